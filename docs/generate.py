@@ -522,12 +522,12 @@ def _anchor(name: str) -> str:
 
 
 def _claim(name: str, claim: Any) -> str:
-    verdict = "expected to hold" if claim.expected else "wrong as printed: expected to fail"
     facts = [
+        f"**Status.** {claim.status}" + ("" if claim.expected else ": expected to fail"),
         f"**Claim.** {_escaped(claim.statement)}",
         f"**Source.** {_escaped(claim.source)}",
         f"**Evaluated at.** {_escaped(claim.domain)}",
-        f"**Compared.** simulated {_escaped(claim.relation)} predicted; {verdict}",
+        f"**Compared.** simulated {_escaped(claim.relation)} predicted",
         f"**Note.** {_escaped(claim.note)}" if claim.note else "",
     ]
     body = "\n".join(f"- {fact}" for fact in facts if fact)

@@ -238,6 +238,7 @@ def undone(found, hidden):
     return np.asarray(hidden.index)[np.asarray(found.index)]
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize(
     "name",
     [
@@ -275,6 +276,7 @@ HIDDEN = {
 }
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("case", HIDDEN)
 def test_recovers_beyond_permutations(case):
     name, family = HIDDEN[case]
@@ -333,6 +335,7 @@ BLOCKS = {
 }
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("case", BLOCKS)
 def test_recovers_what_differs_from_head_to_head(case):
     name, family = BLOCKS[case]

@@ -178,6 +178,7 @@ def inner(m):
     return [x for x in m.spec.spaces if x.nonlinearity != "outer"]
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("name", GOLDEN)
 def test_forward_agrees_with_transformers(name):
     golden, m = GOLDEN[name], model(name)
@@ -188,6 +189,7 @@ def test_forward_agrees_with_transformers(name):
     np.testing.assert_allclose(logits.ravel()[:: golden["step"]], golden["logits"], 0, tolerance)
 
 
+@pytest.mark.thirds
 @names
 def test_every_space_can_be_permuted(name):
     """All at once: one program, which any of them would spoil."""

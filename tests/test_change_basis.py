@@ -249,6 +249,7 @@ nets = pytest.mark.parametrize("name", [case(name) for name in NETS])
 cases = pytest.mark.parametrize(("name", "space", "maker"), [case(*c) for c in CASES])
 
 
+@pytest.mark.thirds
 @cases
 def test_exact_is_preserved_and_inexact_is_not(name, space, maker):
     net, maps = NETS[name], {space: MAPS[maker]}
@@ -400,6 +401,7 @@ def test_identity_and_round_trip(name):
         close(change_basis(new, net.spec.resized(maps), back), net.params)
 
 
+@pytest.mark.thirds
 @nets
 def test_index_form_is_its_dense_form(name):
     net = NETS[name]
@@ -478,6 +480,7 @@ def loss(net):
 GRADIENTS = {name: jax.jit(jax.grad(loss(net))) for name, net in NETS.items()}
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize(
     ("name", "space", "maker"),
     [
@@ -581,6 +584,7 @@ def test_vmap_over_networks_and_over_maps():
         change_basis(net.params, net.spec, maps)
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 @pytest.mark.parametrize("maker", ["permute", "widen uneven", "general"])
 def test_dtype_is_kept_and_sums_are_float32(dtype, maker):

@@ -213,7 +213,7 @@ BAD = [
     ("plot there", "there holds no run"),
     ("examples here --sed 1", "unknown option '--sed' (nearest: '--seed'"),
     ("bench grid --nope", "unknown option '--nope'"),
-    ("bench grid --draws few", "argument --draws: invalid int value: 'few'"),
+    ("bench grid --draws few", "argument --draws: expected a whole number from 1, got 'few'"),
     ("bench spee", "unknown benchmark 'spee' (nearest: 'speed'"),
     ("list --all", "unknown option '--all'"),
 ]
@@ -408,6 +408,7 @@ def test_a_bug_keeps_its_traceback(fake, call):
 
 def _verdict(name, holds=True, expected=True, **more):
     fields = {
+        "status": "exact as printed" if expected else "wrong as printed",
         "statement": "a < b & c", "source": "paper, eq. (1)", "domain": "n=2", "relation": "=",
         "predicted": 1.0, "simulated": 1.1, "stderr": 0.05, "score": 2.0, "score_name": "z",
         "note": "", "power": Power(0.05, 0.3, 6e-5, 0.5), "seconds": 0.1,
@@ -456,18 +457,21 @@ def test_verify_says_what_holds(verdicts, call, tmp_path):
     assert asked == [("p/one", 5, True), ("p/two", 5, True), ("p/bound", 5, True)]
     assert "p/one ..." in err
     assert "1.1 ± 0.05" in out
-    assert "fails as printed (expected)" in out
+    assert "wrong as printed" in out
+    assert "fails, as expected" in out
     assert "2 of 3 claims hold, 1 fail as printed, as expected." in out
+    assert "exact as printed 2, wrong as printed 1." in out
     found = json.loads(file.read_text())
     assert found["schema"] == SCHEMA
     assert (found["seed"], found["quick"], found["claims"]) == (5, True, "*")
     assert "jax" in found["versions"]
     assert [v["id"] for v in found["verdicts"]] == ["p/one", "p/two", "p/bound"]
     assert found["verdicts"][1] | {"seconds": 0} == {
-        "id": "p/two", "statement": "a < b & c", "source": "paper, eq. (1)", "domain": "n=2",
-        "relation": "=", "predicted": 1.0, "simulated": 1.1, "stderr": None, "score": "-inf",
-        "score_name": "err/tol", "note": "", "seconds": 0, "expected": False, "holds": False,
-        "ok": True, "effect": 0.05, "sees": 0.3, "false_alarm": 6e-5, "miss": 0.5,
+        "id": "p/two", "status": "wrong as printed", "statement": "a < b & c",
+        "source": "paper, eq. (1)", "domain": "n=2", "relation": "=", "predicted": 1.0,
+        "simulated": 1.1, "stderr": None, "score": "-inf", "score_name": "err/tol",
+        "note": "", "seconds": 0, "expected": False, "holds": False, "ok": True,
+        "effect": 0.05, "sees": 0.3, "false_alarm": 6e-5, "miss": 0.5,
     }  # fmt: skip
 
 
@@ -540,7 +544,7 @@ def test_verify_writes_tables_to_paste(verdicts, call, tmp_path):
     assert float(read["predicted"]) == 1
     row = (tmp_path / "t.tex").read_text().splitlines()[-2]
     special = r"50 \% of \$x\_i\$ \& \{y\}\textasciitilde{}\textasciicircum{} \textbackslash{}"
-    assert row.startswith(rf"{special} & \cite[{{Thm 1}}]{{sail}} & 1 & ")
+    assert row.startswith(rf"exact as printed & {special} & \cite[{{Thm 1}}]{{sail}} & 1 & ")
     (tmp_path / "mine.tex").write_text("my thesis")
     for name in ("mine.tex", "t.xlsx"):
         code, _, err = call("verify", "--table", str(tmp_path / name))
@@ -550,13 +554,15 @@ def test_verify_writes_tables_to_paste(verdicts, call, tmp_path):
 
 
 def test_bench_hands_over(monkeypatch, call):
+    listed = dict(line.split(maxsplit=1) for line in call("bench")[1].splitlines()[2:])
+    assert listed.keys() == set(bench.benchmarks())
+    assert all(about.endswith(".") for about in listed.values())
     seen = []
     module = SimpleNamespace(main=lambda parser, argv: seen.append(argv), __doc__="")
     monkeypatch.setattr(bench, "benchmarks", lambda: ["speed"])
     monkeypatch.setitem(sys.modules, "experiments.bench.speed", module)
     code = call("bench", "speed", "--size", "3")[0]
     assert (code, seen) == (0, [["--size", "3"]])
-    assert "speed" in call("bench")[1]
 
 
 class Page(html.parser.HTMLParser):

@@ -397,6 +397,7 @@ def test_laws_of_distances(name):
         assert float(ALL[name](4 * x, 4 * y)) == pytest.approx(4 ** DEGREE[name] * value, rel=1e-10)
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("name", ["mmd", "energy", "sliced", "linear", "features"])
 def test_gradients_and_compilation(name):
     one = {

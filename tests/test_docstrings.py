@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("sail_jax", "theory")
+PACKAGES = ("sail_jax", "theory", "experiments")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 MODULES = [
     str(path.relative_to(ROOT)) for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))

@@ -59,6 +59,7 @@ def models_of(merge):
     return min(3, most or 3) if least <= 3 else least
 
 
+@pytest.mark.thirds
 @merge_cases.each_method(slow=("breadcrumbs", "model_stock", "pcb", "opcm"))
 def test_streamed_is_what_memory_gives(name):
     """To 16 ulp of the largest value: kernels are fused differently, sums are cut into pieces."""

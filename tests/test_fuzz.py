@@ -551,6 +551,7 @@ COMMAND_LINES = {
     "run": [["ledger", "--preset", "tiny", "--out", "new"], ["--help"], ["ledger", "--seed", "1"]],
     "verify": [["--quick", "--claims", "*", "--seed", "1"], ["--json", "l.json"], ["--coverage"]],
     "quickstart": [["--quick", "--out", "page", "--seed", "1"]],
+    "explore": [["--quick", "--out", "page.html", "--seed", "1"]],
     "examples": [["out", "--seed", "1", "--force"]],
     "plot": [["run"]],
     "report": [["run", "--out", "page.html"]],
@@ -574,7 +575,10 @@ def _without_work(monkeypatch):
 
 WORK = (
     *("experiments.lab.store.complete", "experiments.studies.ledger.run.run"),
-    "experiments.training.example_checkpoints.train",
+    *(
+        "experiments.training.example_checkpoints.train",
+        "experiments.pages.explorer.transfer.compute",
+    ),
 )
 
 
@@ -597,6 +601,7 @@ def _command_line(name):
     return make
 
 
+@pytest.mark.thirds
 @cells(COMMANDS)
 def test_command_lines(name, tried):
     tried(name, _command_line(name), 10)

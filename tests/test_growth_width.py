@@ -278,6 +278,7 @@ SLOW = {
 }
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in CASES],
@@ -543,6 +544,7 @@ def test_rotation_of_a_normed_stream_is_exact_and_pruning_it_is_not():
 # SAIL
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("sizes", [(9, 8), (4, 8), (9, 3), (4, 3), (7, 5)])
 def test_singular_value_initialisation(sizes):
     theta = draw(7, 5)

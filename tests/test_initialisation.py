@@ -269,6 +269,7 @@ def test_empirical_total_variation(n, m):
 # --- boundaries -----------------------------------------------------------------------------------
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize(
     ("call", "message"),
     [

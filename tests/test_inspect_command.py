@@ -54,6 +54,7 @@ def drawn(found):
     return sum(len(row.paths) * band.repeats for band in found.bands for row in band.rows)
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("name", NAMES)
 def test_every_tensor_has_its_place_and_every_use_its_mark(name):
     m = model(name)

@@ -87,6 +87,7 @@ def test_family_is_stated_and_true(name):
     assert (lost <= rounding) if lossless else (lost == 1)
 
 
+@pytest.mark.thirds
 @subjects
 def test_dense_form_defines_index_form(name):
     m, _, _ = MAPS[name]
@@ -119,6 +120,7 @@ SECONDS = {
 }
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("first", [name for name in MAPS if MAPS[name][0].new != 6])
 @pytest.mark.parametrize("second", SECONDS)
 def test_composition(first, second):
@@ -223,6 +225,7 @@ def test_false_claims_are_seen():
     assert classify(select([0, 0, 1], 2, read=[0.5, 0.5, 1])) == Family.SELECTION
 
 
+@pytest.mark.thirds
 @subjects
 def test_maps_pass_through_transformations(name):
     m, _, _ = MAPS[name]

@@ -122,6 +122,7 @@ def test_agrees_with_the_reference_in_half_precision(label, dtype):
     assert_agrees_with_the_reference(label, dtype, WEIGHTS, 40)
 
 
+@pytest.mark.thirds
 @each_subject
 def test_agrees_with_the_reference(label):
     """Values below 40: a delta of 6, over density 0.3, times 2."""

@@ -130,6 +130,7 @@ def assert_agrees(label, models, base, weights, size, **overrides):
 # --- the reference
 
 
+@pytest.mark.thirds
 @each_subject
 def test_agrees_with_the_reference(label):
     """Values below 40: a delta of 6, over p 0.3, times 2."""
@@ -137,6 +138,7 @@ def test_agrees_with_the_reference(label):
     assert_agrees(label, models, base, weights_for(label), 40)
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
 @each_method()
 def test_agrees_with_the_reference_in_half_precision(label, dtype):
@@ -203,6 +205,7 @@ def test_merging_copies_returns_the_copy(label):
     chex.assert_trees_all_close(got, models[0], rtol=0, atol=16 * EPS)
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("label", [n for n in SEVERAL if n not in RANDOM])
 def test_order_of_models_does_not_matter(label):
     models, base = problem(label)
@@ -222,6 +225,7 @@ def test_scale_zero_is_the_base(label):
     chex.assert_trees_all_equal(call(label, models, base, scale=0.0), base)
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("label", [n for n in SCALED if not n.startswith("pcb")])
 def test_scale_equivariance(label):
     """Doubled deltas from base 0 double the outcome, and -delta gives -outcome, bit for bit."""
@@ -239,6 +243,7 @@ def test_scale_equivariance(label):
         chex.assert_trees_all_equal(flat(call(label, scaled, base, **options)), want)
 
 
+@pytest.mark.thirds
 @each_method()
 def test_jit_equals_eager(label):
     """Masks agree; fused multiply-adds move sums by a few ulp of values below 40."""
@@ -262,6 +267,7 @@ def test_structure_and_dtypes_of_a_mixed_tree_are_the_bases(label):
     chex.assert_trees_all_equal(got["steps"], base["steps"])
 
 
+@pytest.mark.thirds
 @each_method()
 def test_pieces_equal_the_whole(label, monkeypatch):
     """Leaves cut into runs or rows, padded and visited as files are, give what they give whole, up
@@ -368,6 +374,7 @@ def test_models_equal_to_the_base_give_the_base(label):
     chex.assert_trees_all_equal(call(label, [base] * models_for(label), base), base)
 
 
+@pytest.mark.thirds
 @each_method(SEVERAL)
 def test_one_model_among_the_degenerate(label):
     models, base = matrices(problem(label))

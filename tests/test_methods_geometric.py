@@ -102,6 +102,7 @@ def assert_close(got, want, ulps, size=1.0):
     chex.assert_trees_all_close(got, want, rtol=0, atol=ulps * EPS * size)
 
 
+@pytest.mark.thirds
 @each_subject
 def test_agrees_with_the_reference(label):
     """A cosine is off by a few eps, a coefficient by that over sin^2 of an angle above 0.1 (the

@@ -79,6 +79,7 @@ def expected(label, models, base):
     return {p: np.asarray(base[p], float) + changes[p] for p in base}
 
 
+@pytest.mark.thirds
 @each_subject
 def test_agrees_with_the_reference(label):
     """Singular vectors are off by eps |delta| / gap, gaps here are above |delta| / 100, and Adam

@@ -105,6 +105,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_presets_have_the_published_number_of_parameters(name):
     assert size(preset_shapes(name)["params"]) == PUBLISHED[name]

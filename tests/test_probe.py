@@ -547,6 +547,7 @@ def test_eigenvalues_lie_within_their_residuals(steps):
     assert (found.smallest >= eigenvalues[:top] - ROUNDING).all()
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize(
     "eigenvalues",
     [np.zeros(9), np.full(9, 2.0), np.r_[np.zeros(7), 3.0, 3.0], np.r_[-1.0, np.ones(8)]],

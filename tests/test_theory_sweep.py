@@ -573,6 +573,7 @@ def name(row: Row) -> str:
 SINGLE_FIRST = (np.float32, pytest.param(np.float64, marks=pytest.mark.slow))
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("count", [50, pytest.param(10_000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("dtype", SINGLE_FIRST)
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 import os
 import signal
 import socket
@@ -535,6 +536,12 @@ def test_the_step_and_the_leaf_that_are_not_finite_are_named(tmp_path, log_every
         learn(tmp_path, batch=poisoned, log_every=log_every)
     found = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
     assert found == ["3"]
+
+
+def test_an_evaluation_that_is_not_finite_is_named(tmp_path):
+    for folder in (tmp_path, None):
+        with pytest.raises(FloatingPointError, match=r"^step 0: the metric 'gap' is nan$"):
+            learn(folder, evaluate=lambda state: {"gap": math.nan}, evaluate_every=3)
 
 
 def test_a_gradient_and_a_parameter_that_are_not_finite_are_named():

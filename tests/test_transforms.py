@@ -348,6 +348,7 @@ def test_drop_refuses():
 # --- laws of all transforms
 
 
+@pytest.mark.thirds
 @each_transform
 def test_transforms_keep_structure_shapes_and_masks(transform):
     before = vectors()._replace(weight=vectors(weights=(1.0, 0.0, -2.0)).weight)
@@ -361,6 +362,7 @@ def test_transforms_keep_structure_shapes_and_masks(transform):
     )
 
 
+@pytest.mark.thirds
 @each_transform
 def test_transforms_under_jit(transform):
     """Bit by bit in loops there, digit by digit here: the same entries."""
@@ -369,6 +371,7 @@ def test_transforms_under_jit(transform):
     chex.assert_trees_all_close(jitted.delta, eager.delta, rtol=2 * jnp.finfo(jnp.float32).eps)
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("name", [n for n in TRANSFORMS if n not in ("drop", "chain")])
 def test_transforms_without_draws_are_idempotent(name):
     once = TRANSFORMS[name](vectors(coarse=True))

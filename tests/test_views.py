@@ -95,6 +95,7 @@ GROWTHS = {
 }
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("name", GROWTHS)
 def test_grown_tensors_have_the_bits_of_growth_in_memory(name, tmp_path):
     to, of_method = GROWTHS[name]

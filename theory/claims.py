@@ -1,7 +1,7 @@
 """A claim is a closed form beside a simulator of the same quantity; a ledger is their verdicts.
 
-A claim that is wrong as printed is kept as printed, `expected=False`: the ledger is sound when
-every claim fares as expected, and the score says by how much a misprint misses.
+A claim that is wrong as printed is kept as printed, and is expected to fail: the ledger is sound
+when every claim fares as expected, and the score says by how much a misprint misses.
 """
 
 import fnmatch
@@ -42,6 +42,16 @@ Z_MAX = 4.0
 # of 1 where it is 0. It counts as seen where it is overlooked with a chance of at most MISS.
 EFFECT = 0.05
 MISS = 0.01
+
+# What a claim is to its paper, by the last part of its id.
+STATUSES = {
+    "exact": "exact as printed",
+    "limit": "holds in the stated limit",
+    "printed": "wrong as printed",
+    "corrected": "corrected",
+    "reading": "our reading",
+    "ours": "ours, beside the paper",
+}
 
 Simulate = Callable[[Array, bool], "Estimate"]  # (key, quick)
 Relation = Literal["=", "<=", ">="]
@@ -86,8 +96,7 @@ class Claim:
     """A statement of a paper, or one of ours, as two sides that can be compared.
 
     Attributes:
-      id: "paper/statement/variant"; the variant is "printed", "corrected", "exact", "limit" or
-        "network".
+      id: "paper/statement/variant"; the variant is a key of `STATUSES`.
       statement: What is claimed, as a formula or a sentence.
       source: Where it stands: the paper, and the number of the theorem or equation.
       domain: The numbers at which both sides are evaluated.
@@ -96,7 +105,6 @@ class Claim:
         with its error.
       relation: What is compared: simulated "=", "<=" or ">=" predicted, within the error of the
         simulation.
-      expected: Whether the claim should hold; False for what is wrong as printed.
       note: Why a print is wrong, or where a tolerance or an effect comes from.
       effect: The smallest change of the prediction that the simulation is made to see; None means
         5 % of the prediction, or .05 where it is 0.
@@ -109,9 +117,18 @@ class Claim:
     predict: Callable[[], float]
     simulate: Simulate
     relation: Relation = "="
-    expected: bool = True
     note: str = ""
     effect: float | None = None
+
+    @property
+    def status(self) -> str:
+        """What the claim is to its paper, in words."""
+        return STATUSES[self.id.rsplit("/", 1)[-1]]
+
+    @property
+    def expected(self) -> bool:
+        """Whether the claim should hold: all but what is wrong as printed."""
+        return not self.id.endswith("/printed")
 
 
 @dataclass(frozen=True)
@@ -143,7 +160,9 @@ class Verdict:
     """The outcome of checking one claim.
 
     Attributes:
-      id: The claim's; so are `statement`, `source`, `domain`, `relation`, `expected` and `note`.
+      id: The claim's; so are `status`, `statement`, `source`, `domain`, `relation`, `expected` and
+        `note`.
+      status: What the claim is to its paper, in words.
       statement: What is claimed.
       source: Where it stands.
       domain: The numbers at which both sides were evaluated.
@@ -161,6 +180,7 @@ class Verdict:
     """
 
     id: str
+    status: str
     statement: str
     source: str
     domain: str
@@ -198,6 +218,21 @@ def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
     with jax.enable_x64(True):
         predicted = float(claim.predict())
         estimate = claim.simulate(claim_key(claim.id, seed), quick)
+    return judge(claim, predicted, estimate, time.perf_counter() - start)
+
+
+def judge(claim: Claim, predicted: float, estimate: Estimate, seconds: float = 0.0) -> Verdict:
+    """Compares the two sides of a claim.
+
+    Args:
+      claim: The claim.
+      predicted: What its formula gives.
+      estimate: What its simulation gives.
+      seconds: How long both took.
+
+    Returns:
+      The verdict.
+    """
     difference = estimate.value - predicted
     unit = estimate.stderr if estimate.stderr is not None else estimate.tolerance
     # without an error nothing but equality agrees; inf * 0 would be NaN
@@ -206,6 +241,7 @@ def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
     excess = {"=": abs(score), "<=": score, ">=": -score}[claim.relation]
     return Verdict(
         id=claim.id,
+        status=claim.status,
         statement=claim.statement,
         source=claim.source,
         domain=claim.domain,
@@ -219,7 +255,7 @@ def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
         holds=excess <= limit,  # NaN does not hold
         note=claim.note,
         power=power(claim, predicted, estimate),
-        seconds=time.perf_counter() - start,
+        seconds=seconds,
     )
 
 

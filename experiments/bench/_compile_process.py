@@ -1,7 +1,7 @@
-"""One method, one way of calling it, in a process of its own: CPU-seconds to its results.
+"""One method, called in one way, in a process of its own: CPU-seconds to its first two results.
 
-Usage: python -m experiments.bench._compile_process METHOD WAY LEAVES... prints a line of JSON for
-each number of leaves.
+`compile` starts such processes. Usage: python -m experiments.bench._compile_process METHOD WAY
+LEAVES... prints a line of JSON for each number of leaves.
 """
 
 import gc
@@ -26,14 +26,36 @@ Tree = dict[str, np.ndarray]
 
 
 def tree(leaves: int, seed: int, shapes: Sequence[tuple[int, ...]] = SHAPES) -> Tree:
-    """Normal variates of these shapes in turn, under names that do not sort by shape."""
+    """Makes a tree of normal random numbers.
+
+    Sorting the leaves by name does not put equal shapes next to each other.
+
+    Args:
+      leaves: The number of leaves.
+      seed: Seed of the numbers.
+      shapes: The shapes of the leaves, which are used in turn.
+
+    Returns:
+      The leaves by name, in float32.
+    """
     random = np.random.default_rng(seed)
     of = {f"layer{i}": shapes[i % len(shapes)] for i in range(leaves)}
     return {name: random.standard_normal(s, np.float32) for name, s in of.items()}
 
 
 def merge(name: str, models: Sequence[Tree]) -> Merge:
-    """The method with its defaults, and with statistics of data where it needs them."""
+    """Makes the merge of a method with its default options.
+
+    Methods that need statistics of data are given some: squared parameters in place of Fisher
+    information, identity matrices in place of Gram matrices.
+
+    Args:
+      name: The name of the method.
+      models: The models to be merged.
+
+    Returns:
+      The merge.
+    """
     options = dict(REQUIRED.get(name, {}))
     if "key" in methods.options_of(name):
         options["key"] = jax.random.key(0)
@@ -48,27 +70,51 @@ def merge(name: str, models: Sequence[Tree]) -> Merge:
 
 
 def cpu_seconds() -> float:
-    """Of this process, all threads."""
+    """Returns the CPU time that all threads of this process have used.
+
+    Returns:
+      The time in seconds, of the user and of the system.
+    """
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
 def peak_bytes() -> int:
-    """The largest resident memory so far."""
+    """Returns the largest resident memory that this process has had so far.
+
+    Returns:
+      The memory in bytes.
+    """
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes there, KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def timed(call: Callable[[], Any]) -> float:
-    """CPU-seconds until its result is there."""
+    """Measures the CPU time of a call, until its result is computed.
+
+    Args:
+      call: What is called.
+
+    Returns:
+      The time in seconds.
+    """
     start = cpu_seconds()
     jax.block_until_ready(call())
     return cpu_seconds() - start
 
 
 def jitted(name: str, models: list[Tree], base: Tree) -> dict[str, float]:
-    """Under the caller's `jit`; `held`: what the program holds besides its inputs and outputs, as a
-    share of them."""
+    """Measures a merge under the caller's `jit`.
+
+    Args:
+      name: The name of the method.
+      models: The models.
+      base: The base.
+
+    Returns:
+      CPU-seconds: `first`, compilation included, and `second`. `held` is the memory that the
+      compiled program needs besides its inputs and outputs, as a ratio to them.
+    """
     start = cpu_seconds()
     program = jax.jit(merge(name, models)).lower(models, base).compile()
     compiling = cpu_seconds() - start
@@ -80,14 +126,32 @@ def jitted(name: str, models: list[Tree], base: Tree) -> dict[str, float]:
 
 
 def eager(name: str, models: list[Tree], base: Tree) -> dict[str, float]:
-    """Called outside of `jit`, on arrays of JAX."""
+    """Measures a merge that is called outside of `jit`, on arrays of JAX.
+
+    Args:
+      name: The name of the method.
+      models: The models.
+      base: The base.
+
+    Returns:
+      CPU-seconds of the `first` and of the `second` call.
+    """
     trees: Any = jax.tree.map(jax.numpy.asarray, (models, base))
     merged: Callable[[], Any] = lambda: merge(name, models)(*trees)  # noqa: E731
     return {"first": timed(merged), "second": timed(merged)}
 
 
 def on_disk(name: str, models: list[Tree], base: Tree) -> dict[str, float]:
-    """From safetensors to safetensors."""
+    """Measures a merge of safetensors files into a safetensors file.
+
+    Args:
+      name: The name of the method.
+      models: The models, which are written to files first, untimed.
+      base: The base.
+
+    Returns:
+      CPU-seconds of the `first` and of the `second` merge.
+    """
     from safetensors.numpy import save_file
 
     with tempfile.TemporaryDirectory() as folder:
@@ -107,10 +171,17 @@ WAYS = {"jit": jitted, "eager": eager, "disk": on_disk}
 
 
 def main(name: str, way: str, *counts: str) -> None:
+    """Prints the measurements, a line of JSON for each number of leaves.
+
+    Args:
+      name: The name of the method.
+      way: How it is called, a key of `WAYS`.
+      *counts: Numbers of leaves.
+    """
     for leaves in map(int, counts):
         base, *models = (tree(leaves, seed) for seed in range(1 + MODELS))
         models = models[: merge(name, models).models[1]]
-        jax.clear_caches()
+        jax.clear_caches()  # every number of leaves compiles anew
         gc.collect()
         measured = WAYS[way](name, models, base)
         print(json.dumps({"leaves": leaves, **measured, "peak": peak_bytes()}), flush=True)

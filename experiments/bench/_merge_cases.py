@@ -1,4 +1,4 @@
-"""What the parity check merges, and how far the answers may differ."""
+"""The recipes that the parity check merges, and how far the two programs' outputs may differ."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,13 +8,20 @@ GEOMETRIC = 32  # the same, where norms and inner products of whole tensors ente
 
 
 class Case(NamedTuple):
-    """A recipe with the models' names in place of their paths.
+    """A recipe, with names of models in place of paths, and how outputs are compared.
 
-    Entries may differ by `ulps` units of float32 rounding at the tensor's largest entry. With
-    `trim`, {model: (density, gamma)}, those that rounding decides are told apart: equal in
-    magnitude to a trimming threshold, or elected by a sum that is 0 up to rounding. A `share` of
-    the others may differ for the reason that `why` gives. `random` compares statistics over the
-    entries instead.
+    Entries may differ by rounding. Where a method trims, rounding may also decide which entries
+    stay: those equal in magnitude to a threshold, or elected by a sum that is 0 up to rounding.
+    `trim` lets the comparison tell such entries apart from others.
+
+    Attributes:
+      recipe: The recipe, as mergekit and sail-jax read it.
+      ulps: How far entries may differ, in units of float32 rounding at the tensor's largest entry.
+      trim: For each model whose task vector is trimmed, its density and gamma (the fraction of
+        largest entries that is dropped, too).
+      random: Whether the method is random. Statistics over all entries are compared then.
+      share: The share of other entries that may differ, for the reason that `why` gives.
+      why: The reason, as the verdict says it.
     """
 
     recipe: Mapping[str, Any]
@@ -26,7 +33,10 @@ class Case(NamedTuple):
 
 
 def _merge(method: str, *models: Any, base: str = "base", **parameters: Any) -> dict[str, Any]:
-    """Models are names, or (name, parameters); `lambda_` stands for lambda."""
+    """Makes a recipe. Models are names, or pairs of name and parameters.
+
+    A parameter whose name is a keyword of Python is given with an underscore: `lambda_`.
+    """
     entries = []
     for model in models:
         name, own = model if isinstance(model, tuple) else (model, {})
@@ -42,12 +52,13 @@ def _merge(method: str, *models: Any, base: str = "base", **parameters: Any) -> 
 
 
 def _three(**lists: Any) -> list[tuple[str, dict[str, Any]]]:
-    """The three tuned models, each with its entry of the lists."""
+    """Returns the three tuned models, each with its own entry of the lists of parameters."""
     names = ("tuned-0", "tuned-1", "tuned-2")
     return [(n, {k: v[i] for k, v in lists.items()}) for i, n in enumerate(names)]
 
 
 def _slices(*sources: tuple[str, int, int], **parameters: Any) -> dict[str, Any]:
+    """Makes a passthrough recipe of ranges of layers."""
     listed = [{"sources": [{"model": m, "layer_range": [a, b]}]} for m, a, b in sources]
     extra = {"parameters": parameters} if parameters else {}
     return {"merge_method": "passthrough", "slices": listed, **extra, "dtype": "float32"}

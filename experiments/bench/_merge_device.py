@@ -1,4 +1,4 @@
-"""The methods on arrays in device memory, beside copying as many bytes."""
+"""Merges of arrays in device memory, compared with copying as many bytes."""
 
 import statistics
 import time
@@ -16,7 +16,7 @@ Trees = list[dict[str, jax.Array]]
 
 
 def _models(llama: Llama, count: int = 4) -> Trees:
-    """A base and models tuned from it, in bfloat16, drawn on the device."""
+    """Draws a base and models tuned from it on the device, in bfloat16."""
 
     @jax.jit
     def draw(key: jax.Array) -> Trees:
@@ -33,7 +33,7 @@ def _models(llama: Llama, count: int = 4) -> Trees:
 
 
 def _timed(job: Callable[[], Any], repeats: int) -> tuple[float, list[float]]:
-    """Seconds of the first call, which compiles, and of each of the others."""
+    """Returns the seconds of the first call, which compiles, and of each of the later ones."""
 
     def once() -> float:
         start = time.perf_counter()
@@ -44,10 +44,22 @@ def _timed(job: Callable[[], Any], repeats: int) -> tuple[float, list[float]]:
 
 
 def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
-    """Prints and records each method's time, and the share of the measured copy bandwidth that it
-    would take to read its inputs and write its output once."""
+    """Measures methods on a model of one size, and prints a table.
+
+    Bandwidth is counted as if a method read each of its inputs once and wrote its output once.
+
+    Args:
+      size: The name of the size, for the table.
+      llama: The sizes of the model.
+      repeats: The number of timed calls of each method.
+
+    Returns:
+      A record: the copy bandwidth, and for each method its seconds, its bandwidth, and the ratio of
+      that to copying.
+    """
     base, *models = _models(llama)
     held = sum(leaf.nbytes for leaf in base.values())
+    # Inverting all bits reads and writes every word once, as a copy does.
     words = jnp.zeros(max(held // 4, 1), jnp.int32)
     flip = jax.jit(lambda x: ~x)
     _, seconds = _timed(lambda: flip(words), repeats)

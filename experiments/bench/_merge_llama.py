@@ -1,5 +1,8 @@
-"""Synthetic Llama-shaped checkpoints: a base and models fine-tuned from it, written in bounded
-memory as single safetensors files with what other tools ask for beside them."""
+"""Synthetic Llama-shaped checkpoints: a base, and models fine-tuned from it.
+
+They are written in bounded memory, each as a single safetensors file, with the config and the
+tokenizer that other programs ask for.
+"""
 
 import json
 import os
@@ -21,8 +24,16 @@ DTYPES = {"bfloat16": ("BF16", np.dtype(ml_dtypes.bfloat16)), "float32": ("F32",
 
 @dataclass(frozen=True)
 class Llama:
-    """Sizes of the network; `heads` divides `hidden`; the tokenizer's last `added` tokens were
-    added to its vocabulary afterwards."""
+    """The sizes of a network of Llama's architecture.
+
+    Attributes:
+      hidden: The width of the residual stream.
+      intermediate: The width of the MLP's hidden layer.
+      layers: The number of layers.
+      vocabulary: The number of tokens.
+      heads: The number of attention heads, which divides `hidden`.
+      added: How many of the last tokens were added to the vocabulary afterwards.
+    """
 
     hidden: int
     intermediate: int
@@ -32,7 +43,11 @@ class Llama:
     added: int = 0
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Tensor names, as the architecture has them, and shapes [out, in]."""
+        """Lists the tensors of the network.
+
+        Returns:
+          Shapes, `(out, in)` for matrices, by the names that the architecture gives to tensors.
+        """
         d, f, v = self.hidden, self.intermediate, self.vocabulary
         block = {
             "input_layernorm": (d,),
@@ -51,10 +66,18 @@ class Llama:
 
     @property
     def parameters(self) -> int:
+        """The number of parameters."""
         return sum(map(prod, self.shapes().values()))
 
     def config(self, dtype: str) -> dict:
-        """config.json of the architecture."""
+        """Makes the content of config.json.
+
+        Args:
+          dtype: The name of the dtype that is stored.
+
+        Returns:
+          The fields of config.json.
+        """
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
@@ -82,12 +105,20 @@ def write(
     dtype: str = "bfloat16",
     delta: float = DELTA,
 ) -> None:
-    """The base into the first folder, a fine-tuned model into each of the others.
+    """Writes a base into the first folder, and a model fine-tuned from it into each of the others.
 
-    Entries of the base are normal (its norm vectors around 1); the others add to the rounded base
-    independent normal deltas, a few of them much larger, and round: many entries stay equal.
-    Models may have different vocabularies: the rows that two of them share start from one base.
-    Each folder appears whole; the same arguments give the same bytes.
+    Entries of the base are normal; those of norms have mean 1. The other models add independent
+    normal numbers to the rounded base, a few of them much larger, and round again: so many entries
+    stay equal to the base's. Models may have different vocabularies; the rows that two of them
+    share start from one base. Each folder appears whole or not at all. The same arguments give the
+    same bytes.
+
+    Args:
+      folders: The folders to write. One that is there already must be empty.
+      llamas: The sizes, of all models or of each.
+      seed: Seed of the entries.
+      dtype: "bfloat16" or "float32".
+      delta: The standard deviation of most of the differences from the base.
     """
     if isinstance(llamas, Llama):
         llamas = [llamas] * len(folders)
@@ -121,7 +152,7 @@ def write(
 
 
 def _header(llama: Llama, dtype: str) -> tuple[bytes, dict[str, int]]:
-    """The safetensors header, and where in the file each tensor starts."""
+    """Returns the safetensors header, and the offset of each tensor in the file."""
     code, kind = DTYPES[dtype]
     table, at = {}, 0
     for name, shape in llama.shapes().items():
@@ -129,7 +160,7 @@ def _header(llama: Llama, dtype: str) -> tuple[bytes, dict[str, int]]:
         table[name] = {"dtype": code, "shape": shape, "data_offsets": [at, end]}
         at = end
     text = json.dumps({"__metadata__": {"format": "pt"}, **table}).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8, as the format has it
     first = 8 + len(text)
     return len(text).to_bytes(8, "little") + text, {
         name: first + entry["data_offsets"][0] for name, entry in table.items()
@@ -137,7 +168,7 @@ def _header(llama: Llama, dtype: str) -> tuple[bytes, dict[str, int]]:
 
 
 def _jobs(llamas: Sequence[Llama]) -> Iterator[tuple[str, int, int, int]]:
-    """Tensor, number and range of each chunk of the largest model."""
+    """Yields the tensor, the number and the range of each chunk of the largest model."""
     sizes: dict[str, int] = {}
     for llama in llamas:
         for name, shape in llama.shapes().items():
@@ -148,6 +179,7 @@ def _jobs(llamas: Sequence[Llama]) -> Iterator[tuple[str, int, int, int]]:
 
 
 def _fill(name, seed, start, stop, llamas, handles, starts, dtype, delta) -> None:
+    """Draws one chunk of a tensor, and writes it into the files of all models."""
     kind = DTYPES[dtype][1]
     rng = np.random.Generator(np.random.SFC64(seed))
     base = rng.standard_normal(stop - start, np.float32) * np.float32(SPREAD)
@@ -156,6 +188,8 @@ def _fill(name, seed, start, stop, llamas, handles, starts, dtype, delta) -> Non
     base = base.astype(kind).astype(np.float32)
     for model, (llama, handle, offsets) in enumerate(zip(llamas, handles, starts, strict=True)):
         entries = base
+        # Drawn even for a model that has not this tensor, or fewer of its rows: what a model's
+        # entries are must not depend on the sizes of the models before it.
         if model:
             change = rng.standard_normal(stop - start, np.float32) * np.float32(delta)
             change[rng.random(stop - start, np.float32) < TAIL] *= np.float32(HEAVY)
@@ -167,6 +201,7 @@ def _fill(name, seed, start, stop, llamas, handles, starts, dtype, delta) -> Non
 
 
 def _accompany(folder: Path, llama: Llama, dtype: str) -> None:
+    """Writes the config and the tokenizer."""
     core = llama.vocabulary - llama.added
     words = ["<s>", "</s>", "<unk>", *(f"w{i}" for i in range(3, core))]
     tokens = {i: (words[i], True) for i in range(3)}

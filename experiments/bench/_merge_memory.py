@@ -1,4 +1,4 @@
-"""Peak resident memory over model size, of models that differ only in depth."""
+"""Peak resident memory of merges against the size of models that differ only in depth."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,21 @@ def run(
     picture: Path,
     depths: Mapping[str, Llama] = DEPTHS,
 ) -> tuple[bool, dict[str, Any]]:
-    """Each job at each size and `--max-memory` ("" leaves it out); printed, and drawn to
-    `picture`. One size is on disk at a time."""
+    """Merges models of several sizes under several memory limits, and draws a figure.
+
+    Only the checkpoints of one size are on disk at a time.
+
+    Args:
+      folder: Where checkpoints and outputs are written.
+      ours: The command that merges; recipe and output are appended.
+      jobs: What is merged, by name.
+      caps: Values of `--max-memory`; "" leaves the option out.
+      picture: The .png file that is written.
+      depths: The models, by name.
+
+    Returns:
+      Whether every merge ran, and the record: a row for each merge, with peak and seconds.
+    """
     rows = []
     for name, llama in depths.items():
         models = checkpoints(folder, name, llama)
@@ -49,6 +62,7 @@ def run(
 
 
 def _print(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints the peaks in a table, one column for each size."""
     sizes = sorted({row["parameters"] for row in rows})
     cells: dict[tuple[str, str], dict[int, str]] = {}
     for row in rows:
@@ -60,7 +74,14 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], picture: Path) -> None:
-    """A panel per cap; the dashed line is what one model takes on disk."""
+    """Draws peak memory against model size, one panel for each memory limit.
+
+    The dashed line is the size of one model on disk.
+
+    Args:
+      rows: The rows of the record.
+      picture: The .png file that is written.
+    """
     from sail_jax.drawing import style
 
     caps = list(dict.fromkeys(row["cap"] for row in rows))

@@ -1,4 +1,4 @@
-"""The same recipes through mergekit and through ours, and how far the outputs are apart."""
+"""The same recipes merged by mergekit and by sail-jax, and how far the outputs are apart."""
 
 import json
 import shutil
@@ -25,8 +25,17 @@ DTYPES = {"F32": np.dtype("<f4"), "BF16": np.dtype(ml_dtypes.bfloat16), "F16": n
 
 
 def checkpoints(folder: Path) -> dict[str, Path]:
-    """A base, three models tuned from it, one far from it and one with more tokens, in float32;
-    the first four in bfloat16 as well."""
+    """Writes the small models that the cases merge.
+
+    They are a base, three models tuned from it, one that is far from its base, and one with more
+    tokens, all in float32; the first four are written in bfloat16 as well.
+
+    Args:
+      folder: The folder for them.
+
+    Returns:
+      The models' folders by name.
+    """
     names = ("base", "tuned-0", "tuned-1", "tuned-2")
     write([folder / n for n in names], SMALL, dtype="float32")
     write([folder / n for n in ("far-base", "far")], SMALL, dtype="float32", delta=0.01)
@@ -36,7 +45,14 @@ def checkpoints(folder: Path) -> dict[str, Path]:
 
 
 def read(folder: Path) -> dict[str, np.ndarray]:
-    """A single safetensors file, read by nobody's code under test."""
+    """Reads a single safetensors file, without any of the code that is under test.
+
+    Args:
+      folder: The folder of the checkpoint.
+
+    Returns:
+      The tensors by name, in float32.
+    """
     data = (folder / "model.safetensors").read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
@@ -51,7 +67,15 @@ def read(folder: Path) -> dict[str, np.ndarray]:
 
 
 def located(recipe: Any, paths: Mapping[str, Path]) -> Any:
-    """The recipe with the models' paths in place of their names."""
+    """Puts the paths of models in the place of their names in a recipe.
+
+    Args:
+      recipe: A recipe, or a part of one.
+      paths: The models' folders by name.
+
+    Returns:
+      The recipe with paths.
+    """
     if isinstance(recipe, dict):
         spots = ("model", "base_model")
         return {k: str(paths[v]) if k in spots else located(v, paths) for k, v in recipe.items()}
@@ -61,8 +85,17 @@ def located(recipe: Any, paths: Mapping[str, Path]) -> Any:
 def run(
     folder: Path, ours: Sequence[str], peer: Peer, wanted: str = ""
 ) -> tuple[bool, dict[str, Any]]:
-    """Runs every case whose name contains `wanted` through both; prints the table; whether all
-    agree as far as they should."""
+    """Merges every case by both programs, compares the outputs, and prints a table.
+
+    Args:
+      folder: Where models and outputs are written; it is emptied first.
+      ours: The command of sail-jax; recipe and output are appended.
+      peer: mergekit.
+      wanted: Only cases whose name contains this text are run.
+
+    Returns:
+      Whether all cases agree as far as they should, and the record.
+    """
     cases = {name: case for name, case in CASES.items() if wanted in name}
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -95,7 +128,19 @@ def run(
 
 
 def compare(case: Case, peer: Tensors, ours: Tensors, models: Mapping[str, Tensors]) -> dict:
-    """How two outputs differ, and whether that is within what the case allows."""
+    """Compares the outputs of the two programs for one case.
+
+    Args:
+      case: The case, which says how far the outputs may differ.
+      peer: The tensors of mergekit's output, by name.
+      ours: The tensors of sail-jax's output.
+      models: The tensors of the models that were merged, by model and name.
+
+    Returns:
+      `agrees`, and the `verdict` in words. For a random method also `z`; for others the largest
+      difference, and the shares of entries beyond the tolerance (`beyond`) and of those that
+      rounding does not explain (`away`).
+    """
     if peer.keys() != ours.keys():
         odd = sorted(peer.keys() ^ ours.keys())
         return {"agrees": False, "verdict": f"FAILED: {len(odd)} tensors in one only: {odd[0]}"}
@@ -113,6 +158,7 @@ def compare(case: Case, peer: Tensors, ours: Tensors, models: Mapping[str, Tenso
     worst, beyond, away, total = 0.0, 0, 0, 0
     for name, theirs in peer.items():
         gap = np.abs(theirs.astype(np.float64) - ours[name])
+        # Negated, so that a NaN counts as beyond the tolerance.
         out = ~(gap <= case.ulps * EPS * np.abs(theirs).max())
         close = undecided(case, {m: models[m][name] - base[name] for m in case.trim})
         worst = max(worst, float(gap.max()))
@@ -130,8 +176,19 @@ def compare(case: Case, peer: Tensors, ours: Tensors, models: Mapping[str, Tenso
 
 
 def undecided(case: Case, deltas: Mapping[str, np.ndarray]) -> np.ndarray | bool:
-    """Entries that rounding, or the order of a sort, decides: of a magnitude at which a model's
-    delta is trimmed while others of it are not, or whose terms cancel."""
+    """Finds the entries of a tensor that rounding, or the order of a sort, decides.
+
+    An entry is undecided if a model is trimmed at exactly its magnitude, and only some of the
+    entries of that magnitude stay. It is also undecided if the models' weighted terms cancel up to
+    rounding, so that the elected sign is arbitrary.
+
+    Args:
+      case: The case, which has the models' densities and weights.
+      deltas: The difference of each trimmed model from the base.
+
+    Returns:
+      A mask of the tensor's shape; False if nothing is trimmed.
+    """
     mask: np.ndarray | bool = False
     terms: list[np.ndarray] = []
     weights = {
@@ -143,6 +200,7 @@ def undecided(case: Case, deltas: Mapping[str, np.ndarray]) -> np.ndarray | bool
         ordered = np.sort(size, axis=None)
         count = max(1, int(density * delta.size))
         low = max(0, delta.size - count - int(gamma * delta.size))
+        # A threshold decides nothing unless it falls between entries of equal magnitude.
         for edge in (low, low + count):
             if 0 < edge < delta.size and ordered[edge - 1] == ordered[edge]:
                 mask |= size == ordered[edge]
@@ -154,9 +212,21 @@ def undecided(case: Case, deltas: Mapping[str, np.ndarray]) -> np.ndarray | bool
 
 
 def statistics(base: Tensors, peer: Tensors, ours: Tensors) -> dict[str, float]:
-    """Paired z-scores over all entries: the share of entries that changed, and the change's mean,
-    mean magnitude and mean square. Null: both drew masks independently from one distribution,
-    under which each entry's pair is exchangeable."""
+    """Compares the outputs of a random method by paired z-scores over all entries.
+
+    What is compared is the share of entries that changed, and the mean, the mean magnitude and the
+    mean square of the changes. If both programs draw their masks independently from one
+    distribution, each entry's pair of values may be exchanged, and the scores are nearly standard
+    normal.
+
+    Args:
+      base: The tensors of the base, by name.
+      peer: The tensors of mergekit's output.
+      ours: The tensors of sail-jax's output.
+
+    Returns:
+      The z-scores by name.
+    """
     a, b = (
         np.concatenate([(out[n].astype(np.float64) - base[n]).ravel() for n in base])
         for out in (peer, ours)
@@ -175,6 +245,7 @@ def statistics(base: Tensors, peer: Tensors, ours: Tensors) -> dict[str, float]:
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns a row of the table."""
     if "beyond" not in row:
         return (row["case"], "-", "-", "-", row["verdict"])
     shares = (f"{row[k]:.2e}" if row[k] else "0" for k in ("beyond", "away"))

@@ -1,4 +1,4 @@
-"""mergekit in a virtual environment of its own, installed when asked for."""
+"""mergekit, installed in a virtual environment of its own when a benchmark asks for it."""
 
 import json
 import os
@@ -43,7 +43,15 @@ print("\\n" + json.dumps(failures))
 
 
 class Peer:
-    """mergekit of that version under `folder`, installed on first use. StoreError if it cannot."""
+    """mergekit of one version, installed below a folder on first use.
+
+    Args:
+      folder: The folder for virtual environments.
+      version: The version, a key of `VERSIONS`.
+
+    Raises:
+      StoreError: If it cannot be installed.
+    """
 
     def __init__(self, folder: Path, version: str = "0.1.5") -> None:
         home = folder / f"mergekit-{version}"
@@ -56,10 +64,26 @@ class Peer:
             (home / "ready").touch()
 
     def command(self, recipe: Path, out: Path) -> list[str]:
-        """As a user would type it."""
+        """Returns the command that merges one recipe, as a user would type it.
+
+        Args:
+          recipe: The recipe.
+          out: The folder of the output.
+
+        Returns:
+          The words of the command.
+        """
         return [str(self.binaries / "mergekit-yaml"), str(recipe), str(out), "--random-seed", "0"]
 
     def versions(self) -> dict[str, str]:
+        """Returns the versions of what is installed.
+
+        Returns:
+          The versions of mergekit, torch and transformers.
+
+        Raises:
+          StoreError: If the environment's Python fails.
+        """
         code = (
             "import json; from importlib.metadata import version as v; "
             "print(json.dumps({p: v(p) for p in ('mergekit', 'torch', 'transformers')}))"
@@ -67,13 +91,24 @@ class Peer:
         return json.loads(_call([str(self.binaries / "python"), "-c", code]))
 
     def merge_all(self, jobs: Sequence[tuple[Path, Path]]) -> list[str]:
-        """Merges every (recipe, output) in one process; why each failed, or ""."""
+        """Merges several recipes in one process.
+
+        Args:
+          jobs: Pairs of recipe and folder of the output.
+
+        Returns:
+          Why each of them failed; "" for those that did not.
+
+        Raises:
+          StoreError: If the process itself fails.
+        """
         listed = json.dumps([[str(recipe), str(out)] for recipe, out in jobs])
         said = _call([str(self.binaries / "python"), "-c", _MANY, listed], OFFLINE)
         return json.loads(said.strip().splitlines()[-1])
 
 
 def _call(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+    """Runs a command and returns its output; StoreError with its last line if it fails."""
     process = subprocess.run(
         command, env={**os.environ, **(env or {})}, capture_output=True, text=True
     )

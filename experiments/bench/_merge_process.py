@@ -41,7 +41,13 @@ if sync == "sync":
 
 
 class Sample(NamedTuple):
-    """One run of a command: seconds, peak resident bytes, and why it failed ("" if it did not)."""
+    """One run of a command.
+
+    Attributes:
+      seconds: Its wall time.
+      peak: Its largest resident memory in bytes.
+      failure: Why it failed; "" if it did not.
+    """
 
     seconds: float
     peak: int
@@ -49,8 +55,18 @@ class Sample(NamedTuple):
 
 
 def measure(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Sample:
-    """Runs the command to its end, its output going to `log`; what was written before is flushed
-    to disk first, untimed."""
+    """Runs a command to its end, and measures it.
+
+    What the system has still to write is flushed to disk before the clock starts.
+
+    Args:
+      command: The words of the command.
+      log: The file for its output.
+      env: Variables to be added to this process's environment.
+
+    Returns:
+      The measurement. A command that fails is reported in it, not raised.
+    """
     if hasattr(os, "sync"):
         os.sync()
     start = [sys.executable, "-I", "-S", "-c", _STARTER, str(log), *command]
@@ -69,6 +85,17 @@ def measure(command: Sequence[str], log: Path, env: Mapping[str, str] | None = N
 
 
 def copying(files: Sequence[Path], out: Path, *, sync: bool) -> list[str]:
-    """The command that only reads the files and writes a copy of the first."""
+    """Returns the command that reads files and writes a copy of the first, and does nothing else.
+
+    It is the limit that no merge of these files can beat.
+
+    Args:
+      files: The files to be read.
+      out: The file to be written.
+      sync: Whether the copy is flushed to disk.
+
+    Returns:
+      The words of the command.
+    """
     words = ["sync" if sync else "no", *map(str, files), str(out)]
     return [sys.executable, "-I", "-S", "-c", _COPIER, *words]

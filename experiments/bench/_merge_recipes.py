@@ -1,4 +1,4 @@
-"""What the speed benchmark merges: a recipe per method, in the grammar that both programs read."""
+"""What the speed benchmark merges: a recipe for each method, which both programs can read."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,11 +8,20 @@ import numpy as np
 
 
 class Job(NamedTuple):
-    """A method's recipe; how many of base + 3 it reads; how fast it has to be.
+    """A method's recipe, and how fast it has to be.
 
-    `limit` and `peer` are the wanted ratios to the time of reading and writing, the output flushed
-    to the disk (at most), and to the peer (at least), `peak` the wanted resident memory in GB;
-    infinity or 0 where none is set.
+    Attributes:
+      method: The name of the method.
+      parameters: Parameters of the merge.
+      each: Parameters of each model.
+      files: How many of the base and the three tuned models are read.
+      base: What the base is: the "base", one of the "models", "both", or not used ("").
+      ours: Keys of the recipe that only sail-jax has.
+      beside: The job whose time is taken for the peer's, where the peer has no such method.
+      limit: The largest wanted ratio of the job's time to that of reading the inputs and writing
+        the output, flushed to disk; infinity where nothing is wanted.
+      peer: The least wanted ratio of the peer's time to the job's; 0 where nothing is wanted.
+      peak: What resident memory has to stay below, in GB; infinity where nothing is wanted.
     """
 
     method: str
@@ -27,7 +36,15 @@ class Job(NamedTuple):
     peak: float = np.inf
 
     def recipe(self, models: Sequence[Path], *, ours: bool) -> dict[str, Any]:
-        """For the models, base first."""
+        """Makes the recipe for some models.
+
+        Args:
+          models: The folders of the models, the base first.
+          ours: Whether keys that only sail-jax has are in it.
+
+        Returns:
+          The recipe.
+        """
         files = [str(model) for model in models[: self.files]]
         listed = files if self.base in ("both", "models") else files[1:]
         entries = [{"model": m, **({"parameters": self.each} if self.each else {})} for m in listed]

@@ -1,4 +1,4 @@
-"""Whole merges, timed in turns with the limit and the peer."""
+"""Whole merges from file to file, timed in turns with a plain copy and with mergekit."""
 
 import json
 import shutil
@@ -24,7 +24,13 @@ SIZES = {
 
 
 class Turns(NamedTuple):
-    """How often each side runs, and whether the peer runs with a tuned allocator as well."""
+    """How often each program runs.
+
+    Attributes:
+      ours: The number of timed runs of sail-jax, and of copying.
+      peer: The number of timed runs of mergekit.
+      tuned: Whether mergekit runs with a tuned memory allocator as well.
+    """
 
     ours: int
     peer: int
@@ -32,7 +38,14 @@ class Turns(NamedTuple):
 
 
 class Track(NamedTuple):
-    """One command, run so many times in turn with the others."""
+    """One command, which runs in turn with the others, and its measurements so far.
+
+    Attributes:
+      command: The words of the command.
+      repeats: The number of timed runs.
+      env: Variables added to the environment.
+      samples: The measurements so far.
+    """
 
     command: list[str]
     repeats: int
@@ -40,7 +53,12 @@ class Track(NamedTuple):
     samples: list[Sample]
 
     def record(self) -> dict[str, Any]:
-        """Seconds: median, least and most; the highest peak. Or the failure alone."""
+        """Summarises the runs.
+
+        Returns:
+          The median, the least and the most of their seconds, their number, and the highest peak;
+          or the first failure alone.
+        """
         if failure := next((s.failure for s in self.samples if s.failure), ""):
             return {"failure": failure}
         seconds = [s.seconds for s in self.samples]
@@ -54,7 +72,19 @@ class Track(NamedTuple):
 
 
 def checkpoints(folder: Path, name: str, llama: Llama) -> list[Path]:
-    """The base and the tuned models under `folder/name`, written unless they are there."""
+    """Writes the base and the tuned models, unless they are there.
+
+    Args:
+      folder: The folder for models of all sizes.
+      name: The name of the size, which is the folder of its models.
+      llama: The sizes of the models.
+
+    Returns:
+      The folders of the models, the base first.
+
+    Raises:
+      StoreError: If there is too little space for the models and for outputs of merges.
+    """
     folders = [folder / name / model for model in MODELS]
     size = 2 * llama.parameters  # bytes
     need = (2 + sum(not f.exists() for f in folders)) * size
@@ -70,7 +100,15 @@ def checkpoints(folder: Path, name: str, llama: Llama) -> list[Path]:
 
 
 def write_recipe(path: Path, recipe: Mapping[str, Any]) -> Path:
-    """As YAML, of which JSON is a part."""
+    """Writes a recipe to a file, as JSON, which is YAML too.
+
+    Args:
+      path: The file. Its folder is made if it is missing.
+      recipe: The recipe.
+
+    Returns:
+      The path.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(recipe, indent=1))
     return path
@@ -84,7 +122,22 @@ def run(
     peer: Peer | None,
     turns: Turns,
 ) -> dict[str, Any]:
-    """Measures and prints one size; the record, whose "good" is whether everything ran."""
+    """Measures all jobs on models of one size, and prints a table.
+
+    The commands take turns, so that a change of the system's load affects all of them alike.
+
+    Args:
+      folder: Where models and outputs are written.
+      size: The name of the size, a key of `SIZES`.
+      jobs: What is merged, by name.
+      ours: The command of sail-jax; recipe and output are appended.
+      peer: mergekit; None to leave it out.
+      turns: How often each program runs.
+
+    Returns:
+      The record: the measurements of every command, which wanted ratios were met, and `good`,
+      whether everything ran.
+    """
     llama = SIZES[size]
     models = checkpoints(folder, size, llama)
     files = [model / "model.safetensors" for model in models]
@@ -119,6 +172,7 @@ def run(
             once(tracks[first])
     for turn in range(max(t.repeats for t in tracks.values())):
         for name, t in tracks.items():
+            # A command that failed would fail again.
             failed = any(s.failure for s in t.samples)
             if turn < t.repeats and not failed:
                 t.samples.append(sample := once(t))
@@ -155,6 +209,7 @@ _HEADER = (
 
 
 def _row(name: str, job: Job, records: Mapping[str, dict[str, Any]]) -> tuple[str, ...]:
+    """Returns a row of the table."""
     none: dict[str, Any] = {"failure": "not run"}
     ours = records[f"ours {name}"]
     peer = records.get(f"peer {job.beside or name}", none)
@@ -183,8 +238,10 @@ def _row(name: str, job: Job, records: Mapping[str, dict[str, Any]]) -> tuple[st
 
 
 def _verdict(job: Job, ours: Mapping[str, Any], over: float | None, faster: float | None) -> str:
-    """What was wanted of it, and whether it was met, as far as it was measured. `over`: to the
-    limit that leaves its output on the disk, as ours does, not in the system's memory."""
+    """Says what was wanted of a job, and whether it was met, as far as it was measured.
+
+    `over` is the ratio to the copy that is flushed to disk, as our output is.
+    """
     peak = None if "failure" in ours else ours["peak_bytes"] / 1e9
     checks: list[tuple[bool, str, float | None, Callable[[float], bool]]] = [
         (job.limit < inf, f"synced limit <= {job.limit:g}x", over, lambda x: x <= job.limit),
@@ -200,17 +257,23 @@ def _verdict(job: Job, ours: Mapping[str, Any], over: float | None, faster: floa
 
 
 def _span(record: Mapping[str, Any]) -> str:
+    """Returns the median of the seconds, with the least and the most."""
     if "failure" in record:
         return "-"
     return f"{record['seconds']:.2f} ({record['min']:.2f} to {record['max']:.2f})"
 
 
 def _peak(record: Mapping[str, Any]) -> str:
+    """Returns the peak in GB."""
     return "-" if "failure" in record else f"{record['peak_bytes'] / 1e9:.2f}"
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as they need to be."""
+    """Prints rows of text in columns, each as wide as its widest cell.
+
+    Args:
+      rows: The rows, of equal length.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip())

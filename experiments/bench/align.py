@@ -1,10 +1,10 @@
-"""Weight matching: how much of its time is the assignment solver's.
+"""Weight matching: how much of its time goes into the assignment solver.
 
-Two networks with one hidden layer, matched by `sail_jax.align.match_weights`: the second is the
-first with its units permuted and noise added ("related"), or has nothing to do with it
-("unrelated", which the solver finds harder). Everything else are matrix products that form the
-costs, one for each tensor and visit, and the reading of the weights. Also: the auction, which runs
-inside jit, in the solver's place.
+Two networks with one hidden layer are matched by `sail_jax.align.weight_matching`. The second is
+the first with its units permuted and noise added ("related"), or has nothing to do with it
+("unrelated", which is harder for the solver). The rest of the time goes into matrix products, which
+form the costs, and into reading the weights. The auction, which can run inside jit, may be measured
+in the solver's place.
 """
 
 import json
@@ -19,14 +19,24 @@ import numpy as np
 
 from sail_jax import align, disk
 from sail_jax.basis.spaces import spec
-from sail_jax.cli.options import Parser
+from sail_jax.cli.options import Parser, natural
 
 SCHEMA = "sail-jax bench align 1"
 
 
 class Timing(NamedTuple):
-    """Seconds of one matching: in all, of it in the solver, in how many calls; and how many of the
-    units were found again (related networks)."""
+    """The fastest of several matchings of two networks.
+
+    Attributes:
+      case: "related" or "unrelated".
+      solver: "hungarian" or "auction".
+      width: The number of hidden units.
+      total: Seconds of the matching.
+      solving: Seconds of it that the solver took.
+      calls: How often the solver was called.
+      found: The share of units that were matched with the one that was hidden; it means something
+        for related networks only.
+    """
 
     case: str
     solver: str
@@ -38,11 +48,22 @@ class Timing(NamedTuple):
 
     @property
     def share(self) -> float:
+        """The share of the time that the solver took."""
         return self.solving / self.total
 
 
 def networks(width: int, related: bool, seed: int = 0) -> tuple[Any, Any, Any, np.ndarray]:
-    """Two networks, their spec, and the permutation that was hidden."""
+    """Makes two networks with one hidden layer.
+
+    Args:
+      width: The number of inputs, of hidden units and of outputs.
+      related: Whether the second is the first with its units permuted and noise added.
+      seed: Seed of all random numbers.
+
+    Returns:
+      The parameters of the first and of the second network, their spec, and the index `(width,)`
+      that undoes the permutation of the units.
+    """
     random = np.random.default_rng(seed)
     shapes = {"in": (width, width), "bias": (width,), "out": (width, width)}
     first = {name: random.standard_normal(s, dtype=np.float32) for name, s in shapes.items()}
@@ -64,7 +85,17 @@ def networks(width: int, related: bool, seed: int = 0) -> tuple[Any, Any, Any, n
 def alignment(
     width: int, case: str = "unrelated", solver: str = "hungarian", repeats: int = 3
 ) -> Timing:
-    """The fastest of some matchings of one hidden layer of that width, after compilation."""
+    """Measures the matching of two networks, after compilation.
+
+    Args:
+      width: The number of hidden units.
+      case: "related" or "unrelated".
+      solver: "hungarian" or "auction".
+      repeats: The number of timed matchings.
+
+    Returns:
+      The fastest of the matchings.
+    """
     first, second, network_spec, order = networks(width, case == "related")
     assign = {"hungarian": align.hungarian, "auction": jax.jit(align.auction)}[solver]
     spent: list[float] = []
@@ -76,7 +107,7 @@ def alignment(
         return index
 
     results = []
-    for _ in range(repeats + 1):
+    for _ in range(repeats + 1):  # the first compiles, and does not count
         spent.clear()
         start = time.perf_counter()
         maps = align.weight_matching(first, second, network_spec, assignment=timed)
@@ -87,10 +118,22 @@ def alignment(
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
+    """Runs the benchmark and prints a table.
+
+    Args:
+      parser: The parser of the command, to which options are added.
+      argv: The arguments of the command.
+
+    Returns:
+      The exit status, 0.
+
+    Raises:
+      UsageError: If an argument is unknown or out of range.
+    """
     add = parser.add_argument
-    add("--width", type=int, nargs="+", default=[512, 1024, 2048], help="default: %(default)s")
+    add("--width", type=natural, nargs="+", default=[512, 1024, 2048], help="default: %(default)s")
     add("--solver", choices=("hungarian", "auction", "both"), default="hungarian")
-    add("--repeats", type=int, default=3, help="timed matchings; default: %(default)s")
+    add("--repeats", type=natural, default=3, help="timed matchings; default: %(default)s")
     add("--json", type=Path, metavar="FILE", help="also write a record there")
     args = parser.read(argv)
     if args.repeats < 1 or min(args.width) < 2:

@@ -1,9 +1,9 @@
-"""Compiling merges: CPU-seconds and memory to the first and the second result.
+"""Compilation of merges: CPU-seconds and memory to the first and to the second result.
 
-Merges two models of 6, 60 and 300 leaves of 6 shapes by every method: under `jit`, eagerly, and
-from file to file. Each method and way has a process of its own, which compiles anew for every
-number of leaves; starting it and its backend is not counted. Prints every figure, and the first
-result's as a ratio to that of task arithmetic on the same tree.
+Every method merges two models of 6, 60 and 300 leaves, which have 6 shapes: under `jit`, eagerly,
+and from file to file. Each method and way has a process of its own, which compiles anew for every
+number of leaves. Starting the process and JAX's backend is not counted. All figures are printed,
+and for the first result the ratio to task arithmetic on the same tree.
 """
 
 import json
@@ -26,9 +26,22 @@ Found = dict[str, float]
 
 
 def measure(name: str, way: str, leaves: Sequence[int]) -> list[Found]:
-    """What a process of its own measures; RuntimeError with its last line if it fails."""
+    """Measures a method that is called in one way, in a process of its own.
+
+    Args:
+      name: The name of the method.
+      way: How it is called, a key of `WAYS`.
+      leaves: The numbers of leaves.
+
+    Returns:
+      For each number of leaves, CPU-seconds of the `first` and `second` result, and the process's
+      `peak` memory in bytes; for "jit" also `held` (see `_compile_process.jitted`).
+
+    Raises:
+      RuntimeError: If the process fails. The message has its last line.
+    """
     command = [sys.executable, "-m", "experiments.bench._compile_process", name, way]
-    # what an earlier process compiled must not be found by this one
+    # What an earlier process compiled must not be found by this one.
     env = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
     child = subprocess.run([*command, *map(str, leaves)], env=env, capture_output=True, text=True)
     if child.returncode:
@@ -38,7 +51,17 @@ def measure(name: str, way: str, leaves: Sequence[int]) -> list[Found]:
 
 
 def row(name: str, way: str, found: Sequence[Found], peer: Sequence[Found]) -> str:
-    """One line of the table."""
+    """Formats one line of the table.
+
+    Args:
+      name: The name of the method.
+      way: How it was called.
+      found: The measurements of the method, for each number of leaves.
+      peer: Those of the method that it is compared with.
+
+    Returns:
+      The line.
+    """
     cells = [
         f"{ours['first']:6.2f} ({ours['first'] / other['first']:4.1f} x) {ours['second']:6.3f}"
         for ours, other in zip(found, peer, strict=True)
@@ -48,6 +71,19 @@ def row(name: str, way: str, found: Sequence[Found], peer: Sequence[Found]) -> s
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
+    """Runs the benchmark and prints a table.
+
+    Args:
+      parser: The parser of the command, to which options are added.
+      argv: The arguments of the command.
+
+    Returns:
+      The exit status, 0.
+
+    Raises:
+      UsageError: If an argument is unknown or out of range.
+      RuntimeError: If a process fails.
+    """
     add = parser.add_argument
     add("--methods", default=",".join(methods.METHODS), help="comma-separated; default: all")
     add("--ways", default=",".join(WAYS), help="comma-separated; default: %(default)s")

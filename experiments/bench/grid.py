@@ -1,7 +1,7 @@
-"""The whole phase diagram by one factorisation per draw, beside training the real network.
+"""A whole phase diagram from one factorisation per data set, compared with training networks.
 
-Times the grid of `transfer_phase` (after compilation) and gradient descent on a two-layer network
-at a few of its points, with the same data, and says how far their risks are apart.
+Times the grid of `transfer_phase` (after compilation), and gradient descent on a two-layer network
+at a few points of it, with the same data. Also prints how far the risks of the two are apart.
 """
 
 import statistics
@@ -15,14 +15,23 @@ import numpy as np
 
 from experiments.studies.transfer_phase.config import Config
 from experiments.studies.transfer_phase.run import simulate
-from sail_jax.cli.options import Parser
+from sail_jax.cli.options import Parser, UsageError, natural
 from theory import deep_linear as dl
 from theory import problems
 from theory.deep_linear import networks
 
 
 def median_time(job: Callable[[], object], repeats: int) -> tuple[float, float, float, float]:
-    """Seconds of the first call (with compilation); median, minimum, maximum of the others."""
+    """Times the calls of a function.
+
+    Args:
+      job: What is called; the clock stops when its result is computed.
+      repeats: The number of calls after the first.
+
+    Returns:
+      Seconds of the first call, which compiles, and the median, the least and the most of the later
+      ones.
+    """
 
     def once() -> float:
         start = time.perf_counter()
@@ -34,9 +43,10 @@ def median_time(job: Callable[[], object], repeats: int) -> tuple[float, float, 
 
 
 def _trained_risk(x, noise, theta: float, sigma: float) -> tuple[float, float]:
-    """Risk of a two-layer network fine-tuned by gradient descent, and the seconds it took.
+    """Trains a two-layer network by gradient descent; returns its risk, and the seconds it took.
 
-    Two step sizes are extrapolated to gradient flow: the error left is O(rate^2).
+    It is trained with two step sizes, and the results are extrapolated to gradient flow: an error
+    of order rate^2 is left.
     """
     beta_s, beta_t = problems.tasks(x.shape[1], theta)
     y = x @ beta_t + sigma * noise
@@ -51,12 +61,29 @@ def _trained_risk(x, noise, theta: float, sigma: float) -> tuple[float, float]:
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    parser.add_argument("--d", type=int, default=500, help="input dimension")
-    parser.add_argument("--draws", type=int, default=20, help="data sets")
-    parser.add_argument("--repeats", type=int, default=5, help="timed repetitions")
-    parser.add_argument("--points", type=int, default=3, help="points trained by gradient descent")
+    """Runs the benchmark and prints what it finds.
+
+    Args:
+      parser: The parser of the command, to which options are added.
+      argv: The arguments of the command.
+
+    Returns:
+      The exit status, 0.
+
+    Raises:
+      UsageError: If an argument is unknown or does not fit.
+    """
+    parser.add_argument("--d", type=natural, default=500, help="input dimension")
+    parser.add_argument("--draws", type=natural, default=20, help="data sets")
+    parser.add_argument("--repeats", type=natural, default=5, help="timed repetitions")
+    parser.add_argument(
+        "--points", type=natural, default=3, help="points trained by gradient descent"
+    )
     args = parser.read(argv)
-    config = Config(d=args.d, draws=args.draws)
+    try:
+        config = Config(d=args.d, draws=args.draws)
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
     first, median, low, high = median_time(lambda: simulate(config), args.repeats)
     points = config.gammas * config.thetas * len(config.sigmas) * (2 + len(config.depths))
     print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}")
@@ -72,6 +99,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
             n = int(config.d * (0.3 + 0.4 * i / max(args.points - 1, 1)))
             key_x, key_noise = jax.random.split(jax.random.key(i))
             x, noise = jax.random.normal(key_x, (n, config.d)), jax.random.normal(key_noise, (n,))
+            # What the factorisation says of the very same data set.
             at = dl.nested_overlaps(x, noise, jnp.eye(config.d, 2), [n])
             exact = float(at.fine_tune(theta, sigma, 2)[0])
             trained, took = _trained_risk(x, noise, theta, sigma)

@@ -1,10 +1,10 @@
-"""Growing: maps in index form beside dense ones, and whole checkpoints beside writing them.
+"""Growing: index maps compared with dense ones, and checkpoints compared with writing as much.
 
-First, in memory: both axes of a 2048 x 2048 matrix (float32) permuted by a gather and by matrices,
-beside a copy. Then a synthetic Llama-shaped bfloat16 checkpoint is grown twofold in
-width by `sail-jax grow` (start-up and compilation included, no certificate), in turns with a
-program that only writes as many bytes and flushes them; seconds and peak resident memory of whole
-processes.
+First, in memory: both axes of a 2048 x 2048 matrix in float32 are permuted by a gather and by
+matrix products, and copied. Then a synthetic Llama-shaped checkpoint in bfloat16 is grown twofold
+in width by `sail-jax grow` (start-up and compilation included, without a certificate), in turns
+with a program that only writes as many bytes and flushes them. Seconds and peak resident memory are
+those of whole processes.
 """
 
 import json
@@ -21,7 +21,7 @@ from experiments.bench._merge_llama import Llama, write
 from experiments.bench._merge_process import Sample, measure
 from experiments.bench._merge_speed import SIZES
 from sail_jax import disk
-from sail_jax.cli.options import Parser
+from sail_jax.cli.options import Parser, natural
 
 SCHEMA = "sail-jax bench growth 1"
 
@@ -38,11 +38,24 @@ os.fsync(target)
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
+    """Runs the benchmark and prints what it finds.
+
+    Args:
+      parser: The parser of the command, to which options are added.
+      argv: The arguments of the command.
+
+    Returns:
+      The exit status: 0, or 1 if growing failed.
+
+    Raises:
+      UsageError: If an argument is unknown or out of range.
+      StoreError: If there is too little space.
+    """
     add = parser.add_argument
     add("--size", choices=sorted(SIZES), default="50m", help="default: %(default)s")
     add("--method", default="lemon", help="default: %(default)s")
-    add("--units", type=int, default=2048, help="of the permutation; default: %(default)s")
-    add("--repeat", type=int, default=3, help="timed runs of each; default: %(default)s")
+    add("--units", type=natural, default=2048, help="of the permutation; default: %(default)s")
+    add("--repeat", type=natural, default=3, help="timed runs of each; default: %(default)s")
     add("--dir", type=Path, help="where there is room; default: the system's temporary folder")
     add("--json", type=Path, metavar="FILE", help="also write a record there")
     args = parser.read(argv)
@@ -63,7 +76,16 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 
 
 def permutation(n: int, repeat: int) -> dict[str, float]:
-    """Milliseconds per change of basis, and the ratio of the dense form to the index form."""
+    """Times permutations of both axes of a square matrix, and prints the result.
+
+    Args:
+      n: The number of units on either axis.
+      repeat: The number of timed calls of the dense form; the others are called 20 times as often.
+
+    Returns:
+      The least milliseconds of the index form, of a copy and of the dense form, and the ratio of
+      the dense form to the index form.
+    """
     import jax
 
     from sail_jax import change_basis, spec
@@ -96,6 +118,7 @@ def permutation(n: int, repeat: int) -> dict[str, float]:
 
 
 def _least(call: Callable[[], Any], repeat: int) -> float:
+    """Returns the least seconds of several calls, after one that compiles."""
     call()
     times = []
     for _ in range(repeat):
@@ -106,7 +129,21 @@ def _least(call: Callable[[], Any], repeat: int) -> float:
 
 
 def checkpoint(folder: Path, llama: Llama, method: str, repeat: int) -> dict[str, Any]:
-    """Seconds and bytes of growing a checkpoint twofold in width, and of writing as much."""
+    """Times the growth of a checkpoint and the writing of as many bytes, and prints the result.
+
+    Args:
+      folder: Where checkpoints are written.
+      llama: The sizes of the checkpoint.
+      method: The growth method.
+      repeat: The number of timed runs of each program.
+
+    Returns:
+      The record: sizes, seconds, their ratio and the highest peak, or the failure; and `good`,
+      whether growing worked.
+
+    Raises:
+      StoreError: If there is too little space.
+    """
     free = shutil.disk_usage(folder).free
     need = 2 * llama.parameters * 10  # the checkpoint, it grown at most fourfold twice, and room
     if free < need:

@@ -1,8 +1,8 @@
-"""Closed forms and exact samplers, beside the simulations that they replace.
+"""Closed forms and exact samplers, compared with the simulations that they replace.
 
-Times the kappa equation of the deterministic equivalents over a grid of loads and ridges, risk
-along training time, and exact draws of risks; beside each, what the same numbers cost by least
-squares and by gradient descent on one data set after another.
+Times the kappa equation of the deterministic equivalents on a grid of loads and ridges, the risk
+along training time, and exact draws of risks. Each is compared with the cost of the same numbers by
+least squares, and by gradient descent, on one data set after another.
 """
 
 import statistics
@@ -14,13 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.bench.grid import median_time
-from sail_jax.cli.options import Parser
+from sail_jax.cli.options import Parser, natural
 from theory import deep_linear as dl
 from theory import problems
 from theory.deep_linear import covariance, networks
 
 
 def _report(name: str, job: Callable[[], object], repeats: int, count: int, unit: str) -> float:
+    """Times a job and prints its rate; returns the seconds per item."""
     first, median, low, high = median_time(job, repeats)
     print(
         f"{name}: {median:.3f} s ({low:.3f} to {high:.3f}; {first:.1f} s with compilation), "
@@ -30,9 +31,21 @@ def _report(name: str, job: Callable[[], object], repeats: int, count: int, unit
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    parser.add_argument("--d", type=int, default=500, help="input dimension")
-    parser.add_argument("--draws", type=int, default=1_000_000, help="exact draws")
-    parser.add_argument("--repeats", type=int, default=5, help="timed repetitions")
+    """Runs the benchmark and prints what it finds.
+
+    Args:
+      parser: The parser of the command, to which options are added.
+      argv: The arguments of the command.
+
+    Returns:
+      The exit status, 0.
+
+    Raises:
+      UsageError: If an argument is unknown or does not fit.
+    """
+    parser.add_argument("--d", type=natural, default=500, help="input dimension")
+    parser.add_argument("--draws", type=natural, default=1_000_000, help="exact draws")
+    parser.add_argument("--repeats", type=natural, default=5, help="timed repetitions")
     args = parser.read(argv)
     d, draws, repeats = args.d, args.draws, args.repeats
     n, theta, sigma = d // 2, 0.7, 0.2

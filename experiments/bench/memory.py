@@ -1,7 +1,8 @@
-"""Peak memory and time of presets, each in a process of its own.
+"""Peak memory and time of studies' presets, each in a process of its own.
 
-Runs `sail-jax run` for the named presets (default: those of transfer that take a minute or less)
-and prints the peak resident memory of each, beside that of importing jax.
+Runs `sail-jax run` for the named presets (default: presets of the transfer studies that take a
+minute or less), and prints the peak resident memory of each. For comparison it also prints that of
+importing jax.
 """
 
 import os
@@ -30,7 +31,14 @@ PRESETS = (
 
 
 def peak(command: Sequence[str]) -> tuple[float, float, int]:
-    """GiB, seconds and exit status of a command."""
+    """Runs a command and measures its peak memory.
+
+    Args:
+      command: The words of the command. Its output is thrown away.
+
+    Returns:
+      The largest resident memory in GiB, the seconds, and the exit status.
+    """
     start = time.perf_counter()
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)
@@ -40,6 +48,18 @@ def peak(command: Sequence[str]) -> tuple[float, float, int]:
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
+    """Runs the benchmark and prints a line for each preset.
+
+    Args:
+      parser: The parser of the command, to which options are added.
+      argv: The arguments of the command.
+
+    Returns:
+      The exit status: 0, or 1 if a run failed.
+
+    Raises:
+      UsageError: If an option is unknown.
+    """
     parser.add_argument("presets", nargs="*", default=PRESETS, help="EXPERIMENT/PRESET ...")
     args = parser.read(argv)
     floor, seconds, _ = peak([sys.executable, "-c", "import jax; jax.numpy.ones(1)"])

@@ -1,10 +1,10 @@
-"""Merging checkpoints: whole processes, beside the time to read and write, and beside mergekit.
+"""Merging checkpoints: whole processes, compared with plain reading and writing, and with mergekit.
 
-Writes synthetic Llama-shaped bfloat16 checkpoints (a base and three models tuned from it), merges
-them with `sail-jax merge`, and prints wall time (start-up and compilation included) and peak
-resident memory, with ratios to a program that only reads the inputs and writes one output and, with
---peer, to mergekit on the same recipe. Everything is measured in turns in one run, from a warm page
-cache. Other modes: --parity (the numbers, not the time), --memory-curve, --device.
+Writes synthetic Llama-shaped checkpoints in bfloat16 (a base and three models tuned from it),
+merges them with `sail-jax merge`, and prints wall time (start-up and compilation included) and peak
+resident memory. Ratios are to a program that only reads the inputs and writes one output and, with
+--peer, to mergekit on the same recipe. All programs take turns in one run, and the inputs are in
+the page cache. Other modes: --parity (compares numbers, not times), --memory-curve, --device.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any
 from experiments.bench import _merge_speed
 from experiments.bench._merge_recipes import DEFAULT, JOBS
 from sail_jax import disk
-from sail_jax.cli.options import Parser
+from sail_jax.cli.options import Parser, natural
 from sail_jax.cli.progress import say
 
 SCHEMA = "sail-jax bench merge 1"
@@ -37,11 +37,11 @@ def _add_arguments(parser: Parser) -> None:
     add("--clean", action="store_true", help="remove that directory and do nothing else")
     add("--size", choices=sizes, default="both", help="of the model; both: 50m and 0.5b")
     add("--methods", default=",".join(DEFAULT), help="comma-separated, of: " + ", ".join(JOBS))
-    add("--repeat", type=int, default=5, help="timed runs of ours and of the limit")
+    add("--repeat", type=natural, default=5, help="timed runs of ours and of the limit")
     add("--peer", action="store_true", help="install mergekit there and run it as well")
     add("--tuned-peer", action="store_true", help="run it with a tuned allocator too")
     add("--peer-version", choices=["0.1.5", "0.1.4"], default="0.1.5", help="default: %(default)s")
-    add("--peer-repeat", type=int, default=3, help="timed runs of the peer")
+    add("--peer-repeat", type=natural, default=3, help="timed runs of the peer")
     add("--parity", action="store_true", help="compare numbers with mergekit's, method by method")
     add(
         "--cases",
@@ -57,6 +57,20 @@ def _add_arguments(parser: Parser) -> None:
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
+    """Runs the benchmark in one of its modes and prints what it finds.
+
+    Args:
+      parser: The parser of the command, to which options are added.
+      argv: The arguments of the command.
+
+    Returns:
+      The exit status: 0, or 1 if a merge failed or, with --parity, differs.
+
+    Raises:
+      UsageError: If an argument is unknown or out of range.
+      StoreError: If the folder cannot be written to or has too little space, or mergekit cannot be
+        installed.
+    """
     _add_arguments(parser)
     args = parser.read(argv)
     if unknown := [name for name in args.methods.split(",") if name not in JOBS]:
@@ -79,7 +93,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 
 
 def _measure(args: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
-    """Whether everything ran (and agreed), and the record."""
+    """Runs the mode that was asked for; returns whether all went well, and the record."""
     sizes = ["50m", "0.5b"] if args.size == "both" else [args.size]
     jobs = {name: JOBS[name] for name in args.methods.split(",")}
     ours = [sys.executable, "-m", "sail_jax.cli", "merge"]
@@ -117,7 +131,7 @@ def _measure(args: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
 
 
 def _machine() -> dict[str, Any]:
-    """Processor, cores that this process may use, and the operating system."""
+    """Returns the processor, the cores that this process may use, and the operating system."""
     from experiments.lab.sweep import cores  # imports jax, which this process does without
 
     cpus = Path("/proc/cpuinfo")

@@ -1,10 +1,10 @@
-"""Probes beside the passes they need: how much of their time is the network's own.
+"""Probes of networks, compared with the forward and backward passes that they need.
 
-A small transformer and an MLP. A bare pass is the compiled loss, or its gradient, of one model on
-all of the data; a product with the Hessian needs two gradients. Each probe and its passes take
-turns, and the fastest of each counts (compilation left out). Sizes are such that a pass takes some
-milliseconds: much smaller ones time dispatch. `interference` needs no pass and is given beside a
-copy of its models.
+The networks are a small transformer and an MLP. A bare pass is the compiled loss, or its gradient,
+of one model on all of the data; a product with the Hessian needs two gradients. Each probe and its
+passes take turns, and the fastest of each counts (compilation left out). A pass takes some
+milliseconds; if it took much less, mostly dispatch would be timed. `interference` needs no pass and
+is compared with a copy of its models.
 """
 
 import json
@@ -21,14 +21,22 @@ import numpy as np
 from experiments.models.gpt import GPT
 from experiments.models.mlp import MLP
 from sail_jax import disk, probe
-from sail_jax.cli.options import Parser
+from sail_jax.cli.options import Parser, natural
 
 SCHEMA = "sail-jax bench probe 1"
 LIMIT = 2.0
 
 
 class Case(NamedTuple):
-    """A network with its data, three models around one, and what probes need of it."""
+    """A network, its data, and models for the probes.
+
+    Attributes:
+      name: The name of the network.
+      apply: The network as a function, as `sail_jax.probe` takes it.
+      data: The batch, "x" and "y".
+      models: Parameters: a base, and two models near it.
+      metric: The loss of each example.
+    """
 
     name: str
     apply: probe.Apply
@@ -37,6 +45,15 @@ class Case(NamedTuple):
     metric: probe.Metric
 
     def loss(self, params: Any, batch: Any) -> jax.Array:
+        """Computes the loss of one model on a batch.
+
+        Args:
+          params: The parameters of the model.
+          batch: The batch.
+
+        Returns:
+          The mean loss, a scalar.
+        """
         return self.metric(probe.features(self.apply, params, batch)["output"], batch).mean()
 
     __hash__ = object.__hash__
@@ -44,7 +61,16 @@ class Case(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Milliseconds of a probe and of its bare passes, forward and gradients."""
+    """The time of a probe, and that of the passes that it needs.
+
+    Attributes:
+      network: The name of the network.
+      probe: The name of the probe.
+      forward: The number of forward passes that it needs.
+      gradients: The number of gradients that it needs.
+      ms: Milliseconds of the probe.
+      bare_ms: Milliseconds of the passes alone.
+    """
 
     network: str
     probe: str
@@ -55,16 +81,18 @@ class Timing(NamedTuple):
 
     @property
     def ratio(self) -> float:
+        """The time of the probe over that of its passes."""
         return self.ms / self.bare_ms
 
 
 def _metric(logits: jax.Array, batch: Any) -> jax.Array:
-    """Cross-entropy, the mean over positions."""
+    """Computes the cross-entropy of each example, the mean over its positions."""
     picked = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["y"][..., None], -1)
     return -picked.reshape(len(logits), -1).mean(1)
 
 
 def _case(name: str, module: nn.Module, layers: str, x: Any, y: Any) -> Case:
+    """Makes a network with a base and two models near it."""
     apply = probe.flax_network(
         module.apply, layers, intercept=nn.intercept_methods, inputs=lambda batch: batch["x"]
     )
@@ -77,6 +105,14 @@ def _case(name: str, module: nn.Module, layers: str, x: Any, y: Any) -> Case:
 
 
 def cases(batch: int) -> list[Case]:
+    """Makes the networks that are probed.
+
+    Args:
+      batch: The number of sequences is an eighth of this, that of images four times this.
+
+    Returns:
+      A small transformer on random tokens, and an MLP on random images.
+    """
     random = np.random.default_rng(0)
     tokens = random.integers(0, 64, (batch // 8, 65))
     images = random.normal(size=(4 * batch, 64)).astype(np.float32)
@@ -88,7 +124,14 @@ def cases(batch: int) -> list[Case]:
 
 
 def probes(case: Case) -> dict[str, tuple[int, int, Callable[[], Any]]]:
-    """Passes forward, gradients, and the call."""
+    """Lists the probes, and the passes that each of them needs.
+
+    Args:
+      case: The network.
+
+    Returns:
+      For each probe, the numbers of forward passes and of gradients, and the call.
+    """
     base, first, second = case.models
     apply, data, metric, loss = case.apply, case.data, case.metric, case.loss
     key, thirds = jax.random.key(0), [0.25, 0.5, 0.75]
@@ -133,12 +176,22 @@ def probes(case: Case) -> dict[str, tuple[int, int, Callable[[], Any]]]:
 
 
 def _once(call: Callable[[], Any]) -> float:
+    """Returns the milliseconds of one call."""
     start = time.perf_counter()
     jax.block_until_ready(call())
     return 1e3 * (time.perf_counter() - start)
 
 
 def timings(case: Case, repeats: int) -> Iterator[Timing]:
+    """Times the probes of a network, each in turns with its bare passes.
+
+    Args:
+      case: The network.
+      repeats: The number of timed calls of each.
+
+    Yields:
+      The time of each probe; the last is `interference`, compared with a copy.
+    """
     forward, gradient = jax.jit(case.loss), jax.jit(jax.grad(case.loss))
     params = case.models[0]
     for name, (passes, gradients, call) in probes(case).items():
@@ -149,7 +202,7 @@ def timings(case: Case, repeats: int) -> Iterator[Timing]:
             for _ in range(g):
                 jax.block_until_ready(gradient(params, case.data))
 
-        _once(call)
+        _once(call)  # these two compile
         _once(bare)
         times = [(_once(call), _once(bare)) for _ in range(repeats)]
         ms, bare_ms = (min(column) for column in zip(*times, strict=True))
@@ -166,9 +219,21 @@ def timings(case: Case, repeats: int) -> Iterator[Timing]:
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
+    """Runs the benchmark and prints a table.
+
+    Args:
+      parser: The parser of the command, to which options are added.
+      argv: The arguments of the command.
+
+    Returns:
+      The exit status: 0, or 1 if a probe takes more than `LIMIT` times as long as its passes.
+
+    Raises:
+      UsageError: If an argument is unknown or out of range.
+    """
     add = parser.add_argument
-    add("--batch", type=int, default=128, help="examples, in units; default: %(default)s")
-    add("--repeats", type=int, default=3, help="timed runs of each; default: %(default)s")
+    add("--batch", type=natural, default=128, help="examples, in units; default: %(default)s")
+    add("--repeats", type=natural, default=3, help="timed runs of each; default: %(default)s")
     add("--json", type=Path, metavar="FILE", help="also write a record there")
     args = parser.read(argv)
     if args.repeats < 1 or args.batch < 16:
@@ -184,6 +249,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
                 f"{t.bare_ms:8.1f}  {t.ratio:5.2f}",
                 flush=True,
             )
+    # `interference` needs no pass, so no ratio of it is limited.
     passing = [t for t in measured if t.forward + t.gradients]
     worst = max(passing, key=lambda t: t.ratio)
     print(f"worst ratio: {worst.ratio:.2f} ({worst.probe}, {worst.network}); limit {LIMIT:g}")

@@ -1,9 +1,10 @@
-"""Model-FLOPs utilisation of a training step: what share of the device it uses, and what limits it.
+"""Model-FLOPs utilisation of a training step: how much of the device it uses, and what limits it.
 
-Trains a transformer preset by the one trainer on random tokens, and counts 6 N + 12 L H Q T
-floating-point operations per token (PaLM, App. B), N being the parameters that each token meets in
-a product. Beside it, in the same run: products of large matrices in the same precision, which is
-what the device gives at best; and the published peak, where it is known.
+Trains a transformer preset by the package's trainer on random tokens, and counts 6 N + 12 L H Q T
+floating-point operations per token (PaLM, App. B), where N is the number of parameters that each
+token meets in a product. The rate is compared with products of large matrices in the same
+precision, which are measured in the same run, and with the published peak of the device where that
+is known.
 """
 
 import math
@@ -21,7 +22,7 @@ from experiments.models import presets
 from experiments.models.next_token import token_losses
 from experiments.training import Optimizer, Schedule, Training, init, make_step, sharding, train
 from experiments.training.flops import flops
-from sail_jax.cli.options import Parser
+from sail_jax.cli.options import Parser, UsageError, natural
 
 # Dense bfloat16 operations per second, without sparsity, by the vendors' data sheets.
 PEAKS = {
@@ -37,7 +38,24 @@ PEAKS = {
 
 
 def per_token(config: Mapping[str, Any], params: PyTree, context: int) -> float:
-    """Operations of forward and backward pass for one token of a sequence of `context`."""
+    """Counts the operations of a forward and a backward pass for one token.
+
+        6 N + 12 L H Q T
+
+    with N parameters that the token meets in a product, L layers, H heads of dimension Q, and T
+    tokens in a sequence. An embedding in which tokens are only looked up does not count.
+
+    Args:
+      config: The sizes of the model, as `experiments.models.presets` has them.
+      params: The parameters.
+      context: The number of tokens in a sequence, T.
+
+    Returns:
+      The number of operations.
+
+    References:
+      Chowdhery et al., PaLM, 2022 (arXiv 2204.02311), App. B.
+    """
     met = 0
     for path, leaf in jax.tree.leaves_with_path(params):
         name = jax.tree_util.keystr(path)
@@ -48,11 +66,21 @@ def per_token(config: Mapping[str, Any], params: PyTree, context: int) -> float:
 
 
 def matmul_rate(dtype: Any, n: int, repeats: int) -> float:
-    """Operations per second of a chain of products of n x n matrices on one device."""
+    """Measures the rate at which one device multiplies matrices.
+
+    Args:
+      dtype: The dtype of the matrices.
+      n: Their height and width.
+      repeats: The number of timed calls, of 8 products each.
+
+    Returns:
+      Operations per second.
+    """
     chain = 8
 
     @jax.jit
     def products(a: Array, b: Array) -> Array:
+        # The division keeps entries of order 1, however long the chain is.
         return jax.lax.fori_loop(0, chain, lambda _, x: (a @ x) / math.sqrt(n), b)
 
     a, b = (jax.random.normal(k, (n, n), dtype) for k in jax.random.split(jax.random.key(0)))
@@ -61,18 +89,34 @@ def matmul_rate(dtype: Any, n: int, repeats: int) -> float:
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
+    """Runs the benchmark and prints what it finds.
+
+    Args:
+      parser: The parser of the command, to which options are added.
+      argv: The arguments of the command.
+
+    Returns:
+      The exit status, 0.
+
+    Raises:
+      UsageError: If an argument is unknown or the preset is unknown, is no language model or
+        does not allow a size that was given.
+    """
     parser.add_argument("--preset", default="gpt2-small", help="a GPT or Llama of the presets")
-    parser.add_argument("--batch", type=int, help="sequences per step (default: 8 per device)")
-    parser.add_argument("--context", type=int, help="tokens of each (default: the preset's)")
-    parser.add_argument("--layers", type=int, help="fewer layers than the preset has")
-    parser.add_argument("--micro-batches", type=int, default=1, help="parts of a batch")
-    parser.add_argument("--steps", type=int, default=20, help="timed ones")
+    parser.add_argument("--batch", type=natural, help="sequences per step (default: 8 per device)")
+    parser.add_argument("--context", type=natural, help="tokens of each (default: the preset's)")
+    parser.add_argument("--layers", type=natural, help="fewer layers than the preset has")
+    parser.add_argument("--micro-batches", type=natural, default=1, help="parts of a batch")
+    parser.add_argument("--steps", type=natural, default=20, help="timed ones")
     parser.add_argument("--compute", default="bfloat16", help="bfloat16 or float32")
     parser.add_argument("--shard", default="data", choices=("data", "full"), help="over devices")
     args = parser.read(argv)
     devices = jax.devices()
     changes = {k: v for k in ("context", "layers") if (v := getattr(args, k)) is not None}
-    config = presets.config(args.preset, **changes, dropout=0.0)
+    try:
+        config = presets.config(args.preset, **changes, dropout=0.0)
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
     if not {"vocab", "heads"} <= config.keys():
         parser.error(f"--preset: {args.preset} is no language model")
     batch = args.batch or 8 * len(devices)
@@ -98,6 +142,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     peak = next((v for k, v in PEAKS.items() if k in devices[0].device_kind), None)
     if peak is not None and args.compute == "bfloat16":
         print(f"ratio: model-FLOPs utilisation {done / peak:.1%} of {peak / 1e12:.0f} Tflop/s")
+    # In float32, the optimiser reads and writes parameters and two moments, and it reads gradients:
+    # that is 7 x 4 bytes for each parameter.
     counted = _counted(config, batch // args.micro_batches, args.compute, params)
     print(
         f"limits: XLA counts {args.micro_batches * counted / model:.2f} times the model's "
@@ -108,11 +154,15 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 
 
 def _loss(net: Any, params: PyTree, mutable: None, tokens: Array, key: Any = None) -> Any:
+    """Computes the mean loss of next-token prediction, in the form that the trainer wants."""
     return token_losses(net, {"params": params}, tokens[:, :-1], tokens[:, 1:]).mean(), {}, mutable
 
 
 def _train(config: dict[str, Any], batch: int, args: Any, mesh: Any) -> tuple[float, float, PyTree]:
-    """Seconds per step after the first, the share of it that is steps, and the parameters."""
+    """Trains, and returns seconds per step, the share of time in steps, and the parameters.
+
+    The first step, which compiles, does not count.
+    """
     net = presets.build(config)
     params = net.init(jax.random.key(0), jnp.zeros((1, 1), int))["params"]
     optimizer = Optimizer(Schedule(6e-4, 10_000, 100), weight_decay=0.1, clip=1.0)
@@ -135,7 +185,7 @@ def _train(config: dict[str, Any], batch: int, args: Any, mesh: Any) -> tuple[fl
 
 
 def _counted(config: dict[str, Any], batch: int, dtype: str, params: PyTree) -> float:
-    """Operations of one gradient, by XLA."""
+    """Returns the operations of one gradient, as XLA counts them."""
     net = presets.build(config)
     tokens = jax.ShapeDtypeStruct((batch, config["context"] + 1), jnp.int32)
     cast = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), params)

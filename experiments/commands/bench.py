@@ -1,5 +1,6 @@
-"""`sail-jax bench NAME`: one module of `experiments.bench`, each `main(parser, argv)`."""
+"""`sail-jax bench`: runs one of the benchmarks in `experiments.bench`."""
 
+import ast
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,18 +9,42 @@ from sail_jax.checks import nearest
 from sail_jax.cli.options import Parser, UsageError
 from sail_jax.cli.progress import show
 
+FOLDER = Path(__file__).parents[1] / "bench"
+
 
 def benchmarks() -> list[str]:
-    """The modules of `experiments.bench`, not imported."""
-    folder = Path(__file__).parents[1] / "bench"
-    return sorted(f.stem for f in folder.glob("*.py") if not f.stem.startswith("_"))
+    """Lists the names of the benchmarks, without importing them.
+
+    Returns:
+      The names of the modules in `experiments.bench`, in alphabetical order.
+    """
+    return sorted(f.stem for f in FOLDER.glob("*.py") if not f.stem.startswith("_"))
+
+
+def _about(name: str) -> str:
+    """The first line of a benchmark's docstring, read without importing the module."""
+    module = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+    return (ast.get_docstring(module) or "").partition("\n")[0]
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
+    """Runs the benchmark that is named first, or lists the benchmarks if none is.
+
+    Args:
+      parser: The parser of the command, which is not used: the benchmark gets one of its own.
+      argv: The arguments after "bench": the name of a benchmark, then its options.
+
+    Returns:
+      The exit code: what the benchmark returns, or 0.
+
+    Raises:
+      UsageError: If there is no such benchmark.
+    """
     names = benchmarks()
     if not argv or argv[0] in ("-h", "--help"):
         show("usage: sail-jax bench NAME [options of that benchmark]\n")
-        show("\n".join(names))
+        for name in names:
+            show(f"{name:<{max(map(len, names))}}  {_about(name)}")
         return 0
     name = argv[0]
     if name not in names:

@@ -1,4 +1,4 @@
-"""`sail-jax data`: the data sets that studies know, and what is found of one."""
+"""`sail-jax data`: lists the data sets that studies know, and reads one to describe it."""
 
 import contextlib
 import shlex
@@ -12,7 +12,22 @@ from sail_jax.cli.progress import show
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="read this data set, and say it")
+    """Describes one data set, with the commands that use it, or lists all.
+
+    Args:
+      parser: The parser of the command.
+      argv: The arguments after "data": none, or the name of a data set and its options.
+
+    Returns:
+      The exit code, 0.
+
+    Raises:
+      UsageError: If there is no such data set, an option is unknown, or a value is not allowed.
+      DataError: If files of the data set are missing or damaged.
+    """
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="read this data set and say what it holds"
+    )
     if not argv or argv[0].startswith("-"):
         parser.read(argv)
         show(listed())
@@ -41,7 +56,11 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 
 
 def listed() -> str:
-    """A paragraph for each kind, and in it two lines for each data set."""
+    """Puts all data sets into words, a paragraph for each kind.
+
+    Returns:
+      The text. Each data set has a line with its name, source and size, and one on its files.
+    """
     from experiments.data.registry import KINDS
 
     blocks = []
@@ -57,7 +76,7 @@ def listed() -> str:
 
 
 def _that_take(kind: type[Any], fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The studies whose data are of this kind, and the first preset of each that takes these."""
+    """Yields the studies that take such data, and the first preset of each that allows them."""
     from experiments.lab.config import varied
     from experiments.lab.registry import studies
 

@@ -1,4 +1,4 @@
-"""`sail-jax examples DIR`: checkpoints and recipes to try merging on."""
+"""`sail-jax examples`: makes small checkpoints and recipes to try merging on."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +10,46 @@ from sail_jax.cli.progress import show
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
+    """Makes the examples and grades them, or grades one checkpoint.
+
+    Args:
+      parser: The parser of the command.
+      argv: The arguments after "examples": a directory and options.
+
+    Returns:
+      The exit code, 0.
+
+    Raises:
+      RefusedError: If the directory is a file, or is not empty and `--force` is not given.
+      StoreError: If a file cannot be written, or the checkpoint to grade is not a model of the
+        examples.
+      UsageError: If an argument is unknown or missing.
+    """
     add = parser.add_argument
-    add("dir", metavar="DIR", type=Path, help="directory to make, or that was made before")
-    add("--seed", metavar="N", type=seed, default=0, help="default: %(default)s")
-    add("--force", action="store_true", help="replace examples that are there, nothing else")
-    add("--evaluate", metavar="CHECKPOINT", type=Path, help="grade it on the held-out digits")
+    add(
+        "dir",
+        metavar="DIR",
+        type=Path,
+        help="the folder of the examples, which is made if it is not there",
+    )
+    add(
+        "--seed",
+        metavar="N",
+        type=seed,
+        default=0,
+        help="seed of the networks' training; default: %(default)s",
+    )
+    add(
+        "--force",
+        action="store_true",
+        help="replace examples that are there already, and nothing else",
+    )
+    add(
+        "--evaluate",
+        metavar="CHECKPOINT",
+        type=Path,
+        help="only measure how many held-out digits this checkpoint reads",
+    )
     args = parser.read(argv)
     from experiments.training import example_checkpoints as examples
 

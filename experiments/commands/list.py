@@ -1,4 +1,4 @@
-"""`sail-jax list`: the experiments, and what each one asks."""
+"""`sail-jax list`: lists the studies, and the question that each one asks."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,28 @@ from sail_jax.cli.progress import show
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
+    """Lists the studies.
+
+    Args:
+      parser: The parser of the command.
+      argv: The arguments after "list", of which there are none.
+
+    Returns:
+      The exit code, 0.
+
+    Raises:
+      UsageError: If there is an argument.
+    """
     parser.read(argv)
     show(experiments())
     return 0
 
 
 def experiments() -> str:
-    """A line for each experiment."""
+    """Puts all studies into words.
+
+    Returns:
+      A line for each study: its name and its question.
+    """
     width = max(map(len, studies()))
     return "\n".join(f"{name:{width}}  {study.question}" for name, study in studies().items())

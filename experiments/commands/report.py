@@ -1,4 +1,4 @@
-"""`sail-jax report DIR`: one page of all finished runs there."""
+"""`sail-jax report`: writes a page that shows all finished runs in a directory."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,25 @@ from sail_jax.cli.options import Parser
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    parser.add_argument("dir", metavar="DIR", help="where finished runs are, at any depth")
-    parser.add_argument("--out", metavar="FILE", help="the page; default: DIR/report.html")
+    """Writes the page (`experiments.pages.gallery`).
+
+    Args:
+      parser: The parser of the command.
+      argv: The arguments after "report": a directory and options.
+
+    Returns:
+      The exit code: 0, or 1 if a run could not be read.
+
+    Raises:
+      RefusedError: If there is no finished run, there are too many folders to look into, or the
+        page would replace another file.
+      StoreError: If the page cannot be written.
+      UsageError: If an argument is unknown or missing.
+    """
+    parser.add_argument("dir", metavar="DIR", help="a folder with finished runs, at any depth")
+    parser.add_argument(
+        "--out", metavar="FILE", help="where the page is written; default: DIR/report.html"
+    )
     args = parser.read(argv)
     from experiments.pages import gallery
 

@@ -1,4 +1,4 @@
-"""`sail-jax run NAME`: one experiment, every field of its config an option."""
+"""`sail-jax run`: runs one study, with every field of its config as an option."""
 
 import argparse
 import ast
@@ -25,6 +25,22 @@ from sail_jax.cli.progress import say, show
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
+    """Runs a study, or continues it, and prints its findings.
+
+    With no name, or with `--help` alone, it lists the studies.
+
+    Args:
+      parser: The parser of the command, whose description is used.
+      argv: The arguments after "run": the name of a study, then options.
+
+    Returns:
+      The exit code, 0.
+
+    Raises:
+      UsageError: If the study, the preset or an option is unknown, or a value is not allowed.
+      RefusedError: If the directory cannot be used for this run; see `store.Run.open`.
+      StoreError: If something stored is damaged or cannot be written.
+    """
     if not argv or argv[0] in ("-h", "--help"):
         show("usage: sail-jax run NAME [--preset P] [--out DIR] [--resume] [config fields]\n")
         show("sail-jax run NAME --help lists the fields of one experiment.\n")
@@ -38,6 +54,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
     usage = "%(prog)s [--preset P] [--out DIR] [--resume] [fields of the config]"
+    # without --help, which is added once the fields are: reading the preset must not print it
     parser = Parser(f"run {name}", parser.description, usage=usage, add_help=False)
     args, config = _read(parser, argv[1:], study)
     from experiments.lab import processes, store
@@ -48,6 +65,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
             processes.join(args.processes)
         except ValueError as exc:
             raise UsageError(str(exc)) from exc
+    # every process computes, and only the first prints
     first = processes.is_first()
     with store.Run.open(args.out or f"results/{name}", name, config, resume=args.resume) as run:
         if first:
@@ -61,7 +79,14 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 
 
 def show_run(study: Study, dataset: Any, figures: Any, path: Path) -> None:
-    """What a finished run says, and where its files are."""
+    """Prints what a finished run found, and where its files are.
+
+    Args:
+      study: The study.
+      dataset: The result, an xarray dataset.
+      figures: The figures by name.
+      path: The directory of the run.
+    """
     from experiments.lab import store
 
     show(study.summary(dataset))
@@ -74,20 +99,25 @@ def show_run(study: Study, dataset: Any, figures: Any, path: Path) -> None:
 
 
 def _read(parser: Parser, argv: Sequence[str], study: Study) -> tuple[argparse.Namespace, Any]:
-    """The options, and the config: that of the preset, with the fields that were given."""
+    """Reads the options, and the config: that of the preset, with the fields that were given."""
     add = parser.add_argument
     presets = ", ".join(study.presets)
-    add("--preset", metavar="P", default="default", help=f"one of: {presets}")
-    add("--out", metavar="DIR", help="default: results/NAME")
+    add(
+        "--preset",
+        metavar="P",
+        default="default",
+        help=f"the values that fields start from, one of: {presets}",
+    )
+    add("--out", metavar="DIR", help="folder of the results; default: results/NAME")
     add("--resume", action="store_true", help="continue an interrupted run")
-    how = "one of several processes: auto (SLURM, TPU pods), or HOST:PORT,COUNT,RANK"
+    how = "run as one of several processes: auto (SLURM, TPU pods), or HOST:PORT,COUNT,RANK"
     add("--processes", metavar="HOW", help=how)
-    # fields show the defaults of the preset: it is read before they are known
+    # the options of fields show the preset's values as defaults: it is read before they are added
     preset = parser.parse_known_args(argv)[0].preset
     if preset not in study.presets:
         raise UsageError(f"unknown preset '{preset}'{nearest(preset, study.presets)}")
     config = study.presets[preset]
-    add("-h", "--help", action="help", help="show this, and stop")
+    add("-h", "--help", action="help", help="show this help, and stop")
     add_fields(parser, config)
     args = parser.read(argv)
     try:
@@ -97,7 +127,18 @@ def _read(parser: Parser, argv: Sequence[str], study: Study) -> tuple[argparse.N
 
 
 def add_fields(parser: Parser, config: Any, group: str = "", *, but: Sequence[str] = ()) -> None:
-    """An option for each field, those of a group under its name: `--budget.steps`."""
+    """Adds an option to a parser for each field of a config.
+
+    The fields of a group within the config have its name before theirs: `--budget.steps`. The help
+    of an option is the text under the field in the class of the config, with its default.
+
+    Args:
+      parser: The parser.
+      config: The config, whose values are shown as defaults. A field that is not given leaves no
+        attribute in what the parser returns.
+      group: The name of the group that `config` is; empty for a whole config.
+      but: Names of fields that get no option.
+    """
     about = (type(config).__doc__ or "").partition("\n")[0]
     options = parser.add_argument_group(group or "fields of the config", about if group else None)
     hints, texts = typing.get_type_hints(type(config)), _documentation(type(config))
@@ -116,21 +157,31 @@ def add_fields(parser: Parser, config: Any, group: str = "", *, but: Sequence[st
 
 
 def given(args: Mapping[str, Any], config: Any, group: str = "") -> dict[str, Any]:
-    """The fields that were given, those of a group as a mapping."""
+    """Collects the fields of a config that were given as options.
+
+    Args:
+      args: The options by name, as a parser with `add_fields` reads them.
+      config: The config that the options were made of.
+      group: The name of the group that `config` is; empty for a whole config.
+
+    Returns:
+      The given values by field, those of a group as a mapping: the changes that `lab.config.varied`
+      takes.
+    """
     fields = {}
     for field in dataclasses.fields(config):
         name, was = f"{group}.{field.name}".lstrip("."), getattr(config, field.name)
         if dataclasses.is_dataclass(was):
             if changes := given(args, was, name):
                 fields[field.name] = changes
-        elif name in args:
+        elif name in args:  # options that are not given are absent (`argparse.SUPPRESS`)
             value = args[name]
             fields[field.name] = tuple(value) if isinstance(value, list) else value
     return fields
 
 
 def _kind(hint: Any) -> dict[str, Any]:
-    """How argparse reads a value of this type."""
+    """Returns the options of argparse by which a value of this type is read."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
@@ -145,6 +196,8 @@ def _kind(hint: Any) -> dict[str, Any]:
 
 
 def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Makes a reader of values that also takes the word "None"."""
+
     @functools.wraps(read)  # whose name argparse says in errors
     def optional(text: str) -> Any:
         return None if text == "None" else read(text)
@@ -153,11 +206,12 @@ def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _shown(value: Any) -> str:
+    """Writes a value as it would be given on the command line."""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _documentation(config: type) -> dict[str, str]:
-    """The text under each field of a dataclass, its parents' included."""
+    """Collects the text under each field of a dataclass, also of the fields of its parents."""
     texts: dict[str, str] = {}
     for part in reversed(config.__mro__[:-1]):
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body

@@ -1,4 +1,4 @@
-"""`sail-jax verify`: the ledger of claims."""
+"""`sail-jax verify`: checks the papers' claims, each closed form beside a simulation."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +10,45 @@ from sail_jax.cli.progress import show
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    parser.add_argument("--claims", metavar="GLOBS", default="*", help="which, separated by commas")
-    parser.add_argument("--json", metavar="FILE", help="also write the ledger there")
-    parser.add_argument("--table", metavar="FILE", type=Path, help="and as a table: .csv or .tex")
-    parser.add_argument("--seed", metavar="N", type=seed, default=0, help="default: %(default)s")
-    parser.add_argument("--quick", action="store_true", help="smaller simulations")
+    """Simulates the claims, prints the ledger, and writes it to files if asked.
+
+    Args:
+      parser: The parser of the command.
+      argv: The arguments after "verify", all of them options.
+
+    Returns:
+      The exit code: 0 if every claim fares as the ledger says, else 1. With `--coverage`, 0 if
+      every statement of the papers is accounted for, else 1.
+
+    Raises:
+      UsageError: If an option is unknown, its value does not fit, or `--coverage` stands beside
+        others.
+      RefusedError: If a file to be written exists and is not a ledger.
+      StoreError: If a file cannot be read or written.
+    """
+    parser.add_argument(
+        "--claims",
+        metavar="GLOBS",
+        default="*",
+        help="check only the claims whose ids match, such as 'sail/*'; separate several by commas",
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the ledger to this file as JSON")
+    parser.add_argument(
+        "--table",
+        metavar="FILE",
+        type=Path,
+        help="also write it as a table, to a name in .csv or .tex",
+    )
+    parser.add_argument(
+        "--seed",
+        metavar="N",
+        type=seed,
+        default=0,
+        help="seed of the simulations; default: %(default)s",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="simulate with about a tenth of the work"
+    )
     parser.add_argument(
         "--power",
         action="store_true",
@@ -45,6 +79,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         config = Config(claims=args.claims, seed=args.seed, quick=args.quick)
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
+    # files are looked at now: a simulation of minutes must not end in one that cannot be written
     if args.table and args.table.suffix not in findings.TABLES:
         raise UsageError(f"--table: expected a name in .csv or .tex, got {args.table}")
     if args.table:
@@ -59,6 +94,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     dataset = run(config, reporting(store.direct))
     _print_table(*findings.table(dataset, "statement", "where"))
     show(findings.summary(dataset))
+    show(findings.statuses(dataset))
     if args.power:
         _print_table(*findings.power(dataset))
         show(findings.blind(dataset))
@@ -71,6 +107,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 
 
 def _print_table(header: Sequence[str], *rows: Sequence[str]) -> None:
+    """Prints a table; rows whose last cell begins with a word in capitals are red."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -80,6 +117,6 @@ def _print_table(header: Sequence[str], *rows: Sequence[str]) -> None:
         style = "bold red" if row[-1].split()[0].isupper() else ""
         table.add_row(*(Text(cell, style=style) for cell in row))
     console = Console()
-    if not console.is_terminal:
+    if not console.is_terminal:  # rich would take it for 80 columns, and wrap
         console.width = 200
     console.print(table)

@@ -1,1 +1,1 @@
-"""Data sets that every installation has, and loaders of those of the papers."""
+"""Data sets that every installation has, and loaders of the data sets that the papers use."""

@@ -1,4 +1,8 @@
-"""Random changes of images that leave what they show: one pure, keyed function of a batch."""
+"""Random augmentation of images, as one pure function of a batch, a key and a description.
+
+`Augment` describes which changes are made and how strong they are; `augment` makes them. Each
+change is a private function of one image, a key and the description.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,28 +16,46 @@ GREY = (0.299, 0.587, 0.114)  # luma of red, green and blue (ITU-R BT.601)
 
 @dataclasses.dataclass(frozen=True)
 class Augment:
-    """How images, with pixels in [0, 1], are changed; by default not at all."""
+    """The random changes that `augment` makes to images, whose pixels lie in [0, 1].
+
+    The default value of every field stands for no change. Changes are made in the order of the
+    fields. ValueError is raised if a field is outside its range.
+
+    Attributes:
+      area: The least share of the image's area that is drawn for a crop of random size, in (0, 1].
+        The ratio of its sides is drawn from 3:4 to 4:3, and sides longer than the image's are cut
+        to them. The crop is then resized to the size of the image.
+      shift: The number of pixels of zeros put around the image, before a crop of the image's own
+        size is taken at a random place; >= 0.
+      flip: The probability of a reflection of left and right, in [0, 1].
+      brightness: The largest change b of brightness, in [0, 1]: pixels are multiplied by one number
+        from 1 - b to 1 + b.
+      contrast: The largest change c of contrast, in [0, 1]: the differences of pixels from the
+        image's mean grey value are multiplied by one number from 1 - c to 1 + c.
+      saturation: The largest change s of saturation, in [0, 1]: the differences of colours from the
+        pixel's grey value are multiplied by one number from 1 - s to 1 + s.
+      grey: The probability that every colour is replaced by its grey value, in [0, 1].
+      solarise: The probability that every pixel above 1/2 is inverted, in [0, 1].
+      noise: The standard deviation of Gaussian noise added to every pixel; >= 0.
+      cutout: The side in pixels of a square that is set to 0; >= 0. Its centre is any pixel of the
+        image, so a part of it may lie outside.
+
+    References:
+      Szegedy et al., Going deeper with convolutions, 2015, for crops of random area and ratio.
+      DeVries and Taylor, Improved regularization of convolutional neural networks with cutout,
+      2017.
+    """
 
     area: float = 1.0
-    """Least share of the image that a crop of random size keeps, made as large again."""
     shift: int = 0
-    """Pixels of zeros put around the image before it is cropped, at random, to its size."""
     flip: float = 0.0
-    """Probability of a left-right reflection."""
     brightness: float = 0.0
-    """Greatest change of brightness: pixels times 1 - b to 1 + b."""
     contrast: float = 0.0
-    """Greatest change of the deviation of pixels from their mean."""
     saturation: float = 0.0
-    """Greatest change of the deviation of colours from grey."""
     grey: float = 0.0
-    """Probability that colours are left out."""
     solarise: float = 0.0
-    """Probability that pixels above 1/2 are inverted."""
     noise: float = 0.0
-    """Standard deviation of Gaussian noise of pixels."""
     cutout: int = 0
-    """Side in pixels of a square of zeros, centred anywhere (DeVries and Taylor 2017)."""
 
     def __post_init__(self) -> None:
         for field in ("flip", "brightness", "contrast", "saturation", "grey", "solarise"):
@@ -47,20 +69,40 @@ class Augment:
 
 
 def pixels(images: Num[Array, "*any"]) -> Float[Array, "*any"]:
-    """Images in [0, 1], stored so or as bytes."""
+    """Converts images to floating point with pixels in [0, 1].
+
+    Args:
+      images: Images of any shape. Those of dtype uint8 are divided by 255; any others are taken to
+        be in [0, 1] already.
+
+    Returns:
+      The images as float32 if they were uint8, otherwise unchanged.
+    """
     return images / jnp.float32(255) if images.dtype == jnp.uint8 else images
 
 
 def augment(
     images: Num[Array, "n height width channel"], key: PRNGKeyArray, how: Augment
 ) -> Float[Array, "n height width channel"]:
-    """Each image changed on its own, in the order of the fields of `how`; pixels stay in [0, 1].
+    """Changes each image of a batch at random, independently of the others.
+
+    The changes are made in the order of the fields of `how`. Then pixels are clipped to [0, 1]. The
+    function is pure; under `jit`, `how` has to be static.
+
+    Args:
+      images: Images `(n, height, width, channel)`, in [0, 1] or of dtype uint8 (0 to 255).
+      key: The key of all random numbers.
+      how: Which changes are made, and how strong they are.
+
+    Returns:
+      The changed images, with the same shape and pixels in [0, 1].
 
     >>> images = jnp.zeros((2, 8, 8, 1)).at[:, 4, 4].set(1.0)
     >>> moved = jax.jit(augment, static_argnums=2)(images, jax.random.key(0), Augment(shift=2))
     >>> moved.shape, moved.sum(axis=(1, 2, 3)).tolist()
     ((2, 8, 8, 1), [1.0, 1.0])
     """
+    # Chosen before tracing: a change that is not wanted costs neither compilation nor time.
     changes = [change for field, change in _CHANGES if getattr(how, field) != _NONE[field]]
 
     def changed(image: Array, key: PRNGKeyArray) -> Array:
@@ -72,19 +114,21 @@ def augment(
 
 
 def _area(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
-    """A box of a share of the area and sides of a ratio of 3:4 to 4:3 (Szegedy et al. 2015)."""
+    """Resizes a random crop to the size of the image (Szegedy et al. 2015)."""
     first, second, third = jax.random.split(key, 3)
     share = jax.random.uniform(first, minval=how.area, maxval=1.0)
     ratio = jnp.exp(jax.random.uniform(second, minval=-1.0, maxval=1.0) * jnp.log(4 / 3))
     side = jnp.minimum(jnp.sqrt(share * jnp.stack([ratio, 1 / ratio])), 1.0)
     size = jnp.array(image.shape[:2], jnp.float32)
     corner = jax.random.uniform(third, (2,)) * (1 - side) * size
+    # The crop is as large as the image after a scale of 1 / side, which moves its corner, too.
     return jax.image.scale_and_translate(
         image, image.shape, (0, 1), 1 / side, -corner / side, "linear"
     )
 
 
 def _shift(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
+    """Crops the image, with zeros around it, to its own size at a random place."""
     n = how.shift
     corner = jax.random.randint(key, (2,), 0, 2 * n + 1)
     padded = jnp.pad(image, ((n, n), (n, n), (0, 0)))
@@ -96,6 +140,7 @@ def _flip(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
 
 
 def _factor(key: PRNGKeyArray, most: float) -> Array:
+    """Draws a factor from 1 - most to 1 + most."""
     return jax.random.uniform(key, minval=1 - most, maxval=1 + most)
 
 
@@ -104,11 +149,13 @@ def _brightness(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
 
 
 def _contrast(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
+    """Multiplies differences from the image's mean grey value by a random factor."""
     mean = _luma(image).mean()
     return jnp.clip(mean + (image - mean) * _factor(key, how.contrast), 0, 1)
 
 
 def _saturation(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
+    """Multiplies differences from each pixel's grey value by a random factor."""
     grey = _luma(image)
     return jnp.clip(grey + (image - grey) * _factor(key, how.saturation), 0, 1)
 
@@ -119,11 +166,13 @@ def _grey(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
 
 
 def _luma(image: Array) -> Float[Array, "height width 1"]:
+    """Returns the grey value of each pixel: the luma of colours, else the mean of channels."""
     weights = jnp.array(GREY) if image.shape[-1] == 3 else jnp.full(image.shape[-1], 1.0)
     return (image * (weights / weights.sum())).sum(-1, keepdims=True)
 
 
 def _solarise(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
+    """Inverts the pixels above 1/2, or none, at random."""
     inverted = jnp.where(image > 0.5, 1 - image, image)
     return jnp.where(jax.random.bernoulli(key, how.solarise), inverted, image)
 
@@ -133,8 +182,10 @@ def _noise(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
 
 
 def _cutout(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
+    """Sets a square of `how.cutout` pixels a side to 0, centred on a random pixel."""
     height, width, _ = image.shape
     first, second = jax.random.split(key)
+    # Distances in half pixels: a side may be odd (centred on a pixel) or even (between two).
     inside = [
         abs(2 * (jnp.arange(n) - jax.random.randint(k, (), 0, n)) + 1 - how.cutout % 2) < how.cutout
         for n, k in ((height, first), (width, second))

@@ -1,4 +1,12 @@
-"""Byte-level byte-pair encoding (Sennrich et al., 2016; Radford et al., 2019), learnt from text."""
+"""Byte-level byte-pair encoding: learnt from text, applied, and stored.
+
+`train` learns the merges, `encode` and `decode` apply them, `save` and `load` keep them in a file.
+`gpt2_tokens` reads tokenizers that others trained.
+
+References:
+  Sennrich et al., Neural machine translation of rare words with subword units, 2016. Radford et
+  al., Language models are unsupervised multitask learners, 2019.
+"""
 
 import heapq
 import re
@@ -24,17 +32,26 @@ _SCHEMA = "byte-level BPE"
 
 
 class Bpe(NamedTuple):
-    """Tokens 0 to 255 are the bytes; token 256 + k is the k-th pair of earlier ones, joined."""
+    """A vocabulary of byte-level byte-pair encoding.
+
+    Tokens 0 to 255 are the bytes. Token 256 + k stands for the two tokens of row k, one after the
+    other.
+
+    Attributes:
+      merges: The pairs of tokens, in the order in which they were learnt: int32 `(k, 2)`. Row k has
+        tokens below 256 + k.
+    """
 
     merges: Int32[np.ndarray, "k 2"]
 
     @property
     def vocab(self) -> int:
+        """The number of tokens: 256 bytes and one for each merge."""
         return 256 + len(self.merges)
 
 
 def _joined(word: list[int], pair: tuple[int, int], token: int) -> list[int]:
-    """The word with `token` for each occurrence of the pair, from left to right."""
+    """Replaces each occurrence of the pair in the word by `token`, from left to right."""
     out, k, last = [], 0, len(word) - 1
     first, second = pair
     while k <= last:
@@ -48,9 +65,24 @@ def _joined(word: list[int], pair: tuple[int, int], token: int) -> list[int]:
 
 
 def train(text: bytes, merges: int) -> Bpe:
-    """The `merges` pairs that are, in turn, the most frequent; of equal ones the lowest.
+    """Learns byte-pair merges from a text.
 
-    Fewer if no pair is left. The result depends on the arguments alone.
+    Each merge joins the pair of adjacent tokens that is most frequent at that point; of equally
+    frequent pairs, it joins the lowest. Pairs are counted within words, runs of digits, runs of
+    signs and white space, never across them. The result depends on the arguments alone.
+
+    Args:
+      text: The bytes to learn from; any bytes will do.
+      merges: How many merges to learn, from 0 to 65280 (tokens then fit into 16 bits).
+
+    Returns:
+      The learnt vocabulary. It has fewer merges if no pair of tokens is left to join.
+
+    Raises:
+      ValueError: If `merges` is outside its range.
+
+    References:
+      Sennrich et al., Neural machine translation of rare words with subword units, 2016.
 
     >>> train(b"aaab aaab", 2).merges.tolist()
     [[97, 97], [97, 98]]
@@ -77,6 +109,8 @@ def train(text: bytes, merges: int) -> Bpe:
             continue
         token, grown = 256 + len(out), set()
         out.append(best)
+        # A word that lost the pair to an earlier merge is still listed. Joining leaves it as it is,
+        # and what is subtracted from the counts is added again.
         for k in where.pop(best):
             old = words[k]
             words[k] = new = _joined(old, best, token)
@@ -93,7 +127,18 @@ def train(text: bytes, merges: int) -> Bpe:
 
 
 def encode(bpe: Bpe, text: bytes) -> UInt16[np.ndarray, " n"]:
-    """The tokens of any bytes; `decode` gives exactly those bytes back."""
+    """Turns bytes into tokens; `decode` gives exactly those bytes back.
+
+    Args:
+      bpe: The vocabulary.
+      text: The bytes; any bytes will do.
+
+    Returns:
+      The tokens, uint16 `(n,)`.
+
+    >>> encode(train(b"aaab aaab", 2), b"aab").tolist()
+    [256, 98]
+    """
     ranks = {(a, b): k for k, (a, b) in enumerate(bpe.merges.tolist())}
     encoded: dict[bytes, list[int]] = {}
     words = _WORD.findall(text)
@@ -104,6 +149,7 @@ def encode(bpe: Bpe, text: bytes) -> UInt16[np.ndarray, " n"]:
 
 
 def _encoded(word: list[int], ranks: dict[tuple[int, int], int]) -> list[int]:
+    """Applies to one word the merge that was learnt first, until no merge applies."""
     none = len(ranks)
     while len(word) > 1:
         best = min(pairwise(word), key=lambda pair: ranks.get(pair, none))
@@ -114,6 +160,7 @@ def _encoded(word: list[int], ranks: dict[tuple[int, int], int]) -> list[int]:
 
 
 def _table(bpe: Bpe) -> list[bytes]:
+    """Returns the bytes that each token stands for."""
     table = [bytes([k]) for k in range(256)]
     for a, b in bpe.merges.tolist():
         table.append(table[a] + table[b])
@@ -121,7 +168,17 @@ def _table(bpe: Bpe) -> list[bytes]:
 
 
 def decode(bpe: Bpe, tokens: Int[np.ndarray, " n"]) -> bytes:
-    """The bytes that tokens stand for; `ValueError` for a token beyond the vocabulary.
+    """Turns tokens into the bytes that they stand for.
+
+    Args:
+      bpe: The vocabulary.
+      tokens: Integers `(n,)` from 0 to `bpe.vocab - 1`.
+
+    Returns:
+      The bytes.
+
+    Raises:
+      ValueError: If a token is not in the vocabulary.
 
     >>> bpe = train(b"the theory", 3)
     >>> decode(bpe, encode(bpe, b"other \\xff"))
@@ -136,13 +193,34 @@ def decode(bpe: Bpe, tokens: Int[np.ndarray, " n"]) -> bytes:
 
 
 def save(path: str | Path, bpe: Bpe) -> None:
-    """Writes the merges as JSON with their checksum; the same bytes always."""
+    """Writes a vocabulary to a file, as JSON with a checksum.
+
+    Equal vocabularies give equal bytes.
+
+    Args:
+      path: The file to write. One that is there is replaced.
+      bpe: The vocabulary.
+
+    Raises:
+      StoreError: If the file cannot be written.
+    """
     record = {"format": disk.FORMAT, "schema": _SCHEMA, "merges": bpe.merges.tolist()}
     disk.write_record(Path(path), record)
 
 
 def load(path: str | Path) -> Bpe:
-    """What `save` wrote; `DataError` (a `ValueError`) if the file was damaged or cannot be."""
+    """Reads a vocabulary that `save` wrote.
+
+    Args:
+      path: The file to read.
+
+    Returns:
+      The vocabulary.
+
+    Raises:
+      DataError: If the file is missing, damaged, or holds anything else, such as merges of tokens
+        that are not yet known, or tokens of more than 33 bytes. It is a `ValueError`.
+    """
     path = Path(path)
     with reading(path):
         record = disk.read_record(path, {"schema": str, "merges": list})

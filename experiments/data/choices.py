@@ -1,5 +1,13 @@
-"""Multiple-choice questions: JSON lines as HellaSwag, ARC, PIQA and others spell them, questions
-that are generated, and the choice by length-normalised log-likelihood (Brown et al., 2020)."""
+"""Multiple-choice questions: read from JSON lines, generated, packed into tokens, and scored.
+
+`read` understands the fields of HellaSwag, ARC, PIQA, COPA, WinoGrande, SciQ and files like them.
+`generate` makes questions of arithmetic where there are no files. A model chooses the answer of the
+highest log-likelihood per token or byte (`scores`).
+
+References:
+  Brown et al., Language models are few-shot learners, 2020 (arXiv 2005.14165), for choosing by
+  length-normalised log-likelihood.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +31,15 @@ MAX_CHOICES = 64
 
 
 class Item(NamedTuple):
-    """A text, ways to go on (each with the space that it begins with), and which is right."""
+    """A question: a text, and several ways in which it may go on, one of which is right.
+
+    Attributes:
+      context: The text before the choices, without white space at its end (unless it is nothing
+        else).
+      choices: The ways to go on, 2 or more. Each begins with the white space that separates it from
+        the context.
+      answer: The index of the right choice.
+    """
 
     context: str
     choices: tuple[str, ...]
@@ -31,9 +47,15 @@ class Item(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Items as tokens, shorter choices filled up with zeros and fewer with empty ones.
+    """Questions as arrays of tokens; unused places are filled with zeros.
 
-    `scored` marks the tokens of the choices, `length` is a choice's in bytes of UTF-8.
+    Attributes:
+      tokens: The context followed by the choice, for each choice of each item: int32 `(item,
+        choice, token)`. Items with fewer choices than others have rows of zeros.
+      scored: True at the tokens of the choice itself: `(item, choice, token)`.
+      length: The number of bytes of each choice in UTF-8, 0 where there is none: int32 `(item,
+        choice)`.
+      answer: The index of the right choice: int32 `(item,)`.
     """
 
     tokens: Int32[np.ndarray, "item choice token"]
@@ -43,10 +65,22 @@ class Packed(NamedTuple):
 
 
 def read(path: str | Path, answers: str | Path | None = None) -> tuple[Item, ...]:
-    """The questions of a file of JSON lines, blank ones passed over.
+    """Reads questions from a file of JSON lines.
 
-    `answers` names a file with one number per question, as PIQA has it. `DataError` (a
-    `ValueError`) names the file and line that is no question, or whose answer is no choice.
+    Blank lines are skipped. Each line is an object; the names of its fields decide how it is read.
+
+    Args:
+      path: The file, one question per line.
+      answers: A second file with the answers alone, one per line, as PIQA has it; None where each
+        question has its own. If given, it replaces answers in the questions.
+
+    Returns:
+      The questions, in the order of the file.
+
+    Raises:
+      DataError: If a file is missing, a line is no question, its answer is none of its choices, or
+        the number of answers differs from that of questions. The message names the file, and the
+        line that is at fault. It is a `ValueError`.
     """
     path, items, given = Path(path), [], None
     if answers is not None:
@@ -56,7 +90,7 @@ def read(path: str | Path, answers: str | Path | None = None) -> tuple[Item, ...
         while line := file.readline(MAX_LINE + 1):
             number += 1
             what = f"{path}, line {number}"
-            if len(line) > MAX_LINE:
+            if len(line) > MAX_LINE:  # the one byte more that was asked for is there
                 raise DataError(f"{what}: longer than {MAX_LINE} bytes")
             if not line.strip():
                 continue
@@ -75,7 +109,7 @@ def read(path: str | Path, answers: str | Path | None = None) -> tuple[Item, ...
 
 
 def _item(record: Mapping[str, Any], what: str, index: int) -> Item:
-    """One question, by the first spelling whose fields are all there."""
+    """Makes an `Item` of a line's fields, by the first known layout whose fields are all there."""
     for fields, take in _SPELLINGS:
         if all(field in record for field in fields):
             context, choices, answer, names = take(record, what, index)
@@ -115,6 +149,7 @@ _ANSWERS = ("answer", "label", "answerKey", "answer_index", "gold")
 
 
 def _first(record: Mapping[str, Any], fields: Sequence[str], what: str) -> Any:
+    """Returns the value of the first of these fields that the record has."""
     for field in fields:
         if field in record:
             return record[field]
@@ -122,6 +157,7 @@ def _first(record: Mapping[str, Any], fields: Sequence[str], what: str) -> Any:
 
 
 def _plain(record: Mapping[str, Any], what: str, _: int) -> _Taken:
+    """Reads a context, a list of choices and an answer, under any of their usual names."""
     context, choices = _first(record, _CONTEXTS, what), _first(record, _LISTS, what)
     answer, names = _first(record, _ANSWERS, what), None
     if isinstance(context, dict):  # ARC's own files
@@ -141,12 +177,15 @@ def _plain(record: Mapping[str, Any], what: str, _: int) -> _Taken:
 
 
 def _arc(record: Mapping[str, Any], what: str, index: int) -> _Taken:
+    """Reads a question of ARC, in its own files or in the columns of other publishers."""
     question = record["question"]
     held = question if isinstance(question, dict) else {}
     return _plain({**record, "choices": record.get("choices", held.get("choices"))}, what, index)
 
 
 def _numbered(context: str, choice: str) -> Callable[[Mapping[str, Any], str, int], _Taken]:
+    """Returns a reader of records whose two choices are in numbered fields (PIQA, COPA)."""
+
     def take(record: Mapping[str, Any], what: str, _: int) -> _Taken:
         pair = [record[f"{choice}1"], record[f"{choice}2"]]
         text = record[context]
@@ -162,8 +201,11 @@ def _numbered(context: str, choice: str) -> Callable[[Mapping[str, Any], str, in
 
 
 def _blank(record: Mapping[str, Any], what: str, _: int) -> _Taken:
-    """WinoGrande: either option in place of the blank, each with the rest of the sentence; one that
-    begins with the blank goes on from a new line."""
+    """Reads a question of WinoGrande, whose choices are what may stand in a blank.
+
+    Each choice is one of the options, followed by the rest of the sentence. A sentence that begins
+    with the blank has no context before it: a line break takes its place.
+    """
     sentence, options = record["sentence"], [record["option1"], record["option2"]]
     if not isinstance(sentence, str) or sentence.count("_") != 1:
         raise DataError(f"{what}: expected a sentence with one blank, _")
@@ -173,7 +215,11 @@ def _blank(record: Mapping[str, Any], what: str, _: int) -> _Taken:
 
 
 def _distracted(record: Mapping[str, Any], _: str, index: int) -> _Taken:
-    """SciQ: the right answer stands at a place that turns with the question, never always first."""
+    """Reads a question of SciQ, which has the right answer and three wrong ones.
+
+    The right answer's place is the question's number modulo 4. If it always came first, it could be
+    guessed.
+    """
     choices = [record[f"distractor{k}"] for k in (1, 2, 3)]
     choices.insert(index % 4, record["correct_answer"])
     return record["question"], choices, index % 4, range(4)
@@ -190,8 +236,21 @@ _SPELLINGS: tuple[tuple[tuple[str, ...], Callable[[Mapping[str, Any], str, int],
 
 
 def generate(seed: int, items: int, choices: int = 4) -> tuple[Item, ...]:
-    """Questions in turn about sums, differences, products and sequences; each answer is equally
-    likely at each place.
+    """Generates questions about sums, differences, products and arithmetic sequences.
+
+    The four kinds take turns. The right answer is equally likely at each place, and wrong answers
+    differ from it by at most 9.
+
+    Args:
+      seed: Seed of the random numbers, >= 0.
+      items: The number of questions, >= 1.
+      choices: The number of choices of each question, from 2 to 8.
+
+    Returns:
+      The questions.
+
+    Raises:
+      ValueError: If an argument is outside its range.
 
     >>> generate(0, 1)[0].context.endswith(" =")
     True
@@ -221,17 +280,33 @@ def generate(seed: int, items: int, choices: int = 4) -> tuple[Item, ...]:
 def pack(
     items: Sequence[Item], encode: Callable[[bytes], Int[np.ndarray, " n"]], length: int
 ) -> Packed:
-    """Each context followed by each of its choices, in `length` tokens.
+    """Encodes questions as token arrays: for each choice, the context followed by that choice.
 
-    A context that is too long loses its beginning. `ValueError` names an item of which no token of
-    the context is left, or whose choice has none.
+    A sequence that is too long loses the beginning of its context.
+
+    Args:
+      items: The questions, one or more.
+      encode: A function from bytes in UTF-8 to tokens `(n,)`.
+      length: The number of tokens of each sequence, at least 2.
+
+    Returns:
+      The arrays, with as many choices as the item with the most of them has.
+
+    Raises:
+      ValueError: If there are no items, `length` is below 2, the arrays would be too large, or in
+        an item a choice has no tokens or leaves no room for any token of the context.
+
+    >>> item = Item("1 + 1 =", (" 2", " 3"), 0)
+    >>> packed = pack([item], lambda text: np.frombuffer(text, np.uint8), 10)
+    >>> packed.tokens.shape, packed.scored.sum(-1).tolist()
+    ((1, 2, 10), [[2, 2]])
     """
     widest = max((len(item.choices) for item in items), default=0)
     if not widest or length < 2:
         raise ValueError(
             f"items, length must be one or more and 2 or more; got {len(items)}, {length}"
         )
-    if 5 * len(items) * widest * length > MAX_BYTES:
+    if 5 * len(items) * widest * length > MAX_BYTES:  # four bytes a token, one of `scored`
         raise ValueError(
             f"items: {len(items)} of {widest} choices and {length} tokens are too many"
         )
@@ -259,17 +334,42 @@ def scores(
     scored: Bool[Array, "*any token"],
     length: Int[Array, "*any"] | None = None,
 ) -> Float[Array, "*any"]:
-    """The log-likelihood of a choice per token of it, or per unit of `length` (as bytes).
+    """Computes the log-likelihood of each choice, divided by its length.
 
-    `log_likelihood[..., t]` is that of token t given those before. A choice without tokens
-    has -inf.
+        score = sum_t log p(token_t | tokens before t) / length,  t over the choice's tokens
+
+    Args:
+      log_likelihood: The log-likelihood `(..., token)` of each token given those before it.
+      scored: `(..., token)`, True at the tokens of the choice.
+      length: What the sum is divided by, `(...,)`, such as the choice's bytes; None for its number
+        of tokens.
+
+    Returns:
+      The scores `(...,)`; -inf for a choice that has no tokens.
+
+    >>> scores(jnp.array([-1.0, -2.0, -4.0]), jnp.array([False, True, True]))
+    Array(-3., dtype=float32)
     """
     scored = jnp.asarray(scored)
     total = jnp.where(scored, log_likelihood, 0).sum(-1)
     units = scored.sum(-1) if length is None else jnp.asarray(length)
+    # At least 1: the branch that `where` does not take would be 0 / 0, and its gradient NaN.
     return jnp.where(scored.any(-1), total / jnp.maximum(units, 1), -jnp.inf)
 
 
 def accuracy(score: Float[Array, "*any choice"], answer: Int[Array, "*any"]) -> Float[Array, ""]:
-    """The share of items whose right choice has the highest score; the first of equal ones."""
+    """Computes the share of items whose right choice has the highest score.
+
+    Of equal scores, the first counts as the highest.
+
+    Args:
+      score: The scores `(..., choice)`.
+      answer: The indices of the right choices `(...,)`.
+
+    Returns:
+      The share, a scalar in [0, 1].
+
+    >>> accuracy(jnp.array([[-1.0, -2.0], [-1.0, -2.0]]), jnp.array([0, 1]))
+    Array(0.5, dtype=float32)
+    """
     return (jnp.argmax(score, -1) == jnp.asarray(answer)).mean()

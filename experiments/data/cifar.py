@@ -1,4 +1,8 @@
-"""The binary versions of CIFAR-10 and CIFAR-100 (Krizhevsky, 2009)."""
+"""Loader of the binary versions of CIFAR-10 and CIFAR-100 (Krizhevsky, 2009).
+
+A file is a row of records: one byte for each kind of label, then the red, the green and the blue
+plane of an image of 32 x 32 pixels.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +28,16 @@ _OFFLINE = "scikit-learn's digits (experiments.data.digits)"
 
 
 class Version(NamedTuple):
-    """The files of a data set, and the columns of labels before each image with their classes."""
+    """What the files of one data set are called, and what is in them.
+
+    Attributes:
+      source: Where the data set is published.
+      train: The names of the training files, in order.
+      test: The names of the test files.
+      columns: For each kind of label, in the order in which they stand before an image, its number
+        of classes.
+      names: For each kind of label, the file that has the names of its classes.
+    """
 
     source: Source
     train: Sequence[str]
@@ -52,7 +65,19 @@ VERSIONS = {
 
 
 def read(path: str | Path, name: str = "cifar-10") -> UInt8[np.ndarray, "n record"]:
-    """The records of one file: its columns of labels, then 3072 bytes of an image."""
+    """Reads the records of one file, without taking them apart.
+
+    Args:
+      path: The file.
+      name: The data set, a key of `VERSIONS`.
+
+    Returns:
+      The records, uint8 `(n, record)`: one label per column of that version, then 3072 pixels.
+
+    Raises:
+      DataError: If the file is missing, empty or truncated, or a label is not a class of the data
+        set. It is a `ValueError`.
+    """
     path, version = Path(path), VERSIONS[name]
     record = len(version.columns) + PIXELS
     with opened(path, version.source) as (file, size):
@@ -80,10 +105,22 @@ def read(path: str | Path, name: str = "cifar-10") -> UInt8[np.ndarray, "n recor
 def load(
     folder: str | Path, name: str = "cifar-10", split: str = "train", labels: str = "fine"
 ) -> Images:
-    """The "train" or "test" images of one of `VERSIONS`, with their "fine" or "coarse" labels.
+    """Loads the images of CIFAR-10 or CIFAR-100 from the folder with the publisher's files.
 
-    `DataError` (a `ValueError`) names the file that is missing, truncated or mislabelled, as where
-    a fine class of CIFAR-100 lies in two coarse ones.
+    Args:
+      folder: The folder that holds the files.
+      name: "cifar-10" or "cifar-100".
+      split: "train" or "test".
+      labels: "fine", or, of CIFAR-100 alone, "coarse".
+
+    Returns:
+      The images `(n, 32, 32, 3)`, their labels, and the names of the classes. Names are numbers if
+      the folder has no file of them.
+
+    Raises:
+      ValueError: If `name`, `split` or `labels` is unknown.
+      DataError: If a file is missing, truncated or mislabelled, as where a fine class of CIFAR-100
+        lies in two coarse ones. The message names the file. It is a `ValueError`.
     """
     if name not in VERSIONS or split not in ("train", "test"):
         raise ValueError(
@@ -98,7 +135,7 @@ def load(
         with opened(path, version.source):
             pass
     records = np.concatenate([read(path, name) for path in paths])
-    if len(version.columns) == 2:
+    if len(version.columns) == 2:  # each fine class is part of one coarse class
         pairs = np.unique(records[:, :2], axis=0)
         fine, first, count = np.unique(pairs[:, 1], return_index=True, return_counts=True)
         if np.any(count > 1):
@@ -114,6 +151,7 @@ def load(
 
 
 def _names(folder: Path, version: Version, labels: str) -> tuple[str, ...]:
+    """Reads the names of the classes; numbers stand for them if the file is missing."""
     path, classes = inside(folder, version.names[labels]), version.columns[labels]
     if not path.exists():
         return tuple(map(str, range(classes)))

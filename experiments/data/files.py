@@ -1,4 +1,8 @@
-"""Files of data that others wrote: opened within bounds, and where to get missing ones."""
+"""Files of data that others wrote: read within bounds, with errors that say where to get them.
+
+Loaders of files from elsewhere use these functions, so that a missing or damaged file is always a
+`DataError` of one line. The records of what loaders return (`Images`, `Pool`) are here, too.
+"""
 
 import contextlib
 import math
@@ -18,11 +22,20 @@ MAX_TEXT = 1 << 26  # bytes of a list of names
 
 
 class DataError(disk.StoreError, ValueError):
-    """Data are missing, damaged or not what they are said to be; names the file, in one line."""
+    """Raised when data are missing, damaged or not what they are said to be.
+
+    It is a `ValueError` as well. Its message is one line and names the file or the option at fault.
+    """
 
 
 class Source(NamedTuple):
-    """A data set by name, its home page, and what the experiments use where it is missing."""
+    """Where a data set can be had.
+
+    Attributes:
+      name: The name of the data set, as messages say it.
+      home: Who publishes it, or the address of its page.
+      offline: What the experiments use in its place where it is missing.
+    """
 
     name: str
     home: str
@@ -30,7 +43,13 @@ class Source(NamedTuple):
 
 
 class Images(NamedTuple):
-    """Images as stored (0 to 255), their labels, and one name per class."""
+    """Labelled images as they are stored.
+
+    Attributes:
+      images: Pixels from 0 to 255, uint8 `(n, height, width, channel)`.
+      labels: The class of each image, counted from 0, int32 `(n,)`.
+      names: One name for each class.
+    """
 
     images: UInt8[np.ndarray, "n height width channel"]
     labels: Int32[np.ndarray, " n"]
@@ -38,14 +57,27 @@ class Images(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """Images that a study splits itself, pixels in [0, 1], and their labels."""
+    """Labelled images that a study splits into parts itself.
+
+    Attributes:
+      images: Pixels in [0, 1], floating point `(n, height, width, channel)`.
+      labels: The class of each image, counted from 0, int32 `(n,)`.
+    """
 
     images: Float[np.ndarray, "n height width channel"]
     labels: Int32[np.ndarray, " n"]
 
 
 def missing(path: Path, source: Source) -> DataError:
-    """The error for a file that is not there: what it is, who publishes it, what else to use."""
+    """Makes the error for a file that is not there.
+
+    Args:
+      path: The file.
+      source: The data set that it belongs to.
+
+    Returns:
+      An error, not raised, that says who publishes the data set and what may be used instead.
+    """
     return DataError(
         f"{path} is missing: {source.name} is published at {source.home}; put it there, or use the "
         f"offline default, {source.offline}"
@@ -54,8 +86,17 @@ def missing(path: Path, source: Source) -> DataError:
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
-    """What the data, checkpoints or devices of a run cannot give becomes a `DataError`, which the
-    command line tells in one line."""
+    """Turns a `ValueError` inside a `with` statement into a `DataError`.
+
+    It is for what the data, checkpoints or devices of a run cannot give: the command line prints a
+    `DataError` as one line, without a traceback. `StoreError` passes unchanged.
+
+    Yields:
+      Nothing.
+
+    Raises:
+      DataError: If the body of the `with` statement raises `ValueError`.
+    """
     try:
         yield
     except disk.StoreError:
@@ -66,19 +107,41 @@ def refused() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(path: object) -> Iterator[None]:
-    """Whatever a parser stumbles over becomes a `DataError` that names `path`."""
+    """Turns whatever a parser raises inside a `with` statement into a `DataError`.
+
+    Args:
+      path: What is being read, as the message names it; usually its path.
+
+    Yields:
+      Nothing.
+
+    Raises:
+      DataError: If the body of the `with` statement raises an error of reading or parsing.
+    """
     try:
         with files.reading(path):
             yield
     except DataError:
         raise
-    except disk.StoreError as exc:
+    except disk.StoreError as exc:  # the readers' own kind: here the same message for data
         raise DataError(" ".join(str(exc).splitlines())) from exc
 
 
 @contextlib.contextmanager
 def opened(path: Path, source: Source) -> Iterator[tuple[BinaryIO, int]]:
-    """A plain file and its size in bytes."""
+    """Opens a plain file for a `with` statement.
+
+    Args:
+      path: The file.
+      source: The data set that it belongs to, for the message where it is missing.
+
+    Yields:
+      The file, open for reading bytes, and its size in bytes.
+
+    Raises:
+      DataError: If the path is missing or no plain file, or the body of the `with` statement raises
+        an error of reading or parsing.
+    """
     with reading(path):
         if not path.exists():
             raise missing(path, source)
@@ -89,7 +152,20 @@ def opened(path: Path, source: Source) -> Iterator[tuple[BinaryIO, int]]:
 
 
 def inside(folder: Path, *parts: str) -> Path:
-    """The path below `folder`, refused if a name or a link leads out of it."""
+    """Joins a path below a folder, and refuses one that leads out of it.
+
+    Names that are read from files are other people's data: they could name any file at all.
+
+    Args:
+      folder: The folder.
+      *parts: Plain names of files or folders, one per level.
+
+    Returns:
+      The path; nothing need be there.
+
+    Raises:
+      DataError: If a part is no plain file name, or a link on the way leads out of the folder.
+    """
     for part in parts:
         if part in ("", ".", "..") or "/" in part or "\\" in part or not part.isprintable():
             raise DataError(f"{folder}: {part[:99]!r} is not a plain file name")
@@ -102,7 +178,18 @@ def inside(folder: Path, *parts: str) -> Path:
 
 
 def lines(path: Path, source: Source) -> list[str]:
-    """The lines of a small UTF-8 file that are not blank."""
+    """Reads the lines of a small text file, such as a list of names.
+
+    Args:
+      path: The file, in UTF-8, of at most 64 MiB.
+      source: The data set that it belongs to, for the message where it is missing.
+
+    Returns:
+      The lines that are not blank, without white space at their ends.
+
+    Raises:
+      DataError: If the file is missing, too long or not UTF-8.
+    """
     with opened(path, source):
         text = disk.read_bytes(path, MAX_TEXT).decode()
     stripped = [line.strip() for line in text.split("\n")]
@@ -110,7 +197,21 @@ def lines(path: Path, source: Source) -> list[str]:
 
 
 def fill(file: BinaryIO, shape: tuple[int, ...], path: Path) -> UInt8[np.ndarray, "..."]:
-    """The next bytes as an array of this shape. Check the shape against the file's size before."""
+    """Reads the next bytes of a file into an array.
+
+    Compare the shape with the file's size before: memory is allocated first, then filled.
+
+    Args:
+      file: The open file.
+      shape: The shape of the array.
+      path: The path of the file, for messages.
+
+    Returns:
+      The bytes, uint8 of that shape.
+
+    Raises:
+      DataError: If the array would have more than 4 GiB, or the file ends too early.
+    """
     if (count := math.prod(shape)) > MAX_BYTES:
         raise DataError(f"{path}: {list(shape)} needs {count} bytes, more than {MAX_BYTES}")
     array = np.empty(shape, np.uint8)
@@ -123,7 +224,22 @@ def fill(file: BinaryIO, shape: tuple[int, ...], path: Path) -> UInt8[np.ndarray
 
 
 def open_npy(path: Path, source: Source) -> Num[np.ndarray, "..."]:
-    """The numbers of a .npy, mapped and read only; never objects, which would be unpickled."""
+    """Maps the numbers of a .npy file into memory, read only.
+
+    The header is compared with the size of the file. Arrays of objects are refused: they are
+    pickles, and reading one would run code from the file.
+
+    Args:
+      path: The file.
+      source: The data set that it belongs to, for the message where it is missing.
+
+    Returns:
+      The array. It stays on disk, unless its byte order has to be changed.
+
+    Raises:
+      DataError: If the file is missing, damaged, truncated or empty, or holds other than integers
+        or real numbers.
+    """
     with opened(path, source) as (file, size):
         version = np.lib.format.read_magic(file)
         if version == (1, 0):
@@ -150,7 +266,22 @@ def open_npy(path: Path, source: Source) -> Num[np.ndarray, "..."]:
 def checked_labels(
     labels: np.ndarray, classes: int, path: Path, examples: int | None = None, first: int = 0
 ) -> Int32[np.ndarray, " n"]:
-    """The labels as int32 from 0 on, if they are one per example and classes from `first` on."""
+    """Checks the labels of a file, and counts their classes from 0.
+
+    Args:
+      labels: The labels as they were read: integers `(n,)`.
+      classes: The number of classes.
+      path: The file that they are from, for messages.
+      examples: How many labels there should be; None if that is not known.
+      first: The number that the file gives to the first class.
+
+    Returns:
+      The labels from 0 to `classes - 1`, int32 `(n,)`.
+
+    Raises:
+      DataError: If the labels are not a row of integers, are not one per example, or one of them is
+        not a class.
+    """
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(
             f"{path} holds {labels.dtype}{list(labels.shape)} where labels, a row of integers, are "

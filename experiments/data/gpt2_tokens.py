@@ -1,5 +1,11 @@
-"""Text in the tokens of a Hugging Face checkpoint: byte-level BPE as of GPT-2, GPT-NeoX and OLMo,
-from its own tokenizer.json (Radford et al., 2019)."""
+"""Text as the tokens of a Hugging Face checkpoint, by its own tokenizer.json.
+
+It reads byte-level byte-pair encoding as GPT-2, GPT-NeoX and OLMo have it. `bpe` has vocabularies
+that are learnt here.
+
+References:
+  Radford et al., Language models are unsupervised multitask learners, 2019.
+"""
 
 import re
 import unicodedata
@@ -19,17 +25,31 @@ MAX_FILE = 1 << 27  # bytes
 _SPACE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
+# The two expressions together are GPT-2's pattern. It has classes of Unicode that `re` does not
+# know; so the second one reads a text's shape, which has one character for each of the text's: L
+# for a letter, N for a number, a space for itself, w for other white space, O for all else.
 _SHORT = re.compile("'(?:s|t|re|ve|m|ll|d)")
-# of a text's shape: letters L, numbers N, a space, other white space w, all else O
 _WORD = re.compile(" ?L+| ?N+| ?O+|[ w]+(?![^ w])|[ w]+")
 
 Encode = Callable[[bytes], Int32[np.ndarray, " n"]]
 
 
 def load(path: str | Path) -> Encode:
-    """What turns UTF-8 into tokens. `DataError` (a `ValueError`) for another kind of tokenizer.
+    """Reads a tokenizer.json and returns the function that encodes with it.
 
-    Text is text: what was added to the vocabulary (such as <|endoftext|>) is not looked for.
+    Text is nothing but text: special tokens that were added to the vocabulary, such as
+    <|endoftext|>, are not looked for in it.
+
+    Args:
+      path: The file tokenizer.json.
+
+    Returns:
+      A function from bytes in UTF-8 to tokens, int32 `(n,)`. It raises `UnicodeDecodeError`, a
+      `ValueError`, for other bytes.
+
+    Raises:
+      DataError: If the file is missing or damaged, or its tokenizer is of another kind. It is a
+        `ValueError`.
     """
     path = Path(path)
     with reading(path):
@@ -77,7 +97,13 @@ def load(path: str | Path) -> Encode:
 
 
 def byte_table() -> dict[int, str]:
-    """The character that stands for each byte: itself where it can be seen, else one from 256 on.
+    """Returns the character that stands for each byte in a vocabulary of GPT-2's kind.
+
+    A byte that is a visible character of Latin-1 stands for itself. The others, such as the space,
+    have the characters from 256 on, in order.
+
+    Returns:
+      A dictionary from bytes, 0 to 255, to characters.
 
     >>> byte_table()[ord("a")], byte_table()[ord(" ")]
     ('a', 'Ġ')
@@ -88,7 +114,13 @@ def byte_table() -> dict[int, str]:
 
 
 def words(text: str) -> Iterator[str]:
-    """What merges stay within.
+    """Splits a text into the words that merges never cross, as GPT-2 does.
+
+    Args:
+      text: The text.
+
+    Yields:
+      The words in order. Joined, they are the text again. A word takes one space before it along.
 
     >>> list(words("It's 10  o'clock"))
     ['It', "'s", ' 10', ' ', ' o', "'", 'clock']
@@ -102,6 +134,7 @@ def words(text: str) -> Iterator[str]:
 
 
 def _shape(char: str) -> str:
+    """Returns the kind of a character, as `_WORD` reads it."""
     if char == " ":
         return " "
     if char in _SPACE:
@@ -111,6 +144,7 @@ def _shape(char: str) -> str:
 
 
 def _merged(parts: list[str], ranks: dict[tuple[str, str], int]) -> list[str]:
+    """Joins the pair of parts whose merge ranks first, until no merge applies."""
     none = len(ranks)
     while len(parts) > 1:
         best = min(pairwise(parts), key=lambda pair: ranks.get(pair, none))

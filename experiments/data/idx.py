@@ -1,4 +1,11 @@
-"""The idx files of MNIST (LeCun et al., 1998) and of the data sets that took over its format."""
+"""Loader of idx files: MNIST and the data sets that took over its format.
+
+`FAMILIES` has a row for each data set: MNIST, Fashion-MNIST and the parts of EMNIST. Files may be
+packed with gzip.
+
+References:
+  LeCun et al., Gradient-based learning applied to document recognition, 1998, for MNIST.
+"""
 
 import gzip
 import math
@@ -25,7 +32,15 @@ _OFFLINE = "scikit-learn's digits (experiments.data.digits)"
 
 
 class Family(NamedTuple):
-    """What the files of one data set begin with, and how they count and store."""
+    """How the files of one data set are called, and how they count and store.
+
+    Attributes:
+      source: Where the data set is published.
+      prefix: What the names of its files begin with.
+      classes: The number of classes.
+      first: The number that files give to the first class.
+      transposed: Whether images are stored with rows and columns exchanged, as EMNIST's are.
+    """
 
     source: Source
     prefix: str
@@ -35,6 +50,7 @@ class Family(NamedTuple):
 
 
 def _emnist(part: str, classes: int, first: int = 0) -> Family:
+    """Returns the row of one part of EMNIST."""
     source = Source(f"EMNIST ({part})", "NIST's 'The EMNIST Dataset'", _OFFLINE)
     return Family(source, f"emnist-{part}-", classes, first, transposed=True)
 
@@ -54,6 +70,7 @@ FAMILIES = {
 
 
 def _read(path: Path, axes: int, source: Source) -> UInt8[np.ndarray, "..."]:
+    """Reads an idx file of bytes with so many axes: 1 for labels, 3 for images."""
     wanted = {1: "labels", 3: "images"}[axes]
     with opened(path, source) as (raw, size):
         packed = path.suffix == ".gz"
@@ -95,7 +112,19 @@ def _read(path: Path, axes: int, source: Source) -> UInt8[np.ndarray, "..."]:
 def read_images(
     path: str | Path, source: Source = FAMILIES["mnist"].source
 ) -> UInt8[np.ndarray, "n height width"]:
-    """The images of an idx3-ubyte file, or of one in .gz; `DataError` if they are not all there."""
+    """Reads the images of one idx3-ubyte file.
+
+    Args:
+      path: The file; packed with gzip if its name ends in .gz.
+      source: The data set that it belongs to, for the message where it is missing.
+
+    Returns:
+      The images as stored, uint8 `(n, height, width)`.
+
+    Raises:
+      DataError: If the file is missing, empty, truncated or no idx file of images. It is a
+        `ValueError`.
+    """
     return _read(Path(path), 3, source)
 
 
@@ -105,14 +134,30 @@ def read_labels(
     source: Source = FAMILIES["mnist"].source,
     first: int = 0,
 ) -> Int32[np.ndarray, " n"]:
-    """The labels of an idx1-ubyte file, or of one in .gz: from 0 on, where the file's are from
-    `first` on."""
+    """Reads the labels of one idx1-ubyte file.
+
+    Args:
+      path: The file; packed with gzip if its name ends in .gz.
+      classes: The number of classes.
+      source: The data set that it belongs to, for the message where it is missing.
+      first: The number that the file gives to the first class.
+
+    Returns:
+      The labels from 0 to `classes - 1`, int32 `(n,)`.
+
+    Raises:
+      DataError: If the file is missing, empty, truncated or no idx file of labels, or a label is
+        not a class. It is a `ValueError`.
+    """
     path = Path(path)
     return checked_labels(_read(path, 1, source), classes, path, first=first)
 
 
 def _find(folder: Path, stem: str, axes: int) -> Path:
-    """The file under either of its spellings, unpacked or not; the usual one if there is none."""
+    """Returns the file under the first of its usual spellings that is there, packed or not.
+
+    If none is there, it returns the most usual one, for the message.
+    """
     names = [f"{stem}{mark}idx{axes}-ubyte{end}" for end in ("", ".gz") for mark in "-."]
     candidates = (inside(folder, name) for name in names)
     with reading(folder):
@@ -120,9 +165,23 @@ def _find(folder: Path, stem: str, axes: int) -> Path:
 
 
 def load(folder: str | Path, name: str = "mnist", split: str = "train") -> Images:
-    """The "train" or "test" images, one channel, of one of `FAMILIES`; EMNIST's are set upright.
+    """Loads the images and labels of one data set from the folder with the publisher's files.
 
-    `DataError` (a `ValueError`) names the file that is missing, truncated, swapped or mislabelled.
+    EMNIST's images are transposed, so that they stand upright.
+
+    Args:
+      folder: The folder that holds the files.
+      name: The data set, a key of `FAMILIES`.
+      split: "train" or "test".
+
+    Returns:
+      The images `(n, height, width, 1)`, their labels, and names of the classes, which are the
+      numbers in the files.
+
+    Raises:
+      ValueError: If `name` or `split` is unknown.
+      DataError: If a file is missing, truncated or mislabelled, or those of images and labels are
+        swapped. The message names the file. It is a `ValueError`.
     """
     if name not in FAMILIES or split not in ("train", "test"):
         raise ValueError(

@@ -1,4 +1,8 @@
-"""Images in folders, one per class: Tiny-ImageNet's layout (Le and Yang, 2015), and plain ones."""
+"""Loaders of images in folders: Tiny-ImageNet's layout, and one plain folder for each class.
+
+References:
+  Le and Yang, Tiny ImageNet visual recognition challenge, 2015.
+"""
 
 import os
 import warnings
@@ -35,10 +39,23 @@ _MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")
 def decode(
     path: str | Path, side: int, *, crop: bool = False, source: Source = PLAIN
 ) -> UInt8[np.ndarray, "side side 3"]:
-    """A JPEG or PNG as red, green and blue; with `crop`, its central square made `side` wide.
+    """Decodes a JPEG or PNG file into red, green and blue.
 
-    Its size is read and compared with what is allowed before a pixel is decoded; `DataError`
-    otherwise, as for an image that is truncated or, without `crop`, of other than this side.
+    The size of the file and of its image is compared with what is allowed before any pixel is
+    decoded.
+
+    Args:
+      path: The file.
+      side: The height and width of the result, in pixels.
+      crop: Whether the central square is resized to `side`. If not, the image must have that size.
+      source: The data set that it belongs to, for the message where it is missing.
+
+    Returns:
+      The pixels, uint8 `(side, side, 3)`.
+
+    Raises:
+      DataError: If the file is missing, truncated, too large, no JPEG or PNG of 8 bits per colour,
+        or, without `crop`, of another size. It is a `ValueError`.
     """
     from PIL import Image
 
@@ -70,7 +87,7 @@ def decode(
 
 
 def _listed(folder: Path, source: Source, *, folders: bool) -> list[str]:
-    """The names of the images, or of the folders, in a folder: sorted, none leading elsewhere."""
+    """Returns the sorted names of a folder's images, or of its folders; none leads out of it."""
     with reading(folder):
         if not folder.is_dir():
             raise missing(folder, source)
@@ -93,6 +110,7 @@ def _images(
     crop: bool,
     source: Source,
 ) -> Images:
+    """Decodes the files into one array."""
     if side < 1:
         raise ValueError(f"side must be at least 1; got {side}")
     if (need := len(paths) * side * side * 3) > MAX_BYTES:
@@ -101,15 +119,29 @@ def _images(
             f"{MAX_BYTES}"
         )
     out = np.empty((len(paths), side, side, 3), np.uint8)
-    for k, path in enumerate(paths):
+    for k, path in enumerate(paths):  # one at a time: only the result is ever held whole
         out[k] = decode(path, side, crop=crop, source=source)
     return Images(out, np.fromiter(labels, np.int32, len(paths)), tuple(names))
 
 
 def load(folder: str | Path, side: int) -> Images:
-    """Images of a folder per class, cropped to their central square and made `side` wide.
+    """Loads images that lie in one folder for each class.
 
-    Classes are the folders in sorted order; files other than .jpeg, .jpg and .png are passed over.
+    Each image is cropped to its central square and resized. Classes are the folders in sorted
+    order. Files other than .jpeg, .jpg and .png are ignored, and so are names that begin with a
+    dot.
+
+    Args:
+      folder: The folder that has the classes' folders.
+      side: The height and width of the result, in pixels, >= 1.
+
+    Returns:
+      The images `(n, side, side, 3)`, their labels, and the names of the folders.
+
+    Raises:
+      ValueError: If `side` is below 1.
+      DataError: If a folder is missing or empty, an image cannot be decoded, or all of them need
+        more than 4 GiB. It is a `ValueError`.
     """
     folder = Path(folder)
     names = _listed(folder, PLAIN, folders=True)
@@ -127,11 +159,23 @@ def load(folder: str | Path, side: int) -> Images:
 
 
 def tiny_imagenet(folder: str | Path, split: str = "train", side: int = 64) -> Images:
-    """Tiny-ImageNet's "train" images or its "val" ones, which serve as the test set.
+    """Loads the images of Tiny-ImageNet from the unpacked archive of its publisher.
 
-    Classes are the WordNet identifiers of wnids.txt in sorted order. `DataError` (a `ValueError`)
-    names what is missing, truncated or mislabelled: folders that are not those of wnids.txt, an
-    image whose name begins with another class, annotations that are not one per image.
+    Classes are the WordNet identifiers of wnids.txt, in sorted order.
+
+    Args:
+      folder: The folder that has wnids.txt, train and val.
+      split: "train", or "val", which serves as the test set: the images of "test" have no labels.
+      side: The height and width that the images must have, in pixels.
+
+    Returns:
+      The images `(n, side, side, 3)`, their labels, and the identifiers of the classes.
+
+    Raises:
+      ValueError: If `split` is unknown or `side` is below 1.
+      DataError: If something is missing, truncated or mislabelled: folders that are not those of
+        wnids.txt, an image whose name begins with another class, annotations that are not one per
+        image. It is a `ValueError`.
     """
     if split not in ("train", "val"):
         raise ValueError(
@@ -149,6 +193,7 @@ def tiny_imagenet(folder: str | Path, split: str = "train", side: int = 64) -> I
 
 
 def _train(part: Path, names: list[str], wnids: Path) -> list[tuple[Path, int]]:
+    """Returns the training images and their labels, from the classes' folders."""
     held = _listed(part, TINY, folders=True)
     if odd := sorted(set(held) ^ set(names)):
         raise DataError(
@@ -170,6 +215,7 @@ def _train(part: Path, names: list[str], wnids: Path) -> list[tuple[Path, int]]:
 
 
 def _val(part: Path, names: list[str]) -> list[tuple[Path, int]]:
+    """Returns the validation images and their labels, from the list of annotations."""
     path, home = inside(part, "val_annotations.txt"), inside(part, "images")
     label, labelled = {name: k for k, name in enumerate(names)}, {}
     for number, line in enumerate(lines(path, TINY), 1):

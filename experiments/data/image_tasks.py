@@ -1,4 +1,9 @@
-"""Tasks made of one set of labelled images: all of them turned, or only some of the classes."""
+"""Tasks made of one set of labelled images: all of them rotated, or only some of their classes.
+
+A task is named in a config, such as "rotate 45" or "classes 0-4" (`parse`). `of` makes it of the
+images, `split` deals the images out to the parts of a study, and `pick` takes one part of every
+task.
+"""
 
 import re
 from collections.abc import Sequence
@@ -17,7 +22,13 @@ Array = jax.Array | np.ndarray
 
 
 class Task(NamedTuple):
-    """Images in rows, with labels, of which only the `member` ones belong to the task."""
+    """Labelled images, each as one row of pixels, and which of them belong to a task.
+
+    Attributes:
+      images: Pixels `(..., example, pixel)`.
+      labels: The class of each image `(..., example)`.
+      member: Whether the image belongs to the task `(..., example)`.
+    """
 
     images: Float[Array, "*any example pixel"]
     labels: Int[Array, "*any example"]
@@ -25,7 +36,13 @@ class Task(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Indices of the examples to learn from, to choose with, and to report on."""
+    """Indices of the images in the three parts of a study, for each of its replicates.
+
+    Attributes:
+      train: The images to learn from `(replicate, train)`.
+      validation: The images to choose hyperparameters with `(replicate, validation)`.
+      test: The images to report on `(replicate, test)`.
+    """
 
     train: Int[np.ndarray, "replicate train"]
     validation: Int[np.ndarray, "replicate validation"]
@@ -36,8 +53,16 @@ NAMES = "'upright', 'rotate <degrees>' or 'classes <first>-<last>'"
 
 
 def parse(task: str) -> tuple[float, range | None]:
-    """The rotation in degrees (anticlockwise) and the classes that a task's name stands for, None
-    for all of them.
+    """Reads the name of a task.
+
+    Args:
+      task: "upright", "rotate <degrees>" or "classes <first>-<last>".
+
+    Returns:
+      The rotation in degrees, anticlockwise, and the range of classes, or None for all of them.
+
+    Raises:
+      ValueError: If the name has another form, or the first class is not below the last.
 
     >>> parse("upright"), parse("rotate -22.5"), parse("classes 0-4")
     ((0.0, None), (-22.5, None), (0.0, range(0, 5)))
@@ -54,6 +79,7 @@ def parse(task: str) -> tuple[float, range | None]:
 
 
 def _parsed(task: str) -> str:
+    """Checks a task's name, for a field of a config."""
     try:
         parse(task)
     except ValueError:
@@ -62,11 +88,20 @@ def _parsed(task: str) -> str:
 
 
 Tasks = Annotated[Different[Annotated[str, AfterValidator(_parsed)]], MinLen(2)]
-"""Two tasks or more, all different, as a field of a config names them."""
+"""The type of a config's field that names two or more tasks, all different."""
 
 
 def check_classes(field: str, tasks: Sequence[str], classes: int) -> None:
-    """Raises `ValueError` where a task is of classes that images of so many do not have."""
+    """Checks that the images have the classes that the tasks name.
+
+    Args:
+      field: The name of the config's field that has the tasks, for the message.
+      tasks: The names of the tasks.
+      classes: The number of classes that the images have.
+
+    Raises:
+      ValueError: If a task has a class that the images do not have, or has no known form.
+    """
     for task in tasks:
         _, own = parse(task)
         if own is not None and own[-1] >= classes:
@@ -78,16 +113,37 @@ def check_classes(field: str, tasks: Sequence[str], classes: int) -> None:
 def check_left(
     field: str, value: int, taken: int, examples: int | None, why: str = "for the test"
 ) -> None:
-    """Raises `ValueError` where so many images leave none; says nothing while it is not known how
-    many examples there are."""
+    """Checks that a part of the images leaves some of them to the other parts.
+
+    Args:
+      field: The name of the config's field that has the part's size, for the message.
+      value: The number of images in the part.
+      taken: The number of images that are in other parts already.
+      examples: The number of all images; None if only their files can say. Nothing is checked then.
+      why: What the images that are left are for, as the message says it.
+
+    Raises:
+      ValueError: If no image is left.
+    """
     if examples is not None and value >= (room := examples - taken):
         raise ValueError(f"{field} must be below {room}, to leave images {why}; got {value}")
 
 
 def of(pool: Pool, task: str = "upright") -> Task:
-    """All images of the pool under the task's rotation, and who is in its classes.
+    """Makes a task of all images of a pool.
 
-    The k-th example is the same image in every task, so one `split` serves all.
+    The k-th example is the same image in every task, so that one `split` serves all of them.
+
+    Args:
+      pool: The images, with pixels in [0, 1].
+      task: The name of the task, as `parse` reads it.
+
+    Returns:
+      All images under the task's rotation `(example, pixel)`, their labels, and which of them are
+      in the task's classes.
+
+    Raises:
+      ValueError: If the name of the task has no known form.
     """
     angle, classes = parse(task)
     images, labels = turned(pool.images, angle), pool.labels
@@ -98,23 +154,57 @@ def of(pool: Pool, task: str = "upright") -> Task:
 def turned(
     images: Float[np.ndarray, "n height width channel"], angle: float
 ) -> Float[np.ndarray, "n height width channel"]:
-    """The images rotated anticlockwise by so many degrees; what was outside of them is 0."""
+    """Rotates images about their centres.
+
+    Pixels are interpolated linearly. What was outside of the image is 0.
+
+    Args:
+      images: Images `(n, height, width, channel)`.
+      angle: The rotation in degrees, anticlockwise.
+
+    Returns:
+      The rotated images, in the same shape.
+    """
     from scipy.ndimage import rotate  # slow to import
 
+    # The order of the axes makes positive angles anticlockwise, since rows are counted downwards.
     return rotate(images, angle, axes=(2, 1), reshape=False, order=1) if angle else images
 
 
 def split(seed: int, replicates: int, *, examples: int, train: int, validation: int) -> Split:
-    """Independent shuffles of the examples, one per replicate; the rest is the test set."""
+    """Deals examples out to training, validation and test, anew for each replicate.
+
+    Args:
+      seed: Seed of the shuffles.
+      replicates: The number of independent shuffles.
+      examples: The number of examples.
+      train: The number of examples to learn from.
+      validation: The number of examples to choose with.
+
+    Returns:
+      The indices of the parts. All examples that are in neither of the first two parts are the test
+      set.
+
+    >>> [part.shape for part in split(0, 2, examples=10, train=5, validation=3)]
+    [(2, 5), (2, 3), (2, 2)]
+    """
     rng = np.random.default_rng(seed)
     order = rng.permuted(np.tile(np.arange(examples), (replicates, 1)), axis=1)
     return Split(*np.split(order, [train, train + validation], axis=1))
 
 
 def pick(tasks: Sequence[Task], index: Int[np.ndarray, "replicate example"]) -> Task:
-    """The same examples under every task: leaves `[replicate, task, example, ...]`.
+    """Takes the same examples of every task.
 
-    Raises `ValueError` if a replicate has no member of a task.
+    Args:
+      tasks: The tasks, all of the same images.
+      index: The examples of each replicate `(replicate, example)`.
+
+    Returns:
+      The examples under every task: arrays `(replicate, task, example, ...)`.
+
+    Raises:
+      ValueError: If a replicate has no example that belongs to one of the tasks.
     """
     leaves = (np.stack(leaf)[:, index].swapaxes(0, 1) for leaf in zip(*tasks, strict=True))
     picked = Task(*leaves)

@@ -1,4 +1,11 @@
-"""Images as latents of an autoencoder, for SiT (Ma et al., 2024): .npy with labels, or one .npz."""
+"""Images as latents of an autoencoder, which diffusion transformers such as SiT learn from.
+
+Latents and their labels are two .npy files or one .npz file; features of the same images, for REPA,
+are a further .npy file.
+
+References:
+  Ma et al., SiT, 2024 (arXiv 2401.08740). Yu et al., REPA, 2024 (arXiv 2410.06940).
+"""
 
 import contextlib
 import math
@@ -36,22 +43,43 @@ CHUNK = 1 << 24  # entries looked at together
 
 
 class Latents(NamedTuple):
-    """Latents as stored, in float16, bfloat16, float32 or float64, and labels; a model is shown
-    scale * latent + bias."""
+    """Latents of images, as they are stored, and their labels.
+
+    A model is shown `scale * latent + bias`.
+
+    Attributes:
+      latents: The latents `(n, channel, height, width)`, in float16, bfloat16, float32 or float64.
+      labels: The class of each image, int32 `(n,)`.
+      scale: What latents are multiplied by.
+      bias: What is then added to them.
+      features: What a frozen encoder makes of the same images `(n, patch, d)`; None if there are
+        none.
+    """
 
     latents: Float[np.ndarray, "n channel height width"]
     labels: Int32[np.ndarray, " n"]
     scale: float = SCALE
     bias: float = 0.0
     features: Float[np.ndarray, "n patch d"] | None = None
-    """What an encoder makes of the same images."""
 
 
 def load(path: str | Path, labels: str | Path | None = None, *, classes: int = 1000) -> Latents:
-    """Latents of a .npy, left on disk, with the labels of another (`labels.npy` beside it), or both
-    of a .npz that holds `latents` and `labels`.
+    """Loads latents and their labels.
 
-    `DataError` (a `ValueError`) names what is missing, truncated, swapped, mislabelled or infinite.
+    Args:
+      path: A .npy file of latents, which stay on disk, or a .npz file that holds `latents` and
+        `labels`.
+      labels: A .npy file of labels; None for `labels.npy` beside the latents. A .npz file has its
+        own, so None is wanted there.
+      classes: The number of classes.
+
+    Returns:
+      The latents and their labels, without features. `scale` and `bias` have their defaults.
+
+    Raises:
+      ValueError: If `labels` is given beside a .npz file.
+      DataError: If something is missing, truncated, swapped, mislabelled, or not finite. The
+        message names the file. It is a `ValueError`.
     """
     path = Path(path)
     if path.suffix == ".npz":
@@ -69,6 +97,7 @@ def load(path: str | Path, labels: str | Path | None = None, *, classes: int = 1
             "width] of real numbers are expected: are the files of latents and labels swapped?"
         )
     checked = checked_labels(np.asarray(classes_of), classes, where, len(latents))
+    # In chunks, since the latents may be larger than memory.
     per_chunk = max(1, CHUNK // math.prod(latents.shape[1:]))
     for start in range(0, len(latents), per_chunk):
         finite = np.isfinite(latents[start : start + per_chunk]).all((1, 2, 3))
@@ -80,7 +109,18 @@ def load(path: str | Path, labels: str | Path | None = None, *, classes: int = 1
 
 
 def features(path: str | Path, images: int) -> Float[np.ndarray, "n patch d"]:
-    """An encoder's features of so many images, a .npy that is left on disk; else `DataError`."""
+    """Maps the features that an encoder gave to images into memory.
+
+    Args:
+      path: A .npy file of real numbers `(n, patch, d)`, in the order of the latents.
+      images: The number of images that there have to be.
+
+    Returns:
+      The features `(n, patch, d)`, which stay on disk.
+
+    Raises:
+      DataError: If the file is missing or damaged, or has another number of axes or of images.
+    """
     array = open_npy(Path(path), FEATURES)
     if array.ndim != 3 or array.dtype.kind != "f" or len(array) != images:
         raise DataError(
@@ -91,6 +131,7 @@ def features(path: str | Path, images: int) -> Float[np.ndarray, "n patch d"]:
 
 
 def _archive(path: Path) -> dict[str, np.ndarray]:
+    """Reads the arrays `latents` and `labels` of a .npz file into memory."""
     if not path.exists():
         raise missing(path, SOURCE)
     out = {}

@@ -1,4 +1,9 @@
-"""The data sets that studies know by name: a row for each, and how to read it."""
+"""The data sets that studies know by name, and the groups of config fields that choose one.
+
+`IMAGES`, `TEXTS` and `LATENTS` have a row for each data set. `ImageData`, `ImagePool`, `TextData`
+and `LatentData` are groups of fields: a name, and where the files are. Every kind has a data set
+that needs no files, and it is the default.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -20,26 +25,34 @@ _INSTALLED = "installed: nothing is to be given"
 
 
 class ImageSet(NamedTuple):
-    """Images with labels."""
+    """A row of `IMAGES`: labelled images.
+
+    Attributes:
+      source: Where the data set is published.
+      classes: The number of classes.
+      files: What has to be in its folder, for the list of data sets.
+      read: A function from the folder and "train" or "test" to the images; None for a data set that
+        every installation has.
+    """
 
     source: Source
     classes: int
     files: str
-    """What lies in its folder."""
     read: Callable[[str, str], Images] | None = None
-    """The images of a folder: the part to learn from ("train"), or the "test" set. None for what
-    every installation has."""
 
     @property
     def size(self) -> str:
+        """How large the data set is, in words."""
         return f"{self.classes} classes"
 
     @property
     def installed(self) -> bool:
+        """Whether every installation has the data set."""
         return self.read is None
 
 
 def _idx(name: str, family: idx.Family) -> ImageSet:
+    """Returns the row of a data set in idx files."""
     files = f"{family.prefix}train-images-idx3-ubyte and its like (.gz or not)"
     return ImageSet(family.source, family.classes, files, partial(_read_idx, name))
 
@@ -75,20 +88,26 @@ IMAGES: Mapping[str, ImageSet] = {
 
 
 class TextSet(NamedTuple):
-    """A text in tokens."""
+    """A row of `TEXTS`: a text in tokens.
+
+    Attributes:
+      source: Where the data set is published.
+      vocab: The number of tokens in its vocabulary; None if its name does not say.
+      files: What has to be in its folder, for the list of data sets.
+    """
 
     source: Source
     vocab: int | None
-    """Tokens of its vocabulary, where its name says how many."""
     files: str
-    """What lies in its folder."""
 
     @property
     def size(self) -> str:
+        """How large the vocabulary is, in words."""
         return "any vocabulary" if self.vocab is None else f"{self.vocab} tokens"
 
     @property
     def installed(self) -> bool:
+        """Whether every installation has the text."""
         return self.files == _INSTALLED
 
 
@@ -117,18 +136,24 @@ TEXTS: Mapping[str, TextSet] = {
 
 
 class LatentSet(NamedTuple):
-    """Images, or what an autoencoder makes of them, with labels."""
+    """A row of `LATENTS`: labelled images, or what an autoencoder makes of them.
+
+    Attributes:
+      source: Where the data set is published.
+      files: What has to be in its files, for the list of data sets.
+    """
 
     source: Source
     files: str
-    """What is in them."""
 
     @property
     def size(self) -> str:
+        """How many classes there are, in words."""
         return "as many classes as the network"
 
     @property
     def installed(self) -> bool:
+        """Whether every installation has the images."""
         return self.files == _INSTALLED
 
 
@@ -143,7 +168,7 @@ LATENTS: Mapping[str, LatentSet] = {
 
 
 def _check(data: Any, entries: Mapping[str, Any], offline: str, none: str, *files: str) -> None:
-    """The name is known; and of what is installed, nothing is said of its files."""
+    """Checks that the name is known, and that no files are given for what is installed."""
     if data.name not in entries:
         raise ValueError(f"name: {none} called '{data.name}'{nearest(data.name, entries)}")
     for field in files:
@@ -152,6 +177,7 @@ def _check(data: Any, entries: Mapping[str, Any], offline: str, none: str, *file
 
 
 def _unsaid(field: str, source: Source, offline: str) -> DataError:
+    """Makes the error for a data set whose files have not been named."""
     return DataError(
         f"data.{field} must name where {source.name} can be found (published at {source.home}); "
         f"the default, data.name = {offline}, needs none"
@@ -160,7 +186,10 @@ def _unsaid(field: str, source: Source, offline: str) -> DataError:
 
 @config
 class ImageData:
-    """Images with labels, by name."""
+    """Images with labels, by name.
+
+    ValueError is raised if the name is unknown, or a folder is given for the digits.
+    """
 
     name: str = OFFLINE
     """A data set of images that `sail-jax data` lists; all but the digits need a folder."""
@@ -172,11 +201,24 @@ class ImageData:
 
     @property
     def classes(self) -> int:
+        """The number of classes."""
         return IMAGES[self.name].classes
 
     def read(self, split: str) -> Images:
-        """The "train" or the "test" images; `DataError` says where to get what is missing, and
-        what needs no download."""
+        """Reads one part of the images from the folder.
+
+        This is for data sets that have files; the digits have none (see `ImagePool.pool`).
+
+        Args:
+          split: "train" or "test".
+
+        Returns:
+          The images, their labels, and the names of the classes.
+
+        Raises:
+          DataError: If `folder` is not set, or a file in it is missing or damaged. The message says
+            where the data set is published, and what needs no download.
+        """
         entry = IMAGES[self.name]
         assert entry.read is not None, f"{self.name} has no files"
         if self.folder is None:
@@ -184,7 +226,14 @@ class ImageData:
         return entry.read(self.folder, split)
 
     def described(self) -> str:
-        """What is found, once it has been read."""
+        """Describes what is found, after reading all of it.
+
+        Returns:
+          The numbers of images and of classes, and the size of the images, in words.
+
+        Raises:
+          DataError: As `read` does.
+        """
         if self.name == OFFLINE:
             return f"{digits.EXAMPLES} images of {digits.SIDE} x {digits.SIDE}, 10 classes"
         learn, test = (self.read(split) for split in ("train", "test"))
@@ -197,18 +246,33 @@ class ImageData:
 
 @config
 class ImagePool(ImageData):
-    """Images with labels, by name, which the study splits itself."""
+    """Images with labels, by name, which the study splits itself.
+
+    ValueError is raised as by `ImageData`.
+    """
 
     examples: Natural | None = None
     """How many of the images are used, drawn once for all repetitions; None for all of them."""
 
     @property
     def size(self) -> int | None:
-        """How many images there are; None where only the files can say."""
+        """The number of images, or None where only the files can say."""
         return self.examples or (digits.EXAMPLES if self.name == OFFLINE else None)
 
     def pool(self, seed: int) -> Pool:
-        """All images, or so many of them, drawn by the seed; `DataError` as of `read`."""
+        """Reads all images, or draws as many of them as `examples` says.
+
+        Training and test images of the publisher are put together.
+
+        Args:
+          seed: Seed of the drawing.
+
+        Returns:
+          The images, with pixels in [0, 1], and their labels.
+
+        Raises:
+          DataError: If there are fewer images than `examples`, or as `read` does.
+        """
         if self.name == OFFLINE:
             images, labels = digits.load()
         else:
@@ -218,7 +282,7 @@ class ImagePool(ImageData):
         if self.examples is not None:
             if self.examples > len(labels):
                 raise DataError(f"data.examples must be at most {len(labels)}; got {self.examples}")
-            # a stream of its own: the study draws its splits by the same seed
+            # A stream of its own, since the study draws its splits by the same seed.
             drawn = np.random.default_rng((seed, 1)).permutation(len(labels))[: self.examples]
             images, labels = images[drawn], labels[drawn]
         return Pool(images if self.name == OFFLINE else images / np.float32(255), labels)
@@ -226,7 +290,10 @@ class ImagePool(ImageData):
 
 @config
 class TextData:
-    """A text in tokens, by name."""
+    """A text in tokens, by name.
+
+    ValueError is raised if the name is unknown, or a folder or a vocabulary is given for 'python'.
+    """
 
     name: str = OFFLINE_TEXT
     """A text that `sail-jax data` lists; all but 'python', the source of Python's standard library
@@ -241,11 +308,19 @@ class TextData:
 
     @property
     def source(self) -> Source:
+        """Where the text is published."""
         return TEXTS[self.name].source
 
     def read(self) -> Tokens:
-        """What to learn from and what is held out; `DataError` says where to get what is missing,
-        and what needs no download."""
+        """Reads the text.
+
+        Returns:
+          The tokens to learn from, those held out, and the size of the vocabulary.
+
+        Raises:
+          DataError: If `folder` is not set where it is needed, or a file in it is missing or
+            damaged. The message says where the text is published, and what needs no download.
+        """
         if self.name == OFFLINE_TEXT:
             return Tokens(*text.load(), text.VOCAB)
         if self.folder is None:
@@ -253,7 +328,14 @@ class TextData:
         return tokens.load(self.folder, self.vocab or TEXTS[self.name].vocab)
 
     def described(self) -> str:
-        """What is found, once it has been read."""
+        """Describes what is found, after reading all of it.
+
+        Returns:
+          The numbers of tokens and the size of the vocabulary, in words.
+
+        Raises:
+          DataError: As `read` does.
+        """
         corpus = self.read()
         return (
             f"{len(corpus.train)} tokens to learn from, {len(corpus.held_out)} held out, of a "
@@ -263,7 +345,10 @@ class TextData:
 
 @config
 class LatentData:
-    """Images or latents of images with labels, by name."""
+    """Images or latents of images with labels, by name.
+
+    ValueError is raised if the name is unknown, or files are given for the digits.
+    """
 
     name: str = OFFLINE
     """'digits', each image its own latent, or 'latents', which are read from files."""
@@ -278,8 +363,21 @@ class LatentData:
         _check(self, LATENTS, OFFLINE, "no latents are", "file", "labels", "features")
 
     def read(self, classes: int) -> Latents:
-        """All of them, of so many classes; `DataError` says where to get what is
-        missing, and what needs no download."""
+        """Reads the latents and their labels, and features where there are any.
+
+        The digits are their own latents, scaled to [-1, 1] for the model.
+
+        Args:
+          classes: The number of classes that the network has.
+
+        Returns:
+          The latents, labels and features.
+
+        Raises:
+          DataError: If the digits are asked for with other than 10 classes, `file` is not set where
+            it is needed, or a file is missing or damaged. The message says what is published where,
+            and what needs no download.
+        """
         if self.name == OFFLINE:
             if classes != (own := IMAGES[OFFLINE].classes):
                 other = latents.SOURCE
@@ -297,7 +395,15 @@ class LatentData:
         return loaded._replace(features=latents.features(self.features, len(loaded.labels)))
 
     def described(self) -> str:
-        """What is found, once it has been read."""
+        """Describes what is found, after reading all of it.
+
+        Returns:
+          The number of latents, their shape, the number of classes and the shape of features, in
+          words.
+
+        Raises:
+          DataError: As `read` does.
+        """
         loaded = self.read(10 if self.name == OFFLINE else _MANY)
         count, *shape = loaded.latents.shape
         said = f"{count} latents of {' x '.join(map(str, shape))}"

@@ -1,4 +1,4 @@
-"""Two interleaving spirals, one per class, and pairs of source sets that are cut out of them."""
+"""Two interleaving spirals, one for each class, and pairs of source sets cut out of them."""
 
 from typing import Literal, NamedTuple, get_args
 
@@ -10,17 +10,35 @@ SOURCES: tuple[Sources, ...] = get_args(Sources)
 
 
 class Points(NamedTuple):
-    """Points in the plane, and the spiral, 0 or 1, that each lies on."""
+    """Points in the plane, and the spiral that each lies on.
+
+    Attributes:
+      x: The points, float32 `(..., n, 2)`.
+      y: The spiral of each point, 0 or 1: integers `(..., n)`.
+    """
 
     x: Float32[np.ndarray, "*sets n 2"]
     y: Int[np.ndarray, "*sets n"]
 
 
 def spirals(rng: np.random.Generator, n: int, *, turns: float, noise: float) -> Points:
-    """n points (even), half on each spiral, uniform in the area swept, in random order.
+    """Draws points on two spirals, half of them on each, in random order.
 
-    A spiral runs from the centre to radius 1 in `turns` turns; noise: standard deviation, along
-    either axis.
+    A spiral runs from the centre to radius 1; the second is the first turned by half a circle.
+    Points are spread evenly over the area that the spirals sweep: the square of the radius is
+    uniform.
+
+    Args:
+      rng: The source of random numbers.
+      n: The number of points, even and at least 2.
+      turns: How many turns a spiral makes.
+      noise: Standard deviation of the Gaussian noise along either axis.
+
+    Returns:
+      The points `(n, 2)` and their spirals `(n,)`.
+
+    Raises:
+      ValueError: If `n` is odd or below 2.
 
     >>> found = spirals(np.random.default_rng(0), 6, turns=1.0, noise=0.0)
     >>> found.x.shape, int(found.y.sum()), bool((np.hypot(*found.x.T) < 1).all())
@@ -38,10 +56,27 @@ def spirals(rng: np.random.Generator, n: int, *, turns: float, noise: float) -> 
 def sources(
     rng: np.random.Generator, points: Points, how: Sources, count: int
 ) -> tuple[Int[np.ndarray, " count"], Int[np.ndarray, " count"]]:
-    """Which points (one set, `[n, 2]`) make the two sources: `count` each, none in both.
+    """Chooses the points of two source sets that have no point in common.
 
-    "classes": some of the first spiral, some of the second, so that each source knows one label
-    (SAIL, App. K); "radii": the innermost and the outermost; "random": any.
+    Args:
+      rng: The source of random numbers.
+      points: One set of points, `(n, 2)`.
+      how: "classes" for points of the first spiral and points of the second, so that each source
+        knows one label; "radii" for the innermost and the outermost points; "random" for any.
+      count: The number of points in each source, from 1 to n / 2.
+
+    Returns:
+      The indices of the first and of the second source, `(count,)` each.
+
+    Raises:
+      ValueError: If `how` is unknown or `count` is out of range.
+
+    References:
+      SAIL, App. K, has sources that know one label each.
+
+    >>> points = Points(np.array([[0.1, 0.0], [0.9, 0.0]], np.float32), np.array([0, 1]))
+    >>> [index.tolist() for index in sources(np.random.default_rng(0), points, "radii", 1)]
+    [[0], [1]]
     """
     order = rng.permutation(len(points.y))
     if how == "radii":

@@ -1,4 +1,8 @@
-"""Which examples a training step sees: a pure function of the step, so that resuming is free."""
+"""Which examples a training step sees, as a pure function of the step.
+
+Nothing has to be stored for a run to be resumed: step t sees the same examples whether or not steps
+before it were computed by this process.
+"""
 
 from collections.abc import Sequence
 
@@ -11,10 +15,22 @@ ROUNDS = 8
 def permuted(
     index: Int64[np.ndarray, " k"], n: int, seed: Sequence[int]
 ) -> Int64[np.ndarray, " k"]:
-    """Where a pseudo-random permutation of 0 to n - 1 sends some indices, in O(k) time and memory.
+    """Applies a pseudo-random permutation of 0 to n - 1 to some indices.
 
-    A Feistel network on the least even number of bits that holds n; what falls outside walks its
-    cycle until it is back (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+    Time and memory grow with the number of indices, not with n. The permutation is a Feistel
+    network on the least even number of bits that holds n; an index that it sends to n or beyond is
+    sent on until it is below n.
+
+    Args:
+      index: The indices, int64 `(k,)`, each from 0 to n - 1.
+      n: The number of what is permuted, >= 1.
+      seed: Whole numbers >= 0; different ones give different permutations.
+
+    Returns:
+      Where the permutation sends the indices, int64 `(k,)`.
+
+    References:
+      Black and Rogaway, Ciphers with arbitrary finite domains, 2002.
 
     >>> sorted(permuted(np.arange(5), 5, [0]).tolist())
     [0, 1, 2, 3, 4]
@@ -30,22 +46,36 @@ def permuted(
         return left << half | right
 
     out = once(index.astype(np.uint64))
+    # Walking on along the cycle keeps this a permutation: what began below n comes back below n.
     while len(outside := np.flatnonzero(out >= n)):
         out[outside] = once(out[outside])
     return out.astype(np.int64)
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64 (Steele, Lea and Flood, 2014)."""
+    """Mixes the bits of 64-bit numbers, by splitmix64's finaliser (Steele, Lea and Flood, 2014)."""
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return x ^ x >> np.uint64(31)
 
 
 def indices(step: int, *, examples: int, size: int, seed: int) -> Int64[np.ndarray, " size"]:
-    """The examples of batch `step`: each epoch takes every one once, in an order of its own.
+    """Returns the examples in the batch of one training step.
 
-    A batch may end one epoch and begin the next, so every batch is full.
+    Each epoch takes every example once, in an order of its own. A batch may end one epoch and begin
+    the next, so that every batch is full.
+
+    Args:
+      step: The number of the step, >= 0.
+      examples: The number of examples, >= 1.
+      size: The number of examples in a batch, >= 1.
+      seed: Seed of the orders, >= 0.
+
+    Returns:
+      Indices from 0 to `examples - 1`, int64 `(size,)`.
+
+    Raises:
+      ValueError: If an argument is below its least value.
 
     >>> sum((indices(s, examples=6, size=4, seed=0).tolist() for s in range(3)), []).count(2)
     2

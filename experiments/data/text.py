@@ -1,4 +1,8 @@
-"""Text that every installation has: the source of Python's own standard library."""
+"""Text that every installation has: the source of Python's own standard library, as characters.
+
+`overlapping` cuts pairs of source sets out of such a text, as SAIL's experiments on language need
+them. `tokens` reads larger texts, which are tokenised elsewhere.
+"""
 
 import sysconfig
 from pathlib import Path
@@ -12,14 +16,28 @@ HELD_OUT = 10  # every tenth module is kept from training
 
 
 class Text(NamedTuple):
-    """Characters as tokens: of the modules to learn from, and of those held out."""
+    """A text as tokens, one for each character.
+
+    Attributes:
+      train: The modules to learn from, uint8 `(train,)`.
+      held_out: The modules held out, uint8 `(held_out,)`.
+    """
 
     train: UInt8[np.ndarray, " train"]
     held_out: UInt8[np.ndarray, " held_out"]
 
 
 def encode(source: bytes) -> UInt8[np.ndarray, " n"]:
-    """Tokens 0 to 94 for the characters from space to ~, 95 for a newline, 96 for all others.
+    """Turns text into tokens, one for each byte.
+
+    Tokens 0 to 94 are the characters from space to ~, 95 is a newline (also one that is written as
+    two bytes, as on Windows), and 96 is every other byte.
+
+    Args:
+      source: The text.
+
+    Returns:
+      The tokens, uint8 `(n,)`.
 
     >>> encode(b" a~\\n\\t").tolist()
     [0, 65, 94, 95, 96]
@@ -31,10 +49,16 @@ def encode(source: bytes) -> UInt8[np.ndarray, " n"]:
 
 
 def load() -> Text:
-    """The top-level modules of the standard library in alphabetical order, every tenth held out.
+    """Loads the source of Python's standard library.
 
-    What it holds depends on the version of Python alone. Raises FileNotFoundError where the
-    library comes without its source.
+    The top-level modules are taken in alphabetical order, and every tenth, the first included, is
+    held out. What is loaded depends on the version of Python alone.
+
+    Returns:
+      The tokens of the modules to learn from, and of those held out.
+
+    Raises:
+      FileNotFoundError: If Python is installed without the source of its library.
     """
     folder = Path(sysconfig.get_path("stdlib"))
     modules = [path.read_bytes() for path in sorted(folder.glob("[a-z]*.py"))]
@@ -46,7 +70,17 @@ def load() -> Text:
 
 
 def blocks(tokens: UInt8[np.ndarray, " n"], length: int) -> UInt8[np.ndarray, "block length"]:
-    """The text cut into blocks of `length` tokens, without the rest.
+    """Cuts a text into blocks of equal length, and leaves out what remains.
+
+    Args:
+      tokens: The text, uint8 `(n,)`.
+      length: The number of tokens in a block, from 1 to n.
+
+    Returns:
+      The blocks `(block, length)`.
+
+    Raises:
+      ValueError: If `length` is out of range.
 
     >>> blocks(np.arange(7, dtype=np.uint8), 3).tolist()
     [[0, 1, 2], [3, 4, 5]]
@@ -60,8 +94,23 @@ Parts = tuple[Int[np.ndarray, " low"], Int[np.ndarray, " middle"], Int[np.ndarra
 
 
 def by_mean(some: UInt8[np.ndarray, "block length"], thresholds: Float[np.ndarray, " 2"]) -> Parts:
-    """Which blocks have a mean token value below, between (ends included) and above the thresholds:
-    D_1, D_2 and D_t of SAIL, App. H.1, where those are the 33rd and 66th percentiles.
+    """Splits blocks by their mean token value: below, between and above two thresholds.
+
+    The ends belong to the middle part. With the 33rd and 66th percentiles as thresholds, the parts
+    are D_1, D_2 and D_t of SAIL.
+
+    Args:
+      some: The blocks, uint8 `(block, length)`.
+      thresholds: The two thresholds `(2,)`, the first not above the second.
+
+    Returns:
+      The indices of the blocks below, between and above.
+
+    Raises:
+      ValueError: If the thresholds are not in order, or one is NaN.
+
+    References:
+      SAIL, App. H.1.
 
     >>> some = np.array([[5, 5], [1, 0], [3, 4]], np.uint8)
     >>> [part.tolist() for part in by_mean(some, np.percentile(some.mean(1), (33, 66)))]
@@ -78,11 +127,31 @@ def by_mean(some: UInt8[np.ndarray, "block length"], thresholds: Float[np.ndarra
 def overlapping(
     rng: np.random.Generator, parts: Parts, count: int, *, alpha: float, beta: float
 ) -> Int[np.ndarray, "2 count"]:
-    """Two sources of `count` blocks each, of which a share alpha is common to both and a share beta
-    comes from the target, the third part (SAIL, Sec. 4.4, which leaves the construction open).
+    """Draws two source sets that share some blocks, and that contain some blocks of the target.
 
-    Of the common blocks and of each source's own, a share beta is the target's; the rest of a
-    source's own blocks are of its own part, of the common ones half of either part. Up to rounding.
+    A share alpha of each source is common to both. Of the common blocks, and of each source's own,
+    a share beta is from the target's part. The rest of a source's own blocks are from its own part,
+    the rest of the common ones from both parts by halves. Shares are rounded to whole blocks.
+
+    Args:
+      rng: The source of random numbers.
+      parts: The blocks of the first source, of the second source and of the target, as indices.
+      count: The number of blocks in each source.
+      alpha: The share of blocks that is common, in [0, 1].
+      beta: The share of blocks from the target, in [0, 1].
+
+    Returns:
+      The indices of the blocks in either source `(2, count)`, the common ones first.
+
+    Raises:
+      ValueError: If a share is outside [0, 1], or a part has too few blocks.
+
+    References:
+      SAIL, Sec. 4.4, has alpha and beta, and leaves open how the sets are made.
+
+    >>> parts = (np.arange(4), np.arange(4, 8), np.arange(8, 12))
+    >>> overlapping(np.random.default_rng(0), parts, 4, alpha=0.5, beta=0.5).shape
+    (2, 4)
     """
     for name, share in (("alpha", alpha), ("beta", beta)):
         if not 0 <= share <= 1:

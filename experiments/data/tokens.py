@@ -1,4 +1,8 @@
-"""Tokenised text on disk: nanoGPT's train.bin and val.bin, or .npy; and its blocks as batches."""
+"""Tokenised text on disk, as nanoGPT prepares it, and the batches of a training step.
+
+`load` maps train and val of a folder (.bin or .npy) into memory; `batch` cuts blocks out of them.
+Which blocks a step sees is decided in `stream`.
+"""
 
 import pickletools
 from pathlib import Path
@@ -22,7 +26,13 @@ Ids = Int[np.ndarray, " n"]
 
 
 class Tokens(NamedTuple):
-    """Tokens to learn from and tokens held out, mapped from disk, and how many there can be."""
+    """A tokenised text in two parts, mapped from disk.
+
+    Attributes:
+      train: The tokens to learn from: integers `(n,)`.
+      held_out: The tokens held out: integers `(n,)`.
+      vocab: The number of tokens in the vocabulary.
+    """
 
     train: Ids
     held_out: Ids
@@ -30,16 +40,32 @@ class Tokens(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Blocks of tokens, and the token that follows each of them."""
+    """Blocks of tokens, and the token that follows each of their tokens.
+
+    Attributes:
+      inputs: The blocks, int32 `(batch, context)`.
+      targets: The following tokens, int32 `(batch, context)`: `inputs` shifted by one.
+    """
 
     inputs: Int32[np.ndarray, "batch context"]
     targets: Int32[np.ndarray, "batch context"]
 
 
 def read(path: str | Path, vocab: int) -> Ids:
-    """The tokens of a .bin (16-bit, little-endian, no header) or of a .npy with one axis.
+    """Maps a file of tokens into memory, and compares every token with the vocabulary.
 
-    They stay on disk; each was compared with the vocabulary. `DataError` names the file.
+    Args:
+      path: A .npy file of whole numbers with one axis, or else a file of 16-bit numbers,
+        little-endian and without a header, as nanoGPT writes .bin files.
+      vocab: The number of tokens in the vocabulary, >= 1.
+
+    Returns:
+      The tokens `(n,)`, which stay on disk.
+
+    Raises:
+      ValueError: If `vocab` is below 1.
+      DataError: If the file is missing, empty or truncated, holds something else, or has a token
+        outside the vocabulary. The message names the file. It is a `ValueError`.
     """
     path = Path(path)
     if vocab < 1:
@@ -52,6 +78,7 @@ def read(path: str | Path, vocab: int) -> Ids:
             )
     else:
         tokens = _bin(path, vocab)
+    # In chunks, since the text may be larger than memory.
     for start in range(0, len(tokens), CHUNK):
         chunk = tokens[start : start + CHUNK]
         if (low := chunk.min()) < 0 or chunk.max() >= vocab:
@@ -63,6 +90,7 @@ def read(path: str | Path, vocab: int) -> Ids:
 
 
 def _bin(path: Path, vocab: int) -> Ids:
+    """Maps a file of 16-bit tokens into memory."""
     if vocab > 1 << 16:
         raise DataError(f"{path}: 16-bit tokens cannot come from a vocabulary of {vocab}")
     with opened(path, SOURCE) as (file, size):
@@ -78,10 +106,22 @@ def _bin(path: Path, vocab: int) -> Ids:
 
 
 def load(folder: str | Path, vocab: int | None = None) -> Tokens:
-    """`train` and `val` (.bin or .npy) of a folder as nanoGPT prepares it.
+    """Loads the tokens of a folder that nanoGPT prepared.
 
-    The vocabulary is what meta.json or meta.pkl gives as vocab_size (the pickle is looked through,
-    not run); `vocab` must agree with it, or stand in where there is none.
+    The size of the vocabulary is the `vocab_size` of meta.json or meta.pkl, where there is one. The
+    pickle is searched for the number; none of its code is run.
+
+    Args:
+      folder: The folder, which has `train` and `val`, each .bin or .npy.
+      vocab: The number of tokens in the vocabulary; None if the folder says it. If both say it,
+        they have to agree.
+
+    Returns:
+      The tokens to learn from, those held out, and the size of the vocabulary.
+
+    Raises:
+      DataError: If the folder or a file is missing or damaged, or the size of the vocabulary is not
+        known, or said in two ways. It is a `ValueError`.
     """
     folder = Path(folder)
     stated = _stated(folder)
@@ -100,12 +140,13 @@ def load(folder: str | Path, vocab: int | None = None) -> Tokens:
 
 
 def _find(folder: Path, part: str) -> Path:
+    """Returns the file of a part, .bin or .npy; the first, for the message, if neither is there."""
     candidates = (inside(folder, part + end) for end in (".bin", ".npy"))
     return next((path for path in candidates if path.exists()), folder / f"{part}.bin")
 
 
 def _stated(folder: Path) -> int | None:
-    """The vocabulary's size by the folder's own account."""
+    """Returns the vocabulary's size as the folder's own files state it, or None."""
     for name in ("meta.json", "meta.pkl"):
         path = inside(folder, name)
         if not path.exists():
@@ -122,9 +163,10 @@ def _stated(folder: Path) -> int | None:
 
 
 def _peek(pickled: bytes) -> int | None:
-    """The whole number that follows the text "vocab_size" in a pickle, none of which is run."""
+    """Returns the whole number that follows the text "vocab_size" in a pickle, which is not run."""
     due = False
     for code, value, _ in pickletools.genops(pickled):
+        # These note a value for later use, and may stand between a key and its value.
         if code.name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
             continue
         if due:
@@ -134,7 +176,17 @@ def _peek(pickled: bytes) -> int | None:
 
 
 def split(tokens: Ids, held_out: float) -> tuple[Ids, Ids]:
-    """The text and its last share, without a copy.
+    """Splits a text into its beginning and its last share, without a copy.
+
+    Args:
+      tokens: The text `(n,)`.
+      held_out: The share of tokens in the last part, in (0, 1).
+
+    Returns:
+      The tokens to learn from, and those held out.
+
+    Raises:
+      ValueError: If either part would be empty.
 
     >>> [len(part) for part in split(np.arange(10), 0.2)]
     [8, 2]
@@ -148,7 +200,17 @@ def split(tokens: Ids, held_out: float) -> tuple[Ids, Ids]:
 
 
 def blocks(tokens: Ids, context: int) -> int:
-    """How many blocks of `context` tokens, one after the other, have a token after each of theirs.
+    """Counts the blocks of a text, laid end to end, each of whose tokens is followed by another.
+
+    Args:
+      tokens: The text `(n,)`.
+      context: The number of tokens in a block, from 1 to n - 1.
+
+    Returns:
+      The number of blocks, (n - 1) // context.
+
+    Raises:
+      ValueError: If `context` is out of range.
 
     >>> blocks(np.arange(9), 4), blocks(np.arange(8), 4)
     (2, 1)
@@ -159,7 +221,19 @@ def blocks(tokens: Ids, context: int) -> int:
 
 
 def block_means(tokens: Ids, context: int) -> Float64[np.ndarray, " block"]:
-    """The mean token value of each block, by whose percentiles SAIL (App. H.1) splits a corpus.
+    """Computes the mean token value of each block.
+
+    SAIL splits a corpus by percentiles of these means.
+
+    Args:
+      tokens: The text `(n,)`.
+      context: The number of tokens in a block, from 1 to n - 1.
+
+    Returns:
+      The means, float64 `(block,)`.
+
+    References:
+      SAIL, App. H.1.
 
     >>> block_means(np.array([1, 3, 2, 6, 0], np.uint16), 2).tolist()
     [2.0, 4.0]
@@ -184,10 +258,28 @@ def batch(
     context: int,
     chosen: Int[np.ndarray, " k"] | None = None,
 ) -> Batch:
-    """The batch of a training step: a function of the arguments alone, so resuming needs no state.
+    """Returns the batch of a training step, as a function of its arguments alone.
 
-    Every epoch takes each block once, in an order of its own; only `chosen` blocks if given, as for
-    one part of a split corpus.
+    Every epoch takes each block once, in an order of its own. Resuming a run therefore needs no
+    state.
+
+    Args:
+      tokens: The text `(n,)`.
+      step: The number of the step, >= 0.
+      seed: Seed of the orders, >= 0.
+      size: The number of blocks in the batch, >= 1.
+      context: The number of tokens in a block, from 1 to n - 1.
+      chosen: The blocks to choose from `(k,)`, such as one part of a split corpus; None for all.
+
+    Returns:
+      The blocks and the tokens that follow theirs.
+
+    Raises:
+      ValueError: If an argument is out of range, or `chosen` has a block that the text has not.
+
+    >>> first = batch(np.arange(9), 0, seed=0, size=2, context=4)
+    >>> first.inputs.shape, bool((first.targets == first.inputs + 1).all())
+    ((2, 4), True)
     """
     count = blocks(tokens, context)
     which = indices(step, examples=count if chosen is None else len(chosen), size=size, seed=seed)
@@ -197,6 +289,7 @@ def batch(
                 f"chosen must be blocks from 0 to {count - 1}; got {chosen.min()} to {chosen.max()}"
             )
         which = chosen[which]
+    # One token more than a block: the targets are the block shifted by one.
     at = np.asarray(which)[:, None] * context + np.arange(context + 1)
     taken = np.asarray(tokens[at], np.int32)
     return Batch(taken[:, :-1], taken[:, 1:])

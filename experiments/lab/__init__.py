@@ -1,1 +1,1 @@
-"""How any study is run, stored, resumed, shared out and judged."""
+"""How any study is found, configured, run, stored, resumed, shared out over devices, and judged."""

@@ -1,4 +1,4 @@
-"""Curves over seeds as figures draw them."""
+"""Curves with error bands, for the figures of studies that repeat a measurement over seeds."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,17 @@ if TYPE_CHECKING:
 def band(
     ax: "Axes", x: Any, values: "xr.DataArray", *, color: Any, alpha: float = 0.25, **look: Any
 ) -> None:
-    """The mean over seeds as a line of that `look`, and its standard error as a band of `alpha`."""
+    """Draws the mean over seeds as a line, and its standard error as a band around it.
+
+    Args:
+      ax: The axes that are drawn on.
+      x: The horizontal positions, `(n,)`.
+      values: The measurements, with a dimension "seed" and one of length n. Values that are not
+        finite are left out; where fewer than two remain there is no band.
+      color: The colour of the line and of the band, in any form that Matplotlib takes.
+      alpha: The opacity of the band, from 0 to 1.
+      **look: Further options of the line, for `ax.plot`.
+    """
     mean, error = mean_and_error(values)
     ax.plot(x, mean, color=color, **look)
     ax.fill_between(x, mean - error, mean + error, color=color, alpha=alpha, lw=0)

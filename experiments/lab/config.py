@@ -1,5 +1,8 @@
-"""Configs: frozen dataclasses whose annotations say what a field may be, and are checked when one
-is made; groups of fields that several studies share are configs themselves."""
+"""Checked configs: frozen dataclasses whose annotations say which values a field may have.
+
+Values are checked when a config is made. A group of fields that several studies share is a config
+itself, and can be a field of another one.
+"""
 
 import dataclasses
 import functools
@@ -18,25 +21,33 @@ C = TypeVar("C")
 
 
 def _different(values: tuple[T, ...]) -> tuple[T, ...]:
+    """Checks that there is at least one value, and that no two are equal."""
     if not values or len(set(values)) < len(values):
         raise ValueError("must be one or more values, all different")
     return values
 
 
 def _increasing(values: tuple[T, ...]) -> tuple[T, ...]:
+    """Checks that there is at least one value, and that each is greater than the one before."""
     if not values or any(a >= b for a, b in itertools.pairwise(values)):  # type: ignore[operator]
         raise ValueError("must be one or more increasing values")
     return values
 
 
 Seed = Annotated[int, Interval(ge=0, lt=2**31)]
+"""A seed of random numbers, from 0 to 2**31 - 1."""
 Natural = Annotated[int, Ge(1)]
+"""A whole number, at least 1."""
 Count = Annotated[int, Ge(0)]
+"""A whole number, at least 0."""
 Finite = Annotated[float, AllowInfNan(False)]
+"""A number that is neither infinite nor NaN."""
 Positive = Annotated[float, Gt(0), AllowInfNan(False)]
+"""A finite number above 0."""
 NotNegative = Annotated[float, Ge(0), AllowInfNan(False)]
+"""A finite number, at least 0."""
 Share = Annotated[float, Gt(0), Lt(1)]
-"""Strictly between 0 and 1."""
+"""A number strictly between 0 and 1."""
 Some = Annotated[tuple[T, ...], MinLen(1)]
 """One value or more."""
 Different = Annotated[tuple[T, ...], AfterValidator(_different)]
@@ -49,11 +60,18 @@ Rising = Annotated[Increasing[T], MinLen(2)]
 
 @dataclass_transform(frozen_default=True)
 def config(cls: type[C]) -> type[C]:
-    """Makes a frozen dataclass whose fields are checked against their annotations.
+    """Turns a class into a frozen dataclass whose fields are checked against their annotations.
 
-    What is wrong is raised as a `ValueError`, "field must be ...; got ...", one sentence for each
-    field; a `__post_init__` checks what concerns several. Numbers are not read from text, nor
-    tuples from lists.
+    An instance with an unknown field, or with a value that is not allowed, raises `ValueError`. Its
+    message has one sentence for each wrong field: "field must be ...; got ...". The check is
+    strict: text is not read as a number, and a list is not taken for a tuple. What concerns several
+    fields at once is for a `__post_init__` to check.
+
+    Args:
+      cls: The class. Each field has an annotation, such as `Natural` or `Increasing[float]`.
+
+    Returns:
+      The dataclass.
 
     >>> @config
     ... class Walk:
@@ -72,12 +90,25 @@ def config(cls: type[C]) -> type[C]:
         except ValidationError as error:
             raise ValueError("; ".join(map(_told, error.errors()))) from None
 
+    # wrapped, since the errors of pydantic take several lines for each field
     made.__init__ = init
     return made
 
 
 def varied(config: C, **changes: Any) -> C:
-    """The config with some fields changed; those of a group are given as a mapping.
+    """Copies a config with other values for some of its fields.
+
+    Args:
+      config: The config, which stays as it is.
+      **changes: The new values by field. The value of a group may be a mapping of some of its
+        fields; the other fields of the group keep their values.
+
+    Returns:
+      The new config, of the same class.
+
+    Raises:
+      ValueError: If a field is unknown (the message names the nearest known one), or a value is not
+        allowed.
 
     >>> @config
     ... class Budget:
@@ -88,9 +119,6 @@ def varied(config: C, **changes: Any) -> C:
     ...     budget: Budget = Budget()
     >>> varied(Run(), budget={"steps": 5}).budget
     Budget(steps=5, batch=8)
-
-    Raises `ValueError` for an unknown field, with the nearest known one, and for a value that is
-    not allowed.
     """
     names = {field.name for field in dataclasses.fields(config)}  # type: ignore[arg-type]
     fields: dict[str, Any] = {}
@@ -106,6 +134,7 @@ def varied(config: C, **changes: Any) -> C:
     return dataclasses.replace(config, **fields)  # type: ignore[type-var]
 
 
+# what pydantic calls the errors, and what a field must do instead; {ge} etc. are in their context
 _MUST: Mapping[str, str] = {
     "greater_than_equal": "be at least {ge}",
     "greater_than": "be greater than {gt}",
@@ -125,7 +154,7 @@ _MUST: Mapping[str, str] = {
 
 
 def _told(error: Mapping[str, Any]) -> str:
-    """What pydantic found, as a sentence of ours."""
+    """Puts one error that pydantic found into a sentence: "field must be ...; got ..."."""
     why = error.get("ctx", {})
     name = "".join(f"[{at}]" if isinstance(at, int) else str(at) for at in error["loc"])
     if "error" in why:  # raised by a check of several fields, which names them, or of one
@@ -138,6 +167,7 @@ def _told(error: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
+    """Rewrites a value of pydantic's error context: no quotation marks, 1.0 as 1."""
     if isinstance(value, str):
         return value.replace("'", "").replace(" or ", ", ")
     return int(value) if isinstance(value, float) and value.is_integer() else value

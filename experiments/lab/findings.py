@@ -1,5 +1,8 @@
-"""What an experiment found, beside what a paper printed: means over seeds, or over whatever else
-it repeats, and verdicts on claims."""
+"""What a study found, beside what a paper printed.
+
+Here are means with standard errors over repetitions, which are seeds as a rule, and verdicts on
+claims by statistical tests.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,38 +13,59 @@ from jaxtyping import ArrayLike
 from scipy import stats
 
 LEVEL = 0.05
+"""The probability of a wrong verdict that tests allow."""
 VERDICTS = ("holds", "fails", "undecided", "not tested")
+"""What can become of a claim."""
 
 
 class Finding(NamedTuple):
-    """One claim of a paper, and what became of it here."""
+    """One claim of a paper, and what became of it here.
+
+    Attributes:
+      where: The paper, and its section, table or figure.
+      claim: What is claimed, as a sentence.
+      paper: The figures that the paper prints, with their scale.
+      here: The measured figures: mean ± standard error over repetitions.
+      verdict: One of `VERDICTS`, for the scale of this run.
+      p: The p value of Student's two-sided test that the mean margin is 0; NaN if there was no
+        test.
+      effect: The mean of the margins over their standard deviation (Cohen's d); NaN if there was no
+        test, infinite if the margins are all equal.
+    """
 
     where: str
-    """Paper, and section, table or figure."""
     claim: str
-    """What is claimed, as a sentence."""
     paper: str
-    """The printed figures, with their scale."""
     here: str
-    """The measured ones: mean ± standard error over repetitions."""
     verdict: str
-    """One of `VERDICTS`, at the scale of this run."""
     p: float = np.nan
-    """Of Student's two-sided test that the margins are 0 in the mean; NaN where there is none."""
     effect: float = np.nan
-    """Mean of the margins over their standard deviation (Cohen's d); NaN where there is none."""
 
 
 def judged(where: str, claim: str, paper: str, here: str, margins: ArrayLike) -> Finding:
-    """The claim that `margins`, one number per repetition, are positive in the mean, judged alone.
+    """Tests the claim that some margins are positive in the mean, without regard to other claims.
 
-    It holds if Student's two-sided test rejects a mean of 0 at `LEVEL` and the mean is above 0, and
-    fails if it is below; margins that are not finite, or fewer than two, decide nothing.
+    The claim holds if Student's two-sided test rejects a mean of 0 at `LEVEL` and the mean is
+    positive. It fails if the test rejects and the mean is negative. Otherwise it is undecided, also
+    where there are fewer than two margins, one is not finite, or all are 0. `corrected` then
+    accounts for the other claims of a study.
+
+    Args:
+      where: The paper, and its section, table or figure.
+      claim: What is claimed, as a sentence.
+      paper: The figures that the paper prints.
+      here: The measured figures, as text.
+      margins: One number for each repetition, in an array of any shape. A positive one speaks for
+        the claim.
+
+    Returns:
+      The finding, with its p value and effect size if there was a test.
 
     >>> [judged("", "", "", "", m).verdict for m in ([1, 1.2, 0.9], [-1, -1.2, -1], [1, -1.5, 1])]
     ['holds', 'fails', 'undecided']
     """
     values = np.asarray(margins, float).ravel()
+    # without spread t is infinite, which decides; but margins that are all 0 say nothing (0 / 0)
     if len(values) < 2 or not np.isfinite(values).all() or not values.any():
         return Finding(where, claim, paper, here, "undecided")
     mean, spread = float(values.mean()), float(values.std(ddof=1))
@@ -51,18 +75,33 @@ def judged(where: str, claim: str, paper: str, here: str, margins: ArrayLike) ->
 
 
 def _decided(finding: Finding, rejected: bool) -> Finding:
+    """Sets the verdict of a tested finding, by whether the test rejected and the sign of the
+    effect.
+    """
     side = "holds" if finding.effect > 0 else "fails"
     return finding._replace(verdict=side if rejected else "undecided")
 
 
 def corrected(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings of one study, judged together: Holm's correction of their p values, so that the
-    chance of any wrong "holds" or "fails" among them is at most `LEVEL`.
+    """Judges the findings of one study together, by Holm's correction of their p values.
 
-    Findings without a p value stay as they are, and do not count.
+    With it, the probability of one or more wrong verdicts "holds" or "fails" in the study is at
+    most `LEVEL`. The k-th smallest of m p values, counted from 0, is compared with `LEVEL` / (m -
+    k); from the first that is not below its bound, all are undecided.
+
+    Args:
+      findings: The findings as `judged` gives them. Those without a p value are not counted.
+
+    Returns:
+      The findings in the same order, with the corrected verdicts. Those without a p value are
+      unchanged.
 
     References:
       Holm, A simple sequentially rejective multiple test procedure, 1979.
+
+    >>> alone = [judged("", "", "", "", m) for m in ([1, 2, 3], [4, 5, 6])]
+    >>> [round(f.p, 3) for f in alone], [f.verdict for f in corrected(alone)]
+    ([0.074, 0.013], ['undecided', 'holds'])
     """
     tested = sorted((f.p, i) for i, f in enumerate(findings) if np.isfinite(f.p))
     out, rejecting = list(findings), True
@@ -73,7 +112,14 @@ def corrected(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def told(findings: Sequence[Finding]) -> str:
-    """A line for each, verdict first; then how the verdicts were reached."""
+    """Puts findings into words, a line for each, with the verdict first.
+
+    Args:
+      findings: The findings of one study, already `corrected`.
+
+    Returns:
+      The lines. If anything was tested, a last one says how the verdicts were reached (`rule`).
+    """
     lines = [
         f"{f.verdict.upper()}: {f.claim} ({f.where}). Paper: {f.paper}. Here: {f.here}"
         f"{evidence(f)}."
@@ -83,7 +129,14 @@ def told(findings: Sequence[Finding]) -> str:
 
 
 def evidence(finding: Finding) -> str:
-    """Effect size and p value, where there are any."""
+    """Puts the effect size and the p value of a finding into words.
+
+    Args:
+      finding: The finding.
+
+    Returns:
+      Text such as " (d = +1.3, p = 0.02)", beginning with a space; empty if there was no test.
+    """
     if not np.isfinite(finding.p):
         return ""
     effect = f"d = {finding.effect:+.1f}" if np.isfinite(finding.effect) else "no spread"
@@ -91,7 +144,14 @@ def evidence(finding: Finding) -> str:
 
 
 def rule(findings: Sequence[Finding]) -> str:
-    """By what rule the verdicts of a study were reached; empty where nothing was tested."""
+    """Says how the verdicts of a study were reached.
+
+    Args:
+      findings: The findings of one study.
+
+    Returns:
+      One sentence that names the test and the number of tested claims; empty if nothing was tested.
+    """
     count = sum(np.isfinite(f.p) for f in findings)
     if not count:
         return ""
@@ -102,8 +162,21 @@ def rule(findings: Sequence[Finding]) -> str:
 
 
 def mean_and_error(values: xr.DataArray, over: str = "seed") -> tuple[np.ndarray, np.ndarray]:
-    """Mean over the seeds, or what else is repeated, where there is a value, and its standard error
-    (NaN of fewer than 2)."""
+    """Computes the mean over repetitions and its standard error, from the values that are finite.
+
+    The standard error is sqrt(sum (x - mean)^2 / (n - 1) / n), n being the number of finite values.
+
+    Args:
+      values: The measurements, with a dimension named `over`.
+      over: The dimension that the repetitions are on.
+
+    Returns:
+      The mean and the standard error, two arrays with the shape of `values` without `over`. The
+      mean is NaN where no value is finite, the error where fewer than two are.
+
+    >>> [x.tolist() for x in mean_and_error(xr.DataArray([[1.0, 3.0, np.nan]], dims=("n", "seed")))]
+    [[2.0], [1.0]]
+    """
     array = np.moveaxis(values.values, values.get_axis_num(over), 0)
     known = np.isfinite(array)
     count = known.sum(0)
@@ -115,7 +188,16 @@ def mean_and_error(values: xr.DataArray, over: str = "seed") -> tuple[np.ndarray
 
 
 def stated(values: xr.DataArray, digits: int = 2, *, sign: bool = True) -> str:
-    """Mean ± standard error over the one dimension there is, or that there is none.
+    """Puts mean ± standard error of repeated measurements into words.
+
+    Args:
+      values: The measurements, with one dimension, which numbers the repetitions.
+      digits: The number of decimals.
+      sign: Whether a positive mean has a plus sign.
+
+    Returns:
+      Text such as "+2.00 ± 1.00"; "+2.00 (one seed)" where one value is finite; "undefined" where
+      none is.
 
     >>> stated(xr.DataArray([1.0, 3.0], dims="seed")), stated(xr.DataArray([np.nan], dims="seed"))
     ('+2.00 ± 1.00', 'undefined')

@@ -1,7 +1,7 @@
-"""Several processes that run the same experiment side by side: who writes, and when others read.
+"""Several processes that run one study together: which of them writes, and when the others go on.
 
-Every process computes the same; of what only one may do, the first does it while the others wait.
-The directory of a run must be one that all of them see.
+Every process computes the same. What only one may do, such as writing a file, the first process
+does while the others wait. The directory of a run must be one that all of them see.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,18 @@ AUTO = "auto"
 
 
 def join(how: str) -> None:
-    """Makes this process one of several, before anything is computed.
+    """Connects this process with the others that run the same study.
 
-    how: "auto", where SLURM, a TPU pod, Kubernetes or Open MPI tells each process what it is; or
-    "HOST:PORT,COUNT,RANK", the address being that of rank 0. Raises `ValueError` if it is neither.
+    Call it before JAX computes anything. It is not needed where there is one process.
+
+    Args:
+      how: "auto" where SLURM, a TPU pod, Kubernetes or Open MPI tells each process its place. Else
+        "HOST:PORT,COUNT,RANK": the address of the process of rank 0, the number of processes, and
+        the rank of this one, from 0.
+
+    Raises:
+      ValueError: If `how` is neither, the rank is not below the count, or "auto" finds nothing that
+        tells this process its place.
     """
     import jax
 
@@ -38,16 +46,28 @@ def join(how: str) -> None:
 
 
 def is_first() -> bool:
-    """Whether this is the process that writes: the only one, as a rule."""
+    """Tells whether this is the process that writes.
+
+    Returns:
+      True in the process of rank 0, and so wherever there is only one.
+    """
     import jax
 
     return jax.process_index() == 0
 
 
 def by_first(do: Callable[[], T]) -> T | None:
-    """`do()` in the first process, None in the others, which go on once it is done.
+    """Calls a function in the first process only, and lets the others wait until it is done.
 
-    What it raises is raised in the first, and `StoreError` in the others.
+    Args:
+      do: The function, such as one that writes a file.
+
+    Returns:
+      What `do` returns in the first process; None in the others.
+
+    Raises:
+      StoreError: In all processes but the first, if `do` raised an exception there. The first
+        process raises that exception itself.
     """
     if is_alone():
         return do()
@@ -57,6 +77,7 @@ def by_first(do: Callable[[], T]) -> T | None:
             result = do()
         except Exception as exc:
             error = exc
+    # an exception must not keep the first from this broadcast: the others wait in it
     failed = agreed(error is not None)
     if error is not None:
         raise error
@@ -66,7 +87,16 @@ def by_first(do: Callable[[], T]) -> T | None:
 
 
 def agreed(flag: bool) -> bool:
-    """What the first process says, in all of them."""
+    """Tells every process what the first one says.
+
+    All processes must call it. They wait for one another.
+
+    Args:
+      flag: What this process would say.
+
+    Returns:
+      The flag of the first process, in all of them.
+    """
     if is_alone():
         return flag
     import numpy as np
@@ -76,7 +106,16 @@ def agreed(flag: bool) -> bool:
 
 
 def any_of(flag: bool) -> bool:
-    """Whether one of the processes says so, in all of them."""
+    """Tells every process whether at least one of them says yes.
+
+    All processes must call it. They wait for one another.
+
+    Args:
+      flag: What this process says.
+
+    Returns:
+      Whether the flag of any process is true, in all of them.
+    """
     if is_alone():
         return flag
     import numpy as np
@@ -86,6 +125,11 @@ def any_of(flag: bool) -> bool:
 
 
 def is_alone() -> bool:
+    """Tells whether this process runs the study by itself.
+
+    Returns:
+      True if JAX knows of no other process.
+    """
     import jax
 
     return jax.process_count() == 1

@@ -1,10 +1,12 @@
-"""The studies: each a folder of `experiments.studies`, found by its name.
+"""The studies: each is a folder of `experiments.studies`, found by its name.
 
-__init__.py   what it is about; its docstring begins with its question
-config.py     `Config`, all that it can be told, and `PRESETS`
-run.py        `run(config, stage)`, the dataset
-findings.py   `summary(dataset)`, and where there are claims or rows `findings` and `table`
-plots.py      `plot(dataset)`, figures by name
+The files of a study are:
+
+    __init__.py   what it is about; its docstring begins with its question
+    config.py     `Config`, all its settings, and `PRESETS`, configs by name
+    run.py        `run(config, stage)`, which returns the dataset
+    findings.py   `summary(dataset)`, and where there are claims or rows `findings` and `table`
+    plots.py      `plot(dataset)`, which returns figures by name
 """
 
 import ast
@@ -22,7 +24,12 @@ FOLDER = Path(__file__).parents[1] / "studies"
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """One study; a file of it is imported when something in it is asked for."""
+    """One study. A file of it is imported when something in the file is first asked for.
+
+    Attributes:
+      name: The name of its folder.
+      question: The question that it answers, ending with a question mark.
+    """
 
     name: str
     question: str
@@ -34,21 +41,25 @@ class Study:
 
     @property
     def presets(self) -> Mapping[str, Any]:
+        """Its configs by name, "default" first."""
         return self._in("config").PRESETS
 
     @property
     def run(self) -> Callable[..., Any]:
-        """`run(config, stage)` gives the dataset."""
+        """The function `run(config, stage)` that computes the dataset."""
         return self._in("run").run
 
     @property
     def summary(self) -> Callable[[Any], str]:
-        """What the dataset says, in sentences."""
+        """The function that says in sentences what a dataset shows."""
         return self._in("findings").summary
 
     @property
     def findings(self) -> Callable[[Any], list[Any]]:
-        """What the dataset says of the claims that the study puts to the test, judged together."""
+        """The function that tests the claims of the study on a dataset and judges them together.
+
+        It returns a list of `Finding`, empty if the study puts no claim to the test.
+        """
         declared = getattr(self._in("findings"), "findings", lambda dataset: [])
 
         def judged(dataset: Any) -> list[Any]:
@@ -60,22 +71,30 @@ class Study:
 
     @property
     def tables(self) -> Callable[[Any], list[Any]]:
-        """The dataset as tables, their first rows the names of columns."""
+        """The function that lists a dataset's tables; the first row of each names its columns."""
         table = getattr(self._in("findings"), "table", None)
         return lambda dataset: [] if table is None else [table(dataset)]
 
     @property
     def plot(self) -> Callable[[Any], dict[str, Any]]:
-        """The figures of the dataset, by name."""
+        """The function that draws a dataset: Matplotlib figures by name."""
         return self._in("plots").plot
 
     def _in(self, file: str) -> Any:
+        """Imports one file of the study."""
         return importlib.import_module(f"experiments.studies.{self.name}.{file}")
 
 
 @functools.cache
 def studies() -> Mapping[str, Study]:
-    """All studies by name; none is imported."""
+    """Lists all studies, without importing them.
+
+    Returns:
+      The studies by name, in alphabetical order. They are found once in the life of a process.
+
+    Raises:
+      ValueError: If the docstring of a study does not contain a question.
+    """
     by_name = {}
     for file in sorted(FOLDER.glob("*/__init__.py")):
         text = ast.get_docstring(ast.parse(file.read_text()))
@@ -87,7 +106,17 @@ def studies() -> Mapping[str, Study]:
 
 
 def load(name: str) -> Study:
-    """The study `name`; `ValueError` with the nearest name if there is none."""
+    """Looks up a study by its name.
+
+    Args:
+      name: The name of its folder in `experiments.studies`.
+
+    Returns:
+      The study; nothing of it is imported yet.
+
+    Raises:
+      ValueError: If there is no such study. The message names the nearest.
+    """
     if name not in studies():
         raise ValueError(f"unknown experiment '{name}'{nearest(name, studies())}")
     return studies()[name]

@@ -1,4 +1,8 @@
-"""The stages of a run: named dictionaries of arrays, each remembered in a file of its own."""
+"""The file format of stages: named dictionaries of arrays, each stored in a file of its own.
+
+`store.Run.stage` decides when a stage is written or read. `direct` is the stage function that
+stores nothing.
+"""
 
 import io
 import re
@@ -14,10 +18,22 @@ MAX_FILE = 4 << 30  # bytes
 
 
 def as_arrays(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """The nested dictionary with sorted keys and NumPy leaves, as it comes back from disk.
+    """Converts a nested dictionary to what would come back from disk: sorted keys, NumPy arrays.
 
-    Keys are words without `/` and `.`; leaves hold numbers, booleans or text, at least one.
-    Raises `TypeError` or `ValueError` naming the path of what is not.
+    Args:
+      tree: A dictionary of arrays, numbers, booleans or text, or of such dictionaries. Keys begin
+        with a letter, a digit or "_" and go on with these, spaces and "-".
+      at: The path of `tree` within a larger one, for messages; empty, or ending with "/".
+
+    Returns:
+      The dictionary with its keys sorted and its leaves as NumPy arrays. bfloat16 is kept.
+
+    Raises:
+      TypeError: If `tree` is no dictionary, or a leaf holds neither numbers nor text.
+      ValueError: If a dictionary or an array is empty, or a key is not of the form above.
+
+    >>> as_arrays({"b": [1, 2], "a": {"c": 3.0}})
+    {'a': {'c': array(3.)}, 'b': array([1, 2])}
     """
     import numpy as np
 
@@ -47,12 +63,42 @@ def as_arrays(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:
 def direct(
     name: str, compute: Callable[..., Mapping[str, Any]], *, folder: bool = False
 ) -> dict[str, Any]:
-    """The stage that remembers nothing: computes, and returns the arrays as a store would."""
+    """Computes a stage and stores nothing.
+
+    Args:
+      name: The name of the stage, which is not used.
+      compute: Computes the stage; called with None if `folder` is true, else with no argument.
+      folder: Whether `compute` takes the directory that a store would give it.
+
+    Returns:
+      The arrays, in the form in which a store would return them (`as_arrays`).
+
+    Raises:
+      TypeError: As `as_arrays`.
+      ValueError: As `as_arrays`.
+
+    >>> direct("one", lambda: {"x": [1, 2]})
+    {'x': array([1, 2])}
+    """
     return as_arrays(compute(None) if folder else compute())
 
 
 def file_name(name: str) -> str:
-    """One path component for a stage name, different names giving different ones."""
+    """Encodes the name of a stage as the name of a file.
+
+    Args:
+      name: At most 80 ASCII letters, digits, "_", spaces and . , : = + / -, of which the first is a
+        letter, a digit or "_".
+
+    Returns:
+      One path component. Different names give different ones.
+
+    Raises:
+      ValueError: If the name has another form.
+
+    >>> file_name("draws 3/20")
+    'draws 3%2F20'
+    """
     if not re.fullmatch(r"\w[\w .,:=+/-]{0,79}", name, flags=re.ASCII):
         raise ValueError(
             f"stage name {name!r}: expected at most 80 letters, digits, spaces and . , : = + / - _,"
@@ -62,16 +108,34 @@ def file_name(name: str) -> str:
 
 
 def _record(file: Path) -> Path:
+    """The path of the record that belongs to a stage's file of arrays."""
     return file.with_name(f"{file.name}.json")
 
 
 def finished(file: Path) -> bool:
-    """Whether the stage is stored: its record is written last."""
+    """Tells whether a stage is stored.
+
+    Args:
+      file: The .npz file of its arrays.
+
+    Returns:
+      Whether its record exists. The record is written last, so that then the arrays are there, too.
+    """
     return _record(file).exists()
 
 
 def write(file: Path, name: str, arrays: dict[str, Any], seconds: float) -> None:
-    """Stores the finished stage: its arrays as a .npz, then the record with their checksum."""
+    """Stores a finished stage: first its arrays as a .npz, then a record with their checksum.
+
+    Args:
+      file: The .npz file. Its folder is made if it is missing.
+      name: The name of the stage.
+      arrays: The arrays, as `as_arrays` gives them.
+      seconds: How long the stage took to compute.
+
+    Raises:
+      StoreError: If a file cannot be written.
+    """
     import numpy as np
 
     flat, buffer = _flat(arrays), io.BytesIO()
@@ -96,7 +160,18 @@ def write(file: Path, name: str, arrays: dict[str, Any], seconds: float) -> None
 
 
 def read(file: Path, name: str) -> tuple[dict[str, Any], float]:
-    """The stage's arrays and the seconds it took, every byte checked before any is interpreted."""
+    """Reads a stored stage, and checks every byte before it interprets any.
+
+    Args:
+      file: The .npz file of its arrays.
+      name: The name that the stage should have.
+
+    Returns:
+      The arrays, as they were given to `write`, and the seconds that the stage took to compute.
+
+    Raises:
+      StoreError: If the arrays or the record are missing or damaged, or belong to another stage.
+    """
     import jax.numpy as jnp
     import numpy as np
 
@@ -124,7 +199,7 @@ def read(file: Path, name: str) -> tuple[dict[str, Any], float]:
 
 
 def _flat(arrays: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """The arrays by their paths."""
+    """Flattens a nested dictionary to arrays by path, the keys joined by "/"."""
     flat: dict[str, Any] = {}
     for key, leaf in arrays.items():
         flat |= _flat(leaf, f"{at}{key}/") if isinstance(leaf, Mapping) else {f"{at}{key}": leaf}

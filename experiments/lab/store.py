@@ -1,15 +1,16 @@
-"""A run kept in a directory, so that it can be resumed, re-read and redrawn, and never half-read.
+"""The directory of a run: what was computed is kept there, to be resumed, read and drawn again.
 
-    config.json         what was run, on what, and whether it finished
-    stages/<name>.npz   each finished stage: its arrays
-    stages/<name>.npz.json   when it is stored, and the checksum
-    work/<name>/        what a stage that is not finished keeps for itself
-    metrics/<name>/     the lines (.jsonl) that it wrote there: losses and rates, step by step
-    result.nc           the dataset (netCDF4), written last
+    config.json              what was run, with which versions, and whether it finished
+    stages/<name>.npz        the arrays of a finished stage
+    stages/<name>.npz.json   its record, with the checksum of the arrays
+    work/<name>/             what an unfinished stage keeps for itself
+    metrics/<name>/          the lines (.jsonl) that a stage wrote there: losses and rates by step
+    result.nc                the dataset (netCDF4), written last
     <figure>.png
 
-Everything is written under a temporary name, synced and renamed. `config.json` is the commit
-record: it carries its own checksum and, once the run has finished, that of `result.nc`.
+Every file is written under a temporary name, synced and renamed, so that none is ever half-written.
+`config.json` says what may be trusted: it carries its own checksum and, once the run has finished,
+that of `result.nc`.
 """
 
 import contextlib
@@ -47,10 +48,22 @@ RECORD, RESULT = "config.json", "result.nc"
 
 
 def config_record(config: Any) -> dict[str, Any]:
-    """The dataclass as JSON data: tuples become lists, infinity the text "inf" (JSON has no such
-    number). `TypeError` or `ValueError` where it has no such form."""
+    """Converts a config to JSON data.
+
+    Args:
+      config: A dataclass.
+
+    Returns:
+      Its fields by name. Tuples become lists, and infinities the texts "inf" and "-inf", since JSON
+      has no such numbers.
+
+    Raises:
+      TypeError: If `config` is no dataclass, or a value has no form in JSON.
+      ValueError: If a value is NaN.
+    """
 
     def spelt(value: Any) -> Any:
+        """The value with lists in place of tuples and text in place of infinities."""
         if isinstance(value, dict):
             return {key: spelt(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
@@ -73,7 +86,19 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 
 
 def differences(old: Any, new: Any, at: str = "") -> list[str]:
-    """Field by field, where two JSON records disagree."""
+    """Lists the fields in which two JSON records differ.
+
+    Args:
+      old: The first record, or a part of one.
+      new: The second.
+      at: The path of both within a larger record; empty at the top.
+
+    Returns:
+      One text for each difference, "path was ..., now ..."; none if the records are equal.
+
+    >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
+    ['a.b was 1, now 3']
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         keys = dict.fromkeys([*new, *old])
         below = (differences(old.get(k), new.get(k), f"{at}.{k}" if at else k) for k in keys)
@@ -82,7 +107,15 @@ def differences(old: Any, new: Any, at: str = "") -> list[str]:
 
 
 class Run:
-    """One experiment's directory, held by this process from `open` to the end of the `with`."""
+    """One run of a study in a directory, which is locked until the end of the `with` block.
+
+    `open` begins or resumes a run; `reopen` reads a finished one. Where several processes make one
+    run, all of them open it, and only the first writes.
+
+    Attributes:
+      path: The directory.
+      record: What `config.json` holds: study, config, seed, versions, device, time and status.
+    """
 
     def __init__(self, path: Path, record: dict[str, Any], lock: int | None) -> None:
         self.path = path
@@ -96,10 +129,26 @@ class Run:
     def open(
         cls, directory: str | Path, experiment: str, config: Any, *, resume: bool = False
     ) -> Self:
-        """Takes `directory` for this run, or raises `RefusedError` before any work is done.
+        """Takes a directory for a run, before any work is done.
 
-        An empty or new directory is taken; one that holds the same run (same experiment, config,
-        versions and device) is taken with `resume`; anything else is refused, with the reason.
+        An empty or new directory is taken. One that holds the same run already is taken only with
+        `resume`. The same run is one with the same study, config, versions and device.
+
+        Args:
+          directory: The directory, which is made if it is missing.
+          experiment: The name of the study.
+          config: Its config, a dataclass with a field `seed`.
+          resume: Whether to continue, or read, a run that is there already.
+
+        Returns:
+          The run. Leave it by a `with` block: its end unlocks the directory.
+
+        Raises:
+          RefusedError: If the directory holds something else, holds this run and `resume` is false,
+            is in use by another run, or cannot be written to.
+          StoreError: If the record of the run that it holds is damaged.
+          TypeError: As `config_record`.
+          ValueError: As `config_record`.
         """
         path = Path(directory)
         wanted = {"experiment": experiment, "config": config_record(config), **provenance()}
@@ -109,16 +158,18 @@ class Run:
 
     @property
     def finished(self) -> bool:
+        """Whether the result of the run is stored."""
         return self.record["status"] == "finished"
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Unlocks the directory, and frees it if the run failed before anything was stored."""
         stored = self.finished or any((self.path / at).exists() for at in ("stages", "work"))
         failed = kind is not None and issubclass(kind, Exception)
         if failed and not stored and processes.is_first():
-            # what was refused at once may be asked for again otherwise
+            # without a record, the directory can be taken for a run with another config
             (self.path / RECORD).unlink(missing_ok=True)
         _release(self._lock)
         self._lock = None
@@ -126,17 +177,31 @@ class Run:
     def stage(
         self, name: str, compute: Callable[..., Mapping[str, Any]], *, folder: bool = False
     ) -> dict[str, Any]:
-        """What `compute()` gives, read back if an earlier process finished this stage.
+        """Computes a stage and stores it, or reads it back if it was stored before.
 
-        With `folder`, `compute(directory)` may keep there what it needs to go on after a kill; when
-        the stage is finished the directory goes, but for its files of lines. Raises `ValueError`
-        for a name that is not plain text or was used before in this run.
+        Args:
+          name: The name of the stage, used once in a run; see `stages.file_name`.
+          compute: Computes the stage: a dictionary of arrays, or of such dictionaries. It is called
+            with no argument, or with the path of a directory if `folder` is true.
+          folder: Whether `compute` gets a directory, to keep there what it needs to go on from
+            after a kill. Once the stage is finished the directory is removed; its .jsonl files move
+            to `metrics`.
+
+        Returns:
+          The arrays, as `stages.as_arrays` gives them.
+
+        Raises:
+          ValueError: If the name was used before in this run or is not of the right form, and as
+            `stages.as_arrays`.
+          TypeError: As `stages.as_arrays`.
+          StoreError: If what was stored is damaged, or the stage cannot be written.
         """
         file = stages.file_name(name)
         saved, work = self.path / "stages" / f"{file}.npz", self.path / "work" / file
         if name in self._used:
             raise ValueError(f"stage '{name}' is used twice in one run: give each its own name")
         self._used.add(name)
+        # all must take the same branch: devices of several processes compute together
         if processes.agreed(stages.finished(saved)):
             arrays, seconds = stages.read(saved, name)
             self._kept_seconds += seconds
@@ -148,7 +213,8 @@ class Run:
             arrays = stages.as_arrays(compute(work) if folder else compute())
             took = time.perf_counter() - start
             processes.by_first(lambda: stages.write(saved, name, arrays, took))
-        if folder and processes.is_first() and work.exists():  # perhaps of one that died here
+        # also where the stage was read back: a process may have died between storing and this
+        if folder and processes.is_first() and work.exists():
             with disk.explained("keep the metrics of", work):
                 for lines in work.rglob("*.jsonl"):
                     place = self.path / "metrics" / lines.relative_to(work.parent)
@@ -160,8 +226,18 @@ class Run:
         return arrays
 
     def finish(self, dataset: "xr.Dataset") -> None:
-        """Writes the dataset with its provenance, then marks the run as finished."""
+        """Stores the result of the run, then marks the run as finished.
+
+        Args:
+          dataset: The result. It is stored with the config, seed, versions, device and computing
+            time as its attributes.
+
+        Raises:
+          TypeError: If a variable holds neither numbers nor text.
+          StoreError: If it cannot be written.
+        """
         for name, variable in dataset.variables.items():
+            # NumPy's kinds of booleans, numbers and text; netCDF has no complex numbers
             if variable.dtype.kind not in "biufUOT":
                 raise TypeError(f"{name}: expected numbers or text, got {variable.dtype}")
         record = self.record
@@ -178,6 +254,7 @@ class Run:
         }
 
         def write() -> None:
+            """Writes the result and then the record, which vouches for it."""
             # Through memory, so that a full disk is noticed here and not in HDF5's flush on close.
             data = bytes(dataset.assign_attrs(attributes).to_netcdf(engine="h5netcdf"))
             disk.write_atomic(self.path / RESULT, data)
@@ -189,7 +266,18 @@ class Run:
         self.record = _read_run_record(self.path)
 
     def draw(self, images: Mapping[str, bytes]) -> list[Path]:
-        """Writes each PNG as `<name>.png` beside the result."""
+        """Writes figures beside the result.
+
+        Args:
+          images: PNG files as bytes, by name. A name has at most 100 letters, digits, "_" and "-".
+
+        Returns:
+          The paths of the files, `<name>.png`.
+
+        Raises:
+          ValueError: If a name has another form.
+          StoreError: If a file cannot be written.
+        """
         paths = []
         for name, data in images.items():
             if not re.fullmatch(r"\w[\w-]{0,99}", name):
@@ -209,9 +297,21 @@ def complete(
     config: Any,
     watch: Callable[[Stage], Stage] = lambda stage: stage,
 ) -> Drawn:
-    """Runs `study` unless it has finished, then draws it from what is stored.
+    """Computes the result of a run unless it is stored already, then draws it.
 
-    `watch` wraps the stage (progress). Returns the dataset as stored, and its figures.
+    Args:
+      run: The run, opened with `config`.
+      study: The study.
+      config: Its config.
+      watch: Wraps the stage function that the study is given, to report progress; the default
+        changes nothing.
+
+    Returns:
+      The dataset as it is stored, and the figures by name. The figures are also written as PNG.
+
+    Raises:
+      StoreError: If something stored is damaged or cannot be written, and whatever the study
+        raises.
     """
     if not run.finished:
         run.finish(study.run(config, watch(run.stage)))
@@ -219,7 +319,18 @@ def complete(
 
 
 def redraw(run: Run, study: Study) -> Drawn:
-    """Draws a finished run's figures again, from its result alone, and stores them."""
+    """Draws the figures of a finished run again, from its stored result, and writes them.
+
+    Args:
+      run: The run.
+      study: Its study.
+
+    Returns:
+      The dataset as it is stored, and the figures by name.
+
+    Raises:
+      StoreError: If the result is damaged, or a figure cannot be written.
+    """
     from sail_jax.drawing import style
 
     dataset, figures = drawn(run, study)
@@ -228,13 +339,35 @@ def redraw(run: Run, study: Study) -> Drawn:
 
 
 def drawn(run: Run, study: Study) -> Drawn:
-    """A finished run's result, and its figures; nothing is written."""
+    """Draws the figures of a finished run, and writes nothing.
+
+    Args:
+      run: The run.
+      study: Its study.
+
+    Returns:
+      The dataset as it is stored, and the figures by name.
+
+    Raises:
+      StoreError: If the result is damaged.
+    """
     dataset = load_result(run.path, run.record)
     return dataset, study.plot(dataset)
 
 
 def reopen(directory: str | Path) -> Run:
-    """A finished run, to read and redraw; `StoreError` if it is missing, damaged or unfinished."""
+    """Opens a finished run to read it and to draw it again.
+
+    Args:
+      directory: The directory of the run.
+
+    Returns:
+      The run, without a lock on its directory.
+
+    Raises:
+      RefusedError: If there is no run, or it is not finished.
+      StoreError: If its record is damaged.
+    """
     path = Path(directory)
     if not path.is_dir() or not (path / RECORD).exists():
         raise RefusedError(f"{path} holds no run: there is no {RECORD}")
@@ -245,18 +378,30 @@ def reopen(directory: str | Path) -> Run:
 
 
 def load_result(path: Path, record: Mapping[str, Any]) -> "xr.Dataset":
-    """The stored dataset, every byte checked before any is interpreted."""
+    """Reads the result of a finished run, and checks every byte before it interprets any.
+
+    Args:
+      path: The directory of the run.
+      record: What its `config.json` holds, with the size and checksum of the result.
+
+    Returns:
+      The dataset.
+
+    Raises:
+      StoreError: If the result is missing, or is not what the checksum was taken of.
+    """
     import xarray as xr
 
     file, expected = path / RESULT, record["result"]
     data = disk.read_bytes(file, expected["bytes"])
     if len(data) != expected["bytes"] or disk.sha256(data) != expected["sha256"]:
         raise StoreError(f"{file} is damaged: its checksum does not match the one in {RECORD}")
+    # undecoded: numbers whose unit is "days", say, would else come back as durations
     return xr.load_dataset(io.BytesIO(data), engine="h5netcdf", decode_times=False)
 
 
 def _hold(path: Path) -> int | None:
-    """An exclusive lock on the directory, which the system drops when the process ends."""
+    """Locks a directory for this process; None where the file system has no locks."""
     if fcntl is None:
         return None
     handle = os.open(path, os.O_RDONLY)
@@ -272,12 +417,13 @@ def _hold(path: Path) -> int | None:
 
 
 def _release(lock: int | None) -> None:
+    """Unlocks a directory that `_hold` locked."""
     if lock is not None:
         os.close(lock)
 
 
 def _take(path: Path, wanted: dict[str, Any], resume: bool) -> tuple[dict[str, Any], int | None]:
-    """The record of the run to do in `path`, and the lock that keeps others out."""
+    """Makes and locks the directory of a run; returns the record of the run, and the lock."""
     if path.exists() and not path.is_dir():
         raise RefusedError(f"{path} is not a directory; choose another --out")
     try:
@@ -286,6 +432,7 @@ def _take(path: Path, wanted: dict[str, Any], resume: bool) -> tuple[dict[str, A
             lock = _hold(path)
     except StoreError as exc:
         raise RefusedError(str(exc)) from exc
+    # looked at only now that no other process can change it
     try:
         return _claim(path, wanted, resume), lock
     except BaseException:
@@ -294,7 +441,7 @@ def _take(path: Path, wanted: dict[str, Any], resume: bool) -> tuple[dict[str, A
 
 
 def _claim(path: Path, wanted: dict[str, Any], resume: bool) -> dict[str, Any]:
-    """The record of the run to do in `path`: the unfinished one found there, or a new one."""
+    """Finds the record of the unfinished run in a locked directory, or writes a new one."""
     disk.probe(path)
     leftovers = [*path.glob(".*.part"), *path.glob("stages/.*.part")]  # of a process that died
     if not set(path.iterdir()) - set(leftovers):
@@ -325,6 +472,7 @@ def _claim(path: Path, wanted: dict[str, Any], resume: bool) -> dict[str, Any]:
 
 
 def _read_run_record(path: Path) -> dict[str, Any]:
+    """Reads the record of a run, and checks that its status and its result agree."""
     record = disk.read_record(path / RECORD, _FIELDS)
     match record["status"], record["result"]:
         case ("unfinished", None) | ("finished", {"bytes": int(), "sha256": str()}):

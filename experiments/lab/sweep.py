@@ -1,4 +1,4 @@
-"""A long list of points, computed and remembered chunk by chunk, on all devices at once."""
+"""Long lists of points, computed and stored chunk by chunk, and shared out over all devices."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -24,16 +24,30 @@ def sweep(
     *,
     chunk: int,
 ) -> dict[str, Any]:
-    """`fn(points)`, taken `chunk` points at a time, one stage each (`name 3/20`).
+    """Applies a function to many points, a chunk of them at a time, with one stage for each chunk.
 
-    `fn` maps a slice of the points to a (nested) dict of arrays whose leading axis runs over that
-    slice; the parts are concatenated along it. A `chunk` that divides `len(points)` compiles once.
-    Of several devices it is made a multiple, so that all of them are at work (`over_devices`).
+    A sweep that is interrupted goes on after its last finished chunk, if `stage` stores results.
+    Where this process has several devices, `chunk` is rounded up to a multiple of their number, so
+    that `over_devices` leaves none of them idle. A chunk size that divides `len(points)` means that
+    a compiled `fn` is compiled once.
+
+    Args:
+      fn: Maps a slice of the points to a (nested) dictionary of arrays, whose leading axis runs
+        over the points of the slice.
+      points: The points, at least one. It is sliced along its leading axis.
+      stage: The stage function; the default stores nothing.
+      name: What the stages are called: "name 3/20" is the third of 20.
+      chunk: The number of points in each stage, at least 1.
+
+    Returns:
+      The dictionary of `fn` for all points: NumPy arrays, concatenated along their leading axes.
+
+    Raises:
+      ValueError: If `chunk` is below 1, there are no points, or an array does not have one entry
+        for each point.
 
     >>> sweep(lambda n: {"square": n**2}, np.arange(5), name="numbers", chunk=2)
     {'square': array([ 0,  1,  4,  9, 16])}
-
-    Raises `ValueError` for a chunk below one, no points, or a part of the wrong length.
     """
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")
@@ -56,23 +70,33 @@ def sweep(
 
 
 def cores() -> int:
-    """Of the CPU that this process may use."""
+    """Counts the cores of the CPU that this process may use.
+
+    Returns:
+      The number of cores, at least 1. Where the system supports it, cores that this process is
+      barred from are not counted.
+    """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _sharing(devices: int) -> int:
-    """How many of the devices take part. Of a CPU that was told to be several, no more than it has
-    cores: beyond, LAPACK's batches wait for threads that wait for them (jaxlib 0.10, dgesdd)."""
+    """How many of the devices take part: on a CPU, no more than it has cores."""
     return min(devices, cores()) if jax.default_backend() == "cpu" else devices
 
 
 def over_devices(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """`fn(points, *common)` with the points shared out over the devices of this process.
+    """Shares the points of a function out over the devices of this process.
 
-    `fn` is pure, maps arrays whose leading axis runs over points to arrays of which the same is
-    true, and treats each point alike. Where the devices do not divide the points, the last point is
-    repeated, and what it gives again is dropped. To be made once and called often: each number of
-    points compiles once.
+    The returned function is to be made once and called often: each number of points is compiled
+    once. On one device `fn` is called as it is, without compiling it.
+
+    Args:
+      fn: A pure function `fn(points, *common)`. It maps arrays whose leading axis runs over points
+        to arrays with the same leading axis, and treats each point alike.
+
+    Returns:
+      A function with the arguments and results of `fn`. The arguments after the first are copied to
+      each device.
 
     >>> double = over_devices(lambda x, by: {"double": by * x})
     >>> double(np.arange(4), 2)["double"].tolist()
@@ -80,6 +104,7 @@ def over_devices(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """
 
     def shared(points: PyTree, *common: PyTree) -> PyTree:
+        """Applies `fn`, with the points filled up to one number for every device."""
         n = len(jax.tree.leaves(points)[0])
         per_device = ceil(n / _sharing(jax.local_device_count()))
         devices = jax.local_devices()[: ceil(n / per_device)]  # more would repeat points alone
@@ -92,6 +117,7 @@ def over_devices(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
     @lru_cache
     def program(devices: tuple[Any, ...], others: int) -> Callable[..., PyTree]:
+        """Compiles `fn` for some devices, and for so many arguments after the points."""
         axis = "points"
         mesh = jax.make_mesh((len(devices),), (axis,), (AxisType.Auto,), devices=devices)
         specs = (P(axis), *[P()] * others)

@@ -1,1 +1,3 @@
-"""Small Flax models, used through pure `init` and `apply`."""
+"""Flax networks of the studies, used through `init` and `apply`, and their sizes by name
+(`presets`).
+"""

@@ -1,4 +1,4 @@
-"""Softmax attention, as all transformers here have it."""
+"""Softmax attention and dropout, shared by the transformers of this package."""
 
 from collections.abc import Callable
 
@@ -18,15 +18,35 @@ def attend(
     causal: bool = False,
     drop: Callable[[Array], Array] | None = None,
 ) -> Float[Array, "*batch t h k"]:
-    """Values mixed by softmax(q k / sqrt(size)), each head of keys and values serving h / g
-    consecutive queries (Ainslie et al. 2023). `drop` is applied to the probabilities; without it
-    JAX's own attention is called, which need not form them.
+    """Computes softmax attention with as many, or fewer, heads of keys and values as of queries.
+
+    The output of query head i at place t is sum_s p_ts v_s with p_t = softmax_s(q_t . k_s /
+    sqrt(k)), where the keys and values are those of head i // (h / g).
+
+    Args:
+      q: Queries: h heads of size k at each of t places.
+      k: Keys: g heads, where g divides h.
+      v: Values: g heads.
+      causal: Whether a place attends only to itself and to those before it.
+      drop: Is applied to the probabilities `(batch, h, t, t)`, such as the dropout that `dropped`
+        gives. Without it JAX's own attention is called, which need not form them.
+
+    Returns:
+      The mixed values, one for each query.
+
+    References:
+      Ainslie et al., GQA, 2023 (arXiv 2305.13245).
+
+    >>> q, k = jnp.ones((5, 4, 2)), jnp.ones((5, 2, 2))
+    >>> attend(q, k, k, causal=True).shape
+    (5, 4, 2)
     """
     batch = q.shape[:-3]
     Q, K, V = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
     if drop is None:
         return jax.nn.dot_product_attention(Q, K, V, is_causal=causal).reshape(q.shape)
     K, V = (jnp.repeat(x, Q.shape[2] // K.shape[2], axis=2) for x in (K, V))
+    # logits and softmax in float32 whatever the inputs are, as JAX's own attention has them
     logits = jnp.einsum("bthk,bshk->bhts", Q, K).astype(jnp.float32) / q.shape[-1] ** 0.5
     if causal:
         logits = jnp.where(jnp.tri(q.shape[-3], dtype=bool), logits, -jnp.inf)
@@ -35,12 +55,31 @@ def attend(
 
 
 def dropped(rate: float, train: bool) -> Callable[[Array], Array] | None:
-    """Dropout within a module, where there is any: None, so that evaluation has no such module."""
+    """Returns a dropout layer if there is anything to drop.
+
+    It is called within a module, of which the layer becomes a submodule.
+
+    Args:
+      rate: The share of entries that are set to 0; the others are multiplied by 1 / (1 - rate).
+      train: Whether the network is being trained.
+
+    Returns:
+      The layer, which draws from the PRNG stream "dropout"; None if `rate` is 0 or `train` is
+      false.
+    """
     return nn.Dropout(rate, deterministic=False) if rate and train else None
 
 
 def check_length(tokens: Array, context: int) -> None:
-    """ValueError for a sequence longer than the network's positions."""
+    """Checks that a network has positions for a whole sequence.
+
+    Args:
+      tokens: The tokens, `(*batch, time)`.
+      context: The number of positions.
+
+    Raises:
+      ValueError: If the sequence is longer.
+    """
     if tokens.shape[-1] > context:
         raise ValueError(
             f"tokens: a sequence of {tokens.shape[-1]}, but the network has positions for {context}"

@@ -1,4 +1,7 @@
-"""GPT: pre-norm blocks, learned positions, causal attention (Radford et al. 2019)."""
+"""GPT: a transformer with learned positions, causal attention and the norms before each part.
+
+`Block` is also the block of `vit.ViT`.
+"""
 
 import flax.linen as nn
 from jaxtyping import Array, Float, Int
@@ -7,7 +10,18 @@ from experiments.models.attention import attend, check_length, dropped
 
 
 class Block(nn.Module):
-    """`x + attention(norm(x))`, then `x + mlp(norm(x))`; every size is its own."""
+    """A transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
+
+    All sizes but the width, which is that of the input, are chosen freely.
+
+    Attributes:
+      heads: The number of attention heads.
+      head_dim: The size of a head.
+      hidden: The number of units of the MLP, with GELU.
+      causal: Whether a place attends only to itself and to those before it.
+      dropout: The dropout rate of attention and of what both parts add.
+      layer_norm_eps: The epsilon of both LayerNorms.
+    """
 
     heads: int
     head_dim: int
@@ -20,6 +34,15 @@ class Block(nn.Module):
     def __call__(
         self, x: Float[Array, "*batch time width"], train: bool = False
     ) -> Float[Array, "*batch time width"]:
+        """Applies the block.
+
+        Args:
+          x: The input at each place.
+          train: Whether dropout takes place, with the PRNG stream "dropout".
+
+        Returns:
+          The output at each place.
+        """
         width, heads = x.shape[-1], (self.heads, self.head_dim)
         drop = dropped(self.dropout, train)
         y = nn.LayerNorm(self.layer_norm_eps, name="ln_1")(x)
@@ -33,8 +56,24 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Logits of the next token; `tied` reads them out with the embeddings. `dropout`, of
-    embeddings, attention and what blocks add, takes place under `train` (PRNG stream "dropout").
+    """GPT, a causal language model: the logits of the next token at each place.
+
+    Dropout acts on the embeddings, on attention and on what the parts of a block add.
+
+    Attributes:
+      vocab: The number of tokens.
+      context: The number of positions: the longest sequence.
+      width: The width of the residual stream.
+      layers: The number of blocks, named "block_0" and so on.
+      heads: The number of attention heads in a block.
+      head_dim: The size of a head.
+      hidden: The number of units of an MLP.
+      tied: Whether the embeddings also read out the logits; else a layer without biases does.
+      dropout: The dropout rate, in training only.
+      layer_norm_eps: The epsilon of all LayerNorms.
+
+    References:
+      Radford et al., Language Models are Unsupervised Multitask Learners, 2019 (GPT-2).
 
     >>> import jax, numpy as np
     >>> model = GPT(vocab=11, context=8, width=8, layers=2, heads=2, head_dim=4, hidden=16)
@@ -59,6 +98,18 @@ class GPT(nn.Module):
     def __call__(
         self, tokens: Int[Array, "*batch time"], train: bool = False
     ) -> Float[Array, "*batch time vocab"]:
+        """Computes the logits of the next token.
+
+        Args:
+          tokens: The tokens, in range(vocab); a sequence has at most `context` of them.
+          train: Whether dropout takes place, with the PRNG stream "dropout".
+
+        Returns:
+          At each place, the logits of the token after it.
+
+        Raises:
+          ValueError: If the sequence is longer than `context`.
+        """
         check_length(tokens, self.context)
         embed = nn.Embed(self.vocab, self.width, name="token_embed")
         shape = (self.context, self.width)

@@ -1,4 +1,4 @@
-"""The block of Llama (Touvron et al. 2023) and OLMo (Groeneveld et al. 2024)."""
+"""The transformers Llama and OLMo (the first), which differ in their norms."""
 
 from typing import Literal
 
@@ -14,22 +14,44 @@ Norm = Literal["rmsnorm", "layernorm"]
 def rotary(
     x: Float[Array, "*batch t h k"], theta: float = 10000.0, start: int = 0
 ) -> Float[Array, "*batch t h k"]:
-    """Rotary positions `start, start + 1, ...` (Su et al. 2021): unit i paired with unit i + k/2
-    and turned by position * theta**(-2 i / k), as the checkpoints of Hugging Face have it.
+    """Rotates the halves of each head by angles that grow with the position (rotary positions).
 
-    ValueError for a head of an odd size.
+    At position p the pair (x_i, x_{i+k/2}) is turned by the angle p theta^(-2i/k), for i < k/2.
+    This pairing is that of Hugging Face's checkpoints; the paper pairs neighbours.
+
+    Args:
+      x: Queries or keys: h heads of even size k at each of t places.
+      theta: The base of the frequencies.
+      start: The position of the first place.
+
+    Returns:
+      The rotated array. Its products of queries and keys depend on distances of positions alone.
+
+    Raises:
+      ValueError: If the size of a head is odd.
+
+    References:
+      Su et al., RoFormer, 2021 (arXiv 2104.09864).
+
+    >>> rotary(jnp.ones((2, 1, 2))).round(3).tolist()
+    [[[1.0, 1.0]], [[-0.301..., 1.38...]]]
     """
     size = x.shape[-1]
     if size % 2:
         raise ValueError(f"head_dim must be even for rotary positions, got {size}")
     frequencies = theta ** (-jnp.arange(0, size, 2) / size)
     angles = (start + jnp.arange(x.shape[-3]))[:, None, None] * frequencies
+    # angles stay in float32: half precision cannot tell large positions apart
     cos, sin = jnp.cos(angles).astype(x.dtype), jnp.sin(angles).astype(x.dtype)
     a, b = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
 class _Block(nn.Module):
+    """A transformer block without biases: causal attention with rotary positions, then a SwiGLU
+    MLP.
+    """
+
     heads: int
     kv_heads: int
     head_dim: int
@@ -61,7 +83,19 @@ class _Block(nn.Module):
 
 
 def normalised(norm: Norm, eps: float, name: str) -> nn.Module:
-    """RMSNorm with a scale, or OLMo's LayerNorm without parameters; ValueError for another."""
+    """Makes the norm of a Llama or of an OLMo.
+
+    Args:
+      norm: "rmsnorm" for RMSNorm with a scale, "layernorm" for OLMo's LayerNorm without parameters.
+      eps: The epsilon of the norm.
+      name: The name of the submodule.
+
+    Returns:
+      The norm.
+
+    Raises:
+      ValueError: If the norm is neither.
+    """
     if norm == "rmsnorm":
         return nn.RMSNorm(eps, name=name)
     if norm == "layernorm":
@@ -70,12 +104,30 @@ def normalised(norm: Norm, eps: float, name: str) -> nn.Module:
 
 
 class Llama(nn.Module):
-    """Logits of the next token: RMSNorm, SwiGLU, rotary positions, no biases. `kv_heads` of keys
-    and values are shared by `heads` queries (all its own where None); `tied` reads out with the
-    embeddings; `norm="layernorm"` is OLMo's, without parameters.
+    """Llama or OLMo, a causal language model: the logits of the next token at each place.
 
-    `dropout`, of embeddings, attention and what blocks add, takes place under `train` (PRNG
-    stream "dropout"). Features: every submodule's output, and of each block the gated "hidden".
+    Blocks have rotary positions and SwiGLU MLPs; nothing has biases. Dropout acts on the
+    embeddings, on attention and on what the parts of a block add. Each block sows its gated units
+    as "hidden" in the collection "intermediates".
+
+    Attributes:
+      vocab: The number of tokens.
+      context: The length of the longest sequence.
+      width: The width of the residual stream.
+      layers: The number of blocks, named "block_0" and so on.
+      heads: The number of heads of queries in a block.
+      head_dim: The size of a head, which is even.
+      hidden: The number of gated units of an MLP.
+      kv_heads: The number of heads of keys and values, which divides `heads`; None for `heads`.
+      tied: Whether the embeddings also read out the logits; else a layer without biases does.
+      norm: "rmsnorm" (Llama), or "layernorm" without parameters (OLMo).
+      rope_theta: The base of the frequencies of rotary positions.
+      rms_norm_eps: The epsilon of all norms, of either kind.
+      dropout: The dropout rate, in training only.
+
+    References:
+      Touvron et al., LLaMA, 2023 (arXiv 2302.13971).
+      Groeneveld et al., OLMo, 2024 (arXiv 2402.00838).
 
     >>> import jax, numpy as np
     >>> sizes = dict(width=8, layers=1, heads=4, kv_heads=2, head_dim=4, hidden=12)
@@ -104,6 +156,19 @@ class Llama(nn.Module):
     def __call__(
         self, tokens: Int[Array, "*batch time"], train: bool = False
     ) -> Float[Array, "*batch time vocab"]:
+        """Computes the logits of the next token.
+
+        Args:
+          tokens: The tokens, in range(vocab); a sequence has at most `context` of them.
+          train: Whether dropout takes place, with the PRNG stream "dropout".
+
+        Returns:
+          At each place, the logits of the token after it.
+
+        Raises:
+          ValueError: If the sequence is longer than `context`, `kv_heads` does not divide `heads`,
+            `head_dim` is odd, or `norm` is unknown.
+        """
         check_length(tokens, self.context)
         shared = self.kv_heads or self.heads
         if self.heads % shared:

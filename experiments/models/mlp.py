@@ -7,7 +7,13 @@ from jaxtyping import Array, Float
 
 
 class MLP(nn.Module):
-    """`len(widths)` hidden layers `hidden_0, hidden_1, ...` of ReLU units, then a linear `out`.
+    """A multilayer perceptron: hidden layers of ReLU units, then a linear layer.
+
+    The layers are named "hidden_0", "hidden_1" and so on, and "out".
+
+    Attributes:
+      widths: The number of units of each hidden layer.
+      outputs: The number of outputs.
 
     >>> import jax, numpy as np
     >>> model = MLP(widths=(16,), outputs=10)
@@ -22,6 +28,14 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
+        """Computes the outputs.
+
+        Args:
+          x: The inputs.
+
+        Returns:
+          The outputs, which are not normalised.
+        """
         for i, width in enumerate(self.widths):
             x = nn.relu(nn.Dense(width, name=f"hidden_{i}")(x))
         return nn.Dense(self.outputs, name="out")(x)

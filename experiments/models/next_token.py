@@ -16,8 +16,19 @@ def token_losses(
     targets: Int[Array | np.ndarray, "*batch time"],
     key: PRNGKeyArray | None = None,
 ) -> Float[Array, "*batch time"]:
-    """The negative log-likelihood, in nats, of every target given the inputs up to its place, in
-    float32; with a key under dropout."""
+    """Computes the negative log-likelihood of each target token.
+
+    Args:
+      net: A language model, such as `gpt.GPT` or `llama.Llama`.
+      variables: Its variables.
+      inputs: The tokens that the network reads.
+      targets: The token that follows each of them.
+      key: A key for dropout. Without one the network is evaluated without dropout.
+
+    Returns:
+      The negative log-likelihood of each target given the inputs up to its place, in nats, in
+      float32.
+    """
     how: dict[str, Any] = {} if key is None else {"train": True, "rngs": {"dropout": key}}
     logits = jnp.asarray(net.apply(variables, inputs, **how)).astype(jnp.float32)
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets)

@@ -1,5 +1,8 @@
-"""The papers' networks by name: a configuration, as `sail_jax.architectures.of` reads it, holds
-the fields of a module and, as `model_type`, which module it is."""
+"""The networks of the papers by name, and networks as configurations.
+
+A configuration is a dictionary with the fields of a module and `model_type`, which says which
+module it is. `sail_jax.architectures.of` reads the same dictionaries.
+"""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -30,19 +33,26 @@ MODULES: Mapping[str, Callable[..., nn.Module]] = MappingProxyType(
 
 
 def _gpt(layers: int, heads: int, head_dim: int, **more: Any) -> dict[str, Any]:
+    """A GPT whose width is that of all heads together, and whose MLPs are four times as wide."""
     width = heads * head_dim
     sizes = {"width": width, "layers": layers, "heads": heads, "head_dim": head_dim}
     return {"model_type": "flax_gpt", **sizes, "hidden": 4 * width, "tied": True, **more}
 
 
 def _olmo(layers: int) -> dict[str, Any]:
-    """Table 3 of overtrained: as many heads as layers, of 64 units, MLPs of 4 widths, 50304 tokens,
-    a context of 1024, dropout 0.1.
+    """A small OLMo of the paper on overtraining: Table 3 gives its sizes.
+
+    It has as many heads as layers, of 64 units, MLPs of 4 widths, 50304 tokens, a context of 1024
+    and dropout 0.1.
 
     Not in the paper: RMSNorm with epsilon 1e-5 and rotary base 10000 (Llama's), keys for every
     query, and tied embeddings (as OLMo-1B has them). The table's shapes have 1.8M, 14.2M and 47.8M
     parameters beside the embeddings, not the stated 15M, 30M and 90M, and 11.4M, 33.5M and 76.8M
-    with them. The paper's muP is a matter of initial scales and rates, and is not here.
+    with them. The paper's muP concerns initial scales and learning rates, and is not here.
+
+    References:
+      Springer et al., Overtrained Language Models Are Harder to Fine-Tune, 2025 (arXiv 2503.19206),
+      Table 3.
     """
     sizes = {"width": 64 * layers, "layers": layers, "heads": layers, "head_dim": 64}
     sizes |= {"vocab": 50304, "context": 1024, "hidden": 256 * layers}
@@ -50,8 +60,11 @@ def _olmo(layers: int) -> dict[str, Any]:
 
 
 def _resnet(blocks: list[int], *, modified: bool = False) -> dict[str, Any]:
-    """He et al. 2016, Table 1, for ImageNet; "modified", as SAIL 4.5 has it for CIFAR and Tiny
-    ImageNet without saying how, by a stem of 3 x 3 without stride or pooling."""
+    """A ResNet of He et al. 2016, Table 1, for ImageNet; or "modified", for small images.
+
+    SAIL, Section 4.5, uses "modified" networks for CIFAR and Tiny ImageNet without saying how they
+    differ. Here their stem is a 3 x 3 convolution without stride or pooling.
+    """
     c = {"model_type": "flax_resnet", "widths": [64, 128, 256, 512], "blocks": blocks}
     return {**c, "outputs": 10 if modified else 1000, "stem": "small" if modified else "standard"}
 
@@ -93,7 +106,17 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def config(name: str, **changes: Any) -> dict[str, Any]:
-    """The configuration of a preset with other values for some of its fields.
+    """Returns the configuration of a preset, with other values for some of its fields.
+
+    Args:
+      name: The name of the preset, a key of `PRESETS`.
+      **changes: New values by field. They are not checked here, but by `build`.
+
+    Returns:
+      The configuration, a new dictionary.
+
+    Raises:
+      ValueError: If there is no such preset. The message names the nearest, and all of them.
 
     >>> config("gpt2-small", context=256)["context"]
     256
@@ -104,7 +127,15 @@ def config(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def of_type(model_type: str) -> Callable[[str], str]:
-    """What a config's field that names a preset of one type is checked with.
+    """Makes a check that a name is that of a preset of one type of model.
+
+    A study's config annotates with it the field that names its network.
+
+    Args:
+      model_type: The type, a key of `MODULES`.
+
+    Returns:
+      A function that returns the name it is given, and raises `ValueError` if it is no such preset.
 
     >>> of_type("flax_sit")("sit-tiny")
     'sit-tiny'
@@ -120,7 +151,17 @@ def of_type(model_type: str) -> Callable[[str], str]:
 
 
 def build(configuration: Mapping[str, Any]) -> nn.Module:
-    """The module of a configuration; ValueError, naming what it knows, for another model.
+    """Makes the module that a configuration describes.
+
+    Args:
+      configuration: The fields of the module, and `model_type`, a key of `MODULES`. A list counts
+        as a tuple.
+
+    Returns:
+      The module, without parameters: call its `init`.
+
+    Raises:
+      ValueError: If the model type or a field is unknown. The message names what is known.
 
     >>> build(config("llama-tiny", layers=1)).layers
     1
@@ -136,7 +177,21 @@ def build(configuration: Mapping[str, Any]) -> nn.Module:
 
 
 def describe(module: nn.Module) -> dict[str, Any]:
-    """The configuration of a module: what `build` made it of, with every default stated."""
+    """Returns the configuration that a module can be built from: the inverse of `build`.
+
+    Args:
+      module: A module of one of the classes in `MODULES`.
+
+    Returns:
+      Its model type and all its fields, defaults included, except those that are None. Tuples
+      become lists.
+
+    Raises:
+      ValueError: If it is of another class.
+
+    >>> describe(build(config("resnet-tiny")))["widths"]
+    [8, 16]
+    """
     for kind, made in MODULES.items():
         if type(module) is made:
             names = [n for n in type(module).__dataclass_fields__ if n not in ("parent", "name")]

@@ -1,4 +1,4 @@
-"""Checkpoints of Hugging Face in the parameters of our modules: GPT-2, Llama, OLMo (1)."""
+"""Checkpoints of Hugging Face as parameters of our modules: GPT-2, Llama, and OLMo (the first)."""
 
 import json
 import re
@@ -23,7 +23,8 @@ __all__ = ["Pretrained", "convert", "load_pretrained", "module_of"]
 
 _BLOCK = r"block_(\d+)/"
 
-# our leaf and theirs, {} being the layer; of a fused tensor, which third
+# Their name of each of our leaves, with {} for the number of the block. Where a tensor of theirs is
+# fused of queries, keys and values, the number after the colon says which third of it is meant.
 _GPT2 = {
     "token_embed/embedding": "wte.weight",
     "position_embed": "wpe.weight",
@@ -62,7 +63,13 @@ _BUFFERS = re.compile(r".*\.attn\.(masked_)?bias|.*rotary_emb\.inv_freq")
 
 
 class Pretrained(NamedTuple):
-    """A module, its variables, and its configuration (`flax_gpt` or `flax_llama`)."""
+    """A network that was read from a checkpoint.
+
+    Attributes:
+      module: The module.
+      variables: Its variables: `module.apply(variables, tokens)` computes logits.
+      config: Its configuration, of type "flax_gpt" or "flax_llama"; see `presets.build`.
+    """
 
     module: nn.Module
     variables: PyTree
@@ -76,13 +83,22 @@ def load_pretrained(
     context: int | None = None,
     dtype: DTypeLike = jnp.float32,
 ) -> Pretrained:
-    """The network of a local folder that holds `config.json` and the weights.
+    """Loads a network from a local folder in the format of Hugging Face.
 
-    - vocab: of the tokens that it is to read; a checkpoint may have it padded to the next 512;
-    - context: the longest sequence that it is to read; the positions it has are kept where None.
+    Args:
+      path: The folder, which holds `config.json` and the weights.
+      vocab: The number of tokens of the data that the network is to read. The checkpoint may have
+        its vocabulary padded up to the next multiple of 512. None checks nothing.
+      context: The longest sequence that the network is to read. None checks nothing.
+      dtype: The dtype of the parameters.
 
-    Raises ValueError in one sentence for a model that our modules are not, for a vocabulary or
-    positions that do not fit, and as `convert`.
+    Returns:
+      The network, with all positions that the checkpoint has.
+
+    Raises:
+      ValueError: If there is no readable `config.json`, it describes a model that our modules do
+        not compute, the vocabulary or the positions do not fit, or as `convert`.
+      CheckpointError: If the weights are missing or damaged.
     """
     folder = Path(path)
     told = folder / "config.json"
@@ -95,6 +111,7 @@ def load_pretrained(
     if not isinstance(config, dict):
         raise ValueError(f"{told}: expected an object, got {type(config).__name__}")
     module = module_of(config)
+    # there may be embeddings beyond the tokens, as padding
     if vocab is not None and not vocab <= module.vocab <= -(-vocab // 512) * 512:
         raise ValueError(
             f"{folder}: the checkpoint's vocabulary has {module.vocab} tokens, the data's {vocab}"
@@ -109,9 +126,17 @@ def load_pretrained(
 
 
 def module_of(config: Config) -> GPT | Llama:
-    """The module that a configuration of Hugging Face describes.
+    """Makes the module that a configuration of Hugging Face describes.
 
-    Raises ValueError, naming the entry, for what our modules do not compute.
+    Args:
+      config: What `config.json` holds, with the `model_type` "gpt2", "llama" or "olmo".
+
+    Returns:
+      The module, without parameters.
+
+    Raises:
+      ValueError: If an entry is missing or asks for something that our modules do not compute. The
+        message names the entry.
     """
     kind = config.get("model_type")
     if kind == "gpt2":
@@ -122,6 +147,8 @@ def module_of(config: Config) -> GPT | Llama:
 
 
 def _gpt2(config: Config) -> GPT:
+    """The module of a GPT-2 configuration."""
+    # both are the approximation by tanh, which `nn.gelu` computes as well
     _demand(config, "activation_function", "gelu_new", "gelu_pytorch_tanh")
     _demand(config, "scale_attn_weights", True)
     _demand(config, "scale_attn_by_inverse_layer_idx", False)
@@ -141,11 +168,13 @@ def _gpt2(config: Config) -> GPT:
 
 
 def _llama(config: Config) -> Llama:
+    """The module of a Llama or OLMo configuration."""
     olmo = config["model_type"] == "olmo"
     _demand(config, "hidden_act", "silu")
     _demand(config, "attention_bias", False)
     _demand(config, "mlp_bias", False)
     _demand(config, "clip_qkv", None)
+    # older configurations have "rope_theta" at the top, newer ones a group of its own
     rope = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
     rope |= {"rope_type": rope.get("rope_type", rope.get("type", "default"))}
     _demand(rope, "rope_type", "default")
@@ -168,7 +197,9 @@ def _llama(config: Config) -> Llama:
 
 
 def _demand(config: Config, key: str, *accepted: Any) -> None:
-    """The entry is one of the values known, the first of which is what not stating it means."""
+    """Checks that an entry has one of the known values; the first stands for an entry that is
+    missing.
+    """
     value = config.get(key, accepted[0])
     if value not in accepted:
         expected = " or ".join(map(repr, accepted))
@@ -178,20 +209,35 @@ def _demand(config: Config, key: str, *accepted: Any) -> None:
 def convert(
     tensors: Mapping[str, Any], module: GPT | Llama, *, dtype: DTypeLike = jnp.float32
 ) -> PyTree:
-    """The variables of a module from tensors by their Hugging Face names.
+    """Converts the tensors of a checkpoint of Hugging Face to the variables of a module.
 
-    Raises ValueError, naming it, for a tensor that is missing, is left over, or has another shape,
-    and for a head beside tied embeddings that is not them.
+    Kernels are transposed where their layout asks for it, fused queries, keys and values split, and
+    heads given an axis of their own. Buffers that some releases saved are left out.
+
+    Args:
+      tensors: The arrays by their Hugging Face names, with or without the prefix "transformer." or
+        "model.".
+      module: The module, as `module_of` makes it.
+      dtype: The dtype of the parameters.
+
+    Returns:
+      The variables of the module.
+
+    Raises:
+      ValueError: If a tensor is missing, is not used, or has another shape than the module needs,
+        or if embeddings are tied but the checkpoint's head differs from them. The message names the
+        tensor.
     """
     gpt = isinstance(module, GPT)
     names, prefix = (_GPT2, "transformer.") if gpt else (_LLAMA, "model.")
     left = {name.removeprefix(prefix): x for name, x in tensors.items()}
     left = {name: x for name, x in left.items() if not _BUFFERS.fullmatch(name)}
-    have = dict(left)
+    have = dict(left)  # a fused tensor is read three times; `left` notes what was never read
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     shapes = jax.eval_shape(module.init, jax.random.key(0), tokens)
 
     def leaf(path: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+        """Finds the tensor of one of our leaves, and lays it out as the leaf is."""
         ours = path_str(path).removeprefix("params/")
         layer = re.match(_BLOCK, ours)
         theirs = names[re.sub(_BLOCK, "block_{}/", ours)].format(layer and layer[1])
@@ -215,9 +261,15 @@ def convert(
 def _laid_out(
     x: np.ndarray, theirs: str, ours: str, part: str, shape: tuple[int, ...], gpt: bool
 ) -> np.ndarray:
-    """Their tensor in our layout: [in, out] of GPT-2's blocks, else [out, in]; heads apart."""
+    """Brings a tensor of theirs into our layout.
+
+    GPT-2 stores the kernels of its blocks as [in, out], all others are [out, in]. In ours the heads
+    have an axis of their own. `part` says which third of a fused tensor is meant, "" if it is not
+    fused.
+    """
     want = shape
     if ours.endswith("/kernel"):
+        # the output projection of attention reads heads and their units, all others read one axis
         reads = len(want) - 1 if ours.endswith("o/kernel") else 1
         want = (int(np.prod(want[:reads])), int(np.prod(want[reads:])))
     elif "bias" in ours:

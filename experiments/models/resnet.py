@@ -1,4 +1,4 @@
-"""Residual networks of two-convolution blocks with BatchNorm (He et al. 2016)."""
+"""Residual networks for images, of blocks with two convolutions and BatchNorm."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -11,13 +11,22 @@ Stem = Literal["small", "standard"]
 
 
 class ResNet(nn.Module):
-    """A stage of blocks per width, `blocks` of them, or stage by stage; the first block of each
-    stage but the first halves the image and projects. ResNet-18 has blocks (2, 2, 2, 2), ResNet-34
-    (3, 4, 6, 3). `train` normalises by the batch and updates `batch_stats`.
+    """A residual network for images, with a stage of blocks for each width.
 
-    The "standard" stem divides the image by four, by a convolution of 7 x 7 and a pooling; "small",
-    for small images ("modified"), is a convolution of 3 x 3. `inner` gives the width inside each
-    block, stage by stage, where it is not the stage's own.
+    Every stage but the first begins with a block that halves the sides of the image and projects
+    the shortcut. ResNet-18 has blocks (2, 2, 2, 2), ResNet-34 (3, 4, 6, 3), both with widths (64,
+    128, 256, 512). The blocks are named "stage0_block0" and so on.
+
+    Attributes:
+      widths: The number of channels of each stage.
+      blocks: The number of blocks in every stage, or in each one.
+      outputs: The number of outputs.
+      inner: The number of channels inside the blocks of each stage; None for `widths`.
+      stem: "standard" is a 7 x 7 convolution and a pooling, which together divide the sides of the
+        image by four. "small", for small images, is a 3 x 3 convolution that keeps them.
+
+    References:
+      He et al., Deep Residual Learning for Image Recognition, 2016 (arXiv 1512.03385), Table 1.
 
     >>> import jax, numpy as np
     >>> model = ResNet(widths=(4, 8), blocks=1, outputs=10)
@@ -37,6 +46,21 @@ class ResNet(nn.Module):
     def __call__(
         self, x: Float[Array, "batch height width c"], train: bool = False
     ) -> Float[Array, "batch outputs"]:
+        """Computes the outputs.
+
+        Args:
+          x: The images, with c channels.
+          train: Whether BatchNorm normalises by the statistics of the batch, and updates the
+            running ones: then apply the network with `mutable=["batch_stats"]`. Otherwise it uses
+            the running ones.
+
+        Returns:
+          The outputs, which are not normalised.
+
+        Raises:
+          ValueError: If `blocks` or `inner` has another length than `widths`, or the stem is
+            unknown.
+        """
         x = nn.relu(_norm(train)(name="stem_bn")(_stem(self.stem, self.widths[0])(x)))
         if self.stem == "standard":
             x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))  # pyright: ignore[reportArgumentType]
@@ -46,7 +70,14 @@ class ResNet(nn.Module):
         return nn.Dense(self.outputs, name="head")(x.mean(axis=(1, 2)))
 
     def places(self) -> dict[str, tuple[int, int]]:
-        """Stage of each block, and its number there, by name, from the input to the output."""
+        """Lists the blocks from the input to the output.
+
+        Returns:
+          By the name of each block, its stage and its number within the stage, both from 0.
+
+        Raises:
+          ValueError: If `blocks` or `inner` has another length than `widths`.
+        """
         n = len(self.widths)
         blocks = [self.blocks] * n if isinstance(self.blocks, int) else self.blocks
         if len(blocks) != n or len(self.inner or blocks) != n:
@@ -55,6 +86,8 @@ class ResNet(nn.Module):
 
 
 class _Block(nn.Module):
+    """Two 3 x 3 convolutions and a shortcut. With `project` both halve the sides of the image."""
+
     width: int
     inner: int
     project: bool
@@ -71,10 +104,12 @@ class _Block(nn.Module):
 
 
 def _norm(train: bool):
+    """BatchNorm without a name: normalises by the batch in training, else by running statistics."""
     return partial(nn.BatchNorm, not train, momentum=0.9)
 
 
 def _stem(stem: Stem, width: int) -> nn.Conv:
+    """The first convolution, of the kind that `ResNet.stem` names."""
     if stem == "standard":
         return nn.Conv(width, (7, 7), 2, ((3, 3), (3, 3)), use_bias=False, name="stem")
     if stem == "small":
@@ -83,4 +118,5 @@ def _stem(stem: Stem, width: int) -> nn.Conv:
 
 
 def _conv(width: int, name: str, stride: int = 1) -> nn.Conv:
+    """A 3 x 3 convolution without biases, which BatchNorm after it would cancel."""
     return nn.Conv(width, (3, 3), stride, use_bias=False, name=name)

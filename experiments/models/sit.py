@@ -1,5 +1,4 @@
-"""SiT (Ma et al. 2024): a transformer of latents whose blocks a time and a class modulate, by
-adaLN-zero (Peebles and Xie 2023), for the velocity of an interpolant (SAIL, Appendix J)."""
+"""SiT: a transformer that models the velocity of latents, given a time and a class."""
 
 import math
 
@@ -13,14 +12,39 @@ from experiments.models.attention import attend
 
 
 def timestep_embedding(t: Float[Array, "batch"], size: int) -> Float[Array, "batch size"]:
-    """Cosines and sines of 1000 t at frequencies from 1 to 1/10000, for times from 0 to 1."""
+    """Embeds times as cosines and sines of many frequencies.
+
+    The entries are cos(1000 t f_i), then sin(1000 t f_i), with f_i = 10000^(-2i/size) for i <
+    size/2.
+
+    Args:
+      t: The times, from 0 to 1.
+      size: The number of entries, which is even.
+
+    Returns:
+      The embedding of each time.
+    """
     frequencies = jnp.exp(-math.log(10000.0) * jnp.arange(size // 2) / (size // 2))
     angles = 1000.0 * t[:, None] * frequencies
     return jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
 
 
 def sine_positions(side: int, width: int) -> Float[np.ndarray, "side*side width"]:
-    """Sines and cosines of column, then of row, a quarter of the width each."""
+    """Computes fixed positions for the patches of a square image, from sines and cosines.
+
+    With f_i = 10000^(-4i/width) for i < width/4, a patch in row r and column c has the entries
+    sin(c f_i), cos(c f_i), sin(r f_i), cos(r f_i), a quarter of the width each.
+
+    Args:
+      side: The number of patches along a side.
+      width: The number of entries, a multiple of 4.
+
+    Returns:
+      The positions of the patches, row by row, in float32.
+
+    Raises:
+      ValueError: If the width is no multiple of 4.
+    """
     if width % 4:
         raise ValueError(f"width must be a multiple of 4 for sine positions, got {width}")
     frequencies = 10000.0 ** (-np.arange(width // 4) / (width // 4))
@@ -30,6 +54,8 @@ def sine_positions(side: int, width: int) -> Float[np.ndarray, "side*side width"
 
 
 class _Block(nn.Module):
+    """A transformer block that the condition `c` shifts, scales and gates (adaLN-zero)."""
+
     heads: int
     head_dim: int
     hidden: int
@@ -49,20 +75,37 @@ class _Block(nn.Module):
 
 
 def _norm(name: str) -> nn.Module:
+    """LayerNorm without parameters: the condition shifts and scales what it gives."""
     return nn.LayerNorm(use_bias=False, use_scale=False, name=name)
 
 
 def _modulation(n: int, width: int, name: str) -> nn.Module:
-    """What a condition does to a stream: `n` vectors of its width, zero at the start."""
+    """Maps the condition to `n` vectors of the stream's width, all zero at initialisation."""
     return nn.DenseGeneral((n, width), kernel_init=nn.initializers.zeros, name=name)
 
 
 class SiT(nn.Module):
-    """The velocity of latents [batch, side, side, channels] at times from 0 to 1, given labels; the
-    label `classes` is that of no class, for guidance. Every block is the identity and the velocity
-    zero at the start. Positions are not trained: leave them out of weight decay.
+    """SiT, a transformer for diffusion: the velocity of noisy latents at a time, given a label.
 
-    Features: every submodule's output, of "block_0" and so on [batch, patch, width].
+    At initialisation every block is the identity and the velocity is 0 (adaLN-zero). Positions are
+    among the parameters, but get no gradient: leave them out of weight decay.
+
+    Attributes:
+      side: The side of the square latents.
+      channels: The number of channels of the latents.
+      classes: The number of classes.
+      patch: The side of a patch, which divides `side`.
+      width: The width of the residual stream, a multiple of 4.
+      layers: The number of blocks, named "block_0" and so on. Their outputs are `(batch, patches,
+        width)`.
+      heads: The number of attention heads in a block.
+      head_dim: The size of a head.
+      hidden: The number of units of an MLP, with GELU.
+      frequencies: The size of the embedding of times, which is even.
+
+    References:
+      Ma et al., SiT, 2024 (arXiv 2401.08740).
+      Peebles and Xie, Scalable Diffusion Models with Transformers, 2023 (arXiv 2212.09748).
 
     >>> sizes = dict(width=8, layers=1, heads=2, head_dim=4, hidden=16)
     >>> model = SiT(side=4, channels=3, classes=10, patch=2, **sizes)
@@ -90,6 +133,20 @@ class SiT(nn.Module):
         t: Float[Array, "batch"],
         labels: Int[Array, "batch"],
     ) -> Float[Array, "batch side side channels"]:
+        """Computes the velocity.
+
+        Args:
+          x: The noisy latents.
+          t: Their times, from 0 to 1.
+          labels: Their classes. The label `classes` stands for no class, as guidance needs it.
+
+        Returns:
+          The velocity at each entry of the latents.
+
+        Raises:
+          ValueError: If the latents have another shape than the network is for, `patch` does not
+            divide `side`, or `width` is no multiple of 4.
+        """
         want = (self.side, self.side, self.channels)
         if x.shape[1:] != want or self.side % self.patch:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""A small vision transformer."""
+"""A small vision transformer, for classification."""
 
 import flax.linen as nn
 from jaxtyping import Array, Float
@@ -7,7 +7,22 @@ from experiments.models.gpt import Block
 
 
 class ViT(nn.Module):
-    """Patches convolved, blocks, and the mean over patches of the last norm classified.
+    """A vision transformer: patches, blocks, and a linear layer on the mean over patches.
+
+    Positions are learned. The blocks, named "block_0" and so on, are those of `gpt.Block`.
+
+    Attributes:
+      outputs: The number of outputs.
+      patch: The side of a patch. What is left of an image at its lower and right edge is not seen.
+      width: The width of the residual stream.
+      layers: The number of blocks.
+      heads: The number of attention heads in a block.
+      head_dim: The size of a head.
+      hidden: The number of units of an MLP.
+
+    References:
+      Dosovitskiy et al., An Image is Worth 16x16 Words, 2021 (arXiv 2010.11929), has a class token
+      in place of the mean.
 
     >>> import jax, numpy as np
     >>> model = ViT(outputs=10, patch=4, width=8, layers=1, heads=2, head_dim=4, hidden=16)
@@ -27,6 +42,14 @@ class ViT(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "batch height width c"]) -> Float[Array, "batch outputs"]:
+        """Computes the outputs.
+
+        Args:
+          x: The images, with c channels, all of the size that the network was initialised with.
+
+        Returns:
+          The outputs, which are not normalised.
+        """
         size = (self.patch, self.patch)
         x = nn.Conv(self.width, size, size, padding="VALID", name="patch_embed")(x)
         x = x.reshape(x.shape[0], -1, self.width)

@@ -1,4 +1,4 @@
-"""Finished runs as one self-contained page, with the papers' printed figures beside their own."""
+"""All finished runs of a directory on one self-contained page, beside what the papers print."""
 
 import json
 import os
@@ -20,20 +20,36 @@ if TYPE_CHECKING:
 PAGE = "report.html"
 HEADER = ("claim", "where", "paper, at its scale")
 OTHER = "another scale than the paper's"
-FOLDERS = 10_000  # that are looked into
-DEPTH = 8  # folders below the one that is asked for
+# limits of the search for runs: folders in all, and levels below the one that is asked for
+FOLDERS = 10_000
+DEPTH = 8
 
 
 def main(directory: str | Path, out: str | Path | None = None) -> int:
-    """Writes the page of all finished runs in `directory` and below; returns 1 if one could not be
-    read. Runs that are not finished are told and left out."""
+    """Writes the page of all finished runs in a directory and below it.
+
+    Runs that are not finished or cannot be read are reported on stderr and left out.
+
+    Args:
+      directory: Where the runs are.
+      out: The file of the page; None for `report.html` in the directory. It may replace an earlier
+        page, nothing else.
+
+    Returns:
+      The exit code: 0, or 1 if a run could not be read.
+
+    Raises:
+      RefusedError: If `directory` is not one, holds no finished run or too many folders, or if the
+        page cannot be written to `out`.
+      StoreError: If a file at `out` cannot be read, or the page cannot be written.
+    """
     directory = Path(directory)
     out = directory / PAGE if out is None else Path(out)
     if not directory.is_dir():
         raise disk.RefusedError(f"{directory} is not a directory")
     _admit(out)
     sections, unfinished, bad = [], [], []
-    for path in [*found(directory)]:
+    for path in [*found(directory)]:  # all first: too many are refused before anything is drawn
         try:
             run = store.reopen(path)
             sections.append(_run(path.relative_to(directory), run))
@@ -61,9 +77,21 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
 
 
 def found(directory: Path) -> Iterator[Path]:
-    """Folders of runs, in order of their names; links are not followed.
+    """Finds the folders of runs in a directory.
 
-    Raises RefusedError where there are so many folders that none can have been meant, such as "/".
+    Links are not followed. Folders within a run, and those more than `DEPTH` levels down, are not
+    looked into.
+
+    Args:
+      directory: Where to look. It may be the folder of a run itself.
+
+    Yields:
+      The folders of runs, finished or not, a folder before those within it and in order of their
+      names.
+
+    Raises:
+      RefusedError: If there are more than `FOLDERS` folders. Then something like "/" was named,
+        which cannot have been meant.
     """
     for seen, (folder, inside, files) in enumerate(os.walk(directory)):
         if seen == FOLDERS:
@@ -87,8 +115,19 @@ def section(
     findings: Sequence[Finding],
     scale: str = OTHER,
 ) -> pages.Section:
-    """One run: question, answer, figures, and where the study has them its tables and what became
-    of the papers' claims."""
+    """Makes the section of a page that shows one run.
+
+    Args:
+      heading: The heading of the section.
+      study: The study.
+      dataset: The result of the run.
+      figures: The figures of the run by name.
+      findings: What became of the papers' claims; empty if the study tests none.
+      scale: The scale of the run, for the heading of the column with its own figures.
+
+    Returns:
+      The section: question, answer, figures, and the tables of the study and of the claims.
+    """
     pictures = [(style.describe(figure), style.png(figure)) for figure in figures.values()]
     tables, answer = study.tables(dataset), study.summary(dataset)
     if findings:
@@ -99,6 +138,7 @@ def section(
 
 
 def _run(place: Path, run: store.Run) -> pages.Section:
+    """Makes the section of a stored run, with details on how to compute it again."""
     record = run.record
     name = record["experiment"]
     study = registry.load(name)
@@ -110,7 +150,7 @@ def _run(place: Path, run: store.Run) -> pages.Section:
     options = (f" --preset {preset}" if preset else "") + f" --seed {record['seed']}"
     details = {
         "preset": preset or "none of them: see config",
-        **({"scale": scale} if findings else {}),  # beside the printed
+        **({"scale": scale} if findings else {}),  # matters only beside printed figures
         **origin(dataset),
         "computing time": f"{float(dataset.attrs['wall_seconds']):.0f} s",
         "result": f"{store.RESULT}, SHA-256 {record['result']['sha256']}",
@@ -121,8 +161,18 @@ def _run(place: Path, run: store.Run) -> pages.Section:
 
 
 def preset_of(study: Study, config: Mapping[str, Any]) -> str | None:
-    """Which preset a stored config is, but for its seed: one that says all of it, or else one that
-    leaves open (None) where data are. Of equal presets it is the first, the default."""
+    """Finds the preset of a study that a stored config equals, apart from the seed.
+
+    A preset that equals the whole config comes before one that leaves open (None) where the data
+    are. Of several equal ones, the first is taken.
+
+    Args:
+      study: The study.
+      config: The config as JSON data, as `config.json` holds it.
+
+    Returns:
+      The name of the preset; None if there is none.
+    """
     for left_open in (False, True):
         for name, preset in study.presets.items():
             stated = {**store.config_record(preset), "seed": config.get("seed")}
@@ -132,7 +182,7 @@ def preset_of(study: Study, config: Mapping[str, Any]) -> str | None:
 
 
 def _says(stated: Any, actual: Any, *, left_open: bool) -> bool:
-    """Whether a value, or all of a group, is what a preset states."""
+    """Whether a value, or every field of a group, is what a preset states."""
     if isinstance(stated, dict):
         return (
             isinstance(actual, dict)
@@ -143,7 +193,14 @@ def _says(stated: Any, actual: Any, *, left_open: bool) -> bool:
 
 
 def origin(dataset: "xr.Dataset") -> dict[str, str]:
-    """Where a stored dataset comes from."""
+    """Says with what a stored result was computed.
+
+    Args:
+      dataset: The result as it was stored, with its attributes.
+
+    Returns:
+      Versions, device, seed and starting time, as texts by name.
+    """
     attrs: Mapping[str, Any] = dataset.attrs
     versions = json.loads(attrs["versions"])
     return {
@@ -155,7 +212,7 @@ def origin(dataset: "xr.Dataset") -> dict[str, str]:
 
 
 def _admit(out: Path) -> None:
-    """A page may replace one of its kind, nothing else."""
+    """Checks that the page may be written: it may replace an earlier page, nothing else."""
     mark = b"<title>sail-jax"
     if out.exists() and (out.is_dir() or mark not in disk.read_bytes(out, 1 << 30)[:2000]):
         raise disk.RefusedError(f"{out} exists and is no report; choose another --out")

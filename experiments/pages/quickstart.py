@@ -1,4 +1,8 @@
-"""Four real results in a minute or two, and one page that shows them."""
+"""Four real results in a minute or two, and one page that shows them.
+
+Three come from studies, the fourth from a checkpoint that is grown. The page is written again after
+each, so that there is something to look at early.
+"""
 
 import contextlib
 import dataclasses
@@ -19,8 +23,16 @@ GROWTH = "growth"
 
 
 class Part(NamedTuple):
-    """A study on the page: its heading, what a newcomer should know, the command that shows more,
-    its preset as a rule and with --quick, and how many of its figures are shown."""
+    """A study on the page.
+
+    Attributes:
+      heading: The heading of its section.
+      about: What a newcomer should know to read it.
+      more: The command that shows more.
+      preset: The preset that is run.
+      quick: The preset that is run with `--quick`.
+      figures: How many of its figures are shown, from the first.
+    """
 
     heading: str
     about: str
@@ -30,7 +42,7 @@ class Part(NamedTuple):
     figures: int
 
 
-# In order; each is run in a folder of its own name. The one that draws first comes first.
+# In this order, each in a folder of its own name. The one that has figures soonest comes first.
 STUDIES = {
     "transfer_phase": Part(
         "Transfer against training from scratch",
@@ -58,16 +70,28 @@ STUDIES = {
         "sail-jax verify",
         "main",
         "main_quick",
-        0,  # of few rows a table says more
+        0,  # a table of so few rows says more than a figure
     ),
 }
 
 
 def main(out: str | Path, *, seed: int, quick: bool, resume: bool) -> int:
-    """Runs every part and writes the page anew after each; returns 1 if a claim did not fare as
-    expected.
+    """Computes every result, and writes the page again after each.
 
-    All folders are taken before any work starts, so a refusal costs nothing.
+    All folders are taken before any work starts, so that a refusal costs nothing.
+
+    Args:
+      out: The directory of the page and of the runs.
+      seed: The seed of all of them.
+      quick: Whether to use smaller grids and fewer draws.
+      resume: Whether to continue a quickstart that was interrupted.
+
+    Returns:
+      The exit code: 0, or 1 if a claim of the ledger did not fare as expected.
+
+    Raises:
+      RefusedError: If the directory holds anything else, or a quickstart and `resume` is false.
+      StoreError: If something stored is damaged or cannot be written.
     """
     out = Path(out)
     _admit(out, resume)
@@ -101,7 +125,7 @@ def main(out: str | Path, *, seed: int, quick: bool, resume: bool) -> int:
 
 
 class _Page:
-    """The page so far, written anew with every section: something can be looked at early."""
+    """The page so far, which is written again with every section."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -111,7 +135,7 @@ class _Page:
         self.start = time.perf_counter()
 
     def add(self, name: str, section: pages.Section) -> None:
-        """Adds a section, computed since the one before."""
+        """Adds a section, which was computed since the one before, and writes the page."""
         self.sections.append(section)
         self.spent[name], self.start = time.perf_counter() - self.start, time.perf_counter()
         about = {**self.about, "computing time": self.times()}
@@ -120,6 +144,7 @@ class _Page:
         say(f"  {section.answer}\n  look at {self.path}\n")
 
     def times(self) -> str:
+        """The computing time of each section, in words."""
         return ", ".join(f"{name} {took:.0f} s" for name, took in self.spent.items())
 
 
@@ -127,7 +152,20 @@ GROWN = ("A checkpoint, grown", "Does a network that is made larger still comput
 
 
 def grown(folder: Path, seed: int) -> pages.Section:
-    """Trains a small network on digits, grows it to twice its width and depth, and grades both."""
+    """Trains a small network on digits, grows it to twice its width and depth, and grades both.
+
+    A network that is there already is not trained again, and an interrupted growth is continued.
+
+    Args:
+      folder: Where the checkpoints are kept.
+      seed: The seed of the training, and of what digits are held out.
+
+    Returns:
+      The section of the page: the verdict on the growth, and a table of sizes and accuracies.
+
+    Raises:
+      StoreError: If a checkpoint is damaged or cannot be written.
+    """
     from experiments.training import example_checkpoints as examples
     from sail_jax.checkpoint import RunOptions, grow_checkpoint, load_checkpoint
 
@@ -156,7 +194,7 @@ def grown(folder: Path, seed: int) -> pages.Section:
 
 
 def _admit(out: Path, resume: bool) -> None:
-    """Refuses a folder that holds anything a quickstart would not have left there."""
+    """Refuses a folder that holds anything that a quickstart would not have left there."""
     if not out.is_dir():
         return  # new, or not a folder at all: opening the first run tells
     names = {path.name for path in out.iterdir() if path.suffix != ".part"}

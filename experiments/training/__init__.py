@@ -1,4 +1,8 @@
-"""One trainer for the papers' network experiments."""
+"""The trainer of the network experiments, and parts of trainings that several studies share.
+
+`loop.train` runs a training step by step, with checkpoints. `step` makes the compiled step, `fit`
+binds it to a loss and an optimiser, and `descent` trains small networks within one program.
+"""
 
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.loop import Trained, train

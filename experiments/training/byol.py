@@ -1,7 +1,11 @@
-"""Bootstrap your own latent (Grill et al. 2020, BYOL): representations learned without labels.
+"""Bootstrap your own latent (BYOL): representations of images, learned without labels.
 
-An online network (encoder, projector, predictor) sees one view of an image and predicts what the
-target network, an exponential moving average of its encoder and projector, makes of another.
+An online network (encoder, projector, predictor) sees one view of an image. It predicts what the
+target network makes of another view. The target is an exponential moving average of the online
+encoder and projector.
+
+References:
+  Grill et al., Bootstrap your own latent, 2020 (arXiv 2006.07733).
 """
 
 from collections.abc import Callable
@@ -13,11 +17,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
 
 Encode = Callable[[PyTree, PyTree, Array, bool], tuple[Float[Array, "n feature"], PyTree]]
-"""`(params, stats, images, train) -> (features, stats)`."""
+"""An encoder: `(params, stats, images, train) -> (features, stats)`."""
 
 
 class Head(nn.Module):
-    """The projector or the predictor: a hidden layer with BatchNorm and ReLU, a linear one.
+    """The projector or the predictor: a hidden layer with BatchNorm and ReLU, then a linear layer.
+
+    Attributes:
+      hidden: The number of hidden units.
+      outputs: The number of outputs.
 
     >>> head = Head(8, 3)
     >>> made = jax.eval_shape(head.init_with_output, jax.random.key(0), jnp.zeros((2, 5)))
@@ -33,6 +41,16 @@ class Head(nn.Module):
     def __call__(
         self, x: Float[Array, "n feature"], train: bool = False
     ) -> Float[Array, "n output"]:
+        """Computes the outputs.
+
+        Args:
+          x: The features of n examples.
+          train: Whether BatchNorm normalises by the batch and updates its running statistics, in
+            the collection "batch_stats". Otherwise it uses them.
+
+        Returns:
+          The outputs of each example.
+        """
         x = nn.BatchNorm(not train, momentum=0.9, name="bn")(
             nn.Dense(self.hidden, name="hidden")(x)
         )
@@ -40,7 +58,19 @@ class Head(nn.Module):
 
 
 def regression(prediction: Float[Array, "n d"], target: Float[Array, "n d"]) -> Float[Array, " n"]:
-    """|p / |p| - z / |z||^2 = 2 - 2 cos(p, z), eq. 2, of each example; 2 where either is 0.
+    """Computes the squared distance between the directions of predictions and of targets.
+
+    |p / |p| - z / |z||^2 = 2 - 2 cos(p, z)
+
+    Args:
+      prediction: The predictions p of n examples.
+      target: The projections z of the target network.
+
+    Returns:
+      The distance for each example, from 0 to 4; 2 where p or z is 0.
+
+    References:
+      Grill et al., Bootstrap your own latent, 2020 (arXiv 2006.07733), eq. (2).
 
     >>> regression(jnp.array([[3.0, 0.0]]), jnp.array([[0.0, 5.0]])).tolist()
     [2.0]
@@ -49,12 +79,26 @@ def regression(prediction: Float[Array, "n d"], target: Float[Array, "n d"]) -> 
 
 
 def _unit(x: Float[Array, "n d"]) -> Float[Array, "n d"]:
+    """Scales each row to norm 1; a row of zeros stays so."""
     # the root's argument is kept from 0, where its gradient is infinite
     return x / jnp.sqrt(jnp.maximum((x**2).sum(-1, keepdims=True), 1e-12))
 
 
 def decay(step: ArrayLike, steps: int, base: float) -> Float[Array, ""]:
-    """The target's decay, from `base` up to 1 along a half cosine (Section 3.3).
+    """Computes the decay of the target network: it rises from `base` to 1 along half a cosine.
+
+    1 - (1 - base) (cos(pi step / steps) + 1) / 2
+
+    Args:
+      step: The number of steps taken; beyond `steps` the decay is 1.
+      steps: The number of steps of the training.
+      base: The decay at step 0, from 0 to 1.
+
+    Returns:
+      The decay, a scalar.
+
+    References:
+      Grill et al., Bootstrap your own latent, 2020 (arXiv 2006.07733), Section 3.3.
 
     >>> [round(float(decay(k, 10, 0.99)), 4) for k in (0, 5, 10)]
     [0.99, 0.995, 1.0]
@@ -64,15 +108,36 @@ def decay(step: ArrayLike, steps: int, base: float) -> Float[Array, ""]:
 
 
 def moved(target: PyTree, online: PyTree, decay: ArrayLike) -> PyTree:
-    """decay x target + (1 - decay) x online, eq. 1, of the target's leaves."""
+    """Moves the target network towards the online network: decay * target + (1 - decay) * online.
+
+    Args:
+      target: The parameters of the target network.
+      online: The parameters of the online network, of the same structure.
+      decay: The share of the old target, from 0 to 1.
+
+    Returns:
+      The new parameters of the target network.
+
+    References:
+      Grill et al., Bootstrap your own latent, 2020 (arXiv 2006.07733), eq. (1).
+    """
     return jax.tree.map(lambda t, o: decay * t + (1 - decay) * o, target, online)
 
 
 class Byol(NamedTuple):
-    """The networks around an encoder, and how long they are trained: a `Loss` of the trainer.
+    """The networks around an encoder, and the length of their training.
 
-    The target is carried as what is not learned, and is moved towards the online network of the
-    last update before it is used: the same as after each update, as the paper has it.
+    The target network is carried from step to step beside what is learned. It is moved before it is
+    used, towards the online network that the last update left. This gives the same as to move it
+    after each update, as the paper has it.
+
+    Attributes:
+      encode: Computes the features of images: `(params, stats, images, train) -> (features,
+        stats)`, where `stats` are the encoder's running statistics.
+      projector: From features to projections.
+      predictor: From projections to predictions of the target's projections.
+      steps: The number of steps of the training.
+      base: The decay of the target network at the first step.
     """
 
     encode: Encode
@@ -84,7 +149,18 @@ class Byol(NamedTuple):
     def init(
         self, encoder: PyTree, stats: PyTree, features: int, key: PRNGKeyArray
     ) -> tuple[PyTree, PyTree]:
-        """Parameters and what is carried; the target starts as a copy of the online network."""
+        """Makes what a training starts from. The target starts as a copy of the online network.
+
+        Args:
+          encoder: The parameters of the encoder.
+          stats: The running statistics of the encoder.
+          features: The number of features that the encoder computes.
+          key: The key of the random projector and predictor.
+
+        Returns:
+          The parameters that are learned, and what is carried from step to step: running
+          statistics, target, and number of steps.
+        """
         first, second = jax.random.split(key)
         heads = {
             "projector": self.projector.init(first, jnp.zeros((1, features))),
@@ -98,14 +174,26 @@ class Byol(NamedTuple):
     def loss(
         self, params: PyTree, carried: PyTree, first: Array, second: Array
     ) -> tuple[Float[Array, ""], dict[str, Array], PyTree]:
-        """The symmetrised loss, averaged over images, of two batches of views of the same images.
+        """Computes the loss of two views of the same images.
 
-        The metric `spread` is the root of the total variance of the target's unit projections:
-        near 1 for directions at random, 0 for a collapse to one.
+        It is the mean over images of `regression` from the first view to the second, plus that from
+        the second to the first.
+
+        Args:
+          params: The parameters that are learned.
+          carried: What is carried from step to step, as `init` or the last step gave it.
+          first: A batch of images, each seen in one way.
+          second: The same images, each seen in another way.
+
+        Returns:
+          The loss; the metrics; and what is carried to the next step. The metric "spread" is the
+          root of the total variance of the target's unit projections: near 1 for directions at
+          random, 0 if all images have one direction (a collapse).
         """
         online = jax.lax.stop_gradient(_followed(params))
         target = moved(carried["target"], online, decay(carried["step"], self.steps, self.base))
         stats = carried["stats"]
+        # normalised by the batch, as the online network is; the statistics after it are dropped
         wanted = [
             jax.lax.stop_gradient(self._projected(target, stats, view)[0])
             for view in (first, second)
@@ -122,17 +210,19 @@ class Byol(NamedTuple):
         return total, {"spread": spread}, after
 
     def _projected(self, params: PyTree, stats: PyTree, view: Array) -> tuple[Array, PyTree]:
+        """The projections of a view, and the running statistics after it."""
         features, encoder = self.encode(params["encoder"], stats["encoder"], view, True)
         z, projector = _applied(self.projector, params["projector"], stats["projector"], features)
         return z, {**stats, "encoder": encoder, "projector": projector}
 
 
 def _followed(params: PyTree) -> PyTree:
-    """What of the online network the target is an average of."""
+    """The parameters of the online network that the target averages: all but the predictor."""
     return {k: params[k] for k in ("encoder", "projector")}
 
 
 def _applied(head: Head, params: PyTree, stats: PyTree, x: Array) -> tuple[Array, PyTree]:
+    """The outputs of a head in training, and its running statistics after them."""
     out: Any = head.apply(
         {"params": params, "batch_stats": stats}, x, True, mutable=["batch_stats"]
     )

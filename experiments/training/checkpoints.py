@@ -1,9 +1,10 @@
 """The states of a training on disk, from which it goes on as if it had never stopped.
 
     <step>/arrays          an orbax checkpoint of the state, by the paths of its leaves
-    <step>/manifest.json   the config, every leaf's type and shape, every file's checksum
+    <step>/manifest.json   config, dtype and shape of each leaf, checksum of each file
 
-A folder gets its name, the number of steps taken, by the last of the operations that write it.
+The number in a folder's name is that of the steps taken. A folder gets its name by the last of the
+operations that write it, so that one with a name is whole.
 """
 
 import contextlib
@@ -33,10 +34,22 @@ _FIELDS = {"step": int, "config": dict, "leaves": dict, "key": str, "files": dic
 
 
 class Checkpoints:
-    """The latest `keep` checkpoints of one training in `directory`, which is made if it is missing.
+    """The latest checkpoints of one training, in a directory of their own.
 
-    `config`, a dataclass, is all that the training depends on: `RefusedError` names what differs
-    from the stored one. Written in the background; `with` waits for the last at the end.
+    They are written in the background. Use it in a `with` block, whose end waits for the last one.
+    Where several processes train together, all of them save, wait and restore.
+
+    Args:
+      directory: The directory, which is made if it is missing.
+      config: A dataclass with all that the training depends on. Checkpoints of another config are
+        refused.
+      keep: How many checkpoints are kept, at least 1.
+
+    Raises:
+      ValueError: If `keep` is below 1.
+      RefusedError: If the directory holds checkpoints of another config. The message names the
+        fields.
+      StoreError: If the latest checkpoint is damaged, or the directory cannot be written to.
     """
 
     def __init__(self, directory: str | Path, config: Any, *, keep: int = 2) -> None:
@@ -68,14 +81,27 @@ class Checkpoints:
                 self._orbax.close()
 
     def steps(self) -> list[int]:
-        """The steps that are stored, ascending."""
+        """Lists the checkpoints that are stored.
+
+        Returns:
+          The numbers of their steps, ascending.
+        """
         folders = (p for p in self.directory.iterdir() if p.name.isdecimal() and p.is_dir())
         return sorted(int(folder.name) for folder in folders)
 
     def save(self, state: State) -> None:
-        """Stores the state; returns once its arrays have been copied off the device.
+        """Stores a state, unless one of the same step is stored already.
 
-        Raises `StoreError` for what went wrong with the one before.
+        It returns once the arrays have been copied off the device; the files are written in the
+        background.
+
+        Args:
+          state: The state.
+
+        Raises:
+          StoreError: If this checkpoint cannot be begun, or the one before could not be written.
+          ValueError: If an array of the state is empty.
+          CheckpointError: If orbax cannot tell the paths of two leaves apart.
         """
         self.wait()
         step = int(state.step)
@@ -101,11 +127,15 @@ class Checkpoints:
         self._pending = self._pool.submit(self._commit, folder, part, manifest)
 
     def _commit(self, folder: Path, part: Path, manifest: dict[str, Any]) -> None:
+        """Finishes a checkpoint in the background: syncs its files, writes the manifest, gives the
+        name.
+        """
         with _orbax(folder, "write"):
             self._orbax.wait_until_finished()
         if jax.process_index() != 0:
             return
         with disk.explained("write", folder):
+            # all files must be on disk before the rename, which makes the folder count
             for path in (part / ARRAYS, *(part / ARRAYS).rglob("*")):
                 disk.sync(path)
             disk.write_record(part / MANIFEST, {**manifest, "files": _checksums(part / ARRAYS)})
@@ -117,7 +147,11 @@ class Checkpoints:
                 shutil.rmtree(old)
 
     def wait(self) -> None:
-        """Until the last `save` is on disk; raises what went wrong with it."""
+        """Waits until the last `save` is on disk.
+
+        Raises:
+          StoreError: If it could not be written.
+        """
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -126,9 +160,19 @@ class Checkpoints:
             multihost_utils.sync_global_devices(f"checkpoint {self.directory}")
 
     def restore(self, like: State) -> State | None:
-        """The latest state, each array laid out as in `like`; None if there is none.
+        """Reads the latest state.
 
-        `StoreError`, in one sentence, for a damaged file, or a leaf of another type or shape.
+        Args:
+          like: A state with the structure, shapes and shardings that the stored one should have.
+            Its values are not used.
+
+        Returns:
+          The state, each array laid out as in `like`; None if none is stored.
+
+        Raises:
+          RefusedError: If the stored state is of another network or optimiser. The message names a
+            leaf.
+          StoreError: If a file is missing or damaged. The message says how to go on.
         """
         self.wait()
         if not self.steps():
@@ -140,6 +184,7 @@ class Checkpoints:
         if unlike or manifest["key"] != str(jax.random.key_impl(like.key)):
             why = unlike[0] if unlike else f"its random keys are {manifest['key']}"
             raise RefusedError(f"{folder} is of another network or optimiser: {why}")
+        # every byte is checked before orbax interprets any
         with disk.explained("read", folder):
             files = _checksums(folder / ARRAYS)
         for file in sorted(files.keys() | manifest["files"].keys()):
@@ -154,6 +199,7 @@ class Checkpoints:
         return state._replace(key=key)
 
     def _manifest(self, step: int) -> dict[str, Any]:
+        """Reads the manifest of a step, and checks that it is of this training."""
         path = self.directory / str(step) / MANIFEST
         try:
             manifest = disk.read_record(path, _FIELDS)
@@ -170,13 +216,14 @@ class Checkpoints:
         return manifest
 
     def _without(self, step: int) -> str:
+        """The advice to remove a damaged checkpoint, and from where the training then goes on."""
         earlier = [s for s in self.steps() if s < step]
         where = f"from step {earlier[-1]}" if earlier else "from the beginning"
         return f"remove {self.directory / str(step)} to go on {where}"
 
 
 def _by_path(state: State) -> dict[str, Any]:
-    """The state's arrays by path, random keys as their numbers."""
+    """The arrays of a state by path, with random keys as plain numbers, which can be stored."""
     state = state._replace(key=jax.random.key_data(state.key))
     arrays = dict(zip(leaf_paths(state), map(jnp.asarray, jax.tree.leaves(state)), strict=True))
     empty = [path for path, x in arrays.items() if not x.size]
@@ -187,22 +234,26 @@ def _by_path(state: State) -> dict[str, Any]:
 
 
 def _spelt(x: Any) -> str:
+    """The dtype and shape of an array, as manifests and messages have them."""
     return f"{x.dtype}{list(x.shape)}"
 
 
 def _filled(node: Any, arrays: dict[str, Any]) -> Any:
+    """A nested dictionary of paths, with each path replaced by what it names."""
     if isinstance(node, dict):
         return {key: _filled(child, arrays) for key, child in node.items()}
     return arrays[node]
 
 
 def _checkpointer() -> Any:
+    """An orbax checkpointer that writes in the background."""
     import orbax.checkpoint as ocp  # slow to import
 
     return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
 
 
 def _read(path: Path, like: dict[str, Any]) -> dict[str, jax.Array]:
+    """Reads arrays by path, each laid out on devices as the one in `like`."""
     import orbax.checkpoint as ocp
 
     how = {
@@ -217,6 +268,7 @@ def _read(path: Path, like: dict[str, Any]) -> dict[str, jax.Array]:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file in a folder and below, by relative path."""
     digests = {}
     for path in sorted(folder.rglob("*")):
         if not path.is_dir():
@@ -228,7 +280,7 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _orbax(folder: Path, doing: str) -> Iterator[None]:
-    """Whatever orbax and tensorstore raise and log, as one sentence."""
+    """Turns what orbax and tensorstore raise into one sentence, and keeps them from logging it."""
     absl = logging.getLogger("absl")
     quiet = lambda record: False  # noqa: E731
     absl.addFilter(quiet)

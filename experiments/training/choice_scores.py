@@ -1,5 +1,8 @@
-"""Multiple choice for any network that gives logits of the next token: a choice is scored by its
-log-likelihood after the context, per token of it (Brown et al., 2020)."""
+"""Multiple-choice questions, answered by a language model.
+
+A choice is scored by its log-likelihood after the context, per token or per byte of it (Brown et
+al., Language Models are Few-Shot Learners, 2020). `experiments.data.choices` reads the questions.
+"""
 
 from collections.abc import Callable
 
@@ -11,13 +14,22 @@ from jaxtyping import Array, ArrayLike, Float, Int
 from experiments.data.choices import Packed, accuracy, scores
 
 Apply = Callable[[Int[Array, "batch time"]], Float[Array, "batch time vocab"]]
+"""A language model: from tokens to the logits of the token after each."""
 
 
 def log_likelihood(
     apply: Apply, tokens: Int[ArrayLike, "*any token"], *, batch_size: int = 32
 ) -> Float[Array, "*any token"]:
-    """The log-probability of each token given those before it, 0 for the first; `batch_size`
-    sequences at a time. Where `tokens` are filled up at the end, what is there does not count.
+    """Computes the log-probability of each token given those before it.
+
+    Args:
+      apply: The language model: the logits at each place, for the token after it.
+      tokens: The sequences. Tokens that fill a sequence up at its end do not change the others'
+        values.
+      batch_size: How many sequences are evaluated at once.
+
+    Returns:
+      The log-probabilities in nats, in float32; 0 for the first token of a sequence.
 
     >>> log_likelihood(lambda x: jnp.zeros((*x.shape, 4)), [[0, 3, 1]]).round(3).tolist()
     [[0.0, -1.38..., -1.38...]]
@@ -30,13 +42,27 @@ def log_likelihood(
         log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), row[1:, None], axis=-1)[:, 0]
         return jnp.concatenate([jnp.zeros(1), log_probs])
 
+    # not all at once: the logits of a sequence are `vocab` times as large as it
     return jax.lax.map(of_row, flat, batch_size=min(batch_size, len(flat))).reshape(tokens.shape)
 
 
 def normalised(
     apply: Apply, packed: Packed, *, by: str = "token", batch_size: int = 32
 ) -> Float[Array, "item choice"]:
-    """The score of every choice, per "token" or per "byte" of it."""
+    """Computes the score of each choice: its log-likelihood, divided by its length.
+
+    Args:
+      apply: The language model, as in `log_likelihood`.
+      packed: The questions as tokens.
+      by: The unit of length: "token" or "byte".
+      batch_size: How many sequences are evaluated at once.
+
+    Returns:
+      The scores in nats per unit; -inf for a choice without tokens.
+
+    Raises:
+      ValueError: If `by` is neither unit.
+    """
     if by not in ("token", "byte"):
         raise ValueError(f"by must be token or byte; got {by!r}")
     log_probs = log_likelihood(apply, packed.tokens, batch_size=batch_size)
@@ -47,7 +73,22 @@ def normalised(
 def answered(
     apply: Apply, packed: Packed, *, by: str = "token", batch_size: int = 32
 ) -> Float[Array, ""]:
-    """The share of items whose right choice scores best. Can be compiled, `packed` being data."""
+    """Computes the share of questions whose right choice has the best score.
+
+    It can be compiled with `packed` as data.
+
+    Args:
+      apply: The language model, as in `log_likelihood`.
+      packed: The questions as tokens.
+      by: The unit of length: "token" or "byte".
+      batch_size: How many sequences are evaluated at once.
+
+    Returns:
+      The share, from 0 to 1. Of equal scores the first counts.
+
+    Raises:
+      ValueError: If `by` is neither unit.
+    """
     return accuracy(
         normalised(apply, packed, by=by, batch_size=batch_size), jnp.asarray(packed.answer)
     )
@@ -56,10 +97,32 @@ def answered(
 def continuations(
     blocks: Int[np.ndarray, "n token"], *, context: int, items: int, choices: int, seed: int
 ) -> Packed:
-    """Questions made of text: the first `context` tokens of a block, and how it goes on, among how
-    other blocks go on (as HellaSwag asks, Zellers et al., 2019). All choices are equally long.
+    """Makes multiple-choice questions of plain text: how does a block of tokens go on?
 
-    ValueError where there are fewer blocks than `choices` or than `items`, or no token is left.
+    The context is the beginning of a block. The right choice is the rest of it; the wrong ones are
+    the ends of other blocks, as in HellaSwag. All choices are equally long.
+
+    Args:
+      blocks: n blocks of tokens, all of one length.
+      context: The number of tokens of the context.
+      items: The number of questions.
+      choices: The number of choices of each question.
+      seed: The seed of which blocks are asked about, of the wrong choices and of their order.
+
+    Returns:
+      The questions. The length of a choice is counted in tokens here.
+
+    Raises:
+      ValueError: If `items` is not from 1 to n, `choices` not from 2 to n, or `context` not from 1
+        to one less than the length of a block.
+
+    References:
+      Zellers et al., HellaSwag, 2019 (arXiv 1905.07830).
+
+    >>> blocks = np.arange(12).reshape(3, 4)
+    >>> questions = continuations(blocks, context=2, items=3, choices=2, seed=0)
+    >>> questions.tokens.shape, questions.scored[0, 0].tolist()
+    ((3, 2, 4), [False, False, True, True])
     """
     n, length = blocks.shape
     if not (1 <= items <= n and 2 <= choices <= n and 1 <= context < length):

@@ -1,4 +1,7 @@
-"""Small networks, trained whole within one program: under `vmap` many seeds and tasks at once."""
+"""Gradient descent within one program, for small networks: under `vmap`, many of them at once.
+
+`loop` is for long trainings, which need checkpoints.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,19 +12,24 @@ import optax
 from jaxtyping import Array, PyTree
 
 Loss = Callable[[PyTree, PyTree, Any], tuple[Array, PyTree]]
-"""`(params, mutable, batch) -> (loss, mutable)`, as of `Fit`, without metrics."""
+"""A loss: `(params, mutable, batch) -> (loss, mutable)`, without the key and metrics of `step`."""
 
 
 class Descended(NamedTuple):
-    """What a training ends with."""
+    """What a training ends with.
+
+    Attributes:
+      params: The parameters.
+      mutable: What is carried from step to step without being learned, such as running statistics.
+      memory: The state of the optimiser.
+      measured: What was measured: leaves `(1 + steps / every, ...)`, before the first and after
+        every `every` steps; None if nothing was.
+    """
 
     params: PyTree
     mutable: PyTree
-    """What is carried unlearned, such as running statistics."""
     memory: PyTree
-    """The optimiser's."""
     measured: PyTree
-    """Before the first and after every `every` steps; None where nothing is."""
 
 
 def descend(
@@ -37,22 +45,34 @@ def descend(
     measure: Callable[[PyTree, PyTree, Any], PyTree] | None = None,
     every: int | None = None,
 ) -> Descended:
-    """Gradient descent along `feed`, a step for each entry of its leading axis.
+    """Minimises a loss by gradient descent, with one step for each entry of `feed`.
 
     Args:
-      loss: What is minimised.
-      optimizer: The direction of a step, such as `optax.scale_by_adam()`.
-      rate: The learning rate by the number of steps taken.
-      params: Parameters before the first step.
-      feed: What each step is told, leaves `[step, ...]`: a key, or which examples to take.
-      draw: The batch of a step, by what it is told.
+      loss: The loss: `(params, mutable, batch) -> (loss, mutable)`.
+      optimizer: Turns gradients into the direction of a step, such as `optax.scale_by_adam()`.
+      rate: The learning rate of a step, by the number of steps taken before it.
+      params: The parameters before the first step.
+      feed: What tells the steps apart: a pytree with leaves `(steps, ...)`, such as keys, or
+        indices of examples.
+      draw: Makes the batch of a step of its entry of `feed`.
       mutable: What the loss carries from step to step.
-      memory: The optimiser's, if it does not begin anew.
-      measure: Looks at parameters, mutable and the number of steps taken.
-      every: Steps between two looks, a divisor of their number.
+      memory: The state of the optimiser, to go on from; None to begin anew.
+      measure: What is measured on the way, by parameters, `mutable` and the number of steps taken.
+      every: The number of steps between two measurements, a divisor of the number of steps. Nothing
+        is measured unless both this and `measure` are given.
+
+    Returns:
+      The parameters after the last step, what is carried, and what was measured.
+
+    >>> square = lambda params, mutable, batch: (jnp.sum(params**2), mutable)
+    >>> end = descend(square, optax.identity(), lambda t: 0.25, jnp.array(8.0), jnp.arange(2),
+    ...               lambda entry: None, measure=lambda params, mutable, t: params, every=1)
+    >>> float(end.params), end.measured.tolist()
+    (2.0, [8.0, 4.0, 2.0])
     """
 
     def step(state: Any, told: Any) -> tuple[Any, None]:
+        """Takes one step along the gradient of the step's own batch."""
         params, mutable, memory = state
         t, told = told
         gradient, mutable = jax.grad(loss, has_aux=True)(params, mutable, draw(told))
@@ -68,6 +88,7 @@ def descend(
         return Descended(params, mutable, memory, None)
 
     def chunk(state: Any, told: Any) -> tuple[Any, PyTree]:
+        """Takes the steps between two measurements, and measures."""
         state, _ = jax.lax.scan(step, state, told)
         return state, measure(state[0], state[1], told[0][-1] + 1)
 

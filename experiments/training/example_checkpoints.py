@@ -1,8 +1,8 @@
 """Checkpoints and recipes to try merging with, made offline in seconds.
 
-A network learns to read the bundled handwritten digits; three copies of it are fine-tuned, to read
-them rotated one way, rotated the other way, and to tell the large ones apart. The four are written
-as safetensors folders, with a recipe for every merging method in mergekit's grammar:
+A network learns to read the bundled handwritten digits. Three copies of it are fine-tuned: on
+digits rotated one way, on digits rotated the other way, and on the larger digits alone. The four
+are written as safetensors folders, with a recipe for every merging method in mergekit's grammar:
 
     DIR/base/  DIR/expert-0/  DIR/expert-1/  DIR/expert-2/  DIR/recipes/METHOD.yaml
 """
@@ -30,10 +30,21 @@ Tensors = Mapping[str, np.ndarray]
 
 
 def make(folder: Path, *, seed: int = 0, force: bool = False) -> dict[str, dict[str, float]]:
-    """Trains the models and writes them with their recipes; the held-out accuracies of each.
+    """Trains the models, writes them with their recipes, and grades them.
 
-    Raises `RefusedError`, before any work, if `folder` is a file or holds anything, unless `force`
-    is given: then earlier examples in it are replaced, and other files stay.
+    Args:
+      folder: The folder, which is made if it is missing.
+      seed: The seed of the training, and of what digits are held out.
+      force: Whether the folder may hold something already. Earlier examples in it are then
+        replaced, and other files stay.
+
+    Returns:
+      For each model, the held-out accuracy on each of `HELD_OUT`, from 0 to 1.
+
+    Raises:
+      RefusedError: If `folder` is a file, or holds anything and `force` is false. No work is done
+        then.
+      StoreError: If a file cannot be written.
     """
     _admit(folder, force)
     part = folder / f".examples.{os.getpid()}.part"
@@ -48,7 +59,8 @@ def make(folder: Path, *, seed: int = 0, force: bool = False) -> dict[str, dict[
             (part / "recipes").mkdir()
             for method, text in recipes(folder.resolve()).items():
                 (part / "recipes" / f"{method}.yaml").write_text(text)
-            (folder / RECORD).unlink(missing_ok=True)  # what is being replaced is not whole
+            # first, since until all are replaced the folder holds a mixture of old and new
+            (folder / RECORD).unlink(missing_ok=True)
             for made in sorted(part.iterdir()):
                 shutil.rmtree(folder / made.name, ignore_errors=True)
                 os.replace(made, folder / made.name)
@@ -60,6 +72,7 @@ def make(folder: Path, *, seed: int = 0, force: bool = False) -> dict[str, dict[
 
 
 def _admit(folder: Path, force: bool) -> None:
+    """Refuses a file, and a folder that holds anything unless `force` is given."""
     if folder.exists() and not folder.is_dir():
         raise disk.RefusedError(f"{folder} is not a directory; choose another")
     if folder.is_dir() and any(folder.iterdir()) and not force:
@@ -67,8 +80,10 @@ def _admit(folder: Path, force: bool) -> None:
 
 
 def _tasks(seed: int, part: str) -> Any:
-    """The digits to learn from ("train") or those kept back ("test"), upright and under each of
-    `TASKS`: leaves [task, example, ...]."""
+    """The digits to learn from ("train") or those held out ("test"), for each task of `HELD_OUT`.
+
+    The leaves are `(task, example, ...)`.
+    """
     from experiments.data import image_tasks
     from experiments.data.registry import ImagePool
 
@@ -80,7 +95,14 @@ def _tasks(seed: int, part: str) -> Any:
 
 
 def train(seed: int = 0) -> list[dict[str, np.ndarray]]:
-    """The base, trained on upright digits, then an expert for each of `TASKS` tuned from it."""
+    """Trains the base on upright digits, then from it an expert for each of `TASKS`.
+
+    Args:
+      seed: The seed of the initial weights, the batches and the split of the digits.
+
+    Returns:
+      The tensors of each model of `MODELS`, by name, in float32.
+    """
     import jax
     import optax
 
@@ -90,11 +112,14 @@ def train(seed: int = 0) -> list[dict[str, np.ndarray]]:
     model, optimizer = MLP(WIDTHS, CLASSES), optax.sgd(0.05, momentum=0.9)
 
     def loss(params: Any, batch: Task) -> jax.Array:
+        """The mean cross-entropy of the examples that belong to the task."""
         logits: Any = model.apply(params, batch.images)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
         return (losses * batch.member).sum() / batch.member.sum()
 
     def descend(params: Any, task: Task, key: jax.Array) -> Any:
+        """The parameters after 200 steps on batches of 128 examples."""
+
         def step(state: Any, key: jax.Array) -> tuple[Any, None]:
             drawn = jax.random.randint(key, (128,), 0, len(task.labels))
             gradient = jax.grad(loss)(state[0], jax.tree.map(lambda x: x[drawn], task))
@@ -114,7 +139,9 @@ def train(seed: int = 0) -> list[dict[str, np.ndarray]]:
 
 
 def _named(params: Any) -> dict[str, np.ndarray]:
-    """Flat tensors: `layers.0.kernel` [in, out], `layers.0.bias` [out], ..., `out.kernel`, ..."""
+    """Flat tensors: `layers.0.kernel` [in, out], `layers.0.bias` [out], ..., `out.kernel`,
+    `out.bias`.
+    """
     return {
         f"{layer.replace('hidden_', 'layers.')}.{leaf}": np.asarray(value)
         for layer, leaves in params["params"].items()
@@ -133,9 +160,18 @@ def _params(tensors: Tensors) -> Any:
 
 
 def evaluate(checkpoint: str | Path, *, seed: int = 0) -> dict[str, float]:
-    """Accuracy on the digits that no example has seen, upright and under each of `TASKS`.
+    """Grades a model on digits that no example has seen: upright ones, and those of `TASKS`.
 
-    For the examples, and for anything merged from them. Raises `StoreError` for other checkpoints.
+    Args:
+      checkpoint: One of the examples, or anything merged of them, or one of these grown: its hidden
+        layers may be of any width and number.
+      seed: The seed that the examples were made with, which decides what digits they have not seen.
+
+    Returns:
+      The accuracy on each of `HELD_OUT`, from 0 to 1.
+
+    Raises:
+      StoreError: If it cannot be read, or is no such model.
     """
     from experiments.models.mlp import MLP
     from sail_jax.checkpoint.formats.open import load_checkpoint
@@ -162,7 +198,15 @@ def evaluate(checkpoint: str | Path, *, seed: int = 0) -> dict[str, float]:
 
 
 def save(folder: Path, tensors: Tensors) -> None:
-    """A checkpoint folder: model.safetensors and config.json."""
+    """Writes a model as a checkpoint folder, with model.safetensors and config.json.
+
+    Args:
+      folder: The folder.
+      tensors: The tensors by name, as `train` returns them.
+
+    Raises:
+      StoreError: If it cannot be written.
+    """
     from sail_jax.checkpoint.output.writer import save_checkpoint
 
     depth = sum(name.endswith(".kernel") for name in tensors) - 1
@@ -178,7 +222,11 @@ def save(folder: Path, tensors: Tensors) -> None:
 
 
 def print_grades(grades: Mapping[str, Mapping[str, float]]) -> None:
-    """Held-out accuracy: a row per model, a column per task, and their mean."""
+    """Prints held-out accuracies: a row for each model, a column for each task, and their mean.
+
+    Args:
+      grades: For each model, its accuracies by task: all of `HELD_OUT`, in that order.
+    """
     width = max(len("held-out accuracy"), *map(len, grades))
     columns = [*HELD_OUT, "mean"]
     show("  ".join([f"{'held-out accuracy':{width}}", *(f"{name:>10}" for name in columns)]))
@@ -188,6 +236,7 @@ def print_grades(grades: Mapping[str, Mapping[str, float]]) -> None:
 
 
 def _sources(folder: Path, names: Sequence[str], per_model: str) -> str:
+    """The part of a recipe that lists the models, with the parameters of each."""
     lines = ["models:"]
     for name in names:
         lines.append(f"  - model: {json.dumps(str(folder / name))}")
@@ -196,7 +245,8 @@ def _sources(folder: Path, names: Sequence[str], per_model: str) -> str:
     return "\n".join(lines)
 
 
-# method: what it is; which models; whether there is a base; parameters of each; of all.
+# By method: what it does, its models, whether the recipe names the base, the parameters of each
+# model, and those of the whole merge.
 _EXPERTS = MODELS[1:]
 _RECIPES: dict[str, tuple[str, Sequence[str], bool, str, str]] = {
     "linear": ("Weighted mean of the parameters.", _EXPERTS, False, "weight: 1", ""),
@@ -262,11 +312,18 @@ _RECIPES: dict[str, tuple[str, Sequence[str], bool, str, str]] = {
 
 
 def recipes(folder: Path) -> dict[str, str]:
-    """A recipe for each method in mergekit's grammar, for the examples in `folder`."""
+    """Writes a recipe for each merging method, in mergekit's grammar.
+
+    Args:
+      folder: The folder of the examples, which the recipes name. It need not exist.
+
+    Returns:
+      The texts of the recipes, in YAML, by method.
+    """
     texts = {}
     for method, (about, names, based, per_model, shared) in _RECIPES.items():
         base = f"base_model: {json.dumps(str(folder / 'base'))}\n" if based else ""
-        if method == "slerp":
+        if method == "slerp":  # mergekit's takes one of its two models as its base
             base = f"base_model: {json.dumps(str(folder / names[0]))}\n"
         parameters = ""
         if shared:

@@ -1,4 +1,8 @@
-"""A network's training as a value: what is minimised, by which steps, and where its arrays lie."""
+"""A network's training as a value: its loss, its optimiser, and where its arrays lie on devices.
+
+A `Fit` binds what the functions of `step`, `loop` and `sharding` need, for studies that train many
+networks of one shape.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,22 +18,52 @@ from experiments.training.step import Loss, State, Step, Training, init, make_st
 
 
 class Layout(Protocol):
-    """Where the arrays of a training lie; see `sharding.Layout`."""
+    """Where the arrays of a training lie on devices; `sharding.Layout` is one."""
 
-    def shardings(self, state: Any) -> Any: ...
-    def lay(self, state: Any) -> Any: ...
-    def place(self, batch: Any) -> Any: ...
+    def shardings(self, state: Any) -> Any:
+        """Says how the arrays of a state are laid out.
+
+        Args:
+          state: The state, or its shapes.
+
+        Returns:
+          The sharding of each array; None on one device.
+        """
+        ...
+
+    def lay(self, state: Any) -> Any:
+        """Lays out a state where the step expects it.
+
+        Args:
+          state: The state, which every process has as a whole.
+
+        Returns:
+          The state with the same values.
+        """
+        ...
+
+    def place(self, batch: Any) -> Any:
+        """Puts a batch where the step expects it.
+
+        Args:
+          batch: The batch, which every process has as a whole.
+
+        Returns:
+          The batch on the devices.
+        """
+        ...
 
 
 class Fit:
-    """Trains networks of one shape, any number of them by one compiled step.
+    """Trains networks of one shape, any number of them, with one compiled step.
 
     Args:
-      loss: What is minimised, as `experiments.training.step.Loss`.
-      training: The optimiser, the type that is computed in, the moving average of weights.
+      loss: What is minimised.
+      training: The optimiser, the dtype of the computation, the moving average of the weights.
       layout: Where the arrays lie, such as `sharding.layout` gives it.
-      config: All that the trainings depend on: checkpoints of another config are refused.
-      save_every: Steps between two checkpoints.
+      config: A dataclass with all that the trainings depend on: checkpoints of another config are
+        refused. It is needed only where there is a folder.
+      save_every: The number of steps between two checkpoints.
     """
 
     def __init__(
@@ -45,11 +79,30 @@ class Fit:
         self._step: Step | None = None
 
     def start(self, params: PyTree, key: PRNGKeyArray, mutable: PyTree = None) -> State:
-        """The state before the first step, where the step expects it."""
+        """Makes the state before the first step, laid out on the devices.
+
+        Args:
+          params: The initial parameters, in float32.
+          key: The key of all that is random in the steps.
+          mutable: What the loss carries from step to step without learning it.
+
+        Returns:
+          The state.
+
+        Raises:
+          TypeError: If a parameter is not float32.
+        """
         return self.layout.lay(init(self.training, params, key, mutable))
 
     def step(self, like: State) -> Step:
-        """The step, compiled when it is first called; `like` has its shapes."""
+        """Returns the step function, which is compiled when it is first called.
+
+        Args:
+          like: A state with the shapes of all states that the step will see.
+
+        Returns:
+          The step, always the same function.
+        """
         if self._step is None:
             self._step = make_step(self.loss, self.training, self.layout.shardings(like))
         return self._step
@@ -62,9 +115,25 @@ class Fit:
         folder: Path | None = None,
         **looks: Any,
     ) -> Trained:
-        """Trains from a state of `start` to step `steps`, or from what `folder` holds; `looks` are
-        `evaluate`, `evaluate_every`, `log_every` and `say` of `train`, which tells of itself where
-        there is a folder, or another `config` and `save_every` than are usual here."""
+        """Trains from a state to a number of steps, or goes on from a checkpoint.
+
+        Args:
+          state: The state to begin with, from `start`.
+          batch: The batch of a step, by its number alone.
+          steps: The number of steps of the whole training, those before a resume included.
+          folder: Where checkpoints and metrics are kept, and found again after a kill. None keeps
+            nothing, and prints no progress.
+          **looks: Other arguments of `loop.train`, such as `evaluate`. A `config`, `save_every` or
+            `say` given here is used in place of the usual one.
+
+        Returns:
+          The final state, and how the training went.
+
+        Raises:
+          ValueError: As `loop.train`.
+          FloatingPointError: As `loop.train`.
+          StoreError: As `loop.train`.
+        """
         usual: dict[str, Any] = {
             "config": self.config,
             "save_every": self.save_every,
@@ -74,11 +143,28 @@ class Fit:
         return train(step, state, batch, steps, directory=folder, place=place, **(usual | looks))
 
     def cost(self, like: State, batch: PyTree) -> float:
-        """Floating-point operations of a step, of a state and a batch of these shapes."""
+        """Counts the floating-point operations of a step.
+
+        Args:
+          like: A state, or its shapes.
+          batch: A batch, or its shapes.
+
+        Returns:
+          The number of operations; see `flops.flops`.
+        """
         return flops(make_step(self.loss, self.training), like, batch)
 
 
 def curve(trained: Trained, name: str, every: int = 1) -> Float[np.ndarray, " evaluation"]:
-    """What was measured under a name, at steps that `every` divides."""
+    """Collects what was measured under one name along a training.
+
+    Args:
+      trained: The training.
+      name: The name of the metric.
+      every: Only values at steps that this divides are taken.
+
+    Returns:
+      The values, by increasing step.
+    """
     seen = [row[name] for row in trained.rows if name in row and row["step"] % every == 0]
     return np.array(seen, float)

@@ -1,4 +1,4 @@
-"""What a computation costs, counted rather than estimated."""
+"""The cost of a computation in floating-point operations, counted rather than estimated."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,8 +7,16 @@ import jax
 
 
 def flops(fn: Callable[..., Any], *args: Any) -> float:
-    """Floating-point operations of `fn(*args)`, as XLA counts them in the program before it is
-    optimised; arrays or their shapes do. The body of a loop counts once.
+    """Counts the floating-point operations of `fn(*args)`, as XLA counts them.
+
+    They are counted in the program before it is optimised. The body of a loop counts once.
+
+    Args:
+      fn: A function that can be compiled.
+      *args: Its arguments: arrays, or their shapes. Nothing is computed.
+
+    Returns:
+      The number of operations.
 
     >>> import jax.numpy as jnp
     >>> flops(jnp.dot, jax.ShapeDtypeStruct((3, 4), "float32"), jnp.ones((4, 5)))

@@ -1,4 +1,8 @@
-"""The Fréchet distance between the normal distributions of two samples (Heusel et al. 2017)."""
+"""The Fréchet distance between the normal distributions of two samples.
+
+References:
+  Heusel et al., GANs Trained by a Two Time-Scale Update Rule, 2017 (arXiv 1706.08500).
+"""
 
 from typing import NamedTuple
 
@@ -9,17 +13,35 @@ __all__ = ["Normal", "between", "distance", "fit", "normal"]
 
 
 class Normal(NamedTuple):
-    """A normal distribution in float64, its covariance as a product: root' root."""
+    """A normal distribution, in float64.
+
+    Attributes:
+      mean: Its mean.
+      root: A root R of its covariance: R^T R is the covariance.
+    """
 
     mean: Float[np.ndarray, " d"]
     root: Float[np.ndarray, "r d"]
 
 
 def fit(sample: Float[ArrayLike, "n d"]) -> Normal:
-    """The sample's mean and (n - 1)-covariance, whose root is found without forming it: so nothing
-    is lost below the square root of the precision, and n may be less than d.
+    """Fits a normal distribution to a sample.
 
-    `ValueError` for fewer than two points, or one that is not finite.
+    The covariance, with divisor n - 1, is not formed: its root is that of a QR decomposition. So no
+    digits are lost by squaring, and n may be less than d.
+
+    Args:
+      sample: The n points, at least two.
+
+    Returns:
+      The distribution.
+
+    Raises:
+      ValueError: If the sample has another shape or fewer points, or a point is not finite.
+
+    >>> normal_fit = fit([[0.0], [2.0]])
+    >>> normal_fit.mean.tolist(), (normal_fit.root**2).round(6).tolist()
+    ([1.0], [[2.0]])
     """
     X = np.asarray(sample, np.float64)
     if X.ndim != 2 or len(X) < 2:
@@ -33,7 +55,19 @@ def fit(sample: Float[ArrayLike, "n d"]) -> Normal:
 
 
 def normal(mean: Float[ArrayLike, " d"], covariance: Float[ArrayLike, "d d"]) -> Normal:
-    """From its moments; eigenvalues that rounding made negative count as 0."""
+    """Makes a normal distribution of its mean and covariance.
+
+    Args:
+      mean: The mean.
+      covariance: The covariance. Its symmetric part counts; eigenvalues that rounding made negative
+        count as 0.
+
+    Returns:
+      The distribution.
+
+    Raises:
+      ValueError: If the shapes are not those of a mean and its covariance.
+    """
     mean, covariance = (np.asarray(x, np.float64) for x in (mean, covariance))
     if mean.ndim != 1 or covariance.shape != 2 * mean.shape:
         raise ValueError(
@@ -45,11 +79,26 @@ def normal(mean: Float[ArrayLike, " d"], covariance: Float[ArrayLike, "d d"]) ->
 
 
 def distance(a: Normal, b: Normal) -> float:
-    """|m_a - m_b|^2 + tr(A + B - 2 (A^(1/2) B A^(1/2))^(1/2)), a squared distance (Dowson and
-    Landau, 1982), in the unit of the features squared.
+    """Computes the squared Fréchet distance between two normal distributions.
 
-    With A = R_a' R_a the last trace is the nuclear norm of R_a R_b': singular values carry an error
-    of eps times the largest, where a root of eigenvalues would carry one of its square root.
+    |m_a - m_b|^2 + tr(A + B - 2 (A^(1/2) B A^(1/2))^(1/2))
+
+    With A = R_a^T R_a and B = R_b^T R_b, the last trace is the nuclear norm of R_a R_b^T. Its
+    singular values have errors of eps times the largest one, while square roots of eigenvalues
+    would have errors of sqrt(eps).
+
+    Args:
+      a: A distribution.
+      b: Another one, of as many dimensions.
+
+    Returns:
+      The squared distance, at least 0, in the squared unit of the features.
+
+    Raises:
+      ValueError: If the dimensions differ.
+
+    References:
+      Dowson and Landau, The Fréchet distance between multivariate normal distributions, 1982.
 
     >>> distance(normal([0.0], [[4.0]]), normal([3.0], [[1.0]]))
     10.0
@@ -62,6 +111,19 @@ def distance(a: Normal, b: Normal) -> float:
 
 
 def between(a: Float[ArrayLike, "n d"], b: Float[ArrayLike, "m d"]) -> float:
-    """The distance of two samples' fits. It is biased upwards, by O(1/n + 1/m): compare those of
-    equal sizes, and with that of two samples of one distribution."""
+    """Computes the squared Fréchet distance between normal distributions fitted to two samples.
+
+    It is biased upwards, by O(1/n + 1/m). So compare only distances of samples of equal sizes, and
+    beside them that of two samples of one distribution.
+
+    Args:
+      a: A sample of n points.
+      b: A sample of m points.
+
+    Returns:
+      The squared distance.
+
+    Raises:
+      ValueError: As `fit` and `distance`.
+    """
     return distance(fit(a), fit(b))

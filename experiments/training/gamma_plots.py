@@ -1,4 +1,7 @@
-"""What the figures of `proximal_spirals` and `proximal_gamma` share."""
+"""What the figures of `proximal_spirals` and `proximal_gamma` share.
+
+Both show losses along the line gamma theta_1 + (1 - gamma) theta_2 through two models.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,25 +23,53 @@ BELOW = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
 
 
 def look(i: int) -> dict[str, Any]:
+    """Returns the look of the i-th curve of a figure.
+
+    Args:
+      i: The number of the curve, from 0.
+
+    Returns:
+      The colour and the dashes, as options of `Axes.plot`.
+    """
     return {"color": style.PALETTE[i % len(style.PALETTE)], "ls": DASHES[i % len(DASHES)]}
 
 
 def mark_best(ax: "Axes", values: "xr.DataArray", best: "xr.DataArray", i: int) -> None:
-    """The best gamma of every seed, at the height of its lowest loss."""
+    """Marks the best gamma of every seed, at the height of its lowest loss.
+
+    Args:
+      ax: The axes, with gamma along x and the loss along y.
+      values: The loss, with dimensions "seed" and "gamma".
+      best: The best gamma of each seed.
+      i: The number of the curve, which gives the colour.
+    """
     heights = values.min("gamma").transpose(*best.dims)
     color = look(i)["color"]
     ax.plot(best, heights, "o", ms=4, mec="white", mew=0.6, color=color, zorder=4, clip_on=False)
 
 
 def mark_scratch(ax: "Axes", values: "xr.DataArray", i: int) -> None:
-    """The mean of training from scratch, at the right edge."""
+    """Marks the mean of training from scratch at the right edge.
+
+    Args:
+      ax: The axes.
+      values: What training from scratch has along y, with the dimension "seed".
+      i: The number of the curve, which gives the colour.
+    """
     mean, _ = mean_and_error(values)
     edge = {"transform": ax.get_yaxis_transform(), "clip_on": False}
     ax.plot(1.0, mean, "<", color=look(i)["color"], ms=5, **edge)
 
 
 def mark_predicted(ax: "Axes", predicted: "xr.DataArray") -> None:
-    """A vertical line at each mean prediction, its marker on top."""
+    """Draws a vertical line at each mean predicted gamma that is in view, with a marker on top.
+
+    Set the range of x first: it decides which lines are in view.
+
+    Args:
+      ax: The axes, with gamma along x.
+      predicted: The predicted gammas, with dimensions "way" (how they are predicted) and "seed".
+    """
     low, high = ax.get_xlim()
     for i, way in enumerate(predicted["way"].values):
         x, _ = mean_and_error(predicted.sel(way=way))
@@ -49,6 +80,14 @@ def mark_predicted(ax: "Axes", predicted: "xr.DataArray") -> None:
 
 
 def predicted_handles(labels: Sequence[str]) -> list[Line2D]:
+    """Makes the entries of a legend for the lines of `mark_predicted`.
+
+    Args:
+      labels: What the ways to predict are called, in their order.
+
+    Returns:
+      An entry for each.
+    """
     return [
         Line2D([], [], marker=MARKERS[i], color=style.FAINT, mfc="white", mec=style.INK, ms=5,
                lw=0.9, label=f"predicted: {label}")
@@ -57,8 +96,18 @@ def predicted_handles(labels: Sequence[str]) -> list[Line2D]:
 
 
 def weights(ax: "Axes", rows: Mapping[str, "xr.DataArray"], solid: int, span: np.ndarray):
-    """A row for each weight, mean ± s.e. over seeds and every seed as a tick; the first `solid` are
-    measured. Beyond `span` an arrow at the edge."""
+    """Draws a row for each kind of weight: mean ± standard error over seeds, and each seed as a
+    tick.
+
+    A mean outside of `span` becomes an arrow at the edge, with the number beside it.
+
+    Args:
+      ax: The axes, with gamma along x.
+      rows: The weights by the label of their row, from top to bottom, each with the dimension
+        "seed".
+      solid: How many of the rows, from the first, are measured. The others are predicted.
+      span: The range of gamma that is drawn, `(2,)`.
+    """
     ax.axvspan(0, 1, color=style.FAINT, alpha=0.12, lw=0)
     ax.axhline(len(rows) - solid - 0.5, color=style.FAINT, lw=0.8)
     for i, values in enumerate(rows.values()):

@@ -1,5 +1,8 @@
-"""What `proximal_spirals` and `proximal_gamma` share: the line through two models, the best point
-on it, and the points that are predicted from distances."""
+"""What `proximal_spirals` and `proximal_gamma` share: the line through two models.
+
+Here are the points on the line, the best of them, and those that distances predict. gamma is the
+weight of the first model: theta(gamma) = gamma theta_1 + (1 - gamma) theta_2.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,9 +21,10 @@ from sail_jax.distances import Distance, median_distance
 from sail_jax.distances import mmd as one_mmd
 
 Start = Literal["shared", "independent"]
-# whose initial weights theta_1, theta_2 and the model trained on the target alone have
+# by kind of start: which draw of initial weights theta_1, theta_2 and the model that is trained on
+# the target alone begin with
 STARTS = {"shared": [0, 0, 0], "independent": [0, 1, 2]}
-PAIRS = ("1-target", "2-target", "1-2")
+PAIRS = ("1-target", "2-target", "1-2")  # of the sources 1 and 2 and the target
 DECIDED = 2.0  # standard errors beyond which a difference counts
 SHARP = 0.1  # standard error of a best gamma that others can be held against
 ENDS = (0.0, 0.5, 1.0)  # gammas of both models, and of their mean
@@ -44,19 +48,43 @@ class Line:
             )
 
     def values(self) -> np.ndarray:
+        """Lists the values of gamma.
+
+        Returns:
+          `points` values from `smallest` to `largest`, evenly spaced.
+        """
         return np.linspace(self.smallest, self.largest, self.points)
 
 
 def on_line(one: PyTree, two: PyTree, gamma: Float[Array, ""]) -> PyTree:
-    """gamma theta_1 + (1 - gamma) theta_2; theta_1 itself at 1 and theta_2 at 0."""
+    """Computes a point on the line through two models: gamma theta_1 + (1 - gamma) theta_2.
+
+    Args:
+      one: The parameters theta_1.
+      two: The parameters theta_2.
+      gamma: The weight of the first.
+
+    Returns:
+      The parameters of the point: theta_1 itself at gamma = 1, theta_2 at 0.
+    """
     return jax.tree.map(lambda a, b: gamma * a + (1 - gamma) * b, one, two)
 
 
 def lowest(
     gamma: Float[np.ndarray, " gamma"], loss: Float[np.ndarray, "*runs gamma"]
 ) -> np.ndarray:
-    """Where each loss is lowest: the vertex of the parabola through the lowest point of the evenly
-    spaced grid and its neighbours, or the end of the grid. NaN if no loss is finite.
+    """Estimates where each loss is lowest along the line.
+
+    This is the vertex of the parabola through the lowest point of the grid and its two neighbours.
+    If the lowest point is an end of the grid, it is that end.
+
+    Args:
+      gamma: The grid, evenly spaced, with at least three points.
+      loss: The losses on the grid.
+
+    Returns:
+      The gamma of the lowest loss, of the shape of `loss` without its last axis; NaN where no loss
+      is finite.
 
     >>> grid = np.linspace(-1, 2, 4)
     >>> lowest(grid, np.stack([(grid - 0.3) ** 2, grid])).round(6).tolist()
@@ -80,7 +108,15 @@ def at(
     loss: Float[np.ndarray, "*runs gamma"],
     where: Float[np.ndarray, "*runs"],
 ) -> np.ndarray:
-    """Each loss at its own point, linear between those of the grid and constant beyond; NaN at NaN.
+    """Interpolates each loss linearly at a gamma of its own.
+
+    Args:
+      gamma: The grid, increasing.
+      loss: The losses on the grid.
+      where: The gamma of each loss.
+
+    Returns:
+      The losses there. Beyond the grid they are those of its ends; NaN where `where` is NaN.
 
     >>> at(np.array([0.0, 1.0]), np.array([[2.0, 4.0], [2.0, 4.0]]), np.array([0.5, 7.0]))
     array([3., 4.])
@@ -94,13 +130,36 @@ def at(
 def ends(
     gamma: Float[np.ndarray, " gamma"], loss: Float[np.ndarray, "*runs gamma"]
 ) -> Float[np.ndarray, "*runs 3"]:
-    """The losses at `ENDS`."""
+    """Interpolates each loss at the two models and at their mean.
+
+    Args:
+      gamma: The grid, increasing.
+      loss: The losses on the grid.
+
+    Returns:
+      The losses at the gammas of `ENDS`.
+    """
     return np.stack([at(gamma, loss, np.full(loss.shape[:-1], end)) for end in ENDS], -1)
 
 
 def weight(found: Mapping[str, Distance], *, squared: bool) -> float:
-    """The weight of model 1 by SAIL's eq. 11 from the distances of `PAIRS`; NaN where that of the
-    sources is not above 0 by `DECIDED` standard errors: then no weight is better than another."""
+    """Predicts the weight of model 1 from distances.
+
+    Args:
+      found: The distances of the pairs named in `PAIRS`.
+      squared: Whether they are squares of distances.
+
+    Returns:
+      The weight. NaN where the distance of the two sources is not above 0 by `DECIDED` standard
+      errors: then no weight is better than another.
+
+    Raises:
+      ValueError: As `sail_jax.proximal.pair_weight`, such as for distances that break the triangle
+        inequality.
+
+    References:
+      SAIL (Structured-Initialization Learning), eq. 11.
+    """
     error = np.nan_to_num(float(found["1-2"].stderr))  # NaN: exact, or not known
     if not float(found["1-2"].value) > DECIDED * error:
         return np.nan
@@ -108,8 +167,24 @@ def weight(found: Mapping[str, Distance], *, squared: bool) -> float:
 
 
 def weights_by_parameters(models: PyTree, target: PyTree) -> Float[np.ndarray, " seed"]:
-    """The weight of model 1 by SAIL's eq. 4 with sum 1, from models `[seed, 2, ...]` and the one
-    trained on the target `[seed, ...]`."""
+    """Computes the weight of model 1 in the combination that is nearest the target's parameters.
+
+    The weights have the sum 1 and minimise |w theta_1 + (1 - w) theta_2 - theta*|^2.
+
+    Args:
+      models: The parameters of the models, with leaves `(seed, 2 or more, ...)`, of which the first
+        two count.
+      target: The parameters of the model that was trained on the target, `(seed, ...)`.
+
+    Returns:
+      The weight of model 1 for each seed.
+
+    Raises:
+      ValueError: If the two models of a seed are the same.
+
+    References:
+      SAIL (Structured-Initialization Learning), eq. 4.
+    """
 
     def of(seed: int) -> float:
         first, second = (jax.tree.map(lambda leaf, i=i: leaf[seed, i], models) for i in range(2))
@@ -125,7 +200,17 @@ def distances(
     two: np.ndarray,
     target: np.ndarray,
 ) -> dict[str, Distance]:
-    """`measure` of the pairs named in `PAIRS`."""
+    """Measures the distance of each pair named in `PAIRS`.
+
+    Args:
+      measure: The distance of two samples.
+      one: The sample of source 1.
+      two: The sample of source 2.
+      target: The sample of the target.
+
+    Returns:
+      The distances by the name of their pair.
+    """
     pairs = dict(zip(PAIRS, ((one, target), (two, target), (one, two)), strict=True))
     return {name: measure(*pair) for name, pair in pairs.items()}
 
@@ -135,13 +220,35 @@ def mmd(
     two: Float[np.ndarray, "n feature"],
     target: Float[np.ndarray, "k feature"],
 ) -> dict[str, Distance]:
-    """The MMD of those pairs, squared, with one bandwidth for all."""
+    """Estimates the squared MMD of each pair named in `PAIRS`, with one bandwidth for all.
+
+    The bandwidth is the median distance between points of all three samples.
+
+    Args:
+      one: The sample of source 1.
+      two: The sample of source 2.
+      target: The sample of the target.
+
+    Returns:
+      The squared distances by the name of their pair.
+
+    Raises:
+      ValueError: As `sail_jax.distances.median_distance`, such as if the median is 0.
+    """
+    # one bandwidth for all pairs: the weight compares their distances
     width = median_distance(np.concatenate([one, two]), target)
     return distances(partial(one_mmd, bandwidth=width), one, two, target)
 
 
 def decided(values: xr.DataArray) -> int:
-    """The sign of the mean over seeds, 0 within `DECIDED` standard errors of 0 or if unknown.
+    """Tells whether a mean over seeds differs from 0, and in which direction.
+
+    Args:
+      values: The values, with the dimension "seed".
+
+    Returns:
+      The sign of the mean, 1 or -1. It is 0 if the mean lies within `DECIDED` standard errors of 0,
+      or the standard error is not known.
 
     >>> [decided(xr.DataArray(values, dims="seed")) for values in ([1.0, 1.1], [1.0, -1.1])]
     [1, 0]
@@ -151,19 +258,43 @@ def decided(values: xr.DataArray) -> int:
 
 
 def barrier(one: xr.Dataset) -> bool:
-    """Whether the mean of the models is worse than either of them, by `end_excess`: where seeds
-    have their best gamma on both sides, the mean over seeds lies between."""
+    """Tells whether the mean of two models is worse than either of them.
+
+    Then the seeds may have their best gammas on both sides of 1/2, and the mean over seeds lies
+    between, where none is.
+
+    Args:
+      one: The dataset of one case, with the variable `end_excess` by "end" and "seed".
+
+    Returns:
+      Whether the loss at gamma = 1/2 is above that at 0 and that at 1, beyond `DECIDED` standard
+      errors.
+    """
     loss = one["end_excess"]
     return all(decided(loss.sel(end=0.5) - loss.sel(end=end)) > 0 for end in (0.0, 1.0))
 
 
 def is_known(one: xr.Dataset) -> bool:
-    """Whether seeds agree on the best gamma."""
+    """Tells whether the seeds agree on the best gamma.
+
+    Args:
+      one: The dataset of one case, with the variable `best` by "seed".
+
+    Returns:
+      Whether its standard error is at most `SHARP`.
+    """
     return float(mean_and_error(one["best"])[1]) <= SHARP
 
 
 def stated_best(one: xr.Dataset) -> str:
-    """The best gamma, or how many seeds have it on which side where a barrier parts them."""
+    """Puts the best gamma of one case into words.
+
+    Args:
+      one: The dataset of the case, with the variables `best` and `end_excess`.
+
+    Returns:
+      Mean ± standard error; if a barrier parts the seeds, how many of them are below it.
+    """
     below, count = int((one["best"] < 0.5).sum()), one["best"].size
     if not barrier(one):
         return stated(one["best"])
@@ -177,7 +308,16 @@ def by_case(
     looks: Int[np.ndarray, " look"],
     told: Callable[[xr.Dataset, int], str],
 ) -> str:
-    """What is told of each case at each look."""
+    """Puts something of each case, at each number of steps looked at, into one line.
+
+    Args:
+      cases: The datasets by the name of the case.
+      looks: After how many steps, or epochs, is looked.
+      told: What is said of a case at a look.
+
+    Returns:
+      The texts of a case after its name, separated by commas, and the cases by semicolons.
+    """
     sentences = (
         f"{name}: {', '.join(told(case, n) for n in looks)}" for name, case in cases.items()
     )
@@ -185,8 +325,17 @@ def by_case(
 
 
 def lead(loss: xr.DataArray, scratch: xr.DataArray) -> xr.DataArray:
-    """By how much each seed's loss is below that from scratch, at the gamma that is best in the
-    mean over the other seeds.
+    """Computes by how much each seed's loss is below that of training from scratch.
+
+    The loss is taken at the gamma that is best in the mean over the other seeds. So the choice is
+    made on other data than it is judged on.
+
+    Args:
+      loss: The losses, with dimensions "seed" and "gamma".
+      scratch: The losses of training from scratch, with the dimension "seed".
+
+    Returns:
+      The differences by seed; positive where the loss is lower than from scratch.
 
     >>> loss = xr.DataArray([[1.0, 9.0], [2.0, 9.0], [9.0, 3.0]], dims=("seed", "gamma"))
     >>> lead(loss, xr.DataArray([10.0, 10.0, 10.0], dims="seed")).values
@@ -199,8 +348,16 @@ def lead(loss: xr.DataArray, scratch: xr.DataArray) -> xr.DataArray:
 
 
 def met(known: Sequence[tuple[xr.Dataset, int]], way: str) -> str:
-    """In how many of those cases, at those looks, the prediction is defined and within `DECIDED`
-    s.e. of the best."""
+    """Counts the cases in which a prediction agrees with the best gamma.
+
+    Args:
+      known: The datasets of cases, each with the look that counts.
+      way: The way to predict.
+
+    Returns:
+      Text such as "3 of 4": in how many cases the prediction lies within `DECIDED` standard errors
+      of the best gamma, of those in which it is defined for two seeds or more.
+    """
     gaps = [(case["predicted"].sel(way=way) - case["best"].sel(look=look)) for case, look in known]
     gaps = [gap for gap in gaps if np.isfinite(mean_and_error(gap)[1])]
     return f"{sum(decided(gap) == 0 for gap in gaps)} of {len(gaps)}"

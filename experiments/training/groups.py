@@ -30,7 +30,19 @@ class Descent:
     """Largest global norm of a gradient; None clips nothing."""
 
     def over(self, steps: int, **others: Any) -> Optimizer:
-        """The optimiser of a training of so many steps, whose warm-up is shorter than it."""
+        """Makes the optimiser of a training of a given length.
+
+        Args:
+          steps: The number of steps. The warm-up is cut to be shorter.
+          **others: Other fields of the `Optimizer`, in place of its defaults and of those of this
+            group.
+
+        Returns:
+          The optimiser, with its schedule.
+
+        Raises:
+          ValueError: If `steps` is below 1, or a field is not allowed.
+        """
         warmup = min(self.warmup, steps - 1)
         schedule = Schedule(self.rate, steps, warmup, self.decay, self.floor)
         own = {"rule": self.rule, "weight_decay": self.weight_decay, "clip": self.clip}

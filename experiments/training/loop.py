@@ -1,4 +1,8 @@
-"""Runs the steps of a training: input prepared ahead, metrics, checkpoints, progress."""
+"""The loop of a training: it runs the steps, keeps metrics and checkpoints, and prints progress.
+
+Batches are prepared ahead on a thread, and several steps are in flight at once. A training that is
+killed goes on from its last checkpoint and ends in the same state.
+"""
 
 import contextlib
 import signal
@@ -27,18 +31,25 @@ METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
 
 
 class Trained(NamedTuple):
-    """The state in the end, and how it went."""
+    """What a training ends with, and how it went.
+
+    Attributes:
+      state: The final state.
+      rows: The metrics, with those from before a resume. The row of step t has the loss and the
+        gradient norm of the parameters after t updates. What `evaluate` measured is in rows of its
+        own.
+      seconds: The wall time from the end of this process's first step, which compiles, to the end
+        of the last. Evaluations and checkpoints in between count.
+      step_share: The share of that time spent on steps, and not on waiting for input, evaluating or
+        storing; NaN if there was no step.
+      input_share: The share of it spent on waiting for input; NaN if there was no step.
+    """
 
     state: State
     rows: list[Row]
-    """Metrics by step, those before a resume included: loss and gradient of the parameters after
-    `step` updates, and what `evaluate` found of them, in rows of their own."""
     seconds: float
-    """Wall time of this process's steps but the first, which compiles."""
     step_share: float
-    """Of it spent on steps, not waiting for input, evaluating or storing; NaN for no steps."""
     input_share: float
-    """Of it spent waiting for input; NaN for no steps."""
 
 
 def train(
@@ -58,17 +69,47 @@ def train(
     say: Callable[[str], None] | None = progress.say,
     say_every: float = 10.0,
 ) -> Trained:
-    """Trains from `state`, which stays valid, to step `steps`, or from what `directory` holds.
+    """Trains from a state to a number of steps, or goes on from the checkpoint in `directory`.
 
-    batch: the batch of a step, of its number alone; called on a thread, `AHEAD` steps early, and
-        handed to `place` there. config: the dataclass that `directory` is for. `evaluate` sees the
-        state before every `evaluate_every`-th step and in the end. `say_every` is in seconds.
+    A training that is killed at any time and called again with the same arguments ends in the same
+    state and with the same rows. Once the first step is taken, a signal that stops a command
+    (SIGINT, SIGTERM, SIGHUP) makes it store the state, if there is a directory, and raise
+    `KeyboardInterrupt`. A second one acts as it would without `train`.
 
-    Killed at any time and called again with the same arguments it ends in the same state and rows.
-    Once a step is taken the first SIGINT, SIGTERM or SIGHUP stores the state before
-    KeyboardInterrupt is raised. Raises
-    `FloatingPointError`, naming the step and what was first not finite there, within `log_every`
-    steps and before any such state is stored; and what `Checkpoints` raises.
+    Args:
+      step: The step, from `step.make_step`.
+      state: The state to begin with, which stays valid.
+      batch: The batch of a step, by its number alone. It is called on a thread, `AHEAD` steps
+        early.
+      steps: The number of steps of the whole training, those before a resume included.
+      directory: Where checkpoints and metrics are kept, and found again after a kill. None keeps
+        nothing.
+      config: A dataclass with all that the training depends on; needed with `directory`.
+        Checkpoints of another config are refused.
+      save_every: The number of steps between two checkpoints. The final state is stored in any
+        case.
+      keep: How many checkpoints are kept, at least 1.
+      log_every: The number of steps between two rows of metrics. The last step has a row in any
+        case.
+      evaluate: Measures a state: finite numbers by name. It is called before each step whose number
+        `evaluate_every` divides, 0 included, and at the end. None measures nothing.
+      evaluate_every: The number of steps between two evaluations.
+      place: Puts a batch on the devices; it is called on the same thread.
+      say: Prints a line of progress; None for no progress.
+      say_every: The least number of seconds between two lines of progress.
+
+    Returns:
+      The final state, and how the training went.
+
+    Raises:
+      ValueError: If `steps`, `save_every`, `log_every`, `evaluate_every` or `keep` is below 1,
+        `directory` is given without `config`, or more than `steps` steps were taken already.
+      FloatingPointError: If the loss, the gradient or the state stops being finite. The message
+        names the step, and what was first not finite there. It is raised within `log_every` steps,
+        and before such a state is stored.
+      RefusedError: If `directory` holds another training.
+      StoreError: If a checkpoint or the metrics are damaged, or cannot be written.
+      KeyboardInterrupt: If a signal stopped the training. The message says how to go on.
     """
     for name, value in (
         ("steps", steps), ("save_every", save_every), ("log_every", log_every),
@@ -85,6 +126,7 @@ def train(
             checkpoints = stack.enter_context(Checkpoints(folder / CHECKPOINTS, config, keep=keep))
             path = folder / METRICS if jax.process_index() == 0 else None
         restored = checkpoints.restore(state) if checkpoints is not None else None
+        # copied, since the step takes over the buffers of the state that it is given
         state = jax.tree.map(jnp.copy, state) if restored is None else restored
         start = int(state.step)
         if start > steps:
@@ -99,7 +141,7 @@ def train(
         taken: Any = None
 
         def land() -> None:
-            """Waits for the oldest step in flight; looks at it if it is one of `log_every`."""
+            """Waits for the oldest step in flight; adds its row if it is one of `log_every`."""
             t, metrics, fault = flying.popleft()
             jax.block_until_ready(fault)
             if t % log_every == 0 or t == steps - 1:
@@ -109,21 +151,25 @@ def train(
                 clock.tell(t, row)
 
         def checked(fault: Any, metrics: Any) -> None:
+            """Raises an error if a step, this one or one before, met something not finite."""
             at, which = np.asarray(fault).tolist()
             if at >= 0:
                 raise _not_finite(at, places(state, taken, metrics)[which], checkpoints)
 
         def store() -> None:
+            """Stores the state unless it is stored already; raises an error if it is not finite."""
             if checkpoints is None or int(state.step) in checkpoints.steps():
                 return
             checked(state.fault, last)
+            # a fault is what a step met; whether its result is finite, only the next would see
             bad = _first_bad(state)
             if bad is not None:
                 raise _not_finite(int(state.step), bad, checkpoints)
-            rows.sync()
+            rows.sync()  # first: to go on from this state, all rows before it are needed
             checkpoints.save(state)
 
         def stop_before(t: int) -> NoReturn:
+            """Stores the state before step t, and ends the training."""
             while flying:
                 land()
             store()
@@ -133,10 +179,13 @@ def train(
 
         last: Any = {}
         alone = processes.is_alone()
-        if not alone:  # else there is nothing to store before the first step, which is compiled
+        # Alone, a signal may end the process at once until the first step, which compiles, is done:
+        # there is nothing to store yet. Several processes have to agree on where they stop.
+        if not alone:
             signals.handle()
         for t in range(start, steps):
-            # processes must stop at one step, and to agree costs a wait
+            # Several processes must stop at the same step. To agree they wait for one another, so
+            # they ask at every `log_every`-th step only.
             if (t % log_every == 0 or alone) and processes.any_of(signals.came):
                 stop_before(t)
             if t > start and t % save_every == 0:
@@ -148,6 +197,8 @@ def train(
                 while flying:
                     land()
                 try:
+                    # alone, a signal breaks an evaluation off, which may be long; several processes
+                    # would leave it at different places
                     with clock.apart(), signals.raised() if alone else contextlib.nullcontext():
                         measured = evaluate(state)
                 except KeyboardInterrupt:
@@ -163,6 +214,7 @@ def train(
                 jax.block_until_ready(fault)
                 signals.handle()
                 clock.start(examples(taken))
+            # JAX returns before a step is computed: without a limit the host would run far ahead
             while len(flying) > AHEAD:
                 land()
         while flying:
@@ -179,7 +231,7 @@ def train(
 
 
 def _first_bad(state: State) -> str | None:
-    """What of a state is not finite, which the next step would meet."""
+    """The name of the first leaf of a state that is not finite, if there is one."""
     leaves = watched((), state.params, state.mutable, (), {})
     fine = jax.device_get(_finite([leaf for _, leaf in leaves]))
     return next((name for (name, _), ok in zip(leaves, fine, strict=True) if not ok), None)
@@ -187,10 +239,12 @@ def _first_bad(state: State) -> str | None:
 
 @jax.jit
 def _finite(leaves: list[jax.Array]) -> list[jax.Array]:
+    """Whether all entries are finite, of each leaf."""
     return [jnp.isfinite(leaf).all() for leaf in leaves]
 
 
 def _not_finite(step: int, place: str, checkpoints: Checkpoints | None) -> FloatingPointError:
+    """The error for something not finite, with the last step that is stored."""
     stored = []
     if checkpoints is not None:
         with contextlib.suppress(StoreError):  # of the two errors this one says more
@@ -201,6 +255,7 @@ def _not_finite(step: int, place: str, checkpoints: Checkpoints | None) -> Float
 
 
 def _how(step: int, steps: int, directory: Any) -> str:
+    """The message of an interrupted training."""
     if directory is None:
         return f"stopped before step {step} of {steps}; nothing is stored without a directory"
     return (
@@ -210,9 +265,10 @@ def _how(step: int, steps: int, directory: Any) -> str:
 
 
 class _Signals:
-    """Once `handle` is called and until the context is left, the first signal that stops a command
-    is noted; the second does what it did before. Such as are ignored stay so, and a thread other
-    than the main one handles none.
+    """Notes the first signal that stops a command, from `handle` to the end of the `with` block.
+
+    A second signal acts as it did before. Signals that are ignored stay so. In a thread other than
+    the main one nothing is handled, since Python sets handlers in the main thread only.
     """
 
     def __init__(self) -> None:
@@ -221,6 +277,7 @@ class _Signals:
         self._before: dict[int, Any] = {}
 
     def handle(self) -> None:
+        """Begins to note signals, in the main thread."""
         if self._before or threading.current_thread() is not threading.main_thread():
             return
         for number in SIGNALS:
@@ -229,6 +286,7 @@ class _Signals:
                 signal.signal(number, self._note)
 
     def _note(self, number: int, _: Any) -> None:
+        """Notes the first signal; gives the second to the handler that was there before."""
         if self.came:
             signal.signal(number, self._before[number])
             signal.raise_signal(number)
@@ -238,7 +296,7 @@ class _Signals:
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
-        """Within, the first is not only noted but raised, as KeyboardInterrupt."""
+        """Within the block, the first signal is not only noted: it raises `KeyboardInterrupt`."""
         self._raises = True
         try:
             if self.came:
@@ -257,7 +315,7 @@ class _Signals:
 
 @contextlib.contextmanager
 def _prefetched(make: Callable[[int], PyTree], start: int, stop: int) -> Iterator[Iterator[PyTree]]:
-    """`make(start)`, `make(start + 1)`, ..., `AHEAD` of them made early on a thread."""
+    """Yields an iterator over `make(start)`, `make(start + 1)`, ..., made early on a thread."""
     pool = ThreadPoolExecutor(1, "input")
     ahead: deque[Future[PyTree]] = deque()
 
@@ -274,7 +332,7 @@ def _prefetched(make: Callable[[int], PyTree], start: int, stop: int) -> Iterato
 
 
 class _Clock:
-    """Where the wall time goes, from the end of the first step on."""
+    """Measures where the wall time goes, from the end of the first step on."""
 
     def __init__(self, first: int, steps: int, say: Callable[[str], None] | None, every: float):
         self.first, self.steps, self.say, self.every = first, steps, say, every
@@ -282,32 +340,37 @@ class _Clock:
         self.examples, self.began, self.told = 0, None, -float("inf")
 
     def start(self, examples: int) -> None:
+        """Starts the clock anew, at the end of the first step."""
         self.began, self.examples = time.perf_counter(), examples
         self.input = self.other = 0.0
 
     def stop(self) -> None:
+        """Takes the wall time up to now."""
         if self.began is not None:
             self.wall = time.perf_counter() - self.began
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
+        """Counts the time of the block as waiting for input."""
         start = time.perf_counter()
         yield
         self.input += time.perf_counter() - start
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
+        """Counts the time of the block as neither steps nor input: evaluating or storing."""
         start = time.perf_counter()
         yield
         self.other += time.perf_counter() - start
 
     def shares(self) -> tuple[float, float]:
+        """The shares of the wall time that went to steps and to waiting for input."""
         if not self.wall:
             return float("nan"), float("nan")
         return 1 - (self.input + self.other) / self.wall, self.input / self.wall
 
     def tell(self, t: int, row: Row) -> None:
-        """A line of progress, if the last is `every` seconds old or this step is the last."""
+        """Prints a line of progress if the last one is old enough, or this step is the last."""
         self.stop()
         now, done = time.perf_counter(), t - self.first
         if not self.say or (now - self.told < self.every and t < self.steps - 1):

@@ -1,4 +1,4 @@
-"""The papers' optimisers as data: a rule, its rate, clipping, and what weight decay leaves out."""
+"""The papers' optimisers as data: a rule, its learning rate, clipping, and weight decay."""
 
 import dataclasses
 import fnmatch
@@ -18,35 +18,44 @@ Rule = Literal["adamw", "adam", "sgd"]
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """Gradients clipped by their global norm, a rule, and the schedule's rate.
+    """An optimiser: gradients are clipped, turned into updates by a rule, and scaled by a schedule.
 
-    AdamW's weight decay is added to its update (Loshchilov and Hutter, 2019); that of Adam and SGD
-    to their gradient, as an L2 penalty.
+    AdamW adds weight decay to its update. Adam and SGD add it to the gradient, as an L2 penalty.
+
+    Attributes:
+      schedule: The learning rate by step.
+      rule: "adamw", "adam" or "sgd" (with momentum).
+      weight_decay: The coefficient of weight decay. AdamW multiplies it by the learning rate.
+      undecayed: Shell patterns of the paths that weight decay leaves out. By default these are
+        biases, norms and embeddings.
+      clip: The largest global norm of a gradient; None clips nothing.
+      b1: The decay of Adam's first moment.
+      b2: The decay of Adam's second moment.
+      eps: What Adam adds to the root of the second moment.
+      momentum: The momentum of SGD.
+      nesterov: Whether SGD uses Nesterov's momentum.
+      members: For trainings side by side, along the leading axis of every parameter: the share of
+        the schedule's rate that each of them has. None for one training. Clipping would couple
+        them, and is refused.
+
+    Raises:
+      ValueError: If a field is not allowed.
+
+    References:
+      Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019 (arXiv 1711.05101).
     """
 
     schedule: Schedule
-    """Learning rate by step."""
     rule: Rule = "adamw"
-    """'adamw', 'adam' or 'sgd' (with momentum)."""
     weight_decay: float = 0.0
-    """Its coefficient, which AdamW multiplies by the rate."""
     undecayed: tuple[str, ...] = ("*bias", "*scale", "*norm*", "*embedding", "*position_embed")
-    """Shell patterns of the paths that weight decay leaves out: biases, norms, embeddings."""
     clip: float | None = None
-    """Largest global norm of a gradient."""
     b1: float = 0.9
-    """Adam's decay of the first moment."""
     b2: float = 0.999
-    """Adam's decay of the second moment."""
     eps: float = 1e-8
-    """Adam's addition to the root of the second moment."""
     momentum: float = 0.9
-    """SGD's."""
     nesterov: bool = False
-    """Whether SGD looks ahead (Nesterov, 1983)."""
     members: tuple[float, ...] | None = None
-    """Of trainings side by side, along the leading axis of every parameter: the share of the
-    schedule's rate that each has. They must not be coupled by clipping."""
 
     def __post_init__(self) -> None:
         if self.rule not in get_args(Rule):
@@ -67,7 +76,16 @@ class Optimizer:
                 raise ValueError("clip: a global norm couples members; leave one of them out")
 
     def decayed(self, params: PyTree) -> PyTree[Bool]:
-        """Which parameters weight decay shrinks; `ValueError` if it is on and there are none.
+        """Says which parameters weight decay shrinks.
+
+        Args:
+          params: The parameters.
+
+        Returns:
+          A pytree of the same structure, True where the path of a leaf matches none of `undecayed`.
+
+        Raises:
+          ValueError: If there is weight decay, but nothing that it shrinks.
 
         >>> Optimizer(Schedule(0.1, 9)).decayed({"dense": {"kernel": 0.0, "bias": 0.0}})
         {'dense': {'bias': False, 'kernel': True}}
@@ -81,7 +99,11 @@ class Optimizer:
         return mask
 
     def transformation(self) -> optax.GradientTransformation:
-        """The same in optax."""
+        """Makes the optimiser as one of optax.
+
+        Returns:
+          The transformation. Its updates are to be added to the parameters.
+        """
         decay = optax.add_decayed_weights(self.weight_decay, self.decayed)
         adam = optax.scale_by_adam(self.b1, self.b2, self.eps)
         return optax.chain(
@@ -97,7 +119,7 @@ class Optimizer:
 
 
 def _shares(members: tuple[float, ...]) -> optax.GradientTransformation:
-    """Each member's updates times its share."""
+    """Multiplies the updates of each member by its share of the learning rate."""
 
     def scaled(path: Any, update: jax.Array) -> jax.Array:
         if update.shape[:1] != (len(members),):

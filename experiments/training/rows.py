@@ -1,6 +1,7 @@
-"""Metrics as lines of JSON in a plain file, of which a killed process may leave the last torn."""
+"""Metrics of a training as lines of JSON in a file, which survives a kill but for its last line."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,21 @@ Row = dict[str, Any]
 
 
 class Rows:
-    """The rows of the steps before `step`, from the file if there is one; then those that follow.
+    """The metrics of a training so far, kept in a file as well.
 
-    What the file holds of later steps, and a torn last line, is dropped: those steps come again.
-    `StoreError` names a line that is damaged otherwise, or a file that is gone. Without a path
-    the rows are only kept.
+    What the file holds of step `step` and later ones is dropped, since those steps come again. So
+    is a last line that a kill left unfinished.
+
+    Args:
+      path: The file. None keeps the rows in memory only.
+      step: The step from which the training goes on. Rows of earlier steps are read from the file.
+
+    Attributes:
+      path: The file.
+      rows: The rows, each with its "step".
+
+    Raises:
+      StoreError: If a line is damaged otherwise, or the training goes on but the file is missing.
     """
 
     def __init__(self, path: Path | None, step: int) -> None:
@@ -32,23 +43,41 @@ class Rows:
         disk.write_atomic(path, b"".join(map(_line, self.rows)))
 
     def add(self, row: Row) -> None:
+        """Adds a row, and writes it to the file.
+
+        Args:
+          row: The metrics of a step, with the number of the "step".
+
+        Raises:
+          StoreError: If it cannot be written.
+          FloatingPointError: If a number is infinite or NaN. Then nothing is added.
+        """
+        for name, value in row.items():
+            if not math.isfinite(value):
+                raise FloatingPointError(f"step {row['step']}: the metric {name!r} is {value}")
         self.rows.append(row)
         if self.path is not None:
             with disk.explained("write", self.path), open(self.path, "ab") as file:
                 file.write(_line(row))
 
     def sync(self) -> None:
-        """Until what was added is on disk."""
+        """Flushes the rows to the disk.
+
+        Raises:
+          StoreError: If this fails.
+        """
         if self.path is not None:
             with disk.explained("write", self.path):
                 disk.sync(self.path)
 
 
 def _line(row: Row) -> bytes:
+    """A row as a line of the file."""
     return (json.dumps(row, allow_nan=False) + "\n").encode()
 
 
 def _read(path: Path) -> list[Row]:
+    """The rows of a file, but for a last line that was not finished."""
     *lines, torn = disk.read_bytes(path, MAX_FILE).split(b"\n")
     del torn  # empty where the last line was finished
     rows = []

@@ -1,4 +1,4 @@
-"""Where SAIL starts a training: a weighted sum of trained networks, each brought to one shape."""
+"""Where SAIL starts a training: at a weighted sum of trained networks, all brought to one shape."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,10 +19,23 @@ def brought(
     key: PRNGKeyArray,
     **options: Any,
 ) -> list[PyTree]:
-    """Networks, each given by its variables and its configuration, in the shape of `target`.
+    """Brings networks to the shape of a target.
 
-    One that has it passes through; others grow or shrink by `method` and `options`, as
-    `sail_jax.growth.networks.grow` takes them, and raise what that raises.
+    A network that has the target's configuration passes through. Others grow or shrink.
+
+    Args:
+      models: The networks, each with its variables and its configuration.
+      target: The configuration of the target.
+      method: The growth method.
+      key: The key for what the method draws.
+      **options: Further options of `sail_jax.growth.networks.grow`.
+
+    Returns:
+      The variables of each network in the target's shape.
+
+    Raises:
+      ValueError: As `sail_jax.growth.networks.grow`.
+      TypeError: As `sail_jax.growth.networks.grow`.
     """
     keys = jax.random.split(key, len(models))
     return [
@@ -34,7 +47,18 @@ def brought(
 
 
 def merged(models: Sequence[PyTree], weights: ArrayLike) -> PyTree:
-    """sum_i weights_i models_i (SAIL, eq. 4), the weights taken as they are.
+    """Computes the weighted sum of networks: sum_i weights_i models_i.
+
+    Args:
+      models: The networks, pytrees of one structure.
+      weights: The weight of each. They are taken as they are: of any sign, and not divided by their
+        sum.
+
+    Returns:
+      The sum, a pytree of the same structure.
+
+    References:
+      SAIL (Structured-Initialization Learning), eq. 4.
 
     >>> float(merged([{"w": 1.0}, {"w": 3.0}], [-0.5, 1.5])["w"])
     4.0

@@ -1,4 +1,4 @@
-"""How much sooner a training arrives where another one does."""
+"""How many steps a training saves: how much sooner it reaches a loss than another one does."""
 
 from functools import partial
 from typing import NamedTuple
@@ -8,19 +8,26 @@ from jaxtyping import ArrayLike, Bool, Float
 
 
 class Savings(NamedTuple):
-    """By way and seed, beside training from scratch with the same seed."""
+    """The steps to a loss that two trainings reach, by way and seed.
+
+    Each way to train is compared with training from scratch with the same seed. Arrays are `(way,
+    seed)`.
+
+    Attributes:
+      level: The lowest held-out loss that both reach.
+      reached: Whether that is the lowest that training from scratch reaches.
+      steps: The steps of the way to that loss, with those ahead of its first measurement.
+      scratch_steps: The steps of training from scratch to that loss.
+    """
 
     level: Float[np.ndarray, "way seed"]
-    """The lowest held-out loss that both reach."""
     reached: Bool[np.ndarray, "way seed"]
-    """Whether that is the lowest that scratch reaches."""
     steps: Float[np.ndarray, "way seed"]
-    """To that level, those ahead of the training included."""
     scratch_steps: Float[np.ndarray, "way seed"]
-    """To that level, from scratch."""
 
     @property
     def saved(self) -> Float[np.ndarray, "way seed"]:
+        """How many steps fewer the way takes than training from scratch."""
         return self.scratch_steps - self.steps
 
 
@@ -31,10 +38,21 @@ def savings(
     scratch: int = 0,
     ahead: ArrayLike = 0,
 ) -> Savings:
-    """Of losses measured before the first and after every `every` steps.
+    """Compares the steps that trainings take to a loss with those from scratch.
 
-    scratch: the way that all are compared with. ahead: steps that a way takes before its first
-    measurement, a number or one per way.
+    Args:
+      loss: The held-out losses, before the first and after every `every` steps.
+      every: The number of steps between two measurements.
+      scratch: The number of the way that is training from scratch.
+      ahead: The steps that a way takes before its first measurement: a number for all, or one for
+        each way.
+
+    Returns:
+      The steps by way and seed.
+
+    >>> loss = np.array([[[4.0, 3.0, 2.0]], [[3.0, 2.0, 1.0]]])  # two ways, one seed
+    >>> savings(loss, every=10).saved.tolist()
+    [[0.0], [10.0]]
     """
     best = loss.min(axis=-1)
     level = np.maximum(best, best[scratch])
@@ -47,8 +65,16 @@ def savings(
 
 
 def first_below(loss: Float[np.ndarray, " evaluation"], level: float, every: int) -> float:
-    """The step at which the loss first is `level` or less, interpolated between evaluations; it
-    must be somewhere.
+    """Computes the step at which a loss first is at or below a level, between measurements
+    linearly.
+
+    Args:
+      loss: The losses, before the first and after every `every` steps.
+      level: The level. One of the losses must be at or below it.
+      every: The number of steps between two measurements.
+
+    Returns:
+      The step, which need not be whole.
 
     >>> first_below(np.array([3.0, 2.0, 1.0]), 1.5, 10)
     15.0

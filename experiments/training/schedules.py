@@ -1,4 +1,4 @@
-"""Learning rates by step: warm-up, then a decay to a floor."""
+"""Learning rates by step: a linear warm-up, then a decay to a floor."""
 
 import dataclasses
 import math
@@ -13,10 +13,21 @@ Decay = Literal["cosine", "linear", "constant"]
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Linear warm-up to `peak`, then a decay that ends at `floor * peak` after `steps`.
+    """A learning rate that rises linearly to `peak`, then decays to `floor * peak` after `steps`.
 
-    The warm-up starts at `peak / (warmup + 1)`, so that no step is taken at rate 0, and step
-    `warmup` is the first at `peak` (nanoGPT; the overtrained paper's models decay to 0).
+    The warm-up starts at peak / (warmup + 1), so that no step is taken at rate 0. Step number
+    `warmup` is the first at `peak`. This is nanoGPT's schedule; the models of the paper on
+    overtraining decay to 0.
+
+    Attributes:
+      peak: The highest learning rate.
+      steps: The steps of the whole training, the warm-up included.
+      warmup: The number of steps below the peak at the beginning.
+      decay: What follows the warm-up: "cosine", "linear" or "constant".
+      floor: The rate at the end as a share of the peak, from 0 to 1. "constant" ignores it.
+
+    Raises:
+      ValueError: If a field is not allowed.
 
     >>> rate = Schedule(peak=1.0, steps=12, warmup=3, decay="linear", floor=0.1)
     >>> [round(float(rate(t)), 3) for t in (0, 1, 3, 12, 99)]
@@ -24,15 +35,10 @@ class Schedule:
     """
 
     peak: float
-    """Highest learning rate."""
     steps: int
-    """Steps of the whole training, warm-up included."""
     warmup: int = 0
-    """Steps below the peak in the beginning."""
     decay: Decay = "cosine"
-    """What follows the warm-up: 'cosine', 'linear' or 'constant'."""
     floor: float = 0.0
-    """The rate in the end as a share of the peak; 'constant' ignores it."""
 
     def __post_init__(self) -> None:
         if not 0 < self.peak < math.inf:
@@ -47,6 +53,14 @@ class Schedule:
             raise ValueError(f"decay must be one of {', '.join(get_args(Decay))}; got {self.decay}")
 
     def __call__(self, step: ArrayLike) -> Float[Array, ""]:
+        """Computes the learning rate of a step.
+
+        Args:
+          step: The number of the step, from 0.
+
+        Returns:
+          The rate, a scalar. After `steps` it stays what it was at the end.
+        """
         after = self.steps - self.warmup
         falling = {
             "cosine": optax.cosine_decay_schedule(self.peak, after, self.floor),

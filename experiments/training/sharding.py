@@ -1,4 +1,4 @@
-"""Where the arrays of a training lie on a mesh of devices with the one axis `data`."""
+"""Where the arrays of a training lie: on one device, or shared out over a row of devices."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
@@ -16,14 +16,26 @@ Shard = Literal["no", "data", "full"]
 
 
 class Layout(NamedTuple):
-    """Where a training lies: on one device (no mesh), or on all, its batches shared out and its
-    state whole on each ("data") or shared out, too ("full")."""
+    """Where the arrays of a training lie on devices.
+
+    Attributes:
+      mesh: The devices; None for one device.
+      shard: "data": every device has the whole state, and its share of each batch. "full": the
+        state is shared out, too. "no" is for one device.
+    """
 
     mesh: Mesh | None
     shard: Shard
 
     def check(self, **batches: int) -> None:
-        """`ValueError` for the number of examples, by its field, that devices cannot share."""
+        """Checks that the devices can share batches evenly.
+
+        Args:
+          **batches: Numbers of examples, by the name that the message calls each of them.
+
+        Raises:
+          ValueError: If the number of devices does not divide one of them.
+        """
         for field, size in batches.items():
             if self.mesh is not None and size % self.mesh.size:
                 raise ValueError(
@@ -32,40 +44,99 @@ class Layout(NamedTuple):
                 )
 
     def shardings(self, state: PyTree) -> PyTree | None:
-        """Of a state, or its shapes: what `make_step` keeps it in."""
+        """Says how the arrays of a state are laid out, for `make_step`.
+
+        Args:
+          state: The state, or its shapes.
+
+        Returns:
+          A sharding for each array; None on one device.
+        """
         if self.mesh is None:
             return None
         return (fully_sharded if self.shard == "full" else replicated)(self.mesh, state)
 
     def lay(self, state: PyTree) -> PyTree:
-        """The state where the step expects it."""
+        """Lays out a state where the step expects it.
+
+        Args:
+          state: The state, which every process has as a whole.
+
+        Returns:
+          The state; on several devices in new buffers.
+        """
         return state if self.mesh is None else place(state, self.shardings(state))
 
     def place(self, batch: PyTree) -> PyTree:
-        """A batch where the step expects it."""
+        """Puts a batch where the step expects it.
+
+        Args:
+          batch: The batch, which every process has as a whole.
+
+        Returns:
+          The batch on the devices, shared out along its first axis if there are several.
+
+        Raises:
+          ValueError: If the devices do not divide an array evenly.
+        """
         return jax.device_put(batch) if self.mesh is None else split(self.mesh, batch)
 
 
 def layout(shard: Shard) -> Layout:
-    """Over all devices, unless there is one or `shard` is "no"."""
+    """Makes the layout of a training over all devices.
+
+    Args:
+      shard: How the state is laid out; "no" uses one device.
+
+    Returns:
+      The layout. It is that of one device if there is only one, or `shard` is "no".
+    """
     return Layout(mesh() if shard != "no" and jax.device_count() > 1 else None, shard)
 
 
 def mesh(devices: Sequence[Any] | None = None) -> Mesh:
-    """All devices in a row, or those given."""
+    """Arranges devices in a row.
+
+    Args:
+      devices: The devices; None for all of them.
+
+    Returns:
+      A mesh with the one axis "data".
+    """
     used = jax.devices() if devices is None else devices
     return jax.make_mesh((len(used),), (AXIS,), (AxisType.Auto,), devices=used)
 
 
 def replicated(mesh: Mesh, tree: PyTree) -> PyTree:
-    """Every array whole on every device: data-parallel training."""
+    """Lays out every array as a whole on every device, for data-parallel training.
+
+    Args:
+      mesh: The devices.
+      tree: The arrays, or their shapes.
+
+    Returns:
+      A sharding for each array.
+    """
     return jax.tree.map(lambda _: NamedSharding(mesh, P()), tree)
 
 
 def fully_sharded(mesh: Mesh, tree: PyTree, *, least: int = 1 << 16) -> PyTree:
-    """Every array of at least `least` elements split along its longest axis that the devices divide
-    evenly (the first of equals), others whole; optimiser moments and averages lie as their
-    parameters do, having their shapes (Rajbhandari et al., 2020, ZeRO)."""
+    """Splits large arrays over the devices, as ZeRO does.
+
+    An array is split along its longest axis whose length the devices divide evenly, the first of
+    equals. Moments and averages of a parameter have its shape, so they lie as it does.
+
+    Args:
+      mesh: The devices.
+      tree: The arrays, or their shapes.
+      least: Arrays of fewer elements stay whole, on every device. So do those without such an axis.
+
+    Returns:
+      A sharding for each array.
+
+    References:
+      Rajbhandari et al., ZeRO, 2020 (arXiv 1910.02054).
+    """
     devices = mesh.shape[AXIS]
 
     def rule(x: Any) -> NamedSharding:
@@ -79,15 +150,32 @@ def fully_sharded(mesh: Mesh, tree: PyTree, *, least: int = 1 << 16) -> PyTree:
 
 
 def place(tree: PyTree, shardings: PyTree) -> PyTree:
-    """The tree, which every process has whole, in new buffers laid out so."""
+    """Copies arrays to the devices.
+
+    Args:
+      tree: The arrays, which every process has as a whole.
+      shardings: How they are to be laid out.
+
+    Returns:
+      The arrays in new buffers: to donate them leaves `tree` valid.
+    """
+    # `device_put` may return the buffers that it is given; a step that donates would spoil them
     copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=shardings)
     return copied(tree)
 
 
 def split(mesh: Mesh, batch: PyTree) -> PyTree:
-    """A batch, known to every process as a whole, shared out along its first axis.
+    """Shares a batch out over the devices, along its first axis.
 
-    `ValueError` names an array that the devices do not divide evenly.
+    Args:
+      mesh: The devices.
+      batch: The batch, which every process has as a whole.
+
+    Returns:
+      The batch on the devices.
+
+    Raises:
+      ValueError: If the devices do not divide an array evenly. The message names the array.
     """
     devices, sharding = mesh.shape[AXIS], NamedSharding(mesh, P(AXIS))
 
@@ -105,7 +193,14 @@ def split(mesh: Mesh, batch: PyTree) -> PyTree:
 
 
 def gathered(tree: PyTree) -> PyTree:
-    """The arrays, whole, as NumPy's in every process."""
+    """Collects arrays as a whole in every process.
+
+    Args:
+      tree: The arrays, on devices of any process. All processes must call this with the same ones.
+
+    Returns:
+      The arrays as NumPy's.
+    """
 
     def fetched(x: jax.Array) -> np.ndarray:
         if x.is_fully_addressable or x.is_fully_replicated:

@@ -1,4 +1,7 @@
-"""One step of training: a pure, jitted function from a state and a batch to the next state."""
+"""One step of training: a pure, compiled function from a state and a batch to the next state.
+
+`loop.train` runs many of them; `fit.Fit` binds one to a loss, an optimiser and devices.
+"""
 
 import dataclasses
 import math
@@ -14,24 +17,37 @@ from experiments.training.optimizers import Optimizer
 from sail_jax.trees import leaf_paths
 
 Metrics = dict[str, Float[Array, ""]]
+"""The metrics of a step: scalars by name."""
 Loss = Callable[[PyTree, PyTree, PyTree, PRNGKeyArray], tuple[Float[Array, ""], Metrics, PyTree]]
-"""`(params, mutable, batch, key) -> (loss, metrics, mutable)`: means over the batch's examples, and
-what is carried from step to step unlearned (BatchNorm's running statistics)."""
+"""The loss of a training: `(params, mutable, batch, key) -> (loss, metrics, mutable)`.
+
+The loss and the metrics are means over the examples of the batch. `mutable` is what is carried from
+step to step without being learned, such as BatchNorm's running statistics.
+"""
 Compute = Literal["float32", "bfloat16"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """What a step does, beside the loss."""
+    """What a step does, apart from the loss.
+
+    Attributes:
+      optimizer: How gradients become updates.
+      micro_batches: The number of parts of a batch. Their gradients are computed one after the
+        other and averaged, to save memory.
+      compute: The dtype that parameters and the floats of a batch are cast to for the loss. The
+        parameters themselves stay float32.
+      ema: The decay of the exponential moving average of the parameters, in [0, 1); None for no
+        average.
+
+    Raises:
+      ValueError: If a field is not allowed.
+    """
 
     optimizer: Optimizer
-    """How gradients become updates."""
     micro_batches: int = 1
-    """Parts of a batch whose gradients are averaged, one after the other, to save memory."""
     compute: Compute = "float32"
-    """Type that parameters and the batch's floats are cast to; what is learned stays float32."""
     ema: float | None = None
-    """Decay of the exponential moving average of the parameters, if there is one."""
 
     def __post_init__(self) -> None:
         if self.micro_batches < 1:
@@ -45,31 +61,60 @@ class Training:
 
 
 class State(NamedTuple):
-    """All that a later step depends on."""
+    """All that a later step depends on.
+
+    Attributes:
+      step: The number of steps taken, and so the number of the next.
+      params: The parameters.
+      opt_state: The state of the optimiser.
+      mutable: What the loss carries from step to step without learning it.
+      ema: The averaged parameters; None without an average.
+      key: The key of all that is random. It never changes: each step folds in its number.
+      fault: The first step that met something not finite, and the index of it in `places`; -1 each
+        while there is none.
+    """
 
     step: Int32[Array, ""]
-    """Steps taken, and so the number of the next."""
     params: PyTree
     opt_state: PyTree
     mutable: PyTree
     ema: PyTree
-    """The averaged parameters, or None."""
     key: PRNGKeyArray
-    """Never changes: a step folds its number in."""
     fault: Int32[Array, "2"]
-    """The first step that met something not finite, and its place; -1 each while there is none."""
 
 
 Step = Callable[[State, PyTree], tuple[State, Metrics, Int32[Array, "2"]]]
+"""A step: from a state and a batch to the next state, the metrics, and the state's `fault`."""
 
 
 def stateless(loss: Callable[[PyTree, PyTree, PRNGKeyArray], tuple[Array, Metrics]]) -> Loss:
-    """The `Loss` of a `(params, batch, key) -> (loss, metrics)`, which carries nothing."""
+    """Turns a loss that carries nothing from step to step into a `Loss`.
+
+    Args:
+      loss: A function `(params, batch, key) -> (loss, metrics)`.
+
+    Returns:
+      The loss with what is carried as a further argument and result, unchanged.
+    """
     return lambda params, mutable, batch, key: (*loss(params, batch, key), mutable)
 
 
 def init(training: Training, params: PyTree, key: PRNGKeyArray, mutable: PyTree = None) -> State:
-    """The state before the first step; `TypeError` names a parameter that is not float32."""
+    """Makes the state before the first step.
+
+    Args:
+      training: What a step does.
+      params: The initial parameters, in float32.
+      key: The key of all that is random in the steps.
+      mutable: What the loss carries from step to step without learning it.
+
+    Returns:
+      The state. It shares the buffers of `params`, which the first step takes over if it donates.
+
+    Raises:
+      TypeError: If a parameter is not float32. The message names it.
+      ValueError: If weight decay has nothing to shrink.
+    """
     for path, leaf in zip(leaf_paths(params), jax.tree.leaves(params), strict=True):
         if jnp.result_type(leaf) != jnp.float32:
             raise TypeError(f"params/{path}: expected float32, got {jnp.result_type(leaf)}")
@@ -87,19 +132,34 @@ def init(training: Training, params: PyTree, key: PRNGKeyArray, mutable: PyTree 
 def make_step(
     loss: Loss, training: Training, shardings: State | None = None, *, donate: bool = True
 ) -> Step:
-    """The jitted step: the next state, the metrics of this step, and the state's `fault`.
+    """Makes the compiled step of a training.
 
-    Metrics are the loss's, with `loss`, `grad_norm` (before clipping) and `rate`. The state's
-    buffers are donated. Its arrays, and the batch's, may lie sharded on a mesh: the result is that
-    of one device up to the order of its sums. `shardings` keeps the next state where it was.
+    The metrics of a step are those of the loss, and "loss", "grad_norm" (before clipping) and
+    "rate". Arrays may lie sharded on a mesh of devices: the result is that of one device, up to the
+    order of sums.
 
-    Micro-batch i holds the examples i, i + n, i + 2n, ...: each device keeps its share of each.
-    Means over them equal means over the batch unless the loss couples examples (BatchNorm).
+    Micro-batch i of n holds the examples i, i + n, i + 2n, ... So each device keeps the examples
+    that it has. Means over micro-batches equal means over the batch unless the loss couples
+    examples, as BatchNorm does.
+
+    Args:
+      loss: What is minimised.
+      training: What the step does beside it.
+      shardings: Where the next state is to lie, an entry for each array; None leaves that to JAX.
+      donate: Whether a step may use the buffers of the state it is given for the next one. That
+        state is then no longer valid.
+
+    Returns:
+      The step: from a state and a batch to the next state, the metrics of this step, and the
+      `fault` of the next state. When it is first called it raises `TypeError` if the loss is not a
+      float32 number, and `ValueError` if the loss has a metric of a name above, or a batch cannot
+      be parted.
     """
     transformation = training.optimizer.transformation()
     compute, n = jnp.dtype(training.compute), training.micro_batches
 
     def evaluate(params: PyTree, mutable: PyTree, batch: PyTree, key: PRNGKeyArray) -> Any:
+        """The loss, computed in the dtype of the training, with its metrics and what is carried."""
         value, metrics, mutable = loss(cast(params, compute), mutable, cast(batch, compute), key)
         if value.dtype != jnp.float32 or value.shape:
             raise TypeError(
@@ -113,6 +173,7 @@ def make_step(
         return value, (metrics, mutable)
 
     def gradients(state: State, batch: PyTree) -> tuple[PyTree, Metrics, PyTree]:
+        """Averages gradients and metrics over micro-batches; hands on what the last one carries."""
         key = jax.random.fold_in(state.key, state.step)
         grad = jax.grad(evaluate, has_aux=True)
         if n == 1:
@@ -121,6 +182,7 @@ def make_step(
         parts = jax.tree.map_with_path(lambda path, x: parted(path, x, n), batch)
 
         def add(carry: Any, part: Any) -> tuple[Any, None]:
+            """Adds the gradients and metrics of one micro-batch to the sums."""
             *total, mutable = carry
             part_grads, (metrics, mutable) = grad(
                 state.params, mutable, part[1], jax.random.fold_in(key, part[0])
@@ -131,6 +193,7 @@ def make_step(
             grad, state.params, state.mutable, jax.tree.map(lambda x: x[0], parts), key
         )
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes[0], shapes[1][0]))
+        # one after the other, so that only one part's activations are in memory at a time
         (grads, metrics, mutable), _ = jax.lax.scan(
             add, (*zeros, state.mutable), (jnp.arange(n), parts)
         )
@@ -138,6 +201,7 @@ def make_step(
         return mean(grads), mean(metrics), mutable
 
     def step(state: State, batch: PyTree) -> tuple[State, Metrics, Int32[Array, "2"]]:
+        """Takes one step."""
         grads, metrics, mutable = gradients(state, batch)
         rate = training.optimizer.schedule(state.step)
         metrics |= {"grad_norm": optax.tree.norm(grads), "rate": rate}
@@ -149,6 +213,7 @@ def make_step(
             ema = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p, ema, params)
         fault = _fault(state, batch, mutable, grads, metrics)
         after = State(state.step + 1, params, opt_state, mutable, ema, state.key, fault)
+        # also apart from the state, whose buffers the next step takes over before this is looked at
         return after, metrics, fault
 
     out: dict[str, Any] = {} if shardings is None else {"out_shardings": (shardings, None, None)}
@@ -156,13 +221,36 @@ def make_step(
 
 
 def cast(tree: PyTree, dtype: Any) -> PyTree:
-    """The tree with its floating-point arrays in another type."""
+    """Casts the floating-point arrays of a pytree.
+
+    Args:
+      tree: The arrays.
+      dtype: Their new dtype.
+
+    Returns:
+      The tree with its floating-point arrays in that dtype, and all others as they are.
+    """
     converted = lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x  # noqa: E731
     return jax.tree.map(converted, tree)
 
 
 def parted(path: Any, x: Array, n: int) -> Array:
-    """One array of a batch as micro-batches, by its path for the error."""
+    """Splits one array of a batch into micro-batches.
+
+    Args:
+      path: Where the array is in the batch, for the message.
+      x: The array, whose first axis runs over examples.
+      n: The number of micro-batches.
+
+    Returns:
+      The array `(n, examples / n, ...)`: micro-batch i holds the examples i, i + n, i + 2n, ...
+
+    Raises:
+      ValueError: If the number of examples is no multiple of n.
+
+    >>> parted((), jnp.arange(6), 2).tolist()
+    [[0, 2, 4], [1, 3, 5]]
+    """
     if x.ndim < 1 or x.shape[0] % n:
         where = jax.tree_util.keystr(path, simple=True, separator="/") or "the batch"
         raise ValueError(f"micro_batches: {n} does not divide {where} of shape {list(x.shape)}")
@@ -170,7 +258,21 @@ def parted(path: Any, x: Array, n: int) -> Array:
 
 
 def watched(batch: PyTree, params: PyTree, mutable: PyTree, grads: PyTree, metrics: PyTree) -> Any:
-    """What is looked through for the first leaf that is not finite, causes before effects."""
+    """Lists the floating-point leaves that are searched for one that is not finite.
+
+    Causes come before effects, so that the first found tells most: the batch, the parameters, their
+    gradient, what is carried, the metrics.
+
+    Args:
+      batch: The batch of the step.
+      params: The parameters.
+      mutable: What the loss carries.
+      grads: The gradients.
+      metrics: The metrics.
+
+    Returns:
+      Pairs of a name, such as "params/dense/kernel", and the leaf.
+    """
     named = (
         ("batch", batch),
         ("params", params),
@@ -187,22 +289,41 @@ def watched(batch: PyTree, params: PyTree, mutable: PyTree, grads: PyTree, metri
 
 
 def places(state: State, batch: PyTree, metrics: Metrics) -> list[str]:
-    """The names of what `fault` counts."""
+    """Names what `State.fault` counts.
+
+    Args:
+      state: A state with the structure of those of the training.
+      batch: A batch with the structure of those of the training.
+      metrics: The metrics of a step.
+
+    Returns:
+      The names, by the index that `State.fault` holds.
+    """
     grads = state.params
     return [name for name, _ in watched(batch, state.params, state.mutable, grads, metrics)]
 
 
 def _fault(state: State, batch: PyTree, mutable: PyTree, grads: PyTree, metrics: Metrics) -> Array:
+    """The `State.fault` after a step."""
     leaves = [leaf for _, leaf in watched(batch, state.params, mutable, grads, metrics)]
 
     def located() -> Array:  # looked for only once there is something to be found
+        """The number of this step, and the index of the first leaf that is not finite."""
         bad = jnp.stack([~jnp.isfinite(leaf).all() for leaf in leaves])
         return jnp.stack([state.step, jnp.argmax(bad).astype(jnp.int32)])
 
+    # the metrics tell at little cost: the loss and the norm of the gradient are among them
     fine = jnp.isfinite(jnp.stack(list(metrics.values()))).all()
     return jax.lax.cond(fine | (state.fault[0] >= 0), lambda: state.fault, located)
 
 
 def examples(batch: PyTree) -> int:
-    """How many there are in a batch: the length of its first axis."""
+    """Counts the examples of a batch.
+
+    Args:
+      batch: The batch, with arrays whose first axis runs over examples.
+
+    Returns:
+      The length of the first axis; 1 for a scalar.
+    """
     return math.prod(jax.tree.leaves(batch)[0].shape[:1])

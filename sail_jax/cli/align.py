@@ -76,20 +76,59 @@ def add_arguments(parser: Any) -> None:
     """
     add = parser.add_argument
     add("a", metavar="A", type=Path, help="the reference: a folder, or a file of tensors")
-    add("b", metavar="B", type=Path, help="the checkpoint to re-express")
-    add("out", metavar="OUT", nargs="?", type=Path, help="a folder, or a .safetensors, .npz file")
-    add("--method", metavar="NAME", default="weights", help="default: %(default)s, the only one")
+    add(
+        "b",
+        metavar="B",
+        type=Path,
+        help="the checkpoint whose units are matched to those of A: a folder, or a file of tensors",
+    )
+    add(
+        "out",
+        metavar="OUT",
+        nargs="?",
+        type=Path,
+        help="where the aligned B is written: a folder, or a .safetensors or .npz file",
+    )
+    add(
+        "--method",
+        metavar="NAME",
+        default="weights",
+        help="what is matched: %(default)s, the only choice so far",
+    )
     add(
         "--family", metavar="[SPACES=]NAME", action="append", type=family,
-        help=f"of maps: {', '.join(FAMILIES)}; default: permutation",
+        help=f"the kind of map: {', '.join(FAMILIES)}; default: permutation",
     )  # fmt: skip
-    add("--spaces", metavar="GLOB", action="append", help="match these only, such as 'hidden.*'")
-    add("--weigh", metavar="TENSOR=W", action="append", type=weight, help="its say; 0: none")
+    add(
+        "--spaces",
+        metavar="GLOB",
+        action="append",
+        help="match only these spaces, such as 'hidden.*'",
+    )
+    add(
+        "--weigh",
+        metavar="TENSOR=W",
+        action="append",
+        type=weight,
+        help="how much a tensor counts in the matching; default: 1, and 0 leaves it out",
+    )
     add_tables(parser, "B")
-    add("--seed", metavar="N", type=seed, default=0, help="of the order; default: %(default)s")
-    add("--max-sweeps", metavar="N", type=natural, default=100, help="default: %(default)s")
-    add("--plan", action="store_true", help="the spaces that would be matched, and stop")
-    add("--full", action="store_true", help="a row for every space of every layer")
+    add(
+        "--seed",
+        metavar="N",
+        type=seed,
+        default=0,
+        help="seed of the order in which spaces are matched; default: %(default)s",
+    )
+    add(
+        "--max-sweeps",
+        metavar="N",
+        type=natural,
+        default=100,
+        help="most passes over all spaces; default: %(default)s",
+    )
+    add("--plan", action="store_true", help="list the spaces that would be matched, and stop")
+    add("--full", action="store_true", help="print a row for every space of every layer")
     add_certify(parser)
     add_copying(parser)
 

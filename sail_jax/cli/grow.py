@@ -75,20 +75,72 @@ def add_arguments(parser: Any) -> None:
       parser: The parser of the command.
     """
     add = parser.add_argument
-    add("checkpoint", metavar="CKPT", nargs="?", type=Path, help="a folder, or a file of tensors")
-    add("out", metavar="OUT", nargs="?", type=Path, help="a folder, or a .safetensors, .npz file")
-    add("--to", metavar="WHAT", action="append", help="config.json, or KEY=VALUE (2x: twice it)")
-    add("--width", metavar="2x", type=factor, help="of the stream, hidden layers and heads")
-    add("--depth", metavar="2x", type=factor, help="how many times as many layers")
-    add("--method", metavar="NAME", default="lemon", help="default: %(default)s; see --methods")
-    add("--depth-method", metavar="NAME", help="for the layers, where --method is for the width")
-    add("--set", metavar="KEY=VALUE", action="append", type=entry, help="an option of the method")
-    add("--lossless", action="store_true", help="refuse what does not preserve the function")
-    add("--seed", metavar="N", type=seed, default=0, help="default: %(default)s")
+    add(
+        "checkpoint",
+        metavar="CKPT",
+        nargs="?",
+        type=Path,
+        help="the checkpoint to grow: a folder, or a file of tensors",
+    )
+    add(
+        "out",
+        metavar="OUT",
+        nargs="?",
+        type=Path,
+        help="where the grown checkpoint is written: a folder, or a .safetensors or .npz file",
+    )
+    add(
+        "--to",
+        metavar="WHAT",
+        action="append",
+        help="the sizes to grow to: another model's config.json, or one entry of it as KEY=VALUE; "
+        "2x means twice the present value",
+    )
+    add(
+        "--width",
+        metavar="2x",
+        type=factor,
+        help="factor by which the residual stream, hidden layers and number of heads grow",
+    )
+    add("--depth", metavar="2x", type=factor, help="factor by which the number of layers grows")
+    add(
+        "--method",
+        metavar="NAME",
+        default="lemon",
+        help="how the network is grown, one of --methods; default: %(default)s",
+    )
+    add(
+        "--depth-method",
+        metavar="NAME",
+        help="how layers are added, where --method is for the width alone",
+    )
+    add(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        type=entry,
+        help="set an option of the method",
+    )
+    add(
+        "--lossless",
+        action="store_true",
+        help="refuse a growth that does not preserve the function of the network",
+    )
+    add(
+        "--seed",
+        metavar="N",
+        type=seed,
+        default=0,
+        help="seed of what is drawn; default: %(default)s",
+    )
     add_tables(parser, "CKPT")
-    add("--draft", action="store_true", help="print such a file to start from, and stop")
-    add("--methods", action="store_true", help="list the methods, and stop")
-    add("--plan", action="store_true", help="what would be done, and stop")
+    add(
+        "--draft",
+        action="store_true",
+        help="print a draft of the file for --spec, with open questions, and stop",
+    )
+    add("--methods", action="store_true", help="list the growth methods, and stop")
+    add("--plan", action="store_true", help="show what would be done, and stop")
     add_certify(parser)
     add_copying(parser)
 

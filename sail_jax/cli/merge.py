@@ -18,12 +18,29 @@ def add_arguments(parser: Any) -> None:
       parser: The parser of the command.
     """
     add = parser.add_argument
-    add("recipe", metavar="RECIPE", nargs="?", type=file, help="mergekit's YAML, or with our keys")
-    add("out", metavar="OUT", nargs="?", type=Path, help="a folder, or a .safetensors, .npz file")
-    add("--methods", action="store_true", help="the methods that a recipe may name, and stop")
-    add("--plan", action="store_true", help="what would be done to every tensor, and stop")
-    add("--full", action="store_true", help="with --plan: a line for every tensor")
-    add("--report", metavar="DIR", type=Path, help="measure, and write report.json, report.html")
+    add(
+        "recipe",
+        metavar="RECIPE",
+        nargs="?",
+        type=file,
+        help="a YAML file as mergekit has it; our own keys may be added",
+    )
+    add(
+        "out",
+        metavar="OUT",
+        nargs="?",
+        type=Path,
+        help="where the merge is written: a folder, or a .safetensors or .npz file",
+    )
+    add("--methods", action="store_true", help="list the methods that a recipe may name, and stop")
+    add("--plan", action="store_true", help="show what would be done to every tensor, and stop")
+    add("--full", action="store_true", help="with --plan: print a line for every tensor")
+    add(
+        "--report",
+        metavar="DIR",
+        type=Path,
+        help="measure what was merged, and write report.json and report.html there",
+    )
     add_copying(parser)
 
 

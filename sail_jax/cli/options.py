@@ -240,8 +240,18 @@ def add_tables(parser: Any, checkpoint: str) -> None:
       checkpoint: What its help calls the checkpoint, such as "CKPT".
     """
     add = parser.add_argument
-    add("--config", metavar="FILE", type=Path, help=f"instead of {checkpoint}/config.json")
-    add("--spec", metavar="FILE", type=file, help="which spaces the tensors live in (YAML, JSON)")
+    add(
+        "--config",
+        metavar="FILE",
+        type=Path,
+        help=f"the configuration to use instead of {checkpoint}/config.json",
+    )
+    add(
+        "--spec",
+        metavar="FILE",
+        type=file,
+        help="a YAML or JSON file that says in which spaces the axes of the tensors live",
+    )
 
 
 def add_certify(parser: Any) -> None:
@@ -256,9 +266,15 @@ def add_certify(parser: Any) -> None:
     add = parser.add_argument
     add(
         "--certify", metavar="MODULE:FUNCTION", nargs="?", const=True, type=function,
-        help="compare outputs: by our forward pass, or by FUNCTION(tensors, config)",
+        help="run both networks on probe inputs and compare their outputs; by the forward pass of "
+        "a known architecture, or by your FUNCTION(tensors, config)",
     )  # fmt: skip
-    add("--no-certify", dest="certify", action="store_false", help="default: if both are small")
+    add(
+        "--no-certify",
+        dest="certify",
+        action="store_false",
+        help="do not run the networks; by default they are run if both are small",
+    )
 
 
 def add_copying(parser: Any) -> None:
@@ -269,13 +285,37 @@ def add_copying(parser: Any) -> None:
     """
     add = parser.add_argument
     add("--resume", action="store_true", help="continue this command where it was interrupted")
-    add("--max-memory", metavar="SIZE", type=size, help="of the process, such as 2GB")
-    add("--threads", metavar="N", type=natural, help="default: one per core, at most 8")
-    add("--format", metavar="NAME", help="of the output, such as orbax or npz")
-    add("--shard-size", metavar="SIZE", type=size, default=5 * 10**9, help="default: 5GB")
-    add("--allow-nonfinite", action="store_true", help="go on with NaN and infinities")
-    add("--allow-pickle", action="store_true", help="read PyTorch's .bin, without running it")
-    add("--quiet", action="store_true", help="no progress")
+    add(
+        "--max-memory",
+        metavar="SIZE",
+        type=size,
+        help="keep the memory of the process below this, such as 2GB",
+    )
+    add(
+        "--threads",
+        metavar="N",
+        type=natural,
+        help="worker threads; default: one for each core, at most 8",
+    )
+    add(
+        "--format",
+        metavar="NAME",
+        help="format of the output, such as orbax or npz; default: told from the name OUT",
+    )
+    add(
+        "--shard-size",
+        metavar="SIZE",
+        type=size,
+        default=5 * 10**9,
+        help="largest size of one file of a sharded output; default: 5GB",
+    )
+    add("--allow-nonfinite", action="store_true", help="do not stop at NaN and infinities")
+    add(
+        "--allow-pickle",
+        action="store_true",
+        help="read PyTorch's .bin files; their pickles are parsed, never run",
+    )
+    add("--quiet", action="store_true", help="show no progress")
 
 
 def outcome(done: Any, tensors: int) -> str:

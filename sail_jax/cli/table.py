@@ -26,6 +26,7 @@ COMMANDS = {
     "inspect": Command("Spaces, sizes and parameters of a checkpoint.", "sail_jax.cli"),
     "examples": Command("Small real checkpoints and recipes, to try merging on."),
     "quickstart": Command("Four real results in a minute or two, and a page.", resumes=True),
+    "explore": Command("A page with sliders: when does transfer help, or pre-training hurt?"),
     "verify": Command("Check the papers' claims: closed form beside simulation."),
     "run": Command("Run one experiment; every field of its config is an option.", resumes=True),
     "plot": Command("Redraw a finished run from its stored result."),

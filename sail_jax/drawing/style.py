@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 # Okabe and Ito's palette, darkest first: told apart by every common form of colour blindness.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -80,13 +81,30 @@ def dress(ax: Axes) -> Axes:
     return ax
 
 
-def heatmap(ax: Axes, values: np.ndarray, *, label: str = "", **options):
+def logarithmic(ax: Axes, *which: str) -> None:
+    """Makes axes logarithmic, with plain numbers at 1, 2 and 5 times powers of ten.
+
+    Matplotlib's own labels overlap where an axis spans little more than a decade.
+
+    Args:
+      ax: The axes, which are changed.
+      which: "x", "y" or both.
+    """
+    for name in which:
+        ax.set(**{f"{name}scale": "log"})
+        axis = ax.xaxis if name == "x" else ax.yaxis
+        axis.set_major_locator(LogLocator(10, (1, 2, 5), numticks=8))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("")
+
+
+def heatmap(ax: Axes, values: np.ndarray, *, label: str | None = "", **options):
     """Draws a matrix as a map of colours, with a colour bar.
 
     Args:
       ax: The axes to draw on.
       values: Shape `[y, x]`.
-      label: The name of the colour bar.
+      label: The name of the colour bar. None draws no bar: another map beside it has one for both.
       options: `x=` and `y=` are the coordinates of columns and rows, their indices by default.
         Others go to `pcolormesh`; `cmap` is `SEQUENTIAL` by default.
 
@@ -98,9 +116,10 @@ def heatmap(ax: Axes, values: np.ndarray, *, label: str = "", **options):
     options.setdefault("cmap", SEQUENTIAL)
     mesh = ax.pcolormesh(x, y, values, shading="nearest", rasterized=True, **options)
     ax.grid(visible=False)
-    bar = ax.figure.colorbar(mesh, ax=ax, label=label)
-    bar.ax.tick_params(labelsize=9)
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    if label is not None:
+        bar = ax.figure.colorbar(mesh, ax=ax, label=label)
+        bar.ax.tick_params(labelsize=9)
+        bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     return mesh
 
 

@@ -363,7 +363,7 @@ _WIDTH = {
     ),
     "sail_random": Method(
         "random embeddings of every space",
-        "SAIL, App. F.1",
+        "SAIL, Sec. 4.1",
         {"how": "orthogonal"},
         draws=True,
         widths=lambda spec, sizes, key, options: _each(
@@ -373,7 +373,7 @@ _WIDTH = {
     ),
     "interpolate": Method(
         "units as samples of a function, interpolated linearly",
-        "SAIL, App. F.1",
+        "SAIL, Sec. 4.1",
         widths=_each(lambda words, old, new, key: width.interpolate(old, new)),
         deepens_by="interpolate_depth",
     ),

@@ -246,7 +246,7 @@ def _linear_transfer_claims() -> list[Claim]:
             mean_risk(_Transferred(), n, d, theta, sigma, 40_000),
         ),
         Claim(
-            f"{PAPER}/T3.7/network",
+            f"{PAPER}/T3.7/limit",
             "training the last layer of a pretrained network refits the scale of β_s alone",
             f"{PAPER} Thms 3.4 and 3.7",
             "d=40, n=24, L=2, α=0.001, gradient descent",
@@ -295,7 +295,6 @@ def _boundary_claims() -> list[Claim]:
             "θ=3π/8, σ=0.2, scan of γ < 1",
             printed_length,
             negative_length,
-            expected=False,
             note="the roots are named in the wrong order: the printed interval is empty",
         ),
         Claim(
@@ -405,7 +404,6 @@ def _fine_tuning_claims() -> list[Claim]:
                 at,
                 lambda: 0.0,
                 network_gap(_AS_PRINTED, depth, alpha),
-                expected=False,
                 note="the later layers rescale the frozen component",
             ),
             Claim(
@@ -431,7 +429,6 @@ def _fine_tuning_claims() -> list[Claim]:
                 at,
                 lambda: (1 - gamma) * (2 * cos(theta) - 1),
                 simulated,
-                expected=False,
                 note="right for σ = 0 only",
             ),
             Claim(
@@ -466,7 +463,6 @@ def _fine_tuning_claims() -> list[Claim]:
             f"γ=1/2, σ=1, L=2, {sizes}",
             lambda: 0.0,
             _fine_tuning_gain(2, pi / 3, sigma),
-            expected=False,
             note="the sign of T_ft depends on γ, σ and L",
         ),
         Claim(

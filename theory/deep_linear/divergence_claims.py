@@ -195,7 +195,6 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: _DELTA,
         _matched(_dudley, *_scaled(1.0, _PROOF_G)),
         relation=">=",
-        expected=False,
         note="|h|_∞ ≤ 1 bounds γ_β by 2 whatever the laws",
     ),
     Claim(
@@ -224,7 +223,6 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: exp(-(SIGMA**2) / 2),
         _matched(_dudley, *_scaled(1.0, -1.0)),
         relation=">=",
-        expected=False,
         note="cos a - cos b ≥ -(a² + b²), not a² + b²; for f=-g (27) is 0, and (28) grows past 2",
     ),
     Claim(
@@ -243,7 +241,6 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: _DELTA,
         _excess(*_scaled(1.0, -100.0), SIGMA),
         relation=">=",
-        expected=False,
         note="that metric is twice the total variation, at most 2",
     ),
     Claim(
@@ -288,7 +285,6 @@ CLAIMS: tuple[Claim, ...] = (
         f"d={D}, θ=1, σ={SIGMA}",
         lambda: 2 * (1 - cos(1.0)),
         _log_ratio(*_MIXED),
-        expected=False,
         note="the factor 1/(2σ²) is missing in (32), and back in (33)",
     ),
     Claim(
@@ -307,7 +303,6 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: 1.0,
         _log_ratio(*_scaled(0.1, -1.01), 1.0),
         relation=">=",
-        expected=False,
     ),
     Claim(
         f"{PAPER}/T2.2-KL-choice/corrected",
@@ -325,7 +320,6 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: 0.0,
         _correlation("linear", pi / 2, _kl_axis(pi / 2)),
         relation=">=",
-        expected=False,
         note="at one load the divergence orders T on the angles of Figs. 1 and 3",
     ),
     Claim(
@@ -362,7 +356,6 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: 0.0,
         _correlation("linear", pi / 2, _w1_axis(pi / 2)),
         relation=">=",
-        expected=False,
         note="W₁ matched in the three dimensions that matter, so that samples resolve it",
     ),
     Claim(
@@ -382,7 +375,6 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: 526.0,
         _matched(distances.wasserstein1, *_scaled(1.0, -1.0)),
         relation=">=",
-        expected=False,
     ),
     Claim(
         f"{PAPER}/Fig5-W1-axis/corrected",

@@ -208,7 +208,6 @@ CLAIMS: tuple[Claim, ...] = (
         0.0,
         _assumption(True),
         relation=">=",
-        expected=False,
         note="so the theorems do not apply to the paper's networks",
     ),
     row(
@@ -227,7 +226,6 @@ CLAIMS: tuple[Claim, ...] = (
         0.0,
         _not_monotone,
         relation=">=",
-        expected=False,
         note="squaring is not monotone; (46) holds all the same",
     ),
     row(

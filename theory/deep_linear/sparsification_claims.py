@@ -205,7 +205,6 @@ CLAIMS: tuple[Claim, ...] = (
         f"d={D}, L=2, α=0.02 and 0.01",
         lambda: 2.0,
         _order(2, 0.02),
-        expected=False,
         note="eq. (60) bounds the square of the remainder by O(α²)",
     ),
     Claim(
@@ -252,7 +251,6 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: 1.0,
         _target_rate(False),
         relation="<=",
-        expected=False,
         note="the 1/n of the loss is missing in the exponent",
     ),
     Claim(

@@ -144,7 +144,6 @@ def _theorem_3() -> list[Claim]:
             tasks,
             lambda: _lda_weight(swap=True),
             measured(_nearest),
-            expected=False,
         ),
         Claim(
             f"{PAPER}/T3a-appendix/corrected",
@@ -169,7 +168,6 @@ def _theorem_3() -> list[Claim]:
             tasks,
             lambda: float(pair_weight(*_variations()[:3])),
             measured(_nearest),
-            expected=False,
             note="total variation is not proportional to the distance of parameters",
         ),
         Claim(
@@ -207,7 +205,6 @@ def _theorem_3() -> list[Claim]:
             lambda: 0.0,
             measured(lambda: _constrained()[0]),
             relation=">=",
-            expected=False,
             note="positivity cannot be imposed on them: it holds or not",
         ),
         Claim(
@@ -241,7 +238,6 @@ def _theorem_3() -> list[Claim]:
             "200 sets of 4 models in 6 dimensions: share in which it does",
             lambda: 1.0,
             measured(lambda: _agreement(4)),
-            expected=False,
             note="a model's place among the others counts too",
         ),
         Claim(
@@ -300,7 +296,6 @@ def _section_4_4() -> list[Claim]:
             f"{thirds}; slope of the squared MMD at γ",
             lambda: 0.0,
             _slope(2),
-            expected=False,
             note="that is the weight of D₂",
         ),
         Claim(
@@ -319,7 +314,6 @@ def _section_4_4() -> list[Claim]:
             lambda: 0.0,
             measured(lambda: pair_weight(*_embedded(), squared=True, model=2)),
             relation="<=",
-            expected=False,
             note="at least ½ wherever D₁ is farther from D_t than D₂, as the split makes it",
         ),
         Claim(

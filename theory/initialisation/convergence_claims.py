@@ -77,7 +77,6 @@ def _theorem_1() -> list[Claim]:
             lambda: RATIO / float(proximity.mean_distance(1)),
             _exceeds(1, RATIO, 0.0),
             relation="<=",
-            expected=False,
             note="Markov's inequality is for a constant threshold; Y is random",
         ),
         Claim(
@@ -110,7 +109,6 @@ def _theorem_1() -> list[Claim]:
             lambda: 1.0,
             measured(lambda: _order(1), 1e-3),
             relation=">=",
-            expected=False,
             note="the exponent of u between 1e-6 and 2e-6",
         ),
         Claim(
@@ -341,7 +339,6 @@ def _appendix_c() -> list[Claim]:
             lambda: 0.5 * (1 + 0.5) - 1,
             measured(lambda: descent.excess(PLANE, STEEP / sqrt(2), 0.6, 0)),
             relation="<=",
-            expected=False,
             note="parentheses are missing",
         ),
         Claim(

@@ -103,7 +103,6 @@ def _lemma_2() -> list[Claim]:
             f"{tasks}, covariance I; μ = 2m",
             lambda: float(gap),
             _by_events(means, target),
-            expected=False,
             note=f"{gap:.2f} here, more than 1; half the Mahalanobis length is Pinsker's bound",
         ),
         Claim(
@@ -129,7 +128,6 @@ def _lemma_2() -> list[Claim]:
             f"{tasks}, correlated features; D_TV true",
             lambda: float(lda_constant(MEANS[0] - TARGET, SPREAD)) * correlated(),
             measured(lambda: _theta_distance(SPREAD)),
-            expected=False,
         ),
         Claim(
             f"{PAPER}/L2/corrected",
@@ -154,7 +152,6 @@ def _lemma_2() -> list[Claim]:
             f"{tasks}, correlated features: C of one model over C of another",
             lambda: 1.0,
             measured(_constant_ratio),
-            expected=False,
         ),
         Claim(
             f"{PAPER}/L2-constant/corrected",
@@ -172,7 +169,6 @@ def _lemma_2() -> list[Claim]:
             "both classes moved by e₁",
             lambda: 0.0,
             _by_events(*_shifted()),
-            expected=False,
             note="θ sees the difference of class means alone",
         ),
         Claim(

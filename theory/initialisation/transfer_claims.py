@@ -178,7 +178,6 @@ def _appendix_d() -> list[Claim]:
             f"n={N}, a normal feature moved by .3",
             _variation,
             _sampled_variation(None),
-            expected=False,
             note="samples of continuous laws share no point: the printed bound is ≥ 2C, vacuous",
         ),
         Claim(
@@ -205,7 +204,6 @@ def _appendix_d() -> list[Claim]:
             lambda: 1.0,
             measured(lambda: _lipschitz_ratio(0.25)),
             relation="<=",
-            expected=False,
             note="the constant L of its step 5 is lost in the statement",
         ),
         Claim(
@@ -333,7 +331,6 @@ def _appendix_f() -> list[Claim]:
                 "3x3 matrices; relative error",
                 lambda: 0.0,
                 measured(lambda side=side, which=which: _error(side, which)),
-                expected=which == 2,
                 note="shapes conform for square matrices alone" if which == 1 else "",
             )
             for which, (end, statement) in enumerate(

@@ -120,7 +120,6 @@ def _lemma_1() -> list[Claim]:
             lambda: 0.0,
             measured(_proportional),
             relation="<=",
-            expected=False,
             note="proportional is not equal: with one output every net is proportional",
         ),
         Claim(
@@ -139,7 +138,6 @@ def _lemma_1() -> list[Claim]:
             f"{linear}, α=½",
             lambda: float(_readout_loss(_readouts()[2][0, 0])),
             measured(lambda: _readout_loss(_readouts()[2][0].mean(0)), 1e-3),
-            expected=False,
             note="the loss may fall, and does; tolerance 1e-3 for ≈",
         ),
         Claim(
@@ -235,7 +233,6 @@ def _lemma_2() -> list[Claim]:
             "f = w₃w₂w₁, Θ = {e₁, e₂, e₃}: f = 0 on all segments",
             lambda: 0.0,
             measured(_centroid),
-            expected=False,
             note="the proof needs running means in Θ: a convex Θ, where exact CTL makes f affine",
         ),
         Claim(

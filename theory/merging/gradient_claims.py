@@ -60,7 +60,6 @@ def _theorem_2() -> list[Claim]:
                 bound(edge, "surrogate", coefficient=coefficient),
                 drawn(edge, "surrogate_gradient"),
                 relation="<=",
-                expected=False,
                 note="no condition on ηL; the cited result is about the best of all rounds",
             ),
             Claim(
@@ -157,7 +156,6 @@ def _objectives() -> list[Claim]:
             "λ=(.9, .1)",
             lambda: float(chi_square(pair, form="printed")),
             measured(lambda: sum(0.25 / w for w in pair) - 1),
-            expected=False,
             note="the bounds hold all the same: it is larger",
         ),
         Claim(
@@ -203,7 +201,6 @@ def _objectives() -> list[Claim]:
             "20000 draws of 4 gradients and weights; largest difference",
             lambda: 0.0,
             _worst(partial(_identity, plain=True)),
-            expected=False,
         ),
         Claim(
             f"{PAPER}/eq17/corrected",
@@ -272,7 +269,6 @@ def _theorem_3() -> list[Claim]:
             MIXED,
             lambda: float(bounds(mixed).excess),
             measured(partial(_best_gamma, True), 1e-5),
-            expected=False,
             note="that is γ = 1; neither is tight",
         ),
         Claim(
@@ -291,7 +287,6 @@ def _theorem_3() -> list[Claim]:
             bound(edge, "excess"),
             drawn(edge, "excess"),
             relation="<=",
-            expected=False,
         ),
         Claim(
             f"{PAPER}/T3/corrected",

@@ -47,7 +47,6 @@ def _step_sizes() -> list[Claim]:
             lambda: _rates(1.0, 2, 10)[1],
             measured(lambda: _rates(1.0, 2, 10)[0]),
             relation="<=",
-            expected=False,
         ),
         Claim(
             f"{PAPER}/step-sizes/corrected",
@@ -64,7 +63,6 @@ def _step_sizes() -> list[Claim]:
             "α=.1, K=(5, 20), constant gradients",
             lambda: (1 - 0.9**5 / 2) / (sum(decay) / 2),
             measured(_proximal_weight),
-            expected=False,
             note="they do not sum to one",
         ),
         Claim(
@@ -93,7 +91,6 @@ def _samples() -> list[Claim]:
             "N=2, n=10, all samples in every batch",
             expected(many, "optimisation"),
             drawn(few, "optimisation", 40_000),
-            expected=False,
             note="true of the symbol nᵢ in the bound; σ², ζ², gap and E_O depend on n",
         ),
         Claim(
@@ -118,7 +115,6 @@ def _batch() -> list[Claim]:
             expected(single, "stability"),
             drawn(full, "stability", 20_000),
             relation=">=",
-            expected=False,
         ),
         Claim(
             f"{PAPER}/law-batch/exact",
@@ -166,7 +162,6 @@ def _steps() -> list[Claim]:
             partial(_epsilon, 10),
             measured(partial(_epsilon, 1000)),
             relation="<=",
-            expected=False,
         ),
         Claim(
             f"{PAPER}/law-steps-optimisation/limit",
@@ -184,7 +179,6 @@ def _steps() -> list[Claim]:
             f"{tied}; K=1000 over K=10",
             lambda: 100.0,
             measured(lambda: _tied_stability(1000) / _tied_stability(10)),
-            expected=False,
         ),
         Claim(
             f"{PAPER}/law-steps-stability/corrected",
@@ -211,7 +205,6 @@ def _rate() -> list[Claim]:
             "N=2, n=10, K=100, b=1, η=.05 and .5",
             lambda: 100 * float(exact(_few(steps=100, rate=0.05)).stability),
             drawn(partial(_few, 10, 1, 100, 0.5), "stability", 200_000),
-            expected=False,
             note="converged experts forget: (1-ρ)² ≤ 1, (ηh)²a ≤ ηh/(2-ηh)",
         ),
         Claim(
@@ -256,7 +249,6 @@ def _tasks() -> list[Claim]:
             lambda: 4 * (1 + 0.1) * (1 - 1 / 8),
             _drawn_heterogeneity,
             relation=">=",
-            expected=False,
         ),
         Claim(
             f"{PAPER}/law-tasks/exact",

@@ -118,7 +118,6 @@ def _corollary() -> list[Claim]:
             partial(_trimmed, False),
             measured(partial(_trimmed, True)),
             relation="<=",
-            expected=False,
         ),
         Claim(
             f"{PAPER}/C1-trim/exact",
@@ -136,7 +135,6 @@ def _corollary() -> list[Claim]:
             lambda: 1.0,
             _compared(SHARED, lambda v: Estimate.mean(v[2] / v[0])),
             relation="<=",
-            expected=False,
             note="what experts share is trimmed from some",
         ),
         Claim(
@@ -166,7 +164,6 @@ def _corollary() -> list[Claim]:
             lambda: 0.0,
             measured(lambda: _conflict()[-1]),
             relation="<=",
-            expected=False,
             note="the mean moves away",
         ),
         Claim(
@@ -186,7 +183,6 @@ def _corollary() -> list[Claim]:
             lambda: float(heterogeneity(_fixed(), WEIGHTS)),
             _dropped(True),
             relation="<=",
-            expected=False,
         ),
         Claim(
             f"{PAPER}/C1-dare/exact",
@@ -212,7 +208,6 @@ def _corollary() -> list[Claim]:
             lambda: float(exact(_converged()).excess),
             _dropped_excess,
             relation="<=",
-            expected=False,
         ),
         Claim(
             f"{PAPER}/eq9/exact",

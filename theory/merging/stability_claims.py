@@ -67,7 +67,6 @@ def _generalisation() -> list[Claim]:
                         partial(lemma_1, bed, "gradient", own),
                         drawn(bed, field, MANY),
                         relation="<=",
-                        expected=False,
                         note="(1/N)Σ∇ℓ(x;z̃ᵢ) is not ∇f(x), which is 0 here",
                     )
                 )
@@ -165,7 +164,6 @@ def _lemma_3() -> list[Claim]:
             lambda: 0.5,
             measured(_growth),
             relation="<=",
-            expected=False,
             note="Bernoulli's inequality is the reverse",
         ),
         Claim(
@@ -184,7 +182,6 @@ def _lemma_3() -> list[Claim]:
             "n=20, b=4, σ²=1, ζ²=½",
             _combined,
             measured(partial(_one_step, False)),
-            expected=False,
             note="the left side is 4η²(σ²/b + 3bζ²/n)",
         ),
         Claim(
@@ -210,7 +207,6 @@ def _lemma_3() -> list[Claim]:
             MIXED,
             lambda: 0.0,
             drawn(mixed, "cross", MANY),
-            expected=False,
             note="x̃ has seen z̃",
         ),
         Claim(
@@ -229,7 +225,6 @@ def _lemma_3() -> list[Claim]:
             partial(_local, bed, "printed"),
             drawn(bed, "local_stability", 20_000),
             relation="<=",
-            expected=False,
             note="violated from K ≈ 8n on, by K/8n",
         ),
         Claim(
@@ -273,7 +268,6 @@ def _theorem_1() -> list[Claim]:
             bound(bed, "stability"),
             drawn(bed, "stability", 20_000),
             relation="<=",
-            expected=False,
             note="else loose by N²: one task is perturbed, with weight λᵢ²",
         ),
         Claim(
@@ -309,7 +303,6 @@ def _theorem_1() -> list[Claim]:
             "N=2, n=(20, 60), b=4",
             partial(_mixed_size, False),
             measured(_mixture),
-            expected=False,
         ),
         Claim(
             f"{PAPER}/T1-mixture/corrected",

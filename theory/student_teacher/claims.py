@@ -248,7 +248,6 @@ CLAIMS: tuple[Claim, ...] = (
         f"|w|={LONG}, |v|=1, 60°",
         lambda: _overlap_exact() / LONG,
         _overlap,
-        expected=False,
         note="holds for unit vectors only",
     ),
     Claim(
@@ -275,7 +274,6 @@ CLAIMS: tuple[Claim, ...] = (
         f"d={D}, m=5, the largest eigenvalue",
         lambda: float(jnp.sqrt(_top_mode()[0])),
         _quotient,
-        expected=False,
         note="contradicts (151) and (157), which have λ²",
     ),
     Claim(
@@ -311,7 +309,7 @@ CLAIMS: tuple[Claim, ...] = (
         _energy(inside=False),
     ),
     Claim(
-        f"{PAPER}/S4-recovery/network",
+        f"{PAPER}/S4-recovery/reading",
         "a wide network learns the source function: E(f - f_s)² falls as 1/t or faster",
         f"{PAPER} Sec. 4",
         PRETRAINING,
@@ -329,7 +327,6 @@ CLAIMS: tuple[Claim, ...] = (
         lambda: -log10(2),
         _fall(_plain_error),
         relation="<=",
-        expected=False,
         note="log10 of the fall over a decade of time; it stalls: neurons of small or negative c "
         "keep other directions",
     ),
@@ -347,7 +344,7 @@ CLAIMS: tuple[Claim, ...] = (
         effect=0.6,
     ),
     Claim(
-        f"{PAPER}/F4ab-gain/network",
+        f"{PAPER}/F4ab-gain/reading",
         "pretraining brings the kernel to half its initial distance from the source's, or nearer",
         f"{PAPER} Sec. 4, Fig. 4(a, b)",
         f"d={D}, m={M}, m*={TEACHER}, μ=0.5, 20 inputs, time 2000, several tasks",
@@ -368,7 +365,7 @@ CLAIMS: tuple[Claim, ...] = (
         note="tolerance: rounding",
     ),
     Claim(
-        f"{PAPER}/F4d-trained/network",
+        f"{PAPER}/F4d-trained/reading",
         "|P⊥ f_t|²/|f_t|² increases with μ, pretrained features: mean least increment",
         f"{PAPER} Sec. 4, Fig. 4(d)",
         f"d={D}, m={M}, m*={TEACHER}, μ=0.2, 0.5, 0.8, time 2000, several tasks",

@@ -203,7 +203,6 @@ def _claims() -> list[Claim]:
             lambda: FAILURE,
             _failures(printed),
             relation="<=",
-            expected=False,
             note="the union bound over K steps enters with the wrong sign",
         ),
         Claim(
@@ -234,7 +233,6 @@ def _claims() -> list[Claim]:
             lambda: 1 + 16 * 0.075,
             deterministic(lambda: _one_step_growth(2.0, 1.999, 1.0, 0.075)),
             relation="<=",
-            expected=False,
             note="the factor 2 of the gradient and 1+λ are dropped",
         ),
         Claim(
@@ -254,7 +252,6 @@ def _claims() -> list[Claim]:
             lambda: 1 + 32 * 0.045,
             deterministic(lambda: _one_step_growth(2.0, 1.999, 3.0, 0.045)),
             relation="<=",
-            expected=False,
             note="no constant serves every λ",
         ),
         Claim(

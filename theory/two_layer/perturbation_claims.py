@@ -140,7 +140,7 @@ def _perturbation() -> list[Claim]:
     small = "d=4, σ=(.103,.102,.101,.1), γ=20, W at the edge of the ball"
     return [
         Claim(
-            f"{PAPER}/P4.3/printed",
+            f"{PAPER}/P4.3/exact",
             "L̃(n) - L̃(n-1) ≥ (2dγ² - σ_n) σ_n",
             f"{PAPER} Prop 4.3, eq. (2), and Lemma A.4, eq. (14)",
             f"{SIZES}, ideal start, n=2, γ={gamma}",
@@ -150,7 +150,7 @@ def _perturbation() -> list[Claim]:
             note="true, and an equality",
         ),
         Claim(
-            f"{PAPER}/P4.3/exact",
+            f"{PAPER}/P4.3/ours",
             "L̃(n) - L̃(n-1) = (2dγ² - σ_n) σ_n",
             f"{PAPER} Prop 4.3, eq. (2), and Lemma A.4, eq. (14), sharpened",
             f"{SIZES}, ideal start, n=2, γ={gamma}",
@@ -180,7 +180,6 @@ def _perturbation() -> list[Claim]:
             f"{SIZES}, γ={gamma}",
             lambda: float(smallest),
             _noise_inflection(gamma),
-            expected=False,
             note="off by one: L̃(n-1) < L̃(n) makes n - 1 the inflection point",
         ),
         Claim(
@@ -194,7 +193,7 @@ def _perturbation() -> list[Claim]:
             effect=1.0,
         ),
         Claim(
-            f"{PAPER}/T4.4/printed",
+            f"{PAPER}/T4.4/exact",
             "γ² > σ_d/d: the loss under noise rises at the end, L̃(d) - L̃(d-1) ≥ 0",
             f"{PAPER} Thms 4.4 and A.3",
             f"{SIZES}, ideal start, γ² = 1.02 σ_d/d",
@@ -234,7 +233,6 @@ def _perturbation() -> list[Claim]:
             f"{SIZES}, M = A, γ=0.7",
             lambda: D**2 * 0.49 * square,
             _product_norm,
-            expected=False,
             note="d times too large",
         ),
         Claim(
@@ -245,7 +243,6 @@ def _perturbation() -> list[Claim]:
             lambda: 0.1**2 / 2,
             _real_gap(_printed_radius),
             relation="<=",
-            expected=False,
             note="the proof takes |W|_F ≤ σ_1 where |W|_F² = Σσ_i",
         ),
         Claim(
@@ -329,7 +326,6 @@ def _sharpness() -> list[Claim]:
             f"d={D}, λ=0.3",
             _quadratic_exact,
             _quadratic(-1),
-            expected=False,
             note="the sign of the left side is reversed",
         ),
         Claim(

@@ -98,7 +98,6 @@ def _pretraining() -> list[Claim]:
             plateau,
             lambda: rate,
             _plateau_rate("W_1"),
-            expected=False,
             note="W_1 tends to U(Σ^i)^½ R with a rotation R that depends on A",
         ),
         Claim(
@@ -135,7 +134,6 @@ def _pretraining() -> list[Claim]:
             saddle,
             lambda: 0.0,
             _saddle,
-            expected=False,
             note="det θ keeps the sign it starts with",
         ),
         Claim(

@@ -146,7 +146,6 @@ def _recursion() -> list[Claim]:
             f"d={D}, a batch of 6",
             lambda: 0.0,
             _gradient_gap(2, printed=True),
-            expected=False,
             note="Σ_k stands on the wrong side",
         ),
         Claim(
@@ -164,7 +163,6 @@ def _recursion() -> list[Claim]:
             f"{at_1}, n=2, τ=6, 20 steps",
             lambda: 0.0,
             deterministic(lambda: _anchor_gap(False)),
-            expected=False,
             note="the lemma needs the ideal anchor",
         ),
         Claim(
@@ -182,7 +180,6 @@ def _recursion() -> list[Claim]:
             at_1,
             lambda: float(_iterates(EVERY, 1.0, printed=True)[1]),
             deterministic(lambda: _layer_mode(1.0, 0)),
-            expected=False,
             note="an x is missing; Section A.6 restores it",
         ),
         Claim(
@@ -226,7 +223,6 @@ def _recursion() -> list[Claim]:
             at_half,
             lambda: swapped,
             deterministic(lambda: _layer_mode(0.5, -1)),
-            expected=False,
             note="the weights are swapped",
         ),
         Claim(
@@ -244,7 +240,6 @@ def _recursion() -> list[Claim]:
             f"{at_half}, x={x}, with the true σ*",
             lambda: x * (x - root) * (x + (anchor + 1) * root),
             deterministic(lambda: _g(x, anchor)),
-            expected=False,
         ),
         Claim(
             f"{PAPER}/A.28-factor/corrected",
@@ -255,7 +250,7 @@ def _recursion() -> list[Claim]:
             deterministic(lambda: _g(x, anchor)),
         ),
         Claim(
-            f"{PAPER}/A.28-rate/printed",
+            f"{PAPER}/A.28-rate/exact",
             "|x_k - σ*| ≤ (1 - 2η min{σ²,σ_0²})^k |x_0 - σ*|: largest ratio",
             f"{PAPER} Lemma A.28",
             f"{at_1}, with the true σ*, four modes, k ≤ 100",
@@ -265,7 +260,7 @@ def _recursion() -> list[Claim]:
             note="holds, and is loose",
         ),
         Claim(
-            f"{PAPER}/A.28-rate/exact",
+            f"{PAPER}/A.28-rate/ours",
             "|x_k - σ*| ≤ (1 - 4η(1+λ) min{σ²,σ_0²})^k |x_0 - σ*|: largest ratio",
             f"{PAPER} Lemma A.28, sharpened",
             f"{at_1}, four modes, k ≤ 100",
@@ -324,7 +319,6 @@ def _convergence() -> list[Claim]:
             f"{at_half}, mode 2",
             lambda: _limit(True),
             deterministic(lambda: _layer_mode(0.5, -1) ** 2),
-            expected=False,
             note="the weights are swapped; Lemma A.23 has them right",
         ),
         Claim(
@@ -352,7 +346,6 @@ def _convergence() -> list[Claim]:
             lambda: PRECISION,
             deterministic(lambda: _error_after(_enough(1.0), RATE)),
             relation="<=",
-            expected=False,
             note="1/η is missing",
         ),
         Claim(

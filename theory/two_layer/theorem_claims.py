@@ -121,7 +121,6 @@ def _claims() -> list[Claim]:
             f"{at_one}, n=3",
             lambda: (TARGET[2] - PRE[2]) ** 2,
             deterministic(lambda: np.diff(_degradation(1.0))[2]),
-            expected=False,
             note="right for λ = 0 only",
         ),
         Claim(
@@ -140,7 +139,6 @@ def _claims() -> list[Claim]:
             lambda: 0.0,
             deterministic(lambda: _rises(0.0)[:2].min()),
             relation=">=",
-            expected=False,
             note="Definition 4.5 speaks of n > r",
         ),
         Claim(
@@ -184,7 +182,6 @@ def _claims() -> list[Claim]:
             lambda: 0.0,
             deterministic(lambda: _trained_inflection(2.0) - _trained_inflection(0.0)),
             relation="<=",
-            expected=False,
             note="reversed; Theorem 4.7 has it right",
         ),
         Claim(

@@ -1,9 +1,14 @@
 """Do networks fine-tuned from one checkpoint act as linear maps of their parameters?
 
-The experiments of cross-task linearity (arXiv 2402.03660) on scikit-learn's digits. A ReLU MLP is
-pre-trained on upright digits and fine-tuned on rotated ones, a ResNet on some classes and then on
-others. Features of interpolated weights are compared with interpolated features (Figures 2, 3);
-without pre-training, aligned and not (Figure 11); after pre-training on random labels (Figure 12);
-averaged weights with averaged logits (Figure 4); sums and differences of task vectors (Figures 7,
-8), and stitched (Figures 9, 10); and Theorem 1's main term with the gap of the loss (B.2).
+The study repeats the experiments of Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660) on
+scikit-learn's digits. A ReLU MLP is pre-trained on upright digits and fine-tuned on rotated ones. A
+ResNet is pre-trained on some classes and fine-tuned on others. The parts are:
+
+  rotated, split_classes  features of interpolated weights, interpolated features (Figs. 2, 3)
+  scratch                 the same without pre-training, with and without alignment (Fig. 11)
+  random_labels           the same after pre-training on random labels (Fig. 12)
+  averaging               averaged weights against averaged logits (Fig. 4)
+  arithmetic              features under sums and negatives of task vectors (Figs. 7, 8)
+  stitching               the same put into the upper layers of a network (Figs. 9, 10)
+  theorem                 Theorem 1's main term against the gap of the loss (App. B.2)
 """

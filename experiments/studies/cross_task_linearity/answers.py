@@ -1,4 +1,7 @@
-"""What `cross_task_linearity` measured, in sentences."""
+"""Statistics of a finished run of `cross_task_linearity`, and its summary in sentences.
+
+`findings` judges the paper's claims with these statistics, and `plots` draws them.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,17 +21,35 @@ PREDICTORS = (
     "along_at_base",
     "along_in_middle",
 )
-DRAWS = 2000  # of the bootstrap
+DRAWS = 2000  # samples of the bootstrap
 PUBLISHED = {"main_term": 0.903, "distance": 0.839, "norm": 0.782}  # R^2 of App. B.2
-FACTORS = tuple(PUBLISHED)
+FACTORS = tuple(PUBLISHED)  # in the order of `theory.linearity.RSquared`
 
 
 def r_squared(
     found: Mapping[str, Float[np.ndarray, "checkpoint pair"]], seed: int
 ) -> dict[str, tuple[tuple[str, ...], Any]]:
-    """R^2 of linear regressions of the gap on each predictor, with 95 % percentile intervals that
-    resample checkpoints; of the main term less that of the others; and what the factors' R^2 would
-    be were curvature, distance and direction independent."""
+    """Regresses the gap of the loss on each predictor and bootstraps the R^2.
+
+    The bootstrap resamples checkpoints, not pairs, because the pairs of one checkpoint share their
+    Hessian.
+
+    Args:
+      found: The arrays of `parts.theorem`: "gap" and all of `PREDICTORS`, each
+        `(checkpoint, pair)`. The checkpoints of all replicates stand along one axis.
+      seed: Seed of the bootstrap, >= 0.
+
+    Returns:
+      Variables of the dataset, as (names of dimensions, values):
+      - along "predictor": `r_squared`; its 95 % percentile interval, `r_squared_low` to
+        `r_squared_high`; and that of the main term's R^2 less this one, `ahead_low` to
+        `ahead_high`;
+      - along "factor": `independent`, the R^2 that each of `FACTORS` would have if curvature,
+        distance and direction were independent.
+
+    References:
+      Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Appendix B.2.
+    """
     from theory.linearity import correlation
 
     x = np.stack([found[name] for name in PREDICTORS])
@@ -40,9 +61,11 @@ def r_squared(
         x, y = (v.reshape(*v.shape[:-2], -1) for v in (x, y))
         return np.asarray(correlation.regression(jnp.asarray(x), jnp.asarray(y)), float)
 
+    # draws: [predictor, draw]
     value, draws = fit(x, y), fit(x[:, drawn], y[drawn])
     low, high = np.nanquantile(draws, (0.025, 0.975), axis=1)
     less = np.nanquantile(draws[0] - draws, (0.025, 0.975), axis=1)
+    # gap = curvature x distance x direction, up to a constant, which leaves cv2 as it is
     direction = y / found["main_term"]
     cv2 = [float(np.var(v) / np.mean(v) ** 2) for v in (found["norm"], x[1], direction)]
     independent = correlation.r_squared(*cv2)
@@ -59,25 +82,58 @@ def r_squared(
 
 
 def per_replicate(values: "xr.DataArray") -> "xr.DataArray":
-    """Means over all `pair`s and `task`s."""
+    """Averages a variable over its pairs and tasks.
+
+    Args:
+      values: A variable of the dataset. Any of the dimensions "pair", "split_pair" and "task" are
+        averaged.
+
+    Returns:
+      The means, over the remaining dimensions.
+    """
     return values.mean([d for d in ("pair", "split_pair", "task") if d in values.dims])
 
 
 def mean_error(values: "xr.DataArray") -> tuple[np.ndarray, np.ndarray]:
-    """Mean over replicates, after that over all `pair`s and `task`s, and its standard error."""
+    """Computes the mean over replicates and its standard error.
+
+    Pairs and tasks are averaged first, because those of one replicate are not independent.
+
+    Args:
+      values: A variable with the dimension "replicate", of two or more.
+
+    Returns:
+      The mean, and its standard error; both over the remaining dimensions.
+    """
     values = per_replicate(values)
     n = values.sizes["replicate"]
     return values.mean("replicate").values, values.std("replicate", ddof=1).values / n**0.5
 
 
 def pm(values: "xr.DataArray", digits: int = 2) -> str:
-    """One number with its standard error, `digits` of the mean's significant ones."""
+    """Formats the mean over replicates, pairs and tasks with its standard error.
+
+    Args:
+      values: A variable with the dimension "replicate" and nothing else that remains after
+        `per_replicate`.
+      digits: Number of significant digits of the mean; the error has one.
+
+    Returns:
+      Text such as "0.97 ± 0.01".
+    """
     mean, error = (float(x) for x in mean_error(values))
     return f"{mean:.{digits}g} ± {error:.1g}"
 
 
 def summary(dataset: "xr.Dataset") -> str:
-    """A line for each claim that was put to the test."""
+    """Describes what each part of a run measured, in a sentence or more each.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      Text of several lines: what the numbers are, then those of each part that was run.
+    """
     said = {
         "rotated": _rotated,
         "split_classes": _split,
@@ -95,7 +151,11 @@ def summary(dataset: "xr.Dataset") -> str:
 
 
 def _ctl(dataset: "xr.Dataset", name: str, layer: str) -> str:
-    """Both cosines in the middle, over all layers the worst ratio, the coefficient and the gap."""
+    """Describes how linear a network is half way between two models.
+
+    The sentence has 1 - cosine at the output and in the worst layer, both beside that of the two
+    models, then the coefficient and the relative gap.
+    """
     half = dataset.sel(alpha=0.5)
     turn, base = half[f"{name}_turn"], half[f"{name}_baseline"]
     out, worst = {layer: "output"}, worst_ratio(dataset, name, layer)
@@ -109,13 +169,27 @@ def _ctl(dataset: "xr.Dataset", name: str, layer: str) -> str:
 
 
 def worst_ratio(dataset: "xr.Dataset", name: str, layer: str) -> "xr.DataArray":
-    """1 - cosine beside that between the models, in the middle, in the layer where it is most."""
+    """Computes the ratio of 1 - cosine to that between the two models, in the worst layer.
+
+    Both are taken half way between the models and averaged over pairs before they are divided. The
+    worst layer is the one with the largest ratio in the mean over replicates.
+
+    Args:
+      dataset: A finished run.
+      name: Prefix of the variables, such as "rotated" or "split_batch".
+      layer: Name of their dimension of layers, "layer" or "block".
+
+    Returns:
+      The ratio of each replicate, with the coordinate `layer`. Below 1, features of interpolated
+      weights are nearer to interpolated features than the two models' features are to each other.
+    """
     half = dataset.sel(alpha=0.5)
     ratio = per_replicate(half[f"{name}_turn"]) / per_replicate(half[f"{name}_baseline"])
     return ratio.isel({layer: int(ratio.mean("replicate").values.argmax())})
 
 
 def _rotated(dataset: "xr.Dataset") -> list[str]:
+    """Describes linearity and linear mode connectivity of the MLPs tuned on rotated images."""
     own, other = dataset["rotated_own_loss"], dataset["rotated_other_loss"]
     return [
         f"CTL, rotated images, MLP, middle of the line: {_ctl(dataset, 'rotated', 'layer')}.",
@@ -127,6 +201,7 @@ def _rotated(dataset: "xr.Dataset") -> list[str]:
 
 
 def _split(dataset: "xr.Dataset") -> list[str]:
+    """Describes the linearity of the ResNets tuned on different classes."""
     how = {
         "interpolated": "running statistics interpolated",
         "batch": "statistics of the images probed",
@@ -138,6 +213,7 @@ def _split(dataset: "xr.Dataset") -> list[str]:
 
 
 def _scratch(dataset: "xr.Dataset") -> list[str]:
+    """Describes pairs of models that share no base, as they are and aligned, and pairs that do."""
     lines = []
     for setting in dataset["setting"].values.astype(str):
         at = dataset.sel(setting=setting)
@@ -155,6 +231,7 @@ def _scratch(dataset: "xr.Dataset") -> list[str]:
 
 
 def _random(dataset: "xr.Dataset") -> list[str]:
+    """Describes the gaps of networks that were pre-trained on true labels, random ones or none."""
     lines = []
     for name, words in (
         ("mlp_interpolated", "MLP"),
@@ -178,17 +255,25 @@ def _random(dataset: "xr.Dataset") -> list[str]:
 
 
 def average_lead(dataset: "xr.Dataset") -> "xr.DataArray":
-    """Accuracy of the average of all models, less the mean of theirs."""
+    """Computes by how much the average of all models is more accurate than they are in the mean.
+
+    Args:
+      dataset: A run with the part "averaging".
+
+    Returns:
+      The difference of accuracies, for each replicate.
+    """
     all_of_them = dataset["size"].values == dataset["size"].values.max()
     average = dataset["averaging_average"].isel(subset=all_of_them).mean("subset")
     return average - dataset["averaging_members"].mean("member")
 
 
 def _averaging(dataset: "xr.Dataset") -> list[str]:
+    """Describes how averaged weights compare with averaged logits, in three sentences."""
     average, ensemble = dataset["averaging_average"], dataset["averaging_ensemble"]
     three = dataset["size"].values == 3
     a, e = (v.values[:, three] for v in (average, ensemble))
-    varies = (a.std(1) > 0) & (e.std(1) > 0)
+    varies = (a.std(1) > 0) & (e.std(1) > 0)  # a correlation is undefined without a spread
     r = [np.corrcoef(x, y)[0, 1] for x, y in zip(a[varies], e[varies], strict=True)]
     if len(r) > 1:
         r_error = np.std(r, ddof=1) / len(r) ** 0.5
@@ -225,11 +310,19 @@ def _averaging(dataset: "xr.Dataset") -> list[str]:
 
 
 def middle_scale(dataset: "xr.Dataset") -> float:
-    """The scale of task vectors nearest to the paper's 0.4."""
+    """Finds the scale of task vectors that is nearest to the paper's 0.4.
+
+    Args:
+      dataset: A run with the part "arithmetic".
+
+    Returns:
+      One of the run's scales.
+    """
     return float(dataset["scale"].values[np.abs(dataset["scale"].values - 0.4).argmin()])
 
 
 def _arithmetic(dataset: "xr.Dataset") -> list[str]:
+    """Describes how near both sides of equations 2 to 4 are, and the order of their gap."""
     scale, lines = middle_scale(dataset), []
     for name, words in (
         ("addition", "Equation 2, addition"),
@@ -241,6 +334,7 @@ def _arithmetic(dataset: "xr.Dataset") -> list[str]:
         gap = dataset[f"{name}_gap"].sel(layer="output")
         ends = gap.mean([d for d in ("pair", "task") if d in gap.dims])
         first, last = dataset["scale"].values[[0, -1]]
+        # the exponent between the smallest and the largest scale
         order = np.log(ends.sel(scale=last) / ends.sel(scale=first)) / np.log(last / first)
         lines.append(
             f"{words}, scale {scale:g}, output: 1 - cosine {pm(turn)} beside {pm(base)} between "
@@ -252,12 +346,20 @@ def _arithmetic(dataset: "xr.Dataset") -> list[str]:
 
 
 def stitched(dataset: "xr.Dataset") -> "xr.Dataset":
-    """Stitching after the middle layer, at the largest scale."""
+    """Selects the part "stitching" after the middle layer and at the largest scale.
+
+    Args:
+      dataset: A run with the part "stitching".
+
+    Returns:
+      The dataset at the middle hidden layer and the last of its `stitch_scale`.
+    """
     middle = dataset["hidden"].values[(dataset.sizes["hidden"] - 1) // 2]
     return dataset.sel(hidden=middle).isel(stitch_scale=-1)
 
 
 def _stitching(dataset: "xr.Dataset") -> list[str]:
+    """Describes the accuracies of stitched, added and subtracted features."""
     middle = str(stitched(dataset)["hidden"].item())
     at = stitched(dataset)
     s = float(at["stitch_scale"])
@@ -286,6 +388,8 @@ def _stitching(dataset: "xr.Dataset") -> list[str]:
 
 
 def _theorem(dataset: "xr.Dataset") -> list[str]:
+    """Describes how well Theorem 1's main term and other predictors explain the gap of the loss."""
+
     def told(name: str) -> str:
         at = dataset.sel(predictor=name)
         value, low, high = (float(at[f"r_squared{end}"]) for end in ("", "_low", "_high"))

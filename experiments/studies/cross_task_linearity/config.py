@@ -1,4 +1,4 @@
-"""What `cross_task_linearity` is told, and its presets."""
+"""The config of `cross_task_linearity` and its presets."""
 
 from typing import Annotated, Literal, get_args
 
@@ -20,10 +20,10 @@ LEAST = 174  # images of the rarest class of the digits
 
 @config
 class Network:
-    """A network, and how it is trained, at a constant learning rate."""
+    """A network, and how it is trained at a constant learning rate."""
 
     widths: Some[Natural]
-    """Units of the MLP's layers; channels of the ResNet's stages, a block each."""
+    """Units of the MLP's hidden layers, or channels of the ResNet's stages of one block each."""
     steps: Natural
     """Steps of pre-training, and of fine-tuning."""
     batch: Natural
@@ -31,7 +31,7 @@ class Network:
     rate: Positive
     """Learning rate."""
     momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.0
-    """Momentum: the share of a step that the next one repeats."""
+    """Momentum of gradient descent: the share of a step that is repeated in the next one."""
 
 
 @config
@@ -43,14 +43,14 @@ class Theorem:
     steps: Natural = 100
     """Steps of training up to the first checkpoint."""
     members: Annotated[int, Ge(2)] = 3
-    """Models fine-tuned from each checkpoint, at rates that differ."""
+    """Models fine-tuned from each checkpoint, each at a learning rate of its own."""
     lanczos_steps: Natural = 10
-    """Steps of Lanczos' iteration for a Hessian's norm."""
+    """Steps of Lanczos' iteration, by which the norm of a Hessian is estimated."""
 
 
 @config
 class Config:
-    """Pre-train, fine-tune, and compare features of weights with features."""
+    """Which parts of the study are run, on what networks and images."""
 
     seed: Seed = 0
     """Seed of the splits, initial weights, minibatches and random labels."""
@@ -58,7 +58,7 @@ class Config:
     """Independent repetitions, each with its own split; at least 3, for the spread."""
     data: ImagePool = ImagePool()
     parts: Different[Part] = PARTS
-    """What to measure."""
+    """The experiments to run, in this order."""
     angles: Annotated[Different[Angle], MinLen(2)] = (22, 45, 68, 90)
     """Degrees by which the images of the MLP's fine-tuning tasks are rotated."""
     splits: Annotated[image_tasks.Tasks, MinLen(3)] = (
@@ -75,23 +75,24 @@ class Config:
     mlp: Network = Network(widths=(100, 100, 100), steps=900, batch=64, rate=0.1)
     resnet: Network = Network(widths=(8, 16), steps=200, batch=32, rate=0.05, momentum=0.9)
     memorise: Natural = 4
-    """In `random_labels` pre-training takes so many times the steps, to learn labels by heart."""
+    """Factor on the steps of pre-training in `random_labels`, so that labels are memorised."""
     alphas: Different[Annotated[float, Interval(ge=0, le=1)]] = (0.25, 0.5, 0.75)
-    """Weights of the first of two models, one of them 0.5."""
+    """Weights of the first of two models where they are interpolated; one must be 0.5."""
     line_points: Annotated[int, Ge(2)] = 11
     """Points on the line between two models, ends included, at which accuracies are compared."""
     scales: Different[Positive] = (0.1, 0.2, 0.4, 0.8)
-    """Scales of task vectors, added and subtracted."""
+    """Scales by which task vectors are multiplied in `arithmetic`."""
     stitch_scales: Different[Positive] = (0.25, 0.5, 0.75, 1.0)
-    """Scales of task vectors of the stitched models."""
+    """Scales by which task vectors are multiplied in `stitching`."""
     members: Annotated[int, Ge(3)] = 8
-    """Models fine-tuned on one task in `averaging`, at rates that differ."""
+    """Models fine-tuned on one task in `averaging`, each at a learning rate of its own."""
     rates: tuple[Positive, Positive] = (0.01, 0.1)
-    """The least and the largest rate of `averaging` and `theorem`."""
+    """The least and the largest learning rate of fine-tuning in `averaging` and `theorem`."""
     theorem: Theorem = Theorem()
 
     def __post_init__(self) -> None:
         image_tasks.check_classes("splits", self.splits, self.data.classes)
+        # of other data the counts are known only when the files are read (`runs.Runs`)
         if self.data == ImagePool():
             self.check_left(LEAST)
         if 0.5 not in self.alphas:
@@ -100,7 +101,14 @@ class Config:
             raise ValueError(f"rates must be increasing; got {self.rates}")
 
     def check_left(self, least: int) -> None:
-        """Raises `ValueError` where the rarest class has too few images."""
+        """Checks that the rarest class has enough images to learn from and to test on.
+
+        Args:
+          least: Number of images of the rarest class.
+
+        Raises:
+          ValueError: If `learn` + `test` is more than that.
+        """
         if self.learn + self.test > least:
             raise ValueError(f"test must be at most {least} - learn; got {self.test}")
 

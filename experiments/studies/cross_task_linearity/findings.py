@@ -1,4 +1,4 @@
-"""What `cross_task_linearity` found of the paper's claims: from the stored dataset alone."""
+"""The paper's claims about cross-task linearity, judged from the stored dataset alone."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -27,7 +27,15 @@ NETWORKS = {
 
 
 def findings(dataset: "xr.Dataset") -> list[Finding]:
-    """Each claim of the paper that one of the parts that were run puts to the test."""
+    """Judges each claim of the paper that the parts of a run put to the test.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      The findings, part by part in the order of the run. Verdicts are not yet corrected for their
+      number.
+    """
     declared = {
         "rotated": _rotated,
         "split_classes": _split,
@@ -45,7 +53,7 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
 def _larger(
     where: str, claim: str, paper: str, more: "xr.DataArray", less: "xr.DataArray"
 ) -> Finding:
-    """The claim that one measurement is larger than another, paired by repetition."""
+    """Judges the claim that one measurement is larger than another, paired by replicate."""
     margins = per_replicate(more) - per_replicate(less)
     return judged(
         f"{PAPER}, {where}", claim, paper, f"{pm(more)} against {pm(less)}", margins.values
@@ -53,6 +61,10 @@ def _larger(
 
 
 def _linear(dataset: "xr.Dataset", name: str, layer: str, words: str, where: str) -> Finding:
+    """Judges cross-task linearity: 1 - cosine is below that between the two models in every layer.
+
+    The layer where the two are nearest decides.
+    """
     worst = worst_ratio(dataset, name, layer)
     return judged(
         f"{PAPER}, {where}",
@@ -65,6 +77,7 @@ def _linear(dataset: "xr.Dataset", name: str, layer: str, words: str, where: str
 
 
 def _rotated(dataset: "xr.Dataset") -> Iterator[Finding]:
+    """Judges the claims on models tuned on rotated images."""
     yield _linear(dataset, "rotated", "layer", "MLPs tuned on rotated images", "Fig. 2")
     yield _larger(
         "Sec. 4.1",
@@ -77,14 +90,17 @@ def _rotated(dataset: "xr.Dataset") -> Iterator[Finding]:
 
 
 def _split(dataset: "xr.Dataset") -> Iterator[Finding]:
+    """Judges linearity of the ResNets, for both ways of normalising."""
     for name in ("interpolated", "batch"):
         words = NETWORKS[f"resnet_{name}"].replace("a ResNet", "ResNets tuned on other classes")
         yield _linear(dataset, f"split_{name}", "block", words, "Fig. 2")
 
 
 def _scratch(dataset: "xr.Dataset") -> Iterator[Finding]:
+    """Judges whether alignment helps without pre-training, and whether pre-training helps more."""
     for setting in dataset["setting"].values.astype(str):
         gap = dataset.sel(setting=setting)["scratch_gap"].sel(layer="output")
+        # the smaller gap of each pair of models; the claims say whom that favours
         best = gap.sel(way=["weight matching", "activation matching"]).min("way")
         yield _larger(
             "Fig. 11",
@@ -105,6 +121,7 @@ def _scratch(dataset: "xr.Dataset") -> Iterator[Finding]:
 
 
 def _random(dataset: "xr.Dataset") -> Iterator[Finding]:
+    """Judges whether random labels in pre-training are worse than true ones."""
     for name, network in NETWORKS.items():
         layer = "layer" if name.startswith("mlp") else "block"
         gap = dataset[f"random_{name}_gap"].sel({layer: "output"})
@@ -120,6 +137,7 @@ def _random(dataset: "xr.Dataset") -> Iterator[Finding]:
 
 
 def _averaging(dataset: "xr.Dataset") -> Iterator[Finding]:
+    """Judges whether averaging models of one task makes them more accurate."""
     lead = average_lead(dataset)
     yield judged(
         f"{PAPER}, Fig. 4",
@@ -131,6 +149,7 @@ def _averaging(dataset: "xr.Dataset") -> Iterator[Finding]:
 
 
 def _arithmetic(dataset: "xr.Dataset") -> Iterator[Finding]:
+    """Judges equations 2 to 4 on features at the output."""
     scale = middle_scale(dataset)
     for name, words, where in (
         ("addition", "of two added task vectors (eq. 2)", "Fig. 7"),
@@ -149,6 +168,7 @@ def _arithmetic(dataset: "xr.Dataset") -> Iterator[Finding]:
 
 
 def _stitching(dataset: "xr.Dataset") -> Iterator[Finding]:
+    """Judges the claims on features put into the upper layers of other models."""
     at = stitched(dataset)
     task, upright = (at[f"stitched_negation_features_{x}"] for x in ("task", "upright"))
     lost, lost_elsewhere = at["stitched_base_task"] - task, at["stitched_base_upright"] - upright
@@ -184,7 +204,10 @@ def _stitching(dataset: "xr.Dataset") -> Iterator[Finding]:
 
 
 def _theorem(dataset: "xr.Dataset") -> Iterator[Finding]:
-    """By a bootstrap over checkpoints: R² is one number for all of them."""
+    """Judges by the bootstrap's intervals whether the main term predicts the gap best.
+
+    R^2 is one number for all checkpoints, so there are no replicates for Student's test.
+    """
     by_predictor = dataset.set_index(predictor="predictor")
     words = {"distance": "the squared distance", "norm": "the Hessian's top eigenvalue"}
     for name, rival in words.items():

@@ -1,9 +1,8 @@
-"""What `cross_task_linearity` trains and probes: images, a ReLU MLP and a ResNet, and gradient
-descent on them.
+"""The images, networks and training of `cross_task_linearity`.
 
-Splits are stratified, so that the test sets of all tasks have one shape, and unions of them too.
-BatchNorm's running statistics are parameters like others to the probes, which interpolate them;
-or they are forgotten, and a network normalises by the very images that it is probed on.
+All tasks draw the same number of images from each class, so that their test sets have one shape and
+can be joined. To the probes BatchNorm's running statistics are parameters like all others, which
+are interpolated. The alternative is to ignore them and to normalise by the images being probed.
 """
 
 import functools
@@ -29,32 +28,55 @@ from sail_jax.basis.change_basis import change_basis
 from sail_jax.probe import Apply, features, flax_network, sequential
 
 Model = MLP | ResNet
-Key = UInt32[Array, "2"]  # the data of a key
+Key = UInt32[Array, "2"]  # the data of a random key: an array, unlike keys, can be stacked by NumPy
 
 
 class Batch(NamedTuple):
-    """Images, pixels in [0, 1], with labels; some axes may stand before these."""
+    """Images with labels.
+
+    Other axes may stand before those given here, such as replicates and tasks.
+
+    Attributes:
+      images: Pixels in [0, 1], `(..., n, height, width, channel)`.
+      labels: Classes, `(..., n)`.
+    """
 
     images: Float[np.ndarray, "*any n height width channel"]
     labels: Int[np.ndarray, "*any n"]
 
 
 class Index(NamedTuple):
-    """Which images to learn from and to test on, of every class."""
+    """Which images of the pool to learn from and to test on.
+
+    Attributes:
+      learn: Indices of the images to learn from, `(replicate, class, n)`.
+      test: Indices of the images to test on, `(replicate, class, n)`.
+    """
 
     learn: Int[np.ndarray, "replicate class n"]
     test: Int[np.ndarray, "replicate class n"]
 
 
 class Examples(NamedTuple):
-    """The images of one task, or of several, [replicate, task, ...]."""
+    """The images of one or more tasks.
+
+    Attributes:
+      learn: Images to learn from; all leaves are `(replicate, task, ...)`.
+      test: Images to test on; all leaves are `(replicate, task, ...)`.
+    """
 
     learn: Batch
     test: Batch
 
 
 class Descent(NamedTuple):
-    """Stochastic gradient descent: steps of `batch` images, drawn with replacement."""
+    """The settings of stochastic gradient descent.
+
+    Attributes:
+      steps: Number of steps.
+      batch: Images per step, drawn with replacement.
+      momentum: Share of a step that is repeated in the next one, in [0, 1).
+    """
 
     steps: int
     batch: int
@@ -65,7 +87,21 @@ def split(
     labels: Int[np.ndarray, " n"], classes: int, seed: int, replicates: int, *, learn: int,
     test: int,
 ) -> Index:  # fmt: skip
-    """Independent draws of `learn` and `test` images of each class, with no image in both."""
+    """Draws images to learn from and to test on, the same number from each class.
+
+    Draws are independent between replicates. No image is in both sets of one replicate.
+
+    Args:
+      labels: The class of every image of the pool, `(n,)`.
+      classes: Number of classes. Each needs at least `learn` + `test` images.
+      seed: Seed of the draws, >= 0.
+      replicates: Number of independent draws.
+      learn: Images of each class to learn from.
+      test: Images of each class to test on.
+
+    Returns:
+      Indices of the images, `(replicate, class, learn)` and `(replicate, class, test)`.
+    """
     rng = np.random.default_rng(seed)
     where = [np.flatnonzero(labels == c) for c in range(classes)]
     drawn = [[rng.permutation(w)[: learn + test] for w in where] for _ in range(replicates)]
@@ -73,7 +109,21 @@ def split(
 
 
 def pick(pool: Pool, task: str, index: Int[np.ndarray, "replicate class n"]) -> Batch:
-    """The images of a task (`experiments.data.image_tasks`): [replicate, class of the task x n]."""
+    """Gathers the images of a task.
+
+    Args:
+      pool: All images and their labels.
+      task: Name of the task: "upright", "rotate <degrees>" or "classes <first>-<last>", as
+        `experiments.data.image_tasks.parse` takes it.
+      index: Which images to take of every class, `(replicate, class, n)`.
+
+    Returns:
+      The images, rotated as the task says, and their labels: `(replicate, m, ...)`, where m is n
+      times the number of the task's classes.
+
+    Raises:
+      ValueError: If the task's name is unknown.
+    """
     angle, classes = image_tasks.parse(task)
     own = index if classes is None else index[:, list(classes)]
     chosen = own.reshape(len(index), -1)
@@ -81,29 +131,60 @@ def pick(pool: Pool, task: str, index: Int[np.ndarray, "replicate class n"]) -> 
 
 
 def shuffled(batch: Batch, seed: int) -> Batch:
-    """The labels of each replicate in random order: nothing to learn but by heart."""
+    """Permutes the labels of each replicate, so that they can only be memorised.
+
+    Args:
+      batch: Images with labels, `(..., n)`.
+      seed: Seed of the permutations, >= 0.
+
+    Returns:
+      The same images; their labels are in a random order along the last axis.
+    """
     rng = np.random.default_rng(seed)
     return batch._replace(labels=rng.permuted(batch.labels, axis=-1))
 
 
 def union(one: Batch, two: Batch) -> Batch:
+    """Joins two sets of images along their first axis.
+
+    Args:
+      one: The first set, without axes before that of the images.
+      two: The second set, likewise.
+
+    Returns:
+      All images and their labels.
+    """
     return jax.tree.map(lambda *x: np.concatenate(x), one, two)
 
 
 def _seen(model: Model, images: Any) -> Array:
+    """Reshapes images to what the model takes: a ResNet as they are, an MLP as rows."""
     return images if isinstance(model, ResNet) else images.reshape(len(images), -1)
 
 
 @partial(jax.jit, static_argnames=("model", "shape"))
 def init(model: Model, shape: tuple[int, ...], key: Key) -> PyTree:
-    """The initial variables of a network that sees images of this shape."""
+    """Draws the initial variables of a network.
+
+    Args:
+      model: The network.
+      shape: Shape of one image, (height, width, channel).
+      key: The data of a random key.
+
+    Returns:
+      Variables as Flax has them: "params", and of a ResNet "batch_stats" too.
+    """
     return model.init(jax.random.wrap_key_data(key), _seen(model, jnp.zeros((1, *shape))))
 
 
 def _mlp(
     params: PyTree, batch: Batch, override: Mapping[str, Array] | None = None
 ) -> tuple[Array, dict[str, Array]]:
-    """An `MLP` that shows what its units give, after the ReLU."""
+    """Applies an `MLP` and returns its features: the units of each hidden layer after their ReLU.
+
+    It can put given features in place of its own, as stitching needs. Of the Flax module only the
+    units before their ReLU could be seen and replaced.
+    """
 
     def layer(name: str) -> Callable[[PyTree, Any], Array]:
         def apply(p: PyTree, x: Any) -> Array:
@@ -119,19 +200,32 @@ def _mlp(
 
 
 def network(model: Model, normalise: str = "interpolated") -> Apply:
-    """The network as the probes take it: of an MLP the units of each layer after their ReLU, of a
-    ResNet what each block gives, and the logits. One object for each model, to compile once.
+    """Makes the function that the probes call in place of a model.
 
-    normalise: "interpolated", by running statistics that are variables like others; "batch", by
-    the statistics of the images seen, all at once.
+    The features of an MLP are the units of each hidden layer after their ReLU. Those of a ResNet
+    are the outputs of its blocks. Equal arguments give the same function object, so that the probes
+    compile once for each.
+
+    Args:
+      model: The network.
+      normalise: How a ResNet's BatchNorm normalises: "interpolated" by its running statistics,
+        which are variables like others; any other value, "batch" by convention, by the mean and
+        variance of all images at once. An MLP ignores it.
+
+    Returns:
+      `apply(params, batch)`, which gives the logits `(n, class)` and the features by layer. That of
+      an MLP also takes features to use in place of its own.
     """
     resnet: Any = model
     return _mlp if isinstance(model, MLP) else _resnet(resnet, normalise)
 
 
+# Cached, as the probes are compiled anew for each function object.
 @functools.cache
 def _resnet(model: Any, normalise: str) -> Apply:
+    """Makes `network` of a ResNet."""
 
+    # `train=True` normalises by the batch; the running statistics that it returns are dropped
     def by_batch(variables: PyTree, x: Array, mutable: list[str], **options: Any) -> Any:
         return model.apply(variables, x, True, mutable=[*mutable, "batch_stats"], **options)
 
@@ -145,12 +239,21 @@ def _resnet(model: Any, normalise: str) -> Apply:
 def loss(
     model: Model, normalise: str = "interpolated"
 ) -> Callable[[PyTree, Batch], Float[Array, ""]]:
-    """Mean cross-entropy in nats; one function for each model."""
+    """Makes the mean cross-entropy of a network, in nats.
+
+    Args:
+      model: The network.
+      normalise: As in `network`.
+
+    Returns:
+      `loss(params, batch)`, which gives a scalar. Equal arguments give the same function object.
+    """
     return _loss(network(model, normalise))
 
 
 @functools.cache
 def _loss(net: Apply) -> Callable[[PyTree, Batch], Float[Array, ""]]:
+    """Makes `loss` of a network in the form that the probes take."""
 
     def of(params: PyTree, batch: Batch) -> Float[Array, ""]:
         logits = net(params, batch)[0]
@@ -160,7 +263,17 @@ def _loss(net: Apply) -> Callable[[PyTree, Batch], Float[Array, ""]]:
 
 
 def correct(logits: Float[Array, "n class"], batch: Batch) -> Float[Array, " n"]:
-    """1 where the class is right: a metric of the probes."""
+    """Marks the images whose class has the largest logit.
+
+    This is the metric that the probes average.
+
+    Args:
+      logits: Logits of the images, `(n, class)`.
+      batch: The images with their labels.
+
+    Returns:
+      1 for a right class and 0 for a wrong one, `(n,)`, in the dtype of the logits.
+    """
     return (logits.argmax(-1) == batch.labels).astype(logits.dtype)
 
 
@@ -168,6 +281,17 @@ def correct(logits: Float[Array, "n class"], batch: Batch) -> Float[Array, " n"]
 def accuracy(
     model: Model, params: PyTree, batch: Batch, normalise: str = "interpolated"
 ) -> Float[Array, ""]:
+    """Computes the share of images that a network classifies correctly.
+
+    Args:
+      model: The network.
+      params: Its variables.
+      batch: The images, with their labels.
+      normalise: As in `network`.
+
+    Returns:
+      The accuracy, a scalar in [0, 1].
+    """
     return correct(network(model, normalise)(params, batch)[0], batch).mean()
 
 
@@ -181,8 +305,24 @@ def train(
     rate: ArrayLike,
     descent: Descent,
 ) -> PyTree:
-    """Gradient descent at a constant rate on the cross-entropy of the first `count` images (of a
-    ResNet normalised by each minibatch, whose statistics it follows)."""
+    """Trains a network by stochastic gradient descent at a constant rate on the cross-entropy.
+
+    A ResNet normalises by each minibatch, and its running statistics follow those of the
+    minibatches.
+
+    Args:
+      model: The network.
+      start: Variables before the first step.
+      batch: Images to learn from; what stands after the first `count` is padding.
+      count: Number of images that minibatches are drawn from. It is not static: tasks of different
+        sizes share one compiled program if they are padded to one length.
+      key: The data of a random key, for the minibatches.
+      rate: Learning rate.
+      descent: Steps, batch size and momentum.
+
+    Returns:
+      The variables after the last step.
+    """
 
     def cost(params: PyTree, rest: PyTree, drawn: Batch) -> tuple[Array, PyTree]:
         variables, x = {"params": params, **rest}, _seen(model, drawn.images)
@@ -194,9 +334,11 @@ def train(
         return losses.mean(), rest
 
     def draw(key: Array) -> Batch:
+        # below `count`, so that padding is never drawn
         drawn = jax.random.randint(key, (descent.batch,), 0, count)
         return jax.tree.map(lambda x: x[drawn], batch)
 
+    # what gradients do not change: the running statistics of a ResNet, nothing of an MLP
     rest = {name: x for name, x in start.items() if name != "params"}
     keys = jax.random.split(jax.random.wrap_key_data(key), descent.steps)
     direction, params = optax.trace(descent.momentum), start["params"]
@@ -205,20 +347,53 @@ def train(
 
 
 def each(fn: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
-    """`fn` of every entry of the leading axis, one after the other: what it calls is compiled once
-    for all, and on a CPU networks this small gain nothing side by side."""
+    """Applies a function to every entry of the leading axis, one after the other.
+
+    Whatever the function compiles is compiled once for all entries. On a CPU networks this small
+    gain nothing from running side by side.
+
+    Args:
+      fn: Takes one entry of each tree and returns a tree of arrays.
+      *stacked: Trees with one leading axis of equal length.
+
+    Returns:
+      The results as NumPy arrays, stacked along a new leading axis.
+    """
     stacked = jax.tree.map(np.asarray, stacked)
     n = len(jax.tree.leaves(stacked)[0])
     return stack([fn(*jax.tree.map(lambda x, i=i: x[i], stacked)) for i in range(n)])
 
 
 def stack(trees: list[PyTree], axis: int = 0) -> PyTree:
+    """Stacks trees of arrays leaf by leaf.
+
+    Args:
+      trees: Trees of one structure and shape.
+      axis: Where the new axis stands.
+
+    Returns:
+      One tree of NumPy arrays.
+    """
     return jax.tree.map(lambda *leaves: np.stack(leaves, axis), *trees)
 
 
 def aligned(model: MLP, how: str, reference: PyTree, params: PyTree, batch: Batch) -> PyTree:
-    """`params` with their units in the order of the reference's (Git Re-Basin): by "weights" or,
-    by the correlations over a batch, by "activations"."""
+    """Permutes the hidden units of an MLP to match those of a reference network.
+
+    Args:
+      model: The architecture of both networks.
+      how: "weights" to match the weights; otherwise, "activations" by convention, the correlations
+        of the units over `batch` are matched.
+      reference: Variables of the network that stays.
+      params: Variables of the network to be permuted.
+      batch: Images on which activations are compared.
+
+    Returns:
+      `params` with its hidden units in another order, which computes the same function.
+
+    References:
+      Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836).
+    """
     sizes = {"model_type": "flax_mlp", "widths": list(model.widths), "outputs": model.outputs}
     spec = of(sizes).rules(sizes).spec(params)
     if how == "weights":
@@ -230,5 +405,6 @@ def aligned(model: MLP, how: str, reference: PyTree, params: PyTree, batch: Batc
 
 
 def _by_space(params: PyTree, batch: Batch) -> dict[str, Array]:
-    by_layer = features(_mlp, params, batch)
+    """Computes the activations of an MLP by the names that the spec gives to its hidden spaces."""
+    by_layer = features(_mlp, params, batch)  # the hidden layers, and the output
     return {f"hidden.{i}": by_layer[f"hidden_{i}"] for i in range(len(by_layer) - 1)}

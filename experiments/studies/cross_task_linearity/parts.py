@@ -1,7 +1,8 @@
-"""What each part of `cross_task_linearity` measures, with `sail_jax.probe`, of trained networks.
+"""What each part of `cross_task_linearity` measures of trained networks, with `sail_jax.probe`.
 
-Models come stacked, [replicate, model, ...], and so do test sets. All results are dictionaries of
-arrays, [replicate, ...]. Of two models the first has the weight alpha.
+`runs` trains the networks and calls these functions. Models come stacked,
+`(replicate, model, ...)`, and so do their test sets. Results are dictionaries of arrays
+`(replicate, ...)`. Where two models are interpolated, alpha is the weight of the first.
 """
 
 import itertools
@@ -36,45 +37,111 @@ Arrays = dict[str, Any]
 
 
 def pairs(models: int) -> np.ndarray:
-    """All pairs i < j: [pair, 2]."""
+    """Lists all pairs i < j of models.
+
+    Args:
+      models: Number of models, >= 2.
+
+    Returns:
+      Indices of the models, `(pair, 2)`, in lexicographic order.
+    """
     return np.array(list(itertools.combinations(range(models), 2)))
 
 
 def subsets(models: int) -> Float[np.ndarray, "subset model"]:
-    """Equal weights on every set of two or more models."""
+    """Lists equal weights on every set of two or more models.
+
+    Args:
+      models: Number of models, >= 2.
+
+    Returns:
+      Weights `(subset, model)`: 1 / k for the k members of the set, 0 for the others.
+    """
     members = np.array([s for s in itertools.product((0.0, 1.0), repeat=models) if sum(s) >= 2])
     return members / members.sum(1, keepdims=True)
 
 
 def flat(tree: PyTree) -> PyTree:
-    """[replicate, some, ...] to [replicate x some, ...]."""
+    """Merges the two leading axes of all leaves.
+
+    Args:
+      tree: Arrays `(replicate, model, ...)`.
+
+    Returns:
+      The same arrays, `(replicate x model, ...)`.
+    """
     return jax.tree.map(lambda x: np.reshape(x, (-1, *x.shape[2:])), tree)
 
 
 def unflat(tree: PyTree, replicates: int) -> PyTree:
+    """Splits the leading axis of all leaves in two; the inverse of `flat`.
+
+    Args:
+      tree: Arrays `(replicate x model, ...)`.
+      replicates: Length of the first of the two axes.
+
+    Returns:
+      The same arrays, `(replicate, model, ...)`.
+    """
     return jax.tree.map(lambda x: np.reshape(x, (replicates, -1, *x.shape[1:])), tree)
 
 
 def of_each(fn: Any, *stacked: PyTree) -> PyTree:
-    """`fn` of every entry of the two leading axes."""
+    """Applies a function to every entry of the two leading axes, one after the other.
+
+    Args:
+      fn: Takes one entry of each tree and returns a tree of arrays.
+      *stacked: Trees of arrays `(replicate, model, ...)`.
+
+    Returns:
+      The results, `(replicate, model, ...)`.
+    """
     n = len(jax.tree.leaves(stacked)[0])
     return unflat(each(fn, *map(flat, stacked)), n)
 
 
 def paired(stacked: PyTree) -> tuple[PyTree, PyTree]:
-    """The first and the second of all pairs along the second axis."""
+    """Gathers both members of every pair along the second axis.
+
+    Args:
+      stacked: Arrays `(replicate, model, ...)`.
+
+    Returns:
+      The first members and the second members, each `(replicate, pair, ...)`, in the order of
+      `pairs`.
+    """
     index = pairs(jax.tree.leaves(stacked)[0].shape[1])
     return tuple(jax.tree.map(lambda x, i=i: x[:, index[:, i]], stacked) for i in (0, 1))
 
 
 def moved(base: PyTree, params: PyTree, scale: Any) -> PyTree:
-    """base + scale (params - base)."""
+    """Computes base + scale (params - base).
+
+    Args:
+      base: Parameters at scale 0.
+      params: Parameters at scale 1, of the same structure.
+      scale: Multiple of the task vector, any number.
+
+    Returns:
+      The combined parameters.
+    """
     return jax.tree.map(lambda b, p: b + scale * (p - b), base, params)
 
 
 def angles(found: probe.Linearity) -> Arrays:
-    """1 - cosine, of which a cosine near 1 shows nothing; coefficient; relative gap: [layer,
-    point]; and 1 - the cosine of the first two models ([layer], or [layer, point])."""
+    """Renames the results of a probe, with 1 - cosine in place of each cosine.
+
+    The distance from 1 can be drawn on a logarithmic axis, where cosines of nearly 1 can be told
+    apart.
+
+    Args:
+      found: A result of `sail_jax.probe`, such as that of `cross_task_linearity`.
+
+    Returns:
+      "turn" (1 - cosine), "coefficient" and "gap" (relative), each `(layer, point)`; and
+      "baseline", 1 - the cosine between the features of the first two models, `(layer,)`, or
+      `(layer, point)` where these models differ from point to point.
+    """
     return {
         "turn": 1 - found.cosine.value,
         "coefficient": found.coefficient.value,
@@ -86,6 +153,19 @@ def angles(found: probe.Linearity) -> Arrays:
 def linearity(
     model: Model, normalise: str, alphas: Sequence[float], a: PyTree, b: PyTree, batch: Batch
 ) -> Arrays:
+    """Measures how linear a network is on the line between two models.
+
+    Args:
+      model: The architecture.
+      normalise: How BatchNorm normalises, as in `models.network`.
+      alphas: Weights of the first model.
+      a: Variables of the first model.
+      b: Variables of the second model.
+      batch: Images to probe on, two or more.
+
+    Returns:
+      The arrays of `angles`, with a point for each alpha.
+    """
     return angles(probe.cross_task_linearity(network(model, normalise), a, b, batch, alphas))
 
 
@@ -93,8 +173,23 @@ def linearity(
 def distribution(
     model: Model, normalise: str, alpha: float, a: PyTree, b: PyTree, batch: Batch
 ) -> Arrays:
-    """Quantiles over the images, [layer, quantile], of 1 - cosine, the coefficient, and 1 - the
-    cosine between both models."""
+    """Measures how cosines and coefficients spread over the images.
+
+    Args:
+      model: The architecture.
+      normalise: How BatchNorm normalises, as in `models.network`.
+      alpha: Weight of the first model.
+      a: Variables of the first model.
+      b: Variables of the second model.
+      batch: Images to probe on.
+
+    Returns:
+      `QUANTILES` over the images, each `(layer, quantile)`: "turn" (1 - cosine between features of
+      interpolated weights and interpolated features), "coefficient", and "baseline" (1 - the cosine
+      between the features of the two models). Where a vector is 0, its cosine and coefficient count
+      as 0.
+    """
+    # not by the probe, which returns means over images: quantiles need each image's values
     net = network(model, normalise)
     mixed, first, second = (
         list(probe.features(net, p, batch).values()) for p in (moved(b, a, alpha), a, b)
@@ -114,13 +209,33 @@ def distribution(
 
 
 def _cosine(x: Array, y: Array) -> Array:
+    """Computes the cosine of each row of x and that of y; 0 where either is 0."""
     norms = jnp.linalg.norm(x, axis=1) * jnp.linalg.norm(y, axis=1)
     return jnp.where(norms > 0, jnp.sum(x * y, 1) / jnp.where(norms > 0, norms, 1), 0)
 
 
 def rotated(model: MLP, experts: PyTree, tests: Batch, alphas: Sequence[float]) -> Arrays:
-    """(a) Linearity of every pair on the union of its tasks, how it spreads over the images, and
-    the loss on the first one's task along the line: does linear mode connectivity hold?"""
+    """Measures linearity and linear mode connectivity between MLPs tuned on rotated images.
+
+    Linearity is measured on the union of the test sets of both tasks, the losses on that of the
+    first.
+
+    Args:
+      model: The architecture.
+      experts: Variables of one model per rotation, `(replicate, task, ...)`.
+      tests: Their test sets, `(replicate, task, ...)`.
+      alphas: Weights of the first model of a pair.
+
+    Returns:
+      Measurements of each pair, `(replicate, pair, ...)`:
+      - "line": the arrays of `linearity`;
+      - "spread": the arrays of `distribution` at 0.5;
+      - "barrier": the height of the loss barrier on the line, in nats;
+      - "own_loss" and "other_loss": the losses of the first and of the second model.
+
+    References:
+      Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Figures 2 and 3.
+    """
 
     def of_pair(a: PyTree, b: PyTree, own: Batch, other: Batch) -> Arrays:
         batch = union(own, other)
@@ -137,8 +252,23 @@ def rotated(model: MLP, experts: PyTree, tests: Batch, alphas: Sequence[float]) 
 
 
 def split_classes(model: Model, experts: PyTree, tests: Batch, alphas: Sequence[float]) -> Arrays:
-    """(b) The same of networks with BatchNorm, whose running statistics are interpolated with the
-    weights, or replaced by those of the digits."""
+    """Measures linearity between ResNets tuned on different classes.
+
+    BatchNorm's running statistics are either interpolated with the weights, or replaced by those of
+    the images being probed.
+
+    Args:
+      model: The architecture.
+      experts: Variables of one model per task, `(replicate, task, ...)`.
+      tests: Their test sets, `(replicate, task, ...)`.
+      alphas: Weights of the first model of a pair.
+
+    Returns:
+      For each of "interpolated" and "batch": "line" and "spread", as in `rotated`.
+
+    References:
+      Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Figures 2 and 3.
+    """
 
     def of_pair(normalise: str, a: PyTree, b: PyTree, own: Batch, other: Batch) -> Arrays:
         batch = union(own, other)
@@ -152,7 +282,24 @@ def split_classes(model: Model, experts: PyTree, tests: Batch, alphas: Sequence[
 
 
 def halfway(model: Model, normalise: str, a: PyTree, b: PyTree, batch: Batch) -> Arrays:
-    """(c, d) Linearity in the middle, the barrier, and accuracies there and of the models."""
+    """Measures linearity, the loss barrier and accuracies half way between two models.
+
+    The parts "scratch" and "random_labels" use it, for one pair of models at a time.
+
+    Args:
+      model: The architecture.
+      normalise: How BatchNorm normalises, as in `models.network`.
+      a: Variables of the first model.
+      b: Variables of the second model.
+      batch: Images to probe on.
+
+    Returns:
+      Measurements of the pair:
+      - "turn", "coefficient", "gap" and "baseline" of `angles`, each `(layer,)`;
+      - "barrier": the height of the loss barrier on the line, in nats;
+      - "middle": the accuracy half way;
+      - "ends": the mean accuracy of the two models.
+    """
     line = linearity(model, normalise, (0.5,), a, b, batch)
     ends = [accuracy(model, p, batch, normalise) for p in (a, b)]
     return {
@@ -165,8 +312,24 @@ def halfway(model: Model, normalise: str, a: PyTree, b: PyTree, batch: Batch) ->
 
 
 def averaging(model: MLP, tuned: PyTree, tests: Batch) -> Arrays:
-    """(e) All sets of models fine-tuned on one task: weights averaged, logits averaged; how far
-    from linear they are, by how many there are."""
+    """Compares averaged weights with averaged logits, on all sets of models tuned on one task.
+
+    Args:
+      model: The architecture.
+      tuned: Variables of the models, `(replicate, model, ...)`.
+      tests: The test set of their task, `(replicate, ...)`.
+
+    Returns:
+      Measurements of each set, in the order of `subsets`, and of each model:
+      - "average": the accuracy of averaged weights, `(replicate, subset)`;
+      - "ensemble": the accuracy of averaged logits, `(replicate, subset)`;
+      - "agreement": how often both predict the same class, `(replicate, subset)`;
+      - "gap": the relative gap of features, `(replicate, layer, subset)`;
+      - "members": the accuracy of each model, `(replicate, model)`.
+
+    References:
+      Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Figure 4.
+    """
     weights = subsets(jax.tree.leaves(tuned)[0].shape[1])
 
     def of_task(stacked: PyTree, batch: Batch) -> Arrays:
@@ -187,8 +350,20 @@ def averaging(model: MLP, tuned: PyTree, tests: Batch) -> Arrays:
 def along_the_line(
     model: MLP, experts: PyTree, tests: Batch, alphas: Sequence[float] | np.ndarray
 ) -> Arrays:
-    """(e) Accuracy on the union of two tasks of interpolated weights, of interpolated logits, and
-    interpolated itself."""
+    """Measures accuracies along the line between models of two tasks, on both tasks together.
+
+    Args:
+      model: The architecture.
+      experts: Variables of one model per task, `(replicate, task, ...)`.
+      tests: Their test sets, `(replicate, task, ...)`.
+      alphas: Weights of the first model of a pair.
+
+    Returns:
+      Accuracies `(replicate, pair, alpha)`:
+      - "average": of interpolated weights;
+      - "ensemble": of interpolated logits;
+      - "chord": the interpolated accuracies of the two models.
+    """
     weights = np.stack([alphas, 1 - np.asarray(alphas)], 1)
 
     def of_pair(a: PyTree, b: PyTree, own: Batch, other: Batch) -> Arrays:
@@ -206,7 +381,24 @@ def along_the_line(
 def arithmetic(
     model: MLP, base: PyTree, experts: PyTree, tests: Batch, scales: Sequence[float]
 ) -> Arrays:
-    """(f) Both sides of equation 2 for every pair, of equations 3 and 4 for every task."""
+    """Measures how well features follow sums and negatives of task vectors.
+
+    Args:
+      model: The architecture.
+      base: Variables of the pre-trained model, `(replicate, ...)`.
+      experts: Variables of one model per task, `(replicate, task, ...)`.
+      tests: Their test sets, `(replicate, task, ...)`.
+      scales: Multiples of the task vectors.
+
+    Returns:
+      The arrays of `angles` with a point for each scale:
+      - "addition" (eq. 2): for every pair, on the union of its test sets, `(replicate, pair, ...)`;
+      - "midpoint" (eq. 3) and "reflection" (eq. 4): for every task, on its test set,
+        `(replicate, task, ...)`.
+
+    References:
+      Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), eqs. 2 to 4, Figures 7 and 8.
+    """
     net = network(model)
 
     def add(base: PyTree, a: PyTree, b: PyTree, own: Batch, other: Batch) -> Arrays:
@@ -226,15 +418,42 @@ def arithmetic(
 
 
 def _repeated(tree: PyTree, count: int) -> PyTree:
+    """Repeats every entry of the leading axis along a new second axis."""
     return jax.tree.map(lambda x: np.repeat(x[:, None], count, 1), tree)
 
 
 def stitching(
     model: MLP, base: PyTree, experts: PyTree, tests: Batch, upright: Batch, scales: Sequence[float]
 ) -> Arrays:
-    """(g) Accuracy of features put into upper layers: of model i in model j on the task of i; of
-    two models' mean, and of one, in the base on both tasks (Figure 9); of the base's less what
-    fine-tuning adds, and of the base less the task vector, in the base (Figure 10)."""
+    """Measures accuracies of features that are put into the upper layers of a model.
+
+    Features are put in after each hidden layer. All task vectors start at the pre-trained model,
+    the base.
+
+    Args:
+      model: The architecture.
+      base: Variables of the base, `(replicate, ...)`.
+      experts: Variables of one model per task, `(replicate, task, ...)`.
+      tests: Their test sets, `(replicate, task, ...)`.
+      upright: The test set of the base's own task, `(replicate, ...)`.
+      scales: Multiples s of the task vectors.
+
+    Returns:
+      Four groups of accuracies, where layers are those after which features are put in:
+      - "plain", `(replicate, pair, ...)`, on the task of the first model: "stitched", its features
+        in the second model, by layer; "own" and "upper", the first and the second model as they
+        are;
+      - "addition", `(replicate, pair, scale, layer)`, in the base, mean of both tasks: "features",
+        the mean of both models' features; "weights", the features of their mean weights; "single",
+        the features of one model, mean of both;
+      - "negation", `(replicate, task, scale, layer)`, in the base: "features_task", twice the
+        base's features less those of base + s tau, on the task; "weights_task", the features of
+        base - s tau; and the same on the base's own task, "features_upright" and "weights_upright";
+      - "base", `(replicate, task)`: the base as it is, on the "task" and on its own, "upright".
+
+    References:
+      Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Figures 9 and 10.
+    """
     net = network(model)
     hidden = [f"hidden_{i}" for i in range(len(model.widths))]
 
@@ -254,6 +473,7 @@ def stitching(
             def on_both(lower: list[PyTree]) -> Array:
                 return (stitched(lower, base, own) + stitched(lower, base, other)) / 2
 
+            # several lower models: the mean of their features is put in
             accuracies = {"features": on_both([moved_a, moved_b]), "weights": on_both([mean])}
             return accuracies | {"single": (on_both([moved_a]) + on_both([moved_b])) / 2}
 
@@ -293,7 +513,19 @@ def stitching(
 def spectral_norm(
     model: MLP, steps: int, params: PyTree, batch: Batch, key: Key
 ) -> Float[Array, ""]:
-    """Of the Hessian of the loss, by Lanczos' iteration."""
+    """Estimates the spectral norm of the Hessian of the loss by Lanczos' iteration.
+
+    Args:
+      model: The architecture.
+      steps: Steps of the iteration, at most the number of parameters.
+      params: Variables at which the Hessian is taken.
+      batch: Images of the loss.
+      key: The data of a random key, for the two starting vectors.
+
+    Returns:
+      The larger absolute value of the two extreme eigenvalues, a scalar.
+    """
+    # two starting vectors (probes), the least that the estimate takes
     spectrum = probe.hessian_spectrum(
         loss(model), params, batch, jax.random.wrap_key_data(key), steps=steps, probes=2
     )
@@ -301,9 +533,31 @@ def spectral_norm(
 
 
 def theorem(model: MLP, base: PyTree, tuned: PyTree, tests: Batch, keys: Any, steps: int) -> Arrays:
-    """(h) The gap of the loss in the middle of every pair, [checkpoint, pair], and what is to
-    predict it: Theorem 1's main term, its factors; the same with the Hessian's norm on the segment
-    in place of the checkpoint's; and D^2 f along the line itself, there and in the middle."""
+    """Measures the gap of the loss half way between models, and what is to predict it.
+
+        gap = |L((a + b) / 2) - (L(a) + L(b)) / 2|
+
+    Args:
+      model: The architecture.
+      base: Variables of the checkpoints, `(checkpoint, ...)`.
+      tuned: Variables of the models tuned from each, `(checkpoint, model, ...)`.
+      tests: Images of the loss, `(checkpoint, ...)`.
+      keys: Data of random keys, `(checkpoint, 2)`.
+      steps: Steps of Lanczos' iteration.
+
+    Returns:
+      Arrays `(checkpoint, pair)`:
+      - "gap": as above, in nats;
+      - "main_term": that of Theorem 1, norm |a - b|^2 / 8;
+      - "distance" and "norm": its factors |a - b|^2 and the spectral norm of the Hessian at the
+        checkpoint;
+      - "norm_on_segment": the main term with the largest norm at a, b and their mean;
+      - "along_at_base" and "along_in_middle": the gap to second order, by second derivatives along
+        a - b at the checkpoint and half way.
+
+    References:
+      Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Theorem 1 and Appendix B.2.
+    """
     at = partial(spectral_norm, model, steps)
     norm = each(at, base, tests, keys)
     first, second = paired(tuned)
@@ -311,6 +565,7 @@ def theorem(model: MLP, base: PyTree, tuned: PyTree, tests: Batch, keys: Any, st
     count, models = (jax.tree.leaves(t)[0].shape[1] for t in (first, tuned))
     ends = of_each(at, tuned, _repeated(tests, models), _repeated(keys, models))
     middle = of_each(at, middles, _repeated(tests, count), _repeated(keys, count))
+    # the largest norm of three points stands for the largest on the segment
     sides = [ends[:, pairs(models)[:, i]] for i in (0, 1)]
     largest = np.maximum(middle, np.maximum(*sides))
 
@@ -324,6 +579,10 @@ def theorem(model: MLP, base: PyTree, tuned: PyTree, tests: Batch, keys: Any, st
 def _theorem(
     model: MLP, a: PyTree, b: PyTree, base: PyTree, batch: Batch, norm: Array, most: Array
 ) -> Arrays:
+    """Computes the gap and its predictors for one pair of models.
+
+    `norm` is the Hessian's at the checkpoint, `most` the largest of those on the segment.
+    """
     thetas = jax.tree.map(lambda x, y: jnp.stack([x, y]), a, b)
     f, w = loss(model), jnp.asarray(HALF)
     return {

@@ -1,4 +1,4 @@
-"""The figures of `cross_task_linearity`: one for each part that was run."""
+"""The figures of `cross_task_linearity`, one for each part that was run."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,20 @@ if TYPE_CHECKING:
 
 TURN = "1 − cosine"
 MARKERS = "oDs^v"
-EPS = float(np.finfo(np.float32).eps)
+EPS = float(np.finfo(np.float32).eps)  # below this 1 - cosine and gaps are rounding
 LEGEND: dict[str, Any] = {"loc": "outside upper center", "frameon": False, "fontsize": 9}
 KINDS = {"turn": TURN, "coefficient": "coefficient", "gap": "relative gap"}
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """A figure for each part that was run."""
+    """Draws a figure for each part that was run.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      The figures by the names of their parts.
+    """
     figures = {
         "rotated": lambda: _line(dataset, {"rotated": "rotated images, MLP"}, "layer"),
         "split_classes": lambda: _line(
@@ -43,11 +50,12 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
 
 
 def _seeds(dataset: "xr.Dataset") -> str:
+    """Says how many replicates there are."""
     return f"{dataset.sizes['replicate']} repetitions"
 
 
 def _steps(ax: "Axes", labels: Any) -> np.ndarray:
-    """Layers along the x axis."""
+    """Labels the x axis with the layers and returns their positions."""
     x = np.arange(len(labels), dtype=float)
     ax.set_xticks(x, [str(label).replace(" ", "\n", 1) for label in labels])
     ax.set_xlim(-0.5, len(x) - 0.5)
@@ -55,13 +63,17 @@ def _steps(ax: "Axes", labels: Any) -> np.ndarray:
 
 
 def _points(ax: "Axes", x: Any, values: "xr.DataArray", i: int, label: str, **look: Any) -> None:
+    """Draws the means over replicates with their standard errors, in the i-th colour and marker."""
     mean, error = mean_error(values)
     look = {"color": style.PALETTE[i], "ls": "-", "capsize": 2, "ms": 4.5, "lw": 1.2} | look
     ax.errorbar(x, mean, yerr=error, marker=MARKERS[i % len(MARKERS)], label=label, **look)
 
 
 def _interval(ax: "Axes", x: np.ndarray, quantiles: "xr.DataArray", color: str, way: str) -> None:
-    """Median, quartiles and 5 to 95 % over the images, means over pairs and repetitions."""
+    """Draws a median, quartiles and the range from 5 to 95 % for each layer.
+
+    Quantiles are over images; what is drawn are their means over pairs and replicates.
+    """
     low, first, middle, third, high = mean_error(quantiles)[0].T
     ax.vlines(x, low, high, color=color, lw=1)
     ax.vlines(x, first, third, color=color, lw=5, alpha=0.55)
@@ -69,7 +81,11 @@ def _interval(ax: "Axes", x: np.ndarray, quantiles: "xr.DataArray", color: str, 
 
 
 def _line(dataset: "xr.Dataset", rows: dict[str, str], layer: str) -> "Figure":
-    """By layer: cosines at each alpha beside the models', their spread, that of coefficients."""
+    """Draws linearity by layer, a row for each prefix of variables in `rows`.
+
+    The columns are 1 - cosine at each alpha beside that of the two models, its spread over images,
+    and the spread of coefficients.
+    """
     fig, axes = style.figure(len(rows), 3, width=3.5, height=2.9)
     alphas = dataset["alpha"].values
     for row, (name, words) in zip(axes, rows.items(), strict=True):
@@ -99,7 +115,7 @@ def _line(dataset: "xr.Dataset", rows: dict[str, str], layer: str) -> "Figure":
 
 
 def _scratch(dataset: "xr.Dataset") -> "Figure":
-    """By layer in the middle of the line, and the barrier, for one task and for two."""
+    """Draws linearity by layer, and the loss barrier, for models with and without alignment."""
     settings, ways = (dataset[name].values.astype(str) for name in ("setting", "way"))
     fig, axes = style.figure(len(settings), 4, width=3.0, height=2.8)
     for row, setting in zip(axes, settings, strict=True):
@@ -113,6 +129,7 @@ def _scratch(dataset: "xr.Dataset") -> "Figure":
             ax.set_ylabel(f"{words} (± s.e.)")
             ax.set_title(setting)
         row[0].set_yscale("log")
+        # gaps of pre-trained models may be far below the others
         if float(at["scratch_gap"].min()) < 0.01:
             row[2].set_yscale("log")
         row[1].axhline(1, color=style.FAINT, lw=1, ls="--")
@@ -137,11 +154,12 @@ def _scratch(dataset: "xr.Dataset") -> "Figure":
 
 
 def _unaligned(way: str) -> str:
+    """Spells one of the ways of the part "scratch" for the legend."""
     return "from scratch" if way == "none" else f"from scratch, {way}" if "match" in way else way
 
 
 def _random(dataset: "xr.Dataset") -> "Figure":
-    """By layer in the middle of the line, from each kind of checkpoint."""
+    """Draws linearity by layer half way between models, by what they were trained on."""
     rows = {
         "mlp_interpolated": ("MLP", "layer"),
         "resnet_interpolated": ("ResNet, statistics interpolated", "block"),
@@ -171,17 +189,22 @@ def _random(dataset: "xr.Dataset") -> "Figure":
 
 
 def _averaging(dataset: "xr.Dataset") -> "Figure":
-    """Accuracies of both on sets of three models; the gap by how many there are; the line."""
+    """Draws three panels about averaged weights and averaged logits.
+
+    They are the accuracies of both on sets of three models, the gap by the number of models, and
+    the accuracies on the line between two tasks.
+    """
     fig, axes = style.figure(1, 3, width=4.0, height=3.4)
     ax, by_size, line = axes[0]
     three = dataset.sel(subset=dataset["size"] == 3)
     marks = {"ms": 4, "alpha": 0.6, "ls": ""}
-    low, high = 1.0, 0.0
+    low, high = 1.0, 0.0  # the range of accuracies, for the diagonal
     for r in range(dataset.sizes["replicate"]):
         x, y = (three[f"averaging_{name}"][r].values for name in ("average", "ensemble"))
         color = style.PALETTE[r % len(style.PALETTE)]
         ax.plot(x, y, MARKERS[r % len(MARKERS)], color=color, mec="none", **marks)
         low, high = min(low, x.min(), y.min()), max(high, x.max(), y.max())
+    # through two different points, even if all accuracies are equal
     ax.axline((low, low), (high + 1e-6, high + 1e-6), color=style.FAINT, ls="--", lw=1)
     ax.set_xlabel("accuracy of averaged weights")
     ax.set_ylabel("accuracy of averaged logits")
@@ -192,6 +215,7 @@ def _averaging(dataset: "xr.Dataset") -> "Figure":
     for i, layer in enumerate(dataset["layer"].values.astype(str)):
         _points(by_size, sizes, gap.sel(layer=layer), i, layer)
     pair = float(gap.sel(layer="output", size=2).mean())
+    # of a quadratic function whose pairs of models have equal gaps
     theory = pair * 2 * (sizes - 1) / sizes
     look = {"color": style.INK, "ls": "--", "lw": 1}
     by_size.plot(sizes, theory, label="output, by 2 (k − 1) / k", **look)
@@ -219,7 +243,7 @@ def _averaging(dataset: "xr.Dataset") -> "Figure":
 
 
 def _arithmetic(dataset: "xr.Dataset") -> "Figure":
-    """By layer: both sides' cosine beside that of the models, and the gap by scale."""
+    """Draws how near both sides of equations 2 to 4 are, by layer and by scale."""
     rows = {
         "addition": "equation 2, addition",
         "midpoint": "equation 3, negation",
@@ -243,6 +267,7 @@ def _arithmetic(dataset: "xr.Dataset") -> "Figure":
         gap = dataset[f"{name}_gap"]
         for i, layer in enumerate(dataset["layer"].values.astype(str)):
             _points(row[2], scales, gap.sel(layer=layer), i, layer)
+        # a guide of slope 2, a little below the lowest curve
         start = 0.6 * float(gap.isel(scale=0).mean(["replicate"]).min())
         row[2].plot(scales, start * (scales / scales[0]) ** 2, color=style.INK, ls=":", lw=1)
         row[2].set(xscale="log", yscale="log", xlabel="scale s", ylabel="relative gap (± s.e.)")
@@ -259,7 +284,7 @@ def _arithmetic(dataset: "xr.Dataset") -> "Figure":
 
 
 def _stitching(dataset: "xr.Dataset") -> "Figure":
-    """Features of one model in another by layer; added and subtracted ones in the base."""
+    """Draws accuracies of stitched features by layer, and of added and subtracted ones by scale."""
     fig, axes = style.figure(1, 4, width=3.1, height=3.5, sharey=True)
     plain, added, task, upright = axes[0]
     x = _steps(plain, dataset["hidden"].values)
@@ -296,7 +321,7 @@ def _stitching(dataset: "xr.Dataset") -> "Figure":
 
 
 def _theorem(dataset: "xr.Dataset") -> "Figure":
-    """The gap of the loss over Theorem 1's main term, and what each predictor explains."""
+    """Draws the gap of the loss against two predictors, and the R^2 of all of them."""
     fig, axes = style.figure(1, 3, width=3.9, height=3.5, width_ratios=[1, 1, 1.15])
     wanted = {
         "main_term": "Theorem 1's main term (nats)",

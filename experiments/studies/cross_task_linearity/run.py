@@ -1,4 +1,7 @@
-"""The run of `cross_task_linearity`: its stages, and the dataset that they make."""
+"""The run of `cross_task_linearity`: its stages, and the dataset that is made of their results.
+
+`runs` does the work of a stage.
+"""
 
 from functools import partial
 from typing import Any
@@ -20,6 +23,7 @@ from experiments.studies.cross_task_linearity.runs import (
     Runs,
 )
 
+# The names of stages, which appear in the terminal and in the names of stored files.
 _NAMES = {
     "rotated": "rotated images, line and distribution",
     "scratch": "from scratch, aligned or not",
@@ -33,7 +37,20 @@ _NAMES = {
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
-    """Trains and measures, part by part; everything is repeated over the axis `replicate`."""
+    """Trains and measures, part by part.
+
+    Args:
+      config: What to run.
+      stage: Computes and stores a stage under its name; the default stores nothing.
+
+    Returns:
+      The dataset. Names of variables begin with those of their parts, and every measurement has the
+      dimension "replicate", but for the regressions of the part "theorem". The attributes are
+      `parts`, separated by spaces, and `seed`.
+
+    Raises:
+      DataError: If the data are missing or have too few images of a class.
+    """
     runs = Runs(config)
     trained: dict[str, Any] = {}
     if any(part in ON_ROTATIONS for part in config.parts):
@@ -45,10 +62,11 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _dataset(config: Config, results: dict[str, dict[str, Any]]) -> xr.Dataset:
+    """Names what the parts returned and gives each array its dimensions."""
     variables: dict[str, tuple[tuple[str, ...], Any]] = {}
 
     def put(name: str, tree: dict[str, Any], dims: str, **others: str) -> None:
-        """Variables `name_key`; `others`: the axes of those that have not `dims`."""
+        """Adds variables `name_key` with the dimensions `dims`, or with those in `others`."""
         for key, value in tree.items():
             variables[f"{name}_{key}"] = (
                 tuple(others.get(key, dims).split()), np.asarray(value, float)
@@ -57,11 +75,13 @@ def _dataset(config: Config, results: dict[str, dict[str, Any]]) -> xr.Dataset:
     coords = _coordinates(config)
 
     def line(name: str, part: dict[str, Any], pair: str, layer: str) -> None:
+        """Adds the measurements along the line between two models."""
         own = f"replicate {pair} {layer}"
         put(name, part["line"], f"{own} alpha", baseline=own)
         put(f"{name}_spread", part["spread"], f"{own} quantile")
 
     def half(name: str, part: dict[str, Any], axes: str, layer: str) -> None:
+        """Adds the measurements half way between two models, of which some have no layers."""
         small = dict.fromkeys(("barrier", "middle", "ends"), axes)
         put(name, part, f"{axes} {layer}", **small)
 
@@ -82,6 +102,7 @@ def _dataset(config: Config, results: dict[str, dict[str, Any]]) -> xr.Dataset:
                 for how, measured in by_way.items():
                     half(f"random_{name}_{how}", measured, "replicate target labels", layer)
         elif part == "averaging":
+            # the probe's gap is [layer, subset]
             sets = tree["sets"] | {"gap": np.swapaxes(tree["sets"]["gap"], 1, 2)}
             axes = {"members": "replicate member", "gap": "replicate subset layer"}
             put("averaging", sets, "replicate subset", **axes)
@@ -110,6 +131,7 @@ def _dataset(config: Config, results: dict[str, dict[str, Any]]) -> xr.Dataset:
 
 
 def _coordinates(config: Config) -> dict[str, Any]:
+    """Lists the labels along every dimension that the parts may use."""
     hidden = [f"hidden {i + 1}" for i in range(len(config.mlp.widths))]
     tasks = [f"{angle}°" for angle in config.angles]
     others = [task.removeprefix("classes ") for task in config.splits[1:]]

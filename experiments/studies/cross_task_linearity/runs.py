@@ -1,4 +1,7 @@
-"""The training behind each part of `cross_task_linearity`; `parts` measures."""
+"""The training behind each part of `cross_task_linearity`.
+
+`parts` measures the trained networks, and `run` names the results.
+"""
 
 from functools import partial
 from typing import Any
@@ -23,7 +26,18 @@ STATISTICS = ("interpolated", "batch")
 
 
 class Runs:
-    """The data of a configuration, and its parts as methods of the trained MLPs."""
+    """The data of a config, and a method for each part that trains networks and measures them.
+
+    It raises `DataError`, a ValueError, if data are missing or have too few images of a class.
+
+    Attributes:
+      config: What to run.
+      pool: All images and their labels.
+      index: Which of them to learn from and to test on, by replicate and class.
+      mlp: The architecture of the MLP.
+      resnet: The architecture of the ResNet, one block per stage.
+      tasks: Names of the MLP's fine-tuning tasks, one for each angle.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -41,13 +55,31 @@ class Runs:
         self.tasks = [f"rotate {angle}" for angle in config.angles]
 
     def keys(self, part: str, count: int) -> np.ndarray:
-        """Data of keys, [replicate, count, 2], of each part its own."""
+        """Makes random keys that no other part shares.
+
+        Args:
+          part: Name of a part, or "base" for the training that several parts share.
+          count: Number of keys for each replicate.
+
+        Returns:
+          Data of the keys, `(replicate, count, 2)`.
+
+        Raises:
+          ValueError: If the part is unknown.
+        """
         own = jax.random.fold_in(jax.random.key(self.config.seed), (*PARTS, "base").index(part))
         keys = jax.random.split(own, (self.config.replicates, count))
         return np.asarray(jax.random.key_data(keys))
 
     def data(self, *tasks: str) -> Examples:
-        """Images to learn from and to test on, of tasks of one size, [replicate, task, ...]."""
+        """Gathers the images of tasks that have equally many.
+
+        Args:
+          *tasks: Names of tasks, as in `models.pick`.
+
+        Returns:
+          Images to learn from and to test on, `(replicate, task, ...)`.
+        """
         return Examples(
             *(
                 models.stack([models.pick(self.pool, t, part) for t in tasks], 1)
@@ -58,7 +90,20 @@ class Runs:
     def train(
         self, model: models.Model, start: PyTree, learn: Batch, keys: Any, rate: Any, times: int = 1
     ) -> PyTree:
-        """Each of [replicate, model, ...], `times` the steps; rates may differ."""
+        """Trains every model of a stack as the config says for its architecture.
+
+        Args:
+          model: The architecture, which decides between the settings `config.mlp` and
+            `config.resnet`.
+          start: Variables before the first step, `(replicate, model, ...)`.
+          learn: Images to learn from, `(replicate, model, n, ...)`.
+          keys: Data of random keys, `(replicate, model, 2)`.
+          rate: Learning rate, a number or an array that broadcasts to `(replicate, model)`.
+          times: Factor on the number of steps.
+
+        Returns:
+          The trained variables, `(replicate, model, ...)`.
+        """
         how = self.config.resnet if isinstance(model, ResNet) else self.config.mlp
         descent = Descent(how.steps, how.batch, how.momentum)
         return self.descend(model, descent, start, learn, keys, rate, times)
@@ -67,13 +112,29 @@ class Runs:
         self, model: models.Model, descent: Descent, start: PyTree, learn: Batch, keys: Any,
         rate: Any, times: int = 1,
     ) -> PyTree:  # fmt: skip
+        """Trains every model of a stack with given settings.
+
+        Args:
+          model: The architecture.
+          descent: Steps, batch size and momentum.
+          start: Variables before the first step, `(replicate, model, ...)`.
+          learn: Images to learn from, `(replicate, model, n, ...)`.
+          keys: Data of random keys, `(replicate, model, 2)`.
+          rate: Learning rate, a number or an array that broadcasts to `(replicate, model)`.
+          times: How many times the steps are taken. Momentum starts anew each time.
+
+        Returns:
+          The trained variables, `(replicate, model, ...)`.
+        """
         count = learn.labels.shape[-1]
-        rest = self.config.data.classes * self.config.learn - count  # one length, to compile once
+        # padded to the length of a task of all classes: one shape, to compile once
+        rest = self.config.data.classes * self.config.learn - count
 
         def fit(params: PyTree, learn: Batch, key: models.Key, rate: Any) -> PyTree:
             padded = jax.tree.map(
                 lambda x: np.pad(x, ((0, rest), *((0, 0),) * (x.ndim - 1))), learn
             )
+            # a loop outside of the compiled program, whose number of steps is static
             rounds = np.asarray(key)[None]
             if times > 1:
                 split = jax.random.split(jax.random.wrap_key_data(key), times)
@@ -86,10 +147,25 @@ class Runs:
         return measure.of_each(fit, start, learn, keys, rate)
 
     def init(self, model: models.Model, keys: Any) -> PyTree:
+        """Draws the initial variables of a stack of models.
+
+        Args:
+          model: The architecture.
+          keys: Data of random keys, `(replicate, model, 2)`.
+
+        Returns:
+          Variables `(replicate, model, ...)`.
+        """
         return measure.of_each(partial(models.init, model, self.pool.images.shape[1:]), keys)
 
     def rotations(self) -> dict[str, Any]:
-        """The base, and one expert for each rotation."""
+        """Pre-trains the MLP on upright images and fine-tunes it on each rotation.
+
+        Returns:
+          The models that the parts on rotations take as `kept`:
+          - "base": the pre-trained one, `(replicate, 1, ...)`;
+          - "experts": one for each angle, `(replicate, task, ...)`.
+        """
         k, rate = len(self.tasks), self.config.mlp.rate
         keys = self.keys("base", 2 + k)
         start, upright = self.init(self.mlp, keys[:, :1]), self.data("upright").learn
@@ -100,16 +176,38 @@ class Runs:
         return {"base": base, "experts": tuned}
 
     def rotated(self, kept: dict[str, Any]) -> dict[str, Any]:
+        """Runs the part "rotated": MLPs tuned on rotated images.
+
+        Args:
+          kept: The models of `rotations`.
+
+        Returns:
+          The results of `parts.rotated`.
+        """
         tests = self.data(*self.tasks).test
         return measure.rotated(self.mlp, kept["experts"], tests, self.config.alphas)
 
     def scratch(self, kept: dict[str, Any]) -> dict[str, Any]:
-        """Two models for one task, then two for two, by each of `WAYS`."""
+        """Runs the part "scratch": pairs of MLPs with and without pre-training.
+
+        In the first setting both models learn upright images, in the second each learns a rotation
+        of its own. Each pair is measured as it is, after the second model was aligned to the first
+        by weights or by activations, and after both were tuned from the base instead.
+
+        Args:
+          kept: The models of `rotations`.
+
+        Returns:
+          The results of `parts.halfway`, `(replicate, setting, way, ...)`, in the order of
+          `SETTINGS` and `WAYS`.
+        """
         last = self.tasks[-1]
         middle = self.tasks[len(self.tasks) // 2 - 1]
         tasks = ("upright", "upright", middle, last)
+        # keys of each model: its initial weights, its own training, its training from the base
         keys, data = self.keys("scratch", 3 * len(tasks)), self.data(*tasks)
         first, second, third = (keys[:, i :: len(SETTINGS) + 1] for i in range(3))
+        # unlike `rotations`, every model has initial weights of its own
         starts = self.init(self.mlp, first)
         own = self.train(self.mlp, starts, data.learn, second, self.config.mlp.rate)
         base = repeated(kept["base"], len(tasks))
@@ -119,6 +217,7 @@ class Runs:
             for i in (0, 2):
                 at = lambda tree, j, r=r: jax.tree.map(lambda x: x[r, j], tree)  # noqa: E731
                 left, right = at(own, i), at(own, i + 1)
+                # aligned on images to learn from, measured on those to test on
                 seen = models.union(at(data.learn, i), at(data.learn, i + 1))
                 matched = [
                     models.aligned(self.mlp, how, left, right, seen)
@@ -134,6 +233,15 @@ class Runs:
         return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), measured)
 
     def averaging(self, kept: dict[str, Any]) -> dict[str, Any]:
+        """Runs the part "averaging": models tuned on one rotation at different learning rates.
+
+        Args:
+          kept: The models of `rotations`.
+
+        Returns:
+          "sets", the results of `parts.averaging`; and "line", those of `parts.along_the_line` for
+          the experts of `kept`.
+        """
         c, task = self.config, self.tasks[len(self.tasks) // 2 - 1]
         data, keys = self.data(task), self.keys("averaging", c.members)
         learn = repeated(data.learn, c.members)
@@ -147,16 +255,40 @@ class Runs:
         }
 
     def arithmetic(self, kept: dict[str, Any]) -> dict[str, Any]:
+        """Runs the part "arithmetic": sums and negatives of the experts' task vectors.
+
+        Args:
+          kept: The models of `rotations`.
+
+        Returns:
+          The results of `parts.arithmetic`.
+        """
         tests = self.data(*self.tasks).test
         base = only(kept["base"])
         return measure.arithmetic(self.mlp, base, kept["experts"], tests, self.config.scales)
 
     def stitching(self, kept: dict[str, Any]) -> dict[str, Any]:
+        """Runs the part "stitching": features of some models in the upper layers of others.
+
+        Args:
+          kept: The models of `rotations`.
+
+        Returns:
+          The results of `parts.stitching`.
+        """
         tests, upright = self.data(*self.tasks).test, only(self.data("upright").test)
         arguments = (only(kept["base"]), kept["experts"], tests, upright)
         return measure.stitching(self.mlp, *arguments, self.config.stitch_scales)
 
     def split_classes(self, _: dict[str, Any]) -> dict[str, Any]:
+        """Runs the part "split_classes": ResNets pre-trained on some classes and tuned on others.
+
+        Args:
+          _: Not used; all parts are called alike.
+
+        Returns:
+          The results of `parts.split_classes`.
+        """
         first, *others = self.config.splits
         keys, rate = self.keys("split_classes", 2 + len(others)), self.config.resnet.rate
         start = self.init(self.resnet, keys[:, :1])
@@ -167,8 +299,23 @@ class Runs:
         return measure.split_classes(self.resnet, tuned, data.test, self.config.alphas)
 
     def random_labels(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Two models tuned at two rates, on each of `TARGETS`, from each of `LABELS`: a base that
-        learned the labels of upright images, shuffled ones, or none (the initial weights)."""
+        """Runs the part "random_labels": networks pre-trained on true labels, random ones or none.
+
+        Two models are tuned from each base, one at the full and one at half the learning rate. They
+        are tuned on the images of pre-training, or on rotated ones; always with true labels. "None"
+        stands for initial weights.
+
+        Args:
+          _: Not used; all parts are called alike.
+
+        Returns:
+          Measurements of "mlp" and of "resnet":
+          - "learned": the accuracy of the bases on the labels of pre-training,
+            `(replicate, labels)`;
+          - "interpolated" and, of the ResNet, "batch": the results of `parts.halfway` by how
+            BatchNorm normalises, `(replicate, target, labels, ...)`, in the order of `TARGETS` and
+            `LABELS`.
+        """
         c, task = self.config, self.tasks[len(self.tasks) // 2 - 1]
         data, kinds = self.data("upright", task), len(LABELS)
         learn, tests = (
@@ -184,6 +331,7 @@ class Runs:
         ):
             keys = self.keys("random_labels", 5)
             start = self.init(model, keys[:, :1])
+            # both bases see the same minibatches: they differ by their labels alone
             same = np.repeat(keys[:, 1:2], 2, 1)
             bases = self.train(model, repeated(start, 2), batches, same, rate, c.memorise)
             starts = joined(bases, start, bases, start)
@@ -203,7 +351,17 @@ class Runs:
         return results
 
     def theorem(self, _: dict[str, Any]) -> dict[str, Any]:
-        """From checkpoints along pre-training, models tuned on one task at different rates."""
+        """Runs the part "theorem": models tuned from checkpoints along pre-training.
+
+        Checkpoints are taken after 1, 2, 4, ... times `config.theorem.steps`. From each, several
+        models are tuned on one rotation at different learning rates.
+
+        Args:
+          _: Not used; all parts are called alike.
+
+        Returns:
+          The results of `parts.theorem`, `(replicate x checkpoint, pair)`.
+        """
         c, at = self.config, self.config.theorem
         task = self.tasks[len(self.tasks) // 2 - 1]
         data, upright = self.data(task), self.data("upright").learn
@@ -214,7 +372,7 @@ class Runs:
             params = self.descend(
                 self.mlp, descent, params, upright, keys[:, n : n + 1], c.mlp.rate
             )
-            if n & (n - 1) == 0:
+            if n & (n - 1) == 0:  # a power of two
                 bases.append(params)
         base = measure.flat(joined(*bases))
         tests, learn = (measure.flat(repeated(part, at.checkpoints)) for part in data)
@@ -229,15 +387,37 @@ class Runs:
 
 
 def repeated(tree: PyTree, count: int) -> PyTree:
-    """[replicate, 1, ...] to [replicate, count, ...]."""
+    """Repeats the only entry of the second axis.
+
+    Args:
+      tree: Arrays `(replicate, 1, ...)`.
+      count: Number of copies.
+
+    Returns:
+      Arrays `(replicate, count, ...)`.
+    """
     return jax.tree.map(lambda x: np.repeat(x, count, 1), tree)
 
 
 def joined(*trees: PyTree) -> PyTree:
-    """Along the second axis."""
+    """Concatenates trees along their second axis.
+
+    Args:
+      *trees: Trees of arrays `(replicate, model, ...)`.
+
+    Returns:
+      One tree of such arrays.
+    """
     return jax.tree.map(lambda *x: np.concatenate(x, 1), *trees)
 
 
 def only(tree: PyTree) -> PyTree:
-    """[replicate, 1, ...] to [replicate, ...]."""
+    """Drops the second axis, which has one entry.
+
+    Args:
+      tree: Arrays `(replicate, 1, ...)`.
+
+    Returns:
+      Arrays `(replicate, ...)`.
+    """
     return jax.tree.map(lambda x: x[:, 0], tree)

@@ -1,4 +1,4 @@
-"""What `divergences` can be told, and its presets."""
+"""The config of `divergences`, and its presets."""
 
 from math import pi
 from typing import Annotated
@@ -22,12 +22,16 @@ def _odd(number: int) -> int:
 
 @config
 class Config:
-    """Source and target at angles over [0, pi], at the loads named."""
+    """Source and target at angles from 0 to pi, at several loads.
+
+    ValueError is raised if two loads give the same number of samples, a load gives fewer than 5
+    samples or fewer than 4 away from d, or the first gives too many to be matched.
+    """
 
     d: Annotated[int, Ge(4)] = 500
     """Input dimension."""
     gammas: Different[Positive] = (0.5, 0.2, 1.5)
-    """Loads n/d, all different; the panels against each distance take the first."""
+    """Loads n/d, all different; the panels of transferability against a distance show the first."""
     sigma: Positive = 0.2
     """Standard deviation of the label noise, positive: at 0 the KL divergence is infinite."""
     thetas: Annotated[int, Ge(5), AfterValidator(_odd)] = 17
@@ -35,11 +39,12 @@ class Config:
     draws: Annotated[int, Ge(2)] = 20
     """Simulated target data sets per load."""
     points: Annotated[int, Interval(ge=2, le=distances.LARGEST)] = 300
-    """Points matched for W_1 and Dudley in the three dimensions in which the laws differ."""
+    """Points matched for W_1 and the Dudley metric, in the three dimensions in which the laws
+    differ."""
     matchings: Annotated[int, Ge(2)] = 5
     """Independent repetitions of that matching."""
     samplings: Annotated[int, Ge(2)] = 6
-    """Independent estimates of W_1 from n = gammas[0] d points of either law in d dimensions."""
+    """Independent estimates of W_1 in d dimensions, from n = gammas[0] d points of either law."""
     seed: Seed = 0
     """Seed of all samples."""
 
@@ -56,10 +61,19 @@ class Config:
             raise ValueError(f"gammas[0] d must be at most {distances.LARGEST}; got {n[0]}")
 
     def counts(self) -> list[int]:
-        """Samples n at each load."""
+        """Computes the number of samples n at each load.
+
+        Returns:
+          The numbers, in the order of `gammas`.
+        """
         return [round(gamma * self.d) for gamma in self.gammas]
 
     def angles(self) -> np.ndarray:
+        """Computes the angles between source and target.
+
+        Returns:
+          The angles in radians `(thetas,)`, evenly spaced from 0 to pi.
+        """
         return np.linspace(0, pi, self.thetas)
 
 

@@ -1,4 +1,4 @@
-"""What `divergences` found: from the stored dataset alone."""
+"""The findings of `divergences`, from the stored dataset alone."""
 
 from math import pi
 
@@ -18,8 +18,16 @@ FIG_5 = "features are fate, Fig. 5"
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Whether distance says nothing of transfer, data set by data set, and whether the paper's
-    estimate of W1 tells two laws from one."""
+    """Judges whether distance says nothing of transfer, as the paper's figure suggests.
+
+    It also judges whether the paper's estimate of W_1 from samples tells two laws from one.
+
+    Args:
+      dataset: The study's dataset.
+
+    Returns:
+      The findings; none for datasets of an older version, which have no values of single draws.
+    """
     if "gain" not in dataset:  # a run of a version that kept no data set by itself
         return []
     declared = [
@@ -51,7 +59,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _axes(dataset: xr.Dataset, within: np.ndarray) -> dict[str, np.ndarray]:
-    """Each distance at those angles."""
+    """Returns each distance at the chosen angles."""
     return {
         "KL": np.interp(dataset.theta, dataset.fine_theta, dataset.kl)[within],
         "W1": dataset.w1_mean.values[within],
@@ -60,13 +68,15 @@ def _axes(dataset: xr.Dataset, within: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _up_to(dataset: xr.Dataset, end: float) -> np.ndarray:
-    """Which angles lie in [0, end]."""
-    return dataset["theta"].values <= end + 1e-6
+    """Returns which angles lie in [0, end]."""
+    return dataset["theta"].values <= end + 1e-6  # rounding must not lose the end itself
 
 
 def _by_draw(dataset: xr.Dataset, mode: str, end: float) -> dict[str, xr.DataArray]:
-    """Correlation over those angles, at the first load, of each data set's transferability with
-    the distances of the paper's figure."""
+    """Correlates each draw's transferability with the distances of the paper's figure.
+
+    It does so over the angles in [0, end], at the first load.
+    """
     within = _up_to(dataset, end)
     gain = dataset["gain"].isel(gamma=0, theta=within).sel(mode=mode).values
     axes = _axes(dataset, within)
@@ -77,7 +87,17 @@ def _by_draw(dataset: xr.Dataset, mode: str, end: float) -> dict[str, xr.DataArr
 
 
 def correlations(dataset: xr.Dataset, mode: str, end: float) -> dict[str, float]:
-    """Correlation over angles in [0, end] of simulated T (first load) with each distance."""
+    """Correlates the mean simulated transferability with each distance, over angles.
+
+    Args:
+      dataset: The study's dataset; its first load is taken.
+      mode: "linear" or "fine_tune".
+      end: The largest angle, in radians.
+
+    Returns:
+      Pearson's correlations by name: "KL", "W1" and "Dudley" of the laws, and estimates of W_1 from
+      samples by the name of their norm.
+    """
     first, within = dataset.isel(gamma=0).sel(mode=mode), _up_to(dataset, end)
     gain = first.gain_mean.values[within]
     axes = _axes(dataset, within)
@@ -90,7 +110,16 @@ def correlations(dataset: xr.Dataset, mode: str, end: float) -> dict[str, float]
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Whether distance and transferability go together, and what the sample estimates show."""
+    """Summarises the dataset in a few sentences.
+
+    Args:
+      dataset: The study's dataset.
+
+    Returns:
+      How distance and transferability go together, what estimates of W_1 from samples show, and how
+      much transferability differs at one distance.
+    """
+    # attrs["n"] is a list, but one of a single entry comes back from a file as a number.
     attrs, first = dataset.attrs, dataset.isel(gamma=0)
     cases = {words: correlations(dataset, *case) for words, case in CASES.items()}
     up_to_180 = cases["linear transfer up to 180 degrees"]

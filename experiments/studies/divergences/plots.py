@@ -1,4 +1,4 @@
-"""The figures of `divergences`."""
+"""The figure of `divergences`."""
 
 from math import pi
 from typing import TYPE_CHECKING
@@ -14,7 +14,15 @@ if TYPE_CHECKING:
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """Transferability against each distance, of the laws (top) and of samples (bottom)."""
+    """Draws transferability against each distance.
+
+    Args:
+      dataset: The study's dataset.
+
+    Returns:
+      The figure, named "divergences": distances of the laws (top), estimates of W_1 from samples
+      (bottom), and all loads in one panel.
+    """
     from sail_jax.drawing import style
 
     figure, axes = style.figure(2, 3, width=4.0, height=3.5)
@@ -30,6 +38,7 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
 
 
 def _simulated(ax: "Axes", x: np.ndarray, dataset: "xr.Dataset", x_error=None) -> None:
+    """Draws simulated transferability against x; open markers stand for angles above 90 degrees."""
     from sail_jax.drawing import style
 
     first = dataset.isel(gamma=0)
@@ -52,6 +61,7 @@ def _simulated(ax: "Axes", x: np.ndarray, dataset: "xr.Dataset", x_error=None) -
 
 
 def _against(ax: "Axes", dataset: "xr.Dataset", name: str, title: str) -> None:
+    """Draws theory and simulation against a distance of the laws."""
     from sail_jax.drawing import style
 
     first = dataset.isel(gamma=0)
@@ -72,6 +82,7 @@ def _against(ax: "Axes", dataset: "xr.Dataset", name: str, title: str) -> None:
 
 
 def _against_samples(ax: "Axes", dataset: "xr.Dataset", norm: str, letter: str) -> None:
+    """Draws simulated transferability against estimates of W_1 from samples in d dimensions."""
     from sail_jax.drawing import style
 
     first = dataset.isel(gamma=0)
@@ -84,7 +95,7 @@ def _against_samples(ax: "Axes", dataset: "xr.Dataset", norm: str, letter: str) 
             ax.plot(x, gain[mask], "o", ms=3.5, mew=0.8, color=style.PALETTE[i], mfc=face)
     floor = estimates.isel(theta=0)
     ax.axvspan(float(floor.min()), float(floor.max()), color=style.FAINT, alpha=0.25, lw=0)
-    low, high = ax.get_ylim()
+    low, high = ax.get_ylim()  # room for the note below all points
     ax.set_ylim(low - 0.12 * (high - low), high)
     ax.annotate(
         "two samples of ONE law",
@@ -101,6 +112,7 @@ def _against_samples(ax: "Axes", dataset: "xr.Dataset", norm: str, letter: str) 
 
 
 def _loads(ax: "Axes", dataset: "xr.Dataset") -> None:
+    """Draws the theory at every load against the KL divergence."""
     from sail_jax.drawing import style
 
     for i, gamma in enumerate(dataset.gamma.values):
@@ -115,6 +127,7 @@ def _loads(ax: "Axes", dataset: "xr.Dataset") -> None:
 
 
 def _finish(ax: "Axes", title: str, xlabel: str) -> None:
+    """Draws the line T = 0, and sets titles."""
     from sail_jax.drawing import style
 
     ax.axhline(0, color=style.INK, lw=0.8, zorder=1)

@@ -26,7 +26,18 @@ DEPTH = 2  # of the fine-tuned network
 
 
 def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
-    """Transferability in theory and simulation, and every distance, over angles."""
+    """Computes transferability and every distance between source and target, over angles.
+
+    Args:
+      config: The config.
+      stage: What computes or restores the parts of the run.
+
+    Returns:
+      A dataset over mode, gamma (the load) and theta (the angle). Transferability is `theory` on a
+      fine grid of angles, and `gain` of each draw with its mean and standard deviation. Distances
+      are `kl` and the bounds of W_1 and the Dudley metric on the fine grid, estimates of the latter
+      two from coupled samples, and `sampled_w1` from independent samples of (x, y).
+    """
     import xarray as xr
 
     keys = jax.random.split(jax.random.key(config.seed), 3)
@@ -77,7 +88,7 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
 
 
 def _closed_forms(config: Config) -> Mapping[str, np.ndarray]:
-    """Transferability [mode, gamma, angle] and distances, over a fine grid of angles."""
+    """Computes transferability [mode, gamma, angle] and distances on a fine grid of angles."""
 
     @jax.jit
     def at(theta: jax.Array) -> dict[str, jax.Array]:
@@ -104,11 +115,12 @@ def _closed_forms(config: Config) -> Mapping[str, np.ndarray]:
 
 @jax.jit
 def _pairs(theta: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Source and target at each angle, in their plane."""
+    """Returns source and target at each angle, in the plane that they span: `(angle, 2)` each."""
     return jax.vmap(lambda angle: problems.tasks(2, angle))(theta)
 
 
 def _gains(index: np.ndarray, *, config: Config, keys: jax.Array) -> dict[str, np.ndarray]:
+    """Simulates the transferability of some draws."""
     with jax.enable_x64(True):
         at = dl.simulate_overlaps(keys[index], config.counts(), config.d)
         return {"gain": np.asarray(_differences(at, config.angles(), config.sigma))}
@@ -116,7 +128,7 @@ def _gains(index: np.ndarray, *, config: Config, keys: jax.Array) -> dict[str, n
 
 @jax.jit
 def _differences(at: dl.Overlaps, theta: jax.Array, sigma: jax.Array) -> jax.Array:
-    """R_scratch - R_transfer of each data set: [draw, mode, gamma, angle]."""
+    """Computes R_scratch - R_transfer of each draw: [draw, mode, gamma, angle]."""
 
     def difference(theta: jax.Array) -> jax.Array:
         risks = [at.linear_transfer(theta, sigma), at.fine_tune(theta, sigma, DEPTH)]
@@ -126,7 +138,7 @@ def _differences(at: dl.Overlaps, theta: jax.Array, sigma: jax.Array) -> jax.Arr
 
 
 def _matched(index: np.ndarray, *, config: Config, keys: jax.Array) -> dict[str, np.ndarray]:
-    """W_1 and Dudley of coupled samples where the laws differ: [repetition, angle]."""
+    """Estimates W_1 and the Dudley metric in 3 dimensions: [repetition, angle]."""
     with jax.enable_x64(True):
         pairs = list(zip(*map(np.asarray, _pairs(config.angles())), strict=True))
 
@@ -141,7 +153,7 @@ def _matched(index: np.ndarray, *, config: Config, keys: jax.Array) -> dict[str,
 
 
 def _sampled(index: np.ndarray, *, config: Config, keys: jax.Array) -> dict[str, np.ndarray]:
-    """W_1 of independent samples of (x, y) in d + 1 dimensions: [repetition, norm, angle]."""
+    """Estimates W_1 from independent samples in d + 1 dimensions: [repetition, norm, angle]."""
     theta = config.angles()
 
     @jax.jit
@@ -154,6 +166,7 @@ def _sampled(index: np.ndarray, *, config: Config, keys: jax.Array) -> dict[str,
 
     def estimates(key: jax.Array) -> list[list[float]]:
         source, target = jax.random.split(key)
+        # At angle 0 the target is the source: these are samples of the source's law.
         pairs = list(zip(points(source, 0 * theta), points(target, theta), strict=True))
         return [
             [distances.wasserstein1(x, y, norm=norm) for x, y in pairs] for norm in NORMS.values()

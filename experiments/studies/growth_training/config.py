@@ -1,4 +1,7 @@
-"""What `growth_training` is told, and its presets."""
+"""The configuration of `growth_training` and its presets.
+
+`ways` lists the growth methods that `Config.methods` can name.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -45,17 +48,19 @@ class Adam:
     warmup: Natural = 20
     """Steps over which the learning rate rises from 0."""
     state: Literal["move", "restart"] = "move"
-    """Whether Adam's moments grow with the parameters, where a law says how; else they restart."""
+    """Whether Adam's moments are carried over to the grown network ('move'), where a law says how,
+    or start anew ('restart')."""
 
 
 @config
 class Config:
-    """Train a small network, grow it by every method, train on; the larger one from scratch."""
+    """Train a small network, grow it by every method, train on, and compare with scratch."""
 
     task: Task = "text"
     """What is learned: 'text', the source of Python's standard library, by a GPT; or images, by an
     MLP ('images_mlp') or a ResNet ('images_resnet')."""
     data: ImagePool = ImagePool()
+    """The images, for the two tasks on images."""
     seed: Seed = 0
     """Seed of the initial weights, minibatches, splits and growth."""
     replicates: Annotated[int, Ge(3)] = 5
@@ -63,7 +68,9 @@ class Config:
     methods: Different[str] = (*ways.WIDTH, ways.MSG, *ways.LEARNED)
     """How to grow, beside training from scratch."""
     source: Sizes = Sizes(width=32, layers=2)
+    """The small network."""
     large: Sizes = Sizes(width=64, layers=2)
+    """The network that it grows to: wider or deeper, not both."""
     head_dim: Natural = 16
     """Units of an attention head, in both networks."""
     context: Annotated[int, Ge(2)] = 64
@@ -71,11 +78,14 @@ class Config:
     source_steps: Natural = 600
     """Steps of training the small network."""
     budget: Budget = Budget(steps=400, batch=16, every=10)
+    """How long the large networks are trained."""
     held_out: Natural = 64
     """Held-out windows of `context` characters (the same for every repetition), or images (a
     split for each)."""
     optimizer: Adam = Adam(rate=3e-3)
+    """How every network is trained."""
     maps: LearnedMaps = LearnedMaps(steps=50)
+    """How the maps of LiGO and SAIL are learned."""
     ramp: Natural = 200
     """Steps over which masked structural growth brings its units in."""
 
@@ -120,14 +130,23 @@ class Config:
             )
 
     def check_left(self, examples: int | None) -> None:
-        """Raises `ValueError` where nothing of so many images is left to learn from."""
+        """Checks that images are left to learn from, beside those held out.
+
+        Args:
+          examples: The number of images, or None if it is not known yet, which passes.
+
+        Raises:
+          ValueError: If nothing is left.
+        """
         image_tasks.check_left("held_out", self.held_out, 0, examples, "to learn from")
 
     @property
     def deepens(self) -> bool:
+        """Whether the large network is deeper than the small one, and not wider."""
         return self.source.layers < self.large.layers
 
     def _known(self) -> tuple[str, ...]:
+        """The growth methods that suit the task and the direction of growth."""
         learned = ways.LEARNED
         # a mix of running variances may be negative; layers of unlike shapes cannot be mixed
         if self.task == "images_resnet" or (self.deepens and self.task != "text"):
@@ -135,7 +154,14 @@ class Config:
         return (*ways.DEPTH, *learned) if self.deepens else (*ways.WIDTH, ways.MSG, *learned)
 
     def network(self, *, large: bool) -> dict[str, Any]:
-        """The configuration of the small or the large network."""
+        """Builds the configuration of the small or the large network.
+
+        Args:
+          large: Whether to describe the large network.
+
+        Returns:
+          A configuration for `experiments.models.presets.build`.
+        """
         sizes = self.large if large else self.source
         n, layers = sizes.width, sizes.layers
         fields: dict[str, Any] = {
@@ -159,6 +185,14 @@ class Config:
         return {"model_type": tasks.TASKS[self.task], **fields[self.task]}
 
     def schedule(self, steps: int) -> tasks.Schedule:
+        """Builds the schedule of a training.
+
+        Args:
+          steps: The number of steps.
+
+        Returns:
+          The schedule, with the batch, the learning rate and the ramp of this config.
+        """
         budget, adam = self.budget, self.optimizer
         return tasks.Schedule(steps, budget.every, budget.batch, adam.rate, adam.warmup, self.ramp)
 

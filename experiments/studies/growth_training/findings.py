@@ -1,4 +1,8 @@
-"""What `growth_training` found: from the stored dataset alone."""
+"""Tests on a finished run whether each growth method saves training steps, and tabulates the
+results.
+
+`PRINTED` holds what each method's paper reports, for comparison.
+"""
 
 import numpy as np
 import xarray as xr
@@ -23,7 +27,17 @@ OTHERS = ("a method of sail_jax.growth", "not compared")
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Of each method, whether it saves steps to the lowest loss that scratch reaches too."""
+    """Tests for each method whether it saves steps of training.
+
+    Steps are counted to the lowest held-out loss that both the method and training from scratch
+    reach.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      One finding for each growth method.
+    """
     declared = []
     for way in dataset["way"].values.astype(str):
         if way == ways.SCRATCH:
@@ -37,9 +51,17 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:
-    """By method, most steps saved first: loss after growth less the small network's, steps saved,
-    in how many seeds the lowest loss from scratch was reached, compute saved with the small
-    network's counted, and the lowest loss."""
+    """Tabulates the methods, most steps saved first.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      A row of column names and a row for each way. The columns: the way; its loss right after
+      growth minus the small network's; steps saved (mean and standard error); in how many seeds it
+      reached the lowest loss from scratch; the share of compute saved, with the small network's
+      training counted; and its lowest held-out loss.
+    """
     mean, error = mean_and_error(dataset["saved"])
     excess = dataset["step0_excess"].mean("seed").values
     share = 100 * dataset["compute_saved_with_source"].mean("seed").values
@@ -59,7 +81,14 @@ def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """How far training from scratch gets, and what the losses after growth say."""
+    """Describes how far training from scratch gets, and how well growth preserved the loss.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      One sentence; its second half appears only if function-preserving methods were run.
+    """
     name = dataset["way"].values.astype(str)
     exact = dataset["exact"].values & (name != ways.SCRATCH)
     excess = np.abs(dataset["step0_excess"].values[exact])

@@ -1,4 +1,4 @@
-"""The figures of `growth_training`: colour says what kind of growth it is, in all of them."""
+"""The figures of `growth_training`. Colours tell kinds of growth apart, the same in all of them."""
 
 from typing import TYPE_CHECKING
 
@@ -39,20 +39,32 @@ TASKS = {
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+    """Draws the figures of a finished run.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      `loss`, learning curves; `saved`, steps and compute saved; and `step0`, how far growth moved
+      the loss.
+    """
     return {"loss": _loss(dataset), "saved": _saved(dataset), "step0": _step0(dataset)}
 
 
 def _methods(dataset: "xr.Dataset") -> list[str]:
+    """The growth methods of the run, without training from scratch."""
     return [m for m in dataset["way"].values.astype(str) if m != SCRATCH]
 
 
 def _kind(dataset: "xr.Dataset", method: str) -> str:
+    """Which of `KINDS` a method is."""
     if method in LEARNED:
         return "learned maps"
     return "preserves the function" if dataset["exact"].sel(way=method) else "does not preserve it"
 
 
 def _kinds(dataset: "xr.Dataset") -> list[str]:
+    """The kinds that occur in this run, in the order of `KINDS`."""
     kinds = {_kind(dataset, method) for method in _methods(dataset)}
     return [kind for kind in KINDS if kind in kinds]
 
@@ -62,13 +74,14 @@ def _label(method: str) -> str:
 
 
 def _heading(dataset: "xr.Dataset") -> str:
+    """The task, its data and the number of seeds, for titles."""
     task, data = str(dataset.attrs["task"]), dataset.attrs.get("data", "")
     # a run of an earlier version has the data in the name of its task
     return f"{TASKS.get(task, task).format(data=data)}, {dataset.sizes['seed']} seeds"
 
 
 def _loss(dataset: "xr.Dataset") -> "Figure":
-    """A panel for each method beside training from scratch, over steps of the large network."""
+    """Learning curves: one panel for each method, with training from scratch behind it."""
     methods = _methods(dataset)
     columns = min(COLUMNS, len(methods))
     rows = -(-len(methods) // columns)
@@ -101,12 +114,16 @@ def _loss(dataset: "xr.Dataset") -> "Figure":
         Line2D([], [], color=style.FAINT, lw=1, ls=":", label="the small network"),
     ]
     title = f"{_heading(dataset)}: mean ± s.d."
-    legend = {"loc": "outside upper center", "ncols": 6, "frameon": False, "fontsize": 9}
+    legend = {"loc": "outside upper center", "ncols": 4, "frameon": False, "fontsize": 9}
     fig.legend(handles=lines, title=title, **legend)
     return fig
 
 
 def _band(ax: "Axes", dataset: "xr.Dataset", method: str, color: str) -> None:
+    """The mean loss of one method over seeds, with its standard deviation as a band.
+
+    Steps of learning maps are counted: they shift the curve to the right.
+    """
     of_method = dataset.sel(way=method)
     steps = of_method["step"].values + int(of_method["learning_steps"])
     mean, spread = (
@@ -118,7 +135,7 @@ def _band(ax: "Axes", dataset: "xr.Dataset", method: str, color: str) -> None:
 
 
 def _saved(dataset: "xr.Dataset") -> "Figure":
-    """Steps saved, each seed and mean with standard error; and compute, the source's included."""
+    """Steps and compute saved, for each seed and as a mean with its standard error."""
     methods = _methods(dataset)
     shown = dataset.sel(way=methods)
     order = np.argsort(shown["saved"].mean("seed").values)
@@ -147,6 +164,7 @@ def _saved(dataset: "xr.Dataset") -> "Figure":
 
 
 def _legend(fig: "Figure", dataset: "xr.Dataset", title: str) -> None:
+    """Adds the legend of the kinds of growth above the figure."""
     handles = [
         Line2D([], [], ls="", marker=MARKERS[kind], color=KINDS[kind], label=kind)
         for kind in _kinds(dataset)
@@ -156,7 +174,7 @@ def _legend(fig: "Figure", dataset: "xr.Dataset", title: str) -> None:
 
 
 def _step0(dataset: "xr.Dataset") -> "Figure":
-    """How far growth moved the loss, on a logarithmic scale: rounding, or more."""
+    """How far growth moved the loss, on a logarithmic scale, beside the size of rounding errors."""
     methods = _methods(dataset)
     moved = abs(dataset["step0_excess"].sel(way=methods))
     order = np.argsort(-moved.mean("seed").values, kind="stable")
@@ -166,6 +184,7 @@ def _step0(dataset: "xr.Dataset") -> "Figure":
     ax.axvspan(floor, 10 * EPS**0.5, color=style.FAINT, alpha=0.15, lw=0)
     for y, i in enumerate(order):
         kind = _kind(dataset, methods[i])
+        # A logarithmic axis has no place for zeros, which are drawn at the floor.
         per_seed = np.maximum(moved.isel(way=i).values, floor)
         ax.plot(per_seed, [y] * per_seed.size, MARKERS[kind], color=KINDS[kind], ms=5, alpha=0.7)
     ax.set_xscale("log")

@@ -1,4 +1,7 @@
-"""The run of `growth_training`: its stages, and the dataset that they make."""
+"""Runs `growth_training` stage by stage and gathers the results in one dataset.
+
+`tasks` has the data and the training loop, `ways` the growth methods.
+"""
 
 import os
 from collections.abc import Callable, Mapping
@@ -24,7 +27,23 @@ if TYPE_CHECKING:
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
-    """Trains the small networks, grows them, trains the large ones; one stage per method."""
+    """Trains the small networks, grows them by every method, and trains the large ones.
+
+    The small networks are one stage, and each method is one, for all seeds together.
+
+    Args:
+      config: The config.
+      stage: What runs and stores a stage. The default stores nothing.
+
+    Returns:
+      Over way ("scratch" first, then the methods) and seed: the held-out `loss` by step,
+      `step0_excess`, and the steps and compute saved (see `experiments.training.savings`). Also
+      `source_loss` of the small networks, whether growth is `exact` and Adam's state `moved`, and
+      `flops` of one training step of each network.
+
+    Raises:
+      DataError: If the data cannot be read, or do not suffice.
+    """
     data = load(config)
     source = stage("train the source", lambda: _seeds(config, partial(_source, config, data)))
     trained = {
@@ -38,9 +57,17 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def load(config: Config) -> list[tasks.Data]:
-    """The data of every repetition: of text the same, of images a split of its own.
+    """Loads the data of every repetition.
 
-    Raises `DataError` for what cannot be read, or does not suffice.
+    Args:
+      config: The config.
+
+    Returns:
+      The data, one entry for each repetition: for text the same each time, for images splits of
+      their own.
+
+    Raises:
+      DataError: If the data cannot be read, or do not suffice.
     """
     with refused():
         if config.task == "text":
@@ -53,8 +80,11 @@ def load(config: Config) -> list[tasks.Data]:
 
 
 def _seeds(config: Config, fn: Callable[[int], PyTree]) -> PyTree:
-    """`fn` of every repetition, stacked: the first, which compiles, then the others side by side,
-    as networks this small fill one core."""
+    """Calls `fn` for every repetition and stacks the results.
+
+    The first call compiles. The others then run in threads, because networks this small fill one
+    core each.
+    """
     first = jax.block_until_ready(fn(0))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = [first, *pool.map(fn, range(1, config.replicates))]
@@ -62,11 +92,16 @@ def _seeds(config: Config, fn: Callable[[int], PyTree]) -> PyTree:
 
 
 def _keys(config: Config, seed: int) -> jax.Array:
-    """Of the small network: initial weights, minibatches; of the large one: both; growth."""
+    """Five keys of a repetition.
+
+    They are for initial weights and minibatches of the small network, the same of the large
+    network, and growth.
+    """
     return jax.random.split(jax.random.fold_in(jax.random.key(config.seed), seed), 5)
 
 
 def _source(config: Config, data: list[tasks.Data], seed: int) -> dict[str, Any]:
+    """Trains the small network of a repetition."""
     first, batches = _keys(config, seed)[:2]
     net = presets.build(config.network(large=False))
     variables = tasks.init(net, data[seed], first)
@@ -80,11 +115,12 @@ def _source(config: Config, data: list[tasks.Data], seed: int) -> dict[str, Any]
 def _large(
     config: Config, data: list[tasks.Data], source: Mapping[str, Any], method: str, seed: int
 ) -> dict[str, Any]:
-    """Grows a small network by a method, or starts from scratch, and trains the large one."""
+    """Grows the small network of a repetition, or starts from scratch, and trains the large one."""
     first, batches, grow = _keys(config, seed)[2:]
     small, large = config.network(large=False), config.network(large=True)
     net = presets.build(large)
     of_seed = jax.tree.map(lambda leaf: leaf[seed], dict(source))
+    # A stage gives back dictionaries: Adam's state is made again of its fields.
     state = type(tasks.ADAM.init({}))(*(of_seed[k] for k in ("count", "mu", "nu")))
     if method == ways.SCRATCH:
         start = ways.restarted(tasks.init(net, data[seed], first))
@@ -105,6 +141,7 @@ def _large(
 def _dataset(
     config: Config, data: tasks.Data, source: Mapping[str, Any], trained: Mapping[str, Any]
 ) -> xr.Dataset:
+    """The labelled dataset of all results; `run` says what is in it."""
     methods, budget = list(trained), config.budget
     loss = np.stack([trained[m]["loss"] for m in methods]).astype(float)
     ahead = np.array([config.maps.steps if m in ways.LEARNED else 0 for m in methods])
@@ -114,8 +151,10 @@ def _dataset(
         for sizes in (config.network(large=False), config.network(large=True))
     ]
     spent, earlier = cost[1] * scratch, cost[0] * config.source_steps
+    # Training from scratch, the first way, needs no small network.
     before = np.where(np.arange(len(methods)) == 0, 0.0, earlier)[:, None]
     per_seed = ("way", "seed")
+    # Where scratch starts at the level, it has spent nothing that could be divided by.
     with np.errstate(divide="ignore", invalid="ignore"):
         saved = {
             "compute_saved": 1 - cost[1] * steps / spent,

@@ -1,4 +1,7 @@
-"""What `growth_training` trains: a network and the examples it learns from, and how it learns."""
+"""The data of `growth_training`, and the training loop that all of its networks share.
+
+`ways` makes the large networks that `train` starts from.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,21 +28,42 @@ TASKS = {"text": "flax_gpt", "images_mlp": "flax_mlp", "images_resnet": "flax_re
 
 
 class Batch(NamedTuple):
-    """What goes in, and the labels that should come out."""
+    """Inputs with their labels.
+
+    Attributes:
+      inputs: Tokens of shape (n, context), images (n, side, side, channel), or images as rows (n,
+        pixels).
+      labels: The tokens that come next, of shape (n, context), or classes of shape (n,).
+    """
 
     inputs: Array
     labels: Array
 
 
 class Data(NamedTuple):
-    """Examples to learn from (of text, all of it in one line), and those held out."""
+    """The examples of one repetition.
+
+    Attributes:
+      learn: The examples to learn from. For text, inputs and labels are both the whole text, of
+        shape (characters,), from which `draw` takes windows.
+      held_out: The examples that losses are measured on.
+    """
 
     learn: Batch
     held_out: Batch
 
 
 class Schedule(NamedTuple):
-    """Adam with a rate that rises linearly over `warmup` steps and then stays."""
+    """A training with Adam, whose learning rate rises linearly over `warmup` steps and then stays.
+
+    Attributes:
+      steps: Number of steps.
+      every: Steps between two evaluations, a divisor of `steps`.
+      batch: Examples per step.
+      rate: Highest learning rate.
+      warmup: Steps over which the rate rises.
+      ramp: Steps over which masked structural growth brings its units in.
+    """
 
     steps: int
     every: int
@@ -50,17 +74,32 @@ class Schedule(NamedTuple):
 
 
 class Masked(NamedTuple):
-    """Grown units that a ramp brings in (MSG): the source's spec, and the new size by space."""
+    """Which units of a grown network a ramp brings in, in masked structural growth.
+
+    Attributes:
+      spec: The axes of the small network.
+      sizes: For each feature space that grows, its name and its new size.
+    """
 
     spec: Spec
     sizes: tuple[tuple[str, int], ...]
 
     @property
     def maps(self) -> dict[str, SpaceMap]:
+        """For each space that grows, the map that pads it with new units."""
         return {name: growth.pad(self.spec.space(name).size, new) for name, new in self.sizes}
 
     def view(self, variables: PyTree, mask: ArrayLike) -> tuple[PyTree, Array | None]:
-        """The parameters under the mask, and the weights of the stream in a LayerNorm."""
+        """Applies the mask to the parameters of the large network.
+
+        Args:
+          variables: The variables of the large network.
+          mask: How far new units are brought in, from 0 (absent) to 1 (fully there).
+
+        Returns:
+          The variables under the mask; and the weight of each unit in a LayerNorm of the residual
+          stream, of shape (width,), or None if no space that grows is normalised by one.
+        """
         maps = self.maps
         stream = [n for n in maps if "layernorm" in self.spec.space(n).nonlinearity.split()]
         weights = jnp.where(growth.grown(maps[stream[0]]), mask, 1.0) if stream else None
@@ -69,11 +108,30 @@ class Masked(NamedTuple):
 
 @partial(jax.jit, static_argnums=0)
 def init(net: nn.Module, data: Data, key: PRNGKeyArray) -> PyTree:
+    """Draws the initial variables of a network.
+
+    Args:
+      net: The network; static.
+      data: The data, which say the shape of an input.
+      key: A random key.
+
+    Returns:
+      The variables: `params`, and running statistics if the network has any.
+    """
     return net.init(key, draw(net, data, key, 1).inputs)
 
 
 def of_text(seed: int, *, context: int, held_out: int) -> Data:
-    """All of the text to learn from, and windows of what is held out of it."""
+    """Loads the text of Python's standard library as data.
+
+    Args:
+      seed: The seed of the held-out windows.
+      context: Characters in a window.
+      held_out: Number of held-out windows.
+
+    Returns:
+      The data, as tokens.
+    """
     learn, unseen = text.load()
     starts = np.random.default_rng(seed).integers(len(unseen) - context - 1, size=held_out)
     line = jnp.asarray(learn)
@@ -81,7 +139,18 @@ def of_text(seed: int, *, context: int, held_out: int) -> Data:
 
 
 def of_images(pool: Pool, seed: int, replicates: int, *, held_out: int, rows: bool) -> list[Data]:
-    """Images for every seed, a split for each; in rows, or as images."""
+    """Splits images into data for every repetition.
+
+    Args:
+      pool: The images.
+      seed: The seed of the splits.
+      replicates: Number of repetitions.
+      held_out: Number of held-out images in each split.
+      rows: Whether to flatten images into rows, for an MLP.
+
+    Returns:
+      The data of each repetition; the images that are not held out are learned from.
+    """
     n = len(pool.labels)
     sizes = {"examples": n, "train": n - held_out, "validation": held_out}
     split = image_tasks.split(seed, replicates, **sizes)
@@ -91,12 +160,23 @@ def of_images(pool: Pool, seed: int, replicates: int, *, held_out: int, rows: bo
 
 
 def _windows(line: Array, starts: ArrayLike, context: int) -> Batch:
+    """The windows of tokens that begin at `starts`; their labels are one token ahead."""
     window = line[jnp.asarray(starts)[:, None] + jnp.arange(context + 1)].astype(int)
     return Batch(window[:, :-1], window[:, 1:])
 
 
 def draw(net: nn.Module, data: Data, key: PRNGKeyArray, count: int) -> Batch:
-    """Examples to learn from, with replacement."""
+    """Draws examples to learn from, with replacement.
+
+    Args:
+      net: The network; a GPT is given windows of its context.
+      data: The data.
+      key: A random key.
+      count: Number of examples.
+
+    Returns:
+      The batch, of `count` examples.
+    """
     n = len(data.learn.inputs)
     if isinstance(net, GPT):
         starts = jax.random.randint(key, (count,), 0, n - net.context)
@@ -108,8 +188,19 @@ def draw(net: nn.Module, data: Data, key: PRNGKeyArray, count: int) -> Batch:
 def evaluate(
     net: nn.Module, variables: PyTree, batch: Batch, train: bool = False, weights: Any = None
 ) -> tuple[Float[Array, ""], PyTree]:
-    """Mean cross-entropy in nats, and the variables that are no parameters (running statistics,
-    which `train` updates). `weights`: of the stream's units in every LayerNorm (MSG)."""
+    """Computes the mean cross-entropy of a network on a batch.
+
+    Args:
+      net: The network.
+      variables: Its variables.
+      batch: The batch.
+      train: Whether a ResNet normalises by the batch and updates its running statistics.
+      weights: The weight of each unit of the stream in every LayerNorm (for masked structural
+        growth), of shape (width,); None for ordinary LayerNorms.
+
+    Returns:
+      The loss in nats, a scalar; and the variables other than `params`, updated if `train`.
+    """
     apply: Callable[..., Any] = net.apply
     with nn.intercept_methods(partial(_masked_norm, weights)):
         if isinstance(net, ResNet) and train:
@@ -122,6 +213,7 @@ def evaluate(
 
 
 def _masked_norm(weights: Any, call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    """Replaces a call of a LayerNorm by one that weights the units, if there are weights."""
     if weights is None or not isinstance(context.module, nn.LayerNorm):
         return call(*args, **kwargs)
     own = context.module.variables["params"]
@@ -142,12 +234,28 @@ def train(
     key: PRNGKeyArray,
     masked: Masked | None = None,
 ) -> tuple[PyTree, PyTree, Float[Array, "evaluation"]]:
-    """Variables and Adam's state in the end, and the held-out loss before the first step and after
-    every `schedule.every`. Equal keys give equal minibatches to all networks."""
+    """Trains a network on random minibatches, and measures the held-out loss on the way.
+
+    Equal keys give equal minibatches to all networks.
+
+    Args:
+      net: The network; static.
+      schedule: How long and how fast it is trained; static.
+      variables: The variables before the first step.
+      state: The state of `ADAM`.
+      data: The data.
+      key: The key of the minibatches.
+      masked: Which units a ramp brings in; None if all are there from the start. Static.
+
+    Returns:
+      The variables and Adam's state after the last step, and the held-out loss before the first
+      step and after every `schedule.every`, of shape (steps / every + 1,).
+    """
 
     def loss(
         params: PyTree, rest: PyTree, timed_batch: tuple[Batch, Any], train: bool = True
     ) -> Any:
+        # The mask of new units depends on the step, which therefore travels with the batch.
         batch, t = timed_batch
         seen, weights = {"params": params, **rest}, None
         if masked is not None:
@@ -170,8 +278,20 @@ def train(
 
 
 def flops(net: nn.Module, variables: PyTree, data: Data, batch: int) -> float:
-    """Of one training step: 6 N D, N being the parameters that are applied to each of the D tokens,
-    images, or (of a convolution) positions; embeddings are looked up, not applied."""
+    """Estimates the floating-point operations of one training step, as 6 N D.
+
+    N counts the parameters, and D how often each is applied: once for each token, image or position
+    of a convolution. Embeddings are looked up rather than applied, and do not count.
+
+    Args:
+      net: The network.
+      variables: Its variables, or their shapes.
+      data: The data, which say the size of an image.
+      batch: Examples per step.
+
+    Returns:
+      The number of operations.
+    """
     total = 0.0
     for path, leaf in jax.tree.leaves_with_path(variables["params"]):
         names = [str(entry.key) for entry in path]
@@ -181,9 +301,11 @@ def flops(net: nn.Module, variables: PyTree, data: Data, batch: int) -> float:
 
 
 def _positions(net: nn.Module, module: str, data: Data) -> int:
+    """How often one example applies a module's parameters: per token or pixel."""
     if isinstance(net, GPT):
         return net.context
     if isinstance(net, MLP) or module == "head":
         return 1
+    # Each stage but the first halves the sides of the image.
     stage = int(module[len("stage")]) if module.startswith("stage") else 0
     return (-(-data.learn.inputs.shape[1] // 2**stage)) ** 2

@@ -1,4 +1,7 @@
-"""The ways from a small trained network to a larger one that `growth_training` compares."""
+"""The growth methods that `growth_training` compares, each giving the start of a large network.
+
+They call `sail_jax.growth`; `tasks.train` trains what they return.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -42,8 +45,12 @@ LAYERS_OF = f"params/{LAYERS}"
 class Grown(NamedTuple):
     """Where the training of a large network starts.
 
-    masked: what a ramp is yet to bring in; exact: whether growth is stated to preserve the
-    function; moved: whether Adam's state came along.
+    Attributes:
+      variables: The variables of the large network.
+      state: Adam's state for them.
+      masked: The units that a ramp is yet to bring in, if any.
+      exact: Whether the method is known to preserve the function of the small network.
+      moved: Whether Adam's moments were carried over from the small network, exactly.
     """
 
     variables: PyTree
@@ -54,21 +61,54 @@ class Grown(NamedTuple):
 
 
 def restarted(variables: PyTree) -> Grown:
-    """Training that starts without a past."""
+    """Starts a training with a fresh Adam state.
+
+    Args:
+      variables: The variables to train.
+
+    Returns:
+      The start, without a mask and with `exact` and `moved` False.
+    """
     return Grown(variables, ADAM.init(variables["params"]))
 
 
 def rules(sizes: Mapping[str, Any], variables: PyTree) -> Spec:
+    """Finds the feature spaces of a network's parameters.
+
+    Args:
+      sizes: The network's configuration, as `Config.network` returns it.
+      variables: Its variables, or their shapes.
+
+    Returns:
+      The spec that names the space of every axis.
+    """
     return architectures.of(sizes).rules(sizes).spec(variables)
 
 
 def shapes(sizes: Mapping[str, Any], data: Data) -> PyTree:
-    """The variables of a network that learns from these data, as shapes."""
+    """Computes the shapes of a network's variables, without computing values.
+
+    Args:
+      sizes: The network's configuration.
+      data: The data that it learns from.
+
+    Returns:
+      The variables as `jax.ShapeDtypeStruct`s.
+    """
     return jax.eval_shape(partial(init, build(sizes)), data, jax.random.key(0))
 
 
 def masked(source: Mapping[str, Any], target: Mapping[str, Any], data: Data) -> Masked:
-    """Which units are new, between two networks of equal depth."""
+    """Finds which spaces grow between two networks of equal depth.
+
+    Args:
+      source: The small network's configuration.
+      target: The large network's configuration.
+      data: The data that they learn from.
+
+    Returns:
+      The small network's spec, and the new sizes of the spaces that grow.
+    """
     before, after = (rules(sizes, shapes(sizes, data)) for sizes in (source, target))
     pairs = [(space.name, after.space(space.name).size) for space in before.spaces]
     return Masked(before, tuple((n, new) for n, new in pairs if new != before.space(n).size))
@@ -85,8 +125,22 @@ def grow(
     *,
     move: bool,
 ) -> Grown:
-    """A method of `WIDTH`, `DEPTH` or `MSG`; Adam's state comes along where it has a law, if
-    `move`."""
+    """Grows a trained network by a method that needs no learning.
+
+    Args:
+      method: A name in `WIDTH` or `DEPTH`, or `MSG`.
+      variables: The small network's variables.
+      state: The small network's Adam state.
+      source: The small network's configuration.
+      target: The large network's configuration.
+      data: The data, which say the shape of an input.
+      key: The random key of what a method draws.
+      move: Whether to carry Adam's moments over. Only changes of width have a law for it, and not
+        those in `OWN_LAW`; other methods restart Adam anyway.
+
+    Returns:
+      Where the large network's training starts.
+    """
     if method == MSG:
         return _msg(variables, state, source, target, data, key, move=move)
     name, options = (WIDTH | DEPTH)[method]
@@ -109,6 +163,7 @@ def _msg(
 ) -> Grown:
     """Masked structural growth (Yao et al. 2023): random new units, absent at first."""
     ramped = masked(source, target, data)
+    # Padding makes the new units zero. They get random weights, which the mask hides at first.
     wide = change_basis(variables, ramped.spec, ramped.maps)
     wide = growth.fresh_units(wide, ramped.spec, ramped.maps, key)
     grown = restarted(wide)._replace(masked=ramped, exact=True)
@@ -116,6 +171,7 @@ def _msg(
 
 
 def _carried(grown: Grown, state: PyTree, spec: Spec, maps: Mapping[str, SpaceMap]) -> Grown:
+    """The start with Adam's moments carried over, as `growth.change_state` changes them."""
     # the moments are trees of parameters, without the collection that the spec's paths start with
     nested = lambda s: s._replace(mu={"params": s.mu}, nu={"params": s.nu})  # noqa: E731
     moved, report = growth.change_state(nested(state), nested(grown.state), spec, maps)
@@ -124,7 +180,14 @@ def _carried(grown: Grown, state: PyTree, spec: Spec, maps: Mapping[str, SpaceMa
 
 
 class Learning(NamedTuple):
-    """A short phase in which the maps of `way` ("ligo" or "sail") are learned with Adam."""
+    """A short training with Adam of the maps that grow a network.
+
+    Attributes:
+      way: How the maps are parametrised, "ligo" or "sail".
+      steps: Number of steps.
+      batch: Examples per step.
+      rate: Adam's learning rate.
+    """
 
     way: str
     steps: int
@@ -140,11 +203,26 @@ def learn(
     data: Data,
     key: PRNGKeyArray,
 ) -> Grown:
-    """The network that the learned maps make of the small one, which stays as it is."""
+    """Learns the maps that grow a network, and applies them.
+
+    The maps minimise the large network's loss; the small network's weights do not change.
+
+    Args:
+      how: How the maps are learned.
+      variables: The small network's variables.
+      source: The small network's configuration.
+      target: The large network's configuration.
+      data: The data to learn from.
+      key: A random key, of initial maps and minibatches.
+
+    Returns:
+      Where the large network's training starts, with a fresh Adam state.
+    """
     return restarted(_learn(how, _frozen(source), _frozen(target), variables, data, key))
 
 
 def _frozen(sizes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """The configuration as nested tuples, which are hashable and so can be static under jit."""
     return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in sizes.items())
 
 
@@ -152,6 +230,7 @@ def _frozen(sizes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 def _learn(
     how: Learning, source: Any, target: Any, variables: PyTree, data: Data, key: PRNGKeyArray
 ) -> PyTree:
+    """`learn`, compiled: the variables of the large network."""
     source, target = dict(source), dict(target)
     net, (first, second) = build(target), jax.random.split(key)
     deepens = target.get("layers") != source.get("layers")
@@ -184,7 +263,7 @@ def _learn(
 
 
 def _stacked(sizes: Mapping[str, Any], variables: PyTree) -> Spec:
-    """The spec of a GPT whose layers are stacked, in the space "layer"."""
+    """The spec of a GPT whose layers are stacked along an axis of the space "layer"."""
     listed = architectures.of(sizes).rules(sizes)
     axes = []
     for pattern, text in listed.axes:

@@ -1,4 +1,5 @@
 """Which of the papers' claims hold, and which only when corrected?
 
-Each closed form beside a simulation of the same quantity.
+Each claim of `theory.claims` has a closed form and a simulation of the same quantity, which are
+compared.
 """

@@ -1,4 +1,4 @@
-"""What `ledger` can be told, and its presets."""
+"""The configuration of `ledger` and its presets."""
 
 from experiments.lab.config import Seed, config, varied
 from theory import claims
@@ -6,7 +6,7 @@ from theory import claims
 
 @config
 class Config:
-    """Which claims are checked, and how hard."""
+    """Which claims are checked, and how large the simulations are."""
 
     claims: str = "*"
     """Globs over claim names, separated by commas; `*` is all of them."""
@@ -31,7 +31,7 @@ MAIN = (
     "features-are-fate/T3.8/exact",
     "features-are-fate/T3.9-estimator-L2/*",
     "features-are-fate/eq17-boundary/*",
-    "overtrained/T4.4/printed",
+    "overtrained/T4.4/exact",
     "overtrained/T4.4-sharp/exact",
     "overtrained/T4.6/exact",
     "overtrained/T4.7-threshold/exact",

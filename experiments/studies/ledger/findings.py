@@ -1,9 +1,13 @@
-"""What `ledger` found: from the stored dataset alone."""
+"""The verdicts of a finished run of `ledger` as text, tables and files.
+
+The command `sail-jax verify` shows and writes them.
+"""
 
 import csv
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,15 +19,24 @@ SCHEMA = "sail-jax ledger 1"
 
 
 def wording(holds: bool, expected: bool) -> str:
-    """The verdict in words; capitals where the ledger and the theory disagree."""
+    """Returns a verdict in words, in capitals if it is not the expected one.
+
+    Args:
+      holds: Whether the claim holds.
+      expected: Whether it should hold.
+
+    Returns:
+      The words.
+    """
     if holds:
         return "holds" if expected else "HOLDS, expected to fail"
-    return "FAILS" if expected else "fails as printed (expected)"
+    return "FAILS" if expected else "fails, as expected"
 
 
 # The columns of the ledger as text; the first row of a table is these names.
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "claim": lambda record: record["claim"],
+    "status": lambda record: record["status"],
     "statement": lambda record: record["statement"],
     "where": lambda record: record["domain"],
     "source": lambda record: record["source"],
@@ -46,22 +59,39 @@ POWER: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def _spread(stderr: float) -> str:
+    """A standard error in text; nothing where there is none."""
     return "" if math.isnan(stderr) else f" ± {stderr:.2g}"
 
 
 def table(dataset: xr.Dataset, *omitted: str) -> list[tuple[str, ...]]:
-    """The ledger as text: the names of the columns, then one row per claim."""
+    """Tabulates the verdicts as text.
+
+    Args:
+      dataset: The dataset of `run`.
+      *omitted: Names in `COLUMNS` that are left out.
+
+    Returns:
+      A row of column names, and a row for each claim.
+    """
     return _rows(dataset, {name: text for name, text in COLUMNS.items() if name not in omitted})
 
 
 def power(dataset: xr.Dataset) -> list[tuple[str, ...]]:
-    """The power of every claim as text: the names of the columns, then one row per claim."""
+    """Tabulates as text what the comparison of each claim can detect.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      A row of column names, and a row for each claim.
+    """
     return _rows(dataset, POWER)
 
 
 def _rows(
     dataset: xr.Dataset, shown: Mapping[str, Callable[[dict[str, Any]], str]]
 ) -> list[tuple[str, ...]]:
+    """The columns' names and the rows of all claims."""
     return [
         tuple(shown),
         *(tuple(t(record) for t in shown.values()) for record in _records(dataset)),
@@ -69,7 +99,15 @@ def _rows(
 
 
 def blind(dataset: xr.Dataset) -> str:
-    """Which claims overlook what they are made to see with a chance above `claims.MISS`."""
+    """Describes which claims would overlook the effect that they are made to see.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      A sentence. It lists the claims that miss their effect with a chance above `claims.MISS`, or
+      says that there are none.
+    """
     missed = dataset["claim"].values[~(dataset["miss"].values <= claims.MISS)]
     if not len(missed):
         return f"Every claim sees its effect: it is missed with a chance below {claims.MISS:.0%}."
@@ -79,7 +117,14 @@ def blind(dataset: xr.Dataset) -> str:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """How many claims hold, and which verdicts are not the expected ones."""
+    """Describes how many claims hold, and which verdicts are not the expected ones.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      Two sentences.
+    """
     held, expected, ok = (dataset[k].values.astype(bool) for k in ("holds", "expected", "ok"))
     text = f"{held.sum()} of {held.size} claims hold"
     printed = (~held & ~expected).sum()
@@ -90,10 +135,26 @@ def summary(dataset: xr.Dataset) -> str:
     return f"{text}. NOT as expected: {', '.join(map(str, dataset['claim'].values[~ok]))}."
 
 
-def accounted() -> tuple[str, bool]:
-    """Which claims answer to which statement of which paper, as text, and whether none is missing.
+def statuses(dataset: xr.Dataset) -> str:
+    """Counts the claims of each status.
 
-    Nothing is simulated.
+    Args:
+      dataset: The ledger.
+
+    Returns:
+      The counts as a sentence.
+    """
+    counts = Counter(dataset["status"].values.astype(str).tolist())
+    named = (f"{name} {counts[name]}" for name in claims.STATUSES.values() if counts[name])
+    return ", ".join(named) + "."
+
+
+def accounted() -> tuple[str, bool]:
+    """Reports which claims cover which statements of the papers, without simulating anything.
+
+    Returns:
+      The report as text, and whether it is complete: every statement is covered, and every claim on
+      the papers belongs to one.
     """
     ids = [claim.id for claim in claims.all_claims()]
     complete = not coverage.gaps(ids) and not coverage.orphans(ids)
@@ -101,7 +162,18 @@ def accounted() -> tuple[str, bool]:
 
 
 def as_json(dataset: xr.Dataset, about: Mapping[str, Any]) -> bytes:
-    """The ledger for other programs, headed by `about`; non-finite numbers are text."""
+    """Writes the verdicts as JSON for other programs.
+
+    Numbers that are not finite become text, except a standard error that does not exist, which
+    becomes null.
+
+    Args:
+      dataset: The dataset of `run`.
+      about: Fields to put before the verdicts, such as versions; values that JSON can hold.
+
+    Returns:
+      The bytes of the file, in UTF-8.
+    """
 
     def plain(field: str, value: Any) -> Any:
         if not isinstance(value, float) or math.isfinite(value):
@@ -117,7 +189,14 @@ def as_json(dataset: xr.Dataset, about: Mapping[str, Any]) -> bytes:
 
 
 def as_csv(dataset: xr.Dataset) -> bytes:
-    """The ledger as a spreadsheet reads it, every number to its last digit."""
+    """Writes the verdicts as CSV, with all digits of every number.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      The bytes of the file, in UTF-8, with a header line.
+    """
     records, file = _records(dataset), io.StringIO()
     rows = csv.DictWriter(file, records[0])
     rows.writeheader()
@@ -126,22 +205,32 @@ def as_csv(dataset: xr.Dataset) -> bytes:
 
 
 LATEX = r"""% Needs longtable, and lualatex or xelatex with a font of mathematical letters.
-\begin{longtable}{p{.42\linewidth}llll}
-statement & source & predicted & simulated & verdict \\ \hline \endhead
+\begin{longtable}{p{.12\linewidth}p{.36\linewidth}llll}
+status & statement & source & predicted & simulated & verdict \\ \hline \endhead
 """
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 SPECIAL |= {letter: "\\" + letter for letter in "&%$#_{}"}
 
 
 def as_latex(dataset: xr.Dataset) -> bytes:
-    """The ledger as a table to paste; what it cites is in docs/papers.bib."""
+    """Writes the verdicts as a LaTeX table.
+
+    Its citations are keys of docs/papers.bib.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      The bytes of the file, in UTF-8.
+    """
     lines = []
     for record in _records(dataset):
         paper = record["claim"].split("/")[0]
-        shown = ("statement", "source", "predicted", "simulated", "verdict")
+        shown = ("status", "statement", "source", "predicted", "simulated", "verdict")
+        # The citation names the paper already.
         record["source"] = record["source"].removeprefix(paper).lstrip()
         cells = [COLUMNS[name](record).translate(str.maketrans(SPECIAL)) for name in shown]
-        cells[1] = rf"\cite[{{{cells[1]}}}]{{{paper}}}"
+        cells[2] = rf"\cite[{{{cells[2]}}}]{{{paper}}}"
         lines.append(" & ".join(cells) + r" \\")
     return (LATEX + "\n".join(lines) + "\n\\end{longtable}\n").encode()
 
@@ -151,6 +240,7 @@ TABLES = {".csv": (as_csv, b"claim,"), ".tex": (as_latex, LATEX[:60].encode())}
 
 
 def _records(dataset: xr.Dataset) -> list[dict[str, Any]]:
+    """Each claim's values by name, with flags as booleans."""
     names = ["claim", *map(str, dataset.data_vars)]
     columns = [dataset[name].values.tolist() for name in names]
     flags = ("holds", "expected", "ok")

@@ -1,4 +1,4 @@
-"""The figures of `ledger`."""
+"""The figure of `ledger`: the score of every claim."""
 
 import math
 from functools import partial
@@ -21,7 +21,14 @@ SCORES = {
 
 
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
-    """Every score against the band it has to lie in, one panel per kind of score."""
+    """Draws every claim's score beside the band in which it has to lie.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      `ledger`, a figure with a panel for each kind of score.
+    """
     names = dataset["score_name"].values.astype(str)
     kinds = [kind for kind in SCORES if (names == kind).any()]
     counts = [int((names == kind).sum()) for kind in kinds]
@@ -34,18 +41,18 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     dot = partial(Line2D, [], [], marker="o", ls="")
     handles = [
         Patch(color=style.PALETTE[2], alpha=0.15, label="allowed"),
-        dot(color=style.PALETTE[0], label="expected to hold"),
-        dot(color=style.PALETTE[1], label="expected to fail"),
+        dot(color=style.PALETTE[0], label="should hold"),
+        dot(color=style.PALETTE[1], label="wrong as printed: should fail"),
     ]
     if (dataset["relation"] != "=").any():
         bound = "bound: allowed further on this side"
         handles.append(dot(color=style.FAINT, marker="<", label=bound))
-    fig.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False, fontsize=9)
+    fig.legend(handles=handles, loc="outside upper center", ncols=2, frameon=False, fontsize=9)
     return {"ledger": fig}
 
 
 def _dots(ax: Axes, dataset: xr.Dataset, label: str, limit: float) -> None:
-    """One row per claim, linear inside twice the band and logarithmic outside it."""
+    """One row for each claim, on an axis that is linear near the band and logarithmic outside."""
     score = np.clip(dataset["score"].values, -1e6 * limit, 1e6 * limit)
     ax.axvspan(-limit, limit, color=style.PALETTE[2], alpha=0.15, lw=0)
     for y, (x, relation, expected) in enumerate(

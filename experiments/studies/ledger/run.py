@@ -1,4 +1,4 @@
-"""The run of `ledger`: its stages, and the dataset that they make."""
+"""Runs `ledger`: checks every selected claim and gathers the verdicts in one dataset."""
 
 import dataclasses
 import math
@@ -15,7 +15,16 @@ from theory import claims
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
-    """Checks each selected claim in a stage of its own; one entry per claim."""
+    """Checks each selected claim, in a stage of its own.
+
+    Args:
+      config: The config.
+      stage: What runs and stores a stage. The default stores nothing.
+
+    Returns:
+      The fields of `theory.claims.Verdict` and of its power over `claim`, and `ok`, whether the
+      verdict is the expected one. The attribute `quick` is 1 for smaller simulations.
+    """
 
     def verdict(claim: claims.Claim) -> dict[str, Any]:
         checked = claims.check(claim, seed=config.seed, quick=config.quick)

@@ -1,4 +1,4 @@
-"""What `merge_digits` is told, and its presets."""
+"""The configuration of `merge_digits` and its presets."""
 
 from typing import Annotated
 
@@ -44,6 +44,7 @@ class Config:
     replicates: Annotated[int, Ge(2)] = 5
     """Independent repetitions, each with its own split; at least 2, for the spread."""
     data: ImagePool = ImagePool()
+    """The images."""
     tasks: image_tasks.Tasks = ("rotate -20", "rotate 20", "classes 0-4", "classes 5-9")
     """What the experts learn: 'rotate <degrees>', 'classes <first>-<last>' or 'upright'."""
     widths: Some[Natural] = (256,)
@@ -53,8 +54,11 @@ class Config:
     validation: Natural = 300
     """Images to choose the scales with; the rest are the test set."""
     pretraining: Training = Training(steps=300)
+    """How the network that experts start from is trained."""
     tuning: Training = Training(steps=200)
+    """How experts are trained."""
     merging: Merging = Merging()
+    """How experts are merged."""
     line_points: Annotated[int, Ge(2)] = 21
     """Points on the line between the first two experts, ends included."""
 
@@ -63,7 +67,14 @@ class Config:
         self.check_left(self.data.size)
 
     def check_left(self, examples: int | None) -> None:
-        """Raises `ValueError` where nothing of so many images is left for the test."""
+        """Checks that images are left for the test.
+
+        Args:
+          examples: The number of images, or None if it is not known yet, which passes.
+
+        Raises:
+          ValueError: If none is left beside those to learn from and to choose scales with.
+        """
         image_tasks.check_left("validation", self.validation, self.train, examples)
 
 

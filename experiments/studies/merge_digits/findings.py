@@ -1,4 +1,4 @@
-"""What `merge_digits` found: from the stored dataset alone."""
+"""Tests on a finished run of `merge_digits` which merge is better, and sums the run up."""
 
 import numpy as np
 import xarray as xr
@@ -14,14 +14,29 @@ CLAIMS = (  # better, worse, who says so
 
 
 def own_accuracy(dataset: xr.Dataset) -> xr.DataArray:
-    """Each expert on its own task, averaged over the tasks: `[replicate]`."""
+    """Computes the accuracy of the experts, each on its own task.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      The mean over the tasks, by replicate.
+    """
     experts = dataset["accuracy"][:, 1 : 1 + dataset.sizes["task"]]
     return xr.DataArray(np.diagonal(experts, axis1=1, axis2=2).mean(-1), dims="replicate")
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Which merge keeps more, on digits that chose no scale; and whether adding weights acts as
-    adding outputs does."""
+    """Tests which merge is more accurate, and whether cross-task linearity predicts accuracies.
+
+    Accuracies are those on the test images, which have no part in the choice of scales.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      A finding for each comparison in `CLAIMS`, and one for the line between two experts.
+    """
     mean = dataset["accuracy"].mean("task")
     declared = []
     for better, worse, where in CLAIMS:
@@ -47,11 +62,19 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _pm(values: xr.DataArray) -> str:
+    """Mean and standard deviation over splits, in text."""
     return f"{float(values.mean()):.3f} ± {float(values.std(ddof=1)):.3f}"
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """What every model attains, and how much the best merge keeps."""
+    """Describes the accuracy of every merge, and how much the best one keeps of the experts' gain.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      Two sentences.
+    """
     mean = dataset["accuracy"].mean("task")
     own, base = own_accuracy(dataset), mean.sel(model="base")
     merges = ["soup", *map(str, dataset["merge"].values)]

@@ -10,11 +10,20 @@ from sail_jax.drawing import style
 
 
 def _label(name: str) -> str:
+    """A model's or task's name as figures show it, with the degrees of a rotation marked."""
     return f"{name}°" if "rotate" in name else name
 
 
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
-    """Every model on every task; how the scale is chosen; the line between two experts."""
+    """Draws the figures of a finished run.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      `accuracy` of every model on every task; `scale`, the accuracy by which scales are chosen; and
+      `line`, accuracies between two experts.
+    """
     return {
         "accuracy": _plot_accuracy(dataset),
         "scale": _plot_scale(dataset),
@@ -23,6 +32,7 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
 
 
 def _plot_accuracy(dataset: xr.Dataset) -> Figure:
+    """Accuracy of every model by task, and its mean beside the prediction."""
     models, tasks = dataset["model"].values.astype(str), dataset["task"].values.astype(str)
     size = {"width": 2.2 + 0.55 * len(tasks), "height": 1.4 + 0.4 * len(models)}
     fig, axes = style.figure(1, 2, **size, sharey=True, width_ratios=[len(tasks), 2.4])
@@ -31,7 +41,7 @@ def _plot_accuracy(dataset: xr.Dataset) -> Figure:
     floor = np.floor(10 * mean.min()) / 10
     mesh = ax.pcolormesh(mean, cmap=style.SEQUENTIAL, vmin=floor, vmax=1, edgecolors="white")
     ax.grid(visible=False)
-    centred = {"ha": "center", "va": "center", "fontsize": 7.5, "linespacing": 0.95}
+    centred = {"ha": "center", "va": "center", "fontsize": 8, "linespacing": 0.95}
     for (i, j), value in np.ndenumerate(mean):
         ink = "white" if mesh.norm(value) < 0.55 else "black"
         ax.text(j + 0.5, i + 0.5, f"{value:.2f}\n±{spread[i, j]:.2f}", color=ink, **centred)
@@ -58,6 +68,7 @@ def _plot_accuracy(dataset: xr.Dataset) -> Figure:
 
 
 def _plot_scale(dataset: xr.Dataset) -> Figure:
+    """Validation accuracy against the scale, with the chosen scales marked."""
     fig, axes = style.figure(width=6.2, height=3.8)
     ax = axes[0, 0]
     for i, merge in enumerate(dataset["merge"].values.astype(str)):
@@ -75,6 +86,7 @@ def _plot_scale(dataset: xr.Dataset) -> Figure:
 
 
 def _plot_line(dataset: xr.Dataset) -> Figure:
+    """Accuracy along the line between two experts, measured and predicted."""
     ends = dataset["end"].values.astype(str)
     fig, axes = style.figure(1, 3, width=3.1, height=3.5, sharey=True)
     panels = {f"on {_label(end)}": dataset.sel(end=end) for end in ends}
@@ -95,10 +107,12 @@ def _plot_line(dataset: xr.Dataset) -> Figure:
 
 
 def _mean_and_spread(values: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation over replicates."""
     return values.mean("replicate").values, values.std("replicate", ddof=1).values
 
 
 def _band(ax: Axes, x: xr.DataArray, values: xr.DataArray, colour: str, label: str) -> None:
+    """The mean over replicates as a line, its standard deviation as a band."""
     mean, spread = _mean_and_spread(values)
     ax.plot(x, mean, color=colour, label=label)
     ax.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.2, lw=0)

@@ -1,4 +1,7 @@
-"""The run of `merge_digits`: its stages, and the dataset that they make."""
+"""Runs `merge_digits` stage by stage and gathers the results in one dataset.
+
+Each stage computes all replicates at once.
+"""
 
 import functools
 import operator
@@ -26,7 +29,21 @@ SWEPT = ("task arithmetic", "TIES")
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
-    """Trains, merges and measures; everything is repeated over the leading axis `replicate`."""
+    """Trains the networks, merges them and measures the merges.
+
+    Args:
+      config: The config.
+      stage: What runs and stores a stage. The default stores nothing.
+
+    Returns:
+      Over replicate: the test `accuracy` of every model on every task, and the accuracy `predicted`
+      by adding outputs (NaN for models without a prediction); the `validation` accuracy by merge
+      and scale, and the `chosen_scale`; and along the line between the first two experts,
+      `line_accuracy`, `line_predicted` by outputs, and `line_chord`, the interpolated accuracies.
+
+    Raises:
+      DataError: If the data cannot be read or do not suffice.
+    """
     upright, learn, choose, test = load(config)
     keys = jax.random.split(jax.random.key(config.seed), (config.replicates, 2))
 
@@ -60,8 +77,19 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def load(config: Config) -> tuple[Task, Task, Task, Task]:
-    """Upright images to learn from, then the images of every task to learn from, to choose scales
-    with, and to test on. Raises `DataError` for what cannot be read, or does not suffice."""
+    """Loads the images and divides them among the stages.
+
+    Args:
+      config: The config.
+
+    Returns:
+      Upright images to pre-train on, in arrays of shape (replicate, 1, example, ...); then, for
+      every task, images to fine-tune on, to choose scales with and to test on, each in arrays of
+      shape (replicate, task, example, ...).
+
+    Raises:
+      DataError: If the data cannot be read or do not suffice.
+    """
     with refused():
         pool = config.data.pool(config.seed)
         config.check_left(n := len(pool.labels))
@@ -74,26 +102,30 @@ def load(config: Config) -> tuple[Task, Task, Task, Task]:
 
 
 def _scales(config: Config) -> Array:
+    """The scales to try, without 0."""
     return jnp.linspace(0, config.merging.largest, config.merging.scales + 1)[1:]
 
 
 def _weights(config: Config) -> Array:
+    """The weights of the second expert along the line."""
     return jnp.linspace(0, 1, config.line_points)
 
 
 def _replicated(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn(config, ...)` of one replicate, compiled for all of them at once."""
+    """Compiles `fn(config, ...)`, which is for one replicate, for all replicates at once."""
     return jax.jit(
         lambda config, *args: jax.vmap(functools.partial(fn, config))(*args), static_argnums=0
     )
 
 
 def _apply(config: Config, params: PyTree, images: image_tasks.Array) -> Any:
+    """The logits of a network."""
     return MLP(config.widths, config.data.classes).apply(params, images)
 
 
 @_replicated
 def _pretrain(config: Config, exam: Task, key: Array) -> PyTree:
+    """Trains the base network on upright images."""
     first, rest = jax.random.split(key)
     params = MLP(config.widths, config.data.classes).init(first, exam.images[0])
     (exam,) = _split(exam, 1)
@@ -102,16 +134,21 @@ def _pretrain(config: Config, exam: Task, key: Array) -> PyTree:
 
 @_replicated
 def _finetune(config: Config, base: PyTree, exam: Task, key: Array) -> PyTree:
+    """Trains an expert on each task from the base network."""
     train = functools.partial(_train, config, config.tuning, base)
     return jax.vmap(train)(exam, jax.random.split(key, len(config.tasks)))
 
 
 def _train(config: Config, how: Training, params: PyTree, exam: Task, key: Array) -> PyTree:
-    """Stochastic gradient descent on the cross-entropy of one task's members."""
+    """Minimises the cross-entropy on one task's images by gradient descent with momentum.
+
+    Images that do not belong to the task may be drawn, and do not count.
+    """
 
     def loss(params: PyTree, _: None, batch: Task) -> tuple[Array, None]:
         logits = _apply(config, params, batch.images)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
+        # A small batch may have drawn no image of the task.
         return (losses * batch.member).sum() / jnp.maximum(batch.member.sum(), 1), None
 
     def draw(key: Array) -> Task:
@@ -124,7 +161,7 @@ def _train(config: Config, how: Training, params: PyTree, exam: Task, key: Array
 
 
 def _grade(logits: Float[Array, "task example class"], exam: Task) -> Float[Array, " task"]:
-    """Accuracy on each task."""
+    """The accuracy on each task, among the images that belong to it."""
     right = (logits.argmax(-1) == exam.labels) & exam.member
     return right.sum(-1) / exam.member.sum(-1)
 
@@ -135,14 +172,14 @@ def _split(stacked: PyTree, count: int) -> list[PyTree]:
 
 
 def _merges(config: Config, scale: Array) -> tuple[Merge, ...]:
-    """In the order of `SWEPT`."""
+    """The merges with this scale, in the order of `SWEPT`."""
     ties = methods.ties(density=config.merging.density, scale=scale)
     return methods.task_arithmetic(scale=scale), ties
 
 
 @_replicated
 def _try_scales(config: Config, base: PyTree, experts: PyTree, exam: Task) -> dict[str, Array]:
-    """Mean accuracy over the tasks for every merge and scale: `[merge, scale]`."""
+    """The mean validation accuracy over the tasks, of shape (merge, scale)."""
     models = _split(experts, len(config.tasks))
 
     def means(scale: Array) -> Array:
@@ -158,13 +195,18 @@ def _try_scales(config: Config, base: PyTree, experts: PyTree, exam: Task) -> di
 def _test(
     config: Config, base: PyTree, experts: PyTree, chosen: Array, exam: Task
 ) -> dict[str, Array]:
-    """Accuracy `[model, task]` of every model, and what adding outputs would give (or NaN)."""
+    """The accuracy of every model on every task, and the accuracy that adding outputs predicts.
+
+    Both have shape (model, task). The prediction is NaN where there is none.
+    """
     models = _split(experts, len(config.tasks))
     merged = [_merges(config, scale)[i](models, base) for i, scale in enumerate(chosen)]
     everyone = [base, *models, methods.linear()(models), *merged]
     outputs = [_apply(config, params, exam.images) for params in everyone]
     tuned = sum(output - outputs[0] for output in outputs[1 : 1 + len(models)])
     unknown = jnp.full((len(models),), jnp.nan)
+    # Added outputs predict the soup and task arithmetic. TIES changes task vectors before it adds
+    # them.
     predicted = [
         *[unknown] * (1 + len(models)),
         _grade(outputs[0] + tuned / len(models), exam),
@@ -177,9 +219,10 @@ def _test(
 
 @_replicated
 def _walk(config: Config, experts: PyTree, exam: Task) -> dict[str, Array]:
-    """From the first expert to the second: `[weight, task]` for their two tasks.
+    """Accuracies along the line from the first expert to the second, on their two tasks.
 
-    Of the interpolated weights; of the interpolated outputs; and the straight line.
+    Of interpolated weights and of interpolated outputs, and the interpolated accuracies; each of
+    shape (weight, 2).
     """
     exam = jax.tree.map(lambda leaf: leaf[:2], exam)
     models = _split(experts, 2)

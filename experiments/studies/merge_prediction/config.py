@@ -1,4 +1,4 @@
-"""What `merge_prediction` is told, and its presets."""
+"""The configuration of `merge_prediction` and its presets."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from experiments.studies.merge_prediction import tasks
 
 @config
 class Config:
-    """Train base models, tune experts, merge them, and hold predictions against outcomes."""
+    """Train base models, tune experts, merge them, and compare predictions with outcomes."""
 
     seed: Seed = 0
     """Seed of data, initial weights, minibatches, the choice of merges and the bootstrap."""

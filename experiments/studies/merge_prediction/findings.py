@@ -1,4 +1,4 @@
-"""What `merge_prediction` found: from the stored dataset alone."""
+"""Tests on a finished run which predictors rank merges, and sums up which rank them best."""
 
 import numpy as np
 import xarray as xr
@@ -20,8 +20,18 @@ FEWEST = 3  # merges that have an order
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Of each predictor, whether it ranks the merges of one base model; base models are what is
-    repeated."""
+    """Tests for each predictor whether it ranks the merges of one base model.
+
+    A predictor's margins are its rank correlations with the loss that averaging adds, one for each
+    base model with at least `FEWEST` merges. Only experts tuned from one pre-trained model are
+    compared, if there are enough of them.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      One finding for each predictor.
+    """
     within = dataset["within"].sel(scope=_ordinary(dataset)).values
     x, y = dataset["value"].values, dataset["result"].sel(outcome="averaging").values[:, None]
     clusters = dataset["cluster"].values
@@ -45,13 +55,22 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _ordinary(dataset: xr.Dataset) -> str:
-    """The scope of experts tuned from one pre-trained model, or of all merges if they are few."""
+    """The scope of experts tuned from one pre-trained model, or "all" if such merges are few."""
     tuned = dataset["within"].sel(scope="all, tuned")
     return "all, tuned" if int(tuned.sum()) >= FEWEST else "all"
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Which predictors rank the outcomes of averaging best, in each family and across them."""
+    """Describes which predictors rank the outcomes of averaging best.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      Sentences that name the four best predictors in each family, in all merges, and in merges of
+      experts tuned from one pre-trained model, with 95 % intervals; and, for comparison, how well
+      the merge itself on few examples does.
+    """
     n, families = dataset.sizes["merge"], dataset["learned"].values
     lines = []
     for scope in dict.fromkeys([*families, "all", _ordinary(dataset)]):
@@ -69,6 +88,7 @@ def summary(dataset: xr.Dataset) -> str:
 
 
 def _said(scores: xr.Dataset, predictor: str) -> str:
+    """A predictor's correlation and interval, in words."""
     at = scores.sel(predictor=predictor)
     label = probes.PREDICTORS[predictor].label
     return f"{label} {float(at['rho']):.2f} [{float(at['low']):.2f}, {float(at['high']):.2f}]"

@@ -1,4 +1,4 @@
-"""The figures of `merge_prediction`."""
+"""The figures of `merge_prediction`: how well each predictor ranks merges, and examples of it."""
 
 import numpy as np
 import xarray as xr
@@ -10,17 +10,41 @@ from sail_jax.drawing import style
 
 
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
-    """The ranking with its intervals; the best and the worst beside the outcome."""
+    """Draws the figures of a finished run.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      `ranking`, every predictor's rank correlation; and `scatter`, some predictors beside the
+      outcome.
+    """
     return {"ranking": ranking(dataset), "scatter": scatter(dataset)}
 
 
 def order(dataset: xr.Dataset) -> list[str]:
-    """The predictors of one scope and outcome, the best first."""
+    """Sorts the predictors by their rank correlation, the highest first.
+
+    Args:
+      dataset: The dataset at one scope and one outcome.
+
+    Returns:
+      The names of the predictors.
+    """
     return [str(dataset["predictor"].values[i]) for i in np.argsort(-dataset["rho"].values)]
 
 
 def ranking(dataset: xr.Dataset) -> Figure:
-    """All merges, and those of experts tuned from one pre-trained model."""
+    """Draws every predictor's rank correlation with the loss that averaging adds.
+
+    One panel shows all merges, the other those of experts tuned from one pre-trained model.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      The figure.
+    """
     families, outcomes = dataset["learned"].values, dataset.sel(outcome="averaging")
     names = order(outcomes.sel(scope="all"))
     y = np.arange(len(names))
@@ -59,7 +83,16 @@ def ranking(dataset: xr.Dataset) -> Figure:
 
 
 def scatter(dataset: xr.Dataset) -> Figure:
-    """The best and the worst over all merges, but for the merge itself."""
+    """Draws the two best predictors and the worst beside the loss that averaging adds.
+
+    The merge itself on few examples is left out of the choice.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      The figure.
+    """
     outcomes = dataset.sel(outcome="averaging")
     names = [p for p in order(outcomes.sel(scope="all")) if p != "sample"]
     fig, axes = style.figure(1, 3, width=3.7, height=3.5, sharey=True)
@@ -72,6 +105,7 @@ def scatter(dataset: xr.Dataset) -> Figure:
 
 
 def _scatter(ax: Axes, outcomes: xr.Dataset, name: str) -> None:
+    """One predictor of all merges beside the loss that averaging adds."""
     x, y = outcomes["value"].sel(predictor=name).values, outcomes["result"].values
     for i, family in enumerate(outcomes["learned"].values):
         for related in (True, False):
@@ -82,6 +116,8 @@ def _scatter(ax: Axes, outcomes: xr.Dataset, name: str) -> None:
                 color=style.PALETTE[i], lw=0 if related else 1, alpha=0.75,
                 label=f"{family}, {kind}",
             )  # fmt: skip
+    # Values that span several magnitudes are drawn on a logarithmic axis, which negative values and
+    # zeros need a linear part of.
     low = np.abs(x[np.isfinite(x) & (x != 0)])
     if low.size and low.max() > 8 * np.median(low):
         if (x > 0).all():

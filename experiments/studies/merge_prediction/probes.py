@@ -1,6 +1,7 @@
-"""What is measured of each merge of `merge_prediction`: how it turned out, and what was predicted.
+"""Measures how each merge of `merge_prediction` turns out, and the predictors of that.
 
-Every predictor is oriented so that more of it should mean a worse merge.
+Every predictor is oriented so that a larger value should mean a worse merge. `ranking` compares
+them with the outcomes.
 """
 
 import os
@@ -24,14 +25,29 @@ HVP = 6  # passes forward that a product with the Hessian costs: two gradients
 
 
 class Predictor(NamedTuple):
-    """kind: what it looks at. cost: passes forward over the probed examples of all tasks, as
-    (constant, per model); a gradient counts as 3, a Hessian's product as 6."""
+    """A measurement that may predict how a merge turns out.
+
+    Attributes:
+      label: Its name in figures and tables.
+      kind: What it is computed from: "weights", "data", "CTL" (features and outputs), "curvature",
+        "bound", or "outcome" (the merge itself).
+      cost: Forward passes over the probed examples of all tasks, as (constant, per model). A
+        gradient counts as 3, a product with the Hessian as 6.
+    """
 
     label: str
     kind: str
     cost: tuple[float, float] = (0, 0)
 
     def passes(self, models: int) -> float:
+        """Counts the forward passes for a merge.
+
+        Args:
+          models: How many models are merged.
+
+        Returns:
+          The number of passes over the probed examples of all tasks.
+        """
         return self.cost[0] + self.cost[1] * models
 
 
@@ -68,7 +84,15 @@ SCALE, DENSITY = 0.7, 0.2  # of task arithmetic's sum, and of what TIES keeps
 
 
 class Merges(NamedTuple):
-    """Which experts are merged: of which base (the first expert's), learnt on which tasks."""
+    """Several merges of k experts each, in arrays with an entry for each merge.
+
+    Attributes:
+      expert: The experts that are merged, as indices into the stacked experts.
+      task: The tasks that they were tuned on.
+      base: The base model of the first expert, which counts as the merge's base.
+      rate: The learning rate of fine-tuning.
+      steps: The number of steps of fine-tuning.
+    """
 
     expert: Int[np.ndarray, "merge k"]
     task: Int[np.ndarray, "merge k"]
@@ -78,18 +102,46 @@ class Merges(NamedTuple):
 
 
 def at(stacked: PyTree, i: Any) -> PyTree:
+    """Takes one entry, or a slice, of every leaf.
+
+    Args:
+      stacked: A pytree of arrays with a leading axis.
+      i: What to index them with.
+
+    Returns:
+      The pytree of the entries.
+    """
     return jax.tree.map(lambda x: x[i], stacked)
 
 
 def measure(
     family: str, bases: PyTree, experts: PyTree, data: tasks.Data, merges: Merges, key: PRNGKeyArray
 ) -> dict[str, Any]:
-    """Of each merge: losses and accuracies of what was merged, and the predictors, but for the
-    distances of tasks, which `apart` has. bases, experts: stacked."""
+    """Measures each merge: how well it does, and every predictor except the distances between
+    tasks.
+
+    Predictors and outcomes are measured on different held-out examples. `apart` computes the
+    distances between tasks.
+
+    Args:
+      family: The name of the family.
+      bases: The base models, in leaves of shape (base, ...).
+      experts: The experts, in leaves of shape (expert, ...).
+      data: The family's data.
+      merges: The merges to measure.
+      key: A random key, for the noise and the starting vectors that some probes draw.
+
+    Returns:
+      Arrays with a leading axis over merges. `predictor` holds the predictors by name. `own`,
+      `base` and `merged` each hold `loss` and `accuracy`, means over the merge's tasks: of each
+      expert on its own task, of the base model, and of the merges by each method of `METHODS`,
+      which have a second axis.
+    """
 
     def of_merge(i: int) -> dict[str, Any]:
         merge = at(merges, i)
         base, models = at(bases, merge.base), [at(experts, j) for j in merge.expert]
+        # Probes and outcomes see different examples, or the former would know the latter's noise.
         few = [at(data.held_out, (t, slice(PROBED))) for t in merge.task]
         exams = [at(data.held_out, (t, slice(PROBED, None))) for t in merge.task]
         learnt = [at(data.learn, (t, slice(BOUND))) for t in merge.task]
@@ -111,7 +163,7 @@ def measure(
 
 @jax.jit
 def _merged(base: PyTree, models: list[PyTree]) -> list[PyTree]:
-    """In the order of `METHODS`."""
+    """The models merged by the methods of `METHODS`, in that order."""
     return [
         methods.linear()(models),
         methods.task_arithmetic(scale=SCALE)(models, base),
@@ -121,13 +173,14 @@ def _merged(base: PyTree, models: list[PyTree]) -> list[PyTree]:
 
 @partial(jax.jit, static_argnums=0)
 def _graded(family: str, params: PyTree, batch: tasks.Batch) -> Float[Array, "2"]:
+    """The loss and the accuracy of a model on a batch."""
     return jnp.stack([tasks.LOSSES[family](params, batch), tasks.accuracy(family, params, batch)])
 
 
 def _outcome(
     family: str, base: PyTree, models: list[PyTree], merged: list[PyTree], exams: list[tasks.Batch]
 ) -> dict[str, Any]:
-    """Means over the tasks: of each expert on its own, and of the others on all."""
+    """Losses and accuracies of experts, base model and merges, as `measure` describes them."""
 
     def everywhere(params: PyTree) -> np.ndarray:
         return np.mean([_graded(family, params, batch) for batch in exams], 0)
@@ -140,6 +193,7 @@ def _outcome(
 
 @jax.jit
 def _weights(base: PyTree, models: list[PyTree]) -> dict[str, Array]:
+    """The predictors that are computed from the weights alone."""
     clash = probe.interference(base, models)
     cosines = probe.interference(jax.tree.map(jnp.zeros_like, base), models).total.cosines
     size = jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(base)))
@@ -156,11 +210,13 @@ def _weights(base: PyTree, models: list[PyTree]) -> dict[str, Array]:
 def _curvature(
     family: str, models: list[PyTree], mean: PyTree, few: list[tasks.Batch], key: PRNGKeyArray
 ) -> dict[str, Any]:
+    """The predictors from derivatives of the loss, at the average and at the experts."""
     pooled, stacked = (jax.tree.map(lambda *x: np.stack(x), *side) for side in (few, models))
     pooled = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), pooled)
     loss, w = tasks.LOSSES[family], np.full(len(models), 1 / len(models))
     spectrum = probe.hessian_spectrum(loss, mean, pooled, key, steps=PRODUCTS, probes=STARTS)
     # as far as averaging moves an expert, but anywhere
+    # The noise moves an expert as far as averaging does, in a random direction.
     std = np.sqrt(_spread(stacked, w) / sum(x.size for x in jax.tree.leaves(mean)))
     moved = [_moved(family, m, mean, b, std, key) for m, b in zip(models, few, strict=True)]
     top = spectrum.largest[0]
@@ -179,8 +235,11 @@ _spread = jax.jit(linearity.spread)
 def _moved(
     family: str, model: PyTree, mean: PyTree, batch: tasks.Batch, std: Array, key: PRNGKeyArray
 ) -> Float[Array, "3"]:
-    """Of one expert on its task: the quadratic term and the Taylor polynomial at the average, and
-    what noise does."""
+    """What moving one expert to the average should do to the loss on its task.
+
+    The second-order term, the Taylor polynomial of order two, and the increase by noise of the same
+    size.
+    """
     loss = tasks.LOSSES[family]
     away = probe.fine_tuning_sensitivity(loss, model, mean, batch, [1.0])
     noise = probe.gaussian_sensitivity(
@@ -196,6 +255,7 @@ _loss_of = jax.jit(tasks.of_logits)
 def _linearity(
     family: str, models: list[PyTree], mean: PyTree, few: list[tasks.Batch]
 ) -> dict[str, Any]:
+    """The predictors from features and outputs, those of cross-task linearity among them."""
     network, k = tasks.NETWORKS[family], len(models)
     pooled = jax.tree.map(lambda *x: np.concatenate(x), *few)
     ctl = probe.k_model_linearity(network, models, pooled)
@@ -223,6 +283,7 @@ def _linearity(
 
 
 def _pairs(x: Float[Array, "k k"]) -> Float[Array, ""]:
+    """The mean over all pairs of different models."""
     return jnp.mean(x[np.triu_indices(len(x), 1)])
 
 
@@ -230,9 +291,12 @@ def _bounds(
     family: str, base: PyTree, mean: PyTree, batches: list[tasks.Batch], merge: Merges, n: int,
     key: PRNGKeyArray,
 ) -> dict[str, Any]:  # fmt: skip
-    """Theorem 3 of unified merging, with constants measured at the base and at the average on some
-    of the n examples that experts learnt from. The corrected form holds for rates up to 1 / L only,
-    and is taken there if the rate was larger."""
+    """The quantities of Theorem 3 of unified merging.
+
+    Its constants are measured at the base model and at the average, on some of the n examples that
+    experts were tuned on. The corrected form holds for learning rates up to 1 / L only; if the rate
+    was larger, the bound is taken just below 1 / L.
+    """
     constants = merging.measure_constants(
         tasks.LOSSES[family], batches, [base, mean], key, examples=2, iterations=PRODUCTS
     ).worst()
@@ -249,7 +313,16 @@ def _bounds(
 
 
 def apart(points: Float[np.ndarray, "task n dim"], key: PRNGKeyArray) -> dict[str, np.ndarray]:
-    """Distances between all pairs of tasks, [task, task]."""
+    """Computes the distances between all pairs of tasks.
+
+    Args:
+      points: The examples of each task as vectors.
+      key: The key of the random projections.
+
+    Returns:
+      `mmd` (squared maximum mean discrepancy) and `sliced` (sliced Wasserstein distance),
+      symmetric, of shape (task, task), with zeros on the diagonal.
+    """
     T = len(points)
     pairwise = {name: np.zeros((T, T), np.float32) for name in ("mmd", "sliced")}
     for i, j in zip(*np.triu_indices(T, 1), strict=True):
@@ -261,6 +334,14 @@ def apart(points: Float[np.ndarray, "task n dim"], key: PRNGKeyArray) -> dict[st
 
 
 def over_pairs(table: np.ndarray, task: Int[np.ndarray, "merge k"]) -> Float[np.ndarray, "merge"]:
-    """The mean over the pairs of tasks of each merge."""
+    """Averages a table of pairs of tasks over the pairs of each merge.
+
+    Args:
+      table: A value for every pair of tasks, of shape (task, task).
+      task: The tasks of each merge.
+
+    Returns:
+      The mean over the pairs of different experts.
+    """
     i, j = np.triu_indices(task.shape[1], 1)
     return table[task[:, i], task[:, j]].mean(-1)

@@ -1,4 +1,4 @@
-"""How well numbers known before rank what came after: Spearman's correlation, by bootstrap."""
+"""Ranks predictors by Spearman's correlation with outcomes, with bootstrap intervals."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -8,7 +8,13 @@ from jaxtyping import Bool, Float, Int
 
 
 class Ranking(NamedTuple):
-    """Correlations, and the 2.5th and 97.5th percentiles of their bootstrap distributions."""
+    """Rank correlations and their 95 % bootstrap intervals.
+
+    Attributes:
+      rho: The correlations on all the data.
+      low: The 2.5th percentiles over bootstrap samples.
+      high: The 97.5th percentiles over bootstrap samples.
+    """
 
     rho: Float[np.ndarray, "scope outcome predictor"]
     low: Float[np.ndarray, "scope outcome predictor"]
@@ -18,8 +24,16 @@ class Ranking(NamedTuple):
 def spearman(
     x: Float[np.ndarray, "merge predictor"], y: Float[np.ndarray, "merge outcome"]
 ) -> Float[np.ndarray, "outcome predictor"]:
-    """Of all columns of one with all of the other; equal values share their mean rank, and with a
-    constant nothing correlates.
+    """Computes Spearman's rank correlation of all columns of one array with all of another.
+
+    Equal values share their mean rank. A constant column has correlation 0.
+
+    Args:
+      x: Predictors in columns.
+      y: Outcomes in columns.
+
+    Returns:
+      The correlations.
 
     >>> spearman(np.array([[1.0], [2.0], [9.0]]), np.array([[1.0, 0.0], [3.0, 0.0], [2.0, 0.0]]))
     array([[0.5],
@@ -42,8 +56,23 @@ def rank(
     draws: int,
     seed: int,
 ) -> Ranking:
-    """Clusters are drawn with replacement, as many of each stratum as there are: merges of one
-    base model are not independent."""
+    """Computes rank correlations in several sets of merges, with bootstrap intervals.
+
+    Merges of one base model are not independent. The bootstrap therefore draws whole clusters with
+    replacement, in each stratum as many as it has.
+
+    Args:
+      x: Predictors in columns.
+      y: Outcomes in columns.
+      cluster: The cluster of each merge: its base model.
+      stratum: The stratum of each merge: its family.
+      scopes: The sets of merges, as masks.
+      draws: Number of bootstrap samples.
+      seed: The seed of the bootstrap.
+
+    Returns:
+      The correlations and their intervals, by scope, outcome and predictor.
+    """
     rng = np.random.default_rng(seed)
     rows = {c: np.flatnonzero(cluster == c) for c in np.unique(cluster)}
     strata = [np.unique(cluster[stratum == s]) for s in np.unique(stratum)]
@@ -57,8 +86,16 @@ def rank(
 
 
 def scopes(families: Sequence[str], about: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Which merges are compared: each family's, all; and of these the ordinary ones, of experts
-    tuned from one pre-trained model."""
+    """Lists the sets of merges in which predictors are compared.
+
+    Args:
+      families: The names of the families.
+      about: What is known of each merge: arrays `family` (its number), `related` and `pretrain`.
+
+    Returns:
+      Masks over merges by name: each family, "all", and each of these followed by ", tuned", which
+      keeps only experts tuned from one model that was pre-trained.
+    """
     masks = {name: about["family"] == i for i, name in enumerate(families)}
     masks["all"] = np.ones(len(about["family"]), bool)
     ordinary = about["related"] & (about["pretrain"] > 0)

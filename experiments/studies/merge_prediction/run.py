@@ -1,4 +1,8 @@
-"""The run of `merge_prediction`: its stages, and the dataset that they make."""
+"""Runs `merge_prediction` family by family and gathers the results in one dataset.
+
+`tasks` trains base models and experts, `probes` measures merges, `ranking` compares predictors with
+outcomes.
+"""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +25,21 @@ OUTCOMES = (*probes.METHODS, "averaging, relative", "averaging, accuracy")
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
-    """Trains, merges and measures, family by family; a stage for every chunk of merges."""
+    """Trains base models and experts, merges them, and ranks the predictors.
+
+    Each family has a stage for the distances of its tasks, one for its networks, and one for every
+    chunk of merges; the ranking is a stage of its own.
+
+    Args:
+      config: The config.
+      stage: What runs and stores a stage. The default stores nothing.
+
+    Returns:
+      Over merges: the predictors (`value`), the outcomes (`result`, the loss or accuracy that
+      merging costs), `kept` (accuracy relative to the experts' own) and what each merge is made of.
+      Over scope, outcome and predictor: the correlation `rho` with its interval from `low` to
+      `high`. `passes` is the cost of each predictor.
+    """
     parts = [_family(config, i, name, stage) for i, name in enumerate(config.families)]
     results = jax.tree.map(lambda *x: np.concatenate(x), *parts)
     about, predictors = results["about"], results["predictor"]
@@ -72,7 +90,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _family(config: Config, number: int, name: str, stage: Stage) -> dict[str, Any]:
-    """Everything measured of one family's merges."""
+    """Trains and measures everything of one family."""
     family, key = tasks.FAMILIES[name], jax.random.fold_in(jax.random.key(config.seed), number)
     data = family.load(config.seed, family.tasks)
     far = stage(f"{name}: distances of tasks", partial(probes.apart, data.points, key))
@@ -104,7 +122,10 @@ def _family(config: Config, number: int, name: str, stage: Stage) -> dict[str, A
 
 
 def _train(config: Config, name: str, data: tasks.Data, key: jax.Array) -> dict[str, PyTree]:
-    """Base models, by length of pre-training, and experts, by base, rate, task and steps."""
+    """Trains the base models and their experts.
+
+    Base models are ordered by length of pre-training; experts by base, rate, task and steps.
+    """
     family, learn = tasks.FAMILIES[name], jax.tree.map(jnp.asarray, data.learn)
     upright, steps = jax.tree.map(jnp.asarray, data.base), jnp.asarray(config.steps)
 
@@ -122,6 +143,7 @@ def _train(config: Config, name: str, data: tasks.Data, key: jax.Array) -> dict[
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = [first, *pool.map(of_base, range(1, len(config.pretrain) * config.bases))]
     bases, experts = jax.tree.map(lambda *x: np.stack(x), *results)
+    # `_merges` computes the same position of an expert in the flat axis.
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[4:]), experts)
     return {"base": bases, "expert": flat}
 
@@ -129,10 +151,13 @@ def _train(config: Config, name: str, data: tasks.Data, key: jax.Array) -> dict[
 def _merges(
     config: Config, family: tasks.Family, number: int
 ) -> dict[int, tuple[probes.Merges, np.ndarray]]:
-    """By the number of experts: the merges, and whether the experts share a base model.
+    """Chooses the merges of a family.
 
-    Of every base model, rate and number of steps some, the numbers of experts in turn; and of every
-    base model and rate one whose other experts come of other base models, as long pre-trained.
+    For every base model, learning rate and number of steps, `config.merges` merges of that base's
+    experts. For every base model and rate one more, whose other experts come from other base models
+    that were pre-trained for as long. The numbers of experts take turns.
+
+    Returns, by the number of experts: the merges, and whether their experts share a base model.
     """
     rng = np.random.default_rng([config.seed, number])
     R, T, S = len(family.rates), len(family.tasks), len(config.steps)
@@ -144,6 +169,8 @@ def _merges(
         k = config.sizes[turn % len(config.sizes)]
         turn += 1
         first, i = b - b % config.bases, b % config.bases
+        # Unrelated experts come from the next base models of the same length of pre-training, in a
+        # circle.
         owners = np.array([first + (i + (0 if related else j)) % config.bases for j in range(k)])
         chosen = rng.choice(T, k, replace=False)
         expert = ((owners * R + r) * T + chosen) * S + s

@@ -1,7 +1,7 @@
-"""What `merge_prediction` merges: two families of tasks, base models, and experts tuned from them.
+"""The networks that `merge_prediction` merges: two families of tasks, base models and experts.
 
-A base model is trained by Adam, for some steps or none. Experts are tuned from it by plain SGD, of
-which the merging bounds speak, and kept at several steps along the way.
+A base model is trained with Adam for some steps, or not at all. Experts are tuned from it with
+plain SGD, which the merging bounds are about, and are kept at several steps along the way.
 """
 
 from collections.abc import Callable
@@ -28,16 +28,25 @@ Learned = Literal["digits", "text"]
 
 
 class Batch(NamedTuple):
-    """What goes in, and the labels that should come out."""
+    """Inputs with their labels.
+
+    Attributes:
+      inputs: Images as rows, or windows of tokens, of shape (n, ...).
+      labels: Classes of shape (n,), or the tokens that come next, of shape (n, `CONTEXT`).
+    """
 
     inputs: Any
     labels: Any
 
 
 class Data(NamedTuple):
-    """Of one family: what base models learn from, [n, ...], and every task, [task, n, ...].
+    """The data of one family.
 
-    points: the examples as vectors, [task, n, dim], between which distances are taken.
+    Attributes:
+      base: What base models learn from, in arrays of shape (n, ...).
+      learn: What experts learn from, in arrays of shape (task, n, ...).
+      held_out: The held-out examples, in arrays of shape (task, n, ...).
+      points: The examples to learn from as vectors, between which distances are taken.
     """
 
     base: Batch
@@ -47,7 +56,15 @@ class Data(NamedTuple):
 
 
 class Family(NamedTuple):
-    """A network, its tasks and how experts learn them. layers: those between the ends."""
+    """A network, its tasks, and how its experts are tuned.
+
+    Attributes:
+      net: The network.
+      tasks: The names of the tasks.
+      rates: The learning rates of fine-tuning.
+      layers: A pattern of the names of the layers whose features are compared.
+      load: Loads the data of some tasks, given a seed and their names.
+    """
 
     net: nn.Module
     tasks: tuple[str, ...]
@@ -57,7 +74,16 @@ class Family(NamedTuple):
 
 
 def rotations_and_classes(seed: int, tasks: tuple[str, ...]) -> Data:
-    """Digits turned, and digits of some classes; every task has examples of its own members."""
+    """Loads tasks of scikit-learn's digits: turned, or of some classes only.
+
+    Args:
+      seed: The seed of the split.
+      tasks: Names such as 'rotate 30' and 'classes 0-4' (see `experiments.data.image_tasks`).
+
+    Returns:
+      The data; base models learn from upright digits of all classes. Points are pixels followed by
+      the one-hot class.
+    """
     pool = Pool(*digits.load())
     split = image_tasks.split(seed, 1, examples=digits.EXAMPLES, train=1197, validation=0)
     learn, exam = split.train[0], split.test[0]
@@ -67,6 +93,7 @@ def rotations_and_classes(seed: int, tasks: tuple[str, ...]) -> Data:
     for task in tasks:
         images, labels, member = image_tasks.of(pool, task)
         a, b = (index[member[index]] for index in (learn, exam))
+        # Tasks are stacked, so that all have the same number of examples.
         for side, i in zip(sides, (a[:300], b[:HELD_OUT]), strict=True):
             side.append(Batch(images[i], labels[i]))
     train, test = (jax.tree.map(lambda *x: np.stack(x), *side) for side in sides)
@@ -75,8 +102,19 @@ def rotations_and_classes(seed: int, tasks: tuple[str, ...]) -> Data:
 
 
 def quantiles_of_text(seed: int, tasks: tuple[str, ...]) -> Data:
-    """Windows of source text in order of their mean token: a task is a range of percentiles, such
-    as 'text 25-75'. Spaces are token 0, so that low ones are mostly indentation."""
+    """Loads tasks of source text: windows sorted by their mean token.
+
+    The mean token depends on the kind of text: spaces are token 0, so that windows with low means
+    are mostly indentation.
+
+    Args:
+      seed: The seed of the windows.
+      tasks: Ranges of percentiles, such as 'text 25-75'.
+
+    Returns:
+      The data; base models learn from windows of any mean. Points are the frequencies of
+      characters.
+    """
     rng, sides = np.random.default_rng(seed), []
     corpus = text.load()
     base = _windows(rng, corpus.train, 3000)
@@ -95,6 +133,7 @@ def quantiles_of_text(seed: int, tasks: tuple[str, ...]) -> Data:
 
 
 def _windows(rng: np.random.Generator, line: np.ndarray, n: int) -> Batch:
+    """`n` random windows of a text, with the token that follows each position as its label."""
     start = rng.integers(len(line) - CONTEXT - 1, size=n)
     window = line[start[:, None] + np.arange(CONTEXT + 1)].astype(np.int32)
     return Batch(window[:, :-1], window[:, 1:])
@@ -119,20 +158,49 @@ FAMILIES = {
 
 
 def of_logits(logits: Array, labels: Array) -> Float[Array, ""]:
-    """Mean cross-entropy in nats."""
+    """Computes the mean cross-entropy.
+
+    Args:
+      logits: Logits of shape (..., classes).
+      labels: The right classes, of shape (...).
+
+    Returns:
+      The loss in nats, a scalar.
+    """
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
 def logits(family: str, params: PyTree, batch: Batch) -> Array:
+    """Evaluates a family's network.
+
+    Args:
+      family: The name of the family.
+      params: The network's variables.
+      batch: The batch.
+
+    Returns:
+      The logits, of shape (n, classes) or (n, `CONTEXT`, tokens).
+    """
     outputs: Any = FAMILIES[family].net.apply(params, batch.inputs)
     return outputs
 
 
 def accuracy(family: str, params: PyTree, batch: Batch) -> Float[Array, ""]:
+    """Computes the share of labels that a network predicts.
+
+    Args:
+      family: The name of the family.
+      params: The network's variables.
+      batch: The batch.
+
+    Returns:
+      The accuracy, a scalar in [0, 1].
+    """
     return jnp.mean(logits(family, params, batch).argmax(-1) == batch.labels)
 
 
 def _loss(family: str, params: PyTree, batch: Batch) -> Float[Array, ""]:
+    """The mean cross-entropy of a family's network on a batch."""
     return of_logits(logits(family, params, batch), batch.labels)
 
 
@@ -146,7 +214,17 @@ NETWORKS = {
 
 @partial(jax.jit, static_argnums=0)
 def pretrain(family: str, data: Batch, key: PRNGKeyArray, steps: ArrayLike) -> PyTree:
-    """A base model: initial weights, and so many steps of Adam."""
+    """Trains a base model with Adam.
+
+    Args:
+      family: The name of the family; static.
+      data: The examples to learn from.
+      key: The key of initial weights and minibatches.
+      steps: Number of steps; 0 leaves the initial weights.
+
+    Returns:
+      The base model's variables.
+    """
     first, rest = jax.random.split(key)
     params, adam = FAMILIES[family].net.init(first, data.inputs[:1]), optax.adam(BASE_RATE)
     return _descend(family, adam, (params, adam.init(params)), data, rest, 0, steps)[0]
@@ -156,7 +234,19 @@ def pretrain(family: str, data: Batch, key: PRNGKeyArray, steps: ArrayLike) -> P
 def tune(
     family: str, base: PyTree, learn: Batch, rate: Array | float, key: PRNGKeyArray, steps: Array
 ) -> PyTree:
-    """The experts of one rate on every task at `steps`, ascending: [task, kept, ...]."""
+    """Tunes experts from a base model with plain SGD, one for each task.
+
+    Args:
+      family: The name of the family; static.
+      base: The base model's variables.
+      learn: The examples of every task, in arrays of shape (task, n, ...).
+      rate: The learning rate.
+      key: The key of the minibatches.
+      steps: The steps at which experts are kept, ascending, of shape (kept,).
+
+    Returns:
+      The experts' variables, in leaves of shape (task, kept, ...).
+    """
     sgd = optax.sgd(rate)
     ends = jnp.stack([jnp.append(0, steps[:-1]), steps], -1)
 
@@ -175,6 +265,8 @@ def _descend(
     family: str, optimizer: Any, state: Any, data: Batch, key: PRNGKeyArray, start: ArrayLike,
     stop: ArrayLike,
 ) -> Any:  # fmt: skip
+    """Optimises on random minibatches from step `start` to step `stop`."""
+
     def step(i: Array, state: Any) -> Any:
         params, memory = state
         drawn = jax.random.randint(jax.random.fold_in(key, i), (BATCH,), 0, len(data.labels))

@@ -1,4 +1,4 @@
-"""What `merging_scaling` is told, and its presets."""
+"""The configuration of `merging_scaling` and its presets."""
 
 import dataclasses
 from typing import Annotated, Any, get_args
@@ -102,7 +102,9 @@ class Config:
     replicates: Annotated[int, Ge(2)] = 8
     """Independent repetitions, each with its own split and order of tasks; at least 2."""
     swept: Swept = Swept()
+    """The values of each hyperparameter."""
     data: ImagePool = ImagePool()
+    """The images."""
     tasks: image_tasks.Tasks = (
         *(f"rotate {angle}" for angle in (-60, -40, -20, 20, 40, 60)),
         "classes 0-4",
@@ -114,8 +116,11 @@ class Config:
     pool: Natural = 800
     """Images to fine-tune on, none of them seen before; the rest are the test set."""
     pretraining: Pretraining = Pretraining()
+    """How the network that experts start from is trained."""
     merging: Merging = Merging()
+    """How experts are merged."""
     quadratics: Quadratics = Quadratics()
+    """The testbed of quadratic losses."""
 
     def __post_init__(self) -> None:
         image_tasks.check_classes("tasks", self.tasks, self.data.classes)
@@ -127,14 +132,37 @@ class Config:
             )
 
     def check_left(self, examples: int | None) -> None:
-        """Raises `ValueError` where nothing of so many images is left for the test."""
+        """Checks that images are left for the test.
+
+        Args:
+          examples: The number of images, or None if it is not known yet, which passes.
+
+        Raises:
+          ValueError: If none is left beside those for pre-training and fine-tuning.
+        """
         image_tasks.check_left("pool", self.pool, self.pretraining.images, examples)
 
     def values(self, law: Law) -> tuple[float, ...]:
+        """Returns the values of one hyperparameter.
+
+        Args:
+          law: The hyperparameter.
+
+        Returns:
+          Its values, increasing.
+        """
         return getattr(self.swept, law)
 
     def at(self, law: Law | None = None, value: float | None = None) -> dict[str, Any]:
-        """The setting at the centre, except for one."""
+        """Returns a setting of all hyperparameters: the centre, with at most one of them changed.
+
+        Args:
+          law: The hyperparameter to change; None changes none.
+          value: Its value.
+
+        Returns:
+          The value of each hyperparameter, by name.
+        """
         centre = {name: self.values(name)[len(self.swept.steps) // 2] for name in LAWS}
         return centre if law is None else centre | {law: value}
 

@@ -1,4 +1,4 @@
-"""What became of each law of `merging_scaling`, from its dataset alone."""
+"""Tests the laws of unified merging on a finished run of `merging_scaling`, and sums it up."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -27,7 +27,14 @@ CLOSE = 0.1  # of exponents that are both exact
 
 
 def exponent(values: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Least-squares slope of log y in log value; points along the first axis of y.
+    """Fits the exponent of a power law: the least-squares slope of log y in log value.
+
+    Args:
+      values: Positive values, of shape (point,).
+      y: Positive quantities at these values, of shape (point, ...).
+
+    Returns:
+      The slopes, of shape (...).
 
     >>> x = np.array([1.0, 2.0, 8.0])
     >>> round(float(exponent(x, 3 * x**-2)), 6)
@@ -38,7 +45,15 @@ def exponent(values: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def exponent_and_error(values: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Of the mean over the last axis, and its jackknife standard error."""
+    """Fits the exponent of a mean over repetitions, with its jackknife standard error.
+
+    Args:
+      values: Positive values, of shape (point,).
+      y: Quantities at these values, of shape (point, repetition).
+
+    Returns:
+      The exponent and its standard error, which are not finite if a mean is 0.
+    """
     left_out = (y.sum(1, keepdims=True) - y) / (y.shape[1] - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         jackknifed = exponent(values, left_out)
@@ -48,9 +63,22 @@ def exponent_and_error(values: np.ndarray, y: np.ndarray) -> tuple[float, float]
 
 
 def measured(dataset: "xr.Dataset") -> list[dict[str, Any]]:
-    """Of each law: exponents of stability (the bound's, the exact, and the networks' with its
-    error), and how the excess changes from the first value to the last, as a logarithm: exact, and
-    of the averaged networks; their accuracy, as a difference; `least`: where those are least."""
+    """Summarises how stability, loss and accuracy change along each law.
+
+    Changes run from the first value to the last. Those of the excess and of losses are in the
+    logarithm, those of accuracy are differences. "Network" means networks that are merged by
+    averaging.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      For each law, by name: the exponents of stability (`testbed_bound`, `testbed_exact`,
+      `network_bound`, and `network` with `network_error`); the changes of excess and loss
+      (`testbed_change`, `network_change`) and of accuracy (`accuracy_change`); `least`, the values
+      at which the testbed's excess and the networks' loss are lowest; and `network_rise`, the
+      change of the loss from there on.
+    """
     rows = []
     for law in dataset["law"].values.astype(str):
         at = dataset.sel(law=law)
@@ -80,10 +108,12 @@ def measured(dataset: "xr.Dataset") -> list[dict[str, Any]]:
 
 
 def _power(symbol: str, exponent: float) -> str:
+    """A symbol with an exponent, in text."""
     return f"{symbol}^{round(exponent, 2) + 0.0:.2f}"  # + 0.0: no -0.00
 
 
 def _stability(row: dict[str, Any]) -> str:
+    """A law's exponents of stability, in words."""
     power = partial(_power, SYMBOLS[row["law"]])
     text = (
         f"stability: bound {power(row['testbed_bound'])}, exact {power(row['testbed_exact'])} in "
@@ -98,6 +128,7 @@ def _stability(row: dict[str, Any]) -> str:
 
 
 def _excess(row: dict[str, Any], first: float, last: float) -> str:
+    """How a law changes the excess, in words."""
     s = SYMBOLS[row["law"]]
     factors = np.exp([row["testbed_change"], row["network_change"]])
     text = (
@@ -117,12 +148,23 @@ def _excess(row: dict[str, Any], first: float, last: float) -> str:
 
 
 def findings(dataset: "xr.Dataset") -> list[Finding]:
-    """Of each law: whether the excess goes the way the paper says, exactly and in networks, and
-    whether stability grows as its bound does."""
+    """Tests the laws of unified merging.
+
+    For each law: whether stability follows the bound of Theorem 1 in quadratics; and, where the
+    paper names a direction, whether the excess follows it in quadratics and the test loss in
+    networks. The former are exact and have no p value.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      The findings, law by law.
+    """
     return [finding for row in measured(dataset) for finding in _of_law(dataset, row)]
 
 
 def _of_law(dataset: "xr.Dataset", row: dict[str, Any]) -> Iterator[Finding]:
+    """The findings for one law."""
     law, says = row["law"], SAYS[row["law"]]
     at, name, power = dataset.sel(law=law), NAMES[law], partial(_power, SYMBOLS[law])
     if says:
@@ -156,7 +198,15 @@ def _of_law(dataset: "xr.Dataset", row: dict[str, Any]) -> Iterator[Finding]:
 
 
 def summary(dataset: "xr.Dataset") -> str:
-    """Law by law, in the testbed and in networks; how loose the bound is; which merge is best."""
+    """Describes every law in the testbed and in networks.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      A line for each law, one about how loose the bounds are, and one with the accuracy of each
+      merge.
+    """
     lines = []
     for row in measured(dataset):
         x = dataset["value"].sel(law=row["law"]).values

@@ -1,4 +1,8 @@
-"""The networks of `merging_scaling`: digits split among tasks, experts with twins, and merges."""
+"""The networks of `merging_scaling`: data for the tasks, experts with their twins, and merges.
+
+`run` calls these functions, each for all replicates at once; `testbed` is their counterpart with
+quadratic losses.
+"""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,8 +25,16 @@ MERGES = ("average", "TIES", "DARE", "AdaMerging")
 
 
 class Exam(NamedTuple):
-    """Of each replicate and task, tasks in the replicate's own order: what experts see, one sample
-    more than the most; inputs for AdaMerging; the test."""
+    """The data of every replicate and task; each replicate has its own order of tasks.
+
+    Attributes:
+      images: What experts learn from. An expert that is tuned on s samples uses the first s of the
+        n images. n is one more than the largest number of samples: the last image is the one that
+        twins see in the place of another.
+      labels: Their classes, of shape (R, T, n).
+      unlabelled: Test images for AdaMerging, in batches.
+      test: The test images, in arrays of shape (R, T, ...).
+    """
 
     images: Float[np.ndarray, "R T n 64"]
     labels: np.ndarray
@@ -31,8 +43,21 @@ class Exam(NamedTuple):
 
 
 def constants(config: Config, base: PyTree, merged: PyTree, exam: Exam) -> dict[str, Any]:
-    """Of the first replicate at the centre: the largest at its start and at its average, over tasks
-    too. The losses' infimum is taken to be 0."""
+    """Measures the constants of the bounds on the networks of the first replicate, at the centre.
+
+    They are measured at the pre-trained network and at the average of the experts. The infimum of
+    each loss is taken to be 0.
+
+    Args:
+      config: The config.
+      base: The pre-trained networks, in leaves of shape (replicate, ...).
+      merged: The averages of the experts, in leaves of shape (replicate, ...).
+      exam: The data.
+
+    Returns:
+      The constants of `theory.merging.Constants` by name, each the largest over both points and all
+      tasks.
+    """
     centre = config.at()
     n, count = centre["samples"], centre["tasks"]
     tasks = [(exam.images[0, i, :n], exam.labels[0, i, :n]) for i in range(count)]
@@ -43,19 +68,35 @@ def constants(config: Config, base: PyTree, merged: PyTree, exam: Exam) -> dict[
 
 
 def _mean_loss(config: Config, params: PyTree, batch: tuple[Array, Array]) -> Array:
+    """The mean cross-entropy on a batch."""
     return _losses(config, params, *batch).mean()
 
 
 def _losses(config: Config, params: PyTree, images: Any, labels: Any) -> Array:
+    """The cross-entropy of each image."""
     outputs = _logits(config, params, images)
     return optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
 
 
 def _logits(config: Config, params: PyTree, images: Any) -> Any:
+    """The logits of a network."""
     return MLP(config.widths, config.data.classes).apply(params, images)
 
 
 def examine(config: Config, pool: Pool, split: Split) -> Exam:
+    """Divides the images among the tasks of every replicate.
+
+    Args:
+      config: The config.
+      pool: The images.
+      split: Which images each replicate pre-trains on, fine-tunes on and tests on.
+
+    Returns:
+      The data of every replicate and task.
+
+    Raises:
+      ValueError: If a task has too few images for the most samples, or none to test on.
+    """
     rng = np.random.default_rng(config.seed)
     most = max(config.swept.samples) + 1
     tasks = [image_tasks.of(pool, task) for task in config.tasks]
@@ -82,6 +123,16 @@ def examine(config: Config, pool: Pool, split: Split) -> Exam:
 @partial(jax.jit, static_argnums=0)
 @partial(jax.vmap, in_axes=(None, 0, 0))
 def pretrain(config: Config, exam: Task, key: Array) -> PyTree:
+    """Trains the networks that experts start from, with SGD, one for each replicate.
+
+    Args:
+      config: The config; static.
+      exam: The images to learn from, in arrays of shape (replicate, n, ...).
+      key: A random key for each replicate.
+
+    Returns:
+      The variables, in leaves of shape (replicate, ...).
+    """
     first, rest = jax.random.split(key)
     params = MLP(config.widths, config.data.classes).init(first, exam.images[:1])
 
@@ -94,6 +145,7 @@ def pretrain(config: Config, exam: Task, key: Array) -> PyTree:
 
 
 def _descend(config: Config, params: PyTree, batch: tuple[Array, Array], rate: Any) -> PyTree:
+    """One step of SGD."""
     gradient = jax.grad(partial(_mean_loss, config))(params, batch)
     return jax.tree.map(lambda x, g: x - rate * g, params, gradient)
 
@@ -110,7 +162,26 @@ def finetune(
     rate: Any,
     keys: Array,
 ) -> tuple[PyTree, PyTree]:
-    """Experts and their twins, `[replicate, task, m]`, after each number of steps in `marks`."""
+    """Tunes an expert for each task with SGD, and beside it a twin with one sample replaced.
+
+    In every step an expert and its twin draw samples of the same indices. Where the index is 0, the
+    twin sees a sample that no expert has.
+
+    Args:
+      config: The config; static.
+      batch: Samples per step; static.
+      marks: The numbers of steps after which networks are kept, increasing.
+      base: The networks to start from, in leaves of shape (replicate, ...).
+      images: The images of every task, as in `Exam`.
+      labels: Their classes.
+      samples: Number of samples of each task, at most n - 1.
+      rate: The learning rate.
+      keys: A random key for each replicate.
+
+    Returns:
+      The experts and their twins, each in leaves of shape (replicate, task, m, ...).
+    """
+    # Training goes on from each mark to the next, so that longer runs contain shorter ones.
     spans = jnp.stack([jnp.roll(marks, 1).at[0].set(0), marks], 1)
 
     def of_task(start: PyTree, images: Array, labels: Array, key: Array) -> Any:
@@ -151,8 +222,26 @@ def measure(
     count: Any,
     key: Array,
 ) -> dict[str, Any]:
-    """The first `count` experts of one replicate, merged in every way: means over their tasks,
-    `[merge]`."""
+    """Merges the first experts of each replicate in every way of `MERGES`, and measures the merges.
+
+    It is mapped over replicates; shapes below are those after that.
+
+    Args:
+      config: The config; static.
+      base: The networks that experts started from, in leaves of shape (replicate, ...).
+      experts: The experts, in leaves of shape (replicate, task, ...).
+      twins: Their twins, in leaves of the same shape.
+      exam: The data.
+      samples: Number of samples that each expert was tuned on.
+      count: Number of experts that are merged.
+      key: A random key for each replicate, for DARE.
+
+    Returns:
+      Means over the tasks of the merged experts, of shape (replicate, merge): `loss` and `accuracy`
+      on the test, and `train_loss` on the experts' samples. Also `stability`, the mean squared
+      change of the average when one expert has its sample replaced, of shape (replicate,); and
+      `merged`, the averages.
+    """
     tasks = range(len(exam.labels))
     merged = jnp.arange(len(tasks)) < count
     # the others are the base, of which no merge takes anything: one compilation for all counts
@@ -180,6 +269,7 @@ def measure(
             optimizer=optax.adam(config.merging.ada_rate),
         ).params,
     ]
+    # The number of samples is traced: a mask selects the first ones.
     seen = jnp.broadcast_to(jnp.arange(exam.labels.shape[1]) < samples, exam.labels.shape)
 
     def mean(values: Array, member: Array) -> Array:

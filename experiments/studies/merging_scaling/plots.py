@@ -1,4 +1,4 @@
-"""The figures of `merging_scaling`."""
+"""The figures of `merging_scaling`, with one row of panels for each law."""
 
 from typing import TYPE_CHECKING
 
@@ -15,11 +15,20 @@ if TYPE_CHECKING:
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """By law: excess in the testbed, loss and accuracy of networks; stability in both."""
+    """Draws the figures of a finished run.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      `excess`, the excess in the testbed and the networks' loss and accuracy; and `stability` in
+      both.
+    """
     return {"excess": _excess_figure(dataset), "stability": _stability_figure(dataset)}
 
 
 def _excess_figure(dataset: "xr.Dataset") -> "Figure":
+    """Excess of the testbed, loss and accuracy of networks, by law."""
     laws = dataset["law"].values.astype(str)
     figure, axes = style.figure(len(laws), 3, width=3.7, height=2.5)
     for (bed, loss, accuracy), law in zip(axes, laws, strict=True):
@@ -49,6 +58,7 @@ def _excess_figure(dataset: "xr.Dataset") -> "Figure":
 
 
 def _stability_figure(dataset: "xr.Dataset") -> "Figure":
+    """Stability of the testbed and of networks beside the bound of Theorem 1, by law."""
     laws = dataset["law"].values.astype(str)
     figure, axes = style.figure(len(laws), 2, width=4.2, height=2.5)
     for (bed, network), law in zip(axes, laws, strict=True):
@@ -69,6 +79,7 @@ def _stability_figure(dataset: "xr.Dataset") -> "Figure":
 
 
 def _testbed_lines(ax: "Axes", at: "xr.Dataset", name: str) -> None:
+    """Exact values, both bounds and simulations of the testbed."""
     x = at["value"].values
     printed = "Theorem 3" if name == "excess" else "Theorem 1"
     ax.plot(x, at[f"testbed_exact_{name}"], color=style.PALETTE[0], label="exact, average")
@@ -83,12 +94,14 @@ def _testbed_lines(ax: "Axes", at: "xr.Dataset", name: str) -> None:
 
 
 def _bars(ax: "Axes", x: np.ndarray, values: "xr.DataArray", color: str, label: str) -> None:
+    """Means over replicates with their standard errors."""
     error = values.std("replicate", ddof=1) / values.sizes["replicate"] ** 0.5
     line = {"fmt": "o-", "ms": 3.5, "lw": 1, "capsize": 2, "color": color}
     ax.errorbar(x, values.mean("replicate"), error, label=f"{label} (± s.e.)", **line)
 
 
 def _dress(ax: "Axes", law: str, x: np.ndarray) -> None:
+    """The logarithmic axis of a law, with a tick at each value."""
     ax.set_xscale("log")
     ax.set_xticks(x, [f"{v:g}" for v in x])
     ax.minorticks_off()
@@ -96,6 +109,7 @@ def _dress(ax: "Axes", law: str, x: np.ndarray) -> None:
 
 
 def _legend(figure: "Figure", axes: np.ndarray) -> None:
+    """One legend for several panels, without repeated labels."""
     handles = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):

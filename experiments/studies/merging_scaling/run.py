@@ -1,4 +1,7 @@
-"""The run of `merging_scaling`: its stages, and the dataset that they make."""
+"""Runs `merging_scaling` stage by stage and gathers the results in one dataset.
+
+`networks` computes the networks, `testbed` the quadratic losses.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -20,7 +23,20 @@ from theory.merging.scaling import Law
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
-    """Both halves, on the coordinates `law` and `point`."""
+    """Measures the networks and the testbed at every value of every law.
+
+    Args:
+      config: The config.
+      stage: What runs and stores a stage. The default stores nothing.
+
+    Returns:
+      Over law and point: the `value`; `loss`, `accuracy` and `train_loss` of networks by replicate
+      and merge, and `stability` by replicate; their bounds `network_bound_*`; and `testbed_*`,
+      exact, bounded and simulated. The measured constants and the centre are attributes.
+
+    Raises:
+      DataError: If the data cannot be read or do not suffice.
+    """
     with refused():
         pool = config.data.pool(config.seed)
         config.check_left(n := len(pool.labels))
@@ -50,7 +66,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         return networks.measure(config, base, experts, twins, exam, *how, merge_keys)
 
     def centre() -> dict[str, Any]:
-        """Networks at other K are the same ones earlier and later; at other N, more of them."""
+        """Measures the laws of steps and of tasks on one set of trainings.
+
+        Fewer steps are earlier networks of a training, and fewer tasks are some of its experts.
+        """
         setting, marks = config.at(), config.swept.steps
         pairs = trained(setting, marks)
         middle = len(marks) // 2
@@ -69,6 +88,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         for i, value in enumerate(config.values(law)):
             nets[f"{law}{i}"] = (
                 nets[f"steps{middle}"]
+                # The centre is the same setting for every law.
                 if i == middle
                 else stage(f"networks by {law}, {value:g}", partial(elsewhere, law, value))
             )
@@ -88,6 +108,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 def _dataset(
     config: Config, nets: dict[str, Any], constants: dict[str, Any], bed: dict[str, Any]
 ) -> xr.Dataset:
+    """The labelled dataset of all results; `run` says what is in it."""
     at = ("law", "point")
     dims: dict[str, tuple[str, ...]] = dict.fromkeys(
         ("loss", "accuracy", "train_loss"), (*at, "replicate", "merge")
@@ -105,7 +126,7 @@ def _dataset(
 
 
 def _bounds(config: Config, constants: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Theorem 3 along every law, its constants those measured."""
+    """The printed bounds of Theorems 3 and 1 along every law, with the measured constants."""
     measured = Constants(**{name: constants[name] for name in Constants._fields})
     rows = []
     for law in LAWS:

@@ -1,4 +1,7 @@
-"""The quadratics of `merging_scaling`: excess, stability and bounds, exact and simulated."""
+"""The quadratics of `merging_scaling`: excess, stability and bounds, exact and simulated.
+
+The closed forms are those of `theory.merging`; `networks` measures the same quantities on networks.
+"""
 
 from typing import Any
 
@@ -14,7 +17,19 @@ from theory.merging.scaling import Law
 def quadratics(
     config: Config, law: Law | None = None, value: float | None = None
 ) -> QuadraticTasks:
-    """The testbed at one setting."""
+    """Builds the testbed at one setting.
+
+    All settings of a config share the centres of the tasks. A setting with fewer tasks takes the
+    first of them.
+
+    Args:
+      config: The config.
+      law: The hyperparameter to change from the centre; None changes none.
+      value: Its value.
+
+    Returns:
+      The quadratic losses of the tasks, with the training of their experts.
+    """
     s, how = config.at(law, value), config.quadratics
     shape = max(config.swept.tasks), how.dimensions
     draws = np.random.default_rng(config.seed).standard_normal(shape)
@@ -25,10 +40,22 @@ def quadratics(
 
 
 def measure(config: Config, key: Array) -> dict[str, Any]:
-    """Closed forms, both bounds, and simulations with their standard errors, `[law, point]`."""
+    """Computes the testbed's quantities at every value of every law.
+
+    Args:
+      config: The config.
+      key: The random key of the simulations.
+
+    Returns:
+      Arrays of shape (law, point): `exact_*`, `bound_*` and `corrected_*` of `excess` and
+      `stability`; `exact_generalisation` and `exact_optimisation`, the parts of the excess;
+      `dare_excess`; and `simulated_*` with their standard errors, if the config has runs.
+    """
     rows = []
     for i, law in enumerate(LAWS):
         values = config.values(law)
+        # `scaling` takes the first N of the tasks that it is given: it needs the largest number of
+        # them.
         widest = quadratics(config, law, values[-1])
         predicted = scaling(widest, law, values)
         row = {
@@ -51,7 +78,17 @@ def measure(config: Config, key: Array) -> dict[str, Any]:
 
 
 def simulated(config: Config, bed: QuadraticTasks, key: Array) -> dict[str, float]:
-    """Means over runs and their standard errors."""
+    """Simulates the testbed at one setting.
+
+    Args:
+      config: The config, which says how many runs.
+      bed: The testbed.
+      key: A random key.
+
+    Returns:
+      The means over runs, `simulated_excess` and `simulated_stability`, and their standard errors
+      under the same names with `_error`.
+    """
     draws, means = simulate(key, bed, config.quadratics.runs), {}
     for name in ("excess", "stability"):
         x = np.asarray(getattr(draws, name))

@@ -1,17 +1,19 @@
 """Are language models that were trained for longer harder to perturb and to fine-tune?
 
-Past overtrained (Springer et al. 2025), Section 3 and Appendices C and D. Small language models of
-OLMo's block are pre-trained on the source of Python's standard library for a series of budgets,
-each from the beginning with a cosine that ends at 0, as in the paper. To every one of them
+The study repeats Section 3 and Appendices C and D of Springer et al., Overtrained Language Models
+Are Harder to Fine-Tune, 2025 (arXiv 2503.19206). Small language models of OLMo's block are
+pre-trained on the source text of Python's standard library, for a series of token budgets. As in
+the paper, each budget is a training of its own from the beginning, with a cosine schedule that ends
+at 0. Each model is then changed in two ways:
 
-  Gaussian noise of several sizes lambda is added, shaped as the initialisation is (eq. 1, Fig. 3),
-  other tasks are taught at several rates, fixed or tuned for each budget (Figs. 4 to 6, 8),
+  Gaussian noise of several sizes lambda is added, shaped as the initialisation is (eq. 1, Fig. 3);
+  other tasks are taught at several learning rates, fixed or tuned by budget (Figs. 4 to 6, 8).
 
-and the loss on held-out text of pre-training is measured afterwards, beside what the Hessian
-predicts (Figs. 9, 10) and beside the theory of two-layer linear networks. Losses are in nats per
-token, the logarithm of the perplexity.
+The loss on held-out text of pre-training is measured afterwards. It is compared with what the
+Hessian predicts (Figs. 9, 10) and with the theory of two-layer linear networks. Losses are in nats
+per token: the logarithm of the perplexity.
 
-Not in the text of the paper, and chosen here: the sizes of the noise, its two signs and the number
-of draws; Adam's decays in fine-tuning, which are those of pre-training. Its early stopping over
-fine-tuning epochs and its muP are not here.
+The paper's text leaves open the sizes of the noise, its two signs and the number of draws, which
+are chosen here. Adam's decays in fine-tuning are those of pre-training. The paper's early stopping
+over fine-tuning epochs and its muP are not implemented.
 """

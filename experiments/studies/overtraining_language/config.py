@@ -1,4 +1,4 @@
-"""What `overtraining_language` can be told."""
+"""The config of `overtraining_language` and its presets."""
 
 from typing import Annotated, Any
 
@@ -24,9 +24,9 @@ class Model:
     preset: Annotated[str, AfterValidator(presets.of_type("flax_llama"))] | None = None
     """A network of `experiments.models.presets`, such as 'olmo-30m'; None for the sizes below."""
     context: Annotated[int, Ge(2)] = 32
-    """Tokens that the network sees, a preset too."""
+    """Tokens that the network sees, also if it is a preset."""
     width: Natural = 16
-    """Units of the stream."""
+    """Units of the residual stream."""
     layers: Natural = 2
     """Transformer blocks."""
     heads: Natural = 2
@@ -53,7 +53,7 @@ class Pretraining:
     """How models are trained before they are perturbed."""
 
     budgets: Rising[Natural] = tuple(2**k for k in range(17, 23))
-    """Tokens to train on, ascending: each a training of its own."""
+    """Tokens to pre-train on, ascending; each budget is a training of its own."""
     batch: Natural = 16
     """Sequences per step."""
     rate: Positive = 0.02
@@ -67,7 +67,7 @@ class Tuning:
     tasks: Different[str] = tasks.TASKS
     """What to fine-tune on: 'shifted', 'rotated', 'questions', or the path of a tokenised text."""
     rates: Rising[Positive] = tuple(0.00025 * 2**k for k in range(8))
-    """Highest learning rates, ascending; the best on validation is the tuned one."""
+    """Highest learning rates to try, ascending; the tuned one has the least validation loss."""
     examples: Natural = 128
     """Sequences to fine-tune on."""
     batch: Natural = 8
@@ -75,7 +75,7 @@ class Tuning:
     epochs: Natural = 4
     """How often each sequence is seen."""
     held_out: Natural = 128
-    """Sequences of a task to tune the rate by, and as many to report."""
+    """Sequences of a task to tune the rate by, and as many others to report."""
     scales: Different[Positive] = (0.1, 0.25, 0.5, 0.75, 1.0)
     """Shares of the way to the fine-tuned model (Fig. 10), ascending to 1."""
 
@@ -91,12 +91,13 @@ class Tuning:
 
     @property
     def steps(self) -> int:
+        """The number of steps of fine-tuning."""
         return self.epochs * self.examples // self.batch
 
 
 @config
 class Memory:
-    """What is computed one after the other, to save memory."""
+    """What is computed one part after the other, to save memory."""
 
     together: Natural | None = None
     """Networks that are trained side by side at most; None for all of a budget or task."""
@@ -108,11 +109,11 @@ class Memory:
 
 @config
 class Config:
-    """Pre-train for several budgets, perturb and fine-tune each, measure what was forgotten."""
+    """How models are pre-trained for several budgets, perturbed and fine-tuned, and measured."""
 
     data: TextData = TextData()
     seed: Seed = 0
-    """Seed of everything."""
+    """Seed of initial weights, minibatches, noise and of the choice of held-out sequences."""
     replicates: Annotated[int, Ge(3)] = 5
     """Repetitions, each with initial weights, minibatches and noise of its own; at least 3."""
     model: Model = Model()
@@ -126,7 +127,7 @@ class Config:
     tune: Tuning = Tuning()
     memory: Memory = Memory()
     compute: Compute = "float32"
-    """Type to compute with in training."""
+    """Floating-point type that training computes with."""
     save_every: Natural = 1000
     """Steps between two checkpoints of a training, from which a killed one goes on."""
     shard: Shard = "members"
@@ -149,6 +150,7 @@ class Config:
 
     @property
     def network(self) -> dict[str, Any]:
+        """The configuration of the network, as `experiments.models.presets.build` takes it."""
         model = self.model
         if model.preset is not None:
             return presets.config(model.preset)
@@ -166,7 +168,14 @@ class Config:
         }
 
     def steps(self, budget: int) -> int:
-        """Of pre-training on so many tokens."""
+        """Computes the number of steps of a pre-training.
+
+        Args:
+          budget: Tokens to train on.
+
+        Returns:
+          The whole steps that the budget pays for, each of `pretrain.batch` sequences.
+        """
         return budget // (self.pretrain.batch * self.model.context)
 
 

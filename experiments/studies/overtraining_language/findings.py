@@ -1,4 +1,4 @@
-"""What `overtraining_language` found of the paper's claims, from the stored dataset alone."""
+"""The paper's claims about overtrained language models, judged from the stored dataset alone."""
 
 from typing import Any
 
@@ -14,47 +14,108 @@ SAME = 1.25  # what "independent" allows as a ratio
 
 
 def perturbed(dataset: xr.Dataset) -> xr.DataArray:
-    """Pre-training loss under noise, [budget, seed, noise]."""
+    """Computes the pre-training loss under noise.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      The loss in nats per token, [budget, seed, noise].
+    """
     return dataset["base"] + dataset["noise_increase"]
 
 
 def tuned(dataset: xr.Dataset) -> xr.DataArray:
-    """Pre-training loss after fine-tuning, [task, budget, seed, rate]."""
+    """Computes the pre-training loss after fine-tuning.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      The loss in nats per token, [task, budget, seed, rate].
+    """
     return dataset["base"] + dataset["tuned_increase"].sel(scale=1.0, drop=True)
 
 
 def best_rate(dataset: xr.Dataset) -> xr.DataArray:
-    """The rate of least validation loss, [task, budget, seed]."""
+    """Finds the learning rate with the least validation loss.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      The rate, [task, budget, seed].
+    """
     return dataset["tuned_validation"].idxmin("rate")
 
 
 def kept_rates(dataset: xr.Dataset) -> xr.DataArray:
-    """By task the largest rate at which the model still knows more of the pre-training text, after
-    any budget, than how frequent each token is; the smallest if there is none. The paper draws
-    rates "where the model is still retaining pre-training capability" (App. C)."""
+    """Finds the largest learning rate at which a model still retains the pre-training text.
+
+    It does if its loss is below that of predicting each token by its frequency, after any budget,
+    in the mean over seeds. The paper draws rates "where the model is still retaining pre-training
+    capability" (App. C).
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      The rate of each task; the smallest if none will do.
+    """
     worst = tuned(dataset).mean("seed").max("budget")
     highest = dataset["rate"].where(worst < dataset["unigram"]).max("rate")
     return highest.fillna(float(dataset["rate"][0]))
 
 
 def rates_by_others(dataset: xr.Dataset) -> xr.DataArray:
-    """`kept_rates` for each seed as the other seeds tell them, [seed, task]: nothing is judged on
-    what it was chosen by."""
+    """Computes `kept_rates` for each seed from all other seeds.
+
+    So nothing is judged on the seeds that it was chosen by.
+
+    Args:
+      dataset: A finished run of two or more seeds.
+
+    Returns:
+      The rate, [seed, task].
+    """
     seeds = dataset["seed"].values
     return xr.concat([kept_rates(dataset.sel(seed=seeds != s)) for s in seeds], dataset["seed"])
 
 
 def at_best(dataset: xr.Dataset, values: xr.DataArray) -> xr.DataArray:
-    """`values` [..., rate] at the tuned rate."""
+    """Selects values at the tuned learning rate.
+
+    Args:
+      dataset: A finished run.
+      values: Values with a dimension "rate".
+
+    Returns:
+      The values at `best_rate`, without that dimension.
+    """
     return values.sel(rate=best_rate(dataset)).drop_vars("rate")
 
 
 def log2(values: xr.DataArray) -> xr.DataArray:
+    """Computes the logarithm to the base 2.
+
+    Args:
+      values: Positive numbers.
+
+    Returns:
+      Their logarithms, with the same dimensions.
+    """
     return xr.apply_ufunc(np.log2, values.astype(float))
 
 
 def slope(values: xr.DataArray, dim: str = "budget") -> xr.DataArray:
-    """Least-squares slope per doubling of the coordinate `dim`.
+    """Computes the least-squares slope per doubling of a coordinate.
+
+    Args:
+      values: Values along the dimension `dim`, and others.
+      dim: Name of a dimension whose coordinate is positive.
+
+    Returns:
+      The slopes, without that dimension; NaN of a single value.
 
     >>> x = xr.DataArray([1.0, 3.0, 5.0], {"budget": [100, 200, 400]}, "budget")
     >>> float(slope(x))
@@ -69,8 +130,17 @@ def slope(values: xr.DataArray, dim: str = "budget") -> xr.DataArray:
 
 
 def last_costs(loss: xr.DataArray) -> xr.DataArray:
-    """For each seed the loss at the last budget less that at the best earlier one, which the other
-    seeds tell, so that noise alone does not make it positive."""
+    """Computes what the last budget costs: its loss less that at the best earlier budget.
+
+    The best earlier budget of a seed is the one with the least mean loss over the other seeds. So
+    noise alone does not make the cost positive.
+
+    Args:
+      loss: Losses [budget, seed, ...], of two or more budgets and seeds.
+
+    Returns:
+      The costs, [seed, ...].
+    """
     loss = loss.transpose("budget", "seed", ...)
     seeds = loss.sizes["seed"]
     cost = []
@@ -84,30 +154,51 @@ def last_costs(loss: xr.DataArray) -> xr.DataArray:
 
 
 def falls_with(loss: xr.DataArray, dim: str) -> xr.DataArray:
-    """How many doublings the inflection budget falls per doubling of `dim`, by seed."""
+    """Computes how fast the budget of least loss falls as another quantity grows.
+
+    Args:
+      loss: Losses with the dimensions "budget" and `dim`.
+      dim: The quantity, such as "noise" or "rate".
+
+    Returns:
+      Halvings of the budget per doubling of the quantity, without the two dimensions.
+    """
     return -slope(log2(loss.idxmin("budget")), dim)
 
 
 def _judged(where: str, claim: str, paper: str, ours: str, margins: xr.DataArray) -> Finding:
+    """Judges the claim that the margins, one for each seed, are positive in the mean."""
     return judged(where, claim, paper, ours, margins.values)
 
 
 def _spelt(values: xr.DataArray, unit: str, digits: int = 3) -> str:
+    """Formats a mean with its standard error and a unit."""
     return f"{stated(values, digits)} {unit}"
 
 
 def _chosen(rates: xr.DataArray) -> str:
+    """Formats learning rates that were chosen for each seed by the others."""
     low, high = float(rates.min()), float(rates.max())
     spelt = f"{low:g}" if low == high else f"{low:g} to {high:g}"
     return f"{spelt}, for each seed as the others tell it"
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Margins are per seed, over all tasks where a claim is of fine-tuning as such."""
+    """Judges the paper's claims on noise, fine-tuning and the Hessian.
+
+    There is one margin per seed. Claims on fine-tuning in general are averaged over tasks.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      The findings. Verdicts are not yet corrected for their number.
+    """
     return [*_noise(dataset), *_fixed(dataset), *_tuned_rate(dataset), *_hessian(dataset)]
 
 
 def _noise(dataset: xr.Dataset) -> list[Finding]:
+    """Judges the claims on Gaussian noise."""
     small, large = (float(dataset["noise"][k]) for k in (0, -1))
     increase, loss = dataset["noise_increase"], perturbed(dataset)
     steepness = slope(increase) / increase.mean("budget")
@@ -160,6 +251,7 @@ def _noise(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _fixed(dataset: xr.Dataset) -> list[Finding]:
+    """Judges the claims on fine-tuning at a fixed learning rate, and on the distance moved."""
     increase, loss = dataset["tuned_increase"].sel(scale=1.0, drop=True), tuned(dataset)
     distance, declared = log2(dataset["tuned_distance"]), []
     for task in dataset["task"].values:
@@ -168,6 +260,7 @@ def _fixed(dataset: xr.Dataset) -> list[Finding]:
         at, last = {"task": task, "rate": top}, f"{task}: loss at the last budget less the least"
         grows = slope(increase.sel(at, drop=True))
         cost, own = (last_costs(x.sel(at, drop=True)) for x in (loss, dataset["tuned_test"]))
+        # among rates that keep the text by every seed's account
         falls = falls_with(loss.sel(task=task, rate=slice(None, float(top.min()))), "rate")
         declared += [
             _judged(
@@ -227,6 +320,7 @@ def _fixed(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _tuned_rate(dataset: xr.Dataset) -> list[Finding]:
+    """Judges the claims on fine-tuning at the learning rate that is best for each budget."""
     declared = []
     rates, where = best_rate(dataset), f"{PAPER}, Fig. 6"
     loss, own = (at_best(dataset, x) for x in (tuned(dataset), dataset["tuned_test"]))
@@ -262,7 +356,10 @@ def _tuned_rate(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _hessian(dataset: xr.Dataset) -> list[Finding]:
-    """Ratios of means over budgets, as single increases may be near 0."""
+    """Judges the claims on what second derivatives predict.
+
+    Ratios are of means over budgets, because single increases may be near 0.
+    """
     small, large = (float(dataset["noise"][k]) for k in (0, -1))
     near, rates = float(dataset["scale"][0]), rates_by_others(dataset)
 
@@ -273,6 +370,7 @@ def _hessian(dataset: xr.Dataset) -> list[Finding]:
         )
         return increase / predicted
 
+    # predicted = lambda^2 tr(H Sigma) / 2
     trace = (2 * dataset["noise_predicted"].sel(noise=small) / small**2).transpose("budget", "seed")
     growth = trace.isel(budget=-1, drop=True) / trace.isel(budget=0, drop=True)
     times = lambda x: f"increase / prediction {stated(x, 2, sign=False)}"  # noqa: E731
@@ -313,7 +411,14 @@ def _hessian(dataset: xr.Dataset) -> list[Finding]:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """The base models, noise and fine-tuning, in sentences."""
+    """Describes the base models and what noise and fine-tuning do to them.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      A few sentences, the last one with the number of verdicts of each kind.
+    """
     budget = dataset["budget"].values
     first, last = (stated(dataset["base"].isel(budget=k), sign=False) for k in (0, -1))
     sizes = []
@@ -341,7 +446,13 @@ def summary(dataset: xr.Dataset) -> str:
 
 
 def count(tokens: float) -> str:
-    """Tokens in words.
+    """Formats a number of tokens with two significant digits and a unit.
+
+    Args:
+      tokens: The number, >= 0.
+
+    Returns:
+      Text such as "4.2M". From 100 of a unit on it is rounded to whole ones.
 
     >>> count(131072), count(4194304), count(4e9)
     ('131k', '4.2M', '4B')

@@ -7,7 +7,7 @@ import numpy as np
 import xarray as xr
 from matplotlib import colormaps
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FixedFormatter, FixedLocator
 
 from experiments.lab.findings import mean_and_error
 from experiments.studies.overtraining_language.findings import (
@@ -34,6 +34,14 @@ FINE_TUNED = {
 
 
 def plot(dataset: xr.Dataset) -> "dict[str, Figure]":
+    """Draws the paper's Figures 3 to 6 and 8 to 10 of this run, and its inflection points.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      The figures by name.
+    """
     return {
         "perturbation": _perturbation(dataset),
         "fine_tuning": _fine_tuning(dataset),
@@ -45,23 +53,22 @@ def plot(dataset: xr.Dataset) -> "dict[str, Figure]":
 
 
 def _shades(count: int) -> list[Any]:
-    """From dark to light, as the paper has small to large sizes and rates."""
+    """Lists colours from dark to light, for small to large sizes or rates, as in the paper."""
     return [colormaps[style.SEQUENTIAL](x) for x in np.linspace(0.0, 0.88, count)]
 
 
 def _log(
     ax: "Axes", which: str, values: np.ndarray | None = None, labels: Sequence[str] = ()
 ) -> None:
-    """A logarithmic axis, 'x' or 'y', with a label at some of the values, no more than 4, the last
-    among them; without values at 1, 2 and 5 times powers of 10."""
-    (ax.set_xscale if which == "x" else ax.set_yscale)("log")
-    axis = ax.xaxis if which == "x" else ax.yaxis
-    axis.set_minor_formatter(NullFormatter())
+    """Makes an axis, "x" or "y", logarithmic and labels some of its values.
+
+    At most 4 of the given values are labelled, the last among them.
+    """
+    style.logarithmic(ax, which)
     if values is None:
-        axis.set_major_locator(LogLocator(10, (1, 2, 5), numticks=8))
-        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         return
-    stride = -(-len(values) // 4)
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    stride = -(-len(values) // 4)  # rounded up
     at = slice((len(values) - 1) % stride, None, stride)
     axis.set_major_locator(FixedLocator([float(x) for x in values[at]]))
     axis.set_major_formatter(FixedFormatter(list(labels[at])))
@@ -69,37 +76,42 @@ def _log(
 
 
 def _tokens(ax: "Axes", dataset: xr.Dataset, which: str = "x") -> None:
+    """Makes the axis of budgets logarithmic and labels it in tokens."""
     budgets = dataset["budget"].values
     _log(ax, which, budgets, [count(b) for b in budgets])
 
 
 def _sizes(ax: "Axes", dataset: xr.Dataset, dim: str, which: str = "x") -> None:
+    """Makes the axis of a dimension logarithmic and labels it with its values."""
     values = dataset[dim].values
     _log(ax, which, values, [f"{x:g}" for x in values])
 
 
 def _curve(ax: "Axes", values: xr.DataArray, dim: str, **look: Any) -> None:
-    """Mean and standard error over seeds against `dim`."""
+    """Draws the mean over seeds and its standard error against `dim`."""
     mean, error = mean_and_error(values.transpose("seed", dim))
     ax.errorbar(values[dim].values, mean, error, **{"capsize": 2, "ms": 3, "lw": 1.3, **look})
 
 
 def _legend(figure: "Figure", lines: Iterable[Any], title: str, **options: Any) -> None:
+    """Adds a legend on the right of the figure."""
     look = {"loc": "outside right upper", "frameon": False, "fontsize": 8, "title_fontsize": 8}
     figure.legend(handles=list(lines), title=title, **{**look, **options})
 
 
 def _lines(colors: Iterable[Any], labels: Iterable[str], **look: Any) -> list[Line2D]:
+    """Makes the entries of a legend, one for each colour."""
     style_ = {"marker": "o", "ms": 3, **look}
     return [Line2D([], [], color=c, label=t, **style_) for c, t in zip(colors, labels, strict=True)]
 
 
 def _heading(dataset: xr.Dataset) -> str:
+    """Says how large the networks are and how many seeds there were."""
     return f"{count(dataset.attrs['parameters'])} parameters, {dataset.sizes['seed']} seeds ± s.e."
 
 
 def _perturbation(dataset: xr.Dataset) -> "Figure":
-    """Figure 3; below it the same of two-layer linear networks."""
+    """Draws losses under noise (Figure 3), and below them those of two-layer linear networks."""
     figure, ((left, right), (under, beside)) = style.figure(2, 2, width=4.0, height=3.0)
     sizes = dataset["noise"].values
     shades, loss = _shades(len(sizes)), perturbed(dataset)
@@ -135,11 +147,12 @@ def _perturbation(dataset: xr.Dataset) -> "Figure":
 
 
 def _wrapped(words: str) -> str:
+    """Breaks a line at every comma."""
     return words.replace(", ", ",\n")
 
 
 def _fine_tuning(dataset: xr.Dataset) -> "Figure":
-    """Figures 4 and 5; and the theory of fine-tuning."""
+    """Draws losses after fine-tuning (Figures 4 and 5), and those of two-layer linear networks."""
     names = dataset["task"].values
     columns = len(names) + 1
     figure, axes = style.figure(3, columns, width=2.7, height=2.3, sharex="col")
@@ -158,6 +171,7 @@ def _fine_tuning(dataset: xr.Dataset) -> "Figure":
             if row == "own":
                 before = dataset["tuned_before"].sel(task=name).isel(rate=0)
                 mean = mean_and_error(before.transpose("seed", "budget"))[0]
+                # the loss before may be far above: it gets at most as much room as the others
                 low, high = ax.get_ylim()
                 ax.plot(dataset["budget"], mean, color=style.INK, ls="--", marker="s", ms=3, lw=1.3)
                 ax.set_ylim(low, min(ax.get_ylim()[1], high + (high - low)))
@@ -189,7 +203,7 @@ def _fine_tuning(dataset: xr.Dataset) -> "Figure":
 
 
 def _tuned_rate(dataset: xr.Dataset) -> "Figure":
-    """Figure 6, and the tuned rate (Figures 34 and 59)."""
+    """Draws losses at the tuned rate (Figure 6), and that rate (Figures 34 and 59)."""
     names = dataset["task"].values
     figure, axes = style.figure(3, len(names), width=2.9, height=2.3, sharex=True)
     best = best_rate(dataset)
@@ -221,8 +235,10 @@ def _tuned_rate(dataset: xr.Dataset) -> "Figure":
 
 
 def _inflection(dataset: xr.Dataset) -> "Figure":
-    """The budget of least loss, against the size of noise and against the rate; of linear networks
-    the time."""
+    """Draws the budget of least loss by the size of noise and by the rate of fine-tuning.
+
+    Below stands the time of least loss of two-layer linear networks.
+    """
     figure, ((left, right), (under, beside)) = style.figure(2, 2, width=3.6, height=2.7)
     _budgets(left, perturbed(dataset), "noise", style.PALETTE[0], "o-")
     after = tuned(dataset)
@@ -262,19 +278,19 @@ def _inflection(dataset: xr.Dataset) -> "Figure":
 
 
 def _budgets(ax: "Axes", loss: xr.DataArray, dim: str, color: str, fmt: str) -> None:
-    """The budget of least loss."""
+    """Draws the budget of least loss against `dim`."""
     centre, reach = _geometric(loss.idxmin("budget").transpose("seed", dim))
     ax.errorbar(loss[dim], centre, reach, color=color, fmt=fmt, capsize=2, ms=4, lw=1.3)
 
 
 def _geometric(values: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
-    """Geometric mean over seeds, and how far one standard error reaches below and above."""
+    """Computes the geometric mean over seeds, and one standard error below and above it."""
     mean, error = mean_and_error(log2(values))
     return 2**mean, np.stack([2**mean - 2 ** (mean - error), 2 ** (mean + error) - 2**mean])
 
 
 def _distance(dataset: xr.Dataset) -> "Figure":
-    """Figure 8."""
+    """Draws the distance that fine-tuning moves the parameters, by its rate (Figure 8)."""
     names = dataset["task"].values
     figure, axes = style.figure(1, len(names), width=3.2, height=2.9, sharey=True)
     budgets = dataset["budget"].values
@@ -297,12 +313,15 @@ def _distance(dataset: xr.Dataset) -> "Figure":
 
 
 def _tuned_to(task: str, rates: xr.DataArray) -> str:
+    """Formats the title of a task's column in the figure of the Hessian."""
     return f"{task}, rate {float(rates.sel(task=task)):g} (Fig. 10)"
 
 
 def _hessian(dataset: xr.Dataset) -> "Figure":
-    """Figures 9 and 10: what happens, and what the Hessian tells, of the last three budgets; and
-    their ratio."""
+    """Draws what noise and fine-tuning do beside what the Hessian predicts (Figures 9 and 10).
+
+    The last three budgets are shown; below, the ratio of the two.
+    """
     latest = dataset.isel(budget=slice(-3, None))
     top = kept_rates(dataset)
     kinds = (
@@ -331,6 +350,7 @@ def _hessian(dataset: xr.Dataset) -> "Figure":
             lower.plot(at[dim], ratio, "o-", color=color, ms=3, lw=1.3)
         highest = float(part[f"{name}_increase"].mean("seed").max())
         lowest = min(0.0, float(part[f"{name}_increase"].mean("seed").min()))
+        # by the increases: predictions far above them are cut off
         upper.set(ylim=(1.4 * lowest, 1.6 * highest), title=title)
         lower.axhline(1, color=style.INK, lw=0.8)
         lower.set(xlabel=label, ylim=(0, 3))

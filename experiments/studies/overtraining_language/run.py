@@ -1,4 +1,4 @@
-"""The run of `overtraining_language`: its stages, and the dataset that they make."""
+"""The run of `overtraining_language`: its order of `stages`, and the dataset they make."""
 
 import itertools
 from collections.abc import Sequence
@@ -20,7 +20,27 @@ from experiments.studies.overtraining_language.config import Config
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
-    """Pre-trains, perturbs and fine-tunes; a stage for each budget, and for each task."""
+    """Pre-trains, perturbs and fine-tunes the models, a stage for each budget and for each task.
+
+    With `memory.together` a stage is divided into several of fewer models.
+
+    Args:
+      config: What to run.
+      stage: Computes and stores a stage under its name; the default stores nothing.
+
+    Returns:
+      The dataset, with losses in nats per token:
+      - `base`, `(budget, seed)`: the loss on held-out text of pre-training;
+      - `noise_*`, `(budget, seed, noise)`: the results of `stages.perturb`;
+      - `tuned_*`, `(task, budget, seed, rate)`, some also along `scale`: those of
+        `stages.fine_tune`;
+      - `theory_*`: those of `stages.theory`;
+      - `unigram`: the loss of predicting each token by its frequency alone.
+
+    Raises:
+      DataError: If data are missing, too few or of another vocabulary, or devices cannot share the
+        batches.
+    """
     with refused():
         where = training.layout(config.shard)
         batches = {"pretrain.batch": config.pretrain.batch, "tune.batch": config.tune.batch}
@@ -41,6 +61,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
                 folder=True,
             )
             bases += training.unstacked(trained, len(part))
+    # (budget, replicate) of every model, in the order of `bases`
     plan = list(itertools.product(range(len(config.pretrain.budgets)), range(config.replicates)))
     noisy = _joined(
         stage(f"perturb{k}", partial(stages.perturb, config, net, where, held_out, bases, part))
@@ -49,6 +70,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     tuned = []
     for i, task in enumerate(taught):
         runs = list(itertools.product(range(len(plan)), range(len(config.tune.rates))))
+        # a path would not do as a stage's name, which must begin with a letter or digit
         name = config.tune.tasks[i] if config.tune.tasks[i] in tasks.TASKS else f"task {i + 1}"
         tune = partial(stages.fine_tune, config, net, where, held_out, task, bases)
         measured = _joined(
@@ -62,7 +84,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]]:
-    """The members that go together, each time with what their stage's name ends with."""
+    """Divides members into parts that are handled together.
+
+    Each comes with the ending of its stage's name, which is empty if there is one part.
+    """
     size = config.memory.together or len(members)
     starts = range(0, len(members), size)
     parts = [list(members[at : at + size]) for at in starts]
@@ -71,10 +96,12 @@ def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]
 
 
 def _joined(parts: Any) -> dict[str, np.ndarray]:
+    """Concatenates the results of parts along their leading axis."""
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
 def _dataset(config: Config, noisy: Any, tuned: Sequence[Any], theory: Any) -> xr.Dataset:
+    """Names the results of the stages and gives each array its dimensions."""
     models, runs = ("budget", "seed"), ("task", "budget", "seed", "rate")
     shape = (len(config.pretrain.budgets), config.replicates)
     base = noisy["base"].reshape(shape)

@@ -1,4 +1,7 @@
-"""The stages of `overtraining_language`: what is done to some of its models, side by side."""
+"""The stages of `overtraining_language`: how some of its models are trained, perturbed or tuned.
+
+Each stage handles several models side by side. `run` decides which, and `training` trains them.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -25,7 +28,7 @@ WEIGHT_DECAY = 0.1  # of pre-training; fine-tuning has none
 
 
 def _keys(config: Config, replicate: int) -> jax.Array:
-    """Of initial weights, of dropout, of noise."""
+    """Makes a replicate's random keys: of its initial weights, of dropout, and of noise."""
     return jax.random.split(jax.random.fold_in(jax.random.key(config.seed), replicate), 3)
 
 
@@ -35,6 +38,7 @@ def _order(config: Config, replicate: int) -> int:
 
 
 def _initial(config: Config, net: nn.Module, replicates: Sequence[int]) -> list[PyTree]:
+    """Draws the initial parameters of some replicates."""
     return [jax.device_get(training.first(net, _keys(config, k)[0])) for k in replicates]
 
 
@@ -47,7 +51,20 @@ def pre_train(
     some: Sequence[int],
     folder: Path | None,
 ) -> PyTree:
-    """The parameters of some replicates after a budget, stacked."""
+    """Pre-trains some replicates for one budget.
+
+    Args:
+      config: The settings.
+      net: The network.
+      corpus: The text to learn from.
+      where: How devices share the work.
+      budget: Tokens to train on.
+      some: Numbers of the replicates.
+      folder: Directory for checkpoints, from which a killed training goes on; None stores none.
+
+    Returns:
+      The trained parameters, `(replicate, ...)`.
+    """
     steps = config.steps(budget)
     schedule = Schedule(config.pretrain.rate, steps, round(WARMUP * steps))
     how = Training(
@@ -84,8 +101,28 @@ def perturb(
     bases: Sequence[PyTree],
     some: Sequence[int],
 ) -> dict[str, np.ndarray]:
-    """What noise does to some of the models: `gaussian_sensitivity`, [model, noise]."""
+    """Measures how much Gaussian noise raises the pre-training loss of some models.
+
+    Args:
+      config: The settings.
+      net: The network.
+      where: How devices share the work.
+      held_out: Sequences held out from pre-training.
+      bases: Parameters of all models, ordered by budget and then by replicate.
+      some: Places in `bases` of the models to perturb.
+
+    Returns:
+      Measurements of each model:
+      - "base": the loss without noise, `(model,)`;
+      - "increase": the mean rise of the loss under noise, `(model, noise)`;
+      - "draws_error": its standard error over draws, `(model, noise)`;
+      - "predicted": the rise by second derivatives, `(model, noise)`.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), eq. 1, Figures 3 and 9.
+    """
     initial = _initial(config, net, range(config.replicates))
+    # noise has the deviation of each initial array, from the initialisation of the same replicate
     deviations = [jax.tree.map(lambda x: np.float32(x.std()), params) for params in initial]
     of = [k % config.replicates for k in some]
     members = where.spread(
@@ -107,6 +144,7 @@ def perturb(
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _perturbed(net, draws, at_once, data, scales, params, deviations, keys) -> probe.Sensitivity:
+    """Applies `probe.gaussian_sensitivity` to stacked models."""
     how: dict[str, Any] = {"draws": draws, "batch_size": at_once}
 
     def of_model(params: PyTree, deviation: PyTree, key: jax.Array) -> probe.Sensitivity:
@@ -128,13 +166,37 @@ def fine_tune(
     some: Sequence[tuple[int, int]],
     folder: Path | None,
 ) -> dict[str, np.ndarray]:
-    """Losses and distances of some (model, rate) after fine-tuning, [run, ...]."""
+    """Fine-tunes some models on a task, each at its learning rate, and measures the losses.
+
+    Args:
+      config: The settings.
+      net: The network.
+      where: How devices share the work.
+      held_out: Sequences held out from pre-training.
+      task: What to fine-tune on.
+      bases: Parameters of all models, ordered by budget and then by replicate.
+      some: For each run the place in `bases` of its model, and in `config.tune.rates` of its rate.
+      folder: Directory for checkpoints, from which a killed training goes on; None stores none.
+
+    Returns:
+      Measurements of each run. The scales lead from the model to its tuned version.
+      - "increase": the rise of the pre-training loss, `(run, scale)`;
+      - "predicted": the same by first and second derivatives, `(run, scale)`;
+      - "distance": the L2 norm of the change of all parameters, `(run,)`;
+      - "before" and "test": the loss on the task's test sequences before and after, `(run,)`;
+      - "validation": the loss on its validation sequences afterwards, `(run,)`.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), Figures 4 to 6, 8 and 10.
+    """
+    # one schedule, of the largest rate, of which every run takes its share
     steps, top = config.tune.steps, config.tune.rates[-1]
     schedule = Schedule(top, steps, round(WARMUP * steps))
     shares = tuple(config.tune.rates[rate] / top for _, rate in some)
     how = Training(
         Optimizer(schedule, members=shares, b2=B2), config.memory.micro_batches, config.compute
     )
+    # the rates of one replicate see the same minibatches
     orders = [_order(config, k) for k in range(config.replicates)]
     of = np.array([model % config.replicates for model, _ in some])
 
@@ -169,6 +231,8 @@ def fine_tune(
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _tuned(net, at_once, held_out, task, scales, before, after) -> dict[str, jax.Array]:
+    """Measures stacked models before and after fine-tuning."""
+    # both sets in one pass; the first `count` results are those of the validation set
     loss, count = training.mean_loss(net), len(task.validation.tokens)
     examples = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), task.validation, task.test)
 
@@ -191,21 +255,31 @@ def _tuned(net, at_once, held_out, task, scales, before, after) -> dict[str, jax
     return jax.vmap(of_run)(before, after)
 
 
-LINEAR = {  # of the two-layer theory
+LINEAR = {  # the diagrams of the two-layer theory that stand beside this study's
     "noise": LinearConfig(points=60),
     "rate": LinearConfig(diagram="learning_rate", rows=(0.0, 0.0005), points=60),
 }
 
 
 def theory() -> dict[str, Any]:
-    """Pre-training loss of two-layer linear networks after noise and after fine-tuning, by its size
-    and the pre-training time, and the time after which more hurts (0 where none does)."""
+    """Evaluates the theory of two-layer linear networks, for comparison.
+
+    Returns:
+      For "noise" and for "rate" (of fine-tuning):
+      - "loss": the pre-training loss afterwards, `(row, time)`;
+      - "inflection": the time after which more pre-training hurts, 0 if there is none, `(row,)`;
+      - "row": the sizes of noise, or the rates;
+      - "time": the pre-training times.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), Section 4.
+    """
     curves = {}
     for name, linear in LINEAR.items():
         forms = closed_forms(linear)
         curves[name] = {
             "loss": forms["loss"],
-            "inflection": np.nan_to_num(forms["inflection"]),
+            "inflection": np.nan_to_num(forms["inflection"]),  # NaN becomes 0
             "row": np.linspace(*linear.rows, linear.points),
             "time": linear.tasks.times(linear.tasks.spectrum(), linear.points),
         }

@@ -1,11 +1,11 @@
 """What `overtraining_language` learns from: a text to pre-train on, and tasks to fine-tune on.
 
-  shifted    blocks of the same text whose mean token value is high (SAIL, App. H.1): where this is
-             a task they are kept from pre-training
+  shifted    blocks of the same text whose mean token value is high, as SAIL splits a text (App.
+             H.1); if this is a task, they are kept from pre-training
   rotated    the pre-training text with every letter moved 13 places on in the alphabet
   questions  sums, differences, products and sequences with their answers, as plain text
 
-or the path of a tokenised text (.bin, .npy) of the same vocabulary.
+A task may also be the path of a tokenised text (.bin, .npy) of the same vocabulary.
 """
 
 from collections.abc import Sequence
@@ -25,15 +25,25 @@ SHIFTED = 66.0  # percentile of the blocks' means from which they are kept for f
 
 
 class Batch(NamedTuple):
-    """Sequences of one more token than a network sees, and which of their tokens, from the second
-    on, are to be told from those before."""
+    """Sequences of tokens, and which of these are to be predicted.
+
+    Attributes:
+      tokens: One more token than a network sees, `(..., token + 1)`.
+      scored: Whether each token, from the second on, counts in the loss, `(..., token)`.
+    """
 
     tokens: Int32[np.ndarray, "*any token_and_next"]
     scored: Bool[np.ndarray, "*any token"]
 
 
 class Task(NamedTuple):
-    """What to fine-tune on, what to tune the rate by, and what to report."""
+    """The sequences of one task.
+
+    Attributes:
+      learn: What to fine-tune on.
+      validation: What to tune the learning rate by.
+      test: What to report.
+    """
 
     learn: Batch
     validation: Batch
@@ -41,40 +51,100 @@ class Task(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """A text in blocks of `context` tokens, of which `usual` are pre-trained on."""
+    """A text in blocks of tokens.
+
+    A part is 0 for the text to learn from and 1 for the text held out.
+
+    Attributes:
+      text: The tokens of both parts, and the size of the vocabulary.
+      context: Tokens of a block.
+      usual: For each part, indices of the blocks that pre-training may use: all, or, where
+        "shifted" is a task, those whose mean token value is not high.
+    """
 
     text: tokens.Tokens
     context: int
     usual: tuple[Int[np.ndarray, " learn"], Int[np.ndarray, " held_out"]]
-    """Blocks of the part to learn from, and of the part held out: all, or where `shifted` is a task
-    those whose mean is not high."""
 
     def windows(self, part: int, blocks: Int[np.ndarray, " n"]) -> Batch:
-        """Blocks of the part to learn from (0) or held out (1)."""
+        """Gathers blocks, each with the token that follows it.
+
+        Args:
+          part: 0 for the text to learn from, 1 for the text held out.
+          blocks: Indices of the blocks, `(n,)`.
+
+        Returns:
+          The sequences, `(n, context + 1)`, all of whose tokens are scored.
+        """
         return _windows(self.line(part), self.context, blocks)
 
     def line(self, part: int) -> tokens.Ids:
+        """Returns the tokens of one part of the text.
+
+        Args:
+          part: 0 for the text to learn from, 1 for the text held out.
+
+        Returns:
+          The tokens, `(length,)`.
+        """
         return (self.text.train, self.text.held_out)[part]
 
     def shifted(self, part: int) -> Int[np.ndarray, " n"]:
-        """Blocks that are kept from pre-training: those whose mean is high."""
+        """Lists the blocks of a part that are kept from pre-training.
+
+        Args:
+          part: 0 for the text to learn from, 1 for the text held out.
+
+        Returns:
+          Indices of the blocks whose mean token value is high, `(n,)`; none unless "shifted" is a
+          task.
+        """
         count = tokens.blocks(self.line(part), self.context)
         return np.setdiff1d(np.arange(count), self.usual[part])
 
     def batch(self, step: int, *, seed: int, size: int) -> Batch:
-        """The batch of a pre-training step."""
+        """Gathers the minibatch of a pre-training step.
+
+        Args:
+          step: Number of the step, from 0.
+          seed: Seed of the order of blocks.
+          size: Sequences of the minibatch.
+
+        Returns:
+          The sequences, `(size, context + 1)`. They depend on the arguments alone, so that a
+          training can go on anywhere.
+        """
         windows = tokens.batch(
             self.text.train, step, seed=seed, size=size, context=self.context, chosen=self.usual[0]
         )
         return scored(np.concatenate([windows.inputs, windows.targets[:, -1:]], 1))
 
     def held_out(self, count: int, seed: int) -> Batch:
-        """`count` blocks held out from pre-training."""
+        """Draws blocks that are held out from pre-training.
+
+        Args:
+          count: Number of blocks.
+          seed: Seed of the draw.
+
+        Returns:
+          The sequences, `(count, context + 1)`.
+
+        Raises:
+          ValueError: If there are fewer blocks.
+        """
         return self.windows(1, _some("held_out", self.usual[1], count, seed))
 
     def unigram(self, batch: Batch) -> float:
-        """The loss on a batch of knowing no more than how frequent each token is in the part to
-        learn from (each seen once more than it was)."""
+        """Computes the loss of predicting each token by its frequency alone.
+
+        Frequencies are counted in the text to learn from, with one added to each count.
+
+        Args:
+          batch: Sequences; all tokens but the first of each count, scored or not.
+
+        Returns:
+          The mean negative log-likelihood in nats per token.
+        """
         counts = np.ones(self.text.vocab)
         for start in range(0, len(self.text.train), tokens.CHUNK):
             chunk = np.asarray(self.text.train[start : start + tokens.CHUNK])
@@ -83,18 +153,39 @@ class Corpus(NamedTuple):
 
 
 def _windows(line: tokens.Ids, context: int, blocks: Int[np.ndarray, " n"]) -> Batch:
+    """Gathers blocks of a text, each with the token that follows it."""
     at = np.asarray(blocks)[:, None] * context + np.arange(context + 1)
     return scored(np.asarray(line[at], np.int32))
 
 
 def scored(sequences: Int32[np.ndarray, "*any token_and_next"]) -> Batch:
+    """Makes a batch of sequences all of whose tokens are scored.
+
+    Args:
+      sequences: Tokens, `(..., token + 1)`.
+
+    Returns:
+      The sequences and a mask `(..., token)` that is true everywhere.
+    """
     return Batch(sequences, np.ones((*sequences.shape[:-1], sequences.shape[-1] - 1), bool))
 
 
 def load(data: TextData, vocab: int, context: int, names: Sequence[str]) -> Corpus:
-    """The text in blocks for a network of `vocab` tokens and this context, and for these tasks.
+    """Reads a text and decides which of its blocks pre-training may use.
 
-    `ValueError` (or `DataError`, which is one) for a vocabulary that is not the text's.
+    Args:
+      data: Which text.
+      vocab: Size of the network's vocabulary.
+      context: Tokens of a block.
+      names: Names of the tasks. Where "shifted" is one of them, blocks above the `SHIFTED`-th
+        percentile of mean token values are kept for it.
+
+    Returns:
+      The corpus.
+
+    Raises:
+      ValueError: If the text has another vocabulary than the network.
+      DataError: If files are missing or damaged.
     """
     if data.name == OFFLINE_TEXT and vocab != text.VOCAB:
         other = TEXTS["c4"].source
@@ -109,7 +200,7 @@ def load(data: TextData, vocab: int, context: int, names: Sequence[str]) -> Corp
         )
     if "shifted" in names:
         means = [tokens.block_means(part, context) for part in (loaded.train, loaded.held_out)]
-        level = np.percentile(means[0], SHIFTED)
+        level = np.percentile(means[0], SHIFTED)  # one level for both parts
         learn, held_out = (np.flatnonzero(mean <= level) for mean in means)
     else:
         learn, held_out = (
@@ -119,14 +210,37 @@ def load(data: TextData, vocab: int, context: int, names: Sequence[str]) -> Corp
 
 
 def check(names: Sequence[str]) -> None:
-    """`ValueError` for what is neither a task nor the path of tokens."""
+    """Checks that every name is a task or could be the path of a tokenised text.
+
+    Args:
+      names: Names as a config has them.
+
+    Raises:
+      ValueError: If a name is neither in `TASKS` nor ends in one of `SUFFIXES`.
+    """
     for name in names:
         if name not in TASKS and Path(name).suffix not in SUFFIXES:
             raise ValueError(f"tasks: {name!r} is none, nor a .bin or .npy{nearest(name, TASKS)}")
 
 
 def task(name: str, corpus: Corpus, sizes: tuple[int, int, int], seed: int) -> Task:
-    """`sizes` examples to learn from, to tune the rate by, and to report."""
+    """Gathers the sequences of a task.
+
+    Args:
+      name: One of `TASKS`, or the path of a tokenised text.
+      corpus: The text of pre-training. "shifted" and "rotated" learn from its first part and are
+        tested on what is held out.
+      sizes: Numbers of sequences to learn from, to tune the rate by, and to report.
+      seed: Seed of the choice of blocks, or of the questions.
+
+    Returns:
+      The sequences, `(size, context + 1)`. No block of text is in two of the three sets.
+
+    Raises:
+      ValueError: If there are too few blocks, a question is longer than the context, or the
+        vocabulary is not the one that the task needs.
+      DataError: If the file of a path is missing or damaged.
+    """
     learn, validation, test = sizes
     if name in TASKS[1:] and corpus.text.vocab != text.VOCAB:
         raise ValueError(
@@ -154,25 +268,37 @@ def task(name: str, corpus: Corpus, sizes: tuple[int, int, int], seed: int) -> T
 
 
 def _some(what: str, blocks: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Draws `count` of the blocks without repeating one; ValueError begins with `what`."""
     if count > len(blocks):
         raise ValueError(f"{what}: {count} blocks are asked for, there are {len(blocks)}")
     return blocks[stream.permuted(np.arange(count), len(blocks), [seed])]
 
 
 def rotated(sequences: Int32[np.ndarray, "*any"]) -> Int32[np.ndarray, "*any"]:
-    """Letters moved 13 places on, in the tokens of `experiments.data.text`; twice is the identity.
+    """Moves every letter 13 places on in the alphabet, in the tokens of `experiments.data.text`.
+
+    Applied twice it is the identity.
+
+    Args:
+      sequences: Tokens of any shape.
+
+    Returns:
+      Tokens of the same shape.
 
     >>> bytes(rotated(text.encode(b"import sys").astype(np.int32)).astype(np.uint8) + 32)
     b'vzcbeg flf'
     """
-    table = np.arange(text.VOCAB, dtype=np.int32)
+    table = np.arange(text.VOCAB, dtype=np.int32)  # a token is a character's code less 32
     for first in (ord("a") - 32, ord("A") - 32):
         table[first : first + 26] = first + (np.arange(26) + 13) % 26
     return table[sequences]
 
 
 def _questions(items: Sequence[choices.Item], context: int) -> Batch:
-    """Each question with its right answer and a new line, filled up with spaces."""
+    """Encodes each question with its right answer and a new line, and pads it with spaces.
+
+    The padding is not scored.
+    """
     sequences = np.zeros((len(items), context + 1), np.int32)
     mask = np.zeros((len(items), context), bool)
     for i, item in enumerate(items):

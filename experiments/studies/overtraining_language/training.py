@@ -1,5 +1,8 @@
-"""How `overtraining_language` trains: many networks side by side, along a leading axis of all their
-parameters, by the one trainer; and the losses."""
+"""How `overtraining_language` trains many networks side by side, and its losses.
+
+The networks stand along a leading axis of all parameters and are trained by the one trainer of
+`experiments.training`. They are called members.
+"""
 
 import dataclasses
 import functools
@@ -26,24 +29,46 @@ Shard = Literal[sharding.Shard, "members"]
 
 
 class Layout(NamedTuple):
-    """Where trainings side by side lie: as one training would, its batch shared out by examples, or
-    by members, those that lack to a multiple of the devices trained twice."""
+    """How devices share the training of several members.
+
+    Either each member's minibatch is shared out by examples, as that of a single training would be.
+    Or the members are shared out; if their number is no multiple of that of devices, some are
+    trained twice.
+
+    Attributes:
+      one: The layout of a single training.
+      by_member: Whether members are shared out.
+    """
 
     one: sharding.Layout
     by_member: bool
 
     def check(self, **batches: int) -> None:
-        """As `sharding.Layout` has it; members can always be shared."""
+        """Checks that devices can share the examples of every minibatch.
+
+        Args:
+          **batches: Numbers of examples, by the names of their fields.
+
+        Raises:
+          ValueError: If examples are shared out and a number is no multiple of that of devices.
+        """
         if not self.by_member:
             self.one.check(**batches)
 
     def filled(self, some: Sequence[Any]) -> list[Any]:
-        """One for each member that is trained."""
+        """Repeats members until their number is a multiple of that of the devices that share them.
+
+        Args:
+          some: Anything there is one of for each member.
+
+        Returns:
+          One entry for each member that is trained, in the given order and then from the beginning.
+        """
         devices = self.one.mesh.size if self.one.mesh is not None and self.by_member else 1
         return [some[k % len(some)] for k in range(devices * math.ceil(len(some) / devices))]
 
     def _leading(self, tree: PyTree) -> PyTree:
-        """Shared out by members, their leading axis; numbers have none."""
+        """Makes shardings that share out the leading axis of all arrays; scalars are replicated."""
         mesh = self.one.mesh
         assert mesh is not None
         return jax.tree.map(
@@ -51,24 +76,53 @@ class Layout(NamedTuple):
         )
 
     def shardings(self, state: State) -> State | None:
+        """Makes the shardings of the trainer's state.
+
+        Args:
+          state: The state of all members, or its shapes.
+
+        Returns:
+          A sharding for each array; None on one device.
+        """
         if self.one.mesh is None or not self.by_member:
             return self.one.shardings(state)
         spread = {k: self._leading(getattr(state, k)) for k in ("params", "opt_state")}
         return sharding.replicated(self.one.mesh, state)._replace(**spread)
 
     def lay(self, state: State) -> State:
-        """The state where the step expects it."""
+        """Puts the trainer's state where the step expects it.
+
+        Args:
+          state: The state of all members.
+
+        Returns:
+          The state on its devices.
+        """
         where = self.shardings(state)
         return state if where is None else sharding.place(state, where)
 
     def spread(self, *trees: PyTree) -> tuple[PyTree, ...]:
-        """Arrays with a leading axis of members."""
+        """Puts arrays with a leading axis of members on the devices.
+
+        Args:
+          *trees: Trees of arrays `(member, ...)`.
+
+        Returns:
+          The trees on their devices.
+        """
         if self.one.mesh is None or not self.by_member:
             return self.one.lay(trees)
         return sharding.place(trees, self._leading(trees))
 
     def place(self, batch: Batch) -> PyTree:
-        """A batch [example, member, ...]."""
+        """Puts a minibatch where the step expects it.
+
+        Args:
+          batch: Sequences `(example, member, ...)`.
+
+        Returns:
+          The minibatch on its devices.
+        """
         if self.one.mesh is None or not self.by_member:
             return self.one.place(batch)
         where = NamedSharding(self.one.mesh, P(None, sharding.AXIS))
@@ -77,21 +131,48 @@ class Layout(NamedTuple):
 
 
 def layout(shard: Shard) -> Layout:
-    """Over all devices, unless there is one or `shard` is "no"."""
+    """Chooses how devices share the training of several members.
+
+    Args:
+      shard: "members" to share these, "data" their examples, "full" examples and parameters, or
+        "no".
+
+    Returns:
+      The layout over all devices; if there is one device or `shard` is "no", that of one device.
+    """
     inner = sharding.layout("data" if shard == "members" else shard)
     return Layout(inner, shard == "members" and inner.mesh is not None)
 
 
 def unstacked(tree: PyTree, count: int) -> list[PyTree]:
-    """Each of `count` members."""
+    """Splits a tree along the leading axis of members.
+
+    Args:
+      tree: Arrays `(member, ...)`.
+      count: Number of members to return, the first ones.
+
+    Returns:
+      A tree for each.
+    """
     return [jax.tree.map(lambda x: x[k], tree) for k in range(count)]  # noqa: B023
 
 
 def nll(
     net: nn.Module, params: PyTree, batch: Batch, key: Array | None = None
 ) -> Float[Array, " example"]:
-    """Per example the mean over its scored tokens of their negative log-likelihood given those
-    before, in nats; with a key under dropout."""
+    """Computes the mean negative log-likelihood of the scored tokens, for each sequence.
+
+    Each token is predicted from those before it.
+
+    Args:
+      net: The network.
+      params: Its parameters.
+      batch: Sequences `(..., token + 1)`, and which tokens are scored.
+      key: A random key for dropout; None applies none.
+
+    Returns:
+      The means in nats, `(...)`; 0 for a sequence of which nothing is scored.
+    """
     inputs, targets = batch.tokens[..., :-1], batch.tokens[..., 1:]
     losses = token_losses(net, {"params": params}, inputs, targets, key)
     scored = batch.scored
@@ -100,31 +181,57 @@ def nll(
 
 @functools.lru_cache(maxsize=4)
 def mean_loss(net: nn.Module) -> Callable[[PyTree, Batch], Float[Array, ""]]:
-    """The mean of `nll` over examples, as the probes want it: one function for one network."""
+    """Makes the mean of `nll` over sequences, in the form that the probes take.
+
+    Args:
+      net: The network.
+
+    Returns:
+      `loss(params, batch)`, which gives a scalar. Equal networks give the same function object, so
+      that the probes compile once.
+    """
     return lambda params, batch: nll(net, params, batch).mean()
 
 
 def each_nll(
     net: nn.Module, params: PyTree, batch: Batch, at_once: int
 ) -> Float[Array, " example"]:
-    """The same, so many examples at a time."""
+    """Computes `nll` without dropout, some sequences at a time to save memory.
+
+    Args:
+      net: The network.
+      params: Its parameters.
+      batch: Sequences `(example, token + 1)`.
+      at_once: Number of sequences that are evaluated together.
+
+    Returns:
+      The means in nats, `(example,)`.
+    """
     of_example = lambda example: nll(net, params, example)  # noqa: E731
     return jax.lax.map(of_example, batch, batch_size=at_once)
 
 
 def stacked(trees: Sequence[PyTree]) -> PyTree:
-    """The same along a leading axis of members."""
+    """Stacks trees along a new leading axis of members.
+
+    Args:
+      trees: One tree for each member.
+
+    Returns:
+      One tree of NumPy arrays `(member, ...)`.
+    """
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
 @functools.lru_cache(maxsize=16)
 def _fit(net: nn.Module, training: Training, count: int, where: Layout) -> Fit:
-    """The training of `count` members by one compiled step."""
+    """Makes the training of `count` members; equal arguments share one compiled step."""
 
     def loss(params: PyTree, mutable: PyTree, batch: Batch, key: Array) -> Any:
         member_loss = lambda p, b, k: nll(net, p, b, k).mean()  # noqa: E731
         losses = jax.vmap(member_loss, (0, 1, 0))(params, batch, jax.random.split(key, count))
-        # the mean is told; the sum's gradient is each member's own
+        # The value is the mean, which is logged. The gradient is that of the sum: each member gets
+        # the gradient of its own loss, whatever the number of members.
         total = losses.sum()
         return losses.mean() + (total - jax.lax.stop_gradient(total)), {}, mutable
 
@@ -133,7 +240,15 @@ def _fit(net: nn.Module, training: Training, count: int, where: Layout) -> Fit:
 
 @functools.partial(jax.jit, static_argnums=0)
 def first(net: nn.Module, key: Array) -> PyTree:
-    """Initial parameters."""
+    """Draws the initial parameters of a network.
+
+    Args:
+      net: The network.
+      key: A random key.
+
+    Returns:
+      The parameters.
+    """
     return net.init(key, jnp.zeros((1, 1), jnp.int32))["params"]
 
 
@@ -150,12 +265,29 @@ def together(
     config: Any = None,
     save_every: int = 1000,
 ) -> list[PyTree]:
-    """The parameters of all members after `steps`, from those given; `batch(step)` has their
-    examples, [example, member, ...]. The optimizer's `members` are theirs."""
+    """Trains several networks of one shape side by side.
+
+    Args:
+      net: The network.
+      training: How to train. `optimizer.members`, if given, are each network's share of the
+        schedule's learning rate.
+      params: Parameters to start from, one tree for each network.
+      batch: Gives the minibatch of a step, `(example, member, ...)`.
+      steps: Number of steps.
+      key: A random key, for dropout.
+      where: How devices share the work.
+      directory: Directory for checkpoints, from which a killed training goes on; None stores none.
+      config: What checkpoints must agree with to be used.
+      save_every: Steps between two checkpoints.
+
+    Returns:
+      The trained parameters, one tree for each network, as NumPy arrays.
+    """
     members = where.filled(params)
     shares = training.optimizer.members or (1.0,) * len(params)
     optimizer = dataclasses.replace(training.optimizer, members=tuple(where.filled(shares)))
     fit = _fit(net, dataclasses.replace(training, optimizer=optimizer), len(members), where)
+    # members that are trained twice see their minibatches twice
     which = np.asarray(where.filled(range(len(params))))
     trained = fit.run(
         fit.start(stacked(members), key),

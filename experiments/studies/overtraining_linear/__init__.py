@@ -1,20 +1,23 @@
 """When does more pre-training hurt two-layer linear networks, solved and trained?
 
-Past overtrained (Springer et al. 2025), whose theory this is: the pre-training loss after a
-perturbation or after fine-tuning, over the pre-training time and one more quantity, in closed form
-at every point and by stochastic gradient descent of the network itself; drawn on top, the time
-after which more pre-training hurts (Definition 4.2, in continuous time). Diagrams:
+The theory is that of Springer et al., Overtrained Language Models Are Harder to Fine-Tune, 2025
+(arXiv 2503.19206). The study maps the pre-training loss after a perturbation or after fine-tuning,
+over the pre-training time and one more quantity. Each map is drawn twice: in closed form, and by
+stochastic gradient descent of the networks themselves. On top stands the time after which more
+pre-training hurts (Definition 4.2, in continuous time). The diagrams are:
 
-  perturbation   Gaussian noise gamma on the weights (Proposition 4.3, Theorem 4.4)
-  learning_rate  fine-tuning for a number of steps at a rate (Theorem 4.6)
-  anchor         fine-tuning with the anchor lambda |theta - theta(0)|^2 (Theorem 4.7)
-  misalignment   decay of the spectrum against sigma_ft / sigma_pre: what the last of pre-training
-                 costs, the loss at its end less the least loss on the way
+  perturbation   Gaussian noise of size gamma on the weights (Proposition 4.3, Theorem 4.4)
+  learning_rate  fine-tuning for a number of steps, by the learning rate (Theorem 4.6)
+  anchor         fine-tuning with the penalty lambda |theta - theta(0)|^2 (Theorem 4.7)
+  misalignment   the decay of the spectrum against sigma_ft / sigma_pre: what the last of
+                 pre-training costs, the loss at its end less the least loss on the way
   sensitivity    what noise gamma adds to the loss, beside its quadratic prediction gamma^2 tr(H)/2
                  (Proposition D.1), and the curvature H along pre-training
-  trade_off      Figure 7: rates that stay constant, fall slowly or fall quickly with pre-training
-                 time; the noise of fine-tuning is modelled as Gaussian, of variance nu x rate
+  trade_off      Figure 7: learning rates that stay constant, fall slowly or fall quickly with the
+                 pre-training time; the noise of fine-tuning is modelled as Gaussian, with a
+                 variance of nu times the learning rate
 
-Spectrum sigma_i = scale i^-decay, fine-tuning target sigma_ft,i = ratio sigma_i for i > kept and
-sigma_i up to there, both with the same singular vectors; start e^{-tau} I.
+The pre-training task has singular values sigma_i = scale i^-decay. The fine-tuning task has the
+same singular vectors; its singular values are ratio sigma_i for i > kept, and sigma_i up to there.
+Both layers start as e^{-tau} I.
 """

@@ -1,4 +1,4 @@
-"""What `overtraining_linear` can be told, and its presets."""
+"""The config of `overtraining_linear` and its presets."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -13,7 +13,8 @@ Diagram = Literal[
 ]
 
 
-# What each diagram has on its other axis.
+# What each diagram has on its other axis, the rows. Along x lies the pre-training time, or, in
+# "misalignment", the decay of the spectrum.
 ROWS: Mapping[Diagram, str] = {
     "perturbation": "perturbation $γ$",
     "learning_rate": "fine-tuning rate $η$",
@@ -33,9 +34,9 @@ class Tasks:
     scale: Positive = 2.0
     """Largest singular value of the pre-training task."""
     decay: NotNegative = 1.0
-    """Exponent by which the singular values of that task fall."""
+    """Exponent by which its singular values fall: the i-th is scale i^-decay."""
     tau: Positive = 6.0
-    """Size of the initial weights, which are e^-tau I."""
+    """Logarithm of the initial weights, negated: both layers start as e^-tau I."""
     ratio: Positive = 3.0
     """Singular values of the fine-tuning task, as multiples of those of pre-training, in the modes
     that are misaligned."""
@@ -47,29 +48,52 @@ class Tasks:
             raise ValueError(f"kept must be below d = {self.d}; got {self.kept}")
 
     def spectrum(self, decay: float | None = None) -> np.ndarray:
-        """Singular values of the pre-training task."""
+        """Computes the singular values of the pre-training task, scale i^-decay.
+
+        Args:
+          decay: Exponent, used instead of the field if it is given.
+
+        Returns:
+          The singular values, descending, `(d,)`.
+        """
         power = self.decay if decay is None else decay
         return self.scale * np.arange(1, self.d + 1, dtype=float) ** -power
 
     def target(self, sigma: np.ndarray, ratio: float | None = None) -> np.ndarray:
-        """Singular values of the fine-tuning task."""
+        """Computes the singular values of the fine-tuning task.
+
+        Args:
+          sigma: Singular values of the pre-training task, `(d,)`.
+          ratio: Multiple of the misaligned ones, used instead of the field if it is given.
+
+        Returns:
+          `sigma` in the first `kept` modes and ratio sigma in the others, `(d,)`.
+        """
         ratio = self.ratio if ratio is None else ratio
         return np.where(np.arange(self.d) < self.kept, sigma, ratio * sigma)
 
     def times(self, sigma: np.ndarray, points: int) -> np.ndarray:
-        """Pre-training times, evenly spaced in their logarithm, from before the first mode is
-        learned until after the last: tau / 4 sigma_1 to 1.5 tau / sigma_d."""
+        """Lists pre-training times from before the first mode is learned until after the last.
+
+        Args:
+          sigma: Singular values of the pre-training task, descending, `(d,)`.
+          points: Number of times.
+
+        Returns:
+          Times from tau / (4 sigma_1) to 1.5 tau / sigma_d, evenly spaced in their logarithm,
+          `(points,)`.
+        """
         return np.geomspace(0.25 * self.tau / sigma[0], 1.5 * self.tau / sigma[-1], points)
 
 
 @config
 class Tuning:
-    """How networks are fine-tuned, where they are."""
+    """How networks are fine-tuned, in the diagrams that fine-tune."""
 
     steps: Natural = 200
     """Steps of gradient descent."""
     rate: Positive = 0.003
-    """Learning rate, where it does not vary; at first, in trade_off."""
+    """Learning rate where it is not varied; in trade_off, that at short pre-training times."""
     nu: Positive = 3.0
     """Variance of the weights' noise per unit of the learning rate, in trade_off."""
 
@@ -90,12 +114,12 @@ class Networks:
 
 @config
 class Config:
-    """One diagram."""
+    """One diagram: how its tasks, its fine-tuning and its networks are chosen."""
 
     diagram: Diagram = "perturbation"
     """Which diagram is drawn: what varies beside the pre-training time."""
     rows: tuple[NotNegative, NotNegative] = (0.0, 0.35)
-    """Range of the other axis."""
+    """Range of the axis other than the pre-training time (in `misalignment`, than the decay)."""
     points: Annotated[int, Ge(3)] = 100
     """Closed-form points along either axis."""
     tasks: Tasks = Tasks()
@@ -119,6 +143,7 @@ class Config:
             name, fastest = "tuning.rate", self.tuning.rate
             if self.diagram == "learning_rate":
                 name, fastest = "rows", high
+            # the same for fine-tuning, whose task is `ratio` times as large, and with the anchor
             ratio = high if self.diagram == "misalignment" else self.tasks.ratio
             pull = 1 + (high if self.diagram == "anchor" else 0)
             bound = 1 / (4 * self.tasks.scale * max(1.0, ratio) * pull)

@@ -1,4 +1,4 @@
-"""What `overtraining_linear` found: from the stored dataset alone."""
+"""The summary of a finished run of `overtraining_linear`."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,14 @@ if TYPE_CHECKING:
 
 
 def summary(dataset: "xr.Dataset") -> str:
-    """When more pre-training hurts, and how far networks are from theory."""
+    """Describes when more pre-training hurts, and how far networks are from the theory.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      Two sentences; the first depends on the diagram.
+    """
     theory = dataset.loss_theory.interp(x=dataset.cell_x.values, row=dataset.cell_row.values)
     scale = float(np.abs(dataset.loss_theory).max())
     gap = np.abs(dataset.loss_mean.values - theory.values) / scale

@@ -10,13 +10,27 @@ if TYPE_CHECKING:
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """Theory, simulation and rows of both; for `trade_off` the panels of the paper's Figure 7."""
+    """Draws the figure of the run's diagram.
+
+    Most show the theory, the simulation, and rows of both in one plot. Those of `trade_off` are the
+    panels of the paper's Figure 7.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      One figure, under the name of the diagram.
+    """
     name = dataset.attrs["diagram"]
     draw = {"trade_off": _trade_off, "sensitivity": _sensitivity}.get(name, _diagram)
     return {name: draw(dataset)}
 
 
 def _diagram(dataset: "xr.Dataset") -> "Figure":
+    """Draws a map of the closed form, one of the simulation, and rows of both.
+
+    Bars are one standard error over networks.
+    """
     from matplotlib.colors import LogNorm
 
     from sail_jax.drawing import style
@@ -32,11 +46,12 @@ def _diagram(dataset: "xr.Dataset") -> "Figure":
         else {"norm": LogNorm(max(1e-3 * top, float(dataset.loss_theory.min()), 1e-9), top)}
     )
     maps = (
-        (left, dataset.x, dataset.row, dataset.loss_theory, "closed form"),
-        (middle, dataset.cell_x, dataset.cell_row, dataset.loss_mean, _networks(dataset)),
+        (left, dataset.x, dataset.row, dataset.loss_theory, "closed form", None),
+        (middle, dataset.cell_x, dataset.cell_row, dataset.loss_mean, _networks(dataset), label),
     )
-    for ax, x, y, values, title in maps:
-        style.heatmap(ax, values.values, x=x.values, y=y.values, label=label, **scale)
+    white = "from here it costs" if cost else "best time; after it, more hurts"
+    for ax, x, y, values, title, bar in maps:
+        style.heatmap(ax, values.values, x=x.values, y=y.values, label=bar, **scale)
         if cost:
             ax.contour(
                 dataset.x, dataset.row, dataset.loss_theory, [1e-3], colors="white", linewidths=1.6
@@ -46,10 +61,9 @@ def _diagram(dataset: "xr.Dataset") -> "Figure":
         ax.set(
             xlabel=dataset.x.attrs["long_name"],
             ylabel=dataset.row.attrs["long_name"],
-            title=title + (" (white: costs from here)" if cost else " (white: more hurts)"),
+            title=f"{title}\nwhite: {white}",
             xlim=(x.values[0], x.values[-1]),
             ylim=(y.values[0], y.values[-1]),
-            xscale="linear" if cost else "log",
         )
     for i, row in enumerate(dataset.cell_row.values):
         color = style.PALETTE[i % len(style.PALETTE)]
@@ -62,9 +76,11 @@ def _diagram(dataset: "xr.Dataset") -> "Figure":
         xlabel=dataset.x.attrs["long_name"],
         ylabel=label,
         title="lines: theory; dots: networks ± 1 s.e.",
-        xscale="linear" if cost else "log",
         ylim=(0, None),
     )
+    if not cost:
+        for ax in (left, middle, right):
+            style.logarithmic(ax, "x")
     right.legend(
         title=dataset.row.attrs["long_name"], frameon=False, fontsize=8, ncols=2, loc="best"
     )
@@ -72,10 +88,15 @@ def _diagram(dataset: "xr.Dataset") -> "Figure":
 
 
 def _networks(dataset: "xr.Dataset") -> str:
+    """Says how the networks were trained, and how many there are."""
     return f"SGD, {dataset.attrs['seeds']} networks"
 
 
 def _trade_off(dataset: "xr.Dataset") -> "Figure":
+    """Draws the losses on both tasks for each schedule of the learning rate, as in Figure 7.
+
+    Dashed lines are fixed learning rates: those that the schedules reach at the end.
+    """
     from sail_jax.drawing import style
 
     figure, axes = style.figure(1, 3, width=4.6, height=3.9, sharey=True)
@@ -103,16 +124,16 @@ def _trade_off(dataset: "xr.Dataset") -> "Figure":
         ax.set(
             xlabel=dataset.x.attrs["long_name"],
             ylabel="loss after fine-tuning" if i == 0 else "",
-            yscale="log",
-            xscale="log",
             title=f"{words}: $η ∝ t^{{-{power:g}}}$" if power else words,
         )
+        style.logarithmic(ax, "x", "y")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
 
 
 def _sensitivity(dataset: "xr.Dataset") -> "Figure":
+    """Draws the sensitivity to noise beside its quadratic prediction, and the loss's curvature."""
     from sail_jax.drawing import style
 
     figure, ((left, middle, right),) = style.figure(1, 3, width=4.8, height=3.9)
@@ -144,5 +165,6 @@ def _sensitivity(dataset: "xr.Dataset") -> "Figure":
     )
     right.legend(frameon=False, fontsize=8, loc="upper left")
     for ax in (left, middle, right):
-        ax.set(xlabel=dataset.x.attrs["long_name"], xscale="log")
+        ax.set(xlabel=dataset.x.attrs["long_name"])
+        style.logarithmic(ax, "x")
     return figure

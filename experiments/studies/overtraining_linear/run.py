@@ -1,4 +1,4 @@
-"""The run of `overtraining_linear`: its stages, and the dataset that they make."""
+"""The run of `overtraining_linear`: closed forms on a fine grid, networks on a coarse one."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -20,13 +20,33 @@ if TYPE_CHECKING:
 
 NOISES = 64  # draws of Gaussian noise per simulated network
 DECAYS = (0.0, 1.2)  # of the diagram "misalignment"
-LEGS = 16  # pre-training times of which the best is taken, there
+LEGS = 16  # pre-training times of which the best is taken in "misalignment"
 
 
 def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
-    """Pre-training loss (and fine-tuning loss) after perturbing or fine-tuning: `*_theory` on a
-    fine grid [row, x], `*_mean` and `*_std` over networks on a coarse one; x is the pre-training
-    time, or the decay. `inflection`: the time after which more pre-training hurts."""
+    """Computes one diagram by theory and by simulation.
+
+    Args:
+      config: Which diagram, and its settings.
+      stage: Computes and stores a stage under its name; the default stores nothing.
+
+    Returns:
+      The dataset. What is computed in closed form is on a fine grid, `(row, x)`; what is simulated
+      is on a coarse one, `(cell_row, cell_x)`. x is the pre-training time, or the decay in
+      "misalignment".
+      - `loss_theory` and `tuned_theory`: the pre-training loss and the fine-tuning loss afterwards.
+        In "misalignment" both are costs instead: what the last of pre-training adds to each loss,
+        in units of |A|^2. In "sensitivity" they are what noise adds to the loss, and its quadratic
+        prediction.
+      - `loss_mean`, `loss_std`, `tuned_mean` and `tuned_std`: means and standard deviations of the
+        same over simulated networks.
+      - `trace_*` and `sharpness_*`, along x: the trace and the largest eigenvalue of the Hessian,
+        in "sensitivity".
+      - `inflection`, `(row,)`: the time after which more pre-training hurts, NaN if there is none;
+        not in "misalignment" and "sensitivity".
+      - `fixed`, `(fixed_rate, kind, x)`: the losses at fixed learning rates, those of pre-training
+        first, in "trade_off".
+    """
     import xarray as xr
 
     theory = stage("closed forms", partial(closed_forms, config))
@@ -75,23 +95,36 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
 
 
 def _axis(config: Config, points: int) -> np.ndarray:
-    """Decays, or pre-training times."""
+    """Lists the values along x: decays in "misalignment", else pre-training times."""
     if config.diagram == "misalignment":
         return np.linspace(*DECAYS, points)
     return config.tasks.times(config.tasks.spectrum(), points)
 
 
 def _rows(config: Config, points: int) -> np.ndarray:
+    """Lists the values along the other axis; "trade_off" has three, the panels of Figure 7."""
     return np.linspace(*config.rows, 3 if config.diagram == "trade_off" else points)
 
 
 def _fall(config: Config, time: Any, power: Any) -> Any:
-    """The rate of diagram trade_off at a pre-training time."""
+    """Computes the rate of "trade_off" at a pre-training time: rate max(time, 1)^-power."""
     return config.tuning.rate * np.maximum(time, 1.0) ** -power
 
 
 def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
-    """The theory on the fine grid: losses [row, x], and the inflection time of each row."""
+    """Evaluates the theory on the fine grid, in float64.
+
+    Args:
+      config: Which diagram, and its settings.
+
+    Returns:
+      Arrays as in `run`:
+      - "loss" and "tuned", `(row, x)`;
+      - "trace" and "sharpness" of the Hessian, `(x,)`, in "sensitivity";
+      - "inflection", `(row,)`, the time of least loss, NaN where that is the last one; not in
+        "misalignment" and "sensitivity";
+      - "fixed", `(rate, kind, x)`, in "trade_off".
+    """
     x, rows = _axis(config, config.points), _rows(config, config.points)
     with jax.enable_x64(True):
         if config.diagram == "misalignment":
@@ -109,14 +142,18 @@ def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
         else:
             curves["inflection"] = np.where(best < x[-1], best, np.nan)
         if config.diagram == "trade_off":
+            # the rates that the three schedules reach at the end, held fixed
             few = np.array([_fall(config, x[-1], p) for p in rows])[:, None]
             curves["fixed"] = np.stack(_noisy(config, y, sigma, few), axis=1)
         return {name: np.asarray(value) for name, value in curves.items()}
 
 
 def _after(config: Config, y: Any, sigma: np.ndarray, row: Any, time: Any):
-    """Pre-training loss and fine-tuning loss [row, x] of networks with modes y [x, d]; sensitivity
-    and its quadratic prediction."""
+    """Computes the losses on both tasks, [row, x], of networks with modes y [x, d].
+
+    The first is that of pre-training. In "sensitivity" the two are the rise of the loss and its
+    quadratic prediction instead.
+    """
     ft = config.tasks.target(sigma)
     if config.diagram == "sensitivity":
         calm = perturbation.perturbed_mode_loss(y, sigma, 0.0)
@@ -136,7 +173,10 @@ def _after(config: Config, y: Any, sigma: np.ndarray, row: Any, time: Any):
 
 
 def _noisy(config: Config, y: Any, sigma: np.ndarray, rate: Any):
-    """The two losses when fine-tuning at `rate` [rate, x] also adds noise."""
+    """Computes the losses on both tasks if fine-tuning also adds Gaussian noise.
+
+    The variance of the noise is nu times the learning rate; `rate` is [rate, x], as are the losses.
+    """
     ft, gamma = config.tasks.target(sigma), np.sqrt(config.tuning.nu * rate)
     after = fine_tuning.mode((rate * config.tuning.steps)[..., None], y, ft)
     kinds = (perturbation.perturbed_mode_loss(after, s, gamma) for s in (sigma, ft))
@@ -144,7 +184,11 @@ def _noisy(config: Config, y: Any, sigma: np.ndarray, rate: Any):
 
 
 def _cost(config: Config, decay: float, ratios: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What the last of pre-training costs, in units of |A|^2, for each ratio [row]."""
+    """Computes what the last of pre-training adds to both losses, in units of |A|^2, [row].
+
+    The row is the ratio of singular values. Each loss at the end is compared with its least value
+    on the way.
+    """
     sigma = config.tasks.spectrum(decay)
     times = config.tasks.times(sigma, LEGS)
     y = modes.mode(times[:, None], np.exp(-2 * config.tasks.tau), sigma)
@@ -155,7 +199,7 @@ def _cost(config: Config, decay: float, ratios: np.ndarray) -> tuple[np.ndarray,
 
 
 def _column(config: Config, key: jax.Array, i: int) -> dict[str, np.ndarray]:
-    """`_cost` of simulated networks at the i-th decay: [seed, row, 1]."""
+    """Simulates the costs of `_cost` at the i-th decay; returns arrays [seed, row, 1]."""
     sigma = config.tasks.spectrum(float(_axis(config, config.networks.cells[1])[i]))
     losses = simulate(config, jax.random.fold_in(key, i), sigma)
     size = np.sum(sigma**2)
@@ -163,12 +207,23 @@ def _column(config: Config, key: jax.Array, i: int) -> dict[str, np.ndarray]:
 
 
 def simulate(config: Config, key: jax.Array, sigma: np.ndarray) -> dict[str, np.ndarray]:
-    """Both losses of networks trained by stochastic gradient descent: [seed, row, time]."""
+    """Trains networks by stochastic gradient descent, and perturbs or fine-tunes them on the way.
+
+    Args:
+      config: Which diagram, and its settings.
+      key: A random key.
+      sigma: Singular values of the pre-training task, `(d,)`.
+
+    Returns:
+      "loss" and "tuned", `(seed, row, time)`, as in `run` before costs are taken. In "sensitivity"
+      also "trace" and "sharpness" of the Hessian, `(seed, time)`.
+    """
     cells = config.networks.cells
     times = config.tasks.times(sigma, LEGS if config.diagram == "misalignment" else cells[1])
     legs = np.diff(times, prepend=0.0)
     rows = _rows(config, cells[0])
-    # As many steps in every leg, so that shapes agree: the longest goes at `networks.rate`.
+    # Every leg has as many steps, so that one compiled program serves all. The longest leg then has
+    # about the learning rate `networks.rate`, shorter ones a smaller one.
     network = partial(_network, config, int(np.ceil(legs.max() / config.networks.rate)))
     keys = jax.random.split(key, config.networks.seeds)
     targets = np.stack([config.tasks.target(sigma, ratio) for ratio in _ratios(config, rows)])
@@ -180,11 +235,12 @@ def simulate(config: Config, key: jax.Array, sigma: np.ndarray) -> dict[str, np.
 
 
 def _ratios(config: Config, rows: np.ndarray) -> np.ndarray:
+    """Lists the ratio of singular values in each row."""
     return rows if config.diagram == "misalignment" else np.full(rows.shape, config.tasks.ratio)
 
 
 def _rates(config: Config, rows: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Fine-tuning rates [row, time]."""
+    """Computes the learning rates of fine-tuning, [row, time]."""
     if config.diagram == "learning_rate":
         return np.broadcast_to(rows, (rows.size, times.size))
     if config.diagram == "trade_off":
@@ -193,11 +249,15 @@ def _rates(config: Config, rows: np.ndarray, times: np.ndarray) -> np.ndarray:
 
 
 def _network(config: Config, steps: int, key: jax.Array, grid: tuple) -> dict[str, jax.Array]:
-    """One network: pre-trained leg by leg, and from the end of each leg perturbed or fine-tuned:
-    both losses [row, time]."""
+    """Trains one network leg by leg, and perturbs or fine-tunes it from the end of each leg.
+
+    `grid` holds the singular values, the fine-tuning targets [row, d], learning rates [row, time],
+    rows and the lengths of the legs. Returns both losses, [row, time].
+    """
     sigma, targets, rates, rows, legs = grid
     rotation, pre, post, noise = jax.random.split(key, 4)
     U = jax.random.orthogonal(rotation, config.tasks.d)
+    # symmetric: then the start, a multiple of the identity, is aligned with every mode
     task = (U * sigma) @ U.T
 
     def train(layers: Layers, leg: tuple[jax.Array, jax.Array]):
@@ -211,7 +271,7 @@ def _network(config: Config, steps: int, key: jax.Array, grid: tuple) -> dict[st
     batches = jax.random.normal(post, (config.tuning.steps, config.networks.batch, config.tasks.d))
 
     def tune(layers: Layers, target, rate, row):
-        """Losses of one pre-trained network in one row."""
+        """Computes the losses of one pre-trained network in one row."""
         ft = (U * target) @ U.T
         still = config.diagram in ("perturbation", "sensitivity")  # not fine-tuned
         gamma = row if still else 0.0
@@ -228,9 +288,11 @@ def _network(config: Config, steps: int, key: jax.Array, grid: tuple) -> dict[st
             kinds = [loss(layers, a) for a in (task, ft)]
         return {"loss": kinds[0], "tuned": kinds[1]}
 
+    # [row, time]: all rows go on from the same path
     over_times = jax.vmap(tune, (0, None, 0, None))
     measured = jax.vmap(over_times, (None, 0, 0, 0))(path, targets, rates, rows)
     if config.diagram == "sensitivity":
+        # one at a time: each Hessian has (2 d^2)^2 entries
         H = jax.lax.map(lambda layers: networks.hessian(layers, task), path)
         measured["trace"] = jnp.trace(H, axis1=1, axis2=2)
         measured["sharpness"] = jax.lax.map(lambda h: jnp.linalg.eigvalsh(h)[-1], H)

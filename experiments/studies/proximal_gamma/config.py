@@ -1,4 +1,4 @@
-"""What `proximal_gamma` can be told, and its presets."""
+"""The configuration of `proximal_gamma` and its presets."""
 
 from math import gcd
 from typing import Annotated
@@ -22,6 +22,7 @@ from experiments.training.gamma_sweep import Line, Start
 
 
 def _from_zero(shares: tuple[float, ...]) -> tuple[float, ...]:
+    """Checks that the shares begin with 0, the case that others are compared with."""
     if shares[0] != 0:
         raise ValueError("must begin with 0")
     return shares
@@ -31,11 +32,12 @@ Shares = Annotated[
     Increasing[Annotated[float, Interval(ge=0, le=1)]],
     AfterValidator(_from_zero),
 ]
+"""Shares in [0, 1], increasing from 0."""
 
 
 @config
 class Overlaps:
-    """How much the parts of the text have in common; 0 and 0 is swept from every start."""
+    """How much the parts of the text have in common; the pair (0, 0) is swept from every start."""
 
     alphas: Shares = (0.0, 0.5, 1.0)
     """Overlaps of the sources with each other, the first one 0."""
@@ -45,6 +47,11 @@ class Overlaps:
     """Steps on the target after which overlaps are compared; one of the looks."""
 
     def pairs(self) -> list[tuple[float, float]]:
+        """Lists all combinations of overlaps.
+
+        Returns:
+          Pairs (alpha, beta), the first of them (0, 0).
+        """
         return [(alpha, beta) for alpha in self.alphas for beta in self.betas]
 
 
@@ -100,7 +107,7 @@ class Training:
 
 @config
 class Config:
-    """Train a GPT on either source, merge at every gamma, train on the target."""
+    """Train a GPT on each source, merge at every gamma, train on the target."""
 
     seed: Seed = 0
     """Seed of the sources, initial weights and minibatches."""
@@ -110,12 +117,17 @@ class Config:
     """Whether the two models start from the 'shared' or from 'independent' initial weights; the
     first is that of the overlap sweep."""
     overlaps: Overlaps = Overlaps()
+    """The overlaps of sources and target."""
     looks: Increasing[Count] = (0, 50, 100, 200)
     """Steps on the target after which the loss is measured."""
     gamma: Line = Line()
+    """The values of gamma."""
     blocks: Blocks = Blocks()
+    """The blocks of text."""
     gpt: Sizes = Sizes()
+    """The size of every model."""
     training: Training = Training()
+    """How every model is trained."""
     at_once: Natural = 256
     """Networks trained side by side, of all seeds and gammas: more take more memory."""
 
@@ -135,10 +147,15 @@ class Config:
 
     @property
     def every(self) -> int:
-        """The steps of which all `looks` are multiples."""
+        """The greatest number of steps of which all `looks` are multiples."""
         return gcd(*self.looks)
 
     def network(self) -> GPT:
+        """Builds the GPT of this config.
+
+        Returns:
+          The network, without weights.
+        """
         sizes = self.gpt
         return GPT(
             vocab=text.VOCAB,

@@ -1,4 +1,4 @@
-"""What `proximal_gamma` found, from its dataset alone."""
+"""Tests the claims of SAIL's Sec. 4.4 on a finished run of `proximal_gamma`, and sums it up."""
 
 import xarray as xr
 
@@ -10,7 +10,15 @@ PUBLISHED = -0.1244  # gamma* of Sec. 4.4
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """The best gamma, which distances meet it and at what cost, and what overlap does."""
+    """Describes the best gamma, which distances predict it, and what overlap changes.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      A paragraph: the best gammas, the predicted ones with the loss that they cost, the best gamma
+      by overlap, and what the formula printed in Sec. 4.4 would give.
+    """
     looks, starts = dataset["look"].values, dataset["start"].values.astype(str)
     last, cases = looks[-1], {f"{s} start": dataset.sel(start=s) for s in starts}
     when = ", ".join(map(str, looks))
@@ -54,7 +62,17 @@ def summary(dataset: xr.Dataset) -> str:
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """What Sec. 4.4 prints, and what became of it."""
+    """Tests the claims of Sec. 4.4 and Fig. 2.
+
+    They are tested for the first kind of start, after the largest number of steps.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      Four findings: the sign of the best gamma, the sign of the predicted one, and whether starts
+      on the line are better than the mean of the models and than training from scratch.
+    """
     at = dataset.isel(start=0, look=-1)
     told, means = int(dataset["look"][-1]), at["predicted"].sel(way="mmd_mean")
     rank = "the text of Python's library, a small GPT"

@@ -1,4 +1,7 @@
-"""The figures of `proximal_gamma`."""
+"""The figures of `proximal_gamma` (SAIL, Fig. 2).
+
+`experiments.training.gamma_plots` has what they share with `proximal_spirals`.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +34,15 @@ PAIR_LABELS = {"1-target": "D₁ to Dₜ", "2-target": "D₂ to Dₜ", "1-2": "D
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """Loss against gamma; measured and predicted weights; distances; overlaps (SAIL, Fig. 2)."""
+    """Draws the figures of a finished run.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      `gamma`, loss against gamma; `weights`, measured and predicted gammas; `distances` between the
+      parts; and `overlap`, loss against gamma for every overlap.
+    """
     return {
         "gamma": _loss(dataset),
         "weights": _weights(dataset),
@@ -41,7 +52,10 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
 
 
 def _loss(dataset: "xr.Dataset") -> "Figure":
-    """Figure 2b: a panel for each kind of start."""
+    """Loss against gamma (Fig. 2b), with a panel for each kind of start.
+
+    Looks before training have a row of their own, as their losses are of another size.
+    """
     starts, looks = dataset["start"].values.astype(str), list(dataset["look"].values)
     groups = [group for group in (looks[: looks.count(0)], looks[looks.count(0) :]) if group]
     fig, axes = style.figure(
@@ -79,7 +93,7 @@ def _loss(dataset: "xr.Dataset") -> "Figure":
 
 
 def _weights(dataset: "xr.Dataset") -> "Figure":
-    """Measured and predicted, with the printed formula and the published number."""
+    """Measured and predicted gammas, beside the printed formula and the published number."""
     starts, looks = dataset["start"].values.astype(str), dataset["look"].values
     height = 1.5 + 0.24 * (len(looks) + len(LABELS) + 1)
     width = max(5.2, 8.0 / len(starts))
@@ -128,7 +142,7 @@ def _distances(dataset: "xr.Dataset") -> "Figure":
 
 
 def _overlap(dataset: "xr.Dataset") -> "Figure":
-    """Figure 2c: a panel for each overlap of the sources with the target."""
+    """Loss against gamma (Fig. 2c), a panel for each overlap with the target."""
     betas, alphas = dataset["beta"].values, dataset["alpha"].values
     columns = min(4, len(betas))
     rows = -(-len(betas) // columns)

@@ -1,5 +1,7 @@
-"""What `proximal_gamma` trains and measures: parts of the text, models, distances, weights; all
-repetitions at once."""
+"""Trains and measures for `proximal_gamma`: parts of the text, models, distances and weights.
+
+All repetitions are computed at once. `run` calls these functions in its stages.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -34,7 +36,13 @@ LABELS = {**{k: label for k, (_, label) in DISTANCES.items()}, "parameters": "pa
 
 
 class Data(NamedTuple):
-    """Blocks to learn from, which of them are the three parts, and the target's held-out blocks."""
+    """The text in blocks.
+
+    Attributes:
+      blocks: All blocks to learn from.
+      parts: Which of them are D_1, D_2 and D_t, as indices.
+      held_out: Blocks like those of D_t, from modules that no model learns from.
+    """
 
     blocks: UInt8[np.ndarray, "block length"]
     parts: text.Parts
@@ -42,13 +50,27 @@ class Data(NamedTuple):
 
 
 def load(config: Config) -> Data:
-    """Parts by the percentiles of the text to learn from; ValueError where they are too small."""
+    """Cuts the text into blocks and splits them by their mean token value.
+
+    The thresholds are percentiles of the blocks to learn from, and hold for the held-out blocks
+    too.
+
+    Args:
+      config: The config.
+
+    Returns:
+      The blocks and their parts.
+
+    Raises:
+      ValueError: If the text has too few blocks of the config's length.
+    """
     learn, held_out = (text.blocks(tokens, config.blocks.length) for tokens in text.load())
     thresholds = np.percentile(learn.mean(1), PERCENTILES)
     parts = text.by_mean(learn, thresholds)
     high = held_out[text.by_mean(held_out, thresholds)[2]]
     for field, most in (
         ("held_out", len(high)),
+        # With beta = 1 and alpha = 0 both sources come from the target and share no block.
         ("source", min(*map(len, parts[:2]), len(parts[2]) // 2)),
     ):
         if getattr(config.blocks, field) > most:
@@ -63,7 +85,20 @@ def load(config: Config) -> Data:
 def sources(
     config: Config, data: Data, alpha: float, beta: float
 ) -> Int[np.ndarray, "seed 2 count"]:
-    """Which blocks make the two sources of every repetition."""
+    """Draws the blocks of the two sources for every repetition.
+
+    Args:
+      config: The config.
+      data: The text.
+      alpha: Share of blocks that both sources have in common, in [0, 1].
+      beta: Share of each source's blocks that come from the target, in [0, 1].
+
+    Returns:
+      Indices into the blocks.
+
+    Raises:
+      ValueError: If `alpha` or `beta` lies outside [0, 1], or a part has too few blocks.
+    """
 
     def draw(seed: int) -> np.ndarray:
         rng = np.random.default_rng((config.seed, 1, seed))
@@ -75,12 +110,30 @@ def sources(
 def next_token_loss(
     config: Config, params: PyTree, some: Int[Array, "n length"]
 ) -> Float[Array, ""]:
-    """Mean cross-entropy, in nats, of every token of a block but the first."""
+    """Computes the mean cross-entropy of the tokens of some blocks, all but each block's first.
+
+    Args:
+      config: The config.
+      params: The model's variables.
+      some: The blocks.
+
+    Returns:
+      The loss in nats per token, a scalar.
+    """
     return token_losses(config.network(), params, some[:, :-1], some[:, 1:]).mean()
 
 
 def held_out_loss(config: Config, held_out: Int[Array, "n length"], params: PyTree) -> Array:
-    """The mean over all blocks, a few of them at a time."""
+    """Computes the mean loss over all held-out blocks, a few at a time to save memory.
+
+    Args:
+      config: The config, whose batch is the number at a time.
+      held_out: The blocks.
+      params: The model's variables.
+
+    Returns:
+      The loss in nats per token, a scalar.
+    """
     block_loss = lambda block: next_token_loss(config, params, block[None])  # noqa: E731
     return jax.lax.map(block_loss, held_out.astype(int), batch_size=config.training.batch).mean()
 
@@ -94,9 +147,24 @@ def trained(
     steps: int,
     measure: Callable[[PyTree], Any],
 ) -> tuple[PyTree, Any]:
-    """The model after `steps` on the blocks of a part (which they are, how many of these count),
-    and what `measure` says before the first and after every `config.every`. Equal keys give equal
-    minibatches."""
+    """Trains a model on one part of the blocks.
+
+    Equal keys give equal minibatches.
+
+    Args:
+      config: The config.
+      params: The variables before the first step.
+      blocks: All blocks, of shape (block, length).
+      part: Which blocks are the part, as indices filled up to a common length, and how many of them
+        count.
+      key: The key of the minibatches.
+      steps: Number of steps, a multiple of `config.every`.
+      measure: What to measure of the variables.
+
+    Returns:
+      The variables after training; and what `measure` returned before the first step and after
+      every `config.every` steps, stacked.
+    """
     (which, count), how = part, config.training
 
     def draw(t: Array) -> Array:
@@ -117,28 +185,48 @@ def trained(
 
 
 def _keys(config: Config) -> Array:
-    """Of every repetition: initial weights (three), minibatches of the sources and the target."""
+    """Six keys of each repetition, of shape (seed, 6).
+
+    Three are for initial weights, two for minibatches of the sources, and the last for those of the
+    target.
+    """
     return jax.random.split(jax.random.key(config.seed), (config.replicates, 6))
 
 
 @partial(jax.jit, static_argnums=0)
 def initial(config: Config) -> PyTree:
-    """Weights `[seed, 3, ...]`."""
+    """Draws initial weights of three models for every repetition.
+
+    Args:
+      config: The config; static.
+
+    Returns:
+      The variables, in leaves of shape (seed, 3, ...).
+    """
     init = config.network().init
     tokens = jnp.zeros((1, config.blocks.length - 1), int)
     return jax.vmap(jax.vmap(lambda key: init(key, tokens)))(_keys(config)[:, :3])
 
 
 def _looks(config: Config, steps: int) -> Array:
-    """Where the looks up to `steps` are among the measurements."""
+    """The positions of the looks up to `steps` among the measurements of `trained`."""
     return jnp.array([look // config.every for look in config.looks if look <= steps])
 
 
 def parts(
     data: Data, pairs: Int[np.ndarray, "seed 2 count"]
 ) -> tuple[Int[np.ndarray, "seed 3 most"], Int[np.ndarray, "seed 3"]]:
-    """What theta_1, theta_2 and theta* learn from, filled up to one length, and the true ones."""
+    """Lists what theta_1, theta_2 and theta* learn from: the two sources, and the target.
+
+    Args:
+      data: The text.
+      pairs: The sources, as `sources` returns them.
+
+    Returns:
+      The indices of the blocks, filled up with zeros to one length; and how many of them count.
+    """
     target = data.parts[2]
+    # One length for all three, so that one program trains them. The target is the longest part.
     filled = np.zeros((len(pairs), 3, len(target)), np.int32)
     filled[:, :2, : pairs.shape[-1]], filled[:, 2] = pairs, target
     count = [pairs.shape[-1]] * 2 + [len(target)]
@@ -146,7 +234,7 @@ def parts(
 
 
 def _over(config: Config, fn: Callable[..., Any], *trees: PyTree) -> Any:
-    """`fn` mapped over the two leading axes, `config.at_once` runs at a time."""
+    """Maps `fn` over the two leading axes, with `config.at_once` calls side by side."""
     seeds, several = jax.tree.leaves(trees)[0].shape[:2]
     flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), trees)
     count = min(config.at_once, seeds * several)
@@ -156,8 +244,20 @@ def _over(config: Config, fn: Callable[..., Any], *trees: PyTree) -> Any:
 
 @partial(jax.jit, static_argnums=0)
 def learn(config: Config, first: PyTree, data: Data, which: Array, count: Array) -> PyTree:
-    """theta_1, theta_2 and theta*, `[seed, 3]`, with the held-out loss on the target at all looks:
-    that of theta* is training from scratch."""
+    """Trains theta_1 and theta_2 on the sources, and theta* on the target.
+
+    Args:
+      config: The config; static.
+      first: Initial variables, in leaves of shape (seed, 3, ...).
+      data: The text.
+      which: The blocks of each part, as `parts` returns them.
+      count: How many of them count, as `parts` returns it.
+
+    Returns:
+      `model`, the variables in leaves of shape (seed, 3, ...); and `loss`, the held-out loss on the
+      target at all looks, of shape (seed, 3, look). That of theta* is the loss of training from
+      scratch.
+    """
     measure = partial(held_out_loss, config, jnp.asarray(data.held_out))
 
     def of_part(params: PyTree, part: tuple, key: Array) -> dict[str, Any]:
@@ -170,7 +270,17 @@ def learn(config: Config, first: PyTree, data: Data, which: Array, count: Array)
 
 @partial(jax.jit, static_argnums=(0, 1))
 def tune(config: Config, steps: int, models: PyTree, data: Data) -> dict[str, Array]:
-    """The held-out loss `[seed, gamma, look]`, training on the target from all of the line."""
+    """Trains on the target from every point of the line through theta_1 and theta_2.
+
+    Args:
+      config: The config; static.
+      steps: Number of steps; static.
+      models: The `model` of `learn`.
+      data: The text.
+
+    Returns:
+      `loss`, the held-out loss at the looks up to `steps`, of shape (seed, gamma, look).
+    """
     blocks, target = jnp.asarray(data.blocks), jnp.asarray(data.parts[2])
     part = target, jnp.asarray(len(target))
     measure = partial(held_out_loss, config, jnp.asarray(data.held_out))
@@ -187,7 +297,13 @@ def tune(config: Config, steps: int, models: PyTree, data: Data) -> dict[str, Ar
 
 
 def unigrams(some: UInt8[np.ndarray, "block length"]) -> Float[np.ndarray, "block vocab"]:
-    """How often each token occurs in a block, as a share of its length.
+    """Computes how often each token occurs in each block.
+
+    Args:
+      some: The blocks.
+
+    Returns:
+      The share of each token, rows of sum 1.
 
     >>> unigrams(np.array([[1, 1, 0, 2]], np.uint8))[0, :3].tolist()
     [0.25, 0.5, 0.25]
@@ -198,8 +314,18 @@ def unigrams(some: UInt8[np.ndarray, "block length"]) -> Float[np.ndarray, "bloc
 
 
 def apart(config: Config, data: Data, overlaps: tuple[float, float]) -> dict[str, np.ndarray]:
-    """Distances between the sources and the target, their errors, and model 1's weight by eq. 11:
-    `[seed, distance, pair]` and `[seed, distance]`."""
+    """Measures distances between sources and target, and predicts gamma from each.
+
+    Args:
+      config: The config.
+      data: The text.
+      overlaps: alpha and beta, as in `sources`.
+
+    Returns:
+      `value` and `error`, the distances and their standard errors, of shape (seed, distance, pair);
+      and `weight`, the weight of theta_1 by eq. 11, of shape (seed, distance), which is NaN where
+      the sources cannot be told apart.
+    """
     shape = config.replicates, len(DISTANCES), len(line.PAIRS)
     value, error, weight = np.zeros(shape), np.zeros(shape), np.zeros(shape[:2])
     for seed, pair in enumerate(sources(config, data, *overlaps)):
@@ -220,7 +346,17 @@ def measured(
     two: UInt8[np.ndarray, "n length"],
     target: UInt8[np.ndarray, "k length"],
 ) -> dict[str, dict[str, Distance]]:
-    """Every distance of every pair of three samples of blocks; pairs share their bandwidth."""
+    """Measures every distance of `DISTANCES` between three samples of blocks.
+
+    Args:
+      one: Blocks of the first source.
+      two: Blocks of the second source.
+      target: Blocks of the target.
+
+    Returns:
+      Distances by their name, then by the pairs of `gamma_sweep.PAIRS`. The MMD has one bandwidth
+      for all pairs.
+    """
     streams = one, two, target
     means = [stream.mean(1) for stream in streams]
     shares = [unigrams(stream) for stream in streams]

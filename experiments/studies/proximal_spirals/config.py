@@ -1,4 +1,4 @@
-"""What `proximal_spirals` can be told, and its presets."""
+"""The configuration of `proximal_spirals` and its presets."""
 
 from typing import Annotated
 
@@ -80,12 +80,15 @@ class Config:
     starts: Different[Start] = ("shared", "independent")
     """Whether the two models start from the 'shared' or from 'independent' initial weights."""
     data: Spirals = Spirals()
+    """The points of the spirals."""
     hidden: Natural = 50
     """Hidden ReLU units."""
     training: Training = Training()
+    """How every model is trained."""
     looks: Increasing[Count] = (0, 10, 50, 300)
     """Epochs at which loss is shown against gamma and the best gamma is sought."""
     gamma: Line = Line()
+    """The values of gamma."""
     loss_epochs: Natural = 10
     """Epochs of training through which the loss of eq. 3 is descended."""
     loss_steps: Natural = 100
@@ -110,7 +113,11 @@ class Config:
             )
 
     def epoch(self) -> np.ndarray:
-        """Epochs at which everything is measured."""
+        """Lists the epochs at which everything is measured.
+
+        Returns:
+          The epochs, from 0 to the last, of shape (epoch,).
+        """
         return np.arange(0, self.training.epochs + 1, self.training.every)
 
 

@@ -1,4 +1,4 @@
-"""What `proximal_spirals` found, from its dataset alone."""
+"""Tests the claims of SAIL's App. K on a finished run of `proximal_spirals`, and sums it up."""
 
 import numpy as np
 import xarray as xr
@@ -16,8 +16,17 @@ SOURCES = {
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """What SAIL says of its start on spirals, for sources of each kind and the first way to start
-    them."""
+    """Tests what SAIL's App. K says of its start, for every kind of sources.
+
+    They are tested for the first way to start the models.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      Four findings for each kind of sources: loss, accuracy and gradient from the predicted gamma,
+      and the final loss from the best one, each compared with training from scratch.
+    """
     at = dataset.isel(start=0)
     return [
         finding
@@ -27,6 +36,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _of_sources(case: xr.Dataset, sources: str) -> list[Finding]:
+    """The four findings for one kind of sources."""
     loss, accuracy, gradient = (_predicted(case, n) for n in ("loss", "accuracy", "gradient"))
     early, end = case["epoch"] <= case["epoch"][-1] / 2, {"epoch": -1}
     ratio = case["scratch_gradient"] / gradient
@@ -70,7 +80,7 @@ def _of_sources(case: xr.Dataset, sources: str) -> list[Finding]:
 
 
 def _predicted(case: xr.Dataset, measure: str) -> xr.DataArray:
-    """A measure along training from the predicted gamma, by interpolation between those run."""
+    """A measure along training from the predicted gamma, interpolated between those run."""
     values = case[measure].transpose("seed", "epoch", "gamma")
     where = np.broadcast_to(case["predicted"].sel(way=PREDICTED).values[:, None], values.shape[:2])
     values_there = line.at(case["gamma"].values, values.values.astype(float), where)
@@ -78,13 +88,21 @@ def _predicted(case: xr.Dataset, measure: str) -> xr.DataArray:
 
 
 def _here(margins: xr.DataArray, unit: str) -> str:
+    """The margins in words, and in how many seeds they are defined."""
     count = int(np.isfinite(margins).sum())
     defined = "" if count == margins.size else f"; defined in {count} of {margins.size} seeds"
     return f"by {stated(margins, 3)} {unit}{defined}"
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Where the best gamma lies, and which predictions meet it."""
+    """Describes where the best gamma lies, and which predictions agree with it.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      Two sentences.
+    """
     looks = dataset["look"].values
     cases = {
         f"{h}, {s} start": dataset.sel(sources=h, start=s)

@@ -1,4 +1,7 @@
-"""The figures of `proximal_spirals`."""
+"""The figures of `proximal_spirals` (SAIL, Figs. 8 and 9).
+
+`experiments.training.gamma_plots` has what they share with `proximal_gamma`.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -35,13 +38,21 @@ MEASURES = {
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """All against gamma, for each start; the weights; and along training (SAIL, Figs. 8 and 9)."""
+    """Draws the figures of a finished run.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      `gamma_<start>`, every measure against gamma, for each kind of start; `weights`, measured and
+      predicted gammas; and `epochs`, every measure along training.
+    """
     figures = {f"gamma_{s}": _gamma(dataset, s) for s in dataset["start"].values.astype(str)}
     return {**figures, "weights": _weights(dataset), "epochs": _epochs(dataset)}
 
 
 def _panels(dataset: "xr.Dataset") -> "tuple[Figure, np.ndarray]":
-    """A row for every pair of sources, a column for every measure."""
+    """An empty figure with a row for each kind of sources and a column for each measure."""
     how = dataset["sources"].values.astype(str)
     fig, axes = style.figure(len(how), 3, width=3.7, height=2.5, sharex=True)
     for row, name in zip(axes, how, strict=True):
@@ -54,6 +65,7 @@ def _panels(dataset: "xr.Dataset") -> "tuple[Figure, np.ndarray]":
 
 
 def _gamma(dataset: "xr.Dataset", start: str) -> "Figure":
+    """Every measure against gamma, at the looks, for one kind of start."""
     fig, axes = _panels(dataset)
     gamma, looks = dataset["gamma"].values, dataset["look"].values
     for row, how in zip(axes, dataset["sources"].values, strict=True):
@@ -83,6 +95,7 @@ def _gamma(dataset: "xr.Dataset", start: str) -> "Figure":
 
 
 def _weights(dataset: "xr.Dataset") -> "Figure":
+    """Measured and predicted gammas, a panel for each kind of sources and of start."""
     how, starts = dataset["sources"].values.astype(str), dataset["start"].values.astype(str)
     looks, ways = dataset["look"].values, dataset["way"].values.astype(str)
     height = 0.9 + 0.22 * (len(looks) + len(ways))
@@ -103,6 +116,7 @@ def _weights(dataset: "xr.Dataset") -> "Figure":
 
 
 def _epochs(dataset: "xr.Dataset") -> "Figure":
+    """Every measure along training, a line for each gamma, for the first kind of start."""
     fig, axes = _panels(dataset)
     start = dataset["start"].values[0]
     gamma = dataset["gamma"].values

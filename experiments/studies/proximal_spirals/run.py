@@ -1,4 +1,7 @@
-"""The run of `proximal_spirals`: its stages, and the dataset that they make."""
+"""Runs `proximal_spirals` stage by stage and gathers the results in one dataset.
+
+`training` does the computations of each stage, for all repetitions at once.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,13 +24,29 @@ MEASURED = ("loss", "accuracy", "gradient")
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
-    """Trains, merges, trains on and predicts; two stages per way of cutting and of starting."""
+    """Trains models on the sources, merges them at every gamma, and trains on all points.
+
+    Each kind of start has a stage for training from scratch, each kind of sources one for its
+    distances, and each combination of both a stage for its sweep of gamma and one for the predicted
+    weights.
+
+    Args:
+      config: The config.
+      stage: What runs and stores a stage. The default stores nothing.
+
+    Returns:
+      Over sources, start and seed: `loss`, `accuracy` and `gradient` by epoch and gamma, the `best`
+      gamma by look, the `predicted` gamma by way, and how far the losses there (`excess`) and at
+      gamma = 0, 1/2 and 1 (`end_excess`) lie above the lowest. Also the measures of training from
+      scratch (`scratch_*`), and the distances with their errors.
+    """
     data = {how: training.load(config, how) for how in config.sources}
     initial = jax.device_get(training.initial(config))
 
     def weights_of(which: Any) -> PyTree:
         return jax.tree.map(lambda leaf: leaf[:, which], initial)
 
+    # any sources will do: how they are cut out does not change the points
     scratch = {
         start: stage(
             f"train from scratch, {start}",
@@ -62,6 +81,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 def _dataset(
     config: Config, scratch: Mapping, apart: Mapping, swept: Mapping, weights: Mapping
 ) -> xr.Dataset:
+    """The labelled dataset of all results; `run` says what is in it."""
     gamma, looks = config.gamma.values(), [config.epoch().tolist().index(n) for n in config.looks]
 
     def over(fn: Callable[[Sources, Start], Any]) -> np.ndarray:

@@ -1,5 +1,7 @@
-"""What `proximal_spirals` trains and measures: data, models, distances, weights; all repetitions at
-once."""
+"""Trains and measures for `proximal_spirals`: data, models, distances and weights.
+
+All repetitions are computed at once. `run` calls these functions in its stages.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -37,8 +39,15 @@ LABELS = {
 
 
 class Data(NamedTuple):
-    """Of every repetition: points to train on and to test on; which make the two sources; and in
-    which order points of the target and of the sources are taken, a minibatch per row."""
+    """The points of every repetition, and the order in which they are taken.
+
+    Attributes:
+      train: The points to train on, the target.
+      test: Fresh points, for the accuracy and as the target in distances.
+      sources: Which training points make the two sources.
+      order: The points of the target in each step of training, as indices into `train`.
+      orders: The points of each source in each step, as indices into the source.
+    """
 
     train: Points
     test: Points
@@ -48,7 +57,17 @@ class Data(NamedTuple):
 
 
 def load(config: Config, how: Sources) -> Data:
-    """The same points, and order of the target's, for every way to cut sources out of them."""
+    """Draws the points of every repetition and cuts the sources out of them.
+
+    The points, and the order of those of the target, are the same for all kinds of sources.
+
+    Args:
+      config: The config.
+      how: How the sources are cut out.
+
+    Returns:
+      The data, with a leading axis over repetitions.
+    """
 
     shape, training = config.data, config.training
 
@@ -73,10 +92,21 @@ def load(config: Config, how: Sources) -> Data:
 
 
 def _apply(config: Config, params: PyTree, x: Any) -> Any:
+    """The logits of a model, of shape (..., 2)."""
     return MLP((config.hidden,), CLASSES).apply(params, x)
 
 
 def loss(config: Config, params: PyTree, points: Points) -> Float[Array, ""]:
+    """Computes the mean cross-entropy of a model on some points.
+
+    Args:
+      config: The config.
+      params: The model's variables.
+      points: The points with their classes, one set.
+
+    Returns:
+      The loss in nats, a scalar.
+    """
     logits = _apply(config, params, points.x)
     return optax.softmax_cross_entropy_with_integer_labels(logits, points.y).mean()
 
@@ -99,9 +129,9 @@ def _trained(
     order: Int[ArrayLike, "step batch"],
     measure: Callable[[PyTree], Any],
 ) -> tuple[PyTree, Any]:
-    """The model after `epochs`, and what `measure` says of it before the first and after every
-    `every` epochs."""
+    """The trained model, and what was measured before and after every `every` epochs."""
     how = config.training
+    # A row for each step of all epochs; `descend` counts in steps.
     feed = jnp.asarray(order).reshape(-1, how.batch)
     end = descend(
         lambda params, _, sample: (loss(config, params, sample), None),
@@ -117,12 +147,20 @@ def _trained(
 
 
 def _pick(points: Points, index: Any) -> Points:
+    """The points of an index, which adds its shape in front."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], points)
 
 
 @partial(jax.jit, static_argnums=0)
 def initial(config: Config) -> PyTree:
-    """Weights `[seed, 3, ...]`."""
+    """Draws initial weights of three models for every repetition.
+
+    Args:
+      config: The config; static.
+
+    Returns:
+      The variables, in leaves of shape (seed, 3, ...).
+    """
     keys = jax.random.split(jax.random.key(config.seed), (config.replicates, 3))
     init = MLP((config.hidden,), CLASSES).init
     return jax.vmap(jax.vmap(lambda key: init(key, jnp.zeros((1, 2)))))(keys)
@@ -130,7 +168,17 @@ def initial(config: Config) -> PyTree:
 
 @partial(jax.jit, static_argnums=0)
 def scratch(config: Config, first: PyTree, data: Data) -> dict[str, Any]:
-    """Training on the target from initial weights: `[seed, epoch]`."""
+    """Trains on the target from initial weights.
+
+    Args:
+      config: The config; static.
+      first: Initial variables, in leaves of shape (seed, ...).
+      data: The data.
+
+    Returns:
+      `model`, the trained variables in leaves of shape (seed, ...); and `loss`, `accuracy` and
+      `gradient` of shape (seed, epoch), as `sweep` measures them.
+    """
 
     def of_seed(params: PyTree, data: Data) -> dict[str, Any]:
         measure = lambda params: _measures(config, params, data.train, data.test)  # noqa: E731
@@ -142,7 +190,19 @@ def scratch(config: Config, first: PyTree, data: Data) -> dict[str, Any]:
 
 @partial(jax.jit, static_argnums=0)
 def sweep(config: Config, first: PyTree, data: Data) -> dict[str, Any]:
-    """The models `[seed, 2]`; and `[seed, gamma, epoch]`, training from every point of the line."""
+    """Trains on the sources, and then on the target from every point of the line between the
+    models.
+
+    Args:
+      config: The config; static.
+      first: Initial variables of the two models, in leaves of shape (seed, 2, ...).
+      data: The data.
+
+    Returns:
+      `models`, the models of the sources in leaves of shape (seed, 2, ...); and of shape (seed,
+      gamma, epoch), the training `loss`, the test `accuracy`, and `gradient`, the norm of the
+      training loss's gradient.
+    """
 
     def learn(params: PyTree, points: Points, order: ArrayLike) -> PyTree:
         return _trained(config, params, points, order, lambda _: {})[0]
@@ -162,7 +222,19 @@ def sweep(config: Config, first: PyTree, data: Data) -> dict[str, Any]:
 
 
 def apart(config: Config, data: Data) -> dict[str, np.ndarray]:
-    """Of points with their labels as a third coordinate: `[seed, distance, pair]`, with errors."""
+    """Measures distances between sources and target, and predicts gamma from each.
+
+    Points are compared with their labels as a third coordinate.
+
+    Args:
+      config: The config.
+      data: The data.
+
+    Returns:
+      `value` and `error`, the distances and their standard errors (NaN where there is none), of
+      shape (seed, distance, pair); and `weight`, the weight of theta_1 by eq. 11, of shape (seed,
+      distance), which is NaN where the sources cannot be told apart.
+    """
     edges = np.linspace(-1, 1, CELLS + 1)[1:-1]
     bins = [edges, edges, np.array([0.5])]
     measures: dict[str, Callable[..., Distance]] = {
@@ -193,15 +265,36 @@ def apart(config: Config, data: Data) -> dict[str, np.ndarray]:
 
 
 def weights(config: Config, data: Data, models: PyTree, target: PyTree) -> dict[str, np.ndarray]:
-    """Model 1's weight by eq. 4 (the target: the model trained on it) and by eq. 3: `[seed]`."""
+    """Predicts gamma from the models: by their parameters (eq. 4) and by the loss (eq. 3).
+
+    Args:
+      config: The config.
+      data: The data.
+      models: The models of the sources, in leaves of shape (seed, 2, ...).
+      target: The models trained on the target, in leaves of shape (seed, ...), for eq. 4.
+
+    Returns:
+      `parameters` and `loss`, the weight of theta_1 by each, of shape (seed,).
+    """
     by_parameters = line.weights_by_parameters(models, target)
     return {"parameters": by_parameters, "loss": np.asarray(gamma_by_loss(config, data, models))}
 
 
 @partial(jax.jit, static_argnums=0)
 def gamma_by_loss(config: Config, data: Data, models: PyTree) -> Float[Array, " seed"]:
-    """What `proximal.from_loss` does, of all seeds at once: gamma from 1/2 down the gradient of the
-    loss after training for `loss_epochs`."""
+    """Finds gamma by gradient descent on the loss after training (eq. 3).
+
+    The descent starts from 1/2 and follows the gradient through `config.loss_epochs` epochs of
+    training. It does what `proximal.from_loss` does, for all seeds at once.
+
+    Args:
+      config: The config; static.
+      data: The data.
+      models: The models of the sources, in leaves of shape (seed, 2, ...).
+
+    Returns:
+      The weight of theta_1 for each seed.
+    """
     descent = optax.adam(DESCENT_RATE)
 
     def of_seed(data: Data, models: PyTree) -> Array:

@@ -1,4 +1,4 @@
-"""What `relu_transfer` can be told, and its presets."""
+"""The config of `relu_transfer`, and its presets."""
 
 from typing import Annotated
 
@@ -23,40 +23,46 @@ class Sizes:
 
 @config
 class GradientDescent:
-    """How a student is trained, by gradient descent on all samples."""
+    """How a student is trained: by gradient descent on all samples at once."""
 
     rate: Positive = 1.0
-    """Learning rate in units of the width; time is rate x steps."""
+    """Learning rate, in units of the width; time is rate x steps."""
     steps: Natural = 4000
-    """Largest number of steps of a descent."""
+    """Largest number of steps."""
     tolerance: Positive = 1e-6
-    """Loss at which a descent stops."""
+    """Loss at which training stops."""
 
 
 @config
 class Config:
-    """Target teachers, the sources cut from them, and samples of the target."""
+    """Target teachers, the sources cut from them, and samples of the target.
+
+    ValueError is raised if there is one mu alone, they do not increase, or one of them does not
+    stand for a whole number of neurons.
+    """
 
     sizes: Sizes = Sizes()
     mus: tuple[Annotated[float, Interval(ge=0, lt=1)], ...] = (
         *(0.1, 0.2, 0.3, 0.4, 0.5),
         *(0.6, 0.7, 0.8, 0.9),
     )
-    """Fractions of the target's neurons that the source lacks; each times sizes.m_star is whole.
-    Without any, scratch training alone."""
+    """Fractions of the target's neurons that the source lacks: two or more, increasing, each a
+    whole number of the sizes.m_star neurons. None at all for training from scratch alone."""
     ns: Annotated[Increasing[Natural], MinLen(3)] = (20, 40, 80, 160, 320, 640, 1280)
-    """Target samples."""
+    """Numbers of target samples."""
     teachers: Annotated[int, Ge(2)] = 5
-    """Independent teachers (and students)."""
+    """Independent target teachers, each with a student of its own."""
     draws: Natural = 4
     """Target data sets per teacher and n."""
     descent: GradientDescent = GradientDescent()
     cutoff: Annotated[float, Ge(0), Lt(1)] = 1e-3
-    """Eigenvalues of a kernel below this fraction of the largest (about 0.2) are dropped, in the
-    projection and in the fit of the output layer: what descent on that layer for the same
-    rate x steps would not learn, 1 / (0.2 x 4000) or so."""
+    """Eigenvalues of a kernel below this fraction of the largest are dropped, in the projection and
+    in the fit of the output layer. 1e-3 stands for what descent on that layer would not learn in a
+    time of rate x steps = 4000: 1 / (0.2 x 4000) or so, where 0.2 is about the largest
+    eigenvalue."""
     chunk: Natural = 5
-    """Networks between two points at which a run can be resumed."""
+    """Networks trained between two points at which a run can be resumed; four times as many from
+    scratch."""
     side_by_side: Natural = 1
     """Networks trained at once: 1 on a CPU, `chunk` on an accelerator."""
     seed: Seed = 0
@@ -75,7 +81,7 @@ class Config:
 
 
 DEFAULT = Config()
-# the paper's sizes: for an accelerator (hours)
+# The paper's sizes, which take hours on an accelerator.
 FIGURE_4 = varied(
     DEFAULT,
     sizes={"d": 100, "m": 1000, "m_star": 100},
@@ -90,7 +96,7 @@ FIGURE_4 = varied(
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
     "figure_4": FIGURE_4,
-    # the scratch law at the paper's sizes and training time, in steps ten times as long
+    # The scratch law at the paper's sizes and training time, in steps ten times as long.
     "figure_4c": varied(
         FIGURE_4, mus=(), draws=1, descent={"rate": 0.1, "steps": 10_000}, side_by_side=1
     ),

@@ -1,4 +1,4 @@
-"""What `relu_transfer` found: from the stored dataset alone."""
+"""The findings of `relu_transfer`, from the stored dataset alone."""
 
 from typing import TYPE_CHECKING
 
@@ -12,11 +12,30 @@ if TYPE_CHECKING:
 
 
 def measured_boundary(dataset: "xr.Dataset") -> np.ndarray:
-    """Per mu, where the mean gain turns negative."""
+    """Finds the number of samples from which on training from scratch is better, for each mu.
+
+    Args:
+      dataset: The study's dataset.
+
+    Returns:
+      The number n at which the mean gain of transfer turns negative for the last time `(mu,)`,
+      interpolated in log n; NaN where it never does.
+    """
     return np.array([st.crossing(dataset.n.values, row) for row in dataset.gain.values])
 
 
 def kernel_distance(dataset: "xr.Dataset", name: str) -> float:
+    """Computes the relative distance of a kernel matrix from that of the source teacher.
+
+        |K - K_source| / |K_source|  (Frobenius norms)
+
+    Args:
+      dataset: The study's dataset.
+      name: The variable that has the kernel matrix, such as "kernel_initial".
+
+    Returns:
+      The distance.
+    """
     source = dataset.kernel_source.values
     return float(np.linalg.norm(dataset[name].values - source) / np.linalg.norm(source))
 
@@ -25,8 +44,17 @@ FIG_4 = "features are fate, Fig. 4"
 
 
 def findings(dataset: "xr.Dataset") -> list[Finding]:
-    """Of the scratch law, of what frozen features lack, and of the side of the predicted boundary
-    on which they win; teachers are what is repeated."""
+    """Judges the paper's claims about Figure 4.
+
+    They concern how fast the risk of training from scratch falls, what frozen features lack of the
+    target, and the side of the predicted boundary on which they win. Teachers are what is repeated.
+
+    Args:
+      dataset: The study's dataset.
+
+    Returns:
+      The findings; the first alone where no network was pretrained.
+    """
     from xarray import DataArray
 
     scratch = dataset.scratch_risk
@@ -75,13 +103,25 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
 
 
 def _below(dataset: "xr.Dataset", law: st.PowerLaw) -> "xr.DataArray":
-    """Whether n is below the boundary that the other teachers predict, teacher by teacher."""
+    """Returns whether n is below the boundary that the other teachers predict, for each teacher.
+
+    A teacher has no part in its own prediction, so that it can be judged by it.
+    """
     edges = dataset.outside.copy(data=np.log(st.boundary(law, dataset.outside.values.T)).T)
     return np.log(dataset.n) < (edges.sum("teacher") - edges) / (edges.sizes["teacher"] - 1)
 
 
 def summary(dataset: "xr.Dataset") -> str:
-    """The exponent, how straight the law is, and how far the predicted boundary is off."""
+    """Summarises the dataset in a few sentences.
+
+    Args:
+      dataset: The study's dataset.
+
+    Returns:
+      The exponent of the scratch risk and whether the law is straight; where networks were
+      pretrained, also how far the predicted boundary is off, and what pretraining does to the
+      features.
+    """
     nu, low, high = dataset.exponent.values
     bend = dataset.curvature.values
     straight = "straight" if bend[1] < 0 < bend[2] else f"bent (curvature {bend[0]:+.2f})"

@@ -1,4 +1,4 @@
-"""The panels of Fig. 4 of features-are-fate, from the stored dataset."""
+"""The figures of `relu_transfer`: the panels of Fig. 4 of Features are fate."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,15 @@ if TYPE_CHECKING:
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """The panels of Fig. 4: kernels, scratch law and projection, phase diagram."""
+    """Draws the figures of the study.
+
+    Args:
+      dataset: The study's dataset.
+
+    Returns:
+      The figures by name: "kernels", "laws" (the scratch law and what frozen features lack) and
+      "phase". Where no network was pretrained, the scratch "law" alone.
+    """
     from sail_jax.drawing import style
 
     if "outside" not in dataset:
@@ -28,6 +36,7 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
 
 
 def _draw_kernels(dataset: "xr.Dataset") -> "Figure":
+    """Draws the kernel matrices of a student before and after pretraining, and of its source."""
     from sail_jax.drawing import style
 
     figure, (axes,) = style.figure(1, 3, width=3.9, height=3.4)
@@ -50,6 +59,7 @@ def _draw_kernels(dataset: "xr.Dataset") -> "Figure":
 
 
 def _draw_law(left: "Axes", dataset: "xr.Dataset") -> None:
+    """Draws the risk of training from scratch against n, and the power law through it."""
     from sail_jax.drawing import style
 
     teachers = dataset.sizes["teacher"]
@@ -83,6 +93,7 @@ def _draw_law(left: "Axes", dataset: "xr.Dataset") -> None:
 
 
 def _draw_projections(right: "Axes", dataset: "xr.Dataset") -> None:
+    """Draws the share of the target that frozen features cannot express, against mu."""
     from sail_jax.drawing import style
 
     for name, label, marker, color in (
@@ -114,6 +125,7 @@ def _draw_projections(right: "Axes", dataset: "xr.Dataset") -> None:
 
 
 def _draw_phase(dataset: "xr.Dataset") -> "Figure":
+    """Draws the gain of transfer over mu and n, with predicted and measured boundaries."""
     from sail_jax.drawing import style
 
     figure, ((ax,),) = style.figure(1, 1, width=5.8, height=4.4)

@@ -22,8 +22,19 @@ PROBES = 20  # inputs of the Gram matrices
 
 
 def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
-    """Scratch and transfer risks of the same samples, and the part of the target that frozen
-    features cannot express."""
+    """Trains students from scratch and by transfer on the same samples of the target.
+
+    Args:
+      config: The config.
+      stage: What computes or restores the parts of the run.
+
+    Returns:
+      A dataset over teacher, draw, mu and n: `scratch_risk` and `linear_risk` of the same samples,
+      `gain`, their mean difference in units of the target's variance, the power `law` through the
+      scratch risks, the part of the target that frozen features cannot express (`outside`, for
+      several kinds of features), and the `boundary` that the two predict. Without any mu, the
+      scratch law alone.
+    """
     pairs = [(mu, teacher) for mu in range(len(config.mus)) for teacher in range(config.teachers)]
     samples = [(t, draw) for t in range(config.teachers) for draw in range(config.draws)]
     with jax.enable_x64(True):
@@ -58,6 +69,9 @@ _predict = jax.jit(st.predict)
 
 
 def _key(config: Config, *path: int) -> jax.Array:
+    """Derives the key of one random thing, which is named by whole numbers."""
+    # The first number says what is drawn: 0 targets, 1 students, 2 sources, 3 samples, 4 the inputs
+    # of the kernels. Networks and samples are drawn again where they are needed, not stored.
     key = jax.random.key(config.seed)
     for part in path:
         key = jax.random.fold_in(key, part)
@@ -73,11 +87,16 @@ def _student(config: Config, teacher: int) -> st.Network:
 
 
 def _source(config: Config, teacher: int, mu: float) -> st.Network:
-    """Nested in mu: one key for all."""
+    """Returns the source of a teacher: the target without a fraction mu of its neurons.
+
+    One key serves every mu, so that neurons that a small mu removes are removed by a larger one,
+    too.
+    """
     return st.ablate(_key(config, 2, teacher), _target(config, teacher), mu)
 
 
 def _sample(config: Config, teacher: int, draw: int, i: int) -> tuple[jax.Array, jax.Array]:
+    """Draws inputs `(n, d)` of the i-th size, and the target's labels of them."""
     x = jax.random.normal(_key(config, 3, teacher, draw, i), (config.ns[i], config.sizes.d))
     return x, _predict(_target(config, teacher), x)
 
@@ -87,16 +106,18 @@ def _stack(trees: list[Any]) -> Any:
 
 
 def _side_by_side(config: Config) -> int | None:
+    """Returns the batch size for `lax.map`; None maps over one problem after the other."""
     return config.side_by_side if config.side_by_side > 1 else None
 
 
 def _options(config: Config) -> tuple[float, int, float]:
-    """Of a descent, as `theory.student_teacher` takes them."""
+    """Returns rate, steps and tolerance, in the order that `theory.student_teacher` has."""
     how = config.descent
     return how.rate, how.steps, how.tolerance
 
 
 def _pretrain(config: Config, pairs: np.ndarray) -> dict[str, jax.Array]:
+    """Pretrains the students of some pairs (index of mu, teacher) on their sources."""
     sources = [_source(config, t, config.mus[mu]) for mu, t in pairs]
     students = [_student(config, t) for _, t in pairs]
     train = _train("pretrain", _side_by_side(config))
@@ -105,6 +126,10 @@ def _pretrain(config: Config, pairs: np.ndarray) -> dict[str, jax.Array]:
 
 
 def _scratch(config: Config, i: int, samples: np.ndarray) -> dict[str, jax.Array]:
+    """Trains students from scratch on samples of the i-th size.
+
+    Training is in float32, and the risks of what was learnt are in float64.
+    """
     students = _stack([_student(config, t) for t, _ in samples])
     data = _stack([_sample(config, t, draw, i) for t, draw in samples])
     single = jax.tree.map(lambda a: a.astype(jnp.float32), (students, *data))
@@ -117,7 +142,7 @@ def _scratch(config: Config, i: int, samples: np.ndarray) -> dict[str, jax.Array
 
 @cache
 def _train(kind: str, at_once: int | None) -> Callable[..., st.Descent]:
-    """Of problems and options: their descents, on all devices."""
+    """Returns a compiled function from problems and options to their descents, on all devices."""
     train = {"pretrain": st.pretrain, "scratch": st.scratch}[kind]
 
     @jax.jit
@@ -128,6 +153,10 @@ def _train(kind: str, at_once: int | None) -> Callable[..., st.Descent]:
 
 
 def _transfer(config: Config, w: np.ndarray, index: np.ndarray) -> dict[str, jax.Array]:
+    """Computes what frozen features lack of the target, and the risks of fitting the output layer.
+
+    `index` counts pairs of mu and teacher, with teachers running fastest.
+    """
     parts = []
     for k in index:
         mu, teacher = divmod(int(k), config.teachers)
@@ -142,6 +171,7 @@ def _transfer(config: Config, w: np.ndarray, index: np.ndarray) -> dict[str, jax
             {
                 "outside": projected.outside,
                 "rank": projected.rank,
+                # A cut-off of 1e-10 drops no more than rounding: this is the features' whole span.
                 "outside_span": _project(features, target, 1e-10).outside,
                 "outside_ideal": _project(source.w, target, 1e-10).outside,
                 "risk": np.stack(risks, axis=1),
@@ -155,6 +185,8 @@ _project = jax.jit(st.project)
 
 @jax.jit
 def _linear_risks(w: jax.Array, target: st.Network, data: tuple, cutoff: float) -> jax.Array:
+    """Returns the risk of the refitted network for each of several samples."""
+
     def risk(sample: tuple[jax.Array, jax.Array]) -> jax.Array:
         return st.risk(st.linear_transfer(w, *sample, cutoff), target)
 
@@ -162,13 +194,15 @@ def _linear_risks(w: jax.Array, target: st.Network, data: tuple, cutoff: float) 
 
 
 def _middle(config: Config) -> int:
-    """The mu of the Gram matrices."""
+    """Returns the index of the mu nearest to 1/2, whose kernels are shown."""
     return int(np.argmin(np.abs(np.array(config.mus) - 0.5)))
 
 
 def _kernels(config: Config, w: np.ndarray) -> dict[str, Any]:
-    """Gram matrices of the first teacher's problem before and after pretraining, and the source's;
-    and each task's scales."""
+    """Computes kernel matrices of the first teacher's problem, and scales of each target.
+
+    The kernels are those of the student before and after pretraining, and of the source.
+    """
     middle = _middle(config)
     x = jax.random.normal(_key(config, 4), (PROBES, config.sizes.d))
     source = _source(config, 0, config.mus[middle])
@@ -188,7 +222,7 @@ def _kernels(config: Config, w: np.ndarray) -> dict[str, Any]:
 
 
 def _scratch_law(config: Config, scratch: list[dict]) -> "tuple[xr.Dataset, st.PowerLaw]":
-    """Scratch risks and the power law through them."""
+    """Makes the dataset of scratch risks, and the power law through them."""
     import xarray as xr
 
     shape = (config.teachers, config.draws)
@@ -221,6 +255,7 @@ def _scratch_law(config: Config, scratch: list[dict]) -> "tuple[xr.Dataset, st.P
 def _dataset(
     config: Config, trained: Mapping, scratch: list, transfer: Mapping, kernels: Mapping
 ) -> "xr.Dataset":
+    """Makes the dataset of all risks."""
     grid = (len(config.mus), config.teachers)
     dataset, law = _scratch_law(config, scratch)
     risks, variance = dataset.scratch_risk.values, dataset.variance.values

@@ -1,4 +1,4 @@
-"""What `ridge_transfer` can be told, and its presets."""
+"""The config of `ridge_transfer`, and its presets."""
 
 from math import pi
 from typing import Annotated
@@ -18,17 +18,18 @@ class Config:
     d: Annotated[int, Ge(2)] = 500
     """Input dimension."""
     ns: tuple[Samples, Samples] = (250, 10)
-    """Target samples of each case; of fewer than 5 the variance at ridge 0 is infinite."""
+    """Numbers of target samples, one for each case. They are at least 5: with fewer, the variance
+    at ridge 0 is infinite."""
     thetas: tuple[Angle, Angle] = (pi / 8, 3 * pi / 8)
-    """Source-target angle of each case, in radians, below pi/2."""
+    """Angles between source and target, one for each case, in radians, below pi/2."""
     sigma: NotNegative = 0.2
     """Standard deviation of the label noise."""
     ridges: Annotated[int, Ge(2)] = 21
     """Number of ridge strengths, evenly spaced from 0."""
     ridge_max: tuple[Positive, Positive] = (0.5, 2.0)
-    """Largest ridge strength of each case."""
+    """Largest ridge strengths, one for each case."""
     draws: Annotated[int, Ge(2)] = 2000
-    """Simulated target data sets per case."""
+    """Simulated target data sets for each case."""
     seed: Seed = 0
     """Seed of the simulated data sets."""
 

@@ -1,4 +1,4 @@
-"""What `ridge_transfer` found: from the stored dataset alone."""
+"""The findings of `ridge_transfer`, from the stored dataset alone."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,16 @@ PRINTED = {
 
 
 def findings(dataset: "xr.Dataset") -> list[Finding]:
-    """Whether a ridge raises the risk: the one that is best in closed form, and the largest."""
+    """Judges whether a ridge raises the risk of linear transfer, as the paper says.
+
+    Two ridges are judged in each case: the one that is best by the closed form, and the largest.
+
+    Args:
+      dataset: The study's dataset.
+
+    Returns:
+      The findings; none for datasets of an older version, which have no values of single draws.
+    """
     if "added" not in dataset:  # a run of a version that kept no data set by itself
         return []
     cases = (dataset.isel(case=i) for i in range(dataset.sizes["case"]))
@@ -25,6 +34,7 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
 
 
 def _raised(case: "xr.Dataset", strength: str) -> Finding:
+    """Judges whether the "best" or the "largest" ridge of a case raises the risk."""
     added = case.added.sel(strength=strength)
     ridge = case.best_ridge if strength == "best" else case.ridge[-1]
     mean, error = mean_and_error(added, "draw")
@@ -39,7 +49,14 @@ def _raised(case: "xr.Dataset", strength: str) -> Finding:
 
 
 def summary(dataset: "xr.Dataset") -> str:
-    """What the best ridge gains in each case, and how well the two sides agree."""
+    """Summarises the dataset in a few sentences.
+
+    Args:
+      dataset: The study's dataset.
+
+    Returns:
+      What the best ridge gains in each case, and how well exact and simulated means agree.
+    """
     sentences = []
     for i in range(dataset.sizes["case"]):
         case = dataset.isel(case=i)

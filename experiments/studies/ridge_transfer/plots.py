@@ -1,4 +1,4 @@
-"""The figures of `ridge_transfer`."""
+"""The figure of `ridge_transfer`."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,14 @@ if TYPE_CHECKING:
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """Risk against ridge: exact, limit, simulated; the best ridge marked."""
+    """Draws risk against ridge strength, one panel for each case.
+
+    Args:
+      dataset: The study's dataset.
+
+    Returns:
+      The figure, named "ridge": exact risk, its limit, simulated means, and the best ridge.
+    """
     from sail_jax.drawing import style
 
     figure, ((left, right),) = style.figure(1, 2, width=4.6, height=3.8)

@@ -1,4 +1,7 @@
-"""What `sail_diffusion` can be told."""
+"""The configuration of `sail_diffusion` and its presets.
+
+`WAYS` in `networks` lists the trainings that `Config.ways` can name.
+"""
 
 from typing import Annotated
 
@@ -68,6 +71,7 @@ class Config:
     """Train SiTs with the velocity loss, with REPA's loss too, and as SAIL does."""
 
     data: LatentData = LatentData()
+    """The images or latents, and an encoder's features of them if a file has some."""
     seed: Seed = 0
     """Seed of the splits, initial weights, minibatches and samples."""
     replicates: Annotated[int, Ge(2)] = 5
@@ -79,11 +83,15 @@ class Config:
     model: Annotated[str, AfterValidator(presets.of_type("flax_sit"))] = "sit-tiny"
     """The SiT, of `experiments.models.presets`."""
     alignment: Alignment = Alignment()
+    """How hidden states are aligned with an encoder's features."""
     classifiers: Classifiers = Classifiers()
+    """The encoder, and the network that measures samples."""
     budget: Budget = Budget()
+    """How long each SiT is trained."""
     optimizer: Descent = Descent(
         rate=1e-2, warmup=20, decay="constant", weight_decay=0.01, clip=1.0
     )
+    """How SiTs are trained, in the alignment phase too."""
     ema: Part = 0.99
     """Decay of the moving average of the weights, which samples are made with."""
     class_drop: Part = 0.1
@@ -95,6 +103,7 @@ class Config:
     sample_batch: Natural = 128
     """Samples made at once, a divisor of the samples."""
     sampler: Sampler = Sampler()
+    """How samples are made from noise."""
     precision: Compute = "float32"
     """Type that SiTs are computed in."""
     shard: Shard = "data"
@@ -127,6 +136,7 @@ class Config:
 
     @staticmethod
     def _noised(way: str) -> bool:
+        """Whether a way needs the encoder's features of noised latents."""
         return (WAYS[way].start or WAYS[way].align) and not WAYS[way].clean
 
     @property

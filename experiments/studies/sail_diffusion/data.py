@@ -1,4 +1,8 @@
-"""What `sail_diffusion` learns from: images or their latents, and what an encoder makes of them."""
+"""The data of `sail_diffusion`: images or their latents, and an encoder's features of them.
+
+`experiments.data` reads them; this module checks that they fit the model, splits them and makes
+batches.
+"""
 
 from typing import NamedTuple
 
@@ -14,16 +18,31 @@ Batch = dict[str, np.ndarray]
 
 
 class Split(NamedTuple):
-    """Examples to learn from, and those that samples are compared with."""
+    """Disjoint sets of examples, as sorted indices into the data.
+
+    Attributes:
+      learn: The examples to learn from, of shape (n,).
+      held_out: The examples that samples are compared with, of shape (m,).
+    """
 
     learn: Int[np.ndarray, " n"]
     held_out: Int[np.ndarray, " m"]
 
 
 def load(config: Config) -> Latents:
-    """The digits, or latents of files, with an encoder's features of them if there are any.
+    """Reads the data of a config and checks that they fit its model.
 
-    `DataError` or `ValueError` names a file that is missing or damaged, or what does not fit.
+    Args:
+      config: The config; its `data` names the digits or files of latents.
+
+    Returns:
+      The latents with their labels, and with an encoder's features if the config names a file of
+      them.
+
+    Raises:
+      DataError: If a file is missing or damaged (a `ValueError` too).
+      ValueError: If latents or features do not have the model's shape, or if there are fewer images
+        than `held_out` and `samples` together.
     """
     sizes = presets.config(config.model)
     images = config.data.read(sizes["classes"])
@@ -48,7 +67,16 @@ def load(config: Config) -> Latents:
 
 
 def batch(images: Latents, index: Int[np.ndarray, " b"]) -> Batch:
-    """The images of `index`, in float32; `features` only where there are any."""
+    """Gathers some images as the networks take them.
+
+    Args:
+      images: The data.
+      index: Which images, of shape (b,).
+
+    Returns:
+      `x`, float32 of shape (b, side, side, channel), which is scale * latent + bias; `labels`, of
+      shape (b,); and `features`, float32 of shape (b, patch, d), if the data have any.
+    """
     x = np.asarray(images.latents[index], np.float32).transpose(0, 2, 3, 1)
     fields = {"x": images.scale * x + np.float32(images.bias), "labels": images.labels[index]}
     if images.features is not None:
@@ -57,11 +85,32 @@ def batch(images: Latents, index: Int[np.ndarray, " b"]) -> Batch:
 
 
 def split(seed: int, replicate: int, n: int, held_out: int) -> Split:
-    """A shuffle of its own for every replicate."""
+    """Splits the examples at random into those to learn from and those held out.
+
+    Args:
+      seed: The seed of the run.
+      replicate: The number of the repetition; each has a split of its own.
+      n: The number of examples.
+      held_out: How many of them are held out.
+
+    Returns:
+      The split: n - `held_out` examples to learn from, and the others.
+    """
     order = np.random.default_rng([seed, replicate]).permutation(n)
     return Split(np.sort(order[held_out:]), np.sort(order[:held_out]))
 
 
 def draw(index: Int[np.ndarray, " n"], seed: tuple[int, ...], step: int, size: int) -> np.ndarray:
-    """The examples of one step, with replacement."""
+    """Draws the examples of one training step, with replacement.
+
+    Args:
+      index: The examples to draw from, of shape (n,).
+      seed: The seed of the training: numbers that tell it from others.
+      step: The number of the step. Equal seeds and steps give equal examples, so that a resumed
+        training sees what it would have seen.
+      size: The number of examples.
+
+    Returns:
+      Entries of `index`, of shape (size,).
+    """
     return index[np.random.default_rng([*seed, step]).integers(len(index), size=size)]

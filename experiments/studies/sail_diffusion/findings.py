@@ -1,4 +1,8 @@
-"""The claims of SAIL's Appendix J, judged from a stored run of `sail_diffusion`, and its ends."""
+"""Tests the claims of SAIL's Appendix J on a finished run of `sail_diffusion`.
+
+`PRINTED` and `SIT` hold the paper's figures; the margins of each claim are differences between two
+trainings of one seed.
+"""
 
 import numpy as np
 import xarray as xr
@@ -25,7 +29,18 @@ READINGS = {"sail": "SAIL", "sail_clean": "SAIL with targets of the data"}
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """SAIL against REPA at each printed checkpoint and in each measure; REPA against SiT."""
+    """Tests every printed comparison of Table 4 on a finished run.
+
+    SAIL is compared with REPA at each printed checkpoint, and REPA with plain SiT at the end of
+    training. Fréchet distances are compared at all four checkpoints, other measures at the last.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      One finding for each claim. Claims about SAIL appear once for each of `sail` and `sail_clean`
+      that was run; if neither was, they are "not tested".
+    """
     readings = {way: name for way, name in READINGS.items() if way in dataset["way"]}
     declared = _repa(dataset)
     for way, name in (readings or {"sail": READINGS["sail"]}).items():
@@ -34,6 +49,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _at(dataset: xr.Dataset, share: float) -> int:
+    """The step after which this share of the training is done."""
     return round(share * dataset.attrs["steps"])
 
 
@@ -49,10 +65,12 @@ def _pair(
 
 
 def _missing(where: str, claim: str, paper: str) -> Finding:
+    """The finding for a claim about a way that was not run."""
     return Finding(where, claim, paper, "not among the ways of this run", "not tested")
 
 
 def _repa(dataset: xr.Dataset) -> list[Finding]:
+    """REPA against plain SiT at the end of training, one claim for each measure."""
     declared = []
     for measure, (name, printed, column, _) in MEASURES.items():
         claim = f"REPA's loss gives SiT a better {name} at the end of training"
@@ -62,6 +80,7 @@ def _repa(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _sail(dataset: xr.Dataset, way: str, called: str) -> list[Finding]:
+    """SAIL, in one of its readings, against REPA: one claim for each printed pair of figures."""
     declared = []
     for measure, (name, printed, column, sign) in MEASURES.items():
         for share in PRINTED if measure in ("fd", "sfd") else (1,):
@@ -70,6 +89,7 @@ def _sail(dataset: xr.Dataset, way: str, called: str) -> list[Finding]:
             word = "better" if better else "worse"
             claim = f"{called} has a {word} {name} than REPA after {_share(share)}"
             paper = f"{printed} {before:g} -> {after:g} after {400 * share:g}K steps, {SCALE}"
+            # Table 4 prints sFID 7.00 -> 7.02 with a sign that says decrease.
             if not better and share == 1 / 4:
                 paper += ", which is printed as a decrease"
             if way not in dataset["way"]:
@@ -81,12 +101,13 @@ def _sail(dataset: xr.Dataset, way: str, called: str) -> list[Finding]:
 
 
 def _share(share: float) -> str:
+    """A share of the training, in words."""
     words = {1 / 8: "an eighth of the training", 1 / 4: "a quarter of the training"}
     return {**words, 1 / 2: "half of the training", 1: "the whole training"}[share]
 
 
 def _sooner(dataset: xr.Dataset, way: str, called: str) -> list[Finding]:
-    """Steps: the table's rows at half the training, and what is saved if alignment is counted."""
+    """Whether SAIL needs fewer steps: by half of the training, and with alignment counted."""
     half = f"{called} is below REPA's last Fréchet distance after half of the training"
     counted = f"{called} saves steps to the lowest distance that it and REPA reach, those of "
     counted += "alignment counted"
@@ -107,7 +128,15 @@ def _sooner(dataset: xr.Dataset, way: str, called: str) -> list[Finding]:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """The distances in the end, the floor, and how the claims fared."""
+    """Describes the final Fréchet distances and counts the verdicts.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      Two sentences: the final distance of each way beside that of the training images themselves,
+      and how many claims got each verdict.
+    """
     last = dataset.isel(step=-1)
     ends = ", ".join(
         f"{way} {stated(last['fd'].sel(way=way), sign=False)}"

@@ -1,4 +1,8 @@
-"""A SiT whose hidden states are aligned with a frozen encoder's, and its losses (SAIL, App. J)."""
+"""A SiT whose hidden states are aligned with a frozen encoder's, and its losses (SAIL, App. J).
+
+`WAYS` says which of the losses and which start each training of the study uses; `training` runs
+them.
+"""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -13,14 +17,20 @@ from experiments.studies.sail_diffusion.sampling import interpolate
 
 
 class Way(NamedTuple):
-    """What a training has of SAIL: which losses beside the velocity's, and where it starts."""
+    """One way of training: which losses it adds to the velocity's, and where it starts.
+
+    Attributes:
+      repa: Whether REPA's loss is added.
+      align: Whether the alignment loss (eq. 16) is added.
+      start: Whether training starts from the weights that minimise the alignment loss (eq. 14).
+      clean: Whether the alignment loss's target is the encoder's features of the data. Otherwise it
+        is the features of the noised latents.
+    """
 
     repa: bool = False
     align: bool = False
     start: bool = False
-    """From the weights that minimise the alignment loss (eq. 14)."""
     clean: bool = False
-    """The alignment loss's target is of the data, not of the noised latents."""
 
 
 WAYS = {
@@ -34,7 +44,16 @@ WAYS = {
 
 
 class Projector(nn.Module):
-    """Hidden states to an encoder's space: three layers with SiLU between (REPA, Yu et al. 2024).
+    """Maps hidden states to an encoder's feature space: three layers with SiLU in between.
+
+    The same network at every position, as in REPA.
+
+    Attributes:
+      hidden: Units of the two hidden layers.
+      outputs: Units of the output, the encoder's number of features.
+
+    References:
+      Yu et al., Representation Alignment for Generation (REPA), 2024.
 
     >>> model = Projector(hidden=8, outputs=3)
     >>> made = jax.eval_shape(model.init_with_output, jax.random.key(0), jnp.zeros((2, 4, 5)))
@@ -54,7 +73,17 @@ class Projector(nn.Module):
 
 
 def captured(net: nn.Module, variables: PyTree, name: str, *inputs: Any) -> tuple[Array, Array]:
-    """The network's output, and that of its submodule `name`."""
+    """Runs a network and also returns the output of one of its submodules.
+
+    Args:
+      net: The network.
+      variables: Its variables, such as `{"params": ...}`.
+      name: The name of a top-level submodule.
+      *inputs: What the network is called with.
+
+    Returns:
+      The network's output, and the output of the submodule's first call.
+    """
     out, collected = net.apply(
         variables,
         *inputs,
@@ -65,19 +94,48 @@ def captured(net: nn.Module, variables: PyTree, name: str, *inputs: Any) -> tupl
 
 
 def encoded(encoder: nn.Module, variables: PyTree, x: Array) -> tuple[Array, Array]:
-    """A ViT's answers, and its features [n, patch, d] before they are averaged and classified."""
+    """Evaluates a ViT and returns the features beneath its classifier.
+
+    Args:
+      encoder: The ViT.
+      variables: Its variables.
+      x: Images or latents, of shape (n, side, side, channel).
+
+    Returns:
+      The logits, of shape (n, classes), and the features (n, patch, d) after the last layer norm,
+      before they are averaged over patches.
+    """
     return captured(encoder, variables, "ln", x)
 
 
 def velocity_loss(predicted: Array, target: Array) -> Float[Array, ""]:
-    """Mean over examples and entries of the squared error."""
+    """Computes the mean squared error of a velocity, in float32.
+
+    Args:
+      predicted: Predicted velocities, of shape (n, ...), in any float dtype.
+      target: The velocities to predict, of the same shape.
+
+    Returns:
+      The mean over examples and entries, a scalar.
+    """
     return jnp.mean((predicted.astype(jnp.float32) - target) ** 2)
 
 
 def repa_loss(
     projected: Float[Array, "n patch d"], features: Float[Array, "n patch d"]
 ) -> Float[Array, ""]:
-    """Less the mean cosine over examples and patches (REPA, Yu et al. 2024)."""
+    """Computes REPA's loss: the negative mean cosine similarity, in float32.
+
+    Args:
+      projected: Projected hidden states.
+      features: The encoder's features of the same patches.
+
+    Returns:
+      Minus the cosine averaged over examples and patches, a scalar in [-1, 1].
+
+    References:
+      Yu et al., Representation Alignment for Generation (REPA), 2024.
+    """
     f32 = jnp.float32
     cosine = optax.cosine_similarity(projected.astype(f32), features.astype(f32), epsilon=1e-6)
     return -cosine.mean()
@@ -86,24 +144,52 @@ def repa_loss(
 def align_loss(
     projected: Float[Array, "n patch d"], features: Float[Array, "n patch d"]
 ) -> Float[Array, ""]:
-    """Eq. (16), averaged over patches and units, as the velocity's loss is over entries."""
+    """Computes the alignment loss: the mean squared distance between features, in float32.
+
+    The mean runs over examples, patches and units, as the velocity's loss runs over entries.
+
+    Args:
+      projected: Projected hidden states.
+      features: The encoder's features of the same patches.
+
+    Returns:
+      The loss, a scalar.
+
+    References:
+      SAIL, Appendix J, eq. (16).
+    """
     return jnp.mean((projected.astype(jnp.float32) - features) ** 2)
 
 
 @dataclasses.dataclass(frozen=True)
 class Networks:
-    """A SiT, the projectors beside it, and the frozen encoder, if it can be evaluated."""
+    """The networks of one training: a SiT, its two projectors, and the frozen encoder.
+
+    Attributes:
+      sit: The SiT.
+      projector: The shape of both projectors, REPA's and the alignment's; each has weights of its
+        own.
+      encoder: The frozen ViT, or None if the features come from a file.
+      blocks: Number of SiT blocks before the hidden states that are aligned, at least 1.
+      class_drop: Share of examples whose class is replaced by "no class", in [0, 1).
+    """
 
     sit: nn.Module
     projector: Projector
     encoder: nn.Module | None
     blocks: int
-    """Blocks before the hidden states that are aligned."""
     class_drop: float
-    """Share of examples whose class is not shown."""
 
     def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> PyTree:
-        """`sit`, and the projectors `repa` and `align`, each from a key of its own."""
+        """Draws initial weights.
+
+        Args:
+          key: A random key; the SiT and each projector get a key of their own, split from it.
+          shape: The shape of one example, (side, side, channel).
+
+        Returns:
+          The parameters, by `sit`, `repa` and `align`.
+        """
         keys = jax.random.split(key, 3)
         inputs = jnp.zeros((1, *shape)), jnp.zeros(1), jnp.zeros(1, jnp.int32)
         hidden = jnp.zeros((1, 1, self.sit.width))  # type: ignore[attr-defined]
@@ -116,8 +202,22 @@ class Networks:
     def weights(
         self, way: Way | None, repa: float, align: float, *, clean: bool = False
     ) -> dict[str, Array]:
-        """Those of the losses of a way, or of the alignment phase: data, so that one program serves
-        them all."""
+        """Returns the weights of the loss terms as arrays.
+
+        They are data rather than static arguments, so that one compiled step serves all ways.
+
+        Args:
+          way: The way of training, or None for the alignment phase, which has the alignment loss
+            alone.
+          repa: Weight of REPA's loss, used if the way has it.
+          align: Weight of the alignment loss, used if the way has it.
+          clean: Whether the alignment phase's target is the features of the data. Ignored if a way
+            is given, which says so itself.
+
+        Returns:
+          float32 scalars: `velocity`, `repa` and `align`, and `clean`, which is 1 for features of
+          the data.
+        """
         if way is None:
             values = {"velocity": 0.0, "repa": 0.0, "align": 1.0, "clean": clean}
         else:
@@ -132,10 +232,31 @@ class Networks:
     def loss(
         self, params: PyTree, mutable: PyTree, batch: PyTree, key: PRNGKeyArray
     ) -> tuple[Array, dict[str, Array], PyTree]:
-        """Eq. (15): `mutable` holds the weights of its terms, and the encoder's variables."""
+        """Computes the training loss of eq. (15) at random times, as `experiments.training` expects
+        it.
+
+            velocity + w_repa * repa + w_align * align
+
+        The time of each example is uniform in [0, 1).
+
+        Args:
+          params: The parameters, as `init` returns them.
+          mutable: `weights`, which the method `weights` returns, and `encoder`, the encoder's
+            variables if there is one. Neither changes.
+          batch: `x`, `labels` and `features`, as `data.batch` returns them.
+          key: The key of this step. It draws the times, the noise, and which classes are dropped.
+
+        Returns:
+          The loss, a float32 scalar; its unweighted terms by name; and `mutable`, unchanged.
+
+        References:
+          SAIL, Appendix J, eqs. (15) and (16).
+        """
         x, n = batch["x"], len(batch["x"])
         in_t, in_noise, in_drop = jax.random.split(key, 3)
         t = jax.random.uniform(in_t, (n,))
+        # The batch may be bfloat16: noised latents and the velocity are computed in float32, and
+        # only what the SiT sees is cast back. The encoder sees float32.
         z, target = interpolate(x.astype(jnp.float32), jax.random.normal(in_noise, x.shape), t)
         none = self.sit.classes  # type: ignore[attr-defined]
         labels = jnp.where(

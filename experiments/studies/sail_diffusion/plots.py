@@ -1,4 +1,4 @@
-"""The figures of `sail_diffusion`: one colour and marker for each way, in all of them."""
+"""The figures of `sail_diffusion`. Each way has one colour and one marker in all of them."""
 
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,15 @@ TERMS = {
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """Measures against steps; samples; losses."""
+    """Draws the figures of a finished run.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      `distance` and `measures`, quality against training steps; `losses`, the loss terms; and
+      `samples`, generated images beside real ones.
+    """
     return {
         "distance": _distance(dataset),
         "measures": _measures(dataset),
@@ -52,13 +60,15 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
 
 
 def _ways(dataset: "xr.Dataset") -> list[str]:
+    """The names of the ways, in the dataset's order."""
     return list(dataset["way"].values.astype(str))
 
 
 def _curve(ax: "Axes", dataset: "xr.Dataset", measure: str) -> None:
-    """Every way from its first evaluation on, with standard errors."""
+    """Draws one measure of every way against steps, without the evaluation before training."""
     ways = _ways(dataset)
     steps = dataset["step"].values[1:]
+    # Ways are shifted sideways so that their error bars do not cover each other.
     shift = 0.008 * steps[-1]
     for i, way in enumerate(ways):
         mean, error = mean_and_error(dataset[measure].sel(way=way).isel(step=slice(1, None)))
@@ -71,6 +81,7 @@ def _curve(ax: "Axes", dataset: "xr.Dataset", measure: str) -> None:
 
 
 def _legend(fig: "Figure", dataset: "xr.Dataset", *, real: bool) -> None:
+    """Adds the legend of the ways above the figure, with the line of real images if `real`."""
     lines = [
         Line2D([], [], color=LOOKS[way][0], marker=LOOKS[way][1], ms=4, label=NAMES[way])
         for way in _ways(dataset)
@@ -85,7 +96,7 @@ def _legend(fig: "Figure", dataset: "xr.Dataset", *, real: bool) -> None:
 
 
 def _distance(dataset: "xr.Dataset") -> "Figure":
-    """The distance by steps, and how much lower it is than REPA's, seed by seed paired."""
+    """The Fréchet distance by steps, and its ratio to REPA's, paired seed by seed."""
     fig, axes = style.figure(1, 2, width=4.0, height=3.6)
     left, right = axes[0]
     _curve(left, dataset, "fd")
@@ -108,7 +119,7 @@ def _distance(dataset: "xr.Dataset") -> "Figure":
 
 
 def _measures(dataset: "xr.Dataset") -> "Figure":
-    """The table's other measures."""
+    """The other measures of the paper's table, and recall."""
     others = [name for name in MEASURES if name != "fd"]
     fig, axes = style.figure(2, 2, width=4.0, height=2.7, sharex=True)
     for ax, name in zip(axes.flat, others, strict=True):
@@ -123,7 +134,9 @@ def _measures(dataset: "xr.Dataset") -> "Figure":
 
 
 def _losses(dataset: "xr.Dataset") -> "Figure":
-    """Of minibatches: the terms of eq. (15) where they count, and the alignment phase."""
+    """The loss terms on minibatches, for the ways that train on them, and the alignment phase's
+    loss.
+    """
     phases = "start_loss" in dataset
     fig, axes = style.figure(1, 3 + phases, width=3.0, height=3.4)
     counted = {
@@ -150,7 +163,7 @@ def _losses(dataset: "xr.Dataset") -> "Figure":
 
 
 def _samples(dataset: "xr.Dataset") -> "Figure":
-    """Of every way the classes in turn, each from one noise for all ways; and real images."""
+    """Samples of every way, class by class from the same noise, and real images below."""
     rows = {NAMES[way]: dataset["samples"].sel(way=way).values for way in _ways(dataset)}
     rows["images"] = dataset["images"].values
     low, high = np.quantile(rows["images"], [0, 1])
@@ -163,7 +176,7 @@ def _samples(dataset: "xr.Dataset") -> "Figure":
 
 
 def _sheet(images: np.ndarray) -> np.ndarray:
-    """Two rows of images, with a border around each."""
+    """Arranges images in two rows, with a border between them."""
     half = len(images) // 2
     framed = np.pad(images[: 2 * half], ((0, 0), (0, 1), (0, 1)), constant_values=images.min())
     return np.block([list(framed[:half]), list(framed[half:])])

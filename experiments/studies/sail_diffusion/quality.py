@@ -1,7 +1,7 @@
-"""How good samples are, in the features of a classifier: the measures of SAIL's Table 4.
+"""Measures the quality of samples in a classifier's features, as SAIL's Table 4 does.
 
-The classifier is trained on the data at hand, in place of Inception: values are comparable within
-one run only.
+The classifier is trained on the data at hand and takes the place of Inception. Values can therefore
+be compared within one run only.
 """
 
 from functools import partial
@@ -29,18 +29,32 @@ MEASURES = {
 
 
 class Seen(NamedTuple):
-    """What a classifier makes of images."""
+    """What the measuring classifier computes from n images.
+
+    Attributes:
+      pooled: The features of its last block, averaged over positions.
+      spatial: The first `SPATIAL` channels of the same features at every position, flattened.
+      log_probabilities: The log of the predicted class probabilities, natural.
+    """
 
     pooled: Float[np.ndarray, "n d"]
-    """The last features, averaged over places."""
     spatial: Float[np.ndarray, "n s"]
-    """Some channels of them, place by place."""
     log_probabilities: Float[np.ndarray, "n classes"]
 
 
 @partial(jax.jit, static_argnames="net")
 def look(net: ResNet, variables: PyTree, x: Float[Array, "n side side channel"]) -> Seen:
-    """The features before the classifier's last layer, and its answers."""
+    """Evaluates the measuring classifier on images.
+
+    Args:
+      net: The ResNet; static under jit.
+      variables: Its parameters and running statistics.
+      x: Images.
+
+    Returns:
+      Its features and predictions, as JAX arrays.
+    """
+    # The classifier's head reads the output of the last block, averaged over positions.
     *_, last = net.places()
     logits, places = captured(net, variables, last, x)
     spatial = places[..., :SPATIAL].reshape(len(x), -1)
@@ -48,7 +62,14 @@ def look(net: ResNet, variables: PyTree, x: Float[Array, "n side side channel"])
 
 
 class Reference(NamedTuple):
-    """Real images, as samples are compared with them."""
+    """Statistics of real images that samples are compared with.
+
+    Attributes:
+      pooled: The normal distribution fitted to the pooled features.
+      spatial: The normal distribution fitted to the spatial features.
+      points: The pooled features of the first `POINTS` images.
+      radii: For each point, the distance to its `NEIGHBOURS`-th nearest other point.
+    """
 
     pooled: frechet.Normal
     spatial: frechet.Normal
@@ -57,13 +78,43 @@ class Reference(NamedTuple):
 
 
 def reference(real: Seen) -> Reference:
+    """Computes the statistics of real images.
+
+    Args:
+      real: What the classifier computed from them, of at least two images.
+
+    Returns:
+      The statistics for `scores`.
+
+    Raises:
+      ValueError: If there are fewer than two images or a feature is not finite.
+    """
     points = real.pooled[:POINTS]
     pooled, spatial = frechet.fit(real.pooled), frechet.fit(real.spatial)
     return Reference(pooled, spatial, points, _radii(points))
 
 
 def scores(seen: Seen, real: Reference) -> dict[str, float]:
-    """Every measure of `MEASURES`."""
+    """Computes every measure of `MEASURES` for a sample.
+
+    Precision is the share of samples that lie within the radius of a real image; recall is the same
+    with samples and real images exchanged.
+
+    Args:
+      seen: What the classifier computed from the samples, at least two.
+      real: The statistics of the real images.
+
+    Returns:
+      The measures by name. Lower is better for `fd` and `sfd` (squared Fréchet distances), higher
+      for the others.
+
+    Raises:
+      ValueError: If there are fewer than two samples or a feature is not finite.
+
+    References:
+      Heusel et al. 2017 (Fréchet distance); Nash et al. 2021 (its spatial form); Salimans et al.
+      2016 (inception score); Kynkäänniemi et al. 2019 (precision and recall).
+    """
     points = seen.pooled[:POINTS]
     return {
         "fd": frechet.distance(frechet.fit(seen.pooled), real.pooled),
@@ -75,7 +126,20 @@ def scores(seen: Seen, real: Reference) -> dict[str, float]:
 
 
 def inception_score(log_probabilities: Float[np.ndarray, "n classes"]) -> float:
-    """exp of the mean divergence of answers from their mean (Salimans et al. 2016), 1 to classes.
+    """Computes the inception score of predicted class probabilities.
+
+        exp(mean over examples of KL(p(y | x) || mean p(y)))
+
+    It ranges from 1, if all predictions are equal, to the number of classes.
+
+    Args:
+      log_probabilities: Log probabilities, each row summing to 1 after exp. All must be finite.
+
+    Returns:
+      The score, computed in float64.
+
+    References:
+      Salimans et al., Improved Techniques for Training GANs, 2016.
 
     >>> round(inception_score(np.log(np.eye(4) * 0.997 + 0.001)), 1)
     3.9
@@ -86,23 +150,26 @@ def inception_score(log_probabilities: Float[np.ndarray, "n classes"]) -> float:
 
 
 def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Euclidean distances between all pairs of rows, of shape (len(a), len(b)), in float64."""
     a, b = (np.asarray(x, np.float64) for x in (a, b))
     squares = np.sum(a**2, 1)[:, None] + np.sum(b**2, 1) - 2 * a @ b.T
+    # Rounding can make the square of a small distance negative.
     return np.sqrt(np.maximum(squares, 0))
 
 
 def _chunks(points: np.ndarray) -> list[np.ndarray]:
+    """The points in parts of at most 1000, so that matrices of distances stay small."""
     return np.array_split(points, -(-len(points) // 1000))
 
 
 def _radii(points: np.ndarray) -> np.ndarray:
-    """To the `NEIGHBOURS`-th nearest of the others (or the farthest, of few points)."""
+    """The distance of each point to its `NEIGHBOURS`-th nearest other, or the farthest of few."""
     rank = min(NEIGHBOURS, len(points) - 1)  # each point is its own nearest
     nearest = [np.partition(_distances(chunk, points), rank)[:, rank] for chunk in _chunks(points)]
     return np.concatenate(nearest)
 
 
 def _covered(points: np.ndarray, centres: np.ndarray, radii: np.ndarray) -> float:
-    """The share of the points that are within the radius of one of the centres."""
+    """The share of points that lie within the radius of at least one centre."""
     inside = [(_distances(chunk, centres) <= radii).any(1) for chunk in _chunks(points)]
     return float(np.concatenate(inside).mean())

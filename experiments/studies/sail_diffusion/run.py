@@ -1,4 +1,7 @@
-"""The run of `sail_diffusion`: its stages, and the dataset that they make."""
+"""Runs `sail_diffusion` stage by stage and gathers the results in one dataset.
+
+`training.Laboratory` does the trainings of each stage.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -22,8 +25,27 @@ SHOWN = 40  # samples that the dataset keeps of each way, of the first seed
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
-    """Trains the measuring classifier; for every seed an encoder, the aligned starts, the SiTs; one
-    stage each."""
+    """Trains and measures all networks of the study.
+
+    The measuring classifier is trained once. For each seed come an encoder (unless the data have
+    features), the aligned starts, and a SiT for each way. Each training is one stage, which a
+    killed run keeps.
+
+    Args:
+      config: The config.
+      stage: What runs and stores a stage. The default stores nothing.
+
+    Returns:
+      The measures of `quality.MEASURES` over way, seed and step, and `<measure>_real` of the
+      training images; `<term>_loss` over way, seed and logged step; for `sit` and `repa` as the
+      baseline, `level_*`, `steps_*` and `saved_*` (see `savings`); `align_steps` by way;
+      `start_loss` if there was an alignment phase, `encoder_accuracy` on held-out images if an
+      encoder was trained; and `samples` of the first seed beside real `images`.
+
+    Raises:
+      DataError: If data are missing or damaged, do not fit the model, or cannot be shared by the
+        devices.
+    """
     with refused():
         images = loaded(config)
     lab = Laboratory(config, images)
@@ -44,6 +66,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             accuracy.append(right[split.held_out].mean())
         real = quality.reference(lab.see(measure, split.held_out))
         score = partial(quality.scores, real=real)
+        # As many images as samples, because the Fréchet distance is biased by the number of points.
         floors.append(score(lab.see(measure, split.learn[: config.samples])))
         aligned = {}
         for clean in sorted({WAYS[way].clean for way in config.ways if WAYS[way].start}):
@@ -55,20 +78,32 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             start = aligned[WAYS[way].clean]["params"] if WAYS[way].start else None
             fixed = (way, seed, encodings, split, encoder, start, score, measure)
             trained = stage(f"{way}, seed {seed}", partial(lab.generate, *fixed), folder=True)
+            # The stage keeps the trained weights; the dataset does not hold them.
             results[way].append({k: v for k, v in trained.items() if k != "weights"})
     real_images = data.batch(images, _by_class(images.labels, config.sample_batch))["x"]
     return _dataset(config, results, starts, floors, accuracy, real_images)
 
 
 def loaded(config: Config) -> Latents:
-    """The data, once all that can be refused has been."""
+    """Reads the data and checks the config against data and devices, before anything is computed.
+
+    Args:
+      config: The config.
+
+    Returns:
+      The data.
+
+    Raises:
+      DataError: If a file is missing or damaged (a `ValueError` too).
+      ValueError: If the data do not fit the model, or the devices cannot share a batch evenly.
+    """
     batches = {"budget.batch": config.budget.batch, "sample_batch": config.sample_batch}
     sharding.layout(config.shard).check(**batches)
     return data.load(config)
 
 
 def _by_class(labels: np.ndarray, count: int) -> np.ndarray:
-    """Examples class by class in turn, as samples are."""
+    """Indices of `count` images whose classes take turns, as those of samples do."""
     classes = [np.flatnonzero(labels == k) for k in range(labels.max() + 1)]
     classes = [indices for indices in classes if len(indices)]
     return np.array([classes[i % len(classes)][i // len(classes)] for i in range(count)])
@@ -82,6 +117,7 @@ def _dataset(
     accuracy: list[float],
     real: np.ndarray,
 ) -> xr.Dataset:
+    """The labelled dataset of all results; `run` says what is in it."""
     stacked = lambda name: np.array([[row[name] for row in runs[w]] for w in runs], float)  # noqa: E731
     fd = stacked("fd")
     names = list(runs)

@@ -1,7 +1,7 @@
-"""Samples of a SiT: its velocity integrated from noise, at time 1, to data, at time 0.
+"""Makes samples of a SiT by integrating its velocity from noise, at time 1, to data, at time 0.
 
-x_t = (1 - t) x + t e has the velocity E[e - x | x_t] (SiT, Ma et al. 2024, with the linear
-interpolant, in REPA's direction of time).
+The interpolant x_t = (1 - t) x + t e has the velocity E[e - x | x_t]. This is SiT (Ma et al. 2024)
+with the linear interpolant, in REPA's direction of time.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,16 @@ Velocity = Callable[[Array, Array], Array]
 def interpolate(
     x: Float[Array, "n *example"], noise: Float[Array, "n *example"], t: Float[Array, " n"]
 ) -> tuple[Array, Array]:
-    """x_t and the velocity e - x that is to be predicted there."""
+    """Mixes data with noise, and returns the velocity to predict there.
+
+    Args:
+      x: Data x.
+      noise: Standard normal noise e of the same shape.
+      t: A time in [0, 1] for each example.
+
+    Returns:
+      x_t = (1 - t) x + t e, and the velocity e - x, both of the shape of `x`.
+    """
     at = t.reshape(-1, *[1] * (x.ndim - 1))
     return (1 - at) * x + at * noise, noise - x
 
@@ -46,10 +55,21 @@ def integrate(
     sampler: Sampler,
     key: PRNGKeyArray | None = None,
 ) -> Float[Array, "n *example"]:
-    """Data from noise; `velocity(x, t)` takes t as a number.
+    """Integrates a velocity from noise to data.
 
-    The diffusion adds noise of variance 2 t dt in a step, and half of that times the score to the
-    drift, which is -(x + (1 - t) v) / t: all but the last step, which goes to the mean.
+    The method 'sde' follows the reverse diffusion whose noise has variance 2 t per unit of time.
+    Its drift is v - t * score, with score = -(x + (1 - t) v) / t. The last step adds no noise and
+    goes to the mean of the data given x_t.
+
+    Args:
+      velocity: The velocity as a function of x and of the time, a scalar.
+      noise: Standard normal noise, the state at time 1.
+      sampler: The method and the number of steps.
+      key: The key of the noise that 'sde' adds; the other methods do not use it. None stands for
+        `jax.random.key(0)`.
+
+    Returns:
+      The state at time 0, of the shape of `noise`.
     """
     dt = 1 / sampler.steps
 
@@ -62,6 +82,7 @@ def integrate(
 
     def sde(x: Array, t: Array, key: PRNGKeyArray) -> Array:
         v = velocity(x, t)
+        # The last step starts at t = dt; half a step of slack allows for rounding.
         last = t < 1.5 * dt
         drift = jnp.where(last, v, x + (2 - t) * v)
         spread = jnp.where(last, 0.0, jnp.sqrt(2 * t * dt))
@@ -82,7 +103,19 @@ def sample(
     shape: tuple[int, ...],
     sampler: Sampler,
 ) -> Float[Array, "n *shape"]:
-    """One sample of `shape` for each label, by the SiT `net`."""
+    """Generates one example for each label with a SiT.
+
+    Args:
+      net: The SiT; static under jit.
+      params: Its parameters.
+      labels: The class of each example; `net.classes` stands for no class.
+      key: The random key of the starting noise, and of the noise that 'sde' adds.
+      shape: The shape of one example, (side, side, channel); static.
+      sampler: The method, its steps and the guidance; static.
+
+    Returns:
+      The examples, in the scale that the SiT was trained on.
+    """
     first, later = jax.random.split(key)
     none = jnp.full_like(labels, net.classes)  # type: ignore[attr-defined]
 

@@ -1,4 +1,7 @@
-"""The trainings of `sail_diffusion`: of classifiers, of the alignment phase, of SiTs."""
+"""The trainings of `sail_diffusion`: classifiers, the alignment phase, and SiTs.
+
+`run` calls a `Laboratory` for each stage; the losses of SiTs are in `networks`.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +31,14 @@ TERMS = ("velocity", "repa", "align")
 
 
 def classification(net: nn.Module) -> Any:
-    """Mean cross-entropy in nats of a network that may carry running statistics."""
+    """Makes the loss of a classifier: the mean cross-entropy in nats.
+
+    Args:
+      net: The classifier. One that has running statistics is called with `train=True`.
+
+    Returns:
+      A loss as `experiments.training.step.Loss` describes it. Its batches hold `x` and `labels`.
+    """
 
     def loss(params: PyTree, mutable: PyTree, batch: PyTree, key: PRNGKeyArray) -> Any:
         x = batch["x"]
@@ -46,19 +56,34 @@ def classification(net: nn.Module) -> Any:
 
 
 def unoptimised(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Jitted, for what runs a few times: on a CPU, compiling initial weights takes a tenth of the
-    time without optimisation."""
+    """Compiles a function, on a CPU without XLA's optimisations.
+
+    This is for functions that are called a few times. Compiling the initialisation of weights then
+    takes a tenth of the time. On other devices it is `jax.jit`.
+
+    Args:
+      fn: A function of arrays.
+
+    Returns:
+      The jitted function.
+    """
     cpu = jax.default_backend() == "cpu"
     return jax.jit(fn, compiler_options={"xla_backend_optimization_level": 0} if cpu else None)
 
 
 @partial(jax.jit, static_argnums=0)
 def _encoded(net: nn.Module, variables: PyTree, x: Array) -> tuple[Array, Array]:
+    """`encoded`, compiled."""
     return encoded(net, variables, x)
 
 
 class Laboratory:
-    """The networks of a run and the steps that train them, each compiled once for all seeds."""
+    """The networks of one run and their trainings, with compiled steps that all seeds share.
+
+    Args:
+      config: The config.
+      images: The data, as `run.loaded` returns them. If they hold features, no encoder is trained.
+    """
 
     def __init__(self, config: Config, images: Latents) -> None:
         self.config, self.images = config, images
@@ -90,7 +115,13 @@ class Laboratory:
         }
 
     def training(self) -> Training:
-        """Of SiTs, and of their alignment phase: rates by step are the same in both."""
+        """Returns how SiTs are trained.
+
+        The alignment phase uses the same: its learning rate depends on the step in the same way.
+
+        Returns:
+          The optimiser, the compute dtype and the decay of averaged weights.
+        """
         c = self.config
         return Training(c.optimizer.over(c.budget.steps), compute=c.precision, ema=c.ema)
 
@@ -105,6 +136,7 @@ class Laboratory:
         folder: Path | None,
         **more: Any,
     ) -> Trained:
+        """Trains with the compiled step of this kind of network, which the first call makes."""
         if kind not in self._fits:
             save_every = self.config.budget.save_every
             self._fits[kind] = Fit(loss, training, self.layout, self.config, save_every)
@@ -113,17 +145,31 @@ class Laboratory:
     def classifier(
         self, kind: str, index: np.ndarray, seed: int, folder: Path | None
     ) -> dict[str, Any]:
-        """The `measure` or an `encoder`, trained on the examples of `index`."""
+        """Trains the measuring classifier or an encoder.
+
+        Args:
+          kind: "measure" for the classifier that measures samples, "encoder" for the frozen
+            encoder.
+          index: The examples to train on, of shape (n,).
+          seed: The number of the repetition.
+          folder: Where checkpoints are kept; None keeps none.
+
+        Returns:
+          `variables`: the trained parameters and any running statistics, as NumPy arrays.
+        """
         c = self.config
         net: Any = self.measure if kind == "measure" else self.encoder
         steps = c.classifiers.measure_steps if kind == "measure" else c.classifiers.encoder_steps
+        # 1000 keeps these keys apart from those of `_keys`.
         key = jax.random.fold_in(jax.random.key(c.seed), 1000 + seed)
         variables = self._init[kind](key, jnp.zeros((1, *self.shape)))
         mutable = {name: tree for name, tree in variables.items() if name != "params"} or None
         schedule = Schedule(c.classifiers.rate, steps)
         training = Training(Optimizer(schedule, "adam"))
         start = init(training, variables["params"], key, mutable)
+        # 7 for either kind; minibatches of SiTs are drawn with 1 and 2 in its place
         draws = (c.seed, seed, len(kind))
+        # Batches would otherwise read features, which classifiers do not use.
         images = self.images._replace(features=None)
         batch = lambda t: data.batch(images, data.draw(index, draws, t, c.budget.batch))  # noqa: E731
         trained = self._train(kind, classification(net), training, start, batch, steps, folder)
@@ -131,7 +177,15 @@ class Laboratory:
         return {"variables": sharding.gathered(variables)}
 
     def encoding(self, variables: PyTree) -> tuple[Latents, np.ndarray]:
-        """The images with the features of a trained encoder; which of them it classifies right."""
+        """Evaluates a trained encoder on all images.
+
+        Args:
+          variables: The encoder's variables.
+
+        Returns:
+          The data with the encoder's features, and for each image whether it is classified
+          correctly.
+        """
         everything = np.arange(len(self.images.labels))
         look = partial(_encoded, self.encoder, variables)
         answers, features = self._over(everything, lambda index: look(self._x(index)))
@@ -139,15 +193,27 @@ class Laboratory:
         return self.images._replace(features=features), right
 
     def see(self, measure: PyTree, index: np.ndarray) -> quality.Seen:
-        """What the measuring classifier makes of real images."""
+        """Evaluates the measuring classifier on real images.
+
+        Args:
+          measure: The classifier's variables.
+          index: Which images, of shape (n,).
+
+        Returns:
+          Its features and predictions, as NumPy arrays.
+        """
         look = partial(quality.look, self.measure, measure)
         return self._over(index, lambda batch: look(self._x(batch)))
 
     def _x(self, index: np.ndarray) -> np.ndarray:
+        """The images of `index` as networks take them, of shape (n, side, side, channel)."""
         return data.batch(self.images._replace(features=None), index)["x"]
 
     def _over(self, index: np.ndarray, fn: Callable[[np.ndarray], PyTree]) -> Any:
-        """`fn` of the indices, joined; of `sample_batch` at once, so that it is compiled once."""
+        """Applies `fn` to `sample_batch` indices at a time and joins the results.
+
+        All parts have one length, the last one filled up, so that `fn` compiles once.
+        """
         n = self.config.sample_batch
         padded = np.pad(index, (0, -len(index) % n), mode="edge")
         parts = [fn(padded[i : i + n]) for i in range(0, len(padded), n)]
@@ -155,12 +221,16 @@ class Laboratory:
         return jax.tree.map(joined, *sharding.gathered(parts))
 
     def _keys(self, seed: int) -> jax.Array:
-        """Of a repetition: initial weights, the alignment phase, the training, the samples."""
+        """Four keys of a repetition.
+
+        They are for initial weights, the alignment phase, the training, and samples.
+        """
         return jax.random.split(jax.random.fold_in(jax.random.key(self.config.seed), seed), 4)
 
     def _start(
         self, seed: int, encoder: PyTree, weights: PyTree, key: Array, aligned: PyTree | None = None
     ) -> State:
+        """The state before training: initial weights, except those that `aligned` gives."""
         params = self._init["sit"](self._keys(seed)[0])
         params = {**params, **jax.tree.map(jnp.asarray, aligned or {})}
         mutable = {"weights": weights}
@@ -178,6 +248,7 @@ class Laboratory:
         folder: Path | None,
         **more: Any,
     ) -> Trained:
+        """Trains a SiT from a state, on random minibatches of the examples to learn from."""
         c = self.config
         log = max(1, c.every // 10)
         batch = lambda t: data.batch(images, data.draw(split.learn, draws, t, c.budget.batch))  # noqa: E731
@@ -196,7 +267,20 @@ class Laboratory:
         clean: bool,
         folder: Path | None,
     ) -> dict[str, Any]:
-        """Eq. (14): the weights, the projector's too, that minimise the alignment loss."""
+        """Trains a SiT on the alignment loss alone (eq. 14), from its usual initial weights.
+
+        Args:
+          seed: The number of the repetition.
+          images: The data with the encoder's features.
+          split: The split of this repetition.
+          encoder: The encoder's variables; not used if the features come from a file.
+          clean: Whether the target is the features of the data instead of those of noised latents.
+          folder: Where checkpoints are kept; None keeps none.
+
+        Returns:
+          `params`: the weights of the SiT (`sit`) and of its projector (`align`); and `loss`: the
+          alignment loss at the logged steps.
+        """
         c = self.config
         weights = self.networks.weights(None, 0, 0, clean=clean)
         start = self._start(seed, encoder, weights, self._keys(seed)[1])
@@ -217,8 +301,25 @@ class Laboratory:
         measure: PyTree,
         folder: Path | None,
     ) -> dict[str, Any]:
-        """A SiT trained by a way of `WAYS`: its measures by evaluation, its losses, samples of it
-        class by class, and its averaged weights."""
+        """Trains a SiT in one way, and measures samples of it during training.
+
+        Args:
+          name: The way, of `WAYS`.
+          seed: The number of the repetition. Initial weights, minibatches and noise are the same
+            for all ways of a repetition.
+          images: The data with the encoder's features.
+          split: The split of this repetition.
+          encoder: The encoder's variables; not used if the features come from a file.
+          aligned: The `params` of `align` to start from, or None for the usual initial weights.
+          score: Measures what the classifier computes from samples, such as `quality.scores`.
+          measure: The measuring classifier's variables.
+          folder: Where checkpoints are kept; None keeps none.
+
+        Returns:
+          The measures of `quality.MEASURES`, one value per evaluation; the loss terms of `TERMS` at
+          the logged steps; `samples` of the trained network, class by class; and `weights`, its
+          averaged weights.
+        """
         c, way = self.config, WAYS[name]
         _, _, key, noise = self._keys(seed)
         weights = self.networks.weights(way, c.alignment.repa_weight, c.alignment.weight)
@@ -230,6 +331,7 @@ class Laboratory:
 
         def evaluate(state: State) -> dict[str, float]:
             def look(index: np.ndarray) -> quality.Seen:
+                # Each batch of samples has noise of its own, which is the same at every evaluation.
                 key = jax.random.fold_in(noise, index[0])
                 made = samples(state, index % self.classes, key)
                 return quality.look(self.measure, measure, made)

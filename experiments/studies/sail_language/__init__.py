@@ -1,16 +1,19 @@
 """Does SAIL's start, between models trained on other texts, save training a language model?
 
-SAIL, Sec. 4.4 and App. I: a text is split by the mean token value of its blocks into D_1, D_2 and
-D_t; GPTs are trained on D_1 and D_2, and one on D_t starts from gamma theta_1 + (1 - gamma)
-theta_2, with gamma by eq. 11 from the distances between the texts, or by the held-out loss before
-training. Beside it, on the same minibatches: training from scratch, LiGO (Wang et al. 2023), the
-uniform and the greedy soup (Wortsman et al. 2022), and SAIL from a narrower and a shallower source
-that are grown. Also the mean of several checkpoints of one run (as of OLMo's) beside the last.
+The study repeats Section 4.4 and Appendix I of SAIL (Structured-Initialization Learning). The
+blocks of a text are divided by their mean token value into D_1, D_2 and D_t. GPTs are trained on
+D_1 and on D_2. One on D_t then starts from gamma theta_1 + (1 - gamma) theta_2. The weight gamma
+comes from eq. 11 and distances between the texts, or is the one of least held-out loss before
+training. Other trainings see the same minibatches: from scratch, from LiGO (Wang et al., 2023),
+from the uniform and the greedy soup (Wortsman et al., 2022), and from SAIL between a shallower and
+a narrower source that are grown. The mean of several checkpoints of one run (as of OLMo's) is
+compared with the last of them.
 
-What the paper leaves open: LiGO's source (here the narrow one, of D_2, which is nearer D_t), if
-sources share their initial weights (`source.start`), which features the distance is of
-(`weight.distance`), how many steps sources take (here as many as the target). Sources of other
-shapes are brought to the target's by the `grow` method. Weights are chosen on text that nothing is
-judged on. Its questions come as files; offline, held-out text asks how it goes on, and generated
-arithmetic is at chance for networks that have seen none.
+The paper leaves some choices open. LiGO's source is here the narrow one, trained on D_2, which is
+nearer to D_t than D_1 is. Whether sources share their initial weights is `source.start`. Which
+features the distance is of is `weight.distance`. Sources are trained for as many steps as the
+target by default. Sources of other shapes are grown to the target's by the method `grow`. Weights
+are chosen on text that nothing is judged on. The paper's questions have to be given as files;
+offline, held-out text asks how it goes on, and generated arithmetic is at chance for networks that
+have seen none.
 """

@@ -1,5 +1,8 @@
-"""The merging half of `sail_language` for checkpoints on disk: several of one run, as SAIL takes
-OLMo's (App. I.1.2), or any of one architecture; perplexity, and multiple choice."""
+"""The half of `sail_language` that merges checkpoints on disk, without any training.
+
+They may be several of one run, as SAIL takes OLMo's (App. I.1.2), or any of one architecture. What
+is measured is their held-out loss and their answers to multiple choice.
+"""
 
 from functools import partial
 from typing import Any
@@ -19,11 +22,28 @@ from experiments.studies.sail_language.config import Config
 from experiments.training.sail_start import brought, merged
 from sail_jax.methods.soups import greedy_soup
 
-MERGES = ("uniform", "greedy", "sweep")
+MERGES = ("uniform", "greedy", "sweep")  # two soups, and SAIL with gamma by validation loss
 
 
 def run(config: Config, stage: Stage) -> xr.Dataset:
-    """Every checkpoint and merge on held-out text and questions; a stage for each repetition."""
+    """Evaluates all checkpoints and their merges, a stage for each draw of held-out text.
+
+    Args:
+      config: What to run; `checkpoints` is given.
+      stage: Computes and stores a stage under its name.
+
+    Returns:
+      The dataset:
+      - `loss` in nats, `(seed, model)`, and `accuracy`, `(seed, model, task)`, of all checkpoints
+        and merges;
+      - `gamma_loss`, `(seed, text, gamma)`: along the line through the first checkpoint and the
+        mean of the others;
+      - `gamma_swept`, `(seed,)`: the gamma of least loss on the validation text;
+      - `taken`, `(seed, checkpoint)`: whether the greedy soup has taken each checkpoint.
+
+    Raises:
+      DataError: If checkpoints, text or questions are missing or do not fit together.
+    """
     with refused():
         models, draws = load(config)
         given = [(model.variables, model.config) for model in models]
@@ -56,6 +76,7 @@ def run(config: Config, stage: Stage) -> xr.Dataset:
 
 
 def _names(count: int) -> list[str]:
+    """Names the checkpoints for the dataset, from "checkpoint 1" on."""
     return [f"checkpoint {k + 1}" for k in range(count)]
 
 
@@ -63,8 +84,23 @@ Draw = tuple[Batch, Batch, dict[str, Packed]]
 
 
 def load(config: Config) -> tuple[list[Pretrained], list[Draw]]:
-    """The checkpoints; and per repetition blocks to choose weights on, others to judge by, and
-    questions. ValueError, naming the field, before any is evaluated."""
+    """Reads the checkpoints, and draws held-out text and questions for every replicate.
+
+    All that can be wrong with a config is found here, before anything is evaluated.
+
+    Args:
+      config: What to run.
+
+    Returns:
+      The checkpoints; and for each replicate the blocks to choose weights on, other blocks to judge
+      by, and questions by their kind.
+
+    Raises:
+      ValueError: If there are fewer than two different checkpoints, they are not of one
+        architecture, the text's folder is not given, or the text is too short. The message names
+        the field.
+      DataError: If files are missing or damaged.
+    """
     paths = config.checkpoints or ()
     if len(paths) < 2 or len(set(paths)) < len(paths):
         raise ValueError(
@@ -108,7 +144,23 @@ def measure(
     held_out: Batch,
     questions: dict[str, Packed],
 ) -> dict[str, Any]:
-    """Losses and answers of the models and of their merges, whose weights `validation` chooses."""
+    """Evaluates the checkpoints and their merges on one draw of text.
+
+    Args:
+      config: The settings.
+      net: The network of all checkpoints.
+      models: Variables of the checkpoints.
+      validation: Blocks on which the greedy soup and gamma are chosen.
+      held_out: Blocks on which losses are measured.
+      questions: Questions by their kind.
+
+    Returns:
+      Measurements of the checkpoints, followed by those of `MERGES`:
+      - "loss", `(model,)`, in nats, and "accuracy", `(model, task)`;
+      - "gamma loss", `(2, gamma)`: along the line, on validation and on held-out text;
+      - "gamma": that of least loss on validation text;
+      - "taken", `(checkpoint,)`: whether the greedy soup has taken each checkpoint.
+    """
     loss = lambda m, blocks: float(parts.held_out_loss(net, m, blocks, config.at_once))  # noqa: E731
     count, gamma = len(models), config.gamma()
     soup = greedy_soup(models, lambda m: -loss(m, validation))
@@ -121,7 +173,7 @@ def measure(
             for blocks in (validation, held_out)
         ]
     )
-    best = gamma[int(np.argmin(swept[0]))]
+    best = gamma[int(np.argmin(swept[0]))]  # chosen on the validation text alone
     candidates = [
         *models,
         merged(models, np.full(count, 1 / count)),

@@ -1,4 +1,4 @@
-"""What `sail_language` can be told."""
+"""The config of `sail_language` and its presets."""
 
 from operator import attrgetter
 from typing import Annotated, Any, Literal
@@ -19,7 +19,7 @@ from sail_jax.checks import nearest
 
 Distance = Literal["mmd", "w1", "tv"]
 SCRATCH = "scratch"
-# how a training on D_t begins, and what it is called
+# the starts of a training on D_t, and what they are called in texts and figures
 WAYS = {
     SCRATCH: "from scratch",
     "ligo": "LiGO (narrow source)",
@@ -29,6 +29,7 @@ WAYS = {
     "sweep": "SAIL, γ by sweep",
     "grown": "SAIL, other shapes",
 }
+# the sources that each start is made of
 MADE_OF = {
     SCRATCH: (),
     "ligo": ("narrow",),
@@ -47,7 +48,7 @@ class Model:
     context: Annotated[int, Ge(2)] = 48
     """Tokens of a block, which is what a network sees."""
     width: Natural = 32
-    """Units of the target's stream, and of its sources'."""
+    """Units of the residual stream of the target, and of sources of its shape."""
     layers: Natural = 2
     """Transformer blocks of the target."""
     heads: Natural = 2
@@ -58,7 +59,14 @@ class Model:
     """Transformer blocks of the shallower source (of D_1)."""
 
     def target(self, vocab: int) -> dict[str, Any]:
-        """The configuration of the target."""
+        """Makes the configuration of the target's network.
+
+        Args:
+          vocab: Size of the vocabulary.
+
+        Returns:
+          The configuration, as `experiments.models.presets.build` takes it.
+        """
         if self.preset is not None:
             preset = presets.config(self.preset)
             return {**preset, "vocab": vocab, "context": max(preset["context"], self.context)}
@@ -80,16 +88,16 @@ class Source:
     start: Start = "shared"
     """Whether the two sources start from 'shared' or from 'independent' initial weights."""
     alpha: Annotated[float, Interval(ge=0, le=1)] = 0.0
-    """Overlap of the sources' texts with each other."""
+    """Share of a source's text that the other source has too."""
     beta: Annotated[float, Interval(ge=0, le=1)] = 0.0
-    """Overlap of both with the target's text."""
+    """Share of a source's text that is taken from the target's."""
     blocks: Natural = 12000
     """Blocks of a source's text."""
     steps: Natural = 1000
     """Steps of training a source."""
     series: Rising[Share] = (0.68, 0.81, 0.95)
-    """Checkpoints of the first source's run, as shares of its steps (OLMo-1B's 500, 600 and 700 of
-    738 thousand), whose mean is compared with the last of them."""
+    """Checkpoints of the first source's training, as shares of its steps; their mean is compared
+    with the last of them (SAIL takes OLMo-1B's of 500, 600 and 700 of 738 thousand steps)."""
 
 
 @config
@@ -99,31 +107,30 @@ class Weight:
     distance: Distance = "mmd"
     """Distance of texts in eq. 11: of block means ('mmd', 'w1'), or of token frequencies ('tv')."""
     blocks: Annotated[int, Ge(4)] = 800
-    """Blocks that stand for a text in that distance, at most those of a source."""
+    """Blocks sampled from each text to estimate that distance, at most those of a source."""
     gammas: Annotated[int, Ge(3)] = 31
-    """Values of gamma that are tried, evenly spaced from -1 to 2 (the paper says 30, in steps of
-    0.1)."""
+    """Values of gamma to try, evenly spaced from -1 to 2 (the paper says 30, in steps of 0.1)."""
 
 
 @config
 class Questions:
-    """The multiple choice that networks answer."""
+    """The multiple-choice questions that networks answer."""
 
     items: Natural = 200
     """Questions of each kind, at most."""
     choices: Annotated[int, Ge(2)] = 4
     """Choices of a generated question."""
     ending: Natural = 16
-    """Tokens of a choice of how held-out text goes on."""
+    """Tokens of each choice in questions of how held-out text goes on."""
     file: str | None = None
-    """A file of multiple choice in JSON lines, asked as well."""
+    """A file of multiple-choice questions in JSON lines, to be asked as well."""
     tokenizer: str | None = None
     """The tokenizer.json of byte-level BPE by which that file becomes tokens (GPT-2's, OLMo's)."""
 
 
 @config
 class Config:
-    """Train on two texts, merge, train on a third; the defaults are what two cores finish."""
+    """Training on two texts, a merge, and training on a third; the defaults suit two CPU cores."""
 
     data: TextData = TextData()
     seed: Seed = 0
@@ -131,11 +138,11 @@ class Config:
     replicates: Annotated[int, Ge(3)] = 5
     """Independent repetitions, each with its own sources and models; at least 3, for the spread."""
     ways: Different[str] = tuple(WAYS)
-    """How training on D_t begins; the first is from scratch."""
+    """Starts of the training on D_t; the first must be scratch."""
     model: Model = Model()
     source: Source = Source()
     grow: str = "lemon"
-    """How sources of other shapes are brought to the target's (`sail_jax.growth.METHODS`)."""
+    """How sources of other shapes are grown to the target's (`sail_jax.growth.METHODS`)."""
     weight: Weight = Weight()
     budget: Budget = Budget(steps=1000, batch=16, every=25)
     # of rates of 1, 3, 10 and 20 e-3 the last two are the best, from scratch as from a source
@@ -152,9 +159,10 @@ class Config:
     at_once: Natural = 32
     """Blocks that are evaluated side by side; fewer need less memory."""
     compute: Compute = "float32"
-    """Type that training computes in."""
+    """Floating-point type that training computes with."""
     shard: Shard = "data"
-    """With several devices: 'no', batches shared out ('data'), or weights too ('full')."""
+    """What several devices share: nothing ('no'), the examples of a batch ('data'), or these and
+    the parameters ('full')."""
 
     def __post_init__(self) -> None:
         for way in self.ways:
@@ -195,25 +203,38 @@ class Config:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Those that the ways are made of."""
+        """The sources to train: those that the starts are made of, and always "one" and "two"."""
         needed = {name for way in self.ways for name in MADE_OF[way]}
         return tuple(name for name in SOURCES if name in needed | {"one", "two"})
 
     @property
     def pairs(self) -> tuple[str, ...]:
-        """The lines that are swept: through theta_1 and theta_2, and through grown sources."""
+        """The lines that gamma is swept on, through theta_1 and theta_2 or grown sources."""
         return ("sweep", "grown") if "grown" in self.ways else ("sweep",)
 
     @property
     def series_steps(self) -> tuple[int, ...]:
+        """The steps after which checkpoints of the first source are taken, for `series`."""
         return tuple(max(1, round(share * self.source.steps)) for share in self.source.series)
 
     def gamma(self) -> np.ndarray:
+        """Lists the values of gamma that are tried.
+
+        Returns:
+          Values evenly spaced from -1 to 2, `(gammas,)`.
+        """
         return np.linspace(-1, 2, self.weight.gammas)
 
     def network(self, name: str, vocab: int) -> dict[str, Any]:
-        """The configuration of the 'target' (and of the sources of its shape), of the 'narrow' or
-        the 'shallow' source."""
+        """Makes the configuration of a network.
+
+        Args:
+          name: "target" (also for the sources of its shape), "narrow" or "shallow".
+          vocab: Size of the vocabulary.
+
+        Returns:
+          The configuration, as `experiments.models.presets.build` takes it.
+        """
         sizes, model = self.model.target(vocab), self.model
         if name == "narrow":
             width = model.narrow_heads * sizes["head_dim"]

@@ -1,5 +1,8 @@
-"""What `sail_language` reads: a text's parts by the mean token of blocks (SAIL, App. H.1), what is
-held out of the target, distances between the parts, and questions."""
+"""What `sail_language` reads: the parts of a text, what is held out, and questions.
+
+A text is divided by the mean token of its blocks (SAIL, App. H.1). Distances between its parts give
+SAIL's weight of the sources.
+"""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,14 +19,22 @@ from experiments.training import choice_scores
 from experiments.training import gamma_sweep as line
 from sail_jax import distances
 
-PERCENTILES = (33, 66)
+PERCENTILES = (33, 66)  # of mean token values, between D_1, D_2 and D_t (SAIL, App. H.1)
 
 
 class Corpus(NamedTuple):
-    """A text to learn from, which of its blocks are D_1, D_2 and D_t, and what is held out.
+    """A text to learn from, divided into D_1, D_2 and D_t, and what is held out.
 
-    `validation` is what weights are chosen on, `held_out` what everything is judged on; both are of
-    D_t, and `own` is of D_1, from text that is kept from training.
+    What is held out is from another part of the text than what is learned from.
+
+    Attributes:
+      train: The tokens to learn from, `(length,)`.
+      vocab: Size of the vocabulary.
+      parts: Indices of the blocks of D_1, D_2 and D_t in `train`.
+      validation: Held-out blocks of D_t, on which weights are chosen.
+      held_out: Other held-out blocks of D_t, on which everything is judged.
+      own: Held-out blocks of D_1.
+      questions: Questions by their kind.
     """
 
     train: Ids
@@ -36,7 +47,19 @@ class Corpus(NamedTuple):
 
 
 def load(config: Config) -> Corpus:
-    """The corpus of a config; ValueError, naming the field, for a text that is too short."""
+    """Reads the text and divides it.
+
+    Args:
+      config: Which text, and how many blocks to hold out.
+
+    Returns:
+      The corpus.
+
+    Raises:
+      ValueError: If the text is too short, or the questions do not fit the networks. The message
+        names the field.
+      DataError: If files are missing or damaged.
+    """
     train, held_out, vocab = config.data.read()
     shortest, context = min(len(train), len(held_out)), config.model.context
     if shortest <= context:
@@ -44,6 +67,7 @@ def load(config: Config) -> Corpus:
             f"model.context must be below {shortest}, the tokens of the text; got {context}"
         )
     means, of_kept = (tokens.block_means(part, context) for part in (train, held_out))
+    # the held-out text is divided by the thresholds of the text to learn from
     thresholds = np.percentile(means, PERCENTILES)
     parts = text.by_mean(means[:, None], thresholds)
     low, _, high = text.by_mean(of_kept[:, None], thresholds)
@@ -53,6 +77,8 @@ def load(config: Config) -> Corpus:
             f"{context} tokens are more than the text kept from training has, {len(low)} of "
             f"D_1 and {len(high)} of D_t"
         )
+    # Streams of their own by the second number: 0 for what is held out, 1 for the sources' blocks,
+    # 2 for the samples of distances, 3 for the order of minibatches (`parts`).
     rng = np.random.default_rng((config.seed, 0))
     low, high = rng.permutation(low), rng.permutation(high)
     count, first = config.held_out, config.validation
@@ -70,14 +96,37 @@ def load(config: Config) -> Corpus:
 
 
 def take(line: Ids, context: int, which: Int[np.ndarray, " n"]) -> Batch:
-    """Some blocks of a text, and the token after each of theirs."""
+    """Gathers blocks of a text, each with the tokens that follow its tokens.
+
+    Args:
+      line: The tokens of the text, `(length,)`.
+      context: Tokens of a block.
+      which: Indices of the blocks, `(n,)`.
+
+    Returns:
+      Inputs and targets, each `(n, context)`.
+    """
     rows = np.asarray(line[which[:, None] * context + np.arange(context + 1)], np.int32)
     return Batch(rows[:, :-1], rows[:, 1:])
 
 
 def questions(config: Config, held: Batch, vocab: int) -> dict[str, Packed]:
-    """How held-out blocks of the target go on; and those of the file, or generated arithmetic
-    where the tokens are the characters of the offline text."""
+    """Makes the questions that the networks answer.
+
+    Args:
+      config: How many questions there are and where they come from.
+      held: Held-out blocks of the target's text.
+      vocab: Size of the vocabulary.
+
+    Returns:
+      Questions by their kind: always "continuation", how held-out blocks go on; "file", those of a
+      file if one is given; otherwise "arithmetic", generated ones, if the tokens are the characters
+      of the offline text.
+
+    Raises:
+      ValueError: If the tokenizer has tokens outside of the vocabulary, or the blocks are too few.
+      DataError: If a file is missing or damaged.
+    """
     how, context = config.questions, config.model.context
     asked = choice_scores.continuations(
         held.inputs,
@@ -104,7 +153,19 @@ def questions(config: Config, held: Batch, vocab: int) -> dict[str, Packed]:
 
 
 def sources(config: Config, corpus: Corpus, seed: int) -> Int[np.ndarray, "2 count"]:
-    """Which blocks make the two sources of a repetition."""
+    """Draws the blocks of the texts of both sources.
+
+    Args:
+      config: How many blocks, and how the texts overlap.
+      corpus: The divided text.
+      seed: Number of the replicate.
+
+    Returns:
+      Indices of blocks, `(2, count)`.
+
+    Raises:
+      ValueError: If a part of the text has too few blocks.
+    """
     rng, source = np.random.default_rng((config.seed, 1, seed)), config.source
     return text.overlapping(rng, corpus.parts, source.blocks, alpha=source.alpha, beta=source.beta)
 
@@ -118,7 +179,21 @@ def batch(
     *,
     size: int | None = None,
 ) -> Batch:
-    """The blocks of a training step; equal seeds give equal minibatches to all networks."""
+    """Gathers the minibatch of a training step.
+
+    Networks that are trained with equal seeds on the same blocks see equal minibatches.
+
+    Args:
+      config: The settings.
+      corpus: The divided text.
+      chosen: Indices of the blocks to learn from, `(k,)`.
+      seed: Seed of their order.
+      step: Number of the step, from 0.
+      size: Blocks of the minibatch; None for `budget.batch`.
+
+    Returns:
+      Inputs and targets, each `(size, context)`.
+    """
     return tokens.batch(
         corpus.train,
         step,
@@ -130,8 +205,21 @@ def batch(
 
 
 def weight(config: Config, corpus: Corpus, seed: int) -> float:
-    """The weight of the first source by eq. 11, from distances of samples of blocks; NaN where
-    that of the sources is within their noise."""
+    """Computes SAIL's weight of the first source from distances between texts.
+
+    Distances are estimated from samples of blocks.
+
+    Args:
+      config: Which distance, and how many blocks to sample.
+      corpus: The divided text.
+      seed: Number of the replicate.
+
+    Returns:
+      The weight; NaN where the distance between the sources is within its own noise.
+
+    References:
+      SAIL (Structured-Initialization Learning), eq. 11.
+    """
     rng = np.random.default_rng((config.seed, 2, seed))
     parts = (*sources(config, corpus, seed), corpus.parts[2])
     count = config.weight.blocks
@@ -144,8 +232,11 @@ def weight(config: Config, corpus: Corpus, seed: int) -> float:
 
 
 def _measured(name: str, samples: list[Int[np.ndarray, "block token"]]) -> tuple[Any, bool]:
-    """A distance of every pair, and whether it is a squared one: of the means of blocks, by which
-    the parts were made, or of how frequent tokens are."""
+    """Estimates the distances between three samples, and says whether they are squared.
+
+    "tv" compares how frequent tokens are. The others compare the means of blocks, by which the text
+    was divided.
+    """
     if name == "tv":
         return line.distances(distances.total_variation_tokens, *samples), False
     means: list[Float[np.ndarray, " block"]] = [sample.mean(1) for sample in samples]

@@ -1,4 +1,4 @@
-"""What `sail_language` found, beside what SAIL printed: from the stored dataset alone."""
+"""SAIL's claims about language models, judged from the stored dataset of `sail_language` alone."""
 
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,18 @@ _OLMO = "OLMo-1B, means of the six rows"
 
 
 def findings(dataset: "xr.Dataset") -> list[Finding]:
-    """SAIL's claims about language models; 'sweep', gamma by held-out loss, is the paper's way."""
+    """Judges SAIL's claims about language models.
+
+    SAIL's own way of choosing gamma is "sweep", the least held-out loss before training. Of merged
+    checkpoints only the losses are judged.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      The findings, "not tested" where the run lacks a training. Verdicts are not yet corrected for
+      their number.
+    """
     if _merged(dataset):
         return _merged_findings(dataset)
     ways = set(dataset["way"].values.astype(str))
@@ -38,7 +49,7 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
     declared = []
 
     def compared(where: str, claim: str, paper: str, values: "xr.DataArray", other: str) -> None:
-        """The claim that SAIL's is lower than that of another way."""
+        """Declares the claim that SAIL's loss is lower than that of another start."""
         if not {"sweep", other} <= ways:
             declared.append(Finding(where, claim, paper, "not measured", "not tested"))
             return
@@ -77,14 +88,17 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
 
 
 def _from(way: str) -> str:
+    """Names a start in the claim on final losses."""
     return "from scratch" if way == SCRATCH else "LiGO's"
 
 
 def _near(dataset: "xr.Dataset") -> Finding:
+    """Judges whether eq. 11 gives a gamma near that of least loss."""
     gamma = dataset["gamma"].values
     loss = dataset["gamma_loss"].sel(pair="sweep", text="held out")
     predicted = dataset["gamma_distance"]
     best = predicted.copy(data=line.lowest(gamma, loss.values))
+    # what the loss at the predicted gamma lies above the least of the sweep
     cost = line.at(gamma, loss.values, predicted.values) - loss.min("gamma").values
     ours = (
         f"{stated(predicted)} against {stated(best)}, which costs "
@@ -100,6 +114,7 @@ def _near(dataset: "xr.Dataset") -> Finding:
 
 
 def _sooner(dataset: "xr.Dataset", ways: set[str]) -> Finding:
+    """Judges whether SAIL's start saves steps against training from scratch."""
     where, claim = "SAIL, Sec. 4.4", "SAIL reaches the loss of training from scratch sooner"
     paper = "faster convergence (Figs. 2b, 7; steps not printed, sources not counted)"
     if "sweep" not in ways:
@@ -114,12 +129,20 @@ def _sooner(dataset: "xr.Dataset", ways: set[str]) -> Finding:
 
 
 def asked(dataset: "xr.Dataset") -> str:
-    """The questions that Table 2 is held against: those of a file, else about held-out text."""
+    """Names the questions that are compared with SAIL's Table 2.
+
+    Args:
+      dataset: A run that trained networks.
+
+    Returns:
+      "file" if there were questions of a file, else the first kind, on held-out text.
+    """
     tasks = dataset["task"].values.astype(str)
     return "file" if "file" in tasks else str(tasks[0])
 
 
 def _answers(dataset: "xr.Dataset", ways: set[str]) -> list[Finding]:
+    """Judges the shares of right answers, and how they rank the starts, against Table 2."""
     where = "SAIL, Table 2"
     best, order = (
         "SAIL answers more questions than scratch, LiGO and either soup",
@@ -149,6 +172,7 @@ def _answers(dataset: "xr.Dataset", ways: set[str]) -> list[Finding]:
 
 
 def _series(dataset: "xr.Dataset") -> Finding:
+    """Judges whether the mean of one training's checkpoints has a lower loss than the last."""
     loss = dataset["series_loss"].sel(of="D_1")
     last, mean = loss.isel(checkpoint=-2), loss.sel(checkpoint="mean")
     steps = ", ".join(dataset["checkpoint"].values.astype(str)[:-1])
@@ -162,12 +186,29 @@ def _series(dataset: "xr.Dataset") -> Finding:
 
 
 def perplexity(dataset: "xr.Dataset") -> "xr.DataArray":
-    """exp of the loss, of each seed."""
+    """Computes the perplexity, the exponential of the loss.
+
+    Args:
+      dataset: A finished run, or a part of one.
+
+    Returns:
+      The perplexity, with the dimensions of `loss`.
+    """
     return dataset["loss"].copy(data=np.exp(dataset["loss"].values))
 
 
 def table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
-    """By way: loss before and after training, perplexity, steps and compute saved, answers."""
+    """Tabulates the run, a row for each start, or for each checkpoint and merge.
+
+    The columns are losses before and after training, perplexity, steps and compute saved, and right
+    answers; of merged checkpoints the loss, perplexity and right answers.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      The names of the columns, then the rows.
+    """
     if _merged(dataset):
         return _merged_table(dataset)
     rows = [("way", "step 0", "last", "perplexity", "steps saved", "with sources", "answers")]
@@ -188,7 +229,14 @@ def table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
 
 
 def summary(dataset: "xr.Dataset") -> str:
-    """Losses, steps saved and answers of each way, and the weights."""
+    """Describes losses, steps saved and answers of each start, and the weights of the sources.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      A few sentences.
+    """
     if _merged(dataset):
         return _merged_summary(dataset)
     _, *rows = table(dataset)
@@ -219,11 +267,12 @@ def summary(dataset: "xr.Dataset") -> str:
 
 
 def _merged(dataset: "xr.Dataset") -> bool:
+    """Says whether the run is one of merged checkpoints."""
     return "model" in dataset.coords
 
 
 def _merged_findings(dataset: "xr.Dataset") -> list[Finding]:
-    """Whether the merges are better than the last checkpoint, and SAIL's than the soups."""
+    """Judges whether the merges are better than the last checkpoint, and SAIL's than the soups."""
     loss = dataset["loss"]
     last = str(dataset["checkpoint"].values[-1])
     claims = [
@@ -245,7 +294,7 @@ def _merged_findings(dataset: "xr.Dataset") -> list[Finding]:
 
 
 def _merged_table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
-    """Loss, perplexity and answers of each model."""
+    """Tabulates loss, perplexity and right answers of each checkpoint and merge."""
     tasks = dataset["task"].values.astype(str)
     rows = [("model", "loss", "perplexity", *(f"answers, {task}" for task in tasks))]
     for name in dataset["model"].values.astype(str):
@@ -257,6 +306,7 @@ def _merged_table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
 
 
 def _merged_summary(dataset: "xr.Dataset") -> str:
+    """Describes losses and answers of each checkpoint and merge."""
     tasks = dataset["task"].values.astype(str)
     said = []
     for name, loss, ppl, *right in _merged_table(dataset)[1:]:

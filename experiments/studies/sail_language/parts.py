@@ -1,4 +1,7 @@
-"""What `sail_language` trains and merges: each network's step is compiled once for all seeds."""
+"""What `sail_language` trains and merges; each network's step is compiled once for all seeds.
+
+`run` calls these functions as stages, and `data` gives them their text.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -40,7 +43,13 @@ PART = {"one": 0, "two": 1, "narrow": 1, "shallow": 0}  # the source text that e
 
 
 class Learner(NamedTuple):
-    """A network and how it is trained."""
+    """A network and how it is trained.
+
+    Attributes:
+      sizes: The configuration of the network.
+      net: The network.
+      fit: Its trainer.
+    """
 
     sizes: Mapping[str, Any]
     net: nn.Module
@@ -50,11 +59,31 @@ class Learner(NamedTuple):
 def next_token_loss(
     net: nn.Module, variables: PyTree, batch: Batch, key: PRNGKeyArray | None = None
 ) -> Array:
-    """Mean cross-entropy in nats."""
+    """Computes the mean cross-entropy of the next token, in nats.
+
+    Args:
+      net: The network.
+      variables: Its variables.
+      batch: Inputs and targets, `(n, context)`.
+      key: A random key for dropout; None applies none.
+
+    Returns:
+      The loss, a scalar.
+    """
     return token_losses(net, variables, batch.inputs, batch.targets, key).mean()
 
 
 def learner(config: Config, sizes: Mapping[str, Any], steps: int) -> Learner:
+    """Prepares the training of a network.
+
+    Args:
+      config: The settings.
+      sizes: The configuration of the network.
+      steps: Steps of training, over which the learning rate runs its course.
+
+    Returns:
+      The network and its trainer.
+    """
     net = presets.build(sizes)
 
     def loss(params: PyTree, batch: Batch, key: PRNGKeyArray) -> tuple[Array, dict[str, Array]]:
@@ -67,8 +96,17 @@ def learner(config: Config, sizes: Mapping[str, Any], steps: int) -> Learner:
 
 
 def learners(config: Config, vocab: int) -> dict[str, Learner]:
-    """Of the target, and of its source of each name; those that are alike are one."""
-    made: dict[Any, Learner] = {}
+    """Prepares the trainings of the target and of all sources.
+
+    Args:
+      config: The settings.
+      vocab: Size of the vocabulary.
+
+    Returns:
+      The trainings by the names "target" and `config.sources`. Equal ones are one object, which is
+      compiled once.
+    """
+    made: dict[Any, Learner] = {}  # by (shape, steps)
     wanted = {"target": ("target", config.budget.steps)}
     wanted |= {name: (SHAPE[name], config.source.steps) for name in config.sources}
     for what in wanted.values():
@@ -79,12 +117,31 @@ def learners(config: Config, vocab: int) -> dict[str, Learner]:
 
 @partial(jax.jit, static_argnums=0)
 def initial(net: nn.Module, key: PRNGKeyArray) -> PyTree:
+    """Draws the initial variables of a network.
+
+    Args:
+      net: The network.
+      key: A random key.
+
+    Returns:
+      The variables.
+    """
     return net.init(key, jnp.zeros((1, 1), int))
 
 
 @partial(jax.jit, static_argnums=(0, 3))
 def held_out_loss(net: nn.Module, variables: PyTree, blocks: Batch, at_once: int) -> Array:
-    """The mean over all blocks, `at_once` of them at a time."""
+    """Computes the mean loss over blocks, some at a time to save memory.
+
+    Args:
+      net: The network.
+      variables: Its variables.
+      blocks: Inputs and targets, `(n, context)`.
+      at_once: Number of blocks that are evaluated together.
+
+    Returns:
+      The loss in nats, a scalar.
+    """
 
     def block_loss(block: Batch) -> Array:
         return next_token_loss(net, variables, jax.tree.map(lambda row: row[None], block))
@@ -97,7 +154,24 @@ def held_out_loss(net: nn.Module, variables: PyTree, blocks: Batch, at_once: int
 def along(
     net: nn.Module, one: PyTree, two: PyTree, gamma: Array, blocks: Batch, at_once: int
 ) -> Float[Array, " gamma"]:
-    """The loss of gamma theta_1 + (1 - gamma) theta_2, without training (SAIL, eq. 3)."""
+    """Computes the loss along the line through two models, without training.
+
+        L(gamma theta_1 + (1 - gamma) theta_2)
+
+    Args:
+      net: The network.
+      one: Variables of the first model.
+      two: Variables of the second model.
+      gamma: Weights of the first model, `(gamma,)`.
+      blocks: Inputs and targets, `(n, context)`.
+      at_once: Number of blocks that are evaluated together.
+
+    Returns:
+      The losses in nats, `(gamma,)`.
+
+    References:
+      SAIL (Structured-Initialization Learning), eq. 3.
+    """
     loss = lambda params, blocks: held_out_loss(net, params, blocks, at_once)  # noqa: E731
     objective = proximal.after_training([one, two], loss, None, blocks)
     return proximal.sweep(objective, jnp.stack([gamma, 1 - gamma], 1), batch_size=1)
@@ -105,6 +179,7 @@ def along(
 
 @partial(jax.jit, static_argnums=(0, 3))
 def _answered(net: nn.Module, variables: PyTree, packed: Packed, at_once: int) -> Array:
+    """Computes the share of right answers to one kind of question."""
     apply = lambda tokens: jnp.asarray(net.apply(variables, tokens))  # noqa: E731
     return choice_scores.answered(apply, packed, batch_size=at_once)
 
@@ -112,11 +187,31 @@ def _answered(net: nn.Module, variables: PyTree, packed: Packed, at_once: int) -
 def answers(
     net: nn.Module, variables: PyTree, questions: Mapping[str, Packed], at_once: int
 ) -> Float[np.ndarray, " task"]:
-    """The share of right answers to each kind of question."""
+    """Computes the share of right answers to each kind of question.
+
+    Args:
+      net: The network.
+      variables: Its variables.
+      questions: Questions by their kind.
+      at_once: Number of choices that are evaluated together.
+
+    Returns:
+      The shares, `(task,)`, in the order of the questions.
+    """
     return np.array([float(_answered(net, variables, q, at_once)) for q in questions.values()])
 
 
 def keys(config: Config, seed: int) -> dict[str, PRNGKeyArray]:
+    """Makes the random keys of a replicate.
+
+    Args:
+      config: The settings. If the sources share their initial weights, so do their keys.
+      seed: Number of the replicate.
+
+    Returns:
+      A key for the initial weights of each source and of "scratch", and one each for "steps" (of
+      training), "grow" and "ligo".
+    """
     names = (*SOURCES, SCRATCH, "steps", "grow", "ligo")
     first = jax.random.fold_in(jax.random.key(config.seed), seed)
     by_name = dict(zip(names, jax.random.split(first, len(names)), strict=True))
@@ -124,7 +219,7 @@ def keys(config: Config, seed: int) -> dict[str, PRNGKeyArray]:
 
 
 def _order(config: Config, seed: int, part: int) -> int:
-    """The seed of the minibatches of a part of the text."""
+    """Computes the seed of the order of minibatches, by replicate and part of the text."""
     return int(np.random.SeedSequence((config.seed, 3, seed, part)).generate_state(1)[0])
 
 
@@ -140,8 +235,24 @@ def trained(
     folder: Path | None,
     every: int | None = None,
 ) -> tuple[list[PyTree], Float[np.ndarray, " evaluation"]]:
-    """The variables after each of `stops` steps on the chosen blocks, and the held-out loss on the
-    target before the first and after every `every` steps, if it is given."""
+    """Trains a network on some blocks, and returns it at one or more steps.
+
+    Args:
+      config: The settings.
+      learner: The network and its trainer.
+      variables: Variables to start from.
+      corpus: The divided text.
+      chosen: Indices of the blocks to learn from, `(k,)`.
+      order: Seed of the order of blocks.
+      key: A random key, for dropout.
+      stops: Numbers of steps, ascending, after which the network is returned.
+      folder: Directory for checkpoints, from which a killed training goes on; None stores none.
+      every: Steps between two evaluations; None evaluates nothing.
+
+    Returns:
+      The variables after each of `stops`; and the loss on the target's held-out text, before the
+      first and after every `every` steps, `(evaluation,)`, empty if nothing is evaluated.
+    """
     params = jax.tree.map(jnp.asarray, variables["params"])
     state = learner.fit.start(params, key)
     models, losses = [], []
@@ -152,7 +263,9 @@ def trained(
 
     for stop in stops:
         place = None if folder is None else folder / str(stop)
-        if place is not None and int(state.step):  # the rows before are those of another folder
+        # The trainer expects the metrics of earlier steps in its folder. Those of the stop before
+        # are in that stop's folder, so that here an empty file stands for them.
+        if place is not None and int(state.step):
             place.mkdir(parents=True, exist_ok=True)
             (place / METRICS).touch()
         batch = partial(data.batch, config, corpus, chosen, order)
@@ -170,8 +283,21 @@ def learn_sources(
     seed: int,
     folder: Path | None,
 ) -> dict[str, Any]:
-    """The sources' variables; and the losses, on D_1's own held-out text and on the target's, of
-    the checkpoints of the first one's run and of their mean (the last)."""
+    """Trains the sources of a replicate.
+
+    Args:
+      config: The settings.
+      learners: The trainings by name.
+      corpus: The divided text.
+      seed: Number of the replicate.
+      folder: Directory for checkpoints, from which a killed training goes on; None stores none.
+
+    Returns:
+      The results by name:
+      - the variables of each source, under the source's name;
+      - "series_loss", `(checkpoint + 1, 2)`: losses of the first source's checkpoints and of their
+        mean, on held-out text of D_1 and of D_t.
+    """
     key, blocks = keys(config, seed), data.sources(config, corpus, seed)
     sources: dict[str, Any] = {}
     for name in config.sources:
@@ -206,8 +332,24 @@ def learn_sources(
 def choose(
     config: Config, learner: Learner, corpus: Corpus, sources: Mapping[str, Any], seed: int
 ) -> dict[str, Any]:
-    """The weights of the first source, by eq. 11 and by the loss along the line through the
-    sources, of the target's shape and of other shapes; and which models the greedy soup takes."""
+    """Chooses the weights of the sources before any training on the target.
+
+    Args:
+      config: The settings.
+      learner: The target's network.
+      corpus: The divided text; weights are chosen on `corpus.validation`.
+      sources: Variables of the sources by name.
+      seed: Number of the replicate.
+
+    Returns:
+      The weights of the first source, and what they are chosen by:
+      - "distance": the weight by eq. 11;
+      - "sweep" and, if it is a start, "grown": the gamma of least validation loss, between the
+        sources of the target's shape and between the grown ones;
+      - "sweep loss" and "grown loss", `(2, gamma)`: these losses, on validation and on held-out
+        text;
+      - "taken", `(2,)`: whether the greedy soup has taken each source of the target's shape.
+    """
     net, gamma = learner.net, config.gamma()
     pairs = {"sweep": [sources["one"], sources["two"]]}
     if "grown" in config.pairs:
@@ -219,6 +361,7 @@ def choose(
             for exam in (corpus.validation, corpus.held_out)
         ]
         weights[f"{name} loss"] = np.stack(losses)
+        # chosen on the validation text; the losses on held-out text are only reported
         weights[name] = gamma[int(np.argmin(losses[0]))]
     score = lambda m: -float(held_out_loss(net, m, corpus.validation, config.at_once))  # noqa: E731
     taken = greedy_soup(pairs["sweep"], score).taken
@@ -229,7 +372,17 @@ def choose(
 def of_target_shape(
     config: Config, sources: Mapping[str, Any], vocab: int, seed: int
 ) -> list[PyTree]:
-    """The shallow source, of D_1, and the narrow one, of D_2, grown."""
+    """Grows the shallow source, of D_1, and the narrow one, of D_2, to the target's shape.
+
+    Args:
+      config: The settings, with the method of growth.
+      sources: Variables of the sources by name.
+      vocab: Size of the vocabulary.
+      seed: Number of the replicate.
+
+    Returns:
+      Variables of the two in the target's shape.
+    """
     small = [(sources[name], config.network(name, vocab)) for name in MADE_OF["grown"]]
     key = keys(config, seed)["grow"]
     return brought(small, config.network("target", vocab), config.grow, key, untie=False)
@@ -244,7 +397,20 @@ def started(
     chosen: Mapping[str, Any],
     seed: int,
 ) -> PyTree:
-    """The variables with which a way begins its training on D_t."""
+    """Makes the variables with which a training on D_t starts.
+
+    Args:
+      config: The settings.
+      way: Name of the start, one of `config.WAYS`.
+      learner: The target's network.
+      corpus: The divided text.
+      sources: Variables of the sources by name.
+      chosen: The weights of `choose`.
+      seed: Number of the replicate.
+
+    Returns:
+      Variables of the target's network.
+    """
     key, pair = keys(config, seed), [sources["one"], sources["two"]]
     if way == SCRATCH:
         return initial(learner.net, key[SCRATCH])
@@ -263,10 +429,11 @@ def started(
 
 
 def _ligo(config: Config, corpus: Corpus, variables: PyTree, seed: int) -> PyTree:
-    """The narrow source widened by LiGO's maps (Wang et al. 2023), learned on windows of D_t."""
+    """Widens the narrow source by LiGO's maps, which are learned on blocks of D_t."""
     steps, batch = config.maps.steps, config.budget.batch
     order, size = _order(config, seed, 3), steps * batch
     drawn = data.batch(config, corpus, corpus.parts[2], order, 0, size=size)
+    # `growth_training` draws its windows from one line of text
     text = jnp.asarray(drawn.inputs.ravel())
     line = growth_tasks.Batch(text, text)
     how = growth_ways.Learning("ligo", steps, batch, config.maps.rate)
@@ -286,7 +453,23 @@ def follow(
     seed: int,
     folder: Path | None,
 ) -> dict[str, Any]:
-    """Training on D_t from a way's start: held-out losses, and answers before and after."""
+    """Trains on D_t from one start and measures the network on the way.
+
+    Args:
+      config: The settings.
+      way: Name of the start, one of `config.WAYS`.
+      learner: The target's network and its trainer.
+      corpus: The divided text.
+      sources: Variables of the sources by name.
+      chosen: The weights of `choose`.
+      seed: Number of the replicate.
+      folder: Directory for checkpoints, from which a killed training goes on; None stores none.
+
+    Returns:
+      "loss", the held-out loss before the first and after every `budget.every` steps,
+      `(evaluation,)`; and "accuracy", the shares of right answers before and after training,
+      `(2, task)`.
+    """
     start = started(config, way, learner, corpus, sources, chosen, seed)
     (last,), loss = trained(
         config,
@@ -305,13 +488,27 @@ def follow(
 
 
 class Costs(NamedTuple):
-    """FLOPs, counted by XLA: of a step of each network, and of the loss on the validation text."""
+    """Floating-point operations, as XLA counts them.
+
+    Attributes:
+      step: Those of a training step, by the shape of the network.
+      validation: Those of the target's loss on the validation text.
+    """
 
     step: dict[str, float]
     validation: float
 
 
 def costs(config: Config, learners: Mapping[str, Learner]) -> Costs:
+    """Counts the floating-point operations of training steps and of an evaluation.
+
+    Args:
+      config: The settings.
+      learners: The trainings by name.
+
+    Returns:
+      The numbers of operations.
+    """
     shape = jax.ShapeDtypeStruct((config.budget.batch, config.model.context), np.int32)
     batch = Batch(shape, shape)  # type: ignore[arg-type]
     step = {}

@@ -1,9 +1,8 @@
-"""The figures of `sail_language`: a colour for each way of beginning, in all of them."""
+"""The figures of `sail_language`; in all of them a colour stands for one start."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.ticker import LogLocator
 
 from experiments.lab.bands import band
 from experiments.lab.findings import mean_and_error
@@ -30,7 +29,16 @@ LEGEND = {"loc": "outside upper center", "frameon": False, "fontsize": 9}
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """Perplexity by step; loss by gamma; steps and compute saved; answers; the checkpoints."""
+    """Draws perplexity, the loss by gamma, what is saved, answers and the checkpoints' mean.
+
+    Of merged checkpoints there is one figure.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      The figures by name.
+    """
     if "model" in dataset.coords:
         return {"checkpoints": _checkpoints(dataset)}
     return {
@@ -43,15 +51,20 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
 
 
 def _ways(dataset: "xr.Dataset") -> list[str]:
+    """Lists the starts of a run."""
     return list(dataset["way"].values.astype(str))
 
 
 def _seeds(dataset: "xr.Dataset") -> str:
+    """Says what is drawn, and of how many seeds."""
     return f"mean ± s.e. of {dataset.sizes['seed']} seeds"
 
 
 def _perplexity(dataset: "xr.Dataset") -> "Figure":
-    """Over steps; from scratch begins far above, where the axis of the right panel ends."""
+    """Draws the perplexity along training.
+
+    From scratch it begins far above the others; the right panel leaves these values out.
+    """
     fig, axes = style.figure(1, 2, width=4.4, height=3.9)
     steps, value = dataset["step"].values, perplexity(dataset)
     for ax in axes[0]:
@@ -59,14 +72,11 @@ def _perplexity(dataset: "xr.Dataset") -> "Figure":
             band(ax, steps, value.sel(way=way), color=COLORS[way], label=WAYS[way], lw=1.6)
         ax.set_xlabel("steps on the target D$_t$")
         ax.set_ylabel("held-out perplexity per token")
-    axes[0, 0].set_yscale("log")
-    axes[0, 0].yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
-    axes[0, 0].yaxis.set_major_formatter("{x:g}")
-    axes[0, 0].yaxis.set_minor_formatter("")
+    style.logarithmic(axes[0, 0], "y")
     axes[0, 0].set_title("all of it")
     final = value.isel(step=-1)
     low, high = float(final.min()), float(final.max())
-    late = value.isel(step=slice(dataset.sizes["step"] // 3, None))
+    late = value.isel(step=slice(dataset.sizes["step"] // 3, None))  # the last two thirds
     top = max(high, float(late.max()))
     axes[0, 1].set_ylim(low - 0.08 * (top - low), top + 0.05 * (top - low))
     axes[0, 1].set_title("the end")
@@ -76,7 +86,7 @@ def _perplexity(dataset: "xr.Dataset") -> "Figure":
 
 
 def _gamma(dataset: "xr.Dataset") -> "Figure":
-    """Loss before training along the line through two sources."""
+    """Draws the loss before training along the line through two sources."""
     pairs = dataset["pair"].values.astype(str)
     titles = {"sweep": "θ$_1$, θ$_2$ of the target's shape", "grown": "shallow and narrow, grown"}
     fig, axes = style.figure(1, len(pairs), width=5.0, height=3.9)
@@ -103,7 +113,7 @@ def _gamma(dataset: "xr.Dataset") -> "Figure":
 
 
 def _saved(dataset: "xr.Dataset") -> "Figure":
-    """Each seed (ticks), mean and standard error."""
+    """Draws steps and compute saved: each seed as a tick, mean and standard error."""
     ways = [way for way in _ways(dataset) if way != SCRATCH]
     panels = {
         "saved": (1, "steps saved"),
@@ -129,7 +139,7 @@ def _saved(dataset: "xr.Dataset") -> "Figure":
 
 
 def _answers(dataset: "xr.Dataset") -> "Figure":
-    """Right answers here, and those that Table 2 prints, of networks of another scale."""
+    """Draws right answers here, and those that Table 2 prints for networks of another scale."""
     tasks, ways = dataset["task"].values.astype(str), _ways(dataset)
     height = 1.9 + 0.34 * len(ways)
     fig, axes = style.figure(1, len(tasks) + 1, width=3.3, height=height)
@@ -165,7 +175,7 @@ def _answers(dataset: "xr.Dataset") -> "Figure":
 
 
 def _series(dataset: "xr.Dataset") -> "Figure":
-    """Losses of the checkpoints of the first source's run, and of their mean."""
+    """Draws losses of the checkpoints of the first source's training, and of their mean."""
     names = dataset["checkpoint"].values.astype(str)
     titles = {"D_1": "on D$_1$, its own text", "D_t": "on D$_t$, the target's"}
     fig, axes = style.figure(1, 2, width=3.8, height=3.4)
@@ -188,7 +198,7 @@ def _series(dataset: "xr.Dataset") -> "Figure":
 
 
 def _checkpoints(dataset: "xr.Dataset") -> "Figure":
-    """Perplexity of checkpoints on disk and of their merges; the loss along their line."""
+    """Draws perplexity and answers of checkpoints and their merges, and the loss by gamma."""
     names = dataset["model"].values.astype(str)
     tasks = dataset["task"].values.astype(str)
     height = max(3.2, 1.2 + 0.34 * len(names))

@@ -1,5 +1,7 @@
-"""The run of `sail_language`, of networks that it trains or of checkpoints on disk: its stages, and
-the dataset that they make."""
+"""The run of `sail_language`, of networks that it trains or of checkpoints on disk.
+
+It names the stages and makes the dataset of their results. `checkpoints` has the run of those.
+"""
 
 from functools import partial
 from typing import Any
@@ -18,7 +20,27 @@ from experiments.training.sharding import layout
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
-    """Sources, weights, and training on the target: stages for each seed and way."""
+    """Trains the sources, chooses weights and trains on the target, stages for each replicate.
+
+    Args:
+      config: What to run. If `checkpoints` are given they are merged instead (`checkpoints.run`).
+      stage: Computes and stores a stage under its name; the default stores nothing.
+
+    Returns:
+      The dataset:
+      - `loss` in nats on held-out text of D_t, `(way, seed, step)`, and `accuracy`,
+        `(way, seed, when, task)`;
+      - `saved`, `compute_saved` and `compute_saved_with_sources`, `(way, seed)`: steps and shares
+        of compute that a start saves against scratch until the least loss that both reach;
+      - `gamma_loss`, `(pair, seed, text, gamma)`: the loss between two sources before training;
+      - `gamma_swept`, `(pair, seed)`, the gamma of least validation loss, and `gamma_distance`,
+        `(seed,)`, that of eq. 11;
+      - `taken`, `(seed, source)`: whether the greedy soup has taken each source;
+      - `series_loss`, `(seed, checkpoint, of)`: the losses of the first source's checkpoints.
+
+    Raises:
+      DataError: If data are missing or too few, or devices cannot share the batch.
+    """
     if config.checkpoints is not None:
         return checkpoints.run(config, stage)
     with refused():
@@ -46,7 +68,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _check(config: Config, corpus: data.Corpus) -> None:
-    """What only the text and the devices tell, before any training."""
+    """Checks what only the text and the devices can tell, before any training."""
     a, b, target = map(len, corpus.parts)
     data.sources(config, corpus, 0)  # names what the overlaps leave too few blocks of
     if config.weight.blocks > target:
@@ -60,6 +82,7 @@ def _check(config: Config, corpus: data.Corpus) -> None:
 def _dataset(
     config: Config, corpus: data.Corpus, cost: parts.Costs, results: list[dict[str, Any]]
 ) -> xr.Dataset:
+    """Stacks the results of the replicates and computes what each start saves."""
     over = lambda pick: np.stack([pick(result) for result in results])  # noqa: E731
     ways, tasks = list(config.ways), list(corpus.questions)
     loss = np.stack([over(lambda result, w=w: result["ways"][w]["loss"]) for w in ways]).astype(
@@ -68,7 +91,8 @@ def _dataset(
     right = np.stack([over(lambda result, w=w: result["ways"][w]["accuracy"]) for w in ways])
     source_steps, step = config.source.steps, cost.step["target"]
     made = lambda way: sum(cost.step[parts.SHAPE[n]] for n in MADE_OF[way])  # noqa: E731
-    # before training: FLOPs of the sources, and of what is done with them
+    # FLOPs spent before training on what is done with the sources. The greedy soup evaluates three
+    # networks: both sources, and their mean.
     search = {
         "ligo": config.maps.steps * step,
         "greedy": 3 * cost.validation,

@@ -1,17 +1,19 @@
 """Does SAIL start the training of a vision network well, with labels and without?
 
-Past SAIL (Section 4.5), whose experiments these are: a ResNet is trained with labels, and by BYOL
-(Grill et al. 2020) without, from SAIL's start, from scratch, and from what other transformations
-and merges make of the same two smaller networks. These were trained in the same way, each on some
-classes of the data; `other` starts from those trained in the other way. Weights of the merge are
-those of Theorem 3, from total variation distances between the labels of the parts and the whole.
+The study repeats the vision experiments of SAIL (Structured-Initialization Learning), Section 4.5.
+A ResNet is trained with labels, and without them by BYOL (Grill et al., 2020). It starts from
+SAIL's combination of two smaller networks, from scratch, and from what other transformations and
+merges make of the same two. The small networks were trained in the same way as the large one, each
+on some of the classes. The start `other` takes small networks that were trained in the other way.
+The weights of SAIL's merge are those of its Theorem 3, from total variation distances between the
+labels of the parts and of the whole.
 
 SAIL prints the networks and the data (ResNet-18 and -34, standard and modified; CIFAR-10, CIFAR-100
 and Tiny ImageNet) and accuracy curves without figures. It prints neither the sources of the start
-nor schedules, augmentations or baselines: those of the `paper` presets are chosen here. Networks
-half as wide are grown by interpolation; 200 epochs of SGD with cosine decay, and BYOL with its
-paper's augmentations and target decay but smaller projections, are what CIFAR commonly gets. Of the
-default preset, rates, BYOL's target decay and augmentations were chosen from a few, by what did
-best from scratch, and SAIL's transformation by what did best of random embeddings, embeddings of
-singular vectors and interpolation; all with other seeds.
+nor schedules, augmentations or baselines. Those of the `paper` presets are chosen here, as is usual
+for CIFAR: sources of half the width, grown by interpolation; 200 epochs of SGD with cosine decay;
+BYOL with its paper's augmentations and target decay, but smaller projections. Of the default
+preset, the learning rates, BYOL's target decay and the augmentations are those that did best from
+scratch among a few. SAIL's transformation is the one that did best among random embeddings,
+embeddings of singular vectors and interpolation. All of this was chosen with other seeds.
 """

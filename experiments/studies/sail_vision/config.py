@@ -1,4 +1,4 @@
-"""What `sail_vision` is told, and its presets."""
+"""The config of `sail_vision` and its presets."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
@@ -59,17 +59,17 @@ class Byol:
 
 @config
 class Probe:
-    """How features that were learned without labels are graded."""
+    """How features that were learned without labels are evaluated."""
 
     ridge: Positive = 1e-3
     """Penalty of the linear classifier of the features."""
     neighbours: Natural = 20
-    """Nearest neighbours that vote on the class of an image."""
+    """Nearest neighbours by which the class of an image is predicted."""
 
 
 @config
 class Config:
-    """Two small ResNets on parts of the classes, and the large one on all, from every start."""
+    """Two small ResNets on parts of the classes, and a large one on all, from several starts."""
 
     data: ImageData = ImageData()
     seed: Seed = 0
@@ -80,17 +80,17 @@ class Config:
         *(SCRATCH, SAIL, *MERGES, OTHER),
         *("sail_random", "pad", "net2net", LIGO),
     )
-    """Starts of training with labels: scratch first; none leaves this training out."""
+    """Starts of training with labels, scratch and sail first; none leaves this training out."""
     byol: tuple[str, ...] = (
         *(SCRATCH, SAIL, "first", "second", OTHER),
         *("sail_random", "pad"),
     )
-    """Starts of BYOL: scratch first; none leaves this training out."""
+    """Starts of BYOL, scratch and sail first; none leaves this training out."""
     transformation: str = "interpolate"
-    """How SAIL makes the sources wider; the default did best of the three that its paper has."""
+    """How SAIL makes the sources wider; the default did best of the three that SAIL describes."""
     origin: Origin = "common"
-    """Whether the two sources start from common weights, or from their own; these may be aligned
-    before they are merged (weight matching), which SAIL does not do."""
+    """Whether the two sources start from 'common' weights or each from its 'own'; 'aligned' is the
+    latter with weight matching before the merge, which SAIL does not do."""
     share: Share = 0.7
     """Share of the classes that the first source learns; the second learns the others."""
     source: Sizes = Sizes(width=8, blocks=(1, 1))
@@ -106,13 +106,13 @@ class Config:
     contrast: Byol = Byol()
     probe: Probe = Probe()
     statistics: Annotated[int, Ge(2)] = 500
-    """Images over which BatchNorm's statistics are measured at a start."""
+    """Images over which BatchNorm's statistics are measured for a start made of sources."""
     maps: LearnedMaps = LearnedMaps(steps=30)
     augment: Recipe = "digits"
     """Random changes of the images in supervised training."""
     shard: Shard = "data"
-    """Over several devices: 'no', 'data' (each takes a share of the batch), or 'full' (and of the
-    parameters)."""
+    """What several devices share: nothing ('no'), the examples of a batch ('data'), or these and
+    the parameters ('full')."""
 
     def __post_init__(self) -> None:
         if self.transformation not in TRANSFORMATIONS:
@@ -131,6 +131,7 @@ class Config:
         self._check_sizes()
 
     def _check_sizes(self) -> None:
+        """Checks that the large network is at least as wide and as deep as the sources."""
         small, large = self.source, self.large
         if large.width < small.width:
             raise ValueError(
@@ -155,6 +156,7 @@ class Config:
                 )
 
     def _check_ways(self) -> None:
+        """Checks the names of the starts, and that scratch and sail come first."""
         if not self.supervised and not self.byol:
             raise ValueError("supervised, byol: one of them must name starts; got none")
         for field in PARADIGMS:
@@ -176,7 +178,15 @@ class Config:
             raise ValueError("byol: ligo learns its maps with labels; it is for supervised alone")
 
     def network(self, *, large: bool) -> dict[str, Any]:
-        """The configuration of a source or of the large network; the classes are the data's."""
+        """Makes the configuration of a source or of the large network.
+
+        Args:
+          large: Whether it is that of the large network.
+
+        Returns:
+          The configuration, as `experiments.models.presets.build` takes it. Its outputs are the
+          classes of the data.
+        """
         sizes = self.large if large else self.source
         widths = [sizes.width * 2**s for s in range(len(sizes.blocks))]
         return {
@@ -189,14 +199,31 @@ class Config:
         }
 
     def ways(self, paradigm: str) -> tuple[str, ...]:
+        """Returns the starts of one kind of training.
+
+        Args:
+          paradigm: "supervised" or "byol".
+
+        Returns:
+          Names of starts, of which the first is from scratch; none if there is no such training.
+        """
         return getattr(self, paradigm)
 
     def paradigms(self) -> list[Paradigm]:
-        """Those in which large networks are trained."""
+        """Lists the kinds of training of the large network.
+
+        Returns:
+          Those of "supervised" and "byol" that have starts.
+        """
         return [p for p in PARADIGMS if self.ways(p)]
 
     def sources(self) -> list[Paradigm]:
-        """Those in which sources are needed."""
+        """Lists the kinds of training in which small networks are needed.
+
+        Returns:
+          Those of "supervised" and "byol" with a start that is made of their own small networks,
+          and those whose small networks the other kind takes for its start `other`.
+        """
         return [
             p
             for p in PARADIGMS

@@ -1,4 +1,4 @@
-"""The images of `sail_vision`: what to learn from, and its parts by class for the sources."""
+"""The images of `sail_vision`: what to learn from, divided by class for the two sources."""
 
 from typing import NamedTuple
 
@@ -16,18 +16,37 @@ Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation of eac
 
 
 class Examples(NamedTuple):
-    """Images, as bytes or with pixels in [0, 1], and their labels."""
+    """Images and their labels.
+
+    Attributes:
+      images: Bytes, or pixels in [0, 1], `(n, height, width, channel)`.
+      labels: Classes, `(n,)`.
+    """
 
     images: Num[np.ndarray, "n height width channel"]
     labels: Int[np.ndarray, " n"]
 
     def where(self, index: np.ndarray) -> "Examples":
+        """Selects some of the images.
+
+        Args:
+          index: Indices of the images, or a mask.
+
+        Returns:
+          These images and their labels.
+        """
         return Examples(self.images[index], self.labels[index])
 
 
 class Data(NamedTuple):
-    """The images of one seed: to learn from, the parts that the two sources learn from, to test
-    on; and how many classes there are."""
+    """The images of one seed.
+
+    Attributes:
+      learn: Images that the large network learns from.
+      parts: Those of them that the first source learns from, and those of the second.
+      test: Images to test on.
+      classes: Number of classes.
+    """
 
     learn: Examples
     parts: tuple[Examples, Examples]
@@ -36,9 +55,21 @@ class Data(NamedTuple):
 
 
 def load(config: Config) -> list[Data]:
-    """The data of every seed: of digits a split for each, else the same, the publisher's.
+    """Reads the images and divides them for every seed.
 
-    `DataError` (a `ValueError`) says where to get what is missing, and what needs no download.
+    Each seed splits the digits anew. Other data have the split of their publisher, the same for all
+    seeds.
+
+    Args:
+      config: Which data, and how to divide them.
+
+    Returns:
+      The images, one entry for each seed.
+
+    Raises:
+      DataError: If files are missing or damaged, naming where to get them, or the two splits differ
+        in their number of classes.
+      ValueError: If the config asks for more images than there are.
     """
     if config.data.name == OFFLINE:
         examples, n = Examples(*digits.load()), digits.EXAMPLES - config.held_out
@@ -56,6 +87,7 @@ def load(config: Config) -> list[Data]:
 
 
 def _data(config: Config, learn: Examples, test: Examples, classes: int) -> Data:
+    """Divides the images to learn from by class, and checks that there are enough."""
     first = learn.labels < first_classes(classes, config.share)
     parts = learn.where(first), learn.where(~first)
     most = min(len(part.labels) for part in parts)
@@ -73,14 +105,31 @@ def _data(config: Config, learn: Examples, test: Examples, classes: int) -> Data
 
 
 def scale(images: Num[np.ndarray, "n height width channel"]) -> Scale:
-    """Mean and deviation of each channel, pixels in [0, 1], over the first 10 000 images."""
+    """Computes the mean and the standard deviation of each channel, with pixels in [0, 1].
+
+    Only the first 10 000 images are looked at.
+
+    Args:
+      images: Bytes, or pixels in [0, 1].
+
+    Returns:
+      The means and the deviations, as tuples that can be static arguments under `jit`; deviations
+      are at least 1e-6.
+    """
     sample = images[:10_000].astype(np.float64) / (255 if images.dtype == np.uint8 else 1)
     mean, std = sample.mean((0, 1, 2)), sample.std((0, 1, 2))
     return tuple(mean.tolist()), tuple(np.maximum(std, 1e-6).tolist())
 
 
 def first_classes(classes: int, share: float) -> int:
-    """How many classes the first source learns: a share of them, and at least one less than all.
+    """Computes how many classes the first source learns.
+
+    Args:
+      classes: Number of classes, >= 2.
+      share: Their share that the first source learns, in (0, 1).
+
+    Returns:
+      The rounded share, at least 1 and less than all.
 
     >>> first_classes(10, 0.7), first_classes(10, 0.99)
     (7, 9)
@@ -89,10 +138,20 @@ def first_classes(classes: int, share: float) -> int:
 
 
 def weights(data: Data) -> Float[np.ndarray, "2"]:
-    """SAIL's weights of the two sources (Theorem 3, eq. 11) from total variation distances.
+    """Computes SAIL's weights of the two sources from total variation distances.
 
-    Those are of the labels: of images, no two of which are equal, an estimate is 1 whatever their
-    distributions. The parts share no class and make up the whole, so the weights are their sizes.
+    The distances are between distributions of labels. Between images they could not be estimated:
+    no two are equal, so that every estimate would be 1. Both parts share no class and together are
+    the whole, so that the weights come out as their shares of the images.
+
+    Args:
+      data: The images of one seed.
+
+    Returns:
+      The weights of the first and the second source, of sum 1, `(2,)`.
+
+    References:
+      SAIL (Structured-Initialization Learning), Theorem 3, eq. 11.
     """
     target, *parts = (
         np.bincount(part.labels, minlength=data.classes) / len(part.labels)

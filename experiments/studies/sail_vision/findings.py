@@ -1,4 +1,4 @@
-"""What `sail_vision` found of SAIL's claims, from its dataset alone."""
+"""SAIL's claims about vision, judged from the stored dataset of `sail_vision` alone."""
 
 import numpy as np
 import xarray as xr
@@ -12,27 +12,74 @@ OWN = ("scratch", "sail", "first", "second", "other")
 
 
 def ways(dataset: xr.Dataset, paradigm: str) -> list[str]:
+    """Lists the starts of one kind of training.
+
+    Args:
+      dataset: A finished run.
+      paradigm: "supervised" or "byol".
+
+    Returns:
+      Names of starts, scratch first.
+    """
     return dataset[f"{paradigm}_way"].values.astype(str).tolist()
 
 
 def paradigms(dataset: xr.Dataset) -> list[str]:
+    """Lists the kinds of training that a run has.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      One or both of "supervised" and "byol".
+    """
     return dataset.attrs["paradigms"].split()
 
 
 def of(dataset: xr.Dataset, paradigm: str, name: str, way: str | None = None) -> xr.DataArray:
-    """A variable of one paradigm, of all ways or one."""
+    """Selects a variable of one kind of training.
+
+    Args:
+      dataset: A finished run.
+      paradigm: "supervised" or "byol".
+      name: Name of the variable without its prefix, such as "top1".
+      way: A start to select; None keeps the dimension "way" of all.
+
+    Returns:
+      The variable.
+    """
     array = dataset[f"{paradigm}_{name}"].rename({f"{paradigm}_way": "way"})
     return array if way is None else array.sel(way=way)
 
 
 def final(dataset: xr.Dataset, paradigm: str, way: str | None = None) -> xr.DataArray:
-    """Top-1 accuracy in the end, in percent."""
+    """Selects the top-1 accuracy at the end of training.
+
+    Args:
+      dataset: A finished run.
+      paradigm: "supervised" or "byol"; BYOL's is that of a linear probe.
+      way: A start to select; None keeps all.
+
+    Returns:
+      The accuracy in percent, [way, seed] or [seed].
+    """
     return 100 * of(dataset, paradigm, "top1", way)[..., -1]
 
 
 def along(dataset: xr.Dataset, paradigm: str, way: str) -> xr.DataArray:
-    """Top-1 accuracy averaged over training, in percent: what is reached sooner counts more. Steps
-    ahead of the training delay it."""
+    """Computes the top-1 accuracy averaged over training.
+
+    What is reached sooner counts more. Steps that a start spends ahead of the training, such as on
+    learning maps, delay its curve.
+
+    Args:
+      dataset: A finished run.
+      paradigm: "supervised" or "byol".
+      way: The start.
+
+    Returns:
+      The average in percent, [seed].
+    """
     curve, steps = 100 * of(dataset, paradigm, "top1", way), dataset["step"].values
     delayed = steps + int(of(dataset, paradigm, "ahead", way))
     means = [np.interp(steps, delayed, row).mean() for row in curve.values]
@@ -40,7 +87,15 @@ def along(dataset: xr.Dataset, paradigm: str, way: str) -> xr.DataArray:
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """SAIL's claims about vision, each in both paradigms."""
+    """Judges SAIL's claims about vision, each with labels and without.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      The findings, "not tested" where the run lacks a training. Verdicts are not yet corrected for
+      their number.
+    """
     declared = [finding for p in NAMES for finding in _of_paradigm(dataset, p)]
     claim = "what SAIL's start adds to the final top-1 is more in supervised training than in BYOL"
     if len(paradigms(dataset)) < len(NAMES):
@@ -51,6 +106,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _of_paradigm(dataset: xr.Dataset, paradigm: str) -> list[Finding]:
+    """Judges the claims about one kind of training."""
     name = NAMES[paradigm]
     claims = {
         "sooner": f"{name} from SAIL's start reaches the lowest {_fallen(paradigm)} that training "
@@ -111,15 +167,18 @@ def _of_paradigm(dataset: xr.Dataset, paradigm: str) -> list[Finding]:
 
 
 def _untested(where: str, claim: str) -> Finding:
+    """Makes the finding of a claim that the run does not test."""
     ours = "this preset trains nothing that tells"
     return Finding(f"SAIL, {where}", claim, PRINTED, ours, "not tested")
 
 
 def _fallen(paradigm: str) -> str:
+    """Names what `savings` is about: it falls along training, and less is better."""
     return "held-out loss" if paradigm == "supervised" else "error of a linear probe"
 
 
 def _saved(dataset: xr.Dataset, paradigm: str) -> str:
+    """Describes the steps and the compute that SAIL's start saves."""
     saved = of(dataset, paradigm, "saved", "sail")
     scratch = of(dataset, paradigm, "scratch_steps", "sail")
     spent, before, earlier = (
@@ -136,7 +195,14 @@ def _saved(dataset: xr.Dataset, paradigm: str) -> str:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Which start ends best in each paradigm."""
+    """Ranks the starts of each kind of training by their final accuracy.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      A sentence for each kind of training.
+    """
     lines = []
     for paradigm in paradigms(dataset):
         end = final(dataset, paradigm)

@@ -1,4 +1,4 @@
-"""The figures of `sail_vision`: colour and line say which start, in all of them."""
+"""The figures of `sail_vision`; in all of them colour and line style say which start."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullLocator
 
 from experiments.lab.bands import band
 from experiments.lab.findings import mean_and_error
@@ -19,23 +18,31 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TITLES = {"supervised": "supervised", "byol": "BYOL, linear probe"}
-SCRATCH, SAIL = style.FAINT, style.PALETTE[0]
+SCRATCH, SAIL = style.FAINT, style.PALETTE[0]  # colours
 REST = style.PALETTE[1:]
 
 
 def plot(dataset: xr.Dataset) -> "dict[str, Figure]":
-    """Accuracy and loss along training; final accuracy and what is saved, by start."""
+    """Draws accuracy and loss along training, and final accuracy with steps saved, by start.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      The figures by name.
+    """
     return {"accuracy": _accuracy(dataset), "loss": _loss(dataset), "final": _final(dataset)}
 
 
 def _groups(dataset: xr.Dataset, paradigm: str) -> list[list[str]]:
-    """SAIL's start beside its sources, then beside other transformations and merges."""
+    """Lists SAIL's start beside its sources, then beside other transformations and merges."""
     trained = ways(dataset, paradigm)
     split = [w for w in trained if w in OWN[2:]], [w for w in trained if w not in OWN]
     return [["scratch", "sail", *group] for group in split]
 
 
 def _looks(shown: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Chooses colours and line styles, the same for a start whichever others are shown."""
     looks = {"scratch": {"color": SCRATCH, "ls": "-"}, "sail": {"color": SAIL, "ls": "-"}}
     for i, way in enumerate(way for way in WAYS if way not in looks):
         looks[way] = {"color": REST[i % len(REST)], "ls": ("--", ":", "-.")[i // len(REST)]}
@@ -43,6 +50,7 @@ def _looks(shown: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _label(way: str, paradigm: str = "") -> str:
+    """Spells the name of a start for axes and legends."""
     if way == "other" and paradigm:
         return "from BYOL's" if paradigm == "supervised" else "from supervised"
     return {"sail": "SAIL", "first": "first source", "second": "second source"}.get(
@@ -51,11 +59,12 @@ def _label(way: str, paradigm: str = "") -> str:
 
 
 def _heading(dataset: xr.Dataset) -> str:
+    """Says which data a run had, and how many seeds."""
     return f"ResNet on {dataset.attrs['data']}, {dataset.sizes['seed']} seeds"
 
 
 def _accuracy(dataset: xr.Dataset) -> "Figure":
-    """Top-1 along training, each paradigm in a row."""
+    """Draws top-1 accuracy along training, a row for each kind of training."""
     rows = paradigms(dataset)
     fig, axes = style.figure(len(rows), 2, width=4.6, height=2.9, sharex=True, sharey="row")
     for row, paradigm in zip(axes, rows, strict=True):
@@ -76,12 +85,13 @@ def _accuracy(dataset: xr.Dataset) -> "Figure":
 
 
 def _legend(ax: "Axes", looks: dict[str, dict[str, Any]], paradigm: str) -> None:
+    """Adds a legend of the starts on the right of a panel."""
     lines = [Line2D([], [], label=_label(way, paradigm), **look) for way, look in looks.items()]
     ax.legend(handles=lines, frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _loss(dataset: xr.Dataset) -> "Figure":
-    """Held-out loss of supervised training, and the training loss of BYOL, by start."""
+    """Draws the held-out loss of supervised training, and the training loss of BYOL, by start."""
     rows = paradigms(dataset)
     fig, axes = style.figure(1, len(rows), width=5.2, height=3.2)
     for ax, paradigm in zip(axes[0], rows, strict=True):
@@ -93,10 +103,7 @@ def _loss(dataset: xr.Dataset) -> "Figure":
             steps = dataset["step" if held_out else "batch_step"].values
             at = steps + int(of(dataset, paradigm, "ahead", way))
             band(ax, at, values, lw=1.4, alpha=0.2, **look)
-        ax.set_yscale("log")
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        ax.yaxis.set_major_formatter("{x:g}")
-        ax.yaxis.set_minor_locator(NullLocator())
+        style.logarithmic(ax, "y")
         ax.set_title("supervised" if held_out else "BYOL")
         ax.set_ylabel("held-out loss (nats)" if held_out else "loss of the batch")
         ax.set_xlabel("steps of the large network")
@@ -106,7 +113,7 @@ def _loss(dataset: xr.Dataset) -> "Figure":
 
 
 def _final(dataset: xr.Dataset) -> "Figure":
-    """Accuracy in the end, and steps saved on training from scratch; a tick for each seed."""
+    """Draws final accuracies and the steps saved against scratch, with a tick for each seed."""
     rows = paradigms(dataset)
     most = max(len(ways(dataset, paradigm)) for paradigm in rows)
     fig, axes = style.figure(len(rows), 3, width=3.2, height=0.9 + 0.27 * most, sharey="row")

@@ -24,7 +24,26 @@ Sources = dict[str, list[list[PyTree]]]  # [seed][source], by paradigm
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
-    """Trains the sources, makes the starts, trains the large networks: a stage for each way."""
+    """Trains the sources, makes the starts, and trains the large networks, a stage for each start.
+
+    Args:
+      config: What to run.
+      stage: Computes and stores a stage under its name; the default stores nothing.
+
+    Returns:
+      The dataset. Names of variables begin with "supervised_" or "byol_", followed by:
+      - the measures of `training.MEASURES` along training, `(way, seed, step)`;
+      - `train_loss`: the loss of the minibatch, `(way, seed, batch_step)`;
+      - `saved`, `reached`, `scratch_steps`, `compute` and `scratch_compute`, `(way, seed)`: what a
+        start saves against training from scratch, in steps and FLOPs until the best that both
+        reach;
+      - `sources_compute` and `ahead`, `(way,)`: FLOPs and steps that are spent before the training.
+      Beside these there is `weight`, `(seed, source)`, of the sources in SAIL's merge. The
+      attribute `paradigms` lists the kinds of training, separated by spaces.
+
+    Raises:
+      DataError: If data are missing or too few, or devices cannot share the batch.
+    """
     with refused():
         sharding.layout(config.shard).check(**{"budget.batch": config.budget.batch})
         data = load(config)
@@ -33,6 +52,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     @cache
     def learner_of(paradigm: Paradigm, large: bool) -> Learner:
         steps = config.budget.steps if large else config.source_steps
+        # equal networks and schedules share one compiled step
         same = config.network(large=True) == config.network(large=False)
         if large and same and steps == config.source_steps:
             return learner_of(paradigm, False)
@@ -60,23 +80,27 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _keys(config: Config, seed: int) -> jax.Array:
-    """Of the sources: two of initial weights, two of training; of the large one: initial weights,
-    training; transformations."""
+    """Makes the random keys of a seed.
+
+    They are two for the sources' initial weights, two for their training, then those of the large
+    network's initial weights, of its training, and of transformations.
+    """
     return jax.random.split(jax.random.fold_in(jax.random.key(config.seed), seed), 7)
 
 
 def _seed(config: Config, seed: int) -> int:
-    """Of the order of minibatches."""
+    """Computes the seed of the order of minibatches."""
     return config.seed * config.replicates + seed
 
 
 def _sources(
     config: Config, learner: Learner, data: list[Data], folder: Path | None
 ) -> dict[str, Any]:
-    """Trained variables, as `seed_source`, and what they score on all classes in the end."""
+    """Trains both sources of every seed; returns their variables by "seed source"."""
     out = {}
     for seed, seed_data in enumerate(data):
         first, own, *training = _keys(config, seed)[:4]
+        # equal keys give equal initial weights
         starting = (first, first if config.origin == "common" else own)
         trained = []
         for i, (key, how) in enumerate(zip(starting, training, strict=True)):
@@ -93,6 +117,7 @@ def _sources(
 
 
 def _paired(config: Config, trained: Mapping[str, Any]) -> list[list[PyTree]]:
+    """Sorts the stored sources by seed: [seed][source]."""
     return [[trained[f"{seed} {i}"] for i in range(2)] for seed in range(config.replicates)]
 
 
@@ -104,7 +129,7 @@ def _large(
     way: str,
     folder: Path | None,
 ) -> dict[str, Any]:
-    """What was measured along the training from one start, [seed, evaluation]."""
+    """Trains the large network of every seed from one start; returns curves [seed, evaluation]."""
     curves = []
     for seed, seed_data in enumerate(data):
         first, training, transforming = _keys(config, seed)[4:]
@@ -119,7 +144,7 @@ def _large(
 def _part(
     config: Config, paradigm: Paradigm, learner: Learner, measured: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The variables of the dataset that belong to one paradigm: all named after it."""
+    """Makes the variables of one kind of training, with its name as their prefix."""
     ways = list(measured)
     dims = (f"{paradigm}_way", "seed")
     curves = {
@@ -128,6 +153,7 @@ def _part(
     }
     # of BYOL's own loss the lowest is not the best: a collapsed network has 0
     fallen = curves["test_loss"] if paradigm == "supervised" else 1 - curves["top1"]
+    # a step of learning maps counts as one of the large network
     ahead = np.array([config.maps.steps if way == LIGO else 0 for way in ways])
     gain = savings(fallen, config.budget.every, ahead=ahead)
     cost = learner.cost()
@@ -156,11 +182,12 @@ def _part(
 
 
 def _trained(way: str) -> int:
-    """How many sources a start needs."""
+    """Counts the sources that have to be trained for a start."""
     return {SCRATCH: 0, "first": 1, "second": 1}.get(way, 2)
 
 
 def _dataset(config: Config, data: list[Data], parts: Mapping[str, Any]) -> xr.Dataset:
+    """Joins the variables of both kinds of training, and adds the weights of the merge."""
     steps = np.arange(0, config.budget.steps + 1, config.budget.every)
     variables = {name: value for part in parts.values() for name, value in part.items()}
     variables["weight"] = (

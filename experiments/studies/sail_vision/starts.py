@@ -1,9 +1,10 @@
-"""The ways in which `sail_vision` starts a training, from two smaller trained ResNets or none.
+"""How `sail_vision` makes the starts of its trainings, from two small trained ResNets or none.
 
-Depth is SAIL's eq. 9 with rows that are one-hot: each stage repeats its last block, since others
-may project and have no like. Width is a method of `sail_jax.growth`, given the same key for both
-sources, so that random maps are the same for both. Their weighted sum follows, and BatchNorm's
-running statistics are measured anew.
+First the sources get as many blocks as the large network: SAIL's eq. 9 with one-hot rows, so that
+each stage repeats its last block. (Its first block may project, and then no other is like it.) Then
+they get as wide, by a method of `sail_jax.growth` with one key for both, so that random maps are
+the same for both. Last comes their weighted sum, after which BatchNorm's running statistics are
+measured again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,18 +30,47 @@ from sail_jax.growth import learned
 
 
 def spec_of(sizes: Mapping[str, Any], variables: PyTree) -> Spec:
+    """Builds the spec of a ResNet's variables: which feature space each of their axes lives in.
+
+    Args:
+      sizes: The configuration of the network.
+      variables: Its variables, or their shapes.
+
+    Returns:
+      The spec.
+    """
     return architectures.of(sizes).rules(sizes).spec(variables)
 
 
 def aligned(sizes: Mapping[str, Any], sources: Sequence[PyTree]) -> list[PyTree]:
-    """The sources with the units of all in the order of the first's (Git Re-Basin)."""
+    """Permutes the units of all sources to match those of the first one.
+
+    Args:
+      sizes: The configuration of the sources.
+      sources: Their variables.
+
+    Returns:
+      The first source as it is, and the others with their units in another order.
+
+    References:
+      Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836).
+    """
     first, *others = sources
     spec = spec_of(sizes, first)
     return [first, *(change_basis(o, spec, weight_matching(first, o, spec)) for o in others)]
 
 
 def deepened(variables: PyTree, sizes: Mapping[str, Any], new: Sequence[int]) -> PyTree:
-    """The variables of a ResNet with `new` blocks by stage, each stage's last block repeated."""
+    """Repeats the last block of each stage of a ResNet until there are as many as wanted.
+
+    Args:
+      variables: Variables of the ResNet.
+      sizes: Its configuration.
+      new: Wanted number of blocks of each stage, at least those that there are.
+
+    Returns:
+      Variables of the deeper ResNet.
+    """
     was = sizes["blocks"]
     out = {}
     for collection, modules in variables.items():
@@ -59,7 +89,19 @@ def transformed(
     transformation: str,
     key: PRNGKeyArray,
 ) -> PyTree:
-    """One source in the target's shape."""
+    """Brings one source to the depth and the width of the target.
+
+    Args:
+      variables: Variables of the source.
+      source: Its configuration.
+      target: Configuration of the target.
+      transformation: How it is widened, one of `config.TRANSFORMATIONS`.
+      key: A random key, for transformations that draw their maps.
+
+    Returns:
+      Variables of the target's shapes. BatchNorm's statistics are transformed too, and need to be
+      measured anew.
+    """
     method, options = TRANSFORMATIONS[transformation]
     deep = {**source, "blocks": target["blocks"]}
     stretched = deepened(variables, source, target["blocks"])
@@ -74,9 +116,18 @@ def start(
     data: Data,
     keys: Sequence[PRNGKeyArray],
 ) -> PyTree:
-    """The ResNet's variables before the first step of the large training.
+    """Makes the variables with which a training of the large network starts.
 
-    sources: by paradigm, the trained small networks. keys: of initial weights, of transformations.
+    Args:
+      way: Name of the start, one of `config.WAYS`.
+      config: The settings.
+      learner: The large network and its training.
+      sources: The trained small networks by kind of training, two of each.
+      data: The images of this seed.
+      keys: Random keys, of the initial weights and of transformations.
+
+    Returns:
+      Variables of the large network.
     """
     first, second = keys
     scratch = learner.scratch(first)
@@ -88,6 +139,7 @@ def start(
         own = next(p for p in sources if p != own)
     pair = sources[own]
     if way == LIGO:
+        # LiGO has one source: it gets SAIL's merge of the two
         mixed = merged(pair, jnp.asarray(weights(data), jnp.float32))
         stretched = deepened(mixed, small, large["blocks"])
         grown = ligo(config, learner, stretched, data, second)
@@ -95,10 +147,13 @@ def start(
     share = {"uniform_soup": [0.5, 0.5], "first": [1.0, 0.0], "second": [0.0, 1.0]}
     weight = np.asarray(share.get(way, weights(data)))
     method = way if way in TRANSFORMATIONS else config.transformation
+    # a source of weight 0 need not be transformed
     used = [(model, w) for model, w in zip(pair, weight, strict=True) if w]
+    # one key for both sources, so that random maps are the same for both
     grown = [transformed(model, small, large, method, second) for model, _ in used]
     mixed = merged(grown, jnp.array([w for _, w in used], jnp.float32))
-    if own == "byol" and way == OTHER:  # which has not learned to classify
+    # BYOL's sources have not learned to classify: the head is a new one
+    if own == "byol" and way == OTHER:
         mixed = {**mixed, "params": {**mixed["params"], "head": scratch["params"]["head"]}}
     return learner.renewed(mixed, data.learn.images)
 
@@ -106,8 +161,25 @@ def start(
 def ligo(
     config: Config, learner: Learner, variables: PyTree, data: Data, key: PRNGKeyArray
 ) -> PyTree:
-    """Wider by maps that are learned on the new task (Wang et al. 2023), under the statistics of
-    the batch; the running ones are then to be measured."""
+    """Widens a source by maps that are learned on the new task.
+
+    The loss normalises by the statistics of each batch. The running ones of the result are not
+    valid and have to be measured.
+
+    Args:
+      config: The settings, with those of learning the maps.
+      learner: The large network and its training.
+      variables: The source, as deep as the large network.
+      data: The images to learn from.
+      key: A random key, for the initial maps.
+
+    Returns:
+      Variables of the large network's shapes.
+
+    References:
+      Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).
+    """
+    # goes round if there are fewer images than learning the maps needs
     at = np.arange(config.maps.steps * config.budget.batch) % len(data.learn.labels)
     chosen = data.learn.where(np.random.default_rng(config.seed).permutation(at))
     shape = config.maps.steps, config.budget.batch
@@ -124,6 +196,7 @@ def _ligo(
     batches: PyTree,
     key: PRNGKeyArray,
 ) -> PyTree:
+    """Learns the maps of `ligo` and applies them."""
     large = config.network(large=True)
     source = {**config.network(large=False), "blocks": large["blocks"]}
     spec = spec_of(source, variables)

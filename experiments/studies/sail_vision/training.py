@@ -1,9 +1,10 @@
 """How `sail_vision` trains a ResNet, with labels or by BYOL, and what it measures on the way.
 
-Supervised networks are measured by their own predictions, BYOL's by two classifiers on the pooled
-features of the frozen encoder: a linear one, fitted by ridge regression onto the classes, and the
-nearest neighbours (Wu et al. 2018). BatchNorm normalises by the batch in training and by running
-statistics in evaluation; `renewed` measures these anew where weights were transformed or mixed.
+Supervised networks are measured by their own predictions. BYOL's encoder is measured by two
+classifiers on its pooled features, without training it further: a linear one, fitted by ridge
+regression onto the classes, and nearest neighbours (Wu et al., 2018). BatchNorm normalises by the
+batch in training and by running statistics in evaluation. `Learner.renewed` measures these anew
+where weights were transformed or mixed.
 """
 
 from collections.abc import Callable
@@ -38,14 +39,14 @@ from experiments.training.fit import Fit, curve
 from sail_jax.align import reset_statistics
 
 CHUNK = 500  # images that are evaluated at once
-LONG = 1000  # steps of a training that tells of itself
+LONG = 1000  # steps from which on a training reports its progress
 RECIPES: dict[str, Augment] = {
     "none": Augment(),
     "digits": Augment(shift=1, brightness=0.2, noise=0.05),
-    # CIFAR's, of He et al. 2016
+    # those of He et al. 2016 for CIFAR
     "crop_flip": Augment(shift=4, flip=0.5),
-    # of Grill et al. 2020, App. B, without blur and hue, and crops of a fifth or more: for images
-    # of 32 to 64 pixels
+    # those of Grill et al. 2020, App. B, without blur and hue, and with crops of a fifth of the
+    # image or more, as images have 32 to 64 pixels
     "byol": Augment(
         area=0.2, flip=0.5, brightness=0.4, contrast=0.4, saturation=0.2, grey=0.2, solarise=0.1
     ),
@@ -54,7 +55,20 @@ MEASURES = {"supervised": ("top1", "top5", "test_loss"), "byol": ("top1", "top5"
 
 
 class Learner:
-    """One paradigm on one network, compiled once for all seeds and starts."""
+    """One kind of training of one network, compiled once for all seeds and starts.
+
+    Attributes:
+      paradigm: "supervised" or "byol".
+      config: The settings.
+      steps: Steps of training, over which the schedules run.
+      data: Images of one seed, from which shapes and `scale` are taken for all seeds.
+      net: The network.
+      image: Zeros of the shape of one image, after an axis of examples.
+      scale: Mean and deviation of each channel, by which images are standardised.
+      byol: BYOL's networks around the encoder; not used in supervised training.
+      training: The optimiser.
+      fitting: The trainer.
+    """
 
     def __init__(
         self, config: Config, sizes: dict[str, Any], paradigm: Paradigm, steps: int, data: Data
@@ -86,14 +100,30 @@ class Learner:
         self._features = jax.jit(self._pooled)
 
     def scratch(self, key: PRNGKeyArray) -> PyTree:
-        """Variables of the ResNet at random."""
+        """Draws initial variables of the ResNet.
+
+        Args:
+          key: A random key.
+
+        Returns:
+          "params" and "batch_stats".
+        """
         return _initial(self.net, key, self.image)
 
     def state(self, variables: PyTree, key: PRNGKeyArray) -> State:
-        """Before the first step, from a ResNet's variables; BYOL's other networks are random."""
+        """Makes the trainer's state before the first step.
+
+        Args:
+          variables: Variables of the ResNet.
+          key: A random key, of BYOL's projector and predictor and of augmentations.
+
+        Returns:
+          The state.
+        """
         return self._start(variables, key)
 
     def _state(self, variables: PyTree, key: PRNGKeyArray) -> State:
+        """Makes the trainer's state; BYOL's projector and predictor are drawn at random."""
         first, second = jax.random.split(key)
         params, stats = variables["params"], variables["batch_stats"]
         if self.paradigm == "byol":
@@ -102,7 +132,14 @@ class Learner:
         return init(self.training, params, second, stats)
 
     def variables(self, state: State) -> PyTree:
-        """The ResNet's, of a state."""
+        """Extracts the ResNet from the trainer's state.
+
+        Args:
+          state: The state; of BYOL the encoder is taken.
+
+        Returns:
+          "params" and "batch_stats" of the ResNet.
+        """
         params, stats = state.params, state.mutable
         if self.paradigm == "byol":
             params, stats = params["encoder"], stats["stats"]["encoder"]
@@ -117,8 +154,22 @@ class Learner:
         seed: int,
         folder: Path | None,
     ) -> tuple[PyTree, dict[str, np.ndarray]]:
-        """The trained variables, and by name what was measured before the first and after every
-        `config.budget.every` steps; the loss of the batch then trained on is `train_loss`."""
+        """Trains a network and measures it on the way.
+
+        It is measured before the first step and after every `config.budget.every` steps.
+
+        Args:
+          variables: Variables of the ResNet to start from.
+          learn: Images to train on.
+          data: Images to measure with: those to test on, and, of BYOL, those to fit classifiers on.
+          key: A random key, as in `state`.
+          seed: Seed of the order of minibatches.
+          folder: Directory for checkpoints, from which a killed training goes on; None stores none.
+
+        Returns:
+          The trained variables; and curves by name: `(evaluation,)` for all that `MEASURES` lists,
+          and "train_loss", the loss of the minibatch at each evaluation but the last.
+        """
         every = self.config.budget.every
 
         def batch(t: int) -> Examples:
@@ -141,6 +192,16 @@ class Learner:
         return sharding.gathered(self.variables(trained.state)), curves
 
     def measure(self, variables: PyTree, data: Data) -> dict[str, float]:
+        """Measures a network on the test images.
+
+        Args:
+          variables: Variables of the ResNet.
+          data: Images to test on, and, of BYOL, those to fit classifiers on.
+
+        Returns:
+          What `MEASURES` lists for this kind of training: accuracies as shares, and "test_loss" in
+          nats.
+        """
         if self.paradigm == "supervised":
             logits = self._over(self._predict, variables, data.test.images)
             nats = optax.softmax_cross_entropy_with_integer_labels(logits, data.test.labels)
@@ -155,8 +216,17 @@ class Learner:
         }
 
     def renewed(self, variables: PyTree, images: Num[np.ndarray, "n ..."]) -> PyTree:
-        """The variables with BatchNorm's running statistics measured on the first images: those of
-        a mix may be negative, and are no statistics of the mixed network."""
+        """Measures BatchNorm's running statistics anew.
+
+        Those of a mix may have negative variances, and are not the statistics of the mixed network.
+
+        Args:
+          variables: Variables of the ResNet.
+          images: Images, of which the first `config.statistics` are used.
+
+        Returns:
+          The variables with new "batch_stats".
+        """
         sample = images[: self.config.statistics]
         batches = [
             self.seen(jnp.asarray(sample[i : i + CHUNK])) for i in range(0, len(sample), CHUNK)
@@ -168,9 +238,17 @@ class Learner:
         return reset_statistics(variables, partial(_convolved, self.net), batches, leaves)
 
     def cost(self, sizes: dict[str, Any] | None = None) -> float:
-        """Floating-point operations of a step, of this network or another."""
+        """Counts the floating-point operations of a training step.
+
+        Args:
+          sizes: Configuration of another network, trained in the same way; None for this one.
+
+        Returns:
+          The number of operations.
+        """
         if sizes is not None:
             return Learner(self.config, sizes, self.paradigm, self.steps, self.data).cost()
+        # shapes suffice: nothing is computed
         key = jax.random.key(0)
         state = jax.eval_shape(lambda: self.state(self.scratch(key), key))
         n = self.config.budget.batch
@@ -179,11 +257,20 @@ class Learner:
         return self.fitting.cost(state, Examples(images, labels))  # type: ignore[arg-type]
 
     def seen(self, images: Num[Array, "*n height width channel"]) -> Float[Array, "..."]:
+        """Standardises images to what the network takes.
+
+        Args:
+          images: Bytes, or pixels in [0, 1], `(..., height, width, channel)`.
+
+        Returns:
+          The standardised images.
+        """
         return standardised(images, self.scale)
 
     def _supervised(
         self, params: PyTree, stats: PyTree, batch: Any, key: PRNGKeyArray
     ) -> tuple[Array, dict[str, Array], PyTree]:
+        """Computes the cross-entropy of augmented images, in the form that the trainer takes."""
         images = self.seen(augment(batch.images, key, RECIPES[self.config.augment]))
         logits, stats = applied(self.net, params, stats, images)
         nats = optax.softmax_cross_entropy_with_integer_labels(
@@ -194,6 +281,7 @@ class Learner:
     def _byol(
         self, params: PyTree, carried: PyTree, batch: Any, key: PRNGKeyArray
     ) -> tuple[Array, dict[str, Array], PyTree]:
+        """Computes BYOL's loss of two augmented views, in the form that the trainer takes."""
         views = (
             self.seen(augment(batch.images, k, RECIPES[self.config.contrast.views]))
             for k in jax.random.split(key)
@@ -201,39 +289,64 @@ class Learner:
         return self.byol.loss(params, carried, *views)
 
     def _logits(self, variables: PyTree, images: Array) -> Array:
+        """Computes logits of images that are not yet standardised, under running statistics."""
         out: Any = self.net.apply(variables, self.seen(images))
         return out
 
     def _pooled(self, variables: PyTree, images: Array) -> Array:
+        """Computes the classifier's inputs for such images, under running statistics."""
         stats = variables["batch_stats"]
         return features(self.net, variables["params"], stats, self.seen(images), False)[0]
 
     def _over(self, fn: Callable[..., Array], variables: PyTree, images: np.ndarray) -> np.ndarray:
-        """`fn` of all images, by chunks of one shape."""
+        """Applies a function to all images, in chunks of one shape, so that it is compiled once."""
         size = min(CHUNK, len(images))
         rows = []
         for i in range(0, len(images), size):
             chunk = images[i : i + size]
-            short = size - len(chunk)
+            short = size - len(chunk)  # of the last chunk only
             padded = np.pad(chunk, ((0, short), (0, 0), (0, 0), (0, 0)))
             rows.append(sharding.gathered(fn(variables, padded))[: len(chunk)])
         return np.concatenate(rows)
 
 
 def standardised(images: Num[Array, "*n channel"], scale: Scale) -> Float[Array, "*n channel"]:
-    """Pixels as a network takes them."""
+    """Subtracts the mean of each channel and divides by its deviation.
+
+    Args:
+      images: Bytes, or pixels in [0, 1], `(..., channel)`.
+      scale: Means and deviations of pixels in [0, 1].
+
+    Returns:
+      The standardised images, in floating point.
+    """
     mean, std = (jnp.array(x, jnp.float32) for x in scale)
     return (pixels(images) - mean) / std
 
 
 def resnet(sizes: dict[str, Any]) -> ResNet:
+    """Builds a ResNet.
+
+    Args:
+      sizes: Its configuration, of the type "flax_resnet".
+
+    Returns:
+      The module.
+    """
     net = presets.build(sizes)
     assert isinstance(net, ResNet)
     return net
 
 
 def normalised(net: ResNet) -> list[tuple[str, str]]:
-    """Each convolution with the BatchNorm that normalises it, from the input to the output."""
+    """Lists each convolution with the BatchNorm that normalises it.
+
+    Args:
+      net: The network.
+
+    Returns:
+      Pairs of paths (convolution, BatchNorm), from the input to the output.
+    """
     pairs = [("stem", "stem_bn")]
     for x, (s, b) in net.places().items():
         pairs += [(f"{x}/conv1", f"{x}/bn1"), (f"{x}/conv2", f"{x}/bn2")]
@@ -244,12 +357,13 @@ def normalised(net: ResNet) -> list[tuple[str, str]]:
 
 @partial(jax.jit, static_argnums=0)
 def _initial(net: ResNet, key: PRNGKeyArray, image: Array) -> PyTree:
+    """Draws initial variables, compiled once for each network and shape of images."""
     return net.init(key, image)
 
 
 @partial(jax.jit, static_argnums=0)
 def _convolved(net: ResNet, variables: PyTree, images: Array) -> dict[str, Array]:
-    """What each convolution gives, by its path."""
+    """Computes the outputs of all convolutions under running statistics, by their paths."""
     _, caught = net.apply(
         variables,
         images,
@@ -266,7 +380,17 @@ def _convolved(net: ResNet, variables: PyTree, images: Array) -> dict[str, Array
 
 
 def applied(net: ResNet, params: PyTree, stats: PyTree, images: Array) -> tuple[Array, PyTree]:
-    """Logits by the batch's statistics, and the running ones moved towards them."""
+    """Applies a ResNet in training: BatchNorm normalises by the batch.
+
+    Args:
+      net: The network.
+      params: Its parameters.
+      stats: Running statistics.
+      images: Standardised images, `(n, height, width, channel)`.
+
+    Returns:
+      The logits `(n, class)`, and the running statistics moved towards those of the batch.
+    """
     variables = {"params": params, "batch_stats": stats}
     logits, rest = net.apply(variables, images, True, mutable=["batch_stats"])
     return logits, rest["batch_stats"]
@@ -275,7 +399,18 @@ def applied(net: ResNet, params: PyTree, stats: PyTree, images: Array) -> tuple[
 def features(
     net: ResNet, params: PyTree, stats: PyTree, images: Array, train: bool
 ) -> tuple[Float[Array, "n feature"], PyTree]:
-    """What the classifier reads: the last block's output, averaged over the image."""
+    """Computes what the classifier reads: the last block's output, averaged over each image.
+
+    Args:
+      net: The network.
+      params: Its parameters.
+      stats: Running statistics.
+      images: Standardised images, `(n, height, width, channel)`.
+      train: Whether BatchNorm normalises by the batch and moves the running statistics.
+
+    Returns:
+      The features `(n, feature)`, and the running statistics, changed only if `train`.
+    """
     *_, last = net.places()
     _, rest = net.apply(
         {"params": params, "batch_stats": stats},
@@ -289,8 +424,16 @@ def features(
 
 
 def top(scores: Float[np.ndarray, "n class"], labels: Int[np.ndarray, " n"]) -> dict[str, float]:
-    """Shares of images whose class is the first, or among the first five, by score; all classes
-    that tie with it come before it.
+    """Computes the shares of images whose class scores best, or among the best five.
+
+    A class that ties with the right one counts as better.
+
+    Args:
+      scores: Scores of the classes, `(n, class)`.
+      labels: The right classes, `(n,)`.
+
+    Returns:
+      The shares, as "top1" and "top5".
 
     >>> top(np.array([[2.0, 1.0, 0.0], [1.0, 1.0, 0.0]]), np.array([0, 1]))
     {'top1': 0.5, 'top5': 1.0}
@@ -307,10 +450,24 @@ def ridge(
     classes: int,
     penalty: float,
 ) -> Float[np.ndarray, "m class"]:
-    """Scores of a linear classifier: least squares from standardised features, and a constant, to
-    one-hot classes, with `penalty` on the squared weights of a mean over examples."""
+    """Scores classes by ridge regression from features to one-hot classes.
+
+    The regression has a constant and minimises the mean squared error over examples plus penalty
+    |w|^2. Features are standardised first, so that their scale does not matter.
+
+    Args:
+      bank: Features of the images that it is fitted on, `(n, feature)`.
+      labels: Their classes, `(n,)`.
+      seen: Features of the images to score, `(m, feature)`.
+      classes: Number of classes.
+      penalty: Coefficient of the squared weights, > 0.
+
+    Returns:
+      The scores, `(m, class)`.
+    """
     mean, std = bank.mean(0, dtype=np.float64), bank.std(0, dtype=np.float64)
-    std = np.where(std > 1e-6 * std.max(initial=1e-12), std, np.inf)  # a dead unit says nothing
+    # a unit that does not vary carries no information: it becomes 0 instead of 0 / 0
+    std = np.where(std > 1e-6 * std.max(initial=1e-12), std, np.inf)
     x = (bank - mean) / std
     y = np.eye(classes)[labels]
     gram = x.T @ x / len(x) + penalty * np.eye(x.shape[1])
@@ -326,12 +483,31 @@ def neighbours(
     count: int,
     temperature: float = 0.07,
 ) -> Float[np.ndarray, "m class"]:
-    """Votes of the `count` images nearest by cosine, weighted by exp(cosine / temperature)."""
+    """Scores classes by the nearest neighbours of an image.
+
+        score of class c = sum over neighbours of that class of exp((cosine - 1) / temperature)
+
+    Args:
+      bank: Features of the images to compare with, `(n, feature)`.
+      labels: Their classes, `(n,)`.
+      seen: Features of the images to score, `(m, feature)`.
+      classes: Number of classes.
+      count: Number of neighbours, those of the largest cosine; at most n.
+      temperature: How fast a neighbour's weight falls with its distance, > 0.
+
+    Returns:
+      The scores, `(m, class)`.
+
+    References:
+      Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, 2018
+      (arXiv 1805.01978).
+    """
     unit = lambda x: x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)  # noqa: E731
     units, scores = unit(bank), []
     for i in range(0, len(seen), CHUNK):
         near = unit(seen[i : i + CHUNK]) @ units.T
         at = np.argpartition(-near, count - 1, axis=1)[:, :count]
+        # less 1, the largest cosine: the exponential cannot overflow
         votes = np.exp((np.take_along_axis(near, at, axis=1) - 1) / temperature)
         one_hot = np.eye(classes)[labels[at]]
         scores.append((votes[..., None] * one_hot).sum(1))

@@ -1,4 +1,4 @@
-"""What `transfer_factors` can be told, and its presets."""
+"""The config of `transfer_factors`, and its presets."""
 
 from collections.abc import Callable, Mapping
 from math import inf, pi
@@ -19,7 +19,10 @@ VALUES: Mapping[Factor, tuple[str, Callable[[float], bool]]] = {
 
 @config
 class Loads:
-    """The loads gamma = n/d, evenly spaced midpoints of the range."""
+    """The loads gamma = n/d: midpoints of equal parts of a range.
+
+    ValueError is raised if the range is empty.
+    """
 
     number: Annotated[int, Ge(2)] = 16
     """Number of loads."""
@@ -35,7 +38,11 @@ class Loads:
 
 @config
 class Config:
-    """Loads x values of one factor, at one angle and noise."""
+    """Loads and values of one factor, at one angle between the tasks and one level of noise.
+
+    ValueError is raised if a value does not suit the factor, the loads give fewer than 3 samples or
+    the same number twice, or a number of samples is within 1 of d.
+    """
 
     factor: Factor = "spectrum"
     """What varies besides the load: the decay of the input 'spectrum', the training 'time', or the
@@ -44,7 +51,8 @@ class Config:
     """Values of the factor: exponents >= 0, times >= 0 (inf allowed), or source loads > 0 (inf
     allowed)."""
     theta: Annotated[float, Interval(ge=0, le=pi)] = pi / 4
-    """Angle between the tasks in the inner product of the inputs, in radians, at most pi."""
+    """Angle between the tasks, in the inner product that the inputs' covariance defines, in
+    radians, at most pi."""
     sigma: NotNegative = 0.3
     """Standard deviation of the label noise, of source and target data."""
     depth: Natural = 2
@@ -73,7 +81,11 @@ class Config:
             )
 
     def counts(self) -> np.ndarray:
-        """Samples n at each load."""
+        """Computes the number of samples n at each load.
+
+        Returns:
+          The numbers, increasing.
+        """
         loads = self.loads
         share = (np.arange(loads.number) + 0.5) / loads.number
         return np.round((loads.low + share * (loads.high - loads.low)) * self.d).astype(int)

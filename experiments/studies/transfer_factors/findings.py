@@ -1,4 +1,4 @@
-"""What `transfer_factors` found: from the stored dataset alone."""
+"""The findings of `transfer_factors`, from the stored dataset alone."""
 
 import numpy as np
 import xarray as xr
@@ -10,7 +10,14 @@ NAMES = {"linear": "linear transfer", "fine_tune": "fine-tuning"}
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Whether transfer hurts and helps where it should, and whether stopping early pays."""
+    """Judges whether transfer hurts and helps where theory says, and whether stopping early pays.
+
+    Args:
+      dataset: The study's dataset.
+
+    Returns:
+      The findings; none for datasets of an older version, which have no values of single draws.
+    """
     if "region" not in dataset:  # a run of a version that kept no data set by itself
         return []
     where = "features are fate, Sec. 3", "white inputs, trained to the end from a known source"
@@ -28,13 +35,17 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _stops(dataset: xr.Dataset) -> bool:
-    """Whether trainings were stopped, and one was not."""
+    """Returns whether some trainings were stopped early, and one was not."""
     unlimited = dataset.attrs["factor"] == "time" and np.isinf(dataset.value[-1])
     return bool(unlimited) and dataset.sizes["value"] > 1
 
 
 def _stopping(dataset: xr.Dataset) -> Finding:
-    """The time is chosen on the first half of the draws, and judged on the others."""
+    """Judges whether stopping early lowers the risk of fine-tuning at the load nearest to 1.
+
+    The time is chosen on the first half of the draws and judged on the others: a time chosen on the
+    draws that judge it would look better than it is.
+    """
     log_risk = np.log(dataset["risk_near"].values)
     lower = log_risk[:, -1:] - log_risk[:, :-1]
     half = len(lower) // 2
@@ -51,7 +62,15 @@ def _stopping(dataset: xr.Dataset) -> Finding:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Agreement of theory and simulation, and what the factor does."""
+    """Summarises the dataset in a few sentences.
+
+    Args:
+      dataset: The study's dataset.
+
+    Returns:
+      Where transfer hurts at the ends of the factor's range, and how well theory and simulation
+      agree; where trainings were stopped, also what that does to the risk.
+    """
     factor, sentences = dataset.attrs["factor"], []
     for mode, name in NAMES.items():
         theory, mean = dataset[f"{mode}_theory"].values, dataset[f"{mode}_mean"].values

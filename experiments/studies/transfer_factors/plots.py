@@ -1,4 +1,4 @@
-"""The figures of `transfer_factors`."""
+"""The figures of `transfer_factors`, drawn by functions of `transfer_phase.plots`."""
 
 from typing import TYPE_CHECKING
 
@@ -10,8 +10,16 @@ if TYPE_CHECKING:
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """The diagram of both ways of transfer where there is a theory of it; fine-tuned risks against
-    the load where training was stopped."""
+    """Draws the figures of the study.
+
+    Args:
+      dataset: The study's dataset.
+
+    Returns:
+      The figures by name: the diagrams of both ways of transfer where there is a theory of
+      fine-tuning, and the risk of fine-tuning against the load ("stopped") where training time
+      varies.
+    """
     from experiments.studies.transfer_phase import plots
 
     figures = {}

@@ -24,9 +24,19 @@ CHUNK = 2  # draws between two points at which a run can be resumed
 
 
 def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
-    """Risks of scratch training, linear transfer and fine-tuning over (value, gamma), and the
-    transferability R_scratch - R_method of the last two; quantiles are 16, 50 and 84 %. `*_region`
-    are means over `regions.REGIONS`."""
+    """Computes risks of training from scratch and of transfer, in theory and by simulation.
+
+    Args:
+      config: The config.
+      stage: What computes or restores the parts of the run.
+
+    Returns:
+      A dataset over way ("scratch", "linear", "fine_tune"), value (of the factor) and gamma (the
+      load). `risk_*` are risks. `linear_*` and `fine_tune_*` are transferabilities R_scratch -
+      R_transfer: theory, mean and standard deviation over draws, and the 16, 50 and 84 % quantiles.
+      `*_region` are means over `regions.REGIONS`, and `risk_near` is the risk of fine-tuning at the
+      load nearest to 1, draw by draw.
+    """
     import xarray as xr
 
     keys = jax.random.split(jax.random.key(config.seed), config.draws + 1)
@@ -67,8 +77,10 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
 
 @jax.jit
 def _tasks(key: jax.Array, s: jax.Array, theta: float) -> tuple[jax.Array, jax.Array]:
-    """Source and target with weight on all directions, unit norm and angle theta in Sigma's inner
-    product."""
+    """Draws source and target, with parts in all directions.
+
+    In the inner product of the covariance diag(s) they have norm 1 and angle theta.
+    """
     source, other = jax.random.normal(key, (2, s.size))
 
     def unit(v: jax.Array) -> jax.Array:
@@ -80,13 +92,13 @@ def _tasks(key: jax.Array, s: jax.Array, theta: float) -> tuple[jax.Array, jax.A
 
 
 def _spectra(config: Config) -> jax.Array:
-    """Eigenvalues [value or 1, d]: white except where the spectrum varies."""
+    """Returns eigenvalues [value or 1, d], all equal to 1 unless the spectrum is what varies."""
     exponents = config.values if config.factor == "spectrum" else (0.0,)
     return jnp.stack([covariance.power_law(config.d, a) for a in exponents])
 
 
 def _theory(config: Config, key: jax.Array) -> dict[str, jax.Array]:
-    """Expected risks [method, value, gamma]; NaN where there is no theory."""
+    """Computes expected risks [way, value, gamma]; NaN where there is no theory."""
     with jax.enable_x64(True):
         n = jnp.asarray(config.counts(), dtype=float)
         gamma, theta, sigma = n / config.d, config.theta, config.sigma
@@ -123,7 +135,7 @@ def _theory(config: Config, key: jax.Array) -> dict[str, jax.Array]:
 def _converged(
     s: jax.Array, a: jax.Array, b: jax.Array, n: jax.Array, sigma: float, depth: float
 ) -> tuple[jax.Array, ...]:
-    """The risks after training to the end."""
+    """Computes the risks after training to the end: from scratch, by transfer, by fine-tuning."""
     return (
         covariance.scratch_risk(s, b, n, sigma),
         covariance.linear_transfer_risk(s, a, b, n, sigma),
@@ -134,7 +146,7 @@ def _converged(
 def _draws(
     index: np.ndarray, *, config: Config, keys: jax.Array, simulate: Callable[..., jax.Array]
 ) -> dict[str, np.ndarray]:
-    """Risks [draw, method, value, gamma] of these draws."""
+    """Simulates the risks [draw, way, value, gamma] of some draws."""
     with jax.enable_x64(True):
         n = jnp.asarray(config.counts())
         risks = simulate(keys[index], keys[0], n, _spectra(config))
@@ -143,12 +155,18 @@ def _draws(
 
 @partial(jax.jit, static_argnums=0)
 def _simulate(config: Config, keys: jax.Array, key: jax.Array, ns: jax.Array, spectra: jax.Array):
+    """Simulates the risks [draw, way, value, gamma] of one draw for each key.
+
+    `key` is that of the tasks, which all draws share.
+    """
     most = int(config.counts().max())
     sigma, depth, d = config.sigma, config.depth, config.d
 
     def data(key: jax.Array, n: jax.Array, s: jax.Array, beta: jax.Array, rows: int = most):
-        """n samples in an array of `rows` rows, so that every load has one shape: the others are 0,
-        and the scale makes X^T X / rows what X^T X / n is."""
+        """Draws n samples in an array of `rows` rows, so that every load has one shape.
+
+        The other rows are 0, and the scale makes X^T X / rows what X^T X / n would be.
+        """
         scale = jnp.where(jnp.arange(rows) < n, jnp.sqrt(rows / n), 0.0)
         x = jax.random.normal(key, (rows, d)) * jnp.sqrt(s) * scale[:, None]
         noise = jax.random.normal(jax.random.fold_in(key, 1), (rows,)) * scale
@@ -194,11 +212,14 @@ def _simulate(config: Config, keys: jax.Array, key: jax.Array, ns: jax.Array, sp
         beta_s, beta_t = _tasks(key_tasks, s, config.theta)
         x, y = data(key, n, s, beta_t)
         scratch = dl.scratch_fit(x, y)
+        # An infinite load stands for the population: the fit is the source task itself. It has more
+        # rows here than `limit`, by which `of_value` knows it.
         rows = np.array([min(load, 1e6) * d for load in config.values])
 
         def of_value(value: tuple[jax.Array, jax.Array]) -> jax.Array:
             """`data` again, for the source task: as many rows for every load, in turn."""
             i, n_s = value
+            # From 2 on: the target's noise has folded 1 into the same key.
             z, labels = data(jax.random.fold_in(key, i + 2), n_s, s, beta_s, limit)
             learned = jnp.where(n_s > limit, beta_s, dl.scratch_fit(z, labels))
             linear = dl.linear_transfer_fit(x, y, learned)

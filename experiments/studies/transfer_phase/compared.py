@@ -1,15 +1,15 @@
-"""Trained networks, and what theory says of the very same data sets, from its limit on.
+"""Trained networks, compared with what theory says of the very same data sets.
 
-The kinds that are compared:
+These kinds are compared, each with one more property of the network than the one before:
 
   estimator  where training ends: alpha -> 0, t -> inf (`theory.deep_linear.estimators`)
   flow       gradient flow of rank one, alpha -> 0, at the time at which the network stopped
   narrow     descent of rank one, alpha -> 0, with the network's own rate and number of steps
   network    descent of the full layers
 
-so that what sets a network apart from its estimator is a sum of three parts: stopping time (flow -
-estimator), learning rate (narrow - flow), size of the initial weights (network - narrow).
-From scratch, one layer begins where the network does, and more than two have no flow that is known.
+So the difference between a network and its estimator is a sum of three parts: stopping time (flow -
+estimator), learning rate (narrow - flow) and size of the initial weights (network - narrow). From
+scratch, one layer begins where the network does, and of more than two layers no flow is known.
 """
 
 from typing import TYPE_CHECKING
@@ -29,16 +29,30 @@ PARTS = {
 }
 
 
-def gains(dataset: "xr.Dataset") -> "xr.DataArray":
-    """Transferability `[network, kind, mode, cell_gamma, cell_theta, sigma]`, but for loads
-    too near n = d."""
+def gains(dataset: "xr.Dataset", near: bool = False) -> "xr.DataArray":
+    """Computes the transferability of each trained network, and of what it is compared with.
+
+    Args:
+      dataset: The study's dataset, with trained networks.
+      near: Whether to keep loads that are too near n = d for means over draws to exist.
+
+    Returns:
+      R_scratch - R_transfer `[network, kind, mode, cell_gamma, cell_theta, sigma]`.
+    """
     far = np.abs(dataset.cell_n - dataset.attrs["trained_d"]) >= FAR
-    risk = dataset.risk.isel(cell_gamma=far.values)
+    risk = dataset.risk if near else dataset.risk.isel(cell_gamma=far.values)
     return risk.sel(way="scratch") - risk.sel(way=dataset.mode.values).rename(way="mode")
 
 
 def parts(gains: "xr.DataArray") -> "dict[str, xr.DataArray]":
-    """What sets networks apart from their estimators, as a sum of three."""
+    """Splits the difference between networks and their estimators into three parts.
+
+    Args:
+      gains: What the function `gains` returns, or a selection of it that has all kinds.
+
+    Returns:
+      The parts by the names of `PARTS`; their sum is network - estimator.
+    """
     return {
         name: gains.sel(kind=one, drop=True) - gains.sel(kind=other, drop=True)
         for name, (one, other) in PARTS.items()

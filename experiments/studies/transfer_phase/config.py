@@ -1,4 +1,4 @@
-"""What `transfer_phase` can be told, and its presets."""
+"""The config of `transfer_phase`, and its presets."""
 
 from math import log, sqrt
 from typing import Annotated, Literal
@@ -19,6 +19,7 @@ from experiments.lab.config import (
 
 
 def _with_slices(thetas: int) -> int:
+    """Checks that pi/8, pi/4 and 3 pi/8 are among so many angles from 0 to pi/2."""
     if thetas % 8 != 1:
         raise ValueError("must be 8 k + 1 (9, 17, ..., 41, ...)")
     return thetas
@@ -26,16 +27,16 @@ def _with_slices(thetas: int) -> int:
 
 @config
 class Networks:
-    """The networks that `train` adds, at sizes of two cores; preset `networks` has the paper's."""
+    """The networks that `train` adds, at sizes for two cores; preset `networks` has the paper's."""
 
     d: Annotated[int, Ge(8)] = 40
     """Width of all layers and of the inputs (the paper: 500)."""
     cells: tuple[Annotated[int, Ge(2)], Annotated[int, Ge(2)]] = (6, 6)
-    """Numbers of loads and of angles, spaced as gammas and thetas are (chosen: the paper does not
-    print its grid)."""
+    """Numbers of loads and of angles, spaced as gammas and thetas are. The paper does not print its
+    grid."""
     draws: Annotated[int, Ge(2)] = 20
-    """Data sets per load, each with initial weights of its own, which are others for pre-training
-    than for scratch training (the paper: 20 data sets; chosen: other weights)."""
+    """Data sets per load (the paper: 20). Each has initial weights of its own, which are others for
+    pretraining than for training from scratch."""
     layers: Natural = 2
     """Number of layers (the paper: 2)."""
     alpha: Positive = 1e-5
@@ -43,30 +44,45 @@ class Networks:
     rate: Positive = 0.01
     """Learning rate of full-batch gradient descent (the paper: 0.001)."""
     steps: Natural = 10_000
-    """Most steps, of pre-training and of what follows (the paper: 100000)."""
+    """Most steps of pretraining, and of the training that follows (the paper: 100000)."""
     loss: NotNegative = 1e-6
     """A training stops where its loss, |y - X beta|^2 / (2n), is this or less (the paper: 1e-6)."""
 
     def growth_time(self) -> float:
-        """The least time in which layers of norm 2 alpha sqrt(d) grow to 1: da/dt <= a^(L-1)."""
+        """Computes the least time in which layers grow from their initial size to size 1.
+
+        Layers begin with norm a_0 = 2 alpha sqrt(d). They grow at most by da/dt = a^(L-1), so the
+        time is
+
+            -log a_0 for L = 2, else (1 - a_0^(2-L)) / (2 - L).
+
+        Returns:
+          The time; 0 if layers begin with size 1 or more.
+        """
         a, power = min(2 * self.alpha * sqrt(self.d), 1.0), 2 - self.layers
         return -log(a) if power == 0 else (1 - a**power) / power
 
 
 @config
 class Config:
-    """Target data sets of n = gamma d samples in d dimensions, from a source at angle theta."""
+    """Target data sets of n = gamma d samples in d dimensions, from a source at angle theta.
+
+    ValueError is raised if a load gives fewer than 3 samples or, with noise, a number of samples
+    within 1 of d; and, where networks are trained, if their number of layers does not suit the
+    modes or depths, the learning rate may be unstable, or the steps are too few for the weights to
+    grow.
+    """
 
     d: Annotated[int, Ge(4)] = 500
     """Input dimension."""
     draws: Annotated[int, Ge(2)] = 20
-    """Independent target data sets per point."""
+    """Independent target data sets for each point."""
     gammas: Annotated[int, Ge(2)] = 40
-    """Number of loads gamma = n/d, evenly spaced midpoints of (0, gamma_max)."""
+    """Number of loads gamma = n/d, the midpoints of as many equal parts of (0, gamma_max)."""
     gamma_max: Positive = 2.0
     """Largest load."""
     thetas: Annotated[int, Ge(9), AfterValidator(_with_slices)] = 41
-    """Number of angles from 0 to pi/2; 8 k + 1 puts the slices on the grid."""
+    """Number of angles from 0 to pi/2; 8 k + 1, so that pi/8, pi/4 and 3 pi/8 are among them."""
     sigmas: Different[NotNegative] = (0.0, 0.2)
     """Standard deviations of the label noise."""
     depths: Different[Annotated[float, Ge(1)]] = (1, 2, 4)
@@ -76,8 +92,8 @@ class Config:
     seed: Seed = 0
     """Seed of the simulated data sets."""
     train: bool = False
-    """Also train networks on data sets of their own, and compare closed form, estimator and
-    network there."""
+    """Also train networks on data sets of their own, and compare closed form, estimator and network
+    there."""
     networks: Networks = Networks()
 
     def __post_init__(self) -> None:
@@ -86,6 +102,7 @@ class Config:
             self._check_networks()
 
     def _check_counts(self, n: np.ndarray, d: int, d_name: str, gammas_name: str) -> None:
+        """Checks that the mean risks are finite at every load."""
         if n[0] <= 2:
             raise ValueError(
                 f"the smallest load gives n = {n[0]} samples; linear transfer has a finite mean "
@@ -98,6 +115,9 @@ class Config:
             )
 
     def _check_networks(self) -> None:
+        """Checks that networks can be trained to the end at every load, and be compared with
+        theory.
+        """
         nets, n = self.networks, self.trained_counts()
         self._check_counts(n, nets.d, "networks.d", "networks.cells")
         if "linear" in self.modes and nets.layers == 1:
@@ -122,11 +142,19 @@ class Config:
             )
 
     def counts(self) -> np.ndarray:
-        """Samples n at each load."""
+        """Computes the number of samples n at each load of the grid.
+
+        Returns:
+          The numbers, int `(gammas,)`.
+        """
         return self._counts(self.gammas, self.d)
 
     def trained_counts(self) -> np.ndarray:
-        """The same of the networks."""
+        """Computes the number of samples n at each load at which networks are trained.
+
+        Returns:
+          The numbers, int `(networks.cells[0],)`.
+        """
         return self._counts(self.networks.cells[0], self.networks.d)
 
     def _counts(self, loads: int, d: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What `transfer_phase` found: from the stored dataset alone."""
+"""The findings of `transfer_phase`, from the stored dataset alone."""
 
 from collections.abc import Iterator
 
@@ -18,8 +18,10 @@ WHERE = {
 
 
 def _shown(dataset: "xr.Dataset") -> "Iterator[tuple[str, str, xr.Dataset]]":
-    """The modes that were run, their names, and the dataset at the most noise and, for fine-tuning,
-    at two layers if there are."""
+    """Yields the modes that were run, their names, and the dataset at the most noise.
+
+    Fine-tuning is shown at two layers if they are among the depths, else at the last depth.
+    """
     at = dataset.sel(sigma=dataset.sigma.max())
     depth = 2 if 2 in dataset.depth else float(dataset.depth[-1])
     if "linear_theory" in dataset:
@@ -29,7 +31,16 @@ def _shown(dataset: "xr.Dataset") -> "Iterator[tuple[str, str, xr.Dataset]]":
 
 
 def findings(dataset: "xr.Dataset") -> list[Finding]:
-    """Whether transfer hurts and helps where it should, at the most noise that was drawn."""
+    """Judges whether transfer hurts and helps where theory says, at the most noise.
+
+    Where networks were trained, it also judges whether they do as theory says.
+
+    Args:
+      dataset: The study's dataset.
+
+    Returns:
+      The findings; none for datasets of an older version, which have no values of single draws.
+    """
     if "region" not in dataset:  # a run of a version that kept no data set by itself
         return []
     judgements = [
@@ -48,8 +59,11 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
 def _trained(
     dataset: "xr.Dataset",
 ) -> "Iterator[tuple[str, str, xr.DataArray, xr.DataArray]]":
-    """The modes in which networks were trained, their names, the transferability at the most noise
-    `[network, kind, cell_gamma, cell_theta]`, and its closed form."""
+    """Yields what there is to judge of trained networks, for each mode, at the most noise.
+
+    That is the mode, its name, the transferability `[network, kind, cell_gamma, cell_theta]`, and
+    the closed form of it.
+    """
     if "risk" not in dataset:
         return
     sigma, depth = dataset.sigma.max(), dataset.attrs["trained_layers"]
@@ -64,8 +78,11 @@ def _trained(
 def _of_networks(
     mode: str, name: str, gain: "xr.DataArray", theory: "xr.DataArray"
 ) -> Iterator[Finding]:
-    """Whether trained networks fare as theory says, and whether it says where they end, and why
-    not."""
+    """Judges whether trained networks do as theory says.
+
+    It also judges two explanations of the difference: that stopping matters less than the choice of
+    the data set, and that the gradient flow, stopped at the same time, is nearer to the network.
+    """
     where, paper = f"{WHERE[mode][0]}, App. D.1", WHERE[mode][1]
     split = regions.split(theory.values, np.array(True))
     network = gain.sel(kind="network")
@@ -112,7 +129,15 @@ def _of_networks(
 
 
 def summary(dataset: "xr.Dataset") -> str:
-    """How much of the plane transfer hurts, and how well the two sides agree."""
+    """Summarises the dataset in a few sentences.
+
+    Args:
+      dataset: The study's dataset.
+
+    Returns:
+      In how much of the plane transfer hurts, and how well theory and simulation agree; where
+      networks were trained, also how far they are from theory, and why.
+    """
     sentences = []
     for mode, name, at in _shown(dataset):
         theory, mean = at[f"{mode}_theory"].values, at[f"{mode}_mean"].values
@@ -139,13 +164,13 @@ def summary(dataset: "xr.Dataset") -> str:
 
 
 def _spelt(values: "xr.DataArray") -> str:
-    """Mean ± standard error over the one dimension there is, of distances that span decades."""
+    """Formats mean ± standard error of distances, which may differ by orders of magnitude."""
     mean, error = (float(v) for v in mean_and_error(values, str(values.dims[0])))
     return f"{mean:.2g} ± {error:.1g}"
 
 
 def _distances(name: str, gain: "xr.DataArray", theory: "xr.DataArray") -> str:
-    """How far closed form, estimator and network are from one another, and why."""
+    """Says how far closed form, estimator and network are from one another, and why."""
     closed, cells = theory.expand_dims(network=gain.sizes["network"]), ("cell_gamma", "cell_theta")
     estimator, network = gain.sel(kind="estimator"), gain.sel(kind="network")
     pairs = {
@@ -157,6 +182,7 @@ def _distances(name: str, gain: "xr.DataArray", theory: "xr.DataArray") -> str:
     for pair, difference in pairs.items():
         apart = abs(difference.mean("network")).stack(point=cells)
         error = difference.std("network", ddof=1) / np.sqrt(gain.sizes["network"])
+        # A normal variable is sqrt(2 / pi) standard deviations away from its mean on average.
         by_chance = float(np.sqrt(2 / np.pi) * error.mean())
         told.append(
             f"{pair} {_spelt(apart)} (largest {float(apart.max()):.2g}; by chance of the draws "

@@ -1,4 +1,4 @@
-"""The figures of the phase diagrams of transfer: `transfer_phase` and `transfer_factors`."""
+"""The figures of phase diagrams of transfer, for `transfer_phase` and `transfer_factors`."""
 
 from math import pi
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,16 @@ NEAR = 0.1  # |gamma - 1| below which means are ruled by rare draws, and quantil
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """One figure per way of transfer at the largest noise and at the least, and one with all values
-    of depth, or of noise, side by side."""
+    """Draws the figures of `transfer_phase`.
+
+    Args:
+      dataset: The study's dataset.
+
+    Returns:
+      The figures by name: for each way of transfer, one at the most and one at the least noise; one
+      with all depths of fine-tuning, where there are several; for each way, one with all levels of
+      noise, where there are more than two; and those of trained networks, where there are any.
+    """
     noisy, calm = float(dataset.sigma.max()), float(dataset.sigma.min())
     depth = 2 if 2 in dataset.depth else float(dataset.depth[-1])
     modes = [mode for mode in NAMES if f"{mode}_theory" in dataset]
@@ -49,6 +57,17 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
 
 
 def layers(depth: float) -> str:
+    """Spells a number of layers.
+
+    Args:
+      depth: The number; inf is allowed.
+
+    Returns:
+      The number and the word, such as "2 layers".
+
+    >>> layers(1), layers(float("inf"))
+    ('1 layer', '∞ layers')
+    """
     return "∞ layers" if np.isinf(depth) else f"{depth:g} layer{'s' if depth > 1 else ''}"
 
 
@@ -57,6 +76,7 @@ def _title(at: "xr.Dataset", mode: str) -> str:
 
 
 def _diagram(at: "xr.Dataset", mode: str) -> "Figure":
+    """Draws closed form and simulation over (gamma, theta), and slices of both at three angles."""
     title, sigma = _title(at, mode), float(at.sigma)
     figure, ((left, middle, right),) = style.figure(1, 3, width=4.8, height=3.9)
     for ax, kind, name in (
@@ -71,6 +91,7 @@ def _diagram(at: "xr.Dataset", mode: str) -> "Figure":
     for i, angle in enumerate(at.slice.values):
         color = style.PALETTE[i]
         curve = at[f"{mode}_curve"].isel(slice=i).values
+        # The curve leaves out n = d, where the mean is infinite: NaN breaks the line there.
         gap = np.where(np.diff(at.curve.values) > 1.5 * np.diff(at.curve.values)[0])[0] + 1
         right.plot(
             np.insert(at.curve.values, gap, np.nan), np.insert(curve, gap, np.nan), color=color
@@ -80,6 +101,7 @@ def _diagram(at: "xr.Dataset", mode: str) -> "Figure":
             right, at_angle, mode, "gamma", color=color, label=_as_pi(angle), quantiles=sigma > 0
         )
     right.axhline(0, color=style.INK, lw=0.8)
+    # The axis is for values away from n = d; means near it would make all others look flat.
     shown = at.sel(theta=at.slice, method="nearest")
     calm = np.abs(at.gamma.values - 1) > NEAR
     reach = 1.15 * np.abs(shown[f"{mode}_mean"].values[calm]).max()
@@ -98,12 +120,13 @@ def _diagram(at: "xr.Dataset", mode: str) -> "Figure":
 
 
 def _networks(at: "xr.Dataset", mode: str) -> "Figure":
-    """Closed form, estimator and trained networks at the same points, and what lies between the
-    last two."""
+    """Draws closed form, estimator and trained networks at the same points.
+
+    A last panel shows what lies between the last two, by cause.
+    """
     depth = at.attrs["trained_layers"]
     at = at.sel(depth=depth) if mode == "fine_tune" else at
-    risk = at.risk.sel(way="scratch") - at.risk.sel(way=mode)
-    mean = risk.mean("network")
+    mean = gains(at, near=True).sel(mode=mode).mean("network")
     draws = f"{at.sizes['network']} draws, d = {at.attrs['trained_d']}"
     maps = {
         "closed form" if mode == "linear" else "closed form (limit)": at.cell_theory.sel(mode=mode),
@@ -149,7 +172,14 @@ def _networks(at: "xr.Dataset", mode: str) -> "Figure":
 
 
 def by_factor(dataset: "xr.Dataset") -> "Figure":
-    """T over (gamma, factor) for both ways of transfer: theory, simulation, and rows of both."""
+    """Draws transferability over the load and one more factor, for both ways of transfer.
+
+    Args:
+      dataset: The dataset of `transfer_factors`.
+
+    Returns:
+      The figure: theory, simulation, and curves of both.
+    """
     factor, values = dataset.attrs["factor"], dataset.value.values
     figure, axes = style.figure(2, 3, width=4.8, height=3.8)
     rows = np.arange(values.size)
@@ -200,8 +230,17 @@ FACTORS = {
 
 
 def stopped(dataset: "xr.Dataset") -> "Figure":
-    """Risk of fine-tuning against the load, one colour per training time: means of the draws, open
-    near n = d, where their tails are heavy; lines where there is theory."""
+    """Draws the risk of fine-tuning against the load, one colour for each training time.
+
+    Lines are theory, where there is one. Points are means of the draws; near n = d, where risks
+    have heavy tails, they are open.
+
+    Args:
+      dataset: The dataset of `transfer_factors`, where training time varies.
+
+    Returns:
+      The figure.
+    """
     figure, ((ax,),) = style.figure(1, 1, width=6.4, height=4.4)
     at = dataset.sel(way="fine_tune")
     near = np.abs(at.gamma.values - 1) < NEAR
@@ -232,17 +271,29 @@ def stopped(dataset: "xr.Dataset") -> "Figure":
 
 
 def _broken(ax: "Axes", x: np.ndarray, y: np.ndarray, color: str) -> None:
-    """A line that does not run through the divergence at gamma = 1."""
+    """Draws a curve in two pieces, so that it does not run through the divergence at gamma = 1."""
     for side in (x < 1, x > 1):
         ax.plot(x[side], y[side], color=color, lw=1.4)
 
 
 def _value(value: float) -> str:
+    """Spells a value of a factor."""
     return "∞" if np.isinf(value) else f"{value:g}"
 
 
 def heat(ax: "Axes", x: np.ndarray, y: np.ndarray, values: np.ndarray, reach: float = 1.0):
-    """Transferability as colours: orange where transfer helps, violet where it hurts, 0 white."""
+    """Draws transferability as colours: orange where transfer helps, violet where it hurts.
+
+    Args:
+      ax: The axes.
+      x: The columns' coordinates.
+      y: The rows' coordinates.
+      values: Transferability `(row, column)`.
+      reach: The value of the strongest colours; 0 is white.
+
+    Returns:
+      The mesh that was drawn.
+    """
     limits: dict[str, Any] = {"cmap": style.DIVERGING, "vmin": -reach, "vmax": reach}
     return style.heatmap(ax, values, x=x, y=y, label="$T$", **limits)
 
@@ -257,8 +308,20 @@ def points(
     label: str | None = None,
     quantiles: bool = True,
 ) -> None:
-    """Simulated means with standard errors along x; near gamma = 1, where the variance is infinite,
-    open markers: the median and the central 68 % of the draws."""
+    """Draws simulated means with standard errors.
+
+    Near gamma = 1, where the variance is infinite, open markers show the median and the central 68
+    % of the draws in their place.
+
+    Args:
+      ax: The axes.
+      at: The dataset at one value of all but the dimension that is drawn.
+      mode: "linear" or "fine_tune".
+      x: The name of the horizontal coordinate.
+      color: The colour of markers and bars.
+      label: The entry in the legend; None for none.
+      quantiles: Whether medians are shown near gamma = 1. If not, means are shown everywhere.
+    """
     near = quantiles & (np.abs(at.gamma.values - 1) < NEAR) & np.ones(at[x].size, bool)
     stderr = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
     look: dict[str, Any] = {"fmt": "o", "ms": 3.5, "lw": 1, "color": color}
@@ -270,7 +333,7 @@ def points(
 
 
 def _draw_boundary(ax: "Axes", at: "xr.Dataset", mode: str, color: str = style.INK, **look) -> None:
-    """The line on which transfer neither helps nor hurts, in the limit n, d -> inf."""
+    """Draws the line on which transfer neither helps nor hurts, in the limit n, d -> inf."""
     lines = {"color": color, "lw": 1.6, **look}
     if mode == "fine_tune":
         ax.plot(at.below, at.fine_tune_edge, **lines)
@@ -281,6 +344,7 @@ def _draw_boundary(ax: "Axes", at: "xr.Dataset", mode: str, color: str = style.I
         # Without noise the two regions touch at gamma = 1: no change of sign there.
         apart = (at.linear_over - at.linear_upper > 1e-9).values & (theta > 0)
         below, above = exists, (exists & apart)[::-1]
+        # One line: back along the upper edge, from the largest angle on, then along the lower one.
         ax.plot(
             np.concatenate([at.linear_upper.values[::-1][above], at.linear_lower.values[below]]),
             np.concatenate([theta[::-1][above], theta[below]]),
@@ -290,8 +354,10 @@ def _draw_boundary(ax: "Axes", at: "xr.Dataset", mode: str, color: str = style.I
 
 
 def _family(dataset: "xr.Dataset", mode: str, along: str) -> "Figure":
-    """The closed-form diagram at every value of `along` ("depth" or "sigma"), simulated changes of
-    sign as dots on its boundary; then all boundaries in one panel."""
+    """Draws the closed-form diagram at every value of `along`, "depth" or "sigma".
+
+    Dots on the boundaries are simulated changes of sign. The last panel has all boundaries.
+    """
     values = dataset[along].values
     columns = 3
     rows = -(-(values.size + 1) // columns)
@@ -310,7 +376,14 @@ def _family(dataset: "xr.Dataset", mode: str, along: str) -> "Figure":
     if mode == "fine_tune":
         last.axhline(pi / 3, color=style.FAINT, ls="--", label="$π/3$, as printed")
     last.set(title="where $T$ = 0 (dots: simulation, ± 1 s.e.)", ylabel="angle $θ$ (rad)")
-    last.legend(frameon=False, fontsize=9, loc="upper right" if mode == "linear" else "lower left")
+    figure.legend(
+        *last.get_legend_handles_labels(),
+        title="boundaries",
+        loc="outside lower center",
+        ncols=6,
+        frameon=False,
+        fontsize=9,
+    )
     for ax in axes.flat[: values.size + 1]:
         ax.set(xlabel="load $γ = n/d$", xlim=dataset.gamma.values[[0, -1]], ylim=(0, pi / 2))
         _angle_axis(ax)
@@ -320,7 +393,7 @@ def _family(dataset: "xr.Dataset", mode: str, along: str) -> "Figure":
 
 
 def _draw_crossings(ax: "Axes", at: "xr.Dataset", mode: str, color: str) -> None:
-    """Angles at which the simulated T changes sign, for every load."""
+    """Draws the angles at which the simulated T changes sign, for every load."""
     mean = at[f"{mode}_mean"].values
     stderr = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
     crossings = np.array(
@@ -333,8 +406,10 @@ def _draw_crossings(ax: "Axes", at: "xr.Dataset", mode: str, color: str) -> None
 
 
 def _crossing(theta: np.ndarray, gain: np.ndarray, bar: np.ndarray) -> tuple[float, float]:
-    """Where `gain` first turns negative, by linear interpolation, and its standard error
-    (the error of the gain over its slope)."""
+    """Returns where `gain` first turns negative, by linear interpolation, and its standard error.
+
+    The error is that of the gain, divided by its slope.
+    """
     turned = np.flatnonzero(gain < 0)
     if turned.size == 0 or turned[0] == 0:
         return np.nan, np.nan
@@ -349,5 +424,6 @@ def _angle_axis(ax: "Axes", top: float = pi / 2) -> None:
 
 
 def _as_pi(angle: float) -> str:
+    """Spells an angle as a multiple of pi/8."""
     eighths = round(angle / pi * 8)
     return {0: "0", 1: "$π/8$", 2: "$π/4$", 3: "$3π/8$", 4: "$π/2$"}[eighths]

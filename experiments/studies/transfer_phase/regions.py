@@ -1,5 +1,7 @@
-"""Where theory says that transfer helps or hurts, and what data sets say there: for
-`transfer_phase` and `transfer_factors`."""
+"""Where theory says that transfer helps or hurts, and what simulated data sets say there.
+
+`transfer_phase` and `transfer_factors` share these functions.
+"""
 
 from collections.abc import Iterator
 
@@ -19,8 +21,20 @@ def split(
     far: Bool[np.ndarray, "*#grid"],
     printed: Float[np.ndarray, "*#grid"] | float = np.nan,
 ) -> Bool[np.ndarray, "region *grid"]:
-    """Which points of a grid lie in each of `REGIONS`: transferability is below 0, above it, or
-    below it where the paper's formula is above. NaN lies nowhere."""
+    """Finds the points of a grid that lie in each of `REGIONS`.
+
+    Transfer "hurts" where transferability is below 0, and "helps" where it is above. "disputed" are
+    points where it hurts, and the paper's formula says that it helps. Points of value NaN lie in no
+    region.
+
+    Args:
+      theory: Transferability at each point of the grid.
+      far: Whether the point is far enough from n = d to be counted; broadcast to the grid.
+      printed: Transferability by the paper's formula; NaN where none is disputed.
+
+    Returns:
+      Masks of the regions `(region, *grid)`.
+    """
     hurts, helps = theory < -ROUNDING, theory > ROUNDING
     return np.stack([hurts, helps, hurts & (printed > ROUNDING)]) & far
 
@@ -29,7 +43,15 @@ def means(
     gain: Float[np.ndarray, "draw row column *rest"],
     regions: Bool[np.ndarray, "region row column *rest"],
 ) -> Float[np.ndarray, "region draw *rest"]:
-    """Of each region over its rows and columns, draw by draw; NaN where it is empty."""
+    """Averages transferability over each region, draw by draw.
+
+    Args:
+      gain: Transferability of each draw `(draw, row, column, ...)`.
+      regions: Masks of the regions `(region, row, column, ...)`.
+
+    Returns:
+      Means over rows and columns `(region, draw, ...)`; NaN where a region is empty.
+    """
     inside = regions[:, None]
     with np.errstate(invalid="ignore"):
         return np.where(inside, gain, 0).sum((2, 3)) / inside.sum((2, 3))
@@ -38,8 +60,18 @@ def means(
 def judged_regions(
     name: str, where: str, paper: str, gain: xr.DataArray, theory: xr.DataArray
 ) -> Iterator[Finding]:
-    """The claims that transfer of this name fares in each region as is said of it. gain: by region
-    and draw; theory: by region."""
+    """Judges, region by region, whether transfer hurts or helps as theory says.
+
+    Args:
+      name: What is judged, such as "linear transfer at σ = 0.2".
+      where: The paper, and the section, table or figure.
+      paper: What is printed there.
+      gain: Transferability by region and draw.
+      theory: Transferability in theory, by region.
+
+    Yields:
+      The findings. An empty region is "not tested", or left out if it is "disputed".
+    """
     claims = {
         "hurts": f"{name} hurts where theory says so, in the mean over those points",
         "helps": f"{name} helps where theory says so, in the mean over those points",

@@ -25,11 +25,21 @@ CHUNK = 5  # draws between two points at which a run can be resumed
 
 
 def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
-    """Transferability (eq. 7) in theory and in simulation on one grid.
+    """Computes transferability in theory and by simulation on one grid of loads and angles.
 
-    Simulated values are means over draws of the paired difference R_sc - R_tx; `*_std` is their
-    standard deviation over draws, `*_low`, `*_median` and `*_high` are quantiles (16, 50, 84 %),
-    which exist where moments do not: near n = d. `*_region` are means over `regions.REGIONS`.
+        T = R_scratch - R_transfer  (eq. 7 of Features are fate)
+
+    Args:
+      config: The config.
+      stage: What computes or restores the parts of the run.
+
+    Returns:
+      A dataset over gamma (the load), theta (the angle), sigma (the noise) and, for fine-tuning,
+      depth. For each mode, `*_theory` is the closed form and `*_mean` the mean over draws of the
+      difference between risks on the same data. `*_std` is its standard deviation, and `*_low`,
+      `*_median` and `*_high` are quantiles (16, 50 and 84 %), which exist where moments do not:
+      near n = d. `*_curve` are slices along fine curves, `*_region` means over `regions.REGIONS`.
+      The variables of `trained` are added if `config.train`.
     """
     simulated = simulate(config, stage)
     dataset = _dataset(config, simulated, stage("closed forms", partial(_closed_forms, config)))
@@ -40,7 +50,16 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
 
 
 def simulate(config: Config, stage: Stage = direct) -> dict[str, np.ndarray]:
-    """Paired differences R_sc - R_tx of every draw: arrays [draw, gamma, theta, sigma(, depth)]."""
+    """Simulates the transferability of every draw.
+
+    Args:
+      config: The config.
+      stage: What computes or restores the parts of the run.
+
+    Returns:
+      R_scratch - R_transfer of each draw on the same data: "linear" `[draw, gamma, theta, sigma]`,
+      and "fine_tune" `[draw, gamma, theta, sigma, depth]`.
+    """
     keys = jax.random.split(jax.random.key(config.seed), config.draws)
     gains = over_devices(partial(_gains, config))
     draws = partial(_draws, keys=keys, gains=gains)
@@ -54,18 +73,21 @@ def _angles(config: Config) -> np.ndarray:
 def _draws(
     index: np.ndarray, *, keys: jax.Array, gains: Callable[[jax.Array], Any]
 ) -> dict[str, np.ndarray]:
+    """Simulates the transferability of some draws."""
     with jax.enable_x64(True):
         linear, tuned = gains(keys[index])
     return {"linear": np.asarray(linear), "fine_tune": np.asarray(tuned)}
 
 
 def _gains(config: Config, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Simulates one draw for each key: transferability by linear transfer, and by fine-tuning."""
     overlaps = dl.simulate_overlaps(keys, config.counts().tolist(), config.d)
     return _differences(overlaps, _angles(config), config.sigmas, config.depths)
 
 
 @jax.jit
 def _differences(overlaps: dl.Overlaps, theta, sigma, depth) -> tuple[jax.Array, jax.Array]:
+    """Computes transferability at all angles and noises from the overlaps of each draw."""
     theta, sigma, depth = (jax.numpy.asarray(v, dtype=float) for v in (theta, sigma, depth))
 
     def at(theta, sigma):
@@ -78,7 +100,7 @@ def _differences(overlaps: dl.Overlaps, theta, sigma, depth) -> tuple[jax.Array,
 
 
 def _closed_forms(config: Config) -> dict[str, np.ndarray]:
-    """Everything the theory says: on the grid, along fine curves, and the boundaries."""
+    """Computes what theory says: on the grid, along fine curves, and the boundaries."""
     curve = np.linspace(3 / config.d, config.gamma_max, FINE)
     # Between n = d-1 and d+1 the mean is infinite (with noise): leave a gap in the curve.
     curve = curve[np.abs(curve * config.d - config.d) > 1]
@@ -117,14 +139,15 @@ def _closed_forms(config: Config) -> dict[str, np.ndarray]:
 
 
 def _slice_index(config: Config) -> tuple[int, ...]:
-    """Where pi/8, pi/4 and 3 pi/8 lie on the grid of angles."""
+    """Returns where pi/8, pi/4 and 3 pi/8 lie on the grid of angles."""
     step = (config.thetas - 1) // 4
     return step, 2 * step, 3 * step
 
 
 def _regions(config: Config, mode: str, theory: np.ndarray) -> np.ndarray:
-    """`regions.split` of the grid; the paper's formula that is corrected is eq. (17)."""
+    """Returns the regions of the grid; the paper's formula that is corrected is eq. (17)."""
     n = config.counts()
+    # Of (1 - gamma)(2 cos theta - 1), which is 0 from n = d on, only the sign is wanted.
     eq_17 = np.multiply.outer(n < config.d, 2 * np.cos(_angles(config)) - 1)
     rest = [1] * (theory.ndim - 2)
     far = (np.abs(n - config.d) >= regions.FAR).reshape(-1, 1, *rest)
@@ -133,6 +156,7 @@ def _regions(config: Config, mode: str, theory: np.ndarray) -> np.ndarray:
 
 
 def _dataset(config: Config, simulated: Mapping, theory: Mapping) -> "xr.Dataset":
+    """Makes the dataset of theory and simulation."""
     import xarray as xr
 
     n = config.counts()

@@ -1,5 +1,7 @@
-"""The networks of `transfer_phase --train`: descent on the paper's losses, beside what theory says
-of the very same data sets (`compared`)."""
+"""The trained networks of `transfer_phase`: gradient descent on the paper's losses.
+
+Beside each network stands what theory says of the very same data sets; `compared` names the kinds.
+"""
 
 from collections.abc import Callable
 from functools import partial, reduce
@@ -26,11 +28,19 @@ DRAWS = 1  # between two points at which a run can be resumed; more of several d
 
 
 def trained(config: Config, stage: Stage) -> "xr.Dataset":
-    """Risks `[network, kind, way, cell_gamma, cell_theta, sigma]` of all kinds, with the steps
-    taken and the losses left, and the closed form of the transferability at the same points.
+    """Trains networks at some points of the phase diagram, and compares them with theory.
 
-    A `network` is a draw of data and of initial weights; the networks of all loads, angles and
-    noises of one draw are trained at once. The flow of more than two layers from scratch is NaN.
+    The networks of all loads, angles and noises of one draw are trained at once.
+
+    Args:
+      config: The config.
+      stage: What computes or restores the parts of the run.
+
+    Returns:
+      A dataset over network (a draw of data and of initial weights), kind, way, cell_gamma,
+      cell_theta and sigma: the `risk` of every kind, the `steps` that networks took and the `loss`
+      that is left, the same of pretraining, and `cell_theory`, the closed form of transferability.
+      The flow and the narrow descent of more than two layers from scratch are NaN.
     """
     import xarray as xr
 
@@ -70,7 +80,7 @@ def _angles(config: Config) -> np.ndarray:
 
 
 def _closed_forms(config: Config) -> dict[str, np.ndarray]:
-    """Transferability `[cell_gamma, cell_theta, sigma]` of each mode."""
+    """Computes transferability `[cell_gamma, cell_theta, sigma]` of each mode, in closed form."""
     with jax.enable_x64(True):
         n = config.trained_counts()[:, None, None]
         theta, sigma = _angles(config)[:, None], np.array(config.sigmas)
@@ -82,17 +92,19 @@ def _closed_forms(config: Config) -> dict[str, np.ndarray]:
 def _trained(
     index: np.ndarray, *, keys: jax.Array, train: Callable[[jax.Array], Any]
 ) -> dict[str, np.ndarray]:
+    """Trains the networks of some draws."""
     with jax.enable_x64(True):
         return jax.tree.map(np.asarray, train(keys[index]))
 
 
 @partial(jax.jit, static_argnums=0)
 def _train(config: Config, keys: jax.Array) -> dict[str, jax.Array]:
+    """Trains the networks of one draw for each key."""
     return jax.lax.map(partial(_draw, config), keys)
 
 
 def _draw(config: Config, key: jax.Array) -> dict[str, jax.Array]:
-    """All networks of one draw of data and of initial weights."""
+    """Trains all networks of one draw of data and of initial weights."""
     options, ns = config.networks, config.trained_counts()
     d, depth = options.d, options.layers
     budget = options.rate, options.steps, options.loss
@@ -118,10 +130,12 @@ def _draw(config: Config, key: jax.Array) -> dict[str, jax.Array]:
             descend = networks.linear_transfer if name == "linear" else networks.fine_tune
             weights = small if name == "scratch" else pretrained.weights
             network = descend(weights, x, y, *budget)
+            # The first two are flow and narrow descent, and stay NaN where no flow is known.
             fits = [jnp.full((2, d), jnp.nan), networks.predictor(network.weights)[None]]
             if name != "scratch" or depth <= 2:
                 start = beta_0 if name != "scratch" else networks.start_of_growth(small, x, y)
                 narrow = networks.narrow_weights(start, depth)
+                # As many steps as the network took, so that only the size of its weights differs.
                 walked = descend(narrow, x, y, options.rate, network.steps)
                 time = (network.steps * options.rate)[None]
                 flow = _linear_flow if name == "linear" else _flow
@@ -151,16 +165,19 @@ def _draw(config: Config, key: jax.Array) -> dict[str, jax.Array]:
 def _condensed(
     x: Float[Array, "m d"], noise: Float[Array, " m"], n: Array
 ) -> tuple[Float[Array, "k d"], Float[Array, " k"]]:
-    """Data with the losses of the first n samples, |y - X beta|^2 / (2n) with labels from any task,
-    in a number of rows that does not depend on n: the triangular factor of [X, noise]."""
+    """Condenses the first n samples into a number of rows that does not depend on n.
+
+    The rows are the triangular factor of [X, noise]. They have the same loss |y - X beta|^2 / (2n),
+    with labels from any task, so that data of every load have one shape.
+    """
     kept = jnp.where(jnp.arange(len(x)) < n, 1 / jnp.sqrt(n), 0.0)
     rows = jnp.linalg.qr(kept[:, None] * jnp.column_stack([x, noise]), mode="r")
-    rows *= np.sqrt(len(rows))
+    rows *= np.sqrt(len(rows))  # the losses divide by the number of rows again
     return rows[:, :-1], rows[:, -1]
 
 
 def _flow(narrow: networks.Weights, x: Array, y: Array, time: Array) -> Array:
-    """Gradient flow of all layers from balanced weights of rank one, at one time."""
+    """Computes gradient flow of all layers from balanced weights of rank one, at one time."""
     start = networks.predictor(narrow)
     if len(narrow) == 1:
         return dl.linear_flow(x, y, start, time)[0]
@@ -168,7 +185,7 @@ def _flow(narrow: networks.Weights, x: Array, y: Array, time: Array) -> Array:
 
 
 def _linear_flow(weights: networks.Weights, x: Array, y: Array, time: Array) -> Array:
-    """Gradient flow of the last layer alone, at one time; exact for any weights."""
+    """Computes gradient flow of the last layer alone, at one time; it is exact for any weights."""
     *frozen, last = weights
     features = reduce(jnp.matmul, frozen)
     return features @ dl.linear_flow(x @ features, y, last, time)[0]

@@ -1,0 +1,21 @@
+"""`sail-jax explore`: theory with sliders, on one page."""
+
+from collections.abc import Sequence
+
+from sail_jax.cli.kernels import remember_kernels
+from sail_jax.cli.options import Parser, seed
+
+
+def main(parser: Parser, argv: Sequence[str]) -> int:
+    parser.add_argument(
+        "--out", metavar="FILE", default="explorer.html", help="the page; default: %(default)s"
+    )
+    parser.add_argument(
+        "--seed", metavar="N", type=seed, default=0, help="of the simulations; default: %(default)s"
+    )
+    parser.add_argument("--quick", action="store_true", help="coarse grids, few draws")
+    args = parser.read(argv)
+    from experiments.pages import explorer
+
+    remember_kernels()
+    return explorer.main(args.out, seed=args.seed, quick=args.quick)
