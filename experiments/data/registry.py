@@ -259,6 +259,20 @@ class ImagePool(ImageData):
         """The number of images, or None where only the files can say."""
         return self.examples or (digits.EXAMPLES if self.name == OFFLINE else None)
 
+    def published(self) -> tuple[Pool, int]:
+        """Reads all images, the publisher's training images before its test images.
+
+        Returns:
+          The images, with pixels in [0, 1], and their labels; and how many of them are to train on.
+
+        Raises:
+          DataError: As `read` does.
+        """
+        parts = [self.read(split) for split in ("train", "test")]
+        images = np.concatenate([part.images for part in parts]) / np.float32(255)
+        labels = np.concatenate([part.labels for part in parts])
+        return Pool(images, labels), len(parts[0].labels)
+
     def pool(self, seed: int) -> Pool:
         """Reads all images, or draws as many of them as `examples` says.
 
@@ -276,16 +290,14 @@ class ImagePool(ImageData):
         if self.name == OFFLINE:
             images, labels = digits.load()
         else:
-            parts = [self.read(split) for split in ("train", "test")]
-            images = np.concatenate([part.images for part in parts])
-            labels = np.concatenate([part.labels for part in parts])
+            (images, labels), _ = self.published()
         if self.examples is not None:
             if self.examples > len(labels):
                 raise DataError(f"data.examples must be at most {len(labels)}; got {self.examples}")
             # A stream of its own, since the study draws its splits by the same seed.
             drawn = np.random.default_rng((seed, 1)).permutation(len(labels))[: self.examples]
             images, labels = images[drawn], labels[drawn]
-        return Pool(images if self.name == OFFLINE else images / np.float32(255), labels)
+        return Pool(images, labels)
 
 
 @config

@@ -40,10 +40,10 @@ class Batch(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Which images to learn from and to test on, of every class."""
+    """Which images to learn from and to test on."""
 
-    learn: Int[np.ndarray, "replicate class n"]
-    test: Int[np.ndarray, "replicate class n"]
+    learn: Int[np.ndarray, "replicate n"]
+    test: Int[np.ndarray, "replicate m"]
 
 
 class Examples(NamedTuple):
@@ -69,15 +69,16 @@ def split(
     rng = np.random.default_rng(seed)
     where = [np.flatnonzero(labels == c) for c in range(classes)]
     drawn = [[rng.permutation(w)[: learn + test] for w in where] for _ in range(replicates)]
-    return Index(*np.split(np.array(drawn), [learn], axis=2))
+    parts = np.split(np.array(drawn), [learn], axis=2)
+    return Index(*(part.reshape(replicates, -1) for part in parts))
 
 
-def pick(pool: Pool, task: str, index: Int[np.ndarray, "replicate class n"]) -> Batch:
-    """The images of a task (`experiments.data.image_tasks`): [replicate, class of the task x n]."""
+def pick(pool: Pool, task: str, index: Int[np.ndarray, "replicate n"]) -> Batch:
+    """The images of a task (`experiments.data.image_tasks`), as many in each replicate."""
     angle, classes = image_tasks.parse(task)
-    own = index if classes is None else index[:, list(classes)]
-    chosen = own.reshape(len(index), -1)
-    return Batch(image_tasks.turned(pool.images, angle)[chosen], pool.labels[chosen])
+    if classes is not None:
+        index = index[np.isin(pool.labels[index], list(classes))].reshape(len(index), -1)
+    return Batch(image_tasks.turned(pool.images, angle)[index], pool.labels[index])
 
 
 def shuffled(batch: Batch, seed: int) -> Batch:
@@ -88,6 +89,11 @@ def shuffled(batch: Batch, seed: int) -> Batch:
 
 def union(one: Batch, two: Batch) -> Batch:
     return jax.tree.map(lambda *x: np.concatenate(x), one, two)
+
+
+def weights_alone(variables: PyTree) -> PyTree:
+    """Variables without running statistics, for a network that normalises by the images it sees."""
+    return {"params": variables["params"]}
 
 
 def _seen(model: Model, images: Any) -> Array:

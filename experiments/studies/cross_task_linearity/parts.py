@@ -32,6 +32,7 @@ from theory.linearity import gap, main_term, second_order_gap
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 HALF = (0.5, 0.5)
+FEW = 10  # models, all sets of which can be averaged
 Arrays = dict[str, Any]
 
 
@@ -41,8 +42,13 @@ def pairs(models: int) -> np.ndarray:
 
 
 def subsets(models: int) -> Float[np.ndarray, "subset model"]:
-    """Equal weights on every set of two or more models."""
-    members = np.array([s for s in itertools.product((0.0, 1.0), repeat=models) if sum(s) >= 2])
+    """Equal weights on every set of two or more models; of more than `FEW` models on the sets of
+    two, of three and of all."""
+    if models <= FEW:
+        members = np.array([s for s in itertools.product((0.0, 1.0), repeat=models) if sum(s) >= 2])
+    else:
+        sets = [s for k in (2, 3, models) for s in itertools.combinations(range(models), k)]
+        members = np.array([np.isin(range(models), s) for s in sets], float)
     return members / members.sum(1, keepdims=True)
 
 
@@ -51,14 +57,9 @@ def flat(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: np.reshape(x, (-1, *x.shape[2:])), tree)
 
 
-def unflat(tree: PyTree, replicates: int) -> PyTree:
-    return jax.tree.map(lambda x: np.reshape(x, (replicates, -1, *x.shape[1:])), tree)
-
-
 def of_each(fn: Any, *stacked: PyTree) -> PyTree:
     """`fn` of every entry of the two leading axes."""
-    n = len(jax.tree.leaves(stacked)[0])
-    return unflat(each(fn, *map(flat, stacked)), n)
+    return each(partial(each, fn), *stacked)
 
 
 def paired(stacked: PyTree) -> tuple[PyTree, PyTree]:
@@ -226,7 +227,7 @@ def arithmetic(
 
 
 def _repeated(tree: PyTree, count: int) -> PyTree:
-    return jax.tree.map(lambda x: np.repeat(x[:, None], count, 1), tree)
+    return jax.tree.map(lambda x: np.broadcast_to(x[:, None], (len(x), count, *x.shape[1:])), tree)
 
 
 def stitching(
@@ -291,19 +292,22 @@ def stitching(
 
 
 def spectral_norm(
-    model: MLP, steps: int, params: PyTree, batch: Batch, key: Key
+    model: Model, steps: int, params: PyTree, batch: Batch, key: Key
 ) -> Float[Array, ""]:
     """Of the Hessian of the loss, by Lanczos' iteration."""
     spectrum = probe.hessian_spectrum(
-        loss(model), params, batch, jax.random.wrap_key_data(key), steps=steps, probes=2
+        loss(model, "batch"), params, batch, jax.random.wrap_key_data(key), steps=steps, probes=2
     )
     return jnp.maximum(abs(spectrum.largest[0]), abs(spectrum.smallest[0]))
 
 
-def theorem(model: MLP, base: PyTree, tuned: PyTree, tests: Batch, keys: Any, steps: int) -> Arrays:
+def theorem(
+    model: Model, base: PyTree, tuned: PyTree, tests: Batch, keys: Any, steps: int
+) -> Arrays:
     """(h) The gap of the loss in the middle of every pair, [checkpoint, pair], and what is to
     predict it: Theorem 1's main term, its factors; the same with the Hessian's norm on the segment
-    in place of the checkpoint's; and D^2 f along the line itself, there and in the middle."""
+    in place of the checkpoint's; and D^2 f along the line itself, there and in the middle. A ResNet
+    normalises by the test images."""
     at = partial(spectral_norm, model, steps)
     norm = each(at, base, tests, keys)
     first, second = paired(tuned)
@@ -322,10 +326,10 @@ def theorem(model: MLP, base: PyTree, tuned: PyTree, tests: Batch, keys: Any, st
 
 @partial(jax.jit, static_argnames="model")
 def _theorem(
-    model: MLP, a: PyTree, b: PyTree, base: PyTree, batch: Batch, norm: Array, most: Array
+    model: Model, a: PyTree, b: PyTree, base: PyTree, batch: Batch, norm: Array, most: Array
 ) -> Arrays:
     thetas = jax.tree.map(lambda x, y: jnp.stack([x, y]), a, b)
-    f, w = loss(model), jnp.asarray(HALF)
+    f, w = loss(model, "batch"), jnp.asarray(HALF)
     return {
         "gap": abs(gap(f, thetas, w, batch)),
         "main_term": main_term(norm, thetas, w),
