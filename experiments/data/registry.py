@@ -7,7 +7,7 @@ that needs no files, and it is the default.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from sail_jax.checks import nearest
 
 OFFLINE = "digits"
 OFFLINE_TEXT = "python"
+SAME = "same"
 _MANY = 1 << 30  # classes: more than any network has
 _INSTALLED = "installed: nothing is to be given"
 
@@ -122,6 +123,15 @@ TEXTS: Mapping[str, TextSet] = {
     "openwebtext": TextSet(
         tokens.SOURCE._replace(name="OpenWebText in GPT-2's tokens"), 50257, _TOKENS
     ),
+    "wikitext-103": TextSet(
+        Source(
+            "WikiText-103 in GPT-2's tokens",
+            "huggingface.co/datasets/Salesforce/wikitext",
+            tokens.SOURCE.offline,
+        ),
+        50257,
+        _TOKENS,
+    ),
     "c4": TextSet(
         Source(
             "C4 as OLMo's tokens (one row of numbers below 50304)",
@@ -176,11 +186,11 @@ def _check(data: Any, entries: Mapping[str, Any], offline: str, none: str, *file
             raise ValueError(f"{field} must not be given for {offline}; got {value}")
 
 
-def _unsaid(field: str, source: Source, offline: str) -> DataError:
+def _unsaid(field: str, source: Source, offline: str, group: str = "data") -> DataError:
     """Makes the error for a data set whose files have not been named."""
     return DataError(
-        f"data.{field} must name where {source.name} can be found (published at {source.home}); "
-        f"the default, data.name = {offline}, needs none"
+        f"{group}.{field} must name where {source.name} can be found (published at {source.home}); "
+        f"the default, {group}.name = {offline}, needs none"
     )
 
 
@@ -314,6 +324,8 @@ class TextData:
     """Where its tokens lie as nanoGPT prepares them: train and val, .bin or .npy."""
     vocab: Natural | None = None
     """Tokens of its vocabulary, where neither its name nor the folder says how many."""
+    offline: ClassVar[str] = OFFLINE_TEXT
+    """The name by default, which needs no files."""
 
     def __post_init__(self) -> None:
         _check(self, TEXTS, OFFLINE_TEXT, "no text is", "folder", "vocab")
@@ -323,8 +335,16 @@ class TextData:
         """Where the text is published."""
         return TEXTS[self.name].source
 
-    def read(self) -> Tokens:
+    @property
+    def known_vocab(self) -> int | None:
+        """The size of the vocabulary, or None where only the files can say."""
+        return self.vocab or TEXTS[self.name].vocab
+
+    def read(self, group: str = "data") -> Tokens:
         """Reads the text.
+
+        Args:
+          group: The name of the config's field that has this group, for messages.
 
         Returns:
           The tokens to learn from, those held out, and the size of the vocabulary.
@@ -336,8 +356,8 @@ class TextData:
         if self.name == OFFLINE_TEXT:
             return Tokens(*text.load(), text.VOCAB)
         if self.folder is None:
-            raise _unsaid("folder", self.source, OFFLINE_TEXT)
-        return tokens.load(self.folder, self.vocab or TEXTS[self.name].vocab)
+            raise _unsaid("folder", self.source, self.offline, group)
+        return tokens.load(self.folder, self.known_vocab)
 
     def described(self) -> str:
         """Describes what is found, after reading all of it.
@@ -353,6 +373,27 @@ class TextData:
             f"{len(corpus.train)} tokens to learn from, {len(corpus.held_out)} held out, of a "
             f"vocabulary of {corpus.vocab}"
         )
+
+
+@config
+class OtherText(TextData):
+    """A second text in tokens, by name, or none.
+
+    ValueError is raised as by `TextData`.
+    """
+
+    name: str = SAME
+    """'same' for the first text, or the name of another that `sail-jax data` lists."""
+    offline: ClassVar[str] = SAME
+
+    def __post_init__(self) -> None:
+        if self.name != SAME:
+            super().__post_init__()
+        elif self.folder is not None or self.vocab is not None:
+            given = self.vocab if self.folder is None else self.folder
+            raise ValueError(
+                f"name must be that of another text, to have files; got 'same', {given}"
+            )
 
 
 @config
