@@ -346,18 +346,16 @@ def test_a_preset_of_the_paper_runs_on_files_of_its_formats(name, mnist, cifar):
     small: dict = {
         "data": {"folder": mnist if preset.data.name == "mnist" else cifar},
         "mlp": {"widths": (4, 4, 4), "steps": 2},
-        "resnet": {"widths": (4,) * len(preset.resnet.widths), "steps": 2, "batch": 4},
+        "resnet": {"widths": (4, 4, 4), "steps": 2, "batch": 4},
         "memorise": 1,
         "line_points": 3,
         "theorem": {"checkpoints": 2, "steps": 2, "members": 2, "lanczos_steps": 3},
     }
     if preset.learn is not None:
         small |= {"learn": 8, "test": 4}
-    config = varied(preset, **small)
-    dataset = ctl.run(config)
-    for values in dataset.data_vars.values():
-        if "statistics" not in values.name and values.name != "averaging_gap":
-            assert np.isfinite(values).all() or "random" in values.name, values.name
+        small["resnet"] |= {"widths": (4,), "blocks": 1}
+    dataset = ctl.run(varied(preset, **small))
+    assert all(np.isfinite(values).all() for values in dataset.data_vars.values())
     assert ctl.summary(dataset)
     assert [flaw for figure in ctl.plot(dataset).values() for flaw in flaws(figure)] == []
 

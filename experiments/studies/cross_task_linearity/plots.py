@@ -198,7 +198,8 @@ def _averaging(dataset: "xr.Dataset") -> "Figure":
     theory = pair * 2 * (sizes - 1) / sizes
     look = {"color": style.INK, "ls": "--", "lw": 1}
     by_size.plot(sizes, theory, label="output, by 2 (k − 1) / k", **look)
-    top = max(float(theory.max()), float(mean_error(gap)[0].max()))
+    mean, error = mean_error(gap)
+    top = max(float(theory.max()), float((mean + error).max()))
     by_size.set_ylim(0, 1.5 * top)
     by_size.set_xlabel("models averaged, k")
     by_size.set_ylabel("relative gap (± s.e.)")
