@@ -7,6 +7,7 @@ that needs no files, and it is the default.
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from experiments.data import cifar, digits, idx, image_folders, latents, text, t
 from experiments.data.files import DataError, Images, Pool, Source
 from experiments.data.latents import Latents
 from experiments.data.tokens import Tokens
-from experiments.lab.config import Natural, config
+from experiments.lab.config import Different, Natural, config
 from sail_jax.checks import nearest
 
 OFFLINE = "digits"
@@ -308,6 +309,45 @@ class ImagePool(ImageData):
             drawn = np.random.default_rng((seed, 1)).permutation(len(labels))[: self.examples]
             images, labels = images[drawn], labels[drawn]
         return Pool(images, labels)
+
+
+@config
+class ImageTasks:
+    """Tasks of images in folders: DIR/TASK/train/CLASS/ and DIR/TASK/test/CLASS/, .jpeg or .png."""
+
+    folder: str | None = None
+    """The folder that has a folder for each task."""
+    names: Different[str] = ("cifar10", "svhn")
+    """The tasks, which are the names of their folders."""
+    side: Natural = 224
+    """Height and width in pixels to which the central square of each image is resized."""
+    test: Natural = 1000
+    """Most test images of a task, drawn where there are more."""
+
+    def listed(self, name: str, split: str, group: str) -> image_folders.Listing:
+        """Lists the images of one part of a task.
+
+        Args:
+          group: The name of the config's field that has this group, for messages.
+          name: The task.
+          split: "train" or "test".
+
+        Returns:
+          The files, their labels, and the names of the classes.
+
+        Raises:
+          DataError: If `folder` is not set, or a folder is missing or empty.
+        """
+        home = (
+            "their publishers; of each a folder, in it train and test, in these one for each class"
+        )
+        source = Source(f"images of {len(self.names)} tasks", home, "the digits")
+        if self.folder is None:
+            raise DataError(
+                f"{group}.folder must name where images of {', '.join(self.names)} can be found "
+                f"(published by {home})"
+            )
+        return image_folders.listed(Path(self.folder) / name / split, source)
 
 
 @config
