@@ -236,8 +236,10 @@ class Runs:
         found = []
         for base, own in zip(bases, keys.swapaxes(0, 1), strict=True):
             tuned = self.train(model, repeated(base, at.members), learn, own[:, 1:], rates)
-            both = (models.weights_alone(tree) for tree in (only(base), tuned))
-            found.append(measure.theorem(model, *both, only(test), own[:, 0], at.lanczos_steps))
+            start, tuned = (models.weights_alone(tree) for tree in (only(base), tuned))
+            found.append(
+                measure.theorem(model, start, tuned, only(test), own[:, 0], at.lanczos_steps)
+            )
         return measure.flat(models.stack(found, 1))
 
 

@@ -311,17 +311,18 @@ def measured(config: Config, stage: Stage) -> xr.Dataset:
     data = {name: np.full(shape, np.nan) for name in ("loss", "accuracy")}
     values = np.full(shape[:2], np.nan)
     at_centre = experts("centre", centre, swept["steps"])
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}  # the centre is a point of every law
     for i, law in enumerate(SETTINGS):
         for k, value in enumerate(swept[law]):
             setting, name = centre | {law: value}, f"{law} {value:g}"
-            if law in ("steps", "tasks") or value == centre[law]:
-                of = at_centre
-            else:
-                of = experts(name, setting, (setting["steps"],))
-            own = [expert[f"at{setting['steps']}"] for expert in of]
-            found = stage(f"merges, {name}", partial(merges, own, setting["tasks"]))
+            at = tuple(setting.values())
+            if at not in known:
+                tuned_here = law not in ("steps", "tasks")
+                of = experts(name, setting, (setting["steps"],)) if tuned_here else at_centre
+                own = [expert[f"at{setting['steps']}"] for expert in of]
+                known[at] = stage(f"merges, {name}", partial(merges, own, setting["tasks"]))
             for key, into in data.items():
-                into[i, k] = found[key]
+                into[i, k] = known[at][key]
             values[i, k] = value
 
     def alone() -> dict[str, Any]:

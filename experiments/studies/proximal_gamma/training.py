@@ -404,11 +404,11 @@ def apart(config: Config, data: Data, overlaps: tuple[float, float]) -> dict[str
     value, error, weight = np.zeros(shape), np.zeros(shape), np.zeros(shape[:2])
     for seed, pair in enumerate(sources(config, data, *overlaps)):
         rng = np.random.default_rng((config.seed, 2, seed))
-        parts = [
+        one, two, target = (
             data.blocks[rng.permutation(part)[: config.blocks.distance]]
             for part in (*pair, data.parts[2])
-        ]
-        for i, (name, by_pair) in enumerate(measured(*parts, config.vocab).items()):
+        )
+        for i, (name, by_pair) in enumerate(measured(one, two, target, config.vocab).items()):
             value[seed, i] = [float(by_pair[p].value) for p in line.PAIRS]
             error[seed, i] = [float(by_pair[p].stderr) for p in line.PAIRS]
             weight[seed, i] = line.weight(by_pair, squared=DISTANCES[name][0])
