@@ -2,13 +2,16 @@
 
 import math
 import re
+import struct
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pictures import flaws
 from tiny_runs import tiny_run
 
+from experiments.data.files import DataError
 from experiments.data.registry import ImagePool
 from experiments.lab import registry
 from experiments.lab.config import varied
@@ -272,6 +275,91 @@ def test_figures_are_drawn_for_the_parts_that_ran(ran):
     assert "Random labels" not in said
 
 
+@pytest.fixture(scope="module")
+def mnist(tmp_path_factory):
+    """Files as MNIST's publisher has them, of smaller images and not as many of each class."""
+    path, rng = tmp_path_factory.mktemp("mnist"), np.random.default_rng(0)
+    for name, count in (("train", 63), ("t10k", 31)):
+        images, labels = rng.integers(0, 256, (count, 6, 6)), np.arange(count) % 10
+        for stem, array in (("images-idx3", images), ("labels-idx1", labels)):
+            head = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+            (path / f"{name}-{stem}-ubyte").write_bytes(head + array.astype(np.uint8).tobytes())
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory):
+    """Files as CIFAR-100's and CIFAR-10's publisher has them, of 8 and 4 images of each class."""
+    path, rng = tmp_path_factory.mktemp("cifar"), np.random.default_rng(0)
+    batches = {f"data_batch_{k}": 2 for k in range(1, 6)} | {"test_batch": 4}
+    for classes, files in ((100, {"train": 8, "test": 4}), (10, batches)):
+        for name, each in files.items():
+            fine = np.tile(np.arange(classes), each)
+            labels = [fine] if classes == 10 else [fine // 5, fine]
+            pixels = rng.integers(0, 256, (3072, len(fine)))
+            records = np.concatenate([*(x[None] for x in labels), pixels]).T
+            (path / f"{name}.bin").write_bytes(records.astype(np.uint8).tobytes())
+    return str(path)
+
+
+PAPER = [name for name in ctl.presets if name.startswith("paper")]
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_a_preset_of_the_paper_says_which_files_it_needs(name):
+    told = r"^data.folder must name where (MNIST|CIFAR-10*) .*; the default, data.name = digits,"
+    with pytest.raises(DataError, match=told):
+        ctl.run(ctl.presets[name])
+
+
+def test_the_paper_s_settings_of_rotated_mnist():
+    paper = ctl.presets["paper_mnist"]
+    assert paper.angles == (22.5, 45, 67.5, 90)
+    assert (paper.mlp.batch, paper.mlp.rate, paper.mlp.momentum) == (64, 0.1, 0)
+    assert paper.mlp.steps == math.ceil(60_000 / 64)
+
+
+def test_of_many_models_sets_of_two_three_and_all_are_averaged():
+    weights = parts.subsets(ctl.presets["paper_averaging"].members)
+    sizes = (weights > 0).sum(1)
+    assert {k: int((sizes == k).sum()) for k in set(sizes)} == {2: 190, 3: 1140, 20: 1}
+    np.testing.assert_allclose(weights.sum(1), 1)
+    assert len(parts.subsets(parts.FEW)) == 2**parts.FEW - parts.FEW - 1
+
+
+def test_the_publisher_s_split_is_kept(mnist):
+    data = {"name": "mnist", "folder": mnist}
+    runs = Runs(varied(ctl.presets["paper_mnist"], data=data, mlp={"widths": (4,)}))
+    learn, test = runs.data(*runs.tasks)
+    assert (learn.images.shape, test.labels.shape) == ((3, 4, 63, 6, 6, 1), (3, 4, 31))
+    assert runs.tasks[0] == "rotate 22.5"
+    upright = runs.data("upright").learn
+    np.testing.assert_array_equal(upright.images[0, 0], ImagePool(**data).pool(0).images[:63])
+    with pytest.raises(DataError, match=r"^splits must have as many images each; 'classes 5-9'"):
+        runs.data("classes 0-4", "classes 5-9")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAPER)
+def test_a_preset_of_the_paper_runs_on_files_of_its_formats(name, mnist, cifar):
+    preset = ctl.presets[name]
+    small: dict = {
+        "data": {"folder": mnist if preset.data.name == "mnist" else cifar},
+        "mlp": {"widths": (4, 4, 4), "steps": 2},
+        "resnet": {"widths": (4, 4, 4), "steps": 2, "batch": 4},
+        "memorise": 1,
+        "line_points": 3,
+        "theorem": {"checkpoints": 2, "steps": 2, "members": 2, "lanczos_steps": 3},
+    }
+    if preset.learn is not None:
+        small |= {"learn": 8, "test": 4}
+        small["resnet"] |= {"widths": (4,), "blocks": 1}
+    dataset = ctl.run(varied(preset, **small))
+    assert all(np.isfinite(values).all() for values in dataset.data_vars.values())
+    assert ctl.summary(dataset)
+    assert [flaw for figure in ctl.plot(dataset).values() for flaw in flaws(figure)] == []
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -282,11 +370,16 @@ def test_figures_are_drawn_for_the_parts_that_ran(ran):
         ({"angles": (45,)}, "angles"),
         ({"angles": (45, 45)}, "angles"),
         ({"angles": (45, 1000)}, "angles[1]"),
+        ({"angles": (45, 22.4)}, "angles[1]"),
         ({"mlp": {"widths": ()}}, "mlp.widths"),
         ({"mlp": {"widths": (0,)}}, "mlp.widths[0]"),
         ({"resnet": {"widths": ()}}, "resnet.widths"),
         ({"learn": 0}, "learn"),
         ({"test": 55}, "test"),
+        ({"test": None}, "test"),
+        ({"learn": None, "test": None}, "learn"),
+        ({"resnet": {"blocks": 0}}, "resnet.blocks"),
+        ({"theorem": {"network": "cnn"}}, "theorem.network"),
         ({"mlp": {"steps": 0}}, "mlp.steps"),
         ({"mlp": {"rate": math.nan}}, "mlp.rate"),
         ({"resnet": {"rate": 0.0}}, "resnet.rate"),

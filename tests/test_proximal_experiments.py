@@ -9,9 +9,11 @@ import numpy as np
 import optax
 import pytest
 import xarray as xr
+from pictures import flaws
 from tiny_runs import tiny_run
 
 from experiments.data import spirals, text
+from experiments.data.files import DataError
 from experiments.lab import registry
 from experiments.lab.config import varied
 from experiments.models.mlp import MLP
@@ -224,9 +226,9 @@ def test_symmetric_sources_have_equal_weights():
 
 
 def test_distances_of_texts_are_symmetric_and_order_the_parts():
-    data = gpt.load(GAMMA)
+    _, data = gpt.load(GAMMA)
     one, two, target = (data.blocks[part[:: len(part) // 60][:60]] for part in data.parts)
-    found, turned = gpt.measured(one, two, target), gpt.measured(two, one, target)
+    found, turned = (gpt.measured(*pair, target, text.VOCAB) for pair in ((one, two), (two, one)))
     assert set(found) == set(gpt.DISTANCES)
     for name in found:
         for pair, back in zip(line.PAIRS, ("2-target", "1-target", "1-2"), strict=True):
@@ -247,7 +249,7 @@ def test_parts_on_a_line_are_extrapolated():
 
 @pytest.fixture(scope="module")
 def texts():
-    data = gpt.load(GAMMA)
+    _, data = gpt.load(GAMMA)
     parts = gpt.parts(data, gpt.sources(GAMMA, data, 0.0, 0.0))
     first = jax.tree.map(lambda leaf: leaf[:, [0, 0, 0]], gpt.initial(GAMMA))
     learned = gpt.learn(GAMMA, first, data, *parts)
@@ -284,16 +286,108 @@ def test_the_mapped_sweep_of_texts_is_single_runs(texts):
 
 
 def test_held_out_blocks_are_like_the_target_and_not_learned_from():
-    data = gpt.load(GAMMA)
+    _, data = gpt.load(GAMMA)
     means = data.blocks[data.parts[2]].mean(1)
     assert data.held_out.mean(1).min() >= means.min()
 
 
 def test_the_text_has_blocks_enough_for_every_preset():
-    for config in pg.presets.values():
-        data = gpt.load(config)
+    for config in (preset for preset in pg.presets.values() if preset.data.name == "python"):
+        _, data = gpt.load(config)
         for alpha, beta in ((0.0, 1.0), (1.0, 0.0)):
             assert gpt.sources(config, data, alpha, beta).shape[1] == 2
+
+
+# Texts from files
+
+VOCAB = 40
+SMALL = varied(
+    GAMMA,
+    overlaps={"alphas": (0.0,), "betas": (0.0,), "steps": 2},
+    looks=(0, 2),
+    gamma={"points": 3},
+    blocks={"length": 8, "of_text": 90, "source": 10, "distance": 10, "held_out": 4},
+    training={"steps": 2, "warmup": 1},
+    tsne=6,
+)
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    """Two texts as nanoGPT prepares them; the second has no token of the first's lower half."""
+    folders = []
+    for name, least in (("web", 0), ("wiki", VOCAB // 2)):
+        folder = tmp_path_factory.mktemp(name)
+        for part, length in (("train", 1000), ("val", 300)):
+            RNG(least).integers(least, VOCAB, length).astype("<u2").tofile(folder / f"{part}.bin")
+        (folder / "meta.json").write_text(f'{{"vocab_size": {VOCAB}}}')
+        folders.append(str(folder))
+    return folders
+
+
+def test_a_target_of_another_text_is_all_of_it(corpora):
+    web, wiki = ({"name": "tokens", "folder": folder} for folder in corpora)
+    config, data = gpt.load(varied(SMALL, data=web))
+    assert (config.vocab, config.network().vocab) == (VOCAB, VOCAB)
+    assert sorted(np.concatenate(data.parts)) == list(range(90))
+    _, other = gpt.load(varied(SMALL, data=web, target_data=wiki))
+    np.testing.assert_array_equal(other.blocks[:90], data.blocks)
+    for mine, its in zip(data.parts[:2], other.parts[:2], strict=True):
+        np.testing.assert_array_equal(mine, its)
+    assert other.parts[2].tolist() == list(range(90, 180))
+    assert min(other.blocks[90:].min(), other.held_out.min()) == VOCAB // 2
+    with pytest.raises(DataError, match=f"target_data must have the {VOCAB} tokens .* got 97$"):
+        gpt.load(varied(SMALL, data=web, target_data={"name": "python"}))
+
+
+def test_of_texts_from_files_some_blocks_are_drawn(corpora):
+    data = {"name": "tokens", "folder": corpora[0]}
+    whole = gpt.load(varied(SMALL, data=data, blocks={"of_text": None}))[1].blocks
+    some = gpt.load(varied(SMALL, data=data, blocks={"of_text": 60}))[1].blocks
+    assert (len(whole), len(some)) == (125, 60)
+    rows = {row.tobytes(): i for i, row in enumerate(whole)}
+    places = [rows[row.tobytes()] for row in some]
+    assert places == sorted(set(places))
+
+
+@pytest.mark.slow
+def test_a_run_on_another_text_has_a_map_and_names_the_texts(corpora):
+    web, wiki = ({"name": "tokens", "folder": folder} for folder in corpora)
+    dataset = pg.run(varied(SMALL, data=web, target_data=wiki))
+    assert dataset["map"].shape == (3, 6, 2)
+    assert np.isfinite(dataset["map"]).all()
+    assert np.isfinite(dataset["loss"]).all()
+    figures = pg.plot(dataset)
+    assert flaws(figures["map"]) == []
+    assert "tokenised text" in pg.findings(dataset)[0].here
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("paper", {}, r"^data.folder must name where OpenWebText .*data.name = python, needs none"),
+        (
+            "paper_wikitext",
+            {"data": {"name": "tokens", "vocab": None}},
+            r"^target_data.folder must name where WikiText-103 .*target_data.name = same, needs",
+        ),
+    ],
+)
+def test_presets_of_the_paper_say_which_files_they_need(name, given, message, corpora):
+    if given:
+        given["data"]["folder"] = corpora[0]
+        given["blocks"] = {"length": 8}
+    with pytest.raises(DataError, match=message):
+        gpt.load(varied(pg.presets[name], **given))
+
+
+def test_the_network_of_the_paper():
+    """6 layers of 384 units (Sec. 4.3): 12 x 384^2 weights a layer, embeddings counted once."""
+    config = pg.presets["paper"]
+    shapes = jax.eval_shape(gpt.initial, varied(config, replicates=2))
+    count = sum(leaf.size for leaf in jax.tree.leaves(shapes)) // 6
+    layers, embedded = 6 * 12 * 384**2, (50257 + config.blocks.length - 1) * 384
+    assert abs(count - layers - embedded) < 0.01 * layers  # biases and norms
 
 
 # What is refused

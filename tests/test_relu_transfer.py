@@ -5,6 +5,7 @@ import math
 import jax
 import numpy as np
 import pytest
+from pictures import flaws
 from tiny_runs import tiny_run
 
 from experiments.lab import registry
@@ -51,6 +52,32 @@ def test_recorded_numbers_are_those_of_the_networks(dataset):
     np.testing.assert_allclose(
         dataset.gain, gain.mean(("teacher", "draw")).transpose("mu", "n"), rtol=1e-12
     )
+
+
+@pytest.mark.parametrize(("n", "tolerance"), [(4, 0.0), (30, 0.0), (4, 1e-2), (30, 10.0)])
+def test_transfer_by_descent_is_descent_step_by_step(n, tolerance):
+    """Null of the closed form: 300 steps, one after the other, in float64."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(n)
+        w, x, y = rng.normal(size=(9, 3)), rng.normal(size=(n, 3)), rng.normal(size=n)
+        phi, c, taken = np.maximum(x @ w.T, 0) / 9, np.zeros(9), 0
+        while taken < 300 and ((y - phi @ c) ** 2).mean() / 2 > tolerance:
+            c, taken = c + 1.5 * 9 / n * phi.T @ (y - phi @ c), taken + 1
+        fit, steps = st.descended_transfer(w, x, y, 1.5, 300, tolerance)
+        assert int(steps) == taken
+        np.testing.assert_allclose(fit.c, c, rtol=1e-9, atol=1e-12)
+    with pytest.raises(ValueError, match="rate"):
+        st.descended_transfer(w, x, y, 0.0, 300, tolerance)
+
+
+@pytest.mark.slow
+def test_transfer_by_descent_is_set_beside_the_solution(dataset):
+    found = relu_transfer.run(varied(TINY, descend_transfer=True))
+    assert found.drop_vars(["descended_risk", "descended_gain"]).identical(dataset)
+    assert np.isfinite(found.descended_risk).all()
+    assert "Fitted by descent" in relu_transfer.summary(found)
+    figures = relu_transfer.plot(found)
+    assert flaws(figures["phase_descent"]) == []
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,8 @@ def test_losses_by_numpy():
     found = [float(value) for value in losses(a, b)]
     assert found[0] == pytest.approx(-cosine.mean(), abs=60 * EPS)
     assert found[1:] == pytest.approx([apart, apart], rel=60 * EPS)
+    norms = np.sum((a - b) ** 2, (1, 2))  # eq. (16), of each of the two examples
+    assert float(align_loss(a, b, summed=True)) == pytest.approx(norms.mean(), rel=60 * EPS)
     assert float(losses(7 * b, b)[0]) == pytest.approx(-1, abs=60 * EPS)
     assert np.isfinite(jax.jit(jax.grad(repa_loss))(np.zeros_like(a), b)).all()
 
@@ -376,6 +378,8 @@ def test_the_paper_s_table_3():
     assert latents.SCALE == 0.18215
     assert [paper.every * k for k in (1, 2, 4, 8)] == [50_000, 100_000, 200_000, 400_000]
     assert PRINTED[1 / 8][0] == (78.2, 67.6)
+    letter = sd.presets["paper_eq16"]
+    assert varied(letter, ways=paper.ways, alignment={"summed": False}) == paper
 
 
 def made_up(sail, repa, sit):

@@ -8,9 +8,10 @@ import os
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Int32, UInt8
 
 from experiments.data.files import (
     MAX_BYTES,
@@ -124,6 +125,48 @@ def _images(
     return Images(out, np.fromiter(labels, np.int32, len(paths)), tuple(names))
 
 
+class Listing(NamedTuple):
+    """Images in one folder for each class, not yet decoded.
+
+    Attributes:
+      paths: The files.
+      labels: The class of each, counted from 0, int32 `(n,)`.
+      names: The names of the folders.
+    """
+
+    paths: list[Path]
+    labels: Int32[np.ndarray, " n"]
+    names: tuple[str, ...]
+
+
+def listed(folder: str | Path, source: Source = PLAIN) -> Listing:
+    """Lists images that lie in one folder for each class, as `load` reads them.
+
+    Args:
+      folder: The folder that has the classes' folders.
+      source: The data set, for the message where it is missing.
+
+    Returns:
+      The files, their labels, and the names of the folders.
+
+    Raises:
+      DataError: If a folder is missing or empty. It is a `ValueError`.
+    """
+    folder = Path(folder)
+    names = _listed(folder, source, folders=True)
+    if not names:
+        raise DataError(f"{folder} is empty; expected a folder of images for each class")
+    paths, labels = [], []
+    for label, name in enumerate(names):
+        home = inside(folder, name)
+        files = _listed(home, source, folders=False)
+        if not files:
+            raise DataError(f"{home} is empty; expected images (.jpeg, .jpg or .png) of a class")
+        paths += [home / file for file in files]
+        labels += [label] * len(files)
+    return Listing(paths, np.array(labels, np.int32), tuple(names))
+
+
 def load(folder: str | Path, side: int) -> Images:
     """Loads images that lie in one folder for each class.
 
@@ -143,19 +186,8 @@ def load(folder: str | Path, side: int) -> Images:
       DataError: If a folder is missing or empty, an image cannot be decoded, or all of them need
         more than 4 GiB. It is a `ValueError`.
     """
-    folder = Path(folder)
-    names = _listed(folder, PLAIN, folders=True)
-    if not names:
-        raise DataError(f"{folder} is empty; expected a folder of images for each class")
-    paths, labels = [], []
-    for label, name in enumerate(names):
-        home = inside(folder, name)
-        files = _listed(home, PLAIN, folders=False)
-        if not files:
-            raise DataError(f"{home} is empty; expected images (.jpeg, .jpg or .png) of a class")
-        paths += [home / file for file in files]
-        labels += [label] * len(files)
-    return _images(paths, labels, names, side, True, PLAIN)
+    paths, labels, names = listed(folder)
+    return _images(paths, labels, list(names), side, True, PLAIN)
 
 
 def tiny_imagenet(folder: str | Path, split: str = "train", side: int = 64) -> Images:

@@ -7,7 +7,8 @@ that needs no files, and it is the default.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -15,11 +16,12 @@ from experiments.data import cifar, digits, idx, image_folders, latents, text, t
 from experiments.data.files import DataError, Images, Pool, Source
 from experiments.data.latents import Latents
 from experiments.data.tokens import Tokens
-from experiments.lab.config import Natural, config
+from experiments.lab.config import Different, Natural, config
 from sail_jax.checks import nearest
 
 OFFLINE = "digits"
 OFFLINE_TEXT = "python"
+SAME = "same"
 _MANY = 1 << 30  # classes: more than any network has
 _INSTALLED = "installed: nothing is to be given"
 
@@ -122,6 +124,15 @@ TEXTS: Mapping[str, TextSet] = {
     "openwebtext": TextSet(
         tokens.SOURCE._replace(name="OpenWebText in GPT-2's tokens"), 50257, _TOKENS
     ),
+    "wikitext-103": TextSet(
+        Source(
+            "WikiText-103 in GPT-2's tokens",
+            "huggingface.co/datasets/Salesforce/wikitext",
+            tokens.SOURCE.offline,
+        ),
+        50257,
+        _TOKENS,
+    ),
     "c4": TextSet(
         Source(
             "C4 as OLMo's tokens (one row of numbers below 50304)",
@@ -176,11 +187,11 @@ def _check(data: Any, entries: Mapping[str, Any], offline: str, none: str, *file
             raise ValueError(f"{field} must not be given for {offline}; got {value}")
 
 
-def _unsaid(field: str, source: Source, offline: str) -> DataError:
+def _unsaid(field: str, source: Source, offline: str, group: str = "data") -> DataError:
     """Makes the error for a data set whose files have not been named."""
     return DataError(
-        f"data.{field} must name where {source.name} can be found (published at {source.home}); "
-        f"the default, data.name = {offline}, needs none"
+        f"{group}.{field} must name where {source.name} can be found (published at {source.home}); "
+        f"the default, {group}.name = {offline}, needs none"
     )
 
 
@@ -259,6 +270,20 @@ class ImagePool(ImageData):
         """The number of images, or None where only the files can say."""
         return self.examples or (digits.EXAMPLES if self.name == OFFLINE else None)
 
+    def published(self) -> tuple[Pool, int]:
+        """Reads all images, the publisher's training images before its test images.
+
+        Returns:
+          The images, with pixels in [0, 1], and their labels; and how many of them are to train on.
+
+        Raises:
+          DataError: As `read` does.
+        """
+        parts = [self.read(split) for split in ("train", "test")]
+        images = np.concatenate([part.images for part in parts]) / np.float32(255)
+        labels = np.concatenate([part.labels for part in parts])
+        return Pool(images, labels), len(parts[0].labels)
+
     def pool(self, seed: int) -> Pool:
         """Reads all images, or draws as many of them as `examples` says.
 
@@ -276,16 +301,53 @@ class ImagePool(ImageData):
         if self.name == OFFLINE:
             images, labels = digits.load()
         else:
-            parts = [self.read(split) for split in ("train", "test")]
-            images = np.concatenate([part.images for part in parts])
-            labels = np.concatenate([part.labels for part in parts])
+            (images, labels), _ = self.published()
         if self.examples is not None:
             if self.examples > len(labels):
                 raise DataError(f"data.examples must be at most {len(labels)}; got {self.examples}")
             # A stream of its own, since the study draws its splits by the same seed.
             drawn = np.random.default_rng((seed, 1)).permutation(len(labels))[: self.examples]
             images, labels = images[drawn], labels[drawn]
-        return Pool(images if self.name == OFFLINE else images / np.float32(255), labels)
+        return Pool(images, labels)
+
+
+@config
+class ImageTasks:
+    """Tasks of images in folders: DIR/TASK/train/CLASS/ and DIR/TASK/test/CLASS/, .jpeg or .png."""
+
+    folder: str | None = None
+    """The folder that has a folder for each task."""
+    names: Different[str] = ("cifar10", "svhn")
+    """The tasks, which are the names of their folders."""
+    side: Natural = 224
+    """Height and width in pixels to which the central square of each image is resized."""
+    test: Natural = 1000
+    """Most test images of a task, drawn where there are more."""
+
+    def listed(self, name: str, split: str, group: str) -> image_folders.Listing:
+        """Lists the images of one part of a task.
+
+        Args:
+          group: The name of the config's field that has this group, for messages.
+          name: The task.
+          split: "train" or "test".
+
+        Returns:
+          The files, their labels, and the names of the classes.
+
+        Raises:
+          DataError: If `folder` is not set, or a folder is missing or empty.
+        """
+        home = (
+            "their publishers; of each a folder, in it train and test, in these one for each class"
+        )
+        source = Source(f"images of {len(self.names)} tasks", home, "the digits")
+        if self.folder is None:
+            raise DataError(
+                f"{group}.folder must name where images of {', '.join(self.names)} can be found "
+                f"(published by {home})"
+            )
+        return image_folders.listed(Path(self.folder) / name / split, source)
 
 
 @config
@@ -302,6 +364,8 @@ class TextData:
     """Where its tokens lie as nanoGPT prepares them: train and val, .bin or .npy."""
     vocab: Natural | None = None
     """Tokens of its vocabulary, where neither its name nor the folder says how many."""
+    offline: ClassVar[str] = OFFLINE_TEXT
+    """The name by default, which needs no files."""
 
     def __post_init__(self) -> None:
         _check(self, TEXTS, OFFLINE_TEXT, "no text is", "folder", "vocab")
@@ -311,8 +375,16 @@ class TextData:
         """Where the text is published."""
         return TEXTS[self.name].source
 
-    def read(self) -> Tokens:
+    @property
+    def known_vocab(self) -> int | None:
+        """The size of the vocabulary, or None where only the files can say."""
+        return self.vocab or TEXTS[self.name].vocab
+
+    def read(self, group: str = "data") -> Tokens:
         """Reads the text.
+
+        Args:
+          group: The name of the config's field that has this group, for messages.
 
         Returns:
           The tokens to learn from, those held out, and the size of the vocabulary.
@@ -324,8 +396,8 @@ class TextData:
         if self.name == OFFLINE_TEXT:
             return Tokens(*text.load(), text.VOCAB)
         if self.folder is None:
-            raise _unsaid("folder", self.source, OFFLINE_TEXT)
-        return tokens.load(self.folder, self.vocab or TEXTS[self.name].vocab)
+            raise _unsaid("folder", self.source, self.offline, group)
+        return tokens.load(self.folder, self.known_vocab)
 
     def described(self) -> str:
         """Describes what is found, after reading all of it.
@@ -341,6 +413,27 @@ class TextData:
             f"{len(corpus.train)} tokens to learn from, {len(corpus.held_out)} held out, of a "
             f"vocabulary of {corpus.vocab}"
         )
+
+
+@config
+class OtherText(TextData):
+    """A second text in tokens, by name, or none.
+
+    ValueError is raised as by `TextData`.
+    """
+
+    name: str = SAME
+    """'same' for the first text, or the name of another that `sail-jax data` lists."""
+    offline: ClassVar[str] = SAME
+
+    def __post_init__(self) -> None:
+        if self.name != SAME:
+            super().__post_init__()
+        elif self.folder is not None or self.vocab is not None:
+            given = self.vocab if self.folder is None else self.folder
+            raise ValueError(
+                f"name must be that of another text, to have files; got 'same', {given}"
+            )
 
 
 @config

@@ -73,7 +73,12 @@ class Study:
     def tables(self) -> Callable[[Any], list[Any]]:
         """The function that lists a dataset's tables; the first row of each names its columns."""
         table = getattr(self._in("findings"), "table", None)
-        return lambda dataset: [] if table is None else [table(dataset)]
+
+        def rows(dataset: Any) -> list[Any]:
+            found = None if table is None else table(dataset)
+            return [] if found is None else [found]
+
+        return rows
 
     @property
     def plot(self) -> Callable[[Any], dict[str, Any]]:

@@ -283,7 +283,7 @@ def pretrain(
     Raises:
       ValueError: If rate, steps or tolerance are out of range.
     """
-    _check(rate, steps, tolerance)
+    check_descent(rate, steps, tolerance)
     return _descend(_population_loss, start, rate, steps, tolerance, source, inner(source, source))
 
 
@@ -308,11 +308,21 @@ def scratch(
     Raises:
       ValueError: If rate, steps or tolerance are out of range.
     """
-    _check(rate, steps, tolerance)
+    check_descent(rate, steps, tolerance)
     return _descend(_training_loss, start, rate, steps, tolerance, x, y)
 
 
-def _check(rate: ArrayLike, steps: int, tolerance: ArrayLike) -> None:
+def check_descent(rate: ArrayLike, steps: ArrayLike, tolerance: ArrayLike) -> None:
+    """Checks the options of a descent.
+
+    Args:
+      rate: Learning rate.
+      steps: Largest number of steps.
+      tolerance: Loss at which training stops.
+
+    Raises:
+      ValueError: If one of them is out of range.
+    """
     problems.check("rate", rate, lambda r: (r > 0) & (r < np.inf), "a finite learning rate > 0")
     problems.check("steps", steps, lambda s: s >= 0, "a number of steps >= 0")
     problems.check("tolerance", tolerance, lambda t: t >= 0, "a loss >= 0")

@@ -95,6 +95,71 @@ def linear_transfer(
     return _linear_transfer(w, x, y, cutoff)
 
 
+def descended_transfer(
+    w: Float[Array, "m d"],
+    x: Float[Array, "n d"],
+    y: Float[Array, " n"],
+    rate: ArrayLike,
+    steps: ArrayLike,
+    tolerance: ArrayLike,
+) -> tuple[networks.Network, Float[Array, ""]]:
+    """Fits the output weights by full-batch descent from zero, with the hidden weights frozen.
+
+    Descent on |y - f(X)|^2 / (2n) is as in `networks.scratch`, and stops as there. Its steps are
+    not taken one by one: in the kernel's eigenvectors each is a power.
+
+    Args:
+      w: Frozen hidden vectors `(m, d)`.
+      x: Inputs `(n, d)`.
+      y: Labels `(n,)`.
+      rate: Learning rate > 0; it is multiplied by the width.
+      steps: Largest number of steps, >= 0.
+      tolerance: Loss at which training stops, >= 0.
+
+    Returns:
+      The network with fitted output weights, and the number of steps.
+
+    Raises:
+      ValueError: If rate, steps or tolerance are out of range.
+
+    >>> fit, steps = descended_transfer(jnp.eye(2), jnp.eye(2), jnp.array([1.0, 2.0]), 0.5, 1, 0)
+    >>> [round(float(c), 3) for c in fit.c], int(steps)  # 0.5 / 2 of the labels
+    ([0.25, 0.5], 1)
+    """
+    networks.check_descent(rate, steps, tolerance)
+    return _descended_transfer(w, x, y, rate, steps, tolerance)
+
+
+@jax.jit
+def _descended_transfer(
+    w: Array, x: Array, y: Array, rate: ArrayLike, steps: ArrayLike, tolerance: ArrayLike
+) -> tuple[networks.Network, Array]:
+    (m, _), n = w.shape, len(y)
+    phi = networks.features(w, x) / m
+    u, s, vt = jnp.linalg.svd(phi, full_matrices=False)
+    b = u.T @ y
+    shrink = rate * m / n * s**2  # of an eigenvector's error in a step
+    rest = jnp.maximum(y @ y - b @ b, 0.0) * (n > m)  # what the features cannot fit
+
+    def loss(t: Array) -> Array:
+        return (rest + jnp.sum((1 - shrink) ** (2.0 * t) * b**2)) / (2 * n)
+
+    def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = ends
+        middle = (low + high) // 2
+        enough = loss(middle) <= tolerance
+        return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
+
+    # the first number of steps that is enough, or all; 32 halvings are enough for any
+    ends = jnp.zeros((), int), jnp.asarray(steps, int)
+    t = jnp.minimum(jax.lax.fori_loop(0, 32, halve, ends)[0], steps)
+    slow = shrink < 0.5
+    small = jnp.expm1(t * jnp.log1p(-jnp.where(slow, shrink, 0.0)))
+    learned = jnp.where(slow, -small, 1 - (1 - shrink) ** (1.0 * t))
+    coefficient = jnp.where(s > 0, learned / jnp.where(s > 0, s, 1.0), 0.0)
+    return networks.Network(vt.T @ (coefficient * b), w), t
+
+
 @jax.jit
 def _linear_transfer(w: Array, x: Array, y: Array, cutoff: ArrayLike) -> networks.Network:
     phi = networks.features(w, x) / w.shape[0]

@@ -1,7 +1,8 @@
 """Do networks fine-tuned from one checkpoint act as linear maps of their parameters?
 
 The study repeats the experiments of Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660) on
-scikit-learn's digits. A ReLU MLP is pre-trained on upright digits and fine-tuned on rotated ones. A
+scikit-learn's digits or, in presets `paper_*`, on MNIST and CIFAR from files. A ReLU MLP is
+pre-trained on upright images and fine-tuned on rotated ones. A
 ResNet is pre-trained on some classes and fine-tuned on others. The parts are:
 
   rotated, split_classes  features of interpolated weights, interpolated features (Figs. 2, 3)

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal, get_args
 
-from annotated_types import Ge, Interval, MinLen
+from annotated_types import Ge, Interval, MinLen, MultipleOf
 
 from experiments.data import image_tasks
-from experiments.data.registry import ImagePool
+from experiments.data.registry import OFFLINE, ImagePool
 from experiments.lab.config import Different, Natural, Positive, Seed, Some, config, varied
 
 OnRotations = Literal["rotated", "scratch", "averaging", "arithmetic", "stitching"]
@@ -14,7 +14,7 @@ Part = Literal[OnRotations, OnResnet, "theorem"]
 ON_ROTATIONS: tuple[Part, ...] = get_args(OnRotations)
 RESNET: tuple[Part, ...] = get_args(OnResnet)
 PARTS: tuple[Part, ...] = get_args(Part)
-Angle = Annotated[int, Interval(gt=-1000, lt=1000)]
+Angle = Annotated[float, Interval(gt=-1000, lt=1000), MultipleOf(0.5)]
 LEAST = 174  # images of the rarest class of the digits
 
 
@@ -23,7 +23,7 @@ class Network:
     """A network, and how it is trained at a constant learning rate."""
 
     widths: Some[Natural]
-    """Units of the MLP's hidden layers, or channels of the ResNet's stages of one block each."""
+    """Units of the MLP's layers; channels of the ResNet's stages."""
     steps: Natural
     """Steps of pre-training, and of fine-tuning."""
     batch: Natural
@@ -35,9 +35,23 @@ class Network:
 
 
 @config
-class Theorem:
-    """The checkpoints of the MLP at which Theorem 1 is tested."""
+class Residual(Network):
+    """A ResNet, and how it is trained, at a constant learning rate."""
 
+    blocks: Natural = 1
+    """Blocks of each stage."""
+
+
+@config
+class Theorem:
+    """The checkpoints at which Theorem 1 is tested."""
+
+    network: Literal["mlp", "resnet"] = "mlp"
+    """Whose checkpoints they are."""
+    task: Literal["rotated", "upright"] = "rotated"
+    """Whether models are fine-tuned on rotated images, or on the upright ones of pre-training."""
+    tuned_on: Literal["learn", "test"] = "test"
+    """Which part of the images models are fine-tuned on; the loss is that of the other part."""
     checkpoints: Natural = 4
     """Checkpoints, each trained for twice the steps of the one before."""
     steps: Natural = 100
@@ -68,12 +82,13 @@ class Config:
         "classes 8-9",
     )
     """The ResNet's tasks: the first to pre-train on, the others to fine-tune on."""
-    learn: Natural = 120
-    """Images of each class to learn from."""
-    test: Natural = 50
-    """Images of each class to test on."""
+    learn: Natural | None = 120
+    """Images of each class to learn from; None for all of the publisher's training images."""
+    test: Natural | None = 50
+    """Images of each class to test on; None, with `learn`, for all of the publisher's test images.
+    """
     mlp: Network = Network(widths=(100, 100, 100), steps=900, batch=64, rate=0.1)
-    resnet: Network = Network(widths=(8, 16), steps=200, batch=32, rate=0.05, momentum=0.9)
+    resnet: Residual = Residual(widths=(8, 16), steps=200, batch=32, rate=0.05, momentum=0.9)
     memorise: Natural = 4
     """Factor on the steps of pre-training in `random_labels`, so that labels are memorised."""
     alphas: Different[Annotated[float, Interval(ge=0, le=1)]] = (0.25, 0.5, 0.75)
@@ -85,14 +100,20 @@ class Config:
     stitch_scales: Different[Positive] = (0.25, 0.5, 0.75, 1.0)
     """Scales by which task vectors are multiplied in `stitching`."""
     members: Annotated[int, Ge(3)] = 8
-    """Models fine-tuned on one task in `averaging`, each at a learning rate of its own."""
+    """Models fine-tuned on one task in `averaging`, at rates that differ. Of 10 or fewer all sets
+    are averaged, of more those of two, of three, and of all."""
     rates: tuple[Positive, Positive] = (0.01, 0.1)
     """The least and the largest learning rate of fine-tuning in `averaging` and `theorem`."""
     theorem: Theorem = Theorem()
 
     def __post_init__(self) -> None:
         image_tasks.check_classes("splits", self.splits, self.data.classes)
-        # of other data the counts are known only when the files are read (`runs.Runs`)
+        if (self.learn is None) != (self.test is None):
+            raise ValueError(f"test must be None where learn is, and only there; got {self.test}")
+        if self.learn is None and (self.data.name == OFFLINE or self.data.examples is not None):
+            raise ValueError(
+                "learn must be a number where the publisher's split is not used; got None"
+            )
         if self.data == ImagePool():
             self.check_left(LEAST)
         if 0.5 not in self.alphas:
@@ -109,11 +130,23 @@ class Config:
         Raises:
           ValueError: If `learn` + `test` is more than that.
         """
-        if self.learn + self.test > least:
+        if self.learn is not None and self.test is not None and self.learn + self.test > least:
             raise ValueError(f"test must be at most {least} - learn; got {self.test}")
 
 
 DEFAULT = Config()
+_MNIST = varied(
+    DEFAULT,
+    data=ImagePool("mnist"),
+    replicates=3,  # the paper has one; three are the fewest here
+    angles=(22.5, 45.0, 67.5, 90.0),
+    # 60 000 images to learn from, 10 000 to test on
+    learn=None,
+    test=None,
+    # 4 linear layers as B.1.1 counts them, "hidden layers with 100 units"; one epoch in batches of
+    # 64 at rate .1, without momentum, which "default" SGD is taken to mean
+    mlp={"widths": (100, 100, 100), "steps": 938, "batch": 64, "rate": 0.1},
+)
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
     # what needs no ResNet, with more repetitions
@@ -122,6 +155,57 @@ PRESETS: dict[str, Config] = {
     "far": varied(DEFAULT, parts=("averaging", "theorem"), rates=(0.03, 0.3)),
     # the ResNet's parts, larger and for longer
     "resnet": varied(DEFAULT, parts=RESNET, resnet={"widths": (16, 32), "steps": 600, "batch": 64}),
+    # Rotated MNIST, B.1.1 (Figs. 2 and 3) and B.3 (Fig. 11: its angles are 45 and 90)
+    "paper_mnist": varied(_MNIST, parts=("rotated", "scratch")),
+    # As many models and sets as Fig. 4, 20 and 1140, on Rotated MNIST. The paper's are published
+    # CLIP ViT-B/32s fine-tuned on ImageNet with varied hyperparameters; here rates vary (chosen)
+    "paper_averaging": varied(_MNIST, parts=("averaging",), members=20),
+    # Split CIFAR-100, B.1.1 (Figs. 2 and 3): splits of 5 classes, 10 epochs of 2500 images
+    "paper_split_cifar100": varied(
+        DEFAULT,
+        data=ImagePool("cifar-100"),
+        replicates=3,
+        parts=("split_classes",),
+        splits=tuple(f"classes {first}-{first + 4}" for first in range(0, 25, 5)),
+        learn=None,
+        test=None,  # 1000 images of two splits; the paper's 20 000 cannot be of so few classes
+        resnet={
+            "widths": (64, 128, 256, 512),  # ResNet-18
+            "blocks": 2,
+            "steps": 400,
+            "batch": 64,
+            "rate": 0.05,
+            "momentum": 0.0,
+        },
+    ),
+    # ResNet-20 on CIFAR-10, B.2 and B.3 (Fig. 12). Neither says how it is trained: as above, and
+    # fine-tuned on what it was pre-trained on, which Fig. 12 calls "the same dataset"
+    "paper_cifar10": varied(
+        DEFAULT,
+        data=ImagePool("cifar-10"),
+        replicates=3,
+        parts=("random_labels", "theorem"),
+        learn=5000,
+        test=100,  # of each class (chosen): whole batches of them pass through the Hessian at once
+        resnet={
+            "widths": (16, 32, 64),
+            "blocks": 3,
+            "steps": 7820,  # 10 epochs
+            "batch": 64,
+            "rate": 0.05,
+            "momentum": 0.0,
+        },
+        # chosen: checkpoints after 1, 2, 4, 8 epochs, 4 models each at rates like the ResNet's
+        theorem={
+            "network": "resnet",
+            "task": "upright",
+            "tuned_on": "learn",
+            "steps": 782,
+            "members": 4,
+            "lanczos_steps": 30,
+        },
+        rates=(0.005, 0.05),
+    ),
     # seconds, for tests
     "tiny": varied(
         DEFAULT,

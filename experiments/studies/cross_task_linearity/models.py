@@ -49,12 +49,12 @@ class Index(NamedTuple):
     """Which images of the pool to learn from and to test on.
 
     Attributes:
-      learn: Indices of the images to learn from, `(replicate, class, n)`.
-      test: Indices of the images to test on, `(replicate, class, n)`.
+      learn: Indices of the images to learn from, `(replicate, n)`.
+      test: Indices of the images to test on, `(replicate, m)`.
     """
 
-    learn: Int[np.ndarray, "replicate class n"]
-    test: Int[np.ndarray, "replicate class n"]
+    learn: Int[np.ndarray, "replicate n"]
+    test: Int[np.ndarray, "replicate m"]
 
 
 class Examples(NamedTuple):
@@ -105,29 +105,30 @@ def split(
     rng = np.random.default_rng(seed)
     where = [np.flatnonzero(labels == c) for c in range(classes)]
     drawn = [[rng.permutation(w)[: learn + test] for w in where] for _ in range(replicates)]
-    return Index(*np.split(np.array(drawn), [learn], axis=2))
+    parts = np.split(np.array(drawn), [learn], axis=2)
+    return Index(*(part.reshape(replicates, -1) for part in parts))
 
 
-def pick(pool: Pool, task: str, index: Int[np.ndarray, "replicate class n"]) -> Batch:
+def pick(pool: Pool, task: str, index: Int[np.ndarray, "replicate n"]) -> Batch:
     """Gathers the images of a task.
 
     Args:
       pool: All images and their labels.
       task: Name of the task: "upright", "rotate <degrees>" or "classes <first>-<last>", as
         `experiments.data.image_tasks.parse` takes it.
-      index: Which images to take of every class, `(replicate, class, n)`.
+      index: Images to take those of the task from, `(replicate, n)`.
 
     Returns:
-      The images, rotated as the task says, and their labels: `(replicate, m, ...)`, where m is n
-      times the number of the task's classes.
+      The images, rotated as the task says, and their labels: `(replicate, m, ...)`, as many in
+      each replicate.
 
     Raises:
       ValueError: If the task's name is unknown.
     """
     angle, classes = image_tasks.parse(task)
-    own = index if classes is None else index[:, list(classes)]
-    chosen = own.reshape(len(index), -1)
-    return Batch(image_tasks.turned(pool.images, angle)[chosen], pool.labels[chosen])
+    if classes is not None:
+        index = index[np.isin(pool.labels[index], list(classes))].reshape(len(index), -1)
+    return Batch(image_tasks.turned(pool.images, angle)[index], pool.labels[index])
 
 
 def shuffled(batch: Batch, seed: int) -> Batch:
@@ -155,6 +156,11 @@ def union(one: Batch, two: Batch) -> Batch:
       All images and their labels.
     """
     return jax.tree.map(lambda *x: np.concatenate(x), one, two)
+
+
+def weights_alone(variables: PyTree) -> PyTree:
+    """Variables without running statistics, for a network that normalises by the images it sees."""
+    return {"params": variables["params"]}
 
 
 def _seen(model: Model, images: Any) -> Array:

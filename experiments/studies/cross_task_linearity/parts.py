@@ -33,6 +33,7 @@ from theory.linearity import gap, main_term, second_order_gap
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 HALF = (0.5, 0.5)
+FEW = 10  # models, all sets of which can be averaged
 Arrays = dict[str, Any]
 
 
@@ -49,15 +50,20 @@ def pairs(models: int) -> np.ndarray:
 
 
 def subsets(models: int) -> Float[np.ndarray, "subset model"]:
-    """Lists equal weights on every set of two or more models.
+    """Lists equal weights on sets of models.
 
     Args:
       models: Number of models, >= 2.
 
     Returns:
-      Weights `(subset, model)`: 1 / k for the k members of the set, 0 for the others.
+      Weights `(subset, model)`: 1 / k for the k members of a set, 0 for the others. All sets of two
+      or more models; of more than `FEW` models the sets of two, of three and of all.
     """
-    members = np.array([s for s in itertools.product((0.0, 1.0), repeat=models) if sum(s) >= 2])
+    if models <= FEW:
+        members = np.array([s for s in itertools.product((0.0, 1.0), repeat=models) if sum(s) >= 2])
+    else:
+        sets = [s for k in (2, 3, models) for s in itertools.combinations(range(models), k)]
+        members = np.array([np.isin(range(models), s) for s in sets], float)
     return members / members.sum(1, keepdims=True)
 
 
@@ -73,19 +79,6 @@ def flat(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: np.reshape(x, (-1, *x.shape[2:])), tree)
 
 
-def unflat(tree: PyTree, replicates: int) -> PyTree:
-    """Splits the leading axis of all leaves in two; the inverse of `flat`.
-
-    Args:
-      tree: Arrays `(replicate x model, ...)`.
-      replicates: Length of the first of the two axes.
-
-    Returns:
-      The same arrays, `(replicate, model, ...)`.
-    """
-    return jax.tree.map(lambda x: np.reshape(x, (replicates, -1, *x.shape[1:])), tree)
-
-
 def of_each(fn: Any, *stacked: PyTree) -> PyTree:
     """Applies a function to every entry of the two leading axes, one after the other.
 
@@ -96,8 +89,7 @@ def of_each(fn: Any, *stacked: PyTree) -> PyTree:
     Returns:
       The results, `(replicate, model, ...)`.
     """
-    n = len(jax.tree.leaves(stacked)[0])
-    return unflat(each(fn, *map(flat, stacked)), n)
+    return each(partial(each, fn), *stacked)
 
 
 def paired(stacked: PyTree) -> tuple[PyTree, PyTree]:
@@ -418,8 +410,7 @@ def arithmetic(
 
 
 def _repeated(tree: PyTree, count: int) -> PyTree:
-    """Repeats every entry of the leading axis along a new second axis."""
-    return jax.tree.map(lambda x: np.repeat(x[:, None], count, 1), tree)
+    return jax.tree.map(lambda x: np.broadcast_to(x[:, None], (len(x), count, *x.shape[1:])), tree)
 
 
 def stitching(
@@ -511,7 +502,7 @@ def stitching(
 
 
 def spectral_norm(
-    model: MLP, steps: int, params: PyTree, batch: Batch, key: Key
+    model: Model, steps: int, params: PyTree, batch: Batch, key: Key
 ) -> Float[Array, ""]:
     """Estimates the spectral norm of the Hessian of the loss by Lanczos' iteration.
 
@@ -527,12 +518,14 @@ def spectral_norm(
     """
     # two starting vectors (probes), the least that the estimate takes
     spectrum = probe.hessian_spectrum(
-        loss(model), params, batch, jax.random.wrap_key_data(key), steps=steps, probes=2
+        loss(model, "batch"), params, batch, jax.random.wrap_key_data(key), steps=steps, probes=2
     )
     return jnp.maximum(abs(spectrum.largest[0]), abs(spectrum.smallest[0]))
 
 
-def theorem(model: MLP, base: PyTree, tuned: PyTree, tests: Batch, keys: Any, steps: int) -> Arrays:
+def theorem(
+    model: Model, base: PyTree, tuned: PyTree, tests: Batch, keys: Any, steps: int
+) -> Arrays:
     """Measures the gap of the loss half way between models, and what is to predict it.
 
         gap = |L((a + b) / 2) - (L(a) + L(b)) / 2|
@@ -577,14 +570,14 @@ def theorem(model: MLP, base: PyTree, tuned: PyTree, tests: Batch, keys: Any, st
 
 @partial(jax.jit, static_argnames="model")
 def _theorem(
-    model: MLP, a: PyTree, b: PyTree, base: PyTree, batch: Batch, norm: Array, most: Array
+    model: Model, a: PyTree, b: PyTree, base: PyTree, batch: Batch, norm: Array, most: Array
 ) -> Arrays:
     """Computes the gap and its predictors for one pair of models.
 
     `norm` is the Hessian's at the checkpoint, `most` the largest of those on the segment.
     """
     thetas = jax.tree.map(lambda x, y: jnp.stack([x, y]), a, b)
-    f, w = loss(model), jnp.asarray(HALF)
+    f, w = loss(model, "batch"), jnp.asarray(HALF)
     return {
         "gap": abs(gap(f, thetas, w, batch)),
         "main_term": main_term(norm, thetas, w),

@@ -55,9 +55,12 @@ def _seeds(dataset: "xr.Dataset") -> str:
 
 
 def _steps(ax: "Axes", labels: Any) -> np.ndarray:
-    """Labels the x axis with the layers and returns their positions."""
-    x = np.arange(len(labels), dtype=float)
-    ax.set_xticks(x, [str(label).replace(" ", "\n", 1) for label in labels])
+    """Layers along the x axis, the numbers of blocks where these are many."""
+    x, told = np.arange(len(labels), dtype=float), [str(label) for label in labels]
+    if len(told) > 5:
+        told = [*(label.split()[-1] for label in told[:-1]), "out"]
+        ax.set_xlabel("block")
+    ax.set_xticks(x, [label.replace(" ", "\n", 1) for label in told])
     ax.set_xlim(-0.5, len(x) - 0.5)
     return x
 
@@ -100,13 +103,13 @@ def _line(dataset: "xr.Dataset", rows: dict[str, str], layer: str) -> "Figure":
         _steps(row[1], dataset[layer].values)
         _interval(row[1], x - 0.12, dataset[f"{name}_spread_turn"], style.PALETTE[1], "o")
         _interval(row[1], x + 0.12, dataset[f"{name}_spread_baseline"], style.INK, "D")
-        row[1].set_ylabel(f"{TURN} by digit, α = 0.5")
+        row[1].set_ylabel(f"{TURN} by image, α = 0.5")
         for ax in row[:2]:
             ax.set_yscale("log")
         _steps(row[2], dataset[layer].values)
         row[2].axhline(1, color=style.FAINT, lw=1, ls="--")
         _interval(row[2], x, dataset[f"{name}_spread_coefficient"], style.PALETTE[1], "o")
-        row[2].set_ylabel("coefficient by digit, α = 0.5")
+        row[2].set_ylabel("coefficient by image, α = 0.5")
         row[1].set_title(words)
     handles = axes[0, 0].get_legend_handles_labels()
     title = f"{_seeds(dataset)}, mean over pairs; over the images: median, quartiles, 5 to 95 %"
@@ -219,7 +222,8 @@ def _averaging(dataset: "xr.Dataset") -> "Figure":
     theory = pair * 2 * (sizes - 1) / sizes
     look = {"color": style.INK, "ls": "--", "lw": 1}
     by_size.plot(sizes, theory, label="output, by 2 (k − 1) / k", **look)
-    top = max(float(theory.max()), float(mean_error(gap)[0].max()))
+    mean, error = mean_error(gap)
+    top = max(float(theory.max()), float((mean + error).max()))
     by_size.set_ylim(0, 1.5 * top)
     by_size.set_xlabel("models averaged, k")
     by_size.set_ylabel("relative gap (± s.e.)")

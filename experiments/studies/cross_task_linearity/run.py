@@ -133,7 +133,8 @@ def _dataset(config: Config, results: dict[str, dict[str, Any]]) -> xr.Dataset:
 def _coordinates(config: Config) -> dict[str, Any]:
     """Lists the labels along every dimension that the parts may use."""
     hidden = [f"hidden {i + 1}" for i in range(len(config.mlp.widths))]
-    tasks = [f"{angle}°" for angle in config.angles]
+    tasks = [f"{angle:g}°" for angle in config.angles]
+    blocks = len(config.resnet.widths) * config.resnet.blocks
     others = [task.removeprefix("classes ") for task in config.splits[1:]]
     return {
         "replicate": np.arange(config.replicates),
@@ -142,7 +143,7 @@ def _coordinates(config: Config) -> dict[str, Any]:
         "task": tasks,
         "layer": [*hidden, "output"],
         "hidden": hidden,
-        "block": [*(f"block {i + 1}" for i in range(len(config.resnet.widths))), "output"],
+        "block": [*(f"block {i + 1}" for i in range(blocks)), "output"],
         "alpha": list(config.alphas),
         "quantile": list(QUANTILES),
         "setting": list(SETTINGS),

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from experiments.data.files import refused
+from experiments.data.files import DataError, refused
 from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
 from experiments.studies.cross_task_linearity import models
@@ -43,16 +43,21 @@ class Runs:
         self.config = config
         classes = config.data.classes
         with refused():
-            self.pool = config.data.pool(config.seed)
-            labels = self.pool.labels
-            config.check_left(int(np.bincount(labels, minlength=classes).min()))
-            self.index = models.split(
-                labels, classes, config.seed, config.replicates,
-                learn=config.learn, test=config.test,
-            )  # fmt: skip
+            if config.learn is None or config.test is None:
+                self.pool, count = config.data.published()
+                parts = np.split(np.arange(len(self.pool.labels)), [count])
+                self.index = models.Index(*(np.tile(x, (config.replicates, 1)) for x in parts))
+            else:
+                self.pool = config.data.pool(config.seed)
+                labels = self.pool.labels
+                config.check_left(int(np.bincount(labels, minlength=classes).min()))
+                self.index = models.split(
+                    labels, classes, config.seed, config.replicates,
+                    learn=config.learn, test=config.test,
+                )  # fmt: skip
         self.mlp = MLP(config.mlp.widths, classes)
-        self.resnet = ResNet(config.resnet.widths, 1, classes)
-        self.tasks = [f"rotate {angle}" for angle in config.angles]
+        self.resnet = ResNet(config.resnet.widths, config.resnet.blocks, classes)
+        self.tasks = [f"rotate {angle:g}" for angle in config.angles]
 
     def keys(self, part: str, count: int) -> np.ndarray:
         """Makes random keys that no other part shares.
@@ -79,13 +84,19 @@ class Runs:
 
         Returns:
           Images to learn from and to test on, `(replicate, task, ...)`.
+
+        Raises:
+          DataError: If the publisher's split has more images of one task than of another.
         """
-        return Examples(
-            *(
-                models.stack([models.pick(self.pool, t, part) for t in tasks], 1)
-                for part in self.index
-            )
-        )
+        picked = [[models.pick(self.pool, t, part) for t in tasks] for part in self.index]
+        for of_part in picked:
+            for task, batch in zip(tasks, of_part, strict=True):
+                if (n := batch.labels.shape[1]) != (first := of_part[0].labels.shape[1]):
+                    raise DataError(
+                        f"splits must have as many images each; {task!r} has {n} and {tasks[0]!r} "
+                        f"{first} of the publisher's, learn and test draw as many of each class"
+                    )
+        return Examples(*(models.stack(of_part, 1) for of_part in picked))
 
     def train(
         self, model: models.Model, start: PyTree, learn: Batch, keys: Any, rate: Any, times: int = 1
@@ -127,8 +138,7 @@ class Runs:
           The trained variables, `(replicate, model, ...)`.
         """
         count = learn.labels.shape[-1]
-        # padded to the length of a task of all classes: one shape, to compile once
-        rest = self.config.data.classes * self.config.learn - count
+        rest = self.index.learn.shape[1] - count  # one length, to compile once
 
         def fit(params: PyTree, learn: Batch, key: models.Key, rate: Any) -> PyTree:
             padded = jax.tree.map(
@@ -317,14 +327,12 @@ class Runs:
             `LABELS`.
         """
         c, task = self.config, self.tasks[len(self.tasks) // 2 - 1]
-        data, kinds = self.data("upright", task), len(LABELS)
-        learn, tests = (
-            jax.tree.map(lambda x: np.repeat(x, kinds, 1), part) for part in data
-        )  # [replicate, target x label, ...]
-        upright = self.data("upright").learn
-        random = models.shuffled(upright, c.seed)
-        batches = joined(upright, random)
-        results, shape = {}, (c.replicates, len(TARGETS), kinds)
+        kinds, upright = len(LABELS), self.data("upright")
+        targets = [[repeated(part, kinds) for part in data] for data in (upright, self.data(task))]
+        random = models.shuffled(upright.learn, c.seed)
+        labels = np.concatenate([upright.learn.labels, random.labels], 1)
+        batches = repeated(upright.learn, 2)._replace(labels=labels)
+        results = {}
         for name, model, rate in (
             ("mlp", self.mlp, c.mlp.rate),
             ("resnet", self.resnet, c.resnet.rate),
@@ -334,16 +342,22 @@ class Runs:
             # both bases see the same minibatches: they differ by their labels alone
             same = np.repeat(keys[:, 1:2], 2, 1)
             bases = self.train(model, repeated(start, 2), batches, same, rate, c.memorise)
-            starts = joined(bases, start, bases, start)
+            starts = joined(bases, start)
             tuned = [
-                self.train(model, starts, learn, np.repeat(key, 2 * kinds, 1), r)
-                for key, r in ((keys[:, 3:4], rate), (keys[:, 4:5], rate / 2))
+                [
+                    self.train(model, starts, learn, np.repeat(key, kinds, 1), r)
+                    for key, r in ((keys[:, 3:4], rate), (keys[:, 4:5], rate / 2))
+                ]
+                for learn, _ in targets
             ]
             by_heart = measure.of_each(partial(models.accuracy, model), bases, batches)
             ways = {
-                how: jax.tree.map(
-                    lambda x: x.reshape(*shape, *x.shape[2:]),
-                    measure.of_each(partial(measure.halfway, model, how), *tuned, tests),
+                how: models.stack(
+                    [
+                        measure.of_each(partial(measure.halfway, model, how), *pair, tests)
+                        for pair, (_, tests) in zip(tuned, targets, strict=True)
+                    ],
+                    1,
                 )
                 for how in (STATISTICS if name == "resnet" else STATISTICS[:1])
             }
@@ -363,27 +377,30 @@ class Runs:
           The results of `parts.theorem`, `(replicate x checkpoint, pair)`.
         """
         c, at = self.config, self.config.theorem
-        task = self.tasks[len(self.tasks) // 2 - 1]
+        task = self.tasks[len(self.tasks) // 2 - 1] if at.task == "rotated" else at.task
         data, upright = self.data(task), self.data("upright").learn
+        model = self.resnet if at.network == "resnet" else self.mlp
+        how = c.resnet if at.network == "resnet" else c.mlp
         keys = self.keys("theorem", 1 + 2 ** (at.checkpoints - 1))
-        params, bases = self.init(self.mlp, keys[:, :1]), []
-        descent = Descent(at.steps, c.mlp.batch, c.mlp.momentum)
+        params, bases = self.init(model, keys[:, :1]), []
+        descent = Descent(at.steps, how.batch, how.momentum)
         for n in range(1, keys.shape[1]):
-            params = self.descend(
-                self.mlp, descent, params, upright, keys[:, n : n + 1], c.mlp.rate
-            )
-            if n & (n - 1) == 0:  # a power of two
+            params = self.descend(model, descent, params, upright, keys[:, n : n + 1], how.rate)
+            if n & (n - 1) == 0:
                 bases.append(params)
-        base = measure.flat(joined(*bases))
-        tests, learn = (measure.flat(repeated(part, at.checkpoints)) for part in data)
-        keys = jax.random.split(jax.random.key(c.seed + 1), (len(tests.labels), at.members + 1))
-        keys = np.asarray(jax.random.key_data(keys))
-        starts, examples = (
-            repeated(jax.tree.map(lambda x: x[:, None], tree), at.members) for tree in (base, learn)
-        )
-        rates = np.geomspace(*c.rates, at.members)
-        tuned = self.train(self.mlp, starts, examples, keys[:, 1:], rates)
-        return measure.theorem(self.mlp, base, tuned, tests, keys[:, 0], at.lanczos_steps)
+        shape = (c.replicates * at.checkpoints, at.members + 1)
+        keys = jax.random.split(jax.random.key(c.seed + 1), shape)
+        keys = np.asarray(jax.random.key_data(keys)).reshape(c.replicates, -1, *shape[1:], 2)
+        learn, test = data if at.tuned_on == "learn" else reversed(data)
+        rates, learn = np.geomspace(*c.rates, at.members), repeated(learn, at.members)
+        found = []
+        for base, own in zip(bases, keys.swapaxes(0, 1), strict=True):
+            tuned = self.train(model, repeated(base, at.members), learn, own[:, 1:], rates)
+            start, tuned = (models.weights_alone(tree) for tree in (only(base), tuned))
+            found.append(
+                measure.theorem(model, start, tuned, only(test), own[:, 0], at.lanczos_steps)
+            )
+        return measure.flat(models.stack(found, 1))
 
 
 def repeated(tree: PyTree, count: int) -> PyTree:
@@ -396,7 +413,7 @@ def repeated(tree: PyTree, count: int) -> PyTree:
     Returns:
       Arrays `(replicate, count, ...)`.
     """
-    return jax.tree.map(lambda x: np.repeat(x, count, 1), tree)
+    return jax.tree.map(lambda x: np.broadcast_to(x, (len(x), count, *x.shape[2:])), tree)
 
 
 def joined(*trees: PyTree) -> PyTree:

@@ -5,8 +5,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy import stats
 
-from experiments.lab.findings import Finding, judged
+from experiments.lab.findings import Finding, judged, mean_and_error
+from experiments.studies.merging_scaling.config import TABLE_2
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -18,11 +20,13 @@ NAMES = {
     "rate": "rate η",
     "samples": "samples per task n",
     "tasks": "merged tasks N",
+    "ratio": "data ratio α",
 }
 CONSTANTS = {"smoothness": "L", "pl": "C", "variance": "σ²", "heterogeneity": "ζ²"}
 # What the paper says of the excess (Section V-B): which way it goes from the first value to the
 # last; steps may do either, or fall and then rise.
-SAYS = {"steps": 0, "batch": -1, "rate": 1, "samples": -1, "tasks": 1}
+SAYS = {"steps": 0, "batch": -1, "rate": 1, "samples": -1, "tasks": 1, "ratio": -1}
+RESNETS = ("resnet-18", "resnet-50", "resnet-152")  # in the order of Table II
 CLOSE = 0.1  # of exponents that are both exact
 
 
@@ -160,7 +164,94 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
     Returns:
       The findings, law by law.
     """
+    if "network" in dataset.attrs:
+        return list(_of_experts(dataset))
     return [finding for row in measured(dataset) for finding in _of_law(dataset, row)]
+
+
+def ends(dataset: "xr.Dataset", law: str, merge: str) -> tuple[float, float, np.ndarray]:
+    """Compares the first and the last value of a law for pre-trained networks.
+
+    Args:
+      dataset: The dataset of `experts.measured`.
+      law: The law.
+      merge: How experts are merged.
+
+    Returns:
+      The values, and the change of the logarithm of the test loss for each group, which for the
+      law of tasks compares different groups.
+    """
+    at = dataset.sel(law=law, merge=merge)
+    x = at["value"].values
+    last = int(np.isfinite(x).sum()) - 1
+    loss = np.log(at["loss"].values)
+    change = loss[last] - loss[0]
+    return float(x[0]), float(x[last]), change[np.isfinite(change)]
+
+
+def _of_experts(dataset: "xr.Dataset") -> Iterator[Finding]:
+    """The findings on pre-trained networks."""
+    for law in dataset["law"].values.astype(str):
+        first, last, change = ends(dataset, law, "average")
+        if not (says := SAYS[law]):
+            continue
+        yield judged(
+            "unified merging, Sec. V-B",
+            f"the test loss of averaged networks {'grows' if says > 0 else 'falls'} with "
+            f"{NAMES[law]}, {dataset.attrs['network']}",
+            "said of networks, Figs. 2 and 3",
+            f"from {first:g} to {last:g} its logarithm changes by {_pm(change)} over groups",
+            says * change,
+        )
+
+
+def _pm(values: np.ndarray) -> str:
+    """Mean ± standard error."""
+    if values.size < 2:
+        return f"{values.mean():+.2g} (one)" if values.size else "undefined"
+    return f"{values.mean():+.2g} ± {stats.sem(values):.1g}"
+
+
+def table(dataset: "xr.Dataset") -> list[tuple[str, ...]] | None:
+    """Tabulates the accuracy of pre-trained networks' experts beside the paper's Table II.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      A row of column names and a row for each task, or None for networks that are not pre-trained.
+    """
+    if "network" not in dataset.attrs:
+        return None
+    network = dataset.attrs["network"]
+    rows = [("task", f"{network}, here", "Table II")]
+    for task, value in zip(
+        dataset["task"].values.astype(str), dataset["expert_accuracy"].values, strict=True
+    ):
+        known = network in RESNETS and task in TABLE_2
+        printed = f"{TABLE_2[task][RESNETS.index(network)]:.4f}" if known else "none"
+        rows.append((task, f"{value:.4f}", printed))
+    return rows
+
+
+def _summary_of_experts(dataset: "xr.Dataset") -> str:
+    """A line for each law, and one on the experts."""
+    lines = []
+    for law in dataset["law"].values.astype(str):
+        told = []
+        for merge in dataset["merge"].values.astype(str):
+            first, last, change = ends(dataset, law, merge)
+            told.append(f"{merge} {_pm(change)}")
+        accuracy, _ = mean_and_error(dataset["accuracy"].sel(law=law), "replicate")
+        shown = ", ".join(f"{v:.3f}" for v in accuracy[np.isfinite(accuracy[:, 0]), 0])
+        lines.append(
+            f"{NAMES[law][:1].upper()}{NAMES[law][1:]}, from {first:g} to {last:g}: the logarithm "
+            f"of the test loss changes by {', '.join(told)} (± s.e. over groups); accuracy of the "
+            f"average {shown}."
+        )
+    mean = float(dataset["expert_accuracy"].mean())
+    lines.append(f"Experts alone, {dataset.attrs['network']}: accuracy {mean:.3f} in the mean.")
+    return "\n".join(lines)
 
 
 def _of_law(dataset: "xr.Dataset", row: dict[str, Any]) -> Iterator[Finding]:
@@ -207,6 +298,8 @@ def summary(dataset: "xr.Dataset") -> str:
       A line for each law, one about how loose the bounds are, and one with the accuracy of each
       merge.
     """
+    if "network" in dataset.attrs:
+        return _summary_of_experts(dataset)
     lines = []
     for row in measured(dataset):
         x = dataset["value"].sel(law=row["law"]).values

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.ticker import LogLocator
 
+from experiments.lab.findings import mean_and_error
 from experiments.studies.merging_scaling.findings import NAMES
 from sail_jax.drawing import style
 
@@ -24,7 +25,34 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
       `excess`, the excess in the testbed and the networks' loss and accuracy; and `stability` in
       both.
     """
+    if "network" in dataset.attrs:
+        return {"experts": _experts_figure(dataset)}
     return {"excess": _excess_figure(dataset), "stability": _stability_figure(dataset)}
+
+
+def _experts_figure(dataset: "xr.Dataset") -> "Figure":
+    """Accuracy and loss of merges of pre-trained networks by law (Figs. 2 and 3)."""
+    laws = dataset["law"].values.astype(str)
+    figure, axes = style.figure(2, len(laws), width=2.9, height=2.5)
+    for column, law in zip(axes.T, laws, strict=True):
+        at = dataset.sel(law=law)
+        at = at.isel(point=np.flatnonzero(np.isfinite(at["value"].values)))
+        x = at["value"].values
+        for ax, name in zip(column, ("accuracy", "loss"), strict=True):
+            for i, merge in enumerate(dataset["merge"].values.astype(str)):
+                mean, error = mean_and_error(at[name].sel(merge=merge), "replicate")
+                line = {"fmt": "o-", "ms": 3.5, "lw": 1, "capsize": 2, "color": style.PALETTE[i]}
+                ax.errorbar(x, mean, np.nan_to_num(error), label=merge, **line)
+            ax.set_xticks(x, [f"{v:g}" for v in x])
+            ax.set_xlabel(NAMES[law])
+        column[0].set_ylabel("test accuracy")
+        column[1].set_ylabel("test loss")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    title = f"{dataset.attrs['network']}, mean ± s.e. over groups of tasks"
+    figure.legend(
+        handles, labels, title=title, loc="outside upper center", ncols=4, frameon=False, fontsize=9
+    )
+    return figure
 
 
 def _excess_figure(dataset: "xr.Dataset") -> "Figure":

@@ -16,7 +16,7 @@ from experiments.data import image_tasks
 from experiments.data.files import refused
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
-from experiments.studies.merging_scaling import networks, testbed
+from experiments.studies.merging_scaling import experts, networks, testbed
 from experiments.studies.merging_scaling.config import LAWS, Config
 from theory.merging import Constants, Training, excess_risk_bound
 from theory.merging.scaling import Law
@@ -32,11 +32,14 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     Returns:
       Over law and point: the `value`; `loss`, `accuracy` and `train_loss` of networks by replicate
       and merge, and `stability` by replicate; their bounds `network_bound_*`; and `testbed_*`,
-      exact, bounded and simulated. The measured constants and the centre are attributes.
+      exact, bounded and simulated. The measured constants and the centre are attributes. With
+      pre-trained networks in place of the MLP, what `experts.measured` returns.
 
     Raises:
       DataError: If the data cannot be read or do not suffice.
     """
+    if config.experts.network != "none":
+        return experts.measured(config, stage)
     with refused():
         pool = config.data.pool(config.seed)
         config.check_left(n := len(pool.labels))

@@ -6,7 +6,7 @@ from typing import Annotated
 from annotated_types import Ge, Interval
 from pydantic import AfterValidator
 
-from experiments.data import text
+from experiments.data.registry import OtherText, TextData
 from experiments.lab.config import (
     Count,
     Different,
@@ -60,7 +60,11 @@ class Blocks:
     """The blocks into which the text is cut."""
 
     length: Annotated[int, Ge(2)] = 48
-    """Tokens (characters) of a block; the GPT sees all but the last, and predicts the next."""
+    """Tokens (of the offline text, characters) of a block; the GPT sees all but the last, and
+    predicts the next."""
+    of_text: Natural | None = None
+    """Blocks that are drawn from each text before all else, or fewer where it has no more; None for
+    all. What is held out is drawn likewise."""
     source: Natural = 6000
     """Blocks of a source."""
     distance: Annotated[int, Ge(4)] = 800
@@ -85,6 +89,8 @@ class Sizes:
     """Number of layers."""
     heads: Natural = 2
     """Attention heads; they divide the width."""
+    tied: bool = False
+    """Whether the outputs are read out with the embeddings."""
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
@@ -116,6 +122,10 @@ class Config:
     starts: Different[Start] = ("shared", "independent")
     """Whether the two models start from the 'shared' or from 'independent' initial weights; the
     first is that of the overlap sweep."""
+    data: TextData = TextData()
+    """The text of the sources."""
+    target_data: OtherText = OtherText()
+    """The text of the target; if it is another, all of it is D_t (Fig. 2d)."""
     overlaps: Overlaps = Overlaps()
     """The overlaps of sources and target."""
     looks: Increasing[Count] = (0, 50, 100, 200)
@@ -128,6 +138,8 @@ class Config:
     """The size of every model."""
     training: Training = Training()
     """How every model is trained."""
+    tsne: Count = 0
+    """Blocks of each part that t-SNE places on a map (Figs. 2a and 4); 0 draws none."""
     at_once: Natural = 256
     """Networks trained side by side, of all seeds and gammas: more take more memory."""
 
@@ -150,6 +162,13 @@ class Config:
         """The greatest number of steps of which all `looks` are multiples."""
         return gcd(*self.looks)
 
+    @property
+    def vocab(self) -> int:
+        """The size of the vocabulary, which `training.resolved` has read where no name says it."""
+        vocab = self.data.known_vocab
+        assert vocab is not None, "the vocabulary has not been read yet"
+        return vocab
+
     def network(self) -> GPT:
         """Builds the GPT of this config.
 
@@ -158,29 +177,52 @@ class Config:
         """
         sizes = self.gpt
         return GPT(
-            vocab=text.VOCAB,
+            vocab=self.vocab,
             context=self.blocks.length - 1,
             width=sizes.width,
             layers=sizes.layers,
             heads=sizes.heads,
             head_dim=sizes.width // sizes.heads,
             hidden=4 * sizes.width,
+            tied=sizes.tied,
         )
 
 
 DEFAULT = Config()
 _QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+# SAIL, Sec. 4.3 and 4.4 and App. H.1: nanoGPT of 6 layers and 384 units, blocks of 1024 of GPT-2's
+# tokens of OpenWebText, gamma from -1 to 2 by .1, looks after 50, 100 and 200 steps. Hours on a
+# large accelerator
+PAPER = varied(
+    DEFAULT,
+    data=TextData("openwebtext"),
+    replicates=2,  # the paper has one; two are the fewest here
+    # from 0 to 1 in the paper, by quarters here (chosen)
+    overlaps={"alphas": _QUARTERS, "betas": _QUARTERS},
+    # how much of the text is used is not printed: 61 million tokens (chosen), of which sources may
+    # have half a third, as beta = 1 takes both of them from the target
+    blocks={
+        "length": 1024,
+        "of_text": 60_000,
+        "source": 10_000,
+        "distance": 500,
+        "held_out": 256,
+    },
+    # heads of 64 units and tied embeddings as nanoGPT's
+    gpt={"width": 384, "layers": 6, "heads": 6, "tied": True},
+    # not printed: nanoGPT's rate and batch (without accumulation); steps and warm-up are chosen
+    training={"steps": 2000, "batch": 12, "rate": 6e-4, "warmup": 100},
+    tsne=300,
+    at_once=2,
+)
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
-    # the paper's blocks and a GPT of the size of GPT-2's smallest, on the text there is: hours on a
-    # large accelerator
-    "paper": varied(
-        DEFAULT,
-        overlaps={"alphas": _QUARTERS, "betas": _QUARTERS},
-        blocks={"length": 1024, "source": 500, "distance": 500},
-        gpt={"width": 768, "layers": 12, "heads": 12},
-        training={"steps": 2000, "rate": 6e-4, "warmup": 100},
-        at_once=2,
+    "paper": PAPER,
+    # from OpenWebText to WikiText-103 (Figs. 2d and 4)
+    "paper_wikitext": varied(
+        PAPER,
+        target_data=OtherText("wikitext-103"),
+        overlaps={"alphas": (0.0,), "betas": (0.0,)},
     ),
     # seconds, for tests
     "tiny": varied(

@@ -75,7 +75,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     """
     at = dataset.isel(start=0, look=-1)
     told, means = int(dataset["look"][-1]), at["predicted"].sel(way="mmd_mean")
-    rank = "the text of Python's library, a small GPT"
+    rank = dataset.attrs.get("text", "the source of Python's standard library")
     lead = line.lead(at["loss"], at["scratch_loss"])
     excess, ends = at["excess"].sel(way="mmd_mean"), at["end_excess"]
     return [

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STEP_LABEL = "held-out loss (nats)"
+PART_LABELS = ("D₁", "D₂", "Dₜ")
 PAIR_LABELS = {"1-target": "D₁ to Dₜ", "2-target": "D₂ to Dₜ", "1-2": "D₁ to D₂"}
 
 
@@ -41,14 +42,28 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
 
     Returns:
       `gamma`, loss against gamma; `weights`, measured and predicted gammas; `distances` between the
-      parts; and `overlap`, loss against gamma for every overlap.
+      parts; `overlap`, loss against gamma for every overlap; and `map` of the parts, if there is
+      one.
     """
-    return {
+    figures = {
         "gamma": _loss(dataset),
         "weights": _weights(dataset),
         "distances": _distances(dataset),
         "overlap": _overlap(dataset),
     }
+    return figures | {"map": _map(dataset)} if "map" in dataset else figures
+
+
+def _map(dataset: "xr.Dataset") -> "Figure":
+    """Blocks of the three parts in the plane (Figs. 2a and 4)."""
+    fig, axes = style.figure(width=4.6, height=4.2)
+    ax = axes[0, 0]
+    for k, (part, label) in enumerate(zip(dataset["map"].values, PART_LABELS, strict=True)):
+        look = {"color": style.PALETTE[k], "ms": 4, "mec": "none", "alpha": 0.7}
+        ax.plot(*part.T, "osD"[k], label=label, **look)
+    ax.set(xticks=[], yticks=[], title=f"t-SNE of unigrams, {dataset.sizes['placed']} blocks each")
+    fig.legend(ncols=3, **BELOW)
+    return fig
 
 
 def _loss(dataset: "xr.Dataset") -> "Figure":

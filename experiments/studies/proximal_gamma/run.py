@@ -12,6 +12,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import PyTree
 
+from experiments.data.registry import SAME, TEXTS
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.studies.proximal_gamma import training
@@ -36,12 +37,13 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
       Over start and seed: the held-out `loss` by look and gamma, `scratch_loss`, the `best` gamma
       by look, the `predicted` gamma by way, and how far the losses there (`excess`) and at gamma =
       0, 1/2 and 1 (`end_excess`) lie above the lowest. Over alpha and beta: `overlap_loss`,
-      `overlap_best`, `overlap_predicted`, and the distances with their errors.
+      `overlap_best`, `overlap_predicted`, and the distances with their errors. With `tsne`, the
+      `map` of blocks by part.
 
     Raises:
-      ValueError: If the text has too few blocks for the config.
+      DataError: If a text cannot be read, or has too few blocks for the config.
     """
-    data = training.load(config)
+    config, data = training.load(config)
     initial = jax.device_get(training.initial(config))
 
     def weights_of(which: Any) -> PyTree:
@@ -68,7 +70,11 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         for start in config.starts:
             compute = partial(swept, start, overlaps, config.looks[-1])
             sweeps[start] = stage(f"sweep, {start} start", compute)
-    return _dataset(config, apart, sweeps, overlapping)
+    dataset = _dataset(config, apart, sweeps, overlapping)
+    if config.tsne:
+        placed = stage("t-SNE of blocks", lambda: {"map": training.mapped(config, data)})
+        dataset["map"] = ("part", "placed", "axis"), placed["map"]
+    return dataset
 
 
 def _dataset(config: Config, apart: Mapping, sweeps: Mapping, overlapping: Mapping) -> xr.Dataset:
@@ -100,7 +106,7 @@ def _dataset(config: Config, apart: Mapping, sweeps: Mapping, overlapping: Mappi
     per_pair = (*grid, "seed", "distance", "pair")
     return xr.Dataset(
         {
-            "loss": (("start", "seed", "look", "gamma"), loss, {"units": "nats per character"}),
+            "loss": (("start", "seed", "look", "gamma"), loss, {"units": "nats per token"}),
             "scratch_loss": (
                 ("start", "seed", "look"),
                 np.stack([sweeps[s]["scratch"] for s in config.starts]).astype(float),
@@ -135,5 +141,15 @@ def _dataset(config: Config, apart: Mapping, sweeps: Mapping, overlapping: Mappi
             "alpha": list(alphas),
             "beta": list(betas),
         },
-        {"overlap_steps": config.overlaps.steps, "block": config.blocks.length},
+        {
+            "overlap_steps": config.overlaps.steps,
+            "block": config.blocks.length,
+            "text": " to ".join(
+                dict.fromkeys(
+                    TEXTS[name].source.name
+                    for name in (config.data.name, config.target_data.name)
+                    if name != SAME
+                )
+            ),
+        },
     )

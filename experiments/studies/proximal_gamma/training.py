@@ -11,9 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, PyTree, UInt8
+from jaxtyping import Array, Float, Int, PyTree, UInt
 
 from experiments.data import text
+from experiments.data.files import DataError, refused
+from experiments.data.registry import SAME
+from experiments.data.tokens import Ids
+from experiments.lab.config import varied
 from experiments.models.next_token import token_losses
 from experiments.studies.proximal_gamma.config import Config
 from experiments.training import gamma_sweep as line
@@ -41,33 +45,71 @@ class Data(NamedTuple):
     Attributes:
       blocks: All blocks to learn from.
       parts: Which of them are D_1, D_2 and D_t, as indices.
-      held_out: Blocks like those of D_t, from modules that no model learns from.
+      held_out: Blocks like those of D_t, from text that no model learns from.
     """
 
-    blocks: UInt8[np.ndarray, "block length"]
+    blocks: UInt[np.ndarray, "block length"]
     parts: text.Parts
-    held_out: UInt8[np.ndarray, "held_out length"]
+    held_out: UInt[np.ndarray, "held_out length"]
 
 
-def load(config: Config) -> Data:
+def load(config: Config) -> tuple[Config, Data]:
     """Cuts the text into blocks and splits them by their mean token value.
 
     The thresholds are percentiles of the blocks to learn from, and hold for the held-out blocks
-    too.
+    too. Where the target is of another text, its blocks are D_t, and there is no third part of the
+    first.
 
     Args:
       config: The config.
 
     Returns:
-      The blocks and their parts.
+      The config, with the size of the vocabulary where only the files say it; and the blocks and
+      their parts.
 
     Raises:
-      ValueError: If the text has too few blocks of the config's length.
+      DataError: If a text cannot be read, has too few blocks of the config's length, or another
+        vocabulary than the first.
     """
-    learn, held_out = (text.blocks(tokens, config.blocks.length) for tokens in text.load())
-    thresholds = np.percentile(learn.mean(1), PERCENTILES)
-    parts = text.by_mean(learn, thresholds)
-    high = held_out[text.by_mean(held_out, thresholds)[2]]
+    with refused():
+        corpus = config.data.read()
+        if config.data.known_vocab is None:
+            config = varied(config, data={"vocab": corpus.vocab})
+        learn, held_out = (
+            _blocks(config, k, part) for k, part in enumerate((corpus.train, corpus.held_out))
+        )
+        thresholds = np.percentile(learn.mean(1), PERCENTILES)
+        parts = text.by_mean(learn, thresholds)
+        if config.target_data.name == SAME:
+            high = held_out[text.by_mean(held_out, thresholds)[2]]
+        else:
+            target = config.target_data.read("target_data")
+            if target.vocab != corpus.vocab:
+                raise DataError(
+                    f"target_data must have the {corpus.vocab} tokens of data, by one tokenizer; "
+                    f"got {target.vocab}"
+                )
+            more, high = (
+                _blocks(config, k, part) for k, part in enumerate((target.train, target.held_out))
+            )
+            parts = (*parts[:2], np.arange(len(learn), len(learn) + len(more)))
+            learn = np.concatenate([learn, more])
+        _check_left(config, parts, high)
+    order = np.random.default_rng((config.seed, 0)).permutation(len(high))
+    return config, Data(learn, parts, high[order[: config.blocks.held_out]])
+
+
+def _blocks(config: Config, part: int, tokens: Ids) -> UInt[np.ndarray, "block length"]:
+    """The blocks of a text, or as many of them as `of_text` says, in the order of the text."""
+    every, most = text.blocks(tokens, config.blocks.length), config.blocks.of_text
+    if most is None or most >= len(every):
+        return np.asarray(every)
+    chosen = np.random.default_rng((config.seed, 3, part)).choice(len(every), most, replace=False)
+    return np.asarray(every[np.sort(chosen)])
+
+
+def _check_left(config: Config, parts: text.Parts, high: np.ndarray) -> None:
+    """Raises `ValueError` where a text has too few blocks."""
     for field, most in (
         ("held_out", len(high)),
         # With beta = 1 and alpha = 0 both sources come from the target and share no block.
@@ -78,8 +120,6 @@ def load(config: Config) -> Data:
                 f"blocks.{field} must be at most {most}, as the text has no more blocks of "
                 f"{config.blocks.length} tokens; got {getattr(config.blocks, field)}"
             )
-    order = np.random.default_rng((config.seed, 0)).permutation(len(high))
-    return Data(learn, parts, high[order[: config.blocks.held_out]])
 
 
 def sources(
@@ -226,7 +266,7 @@ def parts(
       The indices of the blocks, filled up with zeros to one length; and how many of them count.
     """
     target = data.parts[2]
-    # One length for all three, so that one program trains them. The target is the longest part.
+    # One length for all three, so that one program trains them. The target is longer than a source.
     filled = np.zeros((len(pairs), 3, len(target)), np.int32)
     filled[:, :2, : pairs.shape[-1]], filled[:, 2] = pairs, target
     count = [pairs.shape[-1]] * 2 + [len(target)]
@@ -296,21 +336,55 @@ def tune(config: Config, steps: int, models: PyTree, data: Data) -> dict[str, Ar
     return {"loss": _over(config, at_gamma, *pairs)}
 
 
-def unigrams(some: UInt8[np.ndarray, "block length"]) -> Float[np.ndarray, "block vocab"]:
+def unigrams(
+    some: UInt[np.ndarray, "block length"], vocab: int
+) -> Float[np.ndarray, "block vocab"]:
     """Computes how often each token occurs in each block.
 
     Args:
       some: The blocks.
+      vocab: The size of the vocabulary.
 
     Returns:
       The share of each token, rows of sum 1.
 
-    >>> unigrams(np.array([[1, 1, 0, 2]], np.uint8))[0, :3].tolist()
-    [0.25, 0.5, 0.25]
+    >>> unigrams(np.array([[1, 1, 0, 2]], np.uint8), 3).tolist()
+    [[0.25, 0.5, 0.25]]
     """
-    at = np.arange(len(some))[:, None] * text.VOCAB + some
-    counts = np.bincount(at.ravel(), minlength=len(some) * text.VOCAB)
-    return counts.reshape(-1, text.VOCAB) / some.shape[1]
+    at = np.arange(len(some))[:, None] * vocab + some
+    counts = np.bincount(at.ravel(), minlength=len(some) * vocab)
+    return counts.reshape(-1, vocab) / some.shape[1]
+
+
+def mapped(config: Config, data: Data) -> Float[np.ndarray, "3 block 2"]:
+    """Places blocks of D_1, D_2 and D_t in the plane, by t-SNE of how often tokens occur in them.
+
+    SAIL does not say of which features its maps are.
+
+    Args:
+      config: The config.
+      data: The text.
+
+    Returns:
+      The places of `config.tsne` blocks of each part, or of as many as the smallest has.
+
+    References:
+      van der Maaten and Hinton, Visualizing data using t-SNE, 2008.
+    """
+    from sklearn.decomposition import PCA  # slow to import
+    from sklearn.manifold import TSNE
+
+    rng = np.random.default_rng((config.seed, 4))
+    count = min(config.tsne, *map(len, data.parts))
+    drawn = np.concatenate([rng.permutation(part)[:count] for part in data.parts])
+    shares = unigrams(data.blocks[drawn], config.vocab).astype(np.float32)
+    few = PCA(min(50, *shares.shape), random_state=config.seed).fit_transform(shares)
+    perplexity = min(30.0, float(count))
+    return (
+        TSNE(perplexity=perplexity, random_state=config.seed)
+        .fit_transform(few)
+        .reshape(3, count, 2)
+    )
 
 
 def apart(config: Config, data: Data, overlaps: tuple[float, float]) -> dict[str, np.ndarray]:
@@ -330,11 +404,11 @@ def apart(config: Config, data: Data, overlaps: tuple[float, float]) -> dict[str
     value, error, weight = np.zeros(shape), np.zeros(shape), np.zeros(shape[:2])
     for seed, pair in enumerate(sources(config, data, *overlaps)):
         rng = np.random.default_rng((config.seed, 2, seed))
-        parts = [
+        one, two, target = (
             data.blocks[rng.permutation(part)[: config.blocks.distance]]
             for part in (*pair, data.parts[2])
-        ]
-        for i, (name, by_pair) in enumerate(measured(*parts).items()):
+        )
+        for i, (name, by_pair) in enumerate(measured(one, two, target, config.vocab).items()):
             value[seed, i] = [float(by_pair[p].value) for p in line.PAIRS]
             error[seed, i] = [float(by_pair[p].stderr) for p in line.PAIRS]
             weight[seed, i] = line.weight(by_pair, squared=DISTANCES[name][0])
@@ -342,9 +416,10 @@ def apart(config: Config, data: Data, overlaps: tuple[float, float]) -> dict[str
 
 
 def measured(
-    one: UInt8[np.ndarray, "m length"],
-    two: UInt8[np.ndarray, "n length"],
-    target: UInt8[np.ndarray, "k length"],
+    one: UInt[np.ndarray, "m length"],
+    two: UInt[np.ndarray, "n length"],
+    target: UInt[np.ndarray, "k length"],
+    vocab: int,
 ) -> dict[str, dict[str, Distance]]:
     """Measures every distance of `DISTANCES` between three samples of blocks.
 
@@ -352,6 +427,7 @@ def measured(
       one: Blocks of the first source.
       two: Blocks of the second source.
       target: Blocks of the target.
+      vocab: The size of the vocabulary.
 
     Returns:
       Distances by their name, then by the pairs of `gamma_sweep.PAIRS`. The MMD has one bandwidth
@@ -359,7 +435,7 @@ def measured(
     """
     streams = one, two, target
     means = [stream.mean(1) for stream in streams]
-    shares = [unigrams(stream) for stream in streams]
+    shares = [unigrams(stream, vocab) for stream in streams]
     bigrams = partial(distances.total_variation_tokens, n=2)
     by_name = {
         "mmd_mean": line.mmd(*(mean[:, None] for mean in means)),

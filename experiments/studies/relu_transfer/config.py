@@ -60,6 +60,9 @@ class Config:
     in the fit of the output layer. 1e-3 stands for what descent on that layer would not learn in a
     time of rate x steps = 4000: 1 / (0.2 x 4000) or so, where 0.2 is about the largest
     eigenvalue."""
+    descend_transfer: bool = False
+    """Whether the output layer is also fitted by descent from zero, as students are trained, beside
+    the fit by solving its equations."""
     chunk: Natural = 5
     """Networks trained between two points at which a run can be resumed; four times as many from
     scratch."""
@@ -90,6 +93,7 @@ FIGURE_4 = varied(
     draws=100,
     descent={"rate": 0.01, "steps": 100_000},
     cutoff=5e-3,
+    descend_transfer=True,  # as the paper trains; its phase diagram, Fig. 4e, is of this
     chunk=10,
     side_by_side=10,
 )

@@ -11,17 +11,18 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-def measured_boundary(dataset: "xr.Dataset") -> np.ndarray:
+def measured_boundary(dataset: "xr.Dataset", gain: str = "gain") -> np.ndarray:
     """Finds the number of samples from which on training from scratch is better, for each mu.
 
     Args:
       dataset: The study's dataset.
+      gain: The gain of transfer that is meant, "gain" or "descended_gain".
 
     Returns:
       The number n at which the mean gain of transfer turns negative for the last time `(mu,)`,
       interpolated in log n; NaN where it never does.
     """
-    return np.array([st.crossing(dataset.n.values, row) for row in dataset.gain.values])
+    return np.array([st.crossing(dataset.n.values, row) for row in dataset[gain].values])
 
 
 def kernel_distance(dataset: "xr.Dataset", name: str) -> float:
@@ -139,6 +140,12 @@ def summary(dataset: "xr.Dataset") -> str:
         sentence += (
             f". The measured boundary lies at {ratio[0]:.2f} times the predicted n for "
             f"μ = {first:g} and at {ratio[-1]:.2f} times for μ = {last:g}"
+        )
+    if "descended_risk" in dataset:
+        ratio = np.log(dataset.descended_risk / dataset.linear_risk).mean(("mu", "draw", "n"))
+        sentence += (
+            f". Fitted by descent, the output layer's risk has a logarithm that is greater by "
+            f"{stated(ratio)}"
         )
     worse = (dataset.outside > dataset.outside_untrained).mean("teacher").values > 0.5
     sentence += (

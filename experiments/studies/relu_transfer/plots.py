@@ -20,8 +20,9 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
       dataset: The study's dataset.
 
     Returns:
-      The figures by name: "kernels", "laws" (the scratch law and what frozen features lack) and
-      "phase". Where no network was pretrained, the scratch "law" alone.
+      The figures by name: "kernels", "laws" (the scratch law and what frozen features lack),
+      "phase" and, where the output layer was also fitted by descent, "phase_descent". Where no
+      network was pretrained, the scratch "law" alone.
     """
     from sail_jax.drawing import style
 
@@ -32,7 +33,12 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     figure, ((left, right),) = style.figure(1, 2, width=4.6, height=3.8)
     _draw_law(left, dataset)
     _draw_projections(right, dataset)
-    return {"kernels": _draw_kernels(dataset), "laws": figure, "phase": _draw_phase(dataset)}
+    figures = {"kernels": _draw_kernels(dataset), "laws": figure}
+    figures["phase"] = _draw_phase(dataset, "gain", "output layer solved for")
+    if "descended_gain" in dataset:
+        how = "output layer trained by descent"
+        figures["phase_descent"] = _draw_phase(dataset, "descended_gain", how)
+    return figures
 
 
 def _draw_kernels(dataset: "xr.Dataset") -> "Figure":
@@ -124,13 +130,13 @@ def _draw_projections(right: "Axes", dataset: "xr.Dataset") -> None:
     right.legend(frameon=False, fontsize=8)
 
 
-def _draw_phase(dataset: "xr.Dataset") -> "Figure":
-    """Draws the gain of transfer over mu and n, with predicted and measured boundaries."""
+def _draw_phase(dataset: "xr.Dataset", name: str, how: str) -> "Figure":
+    """Draws a gain of transfer over mu and n, with predicted and measured boundaries (Fig. 4e)."""
     from sail_jax.drawing import style
 
     figure, ((ax,),) = style.figure(1, 1, width=5.8, height=4.4)
     n, mu = dataset.n.values, dataset.mu.values
-    gain = dataset.gain.values
+    gain = dataset[name].values
     # One bad sample near n = m can be far off the scale: the colours are for the bulk.
     reach = float(np.quantile(np.abs(gain), 0.9))
     style.heatmap(
@@ -159,7 +165,7 @@ def _draw_phase(dataset: "xr.Dataset") -> "Figure":
     )
     ax.plot(
         mu,
-        np.log10(measured_boundary(dataset)),
+        np.log10(measured_boundary(dataset, name)),
         "x",
         color=style.INK,
         ms=7,
@@ -169,7 +175,7 @@ def _draw_phase(dataset: "xr.Dataset") -> "Figure":
     ax.set(
         xlabel="missing features $μ$",
         ylabel="target samples $n$",
-        title="Linear transfer against training from scratch",
+        title=f"Linear transfer against training from scratch\n({how})",
         ylim=(low, high),
     )
     ax.set_yticks(np.log10(n), [str(k) for k in n])

@@ -33,7 +33,8 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
       `gain`, their mean difference in units of the target's variance, the power `law` through the
       scratch risks, the part of the target that frozen features cannot express (`outside`, for
       several kinds of features), and the `boundary` that the two predict. Without any mu, the
-      scratch law alone.
+      scratch law alone. With `descend_transfer` also `descended_risk` and `descended_gain`, of the
+      output layer fitted by descent.
     """
     pairs = [(mu, teacher) for mu in range(len(config.mus)) for teacher in range(config.teachers)]
     samples = [(t, draw) for t in range(config.teachers) for draw in range(config.draws)]
@@ -163,10 +164,12 @@ def _transfer(config: Config, w: np.ndarray, index: np.ndarray) -> dict[str, jax
         target, features = _target(config, teacher), jnp.asarray(w[k])
         source = _source(config, teacher, config.mus[mu])
         projected = _project(features, target, config.cutoff)
-        risks = []
+        risks, descended = [], []
         for i in range(len(config.ns)):
             data = _stack([_sample(config, teacher, draw, i) for draw in range(config.draws)])
             risks.append(_linear_risks(features, target, data, config.cutoff))
+            if config.descend_transfer:
+                descended.append(_descended_risks(features, target, data, *_options(config)))
         parts.append(
             {
                 "outside": projected.outside,
@@ -175,6 +178,7 @@ def _transfer(config: Config, w: np.ndarray, index: np.ndarray) -> dict[str, jax
                 "outside_span": _project(features, target, 1e-10).outside,
                 "outside_ideal": _project(source.w, target, 1e-10).outside,
                 "risk": np.stack(risks, axis=1),
+                **({"descended": np.stack(descended, axis=1)} if descended else {}),
             }
         )
     return _stack(parts)
@@ -189,6 +193,18 @@ def _linear_risks(w: jax.Array, target: st.Network, data: tuple, cutoff: float) 
 
     def risk(sample: tuple[jax.Array, jax.Array]) -> jax.Array:
         return st.risk(st.linear_transfer(w, *sample, cutoff), target)
+
+    return jax.lax.map(risk, data)
+
+
+@jax.jit
+def _descended_risks(
+    w: jax.Array, target: st.Network, data: tuple, rate: float, steps: int, tolerance: float
+) -> jax.Array:
+    """Returns the risk of the network refitted by descent for each of several samples."""
+
+    def risk(sample: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return st.risk(st.descended_transfer(w, *sample, rate, steps, tolerance)[0], target)
 
     return jax.lax.map(risk, data)
 
@@ -285,6 +301,13 @@ def _dataset(
             "boundary": (("limit", "mu"), np.exp(np.stack(edges))),
         }
     )
+    if "descended" in transfer:
+        descended = transfer["descended"].reshape(linear.shape)
+        gain = (risks - descended) / variance[:, None, None]
+        dataset = dataset.assign(
+            descended_risk=(("mu", "teacher", "draw", "n"), descended),
+            descended_gain=(("mu", "n"), gain.mean(axis=(1, 2))),
+        )
     label = {"long_name": "fraction of target features missing"}
     dataset = dataset.assign_coords(mu=("mu", list(config.mus), label))
     return dataset.assign_attrs(kernel_mu=config.mus[_middle(config)])

@@ -13,7 +13,7 @@ The paper leaves some points open. The choices made here are:
 - f_P(z_t), the target of eq. (16): as printed, it is the frozen encoder's features of the noised
   latents (`sail`). That needs an encoder that can be evaluated. The alternative (`sail_clean`)
   takes the features of the data, as in REPA; features that are read from a file allow no other. The
-  squared norm is averaged over patches and units.
+  squared norm is averaged over patches and units; preset `paper_eq16` sums it, as printed.
 - f_A: a projector of three layers, separate from REPA's. Both read the hidden states after
   `alignment.layer` blocks (REPA has 4 of B/2's 12).
 - Eq. (14): a SiT of the target's shape is trained from its usual initial weights on the alignment

@@ -142,7 +142,10 @@ def repa_loss(
 
 
 def align_loss(
-    projected: Float[Array, "n patch d"], features: Float[Array, "n patch d"]
+    projected: Float[Array, "n patch d"],
+    features: Float[Array, "n patch d"],
+    *,
+    summed: bool = False,
 ) -> Float[Array, ""]:
     """Computes the alignment loss: the mean squared distance between features, in float32.
 
@@ -151,6 +154,8 @@ def align_loss(
     Args:
       projected: Projected hidden states.
       features: The encoder's features of the same patches.
+      summed: Whether squares are summed over the patches and units of an example, as eq. (16)
+        prints them, and only averaged over examples.
 
     Returns:
       The loss, a scalar.
@@ -158,7 +163,8 @@ def align_loss(
     References:
       SAIL, Appendix J, eq. (16).
     """
-    return jnp.mean((projected.astype(jnp.float32) - features) ** 2)
+    mean = jnp.mean((projected.astype(jnp.float32) - features) ** 2)
+    return mean * (features.size // len(features)) if summed else mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +178,7 @@ class Networks:
       encoder: The frozen ViT, or None if the features come from a file.
       blocks: Number of SiT blocks before the hidden states that are aligned, at least 1.
       class_drop: Share of examples whose class is replaced by "no class", in [0, 1).
+      summed: Whether the alignment loss sums over patches and units.
     """
 
     sit: nn.Module
@@ -179,6 +186,7 @@ class Networks:
     encoder: nn.Module | None
     blocks: int
     class_drop: float
+    summed: bool = False
 
     def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> PyTree:
         """Draws initial weights.
@@ -277,6 +285,7 @@ class Networks:
             "align": align_loss(
                 project("align"),  # type: ignore[arg-type]
                 jnp.where(weights["clean"] > 0, clean, noised),
+                summed=self.summed,
             ),
         }
         total: Any = sum(weights[term] * value for term, value in terms.items())

@@ -105,6 +105,7 @@ class Laboratory:
             self.encoder,
             config.alignment.layer,
             config.class_drop,
+            config.alignment.summed,
         )
         self.layout = sharding.layout(config.shard)
         self._fits: dict[str, Fit] = {}

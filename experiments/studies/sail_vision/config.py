@@ -249,6 +249,20 @@ PAPER = Config(
     augment="crop_flip",
 )
 _FEW = (SCRATCH, SAIL, *MERGES)
+_RESNET34 = varied(
+    PAPER,
+    supervised=(*_FEW, OTHER),
+    byol=(*_FEW, OTHER),
+    source={"width": 64},
+    large={"blocks": (3, 4, 6, 3)},
+)
+# 200 epochs of 100 000 images
+_TINY_IMAGENET: dict[str, Any] = {
+    "data": {"name": "tiny-imagenet"},
+    "source_steps": 78_000,
+    "budget": {"steps": 156_000, "every": 3900},
+    "optimizer": {"warmup": 3900},
+}
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
     # digits, with more blocks and no more channels
@@ -264,23 +278,17 @@ PRESETS: dict[str, Config] = {
     # standard ResNet-18 on CIFAR-10 (Fig. 3b)
     "paper_standard": varied(PAPER, stem="standard"),
     # ResNet-34 modified on CIFAR-10 (Fig. 3c), from two of ResNet-18's depth and its width
-    "paper_resnet34": varied(
-        PAPER,
-        supervised=(*_FEW, OTHER),
-        byol=(*_FEW, OTHER),
-        source={"width": 64},
-        large={"blocks": (3, 4, 6, 3)},
-    ),
+    "paper_resnet34": _RESNET34,
     # ResNet-18 modified on CIFAR-100 (Fig. 5a)
     "paper_cifar100": varied(PAPER, data={"name": "cifar-100"}),
-    # ResNet-18 modified on Tiny ImageNet (Fig. 6a), 200 epochs of 100 000 images
-    "paper_tiny_imagenet": varied(
-        PAPER,
-        data={"name": "tiny-imagenet"},
-        source_steps=78_000,
-        budget={"steps": 156_000, "every": 3900},
-        optimizer={"warmup": 3900},
-    ),
+    # standard ResNet-18 and ResNet-34 modified on CIFAR-100 (Figs. 5b and 5c)
+    "paper_cifar100_standard": varied(PAPER, data={"name": "cifar-100"}, stem="standard"),
+    "paper_cifar100_resnet34": varied(_RESNET34, data={"name": "cifar-100"}),
+    # ResNet-18 modified, standard ResNet-18 and ResNet-34 modified on Tiny ImageNet (Figs. 6a to
+    # 6c)
+    "paper_tiny_imagenet": varied(PAPER, **_TINY_IMAGENET),
+    "paper_tiny_imagenet_standard": varied(PAPER, **_TINY_IMAGENET, stem="standard"),
+    "paper_tiny_imagenet_resnet34": varied(_RESNET34, **_TINY_IMAGENET),
     # seconds, for tests
     "tiny": varied(
         DEFAULT,

@@ -5,6 +5,6 @@ their Hugging Face names. It runs in the precision of the tensors.
 """
 
 from sail_jax.architectures.forward.text import bert, gpt2, llama, roberta, t5
-from sail_jax.architectures.forward.vision import clip, mlp, vit
+from sail_jax.architectures.forward.vision import clip, clip_images, mlp, vit
 
-__all__ = ["bert", "clip", "gpt2", "llama", "mlp", "roberta", "t5", "vit"]
+__all__ = ["bert", "clip", "clip_images", "gpt2", "llama", "mlp", "roberta", "t5", "vit"]

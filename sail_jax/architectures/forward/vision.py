@@ -20,7 +20,7 @@ from sail_jax.architectures.forward.layers import (
 )
 from sail_jax.architectures.table import Config, setting
 
-__all__ = ["clip", "mlp", "vit"]
+__all__ = ["clip", "clip_images", "mlp", "vit"]
 
 Params = Mapping[str, Any]
 Images = Float[Array, "batch c y x"]
@@ -110,7 +110,7 @@ def clip(
     """
     tokens, images = inputs
     t = Tensors(params)
-    text, vision = setting(config, "text_config"), setting(config, "vision_config")
+    text = setting(config, "text_config")
     body = t / "text_model."
     e = body / "embeddings."
     x = e["token_embedding.weight"][tokens] + e["position_embedding.weight"][: tokens.shape[1]]
@@ -120,16 +120,33 @@ def clip(
     end = text.get("eos_token_id", 2)
     at = jnp.argmax(tokens if end == 2 else tokens == end, axis=-1)
     a = linear(t, "text_projection", x[jnp.arange(len(x)), at])
+    b = clip_images(params, config, images)
+    a, b = (y / jnp.linalg.norm(y, axis=-1, keepdims=True) for y in (a, b))
+    return jnp.exp(t["logit_scale"]) * b @ a.T
 
+
+def clip_images(params: Params, config: Config, images: Images) -> Float[Array, "images width"]:
+    """Run CLIP on images alone.
+
+    Args:
+      params: The tensors by name.
+      config: The configuration; its `vision_config` must have `num_attention_heads` and
+        `num_hidden_layers`.
+      images: Images, `(images, channel, y, x)`.
+
+    Returns:
+      The embeddings of the images before their norm is divided out, `(images, width)`.
+
+    Raises:
+      ValueError: As `clip` does.
+    """
+    t, vision = Tensors(params), setting(config, "vision_config")
     body, eps = t / "vision_model.", vision.get("layer_norm_eps", 1e-5)
     e = body / "embeddings."
     first, positions = e["class_embedding"], e["position_embedding.weight"]
     x = embed_patches(images, e["patch_embedding.weight"], None, first, positions)
     x = _clip_layers(body, vision, layer_norm(body, "pre_layrnorm", x, eps), None)
-    b = linear(t, "visual_projection", layer_norm(body, "post_layernorm", x[:, 0], eps))
-
-    a, b = (y / jnp.linalg.norm(y, axis=-1, keepdims=True) for y in (a, b))
-    return jnp.exp(t["logit_scale"]) * b @ a.T
+    return linear(t, "visual_projection", layer_norm(body, "post_layernorm", x[:, 0], eps))
 
 
 def _clip_layers(body: Tensors, config: Config, x: Array, mask: Array | None) -> Array:

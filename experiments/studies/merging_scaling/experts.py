@@ -1,0 +1,349 @@
+"""Pre-trained networks of `merging_scaling`: experts on tasks of images in folders, and merges.
+
+An expert is a backbone and a head. Backbones are merged, BatchNorm's running statistics like
+weights, and a merge is tested on each task under the head of the task's own expert. `run` calls
+`measured`; the counterpart with an MLP on one set of images is `networks`.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import xarray as xr
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Int, PyTree, UInt8
+
+from experiments.data.files import DataError, refused
+from experiments.data.image_folders import Listing, decode
+from experiments.lab.progress import Stage
+from experiments.models.backbones import Backbone, encode, load_backbone
+from experiments.studies.merging_scaling.config import CHECKPOINTS, Config, Settings
+from experiments.training import sharding
+from experiments.training.fit import Fit
+from experiments.training.optimizers import Optimizer
+from experiments.training.schedules import Schedule
+from experiments.training.step import Training
+from sail_jax import methods
+
+SETTINGS = ("steps", "batch", "rate", "ratio", "tasks")
+CHUNK = 128  # images that are evaluated at once
+HELD = 1 << 31  # bytes of a task's images up to which they are decoded once, else at every step
+CLIP_SCALE = 100.0  # of the features of CLIP, whose norm is 1: what its logits are multiplied by
+
+
+class Task(NamedTuple):
+    """A task: what to learn from, in an order of its own, and what to test on, decoded."""
+
+    name: str
+    learn: "Pictures"
+    test: UInt8[np.ndarray, "n side side 3"]
+    labels: Int[np.ndarray, " n"]
+    classes: int
+
+
+class Pictures:
+    """Labelled images, decoded when they are asked for."""
+
+    def __init__(self, listing: Listing, side: int, order: Int[np.ndarray, " n"]) -> None:
+        self.paths, self.side = [listing.paths[i] for i in order], side
+        self.labels = listing.labels[order]
+
+    def take(self, which: Int[np.ndarray, " n"]) -> UInt8[np.ndarray, "n side side 3"]:
+        """The images of some indices."""
+        return np.stack([decode(self.paths[i], self.side, crop=True) for i in which])
+
+    def reader(self, count: int) -> Callable[[Int[np.ndarray, " n"]], np.ndarray]:
+        """What takes some of the first `count` images, from memory if these are few."""
+        if count * self.side * self.side * 3 > HELD:
+            return self.take
+        return self.take(np.arange(count)).__getitem__
+
+
+def load(config: Config) -> tuple[Backbone, list[Task]]:
+    """Reads the checkpoint, and lists and decodes images.
+
+    Args:
+      config: The config.
+
+    Returns:
+      The backbone, and the tasks in the order of their names.
+
+    Raises:
+      DataError: If a checkpoint or images are not named, missing or damaged.
+    """
+    how = config.experts
+    with refused():
+        if how.checkpoint is None:
+            home = CHECKPOINTS[how.network]
+            raise DataError(
+                f"experts.checkpoint must name the folder of {home} (published at "
+                f"huggingface.co/{home}); the default, experts.network = none, needs none"
+            )
+        backbone = load_backbone(how.checkpoint)
+        tasks = []
+        for k, name in enumerate(how.data.names):
+            learn, test = (how.data.listed(name, s, "experts.data") for s in ("train", "test"))
+            if learn.names != test.names:
+                raise DataError(
+                    f"{how.data.folder}/{name}: train and test must have the same classes; got "
+                    f"{len(learn.names)} and {len(test.names)}"
+                )
+            rng = np.random.default_rng((config.seed, k))
+            order = rng.permutation(len(learn.paths))
+            chosen = rng.permutation(len(test.paths))[: how.data.test]
+            seen = Pictures(test, how.data.side, chosen)
+            everything = seen.take(np.arange(len(chosen)))
+            pictures = Pictures(learn, how.data.side, order)
+            tasks.append(Task(name, pictures, everything, seen.labels, len(learn.names)))
+    return backbone, tasks
+
+
+def groups(config: Config, count: int) -> list[tuple[int, ...]]:
+    """Draws different groups of tasks, or lists all where there are no more than asked for.
+
+    Args:
+      config: The config.
+      count: How many tasks are in a group.
+
+    Returns:
+      The groups, each of increasing numbers.
+
+    >>> from experiments.lab.config import varied
+    >>> from experiments.studies.merging_scaling.config import PRESETS
+    >>> [len(groups(PRESETS["paper_vit"], n)) for n in (6, 8)]
+    [15, 1]
+    """
+    total, most = len(config.experts.data.names), config.experts.groups
+    if math.comb(total, count) <= most:
+        return list(itertools.combinations(range(total), count))
+    rng, drawn = np.random.default_rng((config.seed, 1 << 20, count)), set()
+    while len(drawn) < most:
+        drawn.add(tuple(sorted(rng.permutation(total)[:count].tolist())))
+    return sorted(drawn)
+
+
+def logits(
+    backbone: Backbone, variables: PyTree, images: Any, *, train: bool = False
+) -> tuple[Float[Array, "n class"], PyTree]:
+    """Runs an expert, or a merge under an expert's head.
+
+    Args:
+      backbone: The backbone.
+      variables: `params`, `statistics` and `head`, a pair of kernel and bias.
+      images: Pixels from 0 to 255, `(n, side, side, 3)`.
+      train: Whether BatchNorm normalises by these images.
+
+    Returns:
+      The logits, and the statistics after these images.
+    """
+    found = encode(backbone, variables["params"], variables["statistics"], images, train=train)
+    x, statistics = found
+    if backbone.config["model_type"] == "clip":
+        x = CLIP_SCALE * x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+    kernel, bias = variables["head"]
+    return x @ kernel + bias, statistics
+
+
+def tuned(
+    config: Config, backbone: Backbone, task: Task, setting: dict[str, Any], marks: Sequence[int]
+) -> dict[str, Any]:
+    """Fine-tunes the backbone and a head on one task, at a constant rate.
+
+    Args:
+      config: The config.
+      backbone: The backbone.
+      task: The task.
+      setting: The value of each of `SETTINGS`.
+      marks: The numbers of steps after which the expert is kept, increasing.
+
+    Returns:
+      For each mark `at<steps>`: the expert as one vector, `body` and `head`.
+    """
+    how = config.experts
+    optimizer = Optimizer(
+        Schedule(setting["rate"], marks[-1], decay="constant"), rule=how.rule, momentum=how.momentum
+    )
+
+    def loss(params: PyTree, statistics: PyTree, batch: PyTree, _: Array) -> Any:
+        images, labels = batch
+        variables = {**params, "statistics": statistics}
+        out, statistics = logits(backbone, variables, images, train=True)
+        own = optax.softmax_cross_entropy_with_integer_labels(out, labels).mean()
+        return own, {}, statistics
+
+    count = max(1, round(setting["ratio"] * len(task.learn.labels)))
+    number, take = how.data.names.index(task.name), task.learn.reader(count)
+
+    def batch(t: int) -> tuple[np.ndarray, np.ndarray]:
+        drawn = np.random.default_rng((config.seed, 2, number, t)).random(setting["batch"])
+        which = (drawn * count).astype(int)
+        return take(which), task.learn.labels[which]
+
+    fit = Fit(loss, Training(optimizer), sharding.layout("data"))
+    params = {"params": dict(backbone.params), "head": _head(backbone, task)}
+    state = fit.start(
+        jax.tree.map(jnp.asarray, params),
+        jax.random.key(config.seed),
+        jax.tree.map(jnp.asarray, dict(backbone.statistics)),
+    )
+    kept = {}
+    for mark in marks:
+        state = fit.run(state, batch, mark).state
+        body = {"params": state.params["params"], "statistics": state.mutable}
+        parts = {"body": body, "head": state.params["head"]}
+        kept[f"at{mark}"] = {name: np.asarray(ravel_pytree(x)[0]) for name, x in parts.items()}
+    return kept
+
+
+def _head(backbone: Backbone, task: Task) -> tuple[np.ndarray, np.ndarray]:
+    """Kernel and bias of a head, all 0."""
+    run = partial(encode, backbone, backbone.params, backbone.statistics)
+    width = jax.eval_shape(run, task.test[:1])[0].shape[1]
+    return np.zeros((width, task.classes), np.float32), np.zeros(task.classes, np.float32)
+
+
+class Judge:
+    """Merges of experts, and how well networks do on tasks."""
+
+    def __init__(self, config: Config, backbone: Backbone, tasks: list[Task]) -> None:
+        self.config, self.backbone, self.tasks = config, backbone, tasks
+        body = {"params": dict(backbone.params), "statistics": dict(backbone.statistics)}
+        self.base = jax.tree.map(jnp.asarray, body)
+        self.unravel = ravel_pytree(self.base)[1]
+        self.heads = [ravel_pytree(_head(backbone, task))[1] for task in tasks]
+        self._graded = jax.jit(self._grade)
+
+    def _grade(self, body: PyTree, head: PyTree, images: Array, labels: Array) -> Array:
+        out = logits(self.backbone, {**body, "head": head}, images)[0]
+        losses = optax.softmax_cross_entropy_with_integer_labels(out, labels)
+        return jnp.stack([losses.sum(), (out.argmax(-1) == labels).sum()])
+
+    def grade(self, body: PyTree, head: Array, task: int) -> Float[np.ndarray, "2"]:
+        """Mean test loss and accuracy of a backbone under a head."""
+        of, head = self.tasks[task], self.heads[task](jnp.asarray(head))
+        sums = [
+            np.asarray(self._graded(body, head, of.test[i : i + CHUNK], of.labels[i : i + CHUNK]))
+            for i in range(0, len(of.labels), CHUNK)
+        ]
+        return np.sum(sums, 0) / len(of.labels)
+
+    def merged(self, way: str, experts: list[dict[str, Any]], group: tuple[int, ...]) -> PyTree:
+        """The experts of a group of tasks, merged in one of the ways."""
+        models = [self.unravel(jnp.asarray(expert["body"])) for expert in experts]
+        how, weights = self.config.merging, jnp.full(len(group), 1 / len(group))
+        key = jax.random.key(self.config.seed)
+        if way == "TIES":
+            return methods.ties(density=how.density)(models, self.base)
+        if way == "DARE":
+            merge = methods.dare_linear(density=1 - how.drop, key=key)
+            return merge(models, self.base, weights=weights)
+        if way == "AdaMerging":
+            heads = [
+                self.heads[t](jnp.asarray(e["head"])) for t, e in zip(group, experts, strict=True)
+            ]
+            predict = [
+                lambda body, x, head=head: logits(self.backbone, {**body, "head": head}, x)[0]
+                for head in heads
+            ]
+            return methods.adamerging(
+                models,
+                self.base,
+                predict,
+                [self._unlabelled(task) for task in group],
+                init=1 / len(group),
+                steps=how.ada_steps,
+                optimizer=optax.adam(how.ada_rate),
+            ).params
+        return methods.linear()(models, weights=weights)
+
+    def _unlabelled(self, task: int) -> np.ndarray:
+        """Sixteen batches of 16 test images, of which some may be drawn twice."""
+        rng = np.random.default_rng((self.config.seed, 3, task))
+        images = self.tasks[task].test
+        return images[rng.integers(0, len(images), (16, 16))]
+
+
+def measured(config: Config, stage: Stage) -> xr.Dataset:
+    """Tunes experts, merges groups of them, and measures the merges.
+
+    Args:
+      config: The config.
+      stage: What runs and stores a stage.
+
+    Returns:
+      Over law, point, replicate (a group) and merge: `loss` and `accuracy`, means over the tasks of
+      the group, NaN where a law has fewer points or there are fewer groups; the `value` by law and
+      point; and `expert_accuracy` by task at the centre.
+    """
+    how = config.experts
+    backbone, tasks = load(config)
+    judge, centre = Judge(config, backbone, tasks), _fields(how.centre)
+    swept: dict[str, tuple[Any, ...]] = _fields(how.swept)
+
+    def experts(name: str, setting: dict[str, Any], marks: Sequence[int]) -> list[dict[str, Any]]:
+        return [
+            stage(
+                f"expert, {name}, {task.name}",
+                partial(tuned, config, backbone, task, setting, marks),
+            )
+            for task in tasks
+        ]
+
+    def merges(of: list[dict[str, Any]], count: int) -> dict[str, Any]:
+        """Loss and accuracy of the merges of all groups: [2, group, merge]."""
+        found = np.full((2, how.groups, len(how.merges)), np.nan)
+        for g, group in enumerate(groups(config, count)):
+            chosen = [of[t] for t in group]
+            for m, way in enumerate(how.merges):
+                body = judge.merged(way, chosen, group)
+                graded = [judge.grade(body, of[t]["head"], t) for t in group]
+                found[:, g, m] = np.mean(graded, 0)
+        return {"loss": found[0], "accuracy": found[1]}
+
+    most = max(map(len, swept.values()))
+    shape = (len(SETTINGS), most, how.groups, len(how.merges))
+    data = {name: np.full(shape, np.nan) for name in ("loss", "accuracy")}
+    values = np.full(shape[:2], np.nan)
+    at_centre = experts("centre", centre, swept["steps"])
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}  # the centre is a point of every law
+    for i, law in enumerate(SETTINGS):
+        for k, value in enumerate(swept[law]):
+            setting, name = centre | {law: value}, f"{law} {value:g}"
+            at = tuple(setting.values())
+            if at not in known:
+                tuned_here = law not in ("steps", "tasks")
+                of = experts(name, setting, (setting["steps"],)) if tuned_here else at_centre
+                own = [expert[f"at{setting['steps']}"] for expert in of]
+                known[at] = stage(f"merges, {name}", partial(merges, own, setting["tasks"]))
+            for key, into in data.items():
+                into[i, k] = known[at][key]
+            values[i, k] = value
+
+    def alone() -> dict[str, Any]:
+        own = [expert[f"at{centre['steps']}"] for expert in at_centre]
+        bodies = (judge.unravel(jnp.asarray(expert["body"])) for expert in own)
+        graded = [
+            judge.grade(b, e["head"], t) for t, (b, e) in enumerate(zip(bodies, own, strict=True))
+        ]
+        return {"accuracy": np.array(graded)[:, 1]}
+
+    axes = ("law", "point", "replicate", "merge")
+    return xr.Dataset(
+        {
+            **{name: (axes, array) for name, array in data.items()},
+            "value": (axes[:2], values),
+            "expert_accuracy": (("task",), stage("experts alone", alone)["accuracy"]),
+        },
+        {"law": list(SETTINGS), "merge": list(how.merges), "task": list(how.data.names)},
+        {"network": how.network},
+    )
+
+
+def _fields(group: Any) -> dict[str, Any]:
+    return {name: getattr(group, name) for name in Settings.__dataclass_fields__}
