@@ -67,12 +67,12 @@ def _worst_printed(dim: int, length: float) -> float:
 
 
 def _theorem_1() -> list[Claim]:
-    source, exact = f"{PAPER} Theorem 1", "X = L²τ²χ²₁ independent of Y, |θ*|²=2"
+    source, exact = f"{PAPER} Theorem 1 (p. 4)", "X = L²τ²χ²₁ independent of Y, |θ*|²=2"
     return [
         Claim(
             f"{PAPER}/T1/printed",
             "P(X ≥ αY) ≤ E X / (α E Y)",
-            f"{source}, Appendix A step 2",
+            f"{source}, Appendix A, step 2 (p. 21)",
             "d=1, |θ*|=0, E X = .2 α",
             lambda: RATIO / float(proximity.mean_distance(1)),
             _exceeds(1, RATIO, 0.0),
@@ -82,7 +82,7 @@ def _theorem_1() -> list[Claim]:
         Claim(
             f"{PAPER}/T1/corrected",
             "P(X ≥ αY) ≤ E X E[1/Y] / α, d ≥ 3",
-            f"{source}, Appendix A step 2",
+            f"{source}, Appendix A, step 2 (p. 21)",
             f"d=5, {exact}",
             lambda: float(proximity.tail_bound(RATIO, 5, LENGTH)),
             _exceeds(5, RATIO),
@@ -90,7 +90,7 @@ def _theorem_1() -> list[Claim]:
         ),
         *(
             Claim(
-                f"{PAPER}/T1-tail-d{dim}/exact",
+                f"{PAPER}/T1-tail-d{dim}/ours",
                 "P(X ≥ αY) = Σⱼ Poisson(j; |θ*|²/2) I_{u/(1+u)}(d/2 + j, p/2), u = L²τ²/α",
                 source,
                 f"d={dim}, p={rank}, u={ratio}, |θ*|²=2",
@@ -112,7 +112,7 @@ def _theorem_1() -> list[Claim]:
             note="the exponent of u between 1e-6 and 2e-6",
         ),
         Claim(
-            f"{PAPER}/T1-order-d1/limit",
+            f"{PAPER}/T1-order-d1/corrected",
             "1 - P(X ≤ αY) ~ u^{d/2}: of order √((τ² + β)/α) for d = 1",
             f"{source}, eq. (5)",
             "d=1, u → 0",
@@ -121,7 +121,7 @@ def _theorem_1() -> list[Claim]:
         ),
         *(
             Claim(
-                f"{PAPER}/T1-independent-d{dim}/exact",
+                f"{PAPER}/T1-independent-d{dim}/ours",
                 "X independent of Y: P(X ≥ αY) ≤ E X / (α E Y) for d ≥ 2, as P(Y ≤ y) ≤ y / E Y",
                 source,
                 f"d={dim}, |θ*|²={length}, sup over 60 y",
@@ -135,7 +135,7 @@ def _theorem_1() -> list[Claim]:
         Claim(
             f"{PAPER}/T1-step1/exact",
             "E X = L²(τ² + β), the bound, where f is L times an isometry",
-            f"{source}, Appendix A step 1",
+            f"{source}, Appendix A, step 1 (p. 20)",
             "θ = 1.5 (μ, σ²), τ=.4, β=.03",
             lambda: 1.5**2 * (0.4**2 + 0.03),
             _lipschitz,
@@ -144,13 +144,13 @@ def _theorem_1() -> list[Claim]:
         Claim(
             f"{PAPER}/T1-mean/exact",
             "E Y = d + |θ*|²",
-            f"{source}, Appendix A step 2",
+            f"{source}, Appendix A, step 2 (p. 21)",
             "d=5, |θ*|²=2",
             lambda: float(proximity.mean_distance(5, LENGTH)),
             _mean_of(1, 5),
         ),
         Claim(
-            f"{PAPER}/T1-inverse/exact",
+            f"{PAPER}/T1-inverse/ours",
             "E[1/Y] = ∫₀¹ v^{d-3} exp(-|θ*|²(1-v²)/2) dv ≤ 1/(d-2)",
             f"{source}, corrected",
             "d=7, |θ*|²=2",
@@ -203,7 +203,7 @@ def _descended(start: Array, steps: int) -> float:
 
 
 def _theorem_2() -> list[Claim]:
-    source = f"{PAPER} Theorem 2"
+    source = f"{PAPER} Theorem 2 (p. 4)"
     quadratic = "quadratic, curvatures (1, .7, .4, .25), η=.8, T=12"
     return [
         Claim(
@@ -218,7 +218,7 @@ def _theorem_2() -> list[Claim]:
         Claim(
             f"{PAPER}/T2-descent/exact",
             "J(θ - η∇J) - J* ≤ J(θ) - J* - η(1 - Lη/2)|∇J|²: largest excess of the left side",
-            f"{PAPER} Appendix B step 1",
+            f"{PAPER} Appendix B, step 1 (pp. 22-23)",
             "Σ log 2cosh θ + |θ|²/4, η = 1/L, 512 points",
             lambda: 0.0,
             measured(lambda: _one_step()[0]),
@@ -227,14 +227,14 @@ def _theorem_2() -> list[Claim]:
         Claim(
             f"{PAPER}/T2-gradient/exact",
             "|∇J|² ≥ 2μ (J(θ) - J*): largest ratio of right to left",
-            f"{PAPER} Appendix B step 1",
+            f"{PAPER} Appendix B, step 1 (pp. 22-23)",
             "Σ log 2cosh θ + |θ|²/4, μ=½, 512 points",
             lambda: 1.0,
             measured(lambda: _one_step()[1]),
             relation="<=",
         ),
         Claim(
-            f"{PAPER}/T2-quadratic/exact",
+            f"{PAPER}/T2-quadratic/ours",
             "J(θ_T) - J* = Σ h (1 - ηh)^{2T} e_h² / 2",
             f"{source}, eq. (6)",
             quadratic,
@@ -242,7 +242,7 @@ def _theorem_2() -> list[Claim]:
             measured(lambda: _descended(_start(), STEPS)),
         ),
         Claim(
-            f"{PAPER}/T2-rate/exact",
+            f"{PAPER}/T2-rate/ours",
             "quadratics contract by (1 - ημ)^{2T}, attained: the printed bound, squared",
             f"{source}, eq. (6)",
             f"{quadratic}, start along the flattest direction",
@@ -303,7 +303,7 @@ def _worst_initial(key: Array, quick: bool) -> Estimate:
 
 
 def _appendix_c() -> list[Claim]:
-    source = f"{PAPER} Appendix C"
+    source = f"{PAPER} Appendix C.2 (pp. 24-25)"
     curved = "curvatures (1, .05), η=.6, starts (.1, 0) and (0, 1)"
     return [
         Claim(
@@ -315,7 +315,7 @@ def _appendix_c() -> list[Claim]:
             _worst_initial,
         ),
         Claim(
-            f"{PAPER}/C-probability/exact",
+            f"{PAPER}/C-probability/ours",
             "P(ρ > ½) ≤ n (2L/μ) E X E[1/Y]: a union over n models",
             source,
             "n=2, d=4, curvatures (1, .7, .4, .25), τ=.3",
@@ -324,7 +324,7 @@ def _appendix_c() -> list[Claim]:
             relation="<=",
         ),
         Claim(
-            f"{PAPER}/C-probability-one/exact",
+            f"{PAPER}/C-probability-one/ours",
             "one model, equal curvatures: ρ = X/Y and P(ρ ≥ ½) is the tail of Theorem 1 at α = ½",
             source,
             "d=4, curvature 1, τ=.3",
@@ -351,9 +351,9 @@ def _appendix_c() -> list[Claim]:
             relation="<=",
         ),
         Claim(
-            f"{PAPER}/P1/exact",
+            f"{PAPER}/P1/ours",
             "ρ after T steps = Σ h(1-ηh)^{2T} e² / Σ h(1-ηh)^{2T} e'²",
-            f"{PAPER} Proposition 1, which proposes a smaller loss at T = 0; sharpened",
+            f"{PAPER} Proposition 1 (p. 2), which proposes a smaller loss at T = 0; sharpened",
             f"{curved}, T=10",
             lambda: float(descent.excess_ratio(PLANE, FLAT, STEEP, 0.6, 10)),
             measured(lambda: _late(10), 1e-7),

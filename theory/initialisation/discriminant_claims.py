@@ -77,7 +77,7 @@ def _log_odds(key: Array, quick: bool) -> Estimate:
 
 
 def _lemma_2() -> list[Claim]:
-    source, tasks = f"{PAPER} Lemma 2", "LDA, classes ±m and ±m*, d=3"
+    source, tasks = f"{PAPER} Lemma 2 (p. 29)", "LDA, classes ±m and ±m*, d=3"
     gap = np.linalg.norm(MEANS[0] - TARGET)
     means, target = (np.stack([m, -m]) for m in (MEANS[0], TARGET))
 
@@ -91,7 +91,7 @@ def _lemma_2() -> list[Claim]:
         Claim(
             f"{PAPER}/E-lda/exact",
             "log odds = θᵀx + b, θ = Σ⁻¹(μ₁ - μ₋₁), b = -½(μ₁ + μ₋₁)ᵀθ + ln(P(1)/P(-1))",
-            f"{PAPER} Appendix E",
+            f"{PAPER} Appendix E (p. 28)",
             "E[bump(x) (1[y=1] - sigmoid(θᵀx + b))], d=3, P(1)=.3",
             lambda: 0.0,
             _log_odds,
@@ -114,7 +114,7 @@ def _lemma_2() -> list[Claim]:
             _by_events(means, target),
         ),
         Claim(
-            f"{PAPER}/L2-unit/exact",
+            f"{PAPER}/L2-unit/ours",
             "D_TV of Gaussians one standard deviation apart is .38292, not .5",
             f"{source}, proof",
             "classes ±m, m* = m + e₁",
@@ -138,7 +138,7 @@ def _lemma_2() -> list[Claim]:
             measured(lambda: _theta_distance(SPREAD), 1e-10),
         ),
         Claim(
-            f"{PAPER}/L2-isotropic/exact",
+            f"{PAPER}/L2-isotropic/ours",
             "Σ = s²I: |θ_i - θ*| = (4/s) Φ⁻¹((1 + D_TV)/2)",
             source,
             f"{tasks}, s=1.5",

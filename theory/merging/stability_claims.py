@@ -83,7 +83,7 @@ def _generalisation() -> list[Claim]:
             )
     claims += [
         Claim(
-            f"{PAPER}/{field}/exact",
+            f"{PAPER}/{field}/ours",
             statement,
             f"{PAPER} eq. (3)",
             MIXED,
@@ -193,7 +193,7 @@ def _lemma_3() -> list[Claim]:
             measured(partial(_one_step, True)),
         ),
         Claim(
-            f"{PAPER}/L3-case1-coupled/exact",
+            f"{PAPER}/L3-case1-coupled/ours",
             "a batch of the same places without the other sample moves both runs alike",
             source,
             "quadratic, one step from one point, n=20, b=4",
@@ -210,7 +210,7 @@ def _lemma_3() -> list[Claim]:
             note="x̃ has seen z̃",
         ),
         Claim(
-            f"{PAPER}/L3-cross/exact",
+            f"{PAPER}/L3-cross/corrected",
             "E⟨x - x̃, ∇ℓ(x̃;z) - ∇ℓ(x̃;z̃)⟩ = -2s² Σ_h h(1-ρ)/n",
             source,
             MIXED,
@@ -228,7 +228,7 @@ def _lemma_3() -> list[Claim]:
             note="violated from K ≈ 8n on, by K/8n",
         ),
         Claim(
-            f"{PAPER}/L3-eq11/exact",
+            f"{PAPER}/L3-eq11/ours",
             "E|x - x̃|² = 2s² Σ_h [(1-ρ)²/n² + (ηh)² a (1-1/n)/(bn)]",
             f"{PAPER} eq. (11)",
             domain,
@@ -245,7 +245,7 @@ def _lemma_3() -> list[Claim]:
             relation="<=",
         ),
         Claim(
-            f"{PAPER}/L3-eq11-few-steps/exact",
+            f"{PAPER}/L3-eq11-few-steps/ours",
             "E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n) while K ≤ 8n",
             f"{PAPER} eq. (11)",
             few,
@@ -289,7 +289,7 @@ def _theorem_1() -> list[Claim]:
             relation="<=",
         ),
         Claim(
-            f"{PAPER}/T1/exact",
+            f"{PAPER}/T1/ours",
             "E|x_avg - x̃_avg|² = (1/N)Σλᵢ² E|xᵢ - x̃ᵢ|²",
             f"{PAPER} Definition 2",
             MIXED,
@@ -297,15 +297,7 @@ def _theorem_1() -> list[Claim]:
             drawn(mixed, "stability", 160_000),
         ),
         Claim(
-            f"{PAPER}/T1-mixture/printed",
-            "Step 2's mixture over the perturbed task = ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/nᵢ)",
-            f"{PAPER} eq. (13)",
-            "N=2, n=(20, 60), b=4",
-            partial(_mixed_size, False),
-            measured(_mixture),
-        ),
-        Claim(
-            f"{PAPER}/T1-mixture/corrected",
+            f"{PAPER}/T1-mixture/ours",
             "Step 2's mixture over the perturbed task = ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/n), n = Σnᵢ",
             f"{PAPER} eq. (13)",
             "N=2, n=(20, 60), b=4",

@@ -217,7 +217,7 @@ def _claims() -> list[Claim]:
             effect=0.04,
         ),
         Claim(
-            f"{PAPER}/A.15/exact",
+            f"{PAPER}/A.15/ours",
             "one step with a batch deviates by ≤ 20ηεΓ^(3/2) (printed: 32): largest ratio",
             f"{PAPER} Lemma A.15, sharpened",
             f"d={D}, 500 random layers with |W|=2√Γ, batches of 8",
@@ -293,7 +293,7 @@ def _claims() -> list[Claim]:
             relation="<=",
         ),
         Claim(
-            f"{PAPER}/A.22/limit",
+            f"{PAPER}/A.22/ours",
             "θ of stochastic gradient descent tends to the infinite batch as m^(-1/2): order",
             f"{PAPER} Lemmas A.20 and A.22",
             f"{sgd}, m = 256 and 1024",

@@ -150,7 +150,7 @@ def _perturbation() -> list[Claim]:
             note="true, and an equality",
         ),
         Claim(
-            f"{PAPER}/P4.3/ours",
+            f"{PAPER}/P4.3-equality/exact",
             "L̃(n) - L̃(n-1) = (2dγ² - σ_n) σ_n",
             f"{PAPER} Prop 4.3, eq. (2), and Lemma A.4, eq. (14), sharpened",
             f"{SIZES}, ideal start, n=2, γ={gamma}",
@@ -158,7 +158,7 @@ def _perturbation() -> list[Claim]:
             _increment(2, gamma),
         ),
         Claim(
-            f"{PAPER}/A.4-first/exact",
+            f"{PAPER}/A.4-first/ours",
             "L̃(1) - L̃(0) = (2dγ² - σ_1) σ_1: the lemma holds for n = 1 too",
             f"{PAPER} Lemma A.4, extended",
             f"{SIZES}, ideal start, γ={gamma}",
@@ -166,7 +166,7 @@ def _perturbation() -> list[Claim]:
             _increment(1, gamma),
         ),
         Claim(
-            f"{PAPER}/P4.3-anytime/exact",
+            f"{PAPER}/P4.3-anytime/ours",
             "L̃(t) = L(t) + dγ²(|W_1|² + |W_2|²) + d³γ⁴ at every time",
             f"{PAPER} Prop 4.3, extended",
             f"{SIZES}, U ≠ V, τ=3, t=2, γ=0.3",
@@ -203,7 +203,7 @@ def _perturbation() -> list[Claim]:
             note="sufficient; half of it is enough",
         ),
         Claim(
-            f"{PAPER}/T4.4-sharp/exact",
+            f"{PAPER}/T4.4-sharp/ours",
             "the sharp threshold is γ² = σ_d/(2d), where L̃(d) = L̃(d-1)",
             f"{PAPER} Thms 4.4 and A.3, sharpened",
             f"{SIZES}, ideal start",
@@ -211,7 +211,7 @@ def _perturbation() -> list[Claim]:
             _increment(D, sharp),
         ),
         Claim(
-            f"{PAPER}/T4.4-continuous/exact",
+            f"{PAPER}/T4.4-continuous/ours",
             "in continuous time each mode's share falls until y = σ - dγ², then rises by (dγ²)²",
             f"{PAPER} Thm 4.4, in continuous time",
             f"{SIZES}, U = V, τ=6, last mode, γ=0.2",
@@ -329,7 +329,7 @@ def _sharpness() -> list[Claim]:
             note="the sign of the left side is reversed",
         ),
         Claim(
-            f"{PAPER}/D.1-network/exact",
+            f"{PAPER}/D.1-network/ours",
             "for the network the quadratic prediction is too low by d³γ⁴, wherever it is",
             f"{PAPER} Appendix D, quantified",
             f"{SIZES}, three modes learned, γ=0.5",
@@ -337,7 +337,7 @@ def _sharpness() -> list[Claim]:
             _beyond_quadratic,
         ),
         Claim(
-            f"{PAPER}/D.1-sharpness/exact",
+            f"{PAPER}/D.1-sharpness/ours",
             "top Hessian eigenvalue along training: largest error, relative to 4σ_1",
             f"{PAPER} Appendix D, solved",
             f"{SIZES}, U = V, τ=2, t = 1, 2, 4, 8",
@@ -346,7 +346,7 @@ def _sharpness() -> list[Claim]:
             note="tolerance: Runge-Kutta",
         ),
         Claim(
-            f"{PAPER}/D.1-sharpening/exact",
+            f"{PAPER}/D.1-sharpening/ours",
             "tr(H) = 2d(|W_1|² + |W_2|²) grows throughout training: smallest growth",
             f"{PAPER} Appendix D, progressive sharpening",
             f"{SIZES}, U ≠ V, τ=3",

@@ -110,7 +110,7 @@ def _pretraining() -> list[Claim]:
             note="the product, not the layers; tolerance: next order in e^(-Cτ)",
         ),
         Claim(
-            f"{PAPER}/A.1-flow/exact",
+            f"{PAPER}/A.1-flow/ours",
             "θ(t) of the square-root Riccati flow: largest error over three chained tasks",
             f"{PAPER} eqs. (5), (6), (9), solved",
             "d=4, W_1ᵀW_1 - W_2W_2ᵀ = 0.3 I, random targets, λ = 0, 1/2, 0",
@@ -119,7 +119,7 @@ def _pretraining() -> list[Claim]:
             note="tolerance: Runge-Kutta",
         ),
         Claim(
-            f"{PAPER}/A.1-sigmoid/exact",
+            f"{PAPER}/A.1-sigmoid/ours",
             "U = V: θ_i(t) = σ_i/(1 + (σ_i e^(2τ) - 1) e^(-4σ_i t)): largest error",
             f"{PAPER} eqs. (5), (6), solved",
             f"{SIZES}, τ=2",

@@ -199,7 +199,7 @@ def _recursion() -> list[Claim]:
             deterministic(_recursion_gap),
         ),
         Claim(
-            f"{PAPER}/A.7-flow/exact",
+            f"{PAPER}/A.7-flow/ours",
             "y(T) = s/(1 + (s/y(0) - 1) e^(-4(1+λ)sT)), s = (σ_ft+λy(0))/(1+λ): largest error",
             f"{PAPER} Lemma A.7, in continuous time",
             f"d={D}, σ_pre={PRE}, σ_ft={TARGET}, λ=1/2",
@@ -250,7 +250,7 @@ def _recursion() -> list[Claim]:
             deterministic(lambda: _g(x, anchor)),
         ),
         Claim(
-            f"{PAPER}/A.28-rate/exact",
+            f"{PAPER}/A.28-rate/corrected",
             "|x_k - σ*| ≤ (1 - 2η min{σ²,σ_0²})^k |x_0 - σ*|: largest ratio",
             f"{PAPER} Lemma A.28",
             f"{at_1}, with the true σ*, four modes, k ≤ 100",
@@ -330,7 +330,7 @@ def _convergence() -> list[Claim]:
             deterministic(lambda: _layer_mode(0.5, -1) ** 2),
         ),
         Claim(
-            f"{PAPER}/A.10/exact",
+            f"{PAPER}/A.10/corrected",
             "K ≥ log(100Γ/ε)/(η min{σ_pre,σ_ft}) steps leave an error ≤ ε",
             f"{PAPER} Assumption A.10, Lemma A.11",
             f"{at_zero}, η={FAST}",

@@ -151,7 +151,7 @@ def _claims() -> list[Claim]:
             relation=">=",
         ),
         Claim(
-            f"{PAPER}/A.26/exact",
+            f"{PAPER}/A.26/ours",
             "L_pre(n) = Σ_{i≤n} ((σ_ft-σ_pre)/(1+λ))² + Σ_{i>n} σ_pre²",
             f"{PAPER} Lemma A.26",
             f"{at_one}, n=2",
@@ -159,7 +159,7 @@ def _claims() -> list[Claim]:
             deterministic(lambda: losses(task(), TARGET, 1.0)[2]),
         ),
         Claim(
-            f"{PAPER}/T4.7-threshold/exact",
+            f"{PAPER}/T4.7-threshold/ours",
             "the sharp threshold is σ_ft/σ_pre = 2+λ (printed: 4 at λ = 0): L_pre stays put there",
             f"{PAPER} Thm 4.7 and Lemma A.26, sharpened",
             f"d={D}, σ_ft=3σ_pre, λ=1",
@@ -167,7 +167,7 @@ def _claims() -> list[Claim]:
             deterministic(_at_threshold),
         ),
         Claim(
-            f"{PAPER}/T4.7-inflection/exact",
+            f"{PAPER}/T4.7-inflection/ours",
             "r(λ) = number of leading modes with σ_ft ≤ (2+λ) σ_pre: growth from λ = 0 to 2",
             f"{PAPER} Thm 4.7, item 2",
             steep,
@@ -194,7 +194,7 @@ def _claims() -> list[Claim]:
             relation=">=",
         ),
         Claim(
-            f"{PAPER}/A.27-loss/exact",
+            f"{PAPER}/A.27-loss/ours",
             "|θⁿ - A_ft|² = (λ/(1+λ))² Σ_{i≤n}(σ_ft-σ_pre)² + Σ_{i>n}σ_ft²: least gain as λ grows",
             f"{PAPER} Thms 4.7 and A.25, item 2, and Lemma A.27",
             f"d={D}, σ_pre={PRE}, σ_ft={TARGET}, λ from 1/2 to 1, n ≥ 1",
@@ -207,7 +207,7 @@ def _claims() -> list[Claim]:
             deterministic(_tuning_loss_gain),
         ),
         Claim(
-            f"{PAPER}/A.27-unaligned/exact",
+            f"{PAPER}/A.27-unaligned/ours",
             "other singular vectors: |θⁿ - A_ft|² still grows with λ: least gain",
             f"{PAPER} Thm 4.7 and Lemma A.27, without their assumption on A_ft",
             f"{turned}, λ from 0 to 1/2, n ≥ 1",
@@ -216,7 +216,7 @@ def _claims() -> list[Claim]:
             relation=">=",
         ),
         Claim(
-            f"{PAPER}/T4.6-unaligned/exact",
+            f"{PAPER}/T4.6-unaligned/ours",
             "other singular vectors: Δ_pre may fall, by σ_ft² + σ_pre² - 2σ_ft u_ftᵀA_pre v_ft",
             f"{PAPER} Thm 4.6, without its assumption on A_ft",
             f"{turned}, λ=0, n=2",
