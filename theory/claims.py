@@ -131,6 +131,47 @@ class Claim:
         return not self.id.endswith("/printed")
 
 
+def beside(
+    stem: str,
+    source: str,
+    domain: str,
+    simulate: Simulate,
+    *,
+    relation: Relation = "=",
+    effect: float | None = None,
+    **said: tuple[str, Callable[[], float]] | tuple[str, Callable[[], float], str],
+) -> list[Claim]:
+    """Makes the claims of one statement, as printed and as it is true, beside one simulator.
+
+    Args:
+      stem: "paper/statement", which their ids begin with.
+      source: Where the statement stands in the paper.
+      domain: The numbers at which both sides are evaluated.
+      simulate: The simulator.
+      relation: What is compared.
+      effect: The change of the prediction that the simulation is made to see, as for `Claim`.
+      **said: By status: what is claimed, its prediction, and a note if there is one.
+
+    Returns:
+      The claims, in the order of `said`.
+    """
+    source = f"{stem.partition('/')[0]} {source}"
+    return [
+        Claim(
+            f"{stem}/{status}",
+            statement,
+            source,
+            domain,
+            predict,
+            simulate,
+            relation,
+            "".join(note),
+            effect,
+        )
+        for status, (statement, predict, *note) in said.items()
+    ]
+
+
 @dataclass(frozen=True)
 class Power:
     """What a comparison can see, for errors that are Gaussian, or within the tolerance.
