@@ -15,11 +15,7 @@ from sail_jax.proximal import (
     tv_bias,
 )
 from theory.claims import Claim, beside
-from theory.initialisation.discriminant import (
-    lda_parameters,
-    lda_total_variation,
-    symmetric,
-)
+from theory.initialisation.discriminant import lda_parameters, lda_total_variation, symmetric
 from theory.initialisation.settings import MEANS, PAPER, TARGET, measured
 
 SETS = 200  # of drawn models

@@ -139,10 +139,7 @@ def _theorem_1() -> list[Claim]:
             rare,
             measured(_order, 1e-3),
             relation=">=",
-            printed=(
-                "1 - P(X ≤ αY) = O((τ² + β)/α): the exponent of u is at least 1",
-                lambda: 1.0,
-            ),
+            printed=("1 - P(X ≤ αY) = O((τ² + β)/α): the exponent of u is at least 1", lambda: 1.0),
         ),
         *beside(
             f"{PAPER}/T1-order-d1",
@@ -329,10 +326,7 @@ def _appendix_c() -> list[Claim]:
             measured(
                 lambda: _descended(MIXED, near, RATE, 0) / _descended(MIXED, FLATTEST, RATE, 0)
             ),
-            exact=(
-                "|θ^P - θ*|² ≤ (μ/2L)|θ_rand - θ*|² ⇒ ρ ≤ ½ at T = 0, attained",
-                lambda: 0.5,
-            ),
+            exact=("|θ^P - θ*|² ≤ (μ/2L)|θ_rand - θ*|² ⇒ ρ ≤ ½ at T = 0, attained", lambda: 0.5),
         ),
         *beside(
             f"{PAPER}/C-probability",

@@ -127,11 +127,7 @@ def _sampled_variation(in_cells: bool) -> Simulate:
 
 
 def _appendix_d() -> list[Claim]:
-    lemma, theorem, step = (
-        "Lemma 1 (p. 26)",
-        "Theorem 4 (p. 26)",
-        "Theorem 4, step {} (p. {})",
-    )
+    lemma, theorem, step = ("Lemma 1 (p. 26)", "Theorem 4 (p. 26)", "Theorem 4, step {} (p. {})")
     task = f"thresholds on two normal classes, 0-1 loss, n={N}"
     moved = f"{task}, classes moved by {APART}"
     complexity = transfer.threshold_complexity(N)
@@ -181,10 +177,7 @@ def _appendix_d() -> list[Claim]:
             f"{step.format(1, 27)}, sharpened",
             bounded,
             _event,
-            ours=(
-                "|J* - J_i| ≤ C D_TV(D_i, D*), attained",
-                lambda: LARGEST * _variation(),
-            ),
+            ours=("|J* - J_i| ≤ C D_TV(D_i, D*), attained", lambda: LARGEST * _variation()),
         ),
         *beside(
             f"{PAPER}/T4-empirical",
@@ -246,8 +239,7 @@ def _appendix_d() -> list[Claim]:
             f"{theorem}, repaired",
             f"{moved}, δ={DELTA}",
             _violated(
-                TARGET,
-                lambda: transfer.transfer_bound(0.0, _variation(), complexity, N, DELTA),
+                TARGET, lambda: transfer.transfer_bound(0.0, _variation(), complexity, N, DELTA)
             ),
             relation="<=",
             corrected=(
@@ -262,10 +254,7 @@ def _appendix_d() -> list[Claim]:
             moved,
             _worst(TARGET),
             relation="<=",
-            ours=(
-                "E sup (J* - Ĵ_i) ≤ C D_TV + 2 E R̂(ℓ∘H)",
-                lambda: _variation() + 2 * complexity,
-            ),
+            ours=("E sup (J* - Ĵ_i) ≤ C D_TV + 2 E R̂(ℓ∘H)", lambda: _variation() + 2 * complexity),
         ),
     ]
 

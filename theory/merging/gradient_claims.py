@@ -168,10 +168,7 @@ def _objectives() -> list[Claim]:
             lambda: float(chi_square(PAIR, form="printed")),
             "the bounds hold all the same: it is larger",
         ),
-        corrected=(
-            "Σ(1/N-λ)²/λ is the chi-square divergence",
-            lambda: float(chi_square(PAIR)),
-        ),
+        corrected=("Σ(1/N-λ)²/λ is the chi-square divergence", lambda: float(chi_square(PAIR))),
     )
     for stem, source, status, statement, left, right, note in (
         (

@@ -70,10 +70,7 @@ def _step_sizes() -> list[Claim]:
                 lambda: (1 - left[0] / 2) / (total / 2),
                 "they do not sum to one",
             ),
-            corrected=(
-                "λᵢ = (1 - (1-α)^Kᵢ) / Σ[1 - (1-α)^Kᵢ]",
-                lambda: (1 - left[0]) / total,
-            ),
+            corrected=("λᵢ = (1 - (1-α)^Kᵢ) / Σ[1 - (1-α)^Kᵢ]", lambda: (1 - left[0]) / total),
         ),
     ]
 

@@ -177,10 +177,7 @@ def _lemma_3() -> list[Claim]:
             proof,
             f"{step}; both runs see the same places",
             measured(partial(step.cases, apart=False)),
-            corrected=(
-                "(1-b/n) 0 + (b/n) 4η²(σ²/b + 3ζ²) = 4η²(σ²/n + 3bζ²/n)",
-                step.combined,
-            ),
+            corrected=("(1-b/n) 0 + (b/n) 4η²(σ²/b + 3ζ²) = 4η²(σ²/n + 3bζ²/n)", step.combined),
         ),
         *beside(
             f"{PAPER}/L3-case1-coupled",
@@ -314,10 +311,7 @@ def _theorem_1() -> list[Claim]:
             "Definition 2, eq. (4), exact for quadratics",
             MIXED,
             drawn(mixed, "stability", MOST),
-            ours=(
-                "E|x_avg - x̃_avg|² = (1/N)Σλᵢ² E|xᵢ - x̃ᵢ|²",
-                expected(mixed, "stability"),
-            ),
+            ours=("E|x_avg - x̃_avg|² = (1/N)Σλᵢ² E|xᵢ - x̃ᵢ|²", expected(mixed, "stability")),
         ),
         *beside(
             f"{PAPER}/T1-mixture",

@@ -228,10 +228,7 @@ def _claims() -> list[Claim]:
                 "one step with a batch deviates by ≤ 32ηεΓ^(3/2)",
                 lambda: 32 * _worst_step()[0],
             ),
-            ours=(
-                "one step with a batch deviates by ≤ 20ηεΓ^(3/2)",
-                lambda: 20 * _worst_step()[0],
-            ),
+            ours=("one step with a batch deviates by ≤ 20ηεΓ^(3/2)", lambda: 20 * _worst_step()[0]),
         ),
         *growths,
         *beside(

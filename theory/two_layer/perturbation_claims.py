@@ -305,10 +305,7 @@ def _sharpness() -> list[Claim]:
             "Proposition D.1 (Appendix D)",
             f"d={D}, λ={QUADRATIC}",
             _quadratic,
-            exact=(
-                "quadratic loss: E[L(θ+λε) - L(θ)] = ½ λ² tr(H)",
-                partial(_half_trace, 1),
-            ),
+            exact=("quadratic loss: E[L(θ+λε) - L(θ)] = ½ λ² tr(H)", partial(_half_trace, 1)),
             printed=(
                 "E[L(θ) - L(θ+λε)] = ½ λ² tr(H): eqs. (19), (20), in the proof",
                 partial(_half_trace, -1),
