@@ -129,7 +129,7 @@ def _theorem_3() -> list[Claim]:
             tasks,
             nearest,
             reading=(
-                "γ₁ = (d₂*² + d₁₂² - d₁*²) / 2d₁₂², with distances of parameters",
+                "γ₁ = (d₂*² + d₁₂² - d₁*²) / 2d₁₂² if γ₁, γ₂ ≥ 0, with distances of parameters",
                 _lda_weight,
                 "to which Lemma 2 takes the printed D_TV proportional",
             ),
@@ -140,7 +140,7 @@ def _theorem_3() -> list[Claim]:
             tasks,
             nearest,
             printed=(
-                "γ₁ = (d₁*² + d₁₂² - d₂*²) / 2d₁₂²",
+                "γ₁ = (d₁*² + d₁₂² - d₂*²) / 2d₁₂² if γ₁, γ₂ ≥ 0",
                 partial(_lda_weight, swap=True),
                 "the proof below it ends with eq. (11)",
             ),
@@ -238,7 +238,7 @@ def _theorem_3() -> list[Claim]:
             order.format(4),
             measured(partial(_agreement, 4)),
             printed=(
-                "for all sets: the nearer the model, the larger its weight",
+                "for all sets: the smaller D_TV(D_i, D*), or the distance, the larger γ_i",
                 lambda: 1.0,
                 "a model's place among the others counts too",
             ),
@@ -248,7 +248,7 @@ def _theorem_3() -> list[Claim]:
             "Theorem 3, closing remark (p. 6)",
             order.format(2),
             measured(partial(_agreement, 2)),
-            corrected=("for all pairs: the nearer the model, the larger its weight", lambda: 1.0),
+            corrected=("for all pairs: the smaller the distance, the larger γ_i", lambda: 1.0),
         ),
     ]
 

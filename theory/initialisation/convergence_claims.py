@@ -116,7 +116,7 @@ def _theorem_1() -> list[Claim]:
             _exceeds(1, RATIO, 0.0),
             relation="<=",
             printed=(
-                "P(X ≥ αY) ≤ E X / (α E Y)",
+                "α ∈ (0,1): P(X ≥ αY) ≤ E X / (α E Y)",
                 lambda: RATIO / float(proximity.mean_distance(1)),
                 "Markov's inequality is for a constant threshold; Y is random",
             ),

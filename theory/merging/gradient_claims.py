@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from theory.claims import Claim, beside
+from theory.claims import Claim, Relation, beside
 from theory.merging.bounds import chi_square, excess_risk_bound
 from theory.merging.quadratic import constants
 from theory.merging.tasks import QuadraticTasks
@@ -109,114 +109,109 @@ def _theorem_2() -> list[Claim]:
     ]
 
 
+class _Squares(NamedTuple):
+    """Of drawn gradients: |∇f|², |∇f̃|², Σλ|∇fᵢ|²; Σλ|∇fᵢ-∇f|², Σλ|∇fᵢ-∇f̃|²; both chi-squares."""
+
+    plain: np.ndarray
+    weighted: np.ndarray
+    each: np.ndarray
+    zeta2: np.ndarray
+    dispersion: np.ndarray
+    printed: np.ndarray
+    divergence: np.ndarray
+
+
 @cache
-def _gradients() -> dict[str, np.ndarray]:
-    """Of 4 tasks in 3 dimensions, and of their weights: the squares that occur in the bounds."""
+def _squares() -> _Squares:
+    """Of 4 tasks in 3 dimensions, and of their weights."""
     rng = np.random.default_rng(0)
     g, w = rng.normal(size=(DRAWS, 4, 3)), rng.dirichlet(np.ones(4), DRAWS)
     plain, weighted = g.mean(1), np.einsum("rn,rnd->rd", w, g)
+    each, zeta2, dispersion = (
+        np.einsum("rn,rnd->r", w, (g - centre[:, None]) ** 2)
+        for centre in (0 * plain, plain, weighted)
+    )
     away = (1 / w.shape[1] - w) ** 2
-
-    def spread(centre: np.ndarray) -> np.ndarray:
-        return np.einsum("rn,rnd->r", w, (g - centre[:, None]) ** 2)
-
-    return {
-        "plain": np.sum(plain**2, 1),
-        "weighted": np.sum(weighted**2, 1),
-        "each": np.einsum("rn,rnd->r", w, g**2),
-        "zeta2": spread(plain),
-        "dispersion": spread(weighted),
-        "printed": np.sum(away / w**2, 1),
-        "divergence": np.sum(away / w, 1),
-    }
+    squares = np.sum(plain**2, 1), np.sum(weighted**2, 1)
+    chi = np.sum(away / w**2, 1), np.sum(away / w, 1)
+    return _Squares(*squares, each, zeta2, dispersion, *chi)
 
 
-def _closest(left: str, right: Callable[..., np.ndarray], side: int) -> float:
-    """One side of left ≤ right for the draw in which their ratio is the largest."""
-    sides = _gradients()[left], right(**_gradients())
-    return float(sides[side][(sides[0] / sides[1]).argmax()])
+def _closest(
+    stem: str,
+    source: str,
+    left: Callable[[_Squares], np.ndarray],
+    right: Callable[[_Squares], np.ndarray],
+    relation: Relation = "<=",
+    **said: tuple[str, str],
+) -> list[Claim]:
+    """Compares two sides in the draw in which the left is the largest part of the right."""
 
+    def side(which: Callable[[_Squares], np.ndarray]) -> float:
+        squares = _squares()
+        return float(which(squares)[(left(squares) / right(squares)).argmax()])
 
-def _eq7(printed: np.ndarray, weighted: np.ndarray, zeta2: np.ndarray, **_: Any) -> np.ndarray:
-    return 2 * (printed + 1) * weighted + 2 * printed * zeta2
-
-
-def _eq7_tight(
-    divergence: np.ndarray, weighted: np.ndarray, zeta2: np.ndarray, **_: Any
-) -> np.ndarray:
-    return 2 * weighted + 2 * divergence * zeta2
-
-
-def _lemma_4(weighted: np.ndarray, zeta2: np.ndarray, **_: Any) -> np.ndarray:
-    return weighted + zeta2
-
-
-def _eq17(weighted: np.ndarray, dispersion: np.ndarray, **_: Any) -> np.ndarray:
-    return weighted + dispersion
+    return beside(
+        f"{PAPER}/{stem}",
+        source,
+        f"4 gradients and weights; that of {DRAWS} draws where the sides are closest",
+        measured(partial(side, left)),
+        relation=relation,
+        **{status: (said[status][0], partial(side, right), said[status][1]) for status in said},
+    )
 
 
 def _objectives() -> list[Claim]:
-    worst = f"4 gradients and weights; that of {DRAWS} draws where the sides are closest"
     squared = "eqs. (7), (20), (22) (Section IV-A, Appendix A-A)"
-    claims = beside(
-        f"{PAPER}/chi-square",
-        squared,
-        f"λ={PAIR}: Σ(1/N)²/λ - 1",
-        measured(lambda: sum(1 / 4 / w for w in PAIR) - 1),
-        printed=(
-            "Σ(1/N-λ)²/λ² is the chi-square divergence of λ and p = 1/N",
-            lambda: float(chi_square(PAIR, form="printed")),
-            "the bounds hold all the same: it is larger",
+    return [
+        *beside(
+            f"{PAPER}/chi-square",
+            squared,
+            f"λ={PAIR}: Σ(1/N)²/λ - 1",
+            measured(lambda: sum(1 / 4 / w for w in PAIR) - 1),
+            printed=(
+                "Σ(1/N-λ)²/λ² is the chi-square divergence of λ and p = 1/N",
+                lambda: float(chi_square(PAIR, form="printed")),
+                "the bounds hold all the same: it is larger",
+            ),
+            corrected=("Σ(1/N-λ)²/λ is the chi-square divergence", lambda: float(chi_square(PAIR))),
         ),
-        corrected=("Σ(1/N-λ)²/λ is the chi-square divergence", lambda: float(chi_square(PAIR))),
-    )
-    for stem, source, status, statement, left, right, note in (
-        (
+        *_closest(
             "eq7",
             squared,
-            "exact",
-            "|∇f|² ≤ 2(χ²+1)|∇f̃|² + 2χ²Σλζ² with the printed χ²",
-            "plain",
-            _eq7,
-            "",
+            lambda s: s.plain,
+            lambda s: 2 * (s.printed + 1) * s.weighted + 2 * s.printed * s.zeta2,
+            exact=("|∇f|² ≤ 2(χ²+1)|∇f̃|² + 2χ²Σλζ² with the printed χ²", ""),
         ),
-        (
+        *_closest(
             "eq7-tight",
             "eq. (7) (Section IV-A), sharpened",
-            "ours",
-            "|∇f|² ≤ 2|∇f̃|² + 2χ²Σλζ² with the chi-square divergence",
-            "plain",
-            _eq7_tight,
-            "",
+            lambda s: s.plain,
+            lambda s: 2 * s.weighted + 2 * s.divergence * s.zeta2,
+            ours=("|∇f|² ≤ 2|∇f̃|² + 2χ²Σλζ² with the chi-square divergence", ""),
         ),
-        (
+        *_closest(
             "L4",
             "Lemma 4 and eq. (18) (Appendix A-A)",
-            "exact",
-            "Σλ|∇fᵢ|² ≤ |∇f̃|² + Σλζ²",
-            "each",
-            _lemma_4,
-            "Assumption 6's κ² = Σλζ² ≤ 1 is no consequence of it",
+            lambda s: s.each,
+            lambda s: s.weighted + s.zeta2,
+            exact=(
+                "Σλ|∇fᵢ|² ≤ |∇f̃|² + Σλζ²",
+                "Assumption 6's κ² = Σλζ² ≤ 1 is no consequence of it",
+            ),
         ),
-        (
+        *_closest(
             "eq17",
             "eqs. (15)-(17) (Appendix A-A)",
-            "exact",
-            "Σλ|∇fᵢ|² = |Σλ∇fᵢ|² + Σλ|∇fᵢ - Σλ∇fᵢ|²",
-            "each",
-            _eq17,
-            "the proof writes f for Σλfᵢ, which Assumption 3 means by (1/N)Σfᵢ",
+            lambda s: s.each,
+            lambda s: s.weighted + s.dispersion,
+            "=",
+            exact=(
+                "Σλ|∇fᵢ|² = |Σλ∇fᵢ|² + Σλ|∇fᵢ - Σλ∇fᵢ|²",
+                "the proof writes f for Σλfᵢ, which Assumption 3 means by (1/N)Σfᵢ",
+            ),
         ),
-    ):
-        claims += beside(
-            f"{PAPER}/{stem}",
-            source,
-            worst,
-            measured(partial(_closest, left, right, 0)),
-            relation="=" if right is _eq17 else "<=",
-            **{status: (statement, partial(_closest, left, right, 1), note)},
-        )
-    return claims
+    ]
 
 
 def _best_gamma(value: bool) -> float:

@@ -139,7 +139,7 @@ def _steps() -> list[Claim]:
             f"{tied}, against K={FEW}",
             epsilon,
             relation="<=",
-            printed=("ε_sgd decays with K̄", partial(_epsilon, FEW)),
+            printed=("ε_sgd decreases with K̄, typically as 1/√K̄ or 1/K̄", partial(_epsilon, FEW)),
         ),
         *beside(
             f"{PAPER}/law-steps-optimisation",

@@ -52,8 +52,18 @@ def _generalisation() -> list[Claim]:
     minimisers, tasks, samples = "empirical minimisers of N={} tasks, n={}; best γ", 2, 10
     bed = partial(minimiser, tasks, samples)
     for name, place, field, statement in (
-        ("L1", "Lemma 1 (Section IV-A)", "generalisation", "E_G ≤ (L+γ)/2 stability + {}/2γ"),
-        ("eq5", "eq. (5) (Section IV-A)", "excess", "excess ≤ (L+γ)/2 stability + {}/2γ + C|∇f|²"),
+        (
+            "L1",
+            "Lemma 1 (Section IV-A)",
+            "generalisation",
+            "E_G ≤ (L+γ)/2 stability + {}/2γ, γ > 0",
+        ),
+        (
+            "eq5",
+            "eq. (5) (Section IV-A)",
+            "excess",
+            "excess ≤ (L+γ)/2 stability + {}/2γ + C|∇f|², γ > 0",
+        ),
     ):
         repaired, own = statement.format("mean|∇ℓ(x;zᵢ)|²"), field == "excess"
         claims += [

@@ -182,12 +182,12 @@ def _claims() -> list[Claim]:
             deterministic(partial(_one_step, anchor, rate)),
             relation="<=",
             printed=(
-                f"ε_{{k+1}} ≤ (1+{constant}ηΓ) ε_k",
+                f"|W_i| ≤ 2√Γ: ε_{{k+1}} ≤ (1+{constant}ηΓ) ε_k",
                 lambda growth=1 + constant * rate: growth * NEARBY,
                 note,
             ),
             corrected=(
-                f"ε_{{k+1}} ≤ (1+26η({sharp})Γ) ε_k",
+                f"|W_i| ≤ 2√Γ: ε_{{k+1}} ≤ (1+26η({sharp})Γ) ε_k",
                 lambda growth=1 + 26 * rate * (1 + anchor): growth * NEARBY,
             ),
         )
@@ -196,7 +196,7 @@ def _claims() -> list[Claim]:
         *beside(
             f"{PAPER}/A.13",
             covariances,
-            f"{batches}: m={printed}",
+            f"{batches}: m={printed}, at least Lemma A.12's d + log(1/δ)",
             partial(_failures, batch=printed),
             relation="<=",
             printed=(
@@ -238,7 +238,7 @@ def _claims() -> list[Claim]:
             deterministic(lambda: _distance(_sgd(ideal(task(), D), _batches()), _infinite_batch())),
             relation="<=",
             exact=(
-                "|Ŵ(k) - W̄(k)|_op ≤ 2(1+16ηΓ)^k ϵ√Γ",
+                "ϵ < 1/(4(1+16ηΓ)^K): |Ŵ(k) - W̄(k)|_op ≤ 2(1+16ηΓ)^k ϵ√Γ",
                 _batch_bound,
                 "holds here; the proof rests on Lemma A.16",
             ),

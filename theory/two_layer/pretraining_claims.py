@@ -96,9 +96,9 @@ def _claims() -> list[Claim]:
             plateau,
             deterministic(lambda: _plateau_rate("W_1"), 0.02),
             printed=(
-                "|W_1(t_i) - U(Σ^i)^½|_F ≤ e^(-Cτ), C > 0; at most the C of the product",
+                "W_i(0)=e^(-τ)I: |W_1(t_i) - U(Σ^i)^½|_F ≤ e^(-Cτ) for some C > 0: decay in τ",
                 lambda: rate,
-                "W_1 tends to U(Σ^i)^½ R with a rotation R that depends on A",
+                "W_1 tends to U(Σ^i)^½ R with a rotation R; predicted: the product's C",
             ),
         ),
         *beside(
@@ -141,9 +141,9 @@ def _claims() -> list[Claim]:
             f"{SIZES}, det A < 0, τ={TAU:g}, t = 2τ/σ_d",
             deterministic(_saddle, 1e-6),
             printed=(
-                "A of rank d, any sign of det A: |θ - A|² → 0 as all d modes are learned",
+                "W_i(0)=e^(-τ)I, A of rank d: θ(t_d) → A with τ: loss",
                 lambda: 0.0,
-                "det θ keeps the sign it starts with, at every time",
+                "det θ keeps the sign it starts with, at every time and for every τ",
             ),
             corrected=("the flow stops at a saddle with loss σ_d²", lambda: PRE[-1] ** 2),
         ),

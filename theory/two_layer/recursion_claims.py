@@ -216,11 +216,11 @@ def _recursion() -> list[Claim]:
             at_half,
             deterministic(lambda: _layer_mode(HALF, -1)),
             printed=(
-                "x → σ* = √((σ_0² + λσ²)/(1+λ))",
+                "f^(k)(σ_0) → σ* = √((σ_0² + λσ²)/(1+λ)), small η",
                 lambda: sqrt(_limit(HALF, swapped=True)),
                 "the weights are swapped",
             ),
-            corrected=("x → σ* = √((σ² + λσ_0²)/(1+λ))", lambda: root),
+            corrected=("f^(k)(σ_0) → σ* = √((σ² + λσ_0²)/(1+λ)), small η", lambda: root),
         ),
         *beside(
             f"{PAPER}/A.28-factor",
@@ -243,12 +243,12 @@ def _recursion() -> list[Claim]:
             contracted,
             relation="<=",
             corrected=(
-                "|x_k - σ*| ≤ (1 - 2η min{σ²,σ_0²})^k |σ_0 - σ*|, with the true σ*",
+                "|f^(k)(σ_0) - σ*| ≤ (1 - 2η min{σ²,σ_0²})^k |σ_0 - σ*|, with the true σ*",
                 lambda: _contracted(2 * RATE * least),
                 "the printed rate, which is loose",
             ),
             ours=(
-                "|x_k - σ*| ≤ (1 - 4η(1+λ) min{σ²,σ_0²})^k |σ_0 - σ*|",
+                "|f^(k)(σ_0) - σ*| ≤ (1 - 4η(1+λ) min{σ²,σ_0²})^k |σ_0 - σ*|",
                 lambda: _contracted(8 * RATE * least),
             ),
         ),
@@ -296,11 +296,14 @@ def _convergence() -> list[Claim]:
             f"{at_half}, mode 2",
             deterministic(lambda: _layer_mode(HALF, -1) ** 2),
             printed=(
-                "(Uᵀθ̂ⁿ(K)V)_ii → (σ_pre + λσ_ft)/(1+λ)",
+                "4η(λ+2)Γ < 1, large K: |(Uᵀθ̂ⁿ(K)V)_ii - (σ_pre + λσ_ft)/(1+λ)| ≤ ε, i ≤ n",
                 lambda: _limit(HALF, swapped=True),
                 "the weights are swapped; Lemma A.23 has them right",
             ),
-            corrected=("(Uᵀθ̂ⁿ(K)V)_ii → (σ_ft + λσ_pre)/(1+λ)", lambda: _limit(HALF)),
+            corrected=(
+                "4η(λ+2)Γ < 1, large K: |(Uᵀθ̂ⁿ(K)V)_ii - (σ_ft + λσ_pre)/(1+λ)| ≤ ε, i ≤ n",
+                lambda: _limit(HALF),
+            ),
         ),
         *beside(
             f"{PAPER}/A.10",
@@ -331,10 +334,7 @@ def _convergence() -> list[Claim]:
             f"{free}, η={FAST}, infinite batch",
             deterministic(lambda: _distance(LEARNED, 0.0, FAST, _enough(4 * FAST))),
             relation="<=",
-            corrected=(
-                "K ≥ log(100Γ/ε)/(4η(1+λ) min{σ_pre,σ_ft}), a quarter of it: the same",
-                near,
-            ),
+            corrected=("K ≥ log(100Γ/ε)/(4η(1+λ) min{σ_pre,σ_ft}): the same bound", near),
         ),
         *beside(
             f"{PAPER}/A.23",
