@@ -8,7 +8,7 @@ import fnmatch
 import importlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
@@ -137,7 +137,7 @@ def beside(
     domain: str,
     simulate: Simulate,
     *,
-    relation: Relation = "=",
+    relation: Relation | Mapping[str, Relation] = "=",
     effect: float | None = None,
     **said: tuple[str, Callable[[], float]] | tuple[str, Callable[[], float], str],
 ) -> list[Claim]:
@@ -148,7 +148,7 @@ def beside(
       source: Where the statement stands in the paper.
       domain: The numbers at which both sides are evaluated.
       simulate: The simulator.
-      relation: What is compared.
+      relation: What is compared, for all claims or by status.
       effect: The change of the prediction that the simulation is made to see, as for `Claim`.
       **said: By status: what is claimed, its prediction, and a note if there is one.
 
@@ -156,6 +156,7 @@ def beside(
       The claims, in the order of `said`.
     """
     source = f"{stem.partition('/')[0]} {source}"
+    relations = relation if isinstance(relation, Mapping) else dict.fromkeys(said, relation)
     return [
         Claim(
             f"{stem}/{status}",
@@ -164,7 +165,7 @@ def beside(
             domain,
             predict,
             simulate,
-            relation,
+            relations[status],
             "".join(note),
             effect,
         )

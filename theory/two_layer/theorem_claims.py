@@ -78,9 +78,7 @@ def _claims() -> list[Claim]:
     threshold = float(fine_tuning.misalignment_threshold(1.0))
     at_threshold = tuple(threshold * s for s in PRE)
     steep = f"d={D}, σ_pre={PRE}, σ_ft={STEEP}"
-    pair = f"{steep}, λ_1={TIGHT}, λ_2={LOOSE}"
     inflected = deterministic(lambda: _trained_inflection(TIGHT))
-    tuned = deterministic(lambda: losses(task(TARGET), TARGET, 1.0)[2])
 
     def before(n: int) -> float:
         return _closed(fine_tuning.pretraining_losses, n - 1, 0.0)
@@ -181,40 +179,27 @@ def _claims() -> list[Claim]:
         ),
         *beside(
             f"{PAPER}/A.25-direction",
-            "Theorem A.25, item 2, and Lemma A.27 (Appendix A.5)",
-            pair,
+            "Theorem A.25, item 2, and Lemma A.27 (Appendix A.5); Theorem 4.7, item 2",
+            f"{steep}, λ_1={TIGHT}, λ_2={LOOSE}",
             inflected,
-            relation="<=",
+            relation={"printed": "<=", "corrected": ">="},
             printed=(
                 "r(λ_1) ≤ r(λ_2) for λ_1 > λ_2 > 0",
                 partial(_inflection, LOOSE),
                 "reversed; Theorem 4.7 has it right",
             ),
-        ),
-        *beside(
-            f"{PAPER}/A.25-direction",
-            "Theorem 4.7, item 2 (Section 4.3)",
-            pair,
-            inflected,
-            relation=">=",
             corrected=("r(λ_1) ≥ r(λ_2) for λ_1 > λ_2 > 0", partial(_inflection, LOOSE)),
         ),
         *beside(
             f"{PAPER}/A.27-loss",
             "Theorem 4.7, item 2, and Lemma A.27 (Appendix A.5)",
-            f"{BOTH}, λ_1=1, λ_2=1/2, n=2",
-            tuned,
-            relation=">=",
+            f"{BOTH}, n=2, λ=λ_1=1, λ_2=1/2",
+            deterministic(lambda: losses(task(TARGET), TARGET, 1.0)[2]),
+            relation={"exact": ">=", "ours": "="},
             exact=(
                 "|θ_1ⁿ - A_ft|² > |θ_2ⁿ - A_ft|² for λ_1 > λ_2 > 0",
                 lambda: _closed(fine_tuning.fine_tuning_losses, 2, 0.5),
             ),
-        ),
-        *beside(
-            f"{PAPER}/A.27-loss",
-            "Lemma A.27 (Appendix A.5), solved",
-            f"{BOTH}, λ=1, n=2",
-            tuned,
             ours=(
                 "|θⁿ - A_ft|² = (λ/(1+λ))² Σ_{i≤n}(σ_ft-σ_pre)² + Σ_{i>n}σ_ft²",
                 lambda: _closed(fine_tuning.fine_tuning_losses, 2, 1.0),
