@@ -156,7 +156,9 @@ def beside(
       The claims, in the order of `said`.
     """
     source = f"{stem.partition('/')[0]} {source}"
-    relations = relation if isinstance(relation, Mapping) else dict.fromkeys(said, relation)
+    relations: Mapping[str, Relation] = (
+        relation if isinstance(relation, Mapping) else dict.fromkeys(said, relation)
+    )
     return [
         Claim(
             f"{stem}/{status}",

@@ -1,6 +1,7 @@
 """SAIL, Theorem 3 and Section 4.4: which combination of models is nearest the target."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize_scalar, nnls
@@ -276,9 +277,10 @@ def _best_mixture() -> float:
 
     def apart(weight: float) -> float:
         signed = np.array([1 - weight, weight, -1.0])
-        return signed @ K @ signed
+        return float(signed @ K @ signed)
 
-    return float(minimize_scalar(apart, bracket=(0.0, 1.0), tol=1e-10).x)
+    optimum: Any = minimize_scalar(apart, bracket=(0.0, 1.0), tol=1e-10)
+    return float(optimum.x)
 
 
 def _section_4_4() -> list[Claim]:

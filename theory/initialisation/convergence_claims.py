@@ -61,7 +61,7 @@ def _order() -> float:
 
     def tail(ratio: float) -> float:
         def density(x: float) -> float:
-            return 2 * stats.norm.pdf(x) * stats.chi2.cdf(ratio * x**2, 1)
+            return float(2 * stats.norm.pdf(x) * stats.chi2.cdf(ratio * x**2, 1))
 
         return integrate.quad(density, 0, 12, epsabs=0, epsrel=1e-10)[0]
 
@@ -366,7 +366,9 @@ def _appendix_c() -> list[Claim]:
                     " ρ = Σ h(1-ηh)^{2T} e² / Σ h(1-ηh)^{2T} e'²"
                 ),
                 lambda: float(
-                    descent.excess_ratio(*(np.array(x) for x in (PLANE, FLAT, STEEP)), FAST, LATE)
+                    descent.excess_ratio(
+                        np.array(PLANE), np.array(FLAT), np.array(STEEP), FAST, LATE
+                    )
                 ),
                 "tolerance: 1e-12 of a ratio of 1e4 to 1e5; ρ = 5e-4 at T = 0",
             ),

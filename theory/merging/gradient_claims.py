@@ -157,6 +157,7 @@ def _closest(
         f"4 gradients and weights; that of {DRAWS} draws where the sides are closest",
         measured(partial(side, left)),
         relation=relation,
+        effect=None,
         **{status: (said[status][0], partial(side, right), said[status][1]) for status in said},
     )
 

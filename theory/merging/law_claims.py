@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 from jaxtyping import Array
-from scipy.optimize import brentq
+from scipy.optimize import root_scalar
 
 from theory.claims import Claim, Estimate, beside
 from theory.merging.bounds import Constants, excess_risk_bound, surrogate_gradient
@@ -30,7 +30,7 @@ def _meeting(tasks: int, steps: int) -> float:
     def gap(smoothness: float) -> float:
         return (tasks / steps) ** 0.5 - 1 / (8 * steps * smoothness)
 
-    return float(brentq(gap, 1e-6, 1.0, xtol=1e-14))
+    return root_scalar(gap, bracket=(1e-6, 1.0), xtol=1e-14).root
 
 
 def _proximal_weight() -> float:

@@ -64,7 +64,7 @@ def _turned_target() -> Array:
     return jnp.asarray((u @ turn * np.array(SINGULAR)) @ (v @ turn).T)
 
 
-def _turned_step(lost: np.ndarray) -> float:
+def _turned_step(lost: Array | np.ndarray) -> float:
     """Delta_pre(2) - Delta_pre(1) from the losses after fine-tuning."""
     return float(lost[2] - lost[1]) + PRE[1] ** 2
 
