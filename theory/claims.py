@@ -8,7 +8,7 @@ import fnmatch
 import importlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
@@ -129,6 +129,50 @@ class Claim:
     def expected(self) -> bool:
         """Whether the claim should hold: all but what is wrong as printed."""
         return not self.id.endswith("/printed")
+
+
+def beside(
+    stem: str,
+    source: str,
+    domain: str,
+    simulate: Simulate,
+    *,
+    relation: Relation | Mapping[str, Relation] = "=",
+    effect: float | None = None,
+    **said: tuple[str, Callable[[], float]] | tuple[str, Callable[[], float], str],
+) -> list[Claim]:
+    """Makes the claims of one statement, as printed and as it is true, beside one simulator.
+
+    Args:
+      stem: "paper/statement", which their ids begin with.
+      source: Where the statement stands in the paper.
+      domain: The numbers at which both sides are evaluated.
+      simulate: The simulator.
+      relation: What is compared, for all claims or by status.
+      effect: The change of the prediction that the simulation is made to see, as for `Claim`.
+      **said: By status: what is claimed, its prediction, and a note if there is one.
+
+    Returns:
+      The claims, in the order of `said`.
+    """
+    source = f"{stem.partition('/')[0]} {source}"
+    relations: Mapping[str, Relation] = (
+        relation if isinstance(relation, Mapping) else dict.fromkeys(said, relation)
+    )
+    return [
+        Claim(
+            f"{stem}/{status}",
+            statement,
+            source,
+            domain,
+            predict,
+            simulate,
+            relations[status],
+            "".join(note),
+            effect,
+        )
+        for status, (statement, predict, *note) in said.items()
+    ]
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,14 @@
 """SAIL, Appendix E (Lemma 2): what the total variation of two tasks says of their discriminants."""
 
-from math import sqrt
+from functools import partial
+from math import log, sqrt
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
-from scipy.special import expit
 
 from sail_jax.distances import total_variation_gaussian
-from theory.claims import Claim, Estimate, Simulate
+from theory.claims import Claim, Estimate, Simulate, beside
 from theory.initialisation.discriminant import (
     lda_constant,
     lda_distance,
@@ -19,6 +19,10 @@ from theory.initialisation.discriminant import (
 from theory.initialisation.settings import MEANS, PAPER, TARGET, generator, measured
 
 SPREAD = np.array([[1.5, 0.4, 0.0], [0.4, 0.8, -0.2], [0.0, -0.2, 0.5]])
+PRIOR, SCALE = 0.3, 1.5
+PAIR = np.stack([MEANS[0], -MEANS[0]])  # classes of a model, and of the target
+GOAL = np.stack([TARGET, -TARGET])
+ALONG = np.eye(3)[0]
 
 
 def _by_events(means: np.ndarray, others: np.ndarray) -> Simulate:
@@ -38,146 +42,142 @@ def _by_events(means: np.ndarray, others: np.ndarray) -> Simulate:
     return simulate
 
 
-def _shifted() -> tuple[np.ndarray, np.ndarray]:
-    """Both classes moved by one: the same discriminating direction."""
-    means = np.stack([MEANS[0], -MEANS[0]])
-    return means, means + np.array([1.0, 0.0, 0.0])
-
-
 def _theta_distance(covariance: np.ndarray | float, mean: np.ndarray = MEANS[0]) -> float:
     (theta, _), (target, _) = (lda_parameters(symmetric(m), covariance) for m in (mean, TARGET))
     return float(jnp.linalg.norm(theta - target))
 
 
-def _constant_ratio() -> float:
-    """C along the second model's gap from the target over C along the first's."""
-    first, second = (lda_constant(m - TARGET, SPREAD) for m in MEANS)
-    return float(second / first)
+def _constants_ratio(*gaps: np.ndarray) -> float:
+    """Distance of parameters over Delta: of means a gap from the target's over that of another."""
+    first, second = (
+        _theta_distance(SPREAD, TARGET + gap) / sqrt(gap @ np.linalg.solve(SPREAD, gap))
+        for gap in gaps
+    )
+    return first / second
 
 
-def _attained_ratio() -> float:
-    """Distance of parameters over Delta: of means apart along the least eigenvector over that along
-    the largest."""
-    _, vectors = np.linalg.eigh(SPREAD)
-    ratios = []
-    for v in (vectors[:, 0], vectors[:, -1]):
-        gap = _theta_distance(SPREAD, TARGET + v)
-        ratios.append(gap / np.sqrt(v @ np.linalg.solve(SPREAD, v)))
-    return float(ratios[0] / ratios[1])
+def _log_odds() -> float:
+    """At the target's mean, by the exponents of both densities."""
+    first, second = (TARGET - mean for mean in MEANS)
+    apart = second @ np.linalg.inv(SPREAD) @ second - first @ np.linalg.inv(SPREAD) @ first
+    return float(apart / 2 + log(PRIOR) - log(1 - PRIOR))
 
 
-def _log_odds(key: Array, quick: bool) -> Estimate:
-    """E[y] over the points, weighed by a bump: class 1 as often as the discriminant says."""
-    theta, b = lda_parameters(MEANS, SPREAD, 0.3)
-    rng, n = generator(key), 20_000 if quick else 200_000
-    y = (rng.uniform(size=n) > 0.3).astype(int)
-    x = rng.normal(size=(n, 3)) @ np.linalg.cholesky(SPREAD).T + MEANS[y]
-    bump = np.exp(-0.5 * np.sum((x - TARGET) ** 2, -1))
-    return Estimate.mean(bump * ((y == 0) - expit(x @ np.asarray(theta) + float(b))))
+def _affine() -> float:
+    theta, b = lda_parameters(MEANS, SPREAD, PRIOR)
+    return float(theta @ TARGET + b)
+
+
+def _variation(covariance: np.ndarray | float = 1.0) -> float:
+    return float(lda_total_variation(PAIR, GOAL, covariance))
 
 
 def _lemma_2() -> list[Claim]:
-    source, tasks = f"{PAPER} Lemma 2", "LDA, classes ±m and ±m*, d=3"
-    gap = np.linalg.norm(MEANS[0] - TARGET)
-    means, target = (np.stack([m, -m]) for m in (MEANS[0], TARGET))
-
-    def variation() -> float:
-        return float(lda_total_variation(means, target))
-
-    def correlated() -> float:
-        return float(lda_total_variation(means, target, SPREAD))
-
+    lemma, proof = "Lemma 2 (p. 29)", "Lemma 2 (p. 29), proof"
+    tasks, gaps = "LDA, classes ±m and ±m*, d=3", MEANS - TARGET
+    one, correlated = f"{tasks}, covariance I", f"{tasks}, correlated features"
+    gap, constant = float(np.linalg.norm(gaps[0])), partial(lda_constant, gaps[0], SPREAD)
+    ends = np.linalg.eigh(SPREAD)[1].T[[0, -1]]
     return [
-        Claim(
-            f"{PAPER}/E-lda/exact",
-            "log odds = θᵀx + b, θ = Σ⁻¹(μ₁ - μ₋₁), b = -½(μ₁ + μ₋₁)ᵀθ + ln(P(1)/P(-1))",
-            f"{PAPER} Appendix E",
-            "E[bump(x) (1[y=1] - sigmoid(θᵀx + b))], d=3, P(1)=.3",
-            lambda: 0.0,
-            _log_odds,
+        *beside(
+            f"{PAPER}/E-lda",
+            "Appendix E (p. 28)",
+            f"d=3, correlated features, P(1)={PRIOR}, x = {TARGET.tolist()}",
+            measured(_log_odds),
+            exact=(
+                "log odds = θᵀx + b, θ = Σ⁻¹(μ₁ - μ₋₁), b = -½(μ₁ + μ₋₁)ᵀθ + ln(P(1)/P(-1))",
+                _affine,
+            ),
         ),
-        Claim(
-            f"{PAPER}/L2-TV/printed",
-            "D_TV(D_i, D*) = ½|μ_i - μ*|_{Σ⁻¹}",
-            f"{source}, proof",
-            f"{tasks}, covariance I; μ = 2m",
-            lambda: float(gap),
-            _by_events(means, target),
-            note=f"{gap:.2f} here, more than 1; half the Mahalanobis length is Pinsker's bound",
+        *beside(
+            f"{PAPER}/L2-TV",
+            proof,
+            f"{one}; μ = 2m",
+            _by_events(PAIR, GOAL),
+            printed=(
+                "D_TV(D_i, D*) = ½|μ_i - μ*|_{Σ⁻¹}",
+                lambda: gap,
+                "more than 1; half the Mahalanobis length is Pinsker's bound",
+            ),
+            corrected=(
+                "D_TV(D_i, D*) = 2Φ(Δ/2) - 1, Δ = |m_i - m*|_{Σ⁻¹}, averaged over classes",
+                _variation,
+            ),
         ),
-        Claim(
-            f"{PAPER}/L2-TV/corrected",
-            "D_TV(D_i, D*) = 2Φ(Δ/2) - 1, Δ = |m_i - m*|_{Σ⁻¹}, averaged over classes",
-            f"{source}, proof",
-            f"{tasks}, covariance I",
-            variation,
-            _by_events(means, target),
-        ),
-        Claim(
-            f"{PAPER}/L2-unit/exact",
-            "D_TV of Gaussians one standard deviation apart is .38292, not .5",
-            f"{source}, proof",
+        *beside(
+            f"{PAPER}/L2-unit",
+            proof,
             "classes ±m, m* = m + e₁",
-            lambda: float(total_variation_gaussian(np.eye(3)[0])),
-            _by_events(means, np.stack([means[0] + np.eye(3)[0], means[1] - np.eye(3)[0]])),
+            _by_events(PAIR, PAIR + np.stack([ALONG, -ALONG])),
+            ours=(
+                "D_TV of Gaussians one standard deviation apart is .38292, not .5",
+                lambda: float(total_variation_gaussian(ALONG)),
+            ),
         ),
-        Claim(
-            f"{PAPER}/L2/printed",
-            "|θ_i - θ*| = C D_TV(D_i, D*)",
-            source,
-            f"{tasks}, correlated features; D_TV true",
-            lambda: float(lda_constant(MEANS[0] - TARGET, SPREAD)) * correlated(),
-            measured(lambda: _theta_distance(SPREAD)),
+        *beside(
+            f"{PAPER}/L2",
+            lemma,
+            f"{correlated}; D_TV true",
+            measured(partial(_theta_distance, SPREAD), 1e-10),
+            printed=(
+                "|θ_i - θ*| = C D_TV(D_i, D*)",
+                lambda: float(constant()) * _variation(SPREAD),
+            ),
+            corrected=(
+                "|θ_i - θ*| = C 2Φ⁻¹((1 + D_TV)/2), the printed C",
+                lambda: float(lda_distance(_variation(SPREAD), constant())),
+            ),
         ),
-        Claim(
-            f"{PAPER}/L2/corrected",
-            "|θ_i - θ*| = C 2Φ⁻¹((1 + D_TV)/2), the printed C",
-            source,
-            f"{tasks}, correlated features",
-            lambda: float(lda_distance(correlated(), lda_constant(MEANS[0] - TARGET, SPREAD))),
-            measured(lambda: _theta_distance(SPREAD), 1e-10),
+        *beside(
+            f"{PAPER}/L2-isotropic",
+            f"{lemma}, corrected",
+            f"{tasks}, s={SCALE}",
+            measured(partial(_theta_distance, SCALE**2), 1e-10),
+            ours=(
+                "Σ = s²I: |θ_i - θ*| = (4/s) Φ⁻¹((1 + D_TV)/2)",
+                lambda: float(lda_distance(_variation(SCALE**2), 2 / SCALE)),
+            ),
         ),
-        Claim(
-            f"{PAPER}/L2-isotropic/exact",
-            "Σ = s²I: |θ_i - θ*| = (4/s) Φ⁻¹((1 + D_TV)/2)",
-            source,
-            f"{tasks}, s=1.5",
-            lambda: float(lda_distance(lda_total_variation(means, target, 1.5**2), 2 / 1.5)),
-            measured(lambda: _theta_distance(1.5**2), 1e-10),
+        *beside(
+            f"{PAPER}/L2-constant",
+            "Theorem 3's proof, step 3 (Appendix E, p. 30), by Lemma 2",
+            f"{correlated}: C of one model over C of another",
+            measured(partial(_constants_ratio, *gaps)),
+            printed=(
+                "one constant C serves all pairs of tasks",
+                lambda: 1.0,
+                "the lemma itself has a C for each difference of means",
+            ),
+            corrected=(
+                "C = 2√(gᵀΣ⁻²g / gᵀΣ⁻¹g) for means g apart",
+                lambda: float(constant() / lda_constant(gaps[1], SPREAD)),
+            ),
         ),
-        Claim(
-            f"{PAPER}/L2-constant/printed",
-            "C is a constant",
-            source,
-            f"{tasks}, correlated features: C of one model over C of another",
-            lambda: 1.0,
-            measured(_constant_ratio),
+        *beside(
+            f"{PAPER}/L2-constant-range",
+            f"{lemma}, quantified",
+            f"{correlated}: C along the ends of the spectrum",
+            measured(partial(_constants_ratio, *ends)),
+            ours=(
+                "C is between 2/√λ_max and 2/√λ_min, attained: a ratio of up to √(λ_max/λ_min)",
+                lambda: sqrt(np.linalg.cond(SPREAD)),
+                "constant iff Σ = s²I",
+            ),
         ),
-        Claim(
-            f"{PAPER}/L2-constant/corrected",
-            "C is between 2/√λ_max and 2/√λ_min, attained: a ratio of up to √(λ_max/λ_min)",
-            source,
-            f"{tasks}, correlated features: C along the ends of the spectrum, from parameters",
-            lambda: sqrt(np.linalg.cond(SPREAD)),
-            measured(_attained_ratio),
-            note="constant iff Σ = s²I",
-        ),
-        Claim(
-            f"{PAPER}/L2-shift/printed",
-            "equal θ, equal laws: D_TV = |θ_i - θ*| / C = 0",
-            source,
+        *beside(
+            f"{PAPER}/L2-shift",
+            lemma,
             "both classes moved by e₁",
-            lambda: 0.0,
-            _by_events(*_shifted()),
-            note="θ sees the difference of class means alone",
-        ),
-        Claim(
-            f"{PAPER}/L2-shift/corrected",
-            "D_TV(D_i, D*) is that of the classes, averaged",
-            source,
-            "both classes moved by e₁",
-            lambda: float(lda_total_variation(*_shifted())),
-            _by_events(*_shifted()),
+            _by_events(PAIR, PAIR + ALONG),
+            printed=(
+                "equal θ, equal laws: D_TV = |θ_i - θ*| / C = 0",
+                lambda: 0.0,
+                "θ sees the difference of class means alone",
+            ),
+            corrected=(
+                "D_TV(D_i, D*) is that of the classes, averaged",
+                lambda: float(lda_total_variation(PAIR, PAIR + ALONG)),
+            ),
         ),
     ]
 

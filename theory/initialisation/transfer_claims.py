@@ -1,6 +1,7 @@
 """SAIL, Appendix D (Lemma 1, Theorem 4) and F: risks that transfer, maps of width and depth."""
 
 from collections.abc import Callable
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -15,13 +16,17 @@ from sail_jax.basis.spaces import spec
 from sail_jax.distances import total_variation_gaussian
 from sail_jax.growth import mix_layers
 from sail_jax.growth.learned import sail_init, sail_maps, sail_spec, width_gradients
-from theory.claims import Claim, Estimate, Simulate
+from theory.claims import Claim, Estimate, Simulate, beside
 from theory.initialisation import transfer
 from theory.initialisation.settings import PAPER, generator, measured
 
-N, DELTA = 30, 0.1
-SOURCE, TARGET = np.array([0.5, -0.5]), np.array([0.8, -0.2])
+N, LARGE, DELTA = 30, 400, 0.1
 APART = 0.3  # both classes move alike
+SOURCE = np.array([0.5, -0.5])
+TARGET = SOURCE + APART
+LARGEST = 2.0  # C, where it is not that of the 0-1 loss
+CELLS = 4
+SCALE = 0.25  # values of predictors; their loss is 1 / SCALE times the distance
 
 
 def _variation() -> float:
@@ -73,49 +78,48 @@ def _complexity(key: Array, quick: bool) -> Estimate:
     return Estimate.mean((s @ losses.T).max(1) / N)
 
 
-def _lipschitz_ratio(scale: float) -> float:
-    """Complexity of the losses |phi - y'| / scale of predictors of values {0, scale}, where y' has
-    them too, over the complexity of the predictors; all signs of six points are summed over."""
+def _small_complexities() -> tuple[float, float]:
+    """Complexity of the losses |phi - y'| / SCALE of predictors of values {0, SCALE}, where y' has
+    them too, and of the predictors; all signs of six points are summed over."""
     s = np.array(np.meshgrid(*[[-1.0, 1.0]] * 6)).reshape(6, -1).T
-    predictors = scale * (np.arange(6) >= np.arange(7)[:, None])
-    y = scale * np.array([0, 0, 1, 0, 1, 1.0])
-    losses = np.abs(predictors - y) / scale
+    predictors = SCALE * (np.arange(6) >= np.arange(7)[:, None])
+    y = SCALE * np.array([0, 0, 1, 0, 1, 1.0])
 
     def complexity(values: np.ndarray) -> float:
         return float((s @ values.T).max(1).mean()) / 6
 
-    return complexity(losses) / complexity(predictors)
+    return complexity(np.abs(predictors - y) / SCALE), complexity(predictors)
 
 
 def _event(key: Array, quick: bool) -> Estimate:
-    """J* - J_i of the loss 2 where x is likelier under the target: classes moved by `APART`."""
+    """J* - J_i of the loss C where x is likelier under the target: classes moved by `APART`."""
     rng, n = generator(key), 20_000 if quick else 400_000
     y, noise = rng.integers(0, 2, n), rng.normal(size=n)
     likelier = [noise + m[y] > SOURCE[y] + APART / 2 for m in (TARGET, SOURCE)]
-    return Estimate.mean(2.0 * (likelier[0].astype(float) - likelier[1]))
+    return Estimate.mean(LARGEST * (likelier[0].astype(float) - likelier[1]))
 
 
-def _cells(cells: int) -> tuple[np.ndarray, ...]:
+def _cells() -> tuple[np.ndarray, ...]:
     """The source's and the target's class y = 1 in cells of equal share of the former."""
-    edges = SOURCE[0] + norm.ppf(np.arange(cells + 1) / cells)
+    edges = SOURCE[0] + norm.ppf(np.arange(CELLS + 1) / CELLS)
     return tuple(np.diff(norm.cdf(edges - m)) for m in (SOURCE[0], TARGET[0]))
 
 
-def _sampled_variation(cells: int | None) -> Simulate:
+def _sampled_variation(in_cells: bool) -> Simulate:
     """Of N points of each law: in cells, or as they are."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         shape = (2, 400 if quick else 4_000, N)
         x = generator(key).normal(size=shape) + np.array([SOURCE[0], TARGET[0]])[:, None, None]
-        if cells is not None:
-            inner = SOURCE[0] + norm.ppf(np.arange(1, cells) / cells)
+        if in_cells:
+            inner = SOURCE[0] + norm.ppf(np.arange(1, CELLS) / CELLS)
             x = np.searchsorted(inner, x)
         variations = []
         for source, target in zip(*x, strict=True):
             values, index = np.unique(np.concatenate([source, target]), return_inverse=True)
             counts = (np.bincount(i, minlength=len(values)) for i in (index[:N], index[N:]))
             variations.append(np.abs(np.subtract(*counts)).sum() / (2 * N))
-        if cells is None:  # all alike
+        if not in_cells:  # all alike
             return Estimate(float(np.mean(variations)), tolerance=1e-12)
         return Estimate.mean(variations)
 
@@ -123,247 +127,238 @@ def _sampled_variation(cells: int | None) -> Simulate:
 
 
 def _appendix_d() -> list[Claim]:
-    rademacher, source = f"{PAPER} Lemma 1", f"{PAPER} Theorem 4"
+    lemma, theorem, step = ("Lemma 1 (p. 26)", "Theorem 4 (p. 26)", "Theorem 4, step {} (p. {})")
     task = f"thresholds on two normal classes, 0-1 loss, n={N}"
+    moved = f"{task}, classes moved by {APART}"
     complexity = transfer.threshold_complexity(N)
+    bounded = f"C={LARGEST:g}, classes moved by {APART}; loss C where the target is likelier"
+    shifted = f"n={N}, a normal feature moved by {APART}"
     return [
-        Claim(
-            f"{PAPER}/D2-thresholds/exact",
-            "R̂(ℓ∘H) = (E|S_n| - P(S_n > 0)) / n for thresholds, any sample",
-            f"{PAPER} Definition 2",
+        *beside(
+            f"{PAPER}/D2-thresholds",
+            "Definition 2 (p. 26), solved",
             task,
-            lambda: complexity,
             _complexity,
+            ours=(
+                "R̂(ℓ∘H) = (E|S_n| - P(S_n > 0)) / n for thresholds, any sample",
+                lambda: complexity,
+            ),
         ),
-        Claim(
-            f"{PAPER}/L1/exact",
-            "P(some J > Ĵ + 2R̂(ℓ∘H) + 3C√(ln(2/δ)/2n)) ≤ δ",
-            rademacher,
-            f"{task}, δ=.1",
-            lambda: DELTA,
+        *beside(
+            f"{PAPER}/L1",
+            lemma,
+            f"{task}, δ={DELTA}",
             _violated(SOURCE, lambda: transfer.rademacher_bound(0.0, complexity, N, DELTA)),
             relation="<=",
+            exact=("P(some J > Ĵ + 2R̂(ℓ∘H) + 3C√(ln(2/δ)/2n)) ≤ δ", lambda: DELTA),
         ),
-        Claim(
-            f"{PAPER}/L1-mean/exact",
-            "E sup (J - Ĵ) ≤ 2 E R̂(ℓ∘H)",
-            f"{rademacher}, by symmetrisation",
+        *beside(
+            f"{PAPER}/L1-mean",
+            f"{lemma}, by symmetrisation",
             task,
-            lambda: 2 * complexity,
             _worst(SOURCE),
             relation="<=",
+            ours=("E sup (J - Ĵ) ≤ 2 E R̂(ℓ∘H)", lambda: 2 * complexity),
         ),
-        Claim(
-            f"{PAPER}/T4-step1/exact",
-            "|J* - J_i| ≤ 2C D_TV(D_i, D*)",
-            f"{source}, step 1",
-            "C=2, classes moved by .3; loss C where the target is likelier",
-            lambda: 2 * 2 * _variation(),
+        *beside(
+            f"{PAPER}/T4-step1",
+            step.format(1, 27),
+            bounded,
             _event,
             relation="<=",
-            note="twice what it need be",
+            exact=(
+                "|J* - J_i| ≤ 2C D_TV(D_i, D*)",
+                lambda: 2 * LARGEST * _variation(),
+                "twice what it need be",
+            ),
         ),
-        Claim(
-            f"{PAPER}/T4-step1-sharp/exact",
-            "|J* - J_i| ≤ C D_TV(D_i, D*), attained",
-            f"{source}, step 1",
-            "C=2, classes moved by .3; loss C where the target is likelier",
-            lambda: 2 * _variation(),
+        *beside(
+            f"{PAPER}/T4-step1-sharp",
+            f"{step.format(1, 27)}, sharpened",
+            bounded,
             _event,
+            ours=("|J* - J_i| ≤ C D_TV(D_i, D*), attained", lambda: LARGEST * _variation()),
         ),
-        Claim(
-            f"{PAPER}/T4-empirical/printed",
-            "D_TV(D̂_i, D̂*) ≈ D_TV(D_i, D*)",
-            f"{source}, step 2",
-            f"n={N}, a normal feature moved by .3",
-            _variation,
-            _sampled_variation(None),
-            note="samples of continuous laws share no point: the printed bound is ≥ 2C, vacuous",
+        *beside(
+            f"{PAPER}/T4-empirical",
+            step.format(2, 27),
+            shifted,
+            _sampled_variation(in_cells=False),
+            printed=(
+                "D_TV(D̂_i, D̂*) ≈ D_TV(D_i, D*)",
+                _variation,
+                "samples of continuous laws share no point: the printed bound is ≥ 2C, vacuous",
+            ),
+            corrected=("D_TV(D̂_i, D̂*) = 1 for continuous laws", lambda: 1.0),
         ),
-        Claim(
-            f"{PAPER}/T4-empirical/corrected",
-            "D_TV(D̂_i, D̂*) = 1 for continuous laws",
-            f"{source}, step 2",
-            f"n={N}, a normal feature moved by .3",
-            lambda: 1.0,
-            _sampled_variation(None),
+        *beside(
+            f"{PAPER}/T4-empirical-cells",
+            f"{step.format(2, 27)}, for discrete laws",
+            f"{shifted}, in {CELLS} cells",
+            _sampled_variation(in_cells=True),
+            ours=(
+                "E D_TV(D̂_i, D̂*) = ½ Σ E|B(n,p)/n - B(n,q)/n| ≥ D_TV",
+                lambda: float(empirical_total_variation(*_cells(), N, N)),
+            ),
         ),
-        Claim(
-            f"{PAPER}/T4-empirical-cells/exact",
-            "E D_TV(D̂_i, D̂*) = ½ Σ E|B(n,p)/n - B(n,q)/n| ≥ D_TV",
-            f"{source}, step 2",
-            f"n={N}, 4 cells, a normal feature moved by .3",
-            lambda: float(empirical_total_variation(*_cells(4), N, N)),
-            _sampled_variation(4),
-        ),
-        Claim(
-            f"{PAPER}/T4-contraction/printed",
-            "R̂(ℓ∘H) ≤ R̂(H)",
-            f"{source}, statement",
-            "predictors of values {0, ¼}, loss 4|φ - y|, 6 points",
-            lambda: 1.0,
-            measured(lambda: _lipschitz_ratio(0.25)),
+        *beside(
+            f"{PAPER}/T4-contraction",
+            f"{theorem} and its step 5 (p. 28)",
+            f"predictors of values 0 and {SCALE}, loss L|φ - y|, L={1 / SCALE:g}, 6 points",
+            measured(lambda: _small_complexities()[0]),
             relation="<=",
-            note="the constant L of its step 5 is lost in the statement",
+            printed=(
+                "R̂(ℓ∘H) ≤ R̂(H), the term in the statement",
+                lambda: _small_complexities()[1],
+                "the constant L of its step 5 is lost in the statement",
+            ),
+            exact=(
+                "R̂(ℓ∘H) ≤ L R̂(H) for ℓ L-Lipschitz, step 5; attained here",
+                lambda: _small_complexities()[1] / SCALE,
+                "Assumption 5 is of J in θ; it is ℓ in φ that has to be Lipschitz",
+            ),
         ),
-        Claim(
-            f"{PAPER}/T4-contraction/corrected",
-            "R̂(ℓ∘H) ≤ L R̂(H) for ℓ L-Lipschitz, attained",
-            f"{source}, step 5",
-            "predictors of values {0, ¼}, loss 4|φ - y|, 6 points",
-            lambda: 4.0,
-            measured(lambda: _lipschitz_ratio(0.25)),
-            note="Assumption 5 is of J in θ; it is ℓ in φ that has to be Lipschitz",
-        ),
-        Claim(
-            f"{PAPER}/T4-informative/exact",
-            "repaired, the right side falls below C, which bounds all risks, for large samples",
-            source,
-            "n=400, δ=.1, classes moved by .3; thresholds, no empirical risk",
-            lambda: 1.0,
+        *beside(
+            f"{PAPER}/T4-informative",
+            f"{theorem}, repaired",
+            f"n={LARGE}, δ={DELTA}, classes moved by {APART}; thresholds, no empirical risk, C=1",
             measured(
                 lambda: transfer.transfer_bound(
-                    0.0, _variation(), transfer.threshold_complexity(400), 400, DELTA
+                    0.0, _variation(), transfer.threshold_complexity(LARGE), LARGE, DELTA
                 )
             ),
             relation="<=",
-            note="with 2C D_TV of continuous samples, which is 2C, it never does",
+            ours=(
+                "the right side falls below C, which bounds all risks, for large samples",
+                lambda: 1.0,
+                "with 2C D_TV of continuous samples, which is 2C, it never does",
+            ),
         ),
-        Claim(
-            f"{PAPER}/T4/exact",
-            "P(some J* > Ĵ_i + C D_TV + 2R̂(ℓ∘H) + 3C√(ln(2/δ)/2n)) ≤ δ",
-            source,
-            f"{task}, δ=.1, classes moved by .3",
-            lambda: DELTA,
+        *beside(
+            f"{PAPER}/T4",
+            f"{theorem}, repaired",
+            f"{moved}, δ={DELTA}",
             _violated(
-                TARGET,
-                lambda: transfer.transfer_bound(0.0, _variation(), complexity, N, DELTA),
+                TARGET, lambda: transfer.transfer_bound(0.0, _variation(), complexity, N, DELTA)
             ),
             relation="<=",
-            note="C for 2C, laws for samples, losses for predictors; no λ, no δ/2",
+            corrected=(
+                "P(some J* > Ĵ_i + C D_TV + 2R̂(ℓ∘H) + 3C√(ln(2/δ)/2n)) ≤ δ",
+                lambda: DELTA,
+                "C for 2C, laws for samples, losses for predictors; no λ, no δ/2",
+            ),
         ),
-        Claim(
-            f"{PAPER}/T4-mean/exact",
-            "E sup (J* - Ĵ_i) ≤ C D_TV + 2 E R̂(ℓ∘H)",
-            source,
-            f"{task}, classes moved by .3",
-            lambda: _variation() + 2 * complexity,
+        *beside(
+            f"{PAPER}/T4-mean",
+            f"{theorem}, in the mean",
+            moved,
             _worst(TARGET),
             relation="<=",
+            ours=("E sup (J* - Ĵ_i) ≤ C D_TV + 2 E R̂(ℓ∘H)", lambda: _variation() + 2 * complexity),
         ),
     ]
 
 
-def _normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(list(shape)).normal(size=shape)
+def _normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([*shape, seed]).normal(size=shape)
 
 
 def _loss(grown: Array) -> Array:
     return jnp.sum(jnp.sin(grown) * jnp.arange(grown.size).reshape(grown.shape))
 
 
-def _widths() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """theta, c_in, c_out, square so that the printed products exist."""
-    return _normal(3, 3), _normal(3, 3) + np.eye(3), _normal(3, 3) - np.eye(3)
+THETA, C_IN, C_OUT = _normal(4, 3), _normal(6, 4), _normal(5, 3)
 
 
-def _width_gradient(side: int) -> tuple[Array, Array, Array]:
-    """By autodiff, as printed, and as corrected."""
-    theta, c_in, c_out = map(jnp.asarray, _widths())
+def _slope(side: int, formula: bool) -> float:
+    """dL along a direction of c_in or c_out, by the formula for the gradient or by autodiff."""
+    moving = (C_IN, C_OUT)[side]
+    way = _normal(*moving.shape, seed=1)
+    if formula:
+        theta, c_in, c_out = map(jnp.asarray, (THETA, C_IN, C_OUT))
+        G = jax.grad(_loss)(c_in @ theta @ c_out.T)
+        return float(jnp.sum(width_gradients(theta, c_in, c_out, G)[side] * way))
 
-    def grown(c_in: Array, c_out: Array) -> Array:
-        return c_in @ theta @ c_out.T
+    def moved(step: Array) -> Array:
+        c_in, c_out = (c + step * way if c is moving else c for c in (C_IN, C_OUT))
+        return _loss(jnp.asarray(c_in @ THETA @ c_out.T))
 
-    autodiff = jax.grad(lambda *c: _loss(grown(*c)), argnums=side)(
-        jnp.asarray(c_in), jnp.asarray(c_out)
-    )
-    G = jax.grad(_loss)(grown(jnp.asarray(c_in), jnp.asarray(c_out)))
-    printed = (G @ theta @ c_out.T, G @ (c_in @ theta).T)[side]
-    return autodiff, printed, width_gradients(theta, c_in, c_out, G)[side]
-
-
-def _error(side: int, which: int) -> float:
-    gradients = _width_gradient(side)
-    return float(jnp.linalg.norm(gradients[which] - gradients[0]) / jnp.linalg.norm(gradients[0]))
+    return float(jax.grad(moved)(0.0))
 
 
-def _svd_error() -> float:
-    """theta grown by the maps of `sail_init` less W_in S W_out^T with the W it drew."""
-    net = {"w": _normal(4, 3)}
+def _grown(formula: bool) -> float:
+    """The corner of theta grown by the maps of `sail_init`, or of W_in S W_out^T with the W that it
+    drew."""
+    net = {"w": THETA}
     layout = spec(net, {"w": "h* o"}, spaces={"{h,o}": "outer"})
     free = sail_init(net, layout, {"h": 6, "o": 5}, key=jax.random.key(0))
-    grown = change_basis(net, sail_spec(layout), sail_maps(free))["w"]
-    U, S, Vt = np.linalg.svd(net["w"], full_matrices=False)
+    if not formula:
+        return float(change_basis(net, sail_spec(layout), sail_maps(free))["w"][0, 0])
+    U, S, Vt = np.linalg.svd(THETA, full_matrices=False)
     W_in, W_out = (np.asarray(free[f"w@{k}.0"]["c"]) @ basis for k, basis in ((0, U), (1, Vt.T)))
-    return float(np.abs(grown - W_in * S @ W_out.T).max())
+    return float((W_in * S @ W_out.T)[0, 0])
 
 
-def _depth_gradient() -> tuple[float, float]:
-    """dL/dgamma_01 by autodiff through the stack, and d_01 (g_1 - sum_j d_0j g_j)."""
-    layers, logits = jnp.asarray(_normal(3, 4)), jnp.asarray(_normal(2, 3))
+def _depth_gradient(formula: bool) -> float:
+    """d_01 (g_1 - sum_j d_0j g_j), or dL/dgamma_01 by autodiff through the stack."""
+    layers, logits = _normal(3, 4), _normal(2, 3)
+    if formula:
+        d = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        mixed = d @ layers
+        g = layers @ (np.cos(mixed) * np.arange(mixed.size).reshape(mixed.shape))[0]
+        return float(d[0, 1] * (g[1] - d[0] @ g))
 
     def loss(logits: Array) -> Array:
         return _loss(jnp.asarray(mix_layers(logits).write) @ layers)
 
-    @jax.jit
-    def gradients(logits: Array) -> tuple[Array, Array]:
-        mix = jax.nn.softmax(logits)
-        g = layers @ jax.grad(_loss)(mix @ layers)[0]
-        return jax.grad(loss)(logits)[0, 1], mix[0, 1] * (g[1] - mix[0] @ g)
-
-    autodiff, formula = gradients(logits)
-    return float(autodiff), float(formula)
+    return float(jax.jit(jax.grad(loss))(jnp.asarray(logits))[0, 1])
 
 
 def _appendix_f() -> list[Claim]:
-    width, depth = f"{PAPER} Appendix F.1", f"{PAPER} Appendix F.2"
-    sides = (
-        ("in", "G θ c_outᵀ", "G c_out θᵀ"),
-        ("out", "G (c_in θ)ᵀ", "Gᵀ c_in θ"),
-    )
-    claims = []
-    for side, (name, printed, true) in enumerate(sides):
-        claims += [
-            Claim(
-                f"{PAPER}/F1-gradient-{name}/{end}",
-                f"∂L/∂c_{name} = {statement}, G = ∂L/∂(c_in θ c_outᵀ)",
-                width,
-                "3x3 matrices; relative error",
-                lambda: 0.0,
-                measured(lambda side=side, which=which: _error(side, which)),
-                note="shapes conform for square matrices alone" if which == 1 else "",
-            )
-            for which, (end, statement) in enumerate(
-                (("printed", printed), ("corrected", true)), start=1
-            )
-        ]
+    width, depth = "Appendix F.1 (pp. 32-33)", "Appendix F.2 (p. 34)"
+    sizes = f"{THETA.shape[0]}x{THETA.shape[1]} to {len(C_IN)}x{len(C_OUT)}"
     return [
-        *claims,
-        Claim(
-            f"{PAPER}/F1-svd/exact",
-            "c_in = W_in Ũᵀ, c_out = W_out Ṽᵀ: c_in θ c_outᵀ = W_in Σ̃ W_outᵀ",
-            width,
-            "4x3 to 6x5; largest difference",
-            lambda: 0.0,
-            measured(_svd_error),
+        *(
+            claim
+            for side, (name, gradient) in enumerate((("in", "G c_out θᵀ"), ("out", "Gᵀ c_in θ")))
+            for claim in beside(
+                f"{PAPER}/F1-gradient-{name}",
+                width,
+                f"{sizes}; the slope in a drawn direction",
+                measured(partial(_slope, side, formula=False), 1e-9),
+                reading=(
+                    f"∂L/∂c_{name} = {gradient}, G = ∂L/∂(c_in θ c_outᵀ)",
+                    partial(_slope, side, formula=True),
+                    "the chain rule is printed without the order of its factors",
+                ),
+            )
         ),
-        Claim(
-            f"{PAPER}/F2-softmax/exact",
-            "d = softmax(γ) is positive and Σ_i d_ki = 1",
-            depth,
-            "2 of 3 layers; largest |Σ - 1|",
-            lambda: 0.0,
-            measured(
-                lambda: jnp.abs(jnp.asarray(mix_layers(_normal(2, 3)).write).sum(1) - 1).max()
+        *beside(
+            f"{PAPER}/F1-svd",
+            width,
+            f"{sizes}; the first entry",
+            measured(partial(_grown, formula=False)),
+            exact=(
+                "c_in = W_in Ũᵀ, c_out = W_out Ṽᵀ: c_in θ c_outᵀ = W_in Σ̃ W_outᵀ",
+                partial(_grown, formula=True),
             ),
         ),
-        Claim(
-            f"{PAPER}/F2-gradient/exact",
-            "∂L/∂γ_ki = d_ki (g_ki - Σ_j d_kj g_kj), g_ki = ⟨∂L/∂θ̃ᵏ, θⁱ⟩",
+        *beside(
+            f"{PAPER}/F2-softmax",
             depth,
+            "2 of 3 layers; the larger sum",
+            measured(lambda: jnp.asarray(mix_layers(_normal(2, 3)).write).sum(1).max()),
+            exact=("d = softmax(γ): Σ_i d_ki = 1", lambda: 1.0),
+        ),
+        *beside(
+            f"{PAPER}/F2-gradient",
+            f"{depth}, in closed form",
             "2 of 3 layers of 4 parameters",
-            lambda: _depth_gradient()[1],
-            measured(lambda: _depth_gradient()[0]),
+            measured(partial(_depth_gradient, formula=False)),
+            ours=(
+                "∂L/∂γ_ki = d_ki (g_ki - Σ_j d_kj g_kj), g_ki = ⟨∂L/∂θ̃ᵏ, θⁱ⟩",
+                partial(_depth_gradient, formula=True),
+            ),
         ),
     ]
 

@@ -1,7 +1,8 @@
 """The ledger of unified merging (arXiv 2601.21690), in the order of its statements.
 
 Simulators are SGD runs on drawn data with and without the other sample, merged and measured, and
-the merging rules of `sail_jax` on task vectors.
+the merging rules of `sail_jax` on task vectors. Sources name sections: the text that was read is
+the HTML edition, which has no pages.
 """
 
 from theory.merging import gradient_claims, law_claims, sparsification_claims, stability_claims

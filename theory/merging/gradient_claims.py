@@ -1,17 +1,19 @@
 """Unified merging (arXiv 2601.21690), Theorems 2-4, Corollary 2, Lemma 4, eqs. 7, 15-24."""
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from theory.claims import Claim, Estimate, Simulate
-from theory.merging.bounds import chi_square, excess_risk_bound, surrogate_gradient
-from theory.merging.quadratic import constants, exact
+from theory.claims import Claim, Relation, beside
+from theory.merging.bounds import chi_square, excess_risk_bound
+from theory.merging.quadratic import constants
+from theory.merging.tasks import QuadraticTasks
 from theory.merging.testbeds import (
     PAPER,
     admissible,
@@ -20,7 +22,6 @@ from theory.merging.testbeds import (
     drawn,
     edge,
     expected,
-    generator,
     measured,
     mixed,
 )
@@ -28,193 +29,194 @@ from theory.merging.testbeds import (
 MIXED = "3 tasks of different n, K, b, λ, η=.4/L"
 EDGE = "N=3, K=300, η=√(N/K)=.1=1.9999/L, one centre, s=1e-4"
 BOTH = "L√(NK)=1/8, η=√(N/K)=1/(8KL), N=3, K=12"
+RUNS = 10_000
+DRAWS = 20_000  # of gradients and weights
+PAIR = (0.9, 0.1)
 
 
-def _epsilon(coefficient: float) -> float:
-    tasks = mixed()
-    return float(surrogate_gradient(constants(tasks), tasks.training, coefficient=coefficient))
-
-
-def _start_ratio() -> float:
-    """ε_sgd over |∇f̃(x₀)|² <= L² |x₀ - minimiser|² <= 2 L gap."""
-    tasks = admissible()
-    consts = constants(tasks)
-    h, w = tasks.curvature, tasks.weights
-    mean = h * (tasks.start - w @ tasks.centres)
-    square = jnp.sum(mean**2) + jnp.sum(w**2 * tasks.noise**2 / tasks.samples) * jnp.sum(h**2)
-    return float(surrogate_gradient(consts, tasks.training) / square)
+def _untrained() -> QuadraticTasks:
+    """`admissible` tasks whose experts all but stay at their start."""
+    return replace(admissible(), rate=jnp.array(1e-12))
 
 
 def _theorem_2() -> list[Claim]:
     claims = []
-    for name, source, coefficient in (("T2", "Theorem 2", 5.0), ("C2", "Corollary 2", 12.0)):
-        printed = f"E|∇f̃(x_avg)|² ≤ ε_sgd with the coefficient {coefficient:g}, η=√(N/K̄)"
-        repaired = "E|∇f̃(x_avg)|² ≤ (1-η/2C)^{2 min K}(2L gap + Σλζ²) + ηLΣλ²σ²/b"
-        source = f"{PAPER} {source} (= Theorem 4 for SGD)"
+    for name, place, coefficient in (
+        ("T2", "Theorem 2, eq. (6) (Section IV-A)", 5.0),
+        ("C2", "Theorem 4, eq. (19), and Corollary 2, eq. (21) (Appendix A-A)", 12.0),
+    ):
+        printed = (
+            "η=√(N/K̄): E|∇f̃(x_avg)|² ≤ 4gap/√(NK̄) + 4Lσ²A₁/(b√(NK̄)) + 6NL²σ²A₂/(bK̄) +"
+            f" {coefficient:g}NL²ζ²A₃/K̄"
+        )
         claims += [
-            Claim(
-                f"{PAPER}/{name}/printed",
-                printed,
-                source,
+            *beside(
+                f"{PAPER}/{name}",
+                place,
                 EDGE,
-                bound(edge, "surrogate", coefficient=coefficient),
                 drawn(edge, "surrogate_gradient"),
                 relation="<=",
-                note="no condition on ηL; the cited result is about the best of all rounds",
+                printed=(
+                    printed,
+                    bound(edge, "surrogate", coefficient=coefficient),
+                    "no condition on ηL; the cited result is about the best of all rounds",
+                ),
             ),
-            Claim(
-                f"{PAPER}/{name}/corrected",
-                repaired,
-                source,
+            *beside(
+                f"{PAPER}/{name}",
+                place,
                 f"{MIXED}; quadratics, ηL ≤ 1",
-                bound(mixed, "surrogate", "corrected"),
-                drawn(mixed, "surrogate_gradient", 10_000),
+                drawn(mixed, "surrogate_gradient", RUNS),
                 relation="<=",
+                corrected=(
+                    "E|∇f̃(x_avg)|² ≤ (1-η/2C)^{2 min K}(2L gap + Σλζ²) + ηLΣλ²σ²/b",
+                    bound(mixed, "surrogate", "corrected"),
+                ),
             ),
-            Claim(
-                f"{PAPER}/{name}-admissible/exact",
-                printed,
-                source,
+            *beside(
+                f"{PAPER}/{name}-admissible",
+                f"{place}, with the step size of Lemma 3",
                 BOTH,
-                bound(admissible, "surrogate", coefficient=coefficient),
                 drawn(admissible, "surrogate_gradient"),
                 relation="<=",
+                reading=(printed, bound(admissible, "surrogate", coefficient=coefficient)),
             ),
         ]
-    claims += [
-        Claim(
-            f"{PAPER}/T2-vacuous/exact",
-            "where both step sizes hold, ε_sgd ≥ 16|∇f̃(x₀)|²: less than not training says",
-            f"{PAPER} Theorem 2 with Lemma 3",
+    return [
+        *claims,
+        *beside(
+            f"{PAPER}/T2-vacuous",
+            "Theorem 2, eq. (6) (Section IV-A), with the step size of Lemma 3",
             BOTH,
-            lambda: 16.0,
-            measured(_start_ratio),
-            relation=">=",
+            drawn(_untrained, "surrogate_gradient"),
+            relation="<=",
+            ours=(
+                "16|∇f̃(x₀)|² ≤ ε_sgd where both step sizes hold: it says less than not training",
+                lambda: bound(admissible, "surrogate")() / 16,
+                "compared: E|∇f̃(x₀)|² and ε_sgd/16",
+            ),
         ),
-        Claim(
-            f"{PAPER}/surrogate-gradient/exact",
-            "E|∇f̃(x_avg)|² = Σ_h h²[E(Σλᵢρᵢ(x₀-z̄ᵢ))² + Σλᵢ²νᵢ]",
-            f"{PAPER} Theorem 2",
+        *beside(
+            f"{PAPER}/surrogate-gradient",
+            "Theorem 2, exact for quadratics",
             MIXED,
-            expected(mixed, "surrogate_gradient"),
-            drawn(mixed, "surrogate_gradient", 10_000),
+            drawn(mixed, "surrogate_gradient", RUNS),
+            ours=(
+                "E|∇f̃(x_avg)|² = Σ_h h²[E(Σλᵢρᵢ(x₀-z̄ᵢ))² + Σλᵢ²νᵢ]",
+                expected(mixed, "surrogate_gradient"),
+            ),
         ),
     ]
-    return claims
 
 
-def _worst(ratio: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Simulate:
-    """The largest over 20000 draws of the gradients of 4 tasks in 3 dimensions, and of weights."""
+class _Squares(NamedTuple):
+    """Of drawn gradients: |∇f|², |∇f̃|², Σλ|∇fᵢ|²; Σλ|∇fᵢ-∇f|², Σλ|∇fᵢ-∇f̃|²; both chi-squares."""
 
-    def run(key: Array, quick: bool) -> Estimate:
-        rng = generator(key)
-        g, w = rng.normal(size=(20_000, 4, 3)), rng.dirichlet(np.ones(4), 20_000)
-        return Estimate(float(ratio(g, w).max()), tolerance=1e-12)
+    plain: np.ndarray
+    weighted: np.ndarray
+    each: np.ndarray
+    zeta2: np.ndarray
+    dispersion: np.ndarray
+    printed: np.ndarray
+    divergence: np.ndarray
 
-    return run
 
-
-def _squares(g: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, ...]:
-    """|∇f|², |∇f̃|², Σλᵢζᵢ², both chi-squares."""
+@cache
+def _squares() -> _Squares:
+    """Of 4 tasks in 3 dimensions, and of their weights."""
+    rng = np.random.default_rng(0)
+    g, w = rng.normal(size=(DRAWS, 4, 3)), rng.dirichlet(np.ones(4), DRAWS)
     plain, weighted = g.mean(1), np.einsum("rn,rnd->rd", w, g)
-    zeta2 = np.sum((g - plain[:, None]) ** 2, 2)
+    each, zeta2, dispersion = (
+        np.einsum("rn,rnd->r", w, (g - centre[:, None]) ** 2)
+        for centre in (0 * plain, plain, weighted)
+    )
     away = (1 / w.shape[1] - w) ** 2
-    chi = np.sum(away / w, 1), np.sum(away / w**2, 1)
-    return np.sum(plain**2, 1), np.sum(weighted**2, 1), np.sum(w * zeta2, 1), *chi
+    squares = np.sum(plain**2, 1), np.sum(weighted**2, 1)
+    chi = np.sum(away / w**2, 1), np.sum(away / w, 1)
+    return _Squares(*squares, each, zeta2, dispersion, *chi)
 
 
-def _equation_7(g: np.ndarray, w: np.ndarray) -> np.ndarray:
-    plain, weighted, zeta2, _, printed = _squares(g, w)
-    return plain / (2 * (printed + 1) * weighted + 2 * printed * zeta2)
+def _closest(
+    stem: str,
+    source: str,
+    left: Callable[[_Squares], np.ndarray],
+    right: Callable[[_Squares], np.ndarray],
+    relation: Relation = "<=",
+    **said: tuple[str, str],
+) -> list[Claim]:
+    """Compares two sides in the draw in which the left is the largest part of the right."""
 
+    def side(which: Callable[[_Squares], np.ndarray]) -> float:
+        squares = _squares()
+        return float(which(squares)[(left(squares) / right(squares)).argmax()])
 
-def _equation_7_tight(g: np.ndarray, w: np.ndarray) -> np.ndarray:
-    plain, weighted, zeta2, chi, _ = _squares(g, w)
-    return plain / (2 * weighted + 2 * chi * zeta2)
-
-
-def _lemma_4(g: np.ndarray, w: np.ndarray) -> np.ndarray:
-    _, weighted, zeta2, _, _ = _squares(g, w)
-    return np.einsum("rn,rnd,rnd->r", w, g, g) / (weighted + zeta2)
-
-
-def _identity(g: np.ndarray, w: np.ndarray, plain: bool) -> np.ndarray:
-    centre = g.mean(1) if plain else np.einsum("rn,rnd->rd", w, g)
-    total = np.einsum("rn,rnd,rnd->r", w, g, g)
-    spread = np.einsum("rn,rn->r", w, np.sum((g - centre[:, None]) ** 2, 2))
-    return np.abs(total - np.sum(centre**2, 1) - spread)
+    return beside(
+        f"{PAPER}/{stem}",
+        source,
+        f"4 gradients and weights; that of {DRAWS} draws where the sides are closest",
+        measured(partial(side, left)),
+        relation=relation,
+        effect=None,
+        **{status: (said[status][0], partial(side, right), said[status][1]) for status in said},
+    )
 
 
 def _objectives() -> list[Claim]:
-    draws = "20000 draws of 4 gradients and weights; largest ratio"
-    pair = (0.9, 0.1)
+    squared = "eqs. (7), (20), (22) (Section IV-A, Appendix A-A)"
     return [
-        Claim(
-            f"{PAPER}/chi-square/printed",
-            "Σ(1/N-λ)²/λ² is the chi-square divergence of λ and 1/N, here Σ(1/N)²/λ - 1",
-            f"{PAPER} eqs. (7), (20), (22)",
-            "λ=(.9, .1)",
-            lambda: float(chi_square(pair, form="printed")),
-            measured(lambda: sum(0.25 / w for w in pair) - 1),
-            note="the bounds hold all the same: it is larger",
+        *beside(
+            f"{PAPER}/chi-square",
+            squared,
+            f"λ={PAIR}: Σ(1/N)²/λ - 1",
+            measured(lambda: sum(1 / 4 / w for w in PAIR) - 1),
+            printed=(
+                "Σ(1/N-λ)²/λ² is the chi-square divergence of λ and p = 1/N",
+                lambda: float(chi_square(PAIR, form="printed")),
+                "the bounds hold all the same: it is larger",
+            ),
+            corrected=("Σ(1/N-λ)²/λ is the chi-square divergence", lambda: float(chi_square(PAIR))),
         ),
-        Claim(
-            f"{PAPER}/chi-square/corrected",
-            "Σ(1/N-λ)²/λ is the chi-square divergence",
-            f"{PAPER} eqs. (7), (20), (22)",
-            "λ=(.9, .1)",
-            lambda: float(chi_square(pair)),
-            measured(lambda: sum(0.25 / w for w in pair) - 1),
+        *_closest(
+            "eq7",
+            squared,
+            lambda s: s.plain,
+            lambda s: 2 * (s.printed + 1) * s.weighted + 2 * s.printed * s.zeta2,
+            exact=("|∇f|² ≤ 2(χ²+1)|∇f̃|² + 2χ²Σλζ² with the printed χ²", ""),
         ),
-        Claim(
-            f"{PAPER}/eq7/exact",
-            "|∇f|² ≤ 2(χ²+1)|∇f̃|² + 2χ²Σλζ² with the printed χ²",
-            f"{PAPER} eqs. (7), (20), (22)",
-            draws,
-            lambda: 1.0,
-            _worst(_equation_7),
-            relation="<=",
+        *_closest(
+            "eq7-tight",
+            "eq. (7) (Section IV-A), sharpened",
+            lambda s: s.plain,
+            lambda s: 2 * s.weighted + 2 * s.divergence * s.zeta2,
+            ours=("|∇f|² ≤ 2|∇f̃|² + 2χ²Σλζ² with the chi-square divergence", ""),
         ),
-        Claim(
-            f"{PAPER}/eq7-tight/exact",
-            "|∇f|² ≤ 2|∇f̃|² + 2χ²Σλζ² with the chi-square divergence",
-            f"{PAPER} eq. (7)",
-            draws,
-            lambda: 1.0,
-            _worst(_equation_7_tight),
-            relation="<=",
+        *_closest(
+            "L4",
+            "Lemma 4 and eq. (18) (Appendix A-A)",
+            lambda s: s.each,
+            lambda s: s.weighted + s.zeta2,
+            exact=(
+                "Σλ|∇fᵢ|² ≤ |∇f̃|² + Σλζ²",
+                "Assumption 6's κ² = Σλζ² ≤ 1 is no consequence of it",
+            ),
         ),
-        Claim(
-            f"{PAPER}/L4/exact",
-            "Σλ|∇fᵢ|² ≤ |∇f̃|² + Σλζ²",
-            f"{PAPER} Lemma 4",
-            draws,
-            lambda: 1.0,
-            _worst(_lemma_4),
-            relation="<=",
-            note="Assumption 6's κ² = Σλζ² ≤ 1 is no consequence of it",
-        ),
-        Claim(
-            f"{PAPER}/eq17/printed",
-            "Σλ|∇fᵢ|² = |∇f|² + Σλ|∇fᵢ-∇f|² with the f of Assumption 3, the plain mean",
-            f"{PAPER} eqs. (15)-(17)",
-            "20000 draws of 4 gradients and weights; largest difference",
-            lambda: 0.0,
-            _worst(partial(_identity, plain=True)),
-        ),
-        Claim(
-            f"{PAPER}/eq17/corrected",
-            "Σλ|∇fᵢ|² = |∇f̃|² + Σλ|∇fᵢ-∇f̃|², and the last ≤ Σλζ²",
-            f"{PAPER} eqs. (15)-(17)",
-            "20000 draws of 4 gradients and weights; largest difference",
-            lambda: 0.0,
-            _worst(partial(_identity, plain=False)),
+        *_closest(
+            "eq17",
+            "eqs. (15)-(17) (Appendix A-A)",
+            lambda s: s.each,
+            lambda s: s.weighted + s.dispersion,
+            "=",
+            exact=(
+                "Σλ|∇fᵢ|² = |Σλ∇fᵢ|² + Σλ|∇fᵢ - Σλ∇fᵢ|²",
+                "the proof writes f for Σλfᵢ, which Assumption 3 means by (1/N)Σfᵢ",
+            ),
         ),
     ]
 
 
 def _best_gamma(value: bool) -> float:
-    """By search over log γ."""
+    """By search over log γ in eq. (23)."""
     from scipy.optimize import minimize_scalar
 
     tasks = mixed()
@@ -228,92 +230,87 @@ def _best_gamma(value: bool) -> float:
     return float(np.exp(optimum.fun if value else optimum.x))
 
 
-def _closed_form() -> float:
-    """8Lη²S + 2CB + 4√2 η √(SB), by the paper's S and B."""
-    tasks = mixed()
-    consts, w, k = constants(tasks), tasks.weights, tasks.steps
-    ratio = (consts.variance + 3 * tasks.batch * jnp.asarray(consts.heterogeneity)) / tasks.samples
-    S = jnp.sum(w * k * ratio)
-    chi = chi_square(w, form="printed")
-    B = chi * jnp.sum(w * consts.heterogeneity) + (chi + 1) * _epsilon(5.0)
-    eta = tasks.rate
-    return float(
-        8 * consts.smoothness * eta**2 * S + 2 * consts.pl * B + 4 * 2**0.5 * eta * jnp.sqrt(S * B)
-    )
-
-
 def _theorem_3() -> list[Claim]:
-    source = f"{PAPER} Theorem 3"
+    theorem, step = "Theorem 3 (Section IV-A)", "eq. (23) and after it (Appendix A-A, step 4)"
+    printed = "excess ≤ 8(L+1)η²S + (2C+1)B, S = ΣλK(σ²+3bζ²)/n, B = χ²Σλζ² + (χ²+1)ε_sgd"
+    least = measured(partial(_best_gamma, True), 1e-5)
     return [
-        Claim(
-            f"{PAPER}/T3-gamma/exact",
-            "γ* = √(B/8η²S) minimises eq. (23)",
-            f"{PAPER} after eq. (23)",
+        *beside(
+            f"{PAPER}/T3-gamma",
+            step,
             MIXED,
-            lambda: float(bounds(mixed).gamma),
             measured(partial(_best_gamma, False), 1e-5),
-            note="tolerance 1e-5 of a search for a flat minimum",
+            exact=(
+                "γ* = √(B/8η²S) minimises 8(L+γ)η²S + (1/γ+2C)B",
+                lambda: float(bounds(mixed).gamma),
+                "tolerance 1e-5 of a search for a flat minimum",
+            ),
         ),
-        Claim(
-            f"{PAPER}/T3-least/exact",
-            "at γ*: 8Lη²S + 2CB + 4√2 η√(SB)",
-            f"{PAPER} before eq. (24)",
+        *beside(
+            f"{PAPER}/T3-least",
+            step,
             MIXED,
-            _closed_form,
-            measured(lambda: bounds(mixed).least, 1e-9),
+            least,
+            exact=(
+                "the least of eq. (23) over γ is 8Lη²S + 2CB + 4√2 η√(SB)",
+                lambda: float(bounds(mixed).least),
+                "tolerance 1e-5 of a search",
+            ),
         ),
-        Claim(
-            f"{PAPER}/T3-name/printed",
-            "at γ*: 8(L+1)η²S + (2C+1)B",
-            source,
+        *beside(
+            f"{PAPER}/T3-relaxed",
+            "eq. (24) (Appendix A-A, step 4)",
             MIXED,
-            lambda: float(bounds(mixed).excess),
-            measured(partial(_best_gamma, True), 1e-5),
-            note="that is γ = 1; neither is tight",
+            least,
+            relation="<=",
+            exact=(
+                "the least of eq. (23) over γ is at most 8(L+1)η²S + (2C+1)B",
+                lambda: float(bounds(mixed).excess),
+                "which is eq. (23) at γ = 1: Theorem 3 does not use γ*",
+            ),
         ),
-        Claim(
-            f"{PAPER}/T3-name/corrected",
-            "at γ*: (L/2) stability + √(stability · 2B) + 2CB",
-            source,
-            MIXED,
-            lambda: float(bounds(mixed).least),
-            measured(partial(_best_gamma, True), 1e-5),
-        ),
-        Claim(
-            f"{PAPER}/T3/printed",
-            "excess ≤ 8(L+1)η²S + (2C+1)B for η=√(N/K̄)",
-            source,
+        *beside(
+            f"{PAPER}/T3",
+            theorem,
             EDGE,
-            bound(edge, "excess"),
             drawn(edge, "excess"),
             relation="<=",
+            printed=(
+                f"η=√(N/K̄): {printed}",
+                bound(edge, "excess"),
+                "Theorems 1 and 2, whose conditions it takes, state no other one on η",
+            ),
         ),
-        Claim(
-            f"{PAPER}/T3/corrected",
-            "excess ≤ (L/2)S + √(S(B + mean(ζ²+σ²))) + CB, S and B repaired",
-            source,
+        *beside(
+            f"{PAPER}/T3",
+            theorem,
             f"{MIXED}; quadratics, ηL ≤ 1",
-            bound(mixed, "least", "corrected"),
-            drawn(mixed, "excess"),
+            drawn(mixed, "excess", RUNS),
             relation="<=",
+            corrected=(
+                "excess ≤ (L/2)S + √(S(B + mean(ζ²+σ²))) + CB, S and B repaired",
+                bound(mixed, "least", "corrected"),
+            ),
         ),
-        Claim(
-            f"{PAPER}/T3-admissible/exact",
-            "excess ≤ 8(L+1)η²S + (2C+1)B where both step sizes hold",
-            source,
+        *beside(
+            f"{PAPER}/T3-admissible",
+            f"{theorem}, with the step size of Lemma 3",
             BOTH,
-            bound(admissible, "excess"),
             drawn(admissible, "excess"),
             relation="<=",
+            reading=(printed, bound(admissible, "excess")),
         ),
-        Claim(
-            f"{PAPER}/T3-vacuous/exact",
-            "there Theorem 3 says at least 32 (f̃(x₀) - inf f̃)",
-            source,
+        *beside(
+            f"{PAPER}/T3-vacuous",
+            f"{theorem}, with the step size of Lemma 3",
             BOTH,
-            lambda: 32.0,
-            measured(lambda: bounds(admissible).excess / exact(admissible()).gap),
-            relation=">=",
+            drawn(admissible, "gap"),
+            relation="<=",
+            ours=(
+                "there Theorem 3 says at least 32 (f̃(x₀) - inf f̃)",
+                lambda: float(bounds(admissible).excess) / 32,
+                "compared: f̃(x₀) - inf f̃ and 1/32 of the bound",
+            ),
         ),
     ]
 

@@ -1,7 +1,6 @@
 """Unified merging (arXiv 2601.21690), Corollary 1: what trimming, election and DARE do."""
 
-from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -10,65 +9,71 @@ from jaxtyping import Array, Float
 
 from sail_jax.merging.task_vectors import TaskVectors
 from sail_jax.merging.transforms import drop, elect, trim
-from theory.claims import Claim, Estimate, Simulate
-from theory.merging.heterogeneity import Effect, dare_heterogeneity, effect, heterogeneity, updates
-from theory.merging.quadratic import dare, exact
+from theory.claims import Claim, Estimate, Simulate, beside
+from theory.merging.heterogeneity import dare_heterogeneity, effect, heterogeneity, updates
+from theory.merging.quadratic import dare
 from theory.merging.tasks import QuadraticTasks
 from theory.merging.testbeds import PAPER, generator, measured
 
 WEIGHTS = (0.4, 0.3, 0.2, 0.1)
-N, D, DRAWS = 4, 50, 40
-SHARED = 3.0
+N, D, DRAWS = len(WEIGHTS), 50, 200
+SHARED, KEPT, RATE = 3.0, 0.2, 0.5  # share of entries that TIES keeps; of those that DARE drops
+ORIGINAL, TRIMMED, TIES, ELECTED = range(4)  # stages
+CLOSE = np.array([[1.0, 0.9], [0.9, 1.0]])
+CONFLICT = np.array([3.0, -1.0, -1.0, -0.01])  # entries of four tasks of equal weights
 
 
 def _vectors(d: Array) -> TaskVectors:
     return TaskVectors({"a": d}, {"a": jnp.ones((len(d), 1), d.dtype)})
 
 
-@jax.jit
-def _trim_pair(d: Array) -> Effect:
-    return effect(trim(0.5), _vectors(d), (0.5, 0.5))
+def _dispersion(d: np.ndarray, weights: np.ndarray) -> float:
+    """V = Σλ|Δᵢ-Δ̄|²."""
+    return float(weights @ np.sum((d - weights @ d) ** 2, 1))
 
 
-def _trimmed(after: bool) -> float:
-    return float(_trim_pair(jnp.array([[1.0, 0.9], [0.9, 1.0]], np.float32))[after])
+def _trimmed() -> float:
+    """V of `CLOSE` vectors of equal weights, their top half kept."""
+    kept = updates(trim(0.5)(_vectors(jnp.asarray(CLOSE, np.float32))))["a"]
+    return _dispersion(np.asarray(kept), np.full(2, 0.5))
 
 
 @jax.jit
 @jax.vmap
-def _ties(d: Float[Array, "N D"]) -> Float[Array, "stages"]:
+def _stages(d: Float[Array, "N D"]) -> Float[Array, "stages"]:
     """V of task vectors, of them trimmed, of these elected; of election alone."""
-    trimmed = trim(0.2)(_vectors(d))
+    trimmed = trim(KEPT)(_vectors(d))
     stages = _vectors(d), trimmed, elect()(trimmed), elect()(_vectors(d))
     return jnp.stack([heterogeneity(updates(vectors), WEIGHTS) for vectors in stages])
 
 
-def _compared(shared: float, reduce: Callable[[np.ndarray], Estimate]) -> Simulate:
-    """Over draws of normal task vectors, plus `shared` times a normal one of all; `reduce` gets
-    [stages draws]."""
-
-    def run(key: Array, quick: bool) -> Estimate:
-        x = generator(key).normal(size=(DRAWS, N + 1, D)).astype(np.float32)
-        return reduce(np.asarray(_ties(jnp.asarray(x[:, 1:] + shared * x[:, :1]))).T)
-
-    return run
+def _normal(rng: np.random.Generator, shared: float) -> np.ndarray:
+    """V by stages of normal task vectors plus `shared` times a normal one, [draws stages]."""
+    x = rng.normal(size=(DRAWS, N + 1, D)).astype(np.float32)
+    return np.asarray(_stages(jnp.asarray(x[:, 1:] + shared * x[:, :1])))
 
 
-def _largest(values: np.ndarray) -> Estimate:
-    return Estimate(float(values.max()), tolerance=1e-12)
+def _ties(key: Array, quick: bool) -> Estimate:
+    del quick
+    return Estimate.mean(_normal(generator(key), SHARED)[:, TIES])
 
 
-@jax.jit
-def _election(d: Array) -> tuple[Array, Array]:
-    """Of every task, of equal weights: the squared distances from the mean before and after."""
-    elected, w = updates(elect()(_vectors(d)))["a"], jnp.full(len(d), 1 / len(d))
-    return jnp.sum((d - w @ d) ** 2, 1), jnp.sum((elected - w @ elected) ** 2, 1)
+@cache
+def _independent() -> np.ndarray:
+    return _normal(np.random.default_rng(0), 0.0)
 
 
-def _conflict() -> np.ndarray:
-    """After less before, each task."""
-    before, after = _election(jnp.array([[3.0], [-1.0], [-1.0], [-0.01]]))
-    return np.asarray(after - before)
+def _closest(before: int, after: int, stage: int) -> float:
+    """V at one of two stages, in the draw in which the later is the largest part of the earlier."""
+    stages = _independent()
+    return float(stages[(stages[:, after] / stages[:, before]).argmax(), stage])
+
+
+def _squares() -> tuple[np.ndarray, np.ndarray]:
+    """Of every task's entry of `CONFLICT`, its squared distance from the mean before election and
+    after."""
+    elected = np.asarray(updates(elect()(_vectors(jnp.asarray(CONFLICT)[:, None])))["a"])[:, 0]
+    return (CONFLICT - CONFLICT.mean()) ** 2, (elected - elected.mean()) ** 2
 
 
 def _fixed() -> Array:
@@ -80,7 +85,7 @@ def _dropped(rescale: bool) -> Simulate:
         keys = jax.random.split(key, 200 if quick else 2000)
         vectors = _vectors(_fixed())
         after = jax.jit(
-            jax.vmap(lambda k: effect(drop(0.5, k, rescale=rescale), vectors, WEIGHTS).after)
+            jax.vmap(lambda k: effect(drop(RATE, k, rescale=rescale), vectors, WEIGHTS).after)
         )
         return Estimate.mean(np.asarray(after(keys)))
 
@@ -98,7 +103,7 @@ def _dropped_excess(key: Array, quick: bool) -> Estimate:
     keys = jax.random.split(key, 2_000 if quick else 20_000)
 
     def excess(k: Array) -> Array:
-        sparse = updates(drop(0.5, k)(_vectors(tasks.centres - tasks.start)))["a"]
+        sparse = updates(drop(RATE, k)(_vectors(tasks.centres - tasks.start)))["a"]
         merged = tasks.start + tasks.weights @ sparse
         return jnp.sum((merged - tasks.centres.mean(0)) ** 2) / 2
 
@@ -106,116 +111,117 @@ def _dropped_excess(key: Array, quick: bool) -> Estimate:
 
 
 def _corollary() -> list[Claim]:
-    source = f"{PAPER} Corollary 1"
+    corollary, mean = "Corollary 1 and its proof (Section IV-B)", 1 - sum(w**2 for w in WEIGHTS)
     normal = f"{N} normal task vectors in {D} dimensions, λ={WEIGHTS}"
-    shared = f"{normal}, plus {SHARED:g} times a shared one"
+    worst = f"{normal}; that of {DRAWS} draws in which V falls least"
+    conflict = f"Δ = {CONFLICT.tolist()}, equal weights"
+    dropped = f"{normal}, p={RATE}"
     return [
-        Claim(
-            f"{PAPER}/C1-trim/printed",
-            "trimming reduces V = Σλ|Δᵢ-Δ̄|²",
-            source,
-            "Δ = (1, .9), (.9, 1); top half",
-            partial(_trimmed, False),
-            measured(partial(_trimmed, True)),
+        *beside(
+            f"{PAPER}/C1-trim",
+            corollary,
+            f"Δ = {', '.join(map(str, CLOSE.tolist()))}; top half",
+            measured(_trimmed, 1e-7),
+            relation={"printed": "<=", "corrected": "="},
+            printed=(
+                "updates below a threshold set to 0: V = Σλ|Δᵢ-Δ̄|² falls",
+                lambda: _dispersion(CLOSE, np.full(2, 0.5)),
+            ),
+            corrected=(
+                "V(mΔ) = Σλᵢ|mᵢΔᵢ|² - |ΣλᵢmᵢΔᵢ|²: it may rise",
+                lambda: 1.0 - 0.5,
+                "tolerance: float32",
+            ),
+        ),
+        *beside(
+            f"{PAPER}/C1-ties",
+            corollary,
+            f"{normal}, plus {SHARED:g} times a shared one; top {KEPT:.0%}",
+            _ties,
             relation="<=",
+            printed=(
+                "TIES reduces V, here from D(1 - Σλ²) in the mean",
+                lambda: D * mean,
+                "what experts share is trimmed from some",
+            ),
         ),
-        Claim(
-            f"{PAPER}/C1-trim/exact",
-            "V(mΔ) = Σλᵢ|mᵢΔᵢ|² - |ΣλᵢmᵢΔᵢ|²: .005 becomes .5",
-            source,
-            "Δ = (1, .9), (.9, 1); top half",
-            lambda: 1.0 - 0.5,
-            measured(partial(_trimmed, True)),
-        ),
-        Claim(
-            f"{PAPER}/C1-ties/printed",
-            "TIES reduces V: E V'/V ≤ 1",
-            source,
-            f"{shared}; top 20 %",
-            lambda: 1.0,
-            _compared(SHARED, lambda v: Estimate.mean(v[2] / v[0])),
+        *beside(
+            f"{PAPER}/C1-ties",
+            corollary,
+            f"{worst}, top {KEPT:.0%}",
+            measured(partial(_closest, TRIMMED, TIES, TIES)),
             relation="<=",
-            note="what experts share is trimmed from some",
+            corrected=(
+                "the election in TIES does not raise V of what trimming left",
+                partial(_closest, TRIMMED, TIES, TRIMMED),
+            ),
         ),
-        Claim(
-            f"{PAPER}/C1-ties/corrected",
-            "the election in TIES does not raise V of what trimming left",
-            source,
-            f"{normal}; top 20 %, largest of {DRAWS} differences",
-            lambda: 0.0,
-            _compared(0.0, lambda v: _largest(v[2] - v[1])),
+        *beside(
+            f"{PAPER}/C1-elect",
+            corollary,
+            worst,
+            measured(partial(_closest, ORIGINAL, ELECTED, ELECTED)),
             relation="<=",
+            exact=(
+                "sign consensus reduces V: Δ → max(±Δ, 0) entrywise is a contraction",
+                partial(_closest, ORIGINAL, ELECTED, ORIGINAL),
+                "equal where all signs agree, so δᵢ > 0 is not general",
+            ),
         ),
-        Claim(
-            f"{PAPER}/C1-elect/exact",
-            "election does not raise V: Δ → max(±Δ, 0) entrywise is a contraction",
-            source,
-            f"{normal}; largest of {DRAWS} differences",
-            lambda: 0.0,
-            _compared(0.0, lambda v: _largest(v[3] - v[0])),
+        *beside(
+            f"{PAPER}/eq10",
+            "eq. (10) and before it (Section IV-B)",
+            f"{conflict}; the last",
+            measured(lambda: _squares()[1][-1]),
             relation="<=",
-            note="equal where all signs agree, so δᵢ > 0 is not general",
+            printed=(
+                "an entry of conflicting sign comes closer to the mean: (0-Δ̄')² < (Δᵢ-Δ̄)²",
+                lambda: _squares()[0][-1],
+                "the mean moves away",
+            ),
         ),
-        Claim(
-            f"{PAPER}/eq10/printed",
-            "an entry zeroed by election comes closer to the mean: (0-Δ̄')² ≤ (Δᵢ-Δ̄)²",
-            f"{PAPER} eq. (10)",
-            "Δ = 3, -1, -1, -.01, equal weights; the last",
-            lambda: 0.0,
-            measured(lambda: _conflict()[-1]),
+        *beside(
+            f"{PAPER}/eq10",
+            "eq. (10) (Section IV-B)",
+            conflict,
+            measured(lambda: _squares()[1].mean()),
             relation="<=",
-            note="the mean moves away",
+            corrected=("in the mean over tasks it does: V' ≤ V", lambda: _squares()[0].mean()),
         ),
-        Claim(
-            f"{PAPER}/eq10/corrected",
-            "summed over tasks it does: V' ≤ V",
-            f"{PAPER} eq. (10)",
-            "Δ = 3, -1, -1, -.01, equal weights",
-            lambda: 0.0,
-            measured(lambda: _conflict().mean()),
-            relation="<=",
-        ),
-        Claim(
-            f"{PAPER}/C1-dare/printed",
-            "DARE reduces V",
-            source,
-            f"{normal}, p=.5",
-            lambda: float(heterogeneity(_fixed(), WEIGHTS)),
+        *beside(
+            f"{PAPER}/C1-dare",
+            f"{corollary}, with Remark 4",
+            dropped,
             _dropped(True),
-            relation="<=",
+            relation={"printed": "<=", "corrected": "="},
+            printed=(
+                "DARE reduces V",
+                lambda: _dispersion(np.asarray(_fixed()), np.array(WEIGHTS)),
+            ),
+            corrected=(
+                "E V' = V + p/(1-p) Σλᵢ(1-λᵢ)|Δᵢ|²",
+                lambda: float(dare_heterogeneity(_fixed(), WEIGHTS, RATE)),
+            ),
         ),
-        Claim(
-            f"{PAPER}/C1-dare/exact",
-            "E V' = V + p/(1-p) Σλᵢ(1-λᵢ)|Δᵢ|²",
-            source,
-            f"{normal}, p=.5",
-            lambda: float(dare_heterogeneity(_fixed(), WEIGHTS, 0.5)),
-            _dropped(True),
-        ),
-        Claim(
-            f"{PAPER}/C1-dare-unscaled/exact",
-            "without rescaling E V' = (1-p)²V + p(1-p) Σλᵢ(1-λᵢ)|Δᵢ|²",
-            source,
-            f"{normal}, p=.5",
-            lambda: float(dare_heterogeneity(_fixed(), WEIGHTS, 0.5, rescale=False)),
+        *beside(
+            f"{PAPER}/C1-dare-unscaled",
+            f"{corollary}, beyond",
+            dropped,
             _dropped(False),
+            ours=(
+                "without rescaling E V' = (1-p)²V + p(1-p) Σλᵢ(1-λᵢ)|Δᵢ|²",
+                lambda: float(dare_heterogeneity(_fixed(), WEIGHTS, RATE, rescale=False)),
+            ),
         ),
-        Claim(
-            f"{PAPER}/eq9/printed",
-            "the excess of the sparsified merge is below that of the average",
-            f"{PAPER} eq. (9)",
-            "DARE p=.5, 3 converged experts, H=I",
-            lambda: float(exact(_converged()).excess),
+        *beside(
+            f"{PAPER}/eq9",
+            "eq. (9) (Section IV-B), which says of a bound that it falls",
+            f"DARE p={RATE}, 3 converged experts, H=I",
             _dropped_excess,
-            relation="<=",
-        ),
-        Claim(
-            f"{PAPER}/eq9/exact",
-            "after DARE: excess + ½ p/(1-p) Σλᵢ² E|Δᵢ|²_H",
-            f"{PAPER} eq. (9)",
-            "DARE p=.5, 3 converged experts, H=I",
-            lambda: float(dare(_converged(), 0.5).excess),
-            _dropped_excess,
+            ours=(
+                "the excess itself rises: after DARE by ½ p/(1-p) Σλᵢ² E|Δᵢ|²_H",
+                lambda: float(dare(_converged(), RATE).excess),
+            ),
         ),
     ]
 

@@ -2,12 +2,13 @@
 
 from functools import partial
 from math import exp, sqrt
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from theory.claims import Claim, Estimate
+from theory.claims import Claim, Estimate, beside
 from theory.merging.bounds import Form, local_stability
 from theory.merging.quadratic import constants, exact
 from theory.merging.testbeds import (
@@ -23,12 +24,9 @@ from theory.merging.testbeds import (
     mixed,
 )
 
-BEDS: dict[str, tuple[Bed, str]] = {
-    "minimisers": (partial(minimiser, 2, 10), "empirical minimisers of N=2 tasks, n=10"),
-}
-MANY = 80_000  # runs, where draws of a quantity vary by many times its mean
-EXCESS = 0.23  # of MIXED, to two digits
 MIXED = "3 tasks of different n, K, b, λ"
+FEW, SOME, MANY, MOST = 10_000, 20_000, 80_000, 160_000  # runs; more for what varies much
+EXCESS = 0.23  # of `MIXED`, to two digits
 
 
 def lemma_1(bed: Bed, gradient: str, of_optimisation: bool = False) -> float:
@@ -51,92 +49,84 @@ def lemma_1(bed: Bed, gradient: str, of_optimisation: bool = False) -> float:
 
 def _generalisation() -> list[Claim]:
     claims = []
-    for name, source, field, statement in (
-        ("L1", "Lemma 1 (= Lemma 2)", "generalisation", "E_G ≤ {}/2γ + (L+γ)/2 stability"),
-        ("eq5", "eq. (5)", "excess", "excess ≤ (L+γ)/2 stability + {}/2γ + C|∇f|²"),
+    minimisers, tasks, samples = "empirical minimisers of N={} tasks, n={}; best γ", 2, 10
+    bed = partial(minimiser, tasks, samples)
+    for name, place, field, statement in (
+        (
+            "L1",
+            "Lemma 1 (Section IV-A)",
+            "generalisation",
+            "E_G ≤ (L+γ)/2 stability + {}/2γ, γ > 0",
+        ),
+        (
+            "eq5",
+            "eq. (5) (Section IV-A)",
+            "excess",
+            "excess ≤ (L+γ)/2 stability + {}/2γ + C|∇f|², γ > 0",
+        ),
     ):
-        own = field == "excess"
-        for key, (bed, domain) in (*BEDS.items(), ("mixed", (mixed, MIXED))):
-            if key != "mixed":
-                claims.append(
-                    Claim(
-                        f"{PAPER}/{name}-{key}/printed",
-                        statement.format("|∇f|²"),
-                        f"{PAPER} {source}",
-                        f"{domain}; best γ",
-                        partial(lemma_1, bed, "gradient", own),
-                        drawn(bed, field, MANY),
-                        relation="<=",
-                        note="(1/N)Σ∇ℓ(x;z̃ᵢ) is not ∇f(x), which is 0 here",
-                    )
-                )
-            claims.append(
-                Claim(
-                    f"{PAPER}/{name}-{key}/corrected",
-                    statement.format("mean|∇ℓ(x;zᵢ)|²"),
-                    f"{PAPER} {source}",
-                    f"{domain}; best γ",
-                    partial(lemma_1, bed, "sample_gradient", own),
-                    drawn(bed, field, MANY),
-                    relation="<=",
-                )
-            )
-    claims += [
-        Claim(
-            f"{PAPER}/{field}/exact",
-            statement,
-            f"{PAPER} eq. (3)",
+        repaired, own = statement.format("mean|∇ℓ(x;zᵢ)|²"), field == "excess"
+        claims += [
+            *beside(
+                f"{PAPER}/{name}-minimisers",
+                place,
+                minimisers.format(tasks, samples),
+                drawn(bed, field, MANY),
+                relation="<=",
+                printed=(
+                    statement.format("|∇f|²"),
+                    partial(lemma_1, bed, "gradient", own),
+                    "(1/N)Σ∇ℓ(x;z̃ᵢ) is not ∇f(x), which is 0 here",
+                ),
+                corrected=(repaired, partial(lemma_1, bed, "sample_gradient", own)),
+            ),
+            *beside(
+                f"{PAPER}/{name}-mixed",
+                place,
+                f"{MIXED}; best γ",
+                drawn(mixed, field, FEW if own else MANY),
+                relation="<=",
+                corrected=(repaired, partial(lemma_1, mixed, "sample_gradient", own)),
+            ),
+        ]
+    for field, statement in (
+        ("generalisation", "E_G = (1/N)Σᵢ Σ_h h λᵢ(1-ρᵢ) s²/nᵢ"),
+        ("optimisation", "E_O = ½ Σ_h h E(x_avg - x̂)²"),
+        ("excess", "E F(x_avg) - E f(x̂) = E_G + E_O"),
+    ):
+        claims += beside(
+            f"{PAPER}/{field}",
+            "eq. (3), exact for quadratics",
             MIXED,
-            expected(mixed, field),
-            drawn(mixed, field, 10_000),
-            note=f"seen: 5 % of the excess, {EXCESS}",
+            drawn(mixed, field, FEW),
             effect=0.05 * EXCESS,
+            ours=(statement, expected(mixed, field), f"seen: 5 % of the excess, {EXCESS}"),
         )
-        for field, statement in (
-            ("generalisation", "E_G = (1/N)Σᵢ Σ_h h λᵢ(1-ρᵢ) s²/nᵢ"),
-            ("optimisation", "E_O = ½ Σ_h h E(x_avg - x̂)²"),
-            ("excess", "E F(x_avg) - E f(x̂) = E_G + E_O"),
-        )
-    ]
     return claims
 
 
-def _growth() -> float:
-    """(1 + 4ηL)^K - 1 at ηL = 1/(8K), K = 1000."""
-    return (1 + 4 / 8000) ** 1000 - 1
+class _Step(NamedTuple):
+    """Sizes of one task's step."""
 
+    samples: float
+    batch: float
+    variance: float = 1.0
+    zeta2: float = 0.5
 
-def _one_step(coupled: bool) -> float:
-    """The additive term of a step in units of 4η²: case 1 and case 2 by their probabilities."""
-    n, b, variance, zeta2 = 20.0, 4.0, 1.0, 0.5
-    first = 0.0 if coupled else variance / b
-    return (1 - b / n) * first + b / n * (variance / b + 3 * zeta2)
+    def __str__(self) -> str:
+        return f"n={self.samples:g}, b={self.batch:g}, σ²={self.variance:g}, ζ²={self.zeta2:g}"
 
+    def cases(self, apart: bool) -> float:
+        """What a step adds, in units of 4η²: both cases by their probabilities. In the first the
+        batches lack the other sample; they are drawn apart, or at the same places."""
+        first = self.variance / self.batch if apart else 0.0
+        second = self.variance / self.batch + 3 * self.zeta2
+        share = self.batch / self.samples
+        return (1 - share) * first + share * second
 
-def _combined() -> float:
-    n, b, variance, zeta2 = 20.0, 4.0, 1.0, 0.5
-    return variance / n + 3 * b / n * zeta2
-
-
-def _local(bed: Bed, form: Form) -> float:
-    tasks = bed()
-    return float(np.mean(local_stability(constants(tasks), tasks.training, form=form)))
-
-
-def _mixture() -> float:
-    """Of Step 2, Σλᵢ(nᵢ/n · with the other sample + (1 - nᵢ/n) · without), in units of 16η²."""
-    n, weights = np.array([20.0, 60.0]), np.array([0.5, 0.5])
-    steps, batch, variance, zeta2 = np.array([5.0, 9.0]), 4.0, 1.0, 0.5
-    seen = n / n.sum()
-    per_task = seen * (variance + 3 * batch * zeta2) / n + (1 - seen) * variance / n
-    return float(np.sum(weights * steps * per_task))
-
-
-def _mixed_size(total: bool) -> float:
-    n, weights = np.array([20.0, 60.0]), np.array([0.5, 0.5])
-    steps, batch, variance, zeta2 = np.array([5.0, 9.0]), 4.0, 1.0, 0.5
-    per_task = variance / n + 3 * batch * zeta2 / (n.sum() if total else n)
-    return float(np.sum(weights * steps * per_task))
+    def combined(self) -> float:
+        """As the paper adds them up."""
+        return self.variance / self.samples + 3 * self.batch * self.zeta2 / self.samples
 
 
 def _coupled(key: jax.Array, quick: bool) -> Estimate:
@@ -150,167 +140,198 @@ def _coupled(key: jax.Array, quick: bool) -> Estimate:
     return Estimate(float(((x - twin) ** 2).max()), tolerance=1e-12)
 
 
+def _local(bed: Bed, form: Form) -> float:
+    tasks = bed()
+    return float(np.mean(local_stability(constants(tasks), tasks.training, form=form)))
+
+
 def _lemma_3() -> list[Claim]:
-    source = f"{PAPER} Lemma 3"
+    proof, eq11 = (
+        f"{what} (Appendix A-A, step 1)" for what in ("proof of Lemma 3", "Lemma 3, eq. (11)")
+    )
     rest = "N=2, one centre, η=1/(8KL), n=10, b=1"
     bed, domain = partial(long, 2, 1000), f"{rest}, K=1000"
     small, few = partial(long, 2, 20), f"{rest}, K=20"
+    step, steps, product = _Step(20, 4), 1000, 0.5  # 4ηLK
     return [
-        Claim(
-            f"{PAPER}/L3-bernoulli/printed",
-            "(1 + 4ηL)^K - 1 ≤ 4ηLK for η ≤ 1/(8KL)",
-            source,
-            "K=1000, ηL=1/(8K)",
-            lambda: 0.5,
-            measured(_growth),
+        *beside(
+            f"{PAPER}/L3-bernoulli",
+            proof,
+            f"K={steps}, ηL=1/(8K)",
+            measured(lambda: (1 + product / steps) ** steps - 1),
             relation="<=",
-            note="Bernoulli's inequality is the reverse",
+            printed=(
+                "η ≤ 1/(8KL): (1 + 4ηL)^K - 1 ≤ 4ηLK",
+                lambda: product,
+                "Bernoulli's inequality is the reverse",
+            ),
+            corrected=(
+                "(1 + 4ηL)^K - 1 ≤ 2(√e - 1) 4ηLK, 1.2974 of it: 5.19 in place of 16",
+                lambda: 2 * (exp(0.5) - 1) * product,
+            ),
         ),
-        Claim(
-            f"{PAPER}/L3-bernoulli/corrected",
-            "(1 + 4ηL)^K - 1 ≤ 2(√e - 1) 4ηLK, 1.2974 of it: 5.19 in place of 16",
-            source,
-            "K=1000, ηL=1/(8K)",
-            lambda: 2 * (exp(0.5) - 1) * 0.5,
-            measured(_growth),
-            relation="<=",
+        *beside(
+            f"{PAPER}/L3-case1",
+            proof,
+            str(step),
+            measured(partial(step.cases, apart=True)),
+            printed=(
+                "b/n ≤ ½: (1-b/n) 4η²σ²/b + (b/n) 4η²(σ²/b + 3ζ²) = 4η²(σ²/n + 3bζ²/n)",
+                step.combined,
+                "the left side is 4η²(σ²/b + 3bζ²/n)",
+            ),
         ),
-        Claim(
-            f"{PAPER}/L3-case1/printed",
-            "both cases: (1-b/n) 4η²σ²/b + (b/n) 4η²(σ²/b + 3ζ²) = 4η²(σ²/n + 3bζ²/n)",
-            source,
-            "n=20, b=4, σ²=1, ζ²=½",
-            _combined,
-            measured(partial(_one_step, False)),
-            note="the left side is 4η²(σ²/b + 3bζ²/n)",
+        *beside(
+            f"{PAPER}/L3-case1",
+            proof,
+            f"{step}; both runs see the same places",
+            measured(partial(step.cases, apart=False)),
+            corrected=("(1-b/n) 0 + (b/n) 4η²(σ²/b + 3ζ²) = 4η²(σ²/n + 3bζ²/n)", step.combined),
         ),
-        Claim(
-            f"{PAPER}/L3-case1/corrected",
-            "(1-b/n) 0 + (b/n) 4η²(σ²/b + 3ζ²) = 4η²(σ²/n + 3bζ²/n)",
-            source,
-            "n=20, b=4, σ²=1, ζ²=½; both runs see the same places",
-            _combined,
-            measured(partial(_one_step, True)),
-        ),
-        Claim(
-            f"{PAPER}/L3-case1-coupled/exact",
-            "a batch of the same places without the other sample moves both runs alike",
-            source,
-            "quadratic, one step from one point, n=20, b=4",
-            lambda: 0.0,
+        *beside(
+            f"{PAPER}/L3-case1-coupled",
+            proof,
+            "quadratic, one step from one point, n=20, b=4; largest of 1000 draws",
             _coupled,
+            ours=(
+                (
+                    "identity: a batch of the same places without the other sample moves both runs"
+                    " alike, |x - x̃|² = 0"
+                ),
+                lambda: 0.0,
+            ),
         ),
-        Claim(
-            f"{PAPER}/L3-cross/printed",
-            "step (i): E⟨x - x̃, ∇ℓ(x̃;z) - ∇ℓ(x̃;z̃)⟩ = 0",
-            source,
+        *beside(
+            f"{PAPER}/L3-cross",
+            f"{proof}, (i)",
             MIXED,
-            lambda: 0.0,
             drawn(mixed, "cross", MANY),
-            note="x̃ has seen z̃",
+            printed=(
+                "E[∇ℓ(x̃;z) - ∇ℓ(x̃;z̃)] = 0, so that E⟨x - x̃, ∇ℓ(x̃;z) - ∇ℓ(x̃;z̃)⟩ = 0",
+                lambda: 0.0,
+                "x̃ has seen z̃",
+            ),
+            corrected=(
+                "E⟨x - x̃, ∇ℓ(x̃;z) - ∇ℓ(x̃;z̃)⟩ = -2s² Σ_h h(1-ρ)/n, for quadratics",
+                expected(mixed, "cross"),
+            ),
         ),
-        Claim(
-            f"{PAPER}/L3-cross/exact",
-            "E⟨x - x̃, ∇ℓ(x̃;z) - ∇ℓ(x̃;z̃)⟩ = -2s² Σ_h h(1-ρ)/n",
-            source,
-            MIXED,
-            expected(mixed, "cross"),
-            drawn(mixed, "cross", MANY),
-        ),
-        Claim(
-            f"{PAPER}/L3-eq11/printed",
-            "E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n)",
-            f"{PAPER} eq. (11)",
+        *beside(
+            f"{PAPER}/L3-eq11",
+            eq11,
             domain,
-            partial(_local, bed, "printed"),
-            drawn(bed, "local_stability", 20_000),
-            relation="<=",
-            note="violated from K ≈ 8n on, by K/8n",
+            drawn(bed, "local_stability", SOME),
+            relation={"printed": "<=", "corrected": "<=", "ours": "="},
+            printed=(
+                "η=Θ(1/KL): E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n)",
+                partial(_local, bed, "printed"),
+                "violated from K ≈ 8n on, by K/8n",
+            ),
+            corrected=(
+                "E|x - x̃|² ≤ 2σ²[(ηK)²/(n(n-1)) + η²K/(bn)], convex",
+                partial(_local, bed, "corrected"),
+            ),
+            ours=(
+                "E|x - x̃|² = 2s² Σ_h [(1-ρ)²/n² + (ηh)² a (1-1/n)/(bn)], for quadratics",
+                expected(bed, "local_stability"),
+            ),
         ),
-        Claim(
-            f"{PAPER}/L3-eq11/exact",
-            "E|x - x̃|² = 2s² Σ_h [(1-ρ)²/n² + (ηh)² a (1-1/n)/(bn)]",
-            f"{PAPER} eq. (11)",
-            domain,
-            expected(bed, "local_stability"),
-            drawn(bed, "local_stability", 20_000),
-        ),
-        Claim(
-            f"{PAPER}/L3-eq11/corrected",
-            "E|x - x̃|² ≤ 2σ²[(ηK)²/(n(n-1)) + η²K/(bn)], convex",
-            f"{PAPER} eq. (11)",
-            domain,
-            partial(_local, bed, "corrected"),
-            drawn(bed, "local_stability", 20_000),
-            relation="<=",
-        ),
-        Claim(
-            f"{PAPER}/L3-eq11-few-steps/exact",
-            "E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n) while K ≤ 8n",
-            f"{PAPER} eq. (11)",
+        *beside(
+            f"{PAPER}/L3-eq11-few-steps",
+            f"{eq11}, restricted",
             few,
-            partial(_local, small, "printed"),
-            drawn(small, "local_stability", 20_000),
+            drawn(small, "local_stability", SOME),
             relation="<=",
+            ours=(
+                "E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n) while K ≤ 8n",
+                partial(_local, small, "printed"),
+            ),
         ),
     ]
 
 
+class _Tasks(NamedTuple):
+    """Sizes of the tasks that step 2 mixes."""
+
+    samples: tuple[float, ...] = (20.0, 60.0)
+    steps: tuple[float, ...] = (5.0, 9.0)
+    weights: tuple[float, ...] = (0.5, 0.5)
+    batch: float = 4.0
+    variance: float = 1.0
+    zeta2: float = 0.5
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{n:g}" for n in self.samples)
+        return (
+            f"n=({sizes}), K={self.steps}, b={self.batch:g}, σ²={self.variance:g}, ζ²={self.zeta2}"
+        )
+
+    def mixture(self) -> float:
+        """Σλᵢ(nᵢ/n · with the other sample + (1 - nᵢ/n) · without), in units of 16η²."""
+        total = 0.0
+        for n, k, weight in zip(self.samples, self.steps, self.weights, strict=True):
+            seen = n / sum(self.samples)
+            with_it = self.variance / n + 3 * self.batch * self.zeta2 / n
+            total += weight * k * (seen * with_it + (1 - seen) * self.variance / n)
+        return total
+
+    def size(self, together: bool) -> float:
+        """ΣλᵢKᵢ(σ²/nᵢ + 3bζ²/n) with all samples for n, or those of the task."""
+        n = np.array(self.samples)
+        per_task = self.variance / n + 3 * self.batch * self.zeta2 / (n.sum() if together else n)
+        return float(np.sum(np.multiply(self.weights, self.steps) * per_task))
+
+
 def _theorem_1() -> list[Claim]:
-    source = f"{PAPER} Theorem 1"
-    bed, domain = partial(long, 2, 4000), "N=2, one centre, η=1/(8KL), n=10, K=4000, b=1"
+    theorem = "Theorem 1 (Section IV-A)"
+    bed, domain = partial(long, 2, 2000), "N=2, one centre, η=1/(8KL), n=10, K=2000, b=1"
+    repaired = "E|x_avg - x̃_avg|² ≤ (1/N)Σλᵢ² 2σᵢ²[(ηKᵢ)²/(nᵢ(nᵢ-1)) + η²Kᵢ/(bᵢnᵢ)]"
+    tasks = _Tasks()
     return [
-        Claim(
-            f"{PAPER}/T1/printed",
-            "E|x_avg - x̃_avg|² ≤ 16η²ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/nᵢ)",
-            source,
+        *beside(
+            f"{PAPER}/T1",
+            theorem,
             domain,
-            bound(bed, "stability"),
-            drawn(bed, "stability", 20_000),
+            drawn(bed, "stability", SOME),
             relation="<=",
-            note="else loose by N²: one task is perturbed, with weight λᵢ²",
+            printed=(
+                "E|x_avg - x̃_avg|² ≤ 16η²ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/nᵢ)",
+                bound(bed, "stability"),
+                "else loose by N²: one task is perturbed, with weight λᵢ²",
+            ),
+            corrected=(repaired, bound(bed, "stability", "corrected")),
         ),
-        Claim(
-            f"{PAPER}/T1/corrected",
-            "E|x_avg - x̃_avg|² ≤ (1/N)Σλᵢ² 2σᵢ²[(ηKᵢ)²/(nᵢ(nᵢ-1)) + η²Kᵢ/(bᵢnᵢ)]",
-            source,
-            domain,
-            bound(bed, "stability", "corrected"),
-            drawn(bed, "stability", 20_000),
-            relation="<=",
-        ),
-        Claim(
-            f"{PAPER}/T1-mixed/corrected",
-            "E|x_avg - x̃_avg|² ≤ (1/N)Σλᵢ² 2σᵢ²[(ηKᵢ)²/(nᵢ(nᵢ-1)) + η²Kᵢ/(bᵢnᵢ)]",
-            source,
+        *beside(
+            f"{PAPER}/T1-mixed",
+            theorem,
             MIXED,
-            bound(mixed, "stability", "corrected"),
-            drawn(mixed, "stability", 160_000),
+            drawn(mixed, "stability", FEW),
             relation="<=",
+            corrected=(repaired, bound(mixed, "stability", "corrected")),
         ),
-        Claim(
-            f"{PAPER}/T1/exact",
-            "E|x_avg - x̃_avg|² = (1/N)Σλᵢ² E|xᵢ - x̃ᵢ|²",
-            f"{PAPER} Definition 2",
+        *beside(
+            f"{PAPER}/T1",
+            "Definition 2, eq. (4), exact for quadratics",
             MIXED,
-            expected(mixed, "stability"),
-            drawn(mixed, "stability", 160_000),
+            drawn(mixed, "stability", MOST),
+            ours=("E|x_avg - x̃_avg|² = (1/N)Σλᵢ² E|xᵢ - x̃ᵢ|²", expected(mixed, "stability")),
         ),
-        Claim(
-            f"{PAPER}/T1-mixture/printed",
-            "Step 2's mixture over the perturbed task = ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/nᵢ)",
-            f"{PAPER} eq. (13)",
-            "N=2, n=(20, 60), b=4",
-            partial(_mixed_size, False),
-            measured(_mixture),
-        ),
-        Claim(
-            f"{PAPER}/T1-mixture/corrected",
-            "Step 2's mixture over the perturbed task = ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/n), n = Σnᵢ",
-            f"{PAPER} eq. (13)",
-            "N=2, n=(20, 60), b=4",
-            partial(_mixed_size, True),
-            measured(_mixture),
+        *beside(
+            f"{PAPER}/T1-mixture",
+            "eq. (13) and before it (Appendix A-A, step 2)",
+            str(tasks),
+            measured(tasks.mixture),
+            relation={"exact": "<=", "ours": "="},
+            exact=(
+                "the mixture over the perturbed task ≤ 16η²ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/nᵢ)",
+                partial(tasks.size, together=False),
+                "both sides over 16η²",
+            ),
+            ours=(
+                "the mixture over the perturbed task = 16η²ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/n), n = Σnᵢ",
+                partial(tasks.size, together=True),
+                "both sides over 16η²",
+            ),
         ),
     ]
 

@@ -1,4 +1,7 @@
-"""The ledger of overtrained (Springer et al. 2025), in the order of its statements."""
+"""The ledger of overtrained (Springer et al. 2025), in the order of its statements.
+
+Sources name sections: the text that was read is the HTML edition, which has no pages.
+"""
 
 from theory.two_layer import (
     batch_claims,

@@ -6,6 +6,7 @@ Hessians by autodiff.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from math import exp, sqrt
 
 import jax
@@ -13,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from theory.claims import Claim, Estimate
+from theory.claims import Claim, Estimate, beside
 from theory.two_layer import modes, networks, perturbation, riccati, sharpness
-from theory.two_layer.layers import Layers, ideal, identity_start, loss, theta
+from theory.two_layer.layers import Layers, ideal, identity_start, loss
 from theory.two_layer.tasks import (
     PAPER,
     PRE,
@@ -24,235 +25,239 @@ from theory.two_layer.tasks import (
     D,
     Simulate,
     at,
+    deterministic,
     mode_path,
     normals,
-    rotations,
     task,
     trained,
 )
+
+GAMMA = 0.35  # of the noise, unless said otherwise
+ANYTIME, LATE, PRODUCT, QUADRATIC, NETWORK = 0.3, 0.2, 0.7, 0.3, 0.5
+TIMES = [0.5, 1.0, 1.5, 2.0]
+SMALL, LOUD = (0.103, 0.102, 0.101, 0.1), 20.0  # singular values and noise for Lemma A.6
 
 
 def _noisy(key: Array, layers: Layers, gamma: float, quick: bool, target: Array) -> Array:
     return networks.perturbed_losses(layers, target, gamma, Layers(*normals(key, quick)))
 
 
+def _rises(key: Array, quick: bool, n: int, gamma: float) -> np.ndarray:
+    """The noisy loss with n ideal modes less that with n - 1, by common draws."""
+    target = task()
+    more, fewer = (_noisy(key, ideal(target, m), gamma, quick, target) for m in (n, n - 1))
+    return np.asarray(more - fewer)
+
+
 def _increment(n: int, gamma: float) -> Simulate:
-    """Paired mean of the noisy loss with n ideal modes less that with n - 1."""
-
-    def simulate(key: Array, quick: bool) -> Estimate:
-        target = task()
-        more, fewer = (_noisy(key, ideal(target, m), gamma, quick, target) for m in (n, n - 1))
-        return Estimate.mean(more - fewer)
-
-    return simulate
+    return lambda key, quick: Estimate.mean(_rises(key, quick, n, gamma))
 
 
-def _noise_inflection(gamma: float) -> Simulate:
-    """Definition 4.2 on mean losses with common noise; every increment is > 10 s.e. from 0."""
+def _plateau(n: int, gamma: float) -> Simulate:
+    """Mean noisy loss with n ideal modes."""
+    return lambda key, quick: Estimate.mean(_noisy(key, ideal(task(), n), gamma, quick, task()))
 
-    def simulate(key: Array, quick: bool) -> Estimate:
-        target = task()
-        losses = [_noisy(key, ideal(target, n), gamma, quick, target) for n in range(D + 1)]
-        inflection = modes.inflection(np.mean(losses, axis=1))
-        return Estimate(math.nan if inflection is None else inflection, tolerance=0.25)
 
-    return simulate
+def _threshold(key: Array, quick: bool) -> Estimate:
+    """The gamma^2 at which learning the last mode neither raises nor lowers the noisy loss, which
+    it changes by -sigma_d^2 without noise: linear in gamma^2."""
+    rises = _rises(key, quick, D, GAMMA)
+    slope, free = (rises + PRE[-1] ** 2) / GAMMA**2, PRE[-1] ** 2
+    mean = Estimate.mean(slope)
+    return Estimate(free / mean.value, stderr=(mean.stderr or 0.0) * free / mean.value**2)
+
+
+def _inflection(key: Array, quick: bool) -> Estimate:
+    """Definition 4.2 on mean losses with common noise; every increment is > 10 s.e. from 0, so that
+    the draws of a quick check are enough."""
+    target = task()
+    losses = [_noisy(key, ideal(target, n), GAMMA, True, target) for n in range(D + 1)]
+    inflection = modes.inflection(np.mean(losses, axis=1))
+    return Estimate(math.nan if inflection is None else inflection, tolerance=0.25)
 
 
 def _anytime(key: Array, quick: bool) -> Estimate:
     """Mean noisy loss in the middle of pre-training from tau = 3."""
-    target = task()
-    path = trained(identity_start(D, 3.0), target, [0.5, 1.0, 1.5, 2.0])
-    return Estimate.mean(_noisy(key, at(path, -1), 0.3, quick, target))
+    path = trained(identity_start(D, 3.0), task(), TIMES)
+    return Estimate.mean(_noisy(key, at(path, -1), ANYTIME, quick, task()))
 
 
-def _anytime_exact() -> float:
-    path = riccati.flow(identity_start(D, 3.0), task(), [0.5, 1.0, 1.5, 2.0], steps=SUBSTEPS)
-    return float(perturbation.perturbed_loss(*at(path, -1), task(), 0.3))
+def _exact_path() -> Layers:
+    return riccati.flow(identity_start(D, 3.0), task(), TIMES, steps=SUBSTEPS)
 
 
-def _late_rise(gamma: float) -> Simulate:
+def _late_rise(key: Array, quick: bool) -> Estimate:
     """Paired rise of the noisy loss from the turning time of the last mode (found on the path) to
     the end of training."""
-
-    def simulate(key: Array, quick: bool) -> Estimate:
-        u, v = rotations(symmetric=True)
-        target = task(symmetric=True)
-        level, start = PRE[-1] - D * gamma**2, exp(-12.0)
-        time = float(modes.crossing_time(level, start, PRE[-1]))
-        path = trained(identity_start(D, 6.0), target, [time / 2, time, 2 * time, 4 * time])
-        reached = float(u[:, -1] @ theta(at(path, 1)) @ v[:, -1])
-        if abs(reached - level) > 1e-6:
-            raise RuntimeError(f"the last mode is at {reached}, not at {level}")
-        late, turn = (_noisy(key, at(path, k), gamma, quick, target) for k in (3, 1))
-        return Estimate.mean(late - turn)
-
-    return simulate
+    target = task(symmetric=True)
+    level = PRE[-1] - D * LATE**2
+    time = float(modes.crossing_time(level, exp(-12.0), PRE[-1]))
+    path = trained(identity_start(D, 6.0), target, [time / 2, time, 2 * time, 4 * time])
+    late, turn = (_noisy(key, at(path, k), LATE, quick, target) for k in (3, 1))
+    return Estimate.mean(late - turn)
 
 
-def _real_gap(radius: Callable[[tuple[float, ...], float], float]) -> Simulate:
+def _real_gap(radius: Callable[[], float]) -> float:
     """|L~(W) - L~(W_ideal)| at distance `radius` per layer, outwards. Mean losses are exact here:
     for a loss of degree two in each layer, E L(W + gamma Z) = L + gamma^2 tr(H)/2 + constant."""
-
-    def simulate(key: Array, quick: bool) -> Estimate:
-        del key, quick
-        gamma, sigma = 20.0, (0.103, 0.102, 0.101, 0.1)
-        target = task(sigma)
-        start = ideal(target, D)
-        epsilon = radius(sigma, gamma)
-        real = Layers(*(w * (1 + epsilon / np.linalg.norm(w)) for w in start))
-        means = [
-            float(loss(layers, target))
-            + gamma**2 / 2 * np.trace(np.asarray(networks.hessian(layers, target)))
-            for layers in (real, start)
-        ]
-        return Estimate(abs(means[0] - means[1]), tolerance=1e-9)
-
-    return simulate
+    target = task(SMALL)
+    start, means = ideal(target, D), []
+    real = Layers(*(w * (1 + radius() / np.linalg.norm(w)) for w in start))
+    for layers in (real, start):
+        trace = np.trace(np.asarray(networks.hessian(layers, target)))
+        means.append(float(loss(layers, target)) + LOUD**2 / 2 * trace)
+    return abs(means[0] - means[1])
 
 
-def _printed_radius(sigma: tuple[float, ...], gamma: float) -> float:
-    first, last = sigma[0], sigma[-1]
-    return min(first / 2, 0.25, last**2 / (16 * D * first * (2 * first + gamma**2)))
+def _printed_radius() -> float:
+    first, last = SMALL[0], SMALL[-1]
+    return min(first / 2, 0.25, last**2 / (16 * D * first * (2 * first + LOUD**2)))
 
 
-def _corrected_radius(sigma: tuple[float, ...], gamma: float) -> float:
-    size, norm = sqrt(sum(sigma)), math.hypot(*sigma)
-    bound = sigma[-1] ** 2 / (size * (18 * norm + 12 * D * gamma**2))
+def _corrected_radius() -> float:
+    size, norm = sqrt(sum(SMALL)), math.hypot(*SMALL)
+    bound = SMALL[-1] ** 2 / (size * (18 * norm + 12 * D * LOUD**2))
     return min(size, norm / (3 * size), bound)
 
 
 def _product_norm(key: Array, quick: bool) -> Estimate:
-    """E|alpha M|_F^2 with gamma = 0.7, M = A."""
-    alpha = 0.7 * np.asarray(normals(key, quick))[0]
+    """E|alpha M|_F^2, M = A."""
+    alpha = PRODUCT * np.asarray(normals(key, quick))[0]
     return Estimate.mean(np.sum((alpha @ np.asarray(task())) ** 2, axis=(1, 2)))
 
 
-def _plateau_increment(n: int, gamma: float) -> float:
-    return (2 * D * gamma**2 - PRE[n - 1]) * PRE[n - 1]
+def _rise(n: int) -> float:
+    return (2 * D * GAMMA**2 - PRE[n - 1]) * PRE[n - 1]
 
 
 def _perturbation() -> list[Claim]:
-    gamma = 0.35
-    sharp, sufficient = sqrt(PRE[-1] / (2 * D)), sqrt(1.02 * PRE[-1] / D)
-    smallest = next(n for n in range(1, D + 1) if 2 * D * gamma**2 > PRE[n - 1])
-    square = float(sum(s**2 for s in PRE))
-    small = "d=4, σ=(.103,.102,.101,.1), γ=20, W at the edge of the ball"
+    sufficient = sqrt(1.02 * PRE[-1] / D)
+    smallest = next(n for n in range(1, D + 1) if PRE[n - 1] < 2 * D * GAMMA**2)
+    square = PRODUCT**2 * sum(s**2 for s in PRE)
+    second = f"{SIZES}, ideal start, n=2, γ={GAMMA}"
+    small = f"d={D}, σ={SMALL}, γ={LOUD:g}, W at the edge of the ball"
     return [
-        Claim(
-            f"{PAPER}/P4.3/exact",
-            "L̃(n) - L̃(n-1) ≥ (2dγ² - σ_n) σ_n",
-            f"{PAPER} Prop 4.3, eq. (2), and Lemma A.4, eq. (14)",
-            f"{SIZES}, ideal start, n=2, γ={gamma}",
-            lambda: _plateau_increment(2, gamma),
-            _increment(2, gamma),
+        *beside(
+            f"{PAPER}/P4.3",
+            "Prop 4.3, eq. (2) (Section 4.2), and Lemma A.4, eq. (14) (Appendix A.2)",
+            second,
+            _increment(2, GAMMA),
             relation=">=",
-            note="true, and an equality",
+            exact=("L̃(n) - L̃(n-1) ≥ (2dγ² - σ_n) σ_n, n > 1", partial(_rise, 2)),
         ),
-        Claim(
-            f"{PAPER}/P4.3/ours",
-            "L̃(n) - L̃(n-1) = (2dγ² - σ_n) σ_n",
-            f"{PAPER} Prop 4.3, eq. (2), and Lemma A.4, eq. (14), sharpened",
-            f"{SIZES}, ideal start, n=2, γ={gamma}",
-            lambda: _plateau_increment(2, gamma),
-            _increment(2, gamma),
+        *beside(
+            f"{PAPER}/P4.3-equality",
+            "proof of Lemma A.4, after Lemma A.5 (Appendix A.2)",
+            second,
+            _increment(2, GAMMA),
+            exact=("L̃(n) - L̃(n-1) = 2dγ²σ_n - σ_n²", partial(_rise, 2)),
         ),
-        Claim(
-            f"{PAPER}/A.4-first/exact",
-            "L̃(1) - L̃(0) = (2dγ² - σ_1) σ_1: the lemma holds for n = 1 too",
-            f"{PAPER} Lemma A.4, extended",
-            f"{SIZES}, ideal start, γ={gamma}",
-            lambda: _plateau_increment(1, gamma),
-            _increment(1, gamma),
+        *beside(
+            f"{PAPER}/A.4-first",
+            "Lemma A.4 (Appendix A.2), extended",
+            f"{SIZES}, ideal start, γ={GAMMA}",
+            _increment(1, GAMMA),
+            ours=(
+                "L̃(1) - L̃(0) = (2dγ² - σ_1) σ_1: the lemma holds for n = 1 too",
+                partial(_rise, 1),
+            ),
         ),
-        Claim(
-            f"{PAPER}/P4.3-anytime/exact",
-            "L̃(t) = L(t) + dγ²(|W_1|² + |W_2|²) + d³γ⁴ at every time",
-            f"{PAPER} Prop 4.3, extended",
-            f"{SIZES}, U ≠ V, τ=3, t=2, γ=0.3",
-            _anytime_exact,
+        *beside(
+            f"{PAPER}/P4.3-anytime",
+            "Prop 4.3 (Section 4.2), extended",
+            f"{SIZES}, U ≠ V, τ=3, t={TIMES[-1]:g}, γ={ANYTIME}",
             _anytime,
+            ours=(
+                "L̃(t) = L(t) + dγ²(|W_1|² + |W_2|²) + d³γ⁴ at every time",
+                lambda: float(perturbation.perturbed_loss(*at(_exact_path(), -1), task(), ANYTIME)),
+            ),
         ),
-        Claim(
-            f"{PAPER}/D4.2/printed",
-            "the inflection point of Definition 4.2 is the smallest n with 2dγ² > σ_n",
-            f"{PAPER} after Prop 4.3",
-            f"{SIZES}, γ={gamma}",
-            lambda: float(smallest),
-            _noise_inflection(gamma),
-            note="off by one: L̃(n-1) < L̃(n) makes n - 1 the inflection point",
-        ),
-        Claim(
-            f"{PAPER}/D4.2/corrected",
-            "the inflection point of Definition 4.2 is the smallest n with 2dγ² > σ_n, less 1",
-            f"{PAPER} Def 4.2",
-            f"{SIZES}, γ={gamma}",
-            lambda: float(smallest - 1),
-            _noise_inflection(gamma),
-            note="seen: 1, an index",
+        *beside(
+            f"{PAPER}/D4.2",
+            "after Prop 4.3 (Section 4.2), by Definition 4.2",
+            f"{SIZES}, γ={GAMMA}",
+            _inflection,
             effect=1.0,
+            printed=(
+                "the inflection point is the smallest n with 2dγ² > σ_n",
+                lambda: float(smallest),
+                "off by one: L̃(n-1) < L̃(n) makes n - 1 the inflection point",
+            ),
+            corrected=(
+                "the inflection point is the smallest n with 2dγ² > σ_n, less 1",
+                lambda: float(smallest - 1),
+                "seen: 1, an index",
+            ),
         ),
-        Claim(
-            f"{PAPER}/T4.4/exact",
-            "γ² > σ_d/d: the loss under noise rises at the end, L̃(d) - L̃(d-1) ≥ 0",
-            f"{PAPER} Thms 4.4 and A.3",
-            f"{SIZES}, ideal start, γ² = 1.02 σ_d/d",
-            lambda: 0.0,
-            _increment(D, sufficient),
+        *beside(
+            f"{PAPER}/T4.4",
+            "Theorem 4.4 (Section 4.2) and Theorem A.3 (Appendix A.2)",
+            f"{SIZES}, ideal start, n=d, γ² = 1.02 σ_d/d",
+            _plateau(D, sufficient),
             relation=">=",
-            note="sufficient; half of it is enough",
+            exact=(
+                "γ² > σ_d/d: L̃(n) ≥ L̃(n-1) at the end of training",
+                lambda: float(perturbation.plateau_losses(np.array(PRE), sufficient)[D - 1]),
+                "sufficient; half of it is enough",
+            ),
         ),
-        Claim(
-            f"{PAPER}/T4.4-sharp/exact",
-            "the sharp threshold is γ² = σ_d/(2d), where L̃(d) = L̃(d-1)",
-            f"{PAPER} Thms 4.4 and A.3, sharpened",
+        *beside(
+            f"{PAPER}/T4.4-sharp",
+            "Theorems 4.4 and A.3, sharpened",
             f"{SIZES}, ideal start",
-            lambda: 0.0,
-            _increment(D, sharp),
+            _threshold,
+            ours=(
+                "the sharp threshold, where L̃(d) = L̃(d-1), is γ² = σ_d/(2d)",
+                lambda: PRE[-1] / (2 * D),
+            ),
         ),
-        Claim(
-            f"{PAPER}/T4.4-continuous/exact",
-            "in continuous time each mode's share falls until y = σ - dγ², then rises by (dγ²)²",
-            f"{PAPER} Thm 4.4, in continuous time",
-            f"{SIZES}, U = V, τ=6, last mode, γ=0.2",
-            lambda: (D * 0.2**2) ** 2,
-            _late_rise(0.2),
+        *beside(
+            f"{PAPER}/T4.4-continuous",
+            "Theorem 4.4, in continuous time",
+            f"{SIZES}, U = V, τ=6, last mode, γ={LATE}",
+            _late_rise,
+            ours=(
+                "each mode's share falls until y = σ - dγ², then rises by (dγ²)²",
+                lambda: (D * LATE**2) ** 2,
+            ),
         ),
-        Claim(
-            f"{PAPER}/A.5/exact",
-            "E|αM|_F² = dγ²|M|_F²",
-            f"{PAPER} Lemma A.5",
-            f"{SIZES}, M = A, γ=0.7",
-            lambda: D * 0.49 * square,
+        *beside(
+            f"{PAPER}/A.5",
+            "Lemma A.5 and its proof (Appendix A.2)",
+            f"{SIZES}, M = A, γ={PRODUCT}",
             _product_norm,
+            exact=("E|αM|_F² = dγ²|M|_F²", lambda: D * square),
+            printed=(
+                "E tr(αMMᵀαᵀ) = E tr(ααᵀ) |M|_F², in the proof",
+                lambda: D**2 * square,
+                "d times too large",
+            ),
         ),
-        Claim(
-            f"{PAPER}/A.5/printed",
-            "E|αM|_F² = E tr(ααᵀ) |M|_F²",
-            f"{PAPER} proof of Lemma A.5",
-            f"{SIZES}, M = A, γ=0.7",
-            lambda: D**2 * 0.49 * square,
-            _product_norm,
-            note="d times too large",
-        ),
-        Claim(
-            f"{PAPER}/A.6/printed",
-            "|L̃(real) - L̃(ideal)| ≤ σ_d²/2 within the distance that Assumption A.2 allows",
-            f"{PAPER} Lemma A.6",
+        *beside(
+            f"{PAPER}/A.6",
+            "Assumption A.2 and Lemma A.6 (Appendix A.2)",
             small,
-            lambda: 0.1**2 / 2,
-            _real_gap(_printed_radius),
+            deterministic(lambda: _real_gap(_printed_radius)),
             relation="<=",
-            note="the proof takes |W|_F ≤ σ_1 where |W|_F² = Σσ_i",
+            printed=(
+                (
+                    "|W_i - W̄_i| ≤ min{σ_1/2, 1/4, σ_d²/(16dσ_1(2σ_1+γ²))}: |L̃(real) - L̃(ideal)| ≤"
+                    " σ_d²/2"
+                ),
+                lambda: SMALL[-1] ** 2 / 2,
+                "the proof takes |W|_F ≤ σ_1 where |W|_F² = Σσ_i",
+            ),
         ),
-        Claim(
-            f"{PAPER}/A.6/corrected",
-            "the same within min{√S, T/(3√S), σ_d²/(√S(18T + 12dγ²))}, S = Σσ_i, T² = Σσ_i²",
-            f"{PAPER} Assumption A.2 and Lemma A.6, corrected",
+        *beside(
+            f"{PAPER}/A.6",
+            "Assumption A.2 and Lemma A.6 (Appendix A.2), corrected",
             small,
-            lambda: 0.1**2 / 2,
-            _real_gap(_corrected_radius),
+            deterministic(lambda: _real_gap(_corrected_radius)),
             relation="<=",
+            corrected=(
+                "the same within min{√S, T/(3√S), σ_d²/(√S(18T + 12dγ²))}, S = Σσ_i, T² = Σσ_i²",
+                lambda: SMALL[-1] ** 2 / 2,
+            ),
         ),
     ]
 
@@ -260,99 +265,86 @@ def _perturbation() -> list[Claim]:
 # --- sharpness ------------------------------------------------------------------------------------
 
 
-def _quadratic(sign: int) -> Simulate:
-    """E[L(x + lambda e) - L(x)], or its negative, for a random quadratic, lambda = 0.3."""
-
-    def simulate(key: Array, quick: bool) -> Estimate:
-        H = _random_hessian()
-        x = np.full(D, 0.2)
-        moved = x + 0.3 * np.asarray(normals(key, quick))[0, :, 0]
-        value = np.einsum("ni,ij,nj->n", moved, H, moved) / 2 - x @ H @ x / 2
-        return Estimate.mean(sign * value)
-
-    return simulate
-
-
 def _random_hessian() -> np.ndarray:
     half = np.asarray(task())
     return half + half.T + 3 * np.eye(D)
 
 
-def _quadratic_exact() -> float:
-    return float(0.3**2 / 2 * np.trace(_random_hessian()))
+def _quadratic(key: Array, quick: bool) -> Estimate:
+    """E[L(x + lambda e) - L(x)] for a quadratic."""
+    H, x = _random_hessian(), np.full(D, 0.2)
+    moved = x + QUADRATIC * np.asarray(normals(key, quick))[0, :, 0]
+    return Estimate.mean(np.einsum("ni,ij,nj->n", moved, H, moved) / 2 - x @ H @ x / 2)
+
+
+def _half_trace(sign: int) -> float:
+    return float(sign * QUADRATIC**2 / 2 * np.trace(_random_hessian()))
 
 
 def _beyond_quadratic(key: Array, quick: bool) -> Estimate:
-    """E L(W + gamma Z) - L(W) - gamma^2 tr(H)/2 with H by autodiff, gamma = 0.5, three modes."""
-    target, gamma = task(), 0.5
+    """E L(W + gamma Z) - L(W) - gamma^2 tr(H)/2 with H by autodiff, three modes."""
+    target = task()
     layers = ideal(target, 3)
     trace = np.trace(np.asarray(networks.hessian(layers, target)))
-    predicted = float(loss(layers, target)) + gamma**2 / 2 * trace
-    return Estimate.mean(np.asarray(_noisy(key, layers, gamma, quick, target)) - predicted)
+    predicted = float(loss(layers, target)) + NETWORK**2 / 2 * trace
+    return Estimate.mean(np.asarray(_noisy(key, layers, NETWORK, quick, target)) - predicted)
 
 
-def _sharpness_gap(key: Array, quick: bool) -> Estimate:
-    """Largest error of the top Hessian eigenvalue along training, relative to 4 sigma_1."""
-    del key, quick
-    times, target = [1.0, 2.0, 4.0, 8.0], task(symmetric=True)
-    path = trained(identity_start(D, 2.0), target, times)
-    law = jax.jit(sharpness.mode_sharpness)(mode_path(times), jnp.array(PRE))
-    tops = [np.linalg.eigvalsh(networks.hessian(at(path, k), target))[-1] for k in range(4)]
-    return Estimate(float(np.abs(tops - np.asarray(law)).max()) / (4 * PRE[0]), tolerance=1e-8)
-
-
-def _sharpening(key: Array, quick: bool) -> Estimate:
-    """Smallest growth of tr(H) between times, from a small start."""
-    del key, quick
-    path = trained(identity_start(D, 3.0), task(), [0.5, 1.0, 2.0, 4.0])
-    traces = [np.trace(np.asarray(networks.hessian(at(path, k), task()))) for k in range(4)]
-    return Estimate(float(np.diff(traces).min()), tolerance=1e-9)
+def _hessian_at(tau: float, symmetric: bool, time: float) -> np.ndarray:
+    """By autodiff, of a network trained for some time."""
+    target = task(symmetric=symmetric)
+    path = trained(identity_start(D, tau), target, [time / 4, time / 2, 3 * time / 4, time])
+    return np.asarray(networks.hessian(at(path, -1), target))
 
 
 def _sharpness() -> list[Claim]:
+    early, late = 1, 3  # of `TIMES`
     return [
-        Claim(
-            f"{PAPER}/D.1/exact",
-            "E[L(θ+λε) - L(θ)] = λ² tr(H)/2 for a quadratic loss",
-            f"{PAPER} Prop D.1",
-            f"d={D}, λ=0.3",
-            _quadratic_exact,
-            _quadratic(1),
+        *beside(
+            f"{PAPER}/D.1",
+            "Proposition D.1 (Appendix D)",
+            f"d={D}, λ={QUADRATIC}",
+            _quadratic,
+            exact=("quadratic loss: E[L(θ+λε) - L(θ)] = ½ λ² tr(H)", partial(_half_trace, 1)),
+            printed=(
+                "E[L(θ) - L(θ+λε)] = ½ λ² tr(H): eqs. (19), (20), in the proof",
+                partial(_half_trace, -1),
+                "the sign of the left side is reversed",
+            ),
         ),
-        Claim(
-            f"{PAPER}/D.1/printed",
-            "E[L(θ) - L(θ+λε)] = λ² tr(H)/2",
-            f"{PAPER} eqs. (19), (20)",
-            f"d={D}, λ=0.3",
-            _quadratic_exact,
-            _quadratic(-1),
-            note="the sign of the left side is reversed",
-        ),
-        Claim(
-            f"{PAPER}/D.1-network/exact",
-            "for the network the quadratic prediction is too low by d³γ⁴, wherever it is",
-            f"{PAPER} Appendix D, quantified",
-            f"{SIZES}, three modes learned, γ=0.5",
-            lambda: D**3 * 0.5**4,
+        *beside(
+            f"{PAPER}/D.1-network",
+            "Appendix D, quantified",
+            f"{SIZES}, three modes learned, γ={NETWORK}",
             _beyond_quadratic,
+            ours=(
+                "for the network the quadratic prediction is too low by d³γ⁴, wherever it is",
+                lambda: D**3 * NETWORK**4,
+            ),
         ),
-        Claim(
-            f"{PAPER}/D.1-sharpness/exact",
-            "top Hessian eigenvalue along training: largest error, relative to 4σ_1",
-            f"{PAPER} Appendix D, solved",
-            f"{SIZES}, U = V, τ=2, t = 1, 2, 4, 8",
-            lambda: 0.0,
-            _sharpness_gap,
-            note="tolerance: Runge-Kutta",
+        *beside(
+            f"{PAPER}/D.1-sharpness",
+            "Appendix D, solved",
+            f"{SIZES}, U = V, τ=2, t=1",
+            deterministic(lambda: np.linalg.eigvalsh(_hessian_at(2.0, True, 1.0))[-1], 1e-8),
+            ours=(
+                "the top Hessian eigenvalue along training, from the modes",
+                lambda: float(
+                    jax.jit(sharpness.mode_sharpness)(mode_path([1.0])[0], jnp.array(PRE))
+                ),
+                "tolerance: Runge-Kutta",
+            ),
         ),
-        Claim(
-            f"{PAPER}/D.1-sharpening/exact",
-            "tr(H) = 2d(|W_1|² + |W_2|²) grows throughout training: smallest growth",
-            f"{PAPER} Appendix D, progressive sharpening",
-            f"{SIZES}, U ≠ V, τ=3",
-            lambda: 0.0,
-            _sharpening,
+        *beside(
+            f"{PAPER}/D.1-sharpening",
+            "Appendix D, progressive sharpening",
+            f"{SIZES}, U ≠ V, τ=3, from t={TIMES[early]:g} to {TIMES[late]:g}",
+            deterministic(lambda: np.trace(_hessian_at(3.0, False, TIMES[late])), 1e-8),
             relation=">=",
+            ours=(
+                "tr(H) = 2d(|W_1|² + |W_2|²) grows throughout training",
+                lambda: float(sharpness.trace(at(_exact_path(), early))),
+            ),
         ),
     ]
 

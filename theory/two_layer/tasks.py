@@ -23,6 +23,8 @@ D = 4
 PRE = (2.0, 1.5, 0.6, 0.3)
 TARGET = (3.2, 2.9, 2.45, 1.3)  # (4, 2)-misaligned with PRE: ratios 1.6, 1.93, 4.08, 4.33
 SIZES = f"d={D}, σ={PRE}"
+BOTH = f"d={D}, σ_pre={PRE}, σ_ft={TARGET}"
+GAMMA = max(*PRE, *TARGET)
 
 SUBSTEPS = 16  # of the exact flow
 RUNGE_KUTTA = 1000  # steps between times: errors below 1e-9 at the times used
@@ -70,6 +72,19 @@ def diagonal(theta: Float[Array, "*b d d"]) -> np.ndarray:
     """
     u, v = rotations()
     return np.einsum("oi,...op,pi->...i", u, theta, v)
+
+
+def fixed(seed: int, *shape: int) -> np.ndarray:
+    """Draws standard normal numbers that are the same in every check.
+
+    Args:
+      seed: Which of them.
+      *shape: Their shape.
+
+    Returns:
+      The numbers.
+    """
+    return np.random.default_rng(seed).normal(size=shape)
 
 
 def draws(quick: bool) -> int:

@@ -4,16 +4,18 @@ Simulators are gradient descent of the network by autodiff, with infinite batche
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import sqrt
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from theory.claims import Claim
+from theory.claims import Claim, beside
 from theory.two_layer import fine_tuning, modes
 from theory.two_layer.layers import ideal, theta
 from theory.two_layer.tasks import (
+    BOTH,
     PAPER,
     PRE,
     TARGET,
@@ -27,17 +29,20 @@ from theory.two_layer.tasks import (
 
 STEEP = (5.0, 4.0, 2.5, 1.5)  # ratios to PRE 2.5, 2.67, 4.17, 5
 MIXED = (2.5, 1.4, 0.9, 0.2)  # above and below PRE
+TIGHT, LOOSE = 2.5, 0.55  # lambda_1 > lambda_2 of Theorem A.25
+SINGULAR, DEGREES = (2.5, 1.5, 0.9, 0.4), 60  # of a target with other singular vectors
 
 
-def _degradation(anchor: float, sigma_ft: tuple[float, ...] = TARGET) -> np.ndarray:
+def _closed(
+    form: Callable[..., Array], n: int, anchor: float, sigma_ft: tuple[float, ...] = TARGET
+) -> float:
+    return float(form(jnp.array(PRE), jnp.array(sigma_ft), anchor)[n])
+
+
+def _degradations(anchor: float, sigma_ft: tuple[float, ...] = TARGET) -> np.ndarray:
     """Delta_pre(n), n = 0, ..., d, by training."""
     before = [distance2(theta(ideal(task(), n)), task()) for n in range(D + 1)]
     return losses(task(), sigma_ft, anchor) - before
-
-
-def _rises(anchor: float) -> np.ndarray:
-    """L_pre(n) - L_pre(n-1), n = 1, ..., d, by training."""
-    return np.diff(losses(task(), TARGET, anchor))
 
 
 def _trained_inflection(anchor: float) -> int:
@@ -47,184 +52,183 @@ def _trained_inflection(anchor: float) -> int:
     return inflection
 
 
-def _exact_inflection(anchor: float) -> int:
-    return fine_tuning.inflection(jnp.array(PRE), jnp.array(STEEP), anchor) or 0
-
-
-def _at_threshold() -> float:
-    """Largest |L_pre(n) - L_pre(n-1)| with sigma_ft = (2 + lambda) sigma_pre, lambda = 1."""
-    ratio = float(fine_tuning.misalignment_threshold(1.0))
-    curve = losses(task(), tuple(ratio * s for s in PRE), 1.0)
-    return float(np.abs(np.diff(curve)).max())
+def _inflection(anchor: float) -> float:
+    return float(fine_tuning.inflection(jnp.array(PRE), jnp.array(STEEP), anchor) or 0)
 
 
 def _turned_target() -> Array:
-    """A_ft whose first two singular pairs are those of A_pre turned by 60 degrees."""
+    """A_ft whose first two singular pairs are those of A_pre turned by `DEGREES`."""
     u, v = rotations()
     turn = np.eye(D)
     turn[:2, :2] = [[0.5, -sqrt(0.75)], [sqrt(0.75), 0.5]]
-    return jnp.asarray((u @ turn * np.array((2.5, 1.5, 0.9, 0.4))) @ (v @ turn).T)
+    return jnp.asarray((u @ turn * np.array(SINGULAR)) @ (v @ turn).T)
 
 
-def _unaligned_step() -> float:
-    """Delta_pre(2) - Delta_pre(1) by the closed form: Delta = L_pre(after) - L_pre(before)."""
-    after, _ = fine_tuning.unaligned_losses(task(), _turned_target())
-    return float(after[2] - after[1]) + PRE[1] ** 2
-
-
-def _unaligned_gain() -> float:
-    """Smallest growth over n >= 1 of |theta - A_ft|^2 from lambda = 0 to 1/2."""
-    target = _turned_target()
-    free, tied = (losses(target, anchor=anchor, target=target) for anchor in (0.0, 0.5))
-    return float((tied - free)[1:].min())
-
-
-def _closed(form: Callable[..., Array], anchor: float = 1.0) -> np.ndarray:
-    return np.asarray(form(jnp.array(PRE), jnp.array(TARGET), anchor))
-
-
-def _tuning_loss_gain() -> float:
-    """Smallest growth over n >= 1 of |theta - A_ft|^2 from lambda = 1/2 to 1."""
-    low, high = (losses(task(TARGET), TARGET, anchor) for anchor in (0.5, 1.0))
-    return float((high - low)[1:].min())
+def _turned_step(lost: Array | np.ndarray) -> float:
+    """Delta_pre(2) - Delta_pre(1) from the losses after fine-tuning."""
+    return float(lost[2] - lost[1]) + PRE[1] ** 2
 
 
 def _claims() -> list[Claim]:
-    at_one = f"d={D}, σ_pre={PRE}, σ_ft={TARGET}, λ=1"
-    at_zero = f"d={D}, σ_pre={PRE}, σ_ft={TARGET}, (4,2)-misaligned, λ=0"
-    steep = f"d={D}, σ_pre={PRE}, σ_ft={STEEP}, λ = 0 and 2"
-    turned = f"d={D}, σ_pre={PRE}, σ_ft=(2.5,1.5,.9,.4), singular pairs 1, 2 turned by 60°"
+    last, index = D, 2  # misaligned beyond `index`
+    rises = {n: deterministic(lambda n=n: losses(task(), TARGET, 0.0)[n]) for n in (index, last)}
+    turned = f"d={D}, σ_pre={PRE}, σ_ft={SINGULAR}, singular pairs 1, 2 turned by {DEGREES}°"
+    at_three = f"{BOTH}, λ=1, n=3"
+    misaligned = f"{BOTH}, λ=0: (4,{index})-misaligned"
+    threshold = float(fine_tuning.misalignment_threshold(1.0))
+    at_threshold = tuple(threshold * s for s in PRE)
+    steep = f"d={D}, σ_pre={PRE}, σ_ft={STEEP}"
+    inflected = deterministic(lambda: _trained_inflection(TIGHT))
+
+    def before(n: int) -> float:
+        return _closed(fine_tuning.pretraining_losses, n - 1, 0.0)
 
     return [
-        Claim(
-            f"{PAPER}/T4.6/exact",
-            "Δ_pre(n) = Σ_{i≤n} ((σ_ft-σ_pre)/(1+λ))²",
-            f"{PAPER} Thms 4.6 and A.24",
-            f"{at_one}, n=3",
-            lambda: _closed(fine_tuning.degradations)[3],
-            deterministic(lambda: _degradation(1.0)[3]),
+        *beside(
+            f"{PAPER}/T4.6",
+            "proof of Theorem A.24 (Appendix A.4)",
+            at_three,
+            deterministic(lambda: _degradations(1.0)[3]),
+            exact=(
+                "Δ_pre(n) = Σ_{i≤n} ((σ_ft-σ_pre)/(1+λ))²",
+                lambda: _closed(fine_tuning.degradations, 3, 1.0),
+            ),
         ),
-        Claim(
-            f"{PAPER}/T4.6-monotone/exact",
-            "Δ_pre(n) never falls: smallest increment",
-            f"{PAPER} Thms 4.6 and A.24",
-            f"d={D}, σ_pre={PRE}, σ_ft={MIXED}, λ=1",
-            lambda: 0.0,
-            deterministic(lambda: np.diff(_degradation(1.0, MIXED)).min()),
+        *beside(
+            f"{PAPER}/T4.6-monotone",
+            "Theorem A.24 (Appendix A.4)",
+            f"d={D}, σ_pre={PRE}, σ_ft={MIXED}, λ=1, n=2",
+            deterministic(lambda: _degradations(1.0, MIXED)[2]),
             relation=">=",
-            note="needs neither α > 1 nor misalignment",
+            exact=(
+                "Δ_pre(n) ≥ Δ_pre(n-1)",
+                lambda: _closed(fine_tuning.degradations, 1, 1.0, MIXED),
+                "needs no misalignment, which Theorem 4.6 asks for",
+            ),
         ),
-        Claim(
-            f"{PAPER}/T4.6-sketch/printed",
-            "Δ_pre(n) - Δ_pre(n-1) = (σ_ft-σ_pre)²",
-            f"{PAPER} proof sketch of Thm 4.6",
-            f"{at_one}, n=3",
-            lambda: (TARGET[2] - PRE[2]) ** 2,
-            deterministic(lambda: np.diff(_degradation(1.0))[2]),
-            note="right for λ = 0 only",
+        *beside(
+            f"{PAPER}/T4.6-sketch",
+            "Theorem 4.6, proof sketch (Section 4.3)",
+            at_three,
+            deterministic(lambda: np.diff(_degradations(1.0))[2]),
+            printed=(
+                "Δ_pre(n) - Δ_pre(n-1) ≈ (σ_ft-σ_pre)²",
+                lambda: (TARGET[2] - PRE[2]) ** 2,
+                "right for λ = 0 only; the proof of Theorem A.24 has the factor",
+            ),
+            corrected=(
+                "Δ_pre(n) - Δ_pre(n-1) = ((σ_ft-σ_pre)/(1+λ))²",
+                lambda: ((TARGET[2] - PRE[2]) / 2) ** 2,
+            ),
         ),
-        Claim(
-            f"{PAPER}/T4.6-sketch/corrected",
-            "Δ_pre(n) - Δ_pre(n-1) = ((σ_ft-σ_pre)/(1+λ))²",
-            f"{PAPER} proof of Thm A.24",
-            f"{at_one}, n=3",
-            lambda: ((TARGET[2] - PRE[2]) / 2) ** 2,
-            deterministic(lambda: np.diff(_degradation(1.0))[2]),
-        ),
-        Claim(
-            f"{PAPER}/A.25-index/printed",
-            "L_pre(n) - L_pre(n-1) > 0 for n ≤ r: smallest increment",
-            f"{PAPER} Thm A.25, item 1",
-            at_zero,
-            lambda: 0.0,
-            deterministic(lambda: _rises(0.0)[:2].min()),
+        *beside(
+            f"{PAPER}/A.25-index",
+            "Theorem A.25, item 1 (Appendix A.5)",
+            f"{misaligned}, n={index}",
+            rises[index],
             relation=">=",
-            note="Definition 4.5 speaks of n > r",
+            printed=(
+                "(4,r)-misaligned, λ = 0: L_pre(n) > L_pre(n-1) for n ≤ r",
+                lambda: before(index),
+                "Definition 4.5 speaks of n > r",
+            ),
         ),
-        Claim(
-            f"{PAPER}/A.25-index/corrected",
-            "L_pre(n) - L_pre(n-1) > 0 for n > r: smallest increment",
-            f"{PAPER} Thms 4.7 and A.25, item 1, and Lemma A.26",
-            at_zero,
-            lambda: 0.0,
-            deterministic(lambda: _rises(0.0)[2:].min()),
+        *beside(
+            f"{PAPER}/A.25-index",
+            "Theorem 4.7, item 1 (Section 4.3), and Lemma A.26 (Appendix A.5)",
+            f"{misaligned}, n={last}",
+            rises[last],
             relation=">=",
+            corrected=(
+                "(4,r)-misaligned, λ = 0: L_pre(n) > L_pre(n-1) for n > r",
+                lambda: before(last),
+            ),
         ),
-        Claim(
-            f"{PAPER}/A.26/exact",
-            "L_pre(n) = Σ_{i≤n} ((σ_ft-σ_pre)/(1+λ))² + Σ_{i>n} σ_pre²",
-            f"{PAPER} Lemma A.26",
-            f"{at_one}, n=2",
-            lambda: _closed(fine_tuning.pretraining_losses)[2],
+        *beside(
+            f"{PAPER}/A.26",
+            "Lemma A.26 (Appendix A.5), for every λ",
+            f"{BOTH}, λ=1, n=2",
             deterministic(lambda: losses(task(), TARGET, 1.0)[2]),
-        ),
-        Claim(
-            f"{PAPER}/T4.7-threshold/exact",
-            "the sharp threshold is σ_ft/σ_pre = 2+λ (printed: 4 at λ = 0): L_pre stays put there",
-            f"{PAPER} Thm 4.7 and Lemma A.26, sharpened",
-            f"d={D}, σ_ft=3σ_pre, λ=1",
-            lambda: 0.0,
-            deterministic(_at_threshold),
-        ),
-        Claim(
-            f"{PAPER}/T4.7-inflection/exact",
-            "r(λ) = number of leading modes with σ_ft ≤ (2+λ) σ_pre: growth from λ = 0 to 2",
-            f"{PAPER} Thm 4.7, item 2",
-            steep,
-            lambda: float(_exact_inflection(2.0) - _exact_inflection(0.0)),
-            deterministic(lambda: _trained_inflection(2.0) - _trained_inflection(0.0)),
-        ),
-        Claim(
-            f"{PAPER}/A.25-direction/printed",
-            "r(λ_1) ≤ r(λ_2) for λ_1 > λ_2: r(2) - r(0)",
-            f"{PAPER} Thm A.25, item 2, and Lemma A.27",
-            steep,
-            lambda: 0.0,
-            deterministic(lambda: _trained_inflection(2.0) - _trained_inflection(0.0)),
-            relation="<=",
-            note="reversed; Theorem 4.7 has it right",
-        ),
-        Claim(
-            f"{PAPER}/A.25-direction/corrected",
-            "r(λ_1) ≥ r(λ_2) for λ_1 > λ_2: r(2) - r(0)",
-            f"{PAPER} Thm A.25, item 2, and Lemma A.27, corrected",
-            steep,
-            lambda: 0.0,
-            deterministic(lambda: _trained_inflection(2.0) - _trained_inflection(0.0)),
-            relation=">=",
-        ),
-        Claim(
-            f"{PAPER}/A.27-loss/exact",
-            "|θⁿ - A_ft|² = (λ/(1+λ))² Σ_{i≤n}(σ_ft-σ_pre)² + Σ_{i>n}σ_ft²: least gain as λ grows",
-            f"{PAPER} Thms 4.7 and A.25, item 2, and Lemma A.27",
-            f"d={D}, σ_pre={PRE}, σ_ft={TARGET}, λ from 1/2 to 1, n ≥ 1",
-            lambda: float(
-                np.min(
-                    _closed(fine_tuning.fine_tuning_losses, 1.0)[1:]
-                    - _closed(fine_tuning.fine_tuning_losses, 0.5)[1:]
-                )
+            ours=(
+                "L_pre(n) = Σ_{i≤n} ((σ_ft-σ_pre)/(1+λ))² + Σ_{i>n} σ_pre²",
+                lambda: _closed(fine_tuning.pretraining_losses, 2, 1.0),
             ),
-            deterministic(_tuning_loss_gain),
         ),
-        Claim(
-            f"{PAPER}/A.27-unaligned/exact",
-            "other singular vectors: |θⁿ - A_ft|² still grows with λ: least gain",
-            f"{PAPER} Thm 4.7 and Lemma A.27, without their assumption on A_ft",
-            f"{turned}, λ from 0 to 1/2, n ≥ 1",
-            lambda: 0.0,
-            deterministic(_unaligned_gain),
+        *beside(
+            f"{PAPER}/T4.7-threshold",
+            "Theorem 4.7 and Lemma A.26, sharpened",
+            f"d={D}, σ_pre={PRE}, σ_ft={threshold:g}σ_pre, λ=1",
+            deterministic(lambda: losses(task(), at_threshold, 1.0)[-1]),
+            ours=(
+                (
+                    "the sharp threshold is σ_ft/σ_pre = 2+λ (printed: 4 at λ = 0), where learning"
+                    " leaves the loss as it was: L_pre(d) = L_pre(0) = Σσ_pre²"
+                ),
+                lambda: sum(s**2 for s in PRE),
+            ),
+        ),
+        *beside(
+            f"{PAPER}/T4.7-inflection",
+            "Theorem 4.7, item 2 (Section 4.3), solved",
+            f"{steep}, λ={TIGHT}",
+            inflected,
+            ours=(
+                "r(λ) = number of leading modes with σ_ft ≤ (2+λ) σ_pre",
+                partial(_inflection, TIGHT),
+            ),
+        ),
+        *beside(
+            f"{PAPER}/A.25-direction",
+            "Theorem A.25, item 2, and Lemma A.27 (Appendix A.5); Theorem 4.7, item 2",
+            f"{steep}, λ_1={TIGHT}, λ_2={LOOSE}",
+            inflected,
+            relation={"printed": "<=", "corrected": ">="},
+            printed=(
+                "r(λ_1) ≤ r(λ_2) for λ_1 > λ_2 > 0",
+                partial(_inflection, LOOSE),
+                "reversed; Theorem 4.7 has it right",
+            ),
+            corrected=("r(λ_1) ≥ r(λ_2) for λ_1 > λ_2 > 0", partial(_inflection, LOOSE)),
+        ),
+        *beside(
+            f"{PAPER}/A.27-loss",
+            "Theorem 4.7, item 2, and Lemma A.27 (Appendix A.5)",
+            f"{BOTH}, n=2, λ=λ_1=1, λ_2=1/2",
+            deterministic(lambda: losses(task(TARGET), TARGET, 1.0)[2]),
+            relation={"exact": ">=", "ours": "="},
+            exact=(
+                "|θ_1ⁿ - A_ft|² > |θ_2ⁿ - A_ft|² for λ_1 > λ_2 > 0",
+                lambda: _closed(fine_tuning.fine_tuning_losses, 2, 0.5),
+            ),
+            ours=(
+                "|θⁿ - A_ft|² = (λ/(1+λ))² Σ_{i≤n}(σ_ft-σ_pre)² + Σ_{i>n}σ_ft²",
+                lambda: _closed(fine_tuning.fine_tuning_losses, 2, 1.0),
+            ),
+        ),
+        *beside(
+            f"{PAPER}/A.27-unaligned",
+            "Lemma A.27 (Appendix A.5), without its assumption on A_ft",
+            f"{turned}, λ_1=1/2, λ_2=0, n=2",
+            deterministic(lambda: losses(_turned_target(), anchor=0.5, target=_turned_target())[2]),
             relation=">=",
+            ours=(
+                "other singular vectors: |θⁿ - A_ft|² still grows with λ",
+                lambda: float(fine_tuning.unaligned_losses(task(), _turned_target())[1][2]),
+            ),
         ),
-        Claim(
-            f"{PAPER}/T4.6-unaligned/exact",
-            "other singular vectors: Δ_pre may fall, by σ_ft² + σ_pre² - 2σ_ft u_ftᵀA_pre v_ft",
-            f"{PAPER} Thm 4.6, without its assumption on A_ft",
+        *beside(
+            f"{PAPER}/T4.6-unaligned",
+            "Theorem 4.6 (Section 4.3), without its assumption on A_ft",
             f"{turned}, λ=0, n=2",
-            _unaligned_step,
-            deterministic(
-                lambda: np.diff(losses(task(), target=_turned_target()))[1] + PRE[1] ** 2, 1e-6
+            deterministic(lambda: _turned_step(losses(task(), target=_turned_target())), 1e-6),
+            ours=(
+                (
+                    "other singular vectors: Δ_pre(n) - Δ_pre(n-1) = σ_ft² + σ_pre² -"
+                    " 2σ_ft u_ftᵀA_pre v_ft, which may be negative"
+                ),
+                lambda: _turned_step(fine_tuning.unaligned_losses(task(), _turned_target())[0]),
+                "tolerance: what gradient descent leaves after 1000 steps",
             ),
-            note="tolerance: what gradient descent leaves after 1000 steps",
         ),
     ]
 
