@@ -7,13 +7,29 @@ from sail_jax.cli.options import Parser, seed
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
+    """Writes the page.
+
+    Args:
+      parser: The parser of the command, to which options are added.
+      argv: The arguments of the command.
+
+    Returns:
+      The exit code.
+    """
     parser.add_argument(
-        "--out", metavar="FILE", default="explorer.html", help="the page; default: %(default)s"
+        "--out",
+        metavar="FILE",
+        default="explorer.html",
+        help="where the page is written; default: %(default)s",
     )
     parser.add_argument(
-        "--seed", metavar="N", type=seed, default=0, help="of the simulations; default: %(default)s"
+        "--seed",
+        metavar="N",
+        type=seed,
+        default=0,
+        help="seed of the simulations; default: %(default)s",
     )
-    parser.add_argument("--quick", action="store_true", help="coarse grids, few draws")
+    parser.add_argument("--quick", action="store_true", help="compute coarse grids and few draws")
     args = parser.read(argv)
     from experiments.pages import explorer
 

@@ -56,12 +56,26 @@ class Grid(NamedTuple):
     durations: tuple[float, ...] = (0.2, 0.6, 2.0)
 
     def spectrum(self, decay: float) -> np.ndarray:
-        """Returns the singular values of the pre-training task."""
+        """Returns the singular values of the pre-training task.
+
+        Args:
+          decay: Exponent by which they fall.
+
+        Returns:
+          The values, `(d,)`, the largest first.
+        """
         return self.scale * np.arange(1, self.d + 1) ** -decay
 
     def times(self, decay: float, tau: float) -> np.ndarray:
-        """Returns the pre-training times, from before the first mode is learned to after the last,
-        evenly spaced in their logarithm and `FINER` times as dense as they are drawn."""
+        """Returns pre-training times, from before the first mode is learned to after the last.
+
+        Args:
+          decay: Exponent by which the singular values of the task fall.
+          tau: Size of the initial weights, e^-tau I.
+
+        Returns:
+          The times, evenly spaced in their logarithm, and `FINER` times as dense as they are drawn.
+        """
         sigma = self.spectrum(decay)
         count = (self.points - 1) * FINER + 1
         return np.geomspace(0.25 * tau / sigma[0], 1.5 * tau / sigma[-1], count)

@@ -72,19 +72,35 @@ class Grid(NamedTuple):
     times: tuple[float, ...] = (1.0, 3.0, 10.0, 100.0)
 
     def load(self) -> np.ndarray:
-        """Returns the loads n/d."""
+        """Computes the loads.
+
+        Returns:
+          Values of n/d, `(loads,)`.
+        """
         return (np.arange(self.loads) + 0.5) / self.loads * 2
 
     def theta(self) -> np.ndarray:
-        """Returns the angles, in radians."""
+        """Computes the angles between the tasks.
+
+        Returns:
+          The angles in radians, `(angles,)`.
+        """
         return np.linspace(0, np.pi / 2, self.angles)
 
     def samples(self) -> np.ndarray:
-        """Returns the numbers of samples n, one for each load."""
+        """Computes the numbers of samples.
+
+        Returns:
+          n for each load, `(loads,)`.
+        """
         return np.round(self.load() * self.d).astype(int)
 
     def simulated(self) -> tuple[slice, slice]:
-        """Returns which loads and which angles are simulated."""
+        """Says which points are simulated.
+
+        Returns:
+          Slices of the loads and of the angles.
+        """
         return slice(EVERY // 2, None, EVERY), slice(0, None, EVERY)
 
 

@@ -159,7 +159,14 @@ def union(one: Batch, two: Batch) -> Batch:
 
 
 def weights_alone(variables: PyTree) -> PyTree:
-    """Variables without running statistics, for a network that normalises by the images it sees."""
+    """Drops running statistics, for a network that normalises by the images it sees.
+
+    Args:
+      variables: The variables of a network.
+
+    Returns:
+      Its parameters, under "params".
+    """
     return {"params": variables["params"]}
 
 

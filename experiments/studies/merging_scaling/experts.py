@@ -48,18 +48,43 @@ class Task(NamedTuple):
 
 
 class Pictures:
-    """Labelled images, decoded when they are asked for."""
+    """Labelled images, decoded when they are asked for.
+
+    Args:
+      listing: The files and their labels.
+      side: Height and width of a decoded image in pixels.
+      order: Which of the files to take, and in which order.
+
+    Attributes:
+      paths: The files, in that order.
+      side: Height and width in pixels.
+      labels: The labels, `(n,)`.
+    """
 
     def __init__(self, listing: Listing, side: int, order: Int[np.ndarray, " n"]) -> None:
         self.paths, self.side = [listing.paths[i] for i in order], side
         self.labels = listing.labels[order]
 
     def take(self, which: Int[np.ndarray, " n"]) -> UInt8[np.ndarray, "n side side 3"]:
-        """The images of some indices."""
+        """Decodes images.
+
+        Args:
+          which: Their indices.
+
+        Returns:
+          The images, `(n, side, side, 3)`.
+        """
         return np.stack([decode(self.paths[i], self.side, crop=True) for i in which])
 
     def reader(self, count: int) -> Callable[[Int[np.ndarray, " n"]], np.ndarray]:
-        """What takes some of the first `count` images, from memory if these are few."""
+        """Makes a function that looks images up, in memory if they are few.
+
+        Args:
+          count: How many images, the first ones, may be asked for.
+
+        Returns:
+          A function of indices that returns the images.
+        """
         if count * self.side * self.side * 3 > HELD:
             return self.take
         return self.take(np.arange(count)).__getitem__
@@ -209,7 +234,18 @@ def _head(backbone: Backbone, task: Task) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Judge:
-    """Merges of experts, and how well networks do on tasks."""
+    """Merges experts, and measures how well networks do on tasks.
+
+    Args:
+      config: The config.
+      backbone: The network that was tuned.
+      tasks: The tasks.
+
+    Attributes:
+      base: The parameters and statistics of the backbone before tuning.
+      unravel: Turns the vector of an expert's backbone into such a tree.
+      heads: Turns the vector of a head into a tree, for each task.
+    """
 
     def __init__(self, config: Config, backbone: Backbone, tasks: list[Task]) -> None:
         self.config, self.backbone, self.tasks = config, backbone, tasks
@@ -225,7 +261,16 @@ class Judge:
         return jnp.stack([losses.sum(), (out.argmax(-1) == labels).sum()])
 
     def grade(self, body: PyTree, head: Array, task: int) -> Float[np.ndarray, "2"]:
-        """Mean test loss and accuracy of a backbone under a head."""
+        """Measures a backbone under a head on a task's test images.
+
+        Args:
+          body: The parameters and statistics of the backbone.
+          head: The head as a vector.
+          task: The number of the task.
+
+        Returns:
+          The mean loss in nats, and the accuracy.
+        """
         of, head = self.tasks[task], self.heads[task](jnp.asarray(head))
         sums = [
             np.asarray(self._graded(body, head, of.test[i : i + CHUNK], of.labels[i : i + CHUNK]))
@@ -234,7 +279,16 @@ class Judge:
         return np.sum(sums, 0) / len(of.labels)
 
     def merged(self, way: str, experts: list[dict[str, Any]], group: tuple[int, ...]) -> PyTree:
-        """The experts of a group of tasks, merged in one of the ways."""
+        """Merges the experts of a group of tasks.
+
+        Args:
+          way: The name of the merge: "TIES", "DARE", "AdaMerging" or another, which averages.
+          experts: The experts, each with the vectors "body" and "head".
+          group: The numbers of their tasks.
+
+        Returns:
+          The merged parameters and statistics of the backbone.
+        """
         models = [self.unravel(jnp.asarray(expert["body"])) for expert in experts]
         how, weights = self.config.merging, jnp.full(len(group), 1 / len(group))
         key = jax.random.key(self.config.seed)
