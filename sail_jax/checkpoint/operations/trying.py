@@ -17,7 +17,7 @@ from sail_jax.checkpoint.formats.open import open_checkpoint, open_values
 from sail_jax.checkpoint.planning.inputs import config_of
 from sail_jax.merging.tensors import read_whole
 
-__all__ = ["Examples", "Running", "Trial", "read_examples", "running", "try_average"]
+__all__ = ["Examples", "Running", "Trial", "read_examples", "running", "try_average", "unfit"]
 
 MOST = 1 << 28  # bytes of examples
 
@@ -205,7 +205,7 @@ def try_average(
             points = np.stack([a := np.linspace(0.1, 0.9, 9), 1 - a], -1)
         hump = probe.simplex_barrier(loss, models, data, points, batch_size=batch_size)
     except (TypeError, LookupError, ValueError) as error:
-        raise _unfit(paths[0], error) from error
+        raise unfit(paths[0], error) from error
     return trial._replace(
         losses=np.asarray(averaged.members.value),
         average=float(averaged.average.value[0]),
@@ -272,7 +272,7 @@ def running(
         if labels is not None and labels.max() >= shape[-1]:
             raise ValueError(f"label {labels.max()} is beyond {shape[-1]} outputs")
     except (TypeError, LookupError, ValueError) as error:
-        raise _unfit(paths[0], error) from error
+        raise unfit(paths[0], error) from error
     return Running(family, models, network, data)
 
 
@@ -307,8 +307,16 @@ def _inputs(
     return shifted
 
 
-def _unfit(path: Any, error: Exception) -> CheckpointError:
-    """What is said of examples that do not fit a model."""
+def unfit(path: Any, error: Exception) -> CheckpointError:
+    """Says that examples do not fit a model.
+
+    Args:
+      path: The model.
+      error: What went wrong.
+
+    Returns:
+      The error to raise.
+    """
     said = " ".join(str(error).split())
     return CheckpointError(f"these examples cannot be run through {path}: {said}")
 
