@@ -66,6 +66,21 @@ def test_what_is_linear_in_the_head_is_linear(saved):
         np.testing.assert_allclose(it.metric.value, float(it.upper.value), atol=EPS)
 
 
+def test_layers_keep_their_order(tmp_path):
+    """Ten and more: neither the names nor where features are stitched go by the alphabet."""
+    widths, rng = [3] * 12, np.random.default_rng(0)
+    names = [f"layers.{k}" for k in range(12)] + ["out"]
+    sizes = [*zip([4, *widths], [*widths, 3], strict=True)]
+    params = {f"{n}.kernel": rng.standard_normal(s) / 2 for n, s in zip(names, sizes, strict=True)}
+    params |= {f"{n}.bias": np.ones(s[1]) for n, s in zip(names, sizes, strict=True)}
+    params = {n: x.astype(np.float32) for n, x in params.items()}
+    config = CONFIG | {"widths": widths}
+    one, two = (save(tmp_path / n, tuned(params, k), config) for k, n in enumerate("AB"))
+    found = measure_linearity([one, two], examples(8))
+    assert found.identities[0].found.layers == (*names[:-1], "output")
+    assert found.stitched[0].layers == ("layers.2", "layers.5", "layers.8")
+
+
 def test_by_hand(saved):
     base, one, two, _ = saved["deep"]
     given, s = examples(), 0.3
@@ -183,7 +198,9 @@ def test_layers_are_seen_and_replaced(name):
     again = jax.jit(lambda p: run(p, lambda name, x: seen[name])[0])(m.params)
     np.testing.assert_allclose(again, out, 0, 100 * EPS * np.abs(out).max())
     last = list(seen)[-1]
-    other = jax.jit(lambda p: run(p, lambda n, x: x[:, ::-1] if n == last else x)[0])(m.params)
+    other = jax.jit(lambda p: run(p, lambda n, x: x.at[..., 0].add(1) if n == last else x)[0])(
+        m.params
+    )
     assert jnp.abs(other - out).max() > 1e-3
 
 
@@ -201,7 +218,7 @@ def test_other_networks(name, tmp_path):
         "llama": {"tokens": rng.integers(0, 17, (n, 8))},
     }[name]  # fmt: skip
     np.savez(tmp_path / "d.npz", **arrays)
-    trees = {"base": base} | {x: tuned(base, i) for i, x in enumerate("AB")}
+    trees = {"base": base} | {x: tuned(base, i, 0.01) for i, x in enumerate("AB")}
     base, *models = (save(tmp_path / x, tree, config) for x, tree in trees.items())
     data = tmp_path / "d.npz"
     found = measure_linearity(models, read_examples(data), base)

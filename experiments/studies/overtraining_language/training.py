@@ -117,12 +117,18 @@ def stacked(trees: Sequence[PyTree]) -> PyTree:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
+Join = Callable[[PyTree, PyTree], PyTree]
+"""The parameters of a network, of those that stay as they are and those that are trained."""
+
+
 @functools.lru_cache(maxsize=16)
-def _fit(net: nn.Module, training: Training, count: int, where: Layout) -> Fit:
-    """The training of `count` members by one compiled step."""
+def _fit(net: nn.Module, training: Training, count: int, where: Layout, join: Join | None) -> Fit:
+    """The training of `count` members by one compiled step; with `join` the state's `mutable`, the
+    same for all, is what stays as it is."""
 
     def loss(params: PyTree, mutable: PyTree, batch: Batch, key: Array) -> Any:
-        member_loss = lambda p, b, k: nll(net, p, b, k).mean()  # noqa: E731
+        whole = lambda p: p if join is None else join(mutable, p)  # noqa: E731
+        member_loss = lambda p, b, k: nll(net, whole(p), b, k).mean()  # noqa: E731
         losses = jax.vmap(member_loss, (0, 1, 0))(params, batch, jax.random.split(key, count))
         # the mean is told; the sum's gradient is each member's own
         total = losses.sum()
@@ -149,16 +155,19 @@ def together(
     directory: Path | None = None,
     config: Any = None,
     save_every: int = 1000,
+    frozen: PyTree = None,
+    join: Join | None = None,
 ) -> list[PyTree]:
     """The parameters of all members after `steps`, from those given; `batch(step)` has their
-    examples, [example, member, ...]. The optimizer's `members` are theirs."""
+    examples, [example, member, ...]. The optimizer's `members` are theirs. With `join`, one of a
+    kind that can be hashed, a member's network is `join(frozen, its parameters)`."""
     members = where.filled(params)
     shares = training.optimizer.members or (1.0,) * len(params)
     optimizer = dataclasses.replace(training.optimizer, members=tuple(where.filled(shares)))
-    fit = _fit(net, dataclasses.replace(training, optimizer=optimizer), len(members), where)
+    fit = _fit(net, dataclasses.replace(training, optimizer=optimizer), len(members), where, join)
     which = np.asarray(where.filled(range(len(params))))
     trained = fit.run(
-        fit.start(stacked(members), key),
+        fit.start(stacked(members), key, frozen),
         lambda t: jax.tree.map(lambda x: x[:, which], batch(t)),
         steps,
         directory,

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from sail_jax import probe
 from sail_jax.checkpoint.operations.trying import Examples, Running, running, unfit
+from sail_jax.probe.networks import OUTPUT, layers
 
 __all__ = ["ALPHAS", "SCALES", "Identity", "LayerwiseLinearity", "Stitched", "measure_linearity"]
 
@@ -226,9 +227,12 @@ def _stitched(
     every_layer: bool, batch_size: int,
 ) -> list[Stitched]:  # fmt: skip
     """Figures 9 and 10, and the features of each model in every other."""
-    _, seen = jax.eval_shape(run.network, models[0], run.data)
     # what T5's decoder made of one encoder cannot go on with another
-    names = [name for name in seen if not name.startswith("decoder.")]
+    names = [
+        name
+        for name in layers(run.network, models[0], run.data)
+        if name != OUTPUT and not name.startswith("decoder.")
+    ]
     if not every_layer:
         at = (round(share * len(names)) - 1 for share in (0.25, 0.5, 0.75))
         names = [names[i] for i in dict.fromkeys(max(0, i) for i in at)]
