@@ -1,4 +1,4 @@
-"""Adapters of low rank (LoRA) of the blocks' matrices, which are trained in place of all weights."""
+"""Adapters of low rank (LoRA) of the matrices of blocks, trained in place of all weights."""
 
 import dataclasses
 import math

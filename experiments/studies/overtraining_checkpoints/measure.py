@@ -1,4 +1,4 @@
-"""The stages of `overtraining_checkpoints`: what is done to one checkpoint, read from its folder."""
+"""The stages of `overtraining_checkpoints`: what is done to one checkpoint, from its folder."""
 
 import math
 from collections.abc import Sequence

@@ -85,9 +85,7 @@ def _trained(config: Config, stage: Stage, stack: contextlib.ExitStack) -> Seque
         where, net = training.layout(config.shard), presets.build(_shape(config))
         vocab = _shape(config)["vocab"]
         corpus = tasks.load(config.data, vocab, config.model.context, ())
-    stacked = stage(
-        "series of checkpoints", partial(series.train, config, net, corpus, where), folder=True
-    )
+    stacked = stage("series of checkpoints", partial(series.train, config, net, corpus, where))
     folder = config.series.folder or stack.enter_context(tempfile.TemporaryDirectory())
     with refused():
         return series.write(net, config.series.budgets, stacked, Path(folder))

@@ -27,7 +27,6 @@ def train(
     net: nn.Module,
     corpus: tasks.Corpus,
     where: training.Layout,
-    folder: Path | None,
 ) -> PyTree:
     """The parameters after each budget of one training, stacked."""
     series, tokens = config.series, config.series.batch * config.model.context
@@ -42,14 +41,13 @@ def train(
     def loss(params: PyTree, mutable: PyTree, batch: tasks.Batch, key: Array) -> Any:
         return training.nll(net, params, batch, key).mean(), {}, mutable
 
-    fit = Fit(loss, how, where.one, config, config.save_every)
+    fit = Fit(loss, how, where.one)
     first, rest = jax.random.split(jax.random.key(seeded(config, 8)))
     state, order = fit.start(training.first(net, first), rest), seeded(config, 9)
     batch = lambda step: corpus.batch(step, seed=order, size=series.batch)  # noqa: E731
     kept = []
-    for k, end in enumerate(steps):
-        part = None if folder is None else folder / str(k)
-        state = fit.run(state, batch, end, part).state
+    for end in steps:
+        state = fit.run(state, batch, end).state
         kept.append(jax.device_get(state.params))
     return training.stacked(kept)
 
