@@ -140,10 +140,10 @@ def pack(
       end: Tokens that end a response.
 
     Returns:
-      The tokens, and which of them are learnt.
+      The tokens, and which of them are learnt; no rows if no example is left.
 
     Raises:
-      DataError: If no example is left, or they are too many for memory.
+      DataError: If they are too many for memory.
 
     >>> packed = pack([Instruction("ab", "c")], lambda x: np.frombuffer(x, np.uint8), 5)
     >>> packed.tokens.tolist(), packed.scored.tolist()
@@ -163,6 +163,4 @@ def pack(
         tokens[kept, : len(row)] = row
         scored[kept, len(prompt) - 1 : len(row) - 1] = True
         kept += 1
-    if not kept:
-        raise DataError(f"no example has a prompt of less than {length} tokens")
     return Packed(tokens[:kept], scored[:kept])

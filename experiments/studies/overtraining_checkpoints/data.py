@@ -116,7 +116,7 @@ def load(config: Config, vocab: int, end: Sequence[int] = ()) -> Data:
         *((name, task.examples.tokens) for name, task in zip(tune.tasks, taught, strict=True)),
         *((name, packed.tokens) for name, packed in asked.items()),
     ):
-        if tokens.max() >= vocab:
+        if tokens.max(initial=0) >= vocab:
             raise ValueError(
                 f"tune.tokenizer: it made the token {tokens.max()} of {name}, but the network's "
                 f"vocabulary ends at {vocab - 1}"

@@ -9,11 +9,7 @@ from matplotlib import colormaps
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
 from experiments.lab.findings import mean_and_error
-from experiments.studies.overtraining_checkpoints.findings import (
-    forgotten,
-    increase,
-    named,
-)
+from experiments.studies.overtraining_checkpoints.findings import forgotten, increase, named
 from experiments.studies.overtraining_language.findings import at_best, best_rate
 from sail_jax.drawing import style
 
@@ -122,7 +118,8 @@ def _fine_tuning(dataset: xr.Dataset) -> "Figure":
     axes[0, 0].set_title("forgetting")
     axes[0, 1].set_title("pre-training text")
     chosen = sorted({float(rate) for rate in np.unique(best)})
-    axes[0, 2].set_title(f"the task (tuned: {chosen[0]:g} to {chosen[-1]:g})")
+    spelt = " to ".join(f"{rate:g}" for rate in dict.fromkeys((chosen[0], chosen[-1])))
+    axes[0, 2].set_title(f"the task (tuned rates: {spelt})")
     handles = [x + y for x, y in zip(
         axes[0, 0].get_legend_handles_labels(), axes[0, 1].get_legend_handles_labels(), strict=True
     )]  # fmt: skip
