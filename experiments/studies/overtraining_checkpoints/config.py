@@ -19,7 +19,7 @@ Deviation = Literal["module", "stated"]
 class Series:
     """The checkpoints that are trained where none are given: of one run, whose rate falls to 0."""
 
-    budgets: Rising[Natural] = tuple(2**k for k in range(14, 21))
+    budgets: Rising[Natural] = tuple(2**k for k in range(16, 22))
     """Tokens after which a checkpoint is written, ascending."""
     batch: Natural = 16
     """Sequences per step."""
@@ -38,7 +38,7 @@ class Tuning:
     'questions', which are generated for networks of characters."""
     tokenizer: str | None = None
     """The tokenizer.json of byte-level BPE by which text becomes tokens (GPT-2's, OLMo's)."""
-    rates: Rising[Positive] = tuple(0.0005 * 2**k for k in range(6))
+    rates: Rising[Positive] = tuple(0.0005 * 2**k for k in range(8))
     """Highest learning rates, ascending; the best on validation is the tuned one."""
     examples: Natural = 128
     """Examples to fine-tune on."""

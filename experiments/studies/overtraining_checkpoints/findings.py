@@ -28,9 +28,10 @@ def forgotten(dataset: xr.Dataset) -> xr.DataArray:
 
 
 def kept_rates(dataset: xr.Dataset) -> xr.DataArray:
-    """By task the largest rate at which the model still knows more of the pre-training text, after
-    any checkpoint, than how frequent each token is; the smallest if there is none."""
-    worst = dataset["tuned_base"].mean("seed").max("budget")
+    """By task the largest rate at which every checkpoint that knew more of the pre-training text
+    than how frequent each token is still does; the smallest if there is none."""
+    knew = dataset["base"].mean("seed") < dataset["unigram"]
+    worst = dataset["tuned_base"].mean("seed").where(knew).max("budget")
     highest = dataset["rate"].where(worst < dataset["unigram"]).max("rate")
     return highest.fillna(float(dataset["rate"][0]))
 
