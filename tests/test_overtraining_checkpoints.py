@@ -20,6 +20,7 @@ from experiments.studies.overtraining_checkpoints.plots import plot
 from experiments.studies.overtraining_checkpoints.run import run
 from sail_jax.checkpoint import save_checkpoint
 from tests.pictures import flaws
+from tests.test_sail_language import tokenizer
 from tests.tiny_runs import tiny_run
 
 TINY = PRESETS["tiny"]
@@ -251,3 +252,45 @@ def test_given_checkpoints_adapters_and_benchmarks(tmp_path):
         run(varied(given, tune={"examples": 400}))
     with pytest.raises(DataError, match=r"tune\.rank"):
         run(varied(given, tune={"rank": 9}))
+
+
+@pytest.mark.slow
+def test_files_as_the_presets_have_them(tmp_path):
+    """GPT-2's folders, a tokenizer of byte pairs, a text in its tokens, and dialogues."""
+    path, names = tokenizer(tmp_path, [("t", "h"), ("Ġ", "th")])
+    vocab, rng = max(names) + 1, np.random.default_rng(0)
+    folders = []
+    for k, tokens in enumerate(("1B", "4B", "1T")):
+        net, params = drawn("gpt-tiny", **GPT | {"vocab": vocab, "context": 40})
+        params = jax.tree.map(lambda x, k=k: x / (10 + k), params)
+        more = {"initializer_range": 0.02, "eos_token_id": 0}
+        folders.append(saved(tmp_path / f"step{k}-tokens{tokens}", net, params, **more))
+    for part in ("train", "val"):
+        np.save(tmp_path / f"{part}.npy", rng.integers(0, vocab, 3000))
+    (tmp_path / "meta.json").write_text(json.dumps({"vocab_size": vocab}))
+    said = [
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b the"}]}
+    ]
+    lines = "".join(json.dumps(record) + "\n" for record in said * 60)
+    (tmp_path / "tulu.jsonl").write_text(lines)
+    config = varied(
+        PRESETS["checkpoints"],
+        checkpoints=tuple(folders),
+        data={"folder": str(tmp_path)},
+        gammas=(0.1, 1.0),
+        model={"context": 48},
+        held_out=8,
+        tune={"tasks": (str(tmp_path / "tulu.jsonl"),), "examples": 20, "batch": 4, "warmup": 1,
+              "held_out": 5, "rates": (1e-4, 1e-2)},
+    )  # fmt: skip
+    with pytest.raises(DataError, match=r"model\.context must be at most 40"):
+        run(config)
+    config = varied(config, model={"context": 36})
+    with pytest.raises(DataError, match=r"tokenizer\.json"):
+        run(config)
+    with pytest.raises(DataError, match=r"tune\.tokenizer must be the one"):
+        run(varied(config, tune={"tokenizer": None}))
+    found = run(varied(config, tune={"tokenizer": str(path)}))
+    assert found["budget"].values.tolist() == [1e9, 4e9, 1e12]
+    assert findings.named(found) == ["1B", "4B", "1000B"]
+    assert (found["tuned_test"].sel(rate=1e-2) < found["before"]).all()  # always the same answer

@@ -53,7 +53,7 @@ def run(args: Namespace) -> int:
         )
         about = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in _items(trial)}
         record["data"] = {"file": str(args.data), "examples": len(examples.inputs), **about}
-    if args.linearity:
+    if args.linearity and examples is not None:
         found = measure_linearity(
             args.checkpoint, examples, args.base, config, scales=args.scales or SCALES,
             every_layer=args.full, allow_pickle=args.allow_pickle,

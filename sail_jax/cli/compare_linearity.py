@@ -123,7 +123,7 @@ def _by_layer(
     return count, means
 
 
-def render(record: Mapping[str, Any], letters: Sequence[str], full: bool = False) -> list[str]:
+def render(record: Mapping[str, Any], letters: list[str], full: bool = False) -> list[str]:
     """Formats a record as text.
 
     Args:

@@ -63,7 +63,7 @@ def _curve(ax: "Axes", values: xr.DataArray, **look: Any) -> None:
 
 def _perplexity(ax: "Axes", values: xr.DataArray, **look: Any) -> None:
     """A curve of exp(loss)."""
-    _curve(ax, np.exp(values.clip(max=80)), **look)
+    _curve(ax, xr.apply_ufunc(np.exp, values.clip(max=80)), **look)
 
 
 def _log_y(ax: "Axes") -> None:

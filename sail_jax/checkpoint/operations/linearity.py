@@ -192,8 +192,7 @@ def _identities(
         found.append(Identity(name, which, tuple(points), it, _baseline(it)))
 
     for i, j in itertools.combinations(range(k), 2):
-        pair = [models[i], models[j]]
-        it = probe.cross_task_linearity(apply, *pair, data, alphas, **how)
+        it = probe.cross_task_linearity(apply, models[i], models[j], data, alphas, **how)
         add("interpolation", (i, j), alphas, it)
     if k > 2:
         it = probe.k_model_linearity(apply, models, data, **how)
