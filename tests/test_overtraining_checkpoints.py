@@ -72,6 +72,7 @@ LINES = {
                  ("<|user|>\na\n<|assistant|>\n", "b")),
     "alpaca": ({"instruction": "a", "input": "b", "output": "c"}, ("a\n\nb\n\n", "c")),
     "plain": ({"prompt": "a", "response": "b"}, ("a\n\n", "b")),
+    "tokens": ({"prompt": [3, 1], "response": [2]}, ((3, 1), (2,))),
 }  # fmt: skip
 WRONG = {
     "no fields": ({"text": "a"}, "line 1: expected the fields prompt and response"),
@@ -105,6 +106,9 @@ def _empty(folder):
 
 def test_responses_alone_are_learnt():
     examples = [instructions.Instruction("abc", "de"), instructions.Instruction("abcdefgh", "i")]
+    tokens = [instructions.Instruction((97, 98, 99), (100, 101))]
+    packed = instructions.pack(tokens, lambda b: np.zeros(0), 8, (1,))
+    assert packed.tokens.tolist() == [[97, 98, 99, 100, 101, 1, 0, 0]]
     packed = instructions.pack(examples, lambda b: np.frombuffer(b, np.uint8), 8, (1,))
     assert packed.tokens.tolist() == [[97, 98, 99, 100, 101, 1, 0, 0]]  # the second has no room
     assert packed.tokens[0, 1:][packed.scored[0]].tolist() == [100, 101, 1]

@@ -29,12 +29,12 @@ class Instruction(NamedTuple):
     """A text, and what a model is to answer.
 
     Attributes:
-      prompt: All that comes before the response.
-      response: The response, which alone is learnt.
+      prompt: All that comes before the response, as text or as tokens.
+      response: The response, which alone is learnt, as text or as tokens.
     """
 
-    prompt: str
-    response: str
+    prompt: str | tuple[int, ...]
+    response: str | tuple[int, ...]
 
 
 class Packed(NamedTuple):
@@ -56,7 +56,7 @@ def read(path: str | Path) -> tuple[Instruction, ...]:
     `chosen` (Anthropic-HH: a dialogue, whose last turn is the response), `messages` (each with
     `role` and `content`; what the assistant says last is the response), or `prompt` (`instruction`,
     `question`; with `input` after it, if there is one) and `response` (`output`, `completion`,
-    `answer`).
+    `answer`). These two may be lists of tokens, for networks whose tokenizers are not read here.
 
     Args:
       path: The file, one example per line.
@@ -98,6 +98,8 @@ def _example(record: Mapping[str, Any], what: str) -> Instruction:
                 f"{what}: expected the fields prompt and response, instruction and output, chosen, "
                 f"or messages; got {held}"
             )
+        if _tokens(prompt) and _tokens(response):
+            return Instruction(tuple(prompt), tuple(response))
         if isinstance(prompt, str) and isinstance(more := record.get("input", ""), str):
             prompt = f"{prompt}\n\n{more}\n\n" if more else f"{prompt}\n\n"
     for text in (prompt, response):
@@ -108,6 +110,14 @@ def _example(record: Mapping[str, Any], what: str) -> Instruction:
         except UnicodeEncodeError:
             raise DataError(f"{what}: {text[:99]!a} is not Unicode") from None
     return Instruction(prompt, response)
+
+
+def _tokens(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) > 0
+        and all(type(x) is int and 0 <= x < 1 << 31 for x in value)
+    )
 
 
 def _dialogue(messages: Any, what: str) -> tuple[str, str]:
@@ -155,12 +165,16 @@ def pack(
     scored = np.zeros((len(examples), length - 1), bool)
     kept = 0
     for example in examples:
-        prompt = np.asarray(encode(example.prompt.encode()))
+        prompt = _encoded(example.prompt, encode)
         if not 0 < len(prompt) < length:
             continue
-        response = np.asarray(encode(example.response.encode()))
+        response = _encoded(example.response, encode)
         row = np.concatenate([prompt, response, np.asarray(end, np.int32)])[:length]
         tokens[kept, : len(row)] = row
         scored[kept, len(prompt) - 1 : len(row) - 1] = True
         kept += 1
     return Packed(tokens[:kept], scored[:kept])
+
+
+def _encoded(part: str | tuple[int, ...], encode: Callable[[bytes], Any]) -> np.ndarray:
+    return np.asarray(encode(part.encode()) if isinstance(part, str) else part, np.int32)

@@ -37,7 +37,8 @@ class Tuning:
     """Files of instructions in JSON lines (Anthropic-HH, TULU, Alpaca and their like), or
     'questions', which are generated for networks of characters."""
     tokenizer: str | None = None
-    """The tokenizer.json of byte-level BPE by which text becomes tokens (GPT-2's, OLMo's)."""
+    """The tokenizer.json of byte-level BPE by which text becomes tokens (GPT-2's, OLMo's); None
+    for examples that are tokens already."""
     rates: Rising[Positive] = tuple(0.0005 * 2**k for k in range(8))
     """Highest learning rates, ascending; the best on validation is the tuned one."""
     examples: Natural = 128
@@ -191,8 +192,9 @@ PRESETS: dict[str, Config] = {
     ),
     "paper": PAPER,
     # 7 billion weights (Amber): adapters, since all weights and Adam's moments are 112 GB. The
-    # paper trains all weights; rank and alpha are chosen here
-    "paper_7b": varied(PAPER, tune={"rank": 64, "alpha": 128.0}),
+    # paper trains all weights; rank and alpha are chosen here. Its tokenizer is not of byte pairs:
+    # examples are to be lists of tokens
+    "paper_7b": varied(PAPER, tune={"rank": 64, "alpha": 128.0, "tokenizer": None}),
     # seconds, for tests
     "tiny": varied(
         DEFAULT,

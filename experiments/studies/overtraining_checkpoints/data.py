@@ -95,21 +95,21 @@ def load(config: Config, vocab: int, end: Sequence[int] = ()) -> Data:
     ValueError (or `DataError`, which is one) for what does not fit it, or is too short.
     """
     tune, context = config.tune, config.model.context
-    needs = {*tune.tasks, *config.benchmarks.files} - {QUESTIONS}
-    if needs and tune.tokenizer is None and config.data.name != OFFLINE_TEXT:
-        raise ValueError(f"tune.tokenizer must be the one that made data, for {min(needs)}")
-    if QUESTIONS in tune.tasks and config.data.name != OFFLINE_TEXT:
+    offline = config.data.name == OFFLINE_TEXT
+    if QUESTIONS in tune.tasks and not offline:
         raise ValueError(
             f"tune.tasks: '{QUESTIONS}' needs the characters of the offline text; give a file of "
             "instructions"
         )
-    encode = text.encode if tune.tokenizer is None else gpt2_tokens.load(tune.tokenizer)
+    encode: Callable[[bytes], Any] = text.encode if offline else _unencoded
+    if tune.tokenizer is not None:
+        encode = gpt2_tokens.load(tune.tokenizer)
     corpus = tasks.load(config.data, vocab, context, ())
     held_out = tuple(
         corpus.held_out(config.held_out, seeded(config, 0, k)) for k in range(config.replicates)
     )
     # a network of characters has no other end than a new line
-    end = end or (tuple(text.encode(b"\n")) if tune.tokenizer is None else ())
+    end = end or (tuple(text.encode(b"\n")) if encode is text.encode else ())
     taught = tuple(_task(config, name, encode, end) for name in tune.tasks)
     asked = {Path(name).stem: _benchmark(config, name, encode) for name in config.benchmarks.files}
     for name, tokens in (
@@ -122,6 +122,13 @@ def load(config: Config, vocab: int, end: Sequence[int] = ()) -> Data:
                 f"vocabulary ends at {vocab - 1}"
             )
     return Data(held_out, taught, asked, corpus.unigram(held_out[0]))
+
+
+def _unencoded(_: bytes) -> Any:
+    raise ValueError(
+        "tune.tokenizer must be the one that made data, where tune.tasks or benchmarks.files hold "
+        "text"
+    )
 
 
 def _task(config: Config, name: str, encode: Callable[[bytes], Any], end: Sequence[int]) -> Task:

@@ -14,9 +14,11 @@ import xarray as xr
 
 from experiments.data import text
 from experiments.data.files import refused
+from experiments.data.registry import OFFLINE_TEXT
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.models import presets
+from experiments.models.pretrained import read_config
 from experiments.studies.overtraining_checkpoints import data, measure, series
 from experiments.studies.overtraining_checkpoints.config import Config
 from experiments.studies.overtraining_language import tasks, training
@@ -112,10 +114,8 @@ def _shape(config: Config) -> dict[str, Any]:
 
 def _end(config: Config, path: str) -> tuple[int, ...]:
     """The token that ends a text, where the configuration states one."""
-    from experiments.models.pretrained import read_config
-
     end = read_config(path).get("eos_token_id")
-    return (end,) if isinstance(end, int) and config.tune.tokenizer is not None else ()
+    return (end,) if isinstance(end, int) and config.data.name != OFFLINE_TEXT else ()
 
 
 def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]]:
