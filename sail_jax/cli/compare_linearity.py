@@ -138,7 +138,9 @@ def render(record: Mapping[str, Any], letters: list[str], full: bool = False) ->
 
     lines = ["linearity in the weights, by layer (± standard errors over examples):"]
     most = None if full else FEW
-    for name, point in _middle(record["identities"]):
+    kinds = _middle(record["identities"])
+    first = dict(reversed(kinds))
+    for name, point in kinds if full else reversed(first.items()):
         count, of = _by_layer(record, name, point)
         at = {"interpolation": f", a = {point:g}", "average": ""}.get(name, f", s = {point:g}")
         many = f", mean of {count}" if count > 1 else ""
@@ -156,6 +158,8 @@ def render(record: Mapping[str, Any], letters: list[str], full: bool = False) ->
         ]
         lines.append(table(rows[:1] + rows[1:][:most]))
         lines += _more(len(rows) - 1, most)
+    if not full and len(kinds) > len(first):
+        lines += ["", "other scales: --full"]
     if "metric" not in record:
         return [*lines, "", "no labels: no averages beside ensembles, no stitching"]
     alone = zip(letters, record["members"], strict=True)
@@ -195,14 +199,14 @@ def _more(rows: int, most: int | None) -> list[str]:
 def _pm(value: float, error: float) -> str:
     """A number with its standard error, to two digits of the latter.
 
-    >>> _pm(0.98765, 0.0123), _pm(1, 0.00071), _pm(0.0000123, 0.0000045)
-    ('0.988 ± 0.012', '1.00000 ± 0.00071', '1.2e-05 ± 4.5e-06')
+    >>> _pm(0.98765, 0.0123), _pm(1.0000023, 0.0000071), _pm(0.0000123, 0.0000045)
+    ('0.988 ± 0.012', '1.0000023 ± 7.1e-06', '1.2e-05 ± 4.5e-06')
     """
     if not error:
         return f"{value:.4g} ± 0"
     digits = 1 - math.floor(math.log10(error))
     if digits > 5:
-        return f"{value:.2g} ± {error:.2g}"
+        return f"{value:.{digits}f} ± {error:.2g}" if value > 0.5 else f"{value:.2g} ± {error:.2g}"
     return f"{value:.{max(0, digits)}f} ± {error:.{max(0, digits)}f}"
 
 
@@ -241,6 +245,7 @@ def draw(record: Mapping[str, Any]) -> Figure:
             ax.set_xlim(0.5, len(x) + 0.5)
             step = max(1, -(-len(x) // 8))
             ax.set_xticks(x[::step], [str(k) for k in x[::step]])
+        low.ticklabel_format(axis="y", useOffset=False)
         low.set_xlabel("layer (the last: outputs)")
     axes[0, 0].set_ylabel("1 - cosine (± s.e.)")
     axes[1, 0].set_ylabel("coefficient (± s.e.)")
