@@ -18,6 +18,7 @@ DEAR = (
     "growth_training",
     "merge_prediction",
     "merging_scaling",
+    "overtraining_checkpoints",
     "overtraining_language",
     "proximal_gamma",
     "proximal_spirals",

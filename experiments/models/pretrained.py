@@ -19,7 +19,7 @@ from sail_jax.architectures.table import Config, count, divided, flag
 from sail_jax.checkpoint import load_checkpoint
 from sail_jax.trees import path_str
 
-__all__ = ["Pretrained", "convert", "load_pretrained", "module_of"]
+__all__ = ["Pretrained", "convert", "export", "load_pretrained", "module_of", "read_config"]
 
 _BLOCK = r"block_(\d+)/"
 
@@ -101,16 +101,7 @@ def load_pretrained(
       CheckpointError: If the weights are missing or damaged.
     """
     folder = Path(path)
-    told = folder / "config.json"
-    if not told.is_file():
-        raise ValueError(f"{folder}: expected a folder with config.json and the weights beside it")
-    try:
-        config = json.loads(told.read_text())
-    except ValueError as error:
-        raise ValueError(f"{told} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{told}: expected an object, got {type(config).__name__}")
-    module = module_of(config)
+    module = module_of(read_config(folder))
     # there may be embeddings beyond the tokens, as padding
     if vocab is not None and not vocab <= module.vocab <= -(-vocab // 512) * 512:
         raise ValueError(
@@ -123,6 +114,30 @@ def load_pretrained(
         )
     variables = convert(load_checkpoint(folder), module, dtype=dtype)
     return Pretrained(module, variables, describe(module))
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """Reads the `config.json` of a folder.
+
+    Args:
+      folder: The folder of a checkpoint.
+
+    Returns:
+      The entries.
+
+    Raises:
+      ValueError: If there is no such file, or it is no object of JSON.
+    """
+    told = Path(folder) / "config.json"
+    if not told.is_file():
+        raise ValueError(f"{folder}: expected a folder with config.json and the weights beside it")
+    try:
+        config = json.loads(told.read_text())
+    except ValueError as error:
+        raise ValueError(f"{told} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{told}: expected an object, got {type(config).__name__}")
+    return config
 
 
 def module_of(config: Config) -> GPT | Llama:
@@ -280,3 +295,81 @@ def _laid_out(
         raise ValueError(f"tensor {theirs!r}: expected shape {list(stored)}, got {list(x.shape)}")
     x = x.T if turned else np.split(x, 3, axis=-1)[int(part)] if part else x
     return x.reshape(shape)
+
+
+def export(variables: PyTree, module: GPT | Llama) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The tensors of a network by their Hugging Face names, and its config.json: what
+    `load_pretrained` reads as the same network.
+
+    Raises ValueError for a network that no configuration of theirs describes.
+    """
+    gpt = isinstance(module, GPT)
+    names, prefix = (_GPT2, "transformer.") if gpt else (_LLAMA, "model.")
+    config = _told_gpt2(module) if gpt else _told_llama(module)
+    if _plain(module_of(config)) != _plain(module):
+        raise ValueError(f"no configuration of {config['model_type']} describes {module}")
+    tensors: dict[str, np.ndarray] = {}
+    thirds: dict[str, dict[int, np.ndarray]] = {}
+
+    def leaf(path: Any, value: Any) -> None:
+        ours = path_str(path).removeprefix("params/")
+        layer = re.match(_BLOCK, ours)
+        theirs = names[re.sub(_BLOCK, "block_{}/", ours)].format(layer and layer[1])
+        theirs, _, part = theirs.partition(":")
+        x = np.asarray(value)
+        if ours.endswith("/kernel"):
+            reads = x.ndim - 1 if ours.endswith("o/kernel") else 1
+            x = x.reshape(int(np.prod(x.shape[:reads])), -1)
+            x = x.T if not gpt or theirs == "lm_head.weight" else x
+        elif "bias" in ours:
+            x = x.reshape(-1)
+        full = theirs if theirs == "lm_head.weight" else prefix + theirs
+        if part:
+            thirds.setdefault(full, {})[int(part)] = x
+        else:
+            tensors[full] = np.ascontiguousarray(x)
+
+    jax.tree.map_with_path(leaf, variables)
+    for name, parts in thirds.items():
+        tensors[name] = np.concatenate([parts[k] for k in range(3)], -1)
+    return tensors, config
+
+
+def _plain(module: GPT | Llama) -> dict[str, Any]:
+    """What a module computes with, but for dropout, which no configuration here states."""
+    kv_heads = getattr(module, "kv_heads", None) or module.heads
+    return {**describe(module), "kv_heads": kv_heads, "dropout": 0.0}
+
+
+def _told_gpt2(module: GPT) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": module.vocab,
+        "n_positions": module.context,
+        "n_embd": module.width,
+        "n_layer": module.layers,
+        "n_head": module.heads,
+        "n_inner": module.hidden,
+        "tie_word_embeddings": module.tied,
+        "layer_norm_epsilon": module.layer_norm_eps,
+    }
+
+
+def _told_llama(module: Llama) -> dict[str, Any]:
+    olmo = module.norm == "layernorm"
+    return {
+        "model_type": "olmo" if olmo else "llama",
+        "architectures": ["OlmoForCausalLM" if olmo else "LlamaForCausalLM"],
+        "vocab_size": module.vocab,
+        "max_position_embeddings": module.context,
+        "hidden_size": module.width,
+        "num_hidden_layers": module.layers,
+        "num_attention_heads": module.heads,
+        "num_key_value_heads": module.kv_heads or module.heads,
+        "head_dim": module.head_dim,
+        "intermediate_size": module.hidden,
+        "tie_word_embeddings": module.tied,
+        "rope_theta": module.rope_theta,
+        "rms_norm_eps": module.rms_norm_eps,
+    }

@@ -16,14 +16,15 @@ class Architecture(NamedTuple):
     Attributes:
       name: What errors and reports call it.
       rules: A function from a configuration to its rules.
-      logits: A function `(params, config, inputs) -> logits`; None where no forward pass is known.
+      logits: A function `(params, config, inputs, see=...) -> logits` of
+        `sail_jax.architectures.forward`; None where no forward pass is known.
       inputs: A function `(config, rng) -> inputs` that draws random inputs to run the network on.
       causal: Whether the outputs at a token predict the next token.
     """
 
     name: str
     rules: Callable[[Config], Rules]
-    logits: Callable[[Any, Config, Any], Any] | None = None
+    logits: Callable[..., Any] | None = None
     inputs: Inputs = tokens
     causal: bool = False
 
@@ -33,7 +34,7 @@ _BY_TYPE: dict[str, Architecture] = {}
 
 def architecture(
     *others: str,
-    logits: Callable[[Any, Config, Any], Any] | None = None,
+    logits: Callable[..., Any] | None = None,
     inputs: Inputs = tokens,
     causal: bool = False,
 ) -> Callable[[Callable[[Config], Rules]], Callable[[Config], Rules]]:

@@ -30,13 +30,19 @@ def run(args: Namespace) -> int:
     from sail_jax import disk
     from sail_jax.checkpoint import compare_checkpoints
     from sail_jax.checkpoint.operations import trying
+    from sail_jax.checkpoint.operations.linearity import SCALES, measure_linearity
     from sail_jax.checkpoint.sources.growth import read_target
+    from sail_jax.cli import compare_linearity
 
     if args.json is not None:
         disk.admit(args.json, SCHEMA, "a record of inspect")
     for option in ("spec", "draft"):
         if getattr(args, option):
             raise ValueError(f"--{option} is for one checkpoint, not for {len(args.checkpoint)}")
+    if args.linearity and args.data is None:
+        raise ValueError("--linearity runs the models on examples: give them by --data FILE")
+    if args.scales and not (args.linearity and args.base):
+        raise ValueError("--scales are of task vectors: give --base, --data and --linearity, too")
     config = None if args.config is None else read_target(args.config)
     examples = None if args.data is None else trying.read_examples(args.data)
     comparison = compare_checkpoints(args.checkpoint, args.base, allow_pickle=args.allow_pickle)
@@ -47,6 +53,12 @@ def run(args: Namespace) -> int:
         )
         about = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in _items(trial)}
         record["data"] = {"file": str(args.data), "examples": len(examples.inputs), **about}
+    if args.linearity and examples is not None:
+        found = measure_linearity(
+            args.checkpoint, examples, args.base, config, scales=args.scales or SCALES,
+            every_layer=args.full, allow_pickle=args.allow_pickle,
+        )  # fmt: skip
+        record["linearity"] = compare_linearity.described(found)
     from sail_jax.cli import merge_odds
 
     record["verdict"] = merge_odds.verdict(record)
@@ -55,11 +67,14 @@ def run(args: Namespace) -> int:
         from sail_jax.cli import compare_figure
         from sail_jax.drawing import style
 
-        figure = compare_figure.draw(record["groups"], len(comparison.models))
+        figures = {FIGURE: compare_figure.draw(record["groups"], len(comparison.models))}
+        if args.linearity:
+            figures[compare_linearity.FIGURE] = compare_linearity.draw(record["linearity"])
         with disk.explained("write to", args.out):
             args.out.mkdir(parents=True, exist_ok=True)
-        disk.write_atomic(args.out / FIGURE, style.png(figure))
-        show(args.out / FIGURE)
+        for name, figure in figures.items():
+            disk.write_atomic(args.out / name, style.png(figure))
+            show(args.out / name)
     if args.json is not None:
         text = json.dumps({"schema": SCHEMA, **record}, indent=2, allow_nan=False)
         disk.write_atomic(args.json, text.encode() + b"\n")
@@ -157,7 +172,7 @@ def render(record: Mapping[str, Any], full: bool = False) -> str:
     """Formats a record as text: models, pairs, layers, data, and the verdict.
 
     Args:
-      record: What `described` returns, with "verdict" and, after a trial, "data".
+      record: What `described` returns, with "verdict" and, after a trial, "data" and "linearity".
       full: Whether all layers and differences are shown, however many.
 
     Returns:
@@ -199,6 +214,10 @@ def render(record: Mapping[str, Any], full: bool = False) -> str:
         lines.append(f"and {len(record['layers']) - len(shown)} more: --full")
     if "data" in record:
         lines += ["", *_data(record["data"], letters)]
+    if "linearity" in record:
+        from sail_jax.cli import compare_linearity
+
+        lines += ["", *compare_linearity.render(record["linearity"], letters, full)]
     lines += ["", *(f"differs: {line}" for line in record["differences"])][
         : 1 + (len(record["differences"]) if full else 12)
     ]

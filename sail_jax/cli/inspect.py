@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sail_jax.checks import escaped
-from sail_jax.cli.options import add_tables, on_inputs
+from sail_jax.cli.options import add_tables, numbers, on_inputs
 from sail_jax.cli.progress import say, show
 
 FIGURE, SCHEMA = "spaces.png", "sail-jax inspect 1"
@@ -29,6 +29,17 @@ def add_arguments(parser: Any) -> None:
     add("checkpoint", metavar="CKPT", type=Path, nargs="+", help=what)
     add("--base", metavar="CKPT", type=Path, help="of several: what they were fine-tuned from")
     add("--data", metavar="FILE", type=Path, help="of several: run them on an .npz of examples")
+    add(
+        "--linearity",
+        action="store_true",
+        help="with --data: features of combined weights beside combined features, by layer",
+    )
+    add(
+        "--scales",
+        metavar="S,S",
+        type=numbers,
+        help="with --linearity and --base: scales of task vectors (default: 0.4)",
+    )
     add_tables(parser, "CKPT")
     add("--draft", action="store_true", help="print such a file to start from, and stop")
     add("--full", action="store_true", help="a row for every tensor and space of every layer")
@@ -59,8 +70,8 @@ def run(args: Namespace) -> int:
         from sail_jax.cli import compare as compare_command
 
         return compare_command.run(args)
-    for option in ("base", "data"):
-        if getattr(args, option) is not None:
+    for option in ("base", "data", "linearity", "scales"):
+        if getattr(args, option) not in (None, False):
             raise ValueError(f"--{option} is for two checkpoints or more; one was named")
     from sail_jax import disk
     from sail_jax.checkpoint.formats.open import open_checkpoint, open_values

@@ -1,6 +1,7 @@
 """What all command lines have in common: the parser, types of arguments, options and errors."""
 
 import argparse
+import math
 import os
 import pkgutil
 import re
@@ -21,6 +22,7 @@ __all__ = [
     "add_tables",
     "file",
     "natural",
+    "numbers",
     "on_inputs",
     "outcome",
     "run_options",
@@ -168,6 +170,27 @@ def natural(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"expected a whole number from 1, got '{text}'")
     return int(text)
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Reads positive numbers with commas between them.
+
+    Args:
+      text: The numbers, such as "0.1,0.4".
+
+    Returns:
+      The numbers.
+
+    Raises:
+      ArgumentTypeError: If a part is no finite positive number.
+    """
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or not all(0 < x < math.inf for x in values):
+        raise ArgumentTypeError(f"expected positive numbers such as 0.1,0.4, got '{text}'")
+    return values
 
 
 def seed(text: str) -> int:

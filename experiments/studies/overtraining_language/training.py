@@ -223,12 +223,20 @@ def stacked(trees: Sequence[PyTree]) -> PyTree:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
+Join = Callable[[PyTree, PyTree], PyTree]
+"""The parameters of a network, of those that stay as they are and those that are trained."""
+
+
 @functools.lru_cache(maxsize=16)
-def _fit(net: nn.Module, training: Training, count: int, where: Layout) -> Fit:
-    """Makes the training of `count` members; equal arguments share one compiled step."""
+def _fit(net: nn.Module, training: Training, count: int, where: Layout, join: Join | None) -> Fit:
+    """Makes the training of `count` members; equal arguments share one compiled step.
+
+    With `join` the state's `mutable`, the same for all, is what stays as it is.
+    """
 
     def loss(params: PyTree, mutable: PyTree, batch: Batch, key: Array) -> Any:
-        member_loss = lambda p, b, k: nll(net, p, b, k).mean()  # noqa: E731
+        whole = lambda p: p if join is None else join(mutable, p)  # noqa: E731
+        member_loss = lambda p, b, k: nll(net, whole(p), b, k).mean()  # noqa: E731
         losses = jax.vmap(member_loss, (0, 1, 0))(params, batch, jax.random.split(key, count))
         # The value is the mean, which is logged. The gradient is that of the sum: each member gets
         # the gradient of its own loss, whatever the number of members.
@@ -264,33 +272,17 @@ def together(
     directory: Path | None = None,
     config: Any = None,
     save_every: int = 1000,
+    frozen: PyTree = None,
+    join: Join | None = None,
 ) -> list[PyTree]:
-    """Trains several networks of one shape side by side.
+def _fit(net: nn.Module, training: Training, count: int, where: Layout, join: Join | None) -> Fit:
+    """Makes the training of `count` members; equal arguments share one compiled step.
 
-    Args:
-      net: The network.
-      training: How to train. `optimizer.members`, if given, are each network's share of the
-        schedule's learning rate.
-      params: Parameters to start from, one tree for each network.
-      batch: Gives the minibatch of a step, `(example, member, ...)`.
-      steps: Number of steps.
-      key: A random key, for dropout.
-      where: How devices share the work.
-      directory: Directory for checkpoints, from which a killed training goes on; None stores none.
-      config: What checkpoints must agree with to be used.
-      save_every: Steps between two checkpoints.
-
-    Returns:
-      The trained parameters, one tree for each network, as NumPy arrays.
+    With `join` the state's `mutable`, the same for all, is what stays as it is.
     """
-    members = where.filled(params)
-    shares = training.optimizer.members or (1.0,) * len(params)
-    optimizer = dataclasses.replace(training.optimizer, members=tuple(where.filled(shares)))
-    fit = _fit(net, dataclasses.replace(training, optimizer=optimizer), len(members), where)
-    # members that are trained twice see their minibatches twice
     which = np.asarray(where.filled(range(len(params))))
     trained = fit.run(
-        fit.start(stacked(members), key),
+        fit.start(stacked(members), key, frozen),
         lambda t: jax.tree.map(lambda x: x[:, which], batch(t)),
         steps,
         directory,

@@ -1,7 +1,8 @@
 """Forward passes of known architectures, for certificates.
 
 Each is a pure function `(params, config, inputs) -> logits` of a flat dictionary of tensors by
-their Hugging Face names. It runs in the precision of the tensors.
+their Hugging Face names. It runs in the precision of the tensors. A fourth argument, `see`, is
+called with the name of each layer and its outputs, and what it returns goes on in their place.
 """
 
 from sail_jax.architectures.forward.text import bert, gpt2, llama, roberta, t5

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 from sail_jax.checks import nearest
 
 __all__ = [
+    "See",
     "Tensors",
     "activation",
     "attend",
@@ -22,7 +23,25 @@ __all__ = [
     "patches",
     "rms_norm",
     "rotary",
+    "unseen",
 ]
+
+See = Callable[[str, Array], Array]
+"""Called with the name of each layer and its outputs; what it returns goes on in their place."""
+
+
+def unseen(name: str, x: Array) -> Array:
+    """Let the outputs of a layer go on as they are.
+
+    Args:
+      name: The name of the layer.
+      x: Its outputs.
+
+    Returns:
+      The outputs.
+    """
+    del name
+    return x
 
 
 class Tensors:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from sail_jax.architectures.forward.layers import (
+    See,
     Tensors,
     activation,
     attend,
@@ -20,6 +21,7 @@ from sail_jax.architectures.forward.layers import (
     linear,
     rms_norm,
     rotary,
+    unseen,
 )
 from sail_jax.architectures.table import Config, setting
 
@@ -30,13 +32,14 @@ Tokens = Int[Array, "batch time"]
 Logits = Float[Array, "batch time vocab"]
 
 
-def gpt2(params: Params, config: Config, tokens: Tokens) -> Logits:
+def gpt2(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Logits:
     """Run GPT-2. Without a head tensor the embeddings are the head.
 
     Args:
       params: The tensors by name.
       config: The configuration; it must have `n_head` and `n_layer`.
       tokens: Token numbers, `(batch, time)`.
+      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
 
     Returns:
       The logits, `(batch, time, vocab)`.
@@ -67,11 +70,11 @@ def gpt2(params: Params, config: Config, tokens: Tokens) -> Logits:
         scale /= i + 1 if config.get("scale_attn_by_inverse_layer_idx") else 1
         x = x + conv1d(h, "attn.c_proj", attend(q, k, v, scale=scale, mask=mask))
         y = act(conv1d(h, "mlp.c_fc", layer_norm(h, "ln_2", x, eps)))
-        x = x + conv1d(h, "mlp.c_proj", y)
+        x = see(f"h.{i}", x + conv1d(h, "mlp.c_proj", y))
     return layer_norm(body, "ln_f", x, eps) @ _head(t, wte).T
 
 
-def llama(params: Params, config: Config, tokens: Tokens) -> Logits:
+def llama(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Logits:
     """Run Llama, Mistral (with its sliding window), Qwen2 or Qwen3.
 
     Without a head tensor the embeddings are the head.
@@ -80,6 +83,7 @@ def llama(params: Params, config: Config, tokens: Tokens) -> Logits:
       params: The tensors by name.
       config: The configuration; it must have `num_attention_heads` and `num_hidden_layers`.
       tokens: Token numbers, `(batch, time)`.
+      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
 
     Returns:
       The logits, `(batch, time, vocab)`.
@@ -114,7 +118,7 @@ def llama(params: Params, config: Config, tokens: Tokens) -> Logits:
         x = x + linear(h, "self_attn.o_proj", y)
         y = rms_norm(h, "post_attention_layernorm", x, eps)
         y = act(linear(h, "mlp.gate_proj", y)) * linear(h, "mlp.up_proj", y)
-        x = x + linear(h, "mlp.down_proj", y)
+        x = see(f"layers.{i}", x + linear(h, "mlp.down_proj", y))
     return rms_norm(body, "norm", x, eps) @ _head(t, table).T
 
 
@@ -153,13 +157,14 @@ def _window(config: Config, layer: int) -> int | None:
     return window
 
 
-def bert(params: Params, config: Config, tokens: Tokens) -> Logits:
+def bert(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Logits:
     """Run BERT on one segment.
 
     Args:
       params: The tensors by name.
       config: The configuration; it must have `num_attention_heads` and `num_hidden_layers`.
       tokens: Token numbers, `(batch, time)`, without padding.
+      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
 
     Returns:
       The logits of masked words, `(batch, time, vocab)`, or the last states, `(batch, time,
@@ -170,7 +175,7 @@ def bert(params: Params, config: Config, tokens: Tokens) -> Logits:
     """
     t = Tensors(params)
     positions = jnp.arange(tokens.shape[-1])
-    x = _bert(t.maybe("bert."), config, tokens, positions)
+    x = _bert(t.maybe("bert."), config, tokens, positions, see)
     if "cls.predictions.transform.dense.weight" not in t:
         return x
     head = t / "cls.predictions."
@@ -179,7 +184,7 @@ def bert(params: Params, config: Config, tokens: Tokens) -> Logits:
     return y @ _decoder(head, t.maybe("bert.")).T + head["bias"]
 
 
-def roberta(params: Params, config: Config, tokens: Tokens) -> Logits:
+def roberta(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Logits:
     """Run RoBERTa, whose positions start after that of padding and do not count padding.
 
     Args:
@@ -187,6 +192,7 @@ def roberta(params: Params, config: Config, tokens: Tokens) -> Logits:
       config: The configuration; it must have `num_attention_heads` and `num_hidden_layers`, and may
         have `pad_token_id` (1 where not stated).
       tokens: Token numbers, `(batch, time)`. Padding is masked.
+      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
 
     Returns:
       The logits of masked words, `(batch, time, vocab)`, or the last states, `(batch, time,
@@ -203,7 +209,7 @@ def roberta(params: Params, config: Config, tokens: Tokens) -> Logits:
     # padding has the position `pad`, real tokens have those from `pad + 1` on
     real = tokens != pad
     positions = jnp.cumsum(real, axis=-1) * real + pad
-    x = _bert(t.maybe("roberta."), config, tokens, positions, real)
+    x = _bert(t.maybe("roberta."), config, tokens, positions, see, real)
     if "lm_head.dense.weight" not in t:
         return x
     head = t / "lm_head."
@@ -218,7 +224,10 @@ def _decoder(head: Tensors, body: Tensors) -> Array:
     return body["embeddings.word_embeddings.weight"] if tied else head["decoder.weight"]
 
 
-def _bert(t: Tensors, config: Config, tokens: Tokens, positions: Array, real: Array | None = None):
+def _bert(
+    t: Tensors, config: Config, tokens: Tokens, positions: Array, see: See,
+    real: Array | None = None,
+) -> Array:  # fmt: skip
     """The last states of BERT; `real` says which tokens are not padding."""
     eps, act = config.get("layer_norm_eps", 1e-12), activation(config.get("hidden_act", "gelu"))
     e = t / "embeddings."
@@ -231,11 +240,11 @@ def _bert(t: Tensors, config: Config, tokens: Tokens, positions: Array, real: Ar
         y = attention(h, qkvo, x, config["num_attention_heads"], mask=mask)
         x = layer_norm(h, "attention.output.LayerNorm", x + y, eps)
         y = linear(h, "output.dense", act(linear(h, "intermediate.dense", x)))
-        x = layer_norm(h, "output.LayerNorm", x + y, eps)
+        x = see(f"encoder.layer.{i}", layer_norm(h, "output.LayerNorm", x + y, eps))
     return x
 
 
-def t5(params: Params, config: Config, tokens: tuple[Tokens, Tokens]) -> Logits:
+def t5(params: Params, config: Config, tokens: tuple[Tokens, Tokens], see: See = unseen) -> Logits:
     """Run T5 on tokens of the encoder and of the decoder, both without padding.
 
     The head of the first release is tied, and reads the stream divided by the root of its width.
@@ -244,6 +253,7 @@ def t5(params: Params, config: Config, tokens: tuple[Tokens, Tokens]) -> Logits:
       params: The tensors by name.
       config: The configuration; it must have `num_heads`, `num_layers` and `d_model`.
       tokens: Token numbers of the encoder and of the decoder, each `(batch, time)`.
+      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
 
     Returns:
       The logits of the decoder, `(batch, time, vocab)`.
@@ -253,15 +263,15 @@ def t5(params: Params, config: Config, tokens: tuple[Tokens, Tokens]) -> Logits:
     """
     t, (source, target) = Tensors(params), tokens
     table = t["shared.weight"]
-    memory = _t5(t, config, "encoder", table[source], None)
-    x = _t5(t, config, "decoder", table[target], memory)
+    memory = _t5(t, config, "encoder", table[source], None, see)
+    x = _t5(t, config, "decoder", table[target], memory, see)
     # newer configurations say that they are tied, whether they are or not
     scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
     x = x * config["d_model"] ** -0.5 if scaled else x
     return x @ _head(t, table).T
 
 
-def _t5(t: Tensors, config: Config, tower: str, x: Array, memory: Array | None) -> Array:
+def _t5(t: Tensors, config: Config, tower: str, x: Array, memory: Array | None, see: See) -> Array:
     """The last states of one tower; `memory`, the encoder's, makes it the decoder."""
     heads, eps = config["num_heads"], config.get("layer_norm_epsilon", 1e-6)
     kind = config.get("feed_forward_proj", "relu")
@@ -288,7 +298,7 @@ def _t5(t: Tensors, config: Config, tower: str, x: Array, memory: Array | None) 
         f = h / f"{last}DenseReluDense."
         gated = "wi_0.weight" in f
         y = act(linear(f, "wi_0", y)) * linear(f, "wi_1", y) if gated else act(linear(f, "wi", y))
-        x = x + linear(f, "wo", y)
+        x = see(f"{tower}.block.{i}", x + linear(f, "wo", y))
     return rms_norm(t, f"{tower}.final_layer_norm", x, eps)
 
 

@@ -11,12 +11,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from sail_jax.architectures.forward.layers import (
+    See,
     Tensors,
     activation,
     attention,
     embed_patches,
     layer_norm,
     linear,
+    unseen,
 )
 from sail_jax.architectures.table import Config, setting
 
@@ -26,13 +28,16 @@ Params = Mapping[str, Any]
 Images = Float[Array, "batch c y x"]
 
 
-def vit(params: Params, config: Config, images: Images) -> Float[Array, "batch labels"]:
+def vit(
+    params: Params, config: Config, images: Images, see: See = unseen
+) -> Float[Array, "batch labels"]:
     """Run ViT.
 
     Args:
       params: The tensors by name.
       config: The configuration; it must have `num_attention_heads` and `num_hidden_layers`.
       images: Images, `(batch, channel, y, x)`.
+      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
 
     Returns:
       The logits of its classifier, `(batch, labels)`, or the last states, `(batch, time, width)`,
@@ -56,13 +61,16 @@ def vit(params: Params, config: Config, images: Images) -> Float[Array, "batch l
         y = layer_norm(h, "layernorm_before", x, eps)
         x = x + attention(h, qkvo, y, config["num_attention_heads"])
         y = act(linear(h, "intermediate.dense", layer_norm(h, "layernorm_after", x, eps)))
-        x = x + linear(h, "output.dense", y)
+        x = see(f"encoder.layer.{i}", x + linear(h, "output.dense", y))
     x = layer_norm(body, "layernorm", x, eps)
     return linear(t, "classifier", x[:, 0]) if "classifier.weight" in t else x
 
 
 def mlp(
-    params: Params, config: Config, inputs: Float[Array, "batch n"]
+    params: Params,
+    config: Config,
+    inputs: Float[Array, "batch n"],
+    see: See = unseen,
 ) -> Float[Array, "batch outputs"]:
     """Run a ReLU MLP with layers `layers.0, layers.1, ..., out`, whose kernels are `(in, out)`.
 
@@ -70,6 +78,7 @@ def mlp(
       params: The tensors by name.
       config: The configuration; `widths` lists the sizes of the hidden layers.
       inputs: Inputs, `(batch, n)`.
+      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
 
     Returns:
       The outputs, `(batch, outputs)`.
@@ -85,11 +94,15 @@ def mlp(
     t, x = Tensors(params), inputs
     for k in range(len(setting(config, "widths"))):
         x = jax.nn.relu(x @ t[f"layers.{k}.kernel"] + t[f"layers.{k}.bias"])
+        x = see(f"layers.{k}", x)
     return x @ t["out.kernel"] + t["out.bias"]
 
 
 def clip(
-    params: Params, config: Config, inputs: tuple[Int[Array, "texts time"], Images]
+    params: Params,
+    config: Config,
+    inputs: tuple[Int[Array, "texts time"], Images],
+    see: See = unseen,
 ) -> Float[Array, "images texts"]:
     """Run CLIP on texts and images: the scaled cosines between them.
 
@@ -100,6 +113,7 @@ def clip(
       config: The configuration; it must have `text_config` and `vision_config`, each with
         `num_attention_heads` and `num_hidden_layers`.
       inputs: Token numbers, `(texts, time)`, and images, `(images, channel, y, x)`.
+      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
 
     Returns:
       The logits, `(images, texts)`.
@@ -114,18 +128,20 @@ def clip(
     body = t / "text_model."
     e = body / "embeddings."
     x = e["token_embedding.weight"][tokens] + e["position_embedding.weight"][: tokens.shape[1]]
-    x = _clip_layers(body, text, x, jnp.tri(tokens.shape[1], dtype=bool))
+    x = _clip_layers(body, text, x, jnp.tri(tokens.shape[1], dtype=bool), see)
     x = layer_norm(body, "final_layer_norm", x, text.get("layer_norm_eps", 1e-5))
     # early releases name the wrong end token; theirs is the largest
     end = text.get("eos_token_id", 2)
     at = jnp.argmax(tokens if end == 2 else tokens == end, axis=-1)
     a = linear(t, "text_projection", x[jnp.arange(len(x)), at])
-    b = clip_images(params, config, images)
+    b = clip_images(params, config, images, see)
     a, b = (y / jnp.linalg.norm(y, axis=-1, keepdims=True) for y in (a, b))
     return jnp.exp(t["logit_scale"]) * b @ a.T
 
 
-def clip_images(params: Params, config: Config, images: Images) -> Float[Array, "images width"]:
+def clip_images(
+    params: Params, config: Config, images: Images, see: See = unseen
+) -> Float[Array, "images width"]:
     """Run CLIP on images alone.
 
     Args:
@@ -133,6 +149,7 @@ def clip_images(params: Params, config: Config, images: Images) -> Float[Array, 
       config: The configuration; its `vision_config` must have `num_attention_heads` and
         `num_hidden_layers`.
       images: Images, `(images, channel, y, x)`.
+      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
 
     Returns:
       The embeddings of the images before their norm is divided out, `(images, width)`.
@@ -145,11 +162,11 @@ def clip_images(params: Params, config: Config, images: Images) -> Float[Array, 
     e = body / "embeddings."
     first, positions = e["class_embedding"], e["position_embedding.weight"]
     x = embed_patches(images, e["patch_embedding.weight"], None, first, positions)
-    x = _clip_layers(body, vision, layer_norm(body, "pre_layrnorm", x, eps), None)
+    x = _clip_layers(body, vision, layer_norm(body, "pre_layrnorm", x, eps), None, see)
     return linear(t, "visual_projection", layer_norm(body, "post_layernorm", x[:, 0], eps))
 
 
-def _clip_layers(body: Tensors, config: Config, x: Array, mask: Array | None) -> Array:
+def _clip_layers(body: Tensors, config: Config, x: Array, mask: Array | None, see: See) -> Array:
     """Apply the layers of one tower of CLIP."""
     eps = config.get("layer_norm_eps", 1e-5)
     act = activation(config.get("hidden_act", "quick_gelu"))
@@ -159,5 +176,5 @@ def _clip_layers(body: Tensors, config: Config, x: Array, mask: Array | None) ->
         y = layer_norm(h, "layer_norm1", x, eps)
         x = x + attention(h, qkvo, y, config["num_attention_heads"], mask=mask)
         y = act(linear(h, "mlp.fc1", layer_norm(h, "layer_norm2", x, eps)))
-        x = x + linear(h, "mlp.fc2", y)
+        x = see(f"{body.prefix}encoder.layers.{i}", x + linear(h, "mlp.fc2", y))
     return x

@@ -1,7 +1,7 @@
 """Trial of a merge: the average of some models, run on a few examples before any is written."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from sail_jax.checkpoint.formats.open import open_checkpoint, open_values
 from sail_jax.checkpoint.planning.inputs import config_of
 from sail_jax.merging.tensors import read_whole
 
-__all__ = ["Examples", "Trial", "read_examples", "try_average"]
+__all__ = ["Examples", "Running", "Trial", "read_examples", "running", "try_average", "unfit"]
 
 MOST = 1 << 28  # bytes of examples
 
@@ -29,10 +29,41 @@ class Examples(NamedTuple):
       inputs: Tokens `[n, time]`, or what else the network takes, `[n, ...]`.
       labels: `[n]` or `[n, time]`; entries below 0, such as -100, take no part. None stands for the
         next token, where the network is causal, and for no loss at all elsewhere.
+      texts: Tokens `[class, time]` of what each class is called, for CLIP.
     """
 
     inputs: np.ndarray
     labels: np.ndarray | None
+    texts: np.ndarray | None = None
+
+
+class Running(NamedTuple):
+    """Models in memory, and how they are run on examples.
+
+    Attributes:
+      family: The architecture.
+      models: The tensors of each model by name, floating ones in float32.
+      network: A network of the third form (`sail_jax.probe.networks`), whose features are the
+        outputs of its layers.
+      data: What it is run on: "inputs", and "labels" where a loss can be told.
+    """
+
+    family: architectures.Architecture
+    models: list[dict[str, Array]]
+    network: probe.Apply
+    data: dict[str, Array]
+
+    def loss(self, out: Array, batch: Mapping[str, Array]) -> Float[Array, "example"]:
+        """Returns the cross-entropy of each example: the mean over its labels that count.
+
+        Args:
+          out: The outputs of the network on a batch.
+          batch: The batch.
+
+        Returns:
+          One value for each example.
+        """
+        return _cross_entropy(out, batch["labels"])
 
 
 class Trial(NamedTuple):
@@ -68,7 +99,8 @@ def read_examples(path: str | PathLike[str]) -> Examples:
 
     Args:
       path: The file, of at most 256 MiB. It holds the arrays "tokens" or "inputs", and "labels" if
-        there are any.
+        there are any. For CLIP it holds "inputs", which are images, and "tokens", a row for what
+        each class is called.
 
     Returns:
       The examples.
@@ -83,14 +115,17 @@ def read_examples(path: str | PathLike[str]) -> Examples:
         total = sum(math.prod(x.shape) * x.dtype.itemsize for x in tensors.values())
         if path.suffix != ".npz" or total > MOST:
             raise CheckpointError(f"{path}: expected an .npz of at most {MOST >> 20} MiB")
-        names = [n for n in ("tokens", "inputs") if n in tensors]
-        if len(names) != 1 or tensors.keys() - {"tokens", "inputs", "labels"}:
+        names = [n for n in ("inputs", "tokens") if n in tensors]
+        # images and what their classes are called, for CLIP; else one of the two
+        with_texts = len(names) == 2 and len(tensors["inputs"].shape) == 4
+        if len(names) - with_texts != 1 or tensors.keys() - {"tokens", "inputs", "labels"}:
             raise CheckpointError(
                 f"{path}: expected 'tokens' or 'inputs', and 'labels' if there are any; found "
                 f"{', '.join(sorted(tensors)) or 'nothing'}"
             )
         arrays = {name: read_whole(tensor) for name, tensor in tensors.items()}
     inputs, labels = arrays[names[0]], arrays.get("labels")
+    texts = arrays["tokens"] if with_texts else None
     integral = np.issubdtype(inputs.dtype, np.integer)
     if inputs.ndim < 2 or len(inputs) < 2 or (names[0] == "tokens" and not integral):
         kind = "integers [n, time]" if names[0] == "tokens" else "an array [n, ...]"
@@ -102,13 +137,19 @@ def read_examples(path: str | PathLike[str]) -> Examples:
         raise CheckpointError(f"{path}: '{names[0]}' has values that are not finite")
     if labels is not None and not (
         np.issubdtype(labels.dtype, np.integer)
-        and labels.shape in (inputs.shape[:1], inputs.shape[:2])
+        and labels.ndim in (1, 2)
+        and len(labels) == len(inputs)
     ):
         raise CheckpointError(
             f"{path}: 'labels': expected integers [n] or [n, time] for inputs "
             f"{list(inputs.shape)}, got {labels.dtype}{list(labels.shape)}"
         )
-    return Examples(inputs, labels)
+    if texts is not None and not (np.issubdtype(texts.dtype, np.integer) and texts.ndim == 2):
+        raise CheckpointError(
+            f"{path}: 'tokens': expected integers [class, time] beside images, got {texts.dtype}"
+            f"{list(texts.shape)}"
+        )
+    return Examples(inputs, labels, texts)
 
 
 def try_average(
@@ -142,56 +183,142 @@ def try_average(
       Zhou et al., On the Emergence of Cross-Task Linearity, 2024 (arXiv 2402.03660), eq. 1, for the
       linearity of outputs.
     """
-    models, config = _load(paths, config, allow_pickle)
-    family = architectures.of(config)
-    if family.logits is None:
-        raise CheckpointError(
-            f"{paths[0]}: no forward pass of the architecture {family.name!r} is known; leave out "
-            "the data"
-        )
-    logits = family.logits
-    _check_tokens(examples, config)
-    labels = examples.labels
-    if labels is None and family.causal and examples.inputs.ndim == 2:
-        labels = np.pad(examples.inputs[:, 1:].astype(int), ((0, 0), (0, 1)), constant_values=-100)
-    data = {"inputs": jnp.asarray(examples.inputs)}
-    data |= {} if labels is None else {"labels": jnp.asarray(labels)}
+    run = running(paths, examples, config, allow_pickle=allow_pickle)
+    models, data = run.models, run.data
 
-    def network(params: Any, batch: Any) -> Array:
-        return logits(params, config, batch["inputs"])
-
-    def per_example(out: Array, batch: Any) -> Float[Array, "example"]:
-        return _cross_entropy(out, batch["labels"])
+    def outputs(params: Any, batch: Any) -> Array:
+        return run.network(params, batch)[0]
 
     try:
-        shape = jax.eval_shape(network, models[0], data).shape
-        if labels is not None and labels.shape != shape[:-1]:
-            raise ValueError(f"labels {list(labels.shape)} do not fit outputs {list(shape)}")
-        if labels is not None and labels.max() >= shape[-1]:
-            raise ValueError(f"label {labels.max()} is beyond {shape[-1]} outputs")
-        linear = probe.k_model_linearity(network, models, data, batch_size=batch_size)
+        linear = probe.k_model_linearity(outputs, models, data, batch_size=batch_size)
         trial = Trial(
             None, None, None, None, float(linear.cosine.value[-1, 0]),
             float(linear.coefficient.value[-1, 0]), float(linear.gap[-1, 0]),
         )  # fmt: skip
-        if labels is None:
+        if "labels" not in data:
             return trial
-        averaged = probe.averaging(network, models, data, per_example, batch_size=batch_size)
-        loss = lambda params, batch: per_example(network(params, batch), batch).mean()  # noqa: E731
+        averaged = probe.averaging(outputs, models, data, run.loss, batch_size=batch_size)
+        loss = lambda params, batch: run.loss(outputs(params, batch), batch).mean()  # noqa: E731
         # Two models have a line between them; of several, only the mean is looked at.
         points = np.full((1, len(models)), 1 / len(models))
         if len(models) == 2:
             points = np.stack([a := np.linspace(0.1, 0.9, 9), 1 - a], -1)
         hump = probe.simplex_barrier(loss, models, data, points, batch_size=batch_size)
     except (TypeError, LookupError, ValueError) as error:
-        said = " ".join(str(error).split())
-        raise CheckpointError(f"these examples cannot be run through {paths[0]}: {said}") from error
+        raise unfit(paths[0], error) from error
     return trial._replace(
         losses=np.asarray(averaged.members.value),
         average=float(averaged.average.value[0]),
         ensemble=float(averaged.ensemble.value[0]),
         barrier=float(hump.height),
     )
+
+
+def running(
+    paths: Sequence[str | PathLike[str]],
+    examples: Examples,
+    config: Mapping[str, Any] | None = None,
+    *,
+    allow_pickle: bool = False,
+) -> Running:
+    """Loads models, and makes the network that runs them on examples.
+
+    T5 is run on the tokens, and decodes the labels, each after those before it.
+
+    Args:
+      paths: The checkpoints of the models.
+      examples: What they are to be run on.
+      config: The configuration of the models; by default the config.json beside the first.
+      allow_pickle: Whether PyTorch's pickles are read; see `open_checkpoint`.
+
+    Returns:
+      The models and the network.
+
+    Raises:
+      CheckpointError: If there is no configuration, no forward pass of its architecture is known,
+        or the first model cannot be run on these examples.
+      ValueError: If the architecture is unknown.
+    """
+    models, settings = _load(paths, config, allow_pickle)
+    family = architectures.of(settings)
+    if family.logits is None:
+        raise CheckpointError(
+            f"{paths[0]}: no forward pass of the architecture {family.name!r} is known; leave out "
+            "the data"
+        )
+    logits, labels = family.logits, examples.labels
+    _check_tokens(examples, settings)
+    if labels is None and family.causal and examples.inputs.ndim == 2:
+        labels = np.pad(examples.inputs[:, 1:].astype(int), ((0, 0), (0, 1)), constant_values=-100)
+    data = {"inputs": jnp.asarray(examples.inputs)}
+    data |= {} if labels is None else {"labels": jnp.asarray(labels)}
+    inputs = _inputs(paths[0], family, settings, examples)
+
+    def network(params: Any, batch: Any, override: Mapping[str, Array] | None = None) -> Any:
+        seen: dict[str, Array] = {}
+
+        def see(name: str, x: Array) -> Array:
+            if name.startswith("text_model."):
+                return x  # of CLIP's classes, not of the examples
+            seen[name] = x = override[name] if override and name in override else x
+            return x
+
+        return logits(params, settings, inputs(batch), see), seen
+
+    try:
+        shape = jax.eval_shape(network, models[0], data)[0].shape
+        if labels is not None and labels.shape != shape[:-1]:
+            raise ValueError(f"labels {list(labels.shape)} do not fit outputs {list(shape)}")
+        if labels is not None and labels.max() >= shape[-1]:
+            raise ValueError(f"label {labels.max()} is beyond {shape[-1]} outputs")
+    except (TypeError, LookupError, ValueError) as error:
+        raise unfit(paths[0], error) from error
+    return Running(family, models, network, data)
+
+
+def _inputs(
+    path: Any, family: architectures.Architecture, config: Mapping[str, Any], examples: Examples
+) -> Callable[[Any], Any]:
+    """What the forward pass of an architecture takes, from a batch."""
+    if family.name == "clip":
+        texts = examples.texts
+        if texts is None:
+            raise CheckpointError(
+                f"{path}: CLIP is run on 'inputs', images [n, channel, y, x], and 'tokens', "
+                "[class, time], of what each class is called; one is missing"
+            )
+        return lambda batch: (jnp.asarray(texts), batch["inputs"])
+    if examples.texts is not None:
+        raise CheckpointError(
+            f"{path}: 'tokens' beside 'inputs' are for CLIP; this is {family.name!r}"
+        )
+    if family.name != "t5":
+        return lambda batch: batch["inputs"]
+    if examples.labels is None or examples.labels.ndim != 2:
+        raise CheckpointError(f"{path}: T5 is run on 'tokens' and 'labels', both [n, time]")
+    pad = config.get("pad_token_id") or 0
+    first = config.get("decoder_start_token_id")
+    first = pad if first is None else first
+
+    def shifted(batch: Any) -> Any:
+        before = jnp.pad(batch["labels"][:, :-1], ((0, 0), (1, 0)), constant_values=first)
+        return batch["inputs"], jnp.where(before < 0, pad, before)
+
+    return shifted
+
+
+def unfit(path: Any, error: Exception) -> CheckpointError:
+    """Says that examples do not fit a model.
+
+    Args:
+      path: The model.
+      error: What went wrong.
+
+    Returns:
+      The error to raise.
+    """
+    said = " ".join(str(error).split())
+    return CheckpointError(f"these examples cannot be run through {path}: {said}")
 
 
 def _load(
@@ -219,9 +346,11 @@ def _check_tokens(examples: Examples, config: Mapping[str, Any]) -> None:
 
     JAX clips indices that are out of range: there would be a loss all the same.
     """
-    rows = config.get("vocab_size")
-    if np.issubdtype(examples.inputs.dtype, np.integer) and isinstance(rows, int):
-        low, high = examples.inputs.min(), examples.inputs.max()
+    of_text = config if examples.texts is None else config.get("text_config") or {}
+    rows, tokens = of_text.get("vocab_size"), examples.inputs
+    tokens = tokens if examples.texts is None else examples.texts
+    if np.issubdtype(tokens.dtype, np.integer) and isinstance(rows, int):
+        low, high = tokens.min(), tokens.max()
         if low < 0 or high >= rows:
             raise CheckpointError(f"tokens: expected 0 to {rows - 1}, got {low} to {high}")
 

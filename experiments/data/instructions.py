@@ -1,0 +1,180 @@
+"""Instructions and responses to fine-tune language models on: read from JSON lines, and packed.
+
+`read` understands the fields of Anthropic-HH (of each pair the response that was chosen), TULU and
+others with messages, Alpaca and files like them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int32
+
+from experiments.data.files import MAX_BYTES, DataError, Source, opened
+from sail_jax.checkpoint.formats.files import strict_json
+
+SOURCE = Source(
+    "instructions and responses in JSON lines",
+    "anthropics/hh-rlhf (unpacked) or allenai/tulu-v1-sft-mixture",
+    "generated questions and their answers (experiments.data.choices)",
+)
+MAX_LINE = 1 << 22  # bytes of one example
+_TURN = "\n\nAssistant:"  # of Anthropic-HH
+_PROMPTS = ("prompt", "instruction", "question")
+_RESPONSES = ("response", "output", "completion", "answer")
+
+
+class Instruction(NamedTuple):
+    """A text, and what a model is to answer.
+
+    Attributes:
+      prompt: All that comes before the response, as text or as tokens.
+      response: The response, which alone is learnt, as text or as tokens.
+    """
+
+    prompt: str | tuple[int, ...]
+    response: str | tuple[int, ...]
+
+
+class Packed(NamedTuple):
+    """Instructions as arrays of tokens; unused places are filled with zeros.
+
+    Attributes:
+      tokens: The prompt followed by the response: int32 `(example, token)`.
+      scored: Which tokens, from the second on, are of the response: `(example, token - 1)`.
+    """
+
+    tokens: Int32[np.ndarray, "example token"]
+    scored: Bool[np.ndarray, "example token_but_one"]
+
+
+def read(path: str | Path) -> tuple[Instruction, ...]:
+    """Reads instructions from a file of JSON lines.
+
+    Blank lines are skipped. Each line is an object; the names of its fields decide how it is read:
+    `chosen` (Anthropic-HH: a dialogue, whose last turn is the response), `messages` (each with
+    `role` and `content`; what the assistant says last is the response), or `prompt` (`instruction`,
+    `question`; with `input` after it, if there is one) and `response` (`output`, `completion`,
+    `answer`). These two may be lists of tokens, for networks whose tokenizers are not read here.
+
+    Args:
+      path: The file, one example per line.
+
+    Returns:
+      The examples, in the order of the file.
+
+    Raises:
+      DataError: If the file is missing, or a line is no example. The message names the file, and
+        the line that is at fault. It is a `ValueError`.
+    """
+    path, examples = Path(path), []
+    with opened(path, SOURCE) as (file, _):
+        number = 0
+        while line := file.readline(MAX_LINE + 1):
+            number += 1
+            what = f"{path}, line {number}"
+            if len(line) > MAX_LINE:  # the one byte more that was asked for is there
+                raise DataError(f"{what}: longer than {MAX_LINE} bytes")
+            if line.strip():
+                examples.append(_example(strict_json(line, what), what))
+    if not examples:
+        raise DataError(f"{path} is empty; expected an example in JSON on each line")
+    return tuple(examples)
+
+
+def _example(record: Mapping[str, Any], what: str) -> Instruction:
+    if "chosen" in record and isinstance(record["chosen"], str):
+        prompt, turn, response = record["chosen"].rpartition(_TURN)
+        prompt += turn
+    elif "messages" in record:
+        prompt, response = _dialogue(record["messages"], what)
+    else:
+        prompt = next((record[k] for k in _PROMPTS if k in record), None)
+        response = next((record[k] for k in _RESPONSES if k in record), None)
+        if prompt is None or response is None:
+            held = repr(", ".join(sorted(record))[:99])
+            raise DataError(
+                f"{what}: expected the fields prompt and response, instruction and output, chosen, "
+                f"or messages; got {held}"
+            )
+        if _tokens(prompt) and _tokens(response):
+            return Instruction(tuple(prompt), tuple(response))
+        if isinstance(prompt, str) and isinstance(more := record.get("input", ""), str):
+            prompt = f"{prompt}\n\n{more}\n\n" if more else f"{prompt}\n\n"
+    for text in (prompt, response):
+        if not isinstance(text, str) or not text.strip():
+            raise DataError(f"{what}: expected texts that are not empty, got {str(text)[:99]!r}")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{what}: {text[:99]!a} is not Unicode") from None
+    return Instruction(prompt, response)
+
+
+def _tokens(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) > 0
+        and all(type(x) is int and 0 <= x < 1 << 31 for x in value)
+    )
+
+
+def _dialogue(messages: Any, what: str) -> tuple[str, str]:
+    """The prompt in TULU's format, and what the assistant says last."""
+    fine = isinstance(messages, list) and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
+        for m in messages
+    )
+    if not fine:
+        raise DataError(f"{what}: expected messages that have a role and a content, both texts")
+    last = max((k for k, m in enumerate(messages) if m["role"] == "assistant"), default=0)
+    if not last:
+        raise DataError(f"{what}: expected messages with an answer of the assistant")
+    turns = [f"<|{m['role']}|>\n{m['content'].strip()}\n" for m in messages[:last]]
+    return "".join(turns) + "<|assistant|>\n", messages[last]["content"]
+
+
+def pack(
+    examples: Sequence[Instruction], encode: Callable[[bytes], Any], length: int, end: Any = ()
+) -> Packed:
+    """Encodes examples, each in a row of its own.
+
+    What is longer than a row ends where the row does; examples of which no token of the response is
+    left are left out.
+
+    Args:
+      examples: The examples.
+      encode: A function from bytes in UTF-8 to tokens.
+      length: Tokens of a row, 2 or more.
+      end: Tokens that end a response.
+
+    Returns:
+      The tokens, and which of them are learnt; no rows if no example is left.
+
+    Raises:
+      DataError: If they are too many for memory.
+
+    >>> packed = pack([Instruction("ab", "c")], lambda x: np.frombuffer(x, np.uint8), 5)
+    >>> packed.tokens.tolist(), packed.scored.tolist()
+    ([[97, 98, 99, 0, 0]], [[False, True, False, False]])
+    """
+    if 5 * len(examples) * length > MAX_BYTES:  # four bytes a token, one of `scored`
+        raise DataError(f"{len(examples)} examples of {length} tokens are too many")
+    tokens = np.zeros((len(examples), length), np.int32)
+    scored = np.zeros((len(examples), length - 1), bool)
+    kept = 0
+    for example in examples:
+        prompt = _encoded(example.prompt, encode)
+        if not 0 < len(prompt) < length:
+            continue
+        response = _encoded(example.response, encode)
+        row = np.concatenate([prompt, response, np.asarray(end, np.int32)])[:length]
+        tokens[kept, : len(row)] = row
+        scored[kept, len(prompt) - 1 : len(row) - 1] = True
+        kept += 1
+    return Packed(tokens[:kept], scored[:kept])
+
+
+def _encoded(part: str | tuple[int, ...], encode: Callable[[bytes], Any]) -> np.ndarray:
+    return np.asarray(encode(part.encode()) if isinstance(part, str) else part, np.int32)

@@ -1,0 +1,226 @@
+"""What `overtraining_checkpoints` found of the paper's claims, from the stored dataset alone."""
+
+import numpy as np
+import xarray as xr
+
+from experiments.lab.findings import Finding, corrected, judged, mean_and_error, stated
+from experiments.studies.overtraining_language.findings import (
+    at_best,
+    best_rate,
+    count,
+    last_costs,
+    log2,
+    slope,
+)
+
+PAPER = "overtrained"
+SCALE = "OLMo-1B, 0.04T to 3.1T tokens; curves, no printed numbers"
+
+
+def increase(dataset: xr.Dataset) -> xr.DataArray:
+    """By how much noise raises the loss on held-out text, [budget, seed, gamma]."""
+    return dataset["noisy"] - dataset["base"]
+
+
+def forgotten(dataset: xr.Dataset) -> xr.DataArray:
+    """By how much fine-tuning raises it, [task, budget, seed, rate]."""
+    return dataset["tuned_base"] - dataset["base"]
+
+
+def kept_rates(dataset: xr.Dataset) -> xr.DataArray:
+    """By task the largest rate at which every checkpoint that knew more of the pre-training text
+    than how frequent each token is still does; the smallest if there is none."""
+    knew = dataset["base"].mean("seed") < dataset["unigram"]
+    worst = dataset["tuned_base"].mean("seed").where(knew).max("budget")
+    highest = dataset["rate"].where(worst < dataset["unigram"]).max("rate")
+    return highest.fillna(float(dataset["rate"][0]))
+
+
+def rates_by_others(dataset: xr.Dataset) -> xr.DataArray:
+    """`kept_rates` for each seed as the other seeds tell them, [seed, task]: nothing is judged on
+    what it was chosen by."""
+    seeds = dataset["seed"].values
+    return xr.concat([kept_rates(dataset.sel(seed=seeds != s)) for s in seeds], dataset["seed"])
+
+
+def named(dataset: xr.Dataset) -> list[str]:
+    """The checkpoints: by their tokens, or their order."""
+    values = dataset["budget"].values
+    return [f"{v:g}" if dataset.attrs["unit"] == "order" else count(v) for v in values]
+
+
+def _steps(dataset: xr.Dataset) -> str:
+    """What slopes are by."""
+    return "doubling of the tokens" if dataset.attrs["unit"] == "tokens" else "doubling in order"
+
+
+def findings(dataset: xr.Dataset) -> list[Finding]:
+    """Margins are per repetition."""
+    declared = [*_noise(dataset)]
+    for task in dataset["task"].values:
+        declared += _tuned(dataset.sel(task=[task]), str(task))
+    return declared
+
+
+def _noise(dataset: xr.Dataset) -> list[Finding]:
+    base, more, by = dataset["base"], increase(dataset), _steps(dataset)
+    small, large = (float(dataset["gamma"][k]) for k in (0, -1))
+    falls = -base.diff("budget").max("budget")
+    grows = (slope(more) / abs(more).mean("budget")).min("gamma")
+    high, low = (last_costs(dataset["noisy"].sel(gamma=g)) for g in (large, small))
+    return [
+        judged(
+            f"{PAPER}, Sec. 2.2",
+            "The base model improves from each checkpoint to the next",
+            f"'a monotonic improvement'; {SCALE}",
+            f"the smallest fall is {stated(falls, 3)} nats",
+            falls.values,
+        ),
+        judged(
+            f"{PAPER}, Figs. 3 left, 65",
+            "Noise of any fixed size raises the loss more the longer pre-training was",
+            f"at every size; {SCALE}",
+            f"at the size where it grows least by {stated(100 * grows, 1)} % of its mean per {by}",
+            grows.values,
+        ),
+        judged(
+            f"{PAPER}, Fig. 65",
+            f"Under large noise (gamma = {large:g}) the last checkpoint is above the best before",
+            f"U-shapes; {SCALE}",
+            f"loss at the last less the least before {stated(high, 3)} nats",
+            high.values,
+        ),
+        judged(
+            f"{PAPER}, Fig. 65",
+            f"Under small noise (gamma = {small:g}) more pre-training still helps",
+            f"lowest curves fall throughout; {SCALE}",
+            f"loss at the last less the least before {stated(low, 3)} nats",
+            -low.values,
+        ),
+    ]
+
+
+def _tuned(dataset: xr.Dataset, task: str) -> list[Finding]:
+    """Of one task, whose dimension has one entry."""
+    one = dataset.isel(task=0, drop=True)
+    top = rates_by_others(dataset).isel(task=0, drop=True)
+    spelt = " to ".join(f"{r:g}" for r in dict.fromkeys((float(top.min()), float(top.max()))))
+    by = _steps(dataset)
+    grows = slope(forgotten(one).sel(rate=top).drop_vars("rate"))
+    best = best_rate(dataset).isel(task=0, drop=True)
+    lost, own = (
+        last_costs(at_best(dataset, dataset[name]).isel(task=0, drop=True))
+        for name in ("tuned_base", "tuned_test")
+    )
+    falls = -slope(log2(best))
+    declared = [
+        judged(
+            f"{PAPER}, Sec. 2.2; Figs. 4, 12",
+            f"Teaching {task} at a fixed rate ({spelt}) makes a model forget more the longer "
+            "pre-training was",
+            f"at sufficiently large rates; {SCALE}",
+            f"the rise of the loss on pre-training text grows by {stated(grows, 3)} nats per {by}",
+            grows.values,
+        ),
+        judged(
+            f"{PAPER}, Sec. 2.2; Fig. 2 (OOD)",
+            f"At the tuned rate on {task} the loss on pre-training text at the last checkpoint "
+            "exceeds the least before",
+            f"of benchmarks, beyond 2.5T tokens; {SCALE}",
+            f"{stated(lost, 3)} nats",
+            lost.values,
+        ),
+        judged(
+            f"{PAPER}, Sec. 2.2; Fig. 2 (ID)",
+            f"At the tuned rate the loss on {task} itself at the last checkpoint exceeds the least "
+            "before",
+            f"up to 3 % fewer wins in AlpacaEval, beyond 2.3T tokens; {SCALE}",
+            f"{stated(own, 3)} nats",
+            own.values,
+        ),
+        judged(
+            f"{PAPER}, Sec. 3.4.2",
+            f"The tuned rate on {task} falls with pre-training",
+            f"constant, falling slowly or quickly by task; {SCALE}",
+            f"by {stated(falls, 2)} doublings per {by}",
+            falls.values,
+        ),
+    ]
+    if "answers" in dataset:
+        after = at_best(dataset, dataset["tuned_answers"]).isel(task=0, drop=True)
+        worse = last_costs(-after.mean("benchmark"))
+        declared.append(
+            judged(
+                f"{PAPER}, Fig. 2 (OOD)",
+                f"At the tuned rate on {task} answers to benchmarks are worse at the last "
+                "checkpoint than at the best before",
+                f"about 2 % on ARC, PIQA and HellaSwag; {SCALE}",
+                f"by {stated(100 * worse, 1)} % of the questions",
+                worse.values,
+            )
+        )
+    return declared
+
+
+def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:
+    """A row for each checkpoint: perplexities on held-out text, and the tasks' losses."""
+    gammas = dataset["gamma"].values
+    header = [dataset.attrs["unit"], "perplexity", *(f"at gamma = {g:g}" for g in gammas)]
+    tasks = [str(t) for t in dataset["task"].values]
+    for task in tasks:
+        header += [f"taught {task}: perplexity", f"{task}: loss before", "after", "tuned rate"]
+    rows = [tuple(header)]
+    best = best_rate(dataset)
+    base, own = (at_best(dataset, dataset[f"tuned_{k}"]) for k in ("base", "test"))
+    for k, name in enumerate(named(dataset)):
+        at = dataset.isel(budget=k)
+        row = [name, _perplexity(at["base"])]
+        row += [_perplexity(at["noisy"].sel(gamma=g)) for g in gammas]
+        for i in range(len(tasks)):
+            of = {"task": i, "budget": k}
+            rate = float(np.exp(np.log(best.isel(of)).mean()))
+            row += [_perplexity(base.isel(of)), stated(at["before"].isel(task=i), 3, sign=False)]
+            row += [stated(own.isel(of), 3, sign=False), f"{rate:.2g}"]
+        rows.append(tuple(row))
+    return rows
+
+
+def _perplexity(loss: xr.DataArray) -> str:
+    """Of a mean loss, with its standard error (of the loss, times the perplexity)."""
+    mean, error = (float(x) for x in mean_and_error(loss))
+    value = float(np.exp(min(mean, 700.0)))
+    return f"{value:.4g} ± {value * error:.2g}"
+
+
+def summary(dataset: xr.Dataset) -> str:
+    """The base models, noise and fine-tuning, in sentences."""
+    names, rank = named(dataset), dataset.attrs["rank"]
+    ends = [_perplexity(dataset["base"].isel(budget=k)) for k in (0, -1)]
+    how = f"adapters of rank {rank}" if rank else "all weights"
+    of = "tokens" if dataset.attrs["unit"] == "tokens" else "in order"
+    lines = [
+        (
+            f"{len(names)} checkpoints of {count(dataset.attrs['parameters'])} parameters, "
+            f"{names[0]} to {names[-1]} {of}: perplexity {ends[0]} to {ends[1]}, means ± standard "
+            f"errors over {dataset.sizes['seed']} repetitions."
+        )
+    ]
+    sizes = []
+    for gamma in dataset["gamma"].values:
+        least = int(mean_and_error(dataset["noisy"].sel(gamma=gamma))[0].argmin())
+        sizes.append(f"{gamma:g}: {names[least]}")
+    lines.append(f"The checkpoint of least perplexity by size of the noise, {', '.join(sizes)}.")
+    for task in dataset["task"].values:
+        of_task = at_best(dataset, dataset["tuned_base"]).sel(task=task)
+        least = int(mean_and_error(of_task)[0].argmin())
+        own = at_best(dataset, dataset["tuned_test"]).sel(task=task)
+        first = int(mean_and_error(own)[0].argmin())
+        lines.append(
+            f"Taught {task} ({how}) at the tuned rate, text of pre-training is known best by the "
+            f"checkpoint at {names[least]}, the task by that at {names[first]}."
+        )
+    claims = corrected(findings(dataset))
+    held = sum(f.verdict == "holds" for f in claims)
+    failed = sum(f.verdict == "fails" for f in claims)
+    lines.append(f"Of {len(claims)} claims {held} hold here, {failed} fail, others are undecided.")
+    return "\n".join(lines)

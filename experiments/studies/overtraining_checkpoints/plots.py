@@ -1,0 +1,145 @@
+"""The figures of `overtraining_checkpoints`: lines are means over repetitions, bars standard
+errors."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+from matplotlib import colormaps
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
+
+from experiments.lab.findings import mean_and_error
+from experiments.studies.overtraining_checkpoints.findings import forgotten, increase, named
+from experiments.studies.overtraining_language.findings import at_best, best_rate
+from sail_jax.drawing import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LEGEND: dict[str, Any] = {
+    "loc": "outside right upper",
+    "frameon": False,
+    "fontsize": 8,
+    "title_fontsize": 8,
+}
+
+
+def plot(dataset: xr.Dataset) -> "dict[str, Figure]":
+    figures = {"noise": _noise(dataset), "fine_tuning": _fine_tuning(dataset)}
+    return figures | ({"benchmarks": _benchmarks(dataset)} if "answers" in dataset else {})
+
+
+def _shades(count: int) -> list[Any]:
+    """From dark to light, as the paper has small to large sizes and rates."""
+    return [colormaps[style.SEQUENTIAL](x) for x in np.linspace(0.0, 0.88, count)]
+
+
+def _checkpoints(ax: "Axes", dataset: xr.Dataset) -> None:
+    """Checkpoints along x, with at most 4 labels, the last among them."""
+    values, labels = dataset["budget"].values, named(dataset)
+    if dataset.attrs["unit"] == "tokens":
+        ax.set_xscale("log")
+        # of labels near one another, one is enough
+        place, least = np.log(values), np.log(values[-1] / values[0]) / 4
+    else:
+        place, least = values, (values[-1] - values[0]) / 4
+    kept = [len(values) - 1]
+    for k in range(len(values) - 2, -1, -1):
+        if place[kept[-1]] - place[k] >= least:
+            kept.append(k)
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.xaxis.set_minor_locator(FixedLocator(list(values)))
+    ax.set_xticks(values[kept], [labels[k] for k in kept])
+    what = "tokens" if dataset.attrs["unit"] == "tokens" else "order of the checkpoints"
+    ax.set_xlabel(f"pre-training ({what})")
+
+
+def _curve(ax: "Axes", values: xr.DataArray, **look: Any) -> None:
+    mean, error = mean_and_error(values.transpose("seed", "budget"))
+    look = {"capsize": 2, "ms": 3, "lw": 1.3, "fmt": "o-", **look}
+    ax.errorbar(values["budget"].values, mean, error, **look)
+
+
+def _perplexity(ax: "Axes", values: xr.DataArray, **look: Any) -> None:
+    """A curve of exp(loss)."""
+    _curve(ax, xr.apply_ufunc(np.exp, values.clip(max=80)), **look)
+
+
+def _log_y(ax: "Axes") -> None:
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(10, (1, 2, 5), numticks=8))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _noise(dataset: xr.Dataset) -> "Figure":
+    """Figure 65, with the increase beside it, as Figure 3 has it."""
+    figure, axes = style.figure(1, 2, width=4.0, height=3.2)
+    left, right = axes[0]
+    gammas = dataset["gamma"].values
+    for gamma, color in zip(gammas, _shades(len(gammas)), strict=True):
+        label = f"{gamma:g}"
+        _curve(left, increase(dataset).sel(gamma=gamma), color=color)
+        _perplexity(right, dataset["noisy"].sel(gamma=gamma), color=color, label=label)
+    _perplexity(right, dataset["base"], color=style.INK, fmt="s--", label="none")
+    left.set(ylabel="rise of the loss (nats)", title="progressive sensitivity")
+    right.set(ylabel="perplexity", title="under noise (Fig. 65)")
+    _log_y(right)
+    for ax in (left, right):
+        _checkpoints(ax, dataset)
+    figure.legend(*right.get_legend_handles_labels(), title="noise gamma", **LEGEND)
+    return figure
+
+
+def _fine_tuning(dataset: xr.Dataset) -> "Figure":
+    """A row for each task: what is forgotten, the perplexity and the task's loss afterwards."""
+    tasks, rates = dataset["task"].values, dataset["rate"].values
+    figure, axes = style.figure(len(tasks), 3, width=3.7, height=3.1)
+    best = best_rate(dataset)
+    for row, task in zip(axes, tasks, strict=True):
+        at = dataset.sel(task=task)
+        for rate, color in zip(rates, _shades(len(rates)), strict=True):
+            of = at.sel(rate=rate)
+            _curve(row[0], forgotten(of), color=color, label=f"{rate:g}")
+            _perplexity(row[1], of["tuned_base"], color=color)
+            _curve(row[2], of["tuned_test"], color=color)
+        _perplexity(row[1], dataset["base"], color=style.INK, fmt="s--", label="before")
+        _curve(row[2], at["before"], color=style.INK, fmt="s--")
+        tuned = {"color": style.PALETTE[1], "fmt": "D-", "lw": 1.8, "label": "tuned"}
+        _perplexity(row[1], at_best(dataset, dataset["tuned_base"]).sel(task=task), **tuned)
+        _curve(row[2], at_best(dataset, dataset["tuned_test"]).sel(task=task), **tuned)
+        row[0].set(ylabel=f"{task}: rise of the loss\non pre-training text (nats)")
+        row[1].set(ylabel="perplexity afterwards")
+        row[2].set(ylabel="the task's loss (nats)")
+        _log_y(row[1])
+        for ax in row:
+            _checkpoints(ax, dataset)
+    axes[0, 0].set_title("forgetting")
+    axes[0, 1].set_title("pre-training text")
+    chosen = sorted({float(rate) for rate in np.unique(best)})
+    spelt = " to ".join(f"{rate:g}" for rate in dict.fromkeys((chosen[0], chosen[-1])))
+    axes[0, 2].set_title(f"the task (tuned rates: {spelt})")
+    handles = [x + y for x, y in zip(
+        axes[0, 0].get_legend_handles_labels(), axes[0, 1].get_legend_handles_labels(), strict=True
+    )]  # fmt: skip
+    figure.legend(*handles, title="rate", **LEGEND)
+    return figure
+
+
+def _benchmarks(dataset: xr.Dataset) -> "Figure":
+    """Figure 2: answers before, and after fine-tuning at the tuned rate."""
+    names, tasks = dataset["benchmark"].values, dataset["task"].values
+    figure, axes = style.figure(1, len(names), width=3.7, height=3.1)
+    after = at_best(dataset, dataset["tuned_answers"])
+    for ax, name in zip(axes[0], names, strict=True):
+        x = dataset["budget"].values
+        before = 100 * dataset["answers"].sel(benchmark=name)
+        ax.plot(x, before, "s--", color=style.INK, ms=3, label="before")
+        for task, color in zip(tasks, style.PALETTE, strict=False):
+            values = 100 * after.sel(task=task, benchmark=name)
+            _curve(ax, values, color=color, label=f"taught {task}")
+        ax.set(title=str(name), ylabel="right answers (%)")
+        _checkpoints(ax, dataset)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), **LEGEND)
+    return figure

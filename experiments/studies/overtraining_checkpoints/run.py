@@ -1,0 +1,165 @@
+"""The run of `overtraining_checkpoints`: its stages, and the dataset that they make."""
+
+import contextlib
+import itertools
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
+
+from experiments.data import text
+from experiments.data.files import refused
+from experiments.data.registry import OFFLINE_TEXT
+from experiments.lab.progress import Stage
+from experiments.lab.store import direct
+from experiments.models import presets
+from experiments.models.pretrained import read_config
+from experiments.studies.overtraining_checkpoints import data, measure, series
+from experiments.studies.overtraining_checkpoints.config import Config
+from experiments.studies.overtraining_language import tasks, training
+
+FOUND = ("base", "validation", "test", "distance")
+
+
+def run(config: Config, stage: Stage = direct) -> xr.Dataset:
+    """Perturbs and fine-tunes every checkpoint; two stages for each, or more to save memory."""
+    with contextlib.ExitStack() as stack:
+        with refused():
+            where = training.layout(config.shard)
+            parts = config.memory.micro_batches
+            where.check(**{"tune.batch": config.tune.batch // parts})
+        paths = _given(config) if config.checkpoints is not None else _trained(config, stage, stack)
+        with refused():
+            net: Any = data.network(config, paths)
+            budgets, unit = data.budgets(config, paths)
+            loaded = data.load(config, net.vocab, _end(config, paths[0]))
+        plan = list(itertools.product(range(config.replicates), range(len(config.tune.rates))))
+        noisy, tuned = [], []
+        for k, path in enumerate(paths, 1):
+            noisy.append(
+                stage(f"perturb checkpoint {k}", partial(_refusing(measure.perturb), config, net,
+                                                         loaded, path))
+            )  # fmt: skip
+            tuned.append([])
+            for i, task in enumerate(loaded.tasks):
+                which = f" task {i + 1}" if len(loaded.tasks) > 1 else ""
+                teach = partial(_refusing(measure.fine_tune), config, net, where, loaded, task)
+                found = [
+                    stage(
+                        f"fine-tune checkpoint {k}{which}{part}", partial(teach, path, some),
+                        folder=True,
+                    )
+                    for part, some in _parts(config, plan)
+                ]  # fmt: skip
+                tuned[-1].append(jax.tree.map(lambda *x: np.concatenate(x), *found))
+        return _dataset(config, net, loaded, budgets, noisy, tuned).assign_attrs(unit=unit)
+
+
+def _refusing(compute: Any) -> Any:
+    """The same, whose ValueErrors are about checkpoints."""
+
+    def computed(*arguments: Any) -> Any:
+        with refused():
+            return compute(*arguments)
+
+    return computed
+
+
+def _given(config: Config) -> Sequence[str]:
+    if not config.checkpoints:
+        with refused():
+            raise ValueError(
+                "checkpoints must be folders of 3 or more checkpoints of one training, from the "
+                "first to the last, such as allenai/OLMo-1B-hf's revisions (huggingface.co); the "
+                "default preset trains a series of tiny ones"
+            )
+    return config.checkpoints or ()
+
+
+def _trained(config: Config, stage: Stage, stack: contextlib.ExitStack) -> Sequence[str]:
+    """Folders of the series that is trained where none are given."""
+    with refused():
+        where, net = training.layout(config.shard), presets.build(_shape(config))
+        vocab = _shape(config)["vocab"]
+        corpus = tasks.load(config.data, vocab, config.model.context, ())
+    stacked = stage("series of checkpoints", partial(series.train, config, net, corpus, where))
+    folder = config.series.folder or stack.enter_context(tempfile.TemporaryDirectory())
+    with refused():
+        return series.write(net, config.series.budgets, stacked, Path(folder))
+
+
+def _shape(config: Config) -> dict[str, Any]:
+    """The configuration of the networks of a series: without dropout, so that one may be told."""
+    model = config.model
+    if model.preset is not None:
+        return presets.config(model.preset, dropout=0.0)
+    return {
+        "model_type": "flax_llama",
+        "vocab": text.VOCAB,
+        "context": model.context,
+        "width": model.width,
+        "layers": model.layers,
+        "heads": model.heads,
+        "head_dim": model.width // model.heads,
+        "hidden": model.hidden,
+        "tied": True,
+        "norm": "layernorm",
+    }
+
+
+def _end(config: Config, path: str) -> tuple[int, ...]:
+    """The token that ends a text, where the configuration states one."""
+    end = read_config(path).get("eos_token_id")
+    return (end,) if isinstance(end, int) and config.data.name != OFFLINE_TEXT else ()
+
+
+def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]]:
+    """The members that go together, each time with what their stage's name ends with."""
+    size = config.memory.together or len(members)
+    parts = [list(members[at : at + size]) for at in range(0, len(members), size)]
+    names = [f" {k + 1}/{len(parts)}" if len(parts) > 1 else "" for k in range(len(parts))]
+    return list(zip(names, parts, strict=True))
+
+
+def _dataset(
+    config: Config, net: Any, loaded: data.Data, budgets: np.ndarray, noisy: Any, tuned: Any
+) -> xr.Dataset:
+    runs, nats = ("task", "budget", "seed", "rate"), {"units": "nats per token"}
+    shape = (len(loaded.tasks), len(budgets), config.replicates, len(config.tune.rates))
+    over = lambda name: np.stack([found[name] for found in noisy])  # noqa: E731
+
+    def of_runs(name: str) -> np.ndarray:
+        values = np.stack([[found[name] for found in by_task] for by_task in tuned], 1)
+        return values.reshape(*shape, *values.shape[3:])
+
+    variables: dict[str, Any] = {
+        "base": (("budget", "seed"), over("base"), nats),
+        "noisy": (("budget", "seed", "gamma"), over("noisy"), nats),
+        "before": (("task", "budget", "seed"), np.swapaxes(over("before"), 0, 1), nats),
+        "unigram": ((), loaded.unigram, nats),
+        **{
+            f"tuned_{name}": (runs, of_runs(name), {} if name == "distance" else nats)
+            for name in FOUND
+        },
+    }
+    coords: dict[str, Any] = {
+        "budget": budgets,
+        "seed": np.arange(config.replicates),
+        "gamma": np.asarray(config.gammas),
+        "rate": np.asarray(config.tune.rates),
+        "task": [Path(name).stem for name in config.tune.tasks],
+    }
+    if loaded.benchmarks:
+        variables["answers"] = (("budget", "benchmark"), over("answers"))
+        variables["tuned_answers"] = ((*runs, "benchmark"), of_runs("answers"))
+        coords["benchmark"] = list(loaded.benchmarks)
+    shapes = jax.eval_shape(lambda key: training.first(net, key), jax.random.key(0))
+    size = sum(x.size for x in jax.tree.leaves(shapes))
+    rank = 0 if config.tune.rank is None else config.tune.rank
+    given = "folders" if config.checkpoints is not None else "series"
+    return xr.Dataset(variables, coords, {"parameters": size, "rank": rank, "source": given})
