@@ -275,11 +275,32 @@ def together(
     frozen: PyTree = None,
     join: Join | None = None,
 ) -> list[PyTree]:
-def _fit(net: nn.Module, training: Training, count: int, where: Layout, join: Join | None) -> Fit:
-    """Makes the training of `count` members; equal arguments share one compiled step.
+    """Trains several networks of one shape side by side.
 
-    With `join` the state's `mutable`, the same for all, is what stays as it is.
+    Args:
+      net: The network.
+      training: How to train. `optimizer.members`, if given, are each network's share of the
+        schedule's learning rate.
+      params: Parameters to start from, one tree for each network.
+      batch: Gives the minibatch of a step, `(example, member, ...)`.
+      steps: Number of steps.
+      key: A random key, for dropout.
+      where: How devices share the work.
+      directory: Directory for checkpoints, from which a killed training goes on; None stores none.
+      config: What checkpoints must agree with to be used.
+      save_every: Steps between two checkpoints.
+      frozen: Parameters that stay as they are, the same for all networks.
+      join: Makes a network's parameters from `frozen` and those that are trained; it must be
+        hashable. None trains all parameters.
+
+    Returns:
+      The trained parameters, one tree for each network, as NumPy arrays.
     """
+    members = where.filled(params)
+    shares = training.optimizer.members or (1.0,) * len(params)
+    optimizer = dataclasses.replace(training.optimizer, members=tuple(where.filled(shares)))
+    fit = _fit(net, dataclasses.replace(training, optimizer=optimizer), len(members), where, join)
+    # members that are trained twice see their minibatches twice
     which = np.asarray(where.filled(range(len(params))))
     trained = fit.run(
         fit.start(stacked(members), key, frozen),
