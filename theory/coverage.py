@@ -84,7 +84,7 @@ _FATE = {
     "Dudley metric": ("23 24", "", _DEFINES),
     "Theorem 2.2": ("25-34", "T2.2-*"),
     "Figure 5, Section 3.3": ("", "Fig5-*"),
-    "Assumption (22), Appendix D.1": ("22", "eq22/*"),
+    "Assumption (22), Appendix D.1": ("22", "eq22-*"),
     "Conservation law": ("35", "eq35/*"),
     "Lemma 3.3": ("36-41 47-49", "L3.3/* eq48/*"),
     "Lemma 3.3, the bound of singular values": ("42-46", "eq44/* eq46/*"),
@@ -100,7 +100,7 @@ _FATE = {
     "Student and teacher": ("18-20 145-149 154-156", "", _DEFINES),
     "Section 4, Figure 4": ("21", "S4-* F4* eq21-*"),
     "Figure 4c": ("", "", f"the exponent -1.18 is {_MEASURES}"),
-    "Appendix C": ("150-153 157-159", "eq150/* eq151/* eq153/* eq157/* eq158/* eq159/*"),
+    "Appendix C": ("150-153 157-159", "eq150/* eq151/* eq153-* eq157/* eq158/* eq159/*"),
     _BEYOND: ("", "covariance-* flow-network/* finite-source-* rank-k-*"),
 }
 

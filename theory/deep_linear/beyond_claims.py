@@ -121,7 +121,7 @@ def _any_covariance() -> list[Claim]:
     ids = ("scratch", "ridge", "fine-tune-L2", "fine-tune-Linf", "linear-transfer", "time")
     return [
         Claim(
-            f"{PAPER}/covariance-{name}/limit",
+            f"{PAPER}/covariance-{name}/ours",
             f"{statements[method]}: relative gap",
             f"beyond {PAPER}: {source}",
             at,
@@ -275,7 +275,7 @@ _TUNED = f"two layers, d={WIDTH}, n=9, m=k={OUTPUTS}, gradient descent"
 
 CLAIMS: tuple[Claim, ...] = (
     Claim(
-        f"{PAPER}/flow-network/exact",
+        f"{PAPER}/flow-network/ours",
         "db/dt = -|b|^(2-2/L) [g + (L-1) b (b·g)/|b|²]: distance of the trained network from it",
         f"beyond {PAPER}: Thm 3.9 in finite time",
         "d=40, n=24, L=3, α=0.01, t=8, step size extrapolated to 0",
@@ -284,9 +284,9 @@ CLAIMS: tuple[Claim, ...] = (
         note="tolerance: O(rate²) + O(α²)",
     ),
     Claim(
-        f"{PAPER}/T3.9-law/exact",
+        f"{PAPER}/T3.9-law/ours",
         "the sampler has the law of R_ft: √(mm'/(m+m')) sup|F̂ - F̂'| ≤ 1.95",
-        f"{PAPER} Thm 3.9, the whole law",
+        f"{PAPER} Thm 3.9, p. 9, the whole law",
         f"n={N}, d={D}, θ={THETA}, σ={SIGMA}, L=3",
         lambda: 1.95,
         _fine_tune_kolmogorov,
@@ -295,7 +295,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     *(
         Claim(
-            f"{PAPER}/finite-source-{name}/exact",
+            f"{PAPER}/finite-source-{name}/ours",
             f"{text} from a source fitted to n_s samples: E R with the law of (|β̂_s|, θ̂)",
             f"beyond {PAPER}: Thms 3.7 and 3.9 without infinite source data",
             _SOURCES,
@@ -308,7 +308,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     *(
         Claim(
-            f"{PAPER}/rank-k-{side}/exact",
+            f"{PAPER}/rank-k-{side}/ours",
             "E R_lt = |B⊥|² + |A|²(1-n/k)₊ + (|B⊥|² + mσ²) min(n,k)/(|n-k|-1)",
             f"beyond {PAPER}: Thm 3.7 for k features, m outputs",
             f"n={n}, k={RANK}, m={OUTPUTS}, d={WIDTH}, σ={SIGMA}",
@@ -318,7 +318,7 @@ CLAIMS: tuple[Claim, ...] = (
         for side, n in (("under", 2), ("over", 12))
     ),
     Claim(
-        f"{PAPER}/rank-k-span/exact",
+        f"{PAPER}/rank-k-span/ours",
         "rank-k fine-tuning keeps (I-P)B in the span of (I-P)B_s: order in α of what leaves it",
         f"beyond {PAPER}: Thm 3.9 for rank k (the limit itself is open)",
         f"{_TUNED}, α=0.02 and 0.01",
@@ -328,7 +328,7 @@ CLAIMS: tuple[Claim, ...] = (
         effect=0.25,
     ),
     Claim(
-        f"{PAPER}/rank-k-balance/exact",
+        f"{PAPER}/rank-k-balance/ours",
         "rank-k fine-tuning keeps (I-P)(BBᵀ)^½(I-P): relative change",
         f"beyond {PAPER}: Thm 3.9 for rank k (the limit itself is open)",
         f"{_TUNED}, α=0.001, step size extrapolated to 0",

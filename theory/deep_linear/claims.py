@@ -2,7 +2,7 @@
 
 Simulators know the estimators (`estimators`) or train the network (`networks`); they never use the
 closed forms that they check. (The claims on the interval and angle of eq. 13 are about its sign:
-their other side is a scan of (13) itself, which `eq13/exact` and `eq13-lower` check on data.)
+their other side is a scan of (13) itself, which `eq13/ours` and `eq13-lower` check on data.)
 
 Means are over independent Gaussian data sets; each is far enough from n = d for the variance to be
 finite (|n - d| >= 4; n > 4 in linear transfer), as the z-scores need.
@@ -178,7 +178,7 @@ def _printed_scratch(gamma: float, sigma: float) -> float:
 
 
 def _scratch_claims() -> list[Claim]:
-    source, statement = f"{PAPER} Thm 3.6, eq. (10)", "E R_sc"
+    source, statement = f"{PAPER} Thm 3.6, eq. (10), p. 6", "E R_sc"
     below = mean_risk(_fitted, 10, 20, 0.0, 1.0, 40_000)
     above = mean_risk(_fitted, 26, 20, 0.0, 1.0, 20_000)
     return [
@@ -193,7 +193,7 @@ def _scratch_claims() -> list[Claim]:
             effect=0.15,
         ),
         Claim(
-            f"{PAPER}/T3.6-under/exact",
+            f"{PAPER}/T3.6-under/ours",
             f"{statement} = 1 - n/d + σ²n/(d-n-1), n ≤ d-2",
             f"{source}, sharpened",
             "n=10, d=20, σ=1",
@@ -211,7 +211,7 @@ def _scratch_claims() -> list[Claim]:
             effect=0.25,
         ),
         Claim(
-            f"{PAPER}/T3.6-over/exact",
+            f"{PAPER}/T3.6-over/ours",
             f"{statement} = σ²d/(n-d-1), n ≥ d+2",
             f"{source}, sharpened",
             "n=26, d=20, σ=1",
@@ -240,7 +240,7 @@ def _linear_transfer_claims() -> list[Claim]:
         Claim(
             f"{PAPER}/T3.7/exact",
             "E R_lt = sin²θ + (σ²+sin²θ)/(n-2), n > 2",
-            f"{PAPER} Thm 3.7, eq. (12)",
+            f"{PAPER} Thm 3.7, eq. (12), p. 7",
             at,
             lambda: float(risks.linear_transfer_risk(n, theta, sigma)),
             mean_risk(_Transferred(), n, d, theta, sigma, 40_000),
@@ -248,16 +248,16 @@ def _linear_transfer_claims() -> list[Claim]:
         Claim(
             f"{PAPER}/T3.7/limit",
             "training the last layer of a pretrained network refits the scale of β_s alone",
-            f"{PAPER} Thms 3.4 and 3.7",
+            f"{PAPER} Thms 3.4 and 3.7, p. 6",
             "d=40, n=24, L=2, α=0.001, gradient descent",
             lambda: 0.0,
             last_layer_gap,
             note="tolerance α",
         ),
         Claim(
-            f"{PAPER}/eq13/exact",
+            f"{PAPER}/eq13/ours",
             "T_lt = E R_sc - E R_lt, with both at finite n, d",
-            f"{PAPER} eq. (13), corrected",
+            f"{PAPER} eq. (13), p. 8, corrected",
             "n=10, d=20, θ=3π/8, σ=0.2",
             lambda: float(risks.transferability("linear", 10, 20, 3 * pi / 8, 0.2)),
             mean_risk(_Transferred(), 10, 20, 3 * pi / 8, 0.2, 20_000, _fitted),
@@ -277,10 +277,6 @@ def _boundary_claims() -> list[Claim]:
         hurts = risks.transferability_limit("linear", gamma, theta, sigma) < 0
         return Estimate(float(hurts.mean()), tolerance=2 / steps)
 
-    def printed_length() -> float:
-        lower, upper, _ = edge(theta, sigma)
-        return max(0.0, float(lower - upper))
-
     noise, obtuse = 0.5, 0.6 * pi
 
     def least(theta: float) -> Simulate:
@@ -289,26 +285,17 @@ def _boundary_claims() -> list[Claim]:
 
     return [
         Claim(
-            f"{PAPER}/eq13-interval/printed",
-            "linear transfer hurts for γ ∈ (γ₊, γ₋): length of the interval",
-            f"{PAPER} after eq. (13)",
-            "θ=3π/8, σ=0.2, scan of γ < 1",
-            printed_length,
-            negative_length,
-            note="the roots are named in the wrong order: the printed interval is empty",
-        ),
-        Claim(
-            f"{PAPER}/eq13-interval/corrected",
+            f"{PAPER}/eq13-interval/reading",
             "linear transfer hurts for γ ∈ (γ₋, γ₊): length of the interval",
-            f"{PAPER} after eq. (13), corrected",
-            "θ=3π/8, σ=0.2, scan of γ < 1",
+            f"{PAPER} after eq. (13), p. 8, corrected",
+            "θ=3π/8, σ=0.2, scan of γ < 1; the roots are printed in the other order",
             lambda: float(edge(theta, sigma).upper - edge(theta, sigma).lower),
             negative_length,
         ),
         Claim(
             f"{PAPER}/eq13-lower/limit",
             "T_lt → 0 at γ = γ₋",
-            f"{PAPER} after eq. (13)",
+            f"{PAPER} after eq. (13), p. 8",
             "γ=γ₋(θ, σ)=1/4, σ=0.5, d=80 and 160 extrapolated",
             lambda: 0.0,
             extrapolated(_Transferred(), 0.25, 80, _edge_angle(0.25, 0.5), 0.5, 1_000, _fitted),
@@ -316,13 +303,13 @@ def _boundary_claims() -> list[Claim]:
         Claim(
             f"{PAPER}/eq13-angle/limit",
             "σ < 1: from θ = arccos(1-σ) to π/2 some γ < 1 hurts; at θ = arccos(1-σ) min T → 0",
-            f"{PAPER} after eq. (13)",
+            f"{PAPER} after eq. (13), p. 8",
             "σ=0.5, θ=arccos(1-σ)=π/3, γ=1-σ, d=40 and 80 extrapolated",
             lambda: 0.0,
             least(acos(1 - noise)),
         ),
         Claim(
-            f"{PAPER}/eq13-angle/exact",
+            f"{PAPER}/eq13-angle/ours",
             "σ < 1: T_lt → cos²θ - (1-σ)² at the worst γ < 1: it hurts iff |cos θ| < 1-σ",
             f"{PAPER} after eq. (13), for angles beyond π/2 too",
             "σ=0.5, θ=0.6π, γ=1-σ, d=40 and 80 extrapolated",
@@ -356,7 +343,7 @@ def _ridge_claims() -> list[Claim]:
         Claim(
             f"{PAPER}/T3.8/limit",
             "E R_lt with ridge → 1 - cos²θ (1+2λ)/(1+λ)²",
-            f"{PAPER} Thm 3.8, eq. (15)",
+            f"{PAPER} Thm 3.8, eq. (15), p. 8",
             f"θ=π/4, σ={sigma}, λ={ridge}, n=100 and 200 extrapolated",
             lambda: float(risks.linear_transfer_limit(theta, ridge)),
             extrapolated(_Transferred(ridge), 50.0, 2, theta, sigma, 20_000),
@@ -364,7 +351,7 @@ def _ridge_claims() -> list[Claim]:
         Claim(
             f"{PAPER}/T3.8/exact",
             "E R_lt = sin²θ + cos²θ E[k²/(u+k)²] + (σ²+sin²θ) E[u/(u+k)²], u ~ χ²_n, k = nλ",
-            f"{PAPER} Thm 3.8, corrected",
+            f"{PAPER} Thm 3.8, eq. (128), p. 23",
             f"n={n}, θ=π/4, σ={sigma}, λ={ridge}",
             lambda: float(risks.linear_transfer_risk(n, theta, sigma, ridge)),
             finite,
@@ -372,7 +359,7 @@ def _ridge_claims() -> list[Claim]:
         Claim(
             f"{PAPER}/T3.8-monotone/limit",
             "ridge never lowers the risk of linear transfer: E[R(0) - R(λ)] → -cos²θ λ²/(1+λ)²",
-            f"{PAPER} after Thm 3.8",
+            f"{PAPER} after Thm 3.8, pp. 9, 25",
             "θ=3π/8, σ=0.2, λ=1/2, n=100 and 200 extrapolated",
             lambda: -((cos(3 * pi / 8) / 3) ** 2),
             extrapolated(_Transferred(0.5), 50.0, 2, 3 * pi / 8, 0.2, 20_000, _Transferred()),
@@ -380,9 +367,9 @@ def _ridge_claims() -> list[Claim]:
             effect=0.002,
         ),
         Claim(
-            f"{PAPER}/T3.8-monotone/exact",
+            f"{PAPER}/T3.8-monotone/ours",
             "at finite n some ridge helps: E[R(0) - R(λ*)] > 0 at λ* = (σ²+sin²θ)/(n cos²θ)",
-            f"{PAPER} Thm 3.8, sharpened",
+            f"{PAPER} Thm 3.8, p. 8, sharpened",
             f"n=10, θ=3π/8, σ=0.2, λ*={best:.3f}",
             gain,
             paired,
@@ -400,7 +387,7 @@ def _fine_tuning_claims() -> list[Claim]:
             Claim(
                 f"{PAPER}/T3.9-estimator-L{depth}/printed",
                 "β_ft = X⁺y + (I-P) β_s: distance of the trained network from it",
-                f"{PAPER} eq. (142)",
+                f"{PAPER} eq. (142), p. 25",
                 at,
                 lambda: 0.0,
                 network_gap(_AS_PRINTED, depth, alpha),
@@ -409,7 +396,7 @@ def _fine_tuning_claims() -> list[Claim]:
             Claim(
                 f"{PAPER}/T3.9-estimator-L{depth}/corrected",
                 "β_ft = X⁺y + c (I-P) β_s, c = N^(1-1/L), N² = |X⁺y|² + c²|(I-P)β_s|²",
-                f"{PAPER} eq. (142), corrected",
+                f"{PAPER} eq. (142), p. 25, corrected",
                 at,
                 lambda: 0.0,
                 network_gap(_FineTuned(depth), depth, alpha),
@@ -425,16 +412,16 @@ def _fine_tuning_claims() -> list[Claim]:
             Claim(
                 f"{PAPER}/eq17-L{depth}/printed",
                 "T_ft = E R_sc - E R_ft = (1-γ)(2cos θ - 1)",
-                f"{PAPER} Thm 3.9, eqs. (16), (17)",
+                f"{PAPER} Thm 3.9, eqs. (16), (17), p. 9",
                 at,
                 lambda: (1 - gamma) * (2 * cos(theta) - 1),
                 simulated,
                 note="right for σ = 0 only",
             ),
             Claim(
-                f"{PAPER}/eq17-L{depth}/limit",
+                f"{PAPER}/eq17-L{depth}/corrected",
                 "T_ft → (1-γ) c (2cos θ - c)",
-                f"{PAPER} Thm 3.9, eqs. (16), (17), corrected",
+                f"{PAPER} Thm 3.9, eqs. (16), (17), p. 9, corrected",
                 at,
                 partial(_gain, gamma, theta, sigma, depth),
                 simulated,
@@ -449,7 +436,7 @@ def _fine_tuning_claims() -> list[Claim]:
         Claim(
             f"{PAPER}/eq17-noiseless/limit",
             "T_ft → (1-γ)(2cos θ - 1) when σ = 0",
-            f"{PAPER} Thm 3.9, eqs. (16), (17)",
+            f"{PAPER} Thm 3.9, eqs. (16), (17), p. 9",
             f"γ=1/2, θ=π/4, σ=0, L=2, {sizes}",
             lambda: (1 - gamma) * (2 * cos(theta) - 1),
             _fine_tuning_gain(2, theta, 0.0),
@@ -459,7 +446,7 @@ def _fine_tuning_claims() -> list[Claim]:
         Claim(
             f"{PAPER}/eq17-boundary/printed",
             "fine-tuning neither helps nor hurts at θ = π/3: T_ft = 0",
-            f"{PAPER} after eq. (17)",
+            f"{PAPER} after eq. (17), p. 10",
             f"γ=1/2, σ=1, L=2, {sizes}",
             lambda: 0.0,
             _fine_tuning_gain(2, pi / 3, sigma),
@@ -468,7 +455,7 @@ def _fine_tuning_claims() -> list[Claim]:
         Claim(
             f"{PAPER}/eq17-boundary/corrected",
             "fine-tuning neither helps nor hurts at cos θ = c/2: T_ft → 0",
-            f"{PAPER} after eq. (17), corrected",
+            f"{PAPER} after eq. (17), p. 10, corrected",
             f"γ=1/2, σ=1, L=2, θ={edge * 180 / pi:.1f}°, {sizes}",
             lambda: 0.0,
             _fine_tuning_gain(2, edge, sigma),
@@ -476,7 +463,7 @@ def _fine_tuning_claims() -> list[Claim]:
         Claim(
             f"{PAPER}/T3.9-over/exact",
             "from n = d on fine-tuning forgets the source: E R_ft = E R_sc",
-            f"{PAPER} Thm 3.9, γ ≥ 1",
+            f"{PAPER} Thm 3.9, p. 9, γ ≥ 1",
             "n=26, d=20, θ=π/2, σ=1, L=3",
             lambda: float(risks.scratch_risk(26, 20, 1.0)),
             mean_risk(_FineTuned(3), 26, 20, pi / 2, 1.0, 20_000),

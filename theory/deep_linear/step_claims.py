@@ -2,7 +2,7 @@
 eq. (13) beyond gamma = 1.
 
 Networks are gradient descent. The claims about eq. (13) are about its sign: their other side is a
-scan of (13), which `eq13/exact` and `eq13-lower` check on data.
+scan of (13), which `eq13/ours` and `eq13-lower` check on data.
 """
 
 from collections.abc import Callable
@@ -129,7 +129,7 @@ CLAIMS: tuple[Claim, ...] = (
     row(
         "eq54/exact",
         "|W_l|²_F - |W_L|²_F = α²(|W̄_l|²_F - |W̄_L|²_F): minus the largest error",
-        "eqs. (52)-(54)",
+        "eqs. (52)-(54), p. 18",
         _AT,
         0.0,
         _over_training(_traces, tolerance=RATE),
@@ -138,7 +138,7 @@ CLAIMS: tuple[Claim, ...] = (
     row(
         "eq59/printed",
         "|W_l|²_op ≥ |W̄_L|²_op + α²(|W̄_L|²_op - |W̄_l|²_op): least excess",
-        "eq. (59)",
+        "eq. (59), p. 18",
         _AT,
         0.0,
         _over_training(partial(_tops, printed=True), tolerance=RATE),
@@ -148,7 +148,7 @@ CLAIMS: tuple[Claim, ...] = (
     row(
         "eq59/corrected",
         "|W_l|²_op ≥ |W_L|²_op + α²(|W̄_L|²_op - |W̄_l|²_op): least excess",
-        "eqs. (55)-(59)",
+        "eqs. (55)-(59), p. 18",
         _AT,
         0.0,
         _over_training(partial(_tops, printed=False), tolerance=RATE),
@@ -158,7 +158,7 @@ CLAIMS: tuple[Claim, ...] = (
     row(
         "eq62/printed",
         "v_lᵀD_l v_l ≤ α²|D̄_l|²_op: least excess of the right side",
-        "eqs. (62), (65), (66), (68), (70)",
+        "eqs. (62), (65), (66), (68), (70), pp. 18-19",
         f"{_AT}, W̄ of half the size",
         0.0,
         _over_training(partial(_invariants, power=2), 0.5, RATE / 4),
@@ -168,7 +168,7 @@ CLAIMS: tuple[Claim, ...] = (
     row(
         "eq62/corrected",
         "v_lᵀD_l v_l ≤ α²|D̄_l|_op: least excess of the right side",
-        "eqs. (61)-(68), (70), corrected",
+        "eqs. (61)-(68), (70), pp. 18-19, corrected",
         f"{_AT}, W̄ of half the size",
         0.0,
         _over_training(partial(_invariants, power=1), 0.5, RATE / 4),
@@ -178,32 +178,32 @@ CLAIMS: tuple[Claim, ...] = (
     row(
         "eq71/exact",
         "Π s_l² ≥ |ŷ|²/|X|²_op > 0 at the end of training: their ratio",
-        "eqs. (71), (72)",
+        "eqs. (71), (72), p. 19",
         f"n=4, d={D}, L={DEPTH}, from scratch",
         1.0,
         _bounded_away,
         relation=">=",
     ),
     row(
-        "eq13-over/exact",
+        "eq13-over/limit",
         "γ > 1: linear transfer hurts iff γ - 1 > σ²/sin²θ",
-        "after eq. (13)",
+        "after eq. (13), p. 8",
         "θ=π/4, σ=.5: length of the loads in [1, 3] at which it does",
         3 - float(1 + 0.5**2 / sin(pi / 4) ** 2),
         _scan(1.0, 3.0, pi / 4, 0.5),
     ),
     row(
-        "eq13-noiseless/exact",
+        "eq13-noiseless/limit",
         "σ = 0: linear transfer hurts iff cos²θ < γ < 1, of loads below 1",
-        "after eq. (13)",
+        "after eq. (13), p. 8",
         "θ=1: length of the loads in [0, 1] at which it does",
         1 - cos(1.0) ** 2,
         _scan(0.0, 1.0, 1.0, 0.0),
     ),
     row(
-        "eq13-anomalous/exact",
+        "eq13-anomalous/reading",
         "θ = π/2: transfer is positive all the same, for γ within σ² of 1",
-        "after eq. (13)",
+        "after eq. (13), p. 8",
         "σ=.5: length of the loads in [.5, 2] at which it is",
         2 * 0.5**2,
         _scan(0.5, 2.0, pi / 2, 0.5, hurts=False),

@@ -106,11 +106,11 @@ def _arithmetic() -> list[Claim]:
     ]
     claims = []
     for name, statement, edit, predict, power in rows:
-        source = f"{PAPER} eq. ({name[2]})"
+        source = f"{PAPER} eq. ({name[2]}), Sec. 4.3"
         claims += [
-            Claim(f"{PAPER}/{name}/exact", statement, source, exact, predict, _total(edit)),
+            Claim(f"{PAPER}/{name}/ours", statement, source, exact, predict, _total(edit)),
             Claim(
-                f"{PAPER}/{name}-order/limit",
+                f"{PAPER}/{name}-order/ours",
                 f"{statement} + order {power:.0f} in λ",
                 source,
                 f"{tanh}, experts' task vectors",
