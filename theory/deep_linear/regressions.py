@@ -149,12 +149,35 @@ def transferred(ridge: float = 0.0) -> Fit:
     return fit
 
 
-def fine_tuned(depth: int) -> Fit:
-    """Returns the limit of fine-tuning, X^+ y + c (I - P) beta_s; a network's own is `networks`.
+def rescaled(
+    fitted: np.ndarray, unseen: np.ndarray, size: float | np.ndarray, depth: float
+) -> np.ndarray:
+    """Adds what fine-tuning keeps of the source to a fit: fitted + c unseen.
+
+    c = (N / size)^(1 - 1/L), N the norm of the result. One layer has c = 1, as eq. (142) has it for
+    all.
 
     Args:
-      depth: Number of layers L; c = N^(1 - 1/L), N the norm of the result. Depth 1 has c = 1, as
-        eq. (142) has it for all.
+      fitted: X^+ y, `[draws d]`.
+      unseen: (I - P) beta_s, `[draws d]`, orthogonal to `fitted`.
+      size: |beta_s|, a number or `[draws]`.
+      depth: Number of layers L, from 1 to inf.
+
+    Returns:
+      The limit of fine-tuning, `[draws d]`.
+    """
+    seen2, unseen2 = np.sum(fitted**2, -1), np.sum(unseen**2, -1)
+    scale2 = np.ones_like(seen2)
+    for _ in range(100):  # a contraction
+        scale2 = ((seen2 + scale2 * unseen2) / size**2) ** (1 - 1 / depth)
+    return fitted + np.sqrt(scale2)[..., None] * unseen
+
+
+def fine_tuned(depth: float) -> Fit:
+    """Returns the limit of fine-tuning; a network's own is in `networks`.
+
+    Args:
+      depth: As in `rescaled`.
 
     Returns:
       The fit.
@@ -162,12 +185,7 @@ def fine_tuned(depth: int) -> Fit:
 
     def fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         both = pseudoinverse(x, np.stack([y, x[..., 0]], -1))
-        fitted, unseen = both[..., 0], np.eye(x.shape[-1])[0] - both[..., 1]
-        seen2, unseen2 = np.sum(fitted**2, -1), np.sum(unseen**2, -1)
-        size2 = seen2 + unseen2
-        for _ in range(60):  # a contraction by 1 - 1/L at least
-            size2 = seen2 + unseen2 * size2 ** (1 - 1 / depth)
-        return fitted + (size2 ** ((1 - 1 / depth) / 2))[..., None] * unseen
+        return rescaled(both[..., 0], np.eye(x.shape[-1])[0] - both[..., 1], 1.0, depth)
 
     return fit
 
