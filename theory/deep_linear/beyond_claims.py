@@ -176,7 +176,7 @@ def _any_covariance() -> list[Claim]:
                 partial(_equivalent, method),
             )(
                 _mean_risk_limit(method),
-                note="seen: 5 %, or .05 of scratch and fine-tuning, as extrapolation triples the error",
+                note="seen: 5 %, or .05, as extrapolation in size triples the error",
                 effect=None if method in ("ridge", "time") else 0.05,
             )
             for method, statement in limits.items()
