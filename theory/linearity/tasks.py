@@ -42,7 +42,6 @@ second_order_gap = jax.jit(bounds.second_order_gap, static_argnums=0)
 integral_gap = jax.jit(bounds.integral_gap, static_argnums=0)
 supremum_bound = jax.jit(bounds.supremum_bound, static_argnums=0)
 curvature = jax.jit(bounds.curvature, static_argnums=0)
-hessian = jax.jit(networks.hessian, static_argnums=0)
 outputs = jax.jit(jax.vmap(tanh_network, (0, None)))
 
 
