@@ -7,7 +7,7 @@ deterministic equivalents hold for n, d large: the simulation is extrapolated fr
 from collections.abc import Callable
 from functools import partial
 from math import inf, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from theory.deep_linear import (
     subspace,
     training_time,
 )
-from theory.deep_linear.claims import ONE, network_risk, one_sample, tuned_for
+from theory.deep_linear.claims import ONE, network_risk, tuned_for
 from theory.deep_linear.laws import overlaps_law
 from theory.deep_linear.proof_claims import KOLMOGOROV
 from theory.deep_linear.regressions import (
@@ -34,6 +34,7 @@ from theory.deep_linear.regressions import (
     extrapolate,
     fine_tuned,
     generator,
+    one_sample,
     pseudoinverse,
     rescaled,
     scratch,
@@ -44,7 +45,7 @@ EXACT = 40_000  # draws of exact laws
 
 
 def _beyond(
-    name: str, statement: str, source: str, domain: str, predict: float | Callable[[], object]
+    name: str, statement: str, source: str, domain: str, predict: float | Callable[[], Any]
 ) -> partial[Claim]:
     """A claim that awaits its simulator."""
     predicted = predict if callable(predict) else lambda: predict
@@ -62,7 +63,15 @@ def _beyond(
 
 
 class Anisotropic(NamedTuple):
-    """A regression of four eigenvalues, each d/4 times: its theory depends on n / d alone."""
+    """A regression of four eigenvalues, each d/4 times: its theory depends on n / d alone.
+
+    Attributes:
+      load: n / d.
+      sigma: Standard deviation of the label noise.
+      ridge: The ridge of ridge regression.
+      time: How long fine-tuning takes that does not end.
+      d: The smaller dimension.
+    """
 
     load: float = 0.6
     sigma: float = 0.5
@@ -71,7 +80,14 @@ class Anisotropic(NamedTuple):
     d: int = 40
 
     def problem(self, d: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-        """Eigenvalues, the two tasks and the number of samples."""
+        """Builds the regression in one dimension.
+
+        Args:
+          d: The dimension, a multiple of 4.
+
+        Returns:
+          Eigenvalues, the source and the target task `[d]`, and the number of samples.
+        """
         source, other = np.ones(d), np.repeat([1.0, 1.0, -1.0, -1.0], d // 4)
         tasks = np.stack([source, 0.8 * source + 0.6 * other]) / sqrt(d)
         return np.repeat([1.0, 0.5, 0.25, 0.125], d // 4), *tasks, round(self.load * d)
@@ -137,7 +153,8 @@ def _mean_risk_limit(method: str) -> Simulate:
 
 
 def _equivalent(method: str) -> Array:
-    s, beta_s, beta_t, n = A.problem(A.d)
+    *problem, n = A.problem(A.d)
+    s, beta_s, beta_t = map(jnp.asarray, problem)
     if method == "linear-transfer":
         return covariance.linear_transfer_risk(s, beta_s, beta_t, n, A.sigma)
     if method == "time":
@@ -192,7 +209,8 @@ DEPTH, ALPHA, TIME = 3, 1e-2, 8.0
 
 
 def _flow_risk() -> float:
-    beta = flow.fine_tune_flow(*one_sample(), np.eye(ONE.d)[0], [TIME], DEPTH)[0]
+    x, y, source = map(jnp.asarray, (*one_sample(ONE), np.eye(ONE.d)[0]))
+    beta = flow.fine_tune_flow(x, y, source, [TIME], DEPTH)[0]
     return float(np.sum((beta - ONE.target()) ** 2))
 
 

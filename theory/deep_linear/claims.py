@@ -5,7 +5,7 @@ descent (`networks`). Neither side of a claim knows the other's formula.
 """
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from math import acos, cos, pi, sin, sqrt
 
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from theory.deep_linear.regressions import (
     fine_tuned,
     limit_risk,
     mean_risk,
+    one_sample,
     row,
     scratch,
     transferred,
@@ -33,17 +34,6 @@ DIFFERENCE = "seen: .05, a difference of risks of order 1"
 ONE = Setting(24, 40, pi / 4, 0.8)  # the data set on which networks are trained
 
 
-@cache
-def one_sample() -> tuple[np.ndarray, np.ndarray]:
-    """Draws the data set of `ONE`, the same for both sides of a claim.
-
-    Returns:
-      Inputs `[n d]` and labels `[n]`.
-    """
-    x, y = ONE.samples(np.random.default_rng(0), 1)
-    return x[0], y[0]
-
-
 def one_risk(fit: Fit) -> float:
     """Computes the risk of a fit to the data set of `ONE`.
 
@@ -53,8 +43,7 @@ def one_risk(fit: Fit) -> float:
     Returns:
       |beta - beta_t|^2.
     """
-    x, y = one_sample()
-    return float(np.sum((fit(x, y) - ONE.target()) ** 2))
+    return float(np.sum((fit(*one_sample(ONE)) - ONE.target()) ** 2))
 
 
 def network_risk(depth: int, alpha: float, tune: Callable[..., networks.Trained]) -> Simulate:
@@ -73,12 +62,12 @@ def network_risk(depth: int, alpha: float, tune: Callable[..., networks.Trained]
 
     def simulate(key: Array, quick: bool) -> Estimate:
         del quick  # one trajectory either way
-        source = np.eye(ONE.d)[0]
+        source, *data = map(jnp.asarray, (np.eye(ONE.d)[0], *one_sample(ONE)))
         weights = networks.small_weights(key, ONE.d, depth, alpha)
 
         def beta(rate: float) -> Array:
             pretrained = networks.pretrain(weights, source, rate, round(500 / rate))
-            return networks.predictor(tune(pretrained.weights, *one_sample(), rate).weights)
+            return networks.predictor(tune(pretrained.weights, *data, rate).weights)
 
         rate = 0.04
         flow = 2 * beta(rate / 2) - beta(rate)

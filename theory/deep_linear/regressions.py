@@ -5,6 +5,7 @@ one. Fits solve normal equations; no mean, law or limit is used.
 """
 
 from collections.abc import Callable
+from functools import cache
 from math import cos, degrees, sin, sqrt
 from typing import Any, NamedTuple
 
@@ -58,6 +59,20 @@ class Setting(NamedTuple):
         """
         x = rng.standard_normal((draws, self.n, self.d))
         return x, x @ self.target() + self.sigma * rng.standard_normal((draws, self.n))
+
+
+@cache
+def one_sample(at: Setting) -> tuple[np.ndarray, np.ndarray]:
+    """Draws a data set that is the same for both sides of a claim.
+
+    Args:
+      at: Sizes and tasks.
+
+    Returns:
+      Inputs `[n d]` and labels `[n]`.
+    """
+    x, y = at.samples(np.random.default_rng(0), 1)
+    return x[0], y[0]
 
 
 class Limit(NamedTuple):

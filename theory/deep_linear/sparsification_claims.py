@@ -9,7 +9,7 @@ lambda = 1, |W̄_l|_F² = (L-l+1) d and |W̄_l|²_op = L-l+1.
 from collections.abc import Callable
 from functools import cache, reduce
 from itertools import pairwise
-from math import exp
+from math import exp, log2
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -20,10 +20,9 @@ from scipy.special import betainc
 from theory.claims import Claim, Estimate, Simulate
 from theory.deep_linear import networks
 from theory.deep_linear.networks import Weights
-from theory.deep_linear.regressions import Setting, generator, row
+from theory.deep_linear.regressions import Setting, generator, one_sample, row, scratch
 
 D, RATE, TIME = 20, 0.02, 400
-SOURCE = np.eye(D)[0]
 
 
 class Start(NamedTuple):
@@ -118,26 +117,39 @@ def _form(weights: Weights) -> Array:
     return v @ conserved(weights)[0] @ v
 
 
-# --- pretraining ----------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------
+
+AT = Setting(5, D, 1.0, 0.5)  # of training from scratch
 
 
-def _pretrained(
+def _trained(
+    weights: Weights, rate: float, time: float = TIME, *, at: Setting | None, size: float = 1.0
+) -> networks.Trained:
+    """Descent for a time, on data or on the population risk of the source task `size` e_1."""
+    steps = round(time / rate)
+    if at is None:
+        return networks.pretrain(weights, size * jnp.eye(D)[0], rate, steps)
+    x, y = map(jnp.asarray, one_sample(at))
+    return networks.fine_tune(weights, x, y, rate, steps)
+
+
+def _end(
     of: Callable[[Weights], Array],
     start: Start,
     tolerance: float,
     *,
-    source: np.ndarray = SOURCE,
+    at: Setting | None = None,
+    size: float = 1.0,
 ) -> Simulate:
-    """Measures a network at the end of gradient flow on the source task."""
+    """Measures a network at the end of gradient flow."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         del quick  # one trajectory either way
-        weights = start.weights(key)
-
-        def at(rate: float) -> Array:
-            return of(networks.pretrain(weights, source, rate, round(TIME / rate)).weights)
-
-        return Estimate(float(2 * at(RATE / 2) - at(RATE)), tolerance=tolerance)
+        coarse, fine = (
+            of(_trained(start.weights(key), rate, at=at, size=size).weights)
+            for rate in (RATE, RATE / 2)
+        )
+        return Estimate(float(2 * fine - coarse), tolerance=tolerance)
 
     return simulate
 
@@ -150,116 +162,58 @@ def _least(of: Callable[[Weights], Array], start: Start, times: int = 20) -> Sim
         weights, values = start.weights(key), []
         for _ in range(times):
             values.append(float(of(weights)))
-            weights = networks.pretrain(weights, SOURCE, RATE, round(1 / RATE)).weights
+            weights = _trained(weights, RATE, 1.0, at=None).weights
         return Estimate(min(values), tolerance=1e-4)
 
     return simulate
 
 
-def _loss_left(start: Start, time: float) -> Simulate:
-    """L(t) / L(0) of pretraining."""
+def _loss_left(start: Start, time: float, *, at: Setting | None = None) -> Simulate:
+    """L(t) / L(0); for n < d the training loss is all in the sight of the data."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         del quick
-        weights = start.weights(key)
-        first, last = (
-            networks.pretrain(weights, SOURCE, RATE, steps).loss
-            for steps in (0, round(time / RATE))
+        first, coarse, fine = (
+            _trained(start.weights(key), rate, t, at=at).loss
+            for rate, t in ((RATE, 0.0), (RATE / 20, time), (RATE / 40, time))
         )
-        return Estimate(float(last / first), tolerance=RATE**2)
+        return Estimate(float((2 * fine - coarse) / first), tolerance=1e-5)
 
     return simulate
 
 
-def _order(of: Callable[[Weights], Array], start: Start) -> Simulate:
-    """log2 of the fall as alpha halves: the order in alpha."""
-
-    def simulate(key: Array, quick: bool) -> Estimate:
-        sizes = [
-            _pretrained(of, start._replace(alpha=alpha), 0.0)(key, quick).value
-            for alpha in (start.alpha, start.alpha / 2)
-        ]
-        return Estimate(float(np.log2(sizes[0] / sizes[1])), tolerance=0.02)
-
-    return simulate
-
-
-# --- training from scratch ------------------------------------------------------------------------
-
-AT = Setting(5, D, 1.0, 0.5)
-
-
-@cache
-def _sample() -> tuple[np.ndarray, np.ndarray]:
-    """The data set, the same for both sides of a claim."""
-    x, y = AT.samples(np.random.default_rng(0), 1)
-    return x[0], y[0]
-
-
-def _seen(v: np.ndarray) -> np.ndarray:
-    """P v, P the projection on the rows of X."""
-    x, _ = _sample()
-    return np.linalg.pinv(x) @ (x @ v)
-
-
-def _from_scratch(
-    of: Callable[[Weights], Array], start: Start, tolerance: float, time: float = TIME
+def _halved(
+    combine: Callable[[float, float], float],
+    of: Callable[[Weights], Array],
+    start: Start,
+    tolerance: float,
+    *,
+    at: Setting | None = None,
 ) -> Simulate:
-    """Measures a network after gradient flow on the data."""
+    """Combines what is measured at alpha with what is at alpha / 2."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        del quick
-        weights = start.weights(key)
-
-        def at(rate: float) -> Array:
-            return of(networks.fine_tune(weights, *_sample(), rate, round(time / rate)).weights)
-
-        return Estimate(float(2 * at(RATE / 2) - at(RATE)), tolerance=tolerance)
-
-    return simulate
-
-
-def _risk(beta: Array | np.ndarray) -> float:
-    return float(np.sum((np.asarray(beta) - AT.target()) ** 2))
-
-
-def _scratch_limit(start: Start) -> Simulate:
-    """The risk of the network at the end, extrapolated from alpha and alpha / 2 to 0."""
-
-    def simulate(key: Array, quick: bool) -> Estimate:
-        del quick
-        ends = [
-            networks.predictor(
-                networks.fine_tune(
-                    start._replace(alpha=alpha).weights(key), *_sample(), RATE, round(TIME / RATE)
-                ).weights
-            )
+        values = [
+            _end(of, start._replace(alpha=alpha), 0.0, at=at)(key, quick).value
             for alpha in (start.alpha, start.alpha / 2)
         ]
-        return Estimate(_risk(2 * ends[1] - ends[0]), tolerance=start.alpha)
+        return Estimate(combine(*values), tolerance=tolerance)
 
     return simulate
 
 
-def _seen_loss(start: Start, time: float) -> Simulate:
-    """L_∥(t) / L_∥(0): for n < d all of the loss."""
+def _unseen(w: Array) -> Array:
+    """(I - P) w, P the projection on the rows of X."""
+    x, _ = one_sample(AT)
+    return w - np.linalg.pinv(x) @ (x @ w)
 
-    def simulate(key: Array, quick: bool) -> Estimate:
-        del quick
-        weights = start.weights(key)
 
-        def loss(rate: float, steps: int) -> Array:
-            return networks.fine_tune(weights, *_sample(), rate, steps).loss
-
-        rate = RATE / 20
-        coarse, fine = (loss(h, round(time / h)) for h in (rate, rate / 2))
-        return Estimate(float((2 * fine - coarse) / loss(rate, 0)), tolerance=1e-5)
-
-    return simulate
+def _risk(beta: Array | np.ndarray) -> Array:
+    return jnp.sum((beta - AT.target()) ** 2)
 
 
 def _least_eigenvalue() -> float:
-    x, _ = _sample()
+    x, _ = one_sample(AT)
     return float(np.linalg.eigvalsh(x @ x.T)[0])
 
 
@@ -320,7 +274,7 @@ def _claims() -> list[Claim]:
     constant = 2 + whole[0] - 1 + top[0] - 1  # C_1 of (70) with |D̄_1|_op = 1
     late, early = 2.0, 1.2
     wide = Start(2, 0.3)
-    scratch = Start(2, 1.0)
+    unit = Start(2, 1.0)
     norm = 2.0
     end = f"end of pretraining, time {TIME}"
     bound = "Lemma B.1, eqs. (55)-(60), p. 18"
@@ -347,7 +301,7 @@ def _claims() -> list[Claim]:
             "Lemma 3.3, p. 5",
             f"{thin}, {end}",
             0.0,
-            _pretrained(lambda w: jnp.linalg.norm(networks.predictor(w) - SOURCE), thin, 1e-12),
+            _end(lambda w: jnp.linalg.norm(networks.predictor(w) - jnp.eye(D)[0]), thin, 1e-12),
             note="tolerance: float64 rounding",
         ),
         row(
@@ -357,7 +311,7 @@ def _claims() -> list[Claim]:
             "eq. (35), p. 16",
             f"{thick}, {end}",
             thick.alpha**2,
-            _pretrained(_odd_eigenvalue, thick, RATE**2),
+            _end(_odd_eigenvalue, thick, RATE**2),
         ),
         *(
             row(
@@ -412,7 +366,7 @@ def _claims() -> list[Claim]:
                 "Lemma B.1, eq. (50), p. 17",
                 f"{shallow} and half of it, {end}",
                 order,
-                _order(lambda w: jnp.sqrt(_tail(w)), shallow),
+                _halved(lambda a, b: log2(a / b), lambda w: jnp.sqrt(_tail(w)), shallow, 0.02),
                 note="eq. (60) bounds the square of the remainder by O(α²)",
             )
             for status, power, order in (("printed", "α²", 2.0), ("corrected", "α", 1.0))
@@ -423,7 +377,7 @@ def _claims() -> list[Claim]:
             "Lemma B.1, eq. (51), p. 17",
             f"{thin}, {end}",
             1.0,
-            _pretrained(_alignment, thin, thin.alpha**2),
+            _end(_alignment, thin, thin.alpha**2),
             note="tolerance α²",
         ),
         row(
@@ -432,7 +386,7 @@ def _claims() -> list[Claim]:
             "eqs. (52)-(54), p. 18",
             f"{thick}, {end}",
             thick.alpha**2 * (whole[0] - 1),
-            _pretrained(lambda w: _whole(w[0]) - _whole(w[-1]), thick, RATE**2),
+            _end(lambda w: _whole(w[0]) - _whole(w[-1]), thick, RATE**2),
         ),
         row(
             "eq59/printed",
@@ -460,7 +414,7 @@ def _claims() -> list[Claim]:
                 bound,
                 f"{lemma}, {end}",
                 lemma.alpha**2 * value,
-                _pretrained(_tail, lemma, 1e-6),
+                _end(_tail, lemma, 1e-6),
                 relation="<=",
             )
             for name, text, value in (
@@ -479,7 +433,7 @@ def _claims() -> list[Claim]:
                 "eqs. (61)-(70), pp. 18-19",
                 f"{small}, {end}",
                 small.alpha**2 * value,
-                _pretrained(_form, small, 1e-4),
+                _end(_form, small, 1e-4),
                 relation="<=",
                 note="a norm is squared that is not; attained, as D̄_1 is a multiple of I",
             )
@@ -494,7 +448,7 @@ def _claims() -> list[Claim]:
             "eqs. (69), (70), p. 19, corrected",
             f"{lemma}, {end}",
             1 - lemma.alpha**2 * constant,
-            _pretrained(_alignment, lemma, 1e-4),
+            _end(_alignment, lemma, 1e-4),
             relation=">=",
         ),
         row(
@@ -503,7 +457,7 @@ def _claims() -> list[Claim]:
             "Thm 3.4, p. 6",
             f"{thin}, {end}",
             1.0,
-            _pretrained(lambda w: _whole(_features(w)[0]) / _whole(_features(w)), thin, 1e-4),
+            _end(lambda w: _whole(_features(w)[0]) / _whole(_features(w)), thin, 1e-4),
             note="tolerance α²",
         ),
         row(
@@ -512,9 +466,7 @@ def _claims() -> list[Claim]:
             "Thm 3.4, p. 6, and eqs. (73)-(77), p. 19",
             f"{thin}, |β_s|={norm:g}, {end}",
             norm ** (-1 / thin.depth),
-            _pretrained(
-                lambda w: jnp.linalg.norm(_features(w)[0]) / norm, thin, 1e-3, source=norm * SOURCE
-            ),
+            _end(lambda w: jnp.linalg.norm(_features(w)[0]) / norm, thin, 1e-3, size=norm),
             note="tolerance 10 α²",
         ),
         row(
@@ -522,8 +474,8 @@ def _claims() -> list[Claim]:
             "lim Π s_l² ≥ |ŷ|²/|X|²_op, ŷ the fit of the network, for n < d the labels",
             "eqs. (71), (72), p. 19",
             f"{AT}, L=3, α={thick.alpha}, from scratch",
-            lambda: np.sum(_sample()[1] ** 2) / np.linalg.norm(_sample()[0], 2) ** 2,
-            _from_scratch(lambda w: jnp.prod(jnp.stack([_top(v) for v in w])), thick, 1e-3),
+            lambda: np.sum(one_sample(AT)[1] ** 2) / np.linalg.norm(one_sample(AT)[0], 2) ** 2,
+            _end(lambda w: jnp.prod(jnp.stack([_top(v) for v in w])), thick, 1e-3, at=AT),
             relation=">=",
         ),
         row(
@@ -531,8 +483,14 @@ def _claims() -> list[Claim]:
             "α → 0, t → ∞: training from scratch ends at X⁺y: its risk",
             "Thm 3.5, p. 6",
             f"{AT}, L=2, α={shallow.alpha} and half of it extrapolated",
-            lambda: _risk(np.linalg.pinv(_sample()[0]) @ _sample()[1]),
-            _scratch_limit(shallow),
+            lambda: _risk(scratch(*one_sample(AT))),
+            _halved(
+                lambda a, b: 2 * b - a,
+                lambda w: _risk(networks.predictor(w)),
+                shallow,
+                shallow.alpha,
+                at=AT,
+            ),
             note="tolerance α; what is left is O(α²)",
         ),
         *(
@@ -542,7 +500,7 @@ def _claims() -> list[Claim]:
                 "eqs. (87), (88), p. 20",
                 f"{AT}, L=2, α=1, t={early}",
                 lambda n=n: exp(-2 * _least_eigenvalue() * early / n),
-                _seen_loss(scratch, early),
+                _loss_left(unit, early, at=AT),
                 relation="<=",
                 note="the 1/n of the loss is missing in the printed exponent",
             )
@@ -554,7 +512,7 @@ def _claims() -> list[Claim]:
             "eqs. (82), p. 20, and (90), p. 21",
             f"{AT}, L=3, α={thick.alpha}, from scratch",
             thick.alpha**2 * thick.depth * (D - AT.n),
-            _from_scratch(lambda w: _whole(w[0] - _seen(w[0])), thick, 1e-9),
+            _end(lambda w: _whole(_unseen(w[0])), thick, 1e-9, at=AT),
             note="tolerance: float64 rounding",
         ),
     ]

@@ -88,10 +88,12 @@ def _worst_case() -> tuple[float, np.ndarray, float, np.ndarray]:
 
 
 def _worst_delta() -> float:
-    _, models, alpha, x = _worst_case()
-    return _delta(
-        lambda theta: float(np.array(READOUT) @ np.tanh(theta.reshape(3, -1) @ x)), *models, alpha
-    )
+    _, (first, second), alpha, x = _worst_case()
+
+    def units(theta: np.ndarray) -> float:
+        return float(np.array(READOUT) @ np.tanh(theta.reshape(3, -1) @ x))
+
+    return _delta(units, first, second, alpha)
 
 
 # --- the loss of trained networks -----------------------------------------------------------------
