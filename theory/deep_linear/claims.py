@@ -312,22 +312,24 @@ def _ridge_claims() -> list[Claim]:
 def _fine_tuning_claims() -> list[Claim]:
     claims = []
     for depth, alpha in ((2, 1e-3), (3, 1e-2)):
-        statement = "α → 0: β_ft = X⁺y + {} (I-P) β_s: risk of a trained network"
-        scale = ", c = N^(1-1/L), N² = |X⁺y|² + c²|(I-P)β_s|²"
         trained = network_risk(depth, alpha, tuned_for(networks.fine_tune, 800))
         claims += [
             row(
                 f"T3.9-estimator-L{depth}/{status}",
-                statement.format(text) + rest,
+                f"α → 0, t → ∞: β_ft = {limit}: risk of a trained network",
                 "Thm 3.9, eq. (142), p. 25",
                 f"{ONE}, L={depth}, α={alpha}, gradient descent",
                 lambda fit=fit: one_risk(fit),
                 trained,
-                note=note,
+                note="the later layers rescale what W_1 keeps; tolerance rate² + α",
             )
-            for status, text, rest, fit, note in (
-                ("printed", "1", "", fine_tuned(1), "the later layers rescale what W_1 keeps"),
-                ("corrected", "c", scale, fine_tuned(depth), "tolerance rate² + α"),
+            for status, limit, fit in (
+                ("printed", "X⁺y + (I-P) β_s", fine_tuned(1)),
+                (
+                    "corrected",
+                    "X⁺y + c (I-P) β_s, c = N^(1-1/L), N² = |X⁺y|² + c²|(I-P)β_s|²",
+                    fine_tuned(depth),
+                ),
             )
         ]
 
