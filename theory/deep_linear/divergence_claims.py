@@ -189,6 +189,7 @@ def _metric_claims() -> list[Claim]:
     proof_g = sqrt(abs(2 * delta * exp(SIGMA**2 / 2) - 1))
     theorem, larger = "Thm 2.2, p. 4, and App. B.1, p. 16", "Section 2.1, after Thm 2.2, p. 5"
     of_proof = f"|f|=1, σ={SIGMA}, δ={delta:g}, g={proof_g:.2f}f of the proof"
+    dudley = _matched(_dudley, *_scaled(1.0, proof_g))
     f, g = 0.5, 3.0
     cosines = _witness(_cosine, *_scaled(f, g), SIGMA)
     excess = _excess(*_scaled(1.0, proof_g), SIGMA)
@@ -202,7 +203,7 @@ def _metric_claims() -> list[Claim]:
             theorem,
             f"{of_proof}; samples of 200",
             delta,
-            _matched(_dudley, *_scaled(1.0, proof_g)),
+            dudley,
             relation=">=",
             note="|h|_∞ ≤ 1 bounds γ_β by 2 whatever the laws",
         ),
@@ -210,9 +211,9 @@ def _metric_claims() -> list[Claim]:
             "T2.2-Dudley/corrected",
             "γ_β(p_f, p_g) ≤ max_L E min(L|f-g|, 2(1-L)) < 2",
             f"{theorem}, corrected",
-            f"f=-g, |f|=1, σ={SIGMA}; samples of 200",
-            lambda: divergences.dudley_bounds(*_scaled(1.0, -1.0), SIGMA).upper,
-            _matched(_dudley, *_scaled(1.0, -1.0)),
+            f"{of_proof}; samples of 200",
+            lambda: divergences.dudley_bounds(*_scaled(1.0, proof_g), SIGMA).upper,
+            dudley,
             relation="<=",
         ),
         row(
