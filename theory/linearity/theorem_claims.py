@@ -117,7 +117,7 @@ def _loss_gap() -> float:
 
 
 def _theorem() -> list[Claim]:
-    source, steps = "Theorem 1, Sec. 5, and its proof, App. A.3", "App. A.3, third display"
+    source, steps = "Theorem 1, Sec. 5, and its proof, App. A.3", "App. A.3, second display"
     tanh = f"loss of tanh {TANH}, two experts, α={PAIR[0]}"
     step = 0.02
     offset, hessian = np.array([0.0, 1.0]), np.diag([1.0, -1.0])

@@ -112,6 +112,10 @@ def _native_norm_of_modes() -> float:
 
 # --- Section 4: pretraining ---------------------------------------------------------------------
 
+MU, EARLY, LATE = 0.5, 500, 5000
+LONG, POINTS = 2000, 20
+MUS = (0.2, 0.5, 0.8)
+
 
 @jax.jit
 def _task(key: Array, mu: float) -> tuple[networks.Network, networks.Network, networks.Network]:
@@ -124,7 +128,7 @@ def _task(key: Array, mu: float) -> tuple[networks.Network, networks.Network, ne
 
 def _pretrained(key: Array, mu: float) -> networks.Network:
     _, source, student = _task(key, mu)
-    return networks.pretrain(student, source, 1.0, 2000, 0.0).network
+    return networks.pretrain(student, source, 1.0, LONG, 0.0).network
 
 
 @jax.jit
@@ -156,15 +160,15 @@ def _weighted_error(run: networks.Network, source: networks.Network, x: Array) -
 
 
 def _fall(error: Callable[[networks.Network, networks.Network, Array], Array]) -> Simulate:
-    """log10 of the fall of an error from time 500 to 5000, mean of several tasks at mu = 0.5."""
+    """log10 of the fall of an error from time EARLY to LATE, mean of several tasks."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         falls = []
         for k in jax.random.split(key, 3 if quick else 12):
-            _, source, student = _task(k, 0.5)
-            early = networks.pretrain(student, source, 1.0, 500, 0.0).network
-            late = networks.pretrain(early, source, 1.0, 4500, 0.0).network
-            x = jax.random.normal(k, (20, D))
+            _, source, student = _task(k, MU)
+            early = networks.pretrain(student, source, 1.0, EARLY, 0.0).network
+            late = networks.pretrain(early, source, 1.0, LATE - EARLY, 0.0).network
+            x = jax.random.normal(k, (POINTS, D))
             before, after = (error(run, source, x) for run in (early, late))
             falls.append(jnp.log10(after / before))
         return Estimate.mean(jnp.stack(falls))
@@ -176,9 +180,9 @@ def _kernel_gain(key: Array, quick: bool) -> Estimate:
     """Distance of the plain kernels after pretraining over that before, mean of several tasks."""
     ratios = []
     for k in jax.random.split(key, 3 if quick else 8):
-        _, source, student = _task(k, 0.5)
-        x = jax.random.normal(k, (20, D))
-        after = _plain_error(_pretrained(k, 0.5), source, x)
+        _, source, student = _task(k, MU)
+        x = jax.random.normal(k, (POINTS, D))
+        after = _plain_error(_pretrained(k, MU), source, x)
         ratios.append(after / _plain_error(student, source, x))
     return Estimate.mean(jnp.stack(ratios))
 
@@ -200,12 +204,12 @@ def _monotone(key: Array, quick: bool) -> Estimate:
 
 
 def _monotone_trained(key: Array, quick: bool) -> Estimate:
-    """Least growth of |P_perp f_t|^2 / |f_t|^2 from mu = 0.2 to 0.5 to 0.8, of trained features."""
+    """Least growth of |P_perp f_t|^2 / |f_t|^2 from mu to mu in MUS, of trained features."""
     growth = []
     for k in jax.random.split(key, 3 if quick else 8):
-        target = _task(k, 0.2)[0]
+        target = _task(k, MUS[0])[0]
         outside = jnp.stack(
-            [projection.project(_pretrained(k, mu).w, target).outside for mu in (0.2, 0.5, 0.8)]
+            [projection.project(_pretrained(k, mu).w, target).outside for mu in MUS]
         )
         growth.append(jnp.diff(outside).min() / networks.inner(target, target))
     return Estimate.mean(jnp.stack(growth))
@@ -248,7 +252,7 @@ def _decay(key: Array, quick: bool) -> Estimate:
 
 
 FEW = 12
-PRETRAINING = f"d={D}, m={M}, m*={TEACHER}, μ=0.5, from time 500 to 5000"
+PRETRAINING = f"d={D}, m={M}, m*={TEACHER}, μ={MU}, from time {EARLY} to {LATE}"
 
 
 def _kernel_claims() -> list[Claim]:
@@ -361,7 +365,7 @@ def _pretraining_claims() -> list[Claim]:
             "F4ab-gain/reading",
             "pretraining brings the kernel to half its initial distance from the source or nearer",
             figure,
-            f"d={D}, m={M}, m*={TEACHER}, μ=0.5, 20 inputs, time 2000, several tasks",
+            f"d={D}, m={M}, m*={TEACHER}, μ={MU}, {POINTS} inputs, time {LONG}, several tasks",
             0.5,
             _kernel_gain,
             relation="<=",
@@ -389,7 +393,7 @@ def _transfer_claims() -> list[Claim]:
             "F4d-trained/reading",
             "|P⊥ f_t|²/|f_t|² increases with μ, pretrained features: mean least increment",
             figure,
-            f"d={D}, m={M}, m*={TEACHER}, μ=0.2, 0.5, 0.8, time 2000, several tasks",
+            f"d={D}, m={M}, m*={TEACHER}, μ in {MUS}, time {LONG}, several tasks",
             0.0,
             _monotone_trained,
             relation=">=",
