@@ -159,12 +159,14 @@ def _weighted_error(run: networks.Network, source: networks.Network, x: Array) -
     return _distance(_weighted(run, x), _weighted(source, x))
 
 
-def _fall(error: Callable[[networks.Network, networks.Network, Array], Array]) -> Simulate:
+def _fall(
+    error: Callable[[networks.Network, networks.Network, Array], Array], tasks: int = 12
+) -> Simulate:
     """log10 of the fall of an error from time EARLY to LATE, mean of several tasks."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         falls = []
-        for k in jax.random.split(key, 3 if quick else 12):
+        for k in jax.random.split(key, 3 if quick else tasks):
             _, source, student = _task(k, MU)
             early = networks.pretrain(student, source, 1.0, EARLY, 0.0).network
             late = networks.pretrain(early, source, 1.0, LATE - EARLY, 0.0).network
@@ -179,7 +181,7 @@ def _fall(error: Callable[[networks.Network, networks.Network, Array], Array]) -
 def _kernel_gain(key: Array, quick: bool) -> Estimate:
     """Distance of the plain kernels after pretraining over that before, mean of several tasks."""
     ratios = []
-    for k in jax.random.split(key, 3 if quick else 8):
+    for k in jax.random.split(key, 3 if quick else 12):
         _, source, student = _task(k, MU)
         x = jax.random.normal(k, (POINTS, D))
         after = _plain_error(_pretrained(k, MU), source, x)
@@ -356,7 +358,7 @@ def _pretraining_claims() -> list[Claim]:
             figure,
             PRETRAINING,
             -log10(2),
-            _fall(_weighted_error),
+            _fall(_weighted_error, 24),
             relation="<=",
             note=f"{decade}; features count by their output weight; seen: .6 of it, from few tasks",
             effect=0.6,
