@@ -505,7 +505,7 @@ def test_verify_replaces_nothing_but_a_ledger(verdicts, call, tmp_path):
 
 
 def test_verify_with_real_claims(call):
-    code, out, _ = call("verify", "--claims", "features-are-fate/eq13-interval/*", "--quick")
+    code, out, _ = call("verify", "--claims", "features-are-fate/eq44/*", "--quick")
     assert code == 0
     assert "Every verdict is the expected one." in out
 

@@ -24,7 +24,6 @@ ROOMS = (
     "theory.deep_linear.divergence_claims",
     "theory.deep_linear.sparsification_claims",
     "theory.deep_linear.proof_claims",
-    "theory.deep_linear.step_claims",
     "theory.deep_linear.claims",
     "theory.deep_linear.beyond_claims",
     "theory.student_teacher.claims",

@@ -1,503 +1,426 @@
 """features-are-fate (arXiv 2410.08194), Section 3: as printed, and as true.
 
-Simulators know the estimators (`estimators`) or train the network (`networks`); they never use the
-closed forms that they check. (The claims on the interval and angle of eq. 13 are about its sign:
-their other side is a scan of (13) itself, which `eq13/exact` and `eq13-lower` check on data.)
-
-Means are over independent Gaussian data sets; each is far enough from n = d for the variance to be
-finite (|n - d| >= 4; n > 4 in linear transfer), as the z-scores need.
+Means are over independent Gaussian data sets (`regressions`); networks are trained by gradient
+descent (`networks`). Neither side of a claim knows the other's formula.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from math import acos, cos, pi, sin, sqrt
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
-from theory import problems
 from theory.claims import Claim, Estimate, Simulate
-from theory.deep_linear import estimators, networks, risks
+from theory.deep_linear import networks, risks
+from theory.deep_linear.regressions import (
+    Fit,
+    Limit,
+    Setting,
+    fine_tuned,
+    limit_risk,
+    mean_risk,
+    one_sample,
+    row,
+    scratch,
+    transferred,
+)
 
-PAPER = "features-are-fate"
-Estimator = Callable[[problems.Sample], Array]
+DIFFERENCE = "seen: .05, a difference of risks of order 1"
 
+# --- trained networks -----------------------------------------------------------------------------
 
-def _fitted(sample: problems.Sample) -> Array:
-    return estimators.scratch_fit(sample.x, sample.y)
-
-
-@dataclass(frozen=True)  # equal instances hash alike, so that claims share compilations
-class _Transferred:
-    ridge: float = 0.0
-
-    def __call__(self, sample: problems.Sample) -> Array:
-        return estimators.linear_transfer_fit(sample.x, sample.y, sample.beta_s, self.ridge)
-
-
-@dataclass(frozen=True)
-class _FineTuned:
-    depth: int
-
-    def __call__(self, sample: problems.Sample) -> Array:
-        return estimators.fine_tune_limit(sample.x, sample.y, sample.beta_s, self.depth)
+ONE = Setting(24, 40, pi / 4, 0.8)  # the data set on which networks are trained
 
 
-# Eq. (142), X^+ y + (I - P) beta_s, is what a network of depth 1 does.
-_AS_PRINTED = _FineTuned(1)
-
-
-@partial(jax.jit, static_argnames=("estimate", "baseline", "n", "d", "draws"))
-def _risks(key: Array, estimate, baseline, n: int, d: int, theta, sigma, draws: int) -> Array:
-    def value(key: Array) -> Array:
-        sample = problems.draw(key, n, d, theta, sigma)
-        risk = problems.risk(estimate(sample), sample.beta_t)
-        return risk if baseline is None else problems.risk(baseline(sample), sample.beta_t) - risk
-
-    # 50 divides every number of draws below: a rest would be compiled once more.
-    return jax.lax.map(value, jax.random.split(key, draws), batch_size=50)
-
-
-def mean_risk(
-    estimate: Estimator,
-    n: int,
-    d: int,
-    theta: float,
-    sigma: float,
-    draws: int,
-    baseline: Estimator | None = None,
-) -> Simulate:
-    """Builds the simulator of a mean risk E R, or of a paired difference E[R_baseline - R].
+def one_risk(fit: Fit) -> float:
+    """Computes the risk of a fit to the data set of `ONE`.
 
     Args:
-      estimate: Fits a data set.
-      n: Number of samples.
-      d: Dimension.
-      theta: Angle between the tasks in radians.
-      sigma: Standard deviation of the label noise.
-      draws: Number of independent data sets, a multiple of 500; a tenth of them where quick.
-      baseline: Fits the same data sets; None for the risk itself.
+      fit: The fit.
 
     Returns:
-      The simulator.
+      |beta - beta_t|^2.
     """
-
-    def simulate(key: Array, quick: bool) -> Estimate:
-        count = draws // 10 if quick else draws
-        values = _risks(key, estimate, baseline, n, d, theta, sigma, count)
-        return Estimate.mean(values)
-
-    return simulate
+    return float(np.sum((fit(*one_sample(ONE)) - ONE.target()) ** 2))
 
 
-def extrapolated(
-    estimate: Estimator,
-    gamma: float,
-    d: int,
-    theta: float,
-    sigma: float,
-    draws: int,
-    baseline: Estimator | None = None,
-) -> Simulate:
-    """Builds the simulator of the limit n, d -> inf of `mean_risk`, from two sizes.
+def network_risk(depth: int, alpha: float, tune: Callable[..., networks.Trained]) -> Simulate:
+    """Builds the simulator of the risk of a network that was pretrained, then tuned on `ONE`.
 
-    2 R(2d) - R(d) cancels the term of order 1/d. What is left is O(1/d^2), below the standard error
-    at the sizes used.
+    Gradient descent at two rates is extrapolated to gradient flow, 2 beta(rate/2) - beta(rate).
 
     Args:
-      estimate: Fits a data set.
-      gamma: Load n / d.
-      d: The smaller dimension.
-      theta: Angle between the tasks in radians.
-      sigma: Standard deviation of the label noise.
-      draws: Number of data sets at the larger size, a multiple of 1,000; half of them at the
-        smaller.
-      baseline: As in `mean_risk`.
-
-    Returns:
-      The simulator.
-    """
-
-    def simulate(key: Array, quick: bool) -> Estimate:
-        means = [
-            mean_risk(
-                estimate, round(gamma * size), size, theta, sigma, int(draws * share), baseline
-            )(jax.random.fold_in(key, size), quick)
-            for size, share in ((d, 0.5), (2 * d, 1.0))
-        ]
-        value = 2 * means[1].value - means[0].value
-        stderr = sqrt(4 * (means[1].stderr or 0) ** 2 + (means[0].stderr or 0) ** 2)
-        return Estimate(value, stderr=stderr)
-
-    return simulate
-
-
-def network_gap(limit: Estimator, depth: int, alpha: float) -> Simulate:
-    """Builds the simulator of the distance of a trained network from a limit.
-
-    The network is pretrained and fine-tuned by gradient descent at d = 40, n = 24, theta = pi/4 and
-    sigma = 0.8, until the gradient vanishes. Two step sizes are extrapolated to gradient flow,
-    2 beta(rate/2) - beta(rate). What is left is O(rate^2) + O(alpha^2), at most 2e-4 at rate = 0.04
-    and the alphas used; the tolerance is rate^2/4.
-
-    Args:
-      limit: The predictor to which the network should tend.
       depth: Number of layers.
       alpha: Size of the initial weights.
+      tune: Maps weights, inputs, labels and rate to the tuned network.
 
     Returns:
-      The simulator; it raises a RuntimeError where descent has not converged.
+      The simulator; its tolerance is rate^2 + alpha.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
         del quick  # one trajectory either way
-        key_weights, key_data = jax.random.split(key)
-        sample = problems.draw(key_data, 24, 40, pi / 4, 0.8)
-        weights = networks.small_weights(key_weights, 40, depth, alpha)
+        source, *data = map(jnp.asarray, (np.eye(ONE.d)[0], *one_sample(ONE)))
+        weights = networks.small_weights(key, ONE.d, depth, alpha)
 
         def beta(rate: float) -> Array:
-            pretrained = networks.pretrain(weights, sample.beta_s, rate, round(500 / rate))
-            trained = networks.fine_tune(
-                pretrained.weights, sample.x, sample.y, rate, round(800 / rate)
-            )
-            if float(jnp.maximum(pretrained.gradient, trained.gradient)) > 1e-8:
-                raise RuntimeError("gradient descent did not converge; train for more steps")
-            return networks.predictor(trained.weights)
+            pretrained = networks.pretrain(weights, source, rate, round(500 / rate))
+            return networks.predictor(tune(pretrained.weights, *data, rate).weights)
 
         rate = 0.04
-        gap = jnp.linalg.norm(2 * beta(rate / 2) - beta(rate) - limit(sample))
-        return Estimate(float(gap), tolerance=rate**2 / 4)
+        flow = 2 * beta(rate / 2) - beta(rate)
+        risk = float(jnp.sum((flow - ONE.target()) ** 2))
+        return Estimate(risk, tolerance=rate**2 + alpha)
 
     return simulate
 
 
-def _printed_scratch(gamma: float, sigma: float) -> float:
-    return float(risks.scratch_limit(gamma, sigma))
+def tuned_for(
+    train: Callable[..., networks.Trained], time: float
+) -> Callable[..., networks.Trained]:
+    """Returns training for a time, whatever the rate.
+
+    Args:
+      train: Such as `networks.fine_tune`.
+      time: The time.
+
+    Returns:
+      A function of weights, inputs, labels and rate.
+    """
+    return lambda weights, x, y, rate: train(weights, x, y, rate, round(time / rate))
+
+
+# --- Theorems 3.6 and 3.7, eq. (13) ---------------------------------------------------------------
 
 
 def _scratch_claims() -> list[Claim]:
-    source, statement = f"{PAPER} Thm 3.6, eq. (10)", "E R_sc"
-    below = mean_risk(_fitted, 10, 20, 0.0, 1.0, 40_000)
-    above = mean_risk(_fitted, 26, 20, 0.0, 1.0, 20_000)
-    return [
-        Claim(
-            f"{PAPER}/T3.6-under/limit",
-            f"{statement} → 1-γ + γσ²/(1-γ)",
-            source,
-            "γ=1/2, σ=1, d=40 and 80 extrapolated",
-            lambda: _printed_scratch(0.5, 1.0),
-            extrapolated(_fitted, 0.5, 40, 0.0, 1.0, 4_000),
-            note="seen: 10 %, as extrapolation in size triples the error",
-            effect=0.15,
+    source = "Thm 3.6, eq. (10), p. 6"
+    claims = []
+    for name, law, sizes, draws, finite, at in (
+        (
+            "under",
+            "γ < 1: E R → ((1-γ)² + γσ²)/(1-γ)",
+            Limit(0.5, 40, 0.0, 1.0),
+            10_000,
+            "n ≤ d-2: E R = 1 - n/d + σ²n/(d-n-1)",
+            Setting(10, 20, 0.0, 1.0),
         ),
-        Claim(
-            f"{PAPER}/T3.6-under/exact",
-            f"{statement} = 1 - n/d + σ²n/(d-n-1), n ≤ d-2",
-            f"{source}, sharpened",
-            "n=10, d=20, σ=1",
-            lambda: float(risks.scratch_risk(10, 20, 1.0)),
-            below,
+        (
+            "over",
+            "γ > 1: E R → σ²/(γ-1)",
+            Limit(1.5, 30, 0.0, 1.0),
+            24_000,
+            "n ≥ d+2: E R = σ²d/(n-d-1)",
+            Setting(26, 20, 0.0, 1.0),
         ),
-        Claim(
-            f"{PAPER}/T3.6-over/limit",
-            f"{statement} → σ²/(γ-1)",
-            source,
-            "γ=3/2, σ=1, d=30 and 60 extrapolated",
-            lambda: _printed_scratch(1.5, 1.0),
-            extrapolated(_fitted, 1.5, 30, 0.0, 1.0, 4_000),
-            note="seen: 12 %, as extrapolation in size triples the error",
-            effect=0.25,
-        ),
-        Claim(
-            f"{PAPER}/T3.6-over/exact",
-            f"{statement} = σ²d/(n-d-1), n ≥ d+2",
-            f"{source}, sharpened",
-            "n=26, d=20, σ=1",
-            lambda: float(risks.scratch_risk(26, 20, 1.0)),
-            above,
-        ),
-    ]
+    ):
+        claims += [
+            row(
+                f"T3.6-{name}/limit",
+                law,
+                source,
+                sizes,
+                partial(risks.scratch_limit, sizes.load, sizes.sigma),
+                limit_risk(scratch, sizes, draws),
+            ),
+            row(
+                f"T3.6-{name}/ours",
+                finite,
+                f"{source}, at finite n and d",
+                at,
+                partial(risks.scratch_risk, at.n, at.d, at.sigma),
+                mean_risk(scratch, at, 40_000),
+            ),
+        ]
+    return claims
 
 
 def _linear_transfer_claims() -> list[Claim]:
-    n, d, theta, sigma = 8, 20, pi / 4, 0.5
-    at = f"n={n}, d={d}, θ=π/4, σ={sigma}"
-
-    def last_layer_gap(key: Array, quick: bool) -> Estimate:
-        """Time 40 fits beta_s; the other features, of strength alpha^2, would need 1/alpha^2."""
-        del quick
-        alpha, (key_weights, key_data) = 1e-3, jax.random.split(key)
-        sample = problems.draw(key_data, 24, 40, pi / 4, 0.8)
-        weights = networks.small_weights(key_weights, 40, 2, alpha)
-        pretrained = networks.pretrain(weights, sample.beta_s, 0.05, 10_000)
-        trained = networks.linear_transfer(pretrained.weights, sample.x, sample.y, 0.02, 2_000)
-        gap = jnp.linalg.norm(networks.predictor(trained.weights) - _Transferred()(sample))
-        return Estimate(float(gap), tolerance=alpha)
-
+    at, both = Setting(8, 20, pi / 4, 0.5), Setting(10, 20, 3 * pi / 8, 0.2)
+    alpha = 1e-3
     return [
-        Claim(
-            f"{PAPER}/T3.7/exact",
-            "E R_lt = sin²θ + (σ²+sin²θ)/(n-2), n > 2",
-            f"{PAPER} Thm 3.7, eq. (12)",
+        row(
+            "T3.7/exact",
+            "E R_lt = sin²θ + (σ²+sin²θ)/(n-2); finite for n > 2",
+            "Thm 3.7, eq. (12), p. 7",
             at,
-            lambda: float(risks.linear_transfer_risk(n, theta, sigma)),
-            mean_risk(_Transferred(), n, d, theta, sigma, 40_000),
+            partial(risks.linear_transfer_risk, at.n, at.theta, at.sigma),
+            mean_risk(transferred(), at, 40_000),
         ),
-        Claim(
-            f"{PAPER}/T3.7/limit",
-            "training the last layer of a pretrained network refits the scale of β_s alone",
-            f"{PAPER} Thms 3.4 and 3.7",
-            "d=40, n=24, L=2, α=0.001, gradient descent",
-            lambda: 0.0,
-            last_layer_gap,
-            note="tolerance α",
+        row(
+            "T3.7/limit",
+            "α → 0: the last layer of a pretrained network refits b β_s, b = β_sᵀXᵀy/|Xβ_s|²: risk",
+            "Thm 3.7, eqs. (105)-(109), p. 22",
+            f"{ONE}, L=2, α={alpha}, tuned for time 40",
+            lambda: one_risk(transferred()),
+            network_risk(2, alpha, tuned_for(networks.linear_transfer, 40)),
+            note="tolerance rate² + α; features of strength α² would learn in a time of 1/α²",
         ),
-        Claim(
-            f"{PAPER}/eq13/exact",
+        row(
+            "eq13/ours",
             "T_lt = E R_sc - E R_lt, with both at finite n, d",
-            f"{PAPER} eq. (13), corrected",
-            "n=10, d=20, θ=3π/8, σ=0.2",
-            lambda: float(risks.transferability("linear", 10, 20, 3 * pi / 8, 0.2)),
-            mean_risk(_Transferred(), 10, 20, 3 * pi / 8, 0.2, 20_000, _fitted),
+            "eq. (13), p. 8, at finite n and d",
+            both,
+            partial(risks.transferability, "linear", *both),
+            mean_risk(transferred(), both, 20_000, scratch),
         ),
     ]
 
 
-def _boundary_claims() -> list[Claim]:
-    theta, sigma = 3 * pi / 8, 0.2
-    edge = risks.linear_transfer_boundary
+def _diagram_claim(
+    name: str,
+    statement: str,
+    at: Limit,
+    predict: float | Callable[[], float] | None = None,
+    effect: float = 0.05,
+    draws: int = 4_000,
+) -> Claim:
+    """T_lt on data, beside eq. (13) unless there is another prediction."""
+    printed = partial(risks.transferability_limit, "linear", at.load, at.theta, at.sigma)
+    return row(
+        f"eq13-{name}",
+        statement,
+        "eq. (13) and after, p. 8",
+        at,
+        printed if predict is None else predict,
+        limit_risk(transferred(), at, draws, scratch),
+        note=f"seen: {effect:g}, a difference of risks of order 1",
+        effect=effect,
+    )
 
-    def negative_length(key: Array, quick: bool) -> Estimate:
-        """Length of {γ < 1: T < 0} by counting on a scan: error at most two steps."""
-        del key, quick
-        steps = 20_000
-        gamma = (jnp.arange(steps) + 0.5) / steps
-        hurts = risks.transferability_limit("linear", gamma, theta, sigma) < 0
-        return Estimate(float(hurts.mean()), tolerance=2 / steps)
 
-    def printed_length() -> float:
-        lower, upper, _ = edge(theta, sigma)
-        return max(0.0, float(lower - upper))
-
-    noise, obtuse = 0.5, 0.6 * pi
-
-    def least(theta: float) -> Simulate:
-        """T_lt where (13) is least in γ < 1."""
-        return extrapolated(_Transferred(), 1 - noise, 40, theta, noise, 3_000, _fitted)
-
+def _diagram_claims() -> list[Claim]:
+    below, above = "((1-γ)² + γσ²)/(1-γ) - sin²θ", "σ²/(γ-1) - sin²θ"
+    # γ± = ½[(1+cos²θ-σ²) ± √((1+cos²θ-σ²)² - 4cos²θ)]
+    cos2, sigma = 1 / 6, 0.5
+    theta, middle = acos(sqrt(cos2)), (1 + cos2 - sigma**2) / 2
+    half = sqrt(middle**2 - cos2)
+    acute, obtuse, noise = pi / 4, 0.6 * pi, 0.5
+    edge = 1 + noise**2 / sin(acute) ** 2
     return [
-        Claim(
-            f"{PAPER}/eq13-interval/printed",
-            "linear transfer hurts for γ ∈ (γ₊, γ₋): length of the interval",
-            f"{PAPER} after eq. (13)",
-            "θ=3π/8, σ=0.2, scan of γ < 1",
-            printed_length,
-            negative_length,
-            note="the roots are named in the wrong order: the printed interval is empty",
+        _diagram_claim("under/limit", f"γ < 1: T_lt → {below}", Limit(0.5, 40, 3 * pi / 8, 0.2)),
+        _diagram_claim("over/limit", f"γ > 1: T_lt → {above}", Limit(2.5, 20, acute, noise)),
+        _diagram_claim(
+            "interval/reading",
+            f"T_lt → {below} < 0 between γ₋ and γ₊, printed in the other order",
+            Limit(0.4, 60, theta, sigma),
         ),
-        Claim(
-            f"{PAPER}/eq13-interval/corrected",
-            "linear transfer hurts for γ ∈ (γ₋, γ₊): length of the interval",
-            f"{PAPER} after eq. (13), corrected",
-            "θ=3π/8, σ=0.2, scan of γ < 1",
-            lambda: float(edge(theta, sigma).upper - edge(theta, sigma).lower),
-            negative_length,
+        _diagram_claim(
+            "lower/limit", "T_lt → 0 at γ = γ₋", Limit(middle - half, 60, theta, sigma), 0.0
         ),
-        Claim(
-            f"{PAPER}/eq13-lower/limit",
-            "T_lt → 0 at γ = γ₋",
-            f"{PAPER} after eq. (13)",
-            "γ=γ₋(θ, σ)=1/4, σ=0.5, d=80 and 160 extrapolated",
-            lambda: 0.0,
-            extrapolated(_Transferred(), 0.25, 80, _edge_angle(0.25, 0.5), 0.5, 1_000, _fitted),
+        _diagram_claim(
+            "upper/limit",
+            "T_lt → 0 at γ = γ₊",
+            Limit(middle + half, 30, theta, sigma),
+            0.0,
+            draws=12_000,
         ),
-        Claim(
-            f"{PAPER}/eq13-angle/limit",
-            "σ < 1: from θ = arccos(1-σ) to π/2 some γ < 1 hurts; at θ = arccos(1-σ) min T → 0",
-            f"{PAPER} after eq. (13)",
-            "σ=0.5, θ=arccos(1-σ)=π/3, γ=1-σ, d=40 and 80 extrapolated",
-            lambda: 0.0,
-            least(acos(1 - noise)),
+        _diagram_claim(
+            "angle/limit",
+            "T_lt < 0 somewhere if θ > arccos(1-σ), σ < 1; T_lt → 0 at θ = arccos(1-σ), γ = 1-σ",
+            Limit(1 - noise, 40, acos(1 - noise), noise),
+            0.0,
         ),
-        Claim(
-            f"{PAPER}/eq13-angle/exact",
-            "σ < 1: T_lt → cos²θ - (1-σ)² at the worst γ < 1: it hurts iff |cos θ| < 1-σ",
-            f"{PAPER} after eq. (13), for angles beyond π/2 too",
-            "σ=0.5, θ=0.6π, γ=1-σ, d=40 and 80 extrapolated",
-            lambda: cos(obtuse) ** 2 - (1 - noise) ** 2,
-            least(obtuse),
-            note="seen: .05, a difference of risks of order 1",
-            effect=0.05,
+        _diagram_claim(
+            "angle/ours",
+            "σ < 1: the least T_lt over γ < 1 is cos²θ - (1-σ)², < 0 iff |cos θ| < 1-σ",
+            Limit(1 - noise, 40, obtuse, noise),
+            cos(obtuse) ** 2 - (1 - noise) ** 2,
+        ),
+        _diagram_claim(
+            "over-edge/limit",
+            "γ > 1: T_lt → 0 at γ - 1 = σ²/sin²θ",
+            Limit(edge, 20, acute, noise),
+            0.0,
+            draws=12_000,
+        ),
+        _diagram_claim(
+            "noiseless/limit",
+            "σ = 0: T_lt < 0 for cos²θ < γ < 1; T_lt → 0 at γ = cos²θ",
+            Limit(cos(acute) ** 2, 40, acute, 0.0),
+            0.0,
+        ),
+        _diagram_claim(
+            "anomalous/reading",
+            f"T_lt → {below} > 0 near γ = 1 even at θ = π/2",
+            Limit(0.8, 40, pi / 2, noise),
+            effect=0.1,
+            draws=12_000,
         ),
     ]
 
 
-def _edge_angle(gamma: float, sigma: float) -> float:
-    """theta at which gamma is a boundary: cos^2 = gamma - gamma sigma^2 / (1 - gamma)."""
-    return acos(sqrt(gamma - gamma * sigma**2 / (1 - gamma)))
+# --- Theorem 3.8 ----------------------------------------------------------------------------------
 
 
 def _ridge_claims() -> list[Claim]:
-    n, d, theta, sigma, ridge = 10, 12, pi / 4, 0.5, 0.05
-    best_at = (10, 12, 3 * pi / 8, 0.2)
-    n_best, _, theta_best, sigma_best = best_at
-    best = (sigma_best**2 + sin(theta_best) ** 2) / (n_best * cos(theta_best) ** 2)
+    ridge, at, many = 0.05, Setting(10, 12, pi / 4, 0.5), Limit(50.0, 2, pi / 4, 0.5)
+    large, steep = 0.5, Limit(50.0, 2, 3 * pi / 8, 0.2)
+    small = Setting(10, 12, 3 * pi / 8, 0.2)
+    best = (small.sigma**2 + sin(small.theta) ** 2) / (small.n * cos(small.theta) ** 2)
 
-    def gain() -> float:
-        n, _, theta, sigma = best_at
-        at = partial(risks.linear_transfer_risk, n, theta, sigma)
-        return float(at() - at(best))
+    def gain() -> Array:
+        of = partial(risks.linear_transfer_risk, small.n, small.theta, small.sigma)
+        return of() - of(best)
 
-    paired = mean_risk(_Transferred(best), *best_at, 20_000, _Transferred())
-    finite = mean_risk(_Transferred(ridge), n, d, theta, sigma, 40_000)
     return [
-        Claim(
-            f"{PAPER}/T3.8/limit",
+        row(
+            "T3.8/limit",
             "E R_lt with ridge → 1 - cos²θ (1+2λ)/(1+λ)²",
-            f"{PAPER} Thm 3.8, eq. (15)",
-            f"θ=π/4, σ={sigma}, λ={ridge}, n=100 and 200 extrapolated",
-            lambda: float(risks.linear_transfer_limit(theta, ridge)),
-            extrapolated(_Transferred(ridge), 50.0, 2, theta, sigma, 20_000),
+            "Thm 3.8, eq. (15), p. 8",
+            f"{many}, λ={ridge}",
+            partial(risks.linear_transfer_limit, many.theta, ridge),
+            limit_risk(transferred(ridge), many, 20_000),
         ),
-        Claim(
-            f"{PAPER}/T3.8/exact",
-            "E R_lt = sin²θ + cos²θ E[k²/(u+k)²] + (σ²+sin²θ) E[u/(u+k)²], u ~ χ²_n, k = nλ",
-            f"{PAPER} Thm 3.8, corrected",
-            f"n={n}, θ=π/4, σ={sigma}, λ={ridge}",
-            lambda: float(risks.linear_transfer_risk(n, theta, sigma, ridge)),
-            finite,
+        row(
+            "T3.8/exact",
+            "E R_lt = 1 + cos²θ I₁(n+2, λ) + (sin²θ+σ²) I₁(n, λ) - 2cos²θ I₂(n, λ), "
+            "I₁(m, λ) = E[u^((m-n+2)/2)/(u+nλ)²], I₂(m, λ) = E[u^((m-n+2)/2)/(u+nλ)], u ~ χ²_n",
+            "Thm 3.8, eqs. (128)-(130), pp. 23-24",
+            f"{at}, λ={ridge}",
+            partial(risks.linear_transfer_risk, at.n, at.theta, at.sigma, ridge),
+            mean_risk(transferred(ridge), at, 40_000),
         ),
-        Claim(
-            f"{PAPER}/T3.8-monotone/limit",
-            "ridge never lowers the risk of linear transfer: E[R(0) - R(λ)] → -cos²θ λ²/(1+λ)²",
-            f"{PAPER} after Thm 3.8",
-            "θ=3π/8, σ=0.2, λ=1/2, n=100 and 200 extrapolated",
-            lambda: -((cos(3 * pi / 8) / 3) ** 2),
-            extrapolated(_Transferred(0.5), 50.0, 2, 3 * pi / 8, 0.2, 20_000, _Transferred()),
+        row(
+            "T3.8-monotone/limit",
+            "ridge never lowers the risk: E[R(0) - R(λ)] → -cos²θ λ²/(1+λ)², so λ* = 0",
+            "after Thm 3.8, p. 9, and eq. (141), p. 25",
+            f"{steep}, λ={large}",
+            -((cos(steep.theta) * large / (1 + large)) ** 2),
+            limit_risk(transferred(large), steep, 20_000, transferred()),
             note="seen: .002, a difference of risks of order 1",
             effect=0.002,
         ),
-        Claim(
-            f"{PAPER}/T3.8-monotone/exact",
+        row(
+            "T3.8-monotone/ours",
             "at finite n some ridge helps: E[R(0) - R(λ*)] > 0 at λ* = (σ²+sin²θ)/(n cos²θ)",
-            f"{PAPER} Thm 3.8, sharpened",
-            f"n=10, θ=3π/8, σ=0.2, λ*={best:.3f}",
+            "Thm 3.8, eq. (128), p. 23, minimised",
+            f"{small}, λ*={best:.3f}",
             gain,
-            paired,
+            mean_risk(transferred(best), small, 40_000, transferred()),
             note="seen: .01, a difference of risks of order 1",
             effect=0.01,
         ),
     ]
 
 
+# --- Theorem 3.9 ----------------------------------------------------------------------------------
+
+
 def _fine_tuning_claims() -> list[Claim]:
     claims = []
     for depth, alpha in ((2, 1e-3), (3, 1e-2)):
-        at = f"d=40, n=24, θ=π/4, σ=0.8, L={depth}, α={alpha}, gradient descent"
+        trained = network_risk(depth, alpha, tuned_for(networks.fine_tune, 800))
         claims += [
-            Claim(
-                f"{PAPER}/T3.9-estimator-L{depth}/printed",
-                "β_ft = X⁺y + (I-P) β_s: distance of the trained network from it",
-                f"{PAPER} eq. (142)",
-                at,
-                lambda: 0.0,
-                network_gap(_AS_PRINTED, depth, alpha),
-                note="the later layers rescale the frozen component",
-            ),
-            Claim(
-                f"{PAPER}/T3.9-estimator-L{depth}/corrected",
-                "β_ft = X⁺y + c (I-P) β_s, c = N^(1-1/L), N² = |X⁺y|² + c²|(I-P)β_s|²",
-                f"{PAPER} eq. (142), corrected",
-                at,
-                lambda: 0.0,
-                network_gap(_FineTuned(depth), depth, alpha),
-                note="step size extrapolated to 0; tolerance 4e-4",
-            ),
+            row(
+                f"T3.9-estimator-L{depth}/{status}",
+                f"α → 0, t → ∞: β_ft = {limit}: risk of a trained network",
+                "Thm 3.9, eq. (142), p. 25",
+                f"{ONE}, L={depth}, α={alpha}, gradient descent",
+                lambda fit=fit: one_risk(fit),
+                trained,
+                note="the later layers rescale what W_1 keeps; tolerance rate² + α",
+            )
+            for status, limit, fit in (
+                ("printed", "X⁺y + (I-P) β_s", fine_tuned(1)),
+                (
+                    "corrected",
+                    "X⁺y + c (I-P) β_s, c = N^(1-1/L), N² = |X⁺y|² + c²|(I-P)β_s|²",
+                    fine_tuned(depth),
+                ),
+            )
         ]
-    gamma, theta, sigma = 0.5, pi / 4, 1.0
-    sizes = "d=40 and 80 extrapolated"
+
+    def gain(at: Limit, depth: int) -> Simulate:
+        """Paired E[R_sc - R_ft]: the noise that both share cancels draw by draw."""
+        return limit_risk(fine_tuned(depth), at, 8_000, scratch)
+
+    def printed(at: Limit) -> float:
+        return (1 - at.load) * (2 * cos(at.theta) - 1)
+
+    noisy = Limit(0.5, 40, pi / 4, 1.0)
     for depth in (2, 3):
-        at = f"γ=1/2, θ=π/4, σ=1, L={depth}, {sizes}"
-        simulated = _fine_tuning_gain(depth, theta, sigma)
         claims += [
-            Claim(
-                f"{PAPER}/eq17-L{depth}/printed",
-                "T_ft = E R_sc - E R_ft = (1-γ)(2cos θ - 1)",
-                f"{PAPER} Thm 3.9, eqs. (16), (17)",
-                at,
-                lambda: (1 - gamma) * (2 * cos(theta) - 1),
-                simulated,
+            row(
+                f"eq17-L{depth}/printed",
+                "γ ≤ 1: T_ft = (γ-1)(1 - 2cos θ)",
+                "Thm 3.9, eqs. (16), (17), p. 9",
+                f"{noisy}, L={depth}",
+                printed(noisy),
+                gain(noisy, depth),
                 note="right for σ = 0 only",
             ),
-            Claim(
-                f"{PAPER}/eq17-L{depth}/limit",
-                "T_ft → (1-γ) c (2cos θ - c)",
-                f"{PAPER} Thm 3.9, eqs. (16), (17), corrected",
-                at,
-                partial(_gain, gamma, theta, sigma, depth),
-                simulated,
-                note="seen: .05, a difference of risks of order 1",
+            row(
+                f"eq17-L{depth}/corrected",
+                "γ < 1: T_ft → (1-γ) c (2cos θ - c), c = N^(1-1/L), N² = γ + γσ²/(1-γ) + (1-γ) c²",
+                "Thm 3.9, eqs. (16), (17), p. 9, corrected",
+                f"{noisy}, L={depth}",
+                partial(
+                    risks.transferability_limit,
+                    "fine_tune",
+                    noisy.load,
+                    noisy.theta,
+                    noisy.sigma,
+                    depth=depth,
+                ),
+                gain(noisy, depth),
+                note=DIFFERENCE,
                 effect=0.05,
             ),
         ]
+    quiet, third = noisy._replace(sigma=0.0), noisy._replace(theta=pi / 3)
     # cos θ = c/2, where for two layers c⁴ = (1-γ) c² + γ + γσ²/(1-γ)
-    fitted, unseen = gamma + gamma * sigma**2 / (1 - gamma), 1 - gamma
-    edge = acos(sqrt((unseen + sqrt(unseen**2 + 4 * fitted)) / 2) / 2)
-    claims += [
-        Claim(
-            f"{PAPER}/eq17-noiseless/limit",
-            "T_ft → (1-γ)(2cos θ - 1) when σ = 0",
-            f"{PAPER} Thm 3.9, eqs. (16), (17)",
-            f"γ=1/2, θ=π/4, σ=0, L=2, {sizes}",
-            lambda: (1 - gamma) * (2 * cos(theta) - 1),
-            _fine_tuning_gain(2, theta, 0.0),
-            note="seen: .05, a difference of risks of order 1",
-            effect=0.05,
+    load, unseen = noisy.load, 1 - noisy.load
+    fitted = load + load * noisy.sigma**2 / unseen
+    edge = noisy._replace(theta=acos(sqrt((unseen + sqrt(unseen**2 + 4 * fitted)) / 2) / 2))
+    over = Setting(26, 20, pi / 2, 1.0)
+    after = "after eq. (17), p. 10"
+    return [
+        *claims,
+        row(
+            "eq17-noiseless/limit",
+            "σ = 0, γ ≤ 1: T_ft → (γ-1)(1 - 2cos θ)",
+            "Thm 3.9, eqs. (16), (17), p. 9",
+            f"{quiet}, L=2",
+            printed(quiet),
+            gain(quiet, 2),
+            note="seen: .025, a difference of risks of order 1",
+            effect=0.025,
         ),
-        Claim(
-            f"{PAPER}/eq17-boundary/printed",
-            "fine-tuning neither helps nor hurts at θ = π/3: T_ft = 0",
-            f"{PAPER} after eq. (17)",
-            f"γ=1/2, σ=1, L=2, {sizes}",
-            lambda: 0.0,
-            _fine_tuning_gain(2, pi / 3, sigma),
+        row(
+            "eq17-boundary/printed",
+            "T_ft > 0 for θ < π/3, T_ft < 0 for θ > π/3, so T_ft = 0 at θ = π/3",
+            after,
+            f"{third}, L=2",
+            0.0,
+            gain(third, 2),
             note="the sign of T_ft depends on γ, σ and L",
         ),
-        Claim(
-            f"{PAPER}/eq17-boundary/corrected",
-            "fine-tuning neither helps nor hurts at cos θ = c/2: T_ft → 0",
-            f"{PAPER} after eq. (17), corrected",
-            f"γ=1/2, σ=1, L=2, θ={edge * 180 / pi:.1f}°, {sizes}",
-            lambda: 0.0,
-            _fine_tuning_gain(2, edge, sigma),
+        row(
+            "eq17-boundary/corrected",
+            "T_ft → 0 at cos θ = c/2",
+            f"{after}, corrected",
+            f"{edge}, L=2",
+            0.0,
+            gain(edge, 2),
         ),
-        Claim(
-            f"{PAPER}/T3.9-over/exact",
-            "from n = d on fine-tuning forgets the source: E R_ft = E R_sc",
-            f"{PAPER} Thm 3.9, γ ≥ 1",
-            "n=26, d=20, θ=π/2, σ=1, L=3",
-            lambda: float(risks.scratch_risk(26, 20, 1.0)),
-            mean_risk(_FineTuned(3), 26, 20, pi / 2, 1.0, 20_000),
+        row(
+            "T3.9-over/exact",
+            "γ > 1: E R_ft = E R_sc, here σ²d/(n-d-1)",
+            "Thm 3.9, eq. (16), p. 9",
+            f"{over}, L=3",
+            partial(risks.scratch_risk, over.n, over.d, over.sigma),
+            mean_risk(fine_tuned(3), over, 40_000),
         ),
     ]
-    return claims
-
-
-def _gain(gamma: float, theta: float, sigma: float, depth: int) -> float:
-    return float(risks.transferability_limit("fine_tune", gamma, theta, sigma, depth=depth))
-
-
-def _fine_tuning_gain(depth: int, theta: float, sigma: float) -> Simulate:
-    """Paired E[R_sc - R_ft] at gamma = 1/2: the noise that both share cancels draw by draw."""
-    return extrapolated(_FineTuned(depth), 0.5, 40, theta, sigma, 5_000, _fitted)
 
 
 CLAIMS: tuple[Claim, ...] = (
     *_scratch_claims(),
     *_linear_transfer_claims(),
-    *_boundary_claims(),
+    *_diagram_claims(),
     *_ridge_claims(),
     *_fine_tuning_claims(),
 )

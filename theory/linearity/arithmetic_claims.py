@@ -12,7 +12,6 @@ from theory.linearity import bounds, networks
 from theory.linearity.networks import network
 from theory.linearity.tasks import (
     ORDER,
-    PAPER,
     SHALLOW,
     TANH,
     K,
@@ -22,10 +21,13 @@ from theory.linearity.tasks import (
     order,
     pick,
     pretrained,
+    row,
     second_derivative,
     tanh_network,
     task_vectors,
 )
+
+STEP = 0.4  # λ
 
 
 def _add(f: networks.Model, sizes: tuple[int, ...], step: float) -> tuple[Any, Array]:
@@ -48,8 +50,8 @@ def _superpose(f: networks.Model, sizes: tuple[int, ...], step: float) -> tuple[
 
 
 def _total(edit: Callable[..., tuple[Any, Array]]) -> Simulate:
-    """Sum of the gap over data and outputs, two-layer linear, step 0.4."""
-    return measured(lambda: gap(network, *edit(network, SHALLOW, 0.4), inputs()).sum())
+    """Sum of the gap over data and outputs, two-layer linear."""
+    return measured(lambda: gap(network, *edit(network, SHALLOW, STEP), inputs()).sum())
 
 
 def _curved(coefficient: float, direction: Callable[[Any], Any]) -> Callable[[], float]:
@@ -58,7 +60,7 @@ def _curved(coefficient: float, direction: Callable[[Any], Any]) -> Callable[[],
     def predict() -> float:
         start, tasks = task_vectors(network, SHALLOW)
         derivative = second_derivative(network, start, direction(tasks), inputs())
-        return float(coefficient * 0.4**2 * derivative.sum())
+        return float(coefficient * STEP**2 * derivative.sum())
 
     return predict
 
@@ -69,11 +71,11 @@ def _interference() -> float:
     together = jax.tree.map(lambda t: t.sum(0), tasks)
     square = partial(second_derivative, network, start)
     alone = sum(square(pick(tasks, n), inputs()) for n in range(K))
-    return float(0.4**2 / 2 * (square(together, inputs()) - alone).sum())
+    return float(STEP**2 / 2 * (square(together, inputs()) - alone).sum())
 
 
 def _arithmetic() -> list[Claim]:
-    exact, tanh = f"two-layer linear {SHALLOW}, λ=.4, experts' task vectors", f"tanh {TANH}"
+    exact, tanh = f"two-layer linear {SHALLOW}, λ={STEP}, experts' task vectors", f"tanh {TANH}"
     rows = [
         (
             "eq2",
@@ -106,15 +108,15 @@ def _arithmetic() -> list[Claim]:
     ]
     claims = []
     for name, statement, edit, predict, power in rows:
-        source = f"{PAPER} eq. ({name[2]})"
+        source = f"eq. ({name[2]}), Sec. 4.3: the error of its ≈"
         claims += [
-            Claim(f"{PAPER}/{name}/exact", statement, source, exact, predict, _total(edit)),
-            Claim(
-                f"{PAPER}/{name}-order/limit",
+            row(f"{name}/ours", statement, source, exact, predict, _total(edit)),
+            row(
+                f"{name}-order/ours",
                 f"{statement} + order {power:.0f} in λ",
                 source,
                 f"{tanh}, experts' task vectors",
-                lambda power=power: power,
+                power,
                 order(partial(edit, tanh_network, TANH), partial(pretrained, tanh_network, TANH)),
                 note=ORDER,
             ),

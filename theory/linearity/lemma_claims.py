@@ -1,6 +1,10 @@
-"""Cross-task linearity (arXiv 2402.03660), Lemmas 1 and 2, equation 1: as printed, as true."""
+"""Cross-task linearity (arXiv 2402.03660), Lemmas 1 and 2, equation 1: as printed, as true.
 
-from functools import partial
+Merged networks are measured by forward passes in NumPy.
+"""
+
+from collections.abc import Callable
+from functools import partial, reduce
 from math import sqrt
 
 import jax
@@ -16,7 +20,6 @@ from theory.linearity.tasks import (
     EXPERTS,
     HALVES,
     ORDER,
-    PAPER,
     SHALLOW,
     TANH,
     WEIGHTS,
@@ -29,6 +32,7 @@ from theory.linearity.tasks import (
     order,
     outputs,
     product_gap,
+    row,
     shrunk,
     size,
     tanh_experts,
@@ -36,54 +40,50 @@ from theory.linearity.tasks import (
     tanh_network,
 )
 
+# --- Lemma 1 --------------------------------------------------------------------------------------
 
-def _proportional() -> Array:
-    """f = w_2 w_1: one output, so features are proportional; both models have loss 0 at y = 1."""
-    thetas = tuple(jnp.array(w).reshape(2, 1, 1) for w in ((1.0, 2.0), (1.0, 0.5)))
-    one = jnp.ones((1, 1))
-    return networks.mean_squared_error(network, mean(thetas, HALVES), one, one)
+LEVEL = 2.0  # the loss of every readout
 
 
 def _readouts() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Inputs and labels of a linear model, and 100 x 2 readouts of equal squared loss: the second
-    is where a random line through the first meets the same level again."""
+    """Inputs [12 4] and labels [12 1] of a linear model, and 100 x 2 readouts [1 4] of loss LEVEL:
+    from the least one as far as that takes, in random directions."""
     rng = np.random.default_rng(5)
     x, y = rng.normal(size=(12, 4)), rng.normal(size=(12, 1))
-    start, line = rng.normal(size=(100, 1, 4)), rng.normal(size=(100, 1, 4))
-    slope = np.sum((line @ x.T) * (start @ x.T - y.T), (1, 2))
-    second = start - (2 * slope / np.sum((line @ x.T) ** 2, (1, 2)))[:, None, None] * line
-    return x, y, np.stack([start, second], 1)
+    least = np.linalg.lstsq(x, y)[0].T
+    away = rng.normal(size=(100, 2, 1, 4))
+    rise = np.mean((away @ x.T) ** 2, (-1, -2), keepdims=True)
+    floor = np.mean((least @ x.T - y.T) ** 2)
+    return x, y, least + away * np.sqrt((LEVEL - floor) / rise)
 
 
-@jax.jit
-def _readout_loss(theta: Array) -> Array:
-    """Of readouts [... 1 4]."""
-    x, y, _ = _readouts()
-    return jnp.mean((theta @ x.T - y.T) ** 2, (-1, -2))
-
-
-def _worst_excess() -> float:
-    """Largest L(theta_alpha) - L(theta_i) over pairs of equal loss and alpha."""
-    _, _, pairs = _readouts()
-    alphas = np.linspace(0.0, 1.0, 21)[:, None, None, None]
-    merged = _readout_loss(alphas * pairs[:, 0] + (1 - alphas) * pairs[:, 1])
-    return float(np.max(merged - np.max(_readout_loss(pairs), 1)))
+def _merged_readout_loss(alphas: np.ndarray) -> np.ndarray:
+    """Of every pair, [alphas 100]."""
+    x, y, pairs = _readouts()
+    a = alphas[:, None, None, None]
+    return np.mean(((a * pairs[:, 0] + (1 - a) * pairs[:, 1]) @ x.T - y.T) ** 2, (-1, -2))
 
 
 squared_loss = jax.jit(identities.squared_loss)
 
 
-def _ensemble_loss() -> float:
+def _ensemble_loss() -> Array:
     """Of the first pair of readouts, merged, by the identity."""
     x, y, pairs = _readouts()
-    return float(squared_loss(pairs[0] @ x.T, y.T, HALVES)) / len(x)
+    return squared_loss(pairs[0] @ x.T, y.T, HALVES) / len(x)
 
 
-def _squared_loss() -> float:
+def _proportional_loss() -> float:
+    """f = w_2 w_1 at y = 1: the middle of (1, 1) and (2, 1/2), both of loss 0."""
+    first, second = np.mean([(1.0, 1.0), (2.0, 0.5)], 0)
+    return (first * second - 1) ** 2
+
+
+def _squared_loss() -> Array:
     """Of the merged experts, by the identity from their outputs and gap."""
     thetas, x = tanh_experts(), inputs()
     rest = gap(tanh_network, thetas, WEIGHTS, x)
-    return float(squared_loss(outputs(thetas, x), labels()[1], WEIGHTS, rest)) / len(x)
+    return squared_loss(outputs(thetas, x), labels()[1], WEIGHTS, rest) / len(x)
 
 
 def _merged_tanh_loss() -> Array:
@@ -96,11 +96,11 @@ def _cross_entropy(logits: Array) -> Array:
     return networks.cross_entropy(logits, jax.nn.one_hot(jnp.argmax(labels()[0], axis=-1), 2))
 
 
-def _lipschitz_bound() -> float:
+def _lipschitz_bound() -> Array:
     thetas, x = tanh_experts(), inputs()
     losses = np.array([_cross_entropy(logits) for logits in outputs(thetas, x)])
     rest = np.linalg.norm(gap(tanh_network, thetas, WEIGHTS, x), axis=1).mean()
-    return float(bounds.loss_bound(jnp.asarray(losses), WEIGHTS, rest, sqrt(2)))
+    return bounds.loss_bound(jnp.asarray(losses), WEIGHTS, rest, sqrt(2))
 
 
 def _merged_cross_entropy() -> Array:
@@ -109,59 +109,49 @@ def _merged_cross_entropy() -> Array:
 
 
 def _lemma_1() -> list[Claim]:
-    source = f"{PAPER} Lemma 1"
-    linear = "linear model, squared loss, two readouts of equal loss"
+    source = "Lemma 1, Sec. 3, and its proof, App. A.1"
+    linear, experts = "linear model, squared loss, two readouts", f"tanh {TANH}, {EXPERTS}"
     return [
-        Claim(
-            f"{PAPER}/L1/printed",
-            "LLFC (Definition 2), convex loss, equal losses: L(θ_α) ≤ L(θ_i)",
+        row(
+            "L1/exact",
+            "f(θ_α) = αf(θ_i) + (1-α)f(θ_j), convex loss, L(θ_i) = L(θ_j): L(θ_α) ≤ L(θ_i)",
             source,
+            f"{linear} of loss {LEVEL:g}; the largest of 100 pairs, α = .05, .1, ..., .95",
+            LEVEL,
+            measured(lambda: _merged_readout_loss(np.linspace(0.05, 0.95, 19)).max()),
+            relation="<=",
+        ),
+        row(
+            "L1-proportional/ours",
+            "LLFC up to a factor (Definition 2) is not enough for Lemma 1: L(θ_i) = 0 < L(θ_α)",
+            f"Definition 2 and {source}",
             "f = w₂w₁, models (1,1) and (2,½), α=½, y=1",
-            lambda: 0.0,
-            measured(_proportional),
-            relation="<=",
-            note="proportional is not equal: with one output every net is proportional",
+            (9 / 8 - 1) ** 2,
+            measured(_proportional_loss),
+            note="with one output all features are proportional, here by 9/8",
         ),
-        Claim(
-            f"{PAPER}/L1/corrected",
-            "exact CTL (factor 1), convex loss, equal losses: max L(θ_α) - L(θ_i) ≤ 0",
-            source,
-            f"{linear}, 100 pairs, 21 α",
-            lambda: 0.0,
-            measured(_worst_excess),
-            relation="<=",
-        ),
-        Claim(
-            f"{PAPER}/L1-LMC/printed",
-            "LLFC induces LMC: L(θ_α) ≈ L(θ_i) = L(θ_j)",
-            f"{source} and Definition 1",
-            f"{linear}, α=½",
-            lambda: float(_readout_loss(_readouts()[2][0, 0])),
-            measured(lambda: _readout_loss(_readouts()[2][0].mean(0)), 1e-3),
-            note="the loss may fall, and does; tolerance 1e-3 for ≈",
-        ),
-        Claim(
-            f"{PAPER}/L1-LMC/corrected",
-            "L(θ_α) = Σ aᵢLᵢ - Σ aᵢ|fᵢ - f̄|²",
-            source,
+        row(
+            "L1-LMC/ours",
+            "L(θ_α) = Σ aᵢLᵢ - Σ aᵢ|fᵢ - f̄|²: ≤ of Lemma 1, not ≈ of Definition 1",
+            f"Definition 1 and {source}",
             f"{linear}, α=½",
             _ensemble_loss,
-            measured(lambda: _readout_loss(_readouts()[2][0].mean(0))),
+            measured(lambda: _merged_readout_loss(np.array([0.5]))[0, 0]),
         ),
-        Claim(
-            f"{PAPER}/L1-squared/exact",
+        row(
+            "L1-squared/ours",
             "L(θ̄) = Σ aᵢLᵢ - Σ aᵢ|fᵢ - f̄|² + 2 gap·(f̄ - y) + |gap|²",
             source,
-            f"tanh {TANH}, {EXPERTS}, gap measured",
+            f"{experts}, gap measured",
             _squared_loss,
             measured(_merged_tanh_loss),
             note="without exact CTL, without equal losses",
         ),
-        Claim(
-            f"{PAPER}/L1-approximate/exact",
+        row(
+            "L1-approximate/ours",
             "L(θ̄) ≤ Σ aᵢLᵢ + √2 mean|gap| for cross-entropy",
             source,
-            f"tanh {TANH}, {EXPERTS}, two classes",
+            f"{experts}, two classes",
             _lipschitz_bound,
             measured(_merged_cross_entropy),
             relation="<=",
@@ -169,97 +159,110 @@ def _lemma_1() -> list[Claim]:
     ]
 
 
+# --- equation 1 and Lemma 2 -----------------------------------------------------------------------
+
+
+def _same(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def _gap_size(
+    thetas: tuple[Array, ...], activation: Callable[[np.ndarray], np.ndarray] = _same
+) -> float:
+    """|f(Σ aᵢθᵢ) - Σ aᵢf(θᵢ)| of stacked networks on the inputs, by forward passes in NumPy."""
+    stacked, a = [np.asarray(layer) for layer in thetas], np.array(WEIGHTS)
+
+    def forward(layers: list[np.ndarray]) -> np.ndarray:
+        *hidden, last = layers
+        return reduce(lambda v, w: activation(v @ w.T), hidden, np.asarray(inputs())) @ last.T
+
+    merged = forward([np.tensordot(a, layer, 1) for layer in stacked])
+    alone = [forward([layer[k] for layer in stacked]) for k in range(len(a))]
+    return float(np.linalg.norm(merged - np.tensordot(a, alone, 1)))
+
+
 def _product(sizes: tuple[int, ...]) -> float:
     terms = product_gap(fine_tuned(network, sizes), WEIGHTS)
     return size(inputs() @ terms.sum(0).T)
 
 
-def _centroid() -> Array:
-    """Of three models e_1, e_2, e_3 of f = w_3 w_2 w_1."""
-    thetas = tuple(row.reshape(3, 1, 1) for row in jnp.eye(3))
-    return gap(network, thetas, jnp.full(3, 1 / 3), jnp.ones((1, 1)))[0, 0]
+def _at_simplex(f: Callable[[np.ndarray], float], k: int) -> float:
+    """The gap at the centroid of the k unit vectors."""
+    return f(np.full(k, 1 / k)) - float(np.mean([f(vertex) for vertex in np.eye(k)]))
 
 
-def _simplex_ratio(k: int) -> Array:
-    """The gap at the centroid over that of a pair's middle, f = |theta|^2 / 2."""
-
-    def half_square(theta: Array) -> Array:
-        return jnp.sum(theta**2) / 2
-
-    return gap(half_square, jnp.eye(k), jnp.full(k, 1 / k)) / gap(
-        half_square, jnp.eye(k)[:2], HALVES
-    )
+def _half_square(theta: np.ndarray) -> float:
+    return float(theta @ theta) / 2
 
 
-def _largest_pair() -> float:
-    telescope = trees.telescope(tanh_network, tanh_experts(), WEIGHTS, inputs())
-    return trees.growth(WEIGHTS) * max(map(size, telescope.gaps))
+def _telescope() -> trees.Telescope:
+    return trees.telescope(tanh_network, tanh_experts(), WEIGHTS, inputs())
 
 
 def _lemma_2() -> list[Claim]:
-    source, tanh = f"{PAPER} Lemma 2", f"tanh {TANH}, {EXPERTS}"
-    merged_gap = measured(lambda: size(gap(tanh_network, tanh_experts(), WEIGHTS, inputs())))
+    source, first = "Lemma 2, Sec. 4.2, and its proof, App. A.2", "eq. (1), Sec. 4.2"
+    tanh = f"tanh {TANH}, {EXPERTS}"
+    tree = f"{tanh}; Huffman's tree"
+    merged_gap = measured(lambda: _gap_size(tanh_experts(), np.tanh))
+    vertices = 5
     return [
         *(
-            Claim(
-                f"{PAPER}/eq1-linear-L{len(sizes) - 1}/exact",
-                "gap of W_L…W₁ = - Σ over ≥ 2 deviations in the product"
-                if len(sizes) > 3
-                else "gap of W₂W₁ = -½ Σ aᵢaⱼ ΔW₂ΔW₁",
-                f"{PAPER} eq. (1)",
+            row(
+                f"eq1-linear-L{len(sizes) - 1}/ours",
+                statement,
+                first,
                 f"linear {sizes}, {EXPERTS}; |gap| on data",
                 partial(_product, sizes),
-                measured(
-                    lambda sizes=sizes: size(
-                        gap(network, fine_tuned(network, sizes), WEIGHTS, inputs())
-                    )
-                ),
+                measured(lambda sizes=sizes: _gap_size(fine_tuned(network, sizes))),
             )
-            for sizes in (SHALLOW, DEEP)
+            for sizes, statement in (
+                (SHALLOW, "gap of W₂W₁ = -½ Σ aᵢaⱼ ΔW₂ΔW₁"),
+                (DEEP, "gap of W_L…W₁ = - Σ over ≥ 2 deviations in the product"),
+            )
         ),
-        Claim(
-            f"{PAPER}/eq1-order/limit",
+        row(
+            "eq1-order/ours",
             "gap = -½ Σ aᵢ D²f(θ̄)[dᵢ,dᵢ] + third order",
-            f"{PAPER} eq. (1)",
+            first,
             tanh,
-            lambda: 3.0,
+            3.0,
             order(shrunk(WEIGHTS)),
             note=ORDER,
         ),
-        Claim(
-            f"{PAPER}/L2/printed",
-            "exact CTL of every pair in Θ gives it for k models",
+        row(
+            "L2/printed",
+            "f(αθ_i+(1-α)θ_j) = αf(θ_i)+(1-α)f(θ_j) for pairs in Θ ⇒ f(Σαᵢθᵢ) = Σαᵢf(θᵢ) for k",
             source,
-            "f = w₃w₂w₁, Θ = {e₁, e₂, e₃}: f = 0 on all segments",
-            lambda: 0.0,
-            measured(_centroid),
+            "f = w₃w₂w₁, Θ = {e₁, e₂, e₃}: f = 0 on all segments; gap at the centroid",
+            0.0,
+            measured(partial(_at_simplex, np.prod, 3)),
             note="the proof needs running means in Θ: a convex Θ, where exact CTL makes f affine",
         ),
-        Claim(
-            f"{PAPER}/L2/corrected",
+        row(
+            "L2/corrected",
             "gap of k models = Σ_v s_v × gap of the pair merged at v, for any f and any tree",
             source,
-            f"{tanh}; Huffman's tree",
-            lambda: size(trees.telescope(tanh_network, tanh_experts(), WEIGHTS, inputs()).total),
+            tree,
+            lambda: size(_telescope().total),
             merged_gap,
         ),
-        Claim(
-            f"{PAPER}/L2-growth/exact",
+        row(
+            "L2-growth/ours",
             "|gap of k models| ≤ growth × largest |gap| of a pair merged on the way",
             source,
-            f"{tanh}; Huffman's tree, growth {trees.growth(WEIGHTS):.2f}",
-            _largest_pair,
+            f"{tree}, growth {trees.growth(WEIGHTS):.2f}",
+            lambda: trees.growth(WEIGHTS) * max(map(size, _telescope().gaps)),
             merged_gap,
             relation="<=",
             note="uniform weights: log2 k at powers of two; one by one (k + 1)/2 - 1/k",
         ),
-        Claim(
-            f"{PAPER}/L2-quadratic/exact",
-            "k equidistant models, quadratic f: gap = 2 (k - 1)/k × a pair's, whatever k",
+        row(
+            "L2-quadratic/ours",
+            "k equidistant models, quadratic f: gap = 2 (k-1)/k × a pair's, here -1/4, whatever k",
             source,
-            "k=5, f=|θ|²/2, vertices of a simplex",
-            lambda: 2 * 4 / 5,
-            measured(partial(_simplex_ratio, 5)),
+            f"k={vertices}, f=|θ|²/2, vertices of a simplex",
+            2 * (vertices - 1) / vertices * -1 / 4,
+            measured(partial(_at_simplex, _half_square, vertices)),
         ),
     ]
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from theory.claims import Estimate, Simulate
+from theory.claims import Claim, Estimate, Simulate
 from theory.linearity import bounds, identities, networks
 from theory.linearity.networks import network
 
@@ -42,7 +42,6 @@ second_order_gap = jax.jit(bounds.second_order_gap, static_argnums=0)
 integral_gap = jax.jit(bounds.integral_gap, static_argnums=0)
 supremum_bound = jax.jit(bounds.supremum_bound, static_argnums=0)
 curvature = jax.jit(bounds.curvature, static_argnums=0)
-hessian = jax.jit(networks.hessian, static_argnums=0)
 outputs = jax.jit(jax.vmap(tanh_network, (0, None)))
 
 
@@ -182,6 +181,36 @@ def measured(compute: Callable[[], Any], tolerance: float = ROUNDING) -> Simulat
       The simulation.
     """
     return lambda key, quick: Estimate(float(compute()), tolerance=tolerance)
+
+
+def row(
+    name: str,
+    statement: str,
+    source: str,
+    domain: str,
+    predict: float | Callable[[], Any],
+    simulate: Simulate,
+    **more: Any,
+) -> Claim:
+    """Builds a claim of this paper.
+
+    Args:
+      name: The claim's id after the paper's.
+      statement: What is claimed.
+      source: Where it stands in the paper, by section: the text at hand has no pages.
+      domain: The numbers at which both sides are evaluated.
+      predict: The prediction, or what computes it.
+      simulate: The simulator.
+      **more: Other fields of `Claim`.
+
+    Returns:
+      The claim.
+    """
+    predicted = predict if callable(predict) else lambda: predict
+    at = f"{PAPER} {source}"
+    return Claim(
+        f"{PAPER}/{name}", statement, at, domain, lambda: float(predicted()), simulate, **more
+    )
 
 
 def order(

@@ -25,8 +25,8 @@ class Config:
 # The main theorems of each paper, beside what is wrong in them as printed.
 MAIN = (
     "features-are-fate/T2.2-Dudley/*",
-    "features-are-fate/T3.6-under/exact",
-    "features-are-fate/T3.6-over/exact",
+    "features-are-fate/T3.6-under/ours",
+    "features-are-fate/T3.6-over/ours",
     "features-are-fate/T3.7/exact",
     "features-are-fate/T3.8/exact",
     "features-are-fate/T3.9-estimator-L2/*",
@@ -36,7 +36,7 @@ MAIN = (
     "overtrained/T4.6/exact",
     "overtrained/T4.7-threshold/ours",
     "cross-task-linearity/L1/*",
-    "cross-task-linearity/T1/exact",
+    "cross-task-linearity/T1/ours",
     "sail/T1/*",
     "sail/T2-eq6/exact",
     "sail/T3a/reading",
@@ -54,5 +54,5 @@ PRESETS: dict[str, Config] = {
     "main": varied(DEFAULT, claims=",".join(MAIN)),
     "main_quick": varied(DEFAULT, claims=",".join(MAIN), quick=True),
     "theorems": varied(DEFAULT, claims="*/T*"),
-    "tiny": varied(DEFAULT, claims="features-are-fate/eq13-interval/*", quick=True),
+    "tiny": varied(DEFAULT, claims="features-are-fate/eq44/*", quick=True),
 }

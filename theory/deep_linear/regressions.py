@@ -1,0 +1,320 @@
+"""Regressions on Gaussian data in NumPy: what claims about means over data sets simulate.
+
+Inputs are N(0, I), the source is beta_s = e_1, the target at an angle theta from it, both of norm
+one. Fits solve normal equations; no mean, law or limit is used.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from math import cos, degrees, sin, sqrt
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from theory.claims import Claim, Estimate, Simulate
+
+PAPER = "features-are-fate"
+Fit = Callable[[np.ndarray, np.ndarray], np.ndarray]  # x [draws n d], y [draws n] -> [draws d]
+
+
+class Setting(NamedTuple):
+    """Sizes and tasks of a data set.
+
+    Attributes:
+      n: Number of samples.
+      d: Dimension.
+      theta: Angle between the tasks in radians.
+      sigma: Standard deviation of the label noise.
+    """
+
+    n: int
+    d: int
+    theta: float
+    sigma: float
+
+    def __str__(self) -> str:
+        return f"n={self.n}, d={self.d}, θ={degrees(self.theta):.4g}°, σ={self.sigma:g}"
+
+    def target(self) -> np.ndarray:
+        """Returns the target task.
+
+        Returns:
+          beta_t `[d]`.
+        """
+        beta = np.zeros(self.d)
+        beta[:2] = cos(self.theta), sin(self.theta)
+        return beta
+
+    def samples(self, rng: np.random.Generator, draws: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draws independent data sets.
+
+        Args:
+          rng: Random generator.
+          draws: How many.
+
+        Returns:
+          Inputs `[draws n d]` and labels `[draws n]`.
+        """
+        x = rng.standard_normal((draws, self.n, self.d))
+        return x, x @ self.target() + self.sigma * rng.standard_normal((draws, self.n))
+
+
+@cache
+def one_sample(at: Setting) -> tuple[np.ndarray, np.ndarray]:
+    """Draws a data set that is the same for both sides of a claim.
+
+    Args:
+      at: Sizes and tasks.
+
+    Returns:
+      Inputs `[n d]` and labels `[n]`.
+    """
+    x, y = at.samples(np.random.default_rng(0), 1)
+    return x[0], y[0]
+
+
+class Limit(NamedTuple):
+    """A sequence of settings n = load d, of which those at d and 2 d are extrapolated.
+
+    Attributes:
+      load: gamma = n / d.
+      d: The smaller dimension.
+      theta: As in `Setting`.
+      sigma: As in `Setting`.
+    """
+
+    load: float
+    d: int
+    theta: float
+    sigma: float
+
+    def __str__(self) -> str:
+        tasks = f"γ={self.load:.4g}, θ={degrees(self.theta):.4g}°, σ={self.sigma:g}"
+        return f"{tasks}, d={self.d} and {2 * self.d} extrapolated"
+
+    def at(self, d: int) -> Setting:
+        """Returns the setting of one dimension.
+
+        Args:
+          d: The dimension.
+
+        Returns:
+          The setting.
+        """
+        return Setting(round(self.load * d), d, self.theta, self.sigma)
+
+
+def generator(key: Array) -> np.random.Generator:
+    """Makes a NumPy random generator from a JAX key.
+
+    Args:
+      key: Random key.
+
+    Returns:
+      The generator.
+    """
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)))
+
+
+def pseudoinverse(x: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Applies X^+ of Gaussian designs, which have full rank.
+
+    Args:
+      x: Designs `[draws n d]`.
+      v: Vectors `[draws n k]`.
+
+    Returns:
+      X^+ v, `[draws d k]`.
+    """
+    xt = x.swapaxes(-1, -2)
+    wide = x.shape[-2] <= x.shape[-1]
+    return xt @ np.linalg.solve(x @ xt, v) if wide else np.linalg.solve(xt @ x, xt @ v)
+
+
+def scratch(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Fits X^+ y, where training from small weights ends (Theorem 3.5).
+
+    Args:
+      x: Inputs `[draws n d]`.
+      y: Labels `[draws n]`.
+
+    Returns:
+      The fits `[draws d]`.
+    """
+    return pseudoinverse(x, y[..., None])[..., 0]
+
+
+def transferred(ridge: float = 0.0) -> Fit:
+    """Returns linear transfer, eqs. (107), (108) and (126): beta_s times a refitted scale.
+
+    Args:
+      ridge: The ridge lambda.
+
+    Returns:
+      The fit.
+    """
+
+    def fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        z = x[..., 0]
+        scale = np.sum(z * y, -1) / (np.sum(z**2, -1) + ridge * z.shape[-1])
+        return scale[..., None] * np.eye(x.shape[-1])[0]
+
+    return fit
+
+
+def rescaled(
+    fitted: np.ndarray, unseen: np.ndarray, size: float | np.ndarray, depth: float
+) -> np.ndarray:
+    """Adds what fine-tuning keeps of the source to a fit: fitted + c unseen.
+
+    c = (N / size)^(1 - 1/L), N the norm of the result. One layer has c = 1, as eq. (142) has it for
+    all.
+
+    Args:
+      fitted: X^+ y, `[draws d]`.
+      unseen: (I - P) beta_s, `[draws d]`, orthogonal to `fitted`.
+      size: |beta_s|, a number or `[draws]`.
+      depth: Number of layers L, from 1 to inf.
+
+    Returns:
+      The limit of fine-tuning, `[draws d]`.
+    """
+    seen2, unseen2 = np.sum(fitted**2, -1), np.sum(unseen**2, -1)
+    scale2 = np.ones_like(seen2)
+    for _ in range(100):  # a contraction
+        scale2 = ((seen2 + scale2 * unseen2) / size**2) ** (1 - 1 / depth)
+    return fitted + np.sqrt(scale2)[..., None] * unseen
+
+
+def fine_tuned(depth: float) -> Fit:
+    """Returns the limit of fine-tuning; a network's own is in `networks`.
+
+    Args:
+      depth: As in `rescaled`.
+
+    Returns:
+      The fit.
+    """
+
+    def fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        both = pseudoinverse(x, np.stack([y, x[..., 0]], -1))
+        return rescaled(both[..., 0], np.eye(x.shape[-1])[0] - both[..., 1], 1.0, depth)
+
+    return fit
+
+
+def risks(
+    fit: Fit, at: Setting, rng: np.random.Generator, draws: int, baseline: Fit | None = None
+) -> np.ndarray:
+    """Draws risks |beta - beta_t|^2, or differences of the risks of two fits to the same data.
+
+    Args:
+      fit: The fit.
+      at: Sizes and tasks.
+      rng: Random generator.
+      draws: How many data sets.
+      baseline: The fit whose risk is reduced by that of `fit`; None for the risk of `fit` itself.
+
+    Returns:
+      The risks `[draws]`.
+    """
+    values, target = [], at.target()
+    batch = max(1, 2_000_000 // (at.n * at.d))
+    for start in range(0, draws, batch):
+        x, y = at.samples(rng, min(batch, draws - start))
+        found = np.sum((fit(x, y) - target) ** 2, -1)
+        if baseline is not None:
+            found = np.sum((baseline(x, y) - target) ** 2, -1) - found
+        values.append(found)
+    return np.concatenate(values)
+
+
+def mean_risk(fit: Fit, at: Setting, draws: int, baseline: Fit | None = None) -> Simulate:
+    """Builds the simulator of a mean risk E R, or of a paired difference E[R_baseline - R].
+
+    Args:
+      fit: The fit.
+      at: Sizes and tasks; |n - d| >= 4 (n > 4 in linear transfer) has a finite variance.
+      draws: Number of independent data sets; a tenth of them where quick.
+      baseline: As in `risks`.
+
+    Returns:
+      The simulator.
+    """
+
+    def simulate(key: Array, quick: bool) -> Estimate:
+        count = draws // 10 if quick else draws
+        return Estimate.mean(risks(fit, at, generator(key), count, baseline))
+
+    return simulate
+
+
+def extrapolate(small: Estimate, large: Estimate) -> Estimate:
+    """Extrapolates means at d and 2 d to d = inf: 2 R(2d) - R(d) cancels the term of order 1/d.
+
+    What is left is O(1/d^2), below the standard error at the sizes used.
+
+    Args:
+      small: The mean at d.
+      large: The mean at 2 d.
+
+    Returns:
+      The limit, with its standard error.
+    """
+    error = sqrt(4 * (large.stderr or 0) ** 2 + (small.stderr or 0) ** 2)
+    return Estimate(2 * large.value - small.value, stderr=error)
+
+
+def limit_risk(fit: Fit, at: Limit, draws: int, baseline: Fit | None = None) -> Simulate:
+    """Builds the simulator of the limit n, d -> inf of `mean_risk`, from two sizes.
+
+    Args:
+      fit: The fit.
+      at: Load and tasks.
+      draws: Number of data sets at the larger size, half of them at the smaller.
+      baseline: As in `risks`.
+
+    Returns:
+      The simulator.
+    """
+
+    def simulate(key: Array, quick: bool) -> Estimate:
+        means = [
+            mean_risk(fit, at.at(size), count, baseline)(jax.random.fold_in(key, size), quick)
+            for size, count in ((at.d, draws // 2), (2 * at.d, draws))
+        ]
+        return extrapolate(*means)
+
+    return simulate
+
+
+def row(
+    name: str,
+    statement: str,
+    source: str,
+    domain: object,
+    predict: float | Callable[[], Any],
+    simulate: Simulate,
+    **more: Any,
+) -> Claim:
+    """Builds a claim of this paper.
+
+    Args:
+      name: The claim's id after the paper's.
+      statement: What is claimed.
+      source: Where it stands in the paper.
+      domain: The numbers at which both sides are evaluated.
+      predict: The prediction, or what computes it.
+      simulate: The simulator.
+      **more: Other fields of `Claim`.
+
+    Returns:
+      The claim.
+    """
+    predicted = predict if callable(predict) else lambda: predict
+    at = f"{PAPER} {source}"
+    return Claim(
+        f"{PAPER}/{name}", statement, at, str(domain), lambda: float(predicted()), simulate, **more
+    )
