@@ -17,14 +17,14 @@ __all__ = ["ROWS", "Grid", "compute"]
 
 # The rows of the ledger that each of the two curves rests on.
 ROWS = (
-    ("perturbation", "overtrained/A.1-sigmoid/exact"),
-    ("perturbation", "overtrained/P4.3-anytime/exact"),
-    ("perturbation", "overtrained/T4.4-continuous/exact"),
+    ("perturbation", "overtrained/A.1-sigmoid/ours"),
+    ("perturbation", "overtrained/P4.3-anytime/ours"),
+    ("perturbation", "overtrained/T4.4-continuous/ours"),
     ("perturbation", "overtrained/D4.2/corrected"),
-    ("fine-tuning", "overtrained/A.7-flow/exact"),
+    ("fine-tuning", "overtrained/A.7-flow/ours"),
     ("fine-tuning", "overtrained/T4.6/exact"),
-    ("fine-tuning", "overtrained/T4.7-threshold/exact"),
-    ("fine-tuning", "overtrained/T4.7-inflection/exact"),
+    ("fine-tuning", "overtrained/T4.7-threshold/ours"),
+    ("fine-tuning", "overtrained/T4.7-inflection/ours"),
 )
 
 FINER = 40  # of the points at which the least loss is sought, to one that is drawn

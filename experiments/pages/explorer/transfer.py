@@ -25,20 +25,20 @@ WAYS = ("scratch", "linear transfer", "ridge transfer", "fine-tuning")
 # The rows of the ledger that the numbers rest on: of a way, where they matter ("", or below or
 # beyond n = d, with a source of finitely many samples, stopped early).
 ROWS: tuple[tuple[str, str, str], ...] = (
-    ("scratch", "below", "features-are-fate/T3.6-under/exact"),
-    ("scratch", "beyond", "features-are-fate/T3.6-over/exact"),
-    ("scratch", "stopped", "features-are-fate/covariance-time/limit"),
+    ("scratch", "below", "features-are-fate/T3.6-under/ours"),
+    ("scratch", "beyond", "features-are-fate/T3.6-over/ours"),
+    ("scratch", "stopped", "features-are-fate/covariance-time/ours"),
     ("linear transfer", "", "features-are-fate/T3.7/exact"),
-    ("linear transfer", "", "features-are-fate/eq13/exact"),
-    ("linear transfer", "source", "features-are-fate/finite-source-linear/exact"),
+    ("linear transfer", "", "features-are-fate/eq13/ours"),
+    ("linear transfer", "source", "features-are-fate/finite-source-linear/ours"),
     ("ridge transfer", "", "features-are-fate/T3.8/exact"),
-    ("ridge transfer", "", "features-are-fate/T3.8-monotone/exact"),
+    ("ridge transfer", "", "features-are-fate/T3.8-monotone/ours"),
     ("fine-tuning", "", "features-are-fate/T3.9-estimator-L2/corrected"),
-    ("fine-tuning", "below", "features-are-fate/eq17-L2/limit"),
+    ("fine-tuning", "below", "features-are-fate/eq17-L2/corrected"),
     ("fine-tuning", "below", "features-are-fate/eq17-boundary/corrected"),
     ("fine-tuning", "beyond", "features-are-fate/T3.9-over/exact"),
-    ("fine-tuning", "source", "features-are-fate/finite-source-fine-tune/exact"),
-    ("fine-tuning", "stopped", "features-are-fate/covariance-time/limit"),
+    ("fine-tuning", "source", "features-are-fate/finite-source-fine-tune/ours"),
+    ("fine-tuning", "stopped", "features-are-fate/covariance-time/ours"),
 )
 
 EDGE = 90  # points of a boundary, on either side of its tip
