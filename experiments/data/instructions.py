@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int32
 from experiments.data.files import MAX_BYTES, DataError, Source, opened
 from sail_jax.checkpoint.formats.files import strict_json
 
+# what messages about a missing file say: what it holds, where to get it, what serves without it
 SOURCE = Source(
     "instructions and responses in JSON lines",
     "anthropics/hh-rlhf (unpacked) or allenai/tulu-v1-sft-mixture",
@@ -84,9 +85,10 @@ def read(path: str | Path) -> tuple[Instruction, ...]:
 
 
 def _example(record: Mapping[str, Any], what: str) -> Instruction:
+    """Reads an example from one object; `what` names its line in messages."""
     if "chosen" in record and isinstance(record["chosen"], str):
         prompt, turn, response = record["chosen"].rpartition(_TURN)
-        prompt += turn
+        prompt += turn  # empty where the assistant has no turn, which is refused below
     elif "messages" in record:
         prompt, response = _dialogue(record["messages"], what)
     else:
@@ -113,6 +115,7 @@ def _example(record: Mapping[str, Any], what: str) -> Instruction:
 
 
 def _tokens(value: Any) -> bool:
+    """Says whether a value is a list of tokens: one or more integers in the range of int32."""
     return (
         isinstance(value, list)
         and len(value) > 0
@@ -121,7 +124,10 @@ def _tokens(value: Any) -> bool:
 
 
 def _dialogue(messages: Any, what: str) -> tuple[str, str]:
-    """The prompt in TULU's format, and what the assistant says last."""
+    """Returns the prompt in TULU's format, and what the assistant says last.
+
+    What follows the assistant's last message is left out.
+    """
     fine = isinstance(messages, list) and all(
         isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
         for m in messages
@@ -140,20 +146,22 @@ def pack(
 ) -> Packed:
     """Encodes examples, each in a row of its own.
 
-    What is longer than a row ends where the row does; examples of which no token of the response is
-    left are left out.
+    A row is the prompt, the response and `end`. What is longer than a row is cut off at its end. An
+    example is left out if its prompt fills the row, so that no token of the response would be left,
+    or if its prompt has no tokens.
 
     Args:
       examples: The examples.
-      encode: A function from bytes in UTF-8 to tokens.
+      encode: A function from bytes in UTF-8 to tokens `(n,)`. It is not called for parts that are
+        tokens already.
       length: Tokens of a row, 2 or more.
-      end: Tokens that end a response.
+      end: Tokens that end a response, and are learnt with it; none by default.
 
     Returns:
-      The tokens, and which of them are learnt; no rows if no example is left.
+      The tokens `(example, length)`, and which of them are learnt; no rows if no example is left.
 
     Raises:
-      DataError: If they are too many for memory.
+      DataError: If the arrays would be too large for memory.
 
     >>> packed = pack([Instruction("ab", "c")], lambda x: np.frombuffer(x, np.uint8), 5)
     >>> packed.tokens.tolist(), packed.scored.tolist()
@@ -171,10 +179,12 @@ def pack(
         response = _encoded(example.response, encode)
         row = np.concatenate([prompt, response, np.asarray(end, np.int32)])[:length]
         tokens[kept, : len(row)] = row
+        # `scored` begins with the second token: its entry i is of token i + 1
         scored[kept, len(prompt) - 1 : len(row) - 1] = True
         kept += 1
     return Packed(tokens[:kept], scored[:kept])
 
 
 def _encoded(part: str | tuple[int, ...], encode: Callable[[bytes], Any]) -> np.ndarray:
+    """Returns the tokens of a part, int32 `(n,)`, which is encoded if it is text."""
     return np.asarray(encode(part.encode()) if isinstance(part, str) else part, np.int32)

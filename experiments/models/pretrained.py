@@ -298,20 +298,34 @@ def _laid_out(
 
 
 def export(variables: PyTree, module: GPT | Llama) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The tensors of a network by their Hugging Face names, and its config.json: what
-    `load_pretrained` reads as the same network.
+    """Converts a network to the tensors and the configuration of a Hugging Face checkpoint.
 
-    Raises ValueError for a network that no configuration of theirs describes.
+    It is the inverse of `convert`: saved in one folder, what it returns is read by
+    `load_pretrained` as the same network, but for dropout, which the configuration does not state.
+
+    Args:
+      variables: The variables of the module, `{"params": ...}`.
+      module: The module.
+
+    Returns:
+      The arrays by their Hugging Face names, in the layout and with the prefix of GPT-2, Llama or
+      OLMo, in the dtype of the variables; and the entries of config.json.
+
+    Raises:
+      ValueError: If no configuration describes the module, as for a LayerNorm whose epsilon is not
+        OLMo's.
     """
     gpt = isinstance(module, GPT)
     names, prefix = (_GPT2, "transformer.") if gpt else (_LLAMA, "model.")
     config = _told_gpt2(module) if gpt else _told_llama(module)
+    # a field that the configuration cannot state would be lost without notice
     if _plain(module_of(config)) != _plain(module):
         raise ValueError(f"no configuration of {config['model_type']} describes {module}")
     tensors: dict[str, np.ndarray] = {}
     thirds: dict[str, dict[int, np.ndarray]] = {}
 
     def leaf(path: Any, value: Any) -> None:
+        """Lays out one of our leaves as their tensor; `_laid_out` is the inverse."""
         ours = path_str(path).removeprefix("params/")
         layer = re.match(_BLOCK, ours)
         theirs = names[re.sub(_BLOCK, "block_{}/", ours)].format(layer and layer[1])
@@ -324,7 +338,7 @@ def export(variables: PyTree, module: GPT | Llama) -> tuple[dict[str, np.ndarray
         elif "bias" in ours:
             x = x.reshape(-1)
         full = theirs if theirs == "lm_head.weight" else prefix + theirs
-        if part:
+        if part:  # a third of a fused tensor, which is joined below
             thirds.setdefault(full, {})[int(part)] = x
         else:
             tensors[full] = np.ascontiguousarray(x)

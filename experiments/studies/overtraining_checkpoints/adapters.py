@@ -1,4 +1,7 @@
-"""Adapters of low rank (LoRA) of the matrices of blocks, trained in place of all weights."""
+"""Adapters of low rank (LoRA) for the matrices of transformer blocks.
+
+`measure.fine_tune` trains them in place of all weights if a rank is given.
+"""
 
 import dataclasses
 import math
@@ -10,12 +13,20 @@ from jaxtyping import Array, PyTree
 
 from sail_jax.trees import path_str
 
+# the matrices that get an adapter: not embeddings, the output layer or a GPT's positions
 _MATRIX = re.compile(r"block_\d+/\w+/kernel")
 
 
 @dataclasses.dataclass(frozen=True)
 class LoRA:
-    """W + (alpha / rank) A B for every matrix of the blocks, A at random and B 0 in the beginning.
+    """Adds a trainable product of low rank to every matrix of a network's blocks.
+
+    A matrix W becomes W + (alpha / rank) A B. At first A is random and B is 0, so the network
+    starts unchanged. An instance is hashable and serves as the `join` of `training.together`.
+
+    Attributes:
+      rank: The number of columns of A and of rows of B, at least 1.
+      alpha: The product is multiplied by alpha / rank.
 
     References:
       Hu et al., LoRA: Low-rank adaptation of large language models, 2021 (arXiv 2106.09685).
@@ -25,7 +36,19 @@ class LoRA:
     alpha: float
 
     def start(self, params: PyTree, key: Array) -> dict[str, dict[str, Array]]:
-        """Factors by the name of the matrix; ValueError where the rank exceeds one."""
+        """Draws the factors that training begins with.
+
+        Args:
+          params: The network's parameters. Kernels of blocks get factors; other parameters do not.
+          key: A random key.
+
+        Returns:
+          For each matrix, named by its path with dots for slashes: "A" `(inputs, rank)`, normal
+          with variance 1 / inputs, and "B" `(rank, outputs)`, which is 0. Both are float32.
+
+        Raises:
+          ValueError: If the rank exceeds the smaller side of a matrix. The message names it.
+        """
         own = {}
         for path, leaf in jax.tree.leaves_with_path(params):
             name = path_str(path)
@@ -45,10 +68,20 @@ class LoRA:
         return own
 
     def __call__(self, params: PyTree, own: PyTree) -> PyTree:
-        """The parameters with the adapters added, in the type of these."""
+        """Adds the adapters to the parameters.
+
+        Args:
+          params: The network's parameters.
+          own: The factors, from `start` or trained from there.
+
+        Returns:
+          The parameters of the adapted network, all cast to the dtype of the factors.
+        """
+        # a step casts what it trains to the dtype it computes in, but not what stays as it is
         dtype = jax.tree.leaves(own)[0].dtype
 
         def leaf(path: tuple, x: Array) -> Array:
+            """Adds its product to one parameter, if it has one."""
             factors = own.get(path_str(path).replace("/", "."))
             x = x.astype(dtype)
             if factors is None:
@@ -60,6 +93,10 @@ class LoRA:
 
 
 def _sizes(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Rows and columns of a kernel as a matrix [in, out]; heads have an axis of their own."""
+    """Returns the numbers of rows and columns of a kernel as a matrix [in, out].
+
+    Heads have an axis of their own: an input axis of attention's output projection, and an output
+    axis of queries, keys and values.
+    """
     reads = len(shape) - 1 if name.endswith("o/kernel") else 1
     return math.prod(shape[:reads]), math.prod(shape[reads:])

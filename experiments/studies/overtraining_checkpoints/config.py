@@ -1,4 +1,4 @@
-"""What `overtraining_checkpoints` can be told."""
+"""The config of `overtraining_checkpoints` and its presets."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,13 +11,16 @@ from experiments.studies.overtraining_language.config import Memory, Model
 from experiments.studies.overtraining_language.training import Shard
 from experiments.training.step import Compute
 
-QUESTIONS = "questions"
+QUESTIONS = "questions"  # the task that is generated, as `Tuning.tasks` names it
 Deviation = Literal["module", "stated"]
 
 
 @config
 class Series:
-    """The checkpoints that are trained where none are given: of one run, whose rate falls to 0."""
+    """How a series of checkpoints is trained if none are given.
+
+    They are of one training, whose learning rate falls to 0 at the largest budget.
+    """
 
     budgets: Rising[Natural] = tuple(2**k for k in range(16, 22))
     """Tokens after which a checkpoint is written, ascending."""
@@ -26,21 +29,21 @@ class Series:
     rate: Positive = 0.02
     """Highest learning rate."""
     folder: str | None = None
-    """Where the checkpoints are kept; None for a temporary folder."""
+    """Folder to keep the checkpoints in; None for a temporary one."""
 
 
 @config
 class Tuning:
-    """What the checkpoints are taught, and how."""
+    """How checkpoints are fine-tuned on instructions."""
 
     tasks: Different[str] = (QUESTIONS,)
-    """Files of instructions in JSON lines (Anthropic-HH, TULU, Alpaca and their like), or
-    'questions', which are generated for networks of characters."""
+    """What to fine-tune on: files of instructions in JSON lines (Anthropic-HH, TULU, Alpaca and
+    their like), or 'questions', which are generated for networks of characters."""
     tokenizer: str | None = None
-    """The tokenizer.json of byte-level BPE by which text becomes tokens (GPT-2's, OLMo's); None
-    for examples that are tokens already."""
+    """The tokenizer.json that encodes text in files, of byte-level BPE as GPT-2's and OLMo's; None
+    for examples that are tokens already, and for networks of characters."""
     rates: Rising[Positive] = tuple(0.0005 * 2**k for k in range(8))
-    """Highest learning rates, ascending; the best on validation is the tuned one."""
+    """Highest learning rates to try, ascending; the tuned one has the least validation loss."""
     examples: Natural = 128
     """Examples to fine-tune on."""
     batch: Natural = 8
@@ -48,13 +51,13 @@ class Tuning:
     epochs: Natural = 4
     """How often each example is seen."""
     warmup: Count = 6
-    """Steps below the highest rate."""
+    """Steps before the learning rate is at its highest."""
     held_out: Annotated[int, Ge(2)] = 128
-    """Examples of a task to tune the rate by, and as many to report."""
+    """Examples of a task to tune the rate by, and as many others to report."""
     rank: Natural | None = None
-    """Rank of adapters (LoRA) of the blocks' matrices; None teaches all weights."""
+    """Rank of adapters (LoRA) of the blocks' matrices; None trains all weights."""
     alpha: Positive = 16.0
-    """Adapters are added times alpha / rank."""
+    """Adapters are multiplied by alpha / rank; without a rank it has no effect."""
 
     def __post_init__(self) -> None:
         for name in self.tasks:
@@ -70,31 +73,36 @@ class Tuning:
 
     @property
     def steps(self) -> int:
+        """The number of steps of fine-tuning."""
         return self.epochs * self.examples // self.batch
 
 
 @config
 class Benchmarks:
-    """Multiple choice that networks answer before and after, beside the task (OOD)."""
+    """Multiple-choice questions that a network answers before and after fine-tuning.
+
+    They are out of the task's distribution (the paper's OOD).
+    """
 
     files: tuple[str, ...] = ()
     """Files of questions in JSON lines: ARC, PIQA, HellaSwag and their like."""
     items: Natural = 500
-    """Questions of a file, at most."""
+    """Largest number of questions to ask from a file."""
     shots: Count = 0
-    """Questions with their answers before each: the first of its file, which are not asked."""
+    """Solved questions that stand before each one asked: the first of the file, which are not asked
+    themselves."""
 
 
 @config
 class Config:
-    """Perturb and fine-tune a series of checkpoints, measure what was forgotten."""
+    """How a series of checkpoints is perturbed and fine-tuned, and what they forget is measured."""
 
     checkpoints: tuple[str, ...] | None = None
     """Folders of checkpoints (GPT-2, Llama, OLMo of Hugging Face), from the first of a training to
     the last; None trains a series of tiny ones."""
     tokens: Rising[Natural] | None = None
-    """Tokens that each was trained on; None for what the folders' names say ('tokens41B'), or else
-    their order."""
+    """Tokens that each checkpoint was trained on, ascending; None reads them from the names of the
+    folders ('tokens41B'), or takes the order of the folders if a name does not say."""
     data: TextData = TextData()
     seed: Seed = 0
     """Seed of everything."""
@@ -107,23 +115,24 @@ class Config:
     draws: Natural = 4
     """Draws of noise in each repetition; the same for all checkpoints and sizes."""
     deviation: Deviation = "module"
-    """Which standard deviations: those of our modules' initial weights ('module'), or the
-    initializer_range that config.json states ('stated')."""
+    """Which standard deviations the noise has: those of this library's initial weights ('module'),
+    or the initializer_range that config.json states ('stated')."""
     held_out: Natural = 128
-    """Sequences on which the perplexity is measured."""
+    """Sequences on which the pre-training loss is measured."""
     tune: Tuning = Tuning()
     benchmarks: Benchmarks = Benchmarks()
     memory: Memory = Memory()
     compute: Compute = "float32"
-    """Type to compute with in training."""
+    """Floating-point type that training computes with."""
     save_every: Natural = 1000
-    """Steps between two states of a training that are stored, from which a killed one goes on."""
+    """Steps between two states of fine-tuning that are stored, from which a killed one goes on."""
     shard: Shard = "members"
     """What several devices share: the networks that are trained side by side ('members'), the
     examples ('data'), these and the parameters ('full'), or nothing ('no')."""
 
     def __post_init__(self) -> None:
         count = len(self.series.budgets if self.checkpoints is None else self.checkpoints)
+        # presets have an empty tuple, for the user to fill; `run` refuses it with an explanation
         if self.checkpoints is not None and 0 < count < 3:
             raise ValueError(f"checkpoints must be 3 or more folders; got {count}")
         if self.tokens is not None and count and len(self.tokens) != count:

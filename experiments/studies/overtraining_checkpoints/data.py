@@ -1,5 +1,8 @@
-"""What `overtraining_checkpoints` reads: the checkpoints' configurations, held-out text of
-pre-training, instructions, and multiple choice."""
+"""What `overtraining_checkpoints` reads before it measures anything.
+
+This is the checkpoints' configurations, held-out text of pre-training, instructions, and
+multiple-choice questions. The weights are read by `measure`, one checkpoint at a time.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -18,11 +21,17 @@ from experiments.studies.overtraining_checkpoints.config import QUESTIONS, Confi
 from experiments.studies.overtraining_language import tasks
 from experiments.studies.overtraining_language.tasks import Batch
 
-UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}  # of tokens, in the names of folders
 
 
 class Part(NamedTuple):
-    """Which examples of a task a repetition learns from, tunes the rate by, and reports."""
+    """Which examples of a task one repetition uses; no example is in two of the sets.
+
+    Attributes:
+      learn: Indices of the examples to fine-tune on, `(n,)`.
+      validation: Indices of those to tune the learning rate by, `(m,)`.
+      test: Indices of those to report, `(m,)`.
+    """
 
     learn: Int[np.ndarray, " n"]
     validation: Int[np.ndarray, " m"]
@@ -30,35 +39,72 @@ class Part(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Examples, and the part that each repetition has of them."""
+    """The examples of a task, and how each repetition divides them.
+
+    Attributes:
+      examples: All examples: tokens `(example, context + 1)`, scored `(example, context)`.
+      parts: The division of each repetition.
+    """
 
     examples: Batch
     parts: tuple[Part, ...]
 
     def of(self, index: Int[np.ndarray, "*any"]) -> Batch:
+        """Gathers some of the examples.
+
+        Args:
+          index: Indices of examples, of any shape.
+
+        Returns:
+          The examples: tokens `(*index.shape, context + 1)`, scored `(*index.shape, context)`.
+        """
         return Batch(self.examples.tokens[index], self.examples.scored[index])
 
 
 class Data(NamedTuple):
-    """All that is measured on, the same for all checkpoints."""
+    """The data that all checkpoints are trained and measured on.
+
+    Attributes:
+      held_out: Text held out from pre-training, for each repetition: tokens `(n, context + 1)`.
+      tasks: The tasks, as `Tuning.tasks` orders them.
+      benchmarks: Multiple-choice questions by the names of their files, without suffix.
+      unigram: The loss of predicting each token by its frequency alone, in nats per token, on the
+        held-out text of the first repetition.
+    """
 
     held_out: tuple[Batch, ...]
-    """Of each repetition."""
     tasks: tuple[Task, ...]
     benchmarks: dict[str, choices.Packed]
     unigram: float
-    """The loss of knowing no more than how frequent each token is."""
 
 
 def seeded(config: Config, *what: int) -> int:
-    """A seed of its own for each purpose."""
+    """Derives a seed from the config's, one for each purpose.
+
+    Args:
+      config: The settings, of which the seed alone is used.
+      *what: Numbers that name the purpose: which kind of draw, and usually which repetition.
+
+    Returns:
+      The seed, from 0 to 2^32 - 1.
+    """
     return int(np.random.SeedSequence((config.seed, *what)).generate_state(1)[0])
 
 
 def network(config: Config, paths: Sequence[str]) -> nn.Module:
-    """The network that all checkpoints are of.
+    """Makes the network that all checkpoints are parameters of.
 
-    ValueError for what is no checkpoint of ours, or where they differ in their sizes.
+    Args:
+      config: The settings.
+      paths: Folders of the checkpoints, one or more.
+
+    Returns:
+      The module, without parameters.
+
+    Raises:
+      ValueError: If a folder has no readable config.json or describes a model that our modules do
+        not compute, if two checkpoints differ in more than their weights, or if the first has fewer
+        positions than `config.model.context`.
     """
     modules = [module_of(read_config(path)) for path in paths]
     for path, module in zip(paths, modules, strict=True):
@@ -74,9 +120,20 @@ def network(config: Config, paths: Sequence[str]) -> nn.Module:
 
 
 def budgets(config: Config, paths: Sequence[str]) -> tuple[np.ndarray, str]:
-    """How long each checkpoint was trained, ascending, and in which unit: tokens, or their order.
+    """Finds out how long each checkpoint was trained.
 
-    ValueError for tokens in folders' names that do not ascend.
+    The config's numbers come first, then those in the folders' names, such as "tokens41B" with one
+    of the units K, M, B and T. If a name says none, the checkpoints are numbered from 1.
+
+    Args:
+      config: The settings.
+      paths: Folders of the checkpoints, from the first to the last.
+
+    Returns:
+      The numbers, ascending floats `(checkpoint,)`, and their unit: "tokens" or "order".
+
+    Raises:
+      ValueError: If the numbers in the folders' names do not ascend.
     """
     if config.checkpoints is None or config.tokens is not None:
         return np.asarray(config.tokens or config.series.budgets, float), "tokens"
@@ -90,9 +147,22 @@ def budgets(config: Config, paths: Sequence[str]) -> tuple[np.ndarray, str]:
 
 
 def load(config: Config, vocab: int, end: Sequence[int] = ()) -> Data:
-    """The data for a network of so many tokens, which ends its responses so.
+    """Reads all data of a run.
 
-    ValueError (or `DataError`, which is one) for what does not fit it, or is too short.
+    Args:
+      config: The settings.
+      vocab: Size of the network's vocabulary.
+      end: Tokens that end a response. If there are none, a new line does for the offline text, and
+        nothing does for others.
+
+    Returns:
+      The data.
+
+    Raises:
+      ValueError: If text is to be encoded without a tokenizer, a token is not in the vocabulary,
+        the text has another vocabulary, there are too few examples or blocks of held-out text, or
+        a benchmark has no questions left to ask, or one whose answers leave no room for it.
+      DataError: If files are missing or damaged. It is a `ValueError`.
     """
     tune, context = config.tune, config.model.context
     offline = config.data.name == OFFLINE_TEXT
@@ -101,6 +171,7 @@ def load(config: Config, vocab: int, end: Sequence[int] = ()) -> Data:
             f"tune.tasks: '{QUESTIONS}' needs the characters of the offline text; give a file of "
             "instructions"
         )
+    # without a tokenizer the function refuses only when there is text to encode
     encode: Callable[[bytes], Any] = text.encode if offline else _unencoded
     if tune.tokenizer is not None:
         encode = gpt2_tokens.load(tune.tokenizer)
@@ -125,6 +196,7 @@ def load(config: Config, vocab: int, end: Sequence[int] = ()) -> Data:
 
 
 def _unencoded(_: bytes) -> Any:
+    """Refuses to encode text, which asks for a tokenizer."""
     raise ValueError(
         "tune.tokenizer must be the one that made data, where tune.tasks or benchmarks.files hold "
         "text"
@@ -132,6 +204,7 @@ def _unencoded(_: bytes) -> Any:
 
 
 def _task(config: Config, name: str, encode: Callable[[bytes], Any], end: Sequence[int]) -> Task:
+    """Reads or generates the examples of a task, and divides them anew for each repetition."""
     tune = config.tune
     sizes = (tune.examples, tune.held_out, tune.held_out)
     if name == QUESTIONS:
@@ -154,6 +227,7 @@ def _task(config: Config, name: str, encode: Callable[[bytes], Any], end: Sequen
 
 
 def _benchmark(config: Config, name: str, encode: Callable[[bytes], Any]) -> choices.Packed:
+    """Reads the questions of a file, with solved ones before each if they are asked for."""
     how, items = config.benchmarks, choices.read(name)
     shots, asked = items[: how.shots], items[how.shots :][: how.items]
     if not asked:

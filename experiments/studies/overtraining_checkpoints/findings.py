@@ -1,4 +1,4 @@
-"""What `overtraining_checkpoints` found of the paper's claims, from the stored dataset alone."""
+"""The paper's claims about checkpoints of one training, judged from the stored dataset alone."""
 
 import numpy as np
 import xarray as xr
@@ -18,18 +18,41 @@ SCALE = "OLMo-1B, 0.04T to 3.1T tokens; curves, no printed numbers"
 
 
 def increase(dataset: xr.Dataset) -> xr.DataArray:
-    """By how much noise raises the loss on held-out text, [budget, seed, gamma]."""
+    """Computes the rise of the pre-training loss under noise.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      The rise in nats per token, [budget, seed, gamma].
+    """
     return dataset["noisy"] - dataset["base"]
 
 
 def forgotten(dataset: xr.Dataset) -> xr.DataArray:
-    """By how much fine-tuning raises it, [task, budget, seed, rate]."""
+    """Computes the rise of the pre-training loss by fine-tuning.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      The rise in nats per token, [task, budget, seed, rate].
+    """
     return dataset["tuned_base"] - dataset["base"]
 
 
 def kept_rates(dataset: xr.Dataset) -> xr.DataArray:
-    """By task the largest rate at which every checkpoint that knew more of the pre-training text
-    than how frequent each token is still does; the smallest if there is none."""
+    """Finds the largest learning rate at which checkpoints still retain the pre-training text.
+
+    A checkpoint does if its loss, in the mean over seeds, is below that of predicting each token by
+    its frequency. All checkpoints must, but for those that did not before fine-tuning.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      The rate of each task, [task]; the smallest if none will do.
+    """
     knew = dataset["base"].mean("seed") < dataset["unigram"]
     worst = dataset["tuned_base"].mean("seed").where(knew).max("budget")
     highest = dataset["rate"].where(worst < dataset["unigram"]).max("rate")
@@ -37,25 +60,49 @@ def kept_rates(dataset: xr.Dataset) -> xr.DataArray:
 
 
 def rates_by_others(dataset: xr.Dataset) -> xr.DataArray:
-    """`kept_rates` for each seed as the other seeds tell them, [seed, task]: nothing is judged on
-    what it was chosen by."""
+    """Computes `kept_rates` for each seed from all other seeds.
+
+    So nothing is judged on the seeds that it was chosen by.
+
+    Args:
+      dataset: A finished run of two or more seeds.
+
+    Returns:
+      The rate, [seed, task].
+    """
     seeds = dataset["seed"].values
     return xr.concat([kept_rates(dataset.sel(seed=seeds != s)) for s in seeds], dataset["seed"])
 
 
 def named(dataset: xr.Dataset) -> list[str]:
-    """The checkpoints: by their tokens, or their order."""
+    """Names the checkpoints by their tokens, or by their order.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      A short text for each checkpoint, such as "41B", or "1" if tokens are not known.
+    """
     values = dataset["budget"].values
     return [f"{v:g}" if dataset.attrs["unit"] == "order" else count(v) for v in values]
 
 
 def _steps(dataset: xr.Dataset) -> str:
-    """What slopes are by."""
+    """Says what slopes are per: a doubling of the tokens, or of the number in the series."""
     return "doubling of the tokens" if dataset.attrs["unit"] == "tokens" else "doubling in order"
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Margins are per repetition."""
+    """Judges the paper's claims on noise, and on fine-tuning for each task.
+
+    There is one margin per repetition.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      The findings. Verdicts are not yet corrected for their number.
+    """
     declared = [*_noise(dataset)]
     for task in dataset["task"].values:
         declared += _tuned(dataset.sel(task=[task]), str(task))
@@ -63,6 +110,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _noise(dataset: xr.Dataset) -> list[Finding]:
+    """Judges the claims on the checkpoints themselves, and under noise."""
     base, more, by = dataset["base"], increase(dataset), _steps(dataset)
     small, large = (float(dataset["gamma"][k]) for k in (0, -1))
     falls = -base.diff("budget").max("budget")
@@ -101,13 +149,14 @@ def _noise(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _tuned(dataset: xr.Dataset, task: str) -> list[Finding]:
-    """Of one task, whose dimension has one entry."""
+    """Judges the claims on one task; the dataset's dimension "task" has one entry."""
     one = dataset.isel(task=0, drop=True)
     top = rates_by_others(dataset).isel(task=0, drop=True)
     spelt = " to ".join(f"{r:g}" for r in dict.fromkeys((float(top.min()), float(top.max()))))
     by = _steps(dataset)
     grows = slope(forgotten(one).sel(rate=top).drop_vars("rate"))
     best = best_rate(dataset).isel(task=0, drop=True)
+    # the tuned rate is chosen on validation examples, and judged on others
     lost, own = (
         last_costs(at_best(dataset, dataset[name]).isel(task=0, drop=True))
         for name in ("tuned_base", "tuned_test")
@@ -163,7 +212,17 @@ def _tuned(dataset: xr.Dataset, task: str) -> list[Finding]:
 
 
 def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:
-    """A row for each checkpoint: perplexities on held-out text, and the tasks' losses."""
+    """Makes a table with a row for each checkpoint.
+
+    Its columns are perplexities on held-out text, without change, under noise and after fine-tuning
+    at the tuned rate, the tasks' losses in nats per token, and the tuned rates.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      Rows of text, the header first. Tuned rates are geometric means over repetitions.
+    """
     gammas = dataset["gamma"].values
     header = [dataset.attrs["unit"], "perplexity", *(f"at gamma = {g:g}" for g in gammas)]
     tasks = [str(t) for t in dataset["task"].values]
@@ -186,14 +245,25 @@ def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:
 
 
 def _perplexity(loss: xr.DataArray) -> str:
-    """Of a mean loss, with its standard error (of the loss, times the perplexity)."""
+    """Formats the perplexity of a mean loss over repetitions, with its standard error.
+
+    The error is that of the loss times the perplexity, its derivative.
+    """
     mean, error = (float(x) for x in mean_and_error(loss))
+    # exp(710) is beyond the largest float
     value = float(np.exp(min(mean, 700.0)))
     return f"{value:.4g} ± {value * error:.2g}"
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """The base models, noise and fine-tuning, in sentences."""
+    """Describes the checkpoints and what noise and fine-tuning do to them.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      A few lines of text, the last one with the number of verdicts of each kind.
+    """
     names, rank = named(dataset), dataset.attrs["rank"]
     ends = [_perplexity(dataset["base"].isel(budget=k)) for k in (0, -1)]
     how = f"adapters of rank {rank}" if rank else "all weights"

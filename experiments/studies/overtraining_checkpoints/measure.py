@@ -1,4 +1,7 @@
-"""The stages of `overtraining_checkpoints`: what is done to one checkpoint, from its folder."""
+"""The stages of `overtraining_checkpoints`: one checkpoint is read, changed and measured.
+
+`run` decides which checkpoints, tasks and learning rates are computed together.
+"""
 
 import math
 from collections.abc import Sequence
@@ -25,8 +28,32 @@ from sail_jax.trees import path_str
 
 
 def perturb(config: Config, net: nn.Module, data: Data, path: str) -> dict[str, Any]:
-    """A checkpoint as it is, and under noise: its loss on held-out text [seed] and [seed, gamma],
-    on each task's test examples [task, seed], and its answers [benchmark]."""
+    """Measures a checkpoint as it is, and its pre-training loss under Gaussian noise.
+
+    The noise is theta + gamma epsilon, where epsilon is normal with the standard deviations of
+    `deviations`.
+
+    Args:
+      config: The settings.
+      net: The network.
+      data: What to measure on.
+      path: Folder of the checkpoint.
+
+    Returns:
+      Losses in nats per token, and answers:
+      - "base": the loss on held-out text without noise, `(seed,)`;
+      - "noisy": its mean over draws of noise, `(seed, gamma)`;
+      - "before": the loss on each task's test examples without noise, `(task, seed)`;
+      - "answers": the share of right answers without noise, `(benchmark,)`; only if there are
+        benchmarks.
+
+    Raises:
+      ValueError: If the weights are missing, damaged or do not fit config.json, or as
+        `deviations`.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), eq. 1, Figures 3 and 65.
+    """
     params = load_pretrained(path).variables["params"]
     deviation = deviations(config, net, path)
     loss = partial(_mean_loss, net, config.memory.at_once)
@@ -34,6 +61,7 @@ def perturb(config: Config, net: nn.Module, data: Data, path: str) -> dict[str, 
     noisy = np.zeros((config.replicates, len(config.gammas)))
     for k, held in enumerate(data.held_out):
         for draw in range(config.draws):
+            # one epsilon for all sizes and checkpoints: their differences are not of the draw
             key = jax.random.key(seeded(config, 3, k, draw))
             for i, gamma in enumerate(config.gammas):
                 moved = _noisy(params, deviation, key, gamma)
@@ -45,8 +73,23 @@ def perturb(config: Config, net: nn.Module, data: Data, path: str) -> dict[str, 
 
 
 def deviations(config: Config, net: nn.Module, path: str) -> PyTree:
-    """The standard deviations of the initial weights, a number for each leaf, 0 where all weights
-    of a leaf are alike; ValueError where the configuration is to state them and does not."""
+    """Computes the standard deviations of the initial weights, which the noise is to have.
+
+    By `config.deviation` they are measured on initial weights of our module ("module"), or are the
+    initializer_range of the checkpoint's config.json ("stated"). As stated, GPT-2's output
+    projections of attention and MLP have 1 / sqrt(2 layers) of it.
+
+    Args:
+      config: The settings.
+      net: The network.
+      path: Folder of the checkpoint; only "stated" reads it.
+
+    Returns:
+      A float32 scalar for each array of parameters; 0 for biases and the scales of norms.
+
+    Raises:
+      ValueError: If config.json is to state initializer_range and has no positive finite number.
+    """
     if config.deviation == "module":
         spread = jax.jit(
             lambda key: jax.tree.map(jnp.std, net.init(key, jnp.zeros((1, 1), jnp.int32))["params"])
@@ -60,6 +103,7 @@ def deviations(config: Config, net: nn.Module, path: str) -> PyTree:
     shapes = jax.eval_shape(net.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
 
     def leaf(where: Any, x: Any) -> Array:
+        """Returns the stated deviation of one array; vectors begin constant, so theirs is 0."""
         name = path_str(where)
         matrix = name.endswith(("kernel", "embedding", "position_embed"))
         # GPT-2 divides what adds to the stream by the root of how often that happens
@@ -72,7 +116,7 @@ def deviations(config: Config, net: nn.Module, path: str) -> PyTree:
 
 @jax.jit
 def _noisy(params: PyTree, deviation: PyTree, key: Array, gamma: float) -> PyTree:
-    """theta + gamma epsilon, epsilon ~ N(0, Sigma) (eq. 1)."""
+    """Adds noise to the parameters: theta + gamma epsilon, epsilon ~ N(0, Sigma) (eq. 1)."""
     leaves, tree = jax.tree.flatten(params)
     keys = jax.tree.unflatten(tree, list(jax.random.split(key, len(leaves))))
     return jax.tree.map(
@@ -83,15 +127,18 @@ def _noisy(params: PyTree, deviation: PyTree, key: Array, gamma: float) -> PyTre
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _losses(net: nn.Module, at_once: int, params: PyTree, batch: Batch) -> Array:
+    """Computes the mean over sequences of their mean losses, in nats per token."""
     return training.each_nll(net, params, batch, at_once).mean()
 
 
 def _mean_loss(net: nn.Module, at_once: int, params: PyTree, batch: Batch) -> float:
+    """Computes `_losses` as a number, of at most as many sequences at once as there are."""
     return float(_losses(net, min(at_once, len(batch.tokens)), params, batch))
 
 
 @partial(jax.jit, static_argnums=(0, 3))
 def _answered(net: nn.Module, params: PyTree, packed: Any, at_once: int) -> Array:
+    """Computes the share of right answers to one benchmark."""
     apply: Any = lambda tokens: net.apply({"params": params}, tokens)  # noqa: E731
     return choice_scores.answered(apply, packed, batch_size=at_once)
 
@@ -99,13 +146,14 @@ def _answered(net: nn.Module, params: PyTree, packed: Any, at_once: int) -> Arra
 def _answers(
     net: nn.Module, params: PyTree, data: Data, at_once: int
 ) -> Float[np.ndarray, " benchmark"]:
-    """The share of right answers to each benchmark."""
+    """Computes the share of right answers to each benchmark."""
     asked = data.benchmarks.values()
     return np.array([float(_answered(net, params, packed, at_once)) for packed in asked])
 
 
 @jax.jit
 def _distance(a: PyTree, b: PyTree) -> Array:
+    """Computes the Euclidean distance of two sets of parameters."""
     squares = jax.tree.map(lambda x, y: jnp.sum((x - y) ** 2), a, b)
     return jnp.sqrt(sum(jax.tree.leaves(squares)))
 
@@ -120,18 +168,47 @@ def fine_tune(
     some: Sequence[tuple[int, int]],
     folder: Path | None,
 ) -> dict[str, np.ndarray]:
-    """A checkpoint taught a task, for some (repetition, rate): its loss on held-out text, on the
-    task's validation and test examples, its answers, and how far it moved, [run, ...]."""
+    """Fine-tunes a checkpoint on a task, several times side by side, and measures the results.
+
+    Args:
+      config: The settings.
+      net: The network.
+      where: How devices share the work.
+      data: What to measure on.
+      task: What to fine-tune on.
+      path: Folder of the checkpoint.
+      some: The fine-tunings: the number of the repetition, and the place of the learning rate in
+        `config.tune.rates`.
+      folder: Directory for states of the training, from which a killed one goes on; None stores
+        none.
+
+    Returns:
+      Measurements of each fine-tuning. Losses are in nats per token:
+      - "base": the loss on held-out text of pre-training, `(run,)`;
+      - "validation" and "test": the loss on these examples of the task, `(run,)`;
+      - "distance": the Euclidean distance from the checkpoint's parameters, `(run,)`;
+      - "answers": the share of right answers, `(run, benchmark)`; only if there are benchmarks.
+
+    Raises:
+      ValueError: If the weights are missing, damaged or do not fit config.json, or the rank of
+        adapters is too large for a matrix.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), Section 2 and Table 2.
+    """
     tune, params = config.tune, load_pretrained(path).variables["params"]
     top, steps = tune.rates[-1], tune.steps
-    # AdamW's decays are PyTorch's, and there is no weight decay (Table 2)
+    # AdamW's decays are PyTorch's, and there is no weight decay (Table 2); a member's rate is a
+    # share of the highest one
     optimizer = Optimizer(
         Schedule(top, steps, tune.warmup), members=tuple(tune.rates[i] / top for _, i in some)
     )
     how = Training(optimizer, config.memory.micro_batches, config.compute)
+    # examples come in one order at all rates and checkpoints: only repetitions differ in it
     orders = {k: seeded(config, 5, k) for k, _ in some}
 
     def batch(step: int) -> Batch:
+        """Gathers the examples of a step, `(example, member, ...)`."""
         size = {"examples": tune.examples, "size": tune.batch}
         index = [task.parts[k].learn[stream.indices(step, seed=orders[k], **size)] for k, _ in some]
         return task.of(np.stack(index, 1))
@@ -166,4 +243,5 @@ def fine_tune(
 
 @partial(jax.jit, static_argnums=0)
 def _joined(adapters: LoRA, params: PyTree, own: PyTree) -> PyTree:
+    """Adds trained adapters to the parameters, compiled."""
     return adapters(params, own)

@@ -1,5 +1,4 @@
-"""The figures of `overtraining_checkpoints`: lines are means over repetitions, bars standard
-errors."""
+"""The figures of `overtraining_checkpoints`: means over repetitions, bars of standard errors."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -26,21 +25,29 @@ LEGEND: dict[str, Any] = {
 
 
 def plot(dataset: xr.Dataset) -> "dict[str, Figure]":
+    """Draws what noise and fine-tuning do to each checkpoint.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      The figures by name: "noise", "fine_tuning" and, if there are benchmarks, "benchmarks".
+    """
     figures = {"noise": _noise(dataset), "fine_tuning": _fine_tuning(dataset)}
     return figures | ({"benchmarks": _benchmarks(dataset)} if "answers" in dataset else {})
 
 
 def _shades(count: int) -> list[Any]:
-    """From dark to light, as the paper has small to large sizes and rates."""
+    """Lists colours from dark to light, for small to large sizes or rates, as in the paper."""
     return [colormaps[style.SEQUENTIAL](x) for x in np.linspace(0.0, 0.88, count)]
 
 
 def _checkpoints(ax: "Axes", dataset: xr.Dataset) -> None:
-    """Checkpoints along x, with at most 4 labels, the last among them."""
+    """Marks the checkpoints along x; a few have labels, the last one among them."""
     values, labels = dataset["budget"].values, named(dataset)
     if dataset.attrs["unit"] == "tokens":
         ax.set_xscale("log")
-        # of labels near one another, one is enough
+        # of labels nearer to one another than a quarter of the axis, one is enough
         place, least = np.log(values), np.log(values[-1] / values[0]) / 4
     else:
         place, least = values, (values[-1] - values[0]) / 4
@@ -56,17 +63,20 @@ def _checkpoints(ax: "Axes", dataset: xr.Dataset) -> None:
 
 
 def _curve(ax: "Axes", values: xr.DataArray, **look: Any) -> None:
+    """Draws the mean over repetitions by checkpoint, with its standard error."""
     mean, error = mean_and_error(values.transpose("seed", "budget"))
     look = {"capsize": 2, "ms": 3, "lw": 1.3, "fmt": "o-", **look}
     ax.errorbar(values["budget"].values, mean, error, **look)
 
 
 def _perplexity(ax: "Axes", values: xr.DataArray, **look: Any) -> None:
-    """A curve of exp(loss)."""
+    """Draws a curve of perplexities, exp(loss)."""
+    # the clip keeps the perplexity of a diverged network finite
     _curve(ax, xr.apply_ufunc(np.exp, values.clip(max=80)), **look)
 
 
 def _log_y(ax: "Axes") -> None:
+    """Makes y logarithmic, with plain numbers at its ticks."""
     ax.set_yscale("log")
     ax.yaxis.set_major_locator(LogLocator(10, (1, 2, 5), numticks=8))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
@@ -74,7 +84,7 @@ def _log_y(ax: "Axes") -> None:
 
 
 def _noise(dataset: xr.Dataset) -> "Figure":
-    """Figure 65, with the increase beside it, as Figure 3 has it."""
+    """Draws the perplexity under noise (Figure 65), and the rise of the loss (as in Figure 3)."""
     figure, axes = style.figure(1, 2, width=4.0, height=3.2)
     left, right = axes[0]
     gammas = dataset["gamma"].values
@@ -93,7 +103,11 @@ def _noise(dataset: xr.Dataset) -> "Figure":
 
 
 def _fine_tuning(dataset: xr.Dataset) -> "Figure":
-    """A row for each task: what is forgotten, the perplexity and the task's loss afterwards."""
+    """Draws for each task the rise of the pre-training loss, the perplexity and the task's loss.
+
+    Each has a line for every learning rate. The last two also show the checkpoints before
+    fine-tuning and at the tuned rate.
+    """
     tasks, rates = dataset["task"].values, dataset["rate"].values
     figure, axes = style.figure(len(tasks), 3, width=3.7, height=3.1)
     best = best_rate(dataset)
@@ -128,7 +142,7 @@ def _fine_tuning(dataset: xr.Dataset) -> "Figure":
 
 
 def _benchmarks(dataset: xr.Dataset) -> "Figure":
-    """Figure 2: answers before, and after fine-tuning at the tuned rate."""
+    """Draws the share of right answers before and after tuned fine-tuning (Figure 2)."""
     names, tasks = dataset["benchmark"].values, dataset["task"].values
     figure, axes = style.figure(1, len(names), width=3.7, height=3.1)
     after = at_best(dataset, dataset["tuned_answers"])

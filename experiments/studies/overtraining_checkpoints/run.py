@@ -1,4 +1,4 @@
-"""The run of `overtraining_checkpoints`: its stages, and the dataset that they make."""
+"""The run of `overtraining_checkpoints`: its order of stages, and the dataset that they make."""
 
 import contextlib
 import itertools
@@ -23,11 +23,36 @@ from experiments.studies.overtraining_checkpoints import data, measure, series
 from experiments.studies.overtraining_checkpoints.config import Config
 from experiments.studies.overtraining_language import tasks, training
 
+# measurements of `measure.fine_tune` that do not need benchmarks
 FOUND = ("base", "validation", "test", "distance")
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
-    """Perturbs and fine-tunes every checkpoint; two stages for each, or more to save memory."""
+    """Perturbs and fine-tunes every checkpoint of a series.
+
+    There is one stage for the noise on each checkpoint, and one for each of its tasks. With
+    `memory.together` the latter is divided into several of fewer fine-tunings.
+
+    Args:
+      config: What to run.
+      stage: Computes and stores a stage under its name; the default stores nothing.
+
+    Returns:
+      The dataset, with losses in nats per token:
+      - `base`, `(budget, seed)`: the loss on held-out text of pre-training;
+      - `noisy`, `(budget, seed, gamma)`: the same under noise;
+      - `before`, `(task, budget, seed)`: the loss on the tasks' test examples before fine-tuning;
+      - `tuned_*`, `(task, budget, seed, rate)`: the results of `measure.fine_tune`;
+      - `unigram`: the loss of predicting each token by its frequency alone;
+      - `answers`, `(budget, benchmark)`, and `tuned_answers`, `(task, budget, seed, rate,
+        benchmark)`: the shares of right answers, if there are benchmarks.
+      The attributes are the number of `parameters`, the `rank` of adapters (0 without), the
+      `source` ("folders" or "series") and the `unit` of budgets ("tokens" or "order").
+
+    Raises:
+      DataError: If checkpoints or data are missing, damaged, too few or do not fit each other, or
+        devices cannot share the batches.
+    """
     with contextlib.ExitStack() as stack:
         with refused():
             where = training.layout(config.shard)
@@ -61,9 +86,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _refusing(compute: Any) -> Any:
-    """The same, whose ValueErrors are about checkpoints."""
+    """Wraps a stage's computation so that its ValueErrors, about checkpoints, become DataErrors."""
 
     def computed(*arguments: Any) -> Any:
+        """Computes the stage."""
         with refused():
             return compute(*arguments)
 
@@ -71,6 +97,7 @@ def _refusing(compute: Any) -> Any:
 
 
 def _given(config: Config) -> Sequence[str]:
+    """Returns the folders of the config; an empty list, as presets have it, is refused."""
     if not config.checkpoints:
         with refused():
             raise ValueError(
@@ -82,7 +109,7 @@ def _given(config: Config) -> Sequence[str]:
 
 
 def _trained(config: Config, stage: Stage, stack: contextlib.ExitStack) -> Sequence[str]:
-    """Folders of the series that is trained where none are given."""
+    """Trains a series of checkpoints and returns their folders, which `stack` may remove."""
     with refused():
         where, net = training.layout(config.shard), presets.build(_shape(config))
         vocab = _shape(config)["vocab"]
@@ -94,7 +121,10 @@ def _trained(config: Config, stage: Stage, stack: contextlib.ExitStack) -> Seque
 
 
 def _shape(config: Config) -> dict[str, Any]:
-    """The configuration of the networks of a series: without dropout, so that one may be told."""
+    """Returns the configuration of the networks of a trained series.
+
+    There is no dropout, which a config.json as `export` writes it does not state.
+    """
     model = config.model
     if model.preset is not None:
         return presets.config(model.preset, dropout=0.0)
@@ -113,13 +143,13 @@ def _shape(config: Config) -> dict[str, Any]:
 
 
 def _end(config: Config, path: str) -> tuple[int, ...]:
-    """The token that ends a text, where the configuration states one."""
+    """Returns the token that ends a text, if config.json states one; none for the offline text."""
     end = read_config(path).get("eos_token_id")
     return (end,) if isinstance(end, int) and config.data.name != OFFLINE_TEXT else ()
 
 
 def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]]:
-    """The members that go together, each time with what their stage's name ends with."""
+    """Divides members into those trained side by side, each with its suffix of the stage's name."""
     size = config.memory.together or len(members)
     parts = [list(members[at : at + size]) for at in range(0, len(members), size)]
     names = [f" {k + 1}/{len(parts)}" if len(parts) > 1 else "" for k in range(len(parts))]
@@ -129,11 +159,16 @@ def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]
 def _dataset(
     config: Config, net: Any, loaded: data.Data, budgets: np.ndarray, noisy: Any, tuned: Any
 ) -> xr.Dataset:
+    """Builds the dataset from the stages' results.
+
+    `noisy` has one result for each checkpoint, `tuned` one for each checkpoint and task.
+    """
     runs, nats = ("task", "budget", "seed", "rate"), {"units": "nats per token"}
     shape = (len(loaded.tasks), len(budgets), config.replicates, len(config.tune.rates))
     over = lambda name: np.stack([found[name] for found in noisy])  # noqa: E731
 
     def of_runs(name: str) -> np.ndarray:
+        """Stacks a measurement as `(task, budget, seed, rate, ...)`."""
         values = np.stack([[found[name] for found in by_task] for by_task in tuned], 1)
         return values.reshape(*shape, *values.shape[3:])
 

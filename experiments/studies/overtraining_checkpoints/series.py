@@ -1,4 +1,8 @@
-"""The series of tiny checkpoints that `overtraining_checkpoints` trains where none are given."""
+"""The series of tiny checkpoints that `overtraining_checkpoints` trains if none are given.
+
+`train` trains it and `write` saves it in the layout of Hugging Face, so that it is then read as
+given checkpoints are.
+"""
 
 import json
 from collections.abc import Mapping
@@ -28,7 +32,21 @@ def train(
     corpus: tasks.Corpus,
     where: training.Layout,
 ) -> PyTree:
-    """The parameters after each budget of one training, stacked."""
+    """Trains a network once and keeps its parameters after each budget of tokens.
+
+    There is one schedule, which rises over the first tenth of the steps to the last budget and then
+    falls to 0. So only the last checkpoint has seen the end of it. A budget is rounded down to
+    whole steps.
+
+    Args:
+      config: The settings; `config.series` has the budgets and the learning rate.
+      net: The network.
+      corpus: The text to learn from.
+      where: How devices share the work; a single training has no members to share.
+
+    Returns:
+      The parameters as NumPy arrays `(budget, ...)`.
+    """
     series, tokens = config.series, config.series.batch * config.model.context
     steps = [budget // tokens for budget in series.budgets]
     schedule = Schedule(series.rate, steps[-1], round(WARMUP * steps[-1]))
@@ -39,6 +57,7 @@ def train(
     )
 
     def loss(params: PyTree, mutable: PyTree, batch: tasks.Batch, key: Array) -> Any:
+        """Computes the mean loss of a minibatch; nothing is carried between steps."""
         return training.nll(net, params, batch, key).mean(), {}, mutable
 
     fit = Fit(loss, how, where.one)
@@ -55,8 +74,24 @@ def train(
 def write(
     net: Any, budgets: tuple[int, ...], stacked: Mapping[str, Any], folder: Path
 ) -> list[str]:
-    """The checkpoints as folders of Hugging Face's layout, by their tokens; those that are there
-    already stay. ValueError where one of these is another network."""
+    """Writes checkpoints as folders in the layout of Hugging Face.
+
+    Each is named by its tokens, such as "tokens-65536". A folder that holds the same network
+    already is left as it is.
+
+    Args:
+      net: The network, a GPT or a Llama of our modules.
+      budgets: Tokens that each checkpoint was trained on.
+      stacked: The parameters `(budget, ...)`, as `train` returns them.
+      folder: Where the folders go.
+
+    Returns:
+      The paths of the checkpoints' folders, in the order of the budgets.
+
+    Raises:
+      ValueError: If a folder of the name holds another network or something else, or as `export`.
+      CheckpointError: If a checkpoint cannot be written. It is a `ValueError`.
+    """
     paths = []
     for budget, params in zip(budgets, training.unstacked(stacked, len(budgets)), strict=True):
         path = folder / f"tokens-{budget}"
