@@ -137,7 +137,8 @@ def budgets(config: Config, paths: Sequence[str]) -> tuple[np.ndarray, str]:
     """
     if config.checkpoints is None or config.tokens is not None:
         return np.asarray(config.tokens or config.series.budgets, float), "tokens"
-    found = [re.search(r"tokens-?(\d+(?:\.\d+)?)([KMBT])\b", path, re.I) for path in paths]
+    names = [Path(path).name for path in paths]
+    found = [re.search(r"tokens-?(\d+(?:\.\d+)?)([KMBT])\b", name, re.I) for name in names]
     if not all(found):
         return np.arange(1.0, len(paths) + 1), "order"
     told = np.array([float(m[1]) * UNITS[m[2].upper()] for m in found if m])
