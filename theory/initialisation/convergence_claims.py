@@ -1,13 +1,13 @@
 """SAIL, Proposition 1, Theorems 1 and 2, Appendix C: how near a start is, and for how long."""
 
 from functools import partial
-from math import log, log2, sqrt
+from math import exp, log, log2, pi, sqrt
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
-from scipy import integrate, stats
+from scipy import integrate, special
 
 from theory.claims import Claim, Estimate, Simulate, beside
 from theory.initialisation import descent, proximity
@@ -61,7 +61,7 @@ def _order() -> float:
 
     def tail(ratio: float) -> float:
         def density(x: float) -> float:
-            return float(2 * stats.norm.pdf(x) * stats.chi2.cdf(ratio * x**2, 1))
+            return float(sqrt(2 / pi) * exp(-(x**2) / 2) * special.chdtr(1, ratio * x**2))
 
         return integrate.quad(density, 0, 12, epsabs=0, epsrel=1e-10)[0]
 
@@ -72,7 +72,7 @@ def _widest(dim: int, length: float) -> tuple[float, float]:
     """y / E Y and P(Y <= y) where, of 60 y, the latter is the largest part of the former."""
     share = np.geomspace(1e-6, 1.0, 60)
     y = share * (dim + length)
-    below = stats.ncx2.cdf(y, dim, length) if length else stats.chi2.cdf(y, dim)
+    below = special.chndtr(y, dim, length) if length else special.chdtr(dim, y)
     worst = (below / share).argmax()
     return float(share[worst]), float(below[worst])
 

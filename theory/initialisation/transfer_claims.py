@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
-from scipy.stats import norm
+from scipy.special import ndtr, ndtri
 
 from sail_jax.basis.change_basis import change_basis
 from sail_jax.basis.spaces import spec
@@ -101,8 +101,8 @@ def _event(key: Array, quick: bool) -> Estimate:
 
 def _cells() -> tuple[np.ndarray, ...]:
     """The source's and the target's class y = 1 in cells of equal share of the former."""
-    edges = SOURCE[0] + norm.ppf(np.arange(CELLS + 1) / CELLS)
-    return tuple(np.diff(norm.cdf(edges - m)) for m in (SOURCE[0], TARGET[0]))
+    edges = SOURCE[0] + ndtri(np.arange(CELLS + 1) / CELLS)
+    return tuple(np.diff(ndtr(edges - m)) for m in (SOURCE[0], TARGET[0]))
 
 
 def _sampled_variation(in_cells: bool) -> Simulate:
@@ -112,7 +112,7 @@ def _sampled_variation(in_cells: bool) -> Simulate:
         shape = (2, 400 if quick else 4_000, N)
         x = generator(key).normal(size=shape) + np.array([SOURCE[0], TARGET[0]])[:, None, None]
         if in_cells:
-            inner = SOURCE[0] + norm.ppf(np.arange(1, CELLS) / CELLS)
+            inner = SOURCE[0] + ndtri(np.arange(1, CELLS) / CELLS)
             x = np.searchsorted(inner, x)
         variations = []
         for source, target in zip(*x, strict=True):

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from scipy import stats
 
 from theory.claims import Claim, Estimate, beside
 from theory.two_layer import networks
@@ -46,7 +45,9 @@ def _failures(key: Array, quick: bool, batch: int) -> Estimate:
     more than 7 % (9 %) have to fail for the claim not to hold.
     """
     draws = 500 if quick else 2_000
-    law = stats.wishart(batch, np.eye(DIMENSION) / batch)
+    from scipy.stats import wishart  # slow to import
+
+    law = wishart(batch, np.eye(DIMENSION) / batch)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
     gaps = law.rvs(draws * BATCHES, rng) - np.eye(DIMENSION)
     sizes = np.abs(np.linalg.eigvalsh(gaps)).max(-1).reshape(draws, BATCHES)

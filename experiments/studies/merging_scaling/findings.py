@@ -5,7 +5,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import stats
 
 from experiments.lab.findings import Finding, judged, mean_and_error
 from experiments.studies.merging_scaling.config import TABLE_2
@@ -209,7 +208,7 @@ def _pm(values: np.ndarray) -> str:
     """Mean ± standard error."""
     if values.size < 2:
         return f"{values.mean():+.2g} (one)" if values.size else "undefined"
-    return f"{values.mean():+.2g} ± {stats.sem(values):.1g}"
+    return f"{values.mean():+.2g} ± {values.std(ddof=1) / values.size**0.5:.1g}"
 
 
 def table(dataset: "xr.Dataset") -> list[tuple[str, ...]] | None:

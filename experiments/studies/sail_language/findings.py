@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import stats
 
 from experiments.lab.findings import Finding, judged, stated
 from experiments.studies.proximal_gamma.findings import PUBLISHED
@@ -163,7 +162,9 @@ def _answers(dataset: "xr.Dataset", ways: set[str]) -> list[Finding]:
     ours += f" % ({asked(dataset)}, {dataset.attrs['items']} items at most)"
     others = np.max([of[way].values for way in COLUMNS[:-1]], axis=0)
     values = np.stack([of[way].values for way in COLUMNS])
-    tau = np.array([stats.kendalltau(PRINTED, column)[0] for column in values.T])
+    from scipy.stats import kendalltau  # slow to import
+
+    tau = np.array([kendalltau(PRINTED, column)[0] for column in values.T])
     said = f"τ = {stated(right.isel(way=0).copy(data=tau))}"
     return [
         judged(where, best, paper, ours, of["sweep"].values - others),
