@@ -49,7 +49,15 @@ from theory.two_layer import networks as tl_networks
 EPS = float(np.finfo(np.float32).eps)
 SHAPE = 64
 PRECISIONS = (np.float32, np.float64)
-LEDGERS = ("claims", "coverage", "settings", "testbeds", "linearity.tasks", "two_layer.tasks")
+LEDGERS = (
+    "claims",
+    "coverage",
+    "settings",
+    "testbeds",
+    "regressions",
+    "linearity.tasks",
+    "two_layer.tasks",
+)
 
 
 class RefusedError(Exception):
@@ -1148,6 +1156,16 @@ FEW: dict[str, list[Callable]] = {
     "student_teacher.transfer.linear_transfer": over(
         lambda s: st_transfer.linear_transfer(s * normal(1, 2, 3), normal(2, 5, 3), normal(3, 5)),
         (0.0, 1.0),
+    ),
+    "student_teacher.transfer.descended_transfer": over(
+        lambda s, rate, steps: (
+            st_transfer.descended_transfer(
+                s * normal(1, 2, 3), normal(2, 5, 3), normal(3, 5), rate, steps, 0.0
+            )[0].c
+        ),
+        (0.0, 1.0),
+        (1e-15, 0.1),
+        (0, 1, 2**25),
     ),
     "student_teacher.transfer.fit_power_law": [
         lambda: tuple(
