@@ -144,7 +144,7 @@ def _descended_transfer(
     def loss(t: Array) -> Array:
         return (rest + jnp.sum((1 - shrink) ** (2.0 * t) * b**2)) / (2 * n)
 
-    def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halve(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
         middle = (low + high) // 2
         enough = loss(middle) <= tolerance
