@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import betainc
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from theory import problems
 from theory.student_teacher import networks
@@ -102,7 +102,7 @@ def descended_transfer(
     rate: ArrayLike,
     steps: ArrayLike,
     tolerance: ArrayLike,
-) -> tuple[networks.Network, Float[Array, ""]]:
+) -> tuple[networks.Network, Int[Array, ""]]:
     """Fits the output weights by full-batch descent from zero, with the hidden weights frozen.
 
     Descent on |y - f(X)|^2 / (2n) is as in `networks.scratch`, and stops as there. Its steps are
