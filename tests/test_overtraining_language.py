@@ -147,7 +147,7 @@ else:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_two_devices_find_what_one_finds():
     """Three networks on two devices, one of them twice; and examples shared."""
     done = subprocess.run(

@@ -408,7 +408,7 @@ np.save(sys.argv[1], parts.trained(config, use, start, *what)[1])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_two_devices_agree_with_one(ran, tmp_path):
     """Training from scratch, batches and weights shared out."""
     path = tmp_path / "loss.npy"

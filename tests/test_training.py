@@ -653,9 +653,8 @@ SHARDED = """
 """
 
 
-@pytest.mark.parametrize(
-    "processes", [pytest.param(1, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.slow)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("processes", [1, 2])
 def test_many_devices_learn_what_one_does(tmp_path, processes):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

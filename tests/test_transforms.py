@@ -440,7 +440,7 @@ def test_masked_sees_only_the_chosen_leaves():
         masked(trim(0.3), "B/*")(some)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_results_do_not_depend_on_sharding():
     """Two host devices, leaves split along either axis, against one device: bit for bit."""
     program = """
