@@ -160,8 +160,13 @@ def small(files, preset="paper_resnet18", **more):
     )  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", ["paper_resnet18", "paper_vit"])
+@pytest.mark.parametrize(
+    "preset",
+    [
+        pytest.param("paper_resnet18", marks=pytest.mark.slow),
+        pytest.param("paper_vit", marks=pytest.mark.soak),
+    ],
+)
 def test_experts_are_tuned_merged_and_set_beside_table_2(files, preset):
     groups = 1 if preset == "paper_vit" else 2
     dataset = ms.run(small(files, preset, groups=groups))

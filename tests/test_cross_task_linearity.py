@@ -339,8 +339,17 @@ def test_the_publisher_s_split_is_kept(mnist):
         runs.data("classes 0-4", "classes 5-9")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PAPER)
+# The ResNets take minutes.
+RESNETS = ("paper_cifar10", "paper_split_cifar100")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.soak if name in RESNETS else pytest.mark.slow)
+        for name in PAPER
+    ],
+)
 def test_a_preset_of_the_paper_runs_on_files_of_its_formats(name, mnist, cifar):
     preset = ctl.presets[name]
     small: dict = {

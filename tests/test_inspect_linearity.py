@@ -204,8 +204,13 @@ def test_layers_are_seen_and_replaced(name):
     assert jnp.abs(other - out).max() > 1e-3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["t5", "clip", "vit", "llama"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("t5", "llama")),
+        *(pytest.param(name, marks=pytest.mark.soak) for name in ("clip", "vit")),
+    ],
+)
 def test_other_networks(name, tmp_path):
     rng, n, config = np.random.default_rng(0), 6, GOLDEN[name]["config"]
     base = {k: np.asarray(x) for k, x in model(name).params.items()}
