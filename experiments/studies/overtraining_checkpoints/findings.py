@@ -10,6 +10,7 @@ from experiments.studies.overtraining_language.findings import (
     count,
     last_costs,
     log2,
+    rates_by_others,
     slope,
 )
 
@@ -57,21 +58,6 @@ def kept_rates(dataset: xr.Dataset) -> xr.DataArray:
     worst = dataset["tuned_base"].mean("seed").where(knew).max("budget")
     highest = dataset["rate"].where(worst < dataset["unigram"]).max("rate")
     return highest.fillna(float(dataset["rate"][0]))
-
-
-def rates_by_others(dataset: xr.Dataset) -> xr.DataArray:
-    """Computes `kept_rates` for each seed from all other seeds.
-
-    So nothing is judged on the seeds that it was chosen by.
-
-    Args:
-      dataset: A finished run of two or more seeds.
-
-    Returns:
-      The rate, [seed, task].
-    """
-    seeds = dataset["seed"].values
-    return xr.concat([kept_rates(dataset.sel(seed=seeds != s)) for s in seeds], dataset["seed"])
 
 
 def named(dataset: xr.Dataset) -> list[str]:
@@ -151,7 +137,7 @@ def _noise(dataset: xr.Dataset) -> list[Finding]:
 def _tuned(dataset: xr.Dataset, task: str) -> list[Finding]:
     """Judges the claims on one task; the dataset's dimension "task" has one entry."""
     one = dataset.isel(task=0, drop=True)
-    top = rates_by_others(dataset).isel(task=0, drop=True)
+    top = rates_by_others(dataset, kept_rates).isel(task=0, drop=True)
     spelt = " to ".join(f"{r:g}" for r in dict.fromkeys((float(top.min()), float(top.max()))))
     by = _steps(dataset)
     grows = slope(forgotten(one).sel(rate=top).drop_vars("rate"))

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 import xarray as xr
 
-from experiments.data import text
 from experiments.data.files import refused
 from experiments.data.registry import OFFLINE_TEXT
 from experiments.lab.progress import Stage
@@ -111,35 +110,14 @@ def _given(config: Config) -> Sequence[str]:
 def _trained(config: Config, stage: Stage, stack: contextlib.ExitStack) -> Sequence[str]:
     """Trains a series of checkpoints and returns their folders, which `stack` may remove."""
     with refused():
-        where, net = training.layout(config.shard), presets.build(_shape(config))
-        vocab = _shape(config)["vocab"]
-        corpus = tasks.load(config.data, vocab, config.model.context, ())
+        # without dropout, which a config.json as `export` writes it does not state
+        shape = config.model.network(dropout=0.0)
+        where, net = training.layout(config.shard), presets.build(shape)
+        corpus = tasks.load(config.data, shape["vocab"], config.model.context, ())
     stacked = stage("series of checkpoints", partial(series.train, config, net, corpus, where))
     folder = config.series.folder or stack.enter_context(tempfile.TemporaryDirectory())
     with refused():
         return series.write(net, config.series.budgets, stacked, Path(folder))
-
-
-def _shape(config: Config) -> dict[str, Any]:
-    """Returns the configuration of the networks of a trained series.
-
-    There is no dropout, which a config.json as `export` writes it does not state.
-    """
-    model = config.model
-    if model.preset is not None:
-        return presets.config(model.preset, dropout=0.0)
-    return {
-        "model_type": "flax_llama",
-        "vocab": text.VOCAB,
-        "context": model.context,
-        "width": model.width,
-        "layers": model.layers,
-        "heads": model.heads,
-        "head_dim": model.width // model.heads,
-        "hidden": model.hidden,
-        "tied": True,
-        "norm": "layernorm",
-    }
 
 
 def _end(config: Config, path: str) -> tuple[int, ...]:

@@ -47,6 +47,30 @@ class Model:
                 f"{self.context}"
             )
 
+    def network(self, dropout: float | None = None) -> dict[str, Any]:
+        """Makes the configuration of the network.
+
+        Args:
+          dropout: That of a preset; None keeps the preset's own. Without a preset there is none.
+
+        Returns:
+          The configuration, as `experiments.models.presets.build` takes it.
+        """
+        if self.preset is not None:
+            return presets.config(self.preset, **({} if dropout is None else {"dropout": dropout}))
+        return {
+            "model_type": "flax_llama",
+            "vocab": text.VOCAB,
+            "context": self.context,
+            "width": self.width,
+            "layers": self.layers,
+            "heads": self.heads,
+            "head_dim": self.width // self.heads,
+            "hidden": self.hidden,
+            "tied": True,
+            "norm": "layernorm",
+        }
+
 
 @config
 class Pretraining:
@@ -151,21 +175,7 @@ class Config:
     @property
     def network(self) -> dict[str, Any]:
         """The configuration of the network, as `experiments.models.presets.build` takes it."""
-        model = self.model
-        if model.preset is not None:
-            return presets.config(model.preset)
-        return {
-            "model_type": "flax_llama",
-            "vocab": text.VOCAB,
-            "context": model.context,
-            "width": model.width,
-            "layers": model.layers,
-            "heads": model.heads,
-            "head_dim": model.width // model.heads,
-            "hidden": model.hidden,
-            "tied": True,
-            "norm": "layernorm",
-        }
+        return self.model.network()
 
     def steps(self, budget: int) -> int:
         """Computes the number of steps of a pre-training.

@@ -1,5 +1,6 @@
 """The paper's claims about overtrained language models, judged from the stored dataset alone."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -67,19 +68,22 @@ def kept_rates(dataset: xr.Dataset) -> xr.DataArray:
     return highest.fillna(float(dataset["rate"][0]))
 
 
-def rates_by_others(dataset: xr.Dataset) -> xr.DataArray:
-    """Computes `kept_rates` for each seed from all other seeds.
+def rates_by_others(
+    dataset: xr.Dataset, choose: Callable[[xr.Dataset], xr.DataArray] = kept_rates
+) -> xr.DataArray:
+    """Chooses a rate for each seed from all other seeds.
 
     So nothing is judged on the seeds that it was chosen by.
 
     Args:
       dataset: A finished run of two or more seeds.
+      choose: Computes the rate of each task from a run.
 
     Returns:
       The rate, [seed, task].
     """
     seeds = dataset["seed"].values
-    return xr.concat([kept_rates(dataset.sel(seed=seeds != s)) for s in seeds], dataset["seed"])
+    return xr.concat([choose(dataset.sel(seed=seeds != s)) for s in seeds], dataset["seed"])
 
 
 def at_best(dataset: xr.Dataset, values: xr.DataArray) -> xr.DataArray:
