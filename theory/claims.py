@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -41,6 +41,9 @@ Z_MAX = 4.0
 # of 1 where it is 0. It counts as seen where it is overlooked with a chance of at most MISS.
 EFFECT = 0.05
 MISS = 0.01
+
+# The rounding of hundreds of operations on numbers of order one, in float64.
+ROUNDING = 1e-12
 
 # What a claim is to its paper, by the last part of its id.
 STATUSES = {
@@ -172,6 +175,70 @@ def beside(
         )
         for status, (statement, predict, *note) in said.items()
     ]
+
+
+def row(
+    paper: str,
+    name: str,
+    statement: str,
+    source: str,
+    domain: object,
+    predict: float | Callable[[], Any],
+    simulate: Simulate,
+    **more: Any,
+) -> Claim:
+    """Builds a claim of a paper.
+
+    Args:
+      paper: The paper, with which the claim's id and source begin.
+      name: The claim's id after the paper's.
+      statement: What is claimed.
+      source: Where it stands in the paper.
+      domain: The numbers at which both sides are evaluated.
+      predict: The prediction, or what computes it.
+      simulate: The simulator.
+      **more: Other fields of `Claim`.
+
+    Returns:
+      The claim.
+    """
+    predicted = predict if callable(predict) else lambda: predict
+    return Claim(
+        f"{paper}/{name}",
+        statement,
+        f"{paper} {source}",
+        str(domain),
+        lambda: float(predicted()),
+        simulate,
+        **more,
+    )
+
+
+def generator(key: Array) -> np.random.Generator:
+    """Makes a NumPy random generator from a JAX key.
+
+    It serves simulations that have nothing to compile but their random numbers.
+
+    Args:
+      key: Random key.
+
+    Returns:
+      The generator.
+    """
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)))
+
+
+def measured(compute: Callable[[], Any], tolerance: float = ROUNDING) -> Simulate:
+    """Makes a simulator of a computation without randomness; keys and sizes do not matter.
+
+    Args:
+      compute: The computation.
+      tolerance: How far off its result may be by rounding.
+
+    Returns:
+      The simulator.
+    """
+    return lambda key, quick: Estimate(float(compute()), tolerance=tolerance)
 
 
 @dataclass(frozen=True)

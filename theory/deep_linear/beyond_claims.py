@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from theory.claims import Claim, Estimate, Simulate
+from theory.claims import Claim, Estimate, Simulate, generator
 from theory.deep_linear import (
     covariance,
     distributions,
@@ -33,7 +33,6 @@ from theory.deep_linear.regressions import (
     Setting,
     extrapolate,
     fine_tuned,
-    generator,
     one_sample,
     pseudoinverse,
     rescaled,

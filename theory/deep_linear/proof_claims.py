@@ -9,13 +9,12 @@ from math import cos, sin, sqrt
 import numpy as np
 from jaxtyping import Array
 
-from theory.claims import Claim, Estimate, Simulate
+from theory.claims import Claim, Estimate, Simulate, generator
 from theory.deep_linear import distributions
 from theory.deep_linear.regressions import (
     Limit,
     Setting,
     extrapolate,
-    generator,
     pseudoinverse,
     risks,
     row,

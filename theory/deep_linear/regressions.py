@@ -5,17 +5,19 @@ one. Fits solve normal equations; no mean, law or limit is used.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from math import cos, degrees, sin, sqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Array
 
-from theory.claims import Claim, Estimate, Simulate
+from theory import claims
+from theory.claims import Estimate, Simulate, generator
 
 PAPER = "features-are-fate"
+row = partial(claims.row, PAPER)
 Fit = Callable[[np.ndarray, np.ndarray], np.ndarray]  # x [draws n d], y [draws n] -> [draws d]
 
 
@@ -104,18 +106,6 @@ class Limit(NamedTuple):
           The setting.
         """
         return Setting(round(self.load * d), d, self.theta, self.sigma)
-
-
-def generator(key: Array) -> np.random.Generator:
-    """Makes a NumPy random generator from a JAX key.
-
-    Args:
-      key: Random key.
-
-    Returns:
-      The generator.
-    """
-    return np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
 
 def pseudoinverse(x: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -288,33 +278,3 @@ def limit_risk(fit: Fit, at: Limit, draws: int, baseline: Fit | None = None) -> 
         return extrapolate(*means)
 
     return simulate
-
-
-def row(
-    name: str,
-    statement: str,
-    source: str,
-    domain: object,
-    predict: float | Callable[[], Any],
-    simulate: Simulate,
-    **more: Any,
-) -> Claim:
-    """Builds a claim of this paper.
-
-    Args:
-      name: The claim's id after the paper's.
-      statement: What is claimed.
-      source: Where it stands in the paper.
-      domain: The numbers at which both sides are evaluated.
-      predict: The prediction, or what computes it.
-      simulate: The simulator.
-      **more: Other fields of `Claim`.
-
-    Returns:
-      The claim.
-    """
-    predicted = predict if callable(predict) else lambda: predict
-    at = f"{PAPER} {source}"
-    return Claim(
-        f"{PAPER}/{name}", statement, at, str(domain), lambda: float(predicted()), simulate, **more
-    )

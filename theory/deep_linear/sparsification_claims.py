@@ -17,10 +17,10 @@ import numpy as np
 from jaxtyping import Array
 from scipy.special import betainc
 
-from theory.claims import Claim, Estimate, Simulate
+from theory.claims import Claim, Estimate, Simulate, generator
 from theory.deep_linear import networks
 from theory.deep_linear.networks import Weights
-from theory.deep_linear.regressions import Setting, generator, one_sample, row, scratch
+from theory.deep_linear.regressions import Setting, one_sample, row, scratch
 
 D, RATE, TIME = 20, 0.02, 400
 

@@ -15,9 +15,9 @@ from sail_jax.proximal import (
     pair_weight,
     tv_bias,
 )
-from theory.claims import Claim, beside
+from theory.claims import Claim, beside, measured
 from theory.initialisation.discriminant import lda_parameters, lda_total_variation, symmetric
-from theory.initialisation.settings import MEANS, PAPER, TARGET, measured
+from theory.initialisation.settings import MEANS, PAPER, TARGET
 
 SETS = 200  # of drawn models
 HEAVY = 1e4  # weight of the sum 1 beside least squares: its error is 1 / HEAVY^2

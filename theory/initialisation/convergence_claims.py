@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Array
 from scipy import integrate, special
 
-from theory.claims import Claim, Estimate, Simulate, beside
+from theory.claims import Claim, Estimate, Simulate, beside, generator, measured
 from theory.initialisation import descent, proximity
-from theory.initialisation.settings import PAPER, generator, measured
+from theory.initialisation.settings import PAPER
 
 # A target of |theta*|^2 = 2; the features of a task move one direction of the parameters (rank 1).
 LENGTH, RATIO = 2.0, 0.2

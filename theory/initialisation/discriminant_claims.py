@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array
 
 from sail_jax.distances import total_variation_gaussian
-from theory.claims import Claim, Estimate, Simulate, beside
+from theory.claims import Claim, Estimate, Simulate, beside, generator, measured
 from theory.initialisation.discriminant import (
     lda_constant,
     lda_distance,
@@ -16,7 +16,7 @@ from theory.initialisation.discriminant import (
     lda_total_variation,
     symmetric,
 )
-from theory.initialisation.settings import MEANS, PAPER, TARGET, generator, measured
+from theory.initialisation.settings import MEANS, PAPER, TARGET
 
 SPREAD = np.array([[1.5, 0.4, 0.0], [0.4, 0.8, -0.2], [0.0, -0.2, 0.5]])
 PRIOR, SCALE = 0.3, 1.5

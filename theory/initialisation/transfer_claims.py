@@ -16,9 +16,9 @@ from sail_jax.basis.spaces import spec
 from sail_jax.distances import total_variation_gaussian
 from sail_jax.growth import mix_layers
 from sail_jax.growth.learned import sail_init, sail_maps, sail_spec, width_gradients
-from theory.claims import Claim, Estimate, Simulate, beside
+from theory.claims import Claim, Estimate, Simulate, beside, generator, measured
 from theory.initialisation import transfer
-from theory.initialisation.settings import PAPER, generator, measured
+from theory.initialisation.settings import PAPER
 
 N, LARGE, DELTA = 30, 400, 0.1
 APART = 0.3  # both classes move alike

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from theory.claims import Claim, Simulate
+from theory.claims import Claim, Simulate, measured
 from theory.linearity import bounds, networks
 from theory.linearity.networks import network
 from theory.linearity.tasks import (
@@ -17,7 +17,6 @@ from theory.linearity.tasks import (
     K,
     gap,
     inputs,
-    measured,
     order,
     pick,
     pretrained,

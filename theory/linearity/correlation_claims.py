@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from theory.claims import Claim, Estimate, Simulate
+from theory.claims import ROUNDING, Claim, Estimate, Simulate
 from theory.linearity import bounds, correlation, identities, networks
 from theory.linearity.networks import network
-from theory.linearity.tasks import HALVES, ROUNDING, row
+from theory.linearity.tasks import HALVES, row
 
 H, I = 3, 2
 # L uniform on [1/2, 3/2], S uniform on [0, 2]: squared coefficients of variation 1/12 and 1/3.

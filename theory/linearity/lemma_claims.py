@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from theory.claims import Claim
+from theory.claims import Claim, measured
 from theory.linearity import bounds, identities, networks, trees
 from theory.linearity.networks import network
 from theory.linearity.tasks import (
@@ -28,7 +28,6 @@ from theory.linearity.tasks import (
     inputs,
     labels,
     mean,
-    measured,
     order,
     outputs,
     product_gap,

@@ -13,11 +13,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from theory.claims import Claim, Estimate, Simulate
+from theory import claims
+from theory.claims import Simulate, measured
 from theory.linearity import bounds, identities, networks
 from theory.linearity.networks import network
 
 PAPER = "cross-task-linearity"
+row = partial(claims.row, PAPER)
 
 WEIGHTS = (0.4, 0.3, 0.2, 0.1)
 PAIR = (0.3, 0.7)
@@ -26,7 +28,6 @@ SHALLOW, DEEP, TANH = (3, 4, 2), (3, 4, 3, 2), (3, 4, 2)
 STEPS, RATE = 200, 0.05
 EXPERTS = f"{K} experts of one checkpoint, weights {WEIGHTS}"
 HALVES = (0.5, 0.5)
-ROUNDING = 1e-12  # of hundreds of operations on numbers of order one, in float64
 SLOPE = 0.05  # the slope between steps s and s / 2 is off by O(s), s = 0.02
 ORDER = "log2 of the ratio of remainders at steps .02 and .01; tolerance O(step)"
 
@@ -168,49 +169,6 @@ def size(x: Any) -> float:
       Its norm.
     """
     return float(jnp.linalg.norm(jnp.ravel(x)))
-
-
-def measured(compute: Callable[[], Any], tolerance: float = ROUNDING) -> Simulate:
-    """Makes a simulation of a computation without randomness; keys and sizes do not matter.
-
-    Args:
-      compute: The computation.
-      tolerance: How far off its result may be by rounding.
-
-    Returns:
-      The simulation.
-    """
-    return lambda key, quick: Estimate(float(compute()), tolerance=tolerance)
-
-
-def row(
-    name: str,
-    statement: str,
-    source: str,
-    domain: str,
-    predict: float | Callable[[], Any],
-    simulate: Simulate,
-    **more: Any,
-) -> Claim:
-    """Builds a claim of this paper.
-
-    Args:
-      name: The claim's id after the paper's.
-      statement: What is claimed.
-      source: Where it stands in the paper, by section: the text at hand has no pages.
-      domain: The numbers at which both sides are evaluated.
-      predict: The prediction, or what computes it.
-      simulate: The simulator.
-      **more: Other fields of `Claim`.
-
-    Returns:
-      The claim.
-    """
-    predicted = predict if callable(predict) else lambda: predict
-    at = f"{PAPER} {source}"
-    return Claim(
-        f"{PAPER}/{name}", statement, at, domain, lambda: float(predicted()), simulate, **more
-    )
 
 
 def order(

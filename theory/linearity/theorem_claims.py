@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from theory.claims import Claim
+from theory.claims import Claim, measured
 from theory.linearity import bounds
 from theory.linearity.tasks import (
     HALVES,
@@ -21,7 +21,6 @@ from theory.linearity.tasks import (
     first_two,
     gap,
     integral_gap,
-    measured,
     pretrained,
     row,
     second_order_gap,

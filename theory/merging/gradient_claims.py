@@ -10,21 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from theory.claims import Claim, Relation, beside
+from theory.claims import Claim, Relation, beside, measured
 from theory.merging.bounds import chi_square, excess_risk_bound
 from theory.merging.quadratic import constants
 from theory.merging.tasks import QuadraticTasks
-from theory.merging.testbeds import (
-    PAPER,
-    admissible,
-    bound,
-    bounds,
-    drawn,
-    edge,
-    expected,
-    measured,
-    mixed,
-)
+from theory.merging.testbeds import PAPER, admissible, bound, bounds, drawn, edge, expected, mixed
 
 MIXED = "3 tasks of different n, K, b, λ, η=.4/L"
 EDGE = "N=3, K=300, η=√(N/K)=.1=1.9999/L, one centre, s=1e-4"

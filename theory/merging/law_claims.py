@@ -7,10 +7,10 @@ import numpy as np
 from jaxtyping import Array
 from scipy.optimize import root_scalar
 
-from theory.claims import Claim, Estimate, beside
+from theory.claims import Claim, Estimate, beside, measured
 from theory.merging.bounds import Constants, excess_risk_bound, surrogate_gradient
 from theory.merging.tasks import QuadraticTasks, Training
-from theory.merging.testbeds import PAPER, drawn, expected, generator, measured
+from theory.merging.testbeds import PAPER, drawn, expected, generator
 
 ALL = np.inf  # samples in a batch
 PROXIMAL, LOCAL_STEPS = 0.1, (5, 20)  # α and K

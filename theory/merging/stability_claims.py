@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from theory.claims import Claim, Estimate, beside
+from theory.claims import Claim, Estimate, beside, measured
 from theory.merging.bounds import Form, local_stability
 from theory.merging.quadratic import constants, exact
 from theory.merging.testbeds import (
@@ -19,7 +19,6 @@ from theory.merging.testbeds import (
     expected,
     generator,
     long,
-    measured,
     minimiser,
     mixed,
 )

@@ -18,7 +18,6 @@ from theory.merging.tasks import QuadraticTasks
 
 PAPER = "unified-merging"
 RUNS = 4000
-ROUNDING = 1e-12  # of tens of operations on numbers of order one, in float64
 
 Bed = Callable[[], QuadraticTasks]
 
@@ -167,16 +166,3 @@ def drawn(bed: Bed, field: str, runs: int = RUNS) -> Simulate:
         return Estimate.mean(values.reshape(len(values), -1).mean(1))
 
     return run
-
-
-def measured(compute: Callable[[], Any], tolerance: float = ROUNDING) -> Simulate:
-    """Makes a simulation of a computation without randomness; keys and sizes do not matter.
-
-    Args:
-      compute: The computation.
-      tolerance: How far off its result may be by rounding.
-
-    Returns:
-      The simulation.
-    """
-    return lambda key, quick: Estimate(float(compute()), tolerance=tolerance)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from theory.claims import Claim, Estimate, Simulate
-from theory.deep_linear.regressions import generator, row
+from theory.claims import Claim, Estimate, Simulate, generator
+from theory.deep_linear.regressions import row
 from theory.student_teacher import arc_cosine, networks, projection, transfer
 
 D, M, TEACHER = 10, 60, 10

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from theory.claims import Claim, Estimate, beside
+from theory.claims import Claim, Estimate, beside, generator
 from theory.two_layer import networks
 from theory.two_layer.layers import Layers, ideal, theta
 from theory.two_layer.tasks import (
@@ -48,7 +48,7 @@ def _failures(key: Array, quick: bool, batch: int) -> Estimate:
     from scipy.stats import wishart  # slow to import
 
     law = wishart(batch, np.eye(DIMENSION) / batch)
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    rng = generator(key)
     gaps = law.rvs(draws * BATCHES, rng) - np.eye(DIMENSION)
     sizes = np.abs(np.linalg.eigvalsh(gaps)).max(-1).reshape(draws, BATCHES)
     failed = (sizes.max(1) > GAP).mean()
@@ -129,7 +129,7 @@ def _batch_order(key: Array, quick: bool) -> Estimate:
     """log2 of the fall of the root mean square distance from the infinite batch as the batch grows,
     on independent batches."""
     start, limit, squares = ideal(task(), D), theta(_infinite_batch()), []
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    rng = generator(key)
     for batch in (SMALLER, BATCH):
         drawn = (rng.normal(size=(SGD["steps"], batch, D)) for _ in range(20 if quick else 100))
         ends = (theta(_sgd(start, x)) for x in drawn)

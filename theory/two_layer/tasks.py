@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from theory.claims import Estimate, Simulate
+from theory.claims import Simulate, measured
 from theory.two_layer import modes, networks
 from theory.two_layer.layers import Layers, ideal, theta
 
@@ -218,12 +218,7 @@ def deterministic(value: Callable[[], float], tolerance: float = ROUNDING) -> Si
     Returns:
       The simulation.
     """
-
-    def simulate(key: Array, quick: bool) -> Estimate:
-        del key, quick
-        return Estimate(float(value()), tolerance=tolerance)
-
-    return simulate
+    return measured(value, tolerance)
 
 
 def mode_path(times: list[float]) -> Array:
