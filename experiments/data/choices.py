@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32
 
-from experiments.data.files import MAX_BYTES, DataError, Source, lines, opened
-from sail_jax.checkpoint.formats.files import strict_json
+from experiments.data.files import MAX_BYTES, DataError, Source, json_lines, lines
 
 SOURCE = Source(
     "multiple choice in JSON lines",
@@ -85,22 +84,13 @@ def read(path: str | Path, answers: str | Path | None = None) -> tuple[Item, ...
     path, items, given = Path(path), [], None
     if answers is not None:
         given = lines(Path(answers), SOURCE)
-    with opened(path, SOURCE) as (file, _):
-        number = 0
-        while line := file.readline(MAX_LINE + 1):
-            number += 1
-            what = f"{path}, line {number}"
-            if len(line) > MAX_LINE:  # the one byte more that was asked for is there
-                raise DataError(f"{what}: longer than {MAX_LINE} bytes")
-            if not line.strip():
-                continue
-            record = strict_json(line, what)
-            if given is not None:
-                if len(items) >= len(given):
-                    raise DataError(f"{answers} has {len(given)} answers, {path} more questions")
-                record = {key: record[key] for key in record if key not in _ANSWERS}
-                record["label"] = given[len(items)]
-            items.append(_item(record, what, len(items)))
+    for what, record in json_lines(path, SOURCE, MAX_LINE):
+        if given is not None:
+            if len(items) >= len(given):
+                raise DataError(f"{answers} has {len(given)} answers, {path} more questions")
+            record = {key: record[key] for key in record if key not in _ANSWERS}
+            record["label"] = given[len(items)]
+        items.append(_item(record, what, len(items)))
     if given is not None and len(given) != len(items):
         raise DataError(f"{answers} has {len(given)} answers, {path} has {len(items)} questions")
     if not items:

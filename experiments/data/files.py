@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int32, Num, UInt8
@@ -194,6 +194,31 @@ def lines(path: Path, source: Source) -> list[str]:
         text = disk.read_bytes(path, MAX_TEXT).decode()
     stripped = [line.strip() for line in text.split("\n")]
     return [line for line in stripped if line]
+
+
+def json_lines(path: Path, source: Source, longest: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Reads the objects of a file of JSON lines, one at a time; blank lines are skipped.
+
+    Args:
+      path: The file.
+      source: The data set that it belongs to, for the message where it is missing.
+      longest: The most bytes of a line.
+
+    Yields:
+      What messages call the line, its file and number, and its object.
+
+    Raises:
+      DataError: If the file is missing, or a line is too long or no object.
+    """
+    with opened(path, source) as (file, _):
+        number = 0
+        while line := file.readline(longest + 1):
+            number += 1
+            what = f"{path}, line {number}"
+            if len(line) > longest:  # the one byte more that was asked for is there
+                raise DataError(f"{what}: longer than {longest} bytes")
+            if line.strip():
+                yield what, files.strict_json(line, what)
 
 
 def fill(file: BinaryIO, shape: tuple[int, ...], path: Path) -> UInt8[np.ndarray, "..."]:

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int32
 
-from experiments.data.files import MAX_BYTES, DataError, Source, opened
-from sail_jax.checkpoint.formats.files import strict_json
+from experiments.data.files import MAX_BYTES, DataError, Source, json_lines
 
 # what messages about a missing file say: what it holds, where to get it, what serves without it
 SOURCE = Source(
@@ -69,19 +68,11 @@ def read(path: str | Path) -> tuple[Instruction, ...]:
       DataError: If the file is missing, or a line is no example. The message names the file, and
         the line that is at fault. It is a `ValueError`.
     """
-    path, examples = Path(path), []
-    with opened(path, SOURCE) as (file, _):
-        number = 0
-        while line := file.readline(MAX_LINE + 1):
-            number += 1
-            what = f"{path}, line {number}"
-            if len(line) > MAX_LINE:  # the one byte more that was asked for is there
-                raise DataError(f"{what}: longer than {MAX_LINE} bytes")
-            if line.strip():
-                examples.append(_example(strict_json(line, what), what))
+    lines = json_lines(Path(path), SOURCE, MAX_LINE)
+    examples = tuple(_example(record, what) for what, record in lines)
     if not examples:
         raise DataError(f"{path} is empty; expected an example in JSON on each line")
-    return tuple(examples)
+    return examples
 
 
 def _example(record: Mapping[str, Any], what: str) -> Instruction:
