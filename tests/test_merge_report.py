@@ -18,6 +18,7 @@ from sail_jax.checkpoint.engine.executor import Record
 from sail_jax.checkpoint.planning.plan import InputSummary, Plan, Treatment
 from sail_jax.cli import merge_report
 from sail_jax.cli.merge_report import measures
+from sail_jax.merging.streaming import Work, copy
 
 ABOUT = {
     "recipe": "merge_method: ties\nmodels: [<b>bold</b>]\n",
@@ -57,7 +58,7 @@ def merged(
         if name in copied:
             note = "not floating: copied; all inputs have to agree"
             treatments.append(
-                Treatment(name, shape, dtype, None, tensors, models, None, None, 1, note)
+                Treatment(copy(name, shape, dtype, tensors), models, None, None, 1, note)
             )
             continue
         size, common = int(np.prod(shape)), rng.normal(size=shape)
@@ -74,9 +75,8 @@ def merged(
         records[name] = _record(name, deltas, kept, update)
         weights = tuple(0.5 for _ in models)
         note = "rows 64 to 71 of models/code-7b left out" if shape[:1] == (64,) else ""
-        treatments.append(
-            Treatment(name, shape, dtype, merge, tensors, models, base, weights, 0, note)
-        )
+        work = Work(name, shape, dtype, tensors, base, np.array(weights), merge)
+        treatments.append(Treatment(work, models, base, weights, 0, note))
         assert size == records[name].size
     inputs = [InputSummary(m, "model", len(shapes), 10**9) for m in models]
     if based:
@@ -245,7 +245,7 @@ def test_models_are_told_apart_in_whatever_order():
     deltas, kept, update = case.arrays[first.name]
     some = [2, 0]
     first = first._replace(
-        models=tuple(first.models[k] for k in some),
+        work=first.work._replace(models=tuple(first.models[k] for k in some)),
         owners=tuple(first.owners[k] for k in some),
         weights=(0.5, 0.5),
     )
@@ -436,9 +436,9 @@ HOSTILE = "</td><script>alert(1)</script>&\"'$\\alpha_{$\n\x00\ud800数学"
 def test_hostile_names_stay_text():
     shapes = {f"{HOSTILE}.weight": (8, 4), f"model.layers.0.{HOSTILE}": (4, 4)}
     case = merged(shapes, models=(HOSTILE, "b" * 300), notes=(HOSTILE,))
-    treatment = case.plan.treatments[0]._replace(
-        note=HOSTILE, merge=Merge(name=HOSTILE, options={HOSTILE: HOSTILE})
-    )
+    treatment = case.plan.treatments[0]
+    hostile = treatment.work._replace(merge=Merge(name=HOSTILE, options={HOSTILE: HOSTILE}))
+    treatment = treatment._replace(note=HOSTILE, work=hostile)
     case.plan = case.plan._replace(
         treatments=(treatment, *case.plan.treatments[1:]), method=HOSTILE,
         aliases={HOSTILE: HOSTILE}, extras={HOSTILE: b""},
@@ -483,7 +483,8 @@ def test_odd_models_have_a_page(shapes):
     case = merged({k: v for k, v in shapes.items() if 0 not in v})
     for name, shape in shapes.items():
         if 0 in shape:
-            empty = case.plan.treatments[0]._replace(name=name, shape=shape)
+            empty = case.plan.treatments[0]
+            empty = empty._replace(work=empty.work._replace(name=name, shape=shape))
             case.plan = case.plan._replace(treatments=(*case.plan.treatments, empty))
             zeros = [0.0] * 3
             case.records[name] = Record(

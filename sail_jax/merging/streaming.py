@@ -147,6 +147,21 @@ class Work(NamedTuple):
         return sum(self.size * tensor.dtype.itemsize for tensor in self.inputs)
 
 
+def copy(name: str, shape: Shape, dtype: np.dtype, models: Sequence[Tensor]) -> Work:
+    """Describes a tensor that is copied from the first model.
+
+    Args:
+      name: The path of the tensor.
+      shape: Its shape.
+      dtype: Its dtype.
+      models: The tensor in each model; all have to agree with the first.
+
+    Returns:
+      What `Engine` carries out.
+    """
+    return Work(name, shape, dtype, tuple(models), None, np.ones(1), None)
+
+
 class Run(NamedTuple):
     """A run of consecutive entries of a tensor.
 
