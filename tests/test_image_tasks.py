@@ -125,6 +125,7 @@ STUDIES = {
     "merging_scaling": {"pretraining": {"images": 200}, "pool": 200},
     "cross_task_linearity": {"parts": ("rotated", "split_classes")},
     "growth_training": {"methods": ("msg", "ligo")},
+    "merge_prediction": {"train": 300, "learn": 100, "held_out": 64},
 }
 
 
@@ -157,6 +158,7 @@ def test_images_in_files_need_a_folder(name):
         ("merging_scaling", {"tasks": ("upright", "classes 5-10")}, "tasks must be of the classes"),
         ("cross_task_linearity", {"test": 163}, "test must be at most 174 - learn; got 163"),
         ("growth_training", {"held_out": 1797}, "held_out must be below 1797, to leave images"),
+        ("merge_prediction", {"train": 1797}, "train must be below 1797, to leave images"),
         (
             "growth_training",
             {"task": "text", "data": {"examples": 9}},
@@ -179,3 +181,6 @@ def test_what_files_do_not_have_is_refused_when_they_are_read(folder):
     study = registry.load("cross_task_linearity")
     with pytest.raises(DataError, match=r"test must be at most 50 - learn; got 39"):
         study.run(varied(study.presets["tiny"], data=data, test=39))
+    study = registry.load("merge_prediction")
+    with pytest.raises(DataError, match=r"learn must be at most \d+, for 'classes 0-4'; got 300"):
+        study.run(varied(study.presets["tiny"], data=data, train=300))

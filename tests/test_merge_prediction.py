@@ -7,6 +7,9 @@ import pytest
 from scipy import stats
 from tiny_runs import tiny_run
 
+from experiments.data import digits
+from experiments.data.files import Pool
+from experiments.data.registry import TextData
 from experiments.lab import registry
 from experiments.lab.config import varied
 from experiments.studies.merge_prediction import probes, ranking, run, tasks
@@ -15,6 +18,7 @@ from sail_jax.cli import merge_odds
 
 mp = registry.load("merge_prediction")
 
+EACH = tasks.Examples(300, 160)
 EPS = float(jnp.finfo(jnp.float32).eps)
 
 
@@ -60,7 +64,7 @@ def test_clusters_widen_intervals():
 
 
 def test_every_merge_is_made_of_the_experts_it_says():
-    config, family = mp.presets["default"], tasks.FAMILIES["digits"]
+    config, family = mp.presets["default"], tasks.of_images(10)
     R, T, S = len(family.rates), len(family.tasks), len(config.steps)
     found = run._merges(config, family, 0)
     assert sum(len(m.base) for m, _ in found.values()) == 168
@@ -88,23 +92,26 @@ def test_every_merge_is_made_of_the_experts_it_says():
 @pytest.mark.slow
 def test_experts_are_snapshots_of_one_run():
     """Those of more steps go on from those of fewer."""
-    family = tasks.FAMILIES["digits"]
-    data = jax.tree.map(jnp.asarray, family.load(0, family.tasks[:2]))
+    family = tasks.of_images(10)
+    data = tasks.rotations_and_classes(Pool(*digits.load()), 10, 1197, 0, family.tasks[:2], EACH)
+    data = jax.tree.map(jnp.asarray, data)
     key = jax.random.key(0)
-    base = tasks.pretrain("digits", data.base, key, 5)
-    both = tasks.tune("digits", base, data.learn, 0.1, key, jnp.array([3, 7]))
-    again = tasks.tune("digits", base, data.learn, 0.1, key, jnp.array([7, 7]))
+    base = tasks.pretrain(family, data.base, key, 5)
+    both = tasks.tune(family, base, data.learn, 0.1, key, jnp.array([3, 7]))
+    again = tasks.tune(family, base, data.learn, 0.1, key, jnp.array([7, 7]))
     for a, b, c in zip(*map(jax.tree.leaves, (both, again, base)), strict=True):
         np.testing.assert_array_equal(a[:, 1], b[:, 0])
         assert (a[:, 0] != c).any()
-    still = tasks.pretrain("digits", data.base, key, 0)
+    still = tasks.pretrain(family, data.base, key, 0)
     first = family.net.init(jax.random.split(key)[0], data.base.inputs[:1])
     for a, b in zip(*map(jax.tree.leaves, (still, first)), strict=True):
         np.testing.assert_allclose(a, b, atol=4 * EPS)
 
 
 def test_tasks_of_text_are_ranges_of_what_they_say():
-    data = tasks.quantiles_of_text(0, ("text 0-20", "text 80-100", "text 0-50"))
+    data = tasks.quantiles_of_text(
+        TextData().read(), 0, ("text 0-20", "text 80-100", "text 0-50"), EACH
+    )
     low, high, half = data.learn.inputs.mean(-1)
     assert low.max() < high.min()
     assert low.max() < np.quantile(half, 0.6)
@@ -115,10 +122,10 @@ def test_tasks_of_text_are_ranges_of_what_they_say():
 @pytest.mark.slow
 def test_outcomes_and_probes_are_of_the_merge(tiny):
     """The first merge, by hand."""
-    config, name = mp.presets["tiny"], "digits"
-    family, key = tasks.FAMILIES[name], jax.random.fold_in(jax.random.key(config.seed), 0)
-    data = family.load(config.seed, family.tasks)
-    trained = run._train(config, name, data, key)
+    config = mp.presets["tiny"]
+    family, data = tasks.load("images", config.seed, config.data, config.train, config.text, EACH)
+    key = jax.random.fold_in(jax.random.key(config.seed), 0)
+    trained = run._train(config, family, data, key)
     merges, _ = run._merges(config, family, 0)[2]
     merge = probes.at(merges, 0)
     models = [probes.at(trained["expert"], i) for i in merge.expert]
@@ -127,7 +134,7 @@ def test_outcomes_and_probes_are_of_the_merge(tiny):
         [jax.tree.map(lambda x, t=t, part=part: x[t, part], data.held_out) for t in merge.task]
         for part in (slice(probes.PROBED), slice(probes.PROBED, None))
     )
-    loss, average = tasks.LOSSES[name], methods.linear()(models)
+    loss, average = tasks.loss_of(family), methods.linear()(models)
     own = np.mean([loss(m, b) for m, b in zip(models, held, strict=True)])
     excess = np.mean([loss(average, b) for b in held]) - own
     found = tiny.isel(merge=0)
