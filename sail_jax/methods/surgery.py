@@ -97,7 +97,8 @@ def representation_surgery(
     width, dtype = pairs[0].shape[-1], pairs[0].dtype
     start = Surgery(
         # With `up` at 0 the map starts as the identity.
-        jax.nn.initializers.he_uniform()(key, (width, rank), dtype), jnp.zeros((rank, width), dtype)
+        jax.nn.initializers.he_uniform()(key, (width, rank), dtype),
+        jnp.zeros((rank, width), dtype),
     )
 
     def loss(surgery: Surgery, pair: tuple[Array, Array]) -> Float[Array, ""]:
