@@ -113,7 +113,12 @@ def match_many(
         update = match_weights(
             # The sum over models of |model - mean|^2 falls if model k comes nearer to the mean of
             # the others.
-            linear()(list(others)), moved[k], spec, weights=weights, init=init, **options
+            linear()(list(others)),
+            moved[k],
+            spec,
+            weights=weights,
+            init=init,
+            **options,
         ).maps
         # Maps are composed and applied to the model as it was given: moving the moved model again
         # would add up rounding.
