@@ -145,8 +145,7 @@ def over_examples(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int |
 
     References:
       Chan, Golub and LeVeque, Algorithms for computing the sample variance, 1983: how the moments
-        of
-      batches are pooled.
+      of batches are pooled.
     """
     # One example has no deviation from its mean.
     n = examples(data, least=2)
