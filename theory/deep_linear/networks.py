@@ -67,6 +67,7 @@ def small_weights(
         jnp.asarray(alpha) * jnp.sqrt(depth - l) * jax.random.orthogonal(k, d)
         for l, k in enumerate(keys)
     )
+    # QR of Gaussian columns: orthonormal columns in random directions.
     basis = jnp.linalg.qr(jax.random.normal(last, (d, outputs or 1)))[0]
     return (*square, jnp.asarray(alpha) * (basis if outputs else basis[:, 0]))
 
@@ -272,6 +273,8 @@ def _descend(
     def step(state: tuple[Array, Array, Weights]) -> tuple[Array, Array, Weights]:
         taken, _, weights = state
         value, gradient = evaluate(weights)
+        # The loss belongs to the weights before the step: those that reach `until` are kept as they
+        # are.
         going = value > until  # a NaN ends it, too
         pace = jnp.where(going, rate, 0.0)
         moved = jax.tree.map(lambda w, g: w - (pace * g).astype(w.dtype), weights, gradient)
