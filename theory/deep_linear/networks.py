@@ -73,7 +73,7 @@ def small_weights(
 
 
 def gaussian_weights(key: Array, d: int, depth: int, alpha: ArrayLike) -> Weights:
-    """alpha times independent normal entries: the start of the paper's experiments.
+    """Draws weights of alpha times independent normal entries, as the paper's experiments do.
 
     For wide layers it does not satisfy eq. (22), as `small_weights` does.
 
@@ -103,7 +103,7 @@ def gaussian_weights(key: Array, d: int, depth: int, alpha: ArrayLike) -> Weight
 
 
 def narrow_weights(beta: Float[Array, " d"], depth: int) -> Weights:
-    """The balanced network of width one that computes `beta`.
+    """Builds the balanced network of width one that computes `beta`.
 
     All balanced networks of rank one that compute the same predictor do so at every later step of
     descent, whatever their width: this is what descent makes of small weights as alpha -> 0.
@@ -132,7 +132,7 @@ def narrow_weights(beta: Float[Array, " d"], depth: int) -> Weights:
 def start_of_growth(
     weights: Weights, x: Float[Array, "n d"], y: Float[Array, " n"]
 ) -> Float[Array, " d"]:
-    """The predictor from which a balanced network of rank one follows small weights on (x, y).
+    """Finds the predictor from which a balanced network of rank one follows small weights.
 
     With s = X^T y / n and u = s / |s|, two small layers first obey a linear flow, in which
     p = (W_1^T u + W_2) / 2 grows as e^{|s| t} and nothing else does: soon they are the network that
