@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import merge_cases
 import numpy as np
 import pytest
 from merge_cases import NAMES
@@ -57,7 +58,7 @@ def check(name, limit, folder):
     command = [sys.executable, "-c", MERGE, name, limit, str(folder)]
     # kernels are compiled here, not read: it takes memory, too
     env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
-    env["PYTHONPATH"] = str(Path(__file__).parent)  # of merge_cases
+    env["PYTHONPATH"] = str(Path(merge_cases.__file__).parent)
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     peak, most = map(int, done.stdout.split())

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pictures import flaws
+from tiny_runs import tiny_run
 
 from experiments.data import instructions, text
 from experiments.data.files import DataError
@@ -19,9 +21,7 @@ from experiments.studies.overtraining_checkpoints.config import PRESETS, Config
 from experiments.studies.overtraining_checkpoints.plots import plot
 from experiments.studies.overtraining_checkpoints.run import run
 from sail_jax.checkpoint import save_checkpoint
-from tests.pictures import flaws
-from tests.test_sail_language import tokenizer
-from tests.tiny_runs import tiny_run
+from tests.experiments.studies.test_sail_language import tokenizer
 
 TINY = PRESETS["tiny"]
 EPS = float(np.finfo(np.float32).eps)

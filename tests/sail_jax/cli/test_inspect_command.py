@@ -16,8 +16,8 @@ from sail_jax.cli.inspect import FIGURE
 from sail_jax.cli.main import main
 from sail_jax.drawing import style
 from sail_jax.trees import leaf_paths
-from tests.test_aligning import save
-from tests.test_architectures import GOLDEN, NAMES, model
+from tests.sail_jax.architectures.test_architectures import GOLDEN, NAMES, model
+from tests.sail_jax.checkpoint.operations.test_aligning import save
 
 
 def shapes_of(params):

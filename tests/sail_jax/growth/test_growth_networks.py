@@ -22,7 +22,7 @@ from sail_jax.architectures.table import look, put
 from sail_jax.basis.certificate import certificate
 from sail_jax.growth import METHODS, grow, plan
 from sail_jax.trees import leaf_paths
-from tests import test_architectures as models
+from tests.sail_jax.architectures import test_architectures as models
 
 FLAX = {
     "flax mlp": {"model_type": "flax_mlp", "widths": [6, 5]},

@@ -27,7 +27,7 @@ from sail_jax.checkpoint import save_checkpoint
 from sail_jax.growth import grow
 from sail_jax.probe import networks
 from sail_jax.trees import leaf_paths
-from tests.test_architectures import EPS, GOLDEN, TOKENS, weights
+from tests.sail_jax.architectures.test_architectures import EPS, GOLDEN, TOKENS, weights
 
 KEY = jax.random.key(0)
 WORDS = TOKENS.astype(np.int32)

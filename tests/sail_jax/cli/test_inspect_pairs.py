@@ -15,8 +15,8 @@ from sail_jax.checkpoint.operations import comparing, trying
 from sail_jax.cli import compare_figure
 from sail_jax.cli.compare import FIGURE, described, render
 from sail_jax.cli.main import main
-from tests.test_aligning import save
-from tests.test_architectures import GOLDEN, model
+from tests.sail_jax.architectures.test_architectures import GOLDEN, model
+from tests.sail_jax.checkpoint.operations.test_aligning import save
 
 CONFIG = GOLDEN["llama"]["config"]
 EPS = float(jnp.finfo(jnp.float32).eps)

@@ -17,7 +17,7 @@ from sail_jax.basis.change_basis import unfused
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import spec
-from tests.test_architectures import NAMES, certify, inner, model
+from tests.sail_jax.architectures.test_architectures import NAMES, certify, inner, model
 
 O = Family.ORTHOGONAL
 

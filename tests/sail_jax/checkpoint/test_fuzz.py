@@ -24,9 +24,9 @@ from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import RecipeError, parse
 from sail_jax.cli.table import COMMANDS
-from tests.test_checkpoint_torch import FakeTorch, Storage, archive
-from tests.test_grow_command import CONFIG, GEMMA
-from tests.test_grow_command import tensors as llama
+from tests.sail_jax.checkpoint.formats.test_checkpoint_torch import FakeTorch, Storage, archive
+from tests.sail_jax.cli.test_grow_command import CONFIG, GEMMA
+from tests.sail_jax.cli.test_grow_command import tensors as llama
 
 ARRAYS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),

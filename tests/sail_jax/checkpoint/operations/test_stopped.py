@@ -14,7 +14,7 @@ import pytest
 
 from sail_jax.checkpoint import save_checkpoint
 from sail_jax.cli import main as cli
-from tests.test_grow_command import CONFIG, SHAPES
+from tests.sail_jax.cli.test_grow_command import CONFIG, SHAPES
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
 

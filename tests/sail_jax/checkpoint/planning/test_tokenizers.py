@@ -1,26 +1,16 @@
 """Vocabularies brought to one, and the rows that follow."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from fake_checkpoints import WIDTH, Array, beside, config, entries, llama
 
 from sail_jax.checkpoint.planning.plan import plan
 from sail_jax.checkpoint.recipe.recipes import RecipeError, parse
 from sail_jax.checkpoint.sources.rows import FILL, ZERO, Rows
-
-_spec = importlib.util.spec_from_file_location(
-    "fake_checkpoints", Path(__file__).with_name("fake_checkpoints.py")
-)
-assert _spec is not None
-assert _spec.loader is not None
-fakes = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(fakes)
-WIDTH, Array, llama = fakes.WIDTH, fakes.Array, fakes.llama
-beside, config, entries = fakes.beside, fakes.config, fakes.entries
 
 CORE = ["<s>", "a", "b", "ab", "c"]
 EMBEDDING = "model.embed_tokens.weight"

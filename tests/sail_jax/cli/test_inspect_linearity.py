@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pictures import flaws
 
 from sail_jax import architectures
 from sail_jax.checkpoint import CheckpointError
@@ -13,10 +14,9 @@ from sail_jax.checkpoint.operations.linearity import measure_linearity
 from sail_jax.checkpoint.operations.trying import Examples, read_examples
 from sail_jax.cli import compare_linearity
 from sail_jax.cli.main import main
-from tests.pictures import flaws
-from tests.test_aligning import save
-from tests.test_architectures import EPS, GOLDEN, PAIRS, TOKENS, model
-from tests.test_inspect_pairs import tuned
+from tests.sail_jax.architectures.test_architectures import EPS, GOLDEN, PAIRS, TOKENS, model
+from tests.sail_jax.checkpoint.operations.test_aligning import save
+from tests.sail_jax.cli.test_inspect_pairs import tuned
 
 CONFIG = {"model_type": "mlp", "widths": [6, 5], "inputs": 4}
 

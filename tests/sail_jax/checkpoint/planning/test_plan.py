@@ -1,6 +1,5 @@
 """From recipes and headers to the treatment of every tensor; no entry is read."""
 
-import importlib.util
 import json
 import random
 import re
@@ -9,6 +8,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from fake_checkpoints import WIDTH, Array, Fake, beside, config, entries, llama
 
 from sail_jax.checkpoint.planning.cards import describe, model_card, render
 from sail_jax.checkpoint.planning.layers import position, role, stacks
@@ -18,16 +18,6 @@ from sail_jax.checkpoint.recipe.recipes import RecipeError, parse, simple
 from sail_jax.checkpoint.recipe.yaml_tree import Where
 from sail_jax.merging.merge import identity
 from sail_jax.merging.tensors import Tensor
-
-_spec = importlib.util.spec_from_file_location(
-    "fake_checkpoints", Path(__file__).with_name("fake_checkpoints.py")
-)
-assert _spec is not None
-assert _spec.loader is not None
-fakes = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(fakes)
-WIDTH, Array, Fake, llama = fakes.WIDTH, fakes.Array, fakes.Fake, fakes.llama
-beside, config, entries = fakes.beside, fakes.config, fakes.entries
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 

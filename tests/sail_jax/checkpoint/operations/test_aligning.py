@@ -19,7 +19,7 @@ from sail_jax.checkpoint.recipe.parts import ALIGNMENT
 from sail_jax.checkpoint.sources.alignment import align_maps, matchable
 from sail_jax.cli import align as align_command
 from sail_jax.cli.main import main
-from tests.test_architectures import GOLDEN, model
+from tests.sail_jax.architectures.test_architectures import GOLDEN, model
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 

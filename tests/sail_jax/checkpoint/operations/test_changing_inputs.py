@@ -14,7 +14,7 @@ from sail_jax.checkpoint.operations import running
 from sail_jax.checkpoint.operations.aligning import align_checkpoints
 from sail_jax.checkpoint.operations.comparing import compare_checkpoints
 from sail_jax.checkpoint.operations.growing import grow_checkpoint
-from tests.test_architectures import GOLDEN, model
+from tests.sail_jax.architectures.test_architectures import GOLDEN, model
 
 NAME = "model.safetensors"
 
