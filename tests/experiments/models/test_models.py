@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from known_networks import EPS, GOLDEN, TOKENS, weights
 
 from experiments.models.attention import attend
 from experiments.models.gpt import GPT
@@ -27,7 +28,6 @@ from sail_jax.checkpoint import save_checkpoint
 from sail_jax.growth import grow
 from sail_jax.probe import networks
 from sail_jax.trees import leaf_paths
-from tests.sail_jax.architectures.test_architectures import EPS, GOLDEN, TOKENS, weights
 
 KEY = jax.random.key(0)
 WORDS = TOKENS.astype(np.int32)

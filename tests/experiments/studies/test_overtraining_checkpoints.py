@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from pictures import flaws
+from small_tokenizers import tokenizer
 from tiny_runs import tiny_run
 
 from experiments.data import instructions, text
@@ -21,7 +22,6 @@ from experiments.studies.overtraining_checkpoints.config import PRESETS, Config
 from experiments.studies.overtraining_checkpoints.plots import plot
 from experiments.studies.overtraining_checkpoints.run import run
 from sail_jax.checkpoint import save_checkpoint
-from tests.experiments.studies.test_sail_language import tokenizer
 
 TINY = PRESETS["tiny"]
 EPS = float(np.finfo(np.float32).eps)

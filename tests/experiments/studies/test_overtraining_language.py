@@ -117,9 +117,12 @@ def _alone(params, batch, rate, steps):
     return params
 
 
+# where processes that are started here find this file, and what it imports
+FOLDERS = ":".join(map(os.path.dirname, (__file__, many_devices.__file__)))
+
 SHARED = """
 import sys
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1].split(":")
 import jax, numpy as np
 import test_overtraining_language as t
 from experiments.studies.overtraining_language import training
@@ -151,7 +154,7 @@ else:
 def test_two_devices_find_what_one_finds():
     """Three networks on two devices, one of them twice; and examples shared."""
     done = subprocess.run(
-        [sys.executable, "-c", SHARED, os.path.dirname(__file__)],
+        [sys.executable, "-c", SHARED, FOLDERS],
         env=many_devices.environment(2),
         capture_output=True,
         text=True,

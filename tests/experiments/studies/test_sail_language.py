@@ -13,6 +13,7 @@ import many_devices
 import numpy as np
 import pytest
 import xarray as xr
+from small_tokenizers import tokenizer
 from tiny_runs import tiny_run
 
 from experiments.data import choices, gpt2_tokens, text, tokens
@@ -139,16 +140,6 @@ def test_continuations_hold_the_true_one_once_and_are_answered_by_who_knows_it()
 
 
 # GPT-2's tokens
-
-
-def tokenizer(folder, merges, **more):
-    symbols = [*gpt2_tokens.byte_table().values()]
-    vocab = {s: k for k, s in enumerate([*symbols, *("".join(m) for m in merges)])}
-    model = {"type": "BPE", "vocab": vocab, "merges": [" ".join(m) for m in merges]}
-    before = {"type": "ByteLevel", "add_prefix_space": False}
-    path = folder / "tokenizer.json"
-    path.write_text(json.dumps({"model": model, "pre_tokenizer": before, **more}))
-    return path, {k: s for s, k in vocab.items()}
 
 
 def test_tokens_of_gpt2_by_hand(tmp_path):

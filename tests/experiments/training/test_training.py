@@ -392,9 +392,12 @@ def test_resuming_equals_never_having_stopped(tmp_path, whole, at, stored):
     same(learn(tmp_path), whole)  # once more: nothing is left to do
 
 
+# where processes that are started here find this file, and what it imports
+FOLDERS = ":".join(map(os.path.dirname, (__file__, many_devices.__file__)))
+
 KILLED = """
     import sys, time
-    sys.path.insert(0, sys.argv[1])
+    sys.path[:0] = sys.argv[1].split(":")
     from test_training import batch, learn
 
     def slow(step):
@@ -407,7 +410,7 @@ KILLED = """
 
 @pytest.mark.slow
 def test_a_killed_process_is_resumed_to_the_same_end(tmp_path, whole):
-    command = [sys.executable, "-c", textwrap.dedent(KILLED), os.path.dirname(__file__), tmp_path]
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), FOLDERS, tmp_path]
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     end = time.monotonic() + 120
     while not (tmp_path / "checkpoints" / "3").exists() and time.monotonic() < end:
@@ -596,7 +599,7 @@ def test_a_damaged_row_is_named_and_a_torn_one_is_not_missed(tmp_path):
 
 SHARDED = """
     import jax, numpy as np, sys
-    sys.path.insert(0, sys.argv[1])
+    sys.path[:0] = sys.argv[1].split(":")
     directory, processes, rank, port = sys.argv[2], *map(int, sys.argv[3:])
     if processes > 1:
         jax.distributed.initialize(f"127.0.0.1:{port}", processes, rank)
@@ -661,7 +664,7 @@ def test_many_devices_learn_what_one_does(tmp_path, processes):
         port = free.getsockname()[1]
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(SHARDED), os.path.dirname(__file__), tmp_path]
+            [sys.executable, "-c", textwrap.dedent(SHARDED), FOLDERS, tmp_path]
             + [str(number) for number in (processes, rank, port)],
             env=many_devices.environment(4),
             stdout=subprocess.PIPE,

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from known_networks import NAMES, certify, inner, model
 
 from sail_jax import align, growth
 from sail_jax.align.blocks import nested
@@ -17,7 +18,6 @@ from sail_jax.basis.change_basis import unfused
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import spec
-from tests.sail_jax.architectures.test_architectures import NAMES, certify, inner, model
 
 O = Family.ORTHOGONAL
 

@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from fuzzing import WrongError, called, fuzz, little_memory, refused, told
+from small_checkpoints import CONFIG, GEMMA
+from small_checkpoints import tensors as llama
+from torch_files import FakeTorch, Storage, archive
 
 from sail_jax.checkpoint import load_checkpoint, save_checkpoint
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import RecipeError, parse
 from sail_jax.cli.table import COMMANDS
-from tests.sail_jax.checkpoint.formats.test_checkpoint_torch import FakeTorch, Storage, archive
-from tests.sail_jax.cli.test_grow_command import CONFIG, GEMMA
-from tests.sail_jax.cli.test_grow_command import tensors as llama
 
 ARRAYS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -8,9 +8,9 @@ from argparse import ArgumentTypeError
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
+from small_checkpoints import CONFIG, GEMMA, tensors
 
 from sail_jax import methods
 from sail_jax.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
@@ -22,46 +22,6 @@ from sail_jax.checkpoint.recipe.recipes import parse
 from sail_jax.cli import grow as grow_command
 from sail_jax.cli import main as cli
 from sail_jax.growth import networks
-
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 20,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-}
-SHAPES = {
-    "model.embed_tokens.weight": (20, 16),
-    **{
-        f"model.layers.{i}.{name}.weight": shape
-        for i in range(2)
-        for name, shape in {
-            "input_layernorm": (16,),
-            "self_attn.q_proj": (16, 16),
-            "self_attn.k_proj": (8, 16),
-            "self_attn.v_proj": (8, 16),
-            "self_attn.o_proj": (16, 16),
-            "post_attention_layernorm": (16,),
-            "mlp.gate_proj": (24, 16),
-            "mlp.up_proj": (24, 16),
-            "mlp.down_proj": (16, 24),
-        }.items()
-    },
-    "model.norm.weight": (16,),
-    "lm_head.weight": (20, 16),
-}
-
-
-def tensors(seed):
-    rng = np.random.default_rng(seed)
-    return {
-        name: (0.3 * rng.normal(size=shape) + (len(shape) == 1)).astype(ml_dtypes.bfloat16)
-        for name, shape in SHAPES.items()
-    }
 
 
 @pytest.fixture(scope="module")
@@ -380,15 +340,6 @@ def test_a_fingerprint_covers_what_is_done_to_inputs(models):
     assert len(set(marks)) == 3
 
 
-GEMMA = {
-    "model_type": "gemma2",
-    "hidden_size": 8,
-    "intermediate_size": 12,
-    "num_hidden_layers": 2,
-    "vocab_size": 11,
-    "tie_word_embeddings": False,
-    "rms_norm_eps": 1e-6,
-}
 GEMMA_SPEC = """
 axes:
   model.embed_tokens.weight: {embed}

@@ -7,6 +7,8 @@ from collections import Counter
 import jax
 import numpy as np
 import pytest
+from known_networks import GOLDEN, NAMES, model
+from small_checkpoints import save
 
 from experiments.models.resnet import ResNet
 from sail_jax import architectures
@@ -16,8 +18,6 @@ from sail_jax.cli.inspect import FIGURE
 from sail_jax.cli.main import main
 from sail_jax.drawing import style
 from sail_jax.trees import leaf_paths
-from tests.sail_jax.architectures.test_architectures import GOLDEN, NAMES, model
-from tests.sail_jax.checkpoint.operations.test_aligning import save
 
 
 def shapes_of(params):

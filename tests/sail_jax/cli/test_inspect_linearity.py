@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from known_networks import EPS, GOLDEN, PAIRS, TOKENS, model
 from pictures import flaws
+from small_checkpoints import save, tuned
 
 from sail_jax import architectures
 from sail_jax.checkpoint import CheckpointError
@@ -14,9 +16,6 @@ from sail_jax.checkpoint.operations.linearity import measure_linearity
 from sail_jax.checkpoint.operations.trying import Examples, read_examples
 from sail_jax.cli import compare_linearity
 from sail_jax.cli.main import main
-from tests.sail_jax.architectures.test_architectures import EPS, GOLDEN, PAIRS, TOKENS, model
-from tests.sail_jax.checkpoint.operations.test_aligning import save
-from tests.sail_jax.cli.test_inspect_pairs import tuned
 
 CONFIG = {"model_type": "mlp", "widths": [6, 5], "inputs": 4}
 

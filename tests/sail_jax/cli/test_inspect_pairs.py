@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from known_networks import GOLDEN, model
+from small_checkpoints import save, tuned
 
 from sail_jax import architectures, methods, probe
 from sail_jax.checkpoint import CheckpointError, compare_checkpoints
@@ -15,16 +17,9 @@ from sail_jax.checkpoint.operations import comparing, trying
 from sail_jax.cli import compare_figure
 from sail_jax.cli.compare import FIGURE, described, render
 from sail_jax.cli.main import main
-from tests.sail_jax.architectures.test_architectures import GOLDEN, model
-from tests.sail_jax.checkpoint.operations.test_aligning import save
 
 CONFIG = GOLDEN["llama"]["config"]
 EPS = float(jnp.finfo(jnp.float32).eps)
-
-
-def tuned(base, seed, scale=0.05):
-    rng = np.random.default_rng(seed)
-    return {k: (x + scale * rng.standard_normal(x.shape)).astype(x.dtype) for k, x in base.items()}
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from small_checkpoints import CONFIG, tensors
 
 from experiments.pages import gallery
 from sail_jax import methods
@@ -16,7 +17,6 @@ from sail_jax.checkpoint import load_checkpoint, save_checkpoint
 from sail_jax.checkpoint.planning import cards
 from sail_jax.cli import main as cli
 from sail_jax.cli.progress import LONGEST, fitted
-from tests.sail_jax.cli.test_grow_command import CONFIG, tensors
 
 EVIL = "red \x1b[31m\x07\x9b2J\u202e\u2028\r\n<img src=x onerror=alert(1)> `code` ![x](http://y)"
 LONG = "n" * 5000

@@ -9,6 +9,7 @@ from functools import cache
 
 import jax
 import jax.numpy as jnp
+import known_networks as models
 import numpy as np
 import pytest
 
@@ -22,7 +23,6 @@ from sail_jax.architectures.table import look, put
 from sail_jax.basis.certificate import certificate
 from sail_jax.growth import METHODS, grow, plan
 from sail_jax.trees import leaf_paths
-from tests.sail_jax.architectures import test_architectures as models
 
 FLAX = {
     "flax mlp": {"model_type": "flax_mlp", "widths": [6, 5]},

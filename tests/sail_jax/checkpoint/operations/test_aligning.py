@@ -8,28 +8,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from known_networks import GOLDEN, model
+from small_checkpoints import save
 
 from experiments.bench.align import alignment
 from sail_jax import align, growth
 from sail_jax.align import nested
 from sail_jax.basis.families import Family
-from sail_jax.checkpoint import RunOptions, load_checkpoint, open_checkpoint, save_checkpoint
+from sail_jax.checkpoint import RunOptions, load_checkpoint, open_checkpoint
 from sail_jax.checkpoint.operations.aligning import align_checkpoints
 from sail_jax.checkpoint.recipe.parts import ALIGNMENT
 from sail_jax.checkpoint.sources.alignment import align_maps, matchable
 from sail_jax.cli import align as align_command
 from sail_jax.cli.main import main
-from tests.sail_jax.architectures.test_architectures import GOLDEN, model
 
 EPS = float(jnp.finfo(jnp.float32).eps)
-
-
-def save(folder, params, config=None):
-    folder.mkdir()
-    save_checkpoint(folder, {name: np.asarray(x) for name, x in params.items()})
-    if config is not None:
-        (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 def hidden(name, seed=0):

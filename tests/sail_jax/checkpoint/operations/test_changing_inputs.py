@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from known_networks import GOLDEN, model
 
 from sail_jax.checkpoint import RunOptions, load_checkpoint, merge_checkpoints, save_checkpoint
 from sail_jax.checkpoint.formats.files import CheckpointError, File
@@ -14,7 +15,6 @@ from sail_jax.checkpoint.operations import running
 from sail_jax.checkpoint.operations.aligning import align_checkpoints
 from sail_jax.checkpoint.operations.comparing import compare_checkpoints
 from sail_jax.checkpoint.operations.growing import grow_checkpoint
-from tests.sail_jax.architectures.test_architectures import GOLDEN, model
 
 NAME = "model.safetensors"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_checkpoints import CONFIG, SHAPES
 
 from sail_jax.checkpoint import save_checkpoint
 from sail_jax.cli import main as cli
-from tests.sail_jax.cli.test_grow_command import CONFIG, SHAPES
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from small_checkpoints import CONFIG, shapes, tensors
 
 from sail_jax import change_basis, growth, spec
 from sail_jax.checkpoint.engine.executor import MergeError, execute, limits, memory
@@ -18,44 +19,6 @@ from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.sources.views import Computed, Programs, grown, rebased
 from sail_jax.growth import networks
 from sail_jax.merging.tensors import Tensor
-
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 20,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-}
-
-
-def shapes(layers=2):
-    block = {
-        "input_layernorm": (16,),
-        "self_attn.q_proj": (16, 16),
-        "self_attn.k_proj": (8, 16),
-        "self_attn.v_proj": (8, 16),
-        "self_attn.o_proj": (16, 16),
-        "post_attention_layernorm": (16,),
-        "mlp.gate_proj": (24, 16),
-        "mlp.up_proj": (24, 16),
-        "mlp.down_proj": (16, 24),
-    }
-    found = {"model.embed_tokens.weight": (20, 16)}
-    for i in range(layers):
-        found |= {f"model.layers.{i}.{name}.weight": shape for name, shape in block.items()}
-    return found | {"model.norm.weight": (16,), "lm_head.weight": (20, 16)}
-
-
-def tensors(dtype=ml_dtypes.bfloat16, layers=2):
-    rng = np.random.default_rng(0)
-    return {
-        name: (rng.normal(size=shape) + (len(shape) == 1)).astype(dtype)
-        for name, shape in shapes(layers).items()
-    }
 
 
 class Stored:
@@ -116,7 +79,7 @@ def test_grown_tensors_have_the_bits_of_growth_in_memory(name, tmp_path):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
 def test_every_dtype_stays(dtype, tmp_path):
-    arrays = tensors(dtype)
+    arrays = tensors(dtype=dtype)
     with jax.enable_x64(dtype == np.float64):
         want, made = networks.grow(arrays, CONFIG, {"width": 2}, "lemon")
     view = grown(opened(arrays, tmp_path), made)

@@ -1,0 +1,157 @@
+"""A small network of every known architecture: parameters, rules, inputs and a forward pass.
+
+`architectures.json` holds, per model, a configuration, the names and shapes of its tensors on disk
+and some logits, all three as transformers 5.23.0 with torch 2.13.0 gave them for the weights of
+`weights`; so names, layouts and forward passes are checked against what made them.
+"""
+
+import json
+import zlib
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.models.gpt import GPT
+from experiments.models.mlp import MLP
+from experiments.models.resnet import ResNet
+from experiments.models.vit import ViT
+from sail_jax import architectures
+from sail_jax.architectures import Rules
+from sail_jax.basis.certificate import certificate
+
+GOLDEN = json.loads((Path(__file__).parent / "architectures.json").read_text())
+EPS = float(jnp.finfo(jnp.float32).eps)
+
+
+def weights(name, shape):
+    """Of a tensor, by its name; norm scales around one."""
+    x = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
+    if len(shape) < 2:
+        norm = "norm" in name.lower() or "ln_" in name or "layrnorm" in name
+        return (x * 0.2 + norm).astype(np.float32)
+    return (x * 0.4).astype(np.float32)
+
+
+TOKENS = np.array([[3, 5, 0, 7, 7, 2, 11, 16], [4, 1, 9, 16, 2, 8, 13, 6]])
+IMAGES = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float32)
+PAIRS = {"vit": IMAGES, "clip": (TOKENS, IMAGES), "t5": (TOKENS, TOKENS[:, ::-1][:, :6].copy())}
+
+
+class Model(NamedTuple):
+    params: Any
+    rules: Rules
+    inputs: Any
+    apply: Any  # (sizes, params, inputs): the forward pass of a network with a spec's sizes
+
+    @property
+    def spec(self):
+        return self.rules.spec(self.params)
+
+
+def hugging_face(name):
+    golden = GOLDEN[name]
+    config = golden["config"]
+    family = architectures.of(config)
+    params = {n: weights(n, s) for n, s in golden["shapes"].items()}
+    rules = family.rules(config)
+
+    def apply(sizes):
+        # the number of heads is all that a forward pass needs to be told
+        told = tuple(s for s in rules.settings if "head" in s[0].rpartition(".")[2])
+        new = rules._replace(settings=told).resized(config, sizes)
+        return jax.jit(lambda params, x: family.logits(params, new, x))
+
+    return Model(params, rules, PAIRS.get(family.name, TOKENS), apply)
+
+
+def flax_model(name):
+    key = jax.random.key(1)
+    sizes = {"width": 8, "layers": 2, "heads": 2, "head_dim": 4, "hidden": 12}
+    small = IMAGES.transpose(0, 2, 3, 1)
+    module, inputs, rules = {
+        "flax mlp": (
+            lambda f: MLP(widths=(f("hidden.0", 6), f("hidden.1", 5)), outputs=3),
+            IMAGES.reshape(2, -1)[:, :7],
+            architectures.flax_mlp({"widths": (6, 5)}),
+        ),
+        "flax resnet": (
+            lambda f: ResNet(
+                widths=(f("stage.0", 4), f("stage.1", 6)),
+                inner=(f("hidden.0.0", 4), f("hidden.1.0", 6)),
+                blocks=2,
+                outputs=3,
+            ),
+            small,
+            architectures.flax_resnet({"widths": (4, 6), "blocks": 2}),
+        ),
+        "flax gpt": (partial(_gpt, sizes, False), TOKENS, architectures.flax_gpt({})),
+        "flax gpt, tied": (
+            partial(_gpt, sizes, True),
+            TOKENS,
+            architectures.flax_gpt({"tied": True}),
+        ),
+        "flax vit": (
+            lambda f: ViT(outputs=3, patch=4, **{k: f(_SPACE.get(k), n) for k, n in sizes.items()}),
+            small,
+            architectures.flax_vit({}),
+        ),
+    }[name]
+    like = jax.eval_shape(module(lambda _, n: n).init, key, inputs)
+
+    def draw(path, x):
+        """Nothing at its initial zero or one: a mistake would not show."""
+        drawn = weights(jax.tree_util.keystr(path), x.shape)
+        return 1 + 0.3 * np.abs(drawn) if path[-1].key in ("scale", "var") else drawn
+
+    params = jax.tree.map_with_path(draw, like)
+
+    def apply(s):
+        grown = module(lambda space, n: s.space(space).size if space else n)
+        return jax.jit(lambda params, x: grown.apply(params, x))
+
+    return Model(params, rules, inputs, apply)
+
+
+_SPACE = {"width": "resid", "heads": "head.0", "head_dim": "qk.0", "hidden": "hidden.0"}
+
+
+def _gpt(sizes, tied, f):
+    sizes = {k: f(_SPACE.get(k), n) for k, n in sizes.items()}
+    return GPT(vocab=17, context=8, tied=tied, **sizes)
+
+
+FLAX = ["flax mlp", "flax resnet", "flax gpt", "flax gpt, tied", "flax vit"]
+NAMES = [*GOLDEN, *FLAX]
+
+
+@cache
+def model(name):
+    return hugging_face(name) if name in GOLDEN else flax_model(name)
+
+
+@cache
+def forward(name, sizes):
+    return model(name).apply(sizes)
+
+
+def run(name, sizes, params):
+    m = model(name)
+    return forward(name, sizes)(params, m.inputs)
+
+
+def certify(name, params, sizes, new, new_sizes):
+    """Both networks run with the sizes of their own specs."""
+
+    def f(pair, _):
+        s, p = pair
+        return run(name, s, p)
+
+    return certificate(f, (sizes, params), (new_sizes, new), None)
+
+
+def inner(m):
+    return [x for x in m.spec.spaces if x.nonlinearity != "outer"]
