@@ -242,9 +242,7 @@ def pack(
     scored, sizes = np.zeros(tokens.shape, bool), np.zeros(shape, np.int32)
     tokens[at], scored[at] = flat.tokens[:, 0], flat.scored[:, 0]
     sizes[at] = [1 if unit == "sum" else len(item.choices[0].strip()) for item in items]
-    packed = Packed(
-        tokens, scored, sizes, np.array([one.answer for one in questions], np.int32)
-    )
+    packed = Packed(tokens, scored, sizes, np.array([one.answer for one in questions], np.int32))
     return per_token(packed) if unit == "token" else packed
 
 

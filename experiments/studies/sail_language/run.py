@@ -85,7 +85,7 @@ def _check(config: Config, corpus: data.Corpus) -> None:
             f"weight.blocks must be at most {target}; got {config.weight.blocks} (parts of {a}, "
             f"{b} and {target} blocks)"
         )
-    layout(config.shard).check(**{"budget.batch": config.budget.batch})
+    layout(config.shard).check(**{"budget.batch": config.budget.batch // config.micro_batches})
 
 
 def _dataset(
