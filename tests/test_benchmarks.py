@@ -1,11 +1,14 @@
 """The benchmarks of SAIL's Table 2: tiny files as published, prompts and lengths."""
 
 import json
+from typing import get_args
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments.data import benchmarks, choices
+from experiments.data.benchmarks import Unit
 from experiments.data.files import DataError
 
 # one question of each, as published; two in the layouts of ARC
@@ -92,15 +95,17 @@ def test_questions_are_put_as_olmos_tools_put_them(tmp_path):
         benchmarks.read(folder, "piqa")
 
 
+def of_each(questions, encode):
+    """The questions as tokens, by each unit."""
+    return {unit: benchmarks.pack(questions, encode, 60, unit) for unit in get_args(Unit)}
+
+
 def test_lengths_are_in_the_unit_and_choices_are_scored_alone(tmp_path):
     folder = written(tmp_path)
     encode = lambda text: np.frombuffer(text, np.uint8)  # noqa: E731
     for name in benchmarks.BENCHMARKS:
         questions = benchmarks.read(folder, name)
-        by_unit = {
-            unit: benchmarks.pack(questions, encode, 60, unit)
-            for unit in ("token", "character", "sum")
-        }
+        by_unit = of_each(questions, encode)
         for packed in by_unit.values():
             for i, one in enumerate(questions):
                 for j, (context, choice) in enumerate(zip(one.contexts, one.choices, strict=True)):
@@ -116,11 +121,10 @@ def test_lengths_are_in_the_unit_and_choices_are_scored_alone(tmp_path):
             assert sizes["token"][:n] == [len(choice) for choice in one.choices]
     # a unit makes a difference: a longer choice of likelier tokens loses by the sum alone
     questions = benchmarks.read(folder, "piqa")
-    for unit, chosen in (("sum", 0), ("token", 1), ("character", 1)):
-        packed = benchmarks.pack(questions, encode, 60, unit)
-        rate = np.where(packed.tokens == ord("s"), -2.0, -0.1)
-        scores = choices.scores(rate, packed.scored, packed.length)
-        assert int(np.argmax(scores)) == chosen
+    for unit, packed in of_each(questions, encode).items():
+        rate = jnp.where(packed.tokens == ord("s"), -2.0, -0.1)
+        scores = choices.scores(rate, jnp.asarray(packed.scored), jnp.asarray(packed.length))
+        assert int(jnp.argmax(scores)) == (unit != "sum")
 
 
 @pytest.mark.parametrize(

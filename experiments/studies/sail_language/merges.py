@@ -58,6 +58,18 @@ def trained(dataset: "xr.Dataset") -> "xr.Dataset":
     ).assign_attrs(dataset.attrs)
 
 
+def named(way: str) -> str:
+    """Names a start of a training that goes on from checkpoints.
+
+    Args:
+      way: One of `config.OF_CHECKPOINTS`.
+
+    Returns:
+      Its name, as in texts and figures.
+    """
+    return "LiGO" if way == "ligo" else WAYS[way]
+
+
 def findings(dataset: "xr.Dataset") -> list[Finding]:
     """Judges whether merges are better than the last checkpoint, and SAIL's better than the soups.
 
@@ -126,7 +138,7 @@ def _trained_table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
     """Tabulates loss, perplexity, steps saved and right answers of each start after training."""
     run, tasks = trained(dataset), dataset["task"].values.astype(str)
     head = ("way", "step 0", "last", "perplexity", "steps saved")
-    rows = [(*head, *(f"answers, {task}" for task in tasks))]
+    rows: list[tuple[str, ...]] = [(*head, *(f"answers, {task}" for task in tasks))]
     for way in run["way"].values.astype(str):
         at = run.sel(way=way)
         last = at["loss"].isel(step=-1)
@@ -139,7 +151,7 @@ def _trained_table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
         for task in tasks:
             share = 100 * at["accuracy"].sel(when="after", task=task)
             cells.append(f"{stated(share, 1, sign=False)} %{_printed(task, way)}")
-        rows.append((WAYS[way], *cells))
+        rows.append((named(way), *cells))
     return rows
 
 

@@ -23,7 +23,6 @@ from experiments.studies.growth_training import ways as growth_ways
 from experiments.studies.sail_language import data
 from experiments.studies.sail_language.config import (
     MADE_OF,
-    RETRAINED,
     SCRATCH,
     SOURCES,
     Config,
@@ -32,12 +31,10 @@ from experiments.studies.sail_language.data import Corpus
 from experiments.training import (
     Training,
     choice_scores,
-    init,
     sharding,
     stateless,
 )
 from experiments.training.fit import Fit
-from experiments.training.flops import flops
 from experiments.training.loop import METRICS
 from experiments.training.sail_start import brought, merged
 from experiments.training.step import State
@@ -510,63 +507,3 @@ def on_target(
     """
     batch = partial(data.batch, config, corpus, corpus.parts[2], order(config, seed, 2))
     return batch, jax.random.fold_in(keys(config, seed)["steps"], 2)
-
-
-class Costs(NamedTuple):
-    """Floating-point operations, as XLA counts them.
-
-    Attributes:
-      step: Those of a training step, by the shape of the network.
-      validation: Those of the target's loss on the validation text.
-    """
-
-    step: dict[str, float]
-    validation: float
-
-
-def costs(config: Config, learners: Mapping[str, Learner]) -> Costs:
-    """Counts the floating-point operations of training steps and of an evaluation.
-
-    Args:
-      config: The settings.
-      learners: The trainings by name, with "target" among them.
-
-    Returns:
-      The numbers of operations.
-    """
-    shape = jax.ShapeDtypeStruct((config.budget.batch, config.model.context), np.int32)
-    batch = Batch(shape, shape)  # type: ignore[arg-type]
-    step = {}
-    sources = [SHAPE[name] for name in config.sources if name in learners]
-    for name in dict.fromkeys(["target", *sources]):
-        use = learners[name]
-        key = jax.random.key(0)
-        first = lambda key, use=use: init(use.fit.training, initial(use.net, key)["params"], key)  # noqa: E731
-        step[name] = use.fit.cost(jax.eval_shape(first, key), batch)
-    net = learners["target"].net
-    variables = jax.eval_shape(partial(initial, net), jax.random.key(0))
-    forward = flops(partial(next_token_loss, net), variables, batch)
-    return Costs(step, forward * config.validation / config.budget.batch)
-
-
-def ahead(config: Config, cost: Costs, networks: int = 2) -> Float[np.ndarray, " way"]:
-    """Counts what each start costs before its training on D_t, without the training of sources.
-
-    Args:
-      config: The settings.
-      cost: Floating-point operations of steps and evaluations.
-      networks: The number of networks that soups are made of.
-
-    Returns:
-      The cost of each of `config.ways`, in steps of the target's training.
-    """
-    step, gammas, looks = cost.step["target"], config.weight.gammas, config.weight.retrain
-    # the greedy soup evaluates each network, and each but the first in a mean with others
-    spent = {
-        "ligo": config.maps.steps * step,
-        "greedy": (2 * networks - 1) * cost.validation,
-        "sweep": gammas * cost.validation,
-        "grown": gammas * cost.validation,
-        RETRAINED: gammas * (looks[-1] * step + len(looks) * cost.validation),
-    }
-    return np.array([spent.get(way, 0.0) for way in config.ways]) / step

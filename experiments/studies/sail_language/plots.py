@@ -240,17 +240,18 @@ def _retrained(dataset: "xr.Dataset") -> "Figure":
     lines = {"before training": first}
     after = dataset["retrained_loss"].sel(text="held out")
     lines |= {f"after {n} steps": after.sel(look=n) for n in looks}
+    top = min(2.0, 1.2 * float((first - first.min("gamma")).max()))
     for k, (label, loss) in enumerate(lines.items()):
         loss, color = loss.transpose("seed", "gamma"), style.PALETTE[k % len(style.PALETTE)]
         band(axes[0, 0], gamma, loss, color=color, label=label, lw=1.5)
         band(axes[0, 1], gamma, loss - loss.min("gamma"), color=color, lw=1.5)
         best = gamma[loss.values.argmin(-1)]
-        axes[0, 1].plot(best, np.full(len(best), -0.02 * (k + 1)), "|", color=color, ms=9)
+        height = np.full(len(best), -0.05 * top * (k + 1))
+        axes[0, 1].plot(best, height, "|", color=color, ms=9)
     for ax, label in zip(axes[0], ("held-out loss (nats)", "above each seed's least"), strict=True):
         ax.set_xlabel("γ, weight of the first")
         ax.set_ylabel(label)
-    top = float((after - after.min("gamma")).max())
-    axes[0, 1].set_ylim(-0.02 * (len(lines) + 1.5), max(0.2, min(1.2 * top, 2.0)))
+    axes[0, 1].set_ylim(-0.05 * top * (len(lines) + 1), top)
     axes[0, 1].set_title("ticks: each seed's best γ", fontsize=9)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     fig.legend(handles, labels, title=_seeds(dataset), ncols=len(labels), **LEGEND)
@@ -268,7 +269,14 @@ def _training(dataset: "xr.Dataset") -> "Figure":
     for ax, (title, nats) in zip(axes.flat, panels.items(), strict=False):
         for way in _ways(dataset):
             loss = nats.sel(way=way).transpose("seed", "step")
-            band(ax, step, np.exp(loss), color=COLORS[way], label=WAYS[way], lw=1.4)
+            band(
+                ax,
+                step,
+                loss.copy(data=np.exp(loss.values)),
+                color=COLORS[way],
+                label=merges.named(way),
+                lw=1.4,
+            )
         ax.set_yscale("log")
         ax.set_title(title, fontsize=9)
         ax.set_xlabel("steps")
@@ -297,7 +305,7 @@ def _table_2(dataset: "xr.Dataset") -> "Figure":
                 printed = TABLE_2[BENCHMARKS[task].title][COLUMNS.index(way)]
                 ax.plot(printed, y, "|", color=style.INK, ms=11)
         ax.axvline(100 * float(dataset["chance"].sel(task=task)), color=style.INK, lw=0.9, ls="--")
-        labels = [WAYS[way] for way in reversed(ways)] if i % columns == 0 else []
+        labels = [merges.named(way) for way in reversed(ways)] if i % columns == 0 else []
         ax.set_yticks(range(len(ways)) if labels else [], labels)
         ax.set_ylim(-0.6, len(ways) - 0.4)
         ax.set_title(_title(task), fontsize=9)

@@ -13,7 +13,7 @@ from experiments.data.files import refused
 from experiments.data.registry import OFFLINE_TEXT
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
-from experiments.studies.sail_language import checkpoints, data, parts, retraining
+from experiments.studies.sail_language import checkpoints, costs, data, parts, retraining
 from experiments.studies.sail_language.config import MADE_OF, RETRAINED, Config
 from experiments.training.savings import savings
 from experiments.training.sharding import layout
@@ -73,7 +73,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             for way in config.ways
         }
         results.append({"series": sources["series_loss"], "chosen": chosen, "ways": ways})
-    return _dataset(config, corpus, parts.costs(config, learners), results)
+    return _dataset(config, corpus, costs.costs(config, learners), results)
 
 
 def _check(config: Config, corpus: data.Corpus) -> None:
@@ -89,7 +89,7 @@ def _check(config: Config, corpus: data.Corpus) -> None:
 
 
 def _dataset(
-    config: Config, corpus: data.Corpus, cost: parts.Costs, results: list[dict[str, Any]]
+    config: Config, corpus: data.Corpus, cost: costs.Costs, results: list[dict[str, Any]]
 ) -> xr.Dataset:
     """Stacks the results of the replicates and computes what each start saves."""
     over = lambda pick: np.stack([pick(result) for result in results])  # noqa: E731
@@ -101,7 +101,7 @@ def _dataset(
     source_steps, step = config.source.steps, cost.step["target"]
     made = lambda way: sum(cost.step[parts.SHAPE[n]] for n in MADE_OF[way])  # noqa: E731
     earlier = np.array([source_steps * made(way) for way in ways]) / step
-    ahead = parts.ahead(config, cost)
+    ahead = costs.ahead(config, cost)
     saved = savings(loss, config.budget.every, ahead=ahead)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = 1 - saved.steps / saved.scratch_steps

@@ -22,7 +22,7 @@ from experiments.data.tokens import Batch, Ids
 from experiments.lab.progress import Stage
 from experiments.models.presets import describe
 from experiments.models.pretrained import Pretrained, load_pretrained
-from experiments.studies.sail_language import ligo, parts, retraining
+from experiments.studies.sail_language import costs, ligo, parts, retraining
 from experiments.studies.sail_language.config import RETRAINED, SCRATCH, Config
 from experiments.training import choice_scores
 from experiments.training.sail_start import merged
@@ -256,8 +256,9 @@ def asked(net: Any, variables: PyTree, packed: Packed, at_once: int) -> tuple[Ar
     apply = lambda tokens: jnp.asarray(net.apply(variables, tokens))  # noqa: E731
     log_probs = choice_scores.log_likelihood(apply, packed.tokens, batch_size=at_once)
     answer = jnp.asarray(packed.answer)
-    by_length = choices.scores(log_probs, packed.scored, packed.length)
-    per_token = choices.scores(log_probs, packed.scored)
+    scored = jnp.asarray(packed.scored)
+    by_length = choices.scores(log_probs, scored, jnp.asarray(packed.length))
+    per_token = choices.scores(log_probs, scored)
     nats = -jnp.take_along_axis(per_token, answer[:, None], 1).mean()
     return choices.accuracy(by_length, answer), nats
 
@@ -277,8 +278,8 @@ def _dataset(
         [np.stack([result[way][name] for result in results]) for way in ways]
     ).astype(float)
     with refused():
-        cost = parts.costs(config, {"target": learner})
-    loss, ahead = over("loss"), parts.ahead(config, cost, networks)
+        cost = costs.costs(config, {"target": learner})
+    loss, ahead = over("loss"), costs.ahead(config, cost, networks)
     saved = savings(loss, config.budget.every, ahead=ahead)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = 1 - saved.steps / saved.scratch_steps
