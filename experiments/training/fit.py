@@ -4,6 +4,7 @@ A `Fit` binds what the functions of `step`, `loop` and `sharding` need, for stud
 networks of one shape.
 """
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -145,6 +146,9 @@ class Fit:
     def cost(self, like: State, batch: PyTree) -> float:
         """Counts the floating-point operations of a step.
 
+        They are those of a step without micro-batches: of a loop over these, only one pass would be
+        counted.
+
         Args:
           like: A state, or its shapes.
           batch: A batch, or its shapes.
@@ -152,7 +156,8 @@ class Fit:
         Returns:
           The number of operations; see `flops.flops`.
         """
-        return flops(make_step(self.loss, self.training), like, batch)
+        whole = dataclasses.replace(self.training, micro_batches=1)
+        return flops(make_step(self.loss, whole), like, batch)
 
 
 def curve(trained: Trained, name: str, every: int = 1) -> Float[np.ndarray, " evaluation"]:

@@ -236,7 +236,7 @@ def _learn(
     deepens = target.get("layers") != source.get("layers")
     if deepens:
         variables = growth.stack_layers(variables, LAYERS_OF)
-        spec, new = _stacked(source, variables), {"layer": target["layers"]}
+        spec, new = stacked(source, variables), {"layer": target["layers"]}
     else:
         ramped = masked(source, target, data)
         spec, new = ramped.spec, dict(ramped.sizes)
@@ -262,13 +262,22 @@ def _learn(
     return unstacked(got.params)
 
 
-def _stacked(sizes: Mapping[str, Any], variables: PyTree) -> Spec:
-    """The spec of a GPT whose layers are stacked along an axis of the space "layer"."""
+def stacked(sizes: Mapping[str, Any], variables: PyTree) -> Spec:
+    """Finds the feature spaces of a network whose layers are stacked on an axis.
+
+    Args:
+      sizes: The configuration of a GPT, a Llama or an OLMo.
+      variables: Its variables or their shapes, stacked by `growth.stack_layers` at `LAYERS_OF`.
+
+    Returns:
+      The spec, with that axis in the space "layer".
+    """
     listed = architectures.of(sizes).rules(sizes)
     axes = []
     for pattern, text in listed.axes:
         if LAYERS in pattern:
             pattern, text = pattern.replace(LAYERS, "block_stack"), f"layer {text}"
         axes.append((pattern, text.replace(".{i}", "")))
-    spaces = {name.replace(".{i}", ""): word for name, word in listed.spaces.items()}
-    return listed._replace(axes=tuple(axes), spaces={**spaces, "layer": "stack"}).spec(variables)
+    of_one = lambda names: {name.replace(".{i}", ""): value for name, value in names.items()}  # noqa: E731
+    spaces, known = {**of_one(listed.spaces), "layer": "stack"}, of_one(listed.sizes)
+    return listed._replace(axes=tuple(axes), spaces=spaces, sizes=known).spec(variables)

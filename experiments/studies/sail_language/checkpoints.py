@@ -1,7 +1,8 @@
-"""The half of `sail_language` that merges checkpoints on disk, without any training.
+"""The half of `sail_language` that merges checkpoints on disk.
 
 They may be several of one run, as SAIL takes OLMo's (App. I.1.2), or any of one architecture. What
-is measured is their held-out loss and their answers to multiple choice.
+is measured is their held-out loss and their answers to multiple choice; if the config says
+`retrain`, also the training that goes on from them (`table_2`).
 """
 
 from functools import partial
@@ -17,8 +18,9 @@ from experiments.data.files import refused
 from experiments.data.tokens import Batch
 from experiments.lab.progress import Stage
 from experiments.models.pretrained import Pretrained, load_pretrained
-from experiments.studies.sail_language import data, parts
+from experiments.studies.sail_language import data, parts, table_2
 from experiments.studies.sail_language.config import Config
+from experiments.studies.sail_language.table_2 import Draw, Text
 from experiments.training.sail_start import brought, merged
 from sail_jax.methods.soups import greedy_soup
 
@@ -39,13 +41,14 @@ def run(config: Config, stage: Stage) -> xr.Dataset:
       - `gamma_loss`, `(seed, text, gamma)`: along the line through the first checkpoint and the
         mean of the others;
       - `gamma_swept`, `(seed,)`: the gamma of least loss on the validation text;
-      - `taken`, `(seed, checkpoint)`: whether the greedy soup has taken each checkpoint.
+      - `taken`, `(seed, checkpoint)`: whether the greedy soup has taken each checkpoint;
+      - with `retrain`, what `table_2.run` measures.
 
     Raises:
       DataError: If checkpoints, text or questions are missing or do not fit together.
     """
     with refused():
-        models, draws = load(config)
+        models, draws, text = load(config)
         given = [(model.variables, model.config) for model in models]
         key = parts.keys(config, 0)["grow"]
         variables = brought(given, models[0].config, config.grow, key, untie=False)
@@ -55,7 +58,7 @@ def run(config: Config, stage: Stage) -> xr.Dataset:
         for k, draw in enumerate(draws)
     ]
     over = lambda name: np.stack([draw[name] for draw in measured]).astype(float)  # noqa: E731
-    return xr.Dataset(
+    dataset = xr.Dataset(
         {
             "loss": (("seed", "model"), over("loss"), {"units": "nats"}),
             "accuracy": (("seed", "model", "task"), over("accuracy"), {"units": "1"}),
@@ -67,12 +70,16 @@ def run(config: Config, stage: Stage) -> xr.Dataset:
             "seed": np.arange(config.replicates),
             "model": [*names, *MERGES],
             "checkpoint": names,
-            "task": list(draws[0][2]),
+            "task": list(draws[0].questions),
             "text": ["validation", "held out"],
             "gamma": config.gamma(),
         },
         {"choices": config.questions.choices, "items": config.questions.items},
     )
+    if text is None:
+        return dataset
+    trained = table_2.run(config, stage, net, variables, draws, text, measured)
+    return dataset.merge(trained).assign_attrs(dataset.attrs | trained.attrs)
 
 
 def _names(count: int) -> list[str]:
@@ -80,10 +87,7 @@ def _names(count: int) -> list[str]:
     return [f"checkpoint {k + 1}" for k in range(count)]
 
 
-Draw = tuple[Batch, Batch, dict[str, Packed]]
-
-
-def load(config: Config) -> tuple[list[Pretrained], list[Draw]]:
+def load(config: Config) -> tuple[list[Pretrained], list[Draw], Text | None]:
     """Reads the checkpoints, and draws held-out text and questions for every replicate.
 
     All that can be wrong with a config is found here, before anything is evaluated.
@@ -92,13 +96,13 @@ def load(config: Config) -> tuple[list[Pretrained], list[Draw]]:
       config: What to run.
 
     Returns:
-      The checkpoints; and for each replicate the blocks to choose weights on, other blocks to judge
-      by, and questions by their kind.
+      The checkpoints; for each replicate the held-out text and questions; and what networks are
+      trained on, None without `retrain`.
 
     Raises:
       ValueError: If there are fewer than two different checkpoints, they are not of one
-        architecture, the text's folder is not given, or the text is too short. The message names
-        the field.
+        architecture, the text's folder is not given, the text is too short, or as `table_2.load`.
+        The message names the field.
       DataError: If files are missing or damaged.
     """
     paths = config.checkpoints or ()
@@ -132,8 +136,10 @@ def load(config: Config) -> tuple[list[Pretrained], list[Draw]]:
         first, rest = np.split(order[: config.validation + config.held_out], [config.validation])
         held = data.take(text.held_out, context, rest)
         asked = data.questions(config, held, models[0].module.vocab)  # type: ignore[attr-defined]
-        draws.append((data.take(text.held_out, context, first), held, asked))
-    return models, draws
+        draws.append(Draw(data.take(text.held_out, context, first), held, asked))
+    if not config.retrain:
+        return models, draws, None
+    return models, draws, table_2.load(config, text.train, text.vocab, models[0].module)
 
 
 def measure(

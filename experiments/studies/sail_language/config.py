@@ -8,8 +8,18 @@ from annotated_types import Ge, Interval
 from pydantic import AfterValidator
 
 from experiments.data import text
+from experiments.data.benchmarks import BENCHMARKS, Scoring
 from experiments.data.registry import OFFLINE_TEXT, TextData
-from experiments.lab.config import Different, Natural, Rising, Seed, Share, config, varied
+from experiments.lab.config import (
+    Different,
+    Increasing,
+    Natural,
+    Rising,
+    Seed,
+    Share,
+    config,
+    varied,
+)
 from experiments.models import presets
 from experiments.training.gamma_sweep import Start
 from experiments.training.groups import Budget, Descent, LearnedMaps
@@ -18,7 +28,7 @@ from experiments.training.step import Compute
 from sail_jax.checks import nearest
 
 Distance = Literal["mmd", "w1", "tv"]
-SCRATCH = "scratch"
+SCRATCH, RETRAINED = "scratch", "retrained"
 # the starts of a training on D_t, and what they are called in texts and figures
 WAYS = {
     SCRATCH: "from scratch",
@@ -28,15 +38,19 @@ WAYS = {
     "distance": "SAIL, γ by eq. 11",
     "sweep": "SAIL, γ by sweep",
     "grown": "SAIL, other shapes",
+    RETRAINED: "SAIL, γ by retraining",
 }
 # the sources that each start is made of
 MADE_OF = {
     SCRATCH: (),
     "ligo": ("narrow",),
-    **dict.fromkeys(("uniform", "greedy", "distance", "sweep"), ("one", "two")),
+    **dict.fromkeys(("uniform", "greedy", "distance", "sweep", RETRAINED), ("one", "two")),
     "grown": ("shallow", "narrow"),
 }
 SOURCES = ("one", "two", "narrow", "shallow")
+# the starts that checkpoints on disk have: their own texts, of which eq. 11 has the distances, are
+# not known, and those of other shapes are always grown
+OF_CHECKPOINTS = (SCRATCH, "ligo", "uniform", "greedy", "sweep", RETRAINED)
 
 
 @config
@@ -110,6 +124,10 @@ class Weight:
     """Blocks sampled from each text to estimate that distance, at most those of a source."""
     gammas: Annotated[int, Ge(3)] = 31
     """Values of gamma to try, evenly spaced from -1 to 2 (the paper says 30, in steps of 0.1)."""
+    retrain: Increasing[Natural] = (50, 100, 200)
+    """Steps of training on D_t after which the loss is measured at each of these (eq. 3), if
+    'retrained' is one of the ways: it takes the gamma of least validation loss after the last of
+    them."""
 
 
 @config
@@ -125,7 +143,22 @@ class Questions:
     file: str | None = None
     """A file of multiple-choice questions in JSON lines, to be asked as well."""
     tokenizer: str | None = None
-    """The tokenizer.json of byte-level BPE by which that file becomes tokens (GPT-2's, OLMo's)."""
+    """The tokenizer.json of byte-level BPE by which files become tokens (GPT-2's, OLMo's)."""
+    tasks: tuple[str, ...] = ()
+    """Benchmarks to ask as well, such as 'piqa' and 'arc_easy' (`experiments.data.benchmarks`)."""
+    folder: str | None = None
+    """The folder of their files: piqa.jsonl and so on."""
+    scoring: Scoring = "character"
+    """What the log-likelihood of a benchmark's choice is divided by: its length in characters
+    ('character') or tokens ('token'), nothing ('sum'), or as OLMo's tools do it, which divide by
+    characters for PIQA and HellaSwag alone ('olmo')."""
+
+    def __post_init__(self) -> None:
+        for name in self.tasks:
+            if name not in BENCHMARKS:
+                raise ValueError(f"tasks: unknown '{name}'{nearest(name, BENCHMARKS)}")
+        if len(set(self.tasks)) < len(self.tasks):
+            raise ValueError(f"tasks must all be different; got {self.tasks}")
 
 
 @config
@@ -137,7 +170,7 @@ class Config:
     """Seed of the sources, initial weights, minibatches and what is held out."""
     replicates: Annotated[int, Ge(3)] = 5
     """Independent repetitions, each with its own sources and models; at least 3, for the spread."""
-    ways: Different[str] = tuple(WAYS)
+    ways: Different[str] = tuple(way for way in WAYS if way != RETRAINED)
     """Starts of the training on D_t; the first must be scratch."""
     model: Model = Model()
     source: Source = Source()
@@ -156,10 +189,18 @@ class Config:
     checkpoints: tuple[str, ...] | None = None
     """Folders of checkpoints (GPT-2, Llama, OLMo of Hugging Face) to merge, instead of training:
     the first is theta_1, the mean of the others theta_2, and the data are the target's text."""
+    retrain: bool = False
+    """Whether to train networks on that text as well, from merges of the checkpoints and the other
+    ways: the columns of Table 2."""
+    smaller: str | None = None
+    """Folder of a smaller checkpoint of the same kind and tokens, which 'ligo' grows to the shape
+    of the first."""
     at_once: Natural = 32
     """Blocks that are evaluated side by side; fewer need less memory."""
     compute: Compute = "float32"
     """Floating-point type that training computes with."""
+    micro_batches: Natural = 1
+    """Parts of a minibatch whose gradients are computed one after the other, to save memory."""
     shard: Shard = "data"
     """What several devices share: nothing ('no'), the examples of a batch ('data'), or these and
     the parameters ('full')."""
@@ -171,12 +212,13 @@ class Config:
         model, source, asked = self.model, self.source, self.questions
         sizes, every, warmup = model.target(text.VOCAB), self.budget.every, self.optimizer.warmup
         above = f"greater than optimizer.warmup = {warmup}"
+        trains = self.checkpoints is None  # sources of its own
         checks = [
             ("ways", self.ways[0] == SCRATCH, f"'{SCRATCH}' and others"),
             ("budget.steps", self.budget.steps > warmup, above),
             ("budget.steps", self.budget.steps % every == 0,
              f"a multiple of budget.every = {every}"),
-            ("source.steps", source.steps > warmup, above),
+            ("source.steps", source.steps > warmup or not trains, above),
             ("source.blocks", source.blocks >= self.weight.blocks,
              f"at least weight.blocks = {self.weight.blocks}"),
             ("source.series", len(set(self.series_steps)) == len(source.series),
@@ -196,6 +238,17 @@ class Config:
             ("questions.tokenizer",
              asked.tokenizer or not asked.file or self.data.name == OFFLINE_TEXT,
              "the one that made data, given beside questions.file"),
+            ("questions.tokenizer",
+             asked.tokenizer or not asked.tasks or self.data.name == OFFLINE_TEXT,
+             "the one that made data, given beside questions.tasks"),
+            ("weight.retrain",
+             RETRAINED not in self.ways or self.weight.retrain[-1] <= self.budget.steps,
+             f"at most budget.steps = {self.budget.steps}"),
+            ("retrain", not (trains and self.retrain), "false where there are no checkpoints"),
+            ("ways", not self.retrain or set(self.ways) <= set(OF_CHECKPOINTS),
+             f"some of {', '.join(OF_CHECKPOINTS)} for checkpoints"),
+            ("micro_batches", self.budget.batch % self.micro_batches == 0,
+             f"a divisor of budget.batch = {self.budget.batch}"),
         ]  # fmt: skip
         for field, true, allowed in checks:
             if not true:
@@ -243,11 +296,31 @@ class Config:
 
 
 DEFAULT = Config()
+# Checkpoints on disk, merged: give them, a text that is tokenised for them, and with files of
+# questions their tokenizer. Repetitions draw the held-out blocks anew
+CHECKPOINTS = varied(
+    DEFAULT,
+    data={"name": "tokens"},
+    model={"context": 256},
+    validation=32,
+    held_out=64,
+    questions={"items": 100, "ending": 64},
+    checkpoints=(),
+    at_once=4,
+)
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
-    # nanoGPT of 6 layers and width 384 on GPT-2's tokens, by Table 1: batch 16, 4e-4, AdamW with
-    # decay 0.01, clipping at 1, cosine after 2000 steps. Not printed, and chosen here: the number
-    # of steps, the sizes of what is held out, and the smaller sources
+    # the loop of eq. 3 beside gammas that are chosen before training: 31 gammas as Sec. 4.4 has
+    # them, retrained for 50, 100 and 200 steps. Minutes on two cores
+    "eq_3": varied(DEFAULT, ways=(SCRATCH, "uniform", "distance", "sweep", RETRAINED)),
+    # nanoGPT of 6 layers and width 384 on GPT-2's tokens of OpenWebText, which is all that
+    # Secs. 4.3 and 4.4 print of how this model is trained. Table 1 is in App. I, on OLMo, and names
+    # no model: its rate of 4e-4, AdamW and its cosine after 2000 steps are those with which OLMo-1B
+    # was pre-trained (official-0724/OLMo-1B.yaml of its code; OLMo-7B's are 3e-4 and 5000 steps).
+    # So for nanoGPT all of it is chosen here, for want of others: batch 16, 4e-4, AdamW with decay
+    # 0.01, clipping at 1, cosine after 2000 steps. Chosen as well: the number of steps, the sizes
+    # of what is held out, blocks of 256 tokens (App. H.1 sorts blocks of 1024, as `proximal_gamma`
+    # does), and the smaller sources
     "paper": varied(
         DEFAULT,
         data={"name": "openwebtext"},
@@ -261,23 +334,30 @@ PRESETS: dict[str, Config] = {
         questions={"items": 1000, "ending": 64},
         compute="bfloat16",
     ),
-    # checkpoints on disk, merged: give them, a text that is tokenised for them, and with a file of
-    # questions their tokenizer. Repetitions draw the held-out blocks anew
-    "checkpoints": varied(
-        DEFAULT,
-        data={"name": "tokens"},
-        model={"context": 256},
-        validation=32,
-        held_out=64,
-        questions={"items": 100, "ending": 64},
-        checkpoints=(),
-        at_once=4,
+    "checkpoints": CHECKPOINTS,
+    # Table 2 and Fig. 7: OLMo-1B from merges of its checkpoints (steps 500, 600 and 700 thousand),
+    # beside scratch, LiGO and soups, asked the six benchmarks. Table 1: batch 16, 4e-4, AdamW with
+    # decay 0.01, clipping at 1, cosine after 2000 steps, one epoch. Not printed, and chosen here:
+    # the data, and so the length of an epoch, 10,000 steps; that the cosine ends at 0; blocks of
+    # 2048 tokens, which is OLMo's context; what LiGO grows (`smaller`); how gamma is chosen (by
+    # validation loss before training), and what is held out. Hours on a large accelerator
+    "table_2": varied(
+        CHECKPOINTS,
+        retrain=True,
+        ways=(SCRATCH, "ligo", "uniform", "greedy", "sweep"),
+        model={"context": 2048},
+        budget={"steps": 10_000, "batch": 16, "every": 500},
+        optimizer={"rate": 4e-4, "warmup": 2000, "floor": 0.0},
+        questions={"tasks": tuple(BENCHMARKS), "items": 500, "tokenizer": "tokenizer.json"},
+        compute="bfloat16",
+        micro_batches=4,
+        shard="full",
     ),
     # seconds, for tests
     "tiny": varied(
         DEFAULT,
         replicates=3,
-        ways=tuple(way for way in WAYS if way not in ("ligo", "grown")),
+        ways=(SCRATCH, "uniform", "greedy", "distance", "sweep"),
         model={"context": 16, "width": 8, "layers": 1},
         source={"blocks": 200, "steps": 40},
         weight={"blocks": 40, "gammas": 7},

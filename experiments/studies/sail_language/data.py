@@ -4,13 +4,14 @@ A text is divided by the mean token of its blocks (SAIL, App. H.1). Distances be
 SAIL's weight of the sources.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from experiments.data import choices, gpt2_tokens, text, tokens
+from experiments.data import benchmarks, choices, gpt2_tokens, text, tokens
 from experiments.data.choices import Packed
 from experiments.data.registry import OFFLINE_TEXT
 from experiments.data.tokens import Batch, Ids
@@ -120,11 +121,14 @@ def questions(config: Config, held: Batch, vocab: int) -> dict[str, Packed]:
 
     Returns:
       Questions by their kind: always "continuation", how held-out blocks go on; "file", those of a
-      file if one is given; otherwise "arithmetic", generated ones, if the tokens are the characters
-      of the offline text.
+      file if one is given; those of benchmarks by their names; otherwise "arithmetic", generated
+      ones, if the tokens are the characters of the offline text. `length` is what the
+      log-likelihood of a choice is divided by: its tokens, or for benchmarks as
+      `questions.scoring` says.
 
     Raises:
-      ValueError: If the tokenizer has tokens outside of the vocabulary, or the blocks are too few.
+      ValueError: If the tokenizer has tokens outside of the vocabulary, the blocks are too few, a
+        question is too long, or the folder of benchmarks is not given. The message names the field.
       DataError: If a file is missing or damaged.
     """
     how, context = config.questions, config.model.context
@@ -136,20 +140,39 @@ def questions(config: Config, held: Batch, vocab: int) -> dict[str, Packed]:
         seed=config.seed,
     )
     by_task = {"continuation": asked}
-    if how.file is not None:
-        items = choices.read(how.file)[: how.items]
+    if how.file is not None or how.tasks:
         encode = text.encode if how.tokenizer is None else gpt2_tokens.load(how.tokenizer)
-        packed = choices.pack(items, encode, context)
-        if packed.tokens.max() >= vocab:
-            raise ValueError(
-                f"questions.tokenizer: it has the token {packed.tokens.max()}, but the networks' "
-                f"vocabulary ends at {vocab - 1}"
-            )
-        by_task["file"] = packed
+        if how.file is not None:
+            items = choices.read(how.file)[: how.items]
+            by_task["file"] = benchmarks.per_token(choices.pack(items, encode, context))
+        by_task |= _benchmarks(config, encode)
     elif config.data.name == OFFLINE_TEXT:
         items = choices.generate(config.seed, how.items, how.choices)
-        by_task["arithmetic"] = choices.pack(items, text.encode, context)
+        by_task["arithmetic"] = benchmarks.per_token(choices.pack(items, text.encode, context))
+    if (most := max(packed.tokens.max() for packed in by_task.values())) >= vocab:
+        raise ValueError(
+            f"questions.tokenizer: it has the token {most}, but the networks' vocabulary ends at "
+            f"{vocab - 1}"
+        )
     return by_task
+
+
+def _benchmarks(config: Config, encode: Callable[[bytes], Ids]) -> dict[str, Packed]:
+    """Reads and packs the questions of the benchmarks by their names."""
+    how, packed = config.questions, {}
+    if how.tasks and how.folder is None:
+        raise ValueError(
+            f"questions.folder: give the folder of {', '.join(f'{n}.jsonl' for n in how.tasks)}, "
+            "or no questions.tasks"
+        )
+    for name in how.tasks:
+        asked = benchmarks.read(how.folder or "", name)[: how.items]
+        unit = benchmarks.BENCHMARKS[name].unit if how.scoring == "olmo" else how.scoring
+        try:
+            packed[name] = benchmarks.pack(asked, encode, config.model.context, unit)
+        except ValueError as error:
+            raise ValueError(f"questions.tasks: {name}: {error}") from None
+    return packed
 
 
 def sources(config: Config, corpus: Corpus, seed: int) -> Int[np.ndarray, "2 count"]:

@@ -3,7 +3,7 @@
 `run` calls these functions as stages, and `data` gives them their text.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from experiments.data.choices import Packed
 from experiments.data.tokens import Batch
@@ -21,17 +21,20 @@ from experiments.models.next_token import token_losses
 from experiments.studies.growth_training import tasks as growth_tasks
 from experiments.studies.growth_training import ways as growth_ways
 from experiments.studies.sail_language import data
-from experiments.studies.sail_language.config import MADE_OF, SCRATCH, SOURCES, Config
+from experiments.studies.sail_language.config import (
+    MADE_OF,
+    SCRATCH,
+    SOURCES,
+    Config,
+)
 from experiments.studies.sail_language.data import Corpus
 from experiments.training import (
     Training,
     choice_scores,
-    init,
     sharding,
     stateless,
 )
 from experiments.training.fit import Fit
-from experiments.training.flops import flops
 from experiments.training.loop import METRICS
 from experiments.training.sail_start import brought, merged
 from experiments.training.step import State
@@ -90,7 +93,7 @@ def learner(config: Config, sizes: Mapping[str, Any], steps: int) -> Learner:
         dropout = key if sizes.get("dropout") else None
         return next_token_loss(net, {"params": params}, batch, dropout), {}
 
-    training = Training(config.optimizer.over(steps), compute=config.compute)
+    training = Training(config.optimizer.over(steps), config.micro_batches, config.compute)
     where, save_every = sharding.layout(config.shard), config.budget.save_every
     return Learner(sizes, net, Fit(stateless(loss), training, where, config, save_every))
 
@@ -181,7 +184,8 @@ def along(
 def _answered(net: nn.Module, variables: PyTree, packed: Packed, at_once: int) -> Array:
     """Computes the share of right answers to one kind of question."""
     apply = lambda tokens: jnp.asarray(net.apply(variables, tokens))  # noqa: E731
-    return choice_scores.answered(apply, packed, batch_size=at_once)
+    # by `packed.length`, which counts what `data.questions` says
+    return choice_scores.answered(apply, packed, by="byte", batch_size=at_once)
 
 
 def answers(
@@ -218,49 +222,62 @@ def keys(config: Config, seed: int) -> dict[str, PRNGKeyArray]:
     return by_name | ({"two": by_name["one"]} if config.source.start == "shared" else {})
 
 
-def _order(config: Config, seed: int, part: int) -> int:
-    """Computes the seed of the order of minibatches, by replicate and part of the text."""
+def order(config: Config, seed: int, part: int) -> int:
+    """Computes the seed of the order of minibatches.
+
+    Args:
+      config: The settings, of which the seed alone is used.
+      seed: Number of the replicate.
+      part: Which text: 0 and 1 are the sources', 2 the target's, 3 the one that LiGO's maps see.
+
+    Returns:
+      The seed, from 0 to 2^32 - 1.
+    """
     return int(np.random.SeedSequence((config.seed, 3, seed, part)).generate_state(1)[0])
+
+
+Look = Callable[[PyTree], dict[str, float]]
+"""Measures the variables of a network: finite numbers by name."""
 
 
 def trained(
     config: Config,
     learner: Learner,
     variables: PyTree,
-    corpus: Corpus,
-    chosen: Int[np.ndarray, " k"],
-    order: int,
+    batch: Callable[[int], Batch],
     key: PRNGKeyArray,
     stops: tuple[int, ...],
-    folder: Path | None,
-    every: int | None = None,
-) -> tuple[list[PyTree], Float[np.ndarray, " evaluation"]]:
-    """Trains a network on some blocks, and returns it at one or more steps.
+    folder: Path | None = None,
+    look: Look | None = None,
+) -> tuple[list[PyTree], dict[str, Float[np.ndarray, " evaluation"]]]:
+    """Trains a network, and returns it at one or more steps.
 
     Args:
       config: The settings.
       learner: The network and its trainer.
       variables: Variables to start from.
-      corpus: The divided text.
-      chosen: Indices of the blocks to learn from, `(k,)`.
-      order: Seed of the order of blocks.
+      batch: The minibatch of a step, by its number alone.
       key: A random key, for dropout.
       stops: Numbers of steps, ascending, after which the network is returned.
       folder: Directory for checkpoints, from which a killed training goes on; None stores none.
-      every: Steps between two evaluations; None evaluates nothing.
+      look: What is measured before the first and after every `budget.every` steps; None measures
+        nothing.
 
     Returns:
-      The variables after each of `stops`; and the loss on the target's held-out text, before the
-      first and after every `every` steps, `(evaluation,)`, empty if nothing is evaluated.
+      The variables after each of `stops`; and what was measured along the training, by name,
+      `(evaluation,)` each.
     """
     params = jax.tree.map(jnp.asarray, variables["params"])
     state = learner.fit.start(params, key)
-    models, losses = [], []
+    models, seen = [], []
+    looks: dict[str, Any] = {}
+    if look is not None:
+        measure = look
 
-    def evaluate(state: State) -> dict[str, float]:
-        loss = held_out_loss(learner.net, {"params": state.params}, corpus.held_out, config.at_once)
-        return {"held_out": float(loss)}
+        def evaluate(state: State) -> dict[str, float]:
+            return measure({"params": state.params})
 
+        looks = {"evaluate": evaluate, "evaluate_every": config.budget.every}
     for stop in stops:
         place = None if folder is None else folder / str(stop)
         # The trainer expects the metrics of earlier steps in its folder. Those of the stop before
@@ -268,12 +285,12 @@ def trained(
         if place is not None and int(state.step):
             place.mkdir(parents=True, exist_ok=True)
             (place / METRICS).touch()
-        batch = partial(data.batch, config, corpus, chosen, order)
-        looks = {"evaluate": evaluate, "evaluate_every": every} if every else {}
         state, rows, *_ = learner.fit.run(state, batch, stop, place, **looks)
         models.append({"params": sharding.gathered(state.params)})
-        losses += [row["held_out"] for row in rows if "held_out" in row]
-    return models, np.array(losses)
+        # the trainer's own metrics are in rows of their own
+        seen += [row for row in rows if look is not None and "loss" not in row]
+    names = [name for name in (seen[0] if seen else ()) if name != "step"]
+    return models, {name: np.array([row[name] for row in seen]) for name in names}
 
 
 def learn_sources(
@@ -303,17 +320,9 @@ def learn_sources(
     for name in config.sources:
         part, use = PART[name], learners[name]
         stops = (*(config.series_steps if name == "one" else ()), config.source.steps)
-        models, _ = trained(
-            config,
-            use,
-            initial(use.net, key[name]),
-            corpus,
-            blocks[part],
-            _order(config, seed, part),
-            jax.random.fold_in(key["steps"], part),
-            stops,
-            folder and folder / name,
-        )
+        batch = partial(data.batch, config, corpus, blocks[part], order(config, seed, part))
+        start, steps_key = initial(use.net, key[name]), jax.random.fold_in(key["steps"], part)
+        models, _ = trained(config, use, start, batch, steps_key, stops, folder and folder / name)
         sources[name] = models[-1]
         if name == "one":
             series = models[: len(config.series_steps)]
@@ -431,8 +440,8 @@ def started(
 def _ligo(config: Config, corpus: Corpus, variables: PyTree, seed: int) -> PyTree:
     """Widens the narrow source by LiGO's maps, which are learned on blocks of D_t."""
     steps, batch = config.maps.steps, config.budget.batch
-    order, size = _order(config, seed, 3), steps * batch
-    drawn = data.batch(config, corpus, corpus.parts[2], order, 0, size=size)
+    size = steps * batch
+    drawn = data.batch(config, corpus, corpus.parts[2], order(config, seed, 3), 0, size=size)
     # `growth_training` draws its windows from one line of text
     text = jnp.asarray(drawn.inputs.ravel())
     line = growth_tasks.Batch(text, text)
@@ -471,53 +480,30 @@ def follow(
       `(2, task)`.
     """
     start = started(config, way, learner, corpus, sources, chosen, seed)
-    (last,), loss = trained(
-        config,
-        learner,
-        start,
-        corpus,
-        corpus.parts[2],
-        _order(config, seed, 2),
-        jax.random.fold_in(keys(config, seed)["steps"], 2),
-        (config.budget.steps,),
-        folder,
-        config.budget.every,
-    )
+
+    def look(variables: PyTree) -> dict[str, float]:
+        exam = held_out_loss(learner.net, variables, corpus.held_out, config.at_once)
+        return {"held_out": float(exam)}
+
+    batch, key = on_target(config, corpus, seed)
+    steps = (config.budget.steps,)
+    (last,), seen = trained(config, learner, start, batch, key, steps, folder, look)
     right = [answers(learner.net, m, corpus.questions, config.at_once) for m in (start, last)]
-    return {"loss": loss, "accuracy": np.stack(right)}
+    return {"loss": seen["held_out"], "accuracy": np.stack(right)}
 
 
-class Costs(NamedTuple):
-    """Floating-point operations, as XLA counts them.
-
-    Attributes:
-      step: Those of a training step, by the shape of the network.
-      validation: Those of the target's loss on the validation text.
-    """
-
-    step: dict[str, float]
-    validation: float
-
-
-def costs(config: Config, learners: Mapping[str, Learner]) -> Costs:
-    """Counts the floating-point operations of training steps and of an evaluation.
+def on_target(
+    config: Config, corpus: Corpus, seed: int
+) -> tuple[Callable[[int], Batch], PRNGKeyArray]:
+    """Says what all trainings on D_t of a replicate have in common.
 
     Args:
       config: The settings.
-      learners: The trainings by name.
+      corpus: The divided text.
+      seed: Number of the replicate.
 
     Returns:
-      The numbers of operations.
+      The minibatch of a step by its number, and the random key of dropout.
     """
-    shape = jax.ShapeDtypeStruct((config.budget.batch, config.model.context), np.int32)
-    batch = Batch(shape, shape)  # type: ignore[arg-type]
-    step = {}
-    for name in dict.fromkeys(["target", *(SHAPE[name] for name in config.sources)]):
-        use = learners[name]
-        key = jax.random.key(0)
-        first = lambda key, use=use: init(use.fit.training, initial(use.net, key)["params"], key)  # noqa: E731
-        step[name] = use.fit.cost(jax.eval_shape(first, key), batch)
-    net = learners["target"].net
-    variables = jax.eval_shape(partial(initial, net), jax.random.key(0))
-    forward = flops(partial(next_token_loss, net), variables, batch)
-    return Costs(step, forward * config.validation / config.budget.batch)
+    batch = partial(data.batch, config, corpus, corpus.parts[2], order(config, seed, 2))
+    return batch, jax.random.fold_in(keys(config, seed)["steps"], 2)

@@ -4,11 +4,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from experiments.data.benchmarks import BENCHMARKS
 from experiments.lab.bands import band
 from experiments.lab.findings import mean_and_error
 from experiments.studies.proximal_gamma.findings import PUBLISHED
-from experiments.studies.sail_language.config import SCRATCH, WAYS
-from experiments.studies.sail_language.findings import COLUMNS, TABLE_2, perplexity
+from experiments.studies.sail_language import merges
+from experiments.studies.sail_language.claims import COLUMNS, TABLE_2, perplexity
+from experiments.studies.sail_language.config import RETRAINED, SCRATCH, WAYS
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:
@@ -23,15 +25,18 @@ COLORS = {
     "distance": style.PALETTE[4],
     "sweep": style.PALETTE[0],
     "grown": style.PALETTE[1],
+    RETRAINED: style.PALETTE[6],
 }
-MARKERS = dict(zip(WAYS, "svoD^PX", strict=True))
+MARKERS = dict(zip(WAYS, "svoD^PX*", strict=True))
 LEGEND = {"loc": "outside upper center", "frameon": False, "fontsize": 9}
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     """Draws perplexity, the loss by gamma, what is saved, answers and the checkpoints' mean.
 
-    Of merged checkpoints there is one figure.
+    Of checkpoints on disk there is one figure of merges, and two of trainings that go on from them:
+    perplexity along training (Fig. 7), and answers beside Table 2. Where gamma is chosen by
+    retraining too, one has the loss by gamma after retraining (Fig. 2b).
 
     Args:
       dataset: A finished run.
@@ -39,15 +44,20 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     Returns:
       The figures by name.
     """
-    if "model" in dataset.coords:
-        return {"checkpoints": _checkpoints(dataset)}
-    return {
-        "perplexity": _perplexity(dataset),
-        "gamma": _gamma(dataset),
-        "saved": _saved(dataset),
-        "answers": _answers(dataset),
-        "series": _series(dataset),
-    }
+    again = {"retrained": _retrained(dataset)} if "retrained_loss" in dataset else {}
+    if not merges.is_of(dataset):
+        return {
+            "perplexity": _perplexity(dataset),
+            "gamma": _gamma(dataset),
+            "saved": _saved(dataset),
+            "answers": _answers(dataset),
+            "series": _series(dataset),
+            **again,
+        }
+    figures = {"checkpoints": _checkpoints(dataset)}
+    if not merges.is_trained(dataset):
+        return figures
+    return figures | {"training": _training(dataset), "table_2": _table_2(dataset), **again}
 
 
 def _ways(dataset: "xr.Dataset") -> list[str]:
@@ -219,3 +229,96 @@ def _checkpoints(dataset: "xr.Dataset") -> "Figure":
     ax.set_ylabel("held-out loss (nats)")
     fig.suptitle(f"Merged without training: {_seeds(dataset)} (draws of text)", fontsize=10)
     return fig
+
+
+def _retrained(dataset: "xr.Dataset") -> "Figure":
+    """Draws the loss by gamma before training, and after each number of steps (Fig. 2b)."""
+    looks, gamma = dataset["look"].values, dataset["gamma"].values
+    fig, axes = style.figure(1, 2, width=4.4, height=3.6)
+    first = dataset["gamma_loss"].sel(text="held out")
+    first = first.sel(pair="sweep") if "pair" in first.dims else first
+    lines = {"before training": first}
+    after = dataset["retrained_loss"].sel(text="held out")
+    lines |= {f"after {n} steps": after.sel(look=n) for n in looks}
+    top = min(2.0, 1.2 * float((first - first.min("gamma")).max()))
+    for k, (label, loss) in enumerate(lines.items()):
+        loss, color = loss.transpose("seed", "gamma"), style.PALETTE[k % len(style.PALETTE)]
+        band(axes[0, 0], gamma, loss, color=color, label=label, lw=1.5)
+        band(axes[0, 1], gamma, loss - loss.min("gamma"), color=color, lw=1.5)
+        best = gamma[loss.values.argmin(-1)]
+        height = np.full(len(best), -0.05 * top * (k + 1))
+        axes[0, 1].plot(best, height, "|", color=color, ms=9)
+    for ax, label in zip(axes[0], ("held-out loss (nats)", "above each seed's least"), strict=True):
+        ax.set_xlabel("γ, weight of the first")
+        ax.set_ylabel(label)
+    axes[0, 1].set_ylim(-0.05 * top * (len(lines) + 1), top)
+    axes[0, 1].set_title("ticks: each seed's best γ", fontsize=9)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    fig.legend(handles, labels, title=_seeds(dataset), ncols=len(labels), **LEGEND)
+    return fig
+
+
+def _training(dataset: "xr.Dataset") -> "Figure":
+    """Draws perplexity along training, of the text and of right choices (Fig. 7)."""
+    tasks, step = dataset["task"].values.astype(str), dataset["step"].values
+    columns = min(4, len(tasks) + 1)
+    rows = -(-(len(tasks) + 1) // columns)
+    fig, axes = style.figure(rows, columns, width=3.0, height=2.6)
+    panels = {"held-out text": dataset["trained_loss"]}
+    panels |= {f"right choices, {_title(t)}": dataset["answer_loss"].sel(task=t) for t in tasks}
+    for ax, (title, nats) in zip(axes.flat, panels.items(), strict=False):
+        for way in _ways(dataset):
+            loss = nats.sel(way=way).transpose("seed", "step")
+            band(
+                ax,
+                step,
+                loss.copy(data=np.exp(loss.values)),
+                color=COLORS[way],
+                label=merges.named(way),
+                lw=1.4,
+            )
+        ax.set_yscale("log")
+        ax.set_title(title, fontsize=9)
+        ax.set_xlabel("steps")
+    for ax in axes.flat[len(panels) :]:
+        ax.set_axis_off()
+    axes[0, 0].set_ylabel("perplexity per token")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    fig.legend(handles, labels, title=_seeds(dataset), ncols=3, **LEGEND)
+    return fig
+
+
+def _table_2(dataset: "xr.Dataset") -> "Figure":
+    """Draws right answers before and after training, beside those that Table 2 prints."""
+    run, tasks, ways = merges.trained(dataset), dataset["task"].values.astype(str), _ways(dataset)
+    columns = min(4, len(tasks))
+    rows = -(-len(tasks) // columns)
+    fig, axes = style.figure(rows, columns, width=3.0, height=1.2 + 0.3 * len(ways))
+    for i, (ax, task) in enumerate(zip(axes.flat, tasks, strict=False)):
+        for y, way in enumerate(reversed(ways)):
+            for when, fill, up in (("before", "white", 0.14), ("after", COLORS[way], -0.14)):
+                values = 100 * run["accuracy"].sel(way=way, when=when, task=task)
+                mean, error = map(float, mean_and_error(values))
+                look = {"fmt": MARKERS[way], "color": COLORS[way], "mfc": fill, "capsize": 3}
+                ax.errorbar(mean, y + up, xerr=error, ms=5, **look)
+            if task in BENCHMARKS and way in COLUMNS:
+                printed = TABLE_2[BENCHMARKS[task].title][COLUMNS.index(way)]
+                ax.plot(printed, y, "|", color=style.INK, ms=11)
+        ax.axvline(100 * float(dataset["chance"].sel(task=task)), color=style.INK, lw=0.9, ls="--")
+        labels = [merges.named(way) for way in reversed(ways)] if i % columns == 0 else []
+        ax.set_yticks(range(len(ways)) if labels else [], labels)
+        ax.set_ylim(-0.6, len(ways) - 0.4)
+        ax.set_title(_title(task), fontsize=9)
+        ax.set_xlabel("right answers (%)")
+    for ax in axes.flat[len(tasks) :]:
+        ax.set_axis_off()
+    fig.suptitle(
+        "hollow: before training, filled: after it; bars: printed of OLMo-1B; dashed: chance",
+        fontsize=10,
+    )
+    return fig
+
+
+def _title(task: str) -> str:
+    """Names a kind of question, a benchmark as the paper does."""
+    return BENCHMARKS[task].title if task in BENCHMARKS else task

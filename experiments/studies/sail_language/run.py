@@ -13,8 +13,8 @@ from experiments.data.files import refused
 from experiments.data.registry import OFFLINE_TEXT
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
-from experiments.studies.sail_language import checkpoints, data, parts
-from experiments.studies.sail_language.config import MADE_OF, Config
+from experiments.studies.sail_language import checkpoints, costs, data, parts, retraining
+from experiments.studies.sail_language.config import MADE_OF, RETRAINED, Config
 from experiments.training.savings import savings
 from experiments.training.sharding import layout
 
@@ -35,6 +35,9 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
       - `gamma_loss`, `(pair, seed, text, gamma)`: the loss between two sources before training;
       - `gamma_swept`, `(pair, seed)`, the gamma of least validation loss, and `gamma_distance`,
         `(seed,)`, that of eq. 11;
+      - `retrained_loss`, `(seed, text, look, gamma)`: the loss after retraining from each gamma,
+        and `gamma_retrained`, `(seed, look)`, that of least validation loss then; only if the ways
+        have it;
       - `taken`, `(seed, source)`: whether the greedy soup has taken each source;
       - `series_loss`, `(seed, checkpoint, of)`: the losses of the first source's checkpoints.
 
@@ -55,6 +58,12 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         chosen = stage(
             f"weights, seed {seed}", partial(parts.choose, config, target, corpus, sources, seed)
         )
+        if RETRAINED in config.ways:
+            pair, exams = (sources["one"], sources["two"]), (corpus.validation, corpus.held_out)
+            along = parts.on_target(config, corpus, seed)
+            chosen = chosen | retraining.sweep(
+                config, stage, f"seed {seed}", target, pair, *along, exams
+            )
         ways = {
             way: stage(
                 f"{way}, seed {seed}",
@@ -64,7 +73,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             for way in config.ways
         }
         results.append({"series": sources["series_loss"], "chosen": chosen, "ways": ways})
-    return _dataset(config, corpus, parts.costs(config, learners), results)
+    return _dataset(config, corpus, costs.costs(config, learners), results)
 
 
 def _check(config: Config, corpus: data.Corpus) -> None:
@@ -76,11 +85,11 @@ def _check(config: Config, corpus: data.Corpus) -> None:
             f"weight.blocks must be at most {target}; got {config.weight.blocks} (parts of {a}, "
             f"{b} and {target} blocks)"
         )
-    layout(config.shard).check(**{"budget.batch": config.budget.batch})
+    layout(config.shard).check(**{"budget.batch": config.budget.batch // config.micro_batches})
 
 
 def _dataset(
-    config: Config, corpus: data.Corpus, cost: parts.Costs, results: list[dict[str, Any]]
+    config: Config, corpus: data.Corpus, cost: costs.Costs, results: list[dict[str, Any]]
 ) -> xr.Dataset:
     """Stacks the results of the replicates and computes what each start saves."""
     over = lambda pick: np.stack([pick(result) for result in results])  # noqa: E731
@@ -91,23 +100,15 @@ def _dataset(
     right = np.stack([over(lambda result, w=w: result["ways"][w]["accuracy"]) for w in ways])
     source_steps, step = config.source.steps, cost.step["target"]
     made = lambda way: sum(cost.step[parts.SHAPE[n]] for n in MADE_OF[way])  # noqa: E731
-    # FLOPs spent before training on what is done with the sources. The greedy soup evaluates three
-    # networks: both sources, and their mean.
-    search = {
-        "ligo": config.maps.steps * step,
-        "greedy": 3 * cost.validation,
-        "sweep": config.weight.gammas * cost.validation,
-        "grown": config.weight.gammas * cost.validation,
-    }
     earlier = np.array([source_steps * made(way) for way in ways]) / step
-    ahead = np.array([search.get(way, 0.0) for way in ways]) / step
+    ahead = costs.ahead(config, cost)
     saved = savings(loss, config.budget.every, ahead=ahead)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = 1 - saved.steps / saved.scratch_steps
         with_sources = 1 - (saved.steps + earlier[:, None]) / saved.scratch_steps
     per_seed, kinds = ("way", "seed"), config.pairs
     chosen = lambda name: over(lambda result: result["chosen"][name]).astype(float)  # noqa: E731
-    return xr.Dataset(
+    dataset = xr.Dataset(
         {
             "loss": ((*per_seed, "step"), loss, {"units": "nats"}),
             "accuracy": ((*per_seed, "when", "task"), right.astype(float), {"units": "1"}),
@@ -157,3 +158,10 @@ def _dataset(
             "items": config.questions.items,
         },
     )
+    if RETRAINED not in ways:
+        return dataset
+    losses, best = chosen("retrained loss"), chosen("retrained by look")
+    return dataset.assign(
+        retrained_loss=(("seed", "text", "look", "gamma"), losses),
+        gamma_retrained=(("seed", "look"), best),
+    ).assign_coords(look=list(config.weight.retrain))

@@ -1,0 +1,258 @@
+"""The six benchmarks of SAIL's Table 2: PIQA, HellaSwag, Winogrande, SciQ, ARC-Easy and COPA.
+
+`read` reads the questions of a benchmark from a file of JSON lines, with the fields that its
+publishers gave them; `pack` makes tokens of them, and says what the log-likelihood of a choice is
+divided by. The paper prints neither prompts nor scoring, but that OLMo's tools evaluate its
+networks. So questions are put in the words of these tools, without solved ones before them.
+
+References:
+  SAIL (Structured-Initialization Learning), App. I.2 and Table 2.
+  Groeneveld et al., OLMo, 2024 (arXiv 2402.00838); olmo/eval/downstream.py of its code.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from experiments.data import choices
+from experiments.data.choices import Item, Packed
+from experiments.data.files import DataError, inside, json_lines, lines
+
+Unit = Literal["token", "character", "sum"]
+"""What the log-likelihood of a choice is divided by: its tokens, its characters without the space
+before them, or nothing."""
+Scoring = Literal["token", "character", "sum", "olmo"]
+"""A unit for all benchmarks; or "olmo", the unit that OLMo's tools have for each of them."""
+
+
+class Question(NamedTuple):
+    """A question of a benchmark.
+
+    Attributes:
+      contexts: The text before each choice. They differ in Winogrande alone.
+      choices: The ways to go on, each beginning with a space. In Winogrande they are the same.
+      answer: The index of the right choice.
+    """
+
+    contexts: tuple[str, ...]
+    choices: tuple[str, ...]
+    answer: int
+
+
+class _Asked(NamedTuple):
+    """A question as a benchmark's fields say it; `answer` is one of `names`, which name choices."""
+
+    contexts: Sequence[str]
+    choices: Sequence[str]
+    answer: Any
+    names: Sequence[Any]
+
+
+class Benchmark(NamedTuple):
+    """How the questions of a benchmark are read, put and scored.
+
+    Attributes:
+      title: Its name in the paper's table.
+      unit: What OLMo's tools divide the log-likelihood of its choices by.
+      ask: A function from the fields of a question and its number to the question.
+    """
+
+    title: str
+    unit: Unit
+    ask: Callable[[Mapping[str, Any], int], _Asked]
+
+
+def _put(text: str) -> str:
+    """Puts a question that has a short answer."""
+    return f"Question: {text}\nAnswer:"
+
+
+def _piqa(record: Mapping[str, Any], _: int) -> _Asked:
+    """Puts a question of PIQA: a goal, and two ways to it."""
+    return _Asked(
+        2 * [_put(record["goal"])], [record["sol1"], record["sol2"]], record["label"], (0, 1)
+    )
+
+
+def _plain(text: str) -> str:
+    """Removes from a text of HellaSwag what is left of the pages that it is from."""
+    text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
+    return text.replace("  ", " ")
+
+
+def _hellaswag(record: Mapping[str, Any], _: int) -> _Asked:
+    """Puts a question of HellaSwag: what is being done, how it begins, and how it may go on."""
+    begun = f"{record['ctx_a']} {record['ctx_b'].capitalize()}"
+    endings = [_plain(ending) for ending in record["endings"]]
+    context = _plain(f"{record['activity_label']}: {begun}")
+    return _Asked(len(endings) * [context], endings, record["label"], range(len(endings)))
+
+
+def _winogrande(record: Mapping[str, Any], _: int) -> _Asked:
+    """Puts a question of Winogrande: the rest of a sentence, after each of two words in its blank.
+
+    The rest is what is scored; which word makes it likelier is the answer.
+    """
+    before, blank, after = record["sentence"].partition("_")
+    if not blank:
+        raise ValueError("a sentence with a blank, _")
+    contexts = [before + record["option1"], before + record["option2"]]
+    return _Asked(contexts, 2 * [after.strip()], record["answer"], (1, 2))
+
+
+def _sciq(record: Mapping[str, Any], index: int) -> _Asked:
+    """Puts a question of SciQ after the text that supports its answer.
+
+    The right answer's place is the question's number modulo 4, so that no place is preferred where
+    scores are equal.
+    """
+    wrong = [record[f"distractor{k}"] for k in (1, 2, 3)]
+    wrong.insert(index % 4, record["correct_answer"])
+    context = f"{record['support'].strip()}\n{_put(record['question'])}"
+    return _Asked(4 * [context], wrong, index % 4, range(4))
+
+
+def _arc(record: Mapping[str, Any], _: int) -> _Asked:
+    """Puts a question of ARC, in its publishers' own layout or in columns."""
+    question, offered = record["question"], record.get("choices")
+    if isinstance(question, dict):
+        question, offered = question["stem"], question["choices"]
+    if isinstance(offered, dict):
+        texts, names = offered["text"], offered["label"]
+    else:
+        texts, names = ([one[key] for one in offered] for key in ("text", "label"))  # type: ignore[union-attr]
+    return _Asked(len(texts) * [_put(question)], texts, record["answerKey"], names)
+
+
+def _copa(record: Mapping[str, Any], _: int) -> _Asked:
+    """Puts a question of COPA: a premise without its full stop, and a cause or effect of it."""
+    joint = {"cause": "because", "effect": "therefore"}[record["question"]]
+    pair = [record["choice1"], record["choice2"]]
+    pair = [text[:1].lower() + text[1:] for text in pair]
+    return _Asked(2 * [f"{record['premise'].strip()[:-1]} {joint}"], pair, record["label"], (0, 1))
+
+
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "piqa": Benchmark("PIQA", "character", _piqa),
+    "hellaswag": Benchmark("HellaSwag", "character", _hellaswag),
+    "winogrande": Benchmark("Winogrande", "sum", _winogrande),
+    "sciq": Benchmark("SciQ", "sum", _sciq),
+    "arc_easy": Benchmark("ARC-Easy", "sum", _arc),
+    "copa": Benchmark("COPA", "sum", _copa),
+}
+
+
+def read(folder: str | Path, name: str) -> tuple[Question, ...]:
+    """Reads the questions of a benchmark.
+
+    They are in NAME.jsonl, a question on each line, as the publishers' files or the Hugging Face
+    datasets have them: SciQ's list as lines, COPA as in SuperGLUE. Where a question of PIQA has no
+    label, the labels are in NAME.lst, as PIQA's publishers have it.
+
+    Args:
+      folder: The folder of the files.
+      name: The name of the benchmark, a key of `BENCHMARKS`.
+
+    Returns:
+      The questions, in the order of the file.
+
+    Raises:
+      KeyError: If there is no such benchmark.
+      DataError: If a file is missing or damaged, or a line is no question of the benchmark. The
+        message names the file and the line. It is a `ValueError`.
+    """
+    ask, found = BENCHMARKS[name].ask, []
+    path, labels = inside(Path(folder), f"{name}.jsonl"), inside(Path(folder), f"{name}.lst")
+    given = lines(labels, choices.SOURCE) if labels.exists() else None
+    for what, record in json_lines(path, choices.SOURCE, choices.MAX_LINE):
+        if given is not None:
+            if len(found) >= len(given):
+                raise DataError(f"{labels} has {len(given)} labels, {path} more questions")
+            record = {**record, "label": given[len(found)]}
+        try:
+            found.append(_checked(ask(record, len(found))))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            told = repr(", ".join(sorted(record))[:99])
+            raise DataError(
+                f"{what}: expected the fields of a question of {BENCHMARKS[name].title}; got "
+                f"{told} ({type(error).__name__}: {str(error)[:99]})"
+            ) from None
+    if not found:
+        raise DataError(f"{path} is empty; expected a question in JSON on each line")
+    if given is not None and len(given) != len(found):
+        raise DataError(f"{labels} has {len(given)} labels, {path} has {len(found)} questions")
+    return tuple(found)
+
+
+def _checked(asked: _Asked) -> Question:
+    """Makes a `Question`, whose texts are texts and whose answer is one of its choices."""
+    for text in (*asked.contexts, *asked.choices):
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"a text that is not empty in place of {text!r}")
+        text.encode()
+    names = [str(name) for name in asked.names]
+    if len(asked.choices) < 2 or len(set(names)) != len(asked.choices):
+        raise ValueError("two choices or more, each with a name of its own")
+    spaced = tuple(f" {text.strip()}" for text in asked.choices)
+    return Question(tuple(asked.contexts), spaced, names.index(str(asked.answer).strip()))
+
+
+def pack(
+    questions: Sequence[Question],
+    encode: Callable[[bytes], Int[np.ndarray, " n"]],
+    length: int,
+    unit: Unit,
+) -> Packed:
+    """Encodes questions as token arrays, with the lengths that scores are divided by.
+
+    A choice and the text before it are encoded apart. A sequence that is too long loses the
+    beginning of that text.
+
+    Args:
+      questions: The questions, one or more.
+      encode: A function from bytes in UTF-8 to tokens `(n,)`.
+      length: The number of tokens of each sequence, at least 2.
+      unit: What the length of a choice counts; with "sum" it is 1.
+
+    Returns:
+      The arrays, with as many choices as the question with the most of them has. Their `length` is
+      in `unit`, not in bytes.
+
+    Raises:
+      ValueError: As `choices.pack`; there each choice counts as an item.
+
+    >>> one = Question(("1 +", "1 + 1"), (" 1 = 2", " = 2"), 1)
+    >>> packed = pack([one], lambda text: np.frombuffer(text, np.uint8), 12, "character")
+    >>> packed.scored.sum(-1).tolist(), packed.length.tolist()
+    ([[6, 4]], [[5, 3]])
+    """
+    places, items = [], []
+    for i, one in enumerate(questions):
+        for j, pair in enumerate(zip(one.contexts, one.choices, strict=True)):
+            places.append((i, j))
+            items.append(Item(pair[0], (pair[1],), 0))
+    flat = choices.pack(items, encode, length)
+    shape = (len(questions), max(len(one.choices) for one in questions))
+    at = tuple(np.array(places).T)
+    tokens = np.zeros((*shape, length), np.int32)
+    scored, sizes = np.zeros(tokens.shape, bool), np.zeros(shape, np.int32)
+    tokens[at], scored[at] = flat.tokens[:, 0], flat.scored[:, 0]
+    sizes[at] = [1 if unit == "sum" else len(item.choices[0].strip()) for item in items]
+    packed = Packed(tokens, scored, sizes, np.array([one.answer for one in questions], np.int32))
+    return per_token(packed) if unit == "token" else packed
+
+
+def per_token(packed: Packed) -> Packed:
+    """Counts the length of choices in tokens.
+
+    Args:
+      packed: Questions as tokens.
+
+    Returns:
+      The same questions; `length` has the number of tokens of each choice.
+    """
+    return packed._replace(length=packed.scored.sum(-1).astype(np.int32))

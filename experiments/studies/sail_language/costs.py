@@ -1,0 +1,78 @@
+"""What `sail_language` counts as the cost of trainings, and of what is done before them."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
+
+from experiments.data.tokens import Batch
+from experiments.studies.sail_language import parts
+from experiments.studies.sail_language.config import RETRAINED, Config
+from experiments.training import init
+from experiments.training.flops import flops
+from experiments.training.step import State
+
+
+class Costs(NamedTuple):
+    """Floating-point operations, as XLA counts them.
+
+    Attributes:
+      step: Those of a training step, by the shape of the network.
+      validation: Those of the target's loss on the validation text.
+    """
+
+    step: dict[str, float]
+    validation: float
+
+
+def costs(config: Config, learners: Mapping[str, parts.Learner]) -> Costs:
+    """Counts the floating-point operations of training steps and of an evaluation.
+
+    Args:
+      config: The settings.
+      learners: The trainings by name, with "target" among them.
+
+    Returns:
+      The numbers of operations.
+    """
+    shape = jax.ShapeDtypeStruct((config.budget.batch, config.model.context), np.int32)
+    batch = Batch(shape, shape)  # type: ignore[arg-type]
+    step = {}
+    sources = [parts.SHAPE[name] for name in config.sources if name in learners]
+    for name in dict.fromkeys(["target", *sources]):
+        use = learners[name]
+
+        def first(key: PRNGKeyArray, use: parts.Learner = use) -> State:
+            return init(use.fit.training, parts.initial(use.net, key)["params"], key)
+
+        step[name] = use.fit.cost(jax.eval_shape(first, jax.random.key(0)), batch)
+    net = learners["target"].net
+    variables = jax.eval_shape(partial(parts.initial, net), jax.random.key(0))
+    forward = flops(partial(parts.next_token_loss, net), variables, batch)
+    return Costs(step, forward * config.validation / config.budget.batch)
+
+
+def ahead(config: Config, cost: Costs, networks: int = 2) -> Float[np.ndarray, " way"]:
+    """Counts what each start costs before its training on D_t, without the training of sources.
+
+    Args:
+      config: The settings.
+      cost: Floating-point operations of steps and evaluations.
+      networks: The number of networks that soups are made of.
+
+    Returns:
+      The cost of each of `config.ways`, in steps of the target's training.
+    """
+    step, gammas, looks = cost.step["target"], config.weight.gammas, config.weight.retrain
+    # the greedy soup evaluates each network, and each but the first in a mean with others
+    spent = {
+        "ligo": config.maps.steps * step,
+        "greedy": (2 * networks - 1) * cost.validation,
+        "sweep": gammas * cost.validation,
+        "grown": gammas * cost.validation,
+        RETRAINED: gammas * (looks[-1] * step + len(looks) * cost.validation),
+    }
+    return np.array([spent.get(way, 0.0) for way in config.ways]) / step
