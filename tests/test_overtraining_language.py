@@ -1,5 +1,6 @@
 """Overtraining of language models: its parts by themselves, claims on made-up runs, refusals."""
 
+import json
 import os
 import subprocess
 import sys
@@ -117,6 +118,30 @@ def _alone(params, batch, rate, steps):
     return params
 
 
+@pytest.mark.slow
+def test_a_network_is_taken_where_its_score_was_least_also_after_a_kill(tmp_path):
+    """Which stop is least differs by member; equal scores are the first's."""
+    scores = np.array([[3.0, 1.0, 2.0], [1.0, 1.0, 2.0], [2.0, 0.5, 3.0]])
+    stops, many, where = (2, 4, 6), _batch(2, 8, 3), training.layout("no")
+    how = Training(Optimizer(Schedule(0.01, 6, 1), members=(1.0, 0.5, 0.2)))
+    start, key = [_params(k) for k in range(3)], jax.random.key(0)
+    train = partial(training.together, NET, how, start, lambda _: many, key=key, where=where)
+    asked = iter(jnp.asarray(scores[:2]))
+
+    def killed(_):
+        return next(asked) if len(list(tmp_path.iterdir())) < 2 else 1 / 0
+
+    early = {"stops": stops, "directory": tmp_path, "config": TINY}
+    with pytest.raises(ZeroDivisionError):
+        train(6, score=killed, **early)
+    told = iter(jnp.asarray(scores))
+    found = train(6, score=lambda _: next(told), **early)
+    for k, at in enumerate((4, 6, 2)):
+        alone = train(at)[k]  # the same compiled step, whose schedule ends at step 6
+        for a, b in zip(*map(jax.tree.leaves, (found[k], alone)), strict=True):
+            assert np.array_equal(a, b)
+
+
 SHARED = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -230,6 +255,46 @@ def test_a_text_on_disk_is_pre_trained_on_and_tuned_to(tmp_path):
         tasks.task("questions", corpus, (2, 2, 2), 0)
     with pytest.raises(ValueError, match="200 blocks are asked for, there are 112"):
         tasks.task(other, corpus, (100, 50, 50), 0)
+
+
+def _opinions(path, count, seed=0):
+    """A file of texts with classes, whose last words tell the class."""
+    labels = np.random.default_rng(seed).integers(0, 2, count).tolist()
+    lines = [{"text": f"{k} {('bad', 'fine')[y]}", "label": y} for k, y in enumerate(labels)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def test_classes_are_learnt_by_the_right_one_and_compete_by_likelihood(corpus, tmp_path):
+    name = _opinions(tmp_path / "mr.jsonl", 30)
+    task = tasks.task(name, corpus, (50, 5, 5), 0)
+    assert [len(part.tokens) for part in (task.learn, task.validation, task.test)] == [20, 5, 5]
+    for row, known in zip(task.learn.tokens, task.learn.scored, strict=True):
+        shown = bytes((row + 32).astype(np.uint8)).replace(b"\x7f", b"\n")[
+            : known.nonzero()[0][-1] + 2
+        ]
+        assert shown.endswith((b" bad\nLabel: negative", b" fine\nLabel: positive"))
+        assert known.sum() == len(b" negative") == len(b" positive")
+    params, packed = _params(0), task.test
+    losses = jax.jit(training.own_losses, static_argnums=(0, 3))
+    found = np.asarray(losses(NET, params, packed, 2))
+    nll = jax.jit(training.nll, static_argnums=0)
+    each = np.asarray(nll(NET, params, tasks.Batch(packed.tokens, packed.scored[..., 1:])))
+    each = each.astype(np.float64)  # of both classes, per token
+    right = np.take_along_axis(each, packed.answer[:, None], 1)[:, 0]
+    expected = right + np.log(np.exp(-each).sum(1))
+    # sums of logits of order 1 in float32
+    np.testing.assert_allclose(found, expected, atol=100 * EPS * each.max())
+    with pytest.raises(ValueError, match=r"mr.jsonl has 30 texts, of which 30 are to be held out"):
+        tasks.task(name, corpus, (1, 15, 15), 0)
+    small = corpus._replace(context=5)
+    with pytest.raises(ValueError, match=r"mr.jsonl: items\[0\]: choice 0 has 9 tokens"):
+        tasks.task(name, small, (9, 5, 5), 0)
+    encode = tasks.encoder(TextData("tokens", str(tmp_path)), None)
+    with pytest.raises(ValueError, match=r"mr.jsonl: tune.tokenizer must be the one that made"):
+        tasks.task(name, corpus, (9, 5, 5), 0, encode)
+    with pytest.raises(ValueError, match=r"tune.epochs: .* got 4 \(.*mr.jsonl\)"):
+        ol.run(varied(TINY, tune={"tasks": (name,), "held_out": 11}))
 
 
 @pytest.mark.parametrize("names", [("rotated",), ("questions",), ("shifted", "rotated")])

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Interval, Le
 from pydantic import AfterValidator
 
 from experiments.data import text
@@ -11,7 +11,14 @@ from experiments.lab.config import Different, Natural, Positive, Rising, Seed, c
 from experiments.models import presets
 from experiments.studies.overtraining_language import tasks
 from experiments.studies.overtraining_language.training import Shard
+from experiments.training.groups import Epochs
+from experiments.training.schedules import Decay
 from experiments.training.step import Compute
+
+Warmup = Annotated[float, Interval(ge=0, lt=1)]
+"""Share of the steps before the learning rate is at its highest."""
+Cooldown = Annotated[float, Gt(0), Le(1)]
+"""Share of the steps over which the learning rate falls at last."""
 
 
 @config
@@ -82,24 +89,39 @@ class Pretraining:
     """Sequences per step."""
     rate: Positive = 0.02
     """Highest learning rate."""
+    decay: Decay = "cosine"
+    """How it falls: 'cosine' or 'linear' to 0, 'constant', or 'wsd' (constant, then linear)."""
+    warmup: Warmup = 0.1
+    """Share of the steps before the learning rate is at its highest."""
+    cooldown: Cooldown = 0.1
+    """Share of the steps over which 'wsd' falls; other decays ignore it."""
 
 
 @config
-class Tuning:
+class Tuning(Epochs):
     """How models are fine-tuned."""
 
     tasks: Different[str] = tasks.TASKS
-    """What to fine-tune on: 'shifted', 'rotated', 'questions', or the path of a tokenised text."""
+    """What to fine-tune on: 'shifted', 'rotated', 'questions', the path of a tokenised text (.bin,
+    .npy), or of texts with classes in JSON lines (.jsonl)."""
+    tokenizer: str | None = None
+    """The tokenizer.json that encodes texts with classes, of byte-level BPE as GPT-2's and OLMo's;
+    None for networks of characters."""
     rates: Rising[Positive] = tuple(0.00025 * 2**k for k in range(8))
     """Highest learning rates to try, ascending; the tuned one has the least validation loss."""
     examples: Natural = 128
-    """Sequences to fine-tune on."""
-    batch: Natural = 8
-    """Sequences per step."""
-    epochs: Natural = 4
-    """How often each sequence is seen."""
+    """Examples to fine-tune on; of a file of texts with classes at most as many."""
+    decay: Decay = "cosine"
+    """How the rate falls: 'cosine' or 'linear' to 0, 'constant', or 'wsd' (constant, then
+    linear)."""
+    warmup: Warmup = 0.1
+    """Share of the steps before the learning rate is at its highest."""
+    cooldown: Cooldown = 0.1
+    """Share of the steps over which 'wsd' falls; other decays ignore it."""
+    early_stopping: bool = False
+    """Whether a model is taken after the epoch of least validation loss, not after the last."""
     held_out: Natural = 128
-    """Sequences of a task to tune the rate by, and as many others to report."""
+    """Examples of a task to tune the rate by, and as many others to report."""
     scales: Different[Positive] = (0.1, 0.25, 0.5, 0.75, 1.0)
     """Shares of the way to the fine-tuned model (Fig. 10), ascending to 1."""
 
@@ -107,16 +129,27 @@ class Tuning:
         tasks.check(self.tasks)
         if list(self.scales) != sorted(self.scales) or self.scales[-1] != 1:
             raise ValueError(f"scales must ascend to 1, the fine-tuned model; got {self.scales}")
-        if self.steps < 10:
-            raise ValueError(
-                "epochs: fine-tuning must take at least 10 steps, epochs * examples / batch; "
-                f"got {self.steps}"
-            )
+        self.check_steps()
 
-    @property
-    def steps(self) -> int:
-        """The number of steps of fine-tuning."""
-        return self.epochs * self.examples // self.batch
+    def check_steps(self, examples: int | None = None) -> None:
+        """Checks that training is long enough, and an epoch if it may stop after one.
+
+        Args:
+          examples: The examples that there are, used instead of the field if they are given.
+
+        Raises:
+          ValueError: If there are fewer steps than 10, or the first epoch has none.
+        """
+        if self.steps(examples) < tasks.LEAST_STEPS:
+            raise ValueError(
+                f"epochs: fine-tuning must take at least {tasks.LEAST_STEPS} steps, epochs * "
+                f"examples / batch; got {self.steps(examples)}"
+            )
+        if self.early_stopping and self.batch > (count := examples or self.examples):
+            raise ValueError(
+                f"batch: early_stopping needs a step in every epoch of {count} examples; got "
+                f"{self.batch}"
+            )
 
 
 @config
@@ -190,7 +223,15 @@ class Config:
 
 
 DEFAULT = Config()
-# Tables 3 and 4; the tokens of C4 and of the tasks are to be given by path
+# App. C.1: what is learnt as text, and what by classes
+_TEXTS = ("gsm8k.npy", "starcoder-python.npy")
+_CLASSES = tuple(
+    f"{name}.jsonl" for name in ("siqa", "mr", "rte", "trec", "subj", "boolq", "cr", "tweet")
+)
+# Tables 3 and 4. The tokens of C4, the tasks and the tokenizer are to be given by path. Not printed,
+# and chosen here: how many examples of a task are learnt at most (5000, printed for Starcoder
+# alone), how many are held out, the prompts and the words of classes, and that one training is
+# stopped early in place of one for each number of epochs
 PAPER = varied(
     DEFAULT,
     data={"name": "c4"},
@@ -203,7 +244,9 @@ PAPER = varied(
     },
     held_out=1024,
     tune={
-        "tasks": ("gsm8k.npy", "starcoder-python.npy"),
+        "tasks": (*_TEXTS, *_CLASSES),
+        "tokenizer": "tokenizer.json",
+        "early_stopping": True,
         "rates": (
             *(4e-6, 8e-6, 1e-5, 2e-5, 4e-5, 5e-5, 6e-5, 7e-5, 8e-5, 9e-5, 1e-4, 1.1e-4),
             *(1.2e-4, 1.4e-4, 1.6e-4, 1.8e-4, 2e-4, 2.4e-4, 4e-4, 5e-4, 6e-4, 8e-4),
@@ -245,4 +288,9 @@ PRESETS: dict[str, Config] = {
     "paper": PAPER,
     "paper_15m": varied(PAPER, model={"preset": "olmo-15m"}),
     "paper_90m": varied(PAPER, model={"preset": "olmo-90m"}),
+    # Table 6: batches (Figs. 30 to 39) and schedules of fine-tuning (Figs. 40 to 49)
+    "paper_batch_256": varied(PAPER, tune={"batch": 256}),
+    "paper_batch_32": varied(PAPER, tune={"batch": 32}),
+    "paper_constant": varied(PAPER, tune={"decay": "constant", "warmup": 0.0}),
+    "paper_constant_warmup": varied(PAPER, tune={"decay": "constant"}),
 }
