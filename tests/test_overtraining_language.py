@@ -518,3 +518,32 @@ def test_the_rate_that_keeps_the_text_is_told_by_the_other_seeds():
     found = of.rates_by_others(dataset.assign(tuned_increase=forgets)).sel(task="a")
     assert found.sel(seed=1) > found.sel(seed=0) == found.sel(seed=2)
     assert of.kept_rates(dataset.assign(tuned_increase=forgets)).item() == found.sel(seed=0)
+
+
+def test_where_no_rate_keeps_the_text_nothing_is_claimed_of_it():
+    """Nor does a model that never knew the text decide which rates keep it; both are said."""
+    dataset = _made_up()
+    base, after = dataset["base"].mean("seed"), of.tuned(dataset).mean("seed").sel(task="a")
+    # the largest rate at which every model stays below: by the definition
+    between = float(after.max("budget").isel(rate=[0, 1]).mean())
+    assert float(after.max("budget")[0]) < between < float(after.max("budget")[1])
+    stated = dataset.assign_attrs(kept_perplexity=float(np.exp(between)))
+    assert of.kept_rates(stated).item() == float(dataset["rate"][0])
+    assert of.left_out(stated, ["x"] * 6) == ""
+    # models start at 4 nats and improve: below 3.5 the first three were not, above 3 the last are
+    never = dataset.assign_attrs(kept_perplexity=float(np.exp(3.5)))
+    known = (base < 3.5).values
+    assert known.tolist() == [False] * 3 + [True] * 3
+    largest = after.isel(budget=known).max("budget") < 3.5
+    expected = dataset["rate"].values[largest.values].max(initial=-1)
+    assert of.kept_rates(never).fillna(-1).item() == expected
+    assert "at x0, x1, x2 is not below 33.1" in of.left_out(never, [f"x{k}" for k in range(6)])
+    none = dataset.assign_attrs(kept_perplexity=float(np.exp(float(base.min()) + 1e-3)))
+    assert np.isnan(of.kept_rates(none)).all()
+    assert np.isnan(of.rates_by_others(none)).all()
+    told = [f for f in ol.findings(none) if "keeps the text" in f.claim]
+    assert len(told) == 5
+    assert all("(there is none)" in f.claim and f.verdict == "undecided" for f in told)
+    assert "a none keeps it" in ol.summary(none)
+    assert _verdict(none, "The inflection budget of the pre-training loss") == "undecided"
+    assert _verdict(none, CLAIMS[0]) == "holds"  # of noise, which has no rate

@@ -36,6 +36,8 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         `stages.fine_tune`; the own losses of texts with classes are in nats per text;
       - `theory_*`: those of `stages.theory`;
       - `unigram`: the loss of predicting each token by its frequency alone.
+      The attributes are the number of `parameters`, the `model`, and `kept_perplexity` if the
+      config has one.
 
     Raises:
       DataError: If data are missing, too few or of another vocabulary, or devices cannot share the
@@ -141,4 +143,7 @@ def _dataset(config: Config, noisy: Any, tuned: Sequence[Any], theory: Any) -> x
     net = presets.build(config.network)
     params = jax.eval_shape(lambda key: training.first(net, key), jax.random.key(0))
     size = sum(x.size for x in jax.tree.leaves(params))
-    return xr.Dataset(data, coords, {"parameters": size, "model": config.model.preset or "small"})
+    attrs: dict[str, Any] = {"parameters": size, "model": config.model.preset or "small"}
+    if config.kept_perplexity is not None:
+        attrs["kept_perplexity"] = config.kept_perplexity
+    return xr.Dataset(data, coords, attrs)
