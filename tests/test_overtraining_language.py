@@ -361,7 +361,7 @@ def test_the_papers_training_is_table_3():
             "tune.rates must be 2 or more values",
         ),
         ({"tune": {"rates": (0.1, -0.1)}}, r"tune.rates\[1\] must be greater than 0"),
-        ({"tune": {"scales": (0.1, 0.5)}}, "tune.scales must ascend to 1"),
+        ({"tune": {"scales": (0.1, 0.5)}}, "tune.scales must ascend and have 1"),
         ({"tune": {"tasks": ("shfted",)}}, r"tune.tasks: 'shfted' is none.* \(nearest: 'shifted'"),
         ({"tune": {"tasks": ("a.txt",)}}, "tune.tasks: 'a.txt' is none"),
         ({"memory": {"together": 0}}, "memory.together must be at least 1"),

@@ -121,6 +121,11 @@ class Config:
     examples ('data'), these and the parameters ('full'), or nothing ('no')."""
 
     def __post_init__(self) -> None:
+        if self.model.mup is not None:
+            raise ValueError(
+                "model.mup must be None: the checkpoints' configurations state no scale of logits; "
+                f"got {self.model.mup}"
+            )
         count = len(self.series.budgets if self.checkpoints is None else self.checkpoints)
         # presets have an empty tuple, for the user to fill; `run` refuses it with an explanation
         if self.checkpoints is not None and 0 < count < 3:

@@ -15,5 +15,6 @@ per token: the logarithm of the perplexity.
 
 The paper's text leaves open the sizes of the noise, its two signs and the number of draws, which
 are chosen here. Adam's decays in fine-tuning are those of pre-training. The paper stops early over
-fine-tuning epochs; its presets do so here, within one training. The paper's muP is not implemented.
+fine-tuning epochs and has muP; its presets do, with muP by `experiments.training.mup`, and stop
+within one training.
 """

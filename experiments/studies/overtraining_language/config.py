@@ -1,7 +1,9 @@
 """The config of `overtraining_language` and its presets."""
 
+from functools import partial
 from typing import Annotated, Any
 
+import jax
 from annotated_types import Ge, Gt, Interval, Le
 from pydantic import AfterValidator, AllowInfNan
 
@@ -9,11 +11,14 @@ from experiments.data import text
 from experiments.data.registry import TextData
 from experiments.lab.config import Different, Natural, Positive, Rising, Seed, config, varied
 from experiments.models import presets
-from experiments.studies.overtraining_language import tasks
+from experiments.studies.overtraining_language import tasks, training
 from experiments.studies.overtraining_language.training import Shard
 from experiments.training.groups import Epochs
+from experiments.training.mup import Scales, scales
 from experiments.training.schedules import Decay
 from experiments.training.step import Compute
+from sail_jax import architectures
+from sail_jax.basis.spaces import Spec
 
 Warmup = Annotated[float, Interval(ge=0, lt=1)]
 """Share of the steps before the learning rate is at its highest."""
@@ -40,6 +45,9 @@ class Model:
     """Attention heads; they divide the width."""
     hidden: Natural = 48
     """Units of an MLP."""
+    mup: Natural | None = None
+    """Width from which initial scales and learning rates are carried over to the network's own by
+    the maximal update parametrisation (muP); None for the standard one. Heads keep their size."""
 
     def __post_init__(self) -> None:
         if self.preset is None:
@@ -53,6 +61,14 @@ class Model:
                 f"context must be at most {most}, the positions of {self.preset}; got "
                 f"{self.context}"
             )
+        if self.mup is not None:
+            sizes = self.network()
+            for name in ("heads", "hidden"):
+                if sizes[name] * self.mup % sizes["width"]:
+                    raise ValueError(
+                        f"mup must leave whole {name}, of {sizes[name]} at width "
+                        f"{sizes['width']}; got {self.mup}"
+                    )
 
     def network(self, dropout: float | None = None) -> dict[str, Any]:
         """Makes the configuration of the network.
@@ -64,7 +80,15 @@ class Model:
           The configuration, as `experiments.models.presets.build` takes it.
         """
         if self.preset is not None:
-            return presets.config(self.preset, **({} if dropout is None else {"dropout": dropout}))
+            own = presets.config(self.preset, **({} if dropout is None else {"dropout": dropout}))
+        else:
+            own = self._sizes()
+        # tied embeddings are as large as an input's; what they read out is divided by the growth
+        grown = self.mup is not None and own["tied"]
+        return {**own, **({"logit_scale": self.mup / own["width"]} if grown else {})}
+
+    def _sizes(self) -> dict[str, Any]:
+        """Makes the configuration of the network without a preset."""
         return {
             "model_type": "flax_llama",
             "vocab": text.VOCAB,
@@ -77,6 +101,25 @@ class Model:
             "tied": True,
             "norm": "layernorm",
         }
+
+    def parametrisation(self) -> tuple[Scales, ...]:
+        """Computes how initial parameters and learning rates are scaled.
+
+        Returns:
+          The scales of each parameter by muP; none for the standard parametrisation.
+        """
+        if self.mup is None:
+            return ()
+        own = self.network()
+        part = {name: own[name] * self.mup // own["width"] for name in ("width", "heads", "hidden")}
+        base, spec = (_spec(sizes) for sizes in ({**own, **part}, own))
+        return scales(base, spec)
+
+
+def _spec(sizes: dict[str, Any]) -> Spec:
+    """Says in which feature space each axis of a network's parameters is."""
+    shapes = jax.eval_shape(partial(training.first, presets.build(sizes)), jax.random.key(0))
+    return architectures.of(sizes).rules(sizes).spec(shapes)
 
 
 @config
@@ -123,12 +166,15 @@ class Tuning(Epochs):
     held_out: Natural = 128
     """Examples of a task to tune the rate by, and as many others to report."""
     scales: Different[Positive] = (0.1, 0.25, 0.5, 0.75, 1.0)
-    """Shares of the way to the fine-tuned model (Fig. 10), ascending to 1."""
+    """Shares of the way to the fine-tuned model (Fig. 10), ascending; 1, its end, among them."""
 
     def __post_init__(self) -> None:
         tasks.check(self.tasks)
-        if list(self.scales) != sorted(self.scales) or self.scales[-1] != 1:
-            raise ValueError(f"scales must ascend to 1, the fine-tuned model; got {self.scales}")
+        if list(self.scales) != sorted(self.scales) or 1 not in self.scales:
+            raise ValueError(
+                "scales must ascend and have 1, the fine-tuned model, among them; got "
+                f"{self.scales}"
+            )
         self.check_steps()
 
     def check_steps(self, examples: int | None = None) -> None:
@@ -234,13 +280,14 @@ _CLASSES = tuple(
 )
 # Tables 3 and 4. The tokens of C4, the tasks and the tokenizer are to be given by path. Not
 # printed, and chosen here: how many examples of a task are learnt at most (5000, printed for
-# Starcoder alone), how many are held out, prompts and words of classes, and that one training is
-# stopped early in place of one for each number of epochs
+# Starcoder alone), how many are held out, prompts and words of classes, that one training is
+# stopped early in place of one for each number of epochs, and the width at which muP is the
+# standard parametrisation: that of OLMo-15M, the smallest
 PAPER = varied(
     DEFAULT,
     data={"name": "c4"},
     replicates=3,
-    model={"preset": "olmo-30m", "context": 1024},
+    model={"preset": "olmo-30m", "context": 1024, "mup": 192},
     pretrain={
         "budgets": tuple(k * 10**9 for k in (4, 8, 16, 32, 64, 128)),
         "batch": 256,
@@ -296,6 +343,17 @@ PRESETS: dict[str, Config] = {
     "paper": PAPER,
     "paper_15m": varied(PAPER, model={"preset": "olmo-15m"}),
     "paper_90m": varied(PAPER, model={"preset": "olmo-90m"}),
+    # Fig. 10: from a model to what AG News makes of it and beyond, "extremely close to zero" and
+    # "with a wider range"; scales, rates and the share of AG News are not printed, and chosen here
+    "paper_figure_10": varied(
+        PAPER,
+        pretrain={"budgets": tuple(k * 10**9 for k in (32, 64, 128))},
+        tune={
+            "tasks": ("ag_news.jsonl",),
+            "rates": (1e-5, 1e-4, 1e-3),
+            "scales": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0),
+        },
+    ),
     # Table 6: batches (Figs. 30 to 39) and schedules of fine-tuning (Figs. 40 to 49)
     "paper_batch_256": varied(PAPER, tune={"batch": 256}),
     "paper_batch_32": varied(PAPER, tune={"batch": 32}),

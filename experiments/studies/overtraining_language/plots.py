@@ -358,9 +358,10 @@ def _hessian(dataset: xr.Dataset) -> "Figure":
         upper.set(ylim=(1.4 * lowest, 1.6 * highest), title=title)
         lower.axhline(1, color=style.INK, lw=0.8)
         lower.set(xlabel=label, ylim=(0, 3))
-        if name == "noise":
-            _sizes(upper, dataset, "noise")
-            _sizes(lower, dataset, "noise")
+        # shares of the way near 0 would be one point of an axis that is not logarithmic
+        if name == "noise" or part[dim].values[-1] > 20 * part[dim].values[0]:
+            _sizes(upper, dataset, dim)
+            _sizes(lower, dataset, dim)
     axes[0, 0].set_ylabel("increase of the\npre-training loss (nats)")
     axes[1, 0].set_ylabel("increase / prediction\n(ratio of means)")
     lines = _lines(colors, [count(b) for b in latest["budget"].values])

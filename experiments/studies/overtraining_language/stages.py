@@ -19,7 +19,7 @@ from experiments.studies.overtraining_language import tasks, training
 from experiments.studies.overtraining_language.config import Config
 from experiments.studies.overtraining_linear.config import Config as LinearConfig
 from experiments.studies.overtraining_linear.run import closed_forms
-from experiments.training import Optimizer, Schedule, Training, sharding
+from experiments.training import Optimizer, Schedule, Training, mup, sharding
 from sail_jax import probe
 
 B2 = 0.95  # Adam's second decay; the first is 0.9, the default
@@ -38,7 +38,11 @@ def _order(config: Config, replicate: int) -> int:
 
 def _initial(config: Config, net: nn.Module, replicates: Sequence[int]) -> list[PyTree]:
     """Draws the initial parameters of some replicates."""
-    return [jax.device_get(training.first(net, _keys(config, k)[0])) for k in replicates]
+    scales = config.model.parametrisation()
+    return [
+        jax.device_get(mup.scaled(training.first(net, _keys(config, k)[0]), scales))
+        for k in replicates
+    ]
 
 
 def pre_train(
@@ -72,8 +76,9 @@ def pre_train(
         pretrain.decay,
         cooldown=pretrain.cooldown,
     )
+    own = mup.rates(config.model.parametrisation())
     how = Training(
-        Optimizer(schedule, weight_decay=WEIGHT_DECAY, b2=B2),
+        Optimizer(schedule, weight_decay=WEIGHT_DECAY, b2=B2, rates=own),
         config.memory.micro_batches,
         config.compute,
     )
@@ -202,8 +207,11 @@ def fine_tune(
     steps, top = tune.steps(examples), tune.rates[-1]
     schedule = Schedule(top, steps, round(tune.warmup * steps), tune.decay, cooldown=tune.cooldown)
     shares = tuple(tune.rates[rate] / top for _, rate in some)
+    own = mup.rates(config.model.parametrisation())
     how = Training(
-        Optimizer(schedule, members=shares, b2=B2), config.memory.micro_batches, config.compute
+        Optimizer(schedule, members=shares, b2=B2, rates=own),
+        config.memory.micro_batches,
+        config.compute,
     )
     # the rates of one replicate see the same minibatches
     orders = [_order(config, k) for k in range(config.replicates)]
