@@ -20,7 +20,7 @@ from experiments.lab import registry
 from experiments.lab.config import varied
 from experiments.models import presets
 from experiments.studies.overtraining_language import findings as of
-from experiments.studies.overtraining_language import tasks, training
+from experiments.studies.overtraining_language import stages, tasks, training
 from experiments.training import Optimizer, Schedule, Training
 
 ol = registry.load("overtraining_language")
@@ -140,6 +140,26 @@ def test_a_network_is_taken_where_its_score_was_least_also_after_a_kill(tmp_path
         alone = train(at)[k]  # the same compiled step, whose schedule ends at step 6
         for a, b in zip(*map(jax.tree.leaves, (found[k], alone)), strict=True):
             assert np.array_equal(a, b)
+
+
+@pytest.mark.slow
+def test_fine_tuning_on_classes_stops_after_the_best_epoch(corpus, tmp_path, monkeypatch):
+    """What is reported is of the network whose validation loss was least after an epoch."""
+    name = _opinions(tmp_path / "mr.jsonl", 30)
+    tune = {"tasks": (name,), "examples": 10, "batch": 2, "held_out": 8, "early_stopping": True}
+    config = varied(TINY, replicates=3, tune={**tune, "rates": (0.01, 0.1), "epochs": 3})
+    task = tasks.task(name, corpus, (10, 8, 8), 0)
+    seen, own = [], stages._validation
+    monkeypatch.setattr(stages, "_validation", lambda *a: seen.append(own(*a)) or seen[-1])
+    where, held_out = training.layout("no"), corpus.held_out(8, 0)
+    bases, runs = [_params(k) for k in range(3)], [(0, 0), (1, 1), (2, 0)]
+    found = stages.fine_tune(config, NET, where, held_out, task, bases, runs, None)
+    validation = np.stack(seen)
+    assert validation.shape == (3, 3)  # epochs, runs
+    assert np.array_equal(found["epoch"], 1 + validation.argmin(0))
+    assert len(set(found["epoch"])) > 1  # both ends of the choice are met
+    # the same sums in another program
+    np.testing.assert_allclose(found["validation"], validation.min(0), rtol=100 * EPS)
 
 
 SHARED = """

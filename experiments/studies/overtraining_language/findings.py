@@ -150,8 +150,8 @@ def at_chosen(
     """
     found = rates.notnull()
     # any rate will do for a seed whose result is thrown away
-    chosen = values.sel(rate=rates.fillna(float(values["rate"][0]))).drop_vars("rate")
-    return measure(chosen).where(found)
+    at = values.sel(rate=rates.fillna(float(values["rate"][0]))).drop_vars("rate")
+    return measure(at).where(found)
 
 
 def at_best(dataset: xr.Dataset, values: xr.DataArray) -> xr.DataArray:
