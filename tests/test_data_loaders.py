@@ -25,6 +25,7 @@ from experiments.data import (
     choices,
     cifar,
     classes,
+    documents,
     idx,
     image_folders,
     latents,
@@ -177,6 +178,10 @@ SETS = {
     "classes": (
         {"mr.jsonl": b'{"text": "a", "label": 0}\n{"text": "b", "label": 1}'},
         lambda folder: classes.read(folder / "mr.jsonl"),
+    ),
+    "documents": (
+        {"t.jsonl": b'{"text": "a"}\n{"question": "b", "answer": "c"}'},
+        lambda folder: documents.read(folder / "t.jsonl"),
     ),
     "bpe": (
         {"bpe.json": b""},  # written by `made`
@@ -377,6 +382,16 @@ def test_spellings_of_classes(tmp_path, name):
         assert {item.choices for item in read} == {(" a b", " subjective")}
     else:
         assert classes.read(path) == (expected,)
+
+
+def test_texts_are_one_field_or_a_question_with_its_answer(tmp_path):
+    path = tmp_path / "gsm8k.jsonl"
+    records = [{"question": "1 + 1?", "answer": "two\n#### 2"}, {"content": "x = 1\n"}]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert documents.read(path) == ("1 + 1?\ntwo\n#### 2", "x = 1\n")
+    assert not classes.holds(path)
+    with pytest.raises(DataError, match=r"texts\[1\] has 1 tokens; expected 2 or more"):
+        documents.pack(["ab", "c"], _bytes, 4)
 
 
 def test_answers_in_a_file_of_their_own(tmp_path):
@@ -649,6 +664,14 @@ FAULTS = {
         "labels that are all texts or all numbers; got both",
     ),
     "text empty": ("classes", put("mr.jsonl", b'{"text": " ", "label": 0}'), "not empty, got ' '"),
+    "texts missing": ("documents", remove("t.jsonl"), "missing: texts in JSON lines.*GSM8k"),
+    "texts none": ("documents", put("t.jsonl", b""), "is empty; expected a text in JSON"),
+    "texts other": (
+        "documents",
+        put("t.jsonl", b'{"question": "b"}'),
+        "expected text, content, or",
+    ),
+    "texts number": ("documents", put("t.jsonl", b'{"text": 1}'), "not empty, got '1'"),
     "bpe missing": ("bpe", remove("bpe.json"), "bpe.json is missing"),
     "bpe edited": ("bpe", put("bpe.json", b'{"format": 1}'), "checksum does not match"),
     "bpe of text": ("bpe", sealed(["ab"]), "merge 0 is 'ab'; expected two earlier"),
@@ -696,6 +719,9 @@ def sound(found):
         assert bpe.decode(found, bpe.encode(found, b"the theory")) == b"the theory"
     else:
         for item in found:
+            if isinstance(item, str):
+                assert item.strip()
+                continue
             assert 0 <= item.answer < len(item.choices)
 
 

@@ -317,6 +317,22 @@ def test_classes_are_learnt_by_the_right_one_and_compete_by_likelihood(corpus, t
         ol.run(varied(TINY, tune={"tasks": (name,), "held_out": 11}))
 
 
+def test_texts_in_json_lines_are_sequences_of_their_own(corpus, tmp_path):
+    path = tmp_path / "gsm8k.jsonl"
+    lines = [{"question": f"{k}?", "answer": "a" * (k + 1)} for k in range(40)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    task = tasks.task(str(path), corpus, (30, 4, 4), 0)
+    assert [len(part.tokens) for part in task] == [30, 4, 4]
+    told = set()
+    for batch in task:
+        assert isinstance(batch, tasks.Batch)
+        for row, known in zip(*batch, strict=True):
+            shown = bytes((row[: known.sum() + 1] + 32).astype(np.uint8)).decode()
+            told.add(k := int(shown.split("?")[0]))
+            assert shown == f"{k}?\x7f{'a' * (k + 1)}"[: TINY.model.context + 1]
+    assert len(told) == 38  # none is in two of the sets
+
+
 @pytest.mark.parametrize("names", [("rotated",), ("questions",), ("shifted", "rotated")])
 def test_a_run_pre_trains_on_all_blocks_unless_shifted_is_a_task(names):
     seen = {}

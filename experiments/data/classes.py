@@ -48,6 +48,30 @@ _OF_FILES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def holds(path: str | Path) -> bool:
+    """Says whether a file holds texts with classes, by the fields of its first line.
+
+    Args:
+      path: The file of JSON lines.
+
+    Returns:
+      Whether `read` knows these fields. What they hold is not looked at.
+
+    Raises:
+      DataError: If the file is missing or empty, or its first line is no object.
+    """
+    first = next((record for _, record in json_lines(Path(path), SOURCE, MAX_LINE)), None)
+    if first is None:
+        raise DataError(f"{path} is empty; expected a text in JSON on each line")
+    return choices.understood(first) or None not in _known(first)
+
+
+def _known(record: Mapping[str, Any]) -> tuple[Any, str | None]:
+    """Returns the layout of a line and the field of its label; None for what is not there."""
+    layout = next((at for at in _LAYOUTS if set(at[0]) <= record.keys()), None)
+    return layout, next((name for name in _LABELS if name in record), None)
+
+
 def read(path: str | Path) -> tuple[Item, ...]:
     """Reads texts and their classes from a file of JSON lines.
 
@@ -75,14 +99,14 @@ def read(path: str | Path) -> tuple[Item, ...]:
     what, first = rows[0]
     if choices.understood(first):
         return choices.read(path)
-    fields, words = next((at for at in _LAYOUTS if set(at[0]) <= first.keys()), ((), None))
-    label = next((name for name in _LABELS if name in first), None)
-    if not fields or label is None:
+    layout, label = _known(first)
+    if layout is None or label is None:
         held = repr(", ".join(sorted(first))[:99])
         raise DataError(
             f"{what}: expected text and label or label_text, passage and question, premise and "
             f"hypothesis, or the fields of a question; got {held}"
         )
+    fields, words = layout
     labels = [_label(record.get(label), where) for where, record in rows]
     classes = _classes(path, labels, _TREC if label == "coarse_label" else words)
     items = []

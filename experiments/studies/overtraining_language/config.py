@@ -146,14 +146,14 @@ class Tuning(Epochs):
 
     tasks: Different[str] = tasks.TASKS
     """What to fine-tune on: 'shifted', 'rotated', 'questions', the path of a tokenised text (.bin,
-    .npy), or of texts with classes in JSON lines (.jsonl)."""
+    .npy), or of texts in JSON lines, with or without classes (.jsonl)."""
     tokenizer: str | None = None
-    """The tokenizer.json that encodes texts with classes, of byte-level BPE as GPT-2's and OLMo's;
+    """The tokenizer.json that encodes texts in JSON lines, of byte-level BPE as GPT-2's and OLMo's;
     None for networks of characters."""
     rates: Rising[Positive] = tuple(0.00025 * 2**k for k in range(8))
     """Highest learning rates to try, ascending; the tuned one has the least validation loss."""
     examples: Natural = 128
-    """Examples to fine-tune on; of a file of texts with classes at most as many."""
+    """Examples to fine-tune on; of a file in JSON lines at most as many."""
     decay: Decay = "cosine"
     """How the rate falls: 'cosine' or 'linear' to 0, 'constant', or 'wsd' (constant, then
     linear)."""
@@ -273,10 +273,13 @@ class Config:
 
 
 DEFAULT = Config()
-# App. C.1: what is learnt as text, and what by classes
-_TEXTS = ("gsm8k.npy", "starcoder-python.npy")
-_CLASSES = tuple(
-    f"{name}.jsonl" for name in ("siqa", "mr", "rte", "trec", "subj", "boolq", "cr", "tweet")
+# App. C.1: two sets that are learnt as text, and eight with classes
+_TASKS = tuple(
+    f"{name}.jsonl"
+    for name in (
+        *("gsm8k", "starcoder-python"),
+        *("siqa", "mr", "rte", "trec", "subj", "boolq", "cr", "tweet"),
+    )
 )
 # Tables 3 and 4. The tokens of C4, the tasks and the tokenizer are to be given by path. Not
 # printed, and chosen here: how many examples of a task are learnt at most (5000, printed for
@@ -295,7 +298,7 @@ PAPER = varied(
     },
     held_out=1024,
     tune={
-        "tasks": (*_TEXTS, *_CLASSES),
+        "tasks": _TASKS,
         "tokenizer": "tokenizer.json",
         "early_stopping": True,
         "rates": (

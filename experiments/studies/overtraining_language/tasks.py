@@ -5,9 +5,10 @@
   rotated    the pre-training text with every letter moved 13 places on in the alphabet
   questions  sums, differences, products and sequences with their answers, as plain text
 
-A task may also be the path of a tokenised text (.bin, .npy) of the same vocabulary, or of texts
-with classes in JSON lines (.jsonl), as `experiments.data.classes` reads them. Of the latter the
-words of the right class are learnt, and classes compete by their length-normalised likelihood.
+A task may also be the path of a tokenised text (.bin, .npy) of the same vocabulary, or of a file in
+JSON lines (.jsonl). `experiments.data.classes` reads texts with classes, of which the words of the
+right class are learnt; classes compete by their length-normalised likelihood. Other texts are
+learnt as they are (`experiments.data.documents`), each in a sequence of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int, Int32
 
-from experiments.data import choices, classes, gpt2_tokens, stream, text, tokens
+from experiments.data import choices, classes, documents, gpt2_tokens, stream, text, tokens
 from experiments.data.registry import OFFLINE_TEXT, TEXTS, TextData
 from sail_jax.checks import nearest
 
 TASKS = ("shifted", "rotated", "questions")
-CLASSES = ".jsonl"  # the suffix of files of texts with classes
-SUFFIXES = (".bin", ".npy", CLASSES)
+LINES = ".jsonl"  # the suffix of files with a text on each line
+SUFFIXES = (".bin", ".npy", LINES)
 LEAST_STEPS = 10  # of fine-tuning: a tenth of them is a step of warm-up
 Encode = Callable[[bytes], Any]
 SHIFTED = 66.0  # percentile of the blocks' means from which they are kept for fine-tuning
@@ -285,11 +286,11 @@ def task(
     """Gathers the sequences of a task.
 
     Args:
-      name: One of `TASKS`, or the path of a tokenised text or of texts with classes.
+      name: One of `TASKS`, or the path of a tokenised text or of texts in JSON lines.
       corpus: The text of pre-training. "shifted" and "rotated" learn from its first part and are
         tested on what is held out.
-      sizes: Numbers of sequences to learn from, to tune the rate by, and to report. A file of texts
-        with classes may have fewer to learn from: all are, which the other two leave.
+      sizes: Numbers of sequences to learn from, to tune the rate by, and to report. A file in JSON
+        lines may have fewer to learn from: all are, which the other two leave.
       seed: Seed of the choice of blocks, or of the questions.
       encode: How text in files becomes tokens, such as `encoder` gives it.
 
@@ -320,8 +321,9 @@ def task(
         if name == "rotated":
             batches = [Batch(rotated(batch.tokens), batch.scored) for batch in batches]
         return Task(*batches)
-    if Path(name).suffix == CLASSES:
-        return _classes(name, corpus, sizes, seed, encode)
+    if Path(name).suffix == LINES:
+        read = _classes if classes.holds(name) else _documents
+        return read(name, corpus, sizes, seed, encode)
     line = tokens.read(name, corpus.text.vocab)
     count = tokens.blocks(line, corpus.context)
     chosen = _some(f"tune.tasks: {name}", np.arange(count), sum(sizes), seed)
@@ -329,19 +331,39 @@ def task(
     return Task(*(_windows(line, corpus.context, part) for part in parts))
 
 
+def _divided(name: str, count: int, sizes: tuple[int, int, int], seed: int) -> list[np.ndarray]:
+    """Draws which lines of a file are learnt, tuned by and reported; fewer may be left to learn."""
+    kept = sum(sizes[1:])
+    if count <= kept:
+        raise ValueError(
+            f"tune.held_out: {name} has {count} texts, of which {kept} are to be held out"
+        )
+    learn = min(sizes[0], count - kept)
+    order = _some(f"tune.tasks: {name}", np.arange(count), learn + kept, seed)
+    return np.split(order, np.cumsum([learn, sizes[1]]))
+
+
+def _documents(
+    name: str, corpus: Corpus, sizes: tuple[int, int, int], seed: int, encode: Encode
+) -> Task:
+    """Reads texts that are learnt as they are."""
+    texts = documents.read(name)
+    parts = _divided(name, len(texts), sizes, seed)
+    try:
+        packed = [documents.pack([texts[k] for k in p], encode, corpus.context + 1) for p in parts]
+    except ValueError as error:
+        raise ValueError(f"tune.tasks: {name}: {error}") from None
+    for part in packed:
+        check_tokens(name, part.tokens, corpus.text.vocab)
+    return Task(*(Batch(*part) for part in packed))
+
+
 def _classes(
     name: str, corpus: Corpus, sizes: tuple[int, int, int], seed: int, encode: Encode
 ) -> Task:
     """Reads texts with classes; what is learnt of each is the right class alone."""
     items, length = classes.read(name), corpus.context + 1
-    kept = sum(sizes[1:])
-    if len(items) <= kept:
-        raise ValueError(
-            f"tune.held_out: {name} has {len(items)} texts, of which {kept} are to be held out"
-        )
-    learn = min(sizes[0], len(items) - kept)
-    order = _some(f"tune.tasks: {name}", np.arange(len(items)), learn + kept, seed)
-    parts = np.split(order, np.cumsum([learn, sizes[1]]))
+    parts = _divided(name, len(items), sizes, seed)
     right = [items[k]._replace(choices=(items[k].choices[items[k].answer],)) for k in parts[0]]
     try:
         packed = choices.pack([item._replace(answer=0) for item in right], encode, length)
