@@ -1,6 +1,7 @@
 """Multiple-choice questions: read from JSON lines, generated, packed into tokens, and scored.
 
-`read` understands the fields of HellaSwag, ARC, PIQA, COPA, WinoGrande, SciQ and files like them.
+`read` understands the fields of HellaSwag, ARC, PIQA, COPA, WinoGrande, SciQ, SIQA and files like
+them.
 `generate` makes questions of arithmetic where there are no files. A model chooses the answer of the
 highest log-likelihood per token or byte (`scores`).
 
@@ -14,6 +15,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32
@@ -96,6 +98,18 @@ def read(path: str | Path, answers: str | Path | None = None) -> tuple[Item, ...
     if not items:
         raise DataError(f"{path} is empty; expected a question in JSON on each line")
     return tuple(items)
+
+
+def understood(record: Mapping[str, Any]) -> bool:
+    """Says whether an object has the fields of a question.
+
+    Args:
+      record: The object of one line.
+
+    Returns:
+      Whether `read` knows a layout whose fields are all there. What they hold is not looked at.
+    """
+    return any(all(field in record for field in fields) for fields, _ in _SPELLINGS)
 
 
 def _item(record: Mapping[str, Any], what: str, index: int) -> Item:
@@ -204,6 +218,16 @@ def _blank(record: Mapping[str, Any], what: str, _: int) -> _Taken:
     return before or "\n", choices, _first(record, _ANSWERS, what), (1, 2)
 
 
+def _lettered(record: Mapping[str, Any], what: str, _: int) -> _Taken:
+    """Reads a question of SIQA, whose labels are 1 to 3, or the letters in its fields' names."""
+    context, question = record["context"], record["question"]
+    if not isinstance(context, str) or not isinstance(question, str):
+        raise DataError(f"{what}: expected a context and a question, both texts")
+    answer = _first(record, ("correct", *_ANSWERS), what)
+    names = "ABC" if str(answer).strip() in ("A", "B", "C") else "123"
+    return f"{context} {question}", [record[f"answer{k}"] for k in "ABC"], answer, names
+
+
 def _distracted(record: Mapping[str, Any], _: str, index: int) -> _Taken:
     """Reads a question of SciQ, which has the right answer and three wrong ones.
 
@@ -219,6 +243,7 @@ _SPELLINGS: tuple[tuple[tuple[str, ...], Callable[[Mapping[str, Any], str, int],
     (("goal", "sol1", "sol2"), _numbered("goal", "sol")),
     (("premise", "choice1", "choice2", "question"), _numbered("premise", "choice")),
     (("sentence", "option1", "option2"), _blank),
+    (("context", "question", "answerA", "answerB", "answerC"), _lettered),
     (("question", "correct_answer", "distractor1", "distractor2", "distractor3"), _distracted),
     (("question", "answerKey"), _arc),
     *(((text, options), _plain) for text in _CONTEXTS for options in _LISTS),
@@ -363,3 +388,31 @@ def accuracy(score: Float[Array, "*any choice"], answer: Int[Array, "*any"]) -> 
     Array(0.5, dtype=float32)
     """
     return (jnp.argmax(score, -1) == jnp.asarray(answer)).mean()
+
+
+def class_losses(
+    score: Float[Array, "*any choice"], answer: Int[Array, "*any"]
+) -> Float[Array, "*any"]:
+    """Computes the negative log-probability of the right choices, when choices compete by scores.
+
+        p(choice) = exp(score of choice) / sum over choices of exp(score)
+
+    With length-normalised scores, exp of the mean over items is the perplexity over the classes of
+    the paper on overtraining (App. C.1). It is 1 at best, and the number of choices for a guess.
+
+    Args:
+      score: The scores in nats `(..., choice)`; -inf for choices that are none.
+      answer: The indices of the right choices `(...,)`.
+
+    Returns:
+      The losses in nats `(...,)`.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), Appendix C.1. That likelihoods are divided by their
+      sum over the classes is how it is read here.
+
+    >>> class_losses(jnp.zeros((1, 4)), jnp.array([2])).round(3).tolist()
+    [1.386...]
+    """
+    log_p = jax.nn.log_softmax(jnp.asarray(score))
+    return -jnp.take_along_axis(log_p, jnp.asarray(answer)[..., None], -1)[..., 0]

@@ -124,6 +124,8 @@ class Llama(nn.Module):
       rope_theta: The base of the frequencies of rotary positions.
       rms_norm_eps: The epsilon of all norms, of either kind.
       dropout: The dropout rate, in training only.
+      logit_scale: What the logits are multiplied by, such as muP's base width over the width where
+        embeddings are tied.
 
     References:
       Touvron et al., LLaMA, 2023 (arXiv 2302.13971).
@@ -151,6 +153,7 @@ class Llama(nn.Module):
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
     dropout: float = 0.0
+    logit_scale: float = 1.0
 
     @nn.compact
     def __call__(
@@ -182,4 +185,6 @@ class Llama(nn.Module):
         for i in range(self.layers):
             x = _Block(*sizes, *how, name=f"block_{i}")(x, train)
         x = normalised(self.norm, self.rms_norm_eps, "norm")(x)
+        if self.logit_scale != 1:
+            x = x * self.logit_scale
         return embed.attend(x) if self.tied else nn.Dense(self.vocab, False, name="unembed")(x)

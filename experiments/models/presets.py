@@ -48,7 +48,7 @@ def _olmo(layers: int) -> dict[str, Any]:
     Not in the paper: RMSNorm with epsilon 1e-5 and rotary base 10000 (Llama's), keys for every
     query, and tied embeddings (as OLMo-1B has them). The table's shapes have 1.8M, 14.2M and 47.8M
     parameters beside the embeddings, not the stated 15M, 30M and 90M, and 11.4M, 33.5M and 76.8M
-    with them. The paper's muP concerns initial scales and learning rates, and is not here.
+    with them. The paper's muP, of initial scales and learning rates, is `experiments.training.mup`.
 
     References:
       Springer et al., Overtrained Language Models Are Harder to Fine-Tune, 2025 (arXiv 2503.19206),

@@ -21,7 +21,8 @@ class Descent:
     warmup: Count = 0
     """Steps over which the learning rate rises to its highest value."""
     decay: Decay = "cosine"
-    """How the learning rate goes on after that: 'cosine', 'linear' or 'constant'."""
+    """How the learning rate goes on after that: 'cosine', 'linear', 'constant', or 'wsd' (constant,
+    then linear over the last tenth of the steps)."""
     floor: Annotated[float, Interval(ge=0, le=1)] = 0.0
     """The learning rate in the end, as a share of the highest."""
     weight_decay: NotNegative = 0.0
@@ -62,6 +63,29 @@ class Budget:
     """Steps between two evaluations."""
     save_every: Natural = 1000
     """Steps between two checkpoints, from which a killed training goes on."""
+
+
+@config
+class Epochs:
+    """How often the examples of a task are seen, and how many in a step."""
+
+    examples: Natural = 128
+    """Examples to fine-tune on."""
+    batch: Natural = 8
+    """Examples per step."""
+    epochs: Natural = 4
+    """How often each example is seen."""
+
+    def steps(self, examples: int | None = None) -> int:
+        """Computes the number of steps.
+
+        Args:
+          examples: The examples that there are, used instead of the field if they are given.
+
+        Returns:
+          The whole steps of `batch` examples in all epochs.
+        """
+        return self.epochs * (self.examples if examples is None else examples) // self.batch
 
 
 @config

@@ -131,7 +131,8 @@ def train(
         start = int(state.step)
         if start > steps:
             raise ValueError(f"steps must be at least {start}, which were taken; got {steps}")
-        rows = Rows(path, start)
+        # a state that begins late but was not restored has the rows before it elsewhere
+        rows = Rows(path, 0 if restored is None else start)
         if restored is not None and say and processes.is_first():
             say(f"  resumed at step {start} of {steps}")
         signals = stack.enter_context(_Signals())

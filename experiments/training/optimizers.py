@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Bool, PyTree
 
 from experiments.training.schedules import Schedule
-from sail_jax.trees import path_str
+from sail_jax.trees import leaf_paths, path_str
 
 Rule = Literal["adamw", "adam", "sgd"]
 
@@ -37,6 +37,8 @@ class Optimizer:
       members: For trainings side by side, along the leading axis of every parameter: the share of
         the schedule's rate that each of them has. None for one training. Clipping would couple
         them, and is refused.
+      rates: Pairs of a parameter's path and its share of the learning rate; others have all of it.
+        AdamW's weight decay keeps the whole rate.
 
     Raises:
       ValueError: If a field is not allowed.
@@ -56,6 +58,7 @@ class Optimizer:
     momentum: float = 0.9
     nesterov: bool = False
     members: tuple[float, ...] | None = None
+    rates: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         if self.rule not in get_args(Rule):
@@ -74,6 +77,9 @@ class Optimizer:
                 raise ValueError(f"members must be finite and >= 0; got {self.members}")
             if self.clip is not None:
                 raise ValueError("clip: a global norm couples members; leave one of them out")
+        for path, share in self.rates:
+            if not 0 <= share < math.inf:
+                raise ValueError(f"rates must be finite and >= 0; got {share} for {path}")
 
     def decayed(self, params: PyTree) -> PyTree[Bool]:
         """Says which parameters weight decay shrinks.
@@ -106,18 +112,34 @@ class Optimizer:
         """
         decay = optax.add_decayed_weights(self.weight_decay, self.decayed)
         adam = optax.scale_by_adam(self.b1, self.b2, self.eps)
+        own = (_own_rates(self.rates),) if self.rates else ()
         return optax.chain(
             optax.identity() if self.clip is None else optax.clip_by_global_norm(self.clip),
             *{
                 # The place of the decay is what tells them apart: after Adam's division it is
                 # decoupled from the gradient, before it an L2 penalty.
-                "adamw": (adam, decay),
-                "adam": (decay, adam),
-                "sgd": (decay, optax.trace(self.momentum, self.nesterov)),
+                "adamw": (adam, *own, decay),
+                "adam": (decay, adam, *own),
+                "sgd": (decay, optax.trace(self.momentum, self.nesterov), *own),
             }[self.rule],
             optax.scale_by_learning_rate(self.schedule),
             optax.identity() if self.members is None else _shares(self.members),
         )
+
+
+def _own_rates(rates: tuple[tuple[str, float], ...]) -> optax.GradientTransformation:
+    """Multiplies the updates of some parameters by their shares of the learning rate."""
+    share = dict(rates)
+
+    def scaled(updates: PyTree) -> PyTree:
+        paths = leaf_paths(updates)
+        if unknown := sorted(share.keys() - set(paths)):
+            raise ValueError(f"rates: no parameter has the path {unknown[0]!r}")
+        return jax.tree.map_with_path(
+            lambda path, x: x * jnp.asarray(share.get(path_str(path), 1.0), x.dtype), updates
+        )
+
+    return optax.stateless(lambda updates, _: scaled(updates))
 
 
 def _shares(members: tuple[float, ...]) -> optax.GradientTransformation:

@@ -1,4 +1,4 @@
-"""Learning rates by step: a linear warm-up, then a decay to a floor."""
+"""Learning rates by step: a linear warm-up, then a decay to a floor, at once or in the end."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, ArrayLike, Float
 
-Decay = Literal["cosine", "linear", "constant"]
+Decay = Literal["cosine", "linear", "constant", "wsd"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,11 +23,17 @@ class Schedule:
       peak: The highest learning rate.
       steps: The steps of the whole training, the warm-up included.
       warmup: The number of steps below the peak at the beginning.
-      decay: What follows the warm-up: "cosine", "linear" or "constant".
+      decay: What follows the warm-up: "cosine", "linear", "constant", or "wsd" (warm-up, stable,
+        decay), which stays at the peak and falls linearly over the last steps.
       floor: The rate at the end as a share of the peak, from 0 to 1. "constant" ignores it.
+      cooldown: The share of all steps over which "wsd" falls, in (0, 1]; others ignore it. It is
+        rounded to whole steps, at least one, and does not reach into the warm-up.
 
     Raises:
       ValueError: If a field is not allowed.
+
+    References:
+      Hu et al., MiniCPM, 2024 (arXiv 2404.06395), for warm-up, stable, decay.
 
     >>> rate = Schedule(peak=1.0, steps=12, warmup=3, decay="linear", floor=0.1)
     >>> [round(float(rate(t)), 3) for t in (0, 1, 3, 12, 99)]
@@ -39,6 +45,7 @@ class Schedule:
     warmup: int = 0
     decay: Decay = "cosine"
     floor: float = 0.0
+    cooldown: float = 0.1
 
     def __post_init__(self) -> None:
         if not 0 < self.peak < math.inf:
@@ -49,6 +56,8 @@ class Schedule:
             raise ValueError(f"steps must exceed warmup = {self.warmup}; got {self.steps}")
         if not 0 <= self.floor <= 1:
             raise ValueError(f"floor must be in [0, 1], a share of the peak; got {self.floor}")
+        if not 0 < self.cooldown <= 1:
+            raise ValueError(f"cooldown must be in (0, 1], a share of steps; got {self.cooldown}")
         if self.decay not in get_args(Decay):
             raise ValueError(f"decay must be one of {', '.join(get_args(Decay))}; got {self.decay}")
 
@@ -62,10 +71,12 @@ class Schedule:
           The rate, a scalar. After `steps` it stays what it was at the end.
         """
         after = self.steps - self.warmup
+        last = min(max(1, round(self.cooldown * self.steps)), after)
         falling = {
             "cosine": optax.cosine_decay_schedule(self.peak, after, self.floor),
             "linear": optax.linear_schedule(self.peak, self.floor * self.peak, after),
             "constant": optax.constant_schedule(self.peak),
+            "wsd": optax.linear_schedule(self.peak, self.floor * self.peak, last, after - last),
         }[self.decay]
         rising = optax.linear_schedule(self.peak / (self.warmup + 1), self.peak, self.warmup)
         return jnp.asarray(optax.join_schedules([rising, falling], [self.warmup])(step))

@@ -9,6 +9,7 @@ from experiments.data.registry import TextData
 from experiments.lab.config import Count, Different, Natural, Positive, Rising, Seed, config, varied
 from experiments.studies.overtraining_language.config import Memory, Model
 from experiments.studies.overtraining_language.training import Shard
+from experiments.training.groups import Epochs
 from experiments.training.step import Compute
 
 QUESTIONS = "questions"  # the task that is generated, as `Tuning.tasks` names it
@@ -33,7 +34,7 @@ class Series:
 
 
 @config
-class Tuning:
+class Tuning(Epochs):
     """How checkpoints are fine-tuned on instructions."""
 
     tasks: Different[str] = (QUESTIONS,)
@@ -44,12 +45,6 @@ class Tuning:
     for examples that are tokens already, and for networks of characters."""
     rates: Rising[Positive] = tuple(0.0005 * 2**k for k in range(8))
     """Highest learning rates to try, ascending; the tuned one has the least validation loss."""
-    examples: Natural = 128
-    """Examples to fine-tune on."""
-    batch: Natural = 8
-    """Examples per step."""
-    epochs: Natural = 4
-    """How often each example is seen."""
     warmup: Count = 6
     """Steps before the learning rate is at its highest."""
     held_out: Annotated[int, Ge(2)] = 128
@@ -65,16 +60,11 @@ class Tuning:
                 raise ValueError(
                     f"tasks must be '{QUESTIONS}' or files in JSON lines (.jsonl); got {name}"
                 )
-        if self.steps <= self.warmup:
+        if self.steps() <= self.warmup:
             raise ValueError(
                 "epochs: fine-tuning must take more steps, epochs * examples / batch, than warmup "
-                f"= {self.warmup}; got {self.steps}"
+                f"= {self.warmup}; got {self.steps()}"
             )
-
-    @property
-    def steps(self) -> int:
-        """The number of steps of fine-tuning."""
-        return self.epochs * self.examples // self.batch
 
 
 @config
@@ -131,6 +121,11 @@ class Config:
     examples ('data'), these and the parameters ('full'), or nothing ('no')."""
 
     def __post_init__(self) -> None:
+        if self.model.mup is not None:
+            raise ValueError(
+                "model.mup must be None: the checkpoints' configurations state no scale of logits; "
+                f"got {self.model.mup}"
+            )
         count = len(self.series.budgets if self.checkpoints is None else self.checkpoints)
         # presets have an empty tuple, for the user to fill; `run` refuses it with an explanation
         if self.checkpoints is not None and 0 < count < 3:

@@ -13,7 +13,7 @@ import flax.linen as nn
 import numpy as np
 from jaxtyping import Int
 
-from experiments.data import choices, gpt2_tokens, instructions, text
+from experiments.data import choices, instructions, text
 from experiments.data.registry import OFFLINE_TEXT
 from experiments.models.presets import describe
 from experiments.models.pretrained import module_of, read_config
@@ -172,10 +172,7 @@ def load(config: Config, vocab: int, end: Sequence[int] = ()) -> Data:
             f"tune.tasks: '{QUESTIONS}' needs the characters of the offline text; give a file of "
             "instructions"
         )
-    # without a tokenizer the function refuses only when there is text to encode
-    encode: Callable[[bytes], Any] = text.encode if offline else _unencoded
-    if tune.tokenizer is not None:
-        encode = gpt2_tokens.load(tune.tokenizer)
+    encode = tasks.encoder(config.data, tune.tokenizer)
     corpus = tasks.load(config.data, vocab, context, ())
     held_out = tuple(
         corpus.held_out(config.held_out, seeded(config, 0, k)) for k in range(config.replicates)
@@ -188,20 +185,8 @@ def load(config: Config, vocab: int, end: Sequence[int] = ()) -> Data:
         *((name, task.examples.tokens) for name, task in zip(tune.tasks, taught, strict=True)),
         *((name, packed.tokens) for name, packed in asked.items()),
     ):
-        if tokens.max(initial=0) >= vocab:
-            raise ValueError(
-                f"tune.tokenizer: it made the token {tokens.max()} of {name}, but the network's "
-                f"vocabulary ends at {vocab - 1}"
-            )
+        tasks.check_tokens(name, tokens, vocab)
     return Data(held_out, taught, asked, corpus.unigram(held_out[0]))
-
-
-def _unencoded(_: bytes) -> Any:
-    """Refuses to encode text, which asks for a tokenizer."""
-    raise ValueError(
-        "tune.tokenizer must be the one that made data, where tune.tasks or benchmarks.files hold "
-        "text"
-    )
 
 
 def _task(config: Config, name: str, encode: Callable[[bytes], Any], end: Sequence[int]) -> Task:

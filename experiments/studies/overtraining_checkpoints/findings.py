@@ -6,9 +6,13 @@ import xarray as xr
 from experiments.lab.findings import Finding, corrected, judged, mean_and_error, stated
 from experiments.studies.overtraining_language.findings import (
     at_best,
+    at_chosen,
     best_rate,
+    chosen,
     count,
+    kept_rates,
     last_costs,
+    left_out,
     log2,
     rates_by_others,
     slope,
@@ -40,24 +44,6 @@ def forgotten(dataset: xr.Dataset) -> xr.DataArray:
       The rise in nats per token, [task, budget, seed, rate].
     """
     return dataset["tuned_base"] - dataset["base"]
-
-
-def kept_rates(dataset: xr.Dataset) -> xr.DataArray:
-    """Finds the largest learning rate at which checkpoints still retain the pre-training text.
-
-    A checkpoint does if its loss, in the mean over seeds, is below that of predicting each token by
-    its frequency. All checkpoints must, but for those that did not before fine-tuning.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      The rate of each task, [task]; the smallest if none will do.
-    """
-    knew = dataset["base"].mean("seed") < dataset["unigram"]
-    worst = dataset["tuned_base"].mean("seed").where(knew).max("budget")
-    highest = dataset["rate"].where(worst < dataset["unigram"]).max("rate")
-    return highest.fillna(float(dataset["rate"][0]))
 
 
 def named(dataset: xr.Dataset) -> list[str]:
@@ -137,10 +123,9 @@ def _noise(dataset: xr.Dataset) -> list[Finding]:
 def _tuned(dataset: xr.Dataset, task: str) -> list[Finding]:
     """Judges the claims on one task; the dataset's dimension "task" has one entry."""
     one = dataset.isel(task=0, drop=True)
-    top = rates_by_others(dataset, kept_rates).isel(task=0, drop=True)
-    spelt = " to ".join(f"{r:g}" for r in dict.fromkeys((float(top.min()), float(top.max()))))
-    by = _steps(dataset)
-    grows = slope(forgotten(one).sel(rate=top).drop_vars("rate"))
+    choose = lambda d: kept_rates(d, d["tuned_base"])  # noqa: E731
+    top, by = rates_by_others(dataset, choose).isel(task=0, drop=True), _steps(dataset)
+    grows = at_chosen(forgotten(one), top, slope)
     best = best_rate(dataset).isel(task=0, drop=True)
     # the tuned rate is chosen on validation examples, and judged on others
     lost, own = (
@@ -151,8 +136,8 @@ def _tuned(dataset: xr.Dataset, task: str) -> list[Finding]:
     declared = [
         judged(
             f"{PAPER}, Sec. 2.2; Figs. 4, 12",
-            f"Teaching {task} at a fixed rate ({spelt}) makes a model forget more the longer "
-            "pre-training was",
+            f"Teaching {task} at the largest rate that keeps the text ({chosen(top)}) makes a "
+            "model forget more the longer pre-training was",
             f"at sufficiently large rates; {SCALE}",
             f"the rise of the loss on pre-training text grows by {stated(grows, 3)} nats per {by}",
             grows.values,
@@ -266,6 +251,8 @@ def summary(dataset: xr.Dataset) -> str:
         least = int(mean_and_error(dataset["noisy"].sel(gamma=gamma))[0].argmin())
         sizes.append(f"{gamma:g}: {names[least]}")
     lines.append(f"The checkpoint of least perplexity by size of the noise, {', '.join(sizes)}.")
+    if lacking := left_out(dataset, names):
+        lines.append(lacking)
     for task in dataset["task"].values:
         of_task = at_best(dataset, dataset["tuned_base"]).sel(task=task)
         least = int(mean_and_error(of_task)[0].argmin())

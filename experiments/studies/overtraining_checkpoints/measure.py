@@ -197,7 +197,7 @@ def fine_tune(
       Springer et al., 2025 (arXiv 2503.19206), Section 2 and Table 2.
     """
     tune, params = config.tune, load_pretrained(path).variables["params"]
-    top, steps = tune.rates[-1], tune.steps
+    top, steps = tune.rates[-1], tune.steps()
     # AdamW's decays are PyTorch's, and there is no weight decay (Table 2); a member's rate is a
     # share of the highest one
     optimizer = Optimizer(

@@ -14,6 +14,7 @@ Hessian predicts (Figs. 9, 10) and with the theory of two-layer linear networks.
 per token: the logarithm of the perplexity.
 
 The paper's text leaves open the sizes of the noise, its two signs and the number of draws, which
-are chosen here. Adam's decays in fine-tuning are those of pre-training. The paper's early stopping
-over fine-tuning epochs and its muP are not implemented.
+are chosen here. Adam's decays in fine-tuning are those of pre-training. The paper stops early over
+fine-tuning epochs and has muP; its presets do, with muP by `experiments.training.mup`, and stop
+within one training.
 """

@@ -1,6 +1,6 @@
 """The paper's claims about overtrained language models, judged from the stored dataset alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,22 +50,71 @@ def best_rate(dataset: xr.Dataset) -> xr.DataArray:
     return dataset["tuned_validation"].idxmin("rate")
 
 
-def kept_rates(dataset: xr.Dataset) -> xr.DataArray:
-    """Finds the largest learning rate at which a model still retains the pre-training text.
-
-    It does if its loss is below that of predicting each token by its frequency, after any budget,
-    in the mean over seeds. The paper draws rates "where the model is still retaining pre-training
-    capability" (App. C).
+def keeping_loss(dataset: xr.Dataset) -> float:
+    """Computes the loss below which a network counts as retaining the pre-training text.
 
     Args:
       dataset: A finished run.
 
     Returns:
-      The rate of each task; the smallest if none will do.
+      The loss in nats per token: the logarithm of the perplexity that the run was given for it
+      (`Config.kept_perplexity`), or else the loss of predicting each token by its frequency.
     """
-    worst = tuned(dataset).mean("seed").max("budget")
-    highest = dataset["rate"].where(worst < dataset["unigram"]).max("rate")
-    return highest.fillna(float(dataset["rate"][0]))
+    stated_perplexity = dataset.attrs.get("kept_perplexity")
+    return float(dataset["unigram"] if stated_perplexity is None else np.log(stated_perplexity))
+
+
+def known_before(dataset: xr.Dataset) -> xr.DataArray:
+    """Says after which budgets models retain the text before they are fine-tuned.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      Whether the mean loss over seeds is below `keeping_loss`, [budget].
+    """
+    return dataset["base"].mean("seed") < keeping_loss(dataset)
+
+
+def kept_rates(dataset: xr.Dataset, after: xr.DataArray | None = None) -> xr.DataArray:
+    """Finds the largest learning rate at which models still retain the pre-training text.
+
+    They do if their loss afterwards, in the mean over seeds, is below `keeping_loss` after every
+    budget. Models that were not below it before are left out: no rate can keep what they never
+    knew. `left_out` says which. The paper draws rates "where the maximum pre-training perplexity,
+    over all token budgets, is less than 6", "where the model is still retaining pre-training
+    capability" (App. C.1).
+
+    Args:
+      dataset: A finished run.
+      after: The pre-training loss after fine-tuning, [task, budget, seed, rate]; None for `tuned`
+        of the dataset.
+
+    Returns:
+      The rate of each task, [task]; NaN if none will do.
+    """
+    after = tuned(dataset) if after is None else after
+    worst = after.mean("seed").where(known_before(dataset)).max("budget")
+    return dataset["rate"].where(worst < keeping_loss(dataset)).max("rate")
+
+
+def left_out(dataset: xr.Dataset, names: Sequence[str]) -> str:
+    """Names the models that do not retain the text even before they are fine-tuned.
+
+    Args:
+      dataset: A finished run.
+      names: What its budgets are called.
+
+    Returns:
+      A sentence; empty if there is no such model.
+    """
+    lacking = [n for n, known in zip(names, known_before(dataset).values, strict=True) if not known]
+    if not lacking:
+        return ""
+    return (
+        f"Before fine-tuning already the perplexity at {', '.join(lacking)} is not below "
+        f"{np.exp(keeping_loss(dataset)):.3g}: these have no say in which rates keep the text."
+    )
 
 
 def rates_by_others(
@@ -80,10 +129,29 @@ def rates_by_others(
       choose: Computes the rate of each task from a run.
 
     Returns:
-      The rate, [seed, task].
+      The rate, [seed, task]; NaN where `choose` finds none.
     """
     seeds = dataset["seed"].values
     return xr.concat([choose(dataset.sel(seed=seeds != s)) for s in seeds], dataset["seed"])
+
+
+def at_chosen(
+    values: xr.DataArray, rates: xr.DataArray, measure: Callable[[xr.DataArray], xr.DataArray]
+) -> xr.DataArray:
+    """Measures values at chosen learning rates, such as those of `rates_by_others`.
+
+    Args:
+      values: Values with the dimensions "rate" and "seed".
+      rates: The rate of each seed, [seed]; NaN if none was found for it.
+      measure: What is computed of the values at the rates; it keeps the dimension "seed".
+
+    Returns:
+      What `measure` gives; NaN for the seeds without a rate.
+    """
+    found = rates.notnull()
+    # any rate will do for a seed whose result is thrown away
+    at = values.sel(rate=rates.fillna(float(values["rate"][0]))).drop_vars("rate")
+    return measure(at).where(found)
 
 
 def at_best(dataset: xr.Dataset, values: xr.DataArray) -> xr.DataArray:
@@ -180,11 +248,21 @@ def _spelt(values: xr.DataArray, unit: str, digits: int = 3) -> str:
     return f"{stated(values, digits)} {unit}"
 
 
-def _chosen(rates: xr.DataArray) -> str:
-    """Formats learning rates that were chosen for each seed by the others."""
+def chosen(rates: xr.DataArray) -> str:
+    """Formats learning rates that were chosen for each seed by the others.
+
+    Args:
+      rates: The rates, [seed]; NaN where none keeps the text.
+
+    Returns:
+      The least and the largest of them, or that there is none.
+    """
+    if not bool(rates.notnull().any()):
+        return "there is none"
     low, high = float(rates.min()), float(rates.max())
     spelt = f"{low:g}" if low == high else f"{low:g} to {high:g}"
-    return f"{spelt}, for each seed as the others tell it"
+    some = "" if bool(rates.notnull().all()) else "; for some there is none"
+    return f"{spelt}, for each seed as the others tell it{some}"
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
@@ -260,12 +338,14 @@ def _fixed(dataset: xr.Dataset) -> list[Finding]:
     distance, declared = log2(dataset["tuned_distance"]), []
     for task in dataset["task"].values:
         top = rates_by_others(dataset).sel(task=task)
-        of = f"on {task} at the largest rate that keeps the text ({_chosen(top)})"
-        at, last = {"task": task, "rate": top}, f"{task}: loss at the last budget less the least"
-        grows = slope(increase.sel(at, drop=True))
-        cost, own = (last_costs(x.sel(at, drop=True)) for x in (loss, dataset["tuned_test"]))
-        # among rates that keep the text by every seed's account
-        falls = falls_with(loss.sel(task=task, rate=slice(None, float(top.min()))), "rate")
+        of = f"on {task} at the largest rate that keeps the text ({chosen(top)})"
+        last = f"{task}: loss at the last budget less the least"
+        here = lambda x: x.sel(task=task, drop=True)  # noqa: B023, E731
+        grows = at_chosen(here(increase), top, slope)
+        cost, own = (at_chosen(here(x), top, last_costs) for x in (loss, dataset["tuned_test"]))
+        # among rates that keep the text by every seed's account; NaN if one finds none
+        kept = here(loss).sel(rate=slice(None, float(top.fillna(float(dataset["rate"][0])).min())))
+        falls = falls_with(kept, "rate").where(top.notnull().all())
         declared += [
             _judged(
                 f"{PAPER}, Fig. 4",
@@ -367,11 +447,10 @@ def _hessian(dataset: xr.Dataset) -> list[Finding]:
     small, large = (float(dataset["noise"][k]) for k in (0, -1))
     near, rates = float(dataset["scale"][0]), rates_by_others(dataset)
 
-    def ratio(name: str, **at: Any) -> xr.DataArray:
-        increase, predicted = (
-            dataset[f"{name}_{k}"].sel(at, drop=True).mean("budget")
-            for k in ("increase", "predicted")
-        )
+    def ratio(name: str, at: dict[str, Any], top: xr.DataArray | None = None) -> xr.DataArray:
+        mean: Any = lambda x: x.mean("budget")  # noqa: E731
+        values = [dataset[f"{name}_{k}"].sel(at, drop=True) for k in ("increase", "predicted")]
+        increase, predicted = (mean(x) if top is None else at_chosen(x, top, mean) for x in values)
         return increase / predicted
 
     # predicted = lambda^2 tr(H Sigma) / 2
@@ -387,12 +466,12 @@ def _hessian(dataset: xr.Dataset) -> list[Finding]:
             log2(growth),
         )
     ]
-    noise = [ratio("noise", noise=size) for size in (small, large)]
+    noise = [ratio("noise", {"noise": size}) for size in (small, large)]
     kinds = [("Fig. 9", "noise", noise, (f"lambda = {small:g}", f"lambda = {large:g}"))]
     for task in dataset["task"].values:
-        at = {"task": task, "rate": rates.sel(task=task)}
-        line = [ratio("tuned", scale=s, **at) for s in (near, 1.0)]
-        kind = f"fine-tuning on {task} at rate {_chosen(at['rate'])}"
+        top = rates.sel(task=task)
+        line = [ratio("tuned", {"task": task, "scale": s}, top) for s in (near, 1.0)]
+        kind = f"fine-tuning on {task} at the largest rate that keeps the text ({chosen(top)})"
         kinds.append(("Fig. 10", kind, line, (f"{near:g} of the way", "its end")))
     for figure, what, (low, high), of in kinds:
         declared += [
@@ -431,13 +510,18 @@ def summary(dataset: xr.Dataset) -> str:
         at = int(mean.argmin())
         sizes.append(f"{noise:g}: {count(budget[at])}")
     forgotten = dataset["tuned_increase"].sel(scale=1.0, drop=True)
-    forgotten = forgotten.sel(rate=kept_rates(dataset))
-    rates = best_rate(dataset)
+    kept, rates = kept_rates(dataset), best_rate(dataset)
     tasks = []
     for task in dataset["task"].values:
-        ends = [stated(forgotten.sel(task=task).isel(budget=k)) for k in (0, -1)]
+        top = float(kept.sel(task=task))
+        ends = ["none keeps it"]
+        if np.isfinite(top):
+            at = forgotten.sel(task=task, rate=top)
+            ends = [stated(at.isel(budget=k)) for k in (0, -1)]
         best = [float(np.exp(np.log(rates.sel(task=task).isel(budget=k)).mean())) for k in (0, -1)]
-        tasks.append(f"{task} {ends[0]} to {ends[1]} (tuned rate {best[0]:.2g} to {best[1]:.2g})")
+        tasks.append(f"{task} {' to '.join(ends)} (tuned rate {best[0]:.2g} to {best[1]:.2g})")
+    lacking = left_out(dataset, [f"{count(b)} tokens" for b in budget])
+    without = f"{lacking} " if lacking else ""
     verdicts = [finding.verdict for finding in corrected(findings(dataset))]
     counts = ", ".join(f"{verdicts.count(v)} {v}" for v in ("holds", "fails", "undecided"))
     return (
@@ -445,7 +529,7 @@ def summary(dataset: xr.Dataset) -> str:
         f"loss of {dataset.attrs['parameters']} parameters falls from {first} to {last} nats. "
         f"Best budget under noise of size lambda: {', '.join(sizes)}. Increase after fine-tuning "
         "at the largest rate that keeps the text, first to last budget: "
-        f"{'; '.join(tasks)}. Claims: {counts}."
+        f"{'; '.join(tasks)}. {without}Claims: {counts}."
     )
 
 

@@ -14,6 +14,7 @@ from experiments.studies.overtraining_language.findings import (
     at_best,
     best_rate,
     count,
+    keeping_loss,
     kept_rates,
     log2,
     perturbed,
@@ -166,7 +167,7 @@ def _fine_tuning(dataset: xr.Dataset) -> "Figure":
                 measured = values.sel(task=name, rate=rate)
                 _curve(ax, measured, "budget", color=color, fmt="o-")
             if row == "loss":
-                ax.axhline(float(dataset["unigram"]), color=style.FAINT, ls=":", lw=1)
+                ax.axhline(keeping_loss(dataset), color=style.FAINT, ls=":", lw=1)
                 _curve(ax, dataset["base"], "budget", color=style.INK, fmt="s--")
             if row == "own":
                 before = dataset["tuned_before"].sel(task=name).isel(rate=0)
@@ -196,7 +197,9 @@ def _fine_tuning(dataset: xr.Dataset) -> "Figure":
     etas = theory["theory_rate"].values[at[1:]]
     labels = [f"{r:.2g} ({e:.2g})" for r, e in zip(rates, etas, strict=True)]
     lines = _lines(shades, labels) + _lines([style.INK], ["before"], ls="--", marker="s")
-    lines.append(Line2D([], [], color=style.FAINT, ls=":", label="token frequencies"))
+    bound = dataset.attrs.get("kept_perplexity")
+    label = "token frequencies" if bound is None else f"perplexity {bound:g}"
+    lines.append(Line2D([], [], color=style.FAINT, ls=":", label=label))
     title = f"fine-tuning rate\n(of the linear\nnetworks)\n\n{_wrapped(_heading(dataset))}"
     _legend(figure, lines, title)
     return figure
@@ -312,9 +315,9 @@ def _distance(dataset: xr.Dataset) -> "Figure":
     return figure
 
 
-def _tuned_to(task: str, rates: xr.DataArray) -> str:
+def _tuned_to(task: str, rate: float, kept: bool) -> str:
     """Formats the title of a task's column in the figure of the Hessian."""
-    return f"{task}, rate {float(rates.sel(task=task)):g} (Fig. 10)"
+    return f"{task}, rate {rate:g} (Fig. 10)" + ("" if kept else "\nno rate keeps the text")
 
 
 def _hessian(dataset: xr.Dataset) -> "Figure":
@@ -323,7 +326,8 @@ def _hessian(dataset: xr.Dataset) -> "Figure":
     The last three budgets are shown; below, the ratio of the two.
     """
     latest = dataset.isel(budget=slice(-3, None))
-    top = kept_rates(dataset)
+    kept = kept_rates(dataset)
+    top = kept.fillna(float(dataset["rate"][0]))
     kinds = (
         ("noise", "noise", "noise $λ$", latest, "Gaussian noise (Fig. 9)"),
         *(
@@ -332,7 +336,7 @@ def _hessian(dataset: xr.Dataset) -> "Figure":
                 "scale",
                 "share of the way",
                 latest.sel(task=t, rate=top.sel(task=t)),
-                _tuned_to(t, top),
+                _tuned_to(t, float(top.sel(task=t)), bool(kept.sel(task=t).notnull())),
             )
             for t in dataset["task"].values
         ),
@@ -354,9 +358,10 @@ def _hessian(dataset: xr.Dataset) -> "Figure":
         upper.set(ylim=(1.4 * lowest, 1.6 * highest), title=title)
         lower.axhline(1, color=style.INK, lw=0.8)
         lower.set(xlabel=label, ylim=(0, 3))
-        if name == "noise":
-            _sizes(upper, dataset, "noise")
-            _sizes(lower, dataset, "noise")
+        # shares of the way near 0 would be one point of an axis that is not logarithmic
+        if name == "noise" or part[dim].values[-1] > 20 * part[dim].values[0]:
+            _sizes(upper, dataset, dim)
+            _sizes(lower, dataset, dim)
     axes[0, 0].set_ylabel("increase of the\npre-training loss (nats)")
     axes[1, 0].set_ylabel("increase / prediction\n(ratio of means)")
     lines = _lines(colors, [count(b) for b in latest["budget"].values])

@@ -33,9 +33,11 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
       - `base`, `(budget, seed)`: the loss on held-out text of pre-training;
       - `noise_*`, `(budget, seed, noise)`: the results of `stages.perturb`;
       - `tuned_*`, `(task, budget, seed, rate)`, some also along `scale`: those of
-        `stages.fine_tune`;
+        `stages.fine_tune`; the own losses of texts with classes are in nats per text;
       - `theory_*`: those of `stages.theory`;
       - `unigram`: the loss of predicting each token by its frequency alone.
+      The attributes are the number of `parameters`, the `model`, and `kept_perplexity` if the
+      config has one.
 
     Raises:
       DataError: If data are missing, too few or of another vocabulary, or devices cannot share the
@@ -50,7 +52,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         vocab, names = config.network["vocab"], config.tune.tasks
         corpus = tasks.load(config.data, vocab, config.model.context, names)
         sizes = (config.tune.examples, config.tune.held_out, config.tune.held_out)
-        taught = [tasks.task(name, corpus, sizes, config.seed) for name in names]
+        encode = tasks.encoder(config.data, config.tune.tokenizer)
+        taught = [tasks.task(name, corpus, sizes, config.seed, encode) for name in names]
+        for name, task in zip(names, taught, strict=True):
+            _check(config, name, task)
         held_out = corpus.held_out(config.held_out, config.seed)
     bases: list[PyTree] = []
     for budget in config.pretrain.budgets:
@@ -83,6 +88,14 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     return _dataset(config, noisy, tuned, theory).assign(unigram=((), frequencies))
 
 
+def _check(config: Config, name: str, task: tasks.Task) -> None:
+    """Checks that the examples of a task are enough steps; a file may have fewer than asked for."""
+    try:
+        config.tune.check_steps(len(task.learn.tokens))
+    except ValueError as error:
+        raise ValueError(f"tune.{error} ({name})") from None
+
+
 def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]]:
     """Divides members into parts that are handled together.
 
@@ -113,7 +126,7 @@ def _dataset(config: Config, noisy: Any, tuned: Sequence[Any], theory: Any) -> x
         values = np.stack([measured[name] for measured in tuned])
         dims = runs if value.ndim == 1 else (*runs, "scale")
         values = values.reshape(len(tuned), *shape, len(config.tune.rates), *value.shape[1:])
-        data[f"tuned_{name}"] = (dims, values, {} if name == "distance" else nats)
+        data[f"tuned_{name}"] = (dims, values, {} if name in ("distance", "epoch") else nats)
     for name, curves in theory.items():
         data[f"theory_{name}_loss"] = ((f"theory_{name}", f"theory_{name}_time"), curves["loss"])
         data[f"theory_{name}_inflection"] = (f"theory_{name}", curves["inflection"])
@@ -130,4 +143,7 @@ def _dataset(config: Config, noisy: Any, tuned: Sequence[Any], theory: Any) -> x
     net = presets.build(config.network)
     params = jax.eval_shape(lambda key: training.first(net, key), jax.random.key(0))
     size = sum(x.size for x in jax.tree.leaves(params))
-    return xr.Dataset(data, coords, {"parameters": size, "model": config.model.preset or "small"})
+    attrs: dict[str, Any] = {"parameters": size, "model": config.model.preset or "small"}
+    if config.kept_perplexity is not None:
+        attrs["kept_perplexity"] = config.kept_perplexity
+    return xr.Dataset(data, coords, attrs)

@@ -19,10 +19,9 @@ from experiments.studies.overtraining_language import tasks, training
 from experiments.studies.overtraining_language.config import Config
 from experiments.studies.overtraining_linear.config import Config as LinearConfig
 from experiments.studies.overtraining_linear.run import closed_forms
-from experiments.training import Optimizer, Schedule, Training, sharding
+from experiments.training import Optimizer, Schedule, Training, mup, sharding
 from sail_jax import probe
 
-WARMUP = 0.1  # share of the steps (Tables 3 and 4)
 B2 = 0.95  # Adam's second decay; the first is 0.9, the default
 WEIGHT_DECAY = 0.1  # of pre-training; fine-tuning has none
 
@@ -39,7 +38,11 @@ def _order(config: Config, replicate: int) -> int:
 
 def _initial(config: Config, net: nn.Module, replicates: Sequence[int]) -> list[PyTree]:
     """Draws the initial parameters of some replicates."""
-    return [jax.device_get(training.first(net, _keys(config, k)[0])) for k in replicates]
+    scales = config.model.parametrisation()
+    return [
+        jax.device_get(mup.scaled(training.first(net, _keys(config, k)[0]), scales))
+        for k in replicates
+    ]
 
 
 def pre_train(
@@ -65,17 +68,24 @@ def pre_train(
     Returns:
       The trained parameters, `(replicate, ...)`.
     """
-    steps = config.steps(budget)
-    schedule = Schedule(config.pretrain.rate, steps, round(WARMUP * steps))
+    steps, pretrain = config.steps(budget), config.pretrain
+    schedule = Schedule(
+        pretrain.rate,
+        steps,
+        round(pretrain.warmup * steps),
+        pretrain.decay,
+        cooldown=pretrain.cooldown,
+    )
+    own = mup.rates(config.model.parametrisation())
     how = Training(
-        Optimizer(schedule, weight_decay=WEIGHT_DECAY, b2=B2),
+        Optimizer(schedule, weight_decay=WEIGHT_DECAY, b2=B2, rates=own),
         config.memory.micro_batches,
         config.compute,
     )
     orders = [_order(config, k) for k in some]
 
     def batch(step: int) -> tasks.Batch:
-        parts = [corpus.batch(step, seed=order, size=config.pretrain.batch) for order in orders]
+        parts = [corpus.batch(step, seed=order, size=pretrain.batch) for order in orders]
         return jax.tree.map(lambda *leaves: np.stack(leaves, 1), *parts)
 
     trained = training.together(
@@ -184,27 +194,43 @@ def fine_tune(
       - "predicted": the same by first and second derivatives, `(run, scale)`;
       - "distance": the L2 norm of the change of all parameters, `(run,)`;
       - "before" and "test": the loss on the task's test sequences before and after, `(run,)`;
-      - "validation": the loss on its validation sequences afterwards, `(run,)`.
+      - "validation": the loss on its validation sequences afterwards, `(run,)`;
+      - "epoch": the number of epochs after which training was stopped, `(run,)`; only with
+        `config.tune.early_stopping`, which takes the one of least validation loss.
+      The task's losses are those of `training.own_losses`.
 
     References:
       Springer et al., 2025 (arXiv 2503.19206), Figures 4 to 6, 8 and 10.
     """
+    tune, examples = config.tune, len(task.learn.tokens)
     # one schedule, of the largest rate, of which every run takes its share
-    steps, top = config.tune.steps, config.tune.rates[-1]
-    schedule = Schedule(top, steps, round(WARMUP * steps))
-    shares = tuple(config.tune.rates[rate] / top for _, rate in some)
+    steps, top = tune.steps(examples), tune.rates[-1]
+    schedule = Schedule(top, steps, round(tune.warmup * steps), tune.decay, cooldown=tune.cooldown)
+    shares = tuple(tune.rates[rate] / top for _, rate in some)
+    own = mup.rates(config.model.parametrisation())
     how = Training(
-        Optimizer(schedule, members=shares, b2=B2), config.memory.micro_batches, config.compute
+        Optimizer(schedule, members=shares, b2=B2, rates=own),
+        config.memory.micro_batches,
+        config.compute,
     )
     # the rates of one replicate see the same minibatches
     orders = [_order(config, k) for k in range(config.replicates)]
     of = np.array([model % config.replicates for model, _ in some])
 
     def batch(step: int) -> tasks.Batch:
-        size = {"examples": config.tune.examples, "size": config.tune.batch}
+        size = {"examples": examples, "size": tune.batch}
         index = np.stack([stream.indices(step, seed=order, **size) for order in orders], 1)
         return jax.tree.map(lambda x: x[index[:, of]], task.learn)
 
+    validations: list[np.ndarray] = []
+
+    def score(params: PyTree) -> jax.Array:
+        found = _validation(net, config.memory.at_once, task.validation, params)
+        validations.append(sharding.gathered(found))
+        return found
+
+    stops = [k * examples // tune.batch for k in range(1, tune.epochs + 1)]
+    early: dict[str, Any] = {"stops": stops, "score": score} if tune.early_stopping else {}
     before = [bases[model] for model, _ in some]
     after = training.together(
         net,
@@ -212,21 +238,21 @@ def fine_tune(
         before,
         batch,
         steps,
-        key=jax.random.fold_in(
-            _keys(config, 0)[1], some[0][0] * len(config.tune.rates) + some[0][1]
-        ),
+        key=jax.random.fold_in(_keys(config, 0)[1], some[0][0] * len(tune.rates) + some[0][1]),
         where=where,
         directory=folder,
         config=config,
         save_every=config.save_every,
+        **early,
     )
     pair = where.spread(
         training.stacked(where.filled(before)), training.stacked(where.filled(after))
     )
-    measured = _tuned(
-        net, config.memory.at_once, held_out, task, jnp.asarray(config.tune.scales), *pair
-    )
-    return {name: value[: len(some)] for name, value in sharding.gathered(measured).items()}
+    tuned = _tuned(net, config.memory.at_once, held_out, task, jnp.asarray(tune.scales), *pair)
+    measured = sharding.gathered(tuned)
+    if validations:
+        measured["epoch"] = 1 + np.argmin(validations, 0)
+    return {name: value[: len(some)] for name, value in measured.items()}
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -242,7 +268,7 @@ def _tuned(net, at_once, held_out, task, scales, before, after) -> dict[str, jax
         )
         apart = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), before, after)
         ends = jax.tree.map(lambda *leaves: jnp.stack(leaves), before, after)
-        own = jax.lax.map(lambda p: training.each_nll(net, p, examples, at_once), ends)
+        own = jax.lax.map(lambda p: training.own_losses(net, p, examples, at_once), ends)
         return {
             "increase": line.increase,
             "predicted": line.predicted,
@@ -253,6 +279,13 @@ def _tuned(net, at_once, held_out, task, scales, before, after) -> dict[str, jax
         }
 
     return jax.vmap(of_run)(before, after)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _validation(net, at_once, validation, params) -> jax.Array:
+    """Computes the validation loss of stacked models."""
+    of_one = lambda p: training.own_losses(net, p, validation, at_once).mean()  # noqa: E731
+    return jax.vmap(of_one)(params)
 
 
 LINEAR = {  # the diagrams of the two-layer theory that stand beside this study's

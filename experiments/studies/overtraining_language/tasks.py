@@ -5,22 +5,28 @@
   rotated    the pre-training text with every letter moved 13 places on in the alphabet
   questions  sums, differences, products and sequences with their answers, as plain text
 
-A task may also be the path of a tokenised text (.bin, .npy) of the same vocabulary.
+A task may also be the path of a tokenised text (.bin, .npy) of the same vocabulary, or of a file in
+JSON lines (.jsonl). `experiments.data.classes` reads texts with classes, of which the words of the
+right class are learnt; classes compete by their length-normalised likelihood. Other texts are
+learnt as they are (`experiments.data.documents`), each in a sequence of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int, Int32
 
-from experiments.data import choices, stream, text, tokens
+from experiments.data import choices, classes, documents, gpt2_tokens, stream, text, tokens
 from experiments.data.registry import OFFLINE_TEXT, TEXTS, TextData
 from sail_jax.checks import nearest
 
 TASKS = ("shifted", "rotated", "questions")
-SUFFIXES = (".bin", ".npy")
+LINES = ".jsonl"  # the suffix of files with a text on each line
+SUFFIXES = (".bin", ".npy", LINES)
+LEAST_STEPS = 10  # of fine-tuning: a tenth of them is a step of warm-up
+Encode = Callable[[bytes], Any]
 SHIFTED = 66.0  # percentile of the blocks' means from which they are kept for fine-tuning
 
 
@@ -41,13 +47,13 @@ class Task(NamedTuple):
 
     Attributes:
       learn: What to fine-tune on.
-      validation: What to tune the learning rate by.
-      test: What to report.
+      validation: What to tune the learning rate by; of texts with classes, all classes of each.
+      test: What to report, likewise.
     """
 
     learn: Batch
-    validation: Batch
-    test: Batch
+    validation: Batch | choices.Packed
+    test: Batch | choices.Packed
 
 
 class Corpus(NamedTuple):
@@ -220,25 +226,80 @@ def check(names: Sequence[str]) -> None:
     """
     for name in names:
         if name not in TASKS and Path(name).suffix not in SUFFIXES:
-            raise ValueError(f"tasks: {name!r} is none, nor a .bin or .npy{nearest(name, TASKS)}")
+            raise ValueError(
+                f"tasks: {name!r} is none, nor a .bin, .npy or .jsonl{nearest(name, TASKS)}"
+            )
 
 
-def task(name: str, corpus: Corpus, sizes: tuple[int, int, int], seed: int) -> Task:
+def encoder(data: TextData, tokenizer: str | None) -> Encode:
+    """Chooses how text in files becomes tokens.
+
+    Args:
+      data: The text of pre-training.
+      tokenizer: The tokenizer.json that made it; None if there is none.
+
+    Returns:
+      A function from bytes in UTF-8 to tokens `(n,)`. Without a tokenizer, and for another text
+      than the offline one, it raises `ValueError` when it is called.
+
+    Raises:
+      DataError: If the tokenizer is missing, damaged or of another kind. It is a `ValueError`.
+    """
+    if tokenizer is not None:
+        return gpt2_tokens.load(tokenizer)
+    return text.encode if data.name == OFFLINE_TEXT else _unencoded
+
+
+def _unencoded(_: bytes) -> Any:
+    """Refuses to encode text, which asks for a tokenizer."""
+    raise ValueError(
+        "tune.tokenizer must be the one that made data, where tune.tasks or benchmarks.files hold "
+        "text"
+    )
+
+
+def check_tokens(name: str, found: Int[np.ndarray, "*any"], vocab: int) -> None:
+    """Checks that the tokens of a file are in the vocabulary.
+
+    Args:
+      name: The file, for the message.
+      found: The tokens that the tokenizer made of it, of any shape.
+      vocab: Size of the network's vocabulary.
+
+    Raises:
+      ValueError: If a token is not.
+    """
+    if found.max(initial=0) >= vocab:
+        raise ValueError(
+            f"tune.tokenizer: it made the token {found.max()} of {name}, but the network's "
+            f"vocabulary ends at {vocab - 1}"
+        )
+
+
+def task(
+    name: str,
+    corpus: Corpus,
+    sizes: tuple[int, int, int],
+    seed: int,
+    encode: Encode = text.encode,
+) -> Task:
     """Gathers the sequences of a task.
 
     Args:
-      name: One of `TASKS`, or the path of a tokenised text.
+      name: One of `TASKS`, or the path of a tokenised text or of texts in JSON lines.
       corpus: The text of pre-training. "shifted" and "rotated" learn from its first part and are
         tested on what is held out.
-      sizes: Numbers of sequences to learn from, to tune the rate by, and to report.
+      sizes: Numbers of sequences to learn from, to tune the rate by, and to report. A file in JSON
+        lines may have fewer to learn from: all are, which the other two leave.
       seed: Seed of the choice of blocks, or of the questions.
+      encode: How text in files becomes tokens, such as `encoder` gives it.
 
     Returns:
       The sequences, `(size, context + 1)`. No block of text is in two of the three sets.
 
     Raises:
-      ValueError: If there are too few blocks, a question is longer than the context, or the
-        vocabulary is not the one that the task needs.
+      ValueError: If there are too few blocks or texts, a question is longer than the context, text
+        is to be encoded without a tokenizer, or the vocabulary is not the one that the task needs.
       DataError: If the file of a path is missing or damaged.
     """
     learn, validation, test = sizes
@@ -260,11 +321,63 @@ def task(name: str, corpus: Corpus, sizes: tuple[int, int, int], seed: int) -> T
         if name == "rotated":
             batches = [Batch(rotated(batch.tokens), batch.scored) for batch in batches]
         return Task(*batches)
+    if Path(name).suffix == LINES:
+        read = _classes if classes.holds(name) else _documents
+        return read(name, corpus, sizes, seed, encode)
     line = tokens.read(name, corpus.text.vocab)
     count = tokens.blocks(line, corpus.context)
     chosen = _some(f"tune.tasks: {name}", np.arange(count), sum(sizes), seed)
     parts = np.split(chosen, np.cumsum(sizes)[:-1])
     return Task(*(_windows(line, corpus.context, part) for part in parts))
+
+
+def _divided(name: str, count: int, sizes: tuple[int, int, int], seed: int) -> list[np.ndarray]:
+    """Draws which lines of a file are learnt, tuned by and reported; fewer may be left to learn."""
+    kept = sum(sizes[1:])
+    if count <= kept:
+        raise ValueError(
+            f"tune.held_out: {name} has {count} texts, of which {kept} are to be held out"
+        )
+    learn = min(sizes[0], count - kept)
+    order = _some(f"tune.tasks: {name}", np.arange(count), learn + kept, seed)
+    return np.split(order, np.cumsum([learn, sizes[1]]))
+
+
+def _documents(
+    name: str, corpus: Corpus, sizes: tuple[int, int, int], seed: int, encode: Encode
+) -> Task:
+    """Reads texts that are learnt as they are."""
+    texts = documents.read(name)
+    parts = _divided(name, len(texts), sizes, seed)
+    try:
+        packed = [documents.pack([texts[k] for k in p], encode, corpus.context + 1) for p in parts]
+    except ValueError as error:
+        raise ValueError(f"tune.tasks: {name}: {error}") from None
+    for part in packed:
+        check_tokens(name, part.tokens, corpus.text.vocab)
+    return Task(*(Batch(*part) for part in packed))
+
+
+def _classes(
+    name: str, corpus: Corpus, sizes: tuple[int, int, int], seed: int, encode: Encode
+) -> Task:
+    """Reads texts with classes; what is learnt of each is the right class alone."""
+    items, length = classes.read(name), corpus.context + 1
+    parts = _divided(name, len(items), sizes, seed)
+    right = [items[k]._replace(choices=(items[k].choices[items[k].answer],)) for k in parts[0]]
+    try:
+        packed = choices.pack([item._replace(answer=0) for item in right], encode, length)
+        # packed together, so that both have as many places for choices
+        asked = choices.pack([items[k] for part in parts[1:] for k in part], encode, length)
+    except ValueError as error:
+        raise ValueError(f"tune.tasks: {name}: {error}") from None
+    for found in (packed, asked):
+        check_tokens(name, found.tokens, corpus.text.vocab)
+    validation, test = (
+        choices.Packed(*(leaf[part] for leaf in asked))
+        for part in (slice(None, sizes[1]), slice(sizes[1], None))
+    )
+    return Task(Batch(packed.tokens[:, 0], packed.scored[:, 0, 1:]), validation, test)
 
 
 def _some(what: str, blocks: np.ndarray, count: int, seed: int) -> np.ndarray:

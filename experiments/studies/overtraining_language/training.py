@@ -19,9 +19,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, PyTree
 
+from experiments.data import choices
 from experiments.models.next_token import token_losses
 from experiments.studies.overtraining_language.tasks import Batch
-from experiments.training import Training, sharding
+from experiments.training import Training, choice_scores, sharding
 from experiments.training.fit import Fit
 from experiments.training.step import State
 
@@ -211,6 +212,32 @@ def each_nll(
     return jax.lax.map(of_example, batch, batch_size=at_once)
 
 
+def own_losses(
+    net: nn.Module, params: PyTree, held_out: Batch | choices.Packed, at_once: int
+) -> Float[Array, " example"]:
+    """Computes the losses on held-out examples of a task, without dropout.
+
+    Args:
+      net: The network.
+      params: Its parameters.
+      held_out: Sequences, or texts with classes.
+      at_once: Number of sequences that are evaluated together.
+
+    Returns:
+      The losses, `(example,)`: of sequences `nll`, in nats per token. Of texts with classes the
+      negative log-probability of the right class in nats, where classes compete by their
+      log-likelihood per token: exp of its mean is the perplexity over the classes.
+
+    References:
+      Springer et al., 2025 (arXiv 2503.19206), Appendix C.1.
+    """
+    if isinstance(held_out, Batch):
+        return each_nll(net, params, held_out, at_once)
+    apply: Any = lambda tokens: net.apply({"params": params}, tokens)  # noqa: E731
+    scores = choice_scores.normalised(apply, held_out, batch_size=at_once)
+    return choices.class_losses(scores, jnp.asarray(held_out.answer))
+
+
 def stacked(trees: Sequence[PyTree]) -> PyTree:
     """Stacks trees along a new leading axis of members.
 
@@ -274,8 +301,13 @@ def together(
     save_every: int = 1000,
     frozen: PyTree = None,
     join: Join | None = None,
+    stops: Sequence[int] | None = None,
+    score: Callable[[PyTree], Float[Array, " member"]] | None = None,
 ) -> list[PyTree]:
     """Trains several networks of one shape side by side.
+
+    With `stops` and `score`, each network is returned as it was at the stop where its score was
+    least (early stopping); of equal scores the first counts.
 
     Args:
       net: The network.
@@ -292,6 +324,10 @@ def together(
       frozen: Parameters that stay as they are, the same for all networks.
       join: Makes a network's parameters from `frozen` and those that are trained; it must be
         hashable. None trains all parameters.
+      stops: Numbers of steps after which `score` is asked, ascending, the last being `steps`; None
+        asks at the end alone.
+      score: From parameters `(member, ...)` to a number for each member, those that are trained
+        twice included. None returns the networks as they are at the end.
 
     Returns:
       The trained parameters, one tree for each network, as NumPy arrays.
@@ -302,13 +338,30 @@ def together(
     fit = _fit(net, dataclasses.replace(training, optimizer=optimizer), len(members), where, join)
     # members that are trained twice see their minibatches twice
     which = np.asarray(where.filled(range(len(params))))
-    trained = fit.run(
-        fit.start(stacked(members), key, frozen),
-        lambda t: jax.tree.map(lambda x: x[:, which], batch(t)),
-        steps,
-        directory,
-        config=config,
-        save_every=save_every,
-        log_every=max(1, steps // 10),
-    )
-    return unstacked(sharding.gathered(trained.state.params), len(params))
+    state = fit.start(stacked(members), key, frozen)
+    kept, least = None, None
+    for k, stop in enumerate(stops or (steps,), 1):
+        # a folder for each stop: a killed training finds the states at all stops before again
+        own = directory / f"stop-{k}" if directory is not None and stops else directory
+        state = fit.run(
+            state,
+            lambda t: jax.tree.map(lambda x: x[:, which], batch(t)),
+            stop,
+            own,
+            config=config,
+            save_every=save_every,
+            log_every=max(1, steps // 10),
+        ).state
+        found = np.zeros(len(members)) if score is None else sharding.gathered(score(state.params))
+        params_now = sharding.gathered(state.params)
+        if kept is None or least is None:
+            kept, least = params_now, found
+            continue
+        better = found < least
+        kept = jax.tree.map(
+            lambda a, b: np.where(better.reshape(-1, *[1] * (a.ndim - 1)), b, a),  # noqa: B023
+            kept,
+            params_now,
+        )
+        least = np.where(better, found, least)
+    return unstacked(kept, len(params))

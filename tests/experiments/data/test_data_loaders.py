@@ -20,7 +20,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.data import bpe, choices, cifar, idx, image_folders, latents, stream, tokens
+from experiments.data import (
+    bpe,
+    choices,
+    cifar,
+    classes,
+    documents,
+    idx,
+    image_folders,
+    latents,
+    stream,
+    tokens,
+)
 from experiments.data.files import DataError, Images
 from experiments.data.registry import LatentData, TextData
 
@@ -163,6 +174,14 @@ SETS = {
     "choices": (
         {"q.jsonl": b"\n".join([json.dumps(HELLASWAG).encode()] * 2)},
         lambda folder: choices.read(folder / "q.jsonl"),
+    ),
+    "classes": (
+        {"mr.jsonl": b'{"text": "a", "label": 0}\n{"text": "b", "label": 1}'},
+        lambda folder: classes.read(folder / "mr.jsonl"),
+    ),
+    "documents": (
+        {"t.jsonl": b'{"text": "a"}\n{"question": "b", "answer": "c"}'},
+        lambda folder: documents.read(folder / "t.jsonl"),
     ),
     "bpe": (
         {"bpe.json": b""},  # written by `made`
@@ -314,6 +333,11 @@ QUESTIONS = {
     ),
     "sciq": ({**SCIQ, "correct_answer": "r"}, ("Q", (" r", " a", " b", " c"), 0)),
     "plain": ({"context": "é", "options": ["u", "v"], "answer": "B"}, ("é", (" u", " v"), 1)),
+    "siqa": (
+        {"context": "A ran.", "question": "Why?", **dict.fromkeys(("answerB", "answerC"), "b")}
+        | {"answerA": "a", "label": "3"},
+        ("A ran. Why?", (" a", " b", " b"), 2),
+    ),
     "index": ({"query": "q", "choices": ["u", "v"], "gold": 0}, ("q", (" u", " v"), 0)),
 }
 
@@ -324,6 +348,50 @@ def test_spellings_of_questions(tmp_path, name):
     path = tmp_path / "q.jsonl"
     path.write_text(json.dumps(record) + "\n\n", encoding="utf-8")
     assert choices.read(path) == (expected,)
+
+
+SIGNS = (" negative", " positive")
+CLASSES = {
+    "subj.jsonl": ({"text": "a", "label": 1, "label_text": "subjective"}, None),
+    "mr-train.jsonl": ({"text": "a ", "label": 1}, ("a\nLabel:", SIGNS, 1)),
+    "x.jsonl": (
+        {"passage": "p", "question": "q", "answer": False},
+        ("p\nq\nLabel:", (" no", " yes"), 0),
+    ),
+    "rte.jsonl": (
+        {"premise": "p", "hypothesis": "h", "label": 1},
+        ("p\nh\nLabel:", (" entailment", " not entailment"), 1),
+    ),
+    "t.jsonl": (
+        {"text": "a", "coarse_label": 5, "fine_label": 40},
+        ("a\nLabel:", tuple(f" {word}" for word in classes._TREC), 5),
+    ),
+    "q.jsonl": (HELLASWAG, ("A man", (" sits.", " stands.", " is", " was"), 2)),
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_spellings_of_classes(tmp_path, name):
+    record, expected = CLASSES[name]
+    path = tmp_path / name
+    path.write_text(json.dumps(record) + "\n")
+    if expected is None:  # the words are those of the file, in alphabetical order
+        path.write_text(json.dumps(record) + "\n" + json.dumps({**record, "label_text": "a_b"}))
+        read = classes.read(path)
+        assert [item.answer for item in read] == [1, 0]
+        assert {item.choices for item in read} == {(" a b", " subjective")}
+    else:
+        assert classes.read(path) == (expected,)
+
+
+def test_texts_are_one_field_or_a_question_with_its_answer(tmp_path):
+    path = tmp_path / "gsm8k.jsonl"
+    records = [{"question": "1 + 1?", "answer": "two\n#### 2"}, {"content": "x = 1\n"}]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert documents.read(path) == ("1 + 1?\ntwo\n#### 2", "x = 1\n")
+    assert not classes.holds(path)
+    with pytest.raises(DataError, match=r"texts\[1\] has 1 tokens; expected 2 or more"):
+        documents.pack(["ab", "c"], _bytes, 4)
 
 
 def test_answers_in_a_file_of_their_own(tmp_path):
@@ -572,6 +640,38 @@ FAULTS = {
     "choice empty": ("choices", question(endings=["a", " ", "b"]), "not empty, got ' '"),
     "choice surrogate": ("choices", question(endings=["a", "\ud800", "b"]), "not Unicode"),
     "context empty": ("choices", question(ctx=""), "not empty, got ''"),
+    "classes missing": ("classes", remove("mr.jsonl"), "missing: texts with classes.*SetFit/subj"),
+    "classes none": ("classes", put("mr.jsonl", b"\n"), "is empty; expected a text and its class"),
+    "classes other": (
+        "classes",
+        put("mr.jsonl", b'{"a": 1}'),
+        "expected text and label .* got 'a'",
+    ),
+    "class beyond": ("classes", put("mr.jsonl", b'{"text": "a", "label": 2}'), "mislabelled"),
+    "class missing": (
+        "classes",
+        put("mr.jsonl", b'{"text": "a", "label": 0}\n{"text": "a"}'),
+        "line 2: expected a label, a text or a number; got 'None'",
+    ),
+    "class alone": (
+        "classes",
+        put("mr.jsonl", b'{"text": "a", "label_text": "x"}'),
+        "expected 2 to 64 classes, got 1",
+    ),
+    "classes of two kinds": (
+        "classes",
+        put("mr.jsonl", b'{"text": "a", "label": 0}\n{"text": "a", "label": "x"}'),
+        "labels that are all texts or all numbers; got both",
+    ),
+    "text empty": ("classes", put("mr.jsonl", b'{"text": " ", "label": 0}'), "not empty, got ' '"),
+    "texts missing": ("documents", remove("t.jsonl"), "missing: texts in JSON lines.*GSM8k"),
+    "texts none": ("documents", put("t.jsonl", b""), "is empty; expected a text in JSON"),
+    "texts other": (
+        "documents",
+        put("t.jsonl", b'{"question": "b"}'),
+        "expected text, content, or",
+    ),
+    "texts number": ("documents", put("t.jsonl", b'{"text": 1}'), "not empty, got '1'"),
     "bpe missing": ("bpe", remove("bpe.json"), "bpe.json is missing"),
     "bpe edited": ("bpe", put("bpe.json", b'{"format": 1}'), "checksum does not match"),
     "bpe of text": ("bpe", sealed(["ab"]), "merge 0 is 'ab'; expected two earlier"),
@@ -619,6 +719,9 @@ def sound(found):
         assert bpe.decode(found, bpe.encode(found, b"the theory")) == b"the theory"
     else:
         for item in found:
+            if isinstance(item, str):
+                assert item.strip()
+                continue
             assert 0 <= item.answer < len(item.choices)
 
 

@@ -182,6 +182,7 @@ def test_budgets_are_told_by_names_or_in_order():
         ({"tune": {"tasks": ("some.txt",)}}, "JSON lines"),
         ({"tune": {"epochs": 1, "warmup": 16}}, "more steps"),
         ({"series": {"budgets": (100, 4000)}}, "at least 10 steps"),
+        ({"model": {"mup": 8}}, "model.mup must be None"),
         ({"memory": {"micro_batches": 3}}, "must divide"),
     ],
 )

@@ -1,5 +1,6 @@
 """Overtraining of language models: its parts by themselves, claims on made-up runs, refusals."""
 
+import json
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from experiments.lab import registry
 from experiments.lab.config import varied
 from experiments.models import presets
 from experiments.studies.overtraining_language import findings as of
-from experiments.studies.overtraining_language import tasks, training
+from experiments.studies.overtraining_language import stages, tasks, training
 from experiments.training import Optimizer, Schedule, Training
 
 ol = registry.load("overtraining_language")
@@ -115,6 +116,50 @@ def _alone(params, batch, rate, steps):
 
         params = jax.tree.map(moved, params, first, second, decayed)
     return params
+
+
+@pytest.mark.slow
+def test_a_network_is_taken_where_its_score_was_least_also_after_a_kill(tmp_path):
+    """Which stop is least differs by member; equal scores are the first's."""
+    scores = np.array([[3.0, 1.0, 2.0], [1.0, 1.0, 2.0], [2.0, 0.5, 3.0]])
+    stops, many, where = (2, 4, 6), _batch(2, 8, 3), training.layout("no")
+    how = Training(Optimizer(Schedule(0.01, 6, 1), members=(1.0, 0.5, 0.2)))
+    start, key = [_params(k) for k in range(3)], jax.random.key(0)
+    train = partial(training.together, NET, how, start, lambda _: many, key=key, where=where)
+    asked = iter(jnp.asarray(scores[:2]))
+
+    def killed(_):
+        return next(asked) if len(list(tmp_path.iterdir())) < 2 else 1 / 0
+
+    early = {"stops": stops, "directory": tmp_path, "config": TINY}
+    with pytest.raises(ZeroDivisionError):
+        train(6, score=killed, **early)
+    told = iter(jnp.asarray(scores))
+    found = train(6, score=lambda _: next(told), **early)
+    for k, at in enumerate((4, 6, 2)):
+        alone = train(at)[k]  # the same compiled step, whose schedule ends at step 6
+        for a, b in zip(*map(jax.tree.leaves, (found[k], alone)), strict=True):
+            assert np.array_equal(a, b)
+
+
+@pytest.mark.slow
+def test_fine_tuning_on_classes_stops_after_the_best_epoch(corpus, tmp_path, monkeypatch):
+    """What is reported is of the network whose validation loss was least after an epoch."""
+    name = _opinions(tmp_path / "mr.jsonl", 30)
+    tune = {"tasks": (name,), "examples": 10, "batch": 2, "held_out": 8, "early_stopping": True}
+    config = varied(TINY, replicates=3, tune={**tune, "rates": (0.01, 0.1), "epochs": 3})
+    task = tasks.task(name, corpus, (10, 8, 8), 0)
+    seen, own = [], stages._validation
+    monkeypatch.setattr(stages, "_validation", lambda *a: seen.append(own(*a)) or seen[-1])
+    where, held_out = training.layout("no"), corpus.held_out(8, 0)
+    bases, runs = [_params(k) for k in range(3)], [(0, 0), (1, 1), (2, 0)]
+    found = stages.fine_tune(config, NET, where, held_out, task, bases, runs, None)
+    validation = np.stack(seen)
+    assert validation.shape == (3, 3)  # epochs, runs
+    assert np.array_equal(found["epoch"], 1 + validation.argmin(0))
+    assert len(set(found["epoch"])) > 1  # both ends of the choice are met
+    # the same sums in another program
+    np.testing.assert_allclose(found["validation"], validation.min(0), rtol=100 * EPS)
 
 
 # where processes that are started here find this file, and what it imports
@@ -235,6 +280,62 @@ def test_a_text_on_disk_is_pre_trained_on_and_tuned_to(tmp_path):
         tasks.task(other, corpus, (100, 50, 50), 0)
 
 
+def _opinions(path, count, seed=0):
+    """A file of texts with classes, whose last words tell the class."""
+    labels = np.random.default_rng(seed).integers(0, 2, count).tolist()
+    lines = [{"text": f"{k} {('bad', 'fine')[y]}", "label": y} for k, y in enumerate(labels)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def test_classes_are_learnt_by_the_right_one_and_compete_by_likelihood(corpus, tmp_path):
+    name = _opinions(tmp_path / "mr.jsonl", 30)
+    task = tasks.task(name, corpus, (50, 5, 5), 0)
+    assert [len(part.tokens) for part in (task.learn, task.validation, task.test)] == [20, 5, 5]
+    for row, known in zip(task.learn.tokens, task.learn.scored, strict=True):
+        shown = bytes((row + 32).astype(np.uint8)).replace(b"\x7f", b"\n")[
+            : known.nonzero()[0][-1] + 2
+        ]
+        assert shown.endswith((b" bad\nLabel: negative", b" fine\nLabel: positive"))
+        assert known.sum() == len(b" negative") == len(b" positive")
+    params, packed = _params(0), task.test
+    losses = jax.jit(training.own_losses, static_argnums=(0, 3))
+    found = np.asarray(losses(NET, params, packed, 2))
+    nll = jax.jit(training.nll, static_argnums=0)
+    each = np.asarray(nll(NET, params, tasks.Batch(packed.tokens, packed.scored[..., 1:])))
+    each = each.astype(np.float64)  # of both classes, per token
+    right = np.take_along_axis(each, packed.answer[:, None], 1)[:, 0]
+    expected = right + np.log(np.exp(-each).sum(1))
+    # sums of logits of order 1 in float32
+    np.testing.assert_allclose(found, expected, atol=100 * EPS * each.max())
+    with pytest.raises(ValueError, match=r"mr.jsonl has 30 texts, of which 30 are to be held out"):
+        tasks.task(name, corpus, (1, 15, 15), 0)
+    small = corpus._replace(context=5)
+    with pytest.raises(ValueError, match=r"mr.jsonl: items\[0\]: choice 0 has 9 tokens"):
+        tasks.task(name, small, (9, 5, 5), 0)
+    encode = tasks.encoder(TextData("tokens", str(tmp_path)), None)
+    with pytest.raises(ValueError, match=r"mr.jsonl: tune.tokenizer must be the one that made"):
+        tasks.task(name, corpus, (9, 5, 5), 0, encode)
+    with pytest.raises(ValueError, match=r"tune.epochs: .* got 4 \(.*mr.jsonl\)"):
+        ol.run(varied(TINY, tune={"tasks": (name,), "held_out": 11}))
+
+
+def test_texts_in_json_lines_are_sequences_of_their_own(corpus, tmp_path):
+    path = tmp_path / "gsm8k.jsonl"
+    lines = [{"question": f"{k}?", "answer": "a" * (k + 1)} for k in range(40)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    task = tasks.task(str(path), corpus, (30, 4, 4), 0)
+    assert [len(part.tokens) for part in task] == [30, 4, 4]
+    told = set()
+    for batch in task:
+        assert isinstance(batch, tasks.Batch)
+        for row, known in zip(*batch, strict=True):
+            shown = bytes((row[: known.sum() + 1] + 32).astype(np.uint8)).decode()
+            told.add(k := int(shown.split("?")[0]))
+            assert shown == f"{k}?\x7f{'a' * (k + 1)}"[: TINY.model.context + 1]
+    assert len(told) == 38  # none is in two of the sets
+
+
 @pytest.mark.parametrize("names", [("rotated",), ("questions",), ("shifted", "rotated")])
 def test_a_run_pre_trains_on_all_blocks_unless_shifted_is_a_task(names):
     seen = {}
@@ -299,7 +400,7 @@ def test_the_papers_training_is_table_3():
             "tune.rates must be 2 or more values",
         ),
         ({"tune": {"rates": (0.1, -0.1)}}, r"tune.rates\[1\] must be greater than 0"),
-        ({"tune": {"scales": (0.1, 0.5)}}, "tune.scales must ascend to 1"),
+        ({"tune": {"scales": (0.1, 0.5)}}, "tune.scales must ascend and have 1"),
         ({"tune": {"tasks": ("shfted",)}}, r"tune.tasks: 'shfted' is none.* \(nearest: 'shifted'"),
         ({"tune": {"tasks": ("a.txt",)}}, "tune.tasks: 'a.txt' is none"),
         ({"memory": {"together": 0}}, "memory.together must be at least 1"),
@@ -456,3 +557,32 @@ def test_the_rate_that_keeps_the_text_is_told_by_the_other_seeds():
     found = of.rates_by_others(dataset.assign(tuned_increase=forgets)).sel(task="a")
     assert found.sel(seed=1) > found.sel(seed=0) == found.sel(seed=2)
     assert of.kept_rates(dataset.assign(tuned_increase=forgets)).item() == found.sel(seed=0)
+
+
+def test_where_no_rate_keeps_the_text_nothing_is_claimed_of_it():
+    """Nor does a model that never knew the text decide which rates keep it; both are said."""
+    dataset = _made_up()
+    base, after = dataset["base"].mean("seed"), of.tuned(dataset).mean("seed").sel(task="a")
+    # the largest rate at which every model stays below: by the definition
+    between = float(after.max("budget").isel(rate=[0, 1]).mean())
+    assert float(after.max("budget")[0]) < between < float(after.max("budget")[1])
+    stated = dataset.assign_attrs(kept_perplexity=float(np.exp(between)))
+    assert of.kept_rates(stated).item() == float(dataset["rate"][0])
+    assert of.left_out(stated, ["x"] * 6) == ""
+    # models start at 4 nats and improve: below 3.5 the first three were not, above 3 the last are
+    never = dataset.assign_attrs(kept_perplexity=float(np.exp(3.5)))
+    known = (base < 3.5).values
+    assert known.tolist() == [False] * 3 + [True] * 3
+    largest = after.isel(budget=known).max("budget") < 3.5
+    expected = dataset["rate"].values[largest.values].max(initial=-1)
+    assert of.kept_rates(never).fillna(-1).item() == expected
+    assert "at x0, x1, x2 is not below 33.1" in of.left_out(never, [f"x{k}" for k in range(6)])
+    none = dataset.assign_attrs(kept_perplexity=float(np.exp(float(base.min()) + 1e-3)))
+    assert np.isnan(of.kept_rates(none)).all()
+    assert np.isnan(of.rates_by_others(none)).all()
+    told = [f for f in ol.findings(none) if "keeps the text" in f.claim]
+    assert len(told) == 5
+    assert all("(there is none)" in f.claim and f.verdict == "undecided" for f in told)
+    assert "a none keeps it" in ol.summary(none)
+    assert _verdict(none, "The inflection budget of the pre-training loss") == "undecided"
+    assert _verdict(none, CLAIMS[0]) == "holds"  # of noise, which has no rate

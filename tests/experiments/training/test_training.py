@@ -116,9 +116,19 @@ def test_a_schedule_at_its_knots(decay, warmup):
     assert (np.diff(rates[warmup:]) <= 0).all()
 
 
+def test_a_schedule_is_stable_before_it_falls():
+    """Warm-up, stable, decay: of 20 steps 4 rise and the last 5 fall in a line."""
+    rate = Schedule(2.0, 20, warmup=4, decay="wsd", floor=0.5, cooldown=0.25)
+    found = [float(rate(t)) for t in (0, 4, 15, 16, 19, 20, 99)]
+    np.testing.assert_allclose(found, [0.4, 2, 2, 1.8, 1.2, 1, 1], rtol=8 * EPS)
+    no_warmup_left = Schedule(2.0, 4, warmup=3, decay="wsd", cooldown=1.0)
+    np.testing.assert_allclose([no_warmup_left(t) for t in (3, 4)], [2, 0], atol=8 * EPS)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: Schedule(1.0, 5, cooldown=0.0), "cooldown must be in .0, 1., a share of steps"),
         (lambda: Schedule(0.0, 5), "peak must be finite and > 0; got 0.0"),
         (lambda: Schedule(1.0, 5, warmup=5), "steps must exceed warmup = 5; got 5"),
         (lambda: Schedule(1.0, 5, warmup=-1), "warmup must be at least 0; got -1"),

@@ -1,0 +1,165 @@
+"""Texts with classes, read from JSON lines as questions whose choices are the classes.
+
+`read` understands SUBJ, MR, CR, TREC, tweet sentiment and AG News (a text and its label), BoolQ (a
+passage and a question), RTE (a premise and a hypothesis), and files like them. Files of multiple
+choice, such as SIQA's, are handed to `experiments.data.choices`.
+
+A context is the texts of a line, each on a line of its own, then "Label:". A class is a word or
+two. The paper on overtraining prints neither prompts nor words; these are chosen here.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.data import choices
+from experiments.data.choices import MAX_CHOICES, MAX_LINE, Item
+from experiments.data.files import DataError, Source, json_lines
+
+SOURCE = Source(
+    "texts with classes in JSON lines",
+    "huggingface.co: SetFit/subj, SetFit/CR, SetFit/rotten_tomatoes, SetFit/TREC-QC, "
+    "SetFit/tweet_sentiment_extraction, SetFit/ag_news, aps/super_glue (BoolQ, RTE)",
+    "generated questions and their answers (experiments.data.choices)",
+)
+# Fields of the texts, and the words for labels that are numbers or truths: None if the file's name
+# or `label_text` has to tell them.
+_LAYOUTS: tuple[tuple[tuple[str, ...], tuple[str, ...] | None], ...] = (
+    (("passage", "question"), ("no", "yes")),
+    (("premise", "hypothesis"), None),
+    (("sentence1", "sentence2"), None),
+    (("text",), None),
+    (("sentence",), None),
+)
+# Where a line has several of these, the first counts. TREC has six coarse classes and fifty fine
+# ones; the paper does not say which it takes, and the coarse are the usual ones.
+_LABELS = ("label_coarse_text", "coarse_label", "label_text", "sentiment", "label", "answer")
+_TREC = ("abbreviation", "entity", "description", "human", "location", "number")
+_OF_FILES: Mapping[str, tuple[str, ...]] = {
+    "ag_news": ("world", "sports", "business", "technology"),
+    "cr": ("negative", "positive"),
+    "mr": ("negative", "positive"),
+    "rotten_tomatoes": ("negative", "positive"),
+    "rte": ("entailment", "not entailment"),
+    "sst2": ("negative", "positive"),
+    "subj": ("objective", "subjective"),
+    "trec": _TREC,
+}
+
+
+def holds(path: str | Path) -> bool:
+    """Says whether a file holds texts with classes, by the fields of its first line.
+
+    Args:
+      path: The file of JSON lines.
+
+    Returns:
+      Whether `read` knows these fields. What they hold is not looked at.
+
+    Raises:
+      DataError: If the file is missing or empty, or its first line is no object.
+    """
+    first = next((record for _, record in json_lines(Path(path), SOURCE, MAX_LINE)), None)
+    if first is None:
+        raise DataError(f"{path} is empty; expected a text in JSON on each line")
+    return choices.understood(first) or None not in _known(first)
+
+
+def _known(record: Mapping[str, Any]) -> tuple[Any, str | None]:
+    """Returns the layout of a line and the field of its label; None for what is not there."""
+    layout = next((at for at in _LAYOUTS if set(at[0]) <= record.keys()), None)
+    return layout, next((name for name in _LABELS if name in record), None)
+
+
+def read(path: str | Path) -> tuple[Item, ...]:
+    """Reads texts and their classes from a file of JSON lines.
+
+    Blank lines are skipped. The first line decides by the names of its fields how the file is read.
+    Labels that are texts are the classes themselves, in alphabetical order. Labels that are numbers
+    are named by the fields (BoolQ, TREC) or by the beginning of the file's name, such as
+    ag_news_train.jsonl.
+
+    Args:
+      path: The file, one text per line.
+
+    Returns:
+      The questions, in the order of the file. All have the same choices, unless the file is one of
+      multiple choice.
+
+    Raises:
+      DataError: If the file is missing, a line has not the fields of the first, a text is empty, a
+        label is no class, or the classes are not known or not from 2 to 64. The message names the
+        file, and the line that is at fault. It is a `ValueError`.
+    """
+    path = Path(path)
+    rows = list(json_lines(path, SOURCE, MAX_LINE))
+    if not rows:
+        raise DataError(f"{path} is empty; expected a text and its class in JSON on each line")
+    what, first = rows[0]
+    if choices.understood(first):
+        return choices.read(path)
+    layout, label = _known(first)
+    if layout is None or label is None:
+        held = repr(", ".join(sorted(first))[:99])
+        raise DataError(
+            f"{what}: expected text and label or label_text, passage and question, premise and "
+            f"hypothesis, or the fields of a question; got {held}"
+        )
+    fields, words = layout
+    labels = [_label(record.get(label), where) for where, record in rows]
+    classes = _classes(path, labels, _TREC if label == "coarse_label" else words)
+    items = []
+    for (where, record), own in zip(rows, labels, strict=True):
+        texts = [record.get(field) for field in fields]
+        for text in texts:
+            if not isinstance(text, str) or not text.strip():
+                raise DataError(
+                    f"{where}: expected texts that are not empty, got {str(text)[:99]!r}"
+                )
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise DataError(f"{where}: {text[:99]!a} is not Unicode") from None
+        if own not in classes:
+            raise DataError(
+                f"{where} is mislabelled: its {label} is {str(own)[:99]!r}; expected one of "
+                f"{', '.join(map(str, classes))[:99]!r}"
+            )
+        context = "\n".join([*(str(text).strip() for text in texts), "Label:"])
+        items.append(Item(context, tuple(classes.values()), list(classes).index(own)))
+    return tuple(items)
+
+
+def _label(value: Any, where: str) -> str | int:
+    """Checks one label: a text, a number, or a truth, which is the number 0 or 1."""
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    if isinstance(value, int):
+        return int(value)
+    raise DataError(f"{where}: expected a label, a text or a number; got {str(value)[:99]!r}")
+
+
+def _classes(
+    path: Path, labels: Sequence[str | int], words: tuple[str, ...] | None
+) -> dict[str | int, str]:
+    """Returns the words of all classes by their labels, each word after a space."""
+    kinds = {type(label) for label in labels}
+    if len(kinds) > 1:
+        raise DataError(f"{path}: expected labels that are all texts or all numbers; got both")
+    if kinds == {str}:
+        texts = sorted({str(label) for label in labels})
+        found: dict[str | int, str] = {text: text for text in texts}
+    else:
+        stem = path.stem.lower()
+        own = (w for name, w in _OF_FILES.items() if re.match(rf"{name}(?![a-z0-9])", stem))
+        words = words or next(own, None)
+        if words is None:
+            raise DataError(
+                f"{path}: its labels are numbers; give their words as label_text, or begin the "
+                f"file's name with one of {', '.join(_OF_FILES)}"
+            )
+        found = dict(enumerate(words))
+    if not 2 <= len(found) <= MAX_CHOICES:
+        raise DataError(f"{path}: expected 2 to {MAX_CHOICES} classes, got {len(found)}")
+    return {label: f" {word.replace('_', ' ')}" for label, word in found.items()}

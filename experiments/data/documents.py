@@ -1,0 +1,92 @@
+"""Texts to learn as they are, read from JSON lines: GSM8k, Starcoder's Python and files like them.
+
+`read` takes a text that one field holds, or a question and its answer. `pack` encodes each text in
+a row of its own, all of whose tokens are learnt.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.data.files import MAX_BYTES, DataError, Source, json_lines
+from experiments.data.instructions import MAX_LINE, Packed
+
+SOURCE = Source(
+    "texts in JSON lines",
+    "openai/grade-school-math (GSM8k) or bigcode/starcoderdata",
+    "generated questions and their answers (experiments.data.choices)",
+)
+_LAYOUTS = (("text",), ("content",), ("question", "answer"))
+
+
+def read(path: str | Path) -> tuple[str, ...]:
+    """Reads texts from a file of JSON lines.
+
+    Blank lines are skipped. A line has the field `text` or `content`, or a `question` and its
+    `answer`, which are joined by a line break.
+
+    Args:
+      path: The file, one text per line.
+
+    Returns:
+      The texts, in the order of the file.
+
+    Raises:
+      DataError: If the file is missing, or a line is no text. The message names the file, and the
+        line that is at fault. It is a `ValueError`.
+    """
+    texts = []
+    for what, record in json_lines(Path(path), SOURCE, MAX_LINE):
+        fields = next((at for at in _LAYOUTS if set(at) <= record.keys()), None)
+        if fields is None:
+            held = repr(", ".join(sorted(record))[:99])
+            raise DataError(f"{what}: expected text, content, or question and answer; got {held}")
+        parts = [record[field] for field in fields]
+        for part in parts:
+            if not isinstance(part, str) or not part.strip():
+                raise DataError(
+                    f"{what}: expected texts that are not empty, got {str(part)[:99]!r}"
+                )
+            try:
+                part.encode()
+            except UnicodeEncodeError:
+                raise DataError(f"{what}: {part[:99]!a} is not Unicode") from None
+        texts.append("\n".join(parts))
+    if not texts:
+        raise DataError(f"{path} is empty; expected a text in JSON on each line")
+    return tuple(texts)
+
+
+def pack(texts: Sequence[str], encode: Callable[[bytes], Any], length: int) -> Packed:
+    """Encodes texts, each in a row of its own; what is longer than a row is cut off.
+
+    Args:
+      texts: The texts.
+      encode: A function from bytes in UTF-8 to tokens `(n,)`.
+      length: Tokens of a row, 2 or more.
+
+    Returns:
+      The tokens `(text, length)`, filled up with zeros, and which of them are learnt: those of the
+      text, from the second on.
+
+    Raises:
+      DataError: If the arrays would be too large for memory, or a text has fewer than two tokens,
+        of which nothing could be learnt.
+
+    >>> packed = pack(["abc"], lambda x: np.frombuffer(x, np.uint8), 5)
+    >>> packed.tokens.tolist(), packed.scored.tolist()
+    ([[97, 98, 99, 0, 0]], [[True, True, False, False]])
+    """
+    if 5 * len(texts) * length > MAX_BYTES:  # four bytes a token, one of `scored`
+        raise DataError(f"{len(texts)} texts of {length} tokens are too many")
+    tokens = np.zeros((len(texts), length), np.int32)
+    scored = np.zeros((len(texts), length - 1), bool)
+    for i, text in enumerate(texts):
+        row = np.asarray(encode(text.encode()), np.int32)[:length]
+        if len(row) < 2:
+            raise DataError(f"texts[{i}] has {len(row)} tokens; expected 2 or more")
+        tokens[i, : len(row)] = row
+        scored[i, : len(row) - 1] = True
+    return Packed(tokens, scored)
