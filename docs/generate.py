@@ -470,8 +470,8 @@ def paper_pages() -> dict[str, str]:
             f"# {papers[key]['title']}\n\n{_citation(papers[key])}\n\n{counts}. Check them: "
             f"`sail-jax verify --claims '{key}/*'`.\n\n## Figures, tables and settings\n\n"
             f"Of {sum(found.values())} figures (by panel, where these differ), tables and "
-            f"settings: {', '.join(f'{n} {status}' for status, n in found.items())}. "
-            "[What these words mean](#how-far).\n\n"
+            f"settings: {', '.join(f'{n} {status}' for status, n in found.items() if n)}. "
+            "[What these words mean](#how-far). Studies are run by `sail-jax run`.\n\n"
             f"{_table(('printed', 'how far', 'here', 'what differs'), lines)}\n\n## Statements\n\n"
             f"{_table(('statement', 'equations', 'claims'), rows)}\n\n## Claims\n\n"
             + "\n".join(_claim(i, claim) for i, claim in own.items())
@@ -490,9 +490,10 @@ def paper_pages() -> dict[str, str]:
     pages["papers.md"] = f"""# The papers
 
 Five papers, statement by statement and figure by figure. A *statement* is a theorem, a lemma, a
-figure or a numbered equation; a *claim* is a closed form beside a simulation of the same quantity. What is wrong as
-printed is kept as printed, is expected to fail, and stands beside its correction. These pages are
-made from the ledger, as `sail-jax verify --coverage` is; `sail-jax verify` computes the verdicts.
+figure or a numbered equation; a *claim* is a closed form beside a simulation of the same quantity.
+What is wrong as printed is kept as printed, is expected to fail, and stands beside its correction.
+These parts are made from the ledger, as `sail-jax verify --coverage` is; `sail-jax verify` computes
+the verdicts.
 
 {_table(head, overview)}
 
@@ -516,14 +517,18 @@ The numbers below count them, a figure by its panels where these went differentl
 
 def _figure(line: figures.Line, key: str, claims: Iterable[str]) -> Row:
     """The row of a figure, table or setting: what it is, how far it was run, where, the rest."""
-    here = [f"`sail-jax {' '.join(figures.command(c))}`" for c in line.here]
-    own = [f"`sail-jax {' '.join(figures.command(c))}`" for c in line.own]
+    here, own = ([_command(c) for c in commands] for commands in (line.here, line.own))
     names = figures.statements(line, (i.removeprefix(f"{key}/") for i in claims))
     links = [f"[{_escaped(n.rsplit('/', 1)[0])}](#{_anchor(f'{key}/{n}')})" for n in names]
     places = [*here, *(["*the paper's own setting:*", *own] if own else [])]
     places += [f"claims {', '.join(links)}"] if links else []
     about = f"**{_escaped(line.item)}**: {_escaped(line.shows)}"
     return about, line.how_far, "<br>".join(places), _escaped(line.why)
+
+
+def _command(text: str) -> str:
+    """A command of `figures.yaml` as it is shown: that of a study without `sail-jax run`."""
+    return f"`{text}`" if figures.command(text)[0] == "run" else f"`sail-jax {text}`"
 
 
 def bibliography() -> dict[str, dict[str, str]]:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
@@ -74,7 +75,7 @@ def adam_steps(
     g = jnp.asarray(gradients, float)
     if not g.ndim or not len(g):
         raise ValueError(f"gradients must be [steps, ...] with at least one step; got {g.shape}")
-    check("gradients", g, jnp.isfinite, "finite")
+    check("gradients", g, np.isfinite, "finite")
     for name, decay in (("b1", b1), ("b2", b2)):
         check(name, decay, lambda b: (b >= 0) & (b < 1), "in [0, 1)")
     check("eps", eps, lambda e: e > 0, "> 0")

@@ -65,7 +65,7 @@ def _outside() -> float:
 def _outside_by_signs() -> float:
     """The same in closed form: Adam moves along g / (|g| + ε), and all gradients are g."""
     along = CONSTANT / (np.abs(CONSTANT) + EPS)
-    return 1 - (along @ CONSTANT) ** 2 / ((along @ along) * (CONSTANT @ CONSTANT))
+    return float(1 - (along @ CONSTANT) ** 2 / ((along @ along) * (CONSTANT @ CONSTANT)))
 
 
 def _drawn_gradients() -> np.ndarray:
