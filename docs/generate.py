@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import figures
+
 HERE = Path(__file__).parent
 
 PACKAGES = (
@@ -442,9 +444,9 @@ def paper_pages() -> dict[str, str]:
     """
     from theory import claims, coverage
 
-    papers = bibliography()
+    papers, printed = bibliography(), figures.read()
     every = {claim.id: claim for claim in claims.all_claims()}
-    pages, overview = {}, []
+    pages, overview, reach = {}, [], []
     for key, equations in coverage.EQUATIONS.items():
         own = {i: claim for i, claim in every.items() if i.startswith(f"{key}/")}
         wrong = sum(not claim.expected for claim in own.values())
@@ -462,25 +464,48 @@ def paper_pages() -> dict[str, str]:
             f"{equations} numbered equations, {len(statements)} statements, {len(own)} claims, "
             f"{wrong} of them wrong as printed"
         )
+        found = printed[key].counts()
+        lines = [_figure(line, key, own) for line in printed[key].lines]
         pages[f"paper-{key}.md"] = (
             f"# {papers[key]['title']}\n\n{_citation(papers[key])}\n\n{counts}. Check them: "
-            f"`sail-jax verify --claims '{key}/*'`.\n\n## Statements\n\n"
+            f"`sail-jax verify --claims '{key}/*'`.\n\n## Figures, tables and settings\n\n"
+            f"Of {sum(found.values())} figures (by panel, where these differ), tables and "
+            f"settings: {', '.join(f'{n} {status}' for status, n in found.items() if n)}. "
+            "[What these words mean](#how-far). Studies are run by `sail-jax run`.\n\n"
+            f"{_table(('printed', 'how far', 'here', 'what differs'), lines)}\n\n## Statements\n\n"
             f"{_table(('statement', 'equations', 'claims'), rows)}\n\n## Claims\n\n"
             + "\n".join(_claim(i, claim) for i, claim in own.items())
+        )
+        reach.append(
+            (f"[{papers[key]['title']}](paper-{key}.md)", *(str(n) for n in found.values()))
         )
         overview.append((f"[{papers[key]['title']}](paper-{key}.md)", _citation(papers[key]),
                          str(len(statements)), str(len(own)), str(wrong)))  # fmt: skip
     keys = "\n".join(f"paper-{key}" for key in coverage.EQUATIONS)
     head = ("paper", "", "statements", "claims", "wrong as printed")
+    total = [
+        str(sum(printed[key].counts()[status] for key in printed)) for status in figures.HOW_FAR
+    ]
+    meaning = "\n".join(f"{status}\n: {text}\n" for status, text in figures.HOW_FAR.items())
     pages["papers.md"] = f"""# The papers
 
-Five papers, statement by statement. A *statement* is a theorem, a lemma, a figure or a numbered
-equation; a *claim* is a closed form beside a simulation of the same quantity. What is wrong as
-printed is kept as printed, is expected to fail, and stands beside its correction. These pages are
-made from the ledger, as `sail-jax verify --coverage` is; `sail-jax verify` computes the verdicts.
+Five papers, statement by statement and figure by figure. A *statement* is a theorem, a lemma, a
+figure or a numbered equation; a *claim* is a closed form beside a simulation of the same quantity.
+What is wrong as printed is kept as printed, is expected to fail, and stands beside its correction.
+These parts are made from the ledger, as `sail-jax verify --coverage` is; `sail-jax verify` computes
+the verdicts.
 
 {_table(head, overview)}
 
+(how-far)=
+## How far figures and settings were run
+
+Each paper's page also lists every figure, table and setting, with the command that runs it here.
+The numbers below count them, a figure by its panels where these went differently far.
+
+{_table(("paper", *figures.HOW_FAR), [*reach, ("**all**", *total)])}
+
+{meaning}
 ```{{toctree}}
 :hidden:
 
@@ -488,6 +513,22 @@ made from the ledger, as `sail-jax verify --coverage` is; `sail-jax verify` comp
 ```
 """
     return pages
+
+
+def _figure(line: figures.Line, key: str, claims: Iterable[str]) -> Row:
+    """The row of a figure, table or setting: what it is, how far it was run, where, the rest."""
+    here, own = ([_command(c) for c in commands] for commands in (line.here, line.own))
+    names = figures.statements(line, (i.removeprefix(f"{key}/") for i in claims))
+    links = [f"[{_escaped(n.rsplit('/', 1)[0])}](#{_anchor(f'{key}/{n}')})" for n in names]
+    places = [*here, *(["*the paper's own setting:*", *own] if own else [])]
+    places += [f"claims {', '.join(links)}"] if links else []
+    about = f"**{_escaped(line.item)}**: {_escaped(line.shows)}"
+    return about, line.how_far, "<br>".join(places), _escaped(line.why)
+
+
+def _command(text: str) -> str:
+    """A command of `figures.yaml` as it is shown: that of a study without `sail-jax run`."""
+    return f"`{text}`" if figures.command(text)[0] == "run" else f"`sail-jax {text}`"
 
 
 def bibliography() -> dict[str, dict[str, str]]:

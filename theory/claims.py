@@ -55,7 +55,6 @@ STATUSES = {
     "ours": "ours, beside the paper",
 }
 
-Simulate = Callable[[Array, bool], "Estimate"]  # (key, quick)
 Relation = Literal["=", "<=", ">="]
 
 
@@ -91,6 +90,9 @@ class Estimate:
         """
         draws = np.asarray(values)
         return cls(float(draws.mean()), stderr=float(draws.std(ddof=1)) / math.sqrt(draws.size))
+
+
+Simulate = Callable[[Array, bool], Estimate]  # (key, quick)
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,8 @@ _MERGING = {
     "Theorem 4": ("19 20", "C2/* C2-* chi-square/* eq7/* eq14-*"),
     "Corollary 2": ("21 22", "C2/* C2-* chi-square/* eq7/*"),
     "Remark 5, Appendix A-A1": ("", "law-*"),
-    "Remarks 1 to 4 and 6": ("", "", _INTERPRETS),
+    "Remarks 1 to 4": ("", "", _INTERPRETS),
+    "Remark 6, Adam": ("", "eq14-adam/* eq14-adam-*"),
     "Section V, Appendices B and C": ("", "", _MEASURES),
 }
 

@@ -1323,6 +1323,16 @@ def retrained(pre: Sequence[float], ft: Sequence[float], anchor: float) -> list[
     return [sum(moved[:n]) + sum(a * a for a in pre[n:]) for n in range(len(pre) + 1)]
 
 
+def stepped(g: np.ndarray, b1: float, b2: float, eps: float) -> np.ndarray:
+    """Adam's effective steps: each gradient's share of every later update, added up."""
+    sizes = np.zeros_like(g)
+    for s in range(len(g)):
+        ages = s - np.arange(s + 1)
+        v = np.tensordot((1 - b2) * b2**ages, g[: s + 1] ** 2, 1) / (1 - b2 ** (s + 1))
+        sizes[: s + 1] += np.outer((1 - b1) * b1**ages / (1 - b1 ** (s + 1)), 1 / (v**0.5 + eps))
+    return sizes
+
+
 def or_nan(found: int | None) -> float:
     return np.nan if found is None else found
 
@@ -1352,6 +1362,21 @@ REFERENCES: dict[str, list[tuple[Callable, Callable]]] = {
         )
         for rate in (1e-3, 0.5, 0.75, 0.96875)
         for T in (0, 1, 7)
+    ],
+    "merging.effective_steps.adam_steps": [
+        (
+            lambda g=g, b=b: merging.adam_steps(g, b1=b[0], b2=b[1], eps=0.125),
+            lambda g=g, b=b: stepped(g, *b, 0.125),
+        )
+        for g in (np.array([[1.0, -2.0], [0.0, 3.0], [4.0, 0.5]]), np.zeros((2, 1)))
+        for b in ((0.5, 0.875), (0.0, 0.0))
+    ],
+    "merging.effective_steps.effective_steps": [
+        (
+            lambda: merging.effective_steps([np.ones((2, 1)), np.ones((6, 1))]).weights,
+            lambda: np.array([[0.25], [0.75]]),
+        ),
+        (lambda: merging.effective_steps([np.ones(2), np.ones(6)]).steps, lambda: 4.0),
     ],
     "two_layer.fine_tuning.inflection": [
         (
@@ -1408,6 +1433,7 @@ def test_values_are_those_of_numpy(of, dtype):
 SIMULATED = [
     "deep_linear.networks.fine_tune",
     "deep_linear.networks.gaussian_weights",
+    "deep_linear.networks.least_invariant",
     "deep_linear.networks.linear_transfer",
     "deep_linear.networks.predictor",
     "deep_linear.networks.pretrain",
@@ -1431,6 +1457,7 @@ SIMULATED = [
     "merging.heterogeneity.updates",
     "merging.measure.measure_constants",
     "merging.scaling.scaling",
+    "merging.effective_steps.simulate_movement",
     "merging.simulation.simulate",
     "problems.in_float64",
     "student_teacher.networks.features",

@@ -8,6 +8,7 @@ used here. W_1, ..., W_{L-1} are `(d, d)`. W_L is `(d,)` (Features are fate, arX
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import jax
@@ -100,6 +101,38 @@ def gaussian_weights(key: Array, d: int, depth: int, alpha: ArrayLike) -> Weight
     return tuple(
         jnp.asarray(alpha) * jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True)
     )
+
+
+def least_invariant(weights: Weights) -> Float[Array, ""]:
+    """The largest lambda for which weights satisfy eq. (22) of Features are fate.
+
+        W_l^T W_l - W_{l+1} W_{l+1}^T >= lambda I for all l < L
+
+    Theorems 3.3 to 3.9 assume that it is above 0. Gradient flow keeps these matrices (eq. 35).
+
+    Args:
+      weights: Weight matrices, first layer first, at least two.
+
+    Returns:
+      The least eigenvalue of all these matrices, a scalar.
+
+    Raises:
+      ValueError: If there is one layer only.
+
+    References:
+      features-are-fate (arXiv 2410.08194), eqs. (22) and (35).
+
+    >>> bool(least_invariant(small_weights(jax.random.key(0), 5, 3, 0.5)) > 0)
+    True
+    """
+    if len(weights) < 2:
+        raise ValueError(f"need at least two layers; got {len(weights)}")
+
+    def least(w: Array, following: Array) -> Array:
+        following = following.reshape(len(following), -1)
+        return jnp.linalg.eigvalsh(w.T @ w - following @ following.T)[0]
+
+    return jnp.stack([least(*pair) for pair in pairwise(weights)]).min()
 
 
 def narrow_weights(beta: Float[Array, " d"], depth: int) -> Weights:

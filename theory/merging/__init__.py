@@ -3,8 +3,8 @@
 The subject is Li et al., A Unified Generalization Framework for Model Merging, 2026 (arXiv
 2601.21690). `tasks`, `quadratic` and `simulation` are a testbed that is solved exactly and
 simulated; `bounds` has the bounds as printed and as corrected; `heterogeneity` treats
-sparsification, `scaling` the dependence on each hyperparameter, and `measure` estimates the
-constants of real training runs.
+sparsification, `scaling` the dependence on each hyperparameter, `effective_steps` what optimizers
+make of gradients, and `measure` estimates the constants of real training runs.
 """
 
 from theory.merging.bounds import (
@@ -14,6 +14,12 @@ from theory.merging.bounds import (
     excess_risk_bound,
     local_stability,
     surrogate_gradient,
+)
+from theory.merging.effective_steps import (
+    EffectiveSteps,
+    adam_steps,
+    effective_steps,
+    simulate_movement,
 )
 from theory.merging.heterogeneity import (
     Effect,
@@ -33,16 +39,19 @@ __all__ = [
     "Constants",
     "Dropped",
     "Effect",
+    "EffectiveSteps",
     "Laws",
     "Measured",
     "QuadraticTasks",
     "Quantities",
     "Training",
+    "adam_steps",
     "chi_square",
     "constants",
     "dare",
     "dare_heterogeneity",
     "effect",
+    "effective_steps",
     "exact",
     "excess_risk_bound",
     "heterogeneity",
@@ -50,6 +59,7 @@ __all__ = [
     "measure_constants",
     "scaling",
     "simulate",
+    "simulate_movement",
     "surrogate_gradient",
     "updates",
 ]

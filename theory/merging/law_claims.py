@@ -4,16 +4,21 @@ Section V-B and Appendix A-A1: the laws in n, b, K, η and N."""
 from functools import partial
 
 import numpy as np
+import optax
 from jaxtyping import Array
 from scipy.optimize import root_scalar
 
 from theory.claims import Claim, Estimate, beside, measured
 from theory.merging.bounds import Constants, excess_risk_bound, surrogate_gradient
+from theory.merging.effective_steps import adam_steps, effective_steps, simulate_movement
 from theory.merging.tasks import QuadraticTasks, Training
 from theory.merging.testbeds import PAPER, drawn, expected, generator
 
 ALL = np.inf  # samples in a batch
 PROXIMAL, LOCAL_STEPS = 0.1, (5, 20)  # α and K
+RATE, EPS = 1e-3, 1e-8  # of Adam
+CONSTANT = np.array([1.0, 2.0, 3.0])  # a gradient that stays the same
+SIZES = (0.3, 0.1)  # |g_i| of every coordinate, of two tasks
 FEW, LONG, TASKS = 10, 1000, 8  # K, and N
 SIZE, WIDE = 100, 10  # n and b of the tasks with tied step sizes
 SPREAD = 0.5  # of the centres of two tasks
@@ -43,6 +48,93 @@ def _proximal_weight() -> float:
             x -= rate * (1.0 + PROXIMAL / rate * x)
         moved.append(x)
     return moved[0] / sum(moved)
+
+
+def _adams_movement(gradients: np.ndarray) -> np.ndarray:
+    return np.asarray(simulate_movement(optax.adam(RATE, eps=EPS), gradients))
+
+
+def _outside() -> float:
+    """The share of Adam's squared movement that no weighting of its gradients explains."""
+    gradients = np.tile(CONSTANT, (LOCAL_STEPS[0], 1))
+    moved = _adams_movement(gradients)
+    left = moved - gradients.T @ np.linalg.lstsq(gradients.T, moved)[0]
+    return float(left @ left / (moved @ moved))
+
+
+def _outside_by_signs() -> float:
+    """The same in closed form: Adam moves along g / (|g| + ε), and all gradients are g."""
+    along = CONSTANT / (np.abs(CONSTANT) + EPS)
+    return float(1 - (along @ CONSTANT) ** 2 / ((along @ along) * (CONSTANT @ CONSTANT)))
+
+
+def _drawn_gradients() -> np.ndarray:
+    return np.random.default_rng(0).normal(CONSTANT, 1.0, (LOCAL_STEPS[1], CONSTANT.size))
+
+
+def _orthogonal(i: int) -> np.ndarray:
+    """The gradient of task i: of one size in both coordinates, orthogonal to the other task's."""
+    return SIZES[i] * np.array([1.0, (-1.0) ** i])
+
+
+def _adams_weight() -> float:
+    """The weight of task 1 in the movement of the average of two experts by Adam."""
+    moved = [
+        _adams_movement(np.tile(_orthogonal(i), (steps, 1))) for i, steps in enumerate(LOCAL_STEPS)
+    ]
+    directions = np.stack([_orthogonal(i) for i in range(2)], 1)
+    first, second = np.linalg.solve(directions, np.mean(moved, 0))
+    return float(first / (first + second))
+
+
+def _adams_weight_by_steps() -> float:
+    steps = [
+        adam_steps(np.tile(_orthogonal(i), (k, 1)), eps=EPS) for i, k in enumerate(LOCAL_STEPS)
+    ]
+    return float(effective_steps(steps).weights[0, 0])
+
+
+def _adam() -> list[Claim]:
+    gradients = _drawn_gradients()
+    return [
+        *beside(
+            f"{PAPER}/eq14-adam",
+            "Remark 6 (Section IV-B), with aᵢ and eq. (14) (Appendix A-A)",
+            f"K={LOCAL_STEPS[0]}, constant gradient {CONSTANT}, rate {RATE}, ε={EPS}",
+            measured(_outside),
+            printed=(
+                "aᵢ has one entry per step: none of Adam's movement leaves the gradients' span",
+                lambda: 0.0,
+                "the share of its square; it moves along g/(|g| + ε), coordinate by coordinate",
+            ),
+            corrected=(
+                "it has one per coordinate, too: 1 - (u·g)²/(|u|²|g|²) leaves it, u = g/(|g| + ε)",
+                _outside_by_signs,
+            ),
+        ),
+        *beside(
+            f"{PAPER}/eq14-adam-steps",
+            "Remark 6 (Section IV-B), with aᵢ and eq. (14) (Appendix A-A)",
+            f"K={LOCAL_STEPS[1]}, gradients normal about {CONSTANT}, the sum of coordinates",
+            measured(lambda: _adams_movement(_drawn_gradients()).sum()),
+            ours=(
+                "x_K - x₀ = -ηΣₜ aₜ⊙gₜ, aₜ = Σ_{s≥t} (1-β₁)β₁^(s-t)/((1-β₁^(s+1))(√v̂ₛ + ε))",
+                lambda: (
+                    -RATE * float(np.sum(np.asarray(adam_steps(gradients, eps=EPS)) * gradients))
+                ),
+            ),
+        ),
+        *beside(
+            f"{PAPER}/eq14-adam-weights",
+            "eq. (14) (Appendix A-A), for Adam",
+            f"K={LOCAL_STEPS}, constant orthogonal gradients of sizes {SIZES}, i=1",
+            measured(_adams_weight),
+            ours=(
+                "λᵢ = [Kᵢ/(|gᵢ| + ε)] / Σⱼ[Kⱼ/(|gⱼ| + ε)]: tasks of small gradients count more",
+                _adams_weight_by_steps,
+            ),
+        ),
+    ]
 
 
 def _step_sizes() -> list[Claim]:
@@ -219,4 +311,4 @@ def _tasks() -> list[Claim]:
     ]
 
 
-CLAIMS = (*_step_sizes(), *_samples_and_batch(), *_steps(), *_rate(), *_tasks())
+CLAIMS = (*_step_sizes(), *_adam(), *_samples_and_batch(), *_steps(), *_rate(), *_tasks())

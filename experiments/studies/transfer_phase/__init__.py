@@ -9,4 +9,6 @@ fine-tuning is a limit, with the correction of Thm 3.9, which depends on depth a
 Beyond the figures there are diagrams for every depth from 1 to infinity, and for noise from none to
 as much as signal. The paper's figures train networks, which the option `train` adds: closed form,
 estimator (where training ends) and network at the same points, and what sets the last two apart.
+The networks begin with normal weights, as the paper's do (App. D.1), which break the assumption
+(22) of its theorems; `networks.orthogonal` trains some beside them that satisfy it.
 """

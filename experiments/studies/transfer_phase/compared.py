@@ -29,18 +29,20 @@ PARTS = {
 }
 
 
-def gains(dataset: "xr.Dataset", near: bool = False) -> "xr.DataArray":
+def gains(dataset: "xr.Dataset", near: bool = False, of: str = "risk") -> "xr.DataArray":
     """Computes the transferability of each trained network, and of what it is compared with.
 
     Args:
       dataset: The study's dataset, with trained networks.
       near: Whether to keep loads that are too near n = d for means over draws to exist.
+      of: The variable with the risks, `risk` or `orthogonal_risk`.
 
     Returns:
-      R_scratch - R_transfer `[network, kind, mode, cell_gamma, cell_theta, sigma]`.
+      R_scratch - R_transfer `[network, kind, mode, cell_gamma, cell_theta, sigma]`; without `kind`
+      for `orthogonal_risk`.
     """
     far = np.abs(dataset.cell_n - dataset.attrs["trained_d"]) >= FAR
-    risk = dataset.risk if near else dataset.risk.isel(cell_gamma=far.values)
+    risk = dataset[of] if near else dataset[of].isel(cell_gamma=far.values)
     return risk.sel(way="scratch") - risk.sel(way=dataset.mode.values).rename(way="mode")
 
 

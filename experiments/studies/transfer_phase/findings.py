@@ -53,7 +53,8 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
             at[f"{mode}_region_theory"],
         )
     ]
-    return judgements + [f for at in _trained(dataset) for f in _of_networks(*at)]
+    judgements += [f for at in _trained(dataset) for f in _of_networks(*at)]
+    return judgements + list(_of_starts(dataset))
 
 
 def _trained(
@@ -126,6 +127,37 @@ def _of_networks(
         f"{_spelt(stopped)} against {_spelt(trained)}",
         (trained - stopped).values,
     )
+
+
+def _of_starts(dataset: "xr.Dataset") -> Iterator[Finding]:
+    """Judges whether it matters that normal weights break the assumption on initial weights."""
+    if "orthogonal_risk" not in dataset:
+        return
+    where = "features are fate, eq. 22 and App. D.1"
+    invariant = dataset.invariant.sel(start="normal")
+    yield judged(
+        where,
+        "normal initial weights break the assumption (22): the least eigenvalue of "
+        "W_lᵀW_l - W_{l+1}W_{l+1}ᵀ is below 0",
+        "assumed by Theorems 3.3 to 3.9; App. D.1 trains from normal weights",
+        f"{_spelt(invariant)} α² (orthogonal: {_spelt(dataset.invariant.sel(start='orthogonal'))} "
+        "α²)",
+        -invariant.values,
+    )
+    other = gains(dataset, of="orthogonal_risk").sel(sigma=dataset.sigma.max())
+    for mode, name, gain, _ in _trained(dataset):
+        network, estimator = gain.sel(kind="network"), gain.sel(kind="estimator")
+        cells = ("cell_gamma", "cell_theta")
+        apart = abs(network - other.sel(mode=mode)).mean(cells)
+        drawn = abs(estimator - estimator.mean("network")).mean(cells)
+        yield judged(
+            where,
+            f"{name}: normal weights in place of orthogonal ones, which satisfy (22), change T "
+            "less than another data set does, in the mean over points",
+            "theory from (22), experiments from normal weights, and both agree",
+            f"{_spelt(apart)} against {_spelt(drawn)}",
+            (drawn - apart).values,
+        )
 
 
 def summary(dataset: "xr.Dataset") -> str:

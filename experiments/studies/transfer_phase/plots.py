@@ -148,7 +148,11 @@ def _networks(at: "xr.Dataset", mode: str) -> "Figure":
         {"fmt": "s", "ms": 8, "mfc": "none", "color": style.INK},
         *({"fmt": "o-", "ms": 4, "color": color} for color in style.PALETTE),
     ]
-    for (cause, part), look in zip({"all": whole, **parts(far)}.items(), looks, strict=False):
+    causes = {"all": whole, **parts(far)}
+    if "orthogonal_risk" in at:
+        other = gains(at, of="orthogonal_risk").sel(mode=mode)
+        causes["start, normal or orthogonal"] = far.sel(kind="network") - other
+    for (cause, part), look in zip(causes.items(), looks, strict=False):
         apart, error = mean_and_error(abs(part).mean("cell_theta"), "network")
         last.errorbar(far.cell_gamma.values, apart, error, label=cause, lw=1.2, **look)
     time = at.attrs["trained_rate"] * at.attrs["trained_steps"]
@@ -164,7 +168,7 @@ def _networks(at: "xr.Dataset", mode: str) -> "Figure":
         labels,
         title="due to",
         loc="outside lower right",
-        ncols=4,
+        ncols=len(labels),
         frameon=False,
         fontsize=9,
     )

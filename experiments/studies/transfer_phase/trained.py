@@ -24,6 +24,7 @@ from theory.deep_linear import networks
 if TYPE_CHECKING:
     import xarray as xr
 
+STARTS = ("normal", "orthogonal")  # weights of networks that begin from scratch
 DRAWS = 1  # between two points at which a run can be resumed; more of several devices
 
 
@@ -40,7 +41,9 @@ def trained(config: Config, stage: Stage) -> "xr.Dataset":
       A dataset over network (a draw of data and of initial weights), kind, way, cell_gamma,
       cell_theta and sigma: the `risk` of every kind, the `steps` that networks took and the `loss`
       that is left, the same of pretraining, and `cell_theory`, the closed form of transferability.
-      The flow and the narrow descent of more than two layers from scratch are NaN.
+      The flow and the narrow descent of more than two layers from scratch are NaN. With
+      `networks.orthogonal` also `orthogonal_risk`, that of networks from orthogonal layers, and the
+      `invariant` of each start, which eq. (22) wants above 0, in units of alpha^2.
     """
     import xarray as xr
 
@@ -59,7 +62,11 @@ def trained(config: Config, stage: Stage) -> "xr.Dataset":
         "cell_theory": (("mode", *cells), np.stack([theory[mode] for mode in config.modes])),
         "cell_n": ("cell_gamma", n, {"long_name": "target samples"}),
     }
+    if config.networks.orthogonal:
+        data["orthogonal_risk"] = (("network", "way", *cells), found["orthogonal_risk"])
+        data["invariant"] = (("network", "start"), found["invariant"])
     coords = {
+        **({"start": list(STARTS)} if config.networks.orthogonal else {}),
         "kind": list(KINDS),
         "way": list(_ways(config)),
         "mode": list(config.modes),
@@ -116,6 +123,13 @@ def _draw(config: Config, key: jax.Array) -> dict[str, jax.Array]:
     beta_s, _ = problems.tasks(d, 0.0)
     pretrained = networks.pretrain(source, beta_s, *budget)
     beta_0 = networks.predictor(pretrained.weights)
+    if options.orthogonal:
+        # of the norm that alpha times normal entries have: |W_L| = alpha sqrt(d)
+        orthogonal, orthogonal_source = (
+            networks.small_weights(jax.random.fold_in(k, 1), d, depth, options.alpha * np.sqrt(d))
+            for k in (key_target, key_source)
+        )
+        again = networks.pretrain(orthogonal_source, beta_s, *budget)
 
     def point(overlaps: dl.Overlaps, data: tuple[Array, Array], theta: Array, sigma: Array):
         (x, noise), beta_t = data, problems.tasks(d, theta)[1]
@@ -146,7 +160,17 @@ def _draw(config: Config, key: jax.Array) -> dict[str, jax.Array]:
 
         results = [way(name) for name in _ways(config)]
         risk, steps, loss = (jnp.stack(parts, axis=-1) for parts in zip(*results, strict=True))
-        return {"risk": risk, "steps": steps, "loss": loss}
+        found = {"risk": risk, "steps": steps, "loss": loss}
+        if options.orthogonal:
+            ended = [
+                (networks.linear_transfer if name == "linear" else networks.fine_tune)(
+                    orthogonal if name == "scratch" else again.weights, x, y, *budget
+                )
+                for name in _ways(config)
+            ]
+            betas = jnp.stack([networks.predictor(network.weights) for network in ended])
+            found["orthogonal_risk"] = problems.risk(betas, beta_t)
+        return found
 
     overlaps = dl.nested_overlaps(x, noise, jnp.eye(d, 2), ns.tolist())
     data = jax.vmap(partial(_condensed, x, noise))(jnp.asarray(ns))
@@ -155,7 +179,12 @@ def _draw(config: Config, key: jax.Array) -> dict[str, jax.Array]:
     over_theta = jax.vmap(over_sigma, (None, None, 0, None), -2)
     over_loads = jax.vmap(over_theta, (0, 0, None, None), -3)
     theta, sigma = jnp.asarray(_angles(config)), jnp.asarray(config.sigmas, float)
+    starts = {}
+    if options.orthogonal:
+        least = jnp.stack([networks.least_invariant(w) for w in (small, orthogonal)])
+        starts["invariant"] = least / options.alpha**2
     return {
+        **starts,
         **over_loads(overlaps, data, theta, sigma),
         "pretraining_steps": pretrained.steps,
         "pretraining_loss": pretrained.loss,

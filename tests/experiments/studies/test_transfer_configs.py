@@ -61,6 +61,11 @@ from experiments.lab.config import varied
             {"train": True, "networks": {"layers": 1}},
             "networks.layers must be at least 2 for linear transfer",
         ),
+        (
+            "transfer_phase",
+            {"train": True, "modes": ("fine_tune",), "networks": {"layers": 1, "orthogonal": True}},
+            "networks.layers must be at least 2 for networks.orthogonal; got 1",
+        ),
         ("ridge_transfer", {"ns": (250, 4)}, r"ns\[1\] must be at least 5; got 4"),
         ("ridge_transfer", {"thetas": (0.1, 1.6)}, r"thetas\[1\] must be less than 1.57"),
         ("ridge_transfer", {"ridge_max": (0.5, 0.0)}, r"ridge_max\[1\] must be greater than 0"),

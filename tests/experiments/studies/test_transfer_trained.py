@@ -143,6 +143,7 @@ def test_more_than_two_small_layers_have_no_start_of_growth():
         (lambda: networks.gaussian_weights(jax.random.key(0), 3, 0, 0.1), "depth=0"),
         (lambda: networks.gaussian_weights(jax.random.key(0), 3, 2, 0.0), "alpha must be a pos"),
         (lambda: networks.narrow_weights(jnp.ones(3), 0), "depth must be at least 1; got 0"),
+        (lambda: networks.least_invariant((jnp.ones(3),)), "need at least two layers; got 1"),
     ],
 )
 def test_networks_that_do_not_exist_are_named(call, message):
@@ -221,6 +222,21 @@ def test_claims_on_networks_can_fail(off, flow_off, verdicts):
     assert not np.isfinite(flow_off) or "counts most" in told
 
 
+@pytest.mark.parametrize(
+    ("invariant", "apart", "verdicts"),
+    [(-3.0, 0.01, ("holds", "holds")), (3.0, 1.0, ("fails", "fails"))],
+)
+def test_claims_on_initial_weights_can_fail(invariant, apart, verdicts):
+    dataset, rng = _made(0.01, 0.001), np.random.default_rng(1)
+    spread = 1 + 0.1 * rng.standard_normal((8, 2))
+    dataset["invariant"] = (("network", "start"), spread * [invariant, 40.0])
+    dataset = dataset.assign_coords(start=list(trained.STARTS))
+    network = dataset.risk.sel(kind="network", drop=True)
+    dataset["orthogonal_risk"] = network + apart * (dataset.way == "scratch")
+    found = corrected(list(findings._of_starts(dataset)))
+    assert tuple(finding.verdict for finding in found) == verdicts, found
+
+
 def test_networks_that_end_elsewhere_are_found_to_hurt_where_they_should_help():
     verdicts = [f.verdict for f in findings.findings(_made(-1.0, 0.0)) if "helps" in f.claim]
     assert verdicts == ["fails"]
@@ -260,7 +276,10 @@ def test_the_study_keeps_the_protocol_with_networks(tmp_path):
     figures = study.plot(stored)
     for name in ("linear_transfer", "fine_tuning"):
         assert {f"{name}_trained", f"{name}_trained_noiseless"} < figures.keys()
-    assert len({finding.claim for finding in study.findings(stored)}) == 12
+    assert len({finding.claim for finding in study.findings(stored)}) == 15
+    # normal weights break eq. (22), orthogonal ones of the same norm alpha sqrt(d) satisfy it
+    assert (stored.invariant.sel(start="normal") < 0).all()
+    np.testing.assert_allclose(stored.invariant.sel(start="orthogonal"), TINY.networks.d)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.flatten_util import ravel_pytree
 
@@ -585,6 +586,39 @@ def test_bad_runs(change, error, message):
     }
     with pytest.raises(error, match=message):
         merging.measure_constants(**(given | change))
+
+
+# --- effective steps ------------------------------------------------------------------------------
+
+
+def test_adams_steps_move_as_adam_does():
+    """Coordinate by coordinate, for gradients that change sign and one that begins at 0."""
+    gradients = np.random.default_rng(0).normal(0.5, 1.0, (30, 4))
+    gradients[:3, 0] = 0.0
+    steps = np.asarray(merging.adam_steps(gradients))
+    moved = merging.simulate_movement(optax.adam(0.01), gradients)
+    np.testing.assert_allclose(moved, -0.01 * (steps * gradients).sum(0), rtol=1e-12)
+    constant = merging.adam_steps(np.full((30, 1), -2.0), eps=0.5)
+    assert float(constant.sum()) == pytest.approx(30 / 2.5, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: merging.adam_steps(1.0), r"gradients must be \[steps, ...\]"),
+        (lambda: merging.adam_steps(np.ones((0, 2))), "with at least one step"),
+        (lambda: merging.adam_steps([np.nan]), "gradients must be finite"),
+        (lambda: merging.adam_steps([1.0], b2=1.0), r"b2 must be in \[0, 1\)"),
+        (lambda: merging.adam_steps([1.0], eps=0.0), "eps must be > 0"),
+        (lambda: merging.effective_steps([]), "step_sizes must be"),
+        (lambda: merging.effective_steps([[1.0], [[1.0]]]), "of equal coordinates"),
+        (lambda: merging.effective_steps([[-1.0]]), "step_sizes must be finite and >= 0"),
+        (lambda: merging.effective_steps([[0.0], [0.0]]), "step_sizes must be not all 0"),
+    ],
+)
+def test_bad_steps(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 # --- the ledger -----------------------------------------------------------------------------------

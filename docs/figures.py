@@ -1,0 +1,141 @@
+"""Reads where each figure, table and setting of the papers is here, for the papers' pages."""
+
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+HOW_FAR = {
+    "faithful": "computed or run here as the paper has it, at its sizes where it prints any",
+    "reduced": "the same question, run here with smaller networks, other data or fewer "
+    "repetitions; a preset with the paper's own setting, where it is named, was not run at length",
+    "needs files": "there is a command for it, which waits for data or checkpoints of yours; here "
+    "it was tried on tiny files of the same formats only",
+    "not done": "not here, or not as printed",
+    "nothing to run": "a sketch, or a table of words",
+}
+"""What can be said of a line, in the order of the pages."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure, table or setting of a paper, or a range of them.
+
+    Attributes:
+      item: Its number, panel or section.
+      shows: What it is about.
+      how_far: How far it was run, a key of `HOW_FAR`.
+      here: The commands of `sail-jax` that were run, without `run`.
+      own: The commands that run the paper's own setting, where these are others.
+      claims: Globs over the claims of the paper.
+      why: What differs from the paper, or why it is not done.
+    """
+
+    item: str
+    shows: str
+    how_far: str
+    here: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+    claims: tuple[str, ...] = ()
+    why: str = ""
+
+    @property
+    def numbers(self) -> list[tuple[str, int]]:
+        """The numbered figures and tables of the line, such as ("Figure", 3)."""
+        found = re.match(r"(Figure|Table)s? ([IVX]+|\d+)(?:-(\d+))?", self.item)
+        if not found:
+            return []
+        kind, first, last = found.groups()
+        low = int(first) if first.isdigit() else ["I", "II", "III", "IV"].index(first) + 1
+        return [(kind, number) for number in range(low, int(last or low) + 1)]
+
+    @property
+    def count(self) -> int:
+        """How many figures, tables or settings the line stands for."""
+        return len(self.numbers) or 1
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What is known of one paper.
+
+    Attributes:
+      figures: How many figures it numbers.
+      tables: How many tables it numbers.
+      lines: What is here of each.
+    """
+
+    figures: int
+    tables: int
+    lines: tuple[Line, ...]
+
+    def counts(self) -> dict[str, int]:
+        """Counts figures, tables and settings by how far they were run.
+
+        Returns:
+          The counts in the order of `HOW_FAR`.
+        """
+        found = Counter[str]()
+        for line in self.lines:
+            found[line.how_far] += line.count
+        return {status: found[status] for status in HOW_FAR}
+
+
+def read() -> dict[str, Paper]:
+    """Reads the list of all papers, `figures.yaml`.
+
+    Returns:
+      The papers by their keys in the ledger.
+
+    Raises:
+      TypeError: If an entry has a field that `Line` does not know, or lacks one.
+    """
+    text = Path(__file__).with_name("figures.yaml").read_text(encoding="utf-8")
+    papers = yaml.safe_load(text)
+    return {
+        key: Paper(
+            entry["figures"],
+            entry["tables"],
+            tuple(
+                Line(**{k: tuple(v) if isinstance(v, list) else v for k, v in line.items()})
+                for line in entry["lines"]
+            ),
+        )
+        for key, entry in papers.items()
+    }
+
+
+def command(text: str) -> list[str]:
+    """Splits a command of the list into the arguments of `sail-jax`.
+
+    Args:
+      text: A study with its options, or another command with its.
+
+    Returns:
+      The arguments, those of a study after `run`.
+    """
+    from sail_jax.cli.table import COMMANDS
+
+    words = text.split()
+    return words if words[0] in COMMANDS else ["run", *words]
+
+
+def statements(line: Line, ids: Iterable[str]) -> list[str]:
+    """Selects the claims of a line, one for each statement.
+
+    Args:
+      line: The line.
+      ids: The ids of the paper's claims, without its key.
+
+    Returns:
+      The first id of each statement whose claims match one of the line's globs.
+    """
+    first: dict[str, str] = {}
+    for name in ids:
+        if any(fnmatch.fnmatchcase(name, glob) for glob in line.claims):
+            first.setdefault(name.rsplit("/", 1)[0], name)
+    return list(first.values())

@@ -1,0 +1,83 @@
+"""The list of figures, tables and settings of the papers: complete, and of what there is."""
+
+import fnmatch
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.lab import registry
+from sail_jax.cli.table import COMMANDS
+from theory import claims
+from theory.coverage import EQUATIONS
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def _figures():
+    spec = importlib.util.spec_from_file_location("docs_figures", DOCS / "figures.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for their module
+    spec.loader.exec_module(module)
+    return module
+
+
+figures = _figures()
+PAPERS = figures.read()
+IDS = [claim.id for claim in claims.all_claims()]
+LINES = [(key, line) for key, paper in PAPERS.items() for line in paper.lines]
+BY_ITEM = pytest.mark.parametrize(
+    ("key", "line"), LINES, ids=[f"{key}: {line.item}" for key, line in LINES]
+)
+
+
+def test_every_paper_is_listed():
+    assert list(PAPERS) == list(EQUATIONS)
+
+
+@pytest.mark.parametrize("key", PAPERS)
+def test_every_number_is_listed(key):
+    paper = PAPERS[key]
+    listed = {number for line in paper.lines for number in line.numbers}
+    expected = {("Figure", n + 1) for n in range(paper.figures)}
+    assert listed == expected | {("Table", n + 1) for n in range(paper.tables)}
+    assert len({line.item for line in paper.lines}) == len(paper.lines)
+    assert sum(paper.counts().values()) == sum(line.count for line in paper.lines)
+
+
+@BY_ITEM
+def test_lines_say_how_far_and_why(key, line):
+    assert line.how_far in figures.HOW_FAR
+    ran = bool(line.here or line.claims)
+    assert ran or line.how_far in ("not done", "nothing to run")
+    assert line.why or line.how_far not in ("reduced", "not done")
+
+
+@BY_ITEM
+def test_lines_name_what_there_is(key, line):
+    """Commands, studies, presets, options and claims."""
+    for text in (*line.here, *line.own):
+        name, *words = figures.command(text)
+        assert name in COMMANDS
+        if name != "run":
+            continue
+        study = registry.load(words.pop(0))
+        preset = words[words.index("--preset") + 1] if "--preset" in words else "default"
+        config = study.presets[preset]
+        for option in words:
+            if option.startswith("--") and option != "--preset":
+                holder = config
+                for part in option[2:].split("."):
+                    holder = getattr(holder, part)
+    for glob in line.claims:
+        assert fnmatch.filter(IDS, f"{key}/{glob}"), glob
+
+
+def test_ranges_count_their_numbers():
+    line = figures.Line("Figures 30-34", "", "reduced")
+    assert (line.count, line.numbers[0], line.numbers[-1]) == (5, ("Figure", 30), ("Figure", 34))
+    assert figures.Line("Table II", "", "reduced").numbers == [("Table", 2)]
+    assert figures.Line("Appendix C.2", "", "reduced").count == 1
