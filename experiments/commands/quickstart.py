@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sail_jax.cli.kernels import remember_kernels
+from sail_jax.cli.kernels import compiled_quickly, remember_kernels
 from sail_jax.cli.options import Parser, seed
 
 
@@ -37,4 +37,5 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     from experiments.pages import quickstart
 
     remember_kernels()
-    return quickstart.main(args.out, seed=args.seed, quick=args.quick, resume=args.resume)
+    with compiled_quickly():
+        return quickstart.main(args.out, seed=args.seed, quick=args.quick, resume=args.resume)

@@ -1,11 +1,19 @@
-"""Keeps compiled programs between commands, in the user's cache folder."""
+"""How a command compiles: programs are kept for the next one, and short ones are not optimised."""
 
+import contextlib
 import hashlib
 import os
 import platform
+from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
-__all__ = ["remember_kernels"]
+__all__ = ["compiled_quickly", "remember_kernels"]
+
+# XLA ends a process whose flags it does not know: only versions that were tried are given this one.
+# For every program, however small, the emitters that it turns off set up a compiler of their own.
+SMALL_PROGRAMS = "--xla_cpu_use_fusion_emitters=false"
+TRIED = ("0.10.",)  # 0.12 no longer knows it
 
 
 def remember_kernels() -> None:
@@ -36,3 +44,31 @@ def remember_kernels() -> None:
         # By default JAX keeps only what took a second to compile: here, next to nothing.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@contextlib.contextmanager
+def compiled_quickly() -> Iterator[None]:
+    """Makes JAX compile without optimising while the block lasts, on a CPU.
+
+    This is for commands most of whose programs run once: compiling without optimisations takes
+    about half of the time, and what a program then loses is less than that. XLA reads its flags
+    when JAX first computes, which should not have happened yet; flags that the user has set are
+    left alone.
+
+    Yields:
+      Nothing.
+    """
+    own = "XLA_FLAGS" not in os.environ and version("jaxlib").startswith(TRIED)
+    if own:
+        os.environ["XLA_FLAGS"] = SMALL_PROGRAMS
+    import jax
+
+    name = "jax_disable_most_optimizations"
+    before = jax.config.read(name)
+    try:
+        jax.config.update(name, before or jax.default_backend() == "cpu")
+        yield
+    finally:
+        jax.config.update(name, before)
+        if own:
+            del os.environ["XLA_FLAGS"]

@@ -5,14 +5,15 @@ descent (`networks`). Neither side of a claim knows the other's formula.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from math import acos, cos, pi, sin, sqrt
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from theory.claims import Claim, Estimate, Simulate
+from theory.claims import Claim, Estimate, Simulate, compiled
 from theory.deep_linear import networks, risks
 from theory.deep_linear.regressions import (
     Fit,
@@ -32,6 +33,10 @@ DIFFERENCE = "seen: .05, a difference of risks of order 1"
 # --- trained networks -----------------------------------------------------------------------------
 
 ONE = Setting(24, 40, pi / 4, 0.8)  # the data set on which networks are trained
+
+
+# Compiled whole: operation by operation it takes longer to compile.
+_small_weights = jax.jit(networks.small_weights, static_argnums=(1, 2))
 
 
 def one_risk(fit: Fit) -> float:
@@ -63,15 +68,16 @@ def network_risk(depth: int, alpha: float, tune: Callable[..., networks.Trained]
     def simulate(key: Array, quick: bool) -> Estimate:
         del quick  # one trajectory either way
         source, *data = map(jnp.asarray, (np.eye(ONE.d)[0], *one_sample(ONE)))
-        weights = networks.small_weights(key, ONE.d, depth, alpha)
+        weights = _small_weights(key, ONE.d, depth, alpha)
 
-        def beta(rate: float) -> Array:
+        def beta(rate: float) -> np.ndarray:
             pretrained = networks.pretrain(weights, source, rate, round(500 / rate))
-            return networks.predictor(tune(pretrained.weights, *data, rate).weights)
+            tuned = tune(pretrained.weights, *data, rate).weights
+            return reduce(np.matmul, map(np.asarray, tuned))
 
         rate = 0.04
         flow = 2 * beta(rate / 2) - beta(rate)
-        risk = float(jnp.sum((flow - ONE.target()) ** 2))
+        risk = float(np.sum((flow - ONE.target()) ** 2))
         return Estimate(risk, tolerance=rate**2 + alpha)
 
     return simulate
@@ -130,7 +136,7 @@ def _scratch_claims() -> list[Claim]:
                 finite,
                 f"{source}, at finite n and d",
                 at,
-                partial(risks.scratch_risk, at.n, at.d, at.sigma),
+                partial(compiled, risks.scratch_risk, at.n, at.d, at.sigma),
                 mean_risk(scratch, at, 40_000),
             ),
         ]
@@ -146,7 +152,7 @@ def _linear_transfer_claims() -> list[Claim]:
             "E R_lt = sin²θ + (σ²+sin²θ)/(n-2); finite for n > 2",
             "Thm 3.7, eq. (12), p. 7",
             at,
-            partial(risks.linear_transfer_risk, at.n, at.theta, at.sigma),
+            partial(compiled, risks.linear_transfer_risk, at.n, at.theta, at.sigma),
             mean_risk(transferred(), at, 40_000),
         ),
         row(
@@ -280,7 +286,7 @@ def _ridge_claims() -> list[Claim]:
             "I₁(m, λ) = E[u^((m-n+2)/2)/(u+nλ)²], I₂(m, λ) = E[u^((m-n+2)/2)/(u+nλ)], u ~ χ²_n",
             "Thm 3.8, eqs. (128)-(130), pp. 23-24",
             f"{at}, λ={ridge}",
-            partial(risks.linear_transfer_risk, at.n, at.theta, at.sigma, ridge),
+            partial(compiled, risks.linear_transfer_risk, at.n, at.theta, at.sigma, ridge),
             mean_risk(transferred(ridge), at, 40_000),
         ),
         row(

@@ -3,7 +3,9 @@
 from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
+from jaxtyping import Array
 from scipy.optimize import minimize_scalar, nnls
 from scipy.special import ndtri
 
@@ -42,8 +44,13 @@ def _separations() -> tuple[float, ...]:
 
 def _parameters() -> tuple[np.ndarray, np.ndarray]:
     """Of the discriminants themselves."""
-    thetas = np.stack([np.asarray(lda_parameters(symmetric(m))[0]) for m in (*MEANS, TARGET)])
+    thetas = np.asarray(_discriminants(np.stack([*MEANS, TARGET])))
     return thetas[:2], thetas[2]
+
+
+@jax.jit
+def _discriminants(means: np.ndarray) -> Array:
+    return lda_parameters(symmetric(means))[0]
 
 
 def _nearest(points: np.ndarray, target: np.ndarray) -> float:

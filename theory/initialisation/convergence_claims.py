@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array
 from scipy import integrate, special
 
-from theory.claims import Claim, Estimate, Simulate, beside, generator, measured
+from theory.claims import Claim, Estimate, Simulate, beside, compiled, generator, measured
 from theory.initialisation import descent, proximity
 from theory.initialisation.settings import PAPER
 
@@ -129,7 +129,7 @@ def _theorem_1() -> list[Claim]:
             relation="<=",
             corrected=(
                 "P(X ≥ αY) ≤ E X E[1/Y] / α, d ≥ 3",
-                lambda: float(proximity.tail_bound(RATIO, 5, LENGTH)),
+                lambda: compiled(proximity.tail_bound, RATIO, dim=5, squared_length=LENGTH),
             ),
         ),
         *tails,
@@ -231,7 +231,7 @@ def _theorem_2() -> list[Claim]:
             relation="<=",
             exact=(
                 "η ∈ (0, 1/L): J(θ_T) - J* ≤ (1 - ημ)^T (J(θ_0) - J*)",
-                lambda: float(descent.contraction(MU, SLOW, FEW)) * _excess(FAR),
+                lambda: compiled(descent.contraction, MU, SLOW, FEW) * _excess(FAR),
             ),
         ),
         *beside(

@@ -3,21 +3,24 @@
 The expectations of these draws are in `quadratic`, in closed form.
 """
 
-from functools import partial
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float
 
 from sail_jax.checks import concrete
+from theory.claims import generator
 from theory.merging.quadratic import Quantities
 from theory.merging.tasks import QuadraticTasks
 
+# Runs that are trained together: their samples stay in the processor's cache.
+TOGETHER = 5000
+
+Runs = Float[np.ndarray, "N d r"]  # the runs last, so that every operation runs along them
+
 
 def simulate(key: Array, tasks: QuadraticTasks, runs: int) -> Quantities:
-    """Trains and merges experts on drawn data and measures all quantities.
+    """Trains and merges experts on drawn data and measures all quantities, in NumPy.
 
     Each run draws the data of all tasks and their batches, trains every expert by SGD, and trains
     it again with its first sample replaced by a fresh one and the batches at the same places.
@@ -26,107 +29,122 @@ def simulate(key: Array, tasks: QuadraticTasks, runs: int) -> Quantities:
 
     Args:
       key: Random key.
-      tasks: The testbed, with known (not traced) numbers of samples and batch sizes.
+      tasks: The testbed, with known (not traced) numbers.
       runs: Number of independent runs, >= 1.
 
     Returns:
-      The quantities, with a leading axis `runs`.
+      The quantities in float64, with a leading axis `runs`.
 
     Raises:
       ValueError: If runs < 1.
-      TypeError: If numbers of samples or batch sizes are traced.
+      TypeError: If numbers of the testbed are traced.
     """
     if runs < 1:
         raise ValueError(f"runs must be >= 1; got {runs}")
-    n, b = concrete(tasks.samples), concrete(tasks.batch)
-    if n is None or b is None:
-        raise TypeError("samples and batch are traced: simulate draws arrays of these sizes")
-    most, widest = int(n.max()), int(np.max(b, where=np.isfinite(b), initial=1))
-    # XLA's own generator: it compiles ten times faster than threefry
-    words = jax.random.bits(key, (4,), jnp.uint32)
-    return _runs(jax.random.wrap_key_data(words, impl="rbg"), tasks, runs, most, widest)
+    known = [concrete(getattr(tasks, name)) for name in tasks.__dataclass_fields__]
+    if any(value is None for value in known):
+        raise TypeError("the testbed is traced: simulate draws data with NumPy")
+    rng = generator(key)
+    parts = [_part(rng, tasks, min(TOGETHER, runs - at)) for at in range(0, runs, TOGETHER)]
+    return Quantities(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
-@partial(jax.jit, static_argnums=(2, 3, 4))
-def _runs(key: Array, tasks: QuadraticTasks, runs: int, most: int, widest: int) -> Quantities:
-    N, d = tasks.centres.shape
-    n, finite = tasks.samples[:, None], jnp.isfinite(tasks.batch)[:, None]
-    size = jnp.where(finite, tasks.batch[:, None], widest)
-    share = (jnp.arange(widest) < size) / size
-    data_key, batch_key = jax.random.split(key)
-    drawn = tasks.noise * jax.random.normal(data_key, (runs, N, most + 1, d))
-    samples = tasks.centres[:, None] + drawn
-    z, other = samples[:, :, :-1], samples[:, :, -1]
-    mean = jnp.sum(_owned(tasks, most)[..., None] * z, 2)
-
-    def batch(k: Array) -> tuple[Float[Array, "r N d"], Float[Array, "r N 1"]]:
-        """Means of batches, and the share of the first sample in them."""
-        uniform = jax.random.uniform(jax.random.fold_in(batch_key, k), (runs, N, widest))
-        place = jnp.minimum(jnp.floor(uniform * n), n - 1)
-        picked = jnp.take_along_axis(z, place.astype(int)[..., None], 2)
-        batch_mean = jnp.sum(share[..., None] * picked, 2)
-        first = jnp.sum(share * (place == 0), 2, keepdims=True)
-        return jnp.where(finite, batch_mean, mean), jnp.where(finite, first, 1 / n)
-
-    def step(k: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
-        seen, first = batch(k)
-        targets = seen, seen + first * (other - z[:, :, 0])
-        on = (k < tasks.steps)[:, None]
-        a, b = (
-            jnp.where(on, xi - tasks.rate * tasks.curvature * (xi - t), xi)
-            for xi, t in zip(x, targets, strict=True)
-        )
-        return a, b
-
-    # a loop of traced length: one compilation whatever the steps
-    begin = jnp.broadcast_to(tasks.start, (runs, N, d))
-    x, twin = lax.fori_loop(0, tasks.steps.max().astype(int), step, (begin, begin))
-    return jax.vmap(partial(_measure, tasks))(z, other, x, twin)
+def _part(rng: np.random.Generator, tasks: QuadraticTasks, runs: int) -> Quantities:
+    """Trains, merges and measures some runs."""
+    h, c, start, w, n, b, steps = (
+        np.asarray(getattr(tasks, name), float)
+        for name in ("curvature", "centres", "start", "weights", "samples", "batch", "steps")
+    )
+    rate, noise = float(tasks.rate), float(tasks.noise)
+    every = [
+        _experts(rng, c[i], noise, int(n[i]), b[i], rate * h, int(steps[i]), start, runs)
+        for i in range(len(c))
+    ]
+    x, twin = (np.stack([expert[k] for expert in every]) for k in range(2))
+    data = [(expert[2], expert[3]) for expert in every]
+    return _measure(h, c, start, w, noise, data, x, twin)
 
 
-def _owned(tasks: QuadraticTasks, most: int) -> Float[Array, "N m"]:
-    """Returns 1 / n_i for the samples that a task has and 0 elsewhere; rows sum to 1."""
-    return (jnp.arange(most) < tasks.samples[:, None]) / tasks.samples[:, None]
+def _experts(
+    rng: np.random.Generator,
+    centre: Float[np.ndarray, " d"],
+    noise: float,
+    n: int,
+    batch: float,
+    pace: Float[np.ndarray, " d"],
+    steps: int,
+    start: Float[np.ndarray, " d"],
+    runs: int,
+) -> tuple[np.ndarray, ...]:
+    """Trains the expert of one task, and its twin, whose first sample is another one.
+
+    Returns both `(d, r)`, the samples `(n, d, r)` and the other first sample `(d, r)`.
+    """
+    z = centre[:, None] + noise * rng.standard_normal((n + 1, len(centre), runs))
+    z, other = z[:-1], z[-1]
+    both = np.broadcast_to(start[:, None], (2, *other.shape)).copy()  # the expert and its twin
+    target, flat = np.empty_like(both), z.swapaxes(1, 2).reshape(-1, len(centre))
+    swap, column = other - z[0], np.arange(runs)
+    seen, first = z.mean(0), np.full(runs, 1 / n)
+    for _ in range(steps):
+        if np.isfinite(batch):
+            # small integers take half the time to draw
+            place = rng.integers(n, size=(int(batch), runs), dtype=np.min_scalar_type(n))
+            where = np.multiply(place, runs, dtype=np.intp) + column
+            seen = flat.take(where, 0).sum(0).T / batch
+            first = (place == 0).sum(0) / batch
+        target[0] = seen
+        np.multiply(first, swap, out=target[1])
+        target[1] += seen
+        both -= pace[:, None] * (both - target)
+    return *both, z, other
 
 
 def _measure(
-    tasks: QuadraticTasks,
-    z: Float[Array, "N m d"],
-    other: Float[Array, "N d"],
-    x: Float[Array, "N d"],
-    twin: Float[Array, "N d"],
+    h: Float[np.ndarray, " d"],
+    c: Float[np.ndarray, "N d"],
+    start: Float[np.ndarray, " d"],
+    w: Float[np.ndarray, " N"],
+    noise: float,
+    data: list[tuple[np.ndarray, np.ndarray]],
+    x: Runs,
+    twin: Runs,
 ) -> Quantities:
-    """Measures all quantities of one run, by sums over its samples."""
-    h, c, start, w = tasks.curvature, tasks.centres, tasks.start, tasks.weights
-    owned = _owned(tasks, z.shape[1])
-    merged = start + w @ (x - start)
-    twins = merged + w[:, None] * (twin - x)  # expert i swapped for its twin, [N d]
+    """Measures all quantities of some runs, by sums over their samples."""
+    curved, begin = h[:, None], start[:, None]
 
-    def loss(at: Array) -> Float[Array, "p N"]:
-        """f_i at points [p d]."""
-        away = (at[:, None, None] - z) ** 2
-        return jnp.sum(owned * jnp.sum(h * away, 3), 2) / 2
+    def mixed(per_task: Any) -> np.ndarray:
+        return np.tensordot(w, per_task, 1)
 
-    mean = jnp.sum(owned[..., None] * z, 1)
-    attained, best, surrogate, first = loss(jnp.stack([merged, mean.mean(0), w @ mean, start]))
-    gradients = h * (merged - z)  # of samples
-    g = jnp.sum(owned[..., None] * gradients, 1)
-    deviation = jnp.sum((gradients - g[:, None]) ** 2, 2)
-    risk = jnp.mean(jnp.sum(h * ((merged - c) ** 2 + tasks.noise**2), 1)) / 2
-    return Quantities(
+    def losses(at: Float[np.ndarray, "d r"]) -> Float[np.ndarray, "N r"]:
+        """f_i at one point of each run."""
+        return np.stack([(curved * (at - z) ** 2).sum(1).mean(0) / 2 for z, _ in data])
+
+    merged = begin + mixed(x - begin)
+    means = np.stack([z.mean(0) for z, _ in data])
+    attained, best = losses(merged).mean(0), losses(means.mean(0)).mean(0)
+    gap = mixed(losses(np.broadcast_to(begin, merged.shape)) - losses(mixed(means)))
+    gradients = [curved * (merged - z) for z, _ in data]  # of samples
+    g = np.stack([of.mean(0) for of in gradients])
+    spread = [((of - mean) ** 2).sum(1).mean(0) for of, mean in zip(gradients, g, strict=True)]
+    apart = x - twin
+    swapped = np.stack([other - z[0] for z, other in data])
+    risk = (curved * ((merged - c[:, :, None]) ** 2 + noise**2)).sum(1).mean(0) / 2
+    found = Quantities(
         risk=risk,
-        excess=risk - best.mean(),
-        generalisation=risk - attained.mean(),
-        optimisation=jnp.mean(attained - best),
-        gradient=jnp.sum(g.mean(0) ** 2),
-        surrogate_gradient=jnp.sum((w @ g) ** 2),
-        sample_gradient=jnp.mean(jnp.sum(owned * jnp.sum(gradients**2, 2), 1)),
-        stability=jnp.mean(jnp.sum((merged - twins) ** 2, 1)),
-        local_stability=jnp.sum((x - twin) ** 2, 1),
-        cross=jnp.sum((x - twin) * h * (other - z[:, 0]), 1),
-        variance=jnp.sum(owned * deviation, 1),
-        heterogeneity=jnp.sum((g - g.mean(0)) ** 2, 1),
-        gap=w @ (first - surrogate),
-        update=jnp.sum((x - start) ** 2, 1),
-        dispersion=w @ jnp.sum((x - merged) ** 2, 1),
+        excess=risk - best,
+        generalisation=risk - attained,
+        optimisation=attained - best,
+        gradient=(g.mean(0) ** 2).sum(0),
+        surrogate_gradient=(mixed(g) ** 2).sum(0),
+        sample_gradient=np.mean([(of**2).sum(1).mean(0) for of in gradients], 0),
+        stability=((w[:, None, None] * apart) ** 2).sum(1).mean(0),
+        local_stability=(apart**2).sum(1),
+        cross=(apart * curved * swapped).sum(1),
+        variance=np.stack(spread),
+        heterogeneity=((g - g.mean(0)) ** 2).sum(1),
+        gap=gap,
+        update=((x - begin) ** 2).sum(1),
+        dispersion=mixed(((x - merged) ** 2).sum(1)),
     )
+    return Quantities(*(np.moveaxis(values, -1, 0) for values in found))

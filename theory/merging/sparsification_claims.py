@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from sail_jax.merging.task_vectors import TaskVectors
 from sail_jax.merging.transforms import drop, elect, trim
-from theory.claims import Claim, Estimate, Simulate, beside, measured
+from theory.claims import Claim, Estimate, Simulate, beside, compiled, measured
 from theory.merging.heterogeneity import dare_heterogeneity, effect, heterogeneity, updates
 from theory.merging.quadratic import dare
 from theory.merging.tasks import QuadraticTasks
@@ -200,7 +200,7 @@ def _corollary() -> list[Claim]:
             ),
             corrected=(
                 "E V' = V + p/(1-p) Σλᵢ(1-λᵢ)|Δᵢ|²",
-                lambda: float(dare_heterogeneity(_fixed(), WEIGHTS, RATE)),
+                lambda: compiled(dare_heterogeneity, _fixed(), np.array(WEIGHTS), RATE),
             ),
         ),
         *beside(

@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Array
 
-from theory.claims import Estimate, Simulate
+from theory.claims import Estimate, Simulate, compiled
 from theory.merging.bounds import Bound, Form, excess_risk_bound
 from theory.merging.quadratic import constants, exact
 from theory.merging.simulation import simulate
@@ -127,12 +128,11 @@ def bound(bed: Bed, field: str, form: Form = "printed", **options: Any) -> Calla
       The function.
     """
 
-    def predict() -> float:
-        tasks = bed()
-        risk_bound = excess_risk_bound(constants(tasks), tasks.training, form=form, **options)
-        return float(getattr(risk_bound, field))
+    def part(tasks: QuadraticTasks) -> Array:
+        found = excess_risk_bound(constants(tasks), tasks.training, form=form, **options)
+        return getattr(found, field)
 
-    return predict
+    return lambda: compiled(part, bed())
 
 
 def bounds(bed: Bed) -> Bound:

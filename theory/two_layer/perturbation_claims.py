@@ -38,15 +38,21 @@ TIMES = [0.5, 1.0, 1.5, 2.0]
 SMALL, LOUD = (0.103, 0.102, 0.101, 0.1), 20.0  # singular values and noise for Lemma A.6
 
 
-def _noisy(key: Array, layers: Layers, gamma: float, quick: bool, target: Array) -> Array:
-    return networks.perturbed_losses(layers, target, gamma, Layers(*normals(key, quick)))
+def _plateaus(sigma: np.ndarray, gamma: float) -> np.ndarray:
+    return np.asarray(jax.jit(perturbation.plateau_losses)(sigma, gamma))
+
+
+def _noisy(key: Array, layers: Layers, gamma: float, quick: bool, target: Array) -> np.ndarray:
+    """The loss of one network under draws of noise on its weights."""
+    first, second = (w + gamma * z for w, z in zip(layers, normals(key, quick), strict=True))
+    return np.sum((first @ second - np.asarray(target)) ** 2, (-2, -1))
 
 
 def _rises(key: Array, quick: bool, n: int, gamma: float) -> np.ndarray:
     """The noisy loss with n ideal modes less that with n - 1, by common draws."""
     target = task()
     more, fewer = (_noisy(key, ideal(target, m), gamma, quick, target) for m in (n, n - 1))
-    return np.asarray(more - fewer)
+    return more - fewer
 
 
 def _increment(n: int, gamma: float) -> Simulate:
@@ -122,7 +128,7 @@ def _corrected_radius() -> float:
 
 def _product_norm(key: Array, quick: bool) -> Estimate:
     """E|alpha M|_F^2, M = A."""
-    alpha = PRODUCT * np.asarray(normals(key, quick))[0]
+    alpha = PRODUCT * normals(key, quick)[0]
     return Estimate.mean(np.sum((alpha @ np.asarray(task())) ** 2, axis=(1, 2)))
 
 
@@ -197,7 +203,7 @@ def _perturbation() -> list[Claim]:
             relation=">=",
             exact=(
                 "γ² > σ_d/d: L̃(n) ≥ L̃(n-1) at the end of training",
-                lambda: float(perturbation.plateau_losses(np.array(PRE), sufficient)[D - 1]),
+                lambda: float(_plateaus(np.array(PRE), sufficient)[D - 1]),
                 "sufficient; half of it is enough",
             ),
         ),
@@ -273,7 +279,7 @@ def _random_hessian() -> np.ndarray:
 def _quadratic(key: Array, quick: bool) -> Estimate:
     """E[L(x + lambda e) - L(x)] for a quadratic."""
     H, x = _random_hessian(), np.full(D, 0.2)
-    moved = x + QUADRATIC * np.asarray(normals(key, quick))[0, :, 0]
+    moved = x + QUADRATIC * normals(key, quick)[0, :, 0]
     return Estimate.mean(np.einsum("ni,ij,nj->n", moved, H, moved) / 2 - x @ H @ x / 2)
 
 

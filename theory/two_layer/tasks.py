@@ -5,7 +5,6 @@ is done in NumPy, which compiles nothing.
 """
 
 from collections.abc import Callable
-from functools import partial
 from math import exp
 
 import jax
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from theory.claims import Simulate, measured
+from theory.claims import Simulate, generator, measured
 from theory.two_layer import modes, networks
 from theory.two_layer.layers import Layers, ideal, theta
 
@@ -100,9 +99,8 @@ def draws(quick: bool) -> int:
     return 10_000 if quick else 160_000
 
 
-@partial(jax.jit, static_argnames="quick")
-def normals(key: Array, quick: bool) -> Float[Array, "two draws d d"]:
-    """Draws two sets of standard normal matrices.
+def normals(key: Array, quick: bool) -> Float[np.ndarray, "two draws d d"]:
+    """Draws two sets of standard normal matrices, in NumPy.
 
     Args:
       key: Random key.
@@ -111,7 +109,7 @@ def normals(key: Array, quick: bool) -> Float[Array, "two draws d d"]:
     Returns:
       The matrices `(2, draws, D, D)`.
     """
-    return jax.random.normal(key, (2, draws(quick), D, D))
+    return generator(key).standard_normal((2, draws(quick), D, D))
 
 
 def trained(start: Layers, target: Array, times: list[float], anchor: float = 0.0) -> Layers:
@@ -162,6 +160,11 @@ def tuned(
     )
 
 
+def _product(layers: Layers) -> np.ndarray:
+    """The map of a network, in NumPy."""
+    return np.asarray(layers.w1) @ np.asarray(layers.w2)
+
+
 def at(path: Layers, k: int) -> Layers:
     """Selects the k-th network of a path.
 
@@ -193,7 +196,7 @@ def losses(
       The losses `(D + 1,)`.
     """
     ends = [at(tuned(n, sigma_ft, anchor, target=target), -1) for n in range(D + 1)]
-    return np.array([distance2(theta(end), of) for end in ends])
+    return np.array([distance2(_product(end), of) for end in ends])
 
 
 def distance2(one: Array, other: Array) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from math import sqrt
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -36,7 +37,7 @@ SINGULAR, DEGREES = (2.5, 1.5, 0.9, 0.4), 60  # of a target with other singular 
 def _closed(
     form: Callable[..., Array], n: int, anchor: float, sigma_ft: tuple[float, ...] = TARGET
 ) -> float:
-    return float(form(jnp.array(PRE), jnp.array(sigma_ft), anchor)[n])
+    return float(np.asarray(jax.jit(form)(np.array(PRE), np.array(sigma_ft), anchor))[n])
 
 
 def _degradations(anchor: float, sigma_ft: tuple[float, ...] = TARGET) -> np.ndarray:

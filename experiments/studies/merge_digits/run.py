@@ -23,7 +23,7 @@ from experiments.lab.store import direct
 from experiments.models.mlp import MLP
 from experiments.studies.merge_digits.config import Config, Training
 from experiments.training.descent import descend
-from sail_jax import Merge, methods
+from sail_jax import methods
 
 SWEPT = ("task arithmetic", "TIES")
 
@@ -49,10 +49,13 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
     base = stage("pre-train the base", lambda: _pretrain(config, upright, keys[:, 0]))
     experts = stage("fine-tune the experts", lambda: _finetune(config, base, learn, keys[:, 1]))
-    tried = stage("try every scale", lambda: _try_scales(config, base, experts, choose))
+    added = stage("merge the experts", lambda: _merge(config, base, experts))
+    tried = stage("try every scale", lambda: _try_scales(config, base, added, choose))
     scale = np.asarray(_scales(config))
     chosen = scale[tried["accuracy"].argmax(-1)]
-    tested = stage("test the merged models", lambda: _test(config, base, experts, chosen, test))
+    tested = stage(
+        "test the merged models", lambda: _test(config, base, experts, added, chosen, test)
+    )
     line = stage("walk from one expert to another", lambda: _walk(config, experts, test))
     by_model, by_end = ("replicate", "model", "task"), ("replicate", "weight", "end")
     return xr.Dataset(
@@ -171,50 +174,64 @@ def _split(stacked: PyTree, count: int) -> list[PyTree]:
     return [jax.tree.map(operator.itemgetter(i), stacked) for i in range(count)]
 
 
-def _merges(config: Config, scale: Array) -> tuple[Merge, ...]:
-    """The merges with this scale, in the order of `SWEPT`."""
-    ties = methods.ties(density=config.merging.density, scale=scale)
-    return methods.task_arithmetic(scale=scale), ties
+@_replicated
+def _merge(config: Config, base: PyTree, experts: PyTree) -> PyTree:
+    """What each merge of `SWEPT` adds to the base at scale 1, along a leading axis.
+
+    Both are linear in their scale, so that one merge serves all scales.
+    """
+    task_vectors = _split(jax.tree.map(jnp.subtract, experts, base), len(config.tasks))
+    zero = jax.tree.map(jnp.zeros_like, base)
+    merges = methods.task_arithmetic(), methods.ties(density=config.merging.density)
+    return _stacked([merge(task_vectors, zero) for merge in merges])
+
+
+def _stacked(trees: list[PyTree]) -> PyTree:
+    """Puts trees of one structure along a leading axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def _moved(base: PyTree, added: PyTree, scale: Array) -> PyTree:
+    """A merge of this scale."""
+    return jax.tree.map(lambda b, a: b + scale * a, base, added)
 
 
 @_replicated
-def _try_scales(config: Config, base: PyTree, experts: PyTree, exam: Task) -> dict[str, Array]:
+def _try_scales(config: Config, base: PyTree, added: PyTree, exam: Task) -> dict[str, Array]:
     """The mean validation accuracy over the tasks, of shape (merge, scale)."""
-    models = _split(experts, len(config.tasks))
 
-    def means(scale: Array) -> Array:
-        merged = [merge(models, base) for merge in _merges(config, scale)]
-        return jnp.stack(
-            [_grade(_apply(config, params, exam.images), exam).mean() for params in merged]
-        )
+    def mean(added: PyTree, scale: Array) -> Array:
+        return _grade(_apply(config, _moved(base, added, scale), exam.images), exam).mean()
 
-    return {"accuracy": jax.vmap(means, out_axes=1)(_scales(config))}
+    over_scales = jax.vmap(mean, (None, 0))
+    return {"accuracy": jax.vmap(over_scales, (0, None))(added, _scales(config))}
 
 
 @_replicated
 def _test(
-    config: Config, base: PyTree, experts: PyTree, chosen: Array, exam: Task
+    config: Config, base: PyTree, experts: PyTree, added: PyTree, chosen: Array, exam: Task
 ) -> dict[str, Array]:
     """The accuracy of every model on every task, and the accuracy that adding outputs predicts.
 
     Both have shape (model, task). The prediction is NaN where there is none.
     """
-    models = _split(experts, len(config.tasks))
-    merged = [_merges(config, scale)[i](models, base) for i, scale in enumerate(chosen)]
-    everyone = [base, *models, methods.linear()(models), *merged]
-    outputs = [_apply(config, params, exam.images) for params in everyone]
-    tuned = sum(output - outputs[0] for output in outputs[1 : 1 + len(models)])
-    unknown = jnp.full((len(models),), jnp.nan)
+    count = len(config.tasks)
+    soup = methods.linear()(_split(experts, count))
+    merged = jax.vmap(functools.partial(_moved, base))(added, chosen)
+    # one pass through all models: a pass for each would be a program as many times as long
+    parts = (_stacked([base]), experts, _stacked([soup]), merged)
+    everyone = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+    outputs = jax.vmap(lambda params: _apply(config, params, exam.images))(everyone)
+    grade = jax.vmap(lambda logits: _grade(logits, exam))
     # Added outputs predict the soup and task arithmetic. TIES changes task vectors before it adds
     # them.
-    predicted = [
-        *[unknown] * (1 + len(models)),
-        _grade(outputs[0] + tuned / len(models), exam),
-        _grade(outputs[0] + chosen[0] * tuned, exam),
-        unknown,
-    ]
-    accuracy = [_grade(output, exam) for output in outputs]
-    return {"accuracy": jnp.stack(accuracy), "predicted": jnp.stack(predicted)}
+    tuned = (outputs[1 : 1 + count] - outputs[0]).sum(0)
+    predicted = grade(jnp.stack([outputs[0] + scale * tuned for scale in (1 / count, chosen[0])]))
+    unknown = jnp.full((1 + count, count), jnp.nan)
+    return {
+        "accuracy": grade(outputs),
+        "predicted": jnp.concatenate([unknown, predicted, unknown[:1]]),
+    }
 
 
 @_replicated
