@@ -8,7 +8,7 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import xlog1py, xlogy
+from jax.scipy.special import xlogy
 from jax.scipy.stats import norm
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
@@ -231,7 +231,11 @@ def _log_choose(n: int, k: int) -> float:
 def _binomial(i: Array, n: int, p: Array) -> Float[Array, "cells counts"]:
     log_choose = jnp.array([_log_choose(n, k) for k in range(n + 1)])
     p = p[:, None]
-    return jnp.exp(log_choose + xlogy(i, p) + xlog1py(n - i, -p))
+    misses = n - i
+    log_miss = jnp.where(
+        misses > 0, misses * problems.log1p(-jnp.minimum(p, 1.0)), 0.0
+    )  # 0 of them at p = 1, too
+    return jnp.exp(log_choose + xlogy(i, p) + log_miss)
 
 
 def _probabilities(name: str, p: ArrayLike) -> Array:

@@ -154,7 +154,7 @@ def _descended_transfer(
     ends = jnp.zeros((), int), jnp.asarray(steps, int)
     t = jnp.minimum(jax.lax.fori_loop(0, 32, halve, ends)[0], steps)
     slow = shrink < 0.5
-    small = jnp.expm1(t * jnp.log1p(-jnp.where(slow, shrink, 0.0)))
+    small = jnp.expm1(t * problems.log1p(-jnp.where(slow, shrink, 0.0)))
     learned = jnp.where(slow, -small, 1 - (1 - shrink) ** (1.0 * t))
     coefficient = jnp.where(s > 0, learned / jnp.where(s > 0, s, 1.0), 0.0)
     return networks.Network(vt.T @ (coefficient * b), w), t
