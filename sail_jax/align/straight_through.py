@@ -96,7 +96,7 @@ def straight_through(
     for k, batch in enumerate(batches):
         if k and not all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(proxy)):
             raise ValueError(
-                f"the proxy is not finite after batch {k - 1}, whose loss was {history[-1]:g}: give "
+                f"the proxy is not finite after batch {k - 1}, loss {history[-1]:g}: give "
                 "an optimizer of a lower rate"
             )
         maps = match_weights(proxy, params, spec, init=init, **options).maps
