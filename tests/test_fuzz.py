@@ -62,6 +62,8 @@ def _agrees(got, data, peer):
 
 
 def _flat(node, at=()):
+    if isinstance(node, list):
+        node = dict(enumerate(node))
     if isinstance(node, dict):
         return {k: x for key, part in node.items() for k, x in _flat(part, (*at, key)).items()}
     return {"/".join(map(str, at)): node} if isinstance(node, np.ndarray | np.generic) else {}
