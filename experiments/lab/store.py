@@ -22,7 +22,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -117,10 +117,13 @@ class Run:
       record: What `config.json` holds: study, config, seed, versions, device, time and status.
     """
 
-    def __init__(self, path: Path, record: dict[str, Any], lock: int | None) -> None:
+    def __init__(
+        self, path: Path, record: dict[str, Any], lock: int | None, made: Sequence[Path] = ()
+    ) -> None:
         self.path = path
         self.record = record
         self._lock = lock
+        self._made = made
         self._used: set[str] = set()
         self._start = time.perf_counter()
         self._kept_seconds = 0.0
@@ -154,8 +157,7 @@ class Run:
         wanted = {"experiment": experiment, "config": config_record(config), **provenance()}
         taken = processes.by_first(lambda: _take(path, wanted, resume))
         # Processes other than the first read what the first has written, and hold no lock.
-        record, lock = (_read_run_record(path), None) if taken is None else taken
-        return cls(path, record, lock)
+        return cls(path, _read_run_record(path), None) if taken is None else cls(path, *taken)
 
     @property
     def finished(self) -> bool:
@@ -172,6 +174,7 @@ class Run:
         if failed and not stored and processes.is_first():
             # without a record, the directory can be taken for a run with another config
             (self.path / RECORD).unlink(missing_ok=True)
+            _remove_empty(self._made)
         _release(self._lock)
         self._lock = None
 
@@ -423,10 +426,23 @@ def _release(lock: int | None) -> None:
         os.close(lock)
 
 
-def _take(path: Path, wanted: dict[str, Any], resume: bool) -> tuple[dict[str, Any], int | None]:
-    """Makes and locks the directory of a run; returns the record of the run, and the lock."""
+def _remove_empty(made: Sequence[Path]) -> None:
+    """Removes directories that were made for a run, innermost first, as far as they are empty."""
+    with contextlib.suppress(OSError):
+        for folder in made:
+            folder.rmdir()
+
+
+def _take(
+    path: Path, wanted: dict[str, Any], resume: bool
+) -> tuple[dict[str, Any], int | None, list[Path]]:
+    """Makes and locks the directory of a run.
+
+    Returns the record of the run, the lock, and what directories were made, innermost first.
+    """
     if path.exists() and not path.is_dir():
         raise RefusedError(f"{path} is not a directory; choose another --out")
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         with disk.explained("write to", path):
             path.mkdir(parents=True, exist_ok=True)
@@ -435,8 +451,9 @@ def _take(path: Path, wanted: dict[str, Any], resume: bool) -> tuple[dict[str, A
         raise RefusedError(str(exc)) from exc
     # looked at only now that no other process can change it
     try:
-        return _claim(path, wanted, resume), lock
+        return _claim(path, wanted, resume), lock, made
     except BaseException:
+        _remove_empty(made)
         _release(lock)
         raise
 

@@ -78,7 +78,7 @@ def train(
 
     Args:
       step: The step, from `step.make_step`.
-      state: The state to begin with, which stays valid.
+      state: The state to begin with, which stays valid. It may be that of a later step.
       batch: The batch of a step, by its number alone. It is called on a thread, `AHEAD` steps
         early.
       steps: The number of steps of the whole training, those before a resume included.
@@ -131,8 +131,7 @@ def train(
         start = int(state.step)
         if start > steps:
             raise ValueError(f"steps must be at least {start}, which were taken; got {steps}")
-        # a state that begins late but was not restored has the rows before it elsewhere
-        rows = Rows(path, 0 if restored is None else start)
+        rows = Rows(path, start, kept=restored is not None)
         if restored is not None and say and processes.is_first():
             say(f"  resumed at step {start} of {steps}")
         signals = stack.enter_context(_Signals())

@@ -20,6 +20,8 @@ class Rows:
     Args:
       path: The file. None keeps the rows in memory only.
       step: The step from which the training goes on. Rows of earlier steps are read from the file.
+      kept: Whether the state of that step was kept beside the file, which has to be there then. A
+        state from elsewhere begins a new file, whatever its step.
 
     Attributes:
       path: The file.
@@ -29,14 +31,14 @@ class Rows:
       StoreError: If a line is damaged otherwise, or the training goes on but the file is missing.
     """
 
-    def __init__(self, path: Path | None, step: int) -> None:
+    def __init__(self, path: Path | None, step: int, kept: bool = True) -> None:
         self.path = path
         self.rows: list[Row] = []
         if path is None:
             return
-        if path.exists():
+        if kept and path.exists():
             self.rows = [row for row in _read(path) if row["step"] < step]
-        elif step:
+        elif step and kept:
             raise disk.StoreError(
                 f"{path} is missing: put it back, or remove the checkpoints too, to begin again"
             )

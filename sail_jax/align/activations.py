@@ -15,8 +15,9 @@ from jaxtyping import Array, Float, PyTree
 
 from sail_jax.align.assignment import hungarian
 from sail_jax.align.matching import Families, families
-from sail_jax.align.problem import Assign
+from sail_jax.align.problem import Assign, recurrent
 from sail_jax.align.solvers import procrustes
+from sail_jax.basis.change_basis import unfused
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, select
 from sail_jax.basis.spaces import Spec
@@ -203,8 +204,7 @@ def activation_matching(
     Raises:
       ValueError: For an unknown `how`, only one of `activations` and `batches`, activations of the
         wrong size, of different shapes, traced or not finite, no batches, a family that has no
-        criterion or that the nonlinearity of a space does not allow, and a space that occurs twice
-        in one leaf. Messages name the space.
+        criterion, or that the nonlinearity of a space does not allow. Messages name the space.
 
     References:
       Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836), Sec. 3.1; Li et al., Convergent
@@ -226,7 +226,8 @@ def activation_matching(
     else:
         f, inputs = activations, batches if batches is not None else ()
         total = stream(lambda b: f(reference, b), lambda b: f(params, b), inputs)
-    chosen = families(spec, family, list(total))
+    # a space that occurs twice in a leaf is matched like any other: the leaves have no say
+    chosen = families(spec, family, list(total), recurrent(unfused(spec)[0]))
     maps = {}
     for name, kind in chosen.items():
         size = spec.space(name).size

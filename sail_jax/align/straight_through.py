@@ -3,10 +3,12 @@
 Each step is a `match_weights` of the second network to a proxy, which an optimiser moves.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from sail_jax.align.blocks import change_blocks
@@ -65,7 +67,8 @@ def straight_through(
       The best maps, for `change_basis` (with `within`, for `change_blocks`), and the losses.
 
     Raises:
-      ValueError: If there are no batches, and as `match_weights`.
+      ValueError: If there are no batches, a loss is NaN or the optimiser's rate too high for the
+        proxy to stay finite, and as `match_weights`.
 
     References:
       Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836), algorithm 2.
@@ -90,12 +93,19 @@ def straight_through(
     proxy, state = reference, optimizer.init(reference)
     best: tuple[float, dict[str, SpaceMap]] | None = None
     history = []
-    for batch in batches:
+    for k, batch in enumerate(batches):
+        if k and not all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(proxy)):
+            raise ValueError(
+                f"the proxy is not finite after batch {k - 1}, loss {history[-1]:g}: give "
+                "an optimizer of a lower rate"
+            )
         maps = match_weights(proxy, params, spec, init=init, **options).maps
         # The maps of this step are where the next one begins: the proxy moves little in between.
         init, moved = maps, change_blocks(params, spec, maps, options.get("within") or {})
         proxy, state, value = step(reference, moved, proxy, state, batch)
         history.append(float(value))
+        if math.isnan(history[-1]):
+            raise ValueError(f"loss must be a number, but that of batch {k} is NaN")
         if best is None or history[-1] < best[0]:
             best = history[-1], maps
     if best is None:

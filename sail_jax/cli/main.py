@@ -38,6 +38,9 @@ def _dispatch(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         show(_help(), end="")
         return 0 if argv else 2
+    for word in argv:  # no system passes one on, but a caller in this process may
+        if "\0" in word:
+            raise UsageError(f"'{word}' holds a null character, which no argument can")
     name = argv[0]
     if name == "--version":
         from importlib.metadata import version

@@ -9,6 +9,7 @@ and the deep network is then widened by the maps of its spaces.
 import math
 import numbers
 from collections.abc import Mapping
+from reprlib import repr as short
 from typing import Any
 
 import jax
@@ -159,6 +160,11 @@ def plan(
     goal, given = target(config, to, old_rules, old_spec, counts)
     asked = {name: look(goal, name) for name in counts}
     chains = {name for name, new in asked.items() if isinstance(new, list | tuple)}
+    for name in chains:
+        if not isinstance(look(config, name), list | tuple):
+            raise ValueError(
+                f"{name} is {look(config, name)!r}, no list to be replaced by {short(asked[name])}"
+            )
     wide, deep = _methods(method, depth_method)
     if (
         depth_method is None
@@ -252,6 +258,8 @@ def plan(
     if isinstance(rules, Rules) and not rules.settings:
         _check_unstated(config, spec, maps)
     grown = dict(fitted.maps) | {n: m for n, m in layers.items() if n in stacks}
+    if wide.above:
+        _check_alike(method, flat, sources, spec, grown)
     resized = spec.resized(grown)
     final = make(goal).resized(fitted.config, resized)
     for name, m in new.pairs.items():
@@ -305,6 +313,25 @@ def _methods(method: str, depth_method: str | None) -> tuple[Method, Method]:
             f"two depth methods, {method!r} and {depth_method!r}: name one that widens"
         )
     return wide, METHODS[depth_method]
+
+
+def _check_alike(
+    method: str,
+    flat: Mapping[str, Any],
+    sources: Mapping[str, Source],
+    spec: Spec,
+    maps: Mapping[str, SpaceMap],
+) -> None:
+    """ValueError if a leaf that grows by units of the next layer has another shape there."""
+    for path, source in sources.items():
+        grows = any(f.space in maps for axis in spec.axes(path) for f in axis)
+        own = tuple(flat[source.paths[0]].shape)
+        above = tuple(flat[source.above].shape) if source.above else own
+        if grows and own != above:
+            raise ValueError(
+                f"{method!r} takes new units of leaf {path!r}, {own}, from the next layer, but "
+                f"{source.above!r} is {above}: name a method that needs no layers alike"
+            )
 
 
 def _check_unstated(config: Config, spec: Spec, maps: Mapping[str, SpaceMap]) -> None:

@@ -183,7 +183,7 @@ def _solved_scale(p: Array, seen: Array, q: Array, depth: Array) -> Array:
     # Without p it is e^{-bx} = q, and without b and what is seen there is no root.
     partly, empty, endless = q > 0, p <= 0, (b == 0) & (seen == 0)
     log_q = jnp.where(
-        seen < 0.5, jnp.log1p(-jnp.minimum(seen, 0.5)), jnp.log(jnp.where(partly, q, 1.0))
+        seen < 0.5, problems.log1p(-jnp.minimum(seen, 0.5)), jnp.log(jnp.where(partly, q, 1.0))
     )
     emptied = jnp.where(partly, log_q / jnp.maximum(b, tiny), jnp.finfo(p.dtype).min)
     p, seen = jnp.maximum(p, tiny), jnp.maximum(seen, tiny)

@@ -46,7 +46,7 @@ def lda_parameters(
     theta = _solve(covariance, means[..., 0, :] - means[..., 1, :])
     prior = jnp.asarray(prior, float)
     # log(1 - prior) keeps its digits for small priors.
-    odds = jnp.log(prior) - jnp.log1p(-prior)
+    odds = jnp.log(prior) - problems.log1p(-prior)
     return theta, odds - jnp.sum(means.sum(-2) * theta, -1) / 2
 
 

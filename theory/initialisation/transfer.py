@@ -8,7 +8,7 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import xlog1py, xlogy
+from jax.scipy.special import xlogy
 from jax.scipy.stats import norm
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Real
@@ -234,7 +234,9 @@ def _binomial(i: Array, n: int, p: Array) -> Float[Array, "cells counts"]:
     log_choose = jnp.array([_log_choose(n, k) for k in range(n + 1)])
     p = p[:, None]
     # Through logarithms, as the factors overflow and underflow; xlogy takes 0 log 0 as 0.
-    return jnp.exp(log_choose + xlogy(i, p) + xlog1py(n - i, -p))
+    misses, log_miss = n - i, problems.log1p(-jnp.minimum(p, 1.0))
+    # no misses count for 0 at p = 1, too
+    return jnp.exp(log_choose + xlogy(i, p) + jnp.where(misses > 0, misses * log_miss, 0.0))
 
 
 def _probabilities(name: str, p: ArrayLike) -> Array:

@@ -81,20 +81,21 @@ def second_order_gap(f: Model, thetas: Any, weights: Weights, *args: Any, at: An
     return -jnp.tensordot(a, curved, 1) / 2
 
 
-def _on_rays(quantity: Any, thetas: Any, weights: Array, nodes: int) -> tuple[Array, Array]:
-    """Evaluates quantity(mean + t d_i, d_i) at quadrature nodes t of each model's ray.
-
-    Returns the values `(k, nodes, ...)` and the weights (1 - t) dt.
-    """
-    t, dt = np.polynomial.legendre.leggauss(nodes)
+def _nodes(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The nodes t of Gauss-Legendre quadrature over [0, 1], and their weights."""
+    t, dt = np.polynomial.legendre.leggauss(count)
     # From [-1, 1], where the rule is tabulated, to [0, 1].
-    t, dt = jnp.asarray((t + 1) / 2, dtype=float), jnp.asarray(dt / 2, dtype=float)
-    middle = mean(thetas, weights)
+    return (t + 1) / 2, dt / 2
+
+
+def _on_rays(quantity: Any, thetas: Any, weights: Array, t: np.ndarray) -> Array:
+    """Evaluates quantity(mean + t d_i, d_i) on each model's ray; returns `(k, t, ...)`."""
+    places, middle = jnp.asarray(t, dtype=float), mean(thetas, weights)
 
     def at(d: Any) -> Array:
-        return jax.vmap(lambda s: quantity(_add(middle, d, s), d))(t)
+        return jax.vmap(lambda s: quantity(_add(middle, d, s), d))(places)
 
-    return jax.vmap(at)(deviations(thetas, weights)), (1 - t) * dt
+    return jax.vmap(at)(deviations(thetas, weights))
 
 
 def integral_gap(f: Model, thetas: Any, weights: Weights, *args: Any, nodes: int = NODES) -> Array:
@@ -120,8 +121,9 @@ def integral_gap(f: Model, thetas: Any, weights: Weights, *args: Any, nodes: int
     -1.0
     """
     a = check_weights(thetas, weights)
-    curved, w = _on_rays(lambda p, d: second_derivative(f, p, d, *args), thetas, a, nodes)
-    return -jnp.einsum("k,t,kt...->...", a, w, curved)
+    t, dt = _nodes(nodes)
+    curved = _on_rays(lambda p, d: second_derivative(f, p, d, *args), thetas, a, t)
+    return -jnp.einsum("k,t,kt...->...", a, jnp.asarray((1 - t) * dt, dtype=float), curved)
 
 
 def curvature(f: Model, theta: Any, *args: Any) -> Float[Array, ""]:
@@ -260,15 +262,15 @@ def supremum_bound(
 
     where the supremum runs over the segment from the mean to model i. For two models it is at most
     a (1 - a) / 2 |theta_1 - theta_2|^2 sup |D^2 f|. The supremum is taken over Gauss-Legendre
-    nodes, so the bound on |gap| is rigorous up to the error of that quadrature in `integral_gap`.
-    It forms p x p Hessians.
+    nodes and both ends, where it lies if the curvature is monotone. The bound on |gap| is rigorous
+    up to the error of that quadrature in `integral_gap`. It forms p x p Hessians.
 
     Args:
       f: Model f(theta, *args), which returns an array.
       thetas: Pytree of k models stacked along a leading axis.
       weights: Weights `(k,)` of sum 1; they may be negative.
       *args: Further arguments of the model.
-      nodes: Number of Gauss-Legendre nodes on each segment.
+      nodes: Number of Gauss-Legendre nodes within each segment.
 
     Returns:
       The bound, a scalar.
@@ -278,9 +280,13 @@ def supremum_bound(
 
     References:
       Strengthens Zhou et al., 2024 (arXiv 2402.03660), Theorem 1.
+
+    >>> float(supremum_bound(lambda t: t[0] ** 3, jnp.array([[0.0], [1.0]]), [0.5, 0.5]))
+    0.5625
     """
     a = check_weights(thetas, weights)
-    norms, _ = _on_rays(lambda p, _: curvature(f, p, *args), thetas, a, nodes)
+    t = np.concatenate([[0.0], _nodes(nodes)[0], [1.0]])
+    norms = _on_rays(lambda p, _: curvature(f, p, *args), thetas, a, t)
     return jnp.sum(jnp.abs(a) * sizes(deviations(thetas, a)) ** 2 * norms.max(-1)) / 2
 
 

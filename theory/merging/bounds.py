@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from theory.merging.tasks import Training, Weights
-from theory.problems import check
+from theory.problems import check, log1p
 
 Form = Literal["printed", "corrected"]
 
@@ -228,7 +228,7 @@ def surrogate_gradient(
             + coefficient * N * L**2 * zeta2.max() * a3 / mean
         )
     check("rate * L", training.rate * L, lambda x: x <= 1 + 1e-6, "at most 1")
-    left = jnp.exp(2 * k.min() * jnp.log1p(-jnp.minimum(training.rate / (2 * C), 1.0)))
+    left = jnp.exp(2 * k.min() * log1p(-jnp.minimum(training.rate / (2 * C), 1.0)))
     noise = jnp.sum(w**2 * variance / b) * training.rate * L
     return left * (2 * L * gap + jnp.sum(w * zeta2)) + noise
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from theory.merging.bounds import Constants
 from theory.merging.tasks import QuadraticTasks
-from theory.problems import check
+from theory.problems import check, log1p
 
 # f = mean_i f_i: the mean of the tasks' empirical risks, with minimiser x^; F its expectation;
 # f~ = sum_i w_i f_i the surrogate; x the merged model.
@@ -79,7 +79,7 @@ class _Moments(NamedTuple):
 def _moments(tasks: QuadraticTasks) -> _Moments:
     u = tasks.rate * tasks.curvature  # in (0, 2)
     k = tasks.steps[:, None]
-    log = jnp.where(u < 1, jnp.log1p(-jnp.minimum(u, 1.0)), jnp.log(jnp.abs(u - 1)))
+    log = jnp.where(u < 1, log1p(-jnp.minimum(u, 1.0)), jnp.log(jnp.abs(u - 1)))
     odd = (u > 1) & (k % 2 == 1)
     # 1 - (1 - u)^K without cancellation for small u
     pull = jnp.where(odd, 1 + jnp.exp(k * log), -jnp.expm1(k * log))

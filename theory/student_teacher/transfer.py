@@ -158,7 +158,7 @@ def _descended_transfer(
     slow = shrink < 0.5
     # 1 - (1 - shrink)^t loses its digits where shrink is small, and log1p needs shrink < 1: so slow
     # components take one form and fast ones the other.
-    small = jnp.expm1(t * jnp.log1p(-jnp.where(slow, shrink, 0.0)))
+    small = jnp.expm1(t * problems.log1p(-jnp.where(slow, shrink, 0.0)))
     learned = jnp.where(slow, -small, 1 - (1 - shrink) ** (1.0 * t))
     coefficient = jnp.where(s > 0, learned / jnp.where(s > 0, s, 1.0), 0.0)
     return networks.Network(vt.T @ (coefficient * b), w), t

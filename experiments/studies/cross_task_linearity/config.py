@@ -50,7 +50,7 @@ class Theorem:
     """Whose checkpoints they are."""
     task: Literal["rotated", "upright"] = "rotated"
     """Whether models are fine-tuned on rotated images, or on the upright ones of pre-training."""
-    tuned_on: Literal["learn", "test"] = "test"
+    tuned_on: Literal["learn", "test"] = "learn"
     """Which part of the images models are fine-tuned on; the loss is that of the other part."""
     checkpoints: Natural = 4
     """Checkpoints, each trained for twice the steps of the one before."""
@@ -199,7 +199,6 @@ PRESETS: dict[str, Config] = {
         theorem={
             "network": "resnet",
             "task": "upright",
-            "tuned_on": "learn",
             "steps": 782,
             "members": 4,
             "lanczos_steps": 30,

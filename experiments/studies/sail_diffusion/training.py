@@ -77,6 +77,9 @@ def _encoded(net: nn.Module, variables: PyTree, x: Array) -> tuple[Array, Array]
     return encoded(net, variables, x)
 
 
+CLASSIFIERS = ("measure", "encoder")
+
+
 class Laboratory:
     """The networks of one run and their trainings, with compiled steps that all seeds share.
 
@@ -163,13 +166,14 @@ class Laboratory:
         steps = c.classifiers.measure_steps if kind == "measure" else c.classifiers.encoder_steps
         # 1000 keeps these keys apart from those of `_keys`.
         key = jax.random.fold_in(jax.random.key(c.seed), 1000 + seed)
+        key = jax.random.fold_in(key, CLASSIFIERS.index(kind))
         variables = self._init[kind](key, jnp.zeros((1, *self.shape)))
         mutable = {name: tree for name, tree in variables.items() if name != "params"} or None
         schedule = Schedule(c.classifiers.rate, steps)
         training = Training(Optimizer(schedule, "adam"))
         start = init(training, variables["params"], key, mutable)
-        # 7 for either kind; minibatches of SiTs are drawn with 1 and 2 in its place
-        draws = (c.seed, seed, len(kind))
+        # minibatches of SiTs are drawn with 1 and 2 as the last number
+        draws = (c.seed, seed, 3 + CLASSIFIERS.index(kind))
         # Batches would otherwise read features, which classifiers do not use.
         images = self.images._replace(features=None)
         batch = lambda t: data.batch(images, data.draw(index, draws, t, c.budget.batch))  # noqa: E731

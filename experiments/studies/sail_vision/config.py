@@ -72,6 +72,9 @@ class Config:
     """Two small ResNets on parts of the classes, and a large one on all, from several starts."""
 
     data: ImageData = ImageData()
+    """The images. All repetitions standardise them by the mean and the deviation of each channel of
+    the first one's images to learn from; splits of the digits differ, and a few of its images are
+    tested on in others."""
     seed: Seed = 0
     """Seed of the initial weights, minibatches, augmentations, splits and transformations."""
     replicates: Annotated[int, Ge(3)] = 6

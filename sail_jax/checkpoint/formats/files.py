@@ -250,9 +250,9 @@ class File:
 
     def close(self) -> None:
         """Closes the file; closing it again does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1  # forgotten first: an interrupt may come before the next line
+        if fd >= 0:
+            os.close(fd)
 
     def fill(self, view: memoryview, offset: int) -> None:
         """Fills a buffer with the bytes of the file from an offset on.

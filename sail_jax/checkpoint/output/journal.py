@@ -165,9 +165,9 @@ class Journal:
 
     def close(self) -> None:
         """Closes the file; closing it again does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1  # forgotten first: an interrupt may come before the next line
+        if fd >= 0:
+            os.close(fd)
 
 
 def _is_piece(piece: Any) -> bool:

@@ -209,9 +209,10 @@ class Writer:
         """Closes all files and gives up the lock; unfinished work stays and can be resumed."""
         with contextlib.suppress(OSError):  # commit raises it
             self._flusher.close()
-        for fd in self._fds.values():
-            os.close(fd)
-        self._fds = {}
+        # An interrupt may end this between any two lines, and `with` then closes once more. What is
+        # closed is therefore forgotten first: its number may be another file's by then.
+        while self._fds:
+            os.close(self._fds.popitem()[1])
         if self._journal:
             self._journal.close()
             self._journal = None
@@ -220,9 +221,9 @@ class Writer:
             self._there = None
             with contextlib.suppress(OSError):
                 self.partial.rmdir()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
 
     def _claim(self, head: dict[str, Any], resume: bool) -> None:
         """Starts anew, resumes, or finds the output finished; refuses everything else."""

@@ -206,8 +206,10 @@ def _in_our_words(what: str, node: Node, error: ErrorDetails) -> RecipeError:
         case "literal_error":
             options = re.findall(r"'(.*?)'", context["expected"])
             expected = f"one of {', '.join(options)}"
-        case "tuple_type" | "too_short":
+        case "tuple_type":
             expected = f"a list of {last}"
+        case "too_short":  # a list or a mapping
+            expected = f"{context['min_length']} or more {last}"
         case "dict_type":
             expected = f"{last}, a mapping"
         case other:

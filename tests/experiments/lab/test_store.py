@@ -162,6 +162,10 @@ def test_an_unfinished_stage_keeps_its_folder(tmp_path):
 def test_what_is_refused_at_once_leaves_its_folder_to_others(tmp_path):
     with pytest.raises(ValueError, match="no data"), store.Run.open(tmp_path, "fake", Config()):
         raise ValueError("no data")
+    deep = tmp_path / "results" / "fake"
+    with pytest.raises(ValueError, match="no data"), store.Run.open(deep, "fake", Config()):
+        raise ValueError("no data")
+    assert not list(tmp_path.iterdir())  # what was there stays, what was made for it is gone
     with store.Run.open(tmp_path, "fake", Config(seed=4)) as run:
         run.stage("one", lambda: {"x": 1})
     with (

@@ -143,6 +143,10 @@ def test_features_of_a_model_in_itself_change_nothing(digits):
     np.testing.assert_array_equal(least, found["base"]["task"][..., None] * np.ones(2))
 
 
+def test_no_preset_tunes_on_what_theorem_1_is_tested_on():
+    assert {preset.theorem.tuned_on for preset in ctl.presets.values()} == {"learn"}
+
+
 @pytest.mark.slow
 def test_theorem_1_without_remainder_holds_and_is_second_order(digits):
     """A convex loss of near models: the gap is that of second order along the line, which the norm

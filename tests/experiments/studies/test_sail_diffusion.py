@@ -52,6 +52,21 @@ def _drawn(rng, init, *args):
     )
 
 
+def test_classifiers_of_a_repetition_draw_alone(lab, monkeypatch):
+    drawn = {}
+
+    def trained(kind, loss, training, start, batch, *_):
+        drawn[kind] = batch(0)["labels"], jax.random.key_data(start.key)
+        raise StopIteration
+
+    monkeypatch.setattr(lab, "_train", trained)
+    for kind in ("measure", "encoder"):
+        with pytest.raises(StopIteration):
+            lab.classifier(kind, np.arange(100), 0, None)
+    for one, other in zip(*drawn.values(), strict=True):
+        assert not np.array_equal(one, other)
+
+
 @pytest.fixture(scope="module")
 def loss(lab):
     """The jitted loss's value, terms and gradient, and what it is of: nothing zero or equal."""

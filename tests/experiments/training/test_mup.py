@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_overtraining_language import TINY
 
+from experiments.lab import registry
 from experiments.lab.config import varied
 from experiments.models import presets
 from experiments.models.next_token import token_losses
@@ -16,6 +16,7 @@ from experiments.studies.overtraining_language.config import Model
 from experiments.training import Optimizer, Schedule, mup
 from sail_jax import architectures
 
+TINY = registry.load("overtraining_language").presets["tiny"]
 BASE, WIDTHS, SEEDS, STEPS = 16, (16, 128), 6, 4
 
 

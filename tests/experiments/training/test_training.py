@@ -335,9 +335,9 @@ def bfloat_noisy(params, mutable, batch, key):
 stepped = functools.cache(functools.partial(make_step, bfloat_noisy))
 
 
-def learn(directory=None, steps=STEPS, batch=batch, training=TRAINING, **how):
+def learn(directory=None, steps=STEPS, batch=batch, training=TRAINING, state=None, **how):
     """A training with all there is to a state."""
-    state = init(training, parameters(), jax.random.key(1), {"mean": jnp.zeros(INPUTS)})
+    state = state or init(training, parameters(), jax.random.key(1), {"mean": jnp.zeros(INPUTS)})
     options = {"save_every": 3, "log_every": 1, "evaluate_every": 4, "say": None, **how}
     options.setdefault("evaluate", lambda state: {"norm": norm(state.params)})
     return train(
@@ -400,6 +400,15 @@ def test_resuming_equals_never_having_stopped(tmp_path, whole, at, stored):
     assert [json.loads(line) for line in lines] == whole.rows
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["12", "9"]
     same(learn(tmp_path), whole)  # once more: nothing is left to do
+
+
+def test_a_later_state_begins_a_folder_of_its_own(tmp_path, whole):
+    later = learn(steps=4).state
+    with pytest.raises(DiedError):
+        learn(tmp_path, state=later, batch=dying(10))
+    found = learn(tmp_path, state=later)
+    chex.assert_trees_all_equal(plain(found.state), plain(whole.state))
+    assert found.rows == [row for row in whole.rows if row["step"] >= 4]
 
 
 # where processes that are started here find this file, and what it imports

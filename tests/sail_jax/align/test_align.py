@@ -816,6 +816,31 @@ def test_matching_lowers_the_barrier_between_trained_networks(digits):
     assert z > 4
 
 
+def test_a_space_that_a_leaf_has_twice_is_matched_by_activations():
+    params, s = recurrent()
+    x = np.random.default_rng(0).normal(size=(9, 4))
+    found = align.activation_matching({"h": x}, {"h": x[:, [2, 0, 3, 1]]}, s)
+    np.testing.assert_array_equal(found["h"].index, [1, 3, 0, 2])
+    np.testing.assert_array_equal(change(params, s, found)["cell"], np.eye(4))
+
+
+@pytest.mark.parametrize(
+    ("goal", "rate", "text"),
+    [
+        (9.0, 1e38, "the proxy is not finite after batch 0.*an optimizer of a lower rate"),
+        (np.nan, 0.1, "that of batch 0 is NaN"),
+    ],
+)
+def test_a_descent_that_diverges_is_said(goal, rate, text):
+    import optax
+
+    net = {"in": jnp.ones((1, 2)), "out": jnp.ones((2, 1))}
+    s = spec(net, {"in": "x* h", "out": "h* y"}, spaces={"h": "relu", "{x,y}": "outer"})
+    loss = lambda p, batch: ((p["in"] @ p["out"]).sum() - goal) ** 2  # noqa: E731
+    with pytest.raises(ValueError, match=text):
+        align.straight_through(net, net, s, loss, range(2), optimizer=optax.sgd(rate))
+
+
 @pytest.mark.slow
 def test_straight_through_lowers_the_loss_of_the_midpoint(digits):
     import optax

@@ -526,6 +526,12 @@ def test_a_configuration_is_not_left_with_the_old_sizes(gemma, capsys):
     assert not (gemma / "x").exists()
 
 
+def test_a_table_of_no_axes_is_told_from_a_list(gemma, capsys):
+    (gemma / "spec.yaml").write_text("axes: {}\nspaces: {}\n")
+    error = refused(capsys, "grow", "untied", "x", "--spec", "spec.yaml", "--width", "2x")
+    assert "spec.yaml:1:7: axes: expected 1 or more axes; got an empty mapping" in error
+
+
 @pytest.mark.parametrize(("kind", "wrong"), [("whisper", "mistral)"), ("gemma2", "gpt2)")])
 def test_an_unknown_architecture_leads_to_a_draft(gemma, capsys, kind, wrong):
     (gemma / "config.json").write_text(json.dumps(GEMMA | {"model_type": kind}))

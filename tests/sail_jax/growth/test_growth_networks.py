@@ -436,11 +436,13 @@ def test_stacked_layers_of_an_unknown_architecture(to, depth_method):
         ("llama", {"tie_word_embeddings": True}, "lemon", {}, "network's tables are not tied"),
         ("llama", {"vocab_size": 20}, "lemon", {}, "'vocab' is the network's input or output"),
         ("llama", {"model_type": "gpt2"}, "lemon", {}, "it is 'llama', to is 'gpt2'"),
+        ("llama", config("llama") | {"num_hidden_layers": [1, 2]}, "lemon", {}, "is 2, no list to"),
         ("gpt2", {"n_head": 3}, "lemon", {}, "n_head heads in n_embd units: 3 does not divide 8"),
         ("gpt2", {"width": 1.25}, "lemon", {}, "1.25 times n_head = 2 is 2.5, no whole number"),
         ("gpt2", {"n_embd": 16, "n_head": 4, "n_inner": 16}, "lemon", {}, r"'hidden.0' .* would"),
         ("bert", {"width": 1.5}, "lemon", {"require_lossless": True}, "'resid': its nonlinearity"),
         ("flax mlp", {"depth": 2}, "stack", {}, "layers of 'widths' are not alike"),
+        ("flax mlp", {"width": 2}, "aki", {}, r"'params/hidden_0/bias', .*_1/bias' is"),
         ("flax gpt", {"width": 64}, "lemon", {}, "width=64 beside nothing but depth is a factor"),
     ],
 )

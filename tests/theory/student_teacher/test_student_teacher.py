@@ -189,7 +189,9 @@ def test_projection_is_least_squares_of_the_population():
     assert int(found.rank) == 4
     z = (residual.mean() - float(found.outside)) / residual.std() * sqrt(n)
     assert abs(z) < Z_MAX
-    assert float(found.inside + found.outside) == pytest.approx(float(st.inner(g, g)), rel=1e-14)
+    assert float(found.inside + found.outside) == pytest.approx(
+        float(st.inner(g, g)), rel=1e-14, abs=0
+    )
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -194,6 +195,28 @@ def test_a_killed_orbax_conversion_is_made_again(tmp_path, monkeypatch):
     for name in wanted:
         np.testing.assert_array_equal(found[name], ARRAYS[name])
     assert _names(tmp_path) == ["o"]
+
+
+def test_an_interrupt_while_files_are_closed_closes_none_twice(tmp_path, monkeypatch):
+    closed, last = [], 0
+
+    def interrupted(fd):
+        os.close(fd)
+        closed.append(fd)
+        if len(closed) == last:
+            raise KeyboardInterrupt
+
+    for module in (writer, journal):
+        monkeypatch.setattr(module, "os", SimpleNamespace(**vars(os) | {"close": interrupted}))
+    while len(closed) >= last:  # at no file, at the first that is closed, ..., beyond the last
+        out = tmp_path / str(last)
+        closed.clear()
+        with contextlib.suppress(KeyboardInterrupt), _create(out) as made:
+            _write(made)
+            made.commit()
+        assert _bytes(out) == _bytes(tmp_path / "0")
+        last += 1
+    assert last > 5  # files of tensors, the journal, the lock
 
 
 @pytest.mark.parametrize("lost", [slice(4096, 8192), slice(-3, None), slice(100, 101)])
