@@ -13,7 +13,6 @@ import many_devices
 import numpy as np
 import pytest
 import xarray as xr
-from test_benchmarks import written
 from tiny_runs import tiny_run
 
 from experiments.data import benchmarks, choices, gpt2_tokens, text, tokens
@@ -29,6 +28,7 @@ from experiments.training import choice_scores, sharding
 from experiments.training.sail_start import merged
 from sail_jax.checkpoint import save_checkpoint
 from sail_jax.drawing import style
+from tests.experiments.data.test_benchmarks import written
 
 sl = registry.load("sail_language")
 
