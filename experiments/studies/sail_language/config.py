@@ -125,9 +125,9 @@ class Weight:
     gammas: Annotated[int, Ge(3)] = 31
     """Values of gamma to try, evenly spaced from -1 to 2 (the paper says 30, in steps of 0.1)."""
     retrain: Increasing[Natural] = (50, 100, 200)
-    """Steps of training on D_t after which the loss is measured at each of these (eq. 3), if
-    'retrained' is one of the ways: it takes the gamma of least validation loss after the last of
-    them."""
+    """Numbers of steps of training on D_t after which the gammas are compared (eq. 3), if
+    'retrained' is one of the ways; it takes the one of least validation loss after the most steps
+    (the paper says 50, 100 and 200)."""
 
 
 @config
