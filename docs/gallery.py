@@ -46,18 +46,19 @@ PICTURES: Mapping[str, Picture] = {
     ),
     "transfer_factors": Picture(
         "transfer_by_spectrum",
-        "--preset tiny",
-        "Transferability over the load and one more factor, in theory and by simulation.",
+        "--d 80 --draws 5",
+        "Transferability by the load and by how fast the spectrum of the inputs decays, in theory "
+        "and by simulation.",
     ),
     "relu_transfer": Picture(
         "laws",
-        "--preset tiny",
+        "--teachers 2 --draws 2 --mus 0.2 0.5 0.8",
         "Risk of training from scratch by the number of samples, and what frozen ReLU features "
         "cannot express by the share of the target's neurons that the source lacks.",
     ),
     "divergences": Picture(
         "divergences",
-        "--preset tiny",
+        "--thetas 9 --draws 10 --points 150",
         "Transferability against three distances between the laws of source and target.",
     ),
     "overtraining_linear": Picture(
@@ -101,7 +102,7 @@ PICTURES: Mapping[str, Picture] = {
     ),
     "proximal_spirals": Picture(
         "gamma_shared",
-        "--preset tiny",
+        "--replicates 3 --sources classes radii --starts shared",
         "Loss, accuracy and norm of the gradient on two spirals against the weight between two "
         "models at which training starts.",
     ),

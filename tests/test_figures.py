@@ -64,7 +64,8 @@ def _known(study, *words):
     config = presets[words[words.index("--preset") + 1] if "--preset" in words else "default"]
     for word in words:
         if word.startswith("--") and word != "--preset":
-            assert functools.reduce(getattr, word[2:].split("."), config) is not None
+            assert "_" not in word
+            functools.reduce(getattr, word[2:].replace("-", "_").split("."), config)
 
 
 @BY_ITEM
