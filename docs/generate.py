@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import figures
+import gallery
 
 HERE = Path(__file__).parent
 
@@ -51,6 +52,7 @@ def write_all(folder: Path) -> None:
         "recipes.md": recipes_page(),
         "commands.md": commands_page(),
         "studies.md": studies_page(),
+        "gallery.md": gallery.page(),
         **paper_pages(),
     }
     for old in {path.name for path in folder.iterdir()} - pages.keys():

@@ -1,6 +1,8 @@
-"""The list of figures, tables and settings of the papers: complete, and of what there is."""
+"""The list of figures, tables and settings of the papers, and the gallery: complete, and of what
+there is."""
 
 import fnmatch
+import functools
 import importlib.util
 import sys
 from pathlib import Path
@@ -15,8 +17,8 @@ from theory.coverage import EQUATIONS
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-def _figures():
-    spec = importlib.util.spec_from_file_location("docs_figures", DOCS / "figures.py")
+def _module(name):
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -25,7 +27,7 @@ def _figures():
     return module
 
 
-figures = _figures()
+figures, gallery = _module("figures"), _module("gallery")
 PAPERS = figures.read()
 IDS = [claim.id for claim in claims.all_claims()]
 LINES = [(key, line) for key, paper in PAPERS.items() for line in paper.lines]
@@ -56,6 +58,16 @@ def test_lines_say_how_far_and_why(key, line):
     assert line.why or line.how_far not in ("reduced", "not done")
 
 
+def _known(study, *words):
+    """Fails for a study, a preset or an option that is not there."""
+    presets = registry.load(study).presets
+    config = presets[words[words.index("--preset") + 1] if "--preset" in words else "default"]
+    for word in words:
+        if word.startswith("--") and word != "--preset":
+            assert "_" not in word
+            functools.reduce(getattr, word[2:].replace("-", "_").split("."), config)
+
+
 @BY_ITEM
 def test_lines_name_what_there_is(key, line):
     """Commands, studies, presets, options and claims."""
@@ -64,14 +76,7 @@ def test_lines_name_what_there_is(key, line):
         assert name in COMMANDS
         if name != "run":
             continue
-        study = registry.load(words.pop(0))
-        preset = words[words.index("--preset") + 1] if "--preset" in words else "default"
-        config = study.presets[preset]
-        for option in words:
-            if option.startswith("--") and option != "--preset":
-                holder = config
-                for part in option[2:].split("."):
-                    holder = getattr(holder, part)
+        _known(*words)
     for glob in line.claims:
         assert fnmatch.filter(IDS, f"{key}/{glob}"), glob
 
@@ -81,3 +86,21 @@ def test_ranges_count_their_numbers():
     assert (line.count, line.numbers[0], line.numbers[-1]) == (5, ("Figure", 30), ("Figure", 34))
     assert figures.Line("Table II", "", "reduced").numbers == [("Table", 2)]
     assert figures.Line("Appendix C.2", "", "reduced").count == 1
+
+
+def test_every_study_has_a_picture():
+    assert sorted(gallery.PICTURES) == sorted(registry.studies())
+    for name, picture in gallery.PICTURES.items():
+        _known(name, *picture.options.split())
+    assert {path.stem for path in gallery.FOLDER.iterdir()} == gallery.PICTURES.keys()
+
+
+def test_pictures_are_kept_small(tmp_path):
+    from PIL import Image
+
+    run = tmp_path / "ledger"
+    run.mkdir()
+    Image.new("RGB", (2000, 1000), "white").save(run / "ledger.png")
+    assert gallery.keep(tmp_path, tmp_path / "kept") == ["ledger"]
+    with Image.open(tmp_path / "kept" / "ledger.png") as image:
+        assert image.size == (gallery.WIDTH, gallery.WIDTH // 2)

@@ -1,0 +1,199 @@
+"""Makes the gallery: a picture of every study, kept in `docs/gallery`, with its command.
+
+The pictures were run once and are kept, since all studies together take the better part of an hour.
+To make some of them again, run their commands with `--out RUNS/STUDY`, then
+
+    python docs/gallery.py RUNS
+
+which keeps the picture named here of every study that it finds there.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+FOLDER = Path(__file__).parent / "gallery"
+WIDTH = 1440  # pixels
+
+
+class Picture(NamedTuple):
+    """A figure of a study, and the run that it is of.
+
+    Attributes:
+      figure: The name of the figure, as the study's `plot` has it.
+      options: The options of `sail-jax run STUDY`.
+      caption: One sentence: what is seen.
+    """
+
+    figure: str
+    options: str
+    caption: str
+
+
+PICTURES: Mapping[str, Picture] = {
+    "transfer_phase": Picture(
+        "linear_transfer",
+        "--preset quick",
+        "Where linear transfer helps (orange) and hurts (violet), by the number of samples and the "
+        "angle between the tasks: closed form, simulation, and slices of both.",
+    ),
+    "ridge_transfer": Picture(
+        "ridge",
+        "",
+        "Risk of linear transfer against the ridge, exact and simulated: with many samples none is "
+        "best, with few some is.",
+    ),
+    "transfer_factors": Picture(
+        "transfer_by_spectrum",
+        "--d 80 --draws 5",
+        "Transferability by the load and by how fast the spectrum of the inputs decays, in theory "
+        "and by simulation.",
+    ),
+    "relu_transfer": Picture(
+        "laws",
+        "--teachers 2 --draws 2 --mus 0.2 0.5 0.8",
+        "Risk of training from scratch by the number of samples, and what frozen ReLU features "
+        "cannot express by the share of the target's neurons that the source lacks.",
+    ),
+    "divergences": Picture(
+        "divergences",
+        "--thetas 9 --draws 10 --points 150",
+        "Transferability against three distances between the laws of source and target.",
+    ),
+    "overtraining_linear": Picture(
+        "perturbation",
+        "--networks.cells 4 4",
+        "Pre-training loss of two-layer networks under noise, by pre-training time and noise: "
+        "closed form, networks, and the time after which more pre-training hurts.",
+    ),
+    "overtraining_language": Picture(
+        "perturbation",
+        "--preset tiny",
+        "What noise adds to the loss of language models, by the budget of their pre-training, "
+        "above what two-layer linear networks say.",
+    ),
+    "overtraining_checkpoints": Picture(
+        "noise",
+        "--preset tiny",
+        "Loss of one training's checkpoints under noise of several sizes.",
+    ),
+    "cross_task_linearity": Picture(
+        "rotated",
+        "--preset tiny --parts rotated",
+        "How far features of interpolated weights are from interpolated features, layer by layer.",
+    ),
+    "merge_digits": Picture(
+        "accuracy",
+        "",
+        "Accuracy of a base network, its experts and their merges on every task, and what adding "
+        "outputs predicts of the merges.",
+    ),
+    "merge_prediction": Picture(
+        "ranking",
+        "--preset tiny",
+        "Rank correlation of what is measured before a merge with how it turns out.",
+    ),
+    "merging_scaling": Picture(
+        "excess",
+        "--preset tiny",
+        "Excess risk, loss and accuracy of merged experts by their steps, batch, rate, samples and "
+        "number, on quadratics beside the bounds and on networks.",
+    ),
+    "proximal_spirals": Picture(
+        "gamma_shared",
+        "--replicates 3 --sources classes radii --starts shared",
+        "Loss, accuracy and norm of the gradient on two spirals against the weight between two "
+        "models at which training starts.",
+    ),
+    "proximal_gamma": Picture(
+        "gamma",
+        "--preset tiny",
+        "Held-out loss of language models against the weight between two at which training starts, "
+        "beside the weights that distances between texts predict.",
+    ),
+    "sail_language": Picture(
+        "perplexity",
+        "--preset tiny",
+        "Perplexity along the training of a language model, by its start.",
+    ),
+    "sail_vision": Picture(
+        "accuracy",
+        "--preset tiny",
+        "Accuracy of a ResNet along training with labels and without, by its start.",
+    ),
+    "sail_diffusion": Picture(
+        "distance",
+        "--preset tiny",
+        "Distance of a diffusion model's samples from images along training, by alignment and "
+        "start.",
+    ),
+    "growth_training": Picture(
+        "loss",
+        "--preset tiny",
+        "Held-out loss of a grown network along training, by the method that grew it.",
+    ),
+    "ledger": Picture(
+        "ledger",
+        "--preset main",
+        "Main claims of five papers, simulation against prediction in standard errors or "
+        "tolerances: what should hold (blue), and what is wrong as printed (orange).",
+    ),
+}
+
+TINY = "This is the preset `tiny`, of seconds: it shows what is drawn, and no result."
+
+
+def page() -> str:
+    """Makes the page of the gallery.
+
+    Returns:
+      The page in Markdown: for each study its question, a picture, what it shows, and its command.
+    """
+    from experiments.lab import registry
+
+    parts = []
+    for name, picture in PICTURES.items():
+        command = " ".join(["sail-jax run", name, picture.options]).strip()
+        said = [picture.caption, *([TINY] if "--preset tiny" in picture.options else [])]
+        parts.append(
+            f"## {registry.load(name).question}\n\n"
+            f"```{{image}} ../gallery/{name}.png\n:alt: {picture.caption}\n:width: 100%\n```\n\n"
+            f"{' '.join(said)}\n\n```sh\n{command}\n```\n"
+        )
+    return (
+        "# Gallery\n\nA picture of every study, with the question that it asks and the command "
+        "that draws it and its others, on data that every installation has. What a study claims, "
+        "with its tests, is printed by the run; many of these are of fewer repetitions than the "
+        "default, to be quick. All presets are under [Studies](studies.md).\n\n" + "\n".join(parts)
+    )
+
+
+def keep(runs: Path, folder: Path = FOLDER) -> list[str]:
+    """Keeps the pictures of finished runs, small enough for a page.
+
+    Args:
+      runs: The folder of runs, each called as its study.
+      folder: Where the pictures go.
+
+    Returns:
+      The studies whose pictures were kept.
+    """
+    from PIL import Image
+
+    kept = []
+    for name, picture in PICTURES.items():
+        path = runs / name / f"{picture.figure}.png"
+        if path.exists():
+            image = Image.open(path).convert("RGB")
+            size = (WIDTH, round(image.height * WIDTH / image.width))
+            small = image.resize(size, Image.Resampling.LANCZOS) if image.width > WIDTH else image
+            colours = small.quantize(128, method=Image.Quantize.MAXCOVERAGE, kmeans=2)
+            folder.mkdir(exist_ok=True)
+            colours.save(folder / f"{name}.png", optimize=True)
+            kept.append(name)
+    return kept
+
+
+if __name__ == "__main__":
+    print("kept:", ", ".join(keep(Path(sys.argv[1]))))
