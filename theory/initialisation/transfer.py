@@ -233,9 +233,8 @@ def _log_choose(n: int, k: int) -> float:
 def _binomial(i: Array, n: int, p: Array) -> Float[Array, "cells counts"]:
     log_choose = jnp.array([_log_choose(n, k) for k in range(n + 1)])
     p = p[:, None]
-    # Through logarithms, as the factors overflow and underflow; xlogy takes 0 log 0 as 0.
     misses, log_miss = n - i, problems.log1p(-jnp.minimum(p, 1.0))
-    # no misses count for 0 at p = 1, too
+    # Through logarithms, as the factors overflow and underflow; none missed count 0 at p = 1, too.
     return jnp.exp(log_choose + xlogy(i, p) + jnp.where(misses > 0, misses * log_miss, 0.0))
 
 

@@ -84,7 +84,7 @@ def second_order_gap(f: Model, thetas: Any, weights: Weights, *args: Any, at: An
 def _nodes(count: int) -> tuple[np.ndarray, np.ndarray]:
     """The nodes t of Gauss-Legendre quadrature over [0, 1], and their weights."""
     t, dt = np.polynomial.legendre.leggauss(count)
-    # From [-1, 1], where the rule is tabulated, to [0, 1].
+    # From [-1, 1], where the rule is tabulated.
     return (t + 1) / 2, dt / 2
 
 
