@@ -240,7 +240,8 @@ def _retrained(dataset: "xr.Dataset") -> "Figure":
     lines = {"before training": first}
     after = dataset["retrained_loss"].sel(text="held out")
     lines |= {f"after {n} steps": after.sel(look=n) for n in looks}
-    top = min(2.0, 1.2 * float((first - first.min("gamma")).max()))
+    # training flattens the line: the second panel shows that after it, and cuts off that before
+    top = 1.2 * float((after - after.min("gamma")).max())
     for k, (label, loss) in enumerate(lines.items()):
         loss, color = loss.transpose("seed", "gamma"), style.PALETTE[k % len(style.PALETTE)]
         band(axes[0, 0], gamma, loss, color=color, label=label, lw=1.5)
