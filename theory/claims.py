@@ -12,13 +12,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import jax
 import numpy as np
-from jaxtyping import Array
 
 from sail_jax.checks import nearest
+
+# JAX, slow to import, is imported where claims are checked: what shows verdicts needs none.
+if TYPE_CHECKING:
+    from jaxtyping import Array
 
 # Rooms of the theory that hand on a tuple CLAIMS.
 ROOMS = (
@@ -80,7 +82,7 @@ class Estimate:
             raise ValueError("an Estimate needs exactly one of stderr and tolerance")
 
     @classmethod
-    def mean(cls, values: Array | np.ndarray | list[float]) -> "Estimate":
+    def mean(cls, values: "Array | np.ndarray | list[float]") -> "Estimate":
         """Takes the mean of independent draws, with its standard error.
 
         Args:
@@ -93,7 +95,7 @@ class Estimate:
         return cls(float(draws.mean()), stderr=float(draws.std(ddof=1)) / math.sqrt(draws.size))
 
 
-Simulate = Callable[[Array, bool], Estimate]  # (key, quick)
+Simulate = Callable[["Array", bool], Estimate]  # (key, quick)
 
 
 @dataclass(frozen=True)
@@ -234,10 +236,12 @@ def compiled(formula: Callable[..., Any], *given: Any, **options: Any) -> float:
     >>> compiled(lambda x, power: x**power, 3.0, power=2)
     9.0
     """
+    import jax
+
     return float(jax.jit(functools.partial(formula, **options))(*given))
 
 
-def generator(key: Array) -> np.random.Generator:
+def generator(key: "Array") -> np.random.Generator:
     """Makes a NumPy random generator from a JAX key.
 
     It serves simulations that have nothing to compile but their random numbers.
@@ -248,6 +252,8 @@ def generator(key: Array) -> np.random.Generator:
     Returns:
       The generator.
     """
+    import jax
+
     return np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
 
@@ -347,6 +353,8 @@ def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
     Returns:
       The verdict.
     """
+    import jax
+
     start = time.perf_counter()
     with jax.enable_x64(True):
         predicted = float(claim.predict())
@@ -421,7 +429,7 @@ def power(claim: Claim, predicted: float, estimate: Estimate) -> Power:
     return Power(effect, sees, (1 + two_sided) * normal.cdf(-Z_MAX), miss)
 
 
-def claim_key(name: str, seed: int) -> Array:
+def claim_key(name: str, seed: int) -> "Array":
     """Makes a key from a seed and the bytes of a name, stable across processes and versions.
 
     Args:
@@ -431,6 +439,8 @@ def claim_key(name: str, seed: int) -> Array:
     Returns:
       A typed key, a scalar.
     """
+    import jax
+
     key = jax.random.key(seed)
     for byte in name.encode():
         # Not by Python's `hash` of the text, which differs from process to process.

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -19,7 +20,7 @@ from experiments.lab.config import varied
 from experiments.lab.progress import reporting
 from experiments.lab.registry import Study
 from sail_jax.checks import nearest
-from sail_jax.cli.kernels import remember_kernels
+from sail_jax.cli.kernels import compiled_quickly, remember_kernels
 from sail_jax.cli.options import Parser, UsageError
 from sail_jax.cli.progress import say, show
 
@@ -67,7 +68,10 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
             raise UsageError(str(exc)) from exc
     # every process computes, and only the first prints
     first = processes.is_first()
-    with store.Run.open(args.out or f"results/{name}", name, config, resume=args.resume) as run:
+    # what this preset runs is too short to be worth optimising
+    compiling = compiled_quickly() if args.preset == "tiny" else contextlib.nullcontext()
+    folder = args.out or f"results/{name}"
+    with compiling, store.Run.open(folder, name, config, resume=args.resume) as run:
         if first:
             say(f"{name}: {study.question}")
             if run.finished:

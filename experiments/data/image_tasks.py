@@ -7,9 +7,8 @@ task.
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import jax
 import numpy as np
 from annotated_types import MinLen
 from jaxtyping import Bool, Float, Int
@@ -18,7 +17,10 @@ from pydantic import AfterValidator
 from experiments.data.files import Pool
 from experiments.lab.config import Different
 
-Array = jax.Array | np.ndarray
+if TYPE_CHECKING:  # configs need no JAX, which is slow to import
+    import jax
+
+    Array = jax.Array | np.ndarray
 
 
 class Task(NamedTuple):
@@ -30,9 +32,9 @@ class Task(NamedTuple):
       member: Whether the image belongs to the task `(..., example)`.
     """
 
-    images: Float[Array, "*any example pixel"]
-    labels: Int[Array, "*any example"]
-    member: Bool[Array, "*any example"]
+    images: "Float[Array, '*any example pixel']"
+    labels: "Int[Array, '*any example']"
+    member: "Bool[Array, '*any example']"
 
 
 class Split(NamedTuple):

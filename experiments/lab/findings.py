@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
-from jaxtyping import ArrayLike
+from numpy.typing import ArrayLike
 from scipy import special
 
 LEVEL = 0.05

@@ -4,6 +4,7 @@ Every process computes the same. What only one may do, such as writing a file, t
 does while the others wait. The directory of a run must be one that all of them see.
 """
 
+import sys
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -51,6 +52,8 @@ def is_first() -> bool:
     Returns:
       True in the process of rank 0, and so wherever there is only one.
     """
+    if "jax" not in sys.modules:
+        return True  # it computes nothing and has joined nobody, as when a run is drawn again
     import jax
 
     return jax.process_index() == 0

@@ -114,7 +114,10 @@ def main(out: str | Path, *, seed: int, quick: bool, resume: bool) -> int:
             datasets[name], figures = store.complete(run, study, configs[name], reporting)
             figures = dict(list(figures.items())[: part.figures])
             declared = study.findings(datasets[name])
-            section = gallery.section(part.heading, study, datasets[name], figures, declared)
+            drawn = {figure: run.path.joinpath(f"{figure}.png").read_bytes() for figure in figures}
+            section = gallery.section(
+                part.heading, study, datasets[name], figures, declared, drawn=drawn
+            )
             page.about.update(gallery.origin(datasets[name]))
             page.add(name, section._replace(about=part.about, more=part.more))
     say("{}: {}".format(*GROWN))

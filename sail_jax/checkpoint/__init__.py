@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint, load_checkpoint, open_checkpoint
-from sail_jax.checkpoint.operations.running import RunOptions
 from sail_jax.checkpoint.output.writer import create, save_checkpoint
 from sail_jax.lazy import lazily
 from sail_jax.merging.tensors import Tensor
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from sail_jax.checkpoint.operations.comparing import Comparison, compare_checkpoints
     from sail_jax.checkpoint.operations.growing import grow_checkpoint
     from sail_jax.checkpoint.operations.merging import merge_checkpoints, merge_recipe
+    from sail_jax.checkpoint.operations.running import RunOptions
 
 __getattr__, __dir__ = lazily(
     __name__,
@@ -30,6 +30,7 @@ __getattr__, __dir__ = lazily(
         "grow_checkpoint": "operations.growing",
         "merge_checkpoints": "operations.merging",
         "merge_recipe": "operations.merging",
+        "RunOptions": "operations.running",
     },
 )
 

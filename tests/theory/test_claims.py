@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.studies.ledger.config import OWN, PRESETS
 from theory import claims
 from theory.claims import Claim, Estimate
 
@@ -134,6 +135,13 @@ def test_simulation_runs_in_float64_and_leaves_the_precision_alone():
     claims.check(make(simulate=simulate))
     assert seen == [jnp.float64]
     assert jnp.ones(()).dtype == jnp.float32
+
+
+def test_presets_select_claims():
+    """A config that is a preset's is not checked when it is made."""
+    assert {preset.claims for preset in PRESETS.values()} == set(OWN)
+    for patterns in OWN:
+        assert claims.select(patterns)
 
 
 def test_selection_by_glob_and_nearest_names():

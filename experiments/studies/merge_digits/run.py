@@ -121,7 +121,7 @@ def _replicated(fn: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-def _apply(config: Config, params: PyTree, images: image_tasks.Array) -> Any:
+def _apply(config: Config, params: PyTree, images: Array | np.ndarray) -> Any:
     """The logits of a network."""
     return MLP(config.widths, config.data.classes).apply(params, images)
 

@@ -60,7 +60,8 @@ def simulate(config: Config, stage: Stage = direct) -> dict[str, np.ndarray]:
       R_scratch - R_transfer of each draw on the same data: "linear" `[draw, gamma, theta, sigma]`,
       and "fine_tune" `[draw, gamma, theta, sigma, depth]`.
     """
-    keys = jax.random.split(jax.random.key(config.seed), config.draws)
+    split = jax.random.split(jax.random.key(config.seed), config.draws)
+    keys = np.asarray(jax.random.key_data(split))  # indexed in NumPy: in JAX it takes ten programs
     gains = over_devices(partial(_gains, config))
     draws = partial(_draws, keys=keys, gains=gains)
     return sweep(draws, np.arange(config.draws), stage, "draws", chunk=CHUNK)
@@ -71,11 +72,11 @@ def _angles(config: Config) -> np.ndarray:
 
 
 def _draws(
-    index: np.ndarray, *, keys: jax.Array, gains: Callable[[jax.Array], Any]
+    index: np.ndarray, *, keys: np.ndarray, gains: Callable[[jax.Array], Any]
 ) -> dict[str, np.ndarray]:
     """Simulates the transferability of some draws."""
     with jax.enable_x64(True):
-        linear, tuned = gains(keys[index])
+        linear, tuned = gains(jax.random.wrap_key_data(keys[index]))
     return {"linear": np.asarray(linear), "fine_tune": np.asarray(tuned)}
 
 

@@ -122,12 +122,19 @@ def test_nothing_heavy_is_imported_before_it_is_needed():
         "import sys; from sail_jax.cli import main as cli\n"
         f"for line in {LIGHT}:\n"
         "    cli.main(line.split())\n"
-        f"    print('heavy:', line, [m for m in {HEAVY} if m in sys.modules])"
+        f"    print('heavy:', line, [m for m in {HEAVY} if m in sys.modules])\n"
+        # pages and figures of finished runs: what the quickstart shows
+        "import importlib; from experiments.pages.quickstart import STUDIES\n"
+        "for name in STUDIES:\n"
+        "    for file in ('config', 'findings', 'plots'):\n"
+        "        importlib.import_module(f'experiments.studies.{name}.{file}')\n"
+        "print('jax' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stdout.splitlines() if line.startswith("heavy: ")]
     assert told == [f"heavy: {line} []" for line in LIGHT]
+    assert done.stdout.endswith("\nFalse\n")
 
 
 def test_help_and_version(call):
