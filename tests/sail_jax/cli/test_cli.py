@@ -201,6 +201,7 @@ BAD = [
     ("verify x", "unexpected argument 'x'"),
     ("verify --coverage --quick", "--coverage simulates nothing, and takes no other option"),
     ("verify --claims features-are-fate/T3.77*", "no claim matches 'features-are-fate/T3.77*'"),
+    ("quickstart --out a\0b", r"'a\x00b' holds a null character"),
     ("quickstart --quik", "unknown option '--quik' (nearest: '--quick'"),
     ("quickstart --seed", "argument --seed: expected one argument"),
     ("run merge_digit", "unknown experiment 'merge_digit' (nearest: 'merge_digits'"),
