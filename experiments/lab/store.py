@@ -300,6 +300,7 @@ def complete(
     study: Study,
     config: Any,
     watch: Callable[[Stage], Stage] = lambda stage: stage,
+    shown: int | None = None,
 ) -> Drawn:
     """Computes the result of a run unless it is stored already, then draws it.
 
@@ -309,9 +310,10 @@ def complete(
       config: Its config.
       watch: Wraps the stage function that the study is given, to report progress; the default
         changes nothing.
+      shown: How many figures are written, from the first; None for all of them.
 
     Returns:
-      The dataset as it is stored, and the figures by name. The figures are also written as PNG.
+      The dataset as it is stored, and the figures that are written, as PNG, by name.
 
     Raises:
       StoreError: If something stored is damaged or cannot be written, and whatever the study
@@ -319,18 +321,19 @@ def complete(
     """
     if not run.finished:
         run.finish(study.run(config, watch(run.stage)))
-    return redraw(run, study)
+    return redraw(run, study, shown)
 
 
-def redraw(run: Run, study: Study) -> Drawn:
+def redraw(run: Run, study: Study, shown: int | None = None) -> Drawn:
     """Draws the figures of a finished run again, from its stored result, and writes them.
 
     Args:
       run: The run.
       study: Its study.
+      shown: How many figures are written, from the first; None for all of them.
 
     Returns:
-      The dataset as it is stored, and the figures by name.
+      The dataset as it is stored, and the figures that are written by name.
 
     Raises:
       StoreError: If the result is damaged, or a figure cannot be written.
@@ -338,6 +341,7 @@ def redraw(run: Run, study: Study) -> Drawn:
     from sail_jax.drawing import style
 
     dataset, figures = drawn(run, study)
+    figures = dict(list(figures.items())[:shown])
     run.draw({name: style.png(figure) for name, figure in figures.items()})
     return dataset, figures
 

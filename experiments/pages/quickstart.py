@@ -111,8 +111,9 @@ def main(out: str | Path, *, seed: int, quick: bool, resume: bool) -> int:
         for name, run in runs.items():
             study, part = studies[name], STUDIES[name]
             say(f"{part.heading}: {study.question}")
-            datasets[name], figures = store.complete(run, study, configs[name], reporting)
-            figures = dict(list(figures.items())[: part.figures])
+            datasets[name], figures = store.complete(
+                run, study, configs[name], reporting, part.figures
+            )
             declared = study.findings(datasets[name])
             drawn = {figure: run.path.joinpath(f"{figure}.png").read_bytes() for figure in figures}
             section = gallery.section(

@@ -46,7 +46,8 @@ def simulate(key: Array, tasks: QuadraticTasks, runs: int) -> Quantities:
         raise TypeError("the testbed is traced: simulate draws data with NumPy")
     rng = generator(key)
     parts = [_part(rng, tasks, min(TOGETHER, runs - at)) for at in range(0, runs, TOGETHER)]
-    return Quantities(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+    joined: list[Any] = [np.concatenate(values) for values in zip(*parts, strict=True)]
+    return Quantities(*joined)
 
 
 def _part(rng: np.random.Generator, tasks: QuadraticTasks, runs: int) -> Quantities:
@@ -130,21 +131,21 @@ def _measure(
     apart = x - twin
     swapped = np.stack([other - z[0] for z, other in data])
     risk = (curved * ((merged - c[:, :, None]) ** 2 + noise**2)).sum(1).mean(0) / 2
-    found = Quantities(
-        risk=risk,
-        excess=risk - best,
-        generalisation=risk - attained,
-        optimisation=attained - best,
-        gradient=(g.mean(0) ** 2).sum(0),
-        surrogate_gradient=(mixed(g) ** 2).sum(0),
-        sample_gradient=np.mean([(of**2).sum(1).mean(0) for of in gradients], 0),
-        stability=((w[:, None, None] * apart) ** 2).sum(1).mean(0),
-        local_stability=(apart**2).sum(1),
-        cross=(apart * curved * swapped).sum(1),
-        variance=np.stack(spread),
-        heterogeneity=((g - g.mean(0)) ** 2).sum(1),
-        gap=gap,
-        update=((x - begin) ** 2).sum(1),
-        dispersion=mixed(((x - merged) ** 2).sum(1)),
-    )
-    return Quantities(*(np.moveaxis(values, -1, 0) for values in found))
+    found: dict[str, Any] = {
+        "risk": risk,
+        "excess": risk - best,
+        "generalisation": risk - attained,
+        "optimisation": attained - best,
+        "gradient": (g.mean(0) ** 2).sum(0),
+        "surrogate_gradient": (mixed(g) ** 2).sum(0),
+        "sample_gradient": np.mean([(of**2).sum(1).mean(0) for of in gradients], 0),
+        "stability": ((w[:, None, None] * apart) ** 2).sum(1).mean(0),
+        "local_stability": (apart**2).sum(1),
+        "cross": (apart * curved * swapped).sum(1),
+        "variance": np.stack(spread),
+        "heterogeneity": ((g - g.mean(0)) ** 2).sum(1),
+        "gap": gap,
+        "update": ((x - begin) ** 2).sum(1),
+        "dispersion": mixed(((x - merged) ** 2).sum(1)),
+    }
+    return Quantities(**{name: np.moveaxis(values, -1, 0) for name, values in found.items()})

@@ -199,7 +199,7 @@ def losses(
     return np.array([distance2(_product(end), of) for end in ends])
 
 
-def distance2(one: Array, other: Array) -> float:
+def distance2(one: Array | np.ndarray, other: Array | np.ndarray) -> float:
     """Computes the squared Frobenius distance between two matrices.
 
     Args:

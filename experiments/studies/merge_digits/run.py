@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import xarray as xr
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from experiments.data import image_tasks
@@ -180,10 +181,12 @@ def _merge(config: Config, base: PyTree, experts: PyTree) -> PyTree:
 
     Both are linear in their scale, so that one merge serves all scales.
     """
-    task_vectors = _split(jax.tree.map(jnp.subtract, experts, base), len(config.tasks))
-    zero = jax.tree.map(jnp.zeros_like, base)
+    task_vectors = jax.tree.map(jnp.subtract, experts, base)
+    # as one vector: both take a network as a whole, and compile a program for each leaf
+    models = [ravel_pytree(model)[0] for model in _split(task_vectors, len(config.tasks))]
+    unravel, zero = ravel_pytree(base)[1], jnp.zeros_like(models[0])
     merges = methods.task_arithmetic(), methods.ties(density=config.merging.density)
-    return _stacked([merge(task_vectors, zero) for merge in merges])
+    return _stacked([unravel(merge(models, zero)) for merge in merges])
 
 
 def _stacked(trees: list[PyTree]) -> PyTree:

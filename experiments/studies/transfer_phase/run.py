@@ -76,7 +76,7 @@ def _draws(
 ) -> dict[str, np.ndarray]:
     """Simulates the transferability of some draws."""
     with jax.enable_x64(True):
-        linear, tuned = gains(jax.random.wrap_key_data(keys[index]))
+        linear, tuned = gains(jax.random.wrap_key_data(jax.numpy.asarray(keys[index])))
     return {"linear": np.asarray(linear), "fine_tune": np.asarray(tuned)}
 
 
