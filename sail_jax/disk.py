@@ -72,6 +72,7 @@ def admit(path: Path, schema: str, what: str) -> None:
     mark = f'"schema": "{schema}"'.encode()
     if path.is_file():
         with explained("read", path), open(path, "rb") as file:
+            # The schema is the first entry of such a record; the rest need not be read.
             alike = mark in file.read(99)
     else:
         alike = not path.exists()
@@ -195,6 +196,7 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
       TypeError: For a value that JSON cannot hold.
       StoreError: If the file cannot be written.
     """
+    # The checksum is of the content and not of the text, so that indentation and order may change.
     sealed = {**record, "sha256": sha256(_canonical(record))}
     write_atomic(path, (json.dumps(sealed, indent=2, allow_nan=False) + "\n").encode())
 

@@ -83,7 +83,9 @@ def learn(
 
     def step(state: tuple[PyTree, Any], t: Array) -> tuple[tuple[PyTree, Any], Array]:
         coefficients, memory = state
+        # Leaves may have different numbers of batches: each starts again by itself.
         batch = jax.tree.map(lambda x: x[t % x.shape[0]], batches)
+        # Without a key `merge` draws nothing, in the steps as in the end.
         step_key = None if key is None else jax.random.fold_in(key, t)
         objective = lambda c: loss(merge(c, step_key), batch)  # noqa: E731
         value, gradient = jax.value_and_grad(objective)(coefficients)
@@ -95,6 +97,7 @@ def learn(
     (coefficients, _), losses = lax.scan(step, start, jnp.arange(steps))
     value = concrete(losses)
     if value is not None and not np.isfinite(value).all():
+        # The first False: `argmin` finds the first of equals.
         t = int(np.argmin(np.isfinite(value)))
         raise ValueError(f"loss: expected finite values, got {value[t]} in step {t} of {steps}")
     return Learned(merge(coefficients, None), coefficients, losses)

@@ -94,6 +94,7 @@ def truncate(
     delta = _real("delta", delta)
     if delta.ndim != 2 or 0 in delta.shape:
         raise ValueError(f"delta: expected a matrix with entries, got shape {delta.shape}")
+    # There are no decompositions of 16-bit matrices.
     delta = delta.astype(jnp.promote_types(delta.dtype, jnp.float32))
     limit = _rank(rank, min(delta.shape))
     if energy is not None:
@@ -251,6 +252,7 @@ def concatenate(
         shapes = {(pair.B.shape[0], pair.A.shape[1]) for _, pair in pairs}
         if len(shapes) > 1:
             raise ValueError(f"adapters, {path!r}: expected one shape of B A, got {sorted(shapes)}")
+        # The weight goes to one factor only: on both it would count as its square.
         B = jnp.concatenate([weight * pair.B for weight, pair in pairs], 1)
         adapter[path] = LowRank(B, jnp.concatenate([pair.A for _, pair in pairs], 0))
     return adapter
@@ -284,6 +286,8 @@ def refactor(
 
     def truncated(path: str, pair: LowRank) -> LowRank:
         B, A = _pair(path, pair)
+        # B A = Q (R L^T) P^T with orthonormal Q and P: its singular values are those of the small
+        # matrix.
         Q, R = jnp.linalg.qr(B)
         P, L = jnp.linalg.qr(A.T)
         small, _ = truncate(_mm(R, L.T), rank, energy)
@@ -330,6 +334,8 @@ def merge_adapters(
     adapter = {}
     for path in _paths(adapters):
         pairs = {k: _pair(path, a[path]) for k, a in enumerate(adapters) if path in a}
+        # A model whose adapter leaves this matrix alone proposes no change of it, and still has its
+        # weight.
         zero = jnp.zeros_like(_product(next(iter(pairs.values()))))
         deltas = [_product(pairs[k]) if k in pairs else zero for k in range(len(adapters))]
         merged = merge([{path: d} for d in deltas], {path: zero}, weights=weights)

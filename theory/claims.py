@@ -412,6 +412,7 @@ def claim_key(name: str, seed: int) -> Array:
     """
     key = jax.random.key(seed)
     for byte in name.encode():
+        # Not by Python's `hash` of the text, which differs from process to process.
         key = jax.random.fold_in(key, byte)
     return key
 

@@ -82,6 +82,7 @@ def draw(key: Array, n: int, d: int, theta: ArrayLike, sigma: ArrayLike) -> Samp
       ValueError: If d < 2.
     """
     beta_s, beta_t = tasks(d, theta)
+    # Noise has a key of its own: data of other noise levels share their inputs.
     key_x, key_noise = jax.random.split(key)
     x = jax.random.normal(key_x, (n, d))
     return Sample(x, x @ beta_t + sigma * jax.random.normal(key_noise, (n,)), beta_s, beta_t)

@@ -117,9 +117,11 @@ def _area(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
     """Resizes a random crop to the size of the image (Szegedy et al. 2015)."""
     first, second, third = jax.random.split(key, 3)
     share = jax.random.uniform(first, minval=how.area, maxval=1.0)
+    # Uniform in the logarithm between 3/4 and 4/3: wide and tall crops are equally likely.
     ratio = jnp.exp(jax.random.uniform(second, minval=-1.0, maxval=1.0) * jnp.log(4 / 3))
     side = jnp.minimum(jnp.sqrt(share * jnp.stack([ratio, 1 / ratio])), 1.0)
     size = jnp.array(image.shape[:2], jnp.float32)
+    # Any place at which the crop lies within the image.
     corner = jax.random.uniform(third, (2,)) * (1 - side) * size
     # The crop is as large as the image after a scale of 1 / side, which moves its corner, too.
     return jax.image.scale_and_translate(

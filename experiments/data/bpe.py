@@ -89,8 +89,11 @@ def train(text: bytes, merges: int) -> Bpe:
     """
     if not 0 <= merges <= MAX_VOCAB - 256:
         raise ValueError(f"merges must be from 0 to {MAX_VOCAB - 256}; got {merges}")
+    # Merges stay within words, so each different word is worked on once, with its count as weight.
     frequencies = Counter(_WORD.findall(text))
     words, weights = [list(word) for word in frequencies], list(frequencies.values())
+    # Invariant: `counts` has the weighted number of every adjacent pair, and `where` at least the
+    # words that hold it. So a merge touches these words alone, not the whole text.
     counts: dict[tuple[int, int], int] = defaultdict(int)
     where: dict[tuple[int, int], set[int]] = defaultdict(set)
     for k, word in enumerate(words):
@@ -145,6 +148,7 @@ def encode(bpe: Bpe, text: bytes) -> UInt16[np.ndarray, " n"]:
     for word in words:
         if word not in encoded:
             encoded[word] = _encoded(list(word), ranks)
+    # MAX_VOCAB tokens fit into 16 bits.
     return np.fromiter(chain.from_iterable(map(encoded.__getitem__, words)), np.uint16)
 
 

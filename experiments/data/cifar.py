@@ -146,6 +146,7 @@ def load(
             )
     column, classes = list(version.columns).index(labels), version.columns[labels]
     chosen = checked_labels(records[:, column], classes, paths[0])
+    # Planes of colours become the last axis, where Flax's convolutions expect them.
     images = records[:, len(version.columns) :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return Images(np.ascontiguousarray(images), chosen, _names(folder, version, labels))
 

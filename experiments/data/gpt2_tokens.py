@@ -125,6 +125,7 @@ def words(text: str) -> Iterator[str]:
     >>> list(words("It's 10  o'clock"))
     ['It', "'s", ' 10', ' ', ' o', "'", 'clock']
     """
+    # Both have one character for each of the text's, so a match in one is a place in the other.
     shape, at = "".join(map(_shape, text)), 0
     while at < len(text):
         match = _SHORT.match(text, at) or _WORD.match(shape, at)

@@ -93,6 +93,7 @@ def _read(path: Path, axes: int, source: Source) -> UInt8[np.ndarray, "..."]:
             )
         if len(rest := file.read(4 * axes)) < 4 * axes:
             raise DataError(f"{path} is truncated: it ends within its header")
+        # The format is big-endian on every machine.
         shape = struct.unpack(f">{axes}I", rest)
         need = 4 + 4 * axes + math.prod(shape)
         if not math.prod(shape):

@@ -83,6 +83,7 @@ def decode(
             short = min(width, height)
             left, top = (width - short) / 2, (height - short) / 2
             box = (left, top, left + short, top + short)
+            # Cropped and resized at once: a crop of its own would round the box to whole pixels.
             image = image.resize((side, side), Image.Resampling.BICUBIC, box)
         return np.asarray(image, np.uint8)
 

@@ -189,6 +189,8 @@ def split(seed: int, replicates: int, *, examples: int, train: int, validation: 
     [(2, 5), (2, 3), (2, 2)]
     """
     rng = np.random.default_rng(seed)
+    # Every replicate shuffles all examples by itself; the parts are cut from that order and are
+    # disjoint.
     order = rng.permuted(np.tile(np.arange(examples), (replicates, 1)), axis=1)
     return Split(*np.split(order, [train, train + validation], axis=1))
 

@@ -42,6 +42,8 @@ def permuted(
     def once(x: np.ndarray) -> np.ndarray:
         left, right = x >> half, x & mask
         for key in keys:
+            # Each round can be undone whatever `_mixed` does, since `right` is kept: so all of it
+            # is a permutation.
             left, right = right, left ^ (_mixed(right ^ key) & mask)
         return left << half | right
 
@@ -89,5 +91,6 @@ def indices(step: int, *, examples: int, size: int, seed: int) -> Int64[np.ndarr
     epoch, place = at // examples, at % examples
     out = np.empty(size, np.int64)
     for e in np.unique(epoch).tolist():
+        # A batch lies in one epoch, or in two where it spans their border.
         out[epoch == e] = permuted(place[epoch == e], examples, [seed, e])
     return out

@@ -168,6 +168,7 @@ def overlapping(
                 f"{beta} need {need} of {len(part)}"
             )
     a, b, target = (rng.permutation(part)[:need] for part, need in zip(parts, needed, strict=True))
+    # All parts are cut from permutations, one after the other, so that no block is taken twice.
     mixed = np.concatenate([a[: halves[0]], b[: halves[1]], target[:shared]])
     first = [mixed, a[halves[0] :], target[shared : shared + own]]
     second = [mixed, b[halves[1] :], target[shared + own :]]

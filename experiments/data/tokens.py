@@ -102,6 +102,7 @@ def _bin(path: Path, vocab: int) -> Ids:
             raise DataError(
                 f"{path} is truncated: {size} bytes are no whole number of 16-bit tokens"
             )
+        # Little-endian whatever the machine, as nanoGPT writes it.
         return np.memmap(path, "<u2", "r")
 
 

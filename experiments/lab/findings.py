@@ -104,9 +104,11 @@ def corrected(findings: Sequence[Finding]) -> list[Finding]:
     >>> [round(f.p, 3) for f in alone], [f.verdict for f in corrected(alone)]
     ([0.074, 0.013], ['undecided', 'holds'])
     """
+    # Findings that no test could decide do not count among the claims that are corrected for.
     tested = sorted((f.p, i) for i, f in enumerate(findings) if np.isfinite(f.p))
     out, rejecting = list(findings), True
     for rank, (p, i) in enumerate(tested):
+        # Once one is not rejected, none with a larger p value is (a step-down procedure).
         rejecting = rejecting and p * (len(tested) - rank) < LEVEL
         out[i] = _decided(out[i], rejecting)
     return out
@@ -178,6 +180,7 @@ def mean_and_error(values: xr.DataArray, over: str = "seed") -> tuple[np.ndarray
     >>> [x.tolist() for x in mean_and_error(xr.DataArray([[1.0, 3.0, np.nan]], dims=("n", "seed")))]
     [[2.0], [1.0]]
     """
+    # A repetition may be missing at some points only: each point is averaged over those it has.
     array = np.moveaxis(values.values, values.get_axis_num(over), 0)
     known = np.isfinite(array)
     count = known.sum(0)

@@ -81,6 +81,7 @@ def by_first(do: Callable[[], T]) -> T | None:
     failed = agreed(error is not None)
     if error is not None:
         raise error
+    # The others learn from the first that it failed; they have no error of their own to show.
     if failed:
         raise StoreError("the first of the processes failed; it says why")
     return result

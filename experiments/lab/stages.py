@@ -80,6 +80,7 @@ def direct(
     >>> direct("one", lambda: {"x": [1, 2]})
     {'x': array([1, 2])}
     """
+    # Converted as a stored stage would be, so that a study gets the same with and without a store.
     return as_arrays(compute(None) if folder else compute())
 
 
@@ -148,6 +149,7 @@ def write(file: Path, name: str, arrays: dict[str, Any], seconds: float) -> None
     data = buffer.getvalue()
     with disk.explained("write", file):
         file.parent.mkdir(parents=True, exist_ok=True)
+    # The arrays first: a stage counts as finished by its record, which comes last.
     disk.write_atomic(file, data)
     record = {
         "format": disk.FORMAT,

@@ -153,6 +153,7 @@ class Run:
         path = Path(directory)
         wanted = {"experiment": experiment, "config": config_record(config), **provenance()}
         taken = processes.by_first(lambda: _take(path, wanted, resume))
+        # Processes other than the first read what the first has written, and hold no lock.
         record, lock = (_read_run_record(path), None) if taken is None else taken
         return cls(path, record, lock)
 

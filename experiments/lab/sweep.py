@@ -110,6 +110,7 @@ def over_devices(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
         devices = jax.local_devices()[: ceil(n / per_device)]  # more would repeat points alone
         if len(devices) == 1:
             return fn(points, *common)
+        # Every device needs as many points: the last one is repeated, and its results are cut off.
         index = np.minimum(np.arange(per_device * len(devices)), n - 1)
         filled = jax.tree.map(lambda x: x[index], points)
         results = program(tuple(devices), len(common))(filled, *common)

@@ -134,6 +134,8 @@ def _resnet(
         if train:
             mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3))
             n = x.size // x.shape[1]
+            # As in PyTorch: the batch is normalised by the variance with divisor n, and the running
+            # variance has n - 1.
             for end, value in zip(ends, (mean, var * n / max(n - 1, 1)), strict=True):
                 new[end] = _MOMENTUM * statistics[end] + (1 - _MOMENTUM) * value
         else:

@@ -173,6 +173,7 @@ def build(configuration: Mapping[str, Any]) -> nn.Module:
     allowed = getattr(MODULES[kind], "__dataclass_fields__", {})
     if unknown := sorted(set(fields) - {k for k in allowed if k not in ("parent", "name")}):
         raise ValueError(f"{kind} has no field {unknown[0]!r}{nearest(unknown[0], allowed)}")
+    # Flax modules are hashed, and JSON has lists only.
     return MODULES[kind](**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
 
 

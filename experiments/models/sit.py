@@ -160,6 +160,7 @@ class SiT(nn.Module):
         c = c + nn.Embed(self.classes + 1, self.width, name="label_embed")(labels)
         x = nn.Conv(self.width, (p, p), p, "VALID", name="patch_embed")(x)
         sines = jnp.asarray(sine_positions(n, self.width))
+        # A parameter, which the table of the architecture moves with the stream it is added to.
         positions = self.param("position_embed", lambda _: sines)
         x = x.reshape(len(x), n * n, -1) + jax.lax.stop_gradient(positions)
         for i in range(self.layers):
@@ -168,4 +169,6 @@ class SiT(nn.Module):
         x = _norm("ln")(x) * (1 + scale[:, None]) + shift[:, None]
         x = nn.Dense(p * p * self.channels, kernel_init=nn.initializers.zeros, name="head")(x)
         x = x.reshape(len(x), n, n, p, p, self.channels)
+        # [row, column, patch row, patch column] -> [row, patch row, column, patch column]: rows of
+        # pixels.
         return x.transpose(0, 1, 3, 2, 4, 5).reshape(len(x), *want)

@@ -123,6 +123,8 @@ class Checkpoints:
             if self._orbax is None:
                 self._orbax = _checkpointer()
             tree = _filled(nested(arrays), arrays)
+            # Returns once the arrays are copied to the host; the next step may then take over the
+            # buffers.
             self._orbax.save((part / ARRAYS).absolute(), tree)
         self._pending = self._pool.submit(self._commit, folder, part, manifest)
 
@@ -181,6 +183,7 @@ class Checkpoints:
         folder, manifest = self.directory / str(step), self._manifest(step)
         leaves = {path: _spelt(x) for path, x in _by_path(like).items()}
         unlike = differences(manifest["leaves"], leaves)
+        # Numbers of one kind of key would be read as another without notice.
         if unlike or manifest["key"] != str(jax.random.key_impl(like.key)):
             why = unlike[0] if unlike else f"its random keys are {manifest['key']}"
             raise RefusedError(f"{folder} is of another network or optimiser: {why}")

@@ -135,6 +135,7 @@ def continuations(
     tokens = np.empty((items, choices, length), np.int32)
     for i, own in enumerate(rng.permutation(n)[:items].tolist()):
         others = rng.choice(n - 1, choices - 1, replace=False)
+        # Drawn from n - 1 numbers and moved up from `own` on: every other block is equally likely.
         from_block = np.insert(others + (others >= own), answer[i], own)
         tokens[i, :, :context] = blocks[own, :context]
         tokens[i, :, context:] = blocks[from_block, context:]

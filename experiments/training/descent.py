@@ -93,6 +93,7 @@ def descend(
         return state, measure(state[0], state[1], told[0][-1] + 1)
 
     first = measure(params, mutable, 0)
+    # [steps, ...] -> [measurements, every, ...]: two scans, of which the outer one measures.
     chunks = jax.tree.map(lambda x: x.reshape(-1, every, *x.shape[1:]), told)
     (params, mutable, memory), later = jax.lax.scan(chunk, state, chunks)
     measured = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, later)

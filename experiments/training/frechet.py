@@ -74,6 +74,7 @@ def normal(mean: Float[ArrayLike, " d"], covariance: Float[ArrayLike, "d d"]) ->
             f"expected a mean [d] and a covariance [d, d]; got shapes {list(mean.shape)} and "
             f"{list(covariance.shape)}"
         )
+    # Not Cholesky, which needs a definite matrix: covariances of few samples are singular.
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
     return Normal(mean, np.sqrt(np.maximum(values, 0))[:, None] * vectors.T)
 

@@ -92,11 +92,14 @@ def lowest(
     """
     finite = np.where(np.isfinite(loss), loss, np.inf)
     i = finite.argmin(-1)
+    # At an end of the grid its neighbour stands in, so that all three points exist; what comes of
+    # it is not used there.
     inner = np.clip(i, 1, len(gamma) - 2)
     left, middle, right = (
         np.take_along_axis(finite, (inner + k)[..., None], -1)[..., 0] for k in (-1, 0, 1)
     )
     with np.errstate(invalid="ignore", divide="ignore"):
+        # The vertex of the parabola through three points one step apart, in steps from the middle.
         shift = (left - right) / (2 * (left - 2 * middle + right))
     inside = (i == inner) & np.isfinite(shift)
     vertex = gamma[i] + np.where(inside, shift, 0) * (gamma[1] - gamma[0])
@@ -343,6 +346,7 @@ def lead(loss: xr.DataArray, scratch: xr.DataArray) -> xr.DataArray:
     """
     values = loss.transpose("seed", "gamma").values
     finite = np.where(np.isfinite(values), values, np.inf)
+    # Infinite where one of the other seeds diverged: such a gamma is not chosen.
     best = [np.delete(finite, seed, 0).sum(0).argmin() for seed in range(len(finite))]
     return scratch - finite[np.arange(len(finite)), best]
 

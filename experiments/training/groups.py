@@ -43,6 +43,7 @@ class Descent:
         Raises:
           ValueError: If `steps` is below 1, or a field is not allowed.
         """
+        # A short training has at least one step at the highest rate.
         warmup = min(self.warmup, steps - 1)
         schedule = Schedule(self.rate, steps, warmup, self.decay, self.floor)
         own = {"rule": self.rule, "weight_decay": self.weight_decay, "clip": self.clip}

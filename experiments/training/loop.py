@@ -208,6 +208,7 @@ def train(
                 rows.add({"step": t, **measured})
             with clock.waiting():
                 taken = next(feed)
+            # The step has donated the old state's buffers: nothing below may look at them.
             state, last, fault = step(state, taken)
             flying.append((t, last, fault))
             if t == start:
@@ -322,6 +323,8 @@ def _prefetched(make: Callable[[int], PyTree], start: int, stop: int) -> Iterato
     def batches() -> Iterator[PyTree]:
         for t in range(start, stop):
             while len(ahead) <= AHEAD and t + len(ahead) < stop:
+                # Batches are functions of their step alone, so it does not matter when they are
+                # made.
                 ahead.append(pool.submit(make, t + len(ahead)))
             yield ahead.popleft().result()
 

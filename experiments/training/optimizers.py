@@ -109,6 +109,8 @@ class Optimizer:
         return optax.chain(
             optax.identity() if self.clip is None else optax.clip_by_global_norm(self.clip),
             *{
+                # The place of the decay is what tells them apart: after Adam's division it is
+                # decoupled from the gradient, before it an L2 penalty.
                 "adamw": (adam, decay),
                 "adam": (decay, adam),
                 "sgd": (decay, optax.trace(self.momentum, self.nesterov)),

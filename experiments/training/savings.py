@@ -55,6 +55,7 @@ def savings(
     [[0.0], [10.0]]
     """
     best = loss.min(axis=-1)
+    # The lowest loss that both trainings reach: each of them has a step for it.
     level = np.maximum(best, best[scratch])
     steps, by_scratch = np.zeros_like(level), np.zeros_like(level)
     for way, seed in np.ndindex(level.shape):

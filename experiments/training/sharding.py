@@ -187,6 +187,7 @@ def split(mesh: Mesh, batch: PyTree) -> PyTree:
                 f"{where}: {x.shape[0] if x.ndim else 1} examples cannot be shared evenly by "
                 f"{devices} devices"
             )
+        # Every process has the whole batch and hands its own devices their part of it.
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
     return jax.tree.map_with_path(placed, batch)

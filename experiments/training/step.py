@@ -174,6 +174,7 @@ def make_step(
 
     def gradients(state: State, batch: PyTree) -> tuple[PyTree, Metrics, PyTree]:
         """Averages gradients and metrics over micro-batches; hands on what the last one carries."""
+        # The key of a step follows from its number: a training that is resumed draws the same.
         key = jax.random.fold_in(state.key, state.step)
         grad = jax.grad(evaluate, has_aux=True)
         if n == 1:
@@ -203,6 +204,7 @@ def make_step(
     def step(state: State, batch: PyTree) -> tuple[State, Metrics, Int32[Array, "2"]]:
         """Takes one step."""
         grads, metrics, mutable = gradients(state, batch)
+        # Counted by the state and not by optax, for the metrics alone; both count from 0.
         rate = training.optimizer.schedule(state.step)
         metrics |= {"grad_norm": optax.tree.norm(grads), "rate": rate}
         update, opt_state = transformation.update(grads, state.opt_state, state.params)
@@ -254,6 +256,8 @@ def parted(path: Any, x: Array, n: int) -> Array:
     if x.ndim < 1 or x.shape[0] % n:
         where = jax.tree_util.keystr(path, simple=True, separator="/") or "the batch"
         raise ValueError(f"micro_batches: {n} does not divide {where} of shape {list(x.shape)}")
+    # [batch, ...] -> [n, batch / n, ...], with neighbours in different parts: a batch that lies
+    # sharded along its first axis is split without moving examples.
     return jnp.swapaxes(x.reshape(x.shape[0] // n, n, *x.shape[1:]), 0, 1)
 
 

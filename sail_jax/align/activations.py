@@ -248,9 +248,12 @@ def _match(name: str, m: Moments, family: Family, how: str, assign: Assign) -> S
     cov, sx, sy = (np.asarray(x, np.float64) for x in (m.cov, m.var_x**0.5, m.var_y**0.5))
     n = len(cov)
     if family == Family.ORTHOGONAL:
+        # In float64 on the host: the singular vectors of close singular values are sensitive to
+        # rounding.
         Q = procrustes(cov)
         return SpaceMap(jnp.asarray(Q, jnp.float32), jnp.asarray(Q.T, jnp.float32), family)
     scale = np.outer(sx, sy)
+    # The correlation of a unit that does not vary is 0 / 0; it counts as 0.
     correlation = np.divide(cov, scale, out=np.zeros_like(cov), where=scale > 0)
     benefit = correlation if how == "correlation" else cov
     if family == Family.SIGNED_PERMUTATION:

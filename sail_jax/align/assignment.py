@@ -98,11 +98,13 @@ def auction(
     n = a.shape[0]
     if n < 2:
         return jnp.zeros(n, jnp.int32)
+    # Values cannot be refused inside of `jit`; one that is not finite becomes as bad as the worst.
     a = jnp.where(jnp.isfinite(a), a, jnp.min(a, where=jnp.isfinite(a), initial=jnp.inf))
     low, high = jnp.min(a), jnp.max(a)
     # with a range of one, epsilon, gap and the rounding of prices are all relative to it
     a = jnp.where(high > low, (a - low) / jnp.where(high > low, high - low, 1), 0)
     last = _epsilon(n, gap, a.dtype)
+    # Shapes are static inside of `jit`: k rows bid in each round, however many are free.
     k = min(n, max(16, n // 8) if bidders is None else bidders)
     free = jnp.full(n, -1, jnp.int32)
     rows = jnp.arange(n, dtype=jnp.int32)
@@ -111,16 +113,21 @@ def auction(
         price, owner, column, epsilon, rounds = state
         # fewer than k rows may be free: the rest is n, which offers -inf and wins nothing
         who = jnp.nonzero(column < 0, size=k, fill_value=n)[0].astype(jnp.int32)
+        # [k, n]: what each column is worth to each bidder at the present prices.
         value = a.at[who].get(mode="clip") - price
         want = jnp.argmax(value, axis=1)
         best = jnp.max(value, axis=1)
         second = jnp.max(jnp.where(jnp.arange(n) == want[:, None], -jnp.inf, value), axis=1)
+        # The highest price at which the column is still worth as much as the second best, and
+        # epsilon more, without which two rows that want the same two columns would bid forever.
         offer = jnp.where(who < n, price[want] + (best - second) + epsilon, -jnp.inf)
         top = jnp.full(n, -jnp.inf, a.dtype).at[want].max(offer)
         # of equal offers that of the first row wins, so that a column is sold to one row
         wins = (who < n) & (offer == top[want])
         winner = jnp.full(n, n, jnp.int32).at[want].min(jnp.where(wins, who, n))
         sold = winner < n
+        # First the old owners lose their columns, then the new ones get them: n is out of bounds,
+        # and `mode="drop"` ignores it.
         column = column.at[jnp.where(sold & (owner >= 0), owner, n)].set(-1, mode="drop")
         column = column.at[winner].set(rows, mode="drop")
         owner, price = jnp.where(sold, winner, owner), jnp.where(sold, top, price)
@@ -141,6 +148,8 @@ def auction(
     first = jnp.maximum(jnp.asarray(0.25, a.dtype), last)
     start = (jnp.zeros(n, a.dtype), free, free, first, jnp.int32(0))
     _, owner, column, _, _ = lax.while_loop(unfinished, bid, start)
+    # Only if the rounds ran out: the rows still free get the columns still free, in order, so that
+    # the outcome is a permutation all the same.
     spare = jnp.nonzero(owner < 0, size=n, fill_value=0)[0].astype(jnp.int32)
     rank = jnp.cumsum(column < 0) - 1
     return jnp.where(column < 0, spare[rank], column)

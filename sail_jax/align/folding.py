@@ -87,6 +87,7 @@ def fold_scales(
 
     def fold(path: tuple[Any, ...], x: Array) -> Array:
         named = path_str(path)
+        # The scale is in its readers now.
         if named in gains:
             return jnp.ones_like(x)
         if named not in follows:

@@ -101,6 +101,7 @@ def match_many(
     if normalize:
         for path in paths:
             square = sum(float((h[path] ** 2).sum()) for h in hosts)
+            # One weight for all models and all rounds, so that each step lowers the same distance.
             weights[path] = len(models) / square if square else 0.0
     start = {name: identity(spec.space(name).size) for name in chosen}
     maps: list[dict[str, SpaceMap]] = [dict(start) for _ in models]
@@ -110,8 +111,17 @@ def match_many(
 
     def improve(k: int, others: Sequence[PyTree], init: Mapping[str, SpaceMap] | None) -> None:
         update = match_weights(
-            linear()(list(others)), moved[k], spec, weights=weights, init=init, **options
+            # The sum over models of |model - mean|^2 falls if model k comes nearer to the mean of
+            # the others.
+            linear()(list(others)),
+            moved[k],
+            spec,
+            weights=weights,
+            init=init,
+            **options,
         ).maps
+        # Maps are composed and applied to the model as it was given: moving the moved model again
+        # would add up rounding.
         maps[k] = {name: compose(update[name], maps[k][name]) for name in maps[k]}
         moved[k] = change_basis(models[k], spec, maps[k])
 
@@ -127,6 +137,8 @@ def match_many(
         if key is not None:
             order = np.asarray(jax.random.permutation(jax.random.fold_in(key, turn), len(models)))
         for k in order:
+            # An empty `init` (not None) skips the first visit, which would start from nothing
+            # again.
             improve(int(k), [m for j, m in enumerate(moved) if j != k], {})
         spread = _spread(moved, spec, paths, weights)
         # smaller changes may be the rounding of float32

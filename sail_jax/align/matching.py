@@ -185,6 +185,8 @@ def match_weights(
     tell = progress or (lambda sweep, name: None)
     if init is None:
         start, before = problem.snapshot(), problem.distance()
+        # The visit settles spaces greedily and may end farther away than it began: then descent
+        # starts from the networks as they were given.
         problem.visit(tell)
         history = [problem.distance()]
         if not history[0] < before:
@@ -197,12 +199,14 @@ def match_weights(
     order = list(chosen)
     for sweep in range(max_sweeps):
         if key is not None:
+            # Always a permutation of the first order, so that sweeps do not depend on one another.
             shuffled = jax.random.permutation(jax.random.fold_in(key, sweep), len(order))
             order = [list(chosen)[k] for k in np.asarray(shuffled)]
         taken = []
         for name in order:
             tell(sweep + 1, name)
             taken.append(problem.step(name))
+        # No space can be improved with the others fixed: a local minimum.
         if not any(taken):
             converged = True
             break

@@ -78,6 +78,8 @@ class Cost(NamedTuple):
           weight: The weight w_t of the tensor.
         """
         into = getattr(self, kind)
+        # The products come in float32; sums over many tensors are kept in float64, so that small
+        # ones are not lost beside large ones.
         term = np.multiply(np.asarray(value), weight, dtype=np.float64)
         if part in into:
             into[part] += term
@@ -175,6 +177,7 @@ class Problem:
         self.best: set[str] = set()  # spaces whose map is the best, as all others are
         for path in paths:
             sides = [self._read(side, path) for side in range(2)]
+            # Once, of both networks as they are given: weights must not change as maps are found.
             self.norms[path] = math.prod(_norm(x) for x in sides)
             scale = 1 / self.norms[path] if self.norms[path] else 0.0
             self.weight[path] = scale if normalize else 1.0
@@ -336,6 +339,8 @@ class Problem:
         family, out = self.chosen[name], Cost({}, {}, {})
         touches = self.touches[name]
         loose = {touch: self._loose(touch, name, settled) for touch in touches}
+        # A tensor is loose while another space of it is still to be matched: its plain product
+        # would compare units in two different orders.
         settled_size = sum(self.sizes[touch.path] for touch in touches if not loose[touch])
         # a bound says less than a product: it is used where the products cover the lesser part
         bounds = 2 * settled_size < sum(self.sizes[touch.path] for touch in touches)
@@ -351,6 +356,8 @@ class Problem:
                 if family == Family.POSITIVE_MONOMIAL and part != "gain":
                     out.add("squares", part, _squares(b, touch.axis, touch.block), weight)
                 if family in GENERAL and part != "gain":
+                    # The Gram matrices of the two sides of the Sylvester equation in
+                    # `solvers._general`.
                     x = b if part == "write" else a
                     out.add("grams", part, _product(x, x, touch.axis, touch.block), weight)
             out.add("products", "all" if family == Family.PERMUTATION else part, value, weight)
@@ -374,6 +381,8 @@ class Problem:
         """
         settled: set[str] = set()
         while rest := [name for name in self.chosen if name not in settled]:
+            # A space inside a block waits for the block, whose map says which of its copies belong
+            # together.
             ready = [name for name in rest if self.within.get(name) not in rest]
 
             def settled_part(name: str) -> tuple[float, int]:
@@ -384,6 +393,8 @@ class Problem:
                 part = sum(n for n, fixed in sizes if fixed) / max(1, sum(n for n, _ in sizes))
                 return part, len(sizes)
 
+            # Invariant: `settled` holds the spaces with maps; only tensors whose other spaces are
+            # all settled, or never matched, are compared exactly.
             name = max(ready, key=settled_part)  # the first of equals
             tell(0, name)
             cost = self.cost(name, settled)
@@ -412,6 +423,7 @@ class Problem:
             paths = {touch.path for touch in self.touches[name]}
             before, as_it_was = self.distance(paths), self.snapshot()
             self.take(name, m)
+            # A map that scales changes |b|, too, so the gain is measured by trying it.
             gained = before - self.distance(paths)
             best = self.best
             self.restore(as_it_was)
@@ -554,6 +566,7 @@ def _gained(m: SpaceMap, cost: Cost) -> float:
 def _product(a: Array, b: Array, axis: int, block: int | None) -> Float[Array, "... n n"]:
     """The products a_i . b_j over all axes but one, for each index of a block axis."""
     if block is None:
+        # [n, everything else]: the product sums over all axes but the one that is matched.
         a, b = (jnp.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (a, b))
         return jnp.matmul(a, b.T, precision=jax.lax.Precision.HIGHEST)
     count, n = a.shape[block], a.shape[axis]
@@ -586,12 +599,14 @@ def _bound(
         x = jnp.moveaxis(jnp.moveaxis(x, loose, back), _after(front, loose), tuple(range(lead)))
         return x.reshape(*x.shape[:lead], -1, math.prod(x.shape[back[0] :]))
 
+    # Both are [*block, n, rest, free] now, with the loose axes merged into `free`.
     a, b = split(a), split(b)
     n, rest, free = a.shape[-3:]
     # 2^24 float32 entries of all pairs are 64 MiB
     if rest == 1 or n * n * free * free > 2**24:
         a, b = (jnp.sqrt(jnp.sum(x**2, axis=(-1, -2))) for x in (a, b))
         return a[..., :, None] * b[..., None, :]
+    # One [free, free] matrix a_i^T b_j for each pair of units.
     pairs = jnp.einsum("...iru,...jrv->...ijuv", a, b, precision=jax.lax.Precision.HIGHEST)
     return jnp.linalg.svd(pairs, compute_uv=False).sum(-1)
 

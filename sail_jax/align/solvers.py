@@ -42,6 +42,7 @@ def solver(family: Family) -> Callable[[Any, Any, bool], SpaceMap]:
         if not blocked:
             return solve_block(cost, assign)
         count = next(iter(cost.products.values())).shape[0]
+        # Not `vmap`: assignments and decompositions run on the host, in NumPy and SciPy.
         maps = [solve_block(jax.tree.map(lambda x, k=k: x[k], cost), assign) for k in range(count)]
         return jax.tree.map(lambda *x: jnp.stack(x), *maps)
 
@@ -58,6 +59,8 @@ def _permutation(cost: Any, assign: Any) -> SpaceMap:
 def _signed_permutation(cost: Any, assign: Any) -> SpaceMap:
     """The permutation and the signs of the largest sum of products."""
     signed, unsigned = _sides(cost)
+    # With the better sign each pair gains |signed|; a gain or a bound gains the same with either
+    # sign.
     index = np.asarray(assign(np.abs(signed) + unsigned))
     n = len(index)
     signs = jnp.asarray(np.where(signed[np.arange(n), index] < 0, -1.0, 1.0), jnp.float32)
@@ -103,6 +106,7 @@ def _positive_monomial(cost: Any, assign: Any) -> SpaceMap:
         *(parts.get(role, zero) for role in ("write", "read")),
         *(cost.squares.get(role, none) for role in ("write", "read")),
     )
+    # `assign` maximises, and a loss is to be small.
     index = np.asarray(assign(still - loss))
     s = jnp.asarray(scale[np.arange(n), index], jnp.float32)
     return select(index, n, write=s, read=1 / s, family=SCALED)
@@ -124,6 +128,8 @@ def _best_scales(P: Matrix, R: Matrix, p: np.ndarray, r: np.ndarray) -> tuple[Ma
         return np.ones_like(P), np.zeros_like(P)
     if not (p.any() and r.any()):
         side, own = (P, p) if p.any() else (R, r)
+        # The minimum of p s^2 / 2 - P s is at s = P / p (that of the readers at 1 / s = R / r). The
+        # limits keep s positive where P <= 0, and finite where p is 0.
         u = np.log(np.clip(side / np.maximum(own, 1e-12 * own.max()), 1e-3, 1e3))
         u = u if p.any() else -u
         return np.exp(u), cost(u)
@@ -161,6 +167,7 @@ def _general(cost: Any, _: Any) -> SpaceMap:
     left, right = (cost.grams.get(role, none) for role in ("read", "write"))
     (mu, U), (nu, V) = np.linalg.eigh(left), np.linalg.eigh(right)
     # where both sides are singular the equation says nothing: keep the quotient finite
+    # In the eigenbases the equation is (mu_i + nu_j) M_ij = C_ij, one division for each entry.
     sums = np.maximum(mu[:, None] + nu, 1e-12 * (mu.max() + nu.max()) + 1e-300)
     M = U @ ((U.T @ signed @ V) / sums) @ V.T
     if not np.linalg.cond(M) < 1e6:  # not a change of basis that float32 could undo

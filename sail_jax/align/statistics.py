@@ -67,6 +67,7 @@ def repair(
       Jordan et al., REPAIR: REnormalizing Permuted Activations for Interpolation Repair, 2023
       (arXiv 2211.08403).
     """
+    # An iterator would be empty after the first of several passes.
     inputs = list(batches)
     M = len(endpoints)
     w = [1 / M] * M if weights is None else [float(x) for x in weights]
@@ -123,6 +124,7 @@ def reset_statistics(
     >>> new["mean"].tolist(), new["var"].tolist()
     ([2.0], [4.0])
     """
+    # As in `repair`: every normalisation takes a pass of its own.
     data = list(batches)
     paths = leaf_paths(params)
     for name, where in leaves.items():

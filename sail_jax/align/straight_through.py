@@ -92,6 +92,7 @@ def straight_through(
     history = []
     for batch in batches:
         maps = match_weights(proxy, params, spec, init=init, **options).maps
+        # The maps of this step are where the next one begins: the proxy moves little in between.
         init, moved = maps, change_blocks(params, spec, maps, options.get("within") or {})
         proxy, state, value = step(reference, moved, proxy, state, batch)
         history.append(float(value))

@@ -85,6 +85,7 @@ class Rules(NamedTuple):
         def there(pattern: str) -> bool:
             return any(map(path_pattern(pattern).fullmatch, paths))
 
+        # `spec` refuses rules that match no leaf, so optional ones are only given where they do.
         present = [(p, axes) for p, axes in self.axes if p not in self.optional or there(p)]
         words = {word for _, axes in present for word in re.findall(r"[\w./:{}-]+\*?", axes)}
         # without a head the network hands out these spaces themselves, so they cannot change basis

@@ -193,6 +193,7 @@ def path_pattern(text: str, *, stars: bool = True) -> re.Pattern[str]:
     >>> path_pattern("blocks/{i}/*").fullmatch("blocks/3/in").groupdict()
     {'i': '3'}
     """
+    # `wide` counts wildcards since the last separator, `deep` those that may cross separators.
     out, seen, wide, deep = "", set(), 0, 0
     for part in re.findall(r"\{[^{}]*\}|\*\*|.", text, re.DOTALL):
         inner = part[1:-1]
@@ -223,6 +224,7 @@ def path_pattern(text: str, *, stars: bool = True) -> re.Pattern[str]:
         elif not inner.isidentifier():
             raise ValueError(f"{part} in the pattern {text!r} is not the name of a capture")
         elif inner in seen:
+            # A capture that occurs again must match the same text again.
             out += f"(?P={inner})"
         else:
             seen.add(inner)

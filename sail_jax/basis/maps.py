@@ -315,7 +315,9 @@ def compose(second: SpaceMap, first: SpaceMap) -> SpaceMap:
             f"cannot compose: first has {first.new} new units, second re-expresses {second.old}"
         )
     family = second.family & first.family
+    # Two gathers in a row are one gather: the composition stays in index form.
     if first.index is not None and second.index is not None:
+        # New unit j takes unit second.index[j] of the middle, which is first.index of that.
         take = partial(jnp.take, indices=second.index, axis=0, mode="clip")
         write, read = (
             b if a is None else _product(b, take(a))
@@ -348,6 +350,7 @@ def invert(m: SpaceMap) -> SpaceMap:
     if m.index is None:
         return SpaceMap(m.read, m.write, m.family)
     inverse = jnp.argsort(m.index)  # an invertible index form is a scaled permutation
+    # Of a scaled permutation the inverse scales are those of `read`: the two change places.
     read, write = (None if e is None else e[inverse] for e in m.entries)
     return _indexed(inverse, write, read, m.new, m.family)
 
@@ -431,12 +434,14 @@ def classify(m: SpaceMap) -> Family:
         return Family.IDENTITY
     rows = w if m.index is None else w[:, None]
     monomial = bool((np.count_nonzero(rows, axis=1) <= 1).all() and not r[~rows.any(axis=1)].any())
+    # Isometric: write^T write is a multiple of the identity, new / old for an even duplication.
     spread = np.abs(_kept(m, w, w) * n / m.new - eye).max(initial=0)
     facts = {
         Family.MONOMIAL: monomial,
         Family.NONNEGATIVE: bool((w >= 0).all()),
         Family.UNIT: monomial and bool(np.isin(w, (-1, 0, 1)).all()),
         Family.ISOMETRIC: bool(spread <= tolerance),
+        # `read` of a map onto more units is only a left inverse.
         Family.INVERTIBLE: m.new == n and lost <= tolerance,
     }
     properties = Family.LINEAR

@@ -458,6 +458,7 @@ def _sizes(
                 continue
             progress = True
             rest, per = solved
+            # The extent is rest = unknown * per: it has to divide.
             if unknown and per and rest >= 0 and rest % per == 0:
                 size[unknown[0]] = rest // per
                 source[unknown[0]] = f"leaf {_show(path, arrays[path])}"

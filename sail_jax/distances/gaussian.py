@@ -43,6 +43,7 @@ def total_variation_gaussian(
     white = _whiten(gap, _factor("covariance", covariance, gap.shape[-1]))
     squared = jnp.sum(white**2, -1)
     length = jnp.sqrt(jnp.where(squared > 0, squared, 1))  # no NaN gradient at equal means
+    # 2 Phi(t) - 1 = erf(t / sqrt(2)), which keeps its digits for small t, where Phi is near 1/2.
     return erf(jnp.where(squared > 0, length, 0) / (2 * math.sqrt(2)))
 
 
@@ -113,6 +114,7 @@ def kl_gaussian(
             _factor("other_covariance", other_covariance, dim),
         )
     )
+    # tr(T^-1 S) = |M^-1 L|_F^2 for the factors S = L L^T and T = M M^T: no inverse is formed.
     ratio = _whiten(L.T, M)  # (M^-1 L)^T
     logs = jnp.log(jnp.diagonal(L)) - jnp.log(jnp.diagonal(M))
     gap = _whiten(mean - other_mean, M)

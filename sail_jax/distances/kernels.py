@@ -156,6 +156,7 @@ def median_distance(x: Float[ArrayLike, "m dim"], y: Float[ArrayLike, "n dim"]) 
     2.0
     """
     z = jnp.concatenate(samples(x, y, 1))
+    # The median needs all pairs at once: that many points are affordable.
     z = lax.stop_gradient(z[:: math.ceil(len(z) / SOME)])
     i, j = np.triu_indices(len(z), 1)
     median = _median(z, i, j)
@@ -203,6 +204,7 @@ def _check_kernel(kernel: Kernel, x: Array, y: Array) -> None:
         return
     if gram.shape != (len(z), len(z)) or not np.isfinite(gram).all():
         raise ValueError("kernel must map two points [dim] to one finite number")
+    # Eigenvalues of a rounded n x n matrix are off by up to about n eps times its size.
     slack = len(z) * np.finfo(gram.dtype).eps * np.abs(gram).max()
     least = np.linalg.eigvalsh(gram.astype(np.float64))[0]
     if np.abs(gram - gram.T).max() > slack or least < -slack:
@@ -221,6 +223,7 @@ def _quadratic(kernel: Callable, args: tuple, x: Array, y: Array) -> Distance:
     @jax.checkpoint  # else the gradient holds the kernel matrix, and every difference of points
     def sums(i: Array, point: Array) -> tuple[Array, Array]:
         row = jax.vmap(lambda other: kernel(point, other, *args))(z)
+        # A U-statistic leaves out the pairs of a point with itself, which makes it unbiased.
         row = jnp.where(index == i, 0, row)
         return row[:m].sum(), row[m:].sum()
 
@@ -234,6 +237,7 @@ def _two_sample(within_x: Array, across_x: Array, within_y: Array, across_y: Arr
     The arguments are the sums of the kernel from each point over the other points of either sample.
     """
     m, n = len(within_x), len(within_y)
+    # Sums over the m - 1 other points, and over all n points of the other sample.
     value = within_x.mean() / (m - 1) + within_y.mean() / (n - 1) - 2 * across_x.mean() / n
 
     def spread(within: Array, across: Array, m: int, n: int) -> Array:
@@ -264,11 +268,14 @@ def _features(x: Array, y: Array, bandwidth: Array, key: Array, features: int) -
     phases = (jnp.matmul(z - centre, w.T, precision="highest") for z in (x, y))
     a, b = (jnp.stack([jnp.cos(t), jnp.sin(t)], 1) for t in phases)  # [n, 2, features]
     of_x, of_y = a.sum(0), b.sum(0)
+    # cos^2 + sin^2 = 1 for each point with itself: m of the m^2 pairs, taken off as in a
+    # U-statistic.
     gaps = (jnp.sum(of_x**2, 0) - m) / (m * (m - 1)) + (jnp.sum(of_y**2, 0) - n) / (n * (n - 1))
     gaps -= 2 * jnp.sum(of_x * of_y, 0) / (m * n)
 
     def to(z: Array, total: Array) -> Array:
         return jnp.einsum("nsf,sf->n", z, total, precision="highest") / features
 
+    # Less the kernel of a point with itself, which is 1.
     points = _two_sample(to(a, of_x) - 1, to(a, of_y), to(b, of_y) - 1, to(b, of_x))
     return Distance(gaps.mean(), jnp.sqrt(points.stderr**2 + gaps.var(ddof=1) / features))

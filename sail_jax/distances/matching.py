@@ -164,6 +164,8 @@ def _peak(matched: Float[np.ndarray, "cuts n"]) -> tuple[float, float]:
     while low < (L := (low + high) / 2) < high:  # to the last bit: L is about 1/d for far points
         rising = L * matched < 2 * (1 - L)
         lowest = np.where(rising, L * matched, 2 * (1 - L)).mean(1).argmin()
+        # The least of concave functions is concave: the sign of the slope of the lowest one at L
+        # says on which side the peak lies.
         slope = np.where(rising[lowest], matched[lowest], -2.0).mean()
         low, high = (L, high) if slope >= 0 else (low, L)
     return L, float(np.minimum(L * matched, 2 * (1 - L)).mean(1).min())
@@ -180,6 +182,7 @@ def _potentials(
     paid = cost[pairs]
     steps = cost[:, pairs[1]] - paid[:, None]
     h = np.zeros(len(paid))
+    # A shortest path visits no point twice, so n rounds are enough.
     for _ in range(len(paid)):
         shorter = (steps + h).min(1)
         if (shorter >= h - 1e-15).all():

@@ -111,6 +111,7 @@ def jensen_shannon_tokens(x: Tokens, y: Tokens, *, n: int = 1) -> Distance:
 
 def _total_variation(p: np.ndarray, q: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
     """The value and its derivatives by p and q."""
+    # sum |p - q| / 2 = sum sign (p - q) / 2: the derivative is the sign, away from p = q.
     sign = np.sign(p - q) / 2
     return float(sign @ (p - q)), sign, -sign
 
@@ -134,10 +135,12 @@ def _distance(x: Tokens, y: Tokens, n: int, divergence) -> Distance:
     variance = 0.0
     for name, gram, sequence, slope in (("x", a, of_a, by_p), ("y", b, of_b, by_q)):
         influence = slope[gram]
+        # The influence of a sequence is the sum of what its n-grams contribute, each less the mean.
         totals = np.bincount(sequence, influence - influence.mean())
         count = len(np.unique(sequence))
         if count < 2:
             raise ValueError(f"{name} must have at least 2 sequences with {n}-grams; got {count}")
+        # Sequences are the independent units; count / (count - 1) is Bessel's correction for them.
         variance += float(totals @ totals) / len(gram) ** 2 * count / (count - 1)
     return Distance(value, math.sqrt(variance))
 

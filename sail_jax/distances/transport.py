@@ -55,14 +55,18 @@ def wasserstein(
     a, b = (_column(name, z) for name, z in (("x", x), ("y", y)))
     a, b = host_samples(a, b, 2)
     (a, u), (b, v) = _sorted("x", a[:, 0], x_weights), _sorted("y", b[:, 0], y_weights)
+    # Between two levels both quantile functions are constant: W_p^p is a finite sum over the levels
+    # at which either jumps.
     to_a, to_b = np.cumsum(u), np.cumsum(v)
     levels = np.unique(np.concatenate([to_a[:-1], to_b[:-1], [0.0]]))
     levels = levels[levels < 1]
+    # Without the last cumulative weight, which rounding may leave below 1.
     i = np.minimum(np.searchsorted(to_a[:-1], levels, "right"), len(a) - 1)
     j = np.minimum(np.searchsorted(to_b[:-1], levels, "right"), len(b) - 1)
     cost = np.abs(a[i] - b[j]) ** p
     power = float(np.diff(np.append(levels, 1.0)) @ cost)
     value = power ** (1 / p)
+    # The derivative of W^p by the weights of a sample is its Kantorovich potential.
     variance = _spread(_potential(a, b, i, j, p), u) + _spread(_potential(b, a, j, i, p), v)
     slope = p * value ** (p - 1)
     return Distance(value, math.sqrt(variance) / slope if slope else 0.0)
@@ -117,6 +121,8 @@ def sliced_wasserstein(
 def _sliced(key: Array, x: Array, y: Array, p: float, projections: int) -> Distance:
     """`sliced_wasserstein` of checked arguments."""
     u = jax.random.normal(key, (projections, x.shape[1]), x.dtype)
+    # A Gaussian vector has no preferred direction: divided by its length it is uniform on the
+    # sphere.
     u /= jnp.linalg.norm(u, axis=1, keepdims=True)
     m, n = len(x), len(y)
     levels = np.union1d(np.arange(m) * n, np.arange(n) * m)  # of quantiles, times m n: exact
@@ -143,6 +149,8 @@ def _potential(a: np.ndarray, b: np.ndarray, i: np.ndarray, j: np.ndarray, p: fl
     Where both points move at once there are two dual solutions, of which this is the mean.
     """
     then, now, other, same = i[:-1], i[1:], j[:-1], j[1:]
+    # Along the plan f(a_i) + g(b_j) = |a_i - b_j|^p. As i moves on with j fixed, f changes by the
+    # change of the cost.
     step = np.abs(a[now] - b[other]) ** p - np.abs(a[then] - b[other]) ** p
     step += np.abs(a[now] - b[same]) ** p - np.abs(a[then] - b[same]) ** p
     potential = np.zeros(len(a))

@@ -65,9 +65,12 @@ def total_variation_histogram(
         np.stack([np.searchsorted(e, z[:, k], "right") for k, e in enumerate(edges)], 1)
         for z in (a, b)
     ]
+    # Only cells with points are counted: a full grid would have bins^dim of them.
     used, cell = np.unique(np.concatenate(cells), axis=0, return_inverse=True)
     cell = cell.ravel()
     share = [np.bincount(c, minlength=len(used)) / len(c) for c in (cell[: len(a)], cell[len(a) :])]
+    # The total variation is the difference of the two probabilities of this set, whose errors are
+    # binomial.
     more = share[0] > share[1]
     value = 0.5 * float(np.abs(share[0] - share[1]).sum())
     return Distance(value, _binomial(share[0][more].sum(), len(a), share[1][more].sum(), len(b)))

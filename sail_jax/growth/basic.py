@@ -77,6 +77,7 @@ def widen(old: int, new: int, *, key: PRNGKeyArray | None = None, even: bool = F
     index = np.arange(new) % old
     if key is not None:
         index = _dealt(key, old, new, even)
+    # Random copies may come out equal in number, but what is claimed must hold for every key.
     exact = new % old == 0 and (even or key is None)
     return duplicate(index, old, Family.EVEN_DUPLICATION if exact else Family.SELECTION)
 

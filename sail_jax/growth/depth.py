@@ -92,9 +92,11 @@ def deepen(
         return duplicate(layer % old, old, Family.SELECTION)
     if how == "stack_top":
         end = new - new % old
+        # Whole stacks first; the rest repeats the topmost layers.
         index = np.where(layer < end, layer % old, layer - end + old - new % old)
         return duplicate(index, old, Family.SELECTION)
     if how == "interpolate":
+        # floor(k old / new): each layer is repeated in place, as evenly as the numbers allow.
         return duplicate(layer * old // new, old, Family.SELECTION)
     raise ValueError(f"how must be 'stack', 'stack_top' or 'interpolate', got {how!r}")
 
@@ -209,6 +211,8 @@ def inserted(m: SpaceMap) -> Int[Array, "n"]:
     index = None if m.index is None else concrete(m.index)
     if index is None:
         raise ValueError("inserted layers are those of a concrete map in index form")
+    # Where each old layer occurs first is the layer itself; wherever else it occurs it was
+    # inserted.
     first = np.unique(index, return_index=True)[1]
     return jnp.asarray(np.setdiff1d(np.arange(m.new), first))
 
@@ -320,6 +324,7 @@ def stack_layers(params: PyTree, name: str) -> dict[str, Any]:
         if match is None:
             out[path] = leaf
             continue
+        # Only the number is replaced, so that `unstack_layers` can put it back.
         key = path[: match.start(1)] + STACK + path[match.end(1) :]
         groups.setdefault(key, {})[int(match[1])] = leaf
     if not groups:

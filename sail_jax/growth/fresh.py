@@ -50,6 +50,7 @@ def leaf_key(key: PRNGKeyArray, name: str) -> PRNGKeyArray:
     Returns:
       `key` with the CRC-32 of the name folded in.
     """
+    # A checksum and not Python's `hash`, which differs from process to process.
     return jax.random.fold_in(key, np.uint32(zlib.crc32(name.encode())))
 
 
@@ -72,6 +73,8 @@ def grown(m: SpaceMap) -> Bool[Array, "new"]:
         return at >= m.old
     write, _ = m.entries
     live = jnp.ones(m.new, bool) if write is None else write != 0
+    # For each old unit, the first new unit that copies it; a scatter, so that the index may be
+    # traced.
     first = jnp.full(m.old, m.new).at[m.index].min(jnp.where(live, at, m.new))
     return ~(live & (first[m.index] == at))
 
@@ -126,6 +129,7 @@ def _edit(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], edit: _Edit)
     def block(path: str, x: Array, axes: tuple[Axis, ...]) -> Array:
         for k, axis in enumerate(axes):
             if len(parts := blocks(axis)) > 1:
+                # Sizes of the spec after the maps: the array has been re-expressed already.
                 ends = np.cumsum([resized.extent(part) for part in parts])[:-1]
                 return jnp.concatenate(
                     [
@@ -205,6 +209,7 @@ def fresh_units(
     def edit(path: str, x: Array, axes: tuple[Axis, ...], places: list[_Place]) -> Array:
         factors = [f for axis in axes for f in axis]
         if any(f.role == "gain" for f in factors):
+            # A norm's scale of 1 leaves fresh units as they are.
             new = jnp.ones(x.shape)
         elif any(f.role == "read" or f.tied for f in factors):
             new = std * jax.random.normal(leaf_key(key, path), x.shape)
@@ -260,6 +265,7 @@ def break_symmetry(
         if not writers:
             return x
         noise = scale * _rms(x) * jax.random.normal(leaf_key(key, path), x.shape)
+        # The first of the copies stays as it is, which is enough to tell the others from it.
         return x + jnp.where(_any_grown(writers, x.ndim), noise, 0)
 
     return _edit(params, spec, maps, edit)
@@ -308,6 +314,7 @@ def noise_pairs(
             if reads and place.map.index is not None:
                 source, sign = _pairs(place.map)
                 noise = jax.random.normal(leaf_key(key, path), x.shape)
+                # Both members of a pair take the draw of the even one, with opposite signs.
                 noise = jnp.take(noise, source, axis=place.axis) * place.spread(sign, x.ndim)
                 return x + 10 ** (-snr_db / 20) * _rms(x) * noise
         return x
@@ -385,6 +392,8 @@ def null_noise(
         for place in [] if _one_side(axes) else places:
             if place.factor.role == "read" and not place.factor.tied:
                 write = jnp.asarray(place.map.dense().write)
+                # I - W W^+ projects onto what is orthogonal to all columns of W, where activations
+                # never lie.
                 null = jnp.eye(place.map.new) - write @ jnp.linalg.pinv(write)
                 noise = jax.random.normal(leaf_key(key, path), x.shape)
                 noise = jnp.tensordot(noise, null, (place.axis, 0), precision="highest")
@@ -440,6 +449,7 @@ def aki(
         if not at or not writers:
             return x
         depth = x.shape[at[0]]
+        # The top layer has none above it and takes its own.
         above = jnp.take(x, jnp.minimum(jnp.arange(depth) + 1, depth - 1), axis=at[0])
         return jnp.where(_any_grown(writers, x.ndim), above, x)
 
@@ -486,6 +496,8 @@ def mask_units(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], mask: A
         uses = [p for p in places if p.factor.role != "gain"]
         read = [p for p in uses if p.factor.role == "read" or p.factor.tied]
         written = [p for p in uses if p.factor.role == "write" or p.factor.tied]
+        # Reads and writes are masked one after the other: an entry that a grown unit reads and a
+        # grown unit of a stream writes is multiplied twice.
         for used in (read, [p for p in written if p.factor.space in streams]):
             x = jnp.where(_any_grown(used, x.ndim), mask * x, x)
         return x

@@ -65,6 +65,7 @@ def deepened(
     rows = {name: _rows(m) for name, m in layers.items()}
     out: dict[str, Source] = {}
     for path in flat:
+        # Leaves outside of layers are taken over as they are.
         layer = layer_of(rules, path)
         if layer is None:
             out[path] = Source((path,), above=path if above else "")
@@ -231,6 +232,8 @@ def _chosen(
         return jnp.asarray(True) if layer[1] in new[layer[0]] else None
     for k, axis in enumerate(axes):
         if len(axis) == 1 and axis[0].space in new:
+            # Of stacked layers only some entries along the axis are new: a mask that broadcasts
+            # with the leaf.
             hit = np.isin(np.arange(layers[axis[0].space].new), new[axis[0].space])
             return jnp.asarray(hit.reshape([-1 if j == k else 1 for j in range(len(axes))]))
     return None

@@ -164,6 +164,8 @@ def sail_init(
     arrays = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
     free: Free = {}
     for name in sorted(stacks & set(sizes)):
+        # The logits favour one old layer for each new one, so that learning starts near a plain
+        # deepening.
         index = deepen(spec.space(name).size, sizes[name], how).index
         free[name] = {"logits": sharpness * jax.nn.one_hot(index, spec.space(name).size)}
     for path, axes in spec.leaves:
@@ -180,9 +182,12 @@ def sail_init(
             if f is None or f.space in stacks or f.space not in sizes:
                 continue
             name, new = f"{path}@{k}.{i}", sizes[f.space]
+            # The mode unfolding [units of this axis, everything else]: its left singular vectors
+            # are those of the axis.
             unfolded = jnp.moveaxis(x, at, 0).reshape(x.shape[at], -1)
             basis = jnp.linalg.svd(unfolded, full_matrices=False)[0][:, :new]
             if key is None:
+                # As `width._lift`: rows of zeros for units that the old network does not have.
                 lift = jnp.pad(basis[:new], ((0, max(new - len(basis), 0)), (0, 0)))
             else:
                 lift = jax.random.normal(leaf_key(key, name), (new, basis.shape[1])) / new**0.5
@@ -237,6 +242,7 @@ def ligo_spec(spec: Spec) -> Spec:
                 if f.space in stacks:
                     f = f._replace(space=f"{f.space}@{path}")
                     spaces.append(Space(f.space, spec.space(f.space.split("@")[0]).size, "stack"))
+                # LiGO multiplies a norm's scale by B as it does a bias.
                 factors.append(f._replace(role="write") if f.role == "gain" else f)
             renamed.append(tuple(factors))
         leaves.append(Leaf(path, tuple(renamed)))

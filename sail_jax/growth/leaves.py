@@ -160,6 +160,8 @@ class Growth:
           ValueError: If the grown network has no such leaf.
         """
         source = self._source(path)
+        # Neutral names: leaves of all layers that are used alike give one rule, which is compiled
+        # once.
         spec, names = self.spec.alone(path)
         gains = {f.space for axis in self.spec.axes(path) for f in axis if f.role == "gain"}
         rule = Rule(
@@ -207,7 +209,10 @@ def _compute(rule: Rule, operands: Operands, arrays: tuple[Array, ...]) -> Array
         x = reduce(add, (w * a.astype(wide) for w, a in zip(weights, arrays, strict=False)))
     if rule.scale != 1:
         x = x.astype(jnp.promote_types(dtype, jnp.float32)) * rule.scale
+    # For an identity `x` is the bias of the layer, which has the right length.
     x = jnp.eye(len(x), dtype=dtype) if rule.identity else x.T if rule.transpose else x
+    # The order matters: maps speak of the network at its new depth and its old widths, and there
+    # are grown units to edit only after the maps.
     if maps:
         if rule.above is not None:
             x = _from_above(x, arrays[rule.above], spec, maps)
@@ -221,6 +226,7 @@ def _compute(rule: Rule, operands: Operands, arrays: tuple[Array, ...]) -> Array
             x = scale_norms({"leaf": x}, spec, maps)["leaf"]
     if fresh is not None:
         factors = [f for axis in spec.axes("leaf") for f in axis]
+        # Biases of fresh layers are 0, their gains 1, their kernels drawn.
         drawn = jnp.zeros(x.shape)
         if any(f.role == "gain" for f in factors):
             drawn = jnp.ones(x.shape)

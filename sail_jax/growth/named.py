@@ -151,6 +151,7 @@ def _svd(params: Params, spec: Spec, maps: Maps, key: Any, options: Options) -> 
     """
     ((path, axes),) = spec.leaves
     parts, apart = unfuse(params, spec)
+    # Each block of a fused leaf is a matrix of its own and has singular vectors of its own.
     fused = [k for k, axis in enumerate(axes) if len(blocks(axis)) > 1]
     moved = [_free(name, x, apart, maps, key, options) for name, x in parts.items()]
     return {path: jnp.concatenate(moved, axis=fused[0]) if fused else moved[0]}
@@ -169,6 +170,7 @@ def _free(path: str, x: Array, spec: Spec, maps: Maps, key: Any, options: Option
             draw = leaf_key(key, f"{path}@{name}") if options["random"] else None
             write, _ = width.singular(flat, maps[f.space].new, flat.shape[1], key=draw)
             free[name] = SpaceMap(write, write.T)
+    # Every axis gets a space of its own, so that no two of them share a map.
     own = tuple(
         tuple(f._replace(space=f"{k}.{i}", role="write") for i, f in enumerate(axis))
         for k, axis in enumerate(axes)
@@ -179,6 +181,7 @@ def _free(path: str, x: Array, spec: Spec, maps: Maps, key: Any, options: Option
 
 def _after(old: int, new: int, options: Options) -> SpaceMap:
     """Copies spread evenly, each after the last layer of a group."""
+    # The old layers are cut into new - old groups of nearly equal length.
     ends = [max((j + 1) * old // (new - old), 1) - 1 for j in range(new - old)]
     return depth.interleave(old, np.array(ends))
 
@@ -238,6 +241,7 @@ def pair_units(n: int) -> SpaceMap:
     ([0, 0, 2, 2], [1.0, -1.0, 1.0, -1.0])
     """
     at = jnp.arange(n)
+    # The last factor leaves out an odd unit at the end, which has no partner to cancel with.
     read = jnp.where(at % 2 == 0, 1.0, -1.0) * (at < n - n % 2)
     return select(at - at % 2, n, read=read)
 

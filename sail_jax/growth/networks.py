@@ -188,6 +188,7 @@ def plan(
         elif name not in chains:
             deep_config = put(deep_config, name, new)
     for m in layers.values():
+        # Lists with one entry for each layer have to move as the layers do.
         deep_config, goal = _per_layer(deep_config, m), _per_layer(goal, m)
     kinds, stated = deep_config.get("layer_types"), goal.get("layer_types")
     # a target may spell out that all layers are of the kind that is the default
@@ -197,6 +198,7 @@ def plan(
             f"growth keeps the kinds of layers: {kinds!r} they would be, to states {stated!r}"
         )
     goal = goal if kinds is None else goal | {"layer_types": kinds}
+    # The spec of the deep network at its old widths, in whose terms all maps of widths are made.
     spec = make(deep_config).spec(_shapes(flat, sources))
     goal_rules = make(goal)
     if isinstance(rules, Rules):  # its sizes are those of the network before it grows
@@ -231,6 +233,7 @@ def plan(
         )
     if key is not None and not _is_key(key):
         raise TypeError(f"key must be one of jax.random.key(seed), got {key!r}")
+    # A key is only asked for where something will be drawn.
     if key is None and ((widths and wide.draws) or ((layers or stacks) and deep.draws)):
         raise ValueError(f"{method!r} draws numbers: give key=jax.random.key(0)")
     maps = wide.widths(spec, widths, key, values) if wide.widths and widths else {}
@@ -393,6 +396,7 @@ def _layers(
     if not fixed:
         return m
     if m.index is None:
+        # Mixed layers: the fixed ones are mixed of themselves alone.
         return deepen(old, new, matrix=block_diag(jnp.eye(fixed), m.write))
     index = np.concatenate([np.arange(fixed), fixed + np.asarray(m.index)])
     return duplicate(index, old, Family.SELECTION)
@@ -435,6 +439,7 @@ def _per_layer(config: dict[str, Any], m: SpaceMap) -> dict[str, Any]:
         start = config.get("max_window_layers", 0)
         kinds = ["full_attention" if k < start else "sliding_attention" for k in range(m.old)]
     if kinds and len(kinds) == m.old:
+        # A mixture is of the kind of the layer that it holds most of.
         most = np.asarray(m.dense().write).argmax(axis=1)
         config = config | {"layer_types": [kinds[i] for i in most]}
     return config

@@ -120,6 +120,7 @@ def change_state(
     if bad := [law for law in all_laws.values() if law not in get_args(Law)]:
         raise ValueError(f"a law must be one of {', '.join(get_args(Law))}, got {bad[0]!r}")
     spec.check(maps)
+    # Second moments need index forms; a dense map forgets them.
     dense = [n for n, m in maps.items() if m.index is None and Family.IDENTITY not in m.family]
     rows: list[Moved] = []
     out = _walk(state, fresh, "", spec, maps, all_laws, dense, rows)
@@ -258,6 +259,8 @@ def learning_rates(
         for k, axis in enumerate(axes):
             along = []
             for block in blocks(axis):
+                # The factors of a product multiply (row-major, as in the axis), blocks are laid end
+                # to end.
                 along.append(jnp.ones(1))
                 for f in block:
                     # a factor of a product, or a block, needs its full length; else 1 broadcasts
@@ -277,6 +280,7 @@ def _factors(m: SpaceMap, optimizer: str) -> dict[Role, Array]:
     gain, dual = (write != 0).astype(write.dtype), write * read
     if optimizer == "adam":
         return {"write": jnp.abs(write), "read": jnp.abs(read), "gain": gain}
+    # (a, b): what a parameter in this role is multiplied by, and what its gradient is.
     pairs: dict[Role, tuple[Array, Array]] = {
         "write": (write, read),
         "read": (read, write),

@@ -70,6 +70,8 @@ def fit(maps: Mapping[str, SpaceMap], spec: Spec, rules: Rules, config: Config) 
     for name, m in maps.items():
         words = set(spec.space(name).nonlinearity.split())
         if "dot" in words and m.new != m.old:
+            # A map onto more units is not invertible, but keeps q . k all the same if `read @
+            # write` is the identity.
             granted[name] = _lost(m)
             if not config.get("scale_attn_weights", True):  # logits are not divided by the size
                 continue
@@ -81,6 +83,8 @@ def fit(maps: Mapping[str, SpaceMap], spec: Spec, rules: Rules, config: Config) 
         elif _rotary(spec, name) and m.new != m.old:
             granted[name] = _why_not_spread(m, spec, name, config)
             if not granted[name]:
+                # The map that the method chose is replaced: rotary units have fixed places, and
+                # copies elsewhere would turn at other frequencies.
                 out[name] = _spread(m.old, m.new)
                 notes[
                     "rotary pairs moved to where their frequencies are, zeros between, scaled "
@@ -167,6 +171,7 @@ def _spread(old: int, new: int) -> SpaceMap:
     frequency; the pairs between are zero. Each side is scaled by (new/old)^(1/4), so that logits,
     divided by the root of the size, stay.
     """
+    # Rotary pairs are (i, i + size / 2): the two halves of a head are treated alike.
     r, half = new // old, new // 2
     at = np.arange(new) % half
     live = at % r == 0

@@ -222,6 +222,8 @@ def target(
         raise ValueError("to is empty: nothing was asked for")
     new = rules.resized(config, spec)
     for key, count in counts.items():
+        # What the tensors say counts where the configuration leaves the number of layers to a
+        # default.
         if not isinstance(look(new, key), list | tuple):
             new = put(new, key, count)
     if set(to) <= {"width", "depth"}:
@@ -478,6 +480,7 @@ def new_sizes(
         for key, text in single:
             if new is None and path_pattern(text).fullmatch(space.name):
                 new = look(new_config, key)
+                # GPT-2 leaves `n_inner` out where it is 4 n_embd.
                 if new is None and key == "n_inner":
                     new = 4 * new_config["n_embd"]
         if new is None or new == space.size:

@@ -109,7 +109,9 @@ def interpolate(old: int, new: int) -> SpaceMap:
         raise ValueError(f"sizes must be positive, got old={old}, new={new}")
     if old == new:
         return identity(old)
+    # Where each new unit lies between the old ones, whose ends are at 0 and old - 1.
     at = np.linspace(0, old - 1, new)
+    # The hat functions of linear interpolation.
     write = jnp.asarray(np.maximum(1 - np.abs(at[:, None] - np.arange(old)), 0), float)
     return SpaceMap(write, jnp.linalg.pinv(write))
 
@@ -156,6 +158,8 @@ def _divided(
     weights: Array, write: Array | None, index: Array, old: int
 ) -> tuple[Float[Array, "old"], Float[Array, "new"]]:
     """The weight of all copies of each old unit, and the share that each new one has of it."""
+    # The shares of all copies, times what the copies carry, have to add up to one: sum_j read_j
+    # write_j = 1 for each old unit.
     total = jnp.zeros(old).at[index].add(weights if write is None else weights * write)
     read = weights / total[index]
     return total, read if write is None else jnp.where(write == 0, 0, read)
@@ -221,6 +225,7 @@ def tile(
     shares = np.ones(new) if weights is None else jnp.asarray(weights, float)
     if shares.shape != (new,):
         raise ValueError(f"weights must have the shape ({new},), got {shares.shape}")
+    # Nothing reads the remainder: what an old unit carries is read from its copies alone.
     m = split_readers(m, jnp.where(copied, shares, 0))
     if remainder == "zero":
         return m
@@ -265,6 +270,7 @@ def compensate(m: SpaceMap, gram: Float[ArrayLike, "old old"], *, ridge: float =
 def _least_squares(write: Array, G: Array, ridge: float) -> Float[Array, "old new"]:
     """G write^T (write G write^T + ridge)^-1, with a pseudo-inverse."""
     small = write @ G @ write.T
+    # Relative to the mean eigenvalue, so that `ridge` does not depend on the scale of activations.
     small = small + ridge * jnp.trace(small) / len(write) * jnp.eye(len(write))
     # units that are kept twice, or never active, make the matrix singular
     return G @ write.T @ jnp.linalg.pinv(small, hermitian=True)
@@ -298,6 +304,7 @@ def principal(gram: Float[ArrayLike, "old old"], new: int) -> SpaceMap:
         raise ValueError(f"gram must be square, got shape {G.shape}")
     if not 0 < new <= len(G):
         raise ValueError(f"principal needs 0 < new <= old, got old={len(G)}, new={new}")
+    # `eigh` orders from the smallest eigenvalue, and its vectors are columns.
     write = jnp.linalg.eigh(G)[1][:, ::-1][:, :new].T
     return SpaceMap(write, write.T, Family.ORTHOGONAL if new == len(G) else Family.LINEAR)
 

@@ -41,6 +41,8 @@ def per_task(f: Callable[..., Array], *arrays: Array) -> Array:
       The stacked results, shape `[task, ...]`.
     """
     tasks = max(map(len, arrays))
+    # An array with one task stands for all tasks: it is indexed, not broadcast, so that no copy of
+    # it is written for each task.
     return jnp.stack([f(*(x[k if len(x) > 1 else 0] for x in arrays)) for k in range(tasks)])
 
 
@@ -101,6 +103,9 @@ def _sums(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     def add(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
         return tuple(x + y for x, y in zip(a, b, strict=True))
 
+    # Shapes here: n -> [FOLDED, n / FOLDED]. Reducing axis 0 adds whole rows, entry by entry, which
+    # vectorises. One `lax.reduce` takes all arrays together, so that their common inputs are read
+    # once.
     rows = tuple(x.reshape(FOLDED, -1) for x in arrays)
     zeros = tuple(jnp.zeros((), x.dtype) for x in arrays)
     return tuple(part.sum() for part in lax.reduce(rows, zeros, add, (0,)))
@@ -159,6 +164,7 @@ def computed_once(compute: Callable[[], Array], like: Array) -> Array:
         return compute()
     shape = jax.eval_shape(compute)
     first = like.reshape(-1)[0]
+    # The condition has to depend on data: XLA would remove a constant one, and the branch with it.
     return lax.cond(first != jnp.inf, compute, lambda: jnp.zeros(shape.shape, shape.dtype))
 
 

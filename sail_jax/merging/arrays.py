@@ -80,6 +80,8 @@ def merge_arrays(works: Sequence[Work]) -> list[Array]:
             with engine.reader(unit) as reader:
                 for work, start, entries, _ in unit.outcome(reader):
                     outcomes[work.name][start : start + len(entries)] = entries
+            # A unit stays in the list of all units until the last one is merged, so it has to free
+            # what it kept for its steps now.
             unit.forget()
 
         engine.each(finish, engine.prepared(works))
@@ -90,6 +92,8 @@ def merge_arrays(works: Sequence[Work]) -> list[Array]:
 
 def _aligned(size: int, dtype: np.dtype) -> np.ndarray:
     """Allocates a flat array at a multiple of 64 bytes, which XLA uses without copying it."""
+    # NumPy aligns to 16 bytes only. So 64 bytes more are taken, and the array begins at the first
+    # multiple of 64 among them.
     memory = np.empty(size * dtype.itemsize + 64, np.uint8)
     at = -memory.ctypes.data % 64
     return memory[at : at + math.prod((size, dtype.itemsize))].view(dtype)

@@ -123,6 +123,7 @@ def _evaluated(
     sources = [_Given(jnp.asarray(d), jnp.asarray(w)) for d, w in zip(delta, weight, strict=True)]
     leaves = [
         Leaf(path, math.prod(source.delta.shape[1:]), source)
+        # The leading axis of a delta counts models and is no part of the leaf.
         for path, source in zip(leaf_paths(vectors.delta), sources, strict=True)
     ]
     check_paths(steps, [leaf.path for leaf in leaves])
@@ -259,6 +260,7 @@ def masked(inner: Transform, predicate: str | Callable[[str], bool]) -> Transfor
     chosen = matching(predicate)
 
     def confine(step: Step) -> Step:
+        # A step that is confined already stays confined: nested calls of `masked` intersect.
         where = chosen if step.where is None else functools.partial(_both, chosen, step.where)
         return replace(step, where=where)
 

@@ -51,8 +51,13 @@ class Engine:
 
     def __init__(self, works: Sequence[Work], threads: int = 1, hold: int = 0, check: bool = True):
         self._check, self._threads, self._hold = check, threads, hold
+        # Decided once for all works: the lengths of pieces follow from it, and all units have to
+        # agree.
         self._crowded = is_crowd(works)
+        # JAX has no float64 unless it is enabled, and would read float64 tensors as float32.
         self._wide = any(t.dtype == np.float64 for work in works for t in work.inputs)
+        # Buffers belong to one thread each: pieces are read into memory that the piece before has
+        # used.
         self._local = threading.local()
         self.stopped = threading.Event()
         self._pool: ThreadPoolExecutor | None = None
@@ -65,6 +70,7 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.stopped.set()
         if self._pool is not None:
+            # Workers see `stopped` at their next piece, so this does not wait for whole tensors.
             self._pool.shutdown()
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
@@ -122,9 +128,12 @@ class Engine:
             while pending:  # in short waits: an interrupt is noticed between them
                 finished, pending = wait(pending, 0.2, FIRST_EXCEPTION)
                 for future in finished:
+                    # Raises what the worker raised.
                     future.result()
         except BaseException:
             self.stopped.set()
+            # Those not begun are cancelled, and those under way are waited for: they write into
+            # memory and files that the caller frees next.
             for future in futures:
                 future.cancel()
             wait(futures)
@@ -153,11 +162,15 @@ class Engine:
         alone: list[Work] = []
         for work in works:
             if work.merge is not None and work.merge.over_tree:
+                # Works of one merge share its statistics over the tree, so they have to be visited
+                # together. The same hyperparameters elsewhere make another merge and another tree.
                 groups.setdefault(id(work.merge), []).append(work)
             elif wanted(work):
                 alone.append(work)
         ready = units(alone, self._crowded)
         for group in groups.values():
+            # The statistics need all members of the group, also those that are not wanted
+            # themselves (a resumed merge has written them already).
             if any(map(wanted, group)):
                 members = self._resolved(group)
                 ready += [unit for unit in members if any(map(wanted, unit.works))]

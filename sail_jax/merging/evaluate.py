@@ -55,6 +55,8 @@ def is_traced(*trees: Any) -> bool:
 
     def traced(x: Any) -> bool:
         try:
+            # Tracers of `jit`, `grad` and `vmap` all refuse to name devices, and concrete arrays
+            # name theirs. So nothing private of JAX is needed to tell them apart.
             return isinstance(x, jax.Array) and not x.devices()
         except jax.errors.ConcretizationTypeError:
             return True
@@ -153,6 +155,7 @@ def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> lis
         tuple(map(tuple, loops.values())),
         tuple(leaves[members[0]].size for members in loops.values()),
         tuple(key[0] for key in loops),
+        # Ties between equal magnitudes are broken by path, whatever the order of the pytree.
         tuple(sorted(range(len(leaves)), key=lambda i: leaves[i].path)),
         tuple(leaves[members[0]].path for members in loops.values()),
     )
@@ -160,6 +163,7 @@ def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> lis
     def prepare(s: int, step: Step) -> Any:
         if step.over_tree:
             counts = zip(plan.sizes, plan.loops, plan.applied, strict=True)
+            # Ranks over the tree follow from the entries of all leaves to which the step applies.
             return step.prepare(sum(n * len(members) for n, members, mask in counts if mask[s]))
         return tuple(
             step.prepare(n) if mask[s] else ()
@@ -167,6 +171,8 @@ def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> lis
         )
 
     tables = Tables(
+        # Paths enter the program as data: trees of the same shapes under other names share a
+        # program.
         tuple(np.stack([fingerprint(leaves[i].path) for i in members]) for members in plan.loops),
         tuple(prepare(s, step) for s, step in enumerate(steps)),
     )
@@ -199,6 +205,7 @@ def _walk(
             for k in chosen:
                 kernels[k] = alone(step).bind(tables.prepared[s][k])
         for loop, bound in zip(loops, kernels, strict=True):
+            # Each round appends exactly one kernel (or None), so `known[s]` belongs to step s.
             loop.known.append(bound)
     outcomes: dict[int, Any] = {}
     for loop, path in zip(loops, plan.first, strict=True):
@@ -296,6 +303,7 @@ class _Loop:
 
         A loop keeps XLA from fusing what a leaf does with what surrounds it, which costs copies.
         """
+        # Counted in the program of one leaf, which is traced for this but not compiled.
         return _operations(jax.make_jaxpr(lambda: self.visit(f, (), 0))().jaxpr) <= SHORT
 
 
@@ -387,6 +395,7 @@ class _Loops(Traced):
 
     def before(self, own: Any) -> Any:
         ends = np.cumsum([len(loop.data) for loop in self.loops])[:-1]
+        # `by_path` takes the order of the loops to that of the paths, `back` undoes it.
         back = np.argsort(self.by_path)
 
         def running(*parts: ranking.Wide) -> list[ranking.Wide]:

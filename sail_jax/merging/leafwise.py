@@ -183,6 +183,8 @@ def digit_bits(size: int, leaves: int) -> int:
     Returns:
       16 if leaves are large on average, 8 otherwise.
     """
+    # A histogram of 16-bit digits has 65,536 bins for each leaf, which have to be cleared and added
+    # up: that is not worth it for leaves with fewer entries than bins.
     return 16 if size > LARGE * leaves else 8
 
 
@@ -198,8 +200,10 @@ def through(kernels: Known, data: Data, piece: Piece) -> Any:
       (delta, weight), or the update of the piece if the last of the steps reduces.
     """
     value: Any = data.source.vectors()
+    # Not strict: there are as many kernels as steps are resolved so far, and `local` of all steps.
     for step, local in zip(kernels, data.local, strict=False):
         if step is not None:
+            # After a transform this is (delta, weight), after the reduction the update.
             value = step(piece.beside(local), *value)
     return value
 

@@ -209,6 +209,7 @@ class Merge:
           TypeError: For a missing base.
         """
         self.check_models(len(models), base is not None)
+        # The base is one more model then, and task vectors are the models themselves.
         if self.base == "merged" and base is not None:
             models, weights = (base, *models), with_base(weights)
         start = base if self.relative else None
@@ -248,6 +249,7 @@ class Merge:
         if isinstance(models, str) or not isinstance(models, Sequence):
             raise TypeError(f"models: expected a sequence of pytrees, got {type(models).__name__}")
         self.check_models(len(models), base is not None)
+        # Something has to say which leaves there are and what dtype the outcome has.
         like = models[0] if base is None else base
         if self.base == "merged":
             models, weights = [base, *models], with_base(weights)
@@ -261,11 +263,15 @@ class Merge:
 
     def _outcomes(self, matched: Matched, w: Any, relative: bool) -> dict[int, Any]:
         """Merges the floating leaves that have entries; the result is keyed by their index."""
+        # Before anything is computed: a misspelt path would otherwise show as a step without
+        # effect.
         check_paths(self.steps, list(itertools.compress(matched.paths, matched.floating)))
         sources = matched.proposals(w, relative)
         leaves = [Leaf(path, x.models[0].size, x) for path, x in sources.values()]
         scale = number(self.scale)
         traced = will_be_traced(self.steps, leaves, scale)
+        # On one CPU the engine of files is used: its programs are compiled for pieces of a few
+        # lengths, and kept.
         if not traced and on_one_cpu(leaves):
             return dict(zip(sources, self._in_pieces(list(sources.values())), strict=True))
         tail = kernel(outcome, scale, check=not traced)
@@ -378,6 +384,7 @@ def identity(merge: Merge) -> str:
     Returns:
       64 hexadecimal digits, the same in every process.
     """
+    # Not the name and the remedy: they change messages, not numbers.
     parts = (merge.steps, merge.scale, merge.normalize, merge.base, merge.models)
     return hashlib.sha256(repr(_plain(parts)).encode()).hexdigest()
 

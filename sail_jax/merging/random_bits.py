@@ -39,6 +39,7 @@ def key(seed: int) -> Array:
     """
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"seed: expected 0 <= seed < 2**64, got {seed}")
+    # Upper word first, as threefry's own seeding has it, so that keys agree with `jax.random.key`.
     words: Any = np.array(divmod(seed, 1 << 32), np.uint32)
     return jax.random.wrap_key_data(words, impl="threefry2x32")
 

@@ -222,6 +222,7 @@ def _fraction(places: UInt[Array, "3"], count: Wide) -> Wide:
     for i, digit in enumerate((count.lo, count.hi)):
         for j in range(3):
             product = digit * places[j]
+            # Each column receives at most five numbers below 2**16.
             columns[i + j] = columns[i + j] + (product & 0xFFFF)
             columns[i + j + 1] = columns[i + j + 1] + (product >> 16)
     for i in range(5):
@@ -257,6 +258,8 @@ def magnitude(
     """
 
     def as_key(d: Array, w: Array) -> Array:
+        # What is masked ranks last, with the key of 0. Keys are integers and have no gradient: it
+        # is stopped before the cast to bits, which JAX cannot differentiate.
         size = lax.stop_gradient(jnp.where(w != 0, jnp.abs(d), 0))
         return lax.bitcast_convert_type(size.astype(jnp.result_type(float)), _key_dtype())
 
@@ -372,6 +375,7 @@ class Order:
         """
         ranks = prepared if self.ranks is None else visit.run(self.ranks, *found)
         tasks = self.tasks or visit.tasks
+        # No digit is known yet, so every key begins with the empty head.
         none: Any = np.zeros(tasks, _key_dtype())
         state = tuple(Found(none, _for_each(tasks, rank)) for rank in ranks)
         search = _by_bits if visit.bits == 1 else _by_digits
@@ -436,8 +440,11 @@ def _by_digits(
         first = visit.bits == 16 and isinstance(digit, int) and digit == 0
         heads = tuple(search.key for search in (state[:1] if first else state))
         left: Any = np.asarray(digits - 1) - digit
+        # How far to the right the digit is that is looked for now: the top one first.
         shift = (left * visit.bits).astype(_key_dtype())
         count = kernel(_count_digits, keys, heads, shift, bits=visit.bits)
+        # Invariant: `key` holds the digits of the threshold that are known, and `rank` the rank of
+        # the threshold among the keys that begin with them.
         return visit.run(kernel(_next_digits), state, visit.fold(count, _add_each))
 
     state = visit.repeat(digits, narrow, state)
@@ -463,10 +470,12 @@ def _by_bits(
         shift = (digits - 1 - digit).astype(_key_dtype())
         count = kernel(_count_ones, keys, tuple(search.key for search in state), shift, ties=ties)
         counts, ones = visit.keep(count, _add_each)
+        # If fewer keys go on with a 1 than the rank asks for, the next bit of the threshold is 0.
         ahead = tuple(less(n, search.rank) for n, search in zip(counts, state, strict=True))
 
         def go_on(ones: tuple[Wide, ...], begun: tuple[Wide, ...]) -> tuple[Wide, ...]:
             triples = zip(ahead, ones, begun, strict=True)
+            # Of the keys that began alike, those with the bit that was chosen still do.
             return tuple(_where(zero, subtract(n, hit), hit) for zero, hit, n in triples)
 
         return _next_digits(state, counts), visit.each(go_on, ones, begun) if ties else None
@@ -572,6 +581,8 @@ def _next_digit(search: Found, counts: Wide) -> Found:
     if counts.lo.ndim == 1:
         zero = less(counts, search.rank)
         rank = _where(zero, subtract(search.rank, counts), search.rank)
+        # For a 0, all keys with a 1 are larger than the threshold, and their number leaves the
+        # rank.
         return Found(search.key << 1 | (~zero).astype(search.key.dtype), rank)
     if counts.lo.shape[1] == 256:
         digit, rank = _reached(counts, search.rank)
@@ -591,6 +602,8 @@ def _reached(counts: Wide, rank: Wide) -> tuple[Array, Wide]:
     Also returns the rank among the keys that have this digit. Rank 0 is reached by the last digit.
     """
     digit = jnp.arange(256)
+    # `reaches[d]` is the number of keys whose digit is d or a larger one. It is a masked sum, since
+    # XLA compiles running sums slowly.
     from_here = digit[:, None] <= digit  # [digit, digit]
 
     def reach(part: Array) -> Array:
@@ -598,11 +611,14 @@ def _reached(counts: Wide, rank: Wide) -> tuple[Array, Wide]:
 
     reaches = _carry(*map(reach, counts))
     beside = Wide(rank.hi[:, None], rank.lo[:, None])
+    # `reaches` falls with the digit, so counting where it is large enough finds the last such
+    # digit.
     last = (~less(reaches, beside)).sum(-1, dtype=jnp.int32) - 1
     at, inside = (
         Wide(*(jnp.take_along_axis(part, last[:, None], 1)[:, 0] for part in parts))
         for parts in (reaches, counts)
     )
+    # at - inside keys have a larger digit, and come before all that have this one.
     return last, subtract(rank, subtract(at, inside))
 
 
@@ -669,6 +685,7 @@ def _scattered(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"]:
 def _sorted_counts(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"]:
     """Counts digits by sorting them: accelerators sort fast, and add to equal places slowly."""
     ordered = jnp.sort(jnp.where(counts, digit, bins))
+    # What does not count is sorted behind the last bin, where the difference below ignores it.
     ends = jnp.searchsorted(ordered, jnp.arange(bins + 1), side="left")
     return jnp.diff(ends).astype(jnp.uint32)
 
@@ -696,6 +713,7 @@ def take(
     """
     if keys.size == 0:
         return keys > 0
+    # max(rank - before, 0): how many equal keys are left for this piece and those after it.
     left = subtract(_where(less(before, found.rank), found.rank, before), before)
     # a piece has fewer than 2**32 entries: whatever is more means all of them
     left = jnp.where(left.hi < HALF, left.hi << 16 | left.lo, np.uint32(0xFFFFFFFF))
@@ -711,6 +729,7 @@ def _take(keys: Array, thresholds: Array, left: Array, in_rows: Array | None) ->
     column = _first_reaching((row_keys == thresholds[:, None]).astype(jnp.uint32), left)
     # after the last equal key that is taken; the row's own start if none of it is
     end = row * columns + jnp.where(left > 0, column + 1, 0)
+    # The comparison with `end` is what takes ties in row-major order, without a running count.
     index = lax.iota(jnp.uint32, rows * columns).reshape(keys.shape[1:])
     return per_task(
         lambda key, least, end: (key > least) | ((key == least) & (index < end)),
@@ -729,12 +748,16 @@ def _first_reaching(
     """
     tasks, n = counts.shape
     if n % BLOCK == 0 and n > BLOCK * BLOCK // 4:
+        # Two searches, among blocks and then in one block, replace a bisection that adds up all
+        # counts in each of its rounds.
         sums = counts.reshape(tasks, n // BLOCK, BLOCK).sum(2, dtype=jnp.uint32)
         block, left, block_counts = _descend(sums, wanted, counts)
         return jnp.minimum(block * BLOCK + _first_reaching(block_counts, left), n)
     place = lax.iota(jnp.uint32, n)
 
     def halve(k: Array, at: Array) -> Array:
+        # The answer is built from its highest bit down: a bit stays if the sum before it is too
+        # small.
         further = at | jnp.uint32(1) << (n.bit_length() - 1 - k).astype(jnp.uint32)
         passed = jnp.where(place < further[:, None], counts, 0).sum(1, dtype=jnp.uint32)
         return jnp.where((further <= n) & (passed < wanted), further, at)
@@ -796,6 +819,7 @@ def row_ranks(size: Float[Array, "... n"], on_host: bool = False) -> UInt[Array,
     if size.size == 0:
         return jnp.zeros(size.shape, jnp.uint32)
     dtype = jnp.dtype(f"uint{8 * size.dtype.itemsize}")
+    # Sizes are not negative, so that their bit patterns are ordered as they are.
     keys = lax.bitcast_convert_type(lax.stop_gradient(size), dtype)
     ranks = _rank_by_numpy if on_host else _rank_by_xla
     return _automatic(ranks, jax.typeof(keys).sharding)(keys)
@@ -809,6 +833,7 @@ def _rank_dtype(n: int) -> type[np.unsignedinteger]:
 def _rank_by_xla(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
     """Ranks by sorting twice: the ranks are the inverse of the permutation that sorts."""
     index = lax.broadcasted_iota(jnp.uint32, keys.shape, keys.ndim - 1)
+    # Stable: equal magnitudes rank in row-major order.
     _, order = lax.sort((keys, index), num_keys=1, is_stable=True)
     _, rank = lax.sort((order, index), num_keys=1)
     return rank.astype(_rank_dtype(keys.shape[-1]))
@@ -838,6 +863,7 @@ def _host_ranks(keys: Any) -> np.ndarray:
         order = np.argsort(rows, axis=1, kind="stable")
         np.put_along_axis(ranks, order, np.arange(n, dtype=ranks.dtype)[None], 1)
         return ranks.reshape(shape)
+    # Rows are sorted a cache's worth at a time.
     step = max(1, IN_CACHE // n)
     pairs = np.empty((step, n), np.uint64)
     position = np.arange(step * n, dtype=np.uint64).reshape(step, n)
@@ -845,10 +871,14 @@ def _host_ranks(keys: Any) -> np.ndarray:
     for start in range(0, len(rows), step):
         block = rows[start : start + step]
         packed = pairs[: len(block)]
+        # Key above, position below: one sort of integers gives the order, and equal keys stay in
+        # the order of their positions.
         np.left_shift(block, np.uint64(32), out=packed, dtype=np.uint64)
         np.bitwise_or(packed, position[: len(block)], out=packed)
         packed.sort(axis=1)
         np.bitwise_and(packed, np.uint64(0xFFFFFFFF), out=packed)
         out = ranks[start : start + step].reshape(-1)
+        # Positions count over the whole block, so one assignment inverts the permutations of all
+        # rows.
         out[packed.view(np.int64).reshape(-1)] = rank[: len(block)].reshape(-1)
     return ranks.reshape(shape)

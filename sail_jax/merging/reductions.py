@@ -41,6 +41,7 @@ def mean_where_any(delta: Array, weight: Array) -> Array:
       Shape `[...]`; 0 where all weights are 0, and where they cancel: |sum w| <= 10 eps sum |w|.
     """
     mass, size = task_sum(weight), task_sum(per_task(jnp.abs, weight))
+    # Compared with the sum of magnitudes: weights that cancel leave rounding errors, not 0.
     exists = jnp.abs(mass) > 10 * jnp.finfo(mass.dtype).eps * size
     total = task_sum(per_task(jnp.multiply, weight, delta))
     # the inner where keeps the gradient finite at entries that the outer one discards
@@ -112,6 +113,8 @@ def combination(coefficients: Coefficients, *args: Any, scope: Vectors = "tensor
     sums = Fold(
         kernel(_by_column if scope == "column" else _by_tensor),
         kernel(_coefficients, count),
+        # Not the plain sum: Gram matrices of pieces add up, and their weights, being the same, do
+        # not.
         _add_products,
     )
     # a piece of whole rows has an entry of every column, so that sums over pieces fit together
@@ -147,6 +150,8 @@ def _add_products(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array
 def _coefficients(count: Coefficients, prepared: Any, sums: tuple[Array, Array]) -> Array:
     """Computes coefficients; NaN where an inner product overflows."""
     finite = jnp.isfinite(sums[0]).all((-2, -1))[..., None]
+    # Coefficients of infinite products might look finite (x / inf is 0). NaN reaches the outcome,
+    # which is refused with the name of the tensor.
     return jnp.where(finite, count(*sums), jnp.nan)
 
 

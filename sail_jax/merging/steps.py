@@ -170,6 +170,7 @@ class Piece:
           uint32, of this shape; indices from 2**32 on wrap around.
         """
         flat = lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+        # Within the leaf, not the piece: random draws must not depend on how a leaf is cut.
         return flat + jnp.asarray(self.start, jnp.uint32)
 
     def inside(self, shape: tuple[int, ...]) -> Bool[Array, "..."] | None:
@@ -455,6 +456,8 @@ class Fold:
         """
         summary = self.summary.bind(*found)
         total, own = (
+            # Only if something is kept: `keep` holds the results of all pieces until the tensor is
+            # merged.
             visit.keep(summary, self.add) if self.kept else (visit.fold(summary, self.add), None)
         )
         return (visit.run(self.finish, prepared, total),), (own,) if self.kept else ()

@@ -147,6 +147,21 @@ class Work(NamedTuple):
         return sum(self.size * tensor.dtype.itemsize for tensor in self.inputs)
 
 
+def copy(name: str, shape: Shape, dtype: np.dtype, models: Sequence[Tensor]) -> Work:
+    """Describes a tensor that is copied from the first model.
+
+    Args:
+      name: The path of the tensor.
+      shape: Its shape.
+      dtype: Its dtype.
+      models: The tensor in each model; all have to agree with the first.
+
+    Returns:
+      What `Engine` carries out.
+    """
+    return Work(name, shape, dtype, tuple(models), None, np.ones(1), None)
+
+
 class Run(NamedTuple):
     """A run of consecutive entries of a tensor.
 
@@ -206,6 +221,7 @@ def passes(work: Work, bits: int = 16) -> int:
       piece takes no pass.
     """
     in_one_piece = len(pieces(work.shape, work.needs)) <= 1
+    # A tensor of one piece finds its statistics in the program that merges it.
     alone = 0 if in_one_piece else sum(step.passes(16) for step in work.steps if not step.over_tree)
     return 1 + alone + sum(step.passes(bits) for step in work.steps if step.over_tree)
 
@@ -445,6 +461,7 @@ class Reader:
             if fresh or not self.keeps:
                 for tensor, row in zip(tensors, rows, strict=True):
                     self._fill(tensor, row, run)
+                # Once for each piece: later passes read the same bytes again.
                 if k in self.unit.unchecked and self.check:
                     _refuse(tensors, rows, run.count)
             return self.buffers.on_device(memory)
@@ -509,11 +526,13 @@ class Unit:
         self.works, self.bits = tuple(works), bits
         self.merge, self.steps = first.merge, first.steps
         largest = max(works, key=lambda work: work.size)
+        # Tensors that are merged together share the runs of the largest; the others are padded.
         self.runs = pieces(largest.shape, first.needs, crowded)
         self.unchecked = set(range(len(self.runs)))
         self.batch = at_a_time(first, crowded)
         self.dtype = read_as(first)
         wide = np.float64 if self.dtype == np.float64 else np.float32
+        # Weights were computed in float64 and are rounded once, to the precision of the inputs.
         self.weights = self._stacked([work.weights.astype(wide) for work in works])
         self.names = self._stacked([fingerprint(work.name) for work in works])
         self.known: Known = ()
@@ -724,6 +743,7 @@ def units(works: Sequence[Work], crowded: bool, bits: int = 16) -> list[Unit]:
         shape = None if work.needs == "entry" else work.shape
         inputs = (len(work.models), work.start is None, *(x.dtype for x in work.inputs))
         applied = tuple(step.applies(work.name) for step in work.steps)
+        # All that a compiled program depends on: tensors of equal keys can go through one.
         key = (batch, shape, work.dtype, inputs, applied, work.size == 0, id(work.merge))
         alike.setdefault(key, []).append(work)
     return [
@@ -844,6 +864,7 @@ class Tree:
             for k in range(len(unit.runs))
         }
         entries = [(at, key, b) for key, places in names.items() for b, at in enumerate(places)]
+        # By path and then by place: the order in which ties are taken.
         entries.sort()
 
         def running(*counts: ranking.Wide) -> list[ranking.Wide]:

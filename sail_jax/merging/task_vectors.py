@@ -93,6 +93,8 @@ class Proposal:
             delta = self.models.astype(dtype)
         else:
             delta = jnp.stack([x.astype(dtype) for x in self.models])
+        # The difference is taken in the wide dtype: models in bfloat16 lie close to their base, and
+        # their difference in bfloat16 would keep few digits.
         delta = delta if self.start is None else delta - self.start.astype(dtype)
         return delta, self.weights.astype(dtype).reshape(-1, *(1,) * (delta.ndim - 1))
 
@@ -301,6 +303,7 @@ def written(scale: Array, source: Proposal, update: Array) -> tuple[Array, Array
       The change scale * update, and start + change in the dtype of the outcome.
     """
     change = scale.astype(update.dtype) * update
+    # The only rounding to the dtype of the file, after the sum.
     out = change if source.start is None else source.start.astype(change.dtype) + change
     return change, out.astype(source.dtype)
 
@@ -353,6 +356,7 @@ def apply(base: PyTree, update: PyTree, scale: Float[ArrayLike, ""] = 1.0) -> Py
         if change is None:
             return leaf
         leaf = jnp.asarray(leaf)
+        # As in `written`: the sum in the wide dtype, then one cast.
         return (leaf.astype(change.dtype) + scale * change).astype(leaf.dtype)
 
     merged = jax.tree.map(step, update, base, is_leaf=_is_none)
@@ -430,6 +434,7 @@ def task_weights(
         raise ValueError(f"weights: expected finite values, got {w.tolist()}")
     if normalize:
         rounding = 10 * jnp.finfo(jnp.result_type(float)).eps
+        # A sum that is rounding error beside its terms would blow up the weights by 1 / eps.
         if abs(w.sum()) <= rounding * abs(w).sum():
             raise ValueError(f"weights: {w.tolist()} sum to 0 and cannot be normalised")
         w = w / w.sum()
@@ -533,6 +538,7 @@ def _check_like(where: str, leaf: Any, like: Any, given: str) -> None:
         raise ValueError(f"{where}: expected shape {like.shape}, got {leaf.shape}")
     if _floating(leaf) != _floating(like):
         raise TypeError(f"{where}: expected dtype {like.dtype}, got {leaf.dtype}")
+    # Integers and bools are copied from the base, so only their values remain to be compared.
     if _floating(leaf) or leaf is like or is_traced(leaf, like):
         return
     if not np.array_equal(np.asarray(leaf), np.asarray(like)):

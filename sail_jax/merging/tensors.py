@@ -120,6 +120,8 @@ class OnDemand(ABC):
             if self._formed is None:
                 self._formed = self.form()
             formed = self._formed
+            # The engine reads from the first entry to the last: nobody needs what was formed after
+            # that.
             if start + out.size == math.prod(self.shape):  # the last entries are asked for
                 self._formed = None
         # outside the lock, so that several threads can copy at once

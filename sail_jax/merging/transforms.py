@@ -172,6 +172,7 @@ def _between_ranks(
     """Returns the ranks of the last entry above those that stay, and of the last one that stays."""
     count = _how_many(density, floor, size)
     above = np.floor(gamma * size + (0.0 if floor else 0.5)).astype(int)
+    # `density` wins over `gamma`: as many entries stay as it says, and fewer large ones are masked.
     above = np.minimum(above, size - count)
     return ranking.wide(above), ranking.wide(above + count)
 
@@ -185,6 +186,7 @@ def _keep_between(
     largest, leading = (
         ranking.take(keys, *args) for args in zip(thresholds, before, in_rows, strict=True)
     )
+    # The first k + m entries without the first m.
     return delta, mask(per_task(lambda a, b: a & ~b, leading, largest), weight)
 
 
@@ -246,11 +248,13 @@ def _keep_elected(
     counted = _counted(by, delta, weight)
     mass = task_sum(counted)
     elected = jnp.where(mass == 0, jnp.asarray(default, mass.dtype), jnp.sign(mass))
+    # Strictly: an entry that is 0, or masked before, agrees with no sign.
     return delta, per_task(lambda c, w: jnp.where(c * elected > 0, w, 0), counted, weight)
 
 
 def _count_signs(piece: Piece, delta: Array, weight: Array, *, by: ElectBy) -> tuple[Wide, Wide]:
     """Counts the entries of a piece for which each sign is elected."""
+    # A leading axis of one task, which `occurrences` expects.
     mass = task_sum(_counted(by, delta, weight))[None]
     return ranking.occurrences(mass > 0), ranking.occurrences(mass < 0)
 
@@ -330,6 +334,8 @@ def uniform(
     models = lax.iota(jnp.uint32, tasks)
     low, high = random_bits.stream(words, *(piece.name[i] for i in range(4)), models)
     index = piece.index(tuple(rest))
+    # A function and not a stack: bits of one model at a time fuse with the comparison that uses
+    # them.
     return lambda k: random_bits.uniform((low[k], high[k]), index)
 
 
@@ -418,6 +424,7 @@ def _probability(
 ) -> Float[Array, "task ..."]:
     """Computes the probability with which each entry stays."""
     density, epsilon = beside(density, delta), beside(epsilon, delta)
+    # Keeps density - epsilon and density + epsilon, the least and the largest p, within [0, 1].
     epsilon = jnp.minimum(epsilon, jnp.minimum(density, 1 - density))
     size = jnp.where(weight != 0, jnp.abs(delta), 0)
     if rank_by == "magnitude":
@@ -472,6 +479,7 @@ WORD = 32
 def _packed(kept: Bool[Array, "task ..."]) -> UInt[Array, "task words"]:
     """Packs masks into 32-bit words, `[task, words]`."""
     flat = kept.reshape(len(kept), -1)
+    # Bit i of word j is entry i * words + j: so words are made of whole slices, not of neighbours.
     flat = jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % WORD))).reshape(len(kept), WORD, -1)
     bits = flat.astype(jnp.uint32)
     return functools.reduce(lax.bitwise_or, [bits[:, i] << i for i in range(WORD)])
@@ -513,6 +521,8 @@ def rescale_l1(inner: Transform) -> Transform:
     if len(inner.steps) != 1 or inner.steps[0].statistics:
         raise ValueError("rescale_l1: expected a transform of one step without statistics")
     step = inner.steps[0]
+    # The inner transform runs twice, for its norms and for its outcome. Its draws depend on the key
+    # and on the place of an entry alone, so both times they are the same.
     norms = Fold(kernel(_norms, step.kernel), kernel(_ratio))
     return transform(kernel(_rescaled, step.kernel), norms, needs=step.needs)
 

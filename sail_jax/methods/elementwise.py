@@ -117,6 +117,7 @@ def magmax(*, scale: Scalar = 1.0) -> Merge:
 def _largest(piece: Piece, delta: Array, weight: Array) -> Array:
     """The weighted delta of largest magnitude at each entry; of equal ones the later model's."""
     weighted = weight * delta
+    # >= and not >: of equal magnitudes the later one is taken.
     later = lambda a, b: jnp.where(jnp.abs(b) >= jnp.abs(a), b, a)  # noqa: E731
     return functools.reduce(later, [weighted[k] for k in range(len(weighted))])
 
@@ -320,6 +321,7 @@ def _most_varying(part: float) -> Transform:
     """The transform that keeps a fraction of the varying entries, those of largest variance."""
     varying = Fold(kernel(_count_varying), add=ranking.add)
     rank = kernel(_rank_of_part, ranking.fraction(part))
+    # One ranking for all models, of variances: the mask is the same for each of them.
     order = Order(kernel(_variance_keys), ranks=rank, tasks=1, ties=True)
     return transform(kernel(_keep_varying), varying, order)
 
@@ -369,6 +371,7 @@ def _energy(piece: Piece, delta: Array, weight: Array) -> Vectors:
 
 def _add_energies(a: Vectors, b: Vectors) -> Vectors:
     """The sum of two energies of `_energy`, in the same form."""
+    # Both sums are brought to the larger of their scales: factors are at most 1.
     most = jnp.maximum(a[0], b[0])
     safe = jnp.where(most > 0, most, 1)
     return most, jnp.square(a[0] / safe) * a[1] + jnp.square(b[0] / safe) * b[1]
@@ -385,8 +388,10 @@ def _weigh(
     """Multiplies the weights by c_k, or by equal ones if the mean energy is below `floor`."""
     most, rest, size = energy
     top = most.max()
+    # Energies relative to the largest model's: their ratios are what counts, and nothing overflows.
     c = jnp.square(most / jnp.where(top > 0, top, 1)) * rest
     mass = c.sum()
+    # mergekit compares the mean energy with 1e-6; without its convention `floor` is 0.
     uniform = (mass == 0) | (jnp.square(top) * mass / size < floor)
     c = jnp.where(uniform, 1 / len(delta), c / jnp.where(uniform, 1, mass))
     return delta, weight * beside(c, delta)
@@ -435,6 +440,8 @@ def _quartile_ranks(size: int) -> tuple[Wide, ...]:
 def _importance(delta: Array) -> Float[Array, "..."]:
     """The importance of each entry, `[...]`, given base and model as `[2, ...]`."""
     rows = delta[..., None] if delta.ndim == 1 else delta
+    # With `base="merged"` the first entry is the base, and the "deltas" are the parameters
+    # themselves.
     q, p = jax.nn.softmax(rows, axis=-1) + 1e-8
     divergence = jnp.maximum((p * jnp.log(p / q)).sum(-1, keepdims=True), 0)
     return (jnp.abs(rows[1] - rows[0]) * divergence).reshape(delta.shape[1:])
@@ -450,6 +457,7 @@ def _fuse(quartiles: tuple[Found, ...], piece: Piece, delta: Array, weight: Arra
     """The model's entry where its importance reaches the threshold, the base's elsewhere."""
     low, median, high = (ranking.float_of_key(quartile.key)[0] for quartile in quartiles)
     threshold = median + 1.5 * (high - low)
+    # A choice has no gradient; which entries are taken counts as constant.
     taken = lax.stop_gradient(_importance(delta)) >= threshold.astype(delta.dtype)
     return jnp.where(taken, delta[1], delta[0])
 
@@ -517,6 +525,8 @@ def _score(bounds: tuple[Found, ...], delta: Array, weight: Array) -> tuple[Arra
     least, most = (beside(ranking.float_of_key(bound.key), delta) for bound in bounds)
     size, differ = jnp.clip(jnp.abs(delta), least, most), most > least
     within = jnp.where(differ, (size - least) / jnp.where(differ, most - least, 1), 1)
+    # within <= 1, so the exponent is at most 0. The factor exp(-M) is the same everywhere and drops
+    # out when scores are rescaled to [0, 1].
     score = jnp.exp(len(delta) * (within**2 - 1)) * jnp.tanh(delta * task_sum(delta))
     return jnp.sign(delta) * size, score
 

@@ -110,6 +110,8 @@ def search(
         for _ in range(min(strategy.population_size, budget - len(evaluations))):
             x = strategy.ask()
             options = _named(low + (high - low) * x, bounds)
+            # CMA-ES with one seed asks for the same points, so a search that is resumed replays its
+            # history and evaluates only what is new.
             new = _recorded(history, len(evaluations), options, bounds)
             if new is None:
                 # a copy: an objective that changes its arrays must not change the record

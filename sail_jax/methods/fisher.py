@@ -107,8 +107,10 @@ def _weigh(floor: Array, piece: Piece, delta: Array, weight: Array) -> tuple[Arr
             raise ValueError(f"fishers[{k}]: expected shape {delta.shape[1:]}, got {got}")
     floor = jnp.asarray(floor, delta.dtype)
     F = jnp.stack([jnp.maximum(jnp.asarray(value, delta.dtype), floor) for value in values])
+    # A masked model must not set the scale of the others: it takes no part in the largest F.
     F = jnp.where(weight != 0, F, 0)
     top = F.max(0)
+    # The inner where keeps 0 / 0, and its gradient, out of the branch that is discarded.
     return delta, weight * jnp.where(top > 0, F / jnp.where(top > 0, top, 1), 1)
 
 
@@ -143,6 +145,7 @@ def _fisher_leaves(name: str, tree: PyTree) -> dict[str, Array]:
 def _unit(column: dict[str, Array]) -> dict[str, Array]:
     """The leaves over the norm of all; over the largest entry first, for squares underflow."""
     wide = {p: x.astype(jnp.promote_types(x.dtype, jnp.float32)) for p, x in column.items()}
+    # `initial` makes the maximum of a leaf without entries 0 instead of an error.
     tops = [jnp.max(x, initial=0.0) for x in wide.values()]
     top = jnp.stack(tops).max() if tops else 1.0
     wide = {path: x / jnp.where(top > 0, top, 1) for path, x in wide.items()}
@@ -213,7 +216,10 @@ def fisher_diagonal(
     leaves, treedef = jax.tree.flatten(params)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
     wide = [jnp.promote_types(leaf.dtype, jnp.float32) for leaf in leaves]
+    # Only floating leaves are differentiated, in float32 at least; the others are passed on as they
+    # are.
     at = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    # Squares of bfloat16 gradients, added up over examples, would lose their small terms.
     theta = [leaves[i].astype(wide[i]) for i in at]
 
     def scatter(values: Sequence[Any], rest: Sequence[Any]) -> PyTree:
@@ -223,6 +229,7 @@ def fisher_diagonal(
     def squares(i: Array) -> list[Array]:
         """The squared gradients of example i, added up over its draws or outputs."""
         example, target = jax.tree.map(lambda x: jnp.asarray(x)[i], (inputs, targets))
+        # `predict` takes batches: each example is a batch of one, so that its gradient is its own.
         batch = jax.tree.map(lambda x: x[None], example)
 
         def output(theta: list[Array]) -> Array:
@@ -233,11 +240,14 @@ def fisher_diagonal(
                 )
             return out[0].astype(jnp.promote_types(out.dtype, jnp.float32))
 
+        # One forward pass; each draw, label or column below costs one backward pass through it.
         out, pullback = jax.vjp(output, theta)
         draws = samples if key is not None else 1 if targets is not None else out.size
 
         def add(total: list[Array], j: Array) -> tuple[list[Array], None]:
             if key is not None:
+                # Keys follow from the example and the draw, so the batch size does not change the
+                # estimate.
                 score = _drawn(out, jax.random.fold_in(jax.random.fold_in(key, i), j), likelihood)
             elif targets is not None:
                 score = _observed(out, target, likelihood)
@@ -249,6 +259,8 @@ def fisher_diagonal(
         return [t / samples for t in total] if key is not None else total
 
     def batch(total: list[Array], i: Array) -> tuple[list[Array], None]:
+        # The shapes [batches, size] have to be full: places beyond n repeat the last example with
+        # weight 0.
         new = jax.vmap(squares)(jnp.minimum(i, n - 1))
         real = (i < n).astype(jnp.float32)  # the last batch is filled up with repeated examples
         return [t + jnp.tensordot(real, x, 1) for t, x in zip(total, new, strict=True)], None
@@ -287,4 +299,6 @@ def _root(out: Array, j: Array, likelihood: str) -> Array:
     if likelihood == "gaussian":
         return unit
     p = jax.nn.softmax(out)  # diag(p) - p p^T = sum_c p_c (e_c - p)(e_c - p)^T
+    # Entry j belongs to one position of a sequence only: `unit.sum` is 1 there and 0 elsewhere, so
+    # the columns of different positions do not mix.
     return jnp.sqrt(p.reshape(-1)[j]) * (unit - p * unit.sum(-1, keepdims=True))

@@ -291,6 +291,8 @@ def _squared_angle(cosine: Array) -> Array:
     """
     u = 1 - cosine
     series = u * (2 + u * (1 / 3 + u * (4 / 45 + u * (1 / 35 + u * 16 / 1575))))
+    # arccos has an infinite slope at 1, where nearly parallel vectors lie: the series is smooth
+    # there.
     far = u > 0.01
     return jnp.where(far, jnp.arccos(jnp.where(far, jnp.maximum(cosine, -1), 0)) ** 2, series)
 
@@ -299,6 +301,8 @@ def _wave(function: Callable[[Array], Array], first: int) -> Callable[[Array], A
     """f(sqrt(q)) for an even f; for q < 0.1 by its alternating series, which is off by 1e-18."""
 
     def even(q: Array) -> Array:
+        # Ratios of consecutive terms: `first` is 1 for cos, with 1/(1*2), 1/(3*4), and 2 for
+        # sin(x)/x, with 1/(2*3), 1/(4*5).
         terms = np.cumprod([1.0] + [-1 / ((2 * k + first) * (2 * k + first + 1)) for k in range(6)])
         far = q > 0.1
         series = functools.reduce(lambda total, term: total * q + term, terms[::-1])
@@ -313,6 +317,7 @@ _cos = _wave(jnp.cos, 1)
 
 def _arc(t: Array, square: Array) -> tuple[Array, Array]:
     """sin((1 - t) theta) / sin(theta) and sin(t theta) / sin(theta), given theta^2."""
+    # sin(x theta) / sin(theta) = x sinc(x theta) / sinc(theta), which is no 0 / 0 at theta = 0.
     first, second = ((x * _sinc(x**2 * square) / _sinc(square)) for x in (1 - t, t))
     return first, second
 
@@ -320,6 +325,7 @@ def _arc(t: Array, square: Array) -> tuple[Array, Array]:
 def _share(weights: Float[Array, "task"]) -> Array:
     """w_2 / (w_1 + w_2), and 1/2 where the weights cancel."""
     mass, size = weights.sum(), jnp.abs(weights).sum()
+    # A sum that is only rounding beside its terms counts as 0, as in `weighted_mean`.
     exists = jnp.abs(mass) > 10 * jnp.finfo(weights.dtype).eps * size
     return jnp.where(exists, weights[1] / jnp.where(exists, mass, 1), 0.5)
 
@@ -376,6 +382,7 @@ def _nuslerp(mergekit: bool) -> Callable[..., Array]:
 
 def _direction(cosines: Gram, weights: Array) -> tuple[Array, Array]:
     """Coefficients of the normalised mean of directions, and whether it is longer than 1e-3."""
+    # |sum_k w_k u_k|^2 by the inner products u_j . u_k: the vectors themselves are not needed.
     square = jnp.einsum("...jk,...j,...k->...", cosines, weights, weights)[..., None]
     exists = square > 1e-6 * jnp.abs(weights).sum(-1, keepdims=True) ** 2
     return weights / jnp.sqrt(jnp.where(exists, square, 1)), exists
@@ -400,15 +407,20 @@ def _karcher(mergekit: bool, steps: int, tolerance: float) -> Callable[..., Arra
         counted = lengths > (tolerance if mergekit else 0)
         present = jnp.where(counted, weights, 0)
         mass = present.sum()
+        # Divided by the sum of magnitudes, not by the sum, which may be near 0; its sign makes all
+        # weights negative equal to all positive.
         share = present / jnp.where(mass != 0, jnp.sign(mass), 1) * _inverse(jnp.abs(present).sum())
         mean, exists = _direction(cosines, share)
         if mergekit:
+            # mergekit starts from the first tensor where the mean direction does not exist.
             first = jnp.zeros_like(mean).at[jnp.argmax(counted)].set(1)
             mean = jnp.where(exists, mean, first)
             exists = counted.any(keepdims=True)
 
         def step(_: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
             u, done = state
+            # u is kept as coefficients of the models' directions: u . u_j = sum_k cosines[j, k]
+            # u[k], and the length of u is sqrt(u^T cosines u).
             dots = cosines @ u
             sided = dots > CUT - 1
             # the inner where keeps the gradient finite at directions that the outer one discards
@@ -418,6 +430,7 @@ def _karcher(mergekit: bool, steps: int, tolerance: float) -> Callable[..., Arra
             square = jnp.maximum(tangent @ cosines @ tangent, 0)
             # a bound of the tangent's length, whose square is lost in rounding before it is small
             done = done | (jnp.abs(tangent).sum() < tolerance)
+            # exp_u(v) = cos|v| u + sin|v| / |v| v
             new = _cos(square) * u + _sinc(square) * tangent
             # back to length 1, from which rounding leads away; the bound keeps the root finite
             new = new / jnp.sqrt(jnp.maximum(new @ cosines @ new, ANTIPODAL))
@@ -440,6 +453,8 @@ def _stock(average: Average, mergekit: bool) -> Callable[..., Array]:
         if mergekit:
             lengths = _lengths(products)
             size = lengths[..., :, None] * lengths[..., None, :]
+            # mergekit's floor under the product of lengths, which makes short deltas look
+            # orthogonal.
             cosines = products / jnp.maximum(size, 1e-6)
         else:
             _, cosines = _cosines(products)
@@ -453,6 +468,7 @@ def _stock(average: Average, mergekit: bool) -> Callable[..., Array]:
         c = c if mergekit else jnp.maximum(c, 0)
         size = 1 + (n - 1) * c
         pole = jnp.abs(size) < 1e-6
+        # Only mergekit's convention reaches the pole: without it c >= 0 and size >= 1.
         t = jnp.where(pole, 0, n * c / jnp.where(pole, 1, size))
         return t * weights
 

@@ -145,6 +145,7 @@ def adamerging(
     ((8, 2), (2,))
     """
     _check_by(by)
+    # Once, outside of the loss: only the coefficients change while they are learned.
     vectors = transform(task_vectors(models, base))
     loss = _entropies(predict, batches, len(models))
     if clamp is not None and not (len(clamp) == 2 and clamp[0] <= clamp[1]):
@@ -315,6 +316,7 @@ def concrete_subspace(
                     leaf_key = jax.random.fold_in(leaf_key, word)
                 logit = logit + jax.random.logistic(leaf_key, logit.shape, logit.dtype)
             mask = jax.nn.sigmoid(logit / temperature)
+            # Divided by its mean, so that the size of the update does not fall with the mask.
             return change * mask / mask.mean()
 
         leaves, treedef = jax.tree.flatten(update)

@@ -102,10 +102,13 @@ def emr(models: Sequence[PyTree], base: PyTree) -> Localized:
 def _emr(piece: Piece, delta: Array, weight: Array) -> dict[str, Array]:
     """The shared vector of a leaf, its masks, and L1 norms `[2, task]` before and after masking."""
     sign = jnp.sign(task_sum(delta))
+    # Models of the other sign have sign * delta < 0. Where a sign is elected some model has it, so
+    # the maximum is taken over those that agree.
     highest = sign * delta[0]
     for k in range(1, len(delta)):
         highest = jnp.maximum(highest, sign * delta[k])
     shared = sign * highest
+    # Strictly: a task that did not change an entry does not use it.
     mask = per_task(lambda d: d * jnp.sign(shared) > 0, delta)
 
     def lengths(k: int) -> Array:

@@ -174,16 +174,22 @@ def _fit(
     tasks, n = G.shape[:2]
 
     def matrix(x: Array) -> Array:
+        # Kernels of several axes as matrices [in, out]: [in..., out...] or, as in PyTorch, [out...,
+        # in...].
         return x.reshape(-1, n).T if last else x.reshape(n, -1)
 
+    # RegMean's shrinkage: alpha G + (1 - alpha) diag(G), with alpha = `off_diagonal`.
     G = jnp.where(jnp.eye(n, dtype=bool), G, off_diagonal * G)
     product = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+    # Shapes: G [task, in, in], A [in, in], each change [in, out].
     A = task_sum(w[:, None, None] * G)
     changes = [w[k] * product(G[k], matrix(delta[k] - mean)) for k in range(tasks)]
     change = functools.reduce(jnp.add, changes)
     # the mean eigenvalue, of which `damping` is a fraction; 1 for inputs that are all 0
     size = jnp.trace(A) / n
     size = jnp.where(size > 0, size, 1)
+    # A + damping is symmetric and, with Grams of real inputs, positive definite. Where it is not,
+    # Cholesky gives NaN, which is refused with the advice of `remedy`.
     root = jax.scipy.linalg.cho_factor(A / size + damping * jnp.eye(n, dtype=A.dtype))
     change = jax.scipy.linalg.cho_solve(root, change / size)
     return mean + (change.T if last else change).reshape(mean.shape)
@@ -233,6 +239,7 @@ def _grams(
             if x.ndim < 2:
                 raise ValueError(f"activations, {path!r}: expected [..., in], got shape {x.shape}")
             total[path] = total.get(path, 0.0) + _second_moment(x)
+            # Batches may differ in size: sums and counts are kept, and divided at the end.
             rows[path] = rows.get(path, 0) + math.prod(x.shape[:-1])
     empty = [path for path, count in rows.items() if not count]
     if empty or i is None:
@@ -307,6 +314,7 @@ def regmean_plus_plus(
     for i, group in enumerate(members):
         moments = []
         for leaves, data in zip(own, batches, strict=True):
+            # Model k with the layers before this group merged already.
             mixed = [merged[path] if path in resolved else leaves[path] for path in merged]
             params = jax.tree.unflatten(jax.tree.structure(like), mixed)
             moments.append(_grams(activations, params, data, lambda path: path in group))  # noqa: B023
@@ -317,6 +325,7 @@ def regmean_plus_plus(
         )
         parts = [{path: leaves[path] for path in group} for leaves in own]
         merged |= fit(parts, {path: merged[path] for path in group}, weights=weights)
+        # Only now: while its own inputs were collected, the group was still the model's.
         resolved |= set(group)
     return jax.tree.unflatten(jax.tree.structure(like), list(merged.values()))
 

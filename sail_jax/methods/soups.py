@@ -79,9 +79,11 @@ def greedy_soup(
         raise ValueError(f"scores: expected one per model, {len(models)}, got {len(scores)}")
     if all(map(math.isnan, scores)):
         raise ValueError("score: expected a number for one model at least, got NaN for all")
+    # NaN compares with nothing: models without a score come last, in their order.
     order = sorted(range(len(models)), key=lambda i: (math.isnan(scores[i]), -_finite(scores[i])))
     first, *rest = order
     like = jax.tree.map(jnp.asarray, models[first])
+    # The running mean stays wide; only what is scored is cast, so that rounding does not add up.
     mean, best, taken = _wide(like), scores[first], [first]
     trials = [(first, best)]
     for i in rest:

@@ -274,6 +274,8 @@ def opcm(
     """
     check_scalar("alpha", alpha, lambda x: 0 <= x <= 1, "a number in [0, 1]")
     one_of("scope", scope, Scope)
+    # The projected sum is computed twice, for its norm and for the outcome. Over the tree, to
+    # keep it between the two passes would take as much memory as the model.
     projected = kernel(_of_matrix, kernel(_opcm, number(alpha)), transposed=False)
     rescaled = reduce(
         kernel(_rescaled, projected),
@@ -317,9 +319,12 @@ def _of_matrix(
     """`update` of one leaf if it is a matrix; the leaf as it is otherwise."""
     if delta.ndim != 3 or min(delta.shape[1:]) < 2:
         return delta, weight
+    # Shapes: delta [task, a, b]; `update` takes such a stack and returns one matrix [a, b].
     weighted = weight * delta
     merged = update(jnp.swapaxes(weighted, 1, 2) if transposed else weighted)
     first = jnp.zeros((len(delta), 1, 1), delta.dtype).at[0].set(1)
+    # The outcome is given to model 0 with weight 1 and all others are masked, so that the weighted
+    # mean which follows returns it unchanged.
     return first * (merged.T if transposed else merged), first
 
 
@@ -345,6 +350,7 @@ def _mm(*factors: Array) -> Array:
 def _svd(x: Matrix, size: Array | None = None) -> tuple[Array, Array, Array]:
     """U [a, r], S [r] and V [b, r], all 0 where S is within the rounding of x, or of `size`."""
     U, S, Vt = jnp.linalg.svd(x, full_matrices=False)
+    # The usual threshold of a numerical rank, as in `numpy.linalg.matrix_rank`.
     rounding = max(x.shape) * jnp.finfo(x.dtype).eps * (S[0] if size is None else size)
     real = rounding < S
     return jnp.where(real, U, 0), jnp.where(real, S, 0), jnp.where(real, Vt.T, 0)
@@ -366,6 +372,8 @@ def _polar_jvp(primals: tuple[Matrix], tangents: tuple[Matrix]) -> tuple[Matrix,
     pairs, single = S[:, None] + S, S[None, :]
     inverse = jnp.where(pairs > 0, 1 / jnp.where(pairs > 0, pairs, 1), 0)
     divided = jnp.where(single > 0, 1 / jnp.where(single > 0, single, 1), 0)
+    # d(U V^T) = U ((A - A^T) / (s_i + s_j)) V^T inside the spaces of U and V. The parts of dx
+    # beyond them, `left` and `right`, are divided by one singular value each.
     A = _mm(U.T, dx, V)
     left, right = _mm(dx, V) - _mm(U, A), _mm(U.T, dx) - _mm(A, V.T)
     tangent = _mm(U, inverse * (A - A.T), V.T) + _mm(left * divided, V.T)
@@ -398,6 +406,7 @@ def _tsv(deltas: Stack, *, ratio: float | None) -> Matrix:
     """The update of `tsv_m` for one matrix."""
     r = min(deltas.shape[1:])
     k = max(1, r // len(deltas) if ratio is None else _floor(ratio * r))
+    # A loop and not `vmap`: factorisations that run at once wait for each other's threads on CPUs.
     U, S, V = lax.map(lambda x: tuple(part[..., :k] for part in _svd(x)), deltas)
     U, V = _orthonormal(_beside(U), _beside(V))
     return _mm(U * S.reshape(-1), V.T)
@@ -413,6 +422,7 @@ def _iso_c(deltas: Stack) -> Matrix:
 def _iso_cts(deltas: Stack, *, common_fraction: float) -> Matrix:
     """The update of `iso_cts` for one matrix."""
     r, tasks = min(deltas.shape[1:]), len(deltas)
+    # What the M specific spaces do not fill exactly goes to the common one, so that all r are used.
     n = min(round((r - _floor(common_fraction * r)) / tasks), r // tasks)
     common = r - n * tasks
     U, S, V = (part[..., :common] for part in _svd(task_sum(deltas)))
@@ -440,7 +450,9 @@ def _quadratic(deltas: Stack) -> tuple[Matrix, Matrix, Matrix]:
     squares = jnp.sum(deltas**2, (1, 2))
     inverse = jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0)
     grams = [scale * _mm(x.T, x) for scale, x in zip(inverse, deltas, strict=True)]
+    # L is expanded around the sum of deltas, where the published code starts, too.
     start = task_sum(deltas)
+    # For one model start - x is exactly 0, and so is its pull.
     pulls = [_mm(start - x, gram) for x, gram in zip(deltas, grams, strict=True)]
     return start, task_sum(jnp.stack(grams)), task_sum(jnp.stack(pulls))
 
@@ -448,6 +460,8 @@ def _quadratic(deltas: Stack) -> tuple[Matrix, Matrix, Matrix]:
 def _wudi_exact(damping: Array, deltas: Stack) -> Matrix:
     """The minimum of L by the eigenvalues of A."""
     start, A, C = _quadratic(deltas)
+    # The grams are divided by squared norms, so that each has trace 1 and A the trace M: damping is
+    # relative to that.
     pull = jnp.asarray(damping, A.dtype) * len(deltas)
     values, Q = jnp.linalg.eigh(A)
     # where A is 0 up to rounding, so is C, and dividing would turn its rounding into a change
@@ -462,11 +476,14 @@ def _wudi_adam(rate: Array, deltas: Stack, *, steps: int) -> Matrix:
 
     def step(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         y, mean, square = state
+        # The gradient of a quadratic needs A and C alone, not the deltas: a step costs one product,
+        # whatever the number of models.
         gradient = 2 * (_mm(y, A) + C)
         mean = 0.9 * mean + 0.1 * gradient
         square = 0.999 * square + 0.001 * gradient**2
         t = jnp.asarray(i + 1, y.dtype)
         first, second = mean / (1 - 0.9**t), square / (1 - 0.999**t)
+        # The root has an infinite slope at 0, which gradients through the merge would meet.
         root = jnp.where(second > 0, jnp.sqrt(jnp.where(second > 0, second, 1)), 0)
         return y - jnp.asarray(rate, y.dtype) * first / (root + 1e-8), mean, square
 
@@ -480,8 +497,11 @@ def _opcm(alpha: Array, deltas: Stack) -> Matrix:
     def add(merged: Matrix, x: Matrix) -> tuple[Matrix, None]:
         U, S, V = _svd(merged)
         mass = jnp.cumsum(S)
+        # The r leading directions: the longest run of singular values with at most alpha of their
+        # sum.
         leading = mass <= alpha * mass[-1]
         index = jnp.arange(len(S))
+        # In the basis of the sum so far: the block of the leading directions, and the diagonal.
         removed = (leading[:, None] & leading) | (index[:, None] == index)
         return merged + x - _mm(U, jnp.where(removed, _mm(U.T, x, V), 0), V.T), None
 
@@ -512,6 +532,7 @@ def _rescaled(
 ) -> Array:
     """That sum, rescaled to the mean norm of the deltas."""
     moved = squares > 0
+    # The inner where keeps the infinite slope of the root at 0 out of gradients.
     mean = jnp.where(moved, jnp.sqrt(jnp.where(moved, squares, 1)), 0).mean()
     factor = jnp.where(square > 0, mean * lax.rsqrt(jnp.where(square > 0, square, 1)), 0)
     return factor.astype(delta.dtype) * _merged(projected, piece, delta, weight)

@@ -91,10 +91,14 @@ def representation_surgery(
             )
         return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), sides)
 
+    # Features do not depend on the map that is learned, so they are computed once and not in each
+    # step.
     pairs = lax.map(pair, batches)
     width, dtype = pairs[0].shape[-1], pairs[0].dtype
     start = Surgery(
-        jax.nn.initializers.he_uniform()(key, (width, rank), dtype), jnp.zeros((rank, width), dtype)
+        # With `up` at 0 the map starts as the identity.
+        jax.nn.initializers.he_uniform()(key, (width, rank), dtype),
+        jnp.zeros((rank, width), dtype),
     )
 
     def loss(surgery: Surgery, pair: tuple[Array, Array]) -> Float[Array, ""]:

@@ -40,6 +40,8 @@ def stack(models: Sequence[PyTree]) -> PyTree:
     if isinstance(models, str) or not isinstance(models, Sequence) or not models:
         return task_vectors(models, None).delta  # which says what is wrong
     try:
+        # The checks of `task_vectors` look at each leaf from the host; here one program looks at
+        # all of them, and only where it finds a fault they are gone through for the message.
         stacked, well = _stack(tuple(models))
     except TypeError:  # a leaf that is no array
         return task_vectors(models, origin(models[0])).delta
@@ -77,6 +79,7 @@ def mixer(like: PyTree, stacked: PyTree) -> Callable[[Float[Array, "model"]], Py
     def leaf(x: Array | None, template: Any, w: Float[Array, "model"]) -> Any:
         if x is None:
             return template
+        # Added one after another in the wide dtype, cast once to that of the leaf.
         terms = (w[i].astype(x.dtype) * x[i] for i in range(1, len(x)))
         return sum(terms, w[0].astype(x.dtype) * x[0]).astype(jnp.result_type(template))
 

@@ -124,6 +124,7 @@ def _averaging(
                 raise ValueError(f"apply: expected logits [{n}, ..., class], got {_shape(out)}")
             return out
 
+        # The members are combinations, too, with the rows of the identity as weights.
         member_logits = sweep(logits, jnp.eye(k), chunk_size)
         members = jnp.stack([_scored(metric, member_logits[i], batch) for i in range(k)], -1)
 

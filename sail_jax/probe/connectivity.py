@@ -154,6 +154,7 @@ def _barrier(
     chunk_size: int,
 ) -> Barrier:
     w, k = jnp.asarray(w, jnp.result_type(float)), w.shape[1]
+    # The models are points, too: their weights, the rows of the identity, come first.
     losses = _losses(
         loss, like, stacked, data, jnp.concatenate([jnp.eye(k), w]), batch_size, chunk_size
     )

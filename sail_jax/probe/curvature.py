@@ -207,6 +207,7 @@ def product(
 
     def hessian(v: Vector, batch: Any) -> Vector:
         slope = jax.grad(lambda t: loss(back(t), batch))
+        # Forward over reverse: one pass, whose memory is that of the gradient and its tangent.
         return jax.jvp(slope, (theta,), (v,))[1]
 
     def gauss_newton(v: Vector, batch: Any) -> Vector:
@@ -215,6 +216,8 @@ def product(
 
         out, pull = jax.vjp(f, theta)
         push = jax.jvp(f, (theta,), (v,))[1]
+        # J^T H_out J v, from the right: push v through the network, multiply by the Hessian in the
+        # outputs, and pull back.
         return pull(jax.jvp(jax.grad(lambda y: loss(y, batch)), (out,), (push,))[1])[0]
 
     batch_product = hessian if network is None else gauss_newton
@@ -232,11 +235,14 @@ def _spectrum(
     def probe(key: Array) -> tuple[Array, ...]:
         begin, fresh = jax.random.split(key)
         # of length one, so that alpha[0] times the size is Hutchinson's estimate of the trace
+        # Entries of +-1 give Hutchinson's trace less variance than Gaussian ones: its diagonal
+        # terms are exact.
         start = jax.random.rademacher(begin, (size,), dtype) / jnp.sqrt(size).astype(dtype)
         alpha, beta = lanczos(multiply, start, steps, fresh)
         nodes, first, residuals = ritz(alpha, beta)
         return nodes, first**2, residuals, size * alpha[0]
 
+    # One probe after another: each holds `steps` vectors of the size of the parameters.
     nodes, weights, residuals, traces = lax.map(probe, jax.random.split(key, probes))
 
     def extreme(nodes: Array, residuals: Array, pick: Callable[..., Array]) -> tuple[Array, Array]:
@@ -244,6 +250,7 @@ def _spectrum(
         outermost = (jnp.take_along_axis(x, best[None], 0)[0] for x in (nodes, residuals))
         return tuple(outermost)  # pyright: ignore[reportReturnType]
 
+    # Ritz values ascend: the largest come last, and are taken in descending order.
     up, down = slice(None, -top - 1, -1), slice(0, top)
     return Spectrum(
         *extreme(nodes[:, up], residuals[:, up], jnp.argmax),
@@ -290,10 +297,14 @@ def lanczos(
         carry: tuple[Array, Vector, Array, Array], j: Array
     ) -> tuple[Any, tuple[Array, Array]]:
         V, v, before, scale = carry
+        # Invariant: the first j + 1 rows of V are orthonormal, and the others 0, which change no
+        # projection.
         V = V.at[j].set(v)
         w = multiply(v)
         alpha = dot(v, w)
         w = w - alpha * v - before * jnp.where(j > 0, V[j - 1], 0)
+        # In exact arithmetic nothing of the earlier vectors is left in w. Without this step
+        # rounding brings them back, and eigenvalues that are found come up again as copies.
         w = orthogonal(V, w)
         beta = jnp.linalg.norm(w)
         scale = jnp.maximum(scale, jnp.abs(alpha) + beta)
@@ -330,4 +341,5 @@ def ritz(
     """
     T = jnp.diag(alpha) + jnp.diag(beta[:-1], 1) + jnp.diag(beta[:-1], -1)
     nodes, S = jnp.linalg.eigh(T)
+    # |A y - node y| = beta_m |last entry of the eigenvector of T| (Parlett), with y = V s.
     return nodes, S[0], jnp.abs(beta[-1] * S[-1])

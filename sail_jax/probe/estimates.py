@@ -145,9 +145,9 @@ def over_examples(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int |
 
     References:
       Chan, Golub and LeVeque, Algorithms for computing the sample variance, 1983: how the moments
-        of
-      batches are pooled.
+      of batches are pooled.
     """
+    # One example has no deviation from its mean.
     n = examples(data, least=2)
     size, full, rest = batches(data, batch_size)
 
@@ -156,6 +156,8 @@ def over_examples(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int |
 
     def pool(total: PyTree, batch: PyTree, count: ArrayLike, new: int) -> PyTree:
         def leaf(a: _Moments, b: _Moments) -> _Moments:
+            # Means are moved toward the new ones, instead of adding up sums whose difference would
+            # cancel.
             share = jnp.asarray(new / (count + new), a.mean.dtype)
             seen = jnp.asarray(count, a.mean.dtype)
             shift = b.mean - a.mean
@@ -166,6 +168,7 @@ def over_examples(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int |
     if size == n:
         total = moments(data)
     else:
+        # Zeros of a count of 0 are the neutral element of `pool`.
         shapes = jax.eval_shape(moments, jax.tree.map(lambda x: x[0], full))
         start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         counts = size * jnp.arange(n // size)

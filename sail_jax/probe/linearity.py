@@ -152,6 +152,8 @@ def k_model_linearity(
     >>> found.layers, found.gap.tolist()  # a network that is linear in its parameters
     (('output',), [[0.0]])
     """
+    # One set of members, the models themselves (the identity), and one set of shares for each
+    # point.
     stacked, k = stack(models), len(models)
     linearity = _measure(
         apply, models[0], stacked, batch, np.eye(k)[None], points(weights, k)[None],
@@ -200,6 +202,7 @@ def addition(
     if not k:
         raise ValueError("models: expected at least one, got none")
     origin = np.eye(k + 1)[0]
+    # The base comes first in the stack: theta + k s tau_i has the weights 1 - k s and k s.
     members = _along(s, k * (np.eye(k + 1)[1:] - origin), origin)
     shares = np.full((len(s), 1, k), 1 / k)
     return _each(_measure(apply, base, stacked, batch, members, shares, batch_size, chunk_size))
@@ -306,6 +309,8 @@ def _linearity(
         )  # [member, example, unit] by layer
 
         def side(share: Array) -> Array:
+            # Shares of members are weights of models: one product mixes the parameters, another the
+            # features.
             left = combined(weighted(share, members), batch)
             right = [weighted(share, x) for x in member_features]
             return jnp.stack([_compare(a, b) for a, b in zip(left, right, strict=True)])
@@ -314,6 +319,7 @@ def _linearity(
 
     def values(batch: PyTree) -> tuple[Array, Array]:
         # [point, share, layer, quantity, example], [point, layer, member, member, example]
+        # Point after point: features of all members at one point are what memory holds.
         quantities = lax.map(lambda point: at(batch, *point), (members, shares))
         return jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), quantities)
 
@@ -375,6 +381,7 @@ def _compare(a: Array, b: Array) -> Float[Array, "quantity example"]:
 
 def _baseline(x: Float[Array, "member example unit"]) -> Float[Array, "member member example"]:
     """The cosines between the features of all pairs of members."""
+    # One member against all others at a time, in place of all pairs at once.
     all_of_them = _polar(x)
     return lax.map(lambda member: _cosine(member, all_of_them), all_of_them)
 

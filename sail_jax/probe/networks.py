@@ -73,6 +73,7 @@ def features(apply: Apply, params: PyTree, batch: Any) -> dict[str, Array]:
     {'output': Array([[6.]], dtype=float32)}
     """
     out, by_layer = _split(apply(params, batch))
+    # The output counts as the last layer.
     return {**by_layer, OUTPUT: out} if OUTPUT not in by_layer else dict(by_layer)
 
 
@@ -95,6 +96,8 @@ def layers(apply: Apply, params: PyTree, batch: Any) -> Names:
 
     def look(params: PyTree, batch: Any) -> list[Any]:
         by_layer = features(apply, params, batch)
+        # `eval_shape` returns arrays alone; names are collected while the network is traced, in the
+        # order in which it shows its layers.
         seen.extend(by_layer)
         return list(by_layer.values())
 

@@ -178,6 +178,7 @@ def _gaussian(
     theta, _ = flatten(params)
     at = _at(loss, params, data, batch_size)
     size, multiply = product(loss, params, data, batch_size)
+    # On the same data as all points, so that their sampling error drops out of the difference.
     start = at(theta)
 
     def draw(key: Array) -> tuple[Array, Array]:
@@ -198,6 +199,7 @@ def _fine_tuning(
     tau = flatten(tuned)[0] - theta
     at = _at(loss, params, data, batch_size)
     multiply = product(loss, params, data, batch_size)[1]
+    # Only the derivative along tau is needed: one forward pass in place of a gradient.
     start, slope = jax.jvp(at, (theta,), (tau,))
     curvature = dot(tau, multiply(tau))
     increase = lax.map(lambda t: at(theta + t * tau), s) - start

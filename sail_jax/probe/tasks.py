@@ -201,5 +201,6 @@ def _overlap(delta: Float[Array, "model ..."], rank: int) -> Float[Array, "side 
     *sides, ranks = lax.map(spans, matrices)
     least = jnp.minimum(ranks[:, None], ranks)
     products = [jnp.einsum("ipa,jpb->ijab", U, U, precision=lax.Precision.HIGHEST) for U in sides]
+    # |U_i^T U_j|_F^2 is the sum of squared cosines of the principal angles between the two spans.
     squares = jnp.stack([jnp.sum(x**2, (-2, -1)) for x in products])
     return squares / jnp.maximum(least, 1)

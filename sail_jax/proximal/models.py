@@ -56,10 +56,15 @@ def from_parameters(
     last = _leaves("target", target, names, None)
     shapes = [np.shape(x) for x in last]
     columns = [_leaves(f"models[{i}]", model, names, shapes) for i, model in enumerate(models)]
+    # The Gram matrix of the models and, last, the target: one pass over the leaves, whatever their
+    # number.
     G = np.zeros((n + 1, n + 1))
     for leaf in zip(*columns, last, strict=True):
         flat = np.stack([np.asarray(x, np.float64).ravel() for x in leaf])
         if constraint != "none":
+            # With weights of sum 1, |sum w_i theta_i - theta*| = |sum w_i (theta_i - theta*)|. The
+            # differences are taken before they are squared, as the models lie close together beside
+            # their size.
             flat = np.vstack([flat[:-1] - flat[-1], flat[-1]])
         G += flat @ flat.T
     if constraint != "none":
@@ -73,6 +78,7 @@ def from_parameters(
             f"eigenvalues of their inner products are {spread[0]:.3g} to {spread[-1]:.3g}"
         )
     w = np.linalg.solve(G, b)
+    # |sum_i w_i theta_i - theta*|^2 by inner products; rounding may leave it just below 0.
     return Weights(w, max(float(w @ G @ w - 2 * b @ w + c), 0.0), float(spread[-1] / spread[0]))
 
 
@@ -231,6 +237,7 @@ def from_loss(
         values = np.asarray(sweep(objective, grid), np.float64)
         if not np.isfinite(values).any():
             raise ValueError(f"loss: none of {len(values)} values on the grid was finite")
+        # Some weights may lead training to diverge; they are left out, not refused.
         best = int(np.nanargmin(np.where(np.isfinite(values), values, np.nan)))
         return Weights(np.asarray(grid, np.float64)[best], float(values[best]), None)
     n = len(models)
@@ -239,6 +246,7 @@ def from_loss(
         raise ValueError(f"start: expected one weight per model, {n}, got {first.shape}")
     project = {
         "none": lambda w: w,
+        # The orthogonal projection onto weights of sum 1.
         "affine": lambda w: w - (w.sum() - 1) / n,
         "simplex": optax.projections.projection_simplex,
     }[constraint]
@@ -246,6 +254,7 @@ def from_loss(
         lambda w, _: objective(w),
         lambda w, _: w,
         project(jnp.asarray(first, jnp.result_type(float))),
+        # `learn` wants batches; the objective has its own data.
         jnp.zeros((1, 1)),
         steps=steps,
         optimizer=optax.adam(1e-2) if descent is None else descent,

@@ -106,6 +106,8 @@ def pair_weight(
                     f"{longest} must be at most {others} (triangle inequality); exceeds it by "
                     f"{excess:.6g}, noise allowed {noise}"
                 )
+        # The triangle inequality is one of distances; estimates of squares may be negative or
+        # violate it.
         d1, d2, between = d1**2, d2**2, between**2
     own, other = (d1, d2) if model == 1 else (d2, d1)
     return np.asarray((other + between - own) / (2 * between))
@@ -144,6 +146,7 @@ def tv_bias(
     0.081
     """
     right = pair_weight(d1_target, d2_target, d12)
+    # The bias is a difference of nearly equal weights, which float32 would lose.
     with jax.enable_x64(True):
         tv = [
             np.asarray(total_variation_gaussian(np.asarray(d, np.float64)[..., None]))
@@ -196,6 +199,7 @@ def gram_from_distances(
     if not squared:
         if min(d.min(), D.min()) < 0:
             raise ValueError("distances must be >= 0 (squared=True for estimates of squares)")
+        # The target as one more point, so that every triangle is checked in one expression.
         full = np.block([[D, d[:, None]], [d[None], np.zeros((1, 1))]])
         excess = full[:, :, None] - (full[:, None, :] + full.T[None])  # d_ij - d_ik - d_kj
         i, j, k = map(int, np.unravel_index(excess.argmax(), excess.shape))
@@ -241,6 +245,7 @@ def affine_weights(h: Float[ArrayLike, "model model"], *, ridge: float = 0.0) ->
     n = len(H)
     Z, M, slope = _reduced(H)
     if n > 1:
+        # Relative to the mean eigenvalue of the form that is inverted.
         M = M + ridge * np.trace(M) / (n - 1) * np.eye(n - 1)
     spread = np.linalg.eigvalsh(M) if n > 1 else np.ones(1)
     if spread[0] < -tiny(H):
@@ -251,6 +256,7 @@ def affine_weights(h: Float[ArrayLike, "model model"], *, ridge: float = 0.0) ->
             "affine combination of others (or there are two of it); leave one out, give ridge > 0, "
             f"or use simplex_weights (eigenvalues {spread[0]:.3g} to {spread[-1]:.3g})"
         )
+    # w = e / n + Z y has sum 1 for every y; the minimum over y solves M y = -slope.
     w = np.full(n, 1 / n) - Z @ np.linalg.solve(M, slope) if n > 1 else np.ones(1)
     return Weights(w, float(w @ H @ w) / 2, float(spread[-1] / spread[0]))
 
@@ -303,6 +309,8 @@ def simplex_weights(h: Float[ArrayLike, "model model"]) -> Weights:
     root = np.sqrt(np.where(flat, 0.0, values))
     A = root[:, None] * (vectors.T @ Z.T)
     A += np.where(flat, 0.0, along / np.where(flat, 1.0, root))[:, None]
+    # Both parts of the least squares problem on one scale; the minimiser w / sum(w) does not depend
+    # on it.
     unit = np.abs(A).max() or 1.0
     w, _ = nnls(np.vstack([A / unit, np.ones(n)]), np.r_[np.zeros(len(A)), 1.0], maxiter=100 * n)
     w /= w.sum()
@@ -330,6 +338,7 @@ def _form(h: ArrayLike) -> np.ndarray:
 def _reduced(H: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """An orthonormal basis Z of weights of sum 0, H in that basis, its slope at equal weights."""
     n = len(H)
+    # QR makes the other columns orthogonal to the first, which is constant.
     Z = np.linalg.qr(np.column_stack([np.ones(n), np.eye(n)[:, 1:]]))[0][:, 1:]
     return Z, Z.T @ H @ Z, Z.T @ H.mean(1)
 

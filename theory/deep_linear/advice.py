@@ -191,6 +191,7 @@ def advise_features(
     }
     if of.explained > 0:
         best = of.k * noise / (n * of.explained)
+        # The features are isotropic: only the length of the signal matters, not its direction.
         signal = jnp.zeros(of.k).at[0].set(of.explained)
         at = covariance.equivalent(jnp.ones(of.k), n, best)
         by_method["ridge transfer"] = of.missed + at.risk(signal, jnp.sqrt(noise))
@@ -257,6 +258,7 @@ def advise_sample(
     if not 2 <= blocks <= n // 2:
         raise ValueError(f"blocks must be from 2 to n / 2 = {n // 2}; got {blocks}")
     scale = jnp.sqrt(jnp.mean(x**2))
+    # In inputs of unit variance, which the closed forms assume; x.beta_s stays as it is.
     x, beta_s = x / scale, beta_s * scale
     norms2 = jnp.sum(x**2, axis=-1)
     # Sums over the sample without each block in turn, and over all of it (row 0).
@@ -272,6 +274,7 @@ def advise_sample(
     size2 = jnp.maximum(size2, (inner / length) ** 2)  # |beta_t| is at least its projection
     if not float(size2[0]) > 0:
         raise ValueError("y must depend linearly on x; no such dependence shows in this sample")
+    # An estimate without a block may come out negative by chance.
     size2 = jnp.maximum(size2, 1e-6 * size2[0])
     sigma = jnp.sqrt(jnp.maximum(included @ y**2 / count - size2, 0.0))
     size = jnp.sqrt(size2)
@@ -281,6 +284,7 @@ def advise_sample(
     stderr = {}
     for name in by_method:
         gaps = (size2 * (by_method[name] - by_method[advice.method]))[1:]
+        # The jackknife's variance; paired, since the methods are compared on the same sample.
         stderr[name] = float(jnp.sqrt((blocks - 1) * jnp.mean((gaps - gaps.mean()) ** 2)))
     others = {name: risk - advice.risk for name, risk in advice.risks.items()}
     del others[advice.method]
@@ -335,6 +339,7 @@ def _refits(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Array
     ridge = risks.linear_transfer_risk(
         n, theta, sigma, jnp.where(finite, best, 1.0), allow_infinite=True
     )
+    # An infinite ridge transfers nothing, and the risk is |beta_t|^2 = 1.
     ridge = jnp.where(finite, ridge, jnp.where(best > 0, 1.0, plain))
     return {"linear transfer": plain, "ridge transfer": ridge}
 

@@ -86,6 +86,7 @@ def diagonalise(
             f"{matrix[j, i]:g} at [{j}, {i}]"
         )
     values, basis = jnp.linalg.eigh((covariance + covariance.T) / 2)
+    # Largest first, as in `power_law`.
     values, basis = values[::-1], basis[:, ::-1]
     spectrum = concrete(values)
     if spectrum is not None and (
@@ -135,6 +136,8 @@ def effective_ridge(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0)
 @jax.jit
 def _effective_ridge(s: Array, n: Array, ridge: Array) -> Array:
     """`effective_ridge` of eigenvalues in descending order."""
+    # The first j terms of df1 are written as 1 - kappa / (s + kappa), and the ones are taken to the
+    # other side of the equation: n - df1 would cancel where kappa is small.
     j = jnp.minimum(jnp.floor(n), s.size)
     first = jnp.arange(s.size) < j[..., None]
 
@@ -148,10 +151,12 @@ def _effective_ridge(s: Array, n: Array, ridge: Array) -> Array:
         fall = jnp.where(first, 0.0, share * rest).sum(-1) + n * ridge / kappa[..., 0]
         return jnp.log(a) - jnp.log(b), rise / a + fall / b
 
+    # s_{j+1}, the largest eigenvalue that is not among the first j; 0 where there is none.
     next_ = jnp.append(s, 0.0)[j.astype(int)]
     bottom = jnp.maximum(ridge, next_ * (j + 1 - n) / n)  # df1 >= (j + 1) s / (s + kappa) there
     # Where this bound from below is 0, so is kappa; a stand-in keeps the logarithms finite.
     found = bottom > 0
+    # A bound from above: kappa = ridge + kappa df1 / n, and kappa df1 < sum_i s_i.
     top = ridge + s.sum() / n
     low, high = jnp.log(jnp.where(found, bottom, top)), jnp.log(top)
 
@@ -159,11 +164,14 @@ def _effective_ridge(s: Array, n: Array, ridge: Array) -> Array:
         x, low, high = state
         value, slope = slack(x, s, n, ridge)
         low, high = jnp.where(value < 0, x, low), jnp.where(value < 0, high, x)
+        # Invariant: the root lies between low and high. Newton's step is taken if it stays between
+        # them, else the middle.
         newton = x - value / jnp.maximum(slope, jnp.finfo(x.dtype).tiny)
         inside = (newton > low) & (newton < high)
         return jnp.where(inside, newton, (low + high) / 2), low, high
 
     x, *_ = jax.lax.fori_loop(0, 60, step, ((low + high) / 2, low, high))
+    # The iterations are not differentiated: 60 of them would be stored, and bisection has no slope.
     x = jax.lax.stop_gradient(jnp.where(found, x, 0.0))
     value, slope = slack(x, s, n, jnp.where(found, ridge, 1.0))
     # The value is 0 at the root: this step carries the derivative of the implicit function.
@@ -208,12 +216,16 @@ class Equivalent(NamedTuple):
           The risks. They are inf where df2 reaches n, unless nothing is missed and sigma = 0.
         """
         share, rest = self._share(), self._rest()
+        # kappa^2 delta^T Sigma (Sigma + kappa)^-2 delta in the eigenbasis, where rest = kappa / (s
+        # + kappa).
         missed = (self.eigenvalues * rest**2 * offset2).sum(-1)
         # 1 - df2/n = (1 - df1/n) + (df1 - df2)/n, where the first is ridge/kappa
         some = self.kappa > 0
         short = jnp.where(
             some, self.ridge / jnp.where(some, self.kappa, 1.0), 1 - share.sum(-1) / self.n
         )
+        # df1 - df2 = sum share (1 - share), term by term, where the difference of the sums would
+        # cancel.
         room = short + (share * rest).sum(-1) / self.n
         sigma = jnp.asarray(sigma, dtype=float)
         top = missed + sigma**2 * self.df2 / self.n
@@ -388,6 +400,7 @@ def sigma_angle(eigenvalues: Spectrum, beta_s: Spectrum, beta_t: Spectrum) -> tu
     """
     s, source, target = (jnp.asarray(v, dtype=float) for v in (eigenvalues, beta_s, beta_t))
     inner, ss, tt = (s * source * target).sum(), (s * source**2).sum(), (s * target**2).sum()
+    # Gram-Schmidt in the inner product of Sigma.
     residual = target - inner / ss * source
     sine2 = (s * residual**2).sum()  # no cancellation at small angles
     return jnp.arctan2(jnp.sqrt(sine2), inner / jnp.sqrt(ss)), tt

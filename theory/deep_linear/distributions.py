@@ -351,6 +351,7 @@ def fine_tune_law(
     theta, depth, size = (
         jnp.asarray(v, dtype=float)[..., None] for v in jnp.broadcast_arrays(theta, depth, size)
     )
+    # [..., draws]: the leading axes are those of the arguments, which share the draws.
     risks = overlaps_law(key, n, d, draws).fine_tune(theta, sigma, depth, size)
     degrees = jnp.where(jnp.asarray(sigma) > 0, abs(n - d) + 1.0, jnp.inf)
     return SampledLaw(jnp.sort(risks, axis=-1), degrees)

@@ -167,6 +167,7 @@ def _wasserstein1_bounds(tasks: _Tasks) -> Bounds:
     y, across = jnp.sin(angles), jnp.cos(angles)
     w = jnp.stack([across, jnp.zeros_like(y), y], -1)[:, None]
     w_ = jnp.stack([jnp.zeros_like(y), across, y], -1)[None, :]
+    # E|a.z| = sqrt(2/pi) sd(a.z): each witness is a difference of two spreads, source minus target.
     gains = _spread_gain(tasks, (w + w_) / 2) - _spread_gain(tasks, (w - w_) / 2)
     lower = jnp.sqrt(2 / jnp.pi) * jnp.abs(gains).max((-2, -1))
     shared = jnp.sqrt(2 / jnp.pi) * tasks.gap
@@ -240,6 +241,7 @@ def _dudley_bounds(tasks: _Tasks) -> Bounds:
     L = jnp.concatenate([jnp.geomspace(1e-6, 0.05, 30), jnp.linspace(0.1, 0.9, 25)])
     clip = (1 - L) / L
     along, target = _spreads(tasks, jnp.stack([across, zero, y], -1)[:, None])
+    # min(L |a.z|, 2 M) = L min(|a.z|, 2 M / L), with M / L = `clip`.
     fall = _clipped_mean(along, 2 * clip) - _clipped_mean(target, 2 * clip)
     spreads = _spreads(tasks, jnp.stack([zero, across, y], -1)[:, None])
     s, t = tasks.s[..., None, None], tasks.t[..., None, None]
@@ -363,6 +365,7 @@ def _mean_length(matrix: Float[Array, "*b 3 3"]) -> Float[Array, "*b"]:
     """
     size = jnp.linalg.norm(matrix, axis=(-2, -1))
     unit = matrix / jnp.where(size > 0, size, 1.0)[..., None, None]
+    # |M z|^2 is a sum of independent chi-squares, times these.
     power = jnp.linalg.svd(unit, compute_uv=False)[..., None, :] ** 2
     reach, step = -float(np.log(jnp.finfo(size.dtype).eps)), 0.1
     x = jnp.arange(-reach, reach, step, size.dtype)

@@ -74,6 +74,7 @@ def linear_transfer_fit(x: Design, y: Labels, beta_s: Vector, ridge: ArrayLike =
     problems.check_ridge(ridge)
     unit = beta_s / jnp.linalg.norm(beta_s)
     feature = x @ unit
+    # The loss is divided by n, the penalty is not: so n ridge stands beside |feature|^2.
     size2 = feature @ feature + x.shape[0] * jnp.asarray(ridge, dtype=x.dtype)
     return unit * jnp.where(size2 > 0, (feature @ y) / jnp.where(size2 > 0, size2, 1.0), 0.0)
 

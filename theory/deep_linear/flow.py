@@ -105,6 +105,7 @@ def linear_flow(
     problems.check("times", times, lambda t: t >= 0, ">= 0")
     u, s, vt = jnp.linalg.svd(x, full_matrices=False)
     seen = s > max(x.shape) * jnp.finfo(s.dtype).eps * s[0]
+    # expm1 keeps the digits of slow directions, where 1 - e^{-t s^2 / n} is small.
     grown = -jnp.expm1(-jnp.asarray(times)[..., None] * jnp.where(seen, s**2 / x.shape[0], 1.0))
     pull = u.T @ (y - x @ beta_0) / jnp.where(seen, s, 1.0)
     return beta_0 + (grown * jnp.where(seen, pull, 0.0)) @ vt
@@ -126,6 +127,7 @@ def _flow(x: Array, y: Array, beta_s: Array, times: Array, depth: Array) -> Arra
 
     def speed(z: Array) -> Array:
         gradient = curvature * z - pull
+        # |b|^2 is a divisor, and 0 only where every term that it divides is 0.
         size2 = jnp.maximum(z @ z, jnp.finfo(z.dtype).tiny)
         return -(size2**power) * (gradient + (depth - 1) * z * (z @ gradient) / size2)
 
@@ -135,6 +137,7 @@ def _flow(x: Array, y: Array, beta_s: Array, times: Array, depth: Array) -> Arra
             size2 = jnp.maximum(z @ z, jnp.finfo(z.dtype).tiny)
             growth = jnp.where(depth < 2, 0.0, drive * size2 ** (power - 0.5))
             fastest = depth * jnp.maximum(curvature.max() * size2**power, growth)
+            # The step follows the state: time scales change with |b| by many orders of magnitude.
             h = jnp.minimum(STEP / fastest, until - t)
             a = speed(z)
             b = speed(z + h / 2 * a)

@@ -61,6 +61,7 @@ def simulate_overlaps(keys: Array, ns: Sequence[int], d: int) -> Overlaps:
 def _simulate(keys: Array, ns: tuple[int, ...], d: int) -> Overlaps:
     def overlaps(key: Array) -> Overlaps:
         key_x, key_noise = jax.random.split(key)
+        # The largest n decides the shape of what is drawn, and with it every number.
         x, noise = jax.random.normal(key_x, (ns[-1], d)), jax.random.normal(key_noise, (ns[-1],))
         return nested_overlaps(x, noise, jnp.eye(d, 2), ns)
 
@@ -91,6 +92,7 @@ def nested_overlaps(
     d = x.shape[1]
     below = np.array([n for n in ns if n <= d], dtype=int)
     above = np.array([n for n in ns if n > d], dtype=int)
+    # [X beta_s, X nu, noise]: three columns of m rows each.
     images = jnp.concatenate([x @ tasks, noise[:, None]], axis=-1)
     source = jnp.cumsum(images[:, :1] * images, axis=0)[np.asarray(ns) - 1]
     grams = []
@@ -100,9 +102,13 @@ def nested_overlaps(
         # products.
         root = jnp.linalg.qr(x[:rows].T, mode="r").T
         b = jax.scipy.linalg.solve_triangular(root, images[:rows], lower=True)
+        # Row n of L^-1 depends on the first n rows of L alone, so the sum of the first n outer
+        # products is the Gram matrix of the first n samples.
         grams.append(jnp.cumsum(b[:, :, None] * b[:, None, :], axis=0)[below - 1])
     if above.size:
         fits = _noise_fits(x, noise, above)
+        # Above n = d the data see everything: X^+ X is the identity, and only the noise is fitted
+        # anew.
         seen = jnp.broadcast_to(jnp.eye(2, dtype=x.dtype), (above.size, 2, 2))
         grams.append(bordered(seen, fits @ tasks, jnp.sum(fits**2, axis=-1)))
     return Overlaps(jnp.concatenate(grams), source, jnp.asarray(ns))

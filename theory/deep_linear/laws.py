@@ -60,6 +60,7 @@ def _overlaps(frames, noise, plane: Array, rest: Array, pair, n: Array) -> Overl
         # matrix; by rotation invariance P keeps its first n rows.
         seen, unseen = (_wishart(*frame) for frame in frames)
         root = jnp.linalg.cholesky(seen + unseen)
+        # R^-1 S R^-T with R R^T = S + S': the matrix-variate Beta, in two triangular solves.
         half = jax.scipy.linalg.solve_triangular(root, seen, lower=True)
         projector = jax.scipy.linalg.solve_triangular(root, half.mT, lower=True)
     else:

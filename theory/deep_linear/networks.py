@@ -68,12 +68,13 @@ def small_weights(
         jnp.asarray(alpha) * jnp.sqrt(depth - l) * jax.random.orthogonal(k, d)
         for l, k in enumerate(keys)
     )
+    # QR of Gaussian columns: orthonormal columns in random directions.
     basis = jnp.linalg.qr(jax.random.normal(last, (d, outputs or 1)))[0]
     return (*square, jnp.asarray(alpha) * (basis if outputs else basis[:, 0]))
 
 
 def gaussian_weights(key: Array, d: int, depth: int, alpha: ArrayLike) -> Weights:
-    """alpha times independent normal entries: the start of the paper's experiments.
+    """Draws weights of alpha times independent normal entries, as the paper's experiments do.
 
     For wide layers it does not satisfy eq. (22), as `small_weights` does.
 
@@ -136,7 +137,7 @@ def least_invariant(weights: Weights) -> Float[Array, ""]:
 
 
 def narrow_weights(beta: Float[Array, " d"], depth: int) -> Weights:
-    """The balanced network of width one that computes `beta`.
+    """Builds the balanced network of width one that computes `beta`.
 
     All balanced networks of rank one that compute the same predictor do so at every later step of
     descent, whatever their width: this is what descent makes of small weights as alpha -> 0.
@@ -165,7 +166,7 @@ def narrow_weights(beta: Float[Array, " d"], depth: int) -> Weights:
 def start_of_growth(
     weights: Weights, x: Float[Array, "n d"], y: Float[Array, " n"]
 ) -> Float[Array, " d"]:
-    """The predictor from which a balanced network of rank one follows small weights on (x, y).
+    """Finds the predictor from which a balanced network of rank one follows small weights.
 
     With s = X^T y / n and u = s / |s|, two small layers first obey a linear flow, in which
     p = (W_1^T u + W_2) / 2 grows as e^{|s| t} and nothing else does: soon they are the network that
@@ -306,6 +307,8 @@ def _descend(
     def step(state: tuple[Array, Array, Weights]) -> tuple[Array, Array, Weights]:
         taken, _, weights = state
         value, gradient = evaluate(weights)
+        # The loss belongs to the weights before the step: those that reach `until` are kept as they
+        # are.
         going = value > until  # a NaN ends it, too
         pace = jnp.where(going, rate, 0.0)
         moved = jax.tree.map(lambda w, g: w - (pace * g).astype(w.dtype), weights, gradient)

@@ -63,6 +63,7 @@ class Overlaps(NamedTuple):
         Returns:
           One risk per data set; the arguments broadcast against the leading axes.
         """
+        # The labels as coefficients of [X beta_s, X nu, noise]: |X^+ y|^2 = y^T G y.
         y = jnp.stack(jnp.broadcast_arrays(jnp.cos(theta), jnp.sin(theta), sigma), axis=-1)
         p = jnp.einsum("...i,...ij,...j->...", y, self.gram, y)
         scale = size * null_scale(p / size**2, 1 - self.gram[..., 0, 0], depth)
@@ -189,6 +190,7 @@ def _solved_scale(p: Array, seen: Array, q: Array, depth: Array) -> Array:
     log_p, shorter = jnp.log(p), p < seen  # then N < 1, else N >= 1
 
     def newton(x: Array) -> Array:
+        # p / N^2 and q c^2 / N^2, whose sum is 1 at the root.
         fitted, retained = jnp.exp(log_p - x), q * jnp.exp(-b * x)
         right = seen - q * jnp.expm1(-b * x)
         below = -jnp.log1p(fitted - right) / ((fitted + b * retained) / (fitted + retained))

@@ -54,6 +54,7 @@ def source_from(overlaps: Overlaps, theta: ArrayLike, sigma: ArrayLike) -> Sourc
     across = gram[..., 0, 1] + sigma * gram[..., 1, 2]
     size2 = gram[..., 0, 0] + sigma * (2 * gram[..., 0, 2] + sigma * gram[..., 2, 2])
     inner = jnp.cos(theta) * along + jnp.sin(theta) * across
+    # |beta_hat|^2 less the square of its part along the target; rounding may leave it just below 0.
     across2 = jnp.maximum(size2 - inner**2, 0.0)
     return Source(jnp.sqrt(size2), jnp.arctan2(jnp.sqrt(across2), inner))
 

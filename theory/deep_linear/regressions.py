@@ -211,11 +211,14 @@ def risks(
       The risks `[draws]`.
     """
     values, target = [], at.target()
+    # 16 MB of float64 inputs at a time.
     batch = max(1, 2_000_000 // (at.n * at.d))
     for start in range(0, draws, batch):
         x, y = at.samples(rng, min(batch, draws - start))
         found = np.sum((fit(x, y) - target) ** 2, -1)
         if baseline is not None:
+            # Paired on the same data: what both risks share drops out of the error of the
+            # difference.
             found = np.sum((baseline(x, y) - target) ** 2, -1) - found
         values.append(found)
     return np.concatenate(values)

@@ -155,6 +155,7 @@ def linear_transfer_risk(
     noise2 = sigma**2 + missed
     plain = jnp.where(n > 2, 1 / jnp.where(n > 2, n - 2, 1.0), jnp.inf)
     shrunk, noise = _ridge_moments(n, n * ridge)
+    # E[1/u] = 1 / (n - 2) for u ~ chi^2_n, infinite for n <= 2.
     learned = jnp.where(ridge > 0, noise, plain)
     return (
         missed
@@ -511,6 +512,7 @@ def _ridge_moments(n: Array, k: Array) -> tuple[Array, Array]:
     negligible beyond `end`, for every n >= 1 and k > 0.
     """
     k = jnp.where(k > 0, k, 1.0)  # k = 0 is the caller's closed form
+    # Beyond `end` the integrands are below e^-reach, that is below eps, of what matters.
     reach = 10.0 - jnp.log(jnp.finfo(k.dtype).eps)
     nodes, weights = (jnp.asarray(v, k.dtype) for v in np.polynomial.legendre.leggauss(128))
     end = jnp.minimum(reach / jnp.maximum(n - 4, 0.1), 0.5 * jnp.log1p(2 * reach / k))[..., None]

@@ -147,6 +147,7 @@ def linear_transfer_risk(
     """
     problems.check_sigma(sigma)
     explained, missed = (jnp.asarray(v, dtype=float) for v in (of.explained, of.missed))
+    # In units of |U^T B|: `scratch_risk` has a target of norm one.
     size = jnp.maximum(explained, 1e-100)  # nothing to learn: a unit for the noise
     noise = jnp.sqrt((missed + of.m * jnp.asarray(sigma, dtype=float) ** 2) / size)
     learned = scratch_risk(n, of.k, noise, allow_infinite=allow_infinite)
@@ -222,10 +223,12 @@ def simulate_fine_tuning(
 
     def root(b: Array) -> Array:
         u, s, _ = jnp.linalg.svd(b, full_matrices=False)
+        # (B B^T)^(1/2) = U sqrt(S) (U sqrt(S))^T for the singular value decomposition of B.
         half = unseen(u * jnp.sqrt(s))
         return half @ half.T
 
     columns = jnp.linalg.svd(unseen(before), full_matrices=False)
+    # Singular vectors of values that are 0 up to rounding are arbitrary and do not count as kept.
     basis = jnp.where(columns[1] > 1e-8 * columns[1][0], columns[0], 0.0)
     left = unseen(after)
     outside = jnp.linalg.norm(left - basis @ (basis.T @ left)) / jnp.linalg.norm(left)

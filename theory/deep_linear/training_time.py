@@ -91,6 +91,8 @@ def _risks(s: Array, offset2: Array, n: Array, sigma: Array, times: Array) -> Ar
     def bias(kappa: Array) -> Array:
         left = 1 / (s + kappa[:, None])  # [node, d]
         scale = w * kappa / z
+        # [node, node']: the deterministic equivalent of a product of two resolvents at different
+        # points.
         crowding = 1 - (left * s**2) @ left.T / n
         overlap = (left * s * offset2) @ left.T
         return jnp.real(jnp.sum(scale[:, None] * scale * overlap / crowding))
@@ -130,6 +132,7 @@ def complex_ridge(
     far = 1e3 * s.max() * jnp.maximum(1.0, s.size / n)
     steps = 64
     # Where the ridge is large already there is nothing to follow.
+    # From `far`, where the branch is known, to the ridge in `steps` equal steps of the logarithm.
     ratio = jnp.minimum((jnp.abs(ridge) / far) ** (1 / steps), 1.0)
 
     def newton(kappa: Array, target: Array) -> Array:
@@ -139,6 +142,7 @@ def complex_ridge(
 
     def follow(k: Array, kappa: Array) -> Array:
         target = ridge * ratio ** (k - steps)
+        # kappa is about proportional to the ridge far out: a guess for Newton's method nearby.
         kappa = kappa * ratio
         for _ in range(3):
             kappa = newton(kappa, target)

@@ -51,6 +51,7 @@ def _lipschitz(key: Array, quick: bool) -> Estimate:
     """Of theta = L (mu, sigma^2), delta uniform of variance beta."""
     rng, draws = generator(key), DRAWS // 20 if quick else DRAWS
     mean = TAU * rng.normal(size=draws)
+    # A uniform variable on [-sqrt(3 beta), sqrt(3 beta)] has the variance beta.
     variance = sqrt(3 * BETA) * rng.uniform(-1, 1, draws)
     return Estimate.mean(LIPSCHITZ**2 * (mean**2 + variance**2))
 

@@ -45,6 +45,7 @@ def lda_parameters(
     problems.check("prior", prior, lambda p: (p > 0) & (p < 1), "a probability in (0, 1)")
     theta = _solve(covariance, means[..., 0, :] - means[..., 1, :])
     prior = jnp.asarray(prior, float)
+    # log(1 - prior) keeps its digits for small priors.
     odds = jnp.log(prior) - jnp.log1p(-prior)
     return theta, odds - jnp.sum(means.sum(-2) * theta, -1) / 2
 

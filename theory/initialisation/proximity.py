@@ -88,6 +88,7 @@ def distance_cdf(y: ArrayLike, dim: int, squared_length: ArrayLike = 0.0) -> Flo
     """
     _check(dim, squared_length)
     problems.check("y", y, lambda y: y >= 0, ">= 0")
+    # A noncentral chi^2 is a mixture of central ones, with Poisson weights, of dim + 2 j degrees.
     j, weights = _poisson(squared_length)
     return jnp.sum(gammainc(dim / 2 + j, jnp.asarray(y, float)[..., None] / 2) * weights, -1)
 
@@ -127,6 +128,7 @@ def tail(
     problems.check("rank", rank, lambda p: p >= 1, "a number of features >= 1")
     u = jnp.asarray(ratio, float)[..., None]
     j, weights = _poisson(squared_length)
+    # X >= alpha Y for chi-squares of p and d degrees is an event of a Beta(d / 2, p / 2) variable.
     share = jnp.where(jnp.isinf(u), 1.0, u / (1 + u))
     return jnp.sum(betainc(dim / 2 + j, rank / 2, share) * weights, -1)
 

@@ -159,6 +159,7 @@ def empirical_total_variation(
         raise ValueError(f"p and q must be laws on the same cells; got {p.shape}, {q.shape}")
     problems.check("n", jnp.array([n, m]), lambda n: n >= 1, "a number of points >= 1")
     i, j = jnp.arange(n + 1.0), jnp.arange(m + 1.0)
+    # [n + 1, m + 1]: the difference of shares for every pair of counts.
     apart = jnp.abs(i[:, None] / n - j / m)
     return jnp.einsum("ki,ij,kj->", _binomial(i, n, p), apart, _binomial(j, m, q)) / 2
 
@@ -195,6 +196,7 @@ def empirical_risks(y: Real[ArrayLike, " n"]) -> Float[Array, " n_plus_1"]:
     [0.5, 0.0, 0.5]
     """
     y = jnp.asarray(y)
+    # Labels are taken in the order of their points: threshold k lies above the first k of them.
     missed = jnp.concatenate([jnp.zeros(1), jnp.cumsum(y > 0)])  # y = 1 at or below t
     false = jnp.sum(y < 0) - jnp.concatenate([jnp.zeros(1), jnp.cumsum(y < 0)])
     return (missed + false) / len(y)
@@ -231,6 +233,7 @@ def _log_choose(n: int, k: int) -> float:
 def _binomial(i: Array, n: int, p: Array) -> Float[Array, "cells counts"]:
     log_choose = jnp.array([_log_choose(n, k) for k in range(n + 1)])
     p = p[:, None]
+    # Through logarithms, as the factors overflow and underflow; xlogy takes 0 log 0 as 0.
     return jnp.exp(log_choose + xlogy(i, p) + xlog1py(n - i, -p))
 
 

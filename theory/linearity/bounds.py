@@ -49,6 +49,8 @@ def second_derivative(f: Model, theta: Any, direction: Any, *args: Any) -> Array
         return f(_add(theta, direction, s), *args)
 
     zero, one = jnp.zeros(()), jnp.ones(())
+    # Forward over forward in one scalar: the cost of a few evaluations, whatever the number of
+    # parameters.
     return jax.jvp(lambda s: jax.jvp(along, (s,), (one,))[1], (zero,), (one,))[1]
 
 
@@ -85,6 +87,7 @@ def _on_rays(quantity: Any, thetas: Any, weights: Array, nodes: int) -> tuple[Ar
     Returns the values `(k, nodes, ...)` and the weights (1 - t) dt.
     """
     t, dt = np.polynomial.legendre.leggauss(nodes)
+    # From [-1, 1], where the rule is tabulated, to [0, 1].
     t, dt = jnp.asarray((t + 1) / 2, dtype=float), jnp.asarray(dt / 2, dtype=float)
     middle = mean(thetas, weights)
 
@@ -139,6 +142,7 @@ def curvature(f: Model, theta: Any, *args: Any) -> Float[Array, ""]:
     2.0
     """
     H = hessian(f, theta, *args)
+    # One Hessian [p, p] for each output; leading axes are outputs.
     norms = jnp.abs(jnp.linalg.eigvalsh(H)).max(-1)
     return jnp.linalg.norm(norms.ravel())
 
@@ -418,6 +422,7 @@ def superposition(theta: Any, tasks: Any, scale: ArrayLike) -> tuple[Any, Array]
     ([0.0, 0.5, 1.0], [-1.0, 1.0, 1.0])
     """
     k = jax.tree.leaves(tasks)[0].shape[0]
+    # k models and the origin, whose weights 1 and 1 - k sum to one.
     moved = jax.tree.map(lambda t, u: t + jnp.asarray(scale) * u, theta, tasks)
     models = jax.tree.map(lambda t, m: jnp.concatenate([t[None], m]), theta, moved)
     return models, jnp.ones(k + 1).at[0].set(1.0 - k)

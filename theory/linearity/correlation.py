@@ -69,6 +69,8 @@ def r_squared(curvature: ArrayLike, distance: ArrayLike, direction: ArrayLike) -
         problems.check(name, cv2, lambda v: v >= 0, "a squared coefficient of variation >= 0")
     a, b, c = (jnp.asarray(v, dtype=float) for v in (curvature, distance, direction))
     product = a + b + a * b
+    # (1 + a)(1 + b)(1 + c) - 1 by sums of what is not negative: nothing cancels where all are
+    # small.
     total = product + c + product * c
     problems.check("the largest of the three", total, lambda v: v > 0, "> 0: something must vary")
     return RSquared(product / total, b / total, a / total)

@@ -46,6 +46,7 @@ def check_weights(thetas: Any, weights: Weights) -> Float[Array, " k"]:
             f"weights have shape {a.shape}, thetas {lengths}"
         )
     total = concrete(a.sum())
+    # Each weight may carry a rounding error of its own, and the sum adds more.
     slack = 4 * a.size * float(jnp.finfo(a.dtype).eps)
     if total is not None and not abs(total - 1) <= slack * (1 + np.abs(a).sum()):
         raise ValueError(f"weights must sum to 1; got {total:g}")
@@ -155,8 +156,11 @@ def product_gap(
     eye = jnp.eye(layers[0].shape[-1], dtype=layers[0].dtype)
     terms = [jnp.broadcast_to(eye, (layers[0].shape[0], *eye.shape))]
     for w, d in zip(middle, rest, strict=True):
+        # Invariant: terms[m] is the coefficient of t^m of the product so far; one more factor W + t
+        # D adds D terms[m - 1] to W terms[m].
         grown = [w @ t for t in terms] + [jnp.zeros((), w.dtype)]
         terms = [term + (d @ terms[m - 1] if m else 0.0) for m, term in enumerate(grown)]
+    # Order 0 is the product of the means, and order 1 averages to 0.
     return -jnp.stack([jnp.tensordot(jnp.asarray(weights, t.dtype), t, 1) for t in terms[2:]])
 
 

@@ -77,6 +77,7 @@ def _worst_case() -> tuple[float, np.ndarray, float, np.ndarray]:
     def bound(thetas: Array, origin: Array, alpha: Array, x: Array) -> tuple[Array, Array]:
         a = jnp.stack([alpha, 1 - alpha])
         main = bounds.main_term(curvature(_ridge, origin, x), thetas, a)
+        # |tanh'''| <= 2 and |c_i| <= 1, so |D^3 f[u, u, u]| <= 2 |x|^3 for unit vectors u.
         rest = bounds.remainder(2 * jnp.linalg.norm(x) ** 3, thetas, a, origin)
         return main + rest, jnp.abs(gap(_ridge, thetas, a, x)) / (main + rest)
 

@@ -105,6 +105,7 @@ def _gram_tangent(w: Array, v: Array, dw: Array, dv: Array) -> Array:
 def _angles(w: Array, v: Array) -> tuple[Array, Array, Array]:
     """Returns phi, sin phi and cos phi; a right angle where a neuron is zero."""
     cosine = jnp.clip(_dot(_unit(w), _unit(v)), -1.0, 1.0)
+    # 1 - cosine^2 would round near 1; each factor is exact there.
     sine = jnp.sqrt((1 - cosine) * (1 + cosine))
     return jnp.arctan2(sine, cosine), sine, cosine
 

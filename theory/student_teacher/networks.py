@@ -149,6 +149,7 @@ def ablate(key: Array, target: Network, mu: ArrayLike) -> Network:
         f"a fraction in [0, 1) that removes a whole number of the {m} neurons",
     )
     removed = jnp.round(jnp.asarray(mu) * m)
+    # The order of removal is drawn once and does not depend on mu, which makes sources nested.
     kept = jax.random.permutation(key, m) >= removed
     c = jnp.where(kept, target.c * (m / (m - removed)), 0.0)
     return Network(c.astype(target.c.dtype), jnp.where(kept[:, None], target.w, 0.0))
@@ -347,6 +348,7 @@ def _descend(
 ) -> Descent:
     network = start.network if isinstance(start, Descent) else start
     taken = start.steps if isinstance(start, Descent) else jnp.zeros((), int)
+    # Gradients of a mean over m neurons are of order 1 / m.
     rate, limit = rate * network.c.size, taken + steps
     measure = jax.value_and_grad(loss)
 

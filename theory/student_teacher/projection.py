@@ -121,6 +121,7 @@ def project(
 def _project(w: Array, target: networks.Network, cutoff: ArrayLike) -> Projection:
     eigenvalues, psi = _mercer(w, cutoff)
     overlap = arc_cosine.gram(w, target.w) @ target.c / target.c.size
+    # Parseval: psi are orthonormal, and psi.T @ overlap are the coefficients <psi_l, f>.
     inside = jnp.sum((psi.T @ overlap) ** 2)
     norm = networks.inner(target, target)
     return Projection(inside, norm - inside, jnp.sum(eigenvalues > 0))

@@ -136,6 +136,8 @@ def _descended_transfer(
 ) -> tuple[networks.Network, Array]:
     (m, _), n = w.shape, len(y)
     phi = networks.features(w, x) / m
+    # In these coordinates the error of component i shrinks by the factor 1 - rate m s_i^2 / n a
+    # step.
     u, s, vt = jnp.linalg.svd(phi, full_matrices=False)
     b = u.T @ y
     shrink = rate * m / n * s**2  # of an eigenvector's error in a step
@@ -154,6 +156,8 @@ def _descended_transfer(
     ends = jnp.zeros((), int), jnp.asarray(steps, int)
     t = jnp.minimum(jax.lax.fori_loop(0, 32, halve, ends)[0], steps)
     slow = shrink < 0.5
+    # 1 - (1 - shrink)^t loses its digits where shrink is small, and log1p needs shrink < 1: so slow
+    # components take one form and fast ones the other.
     small = jnp.expm1(t * jnp.log1p(-jnp.where(slow, shrink, 0.0)))
     learned = jnp.where(slow, -small, 1 - (1 - shrink) ** (1.0 * t))
     coefficient = jnp.where(s > 0, learned / jnp.where(s > 0, s, 1.0), 0.0)
@@ -209,7 +213,9 @@ def fit_power_law(
     if not (risks > 0).all() or not np.isfinite(risks).all():
         raise ValueError("risks must be finite and positive: their logarithm is fitted")
     log_n, log_risk = np.log(n), np.log(risks)
+    # One column for each teacher: all are fitted at once.
     slopes, scales = np.polyfit(log_n, log_risk.T, 1)
+    # The second derivative in log n, which is 0 for a power law.
     curvature = 2 * np.polyfit(log_n, log_risk.T, 2)[0]
     return PowerLaw(scales, -slopes, interval(-slopes, level), interval(curvature, level))
 

@@ -316,6 +316,8 @@ def unaligned_losses(
     weight, (o, i) = jnp.asarray(anchor, dtype=float), pre.shape
     ends = []
     for n in range(min(o, i) + 1):
+        # The two quadratic terms are one: |theta - A_ft|^2 + lambda |theta - A_n|^2 is (1 + lambda)
+        # |theta - target|^2 and a constant.
         target = (ft + weight * _truncate(pre, n)) / (1 + weight)
         # At full rank det theta cannot change its sign: a target of the other sign loses its
         # smallest mode.

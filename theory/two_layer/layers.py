@@ -196,6 +196,7 @@ def ideal(target: Float[ArrayLike, "o i"], rank: int) -> Layers:
 @jax.jit
 def _ideal(target: Array, rank: ArrayLike) -> Layers:
     u, s, vt = jnp.linalg.svd(target, full_matrices=False)
+    # A mask and not a slice: shapes, and what is compiled, do not depend on the rank.
     root = jnp.sqrt(s) * (jnp.arange(s.size) < rank)
     return Layers(u * root, root[:, None] * vt)
 

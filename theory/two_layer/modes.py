@@ -48,6 +48,7 @@ def mode(time: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array:
     early, still = z < 1, z < jnp.finfo(z.dtype).tiny
     mean = jnp.where(still, 1.0, -jnp.expm1(-z) / jnp.where(still, 1.0, z))
     share = jnp.where(early, 4 * time * mean, -jnp.expm1(-z) / jnp.where(early, 1.0, size))
+    # Only decaying exponentials, whatever the sign: e^{4 |sigma| t} would overflow.
     grown, left = jnp.where(sigma < 0, jnp.exp(-z), 1.0), jnp.where(sigma < 0, 1.0, jnp.exp(-z))
     empty = start == 0
     return jnp.where(empty, 0.0, grown / (left / jnp.where(empty, 1.0, start) + share))
@@ -90,6 +91,7 @@ def crossing(level: Array, lacking: Array, start: Array, sigma: Array) -> Array:
     Returns:
       log(level (sigma - start) / (start lacking)) / (4 sigma); nothing is checked.
     """
+    # The sigmoid solved for t: its odds y / (sigma - y) grow as e^{4 sigma t}.
     return (jnp.log(level / start) + jnp.log((sigma - start) / lacking)) / (4 * sigma)
 
 
@@ -181,6 +183,7 @@ def learned_modes(target: Float[ArrayLike, "d d"]) -> np.ndarray:
     rows, basis, learned = u.T + vt, np.zeros((0, s.size)), []
     tolerance = s.size * 100 * np.finfo(s.dtype).eps
     for row, value in zip(rows, s, strict=True):
+        # Gram-Schmidt: what is left of the row is new, the rest larger modes have learned.
         rest = row - (row @ basis.T) @ basis
         # A second projection removes what rounding left of the first.
         rest = rest - (rest @ basis.T) @ basis

@@ -107,6 +107,7 @@ def plateau_losses(sigma: Float[ArrayLike, " d"], gamma: ArrayLike) -> Float[Arr
       Springer et al., 2025 (arXiv 2503.19206), eqs. (2), (14).
     """
     sigma = jnp.asarray(sigma, dtype=float)
+    # Row n has ones for the first n modes.
     learned = jnp.tril(jnp.ones((sigma.size + 1, sigma.size)), -1)
     return perturbed_mode_loss(learned * sigma, sigma, gamma)
 

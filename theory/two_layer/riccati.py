@@ -95,6 +95,7 @@ def flow(
     check_balanced(start)
     increments = problems.check_times(times)
     problems.check("anchor", anchor, lambda x: (x >= 0) & (x < np.inf), "finite and >= 0")
+    # Shapes inside of the compiled flow depend on this number, so it has to be known before.
     least = substeps(start, target, times, anchor=anchor)
     if steps is None:
         if least is None:
@@ -215,13 +216,16 @@ def substeps(
     w1, w2, a, t, strength = values
     pull = np.linalg.norm(a + strength * w1 @ w2, 2)  # |A_eff| (1 + anchor)
     balance = np.trace(w1.T @ w1 - w2 @ w2.T) / w1.shape[1] * (1 + strength)
+    # The spectral norm of F: its eigenvalues are +-sqrt(c^2 + 4 sigma^2).
     speed = float(np.hypot(balance, 2 * pull))
     widest = float(np.diff(t, prepend=0.0).max())
+    # A power of two: nearby targets and times then share a compiled program.
     return 2 ** max(0, ceil(log2(max(speed * widest, 1.0))))
 
 
 @partial(jax.jit, static_argnames="steps")
 def _flow(start: Layers, target: Array, increments: Array, anchor: Array, steps: int) -> Layers:
+    # From here on the anchor is only another target, and 1 + anchor times the speed.
     target = (target + anchor * theta(start)) / (1 + anchor)
     (o, i), n = target.shape, min(target.shape)
     balance = jnp.trace(imbalance(start)) / start.w1.shape[1]
@@ -249,6 +253,7 @@ def _flow(start: Layers, target: Array, increments: Array, anchor: Array, steps:
 
     T = U.T @ target @ Vt.T
     F = jnp.block([[balance * jnp.eye(o), 2 * T], [2 * T.T, -balance * jnp.eye(i)]])
+    # The change of basis from both sides: F is symmetric, so the order of the two does not matter.
     F = to_modes(to_modes(F).T)
     F = F - jax.lax.stop_gradient(F - jnp.diag(jnp.diag(F)))
     speed = jax.lax.stop_gradient(jnp.abs(jnp.diag(F)).max())
@@ -258,6 +263,8 @@ def _flow(start: Layers, target: Array, increments: Array, anchor: Array, steps:
         # As few substeps as this increment needs: rounding grows with their number.
         needed = jnp.ceil(speed * jax.lax.stop_gradient(time))
         count = jnp.clip(needed, 1, steps)
+        # Too few substeps were given under tracing, where this cannot raise: NaN instead of wrong
+        # numbers.
         h = jnp.where(needed > 2 * steps, jnp.nan, time / count)
 
         def substep(q: Array) -> Array:
@@ -266,6 +273,8 @@ def _flow(start: Layers, target: Array, increments: Array, anchor: Array, steps:
             return grown @ _inverse_root(M).T
 
         def body(q: Array, k: Array) -> tuple[Array, None]:
+            # A scan of fixed length, so that it can be differentiated backward; surplus rounds do
+            # nothing.
             return jax.lax.cond(k < count, substep, lambda q: q, q), None
 
         q, _ = jax.lax.scan(body, q, jnp.arange(steps))
@@ -286,6 +295,8 @@ def _inverse_root(M: Array) -> Array:
         return solve_triangular(root, jnp.eye(n, dtype=M.dtype), lower=True)
     h = n // 2
     first = _inverse_root(M[:h, :h])
+    # The blocks of Cholesky's factor: L_21 = M_21 L_11^-T, and L_22 is that of the Schur
+    # complement.
     below = M[h:, :h] @ first.T
     second = _inverse_root(M[h:, h:] - below @ below.T)
     corner = jnp.zeros((h, n - h), M.dtype)

@@ -32,6 +32,8 @@ def hessian(layers: Layers, target: Float[ArrayLike, "o i"]) -> Float[Array, "p 
     eye = [jnp.eye(n, dtype=residual.dtype) for n in (o, h, i)]
     first = jnp.einsum("ac,kl->akcl", eye[0], layers.w2 @ layers.w2.T)
     second = jnp.einsum("kl,bc->kblc", layers.w1.T @ layers.w1, eye[2])
+    # Indices: W_1 [a, k], W_2 [l, b]. The block of W_1 against W_2 has one part from the product of
+    # first derivatives and one, below, from the residual.
     cross = jnp.einsum("al,kb->aklb", layers.w1, layers.w2)
     cross = cross + jnp.einsum("kl,ab->aklb", eye[1], residual)
     p, q = o * h, h * i

@@ -43,6 +43,7 @@ def rotations(symmetric: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """
     n = np.arange(1, D + 1)
     u, v = (np.linalg.qr(a)[0] for a in (np.vander(n / D), np.cos(np.outer(n, n))))
+    # With det theta < 0 the smallest mode would never be learned (`modes.learned_modes`).
     v[:, -1] *= np.linalg.det(u) * np.linalg.det(v)
     return u, u if symmetric else v
 

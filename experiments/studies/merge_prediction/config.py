@@ -2,8 +2,10 @@
 
 from typing import Annotated
 
-from annotated_types import Ge
+from annotated_types import Ge, Interval
 
+from experiments.data import image_tasks
+from experiments.data.registry import ImagePool, TextData
 from experiments.lab.config import Count, Different, Increasing, Natural, Seed, config, varied
 from experiments.studies.merge_prediction import tasks
 
@@ -14,8 +16,18 @@ class Config:
 
     seed: Seed = 0
     """Seed of data, initial weights, minibatches, the choice of merges and the bootstrap."""
-    families: Different[tasks.Learned] = ("digits", "text")
-    """What is learned."""
+    families: Different[tasks.Learned] = ("images", "text")
+    """What is learned: classes of images, the next token of a text, or both."""
+    data: ImagePool = ImagePool()
+    """The images."""
+    train: Natural = 1197
+    """Images to learn from; the rest are held out."""
+    learn: Annotated[int, Interval(ge=16, le=600)] = 300
+    """Examples of a task that its experts learn from."""
+    held_out: Annotated[int, Interval(ge=64, le=300)] = 160
+    """Held-out examples of a task; 32 of them are for the probes."""
+    text: TextData = TextData()
+    """The text."""
     bases: Annotated[int, Ge(2)] = 4
     """Base models of each length of pre-training; at least 2, for merges of unrelated ones."""
     pretrain: Different[Count] = (0, 100, 500)
@@ -32,7 +44,10 @@ class Config:
     """Bootstrap samples of base models, for the intervals."""
 
     def __post_init__(self) -> None:
-        most = min(len(tasks.FAMILIES[name].tasks) for name in self.families)
+        if "images" in self.families:
+            image_tasks.check_classes("data", tasks.TASKS["images"], self.data.classes)
+            image_tasks.check_left("train", self.train, 0, self.data.size)
+        most = min(len(tasks.TASKS[name]) for name in self.families)
         if max(self.sizes) > most:
             raise ValueError(f"sizes must be at most {most}, the number of tasks; got {self.sizes}")
 
@@ -43,7 +58,7 @@ PRESETS: dict[str, Config] = {
     # seconds, for tests
     "tiny": varied(
         DEFAULT,
-        families=("digits",),
+        families=("images",),
         bases=2,
         pretrain=(20,),
         steps=(5, 20),

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from experiments.studies.merge_prediction import tasks
+from experiments.studies.merge_prediction.tasks import Family
 from sail_jax import distances, methods, probe
 from theory import linearity, merging
 
@@ -115,7 +116,12 @@ def at(stacked: PyTree, i: Any) -> PyTree:
 
 
 def measure(
-    family: str, bases: PyTree, experts: PyTree, data: tasks.Data, merges: Merges, key: PRNGKeyArray
+    family: Family,
+    bases: PyTree,
+    experts: PyTree,
+    data: tasks.Data,
+    merges: Merges,
+    key: PRNGKeyArray,
 ) -> dict[str, Any]:
     """Measures each merge: how well it does, and every predictor except the distances between
     tasks.
@@ -124,7 +130,7 @@ def measure(
     distances between tasks.
 
     Args:
-      family: The name of the family.
+      family: The family.
       bases: The base models, in leaves of shape (base, ...).
       experts: The experts, in leaves of shape (expert, ...).
       data: The family's data.
@@ -172,13 +178,17 @@ def _merged(base: PyTree, models: list[PyTree]) -> list[PyTree]:
 
 
 @partial(jax.jit, static_argnums=0)
-def _graded(family: str, params: PyTree, batch: tasks.Batch) -> Float[Array, "2"]:
+def _graded(family: Family, params: PyTree, batch: tasks.Batch) -> Float[Array, "2"]:
     """The loss and the accuracy of a model on a batch."""
-    return jnp.stack([tasks.LOSSES[family](params, batch), tasks.accuracy(family, params, batch)])
+    return jnp.stack([tasks.loss_of(family)(params, batch), tasks.accuracy(family, params, batch)])
 
 
 def _outcome(
-    family: str, base: PyTree, models: list[PyTree], merged: list[PyTree], exams: list[tasks.Batch]
+    family: Family,
+    base: PyTree,
+    models: list[PyTree],
+    merged: list[PyTree],
+    exams: list[tasks.Batch],
 ) -> dict[str, Any]:
     """Losses and accuracies of experts, base model and merges, as `measure` describes them."""
 
@@ -208,14 +218,17 @@ def _weights(base: PyTree, models: list[PyTree]) -> dict[str, Array]:
 
 
 def _curvature(
-    family: str, models: list[PyTree], mean: PyTree, few: list[tasks.Batch], key: PRNGKeyArray
+    family: Family,
+    models: list[PyTree],
+    mean: PyTree,
+    few: list[tasks.Batch],
+    key: PRNGKeyArray,
 ) -> dict[str, Any]:
     """The predictors from derivatives of the loss, at the average and at the experts."""
     pooled, stacked = (jax.tree.map(lambda *x: np.stack(x), *side) for side in (few, models))
     pooled = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), pooled)
-    loss, w = tasks.LOSSES[family], np.full(len(models), 1 / len(models))
+    loss, w = tasks.loss_of(family), np.full(len(models), 1 / len(models))
     spectrum = probe.hessian_spectrum(loss, mean, pooled, key, steps=PRODUCTS, probes=STARTS)
-    # as far as averaging moves an expert, but anywhere
     # The noise moves an expert as far as averaging does, in a random direction.
     std = np.sqrt(_spread(stacked, w) / sum(x.size for x in jax.tree.leaves(mean)))
     moved = [_moved(family, m, mean, b, std, key) for m, b in zip(models, few, strict=True)]
@@ -233,14 +246,19 @@ _spread = jax.jit(linearity.spread)
 
 @partial(jax.jit, static_argnums=0)
 def _moved(
-    family: str, model: PyTree, mean: PyTree, batch: tasks.Batch, std: Array, key: PRNGKeyArray
+    family: Family,
+    model: PyTree,
+    mean: PyTree,
+    batch: tasks.Batch,
+    std: Array,
+    key: PRNGKeyArray,
 ) -> Float[Array, "3"]:
     """What moving one expert to the average should do to the loss on its task.
 
     The second-order term, the Taylor polynomial of order two, and the increase by noise of the same
     size.
     """
-    loss = tasks.LOSSES[family]
+    loss = tasks.loss_of(family)
     away = probe.fine_tuning_sensitivity(loss, model, mean, batch, [1.0])
     noise = probe.gaussian_sensitivity(
         loss, model, batch, key, [1.0], deviation=std, draws=DRAWS
@@ -253,10 +271,10 @@ _loss_of = jax.jit(tasks.of_logits)
 
 
 def _linearity(
-    family: str, models: list[PyTree], mean: PyTree, few: list[tasks.Batch]
+    family: Family, models: list[PyTree], mean: PyTree, few: list[tasks.Batch]
 ) -> dict[str, Any]:
     """The predictors from features and outputs, those of cross-task linearity among them."""
-    network, k = tasks.NETWORKS[family], len(models)
+    network, k = tasks.network_of(family), len(models)
     pooled = jax.tree.map(lambda *x: np.concatenate(x), *few)
     ctl = probe.k_model_linearity(network, models, pooled)
     inside = np.array([name != "output" for name in ctl.layers])
@@ -288,7 +306,7 @@ def _pairs(x: Float[Array, "k k"]) -> Float[Array, ""]:
 
 
 def _bounds(
-    family: str, base: PyTree, mean: PyTree, batches: list[tasks.Batch], merge: Merges, n: int,
+    family: Family, base: PyTree, mean: PyTree, batches: list[tasks.Batch], merge: Merges, n: int,
     key: PRNGKeyArray,
 ) -> dict[str, Any]:  # fmt: skip
     """The quantities of Theorem 3 of unified merging.
@@ -298,7 +316,7 @@ def _bounds(
     was larger, the bound is taken just below 1 / L.
     """
     constants = merging.measure_constants(
-        tasks.LOSSES[family], batches, [base, mean], key, examples=2, iterations=PRODUCTS
+        tasks.loss_of(family), batches, [base, mean], key, examples=2, iterations=PRODUCTS
     ).worst()
     train = partial(
         merging.Training.of, samples=n, steps=int(merge.steps),

@@ -15,6 +15,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import PyTree
 
+from experiments.data.files import refused
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.lab.sweep import sweep
@@ -40,7 +41,15 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
       Over scope, outcome and predictor: the correlation `rho` with its interval from `low` to
       `high`. `passes` is the cost of each predictor.
     """
-    parts = [_family(config, i, name, stage) for i, name in enumerate(config.families)]
+    with refused():
+        subjects = [
+            tasks.load(
+                name, config.seed, config.data, config.train, config.text,
+                tasks.Examples(config.learn, config.held_out),
+            )
+            for name in config.families
+        ]  # fmt: skip
+    parts = [_family(config, i, *subject, stage) for i, subject in enumerate(subjects)]
     results = jax.tree.map(lambda *x: np.concatenate(x), *parts)
     about, predictors = results["about"], results["predictor"]
     own, merged = results["own"], results["merged"]
@@ -89,17 +98,18 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     )
 
 
-def _family(config: Config, number: int, name: str, stage: Stage) -> dict[str, Any]:
+def _family(
+    config: Config, number: int, family: tasks.Family, data: tasks.Data, stage: Stage
+) -> dict[str, Any]:
     """Trains and measures everything of one family."""
-    family, key = tasks.FAMILIES[name], jax.random.fold_in(jax.random.key(config.seed), number)
-    data = family.load(config.seed, family.tasks)
+    name, key = config.families[number], jax.random.fold_in(jax.random.key(config.seed), number)
     far = stage(f"{name}: distances of tasks", partial(probes.apart, data.points, key))
-    trained = stage(f"{name}: bases and experts", lambda: _train(config, name, data, key))
+    trained = stage(f"{name}: bases and experts", lambda: _train(config, family, data, key))
     parts = []
     for k, (merges, related) in _merges(config, family, number).items():
         measured = sweep(
             lambda i, m=merges: probes.measure(
-                name, trained["base"], trained["expert"], data, probes.at(m, i), key
+                family, trained["base"], trained["expert"], data, probes.at(m, i), key
             ),
             np.arange(len(merges.base)),
             stage,
@@ -121,19 +131,21 @@ def _family(config: Config, number: int, name: str, stage: Stage) -> dict[str, A
     return jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 
-def _train(config: Config, name: str, data: tasks.Data, key: jax.Array) -> dict[str, PyTree]:
+def _train(
+    config: Config, family: tasks.Family, data: tasks.Data, key: jax.Array
+) -> dict[str, PyTree]:
     """Trains the base models and their experts.
 
     Base models are ordered by length of pre-training; experts by base, rate, task and steps.
     """
-    family, learn = tasks.FAMILIES[name], jax.tree.map(jnp.asarray, data.learn)
+    learn = jax.tree.map(jnp.asarray, data.learn)
     upright, steps = jax.tree.map(jnp.asarray, data.base), jnp.asarray(config.steps)
 
     def of_base(i: int) -> tuple[PyTree, PyTree]:
         first, *rest = jax.random.split(jax.random.fold_in(key, i), 1 + len(family.rates))
-        base = tasks.pretrain(name, upright, first, config.pretrain[i // config.bases])
+        base = tasks.pretrain(family, upright, first, config.pretrain[i // config.bases])
         tuned = [
-            tasks.tune(name, base, learn, rate, k, steps)
+            tasks.tune(family, base, learn, rate, k, steps)
             for rate, k in zip(family.rates, rest, strict=True)
         ]
         return base, jax.tree.map(lambda *x: jnp.stack(x), *tuned)

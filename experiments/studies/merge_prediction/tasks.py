@@ -5,7 +5,7 @@ plain SGD, which the merging bounds are about, and are kept at several steps alo
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
@@ -15,16 +15,24 @@ import numpy as np
 import optax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
 
-from experiments.data import digits, image_tasks, text
-from experiments.data.files import Pool
+from experiments.data import image_tasks
+from experiments.data.files import DataError, Pool
+from experiments.data.registry import ImagePool, TextData
+from experiments.data.tokens import Tokens
 from experiments.models.gpt import GPT
 from experiments.models.mlp import MLP
 from sail_jax import probe
 
-CONTEXT, HELD_OUT = 32, 160  # characters of a window; held-out examples of a task
+CONTEXT = 32  # tokens of a window
 BATCH, BASE_RATE = 16, 3e-3
 
-Learned = Literal["digits", "text"]
+Learned = Literal["images", "text"]
+TASKS: dict[str, tuple[str, ...]] = {
+    "images": (
+        "rotate -30", "rotate 30", "rotate 60", "classes 0-4", "classes 5-9", "classes 2-7",
+    ),
+    "text": ("text 0-20", "text 40-60", "text 80-100", "text 0-50", "text 50-100"),
+}  # fmt: skip
 
 
 class Batch(NamedTuple):
@@ -63,29 +71,101 @@ class Family(NamedTuple):
       tasks: The names of the tasks.
       rates: The learning rates of fine-tuning.
       layers: A pattern of the names of the layers whose features are compared.
-      load: Loads the data of some tasks, given a seed and their names.
     """
 
     net: nn.Module
     tasks: tuple[str, ...]
     rates: tuple[float, ...]
     layers: str
-    load: Callable[[int, tuple[str, ...]], Data]
 
 
-def rotations_and_classes(seed: int, tasks: tuple[str, ...]) -> Data:
-    """Loads tasks of scikit-learn's digits: turned, or of some classes only.
+def of_images(classes: int) -> Family:
+    """Describes the family whose tasks are made of images.
 
     Args:
-      seed: The seed of the split.
-      tasks: Names such as 'rotate 30' and 'classes 0-4' (see `experiments.data.image_tasks`).
+      classes: The number of classes of the images.
 
     Returns:
-      The data; base models learn from upright digits of all classes. Points are pixels followed by
-      the one-hot class.
+      The family.
     """
-    pool = Pool(*digits.load())
-    split = image_tasks.split(seed, 1, examples=digits.EXAMPLES, train=1197, validation=0)
+    return Family(MLP((48, 48), classes), TASKS["images"], (0.03, 0.3), "hidden_?")
+
+
+def of_text(vocab: int) -> Family:
+    """Describes the family whose tasks are made of a text.
+
+    Args:
+      vocab: The number of tokens in the text's vocabulary.
+
+    Returns:
+      The family.
+    """
+    net = GPT(vocab, CONTEXT, width=24, layers=2, heads=2, head_dim=12, hidden=48)
+    return Family(net, TASKS["text"], (0.1, 1.0), "block_?")
+
+
+class Examples(NamedTuple):
+    """How many examples each task has.
+
+    Attributes:
+      learn: To learn from.
+      held_out: Held out.
+    """
+
+    learn: int
+    held_out: int
+
+
+def load(
+    learned: Learned, seed: int, images: ImagePool, train: int, text: TextData, each: Examples
+) -> tuple[Family, Data]:
+    """Reads what one family learns, and describes its network.
+
+    Args:
+      learned: What it learns.
+      seed: The seed of splits and windows.
+      images: The images.
+      train: How many of the images are to learn from.
+      text: The text.
+      each: How many examples each task has.
+
+    Returns:
+      The family, and the data of its tasks.
+
+    Raises:
+      DataError: If the data cannot be read, or do not suffice.
+    """
+    if learned == "images":
+        family = of_images(images.classes)
+        pool = images.pool(seed)
+        image_tasks.check_left("train", train, 0, len(pool.labels))
+        return family, rotations_and_classes(pool, images.classes, train, seed, family.tasks, each)
+    corpus = text.read("text")
+    family = of_text(corpus.vocab)
+    return family, quantiles_of_text(corpus, seed, family.tasks, each)
+
+
+def rotations_and_classes(
+    pool: Pool, classes: int, train: int, seed: int, tasks: tuple[str, ...], each: Examples
+) -> Data:
+    """Makes tasks of images: all of them turned, or some classes only.
+
+    Args:
+      pool: The images.
+      classes: How many classes they have.
+      train: How many of them are to learn from; the others are held out.
+      seed: The seed of the split.
+      tasks: Names such as 'rotate 30' and 'classes 0-4' (see `experiments.data.image_tasks`).
+      each: How many examples each task has.
+
+    Returns:
+      The data; base models learn from upright images of all classes. Points are pixels followed by
+      the one-hot class.
+
+    Raises:
+      DataError: If a task has too few images in one of the parts.
+    """
+    split = image_tasks.split(seed, 1, examples=len(pool.labels), train=train, validation=0)
     learn, exam = split.train[0], split.test[0]
     images, labels, _ = image_tasks.of(pool)
     base = Batch(images[learn], labels[learn])
@@ -94,31 +174,39 @@ def rotations_and_classes(seed: int, tasks: tuple[str, ...]) -> Data:
         images, labels, member = image_tasks.of(pool, task)
         a, b = (index[member[index]] for index in (learn, exam))
         # Tasks are stacked, so that all have the same number of examples.
-        for side, i in zip(sides, (a[:300], b[:HELD_OUT]), strict=True):
-            side.append(Batch(images[i], labels[i]))
-    train, test = (jax.tree.map(lambda *x: np.stack(x), *side) for side in sides)
-    classes = np.eye(10, dtype=np.float32)[train.labels]
-    return Data(base, train, test, np.concatenate([train.inputs, classes], -1))
+        for field, side, i, n in zip(Examples._fields, sides, (a, b), each, strict=True):
+            if len(i) < n:
+                raise DataError(f"{field} must be at most {len(i)}, for '{task}'; got {n}")
+            side.append(Batch(images[i[:n]], labels[i[:n]]))
+    learnt, held_out = (jax.tree.map(lambda *x: np.stack(x), *side) for side in sides)
+    one_hot = np.eye(classes, dtype=np.float32)[learnt.labels]
+    return Data(base, learnt, held_out, np.concatenate([learnt.inputs, one_hot], -1))
 
 
-def quantiles_of_text(seed: int, tasks: tuple[str, ...]) -> Data:
-    """Loads tasks of source text: windows sorted by their mean token.
+def quantiles_of_text(corpus: Tokens, seed: int, tasks: tuple[str, ...], each: Examples) -> Data:
+    """Makes tasks of a text: windows sorted by their mean token.
 
-    The mean token depends on the kind of text: spaces are token 0, so that windows with low means
-    are mostly indentation.
+    The mean token depends on the kind of text. In the source of Python's library spaces are token
+    0, so that windows with low means are mostly indentation.
 
     Args:
+      corpus: The text.
       seed: The seed of the windows.
       tasks: Ranges of percentiles, such as 'text 25-75'.
+      each: How many examples each task has.
 
     Returns:
-      The data; base models learn from windows of any mean. Points are the frequencies of
-      characters.
+      The data; base models learn from windows of any mean. Points are the frequencies of tokens.
+
+    Raises:
+      DataError: If a part of the text is too short.
     """
+    for part, line in (("to learn from", corpus.train), ("held out", corpus.held_out)):
+        if len(line) < CONTEXT + 2:
+            raise DataError(f"text: expected at least {CONTEXT + 2} tokens {part}, got {len(line)}")
     rng, sides = np.random.default_rng(seed), []
-    corpus = text.load()
     base = _windows(rng, corpus.train, 3000)
-    for line, n, keep in ((corpus.train, 3000, 300), (corpus.held_out, 1500, HELD_OUT)):
+    for line, n, keep in ((corpus.train, 3000, each.learn), (corpus.held_out, 1500, each.held_out)):
         windows = _windows(rng, line, n)
         order = np.argsort(windows.inputs.mean(1), kind="stable")
         parts = []
@@ -128,8 +216,10 @@ def quantiles_of_text(seed: int, tasks: tuple[str, ...]) -> Data:
             parts.append(jax.tree.map(lambda x, index=index: x[index], windows))
         sides.append(jax.tree.map(lambda *x: np.stack(x), *parts))
     learn, held_out = sides
-    frequency = np.eye(text.VOCAB, dtype=np.float32)[learn.inputs].mean(-2)
-    return Data(base, learn, held_out, frequency)
+    count = np.zeros((*learn.inputs.shape[:2], corpus.vocab), np.float32)
+    for at in np.ndindex(count.shape[:2]):
+        count[at] = np.bincount(learn.inputs[at], minlength=corpus.vocab)
+    return Data(base, learn, held_out, count / CONTEXT)
 
 
 def _windows(rng: np.random.Generator, line: np.ndarray, n: int) -> Batch:
@@ -137,24 +227,6 @@ def _windows(rng: np.random.Generator, line: np.ndarray, n: int) -> Batch:
     start = rng.integers(len(line) - CONTEXT - 1, size=n)
     window = line[start[:, None] + np.arange(CONTEXT + 1)].astype(np.int32)
     return Batch(window[:, :-1], window[:, 1:])
-
-
-FAMILIES = {
-    "digits": Family(
-        MLP((48, 48), 10),
-        ("rotate -30", "rotate 30", "rotate 60", "classes 0-4", "classes 5-9", "classes 2-7"),
-        (0.03, 0.3),
-        "hidden_?",
-        rotations_and_classes,
-    ),
-    "text": Family(
-        GPT(text.VOCAB, CONTEXT, width=24, layers=2, heads=2, head_dim=12, hidden=48),
-        ("text 0-20", "text 40-60", "text 80-100", "text 0-50", "text 50-100"),
-        (0.1, 1.0),
-        "block_?",
-        quantiles_of_text,
-    ),
-}
 
 
 def of_logits(logits: Array, labels: Array) -> Float[Array, ""]:
@@ -170,26 +242,26 @@ def of_logits(logits: Array, labels: Array) -> Float[Array, ""]:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
-def logits(family: str, params: PyTree, batch: Batch) -> Array:
+def logits(family: Family, params: PyTree, batch: Batch) -> Array:
     """Evaluates a family's network.
 
     Args:
-      family: The name of the family.
+      family: The family.
       params: The network's variables.
       batch: The batch.
 
     Returns:
       The logits, of shape (n, classes) or (n, `CONTEXT`, tokens).
     """
-    outputs: Any = FAMILIES[family].net.apply(params, batch.inputs)
+    outputs: Any = family.net.apply(params, batch.inputs)
     return outputs
 
 
-def accuracy(family: str, params: PyTree, batch: Batch) -> Float[Array, ""]:
+def accuracy(family: Family, params: PyTree, batch: Batch) -> Float[Array, ""]:
     """Computes the share of labels that a network predicts.
 
     Args:
-      family: The name of the family.
+      family: The family.
       params: The network's variables.
       batch: The batch.
 
@@ -199,25 +271,43 @@ def accuracy(family: str, params: PyTree, batch: Batch) -> Float[Array, ""]:
     return jnp.mean(logits(family, params, batch).argmax(-1) == batch.labels)
 
 
-def _loss(family: str, params: PyTree, batch: Batch) -> Float[Array, ""]:
+def _loss(family: Family, params: PyTree, batch: Batch) -> Float[Array, ""]:
     """The mean cross-entropy of a family's network on a batch."""
     return of_logits(logits(family, params, batch), batch.labels)
 
 
-# the same function objects each time, so that probes compile once
-LOSSES = {name: partial(_loss, name) for name in FAMILIES}
-NETWORKS = {
-    name: probe.flax_network(f.net.apply, f.layers, inputs=lambda batch: batch.inputs)
-    for name, f in FAMILIES.items()
-}
+@cache  # the same function object each time, so that probes compile once
+def loss_of(family: Family) -> Callable[[PyTree, Batch], Float[Array, ""]]:
+    """Returns the loss of a family's network.
+
+    Args:
+      family: The family.
+
+    Returns:
+      A function from the network's variables and a batch to the mean cross-entropy.
+    """
+    return partial(_loss, family)
+
+
+@cache
+def network_of(family: Family) -> Callable[..., Any]:
+    """Returns a family's network as probes take it.
+
+    Args:
+      family: The family.
+
+    Returns:
+      The network, whose features are those of the family's `layers`.
+    """
+    return probe.flax_network(family.net.apply, family.layers, inputs=lambda batch: batch.inputs)
 
 
 @partial(jax.jit, static_argnums=0)
-def pretrain(family: str, data: Batch, key: PRNGKeyArray, steps: ArrayLike) -> PyTree:
+def pretrain(family: Family, data: Batch, key: PRNGKeyArray, steps: ArrayLike) -> PyTree:
     """Trains a base model with Adam.
 
     Args:
-      family: The name of the family; static.
+      family: The family; static.
       data: The examples to learn from.
       key: The key of initial weights and minibatches.
       steps: Number of steps; 0 leaves the initial weights.
@@ -226,18 +316,18 @@ def pretrain(family: str, data: Batch, key: PRNGKeyArray, steps: ArrayLike) -> P
       The base model's variables.
     """
     first, rest = jax.random.split(key)
-    params, adam = FAMILIES[family].net.init(first, data.inputs[:1]), optax.adam(BASE_RATE)
+    params, adam = family.net.init(first, data.inputs[:1]), optax.adam(BASE_RATE)
     return _descend(family, adam, (params, adam.init(params)), data, rest, 0, steps)[0]
 
 
 @partial(jax.jit, static_argnums=0)
 def tune(
-    family: str, base: PyTree, learn: Batch, rate: Array | float, key: PRNGKeyArray, steps: Array
+    family: Family, base: PyTree, learn: Batch, rate: Array | float, key: PRNGKeyArray, steps: Array
 ) -> PyTree:
     """Tunes experts from a base model with plain SGD, one for each task.
 
     Args:
-      family: The name of the family; static.
+      family: The family; static.
       base: The base model's variables.
       learn: The examples of every task, in arrays of shape (task, n, ...).
       rate: The learning rate.
@@ -262,7 +352,7 @@ def tune(
 
 
 def _descend(
-    family: str, optimizer: Any, state: Any, data: Batch, key: PRNGKeyArray, start: ArrayLike,
+    family: Family, optimizer: Any, state: Any, data: Batch, key: PRNGKeyArray, start: ArrayLike,
     stop: ArrayLike,
 ) -> Any:  # fmt: skip
     """Optimises on random minibatches from step `start` to step `stop`."""
@@ -271,7 +361,7 @@ def _descend(
         params, memory = state
         drawn = jax.random.randint(jax.random.fold_in(key, i), (BATCH,), 0, len(data.labels))
         batch = jax.tree.map(lambda x: jnp.asarray(x)[drawn], data)
-        gradient = jax.grad(LOSSES[family])(params, batch)
+        gradient = jax.grad(loss_of(family))(params, batch)
         update, memory = optimizer.update(gradient, memory, params)
         return optax.apply_updates(params, update), memory
 

@@ -111,6 +111,7 @@ def layer_norm(t: Tensors, name: str, x: Array, eps: float) -> Array:
       The normalised inputs, `(..., n)`.
     """
     centred = x - x.mean(-1, keepdims=True)
+    # Of the centred values: mean(x^2) - mean(x)^2 would cancel for activations far from 0.
     variance = jnp.mean(centred**2, axis=-1, keepdims=True)
     return centred * jax.lax.rsqrt(variance + eps) * t[f"{name}.weight"] + t[f"{name}.bias"]
 
@@ -184,6 +185,7 @@ def attend(
       The mixed values, heads side by side, `(b, t, h * v)`.
     """
     share = q.shape[2] // k.shape[2]
+    # Queries h share the keys and values of head h // share, as in the checkpoints' own code.
     k, v = (jnp.repeat(x, share, axis=2) for x in (k, v))
     logits = jnp.einsum("bthk,bshk->bhts", q, k) * scale
     if bias is not None:
@@ -261,6 +263,7 @@ def patches(
       The embedded patches, row by row, `(b, patches, n)`.
     """
     size = kernel.shape[2:]
+    # [b, n, rows, columns] -> [b, patches, n], row by row.
     y = jax.lax.conv_general_dilated(x, kernel, size, "VALID")
     return jnp.moveaxis(y.reshape(*y.shape[:2], -1), 1, 2)
 

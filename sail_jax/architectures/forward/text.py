@@ -52,6 +52,7 @@ def gpt2(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> L
     heads, eps = config["n_head"], config.get("layer_norm_epsilon", 1e-5)
     act = activation(config.get("activation_function", "gelu_new"))
 
+    # GPT-2 stores its kernels as [in, out], where a linear layer of PyTorch has [out, in].
     def conv1d(t, name, x):
         return x @ t[f"{name}.weight"] + t[f"{name}.bias"]
 
@@ -98,6 +99,7 @@ def llama(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> 
     eps, act = config.get("rms_norm_eps", 1e-6), activation(config.get("hidden_act", "silu"))
     table = body["embed_tokens.weight"]
     time = np.arange(tokens.shape[-1])
+    # [query, key]: how many places back each key lies; negative in the future.
     back = time[:, None] - time
     x = table[tokens]
     for i in range(config["num_hidden_layers"]):
@@ -138,6 +140,9 @@ def _frequencies(config: Config, size: int) -> Float[Array, "size/2"]:
     elif kind == "llama3":
         old = setting(rope, "original_max_position_embeddings")
         low, high = setting(rope, "low_freq_factor"), setting(rope, "high_freq_factor")
+        # old f / 2 pi is how often a pair turns within the old context: those that turn often keep
+        # their frequency (smooth = 1), slow ones are divided by the factor, and between it is
+        # interpolated.
         smooth = np.clip((old * f / (2 * math.pi) - low) / (high - low), 0, 1)
         f = f * (smooth + (1 - smooth) / setting(rope, "factor"))
     elif kind != "default":
@@ -232,6 +237,7 @@ def _bert(
     eps, act = config.get("layer_norm_eps", 1e-12), activation(config.get("hidden_act", "gelu"))
     e = t / "embeddings."
     x = e["word_embeddings.weight"][tokens] + e["position_embeddings.weight"][positions]
+    # All tokens are of the first of the two segments.
     x = layer_norm(e, "LayerNorm", x + e["token_type_embeddings.weight"][0], eps)
     qkvo = "attention.self.query attention.self.key attention.self.value attention.output.dense"
     mask = None if real is None else real[:, None, None, :]
@@ -288,10 +294,12 @@ def _t5(t: Tensors, config: Config, tower: str, x: Array, memory: Array | None, 
         h = t / f"{tower}.block.{i}."
         y = rms_norm(h, "layer.0.layer_norm", x, eps)
         h0 = h / "layer.0.SelfAttention."
+        # T5 does not divide logits by the root of a head's size.
         x = x + attention(h0, "q k v o", y, heads, scale=1.0, bias=bias, mask=mask)
         if decodes:
             y = rms_norm(h, "layer.1.layer_norm", x, eps)
             h1 = h / "layer.1.EncDecAttention."
+            # Across the towers there are no relative positions, hence no bias.
             x = x + attention(h1, "q k v o", y, heads, source=memory, scale=1.0)
         last = "layer.2." if decodes else "layer.1."
         y = rms_norm(h, f"{last}layer_norm", x, eps)

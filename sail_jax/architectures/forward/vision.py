@@ -162,6 +162,7 @@ def clip_images(
     e = body / "embeddings."
     first, positions = e["class_embedding"], e["position_embedding.weight"]
     x = embed_patches(images, e["patch_embedding.weight"], None, first, positions)
+    # Spelt like this in the checkpoints.
     x = _clip_layers(body, vision, layer_norm(body, "pre_layrnorm", x, eps), None, see)
     return linear(t, "visual_projection", layer_norm(body, "post_layernorm", x[:, 0], eps))
 

@@ -269,6 +269,8 @@ class File:
             raise CheckpointError(f"{self.path} was closed")
         with reading(self.path):
             while len(view):
+                # At an offset, straight into the caller's memory: threads share the descriptor
+                # without a position to fight over. A read may return less than was asked for.
                 got = os.preadv(self._fd, [view], offset)
                 if not got:
                     raise CheckpointError(f"{self.path} is truncated: it ends at byte {offset}")

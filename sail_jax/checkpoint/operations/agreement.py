@@ -203,6 +203,7 @@ def _certified(
     """Runs both networks in float32, and in the floating dtype of lowest precision they have."""
     old = {name: jnp.asarray(read_whole(x)) for name, x in tensors.items()}
     dtypes = {x.dtype for x in old.values() if jnp.issubdtype(x.dtype, jnp.floating)}
+    # The coarsest dtype is the one in which rounding could hide or feign a difference.
     own = max(dtypes, key=lambda dtype: float(jnp.finfo(dtype).eps), default=jnp.dtype("float32"))
     agreements = []
     for dtype in dict.fromkeys([jnp.dtype("float32"), own]):

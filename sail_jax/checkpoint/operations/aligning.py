@@ -131,6 +131,7 @@ def align_checkpoints(
         def renew(arrays: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
             return change_blocks(dict(arrays), aligned.spec, aligned.maps, aligned.within), own
 
+        # Both networks: as it was, and as it is moved.
         entries = 2 * sum(math.prod(x.shape) for x in other.tensors.values())
         agreed, failed = wanted(
             certify,
@@ -143,6 +144,8 @@ def align_checkpoints(
         aligned = aligned._replace(notes=(*aligned.notes, *failed))
         if out is not None:
             maps = [np.asarray(x).tobytes() for x in jax.tree.leaves(aligned.maps)]
+            # Tensors of the view are known by their maps: a resumed run with other maps is another
+            # output.
             mark = hashlib.sha256(repr(maps).encode()).hexdigest()
             view = aligned_view(other, aligned, mark=mark)
             works = view.works()

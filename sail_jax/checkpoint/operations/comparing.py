@@ -128,6 +128,7 @@ def compare_checkpoints(
             raise CheckpointError(f"{named[0]} holds no floating tensors to compare")
         lines = _differences(opened, [n for n in names if n not in set(floating)])
         columns = [[checkpoint.tensors[n] for checkpoint in opened] for n in floating]
+        # A tensor for each thread: reading and XLA release the interpreter lock.
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             rows = list(pool.map(partial(_compared, base is not None), columns))
         for checkpoint in opened:
@@ -163,6 +164,7 @@ def _alike(opened: Sequence[Checkpoint]) -> list[str]:
                     f"{b.path} has no tensor {lost[0]!r}{more}, which {a.path} has: models "
                     "of different structure cannot be averaged"
                 )
+    # Tensors that follow from the configuration may be in some files only; they are left out.
     names = [n for n in first.tensors if all(n in other.tensors for other in others)]
     for name in names:
         want = first.tensors[name]

@@ -7,11 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from sail_jax.checkpoint.engine.executor import (
     Limits,
-    MergeRefusedError,
     Record,
     limits,
     peak,
@@ -123,24 +120,10 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
             return stack.enter_context(inputs[-1])
 
         plan = planning.plan(recipe, open)
-        works = _works(plan)
+        works = tuple(treatment.work for treatment in plan.treatments)
         mark = planning.fingerprint(plan)
         bounds = limits(works, run.max_memory, run.threads)
         yield Prepared(recipe, plan, works, bounds, mark, tuple(inputs))
-
-
-def _works(plan: Plan) -> tuple[Work, ...]:
-    """A work for each tensor of a plan; what a method refuses is said with the tensor's name."""
-
-    def work_of(t: planning.Treatment) -> Work:
-        if t.merge is None:
-            return Work(t.name, t.shape, t.dtype, t.models, None, np.ones(1), None)
-        try:
-            return t.merge.work(t.name, t.shape, t.dtype, t.models, t.base, t.weights)
-        except (TypeError, ValueError) as error:
-            raise MergeRefusedError(f"{t.name} ({t.method}): {error}") from error
-
-    return tuple(map(work_of, plan.treatments))
 
 
 def visits(works: Sequence[Work]) -> dict[str, int]:

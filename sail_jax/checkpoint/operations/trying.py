@@ -202,6 +202,7 @@ def try_average(
         # Two models have a line between them; of several, only the mean is looked at.
         points = np.full((1, len(models)), 1 / len(models))
         if len(models) == 2:
+            # Without the ends: `simplex_barrier` measures the models themselves, too.
             points = np.stack([a := np.linspace(0.1, 0.9, 9), 1 - a], -1)
         hump = probe.simplex_barrier(loss, models, data, points, batch_size=batch_size)
     except (TypeError, LookupError, ValueError) as error:
@@ -249,6 +250,8 @@ def running(
     logits, labels = family.logits, examples.labels
     _check_tokens(examples, settings)
     if labels is None and family.causal and examples.inputs.ndim == 2:
+        # A causal model predicts the token that follows; the last one has none, and -100 does not
+        # count.
         labels = np.pad(examples.inputs[:, 1:].astype(int), ((0, 0), (0, 1)), constant_values=-100)
     data = {"inputs": jnp.asarray(examples.inputs)}
     data |= {} if labels is None else {"labels": jnp.asarray(labels)}

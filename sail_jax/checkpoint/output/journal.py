@@ -53,6 +53,7 @@ def digest(data: np.ndarray) -> int:
     # Odd numbers have an inverse modulo 2^64: no change of a single page's sum is lost. They
     # differ, so swapped pages show.
     weights = np.arange(1, 2 * count, 2, dtype=np.uint64)
+    # The size is the start value of the CRC, so that zeros of another length have another digest.
     rest = zlib.crc32(data[count * 8 * _PAGE :].data, data.size & 0xFFFFFFFF)
     return (int((pages * weights).sum()) * 0x9E3779B97F4A7C15 + rest) % 2**64
 

@@ -2,9 +2,10 @@
 
 Work happens in the folder `.<name>.partial` beside the output:
 
-    journal    which output the work belongs to, and which tensors are complete data/      the
-    output, every file at its full size from the start stage/     only where a library writes the
-    whole output at once: the tensors until then extras/    the plain files beside the tensors
+- `journal`: which output the work belongs to, and which tensors are complete.
+- `data/`: the output, every file at its full size from the start.
+- `stage/`: the tensors until the end, only where a library writes the whole output at once.
+- `extras/`: the plain files beside the tensors.
 
 At the end everything is flushed to the disk and `data` is renamed to the output.
 """
@@ -189,6 +190,8 @@ class Writer:
         }
         with explained("write", out):
             out.parent.mkdir(parents=True, exist_ok=True)
+            # Before anything is looked at: a second process that writes to the same output is
+            # refused here.
             self._lock = hold(self.partial, out)
         try:
             self._claim(head, resume)
@@ -376,6 +379,7 @@ class Writer:
             raise CheckpointError(
                 f"'{name}': entries {start} to {start + array.size} of {math.prod(shape)}"
             )
+        # Bytes from here on: pieces and digests do not depend on the dtype.
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         # Pieces of a fixed size: a later run can verify them in little memory.
         step = _PIECE // dtype.itemsize * dtype.itemsize
@@ -495,6 +499,7 @@ class Writer:
             self._flusher.close()
             for above, _, files in os.walk(data):
                 for name in (*files, ""):
+                    # Files, and then (by the empty name) the folder that lists them.
                     disk.sync(Path(above) / name)
         if os.path.lexists(self.out) and not is_empty_folder(self.out):
             raise CheckpointError(
@@ -505,6 +510,7 @@ class Writer:
         journal.commit(self._payload.stat().st_ino)
         if not self.folder and self.out.is_dir():
             self.out.rmdir()
+        # The one step that others see; everything before it is on the disk already.
         os.rename(self._payload, self.out)
         if self._sync:
             disk.sync(self.out.parent)

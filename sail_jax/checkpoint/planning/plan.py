@@ -51,39 +51,60 @@ from sail_jax.checkpoint.sources.rows import Rows, head_rows
 from sail_jax.checks import nearest
 from sail_jax.disk import StoreError
 from sail_jax.merging.merge import Merge, identity
+from sail_jax.merging.streaming import Work, copy
 from sail_jax.merging.tensors import Shape, Tensor
 
 __all__ = ["InputSummary", "Plan", "Treatment", "fingerprint", "plan"]
 
 
 class Treatment(NamedTuple):
-    """What happens to one tensor of the output.
+    """What happens to one tensor of the output: what the engine does, and what people read of it.
 
     Attributes:
-      name: Its name.
-      shape: Its shape in the output.
-      dtype: Its dtype in the output.
-      merge: The merge; None to copy the bytes of `models[0]`, with which any other models have to
-        agree.
-      models: The tensors that are merged, one per model.
-      owners: The models that they belong to, by the names in `Plan.inputs`.
-      base: The tensor that task vectors start at; None without one.
-      weights: One weight per model; None for the method's default.
+      work: What the engine carries out. Its `merge` is None to copy the bytes of the first model,
+        with which any other models have to agree.
+      owners: The models that are merged, by their names in `Plan.inputs`.
+      base: The tensor of the base; None without one. The work has it only if the merge needs it:
+        as the start of the task vectors, or as a model.
+      weights: One weight per model, as asked for; None for the method's default.
       group: A number that all tensors with the same merge share. Statistics of the whole tree are
         taken over a group.
       note: Why it is copied, cropped and so on; "" if there is nothing to say.
     """
 
-    name: str
-    shape: Shape
-    dtype: np.dtype
-    merge: Merge | None
-    models: tuple[Tensor, ...]
+    work: Work
     owners: tuple[str, ...]
     base: Tensor | None
     weights: tuple[float, ...] | None
     group: int
     note: str
+
+    @property
+    def name(self) -> str:
+        """The name of the tensor."""
+        return self.work.name
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the tensor in the output."""
+        return self.work.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the tensor in the output."""
+        return self.work.dtype
+
+    @property
+    def merge(self) -> Merge | None:
+        """The merge; None for a copy."""
+        merge = self.work.merge
+        assert merge is None or isinstance(merge, Merge)  # there is no other `Program`
+        return merge
+
+    @property
+    def models(self) -> tuple[Tensor, ...]:
+        """The tensor of each of the models; a base that the merge counts as a model is not here."""
+        return self.work.models[len(self.work.models) - len(self.owners) :]
 
     @property
     def method(self) -> str:
@@ -294,18 +315,29 @@ class _Planner:
                 job.part.where, f"{job.name}: the weights of linear sum to 0: {list(weights)}"
             )
         same = dtype == tensors[0].dtype
-        merge: Merge | None = None
-        if method == "passthrough" and options.get("scale", 1.0) == 1.0 and same:
-            weights = None
-        else:
-            merge = self.hyperparameters.merge(job, method, options, owners, base)
-        # `Hyperparameters.merge` returns the same object for all tensors of a group, and keeps it.
-        group = self.groups.setdefault(merge and id(merge), len(self.groups))
         shape = tensors[0].shape if base is None else base.shape
         note = "; ".join(dict.fromkeys(notes))
-        return Treatment(
-            job.name, shape, dtype, merge, tuple(tensors), tuple(owners), base, weights, group, note
-        )  # fmt: skip
+        if method == "passthrough" and options.get("scale", 1.0) == 1.0 and same:
+            return self._treatment(copy(job.name, shape, dtype, tensors), owners, base, None, note)
+        merge = self.hyperparameters.merge(job, method, options, owners, base)
+        try:
+            work = merge.work(job.name, shape, dtype, tensors, base, weights)
+        except (TypeError, ValueError) as error:
+            raise RecipeError(job.part.where, f"{job.name} ({method}): {error}") from error
+        return self._treatment(work, owners, base, weights, note)
+
+    def _treatment(
+        self,
+        work: Work,
+        owners: Sequence[str],
+        base: Tensor | None,
+        weights: tuple[float, ...] | None,
+        note: str,
+    ) -> Treatment:
+        """Puts what people read of a tensor beside its work, and numbers its group."""
+        # `Hyperparameters.merge` returns the same object for all tensors of a group, and keeps it.
+        group = self.groups.setdefault(work.merge and id(work.merge), len(self.groups))
+        return Treatment(work, tuple(owners), base, weights, group, note)
 
     def _copied(
         self, job: Job, tensors: list[Tensor], owners: list[str], notes: list[str]
@@ -327,11 +359,8 @@ class _Planner:
             notes.append("computed or counted, not learned: the first is copied")
         else:
             notes.append("not floating: copied; all inputs have to agree")
-        group = self.groups.setdefault(None, len(self.groups))
-        return Treatment(
-            job.name, first.shape, first.dtype, None, tuple(tensors), tuple(owners), None, None,
-            group, "; ".join(notes),
-        )  # fmt: skip
+        work = copy(job.name, first.shape, first.dtype, tensors)
+        return self._treatment(work, owners, None, None, "; ".join(notes))
 
     def _gather(
         self, job: Job, notes: list[str]

@@ -135,7 +135,9 @@ class Adapted(OnDemand):
 
     def form(self) -> tuple[np.ndarray, np.ndarray]:
         B, A = (_whole(x) for x in self.factors[:2])
+        # Scaled once, on the small factor instead of on every block of the product.
         B = B * np.float32(self.factors.scale)
+        # (B A)^T = A^T B^T: a transposed product is a product of transposed factors.
         return (A.T, B.T) if self.factors.transposed else (B, A)
 
     def fill(self, formed: tuple[np.ndarray, np.ndarray], out: np.ndarray, start: int) -> None:
@@ -149,6 +151,8 @@ class Adapted(OnDemand):
             original = np.empty(end - begin, self.base.dtype)
             self.base.read(original, begin)
             change = (left[row : row + height] @ right).reshape(-1)[begin - at : end - at]
+            # The sum in float32 and one cast: a small change added in bfloat16 would be rounded
+            # away.
             total = original.astype(np.float32) + change
             out[begin - start : end - start] = total.astype(self.dtype)
 

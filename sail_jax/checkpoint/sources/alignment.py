@@ -222,10 +222,13 @@ def align_maps(
         for name, block in inside.items()
         if name in kinds and kinds.get(block, Family.PERMUTATION) == Family.PERMUTATION
     }
+    # Leaves that are read anew each time an array is asked of them, so that `keep` decides what
+    # stays in memory.
     first, second = (
         {name: Unread(x) for name, x in checkpoint.tensors.items()}
         for checkpoint in (reference, other)
     )
+    # Without 64 bits JAX would read float64 tensors as float32.
     wide = any(x.dtype == np.float64 for x in (*first.values(), *second.values()))
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
         match = match_weights(

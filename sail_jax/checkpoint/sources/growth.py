@@ -94,6 +94,7 @@ def growth_view(
     wide = any(x.dtype == np.float64 for x in checkpoint.tensors.values())
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
         made = networks.plan(shapes, own, read_target(to), method, key=key, rules=rules, **options)
+    # Everything that the numbers depend on: a resumed run must find the same mark.
     text = json.dumps(
         [method, seed, own, made.config, repr(rules), sorted(options.items())], default=repr
     )

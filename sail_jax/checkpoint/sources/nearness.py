@@ -100,6 +100,7 @@ def compared(
         a, b = (jnp.asarray(np.asarray(side[path])) for side in (flat_one, flat_two))
         moved = change_blocks({path: b}, flat, maps, within)[path]
         aa, bb, ab, am, mm, d0, d1 = map(float, _sums(a, b, moved))
+        # Sums over tensors in float64, by Python's floats; each tensor's own sums are in float32.
         total += aa
         apart += (d0, d1)
         cosines[path] = (
@@ -116,6 +117,7 @@ def compared(
         scale = m.entries[0] if index is not None else None
         if index is not None and scale is not None:
             moved = int(np.sum((index != np.arange(m.old)) | (np.asarray(scale) != 1)))
+        # The mean cosine over tensors, small ones counting as much as large ones.
         before, after = values.mean(0)
         rows.append(Match(name, str(m.family), units, moved, float(before), float(after)))
     relative = np.sqrt(apart / total) if total else apart

@@ -89,6 +89,7 @@ class Rows(OnDemand):
         done = 0
         while done < out.size:
             at = (start + done) // self.width
+            # The run that holds row `at`; reading may begin and end within runs, and within rows.
             which = bisect_right(self.starts, at) - 1
             first, part, row = self.runs[which]
             last = self.starts[which + 1] if which + 1 < len(self.runs) else self.shape[0]
@@ -140,6 +141,8 @@ class Rows(OnDemand):
             rows += last - first
             for at in range(first, last, step):
                 buffer = np.empty((min(step, last - at), self.width), self.dtype)
+                # None stands for the mean that is being computed: FILL rows, which need it, are
+                # left out here.
                 self.fill(None, buffer.reshape(-1), at * self.width)
                 total += buffer.astype(np.float64).sum(0)
         return total / max(rows, 1)

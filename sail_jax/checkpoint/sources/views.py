@@ -23,7 +23,7 @@ from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
-from sail_jax.merging.streaming import Work, finite
+from sail_jax.merging.streaming import Work, copy, finite
 from sail_jax.merging.tensors import OnDemand, Shape, Tensor, held, read_whole
 
 __all__ = ["Computed", "View", "grown", "rebased"]
@@ -82,10 +82,7 @@ class View(Checkpoint):
         Returns:
           One work for each tensor.
         """
-        return tuple(
-            Work(x.name, x.shape, x.dtype, (x,), None, np.ones(1), None)
-            for x in self.tensors.values()
-        )
+        return tuple(copy(x.name, x.shape, x.dtype, (x,)) for x in self.tensors.values())
 
     def close(self) -> None:
         """Closes all checkpoints that the view is made of."""

@@ -1,0 +1,106 @@
+"""`max_memory` is kept: peaks of merges, each in a process of its own, under three limits.
+
+What a process holds at its peak is what the system says, Python and JAX included: VmHWM, since
+`ru_maxrss` of a process begins with what the one that started it held. The limits are the least
+that is accepted, which leaves nothing to spare, and two that leave some.
+"""
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import merge_cases
+import numpy as np
+import pytest
+from merge_cases import NAMES
+
+from sail_jax.checkpoint import save_checkpoint
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="who else tells the peak?")
+
+WHOLE = ("tsv_m", "iso_c", "iso_cts", "wudi", "opcm")  # need a matrix at once
+LIMITS = ("least", "512e6", "1e9")
+MERGE = """
+import sys
+from pathlib import Path
+from merge_cases import make
+from sail_jax.checkpoint import RunOptions, merge_checkpoints
+from sail_jax.checkpoint.engine.executor import CONSTANT, memory
+from sail_jax.checkpoint.operations.merging import prepared
+from sail_jax.checkpoint.recipe.recipes import simple
+name, limit, folder = sys.argv[1:]
+merge = make(name, **({"steps": 3} if name == "wudi" else {}))
+paths = [f"{folder}/{k}" for k in range(3)][: merge.models[1]]
+if limit == "least":
+    with prepared(simple(paths, f"{folder}/base", merge)) as ready:
+        most = CONSTANT + max(map(memory, ready.works))
+else:
+    most = int(float(limit))
+run = RunOptions(max_memory=most, sync=False)
+merge_checkpoints(paths, f"{folder}/{name}-{limit}", base=f"{folder}/base", method=merge, run=run)
+status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+print(int(status["VmHWM"].split()[0]) * 1024, most)
+"""
+
+
+def inputs(folder, shapes):
+    rng = np.random.default_rng(0)
+    base = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    save_checkpoint(folder / "base", base)
+    for k in range(3):
+        moved = {n: x + np.float32(0.1) * rng.normal(size=x.shape) for n, x in base.items()}
+        save_checkpoint(folder / str(k), {n: x.astype(np.float32) for n, x in moved.items()})
+
+
+def check(name, limit, folder):
+    command = [sys.executable, "-c", MERGE, name, limit, str(folder)]
+    # kernels are compiled here, not read: it takes memory, too
+    env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    env["PYTHONPATH"] = str(Path(merge_cases.__file__).parent)
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr[-2000:]
+    peak, most = map(int, done.stdout.split())
+    assert peak <= most, f"{name}, {limit}: {peak / 1e6:.0f} MB of {most / 1e6:.0f}"
+    return peak
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small")
+    inputs(folder, {"matrix": (400, 500), "vector": (3 << 20,)})
+    return folder
+
+
+@pytest.mark.slow
+def test_the_least_memory_that_is_accepted_suffices(small):
+    assert check("ties", "least", small) > 100 << 20  # in bytes: Python and JAX take as much
+
+
+@pytest.fixture(scope="module")
+def matrices(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("matrices")
+    inputs(folder, {f"w{k}": (1000, 1100) for k in range(2)} | {"bias": (1100,)})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("large")
+    inputs(folder, {f"w{k}": (2000, 1100) for k in range(4)} | {"vector": (5 << 20,), "b": (9,)})
+    return folder
+
+
+SOME = (("della", "least"), ("tsv_m", "512e6"))
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        pytest.param(*cell, marks=pytest.mark.slow if cell in SOME else pytest.mark.soak)
+        for cell in itertools.product(NAMES, LIMITS)
+    ],
+)
+def test_every_method_keeps_the_limit(name, limit, matrices, large):
+    check(name, limit, matrices if name in WHOLE else large)

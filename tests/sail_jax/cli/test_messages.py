@@ -1,0 +1,273 @@
+"""What commands print of names that others chose, and what they answer to paths that are none."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from experiments.pages import gallery
+from sail_jax import methods
+from sail_jax.checkpoint import load_checkpoint, save_checkpoint
+from sail_jax.checkpoint.planning import cards
+from sail_jax.cli import main as cli
+from sail_jax.cli.progress import LONGEST, fitted
+from tests.sail_jax.cli.test_grow_command import CONFIG, tensors
+
+EVIL = "red \x1b[31m\x07\x9b2J\u202e\u2028\r\n<img src=x onerror=alert(1)> `code` ![x](http://y)"
+LONG = "n" * 5000
+NOT_UTF8 = os.fsdecode(b"out\xff")
+
+
+def recipe(models):
+    listed = "".join(f"- model: {model}\n" for model in models)
+    return f"merge_method: linear\nparameters: {{weight: 1}}\nmodels:\n{listed}"
+
+
+@pytest.fixture
+def call(capsys):
+    def call(*argv):
+        capsys.readouterr()
+        code = cli.main([*map(str, argv)])
+        out, err = capsys.readouterr()
+        assert all(line.isprintable() for line in (out + err).split("\n"))
+        errors = [line for line in err.split("\n") if line.startswith("sail-jax: error: ")]
+        assert len(errors) == (code != 0), (code, err)
+        assert all(len(line) <= LONGEST for line in errors)
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory):
+    """Two models `a` and `b`, one without tensors, a recipe of each, a link to itself."""
+    folder = tmp_path_factory.mktemp("stock")
+    for seed, name in enumerate("ab"):
+        extras = {"config.json": json.dumps(CONFIG).encode()}
+        save_checkpoint(folder / name, tensors(seed), extras=extras)
+    save_checkpoint(folder / "none", {})
+    (folder / "r.yaml").write_text(recipe("ab"))
+    (folder / "none.yaml").write_text(recipe(["none", "a"]))
+    (folder / "loop").symlink_to("loop")
+    return folder
+
+
+@pytest.fixture
+def folder(stock, monkeypatch):
+    """That folder to work in, which is as it was afterwards."""
+    monkeypatch.chdir(stock)
+    before = sorted(os.listdir(stock))
+    yield stock
+    assert sorted(os.listdir(stock)) == before
+
+
+def test_names_with_control_characters_are_printed_escaped_and_errors_shortened(
+    call, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name in "ab":
+        save_checkpoint(name, {EVIL: np.ones((2, 3), np.float32), LONG: np.ones(3, np.float32)})
+    save_checkpoint("c", {EVIL: np.full((2, 3), np.nan, np.float32)})
+    save_checkpoint("d", {EVIL: np.ones((3, 2), np.float32)})
+    for name, models in {"r.yaml": "ab", "nan.yaml": "cc", "shape.yaml": "cd"}.items():
+        (tmp_path / name).write_text(recipe(models))
+    for argv in (["merge", "r.yaml", "--plan", "--full"], ["inspect", "a"], ["inspect", "a", "b"]):
+        code, out, _ = call(*argv)
+        assert code == 0
+        assert "\\x1b[31m" in out or argv == ["inspect", "a", "b"]
+    for argv in (
+        ["merge", "nan.yaml", "out"], ["merge", "shape.yaml", "out"], ["inspect", "c", "d"],
+        ["align", "a", "b", "out", "--spaces", EVIL], [EVIL], ["merge", f"--{LONG}"],
+        ["merge", "r.yaml", "out", "--threads", LONG], ["grow", "a", "out", "--to", EVIL],
+        ["run", EVIL], ["run", "ledger", f"--{EVIL}"], ["bench", LONG], ["data", EVIL],
+    ):  # fmt: skip
+        assert call(*argv)[0] in (1, 2)
+
+
+def test_a_shortened_message_keeps_both_ends_and_what_stands_between_long_names():
+    line = fitted(f"cannot read '{LONG}' of '{LONG}.safetensors': repair it")
+    assert len(line) <= LONGEST
+    for part in ("cannot read 'nnn", "nnn' of 'nnn", "nnn.safetensors': repair it"):
+        assert part in line
+    assert len(fitted("word " * 1000)) == LONGEST
+    assert fitted("a sentence of ours, as it is") == "a sentence of ours, as it is"
+
+
+REFUSED = {
+    "a recipe that is missing": (["merge", "no.yaml", "out"], "no.yaml is missing"),
+    "too little memory": (["merge", "r.yaml", "out", "--max-memory", "1MB"], "--max-memory: "),
+    "too little to grow": (["grow", "a", "out", "--width=2x", "--max-memory=1MB"], "--max-memory"),
+    "no tensors": (["merge", "none.yaml", "out"], "none is a checkpoint without tensors"),
+    "no tensors to grow": (["grow", "none", "out", "--width", "2x"], "without tensors"),
+    "no tensors to align": (["align", "a", "none", "out"], "without tensors"),
+    "a long folder of runs": (["report", LONG], "File name too long"),
+    "a long page": (["report", "a", "--out", LONG], "File name too long"),
+    "a long configuration": (["align", "a", "b", "out", "--config", LONG], "no configuration"),
+    "a long table": (["align", "a", "b", "out", "--spec", LONG], "is missing"),
+    "a long recipe": (["merge", LONG, "out"], "is missing"),
+    "a long checkpoint": (["inspect", LONG], "File name too long"),
+    "a long target": (["grow", "a", "out", "--to", LONG], "no configuration"),
+    "a long record": (["inspect", "a", "--json", LONG], "File name too long"),
+    "a long folder of a report": (["merge", "r.yaml", "out", "--report", LONG], "too long"),
+    "a long run": (["run", "ledger", "--preset", "tiny", "--out", LONG], "File name too long"),
+    "a long stored run": (["plot", LONG], "File name too long"),
+    "long examples": (["examples", LONG], "File name too long"),
+    "a run that is a loop": (["run", "ledger", "--preset", "tiny", "--out", "loop"], "loop: "),
+}
+OUTPUTS = {LONG: "too long", "loop": "exists already", "loop/x": "loop/x", NOT_UTF8: "in UTF-8"}
+OUTPUTS |= {"": "expected a name", "r.yaml/x": "r.yaml/x", LONG[:250]: "too long"}
+COMMANDS = (["merge", "r.yaml"], ["grow", "--width=2x", "a"], ["align", "a", "b"])
+REFUSED |= {
+    " ".join([command[0], *more, ascii(out[:9]), str(len(out))]): ([*command, out, *more], says)
+    for command in COMMANDS
+    for out, says in OUTPUTS.items()
+    for more in ([], ["--resume"])
+}
+
+
+@pytest.mark.parametrize("argv", REFUSED)
+def test_what_cannot_be_is_refused_in_one_line_before_any_work(argv, folder, call, monkeypatch):
+    """Exit code 2, as for all bad usage, and nothing is left behind."""
+
+    def read(*_):
+        raise AssertionError("a tensor was read")
+
+    monkeypatch.setattr("sail_jax.checkpoint.formats.files.StoredTensor.read", read)
+    words, says = REFUSED[argv]
+    code, _, err = call(*words)
+    assert code == 2, err
+    assert says in err
+
+
+def test_an_input_whose_path_is_no_utf8_is_read(stock, tmp_path, call):
+    path, out = tmp_path / NOT_UTF8, tmp_path / "out"
+    shutil.copytree(stock / "a", path)
+    assert call("grow", path, out, "--width", "2x", "--no-certify")[0] == 0
+    assert "out\\udcff" in (out / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_what_reads_the_output_may_stop(folder):
+    """`sail-jax ... | head`: the pipe is closed before anything is written."""
+    code = "import sys; from sail_jax.cli.main import main; sys.stdin.read(); sys.exit(main())"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "inspect", "a"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        process.stdout.close()
+        _, err = process.communicate()
+    assert err == ""
+    assert process.returncode == 1
+
+
+def test_no_markup_of_others_is_left_in_a_card(folder):
+    about = {
+        "options": {EVIL: EVIL}, "spaces": [{"space": EVIL, "lost": EVIL}], "exactness": EVIL,
+        "source": f"``{EVIL}`", "method": "lemon", "seed": 0, "changes": {EVIL: (EVIL, EVIL)},
+        "agreement": [], "notes": [EVIL],
+    }  # fmt: skip
+    card = cards.growth_card(about, EVIL, transformers=False)
+    front = card.index("\n# ")
+    code = 0
+    for line in card[front:].splitlines():
+        assert line.isprintable()
+        # What is left once code is cut out, which shows markup as it is.
+        rest, spans = _without_code(line)
+        code += spans
+        for mark in "<[`":
+            assert rest.replace("\\" + mark, "").count(mark) == 0, line
+    assert code == 3  # the source, the method, the space
+
+
+def _without_code(line):
+    """A line of Markdown without its code spans (CommonMark 6.1), and how many there were."""
+    rest, spans, at = "", 0, 0
+    while at < len(line):
+        if line[at] == "\\":
+            rest += line[at : at + 2]
+            at += 2
+        elif line[at] != "`":
+            rest += line[at]
+            at += 1
+        else:
+            end = at
+            while end < len(line) and line[end] == "`":
+                end += 1
+            ticks, close = line[at:end], end
+            while True:
+                close = line.find(ticks, close)
+                assert close >= 0, line
+                stop = close + len(ticks)
+                if line[close - 1] != "`" and line[stop : stop + 1] != "`":
+                    break
+                close = stop
+            spans, at = spans + 1, stop
+    return rest, spans
+
+
+def test_a_report_of_the_whole_disk_is_refused(tmp_path, call, monkeypatch):
+    monkeypatch.setattr(gallery, "FOLDERS", 20)
+    for i in range(20):
+        (tmp_path / f"{i}").mkdir()
+    code, _, err = call("report", tmp_path)
+    assert code == 2
+    assert "more than 20 folders" in err
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_merge_without_a_base_speaks_of_none():
+    ones, zeros = ({"n": np.full(2, k, np.int32)} for k in (1, 0))
+    with pytest.raises(ValueError, match=r"model 1, leaf 'n'.* differ from those of model 0;"):
+        methods.linear()([ones, zeros])
+    with pytest.raises(ValueError, match="differ from those of the base;"):
+        methods.task_arithmetic()([zeros], ones)
+
+
+def test_a_name_with_an_end_of_line_takes_one_line_of_a_table(tmp_path, call):
+    two = tmp_path / "two"
+    save_checkpoint(two, {"w\nexact: yes": np.ones((2, 2), np.float32)})
+    assert any("w\\nexact: yes" in line for line in call("inspect", two)[1].splitlines())
+    assert list(load_checkpoint(two)) == ["w\nexact: yes"]
+
+
+FINISHED = [
+    (COMMANDS[0], "out"), (COMMANDS[0], "out.npz"), (COMMANDS[1], "out"),
+    pytest.param(COMMANDS[2], "out", marks=pytest.mark.slow),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "name"), FINISHED)
+def test_resumed_after_it_finished_it_says_so_and_succeeds(command, name, folder, tmp_path, call):
+    """A loop that tries again until it succeeds ends, and what is there is what would be."""
+    out = tmp_path / name
+    more = ["--no-certify"] * (command[0] != "merge")
+    assert call(*command, out, *more, "--resume")[0] == 0
+    before = {path: path.stat() for path in [out, *out.rglob("*")]}
+    assert call(*command, out, *more)[0] == 2
+    code, said, _ = call(*command, out, *more, "--resume")
+    assert code == 0
+    assert f"{out}: finished before" in said
+    assert {path: path.stat() for path in before}.keys() == before.keys()
+    assert all(path.stat().st_mtime_ns == stat.st_mtime_ns for path, stat in before.items())
+    if name == "out":  # one bit of the last entry of the last tensor
+        data = bytearray((out / "model.safetensors").read_bytes())
+        data[-1] ^= 1
+        (out / "model.safetensors").write_bytes(data)
+        code, _, err = call(*command, out, *more, "--resume")
+        assert code == 2
+        assert re.search("exists already, and its '.*' is another", err)
+    save_checkpoint(tmp_path / "elsewhere", {"w": np.ones(3, np.float32)})
+    assert "exists already" in call(*command, tmp_path / "elsewhere", *more, "--resume")[2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "elsewhere"])
+
+
+def test_a_finished_run_resumed_says_so_and_succeeds(tmp_path, call):
+    argv = ["run", "ledger", "--preset", "tiny", "--out", tmp_path / "run", "--resume"]
+    assert "finished before" not in call(*argv)[2]
+    assert "finished before" in call(*argv)[2]

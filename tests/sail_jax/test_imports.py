@@ -1,0 +1,79 @@
+"""What importing the packages drags along."""
+
+import fnmatch
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+STUDIES = ("matplotlib", "xarray", "flax", "optax", "experiments")
+THEORY = ("deep_linear", "student_teacher", "two_layer", "linearity", "initialisation", "merging")
+FORBIDDEN = {
+    "sail_jax": (*STUDIES, "scipy", "theory"),
+    # a merge that starts late is late
+    "sail_jax.checkpoint.operations.merging": tuple(
+        f"sail_jax.{name}" for name in ("align", "architectures", "growth", "probe")
+    ),
+    "sail_jax.cli.merge_report": ("matplotlib",),
+    **{f"theory.{name}": STUDIES for name in THEORY},
+}
+
+
+def test_imports_are_light():
+    """One after the other: what the first of them drags along, it is blamed for."""
+    code = (
+        "import importlib, jax, sys; before = set(sys.modules)\n"
+        f"for package, forbidden in {FORBIDDEN}.items():\n"
+        "    importlib.import_module(package)\n"
+        "    for name in set(forbidden) & set(sys.modules) - before: print(package, name)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+
+
+def test_what_is_imported_late_is_there():
+    code = (
+        "import sail_jax, sail_jax.checkpoint as c\n"
+        "for package in (sail_jax, c):\n"
+        "    assert {*package.__all__} <= {*dir(package)}\n"
+        "    for name in package.__all__: getattr(package, name)\n"
+        "    try: package.nothing\n"
+        "    except AttributeError as error: print(error)\n"
+        "from sail_jax import *; print(merge_checkpoints.__name__, probe.__name__)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines() == [
+        "module 'sail_jax' has no attribute 'nothing'",
+        "module 'sail_jax.checkpoint' has no attribute 'nothing'",
+        "merge_checkpoints sail_jax.probe",
+    ]
+
+
+def test_what_the_pages_list_is_in_the_package():
+    import sail_jax
+
+    pages = (Path(__file__).parents[2] / "docs" / "how_to").glob("*.md")
+    text = "\n".join(page.read_text() for page in pages)
+    tables = re.findall(r"^\| in `sail_jax` \|.*\n\|.*\n((?:\|.*\n)+)", text, re.M)
+    rows = [row.split("|")[1] for table in tables for row in table.splitlines()]
+    assert len(tables) == 2
+    assert len(rows) > 12
+    for row in rows:
+        here: object = sail_jax
+        for name in re.findall(r"`([\w.*]+)`", row):
+            *outer, last = name.split(".")
+            for part in outer:  # `methods.ties`, `pcb`: the second is one of methods, too
+                here = getattr(sail_jax, part)
+            assert fnmatch.filter(dir(here), last), name
+            assert all(getattr(here, found) for found in fnmatch.filter(dir(here), last))
+
+
+def test_types_and_version_are_there():
+    from importlib.metadata import version
+
+    import sail_jax
+    import theory
+
+    assert sail_jax.__version__ == version("sail-jax")
+    for package in (sail_jax, theory):
+        assert (Path(str(package.__file__)).parent / "py.typed").is_file()
