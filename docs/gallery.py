@@ -79,9 +79,9 @@ PICTURES: Mapping[str, Picture] = {
     ),
     "overtraining_checkpoints": Picture(
         "noise",
-        "--preset tiny",
+        "--preset tiny --model.width 16 --model.hidden 48 --model.context 32 "
+        "--series.budgets 32768 131072 524288 --series.batch 16 --gammas 0.05 0.1 0.2 --draws 2",
         "Loss of one training's checkpoints under noise of several sizes.",
-        tiny=True,
     ),
     "cross_task_linearity": Picture(
         "rotated",
