@@ -24,11 +24,13 @@ class Picture(NamedTuple):
       figure: The name of the figure, as the study's `plot` has it.
       options: The options of `sail-jax run STUDY`.
       caption: One sentence: what is seen.
+      tiny: Whether the run is too small to mean anything.
     """
 
     figure: str
     options: str
     caption: str
+    tiny: bool = False
 
 
 PICTURES: Mapping[str, Picture] = {
@@ -69,19 +71,23 @@ PICTURES: Mapping[str, Picture] = {
     ),
     "overtraining_language": Picture(
         "perturbation",
-        "--preset tiny",
+        "--replicates 3 --draws 2 --pretrain.budgets 65536 262144 1048576 --noise 0.05 0.1 0.2 0.3 "
+        "--held-out 64 --tune.tasks shifted --tune.rates 0.001 0.008 --tune.examples 32 "
+        "--tune.held-out 32 --tune.scales 0.5 1",
         "What noise adds to the loss of language models, by the budget of their pre-training, "
         "above what two-layer linear networks say.",
     ),
     "overtraining_checkpoints": Picture(
         "noise",
-        "--preset tiny",
+        "--preset tiny --model.width 16 --model.hidden 48 --model.context 32 "
+        "--series.budgets 32768 131072 524288 --series.batch 16 --gammas 0.05 0.1 0.2 --draws 2",
         "Loss of one training's checkpoints under noise of several sizes.",
     ),
     "cross_task_linearity": Picture(
         "rotated",
         "--preset tiny --parts rotated",
         "How far features of interpolated weights are from interpolated features, layer by layer.",
+        tiny=True,
     ),
     "merge_digits": Picture(
         "accuracy",
@@ -93,12 +99,14 @@ PICTURES: Mapping[str, Picture] = {
         "ranking",
         "--preset tiny",
         "Rank correlation of what is measured before a merge with how it turns out.",
+        tiny=True,
     ),
     "merging_scaling": Picture(
         "excess",
         "--preset tiny",
         "Excess risk, loss and accuracy of merged experts by their steps, batch, rate, samples and "
         "number, on quadratics beside the bounds and on networks.",
+        tiny=True,
     ),
     "proximal_spirals": Picture(
         "gamma_shared",
@@ -108,7 +116,9 @@ PICTURES: Mapping[str, Picture] = {
     ),
     "proximal_gamma": Picture(
         "gamma",
-        "--preset tiny",
+        "--preset tiny --blocks.length 32 --gpt.width 32 --training.steps 300 --training.warmup 20 "
+        "--overlaps.steps 50 --looks 0 50 300 --gamma.points 16 --blocks.source 1000 "
+        "--blocks.distance 200 --blocks.held-out 64",
         "Held-out loss of language models against the weight between two at which training starts, "
         "beside the weights that distances between texts predict.",
     ),
@@ -116,10 +126,12 @@ PICTURES: Mapping[str, Picture] = {
         "perplexity",
         "--preset tiny",
         "Perplexity along the training of a language model, by its start.",
+        tiny=True,
     ),
     "sail_vision": Picture(
         "accuracy",
-        "--preset tiny",
+        "--preset tiny --budget.steps 200 --budget.every 50 --source-steps 200 "
+        "--optimizer.warmup 10 --held-out 400",
         "Accuracy of a ResNet along training with labels and without, by its start.",
     ),
     "sail_diffusion": Picture(
@@ -127,11 +139,13 @@ PICTURES: Mapping[str, Picture] = {
         "--preset tiny",
         "Distance of a diffusion model's samples from images along training, by alignment and "
         "start.",
+        tiny=True,
     ),
     "growth_training": Picture(
         "loss",
         "--preset tiny",
         "Held-out loss of a grown network along training, by the method that grew it.",
+        tiny=True,
     ),
     "ledger": Picture(
         "ledger",
@@ -141,7 +155,7 @@ PICTURES: Mapping[str, Picture] = {
     ),
 }
 
-TINY = "This is the preset `tiny`, of seconds: it shows what is drawn, and no result."
+TINY = "A run of seconds: it shows what is drawn, and no result."
 
 
 def page() -> str:
@@ -155,7 +169,7 @@ def page() -> str:
     parts = []
     for name, picture in PICTURES.items():
         command = " ".join(["sail-jax run", name, picture.options]).strip()
-        said = [picture.caption, *([TINY] if "--preset tiny" in picture.options else [])]
+        said = [picture.caption, *([TINY] if picture.tiny else [])]
         parts.append(
             f"## {registry.load(name).question}\n\n"
             f"```{{image}} ../gallery/{name}.png\n:alt: {picture.caption}\n:width: 100%\n```\n\n"

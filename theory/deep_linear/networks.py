@@ -108,7 +108,8 @@ def least_invariant(weights: Weights) -> Float[Array, ""]:
 
         W_l^T W_l - W_{l+1} W_{l+1}^T >= lambda I for all l < L
 
-    Theorems 3.3 to 3.9 assume that it is above 0. Gradient flow keeps these matrices (eq. 35).
+    Lemma 3.3 and Theorems 3.4 to 3.9 assume that it is above 0. Gradient flow keeps these matrices
+    (eq. 35).
 
     Args:
       weights: Weight matrices, first layer first, at least two.

@@ -139,7 +139,7 @@ def _of_starts(dataset: "xr.Dataset") -> Iterator[Finding]:
         where,
         "normal initial weights break the assumption (22): the least eigenvalue of "
         "W_lᵀW_l - W_{l+1}W_{l+1}ᵀ is below 0",
-        "assumed by Theorems 3.3 to 3.9; App. D.1 trains from normal weights",
+        "assumed by Lemma 3.3 and Theorems 3.4 to 3.9; App. D.1 trains from normal weights",
         f"{_spelt(invariant)} α² (orthogonal: {_spelt(dataset.invariant.sel(start='orthogonal'))} "
         "α²)",
         -invariant.values,
