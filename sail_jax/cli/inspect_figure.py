@@ -5,19 +5,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from matplotlib.patches import Rectangle
-
 from sail_jax.basis.axes import Axis
 from sail_jax.basis.spaces import Spec
 from sail_jax.checkpoint.planning.layers import is_early
-from sail_jax.drawing import style
 
 __all__ = ["Band", "Layout", "Row", "draw", "layout"]
 
+# In the order of the palette's colours.
 MARKS = {
-    "write": (">", style.PALETTE[0], "writes it"),
-    "read": ("<", style.PALETTE[1], "reads it"),
-    "gain": ("D", style.PALETTE[2], "multiplies it, unit by unit"),
+    "write": (">", "writes it"),
+    "read": ("<", "reads it"),
+    "gain": ("D", "multiplies it, unit by unit"),
 }
 
 
@@ -292,6 +290,11 @@ def draw(found: Layout, spec: Spec, title: str) -> Any:
     Returns:
       The Matplotlib figure.
     """
+    # not above: the layout, which is always printed, needs no Matplotlib, which imports slowly
+    from matplotlib.patches import Rectangle
+
+    from sail_jax.drawing import style
+
     rows = [(band, row) for band in found.bands for row in band.rows]
     columns = {name: k for k, (name, *_) in enumerate(found.spaces)}
     n = len(rows) + sum(1.6 if band.heading else 0.5 for band in found.bands)
@@ -359,7 +362,7 @@ def draw(found: Layout, spec: Spec, title: str) -> Any:
     fig.text(0.1 / width, 1 - 0.12 / height, title, fontsize=10, va="top", color=style.INK)
     handles = [
         ax.scatter([], [], marker=marker, color=colour, s=38, label=what)
-        for marker, colour, what in MARKS.values()
+        for (marker, what), colour in zip(MARKS.values(), style.PALETTE, strict=False)
     ]
     handles += ax.plot([], [], color=style.INK, lw=1.1, label="spaces of one array axis")
     fig.legend(
@@ -371,13 +374,15 @@ def draw(found: Layout, spec: Spec, title: str) -> Any:
 
 def _marks(ax: Any, row: Row, y: float, columns: Mapping[str, int]) -> None:
     """Draws the marks of one row, at height y."""
+    from sail_jax.drawing import style
+
     by_space: dict[str, list[str]] = defaultdict(list)
     for name, role in row.marks:
         by_space[name].append(role)
     for name, roles in by_space.items():
         roles = sorted(roles, key=list(MARKS).index)
         for k, role in enumerate(roles):
-            marker, colour, _ = MARKS[role]
+            marker, colour = MARKS[role][0], style.PALETTE[list(MARKS).index(role)]
             x = columns[name] + 0.2 * (k - (len(roles) - 1) / 2)
             ax.scatter([x], [y], marker=marker, color=colour, s=38, zorder=3, linewidths=0)
     for group in row.groups:
