@@ -68,7 +68,7 @@ def adam_steps(
       Kingma and Ba, 2015 (arXiv 1412.6980), Algorithm 1; Li et al., 2026 (arXiv 2601.21690),
       Remark 6 and eq. (14).
 
-    >>> constant = adam_steps([[2.0], [2.0], [2.0], [2.0]])
+    >>> constant = adam_steps(jnp.full((4, 1), 2.0))
     >>> round(float(constant.sum()), 6)
     2.0
     """
@@ -102,7 +102,7 @@ def _adam_steps(g: Array, b1: Array, b2: Array, eps: Array) -> Array:
     return jax.lax.scan(later, jnp.zeros_like(g[0]), divisors, reverse=True)[1]
 
 
-def effective_steps(step_sizes: Sequence[Float[ArrayLike, "K *d"]]) -> EffectiveSteps:
+def effective_steps(step_sizes: Sequence[Float[ArrayLike, "_ *d"]]) -> EffectiveSteps:
     """Computes effective steps and weights of averaged experts from their step sizes.
 
         tau_eff = (1/N) sum_i |a_i|_1,    lambda_i = |a_i|_1 / sum_j |a_j|_1
@@ -120,7 +120,7 @@ def effective_steps(step_sizes: Sequence[Float[ArrayLike, "K *d"]]) -> Effective
     References:
       Li et al., 2026 (arXiv 2601.21690), eq. (14).
 
-    >>> found = effective_steps([[1.0, 1.0], [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
+    >>> found = effective_steps([jnp.ones(2), jnp.ones(6)])
     >>> float(found.steps), found.weights.tolist()
     (4.0, [0.25, 0.75])
     """
