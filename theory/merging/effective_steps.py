@@ -12,16 +12,18 @@ number for each step, as eq. (14) has it, does not do.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from theory.problems import check
+
+if TYPE_CHECKING:
+    import optax  # not at run time: closed forms do without it
 
 
 class EffectiveSteps(NamedTuple):
@@ -139,7 +141,7 @@ def effective_steps(step_sizes: Sequence[Float[ArrayLike, "_ *d"]]) -> Effective
 
 
 def simulate_movement(
-    optimizer: optax.GradientTransformation, gradients: Float[ArrayLike, "K *d"]
+    optimizer: "optax.GradientTransformation", gradients: Float[ArrayLike, "K *d"]
 ) -> Float[Array, "*d"]:
     """Runs an optimizer on a sequence of gradients, and returns how far it moves.
 
@@ -156,7 +158,9 @@ def simulate_movement(
 
 
 @partial(jax.jit, static_argnums=0)
-def _simulate_movement(optimizer: optax.GradientTransformation, gradients: Array) -> Array:
+def _simulate_movement(optimizer: "optax.GradientTransformation", gradients: Array) -> Array:
+    import optax
+
     start = jnp.zeros_like(gradients[0])
 
     def step(state: tuple, gradient: Array) -> tuple[tuple, None]:
