@@ -126,6 +126,7 @@ def _gpt(sizes, tied, f):
 
 FLAX = ["flax mlp", "flax resnet", "flax gpt", "flax gpt, tied", "flax vit"]
 NAMES = [*GOLDEN, *FLAX]
+TIED = ["gpt2", "llama, tied, stretched", "qwen2", "bert", "roberta", "t5", "flax gpt, tied"]
 
 
 @cache

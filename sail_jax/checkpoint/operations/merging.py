@@ -168,7 +168,7 @@ def merge_recipe(
     Raises:
       ValueError: RecipeError, CheckpointError and MergeError.
 
-    >>> import tempfile
+    >>> import numpy as np, tempfile
     >>> from sail_jax.checkpoint import load_checkpoint, save_checkpoint
     >>> folder = tempfile.mkdtemp()
     >>> for name, value in {"a": 1.0, "b": 4.0}.items():

@@ -13,6 +13,7 @@ from known_networks import (
     EPS,
     GOLDEN,
     NAMES,
+    TIED,
     TOKENS,
     certify,
     inner,
@@ -35,7 +36,6 @@ def soak_unless(quick, names):
 
 
 RMS = ["llama", "mistral", "qwen3", "t5, gated, untied"]
-TIED = ["gpt2", "llama, tied, stretched", "qwen2", "bert", "roberta", "t5", "flax gpt, tied"]
 
 
 re_expressed = jax.jit(change_basis, static_argnums=1)
