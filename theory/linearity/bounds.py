@@ -319,6 +319,8 @@ def loss_bound(
 
     >>> float(loss_bound(jnp.array([1.0, 3.0]), [0.5, 0.5]))
     2.0
+    >>> float(loss_bound(jnp.array([1.0, 3.0]), [0.5, 0.5], gap=-2.0, lipschitz=0.5))
+    3.0
     """
     a = check_weights(losses, weights)
     _check_mean(a)
