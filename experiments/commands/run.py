@@ -17,7 +17,7 @@ from typing import Any, Literal
 from experiments.commands.list import experiments
 from experiments.lab import registry
 from experiments.lab.config import varied
-from experiments.lab.progress import Stage, reporting
+from experiments.lab.progress import reporting
 from experiments.lab.registry import Study
 from sail_jax.checks import nearest
 from sail_jax.cli.kernels import compiled_quickly, remember_kernels
@@ -76,15 +76,11 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
             say(f"{name}: {study.question}")
             if run.finished:
                 say(f"  {run.path}: finished before; its figures are drawn again")
-        dataset, figures = store.complete(run, study, config, reporting if first else _silent)
+        complete = functools.partial(store.complete, run, study, config)
+        dataset, figures = complete(watch=reporting) if first else complete()
     if first:
         show_run(study, dataset, figures, run.path)
     return 0
-
-
-def _silent(stage: Stage) -> Stage:
-    """Leaves the stages of a process that does not print as they are."""
-    return stage
 
 
 def show_run(study: Study, dataset: Any, figures: Any, path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.data.files import MAX_BYTES, DataError, Source, json_lines
+from experiments.data.files import DataError, Source, json_lines
 from experiments.data.instructions import MAX_LINE, Packed
 
 SOURCE = Source(
@@ -79,14 +79,11 @@ def pack(texts: Sequence[str], encode: Callable[[bytes], Any], length: int) -> P
     >>> packed.tokens.tolist(), packed.scored.tolist()
     ([[97, 98, 99, 0, 0]], [[True, True, False, False]])
     """
-    if 5 * len(texts) * length > MAX_BYTES:  # four bytes a token, one of `scored`
-        raise DataError(f"{len(texts)} texts of {length} tokens are too many")
-    tokens = np.zeros((len(texts), length), np.int32)
-    scored = np.zeros((len(texts), length - 1), bool)
+    packed = Packed.blank(len(texts), length, "texts")
     for i, text in enumerate(texts):
         row = np.asarray(encode(text.encode()), np.int32)[:length]
         if len(row) < 2:
             raise DataError(f"texts[{i}] has {len(row)} tokens; expected 2 or more")
-        tokens[i, : len(row)] = row
-        scored[i, : len(row) - 1] = True
-    return Packed(tokens, scored)
+        packed.tokens[i, : len(row)] = row
+        packed.scored[i, : len(row) - 1] = True
+    return packed

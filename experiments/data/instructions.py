@@ -6,7 +6,7 @@ others with messages, Alpaca and files like them.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Bool, Int32
@@ -47,6 +47,25 @@ class Packed(NamedTuple):
 
     tokens: Int32[np.ndarray, "example token"]
     scored: Bool[np.ndarray, "example token_but_one"]
+
+    @classmethod
+    def blank(cls, count: int, length: int, what: str = "examples") -> Self:
+        """Makes room for examples, none of whose tokens is learnt.
+
+        Args:
+          count: The number of examples.
+          length: Tokens of a row, 1 or more.
+          what: What they are called in messages.
+
+        Returns:
+          Rows of zeros.
+
+        Raises:
+          DataError: If the arrays would be too large for memory.
+        """
+        if 5 * count * length > MAX_BYTES:  # four bytes a token, one of `scored`
+            raise DataError(f"{count} {what} of {length} tokens are too many")
+        return cls(np.zeros((count, length), np.int32), np.zeros((count, length - 1), bool))
 
 
 def read(path: str | Path) -> tuple[Instruction, ...]:
@@ -158,10 +177,7 @@ def pack(
     >>> packed.tokens.tolist(), packed.scored.tolist()
     ([[97, 98, 99, 0, 0]], [[False, True, False, False]])
     """
-    if 5 * len(examples) * length > MAX_BYTES:  # four bytes a token, one of `scored`
-        raise DataError(f"{len(examples)} examples of {length} tokens are too many")
-    tokens = np.zeros((len(examples), length), np.int32)
-    scored = np.zeros((len(examples), length - 1), bool)
+    tokens, scored = Packed.blank(len(examples), length)
     kept = 0
     for example in examples:
         prompt = _encoded(example.prompt, encode)

@@ -336,6 +336,7 @@ class _Planner:
     ) -> Treatment:
         """Puts what people read of a tensor beside its work, and numbers its group."""
         # `Hyperparameters.merge` returns the same object for all tensors of a group, and keeps it.
+        # `Hyperparameters.merge` returns the same object for all tensors of a group, and keeps it.
         group = self.groups.setdefault(work.merge and id(work.merge), len(self.groups))
         return Treatment(work, tuple(owners), base, weights, group, note)
 
