@@ -161,9 +161,19 @@ def running(counts: Wide) -> Wide:
     return _carry(*(part.cumsum(0, dtype=jnp.uint32) - part for part in counts))
 
 
+def _numpy_of(x: Any) -> Any:
+    """Returns the functions that fit an array: NumPy's for its own, JAX's for every other.
+
+    Counts of files come as NumPy arrays. There are few of them, and to compile for them would take
+    much longer than to compute.
+    """
+    return np if isinstance(x, np.ndarray | np.generic) else jnp
+
+
 def _where(condition: Array, a: Wide, b: Wide) -> Wide:
     """Chooses between counts, entry by entry."""
-    return Wide(*(jnp.where(condition, x, y) for x, y in zip(a, b, strict=True)))
+    where = _numpy_of(condition).where
+    return Wide(*(where(condition, x, y) for x, y in zip(a, b, strict=True)))
 
 
 def occurrences(mask: Bool[Array, "task ..."]) -> Wide:
@@ -445,7 +455,7 @@ def _by_digits(
         count = kernel(_count_digits, keys, heads, shift, bits=visit.bits)
         # Invariant: `key` holds the digits of the threshold that are known, and `rank` the rank of
         # the threshold among the keys that begin with them.
-        return visit.run(kernel(_next_digits), state, visit.fold(count, _add_each))
+        return _next_digits(state, visit.fold(count, _add_each))
 
     state = visit.repeat(digits, narrow, state)
     if not ties:
@@ -493,8 +503,7 @@ def _by_bits(
 
 def _for_each(tasks: int, rank: Wide) -> Wide:
     """Repeats a rank for each of some tasks, with NumPy if it is NumPy's."""
-    space: Any = np if isinstance(rank.lo, np.ndarray | np.generic) else jnp
-    return Wide(*(space.broadcast_to(part, (tasks,)) for part in rank))
+    return Wide(*(_numpy_of(part).broadcast_to(part, (tasks,)) for part in rank))
 
 
 def _add_each(a: Sequence[Wide], b: Sequence[Wide]) -> tuple[Wide, ...]:
@@ -589,8 +598,9 @@ def _next_digit(search: Found, counts: Wide) -> Found:
         return Found(search.key << 8 | digit.astype(search.key.dtype), rank)
     # in two steps, of the digit's upper and lower byte
     blocks = Wide(*(part.reshape(len(part), 256, 256) for part in counts))
-    high, rank = _reached(_carry(*(part.sum(2, dtype=jnp.uint32) for part in blocks)), search.rank)
-    block = Wide(*(jnp.take_along_axis(p, high[:, None, None], 1)[:, 0] for p in blocks))
+    high, rank = _reached(_carry(*(part.sum(2, dtype=np.uint32) for part in blocks)), search.rank)
+    take_along_axis = _numpy_of(high).take_along_axis
+    block = Wide(*(take_along_axis(p, high[:, None, None], 1)[:, 0] for p in blocks))
     low, rank = _reached(block, rank)
     digit = (high << 8 | low).astype(search.key.dtype)
     return Found(search.key << 16 | digit, rank)
@@ -601,21 +611,22 @@ def _reached(counts: Wide, rank: Wide) -> tuple[Array, Wide]:
 
     Also returns the rank among the keys that have this digit. Rank 0 is reached by the last digit.
     """
-    digit = jnp.arange(256)
+    space = _numpy_of(counts.lo)
+    digit = np.arange(256)
     # `reaches[d]` is the number of keys whose digit is d or a larger one. It is a masked sum, since
     # XLA compiles running sums slowly.
     from_here = digit[:, None] <= digit  # [digit, digit]
 
     def reach(part: Array) -> Array:
-        return jnp.where(from_here, part[:, None], 0).sum(-1, dtype=jnp.uint32)
+        return space.where(from_here, part[:, None], 0).sum(-1, dtype=np.uint32)
 
     reaches = _carry(*map(reach, counts))
     beside = Wide(rank.hi[:, None], rank.lo[:, None])
     # `reaches` falls with the digit, so counting where it is large enough finds the last such
     # digit.
-    last = (~less(reaches, beside)).sum(-1, dtype=jnp.int32) - 1
+    last = (~less(reaches, beside)).sum(-1, dtype=np.int32) - 1
     at, inside = (
-        Wide(*(jnp.take_along_axis(part, last[:, None], 1)[:, 0] for part in parts))
+        Wide(*(space.take_along_axis(part, last[:, None], 1)[:, 0] for part in parts))
         for parts in (reaches, counts)
     )
     # at - inside keys have a larger digit, and come before all that have this one.

@@ -826,15 +826,17 @@ class Tree:
         sums, own = _InOrder(add), {}
 
         def visit_unit(place: int, unit: Unit, reader: Reader) -> None:
-            parts = []
+            total: list[Any] = []
             for k, (part, mine) in unit.parts(summary, keep, reader, add):
-                parts.append(part)
+                # At once: the histograms of all pieces of a large tensor would fill the memory.
+                total = [_total([*total, part], add)]
                 if keep:
                     own[place, k] = mine
-            sums.add(place, [_total(parts, add)] if parts else [])
+            sums.add(place, total)
 
         self.visit(visit_unit)
-        return sums.total(), own
+        # Sums are few numbers: they are on the host, where the next digit of a key is chosen.
+        return jax.device_get(sums.total()), own
 
     def each(self, function: Callable[..., Any], *own: Any) -> Any:
         """Applies a function to what each piece keeps; see `Visit.each`.
@@ -963,7 +965,12 @@ class _InOrder:
 
 
 def _total(parts: Iterable[Any], add: Callable[[Any, Any], Any]) -> Any:
-    """Adds parts in their order."""
+    """Adds parts in their order.
+
+    NumPy adds those that lie in the memory of a CPU. It need not compile, nor copy them.
+    """
+    if jax.default_backend() == "cpu":
+        return functools.reduce(add, jax.device_get(list(parts)))
     return functools.reduce(functools.partial(_sum, add), parts)
 
 

@@ -103,7 +103,9 @@ class Declared(BaseModel):
     A key without a value counts as a key that is not there.
     """
 
-    model_config = ConfigDict(frozen=True, validate_by_name=True)
+    # Checking is set up for what a recipe uses, not for all that a recipe could: that takes longer
+    # than to read it.
+    model_config = ConfigDict(frozen=True, validate_by_name=True, defer_build=True)
 
     @classmethod
     def what(cls) -> str:

@@ -73,7 +73,7 @@ _Module = Annotated[Any, PlainValidator(_module)]
 class _Config(BaseModel):
     """The entries of `adapter_config.json` that the numbers depend on."""
 
-    model_config = ConfigDict(frozen=True, strict=True)
+    model_config = ConfigDict(frozen=True, strict=True, defer_build=True)
 
     peft_type: Literal["LORA"]
     r: _Rank
