@@ -1,27 +1,17 @@
 """Annotations are true: every doctest once more, with arguments and results checked at run time.
 
-Doctests and not the suite, which gives bad input on purpose and expects our own errors.
-`sail_jax.checkpoint` is not among them: beartype can check neither pydantic's protocols nor `Self`.
+Doctests and not the suite, which gives bad input on purpose and expects our own errors. The
+commands, which have no doctests, are run once on checkpoints.
 """
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-PACKAGES = [
-    "theory",
-    "sail_jax.align",
-    "sail_jax.architectures",
-    "sail_jax.basis",
-    "sail_jax.distances",
-    "sail_jax.growth",
-    "sail_jax.lora",
-    "sail_jax.merging",
-    "sail_jax.methods",
-    "sail_jax.probe",
-    "sail_jax.proximal",
-]
+PACKAGES = ["theory", "sail_jax"]
 
 CHECK = """
 import doctest, importlib, pkgutil, sys
@@ -32,6 +22,7 @@ with install_import_hook(["sail_jax", "theory"], "checked.checked"):
     for package in map(importlib.import_module, sys.argv[1:]):
         rooms = getattr(package, "__path__", ())
         names = [m.name for m in pkgutil.walk_packages(rooms, package.__name__ + ".")]
+        names = [name for name in names if not name.endswith("__main__")]
         modules = [package, *map(importlib.import_module, names)]
         results = [doctest.testmod(module, optionflags=flags) for module in modules]
         attempted = sum(result.attempted for result in results)
@@ -42,8 +33,43 @@ with install_import_hook(["sail_jax", "theory"], "checked.checked"):
 sys.exit(", ".join(wrong) or 0)
 """
 
+COMMANDS = """
+from pathlib import Path
+from jaxtyping import install_import_hook
+
+with install_import_hook(["sail_jax", "theory"], "checked.checked"):
+    from sail_jax.cli.main import main
+
+    def run(*words):
+        print(*words)
+        assert main(words) == 0, words
+
+    import small_checkpoints as small
+
+    base = small.tensors()
+    small.save(Path("base"), base, small.CONFIG)
+    for seed in (1, 2):
+        small.save(Path(f"expert-{seed}"), small.tuned(base, seed), small.CONFIG)
+    for method in ("linear", "ties", "breadcrumbs"):
+        with open("recipe.yaml", "w") as file:
+            file.write(f"merge_method: {method}\\nparameters: {{weight: 0.3}}\\n")
+            file.write("models: [{model: expert-1}, {model: expert-2}]\\n")
+            file.write("" if method == "linear" else "base_model: base\\n")
+        run("merge", "recipe.yaml", "--plan")
+        run("merge", "recipe.yaml", method, "--report", f"report-{method}")
+    run("inspect", "expert-1", "expert-2", "--base", "base")
+    run("align", "expert-1", "expert-2", "aligned")
+    run("grow", "base", "grown", "--width", "2")
+"""
+
 CHECKED = """
+import typing
+
+import pydantic
 from beartype import BeartypeConf, beartype
+
+# pydantic does not mark its protocol as one that can be checked at run time, but it can.
+typing.runtime_checkable(pydantic.ValidationInfo)
 
 # An int is a float, as annotations mean it.
 checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
@@ -56,6 +82,24 @@ def test_doctests_keep_to_the_annotations(tmp_path):
     (tmp_path / "check.py").write_text(CHECK)
     done = subprocess.run(
         [sys.executable, str(tmp_path / "check.py"), *PACKAGES],
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+
+@pytest.mark.slow
+def test_commands_keep_to_the_annotations(tmp_path):
+    (tmp_path / "checked.py").write_text(CHECKED)
+    helpers = str(Path(__file__).parent / "helpers")
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([helpers, os.environ.get("PYTHONPATH", "")]),
+        },
         capture_output=True,
         text=True,
         timeout=900,

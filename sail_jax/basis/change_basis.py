@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -138,7 +138,7 @@ def unfused(spec: Spec) -> tuple[Spec, dict[str, Block]]:
     return replace(spec, leaves=tuple(leaves)), places
 
 
-def unfuse(params: PyTree, spec: Spec) -> tuple[dict[str, Array], Spec]:
+def unfuse(params: PyTree, spec: Spec) -> tuple[dict[str, Any], Spec]:
     """Splits the fused leaves of a parameter tree into one array per block.
 
     For code that looks at parameters space by space; `unfused` does the same to the spec alone.
@@ -280,7 +280,7 @@ def _gain(m: SpaceMap) -> Array | None:
     return jnp.where(total > 0, write**2 / jnp.where(total > 0, total, 1), 0)
 
 
-def _check(path: str, x: Array, spec: Spec, axes: tuple[Axis, ...]) -> None:
+def _check(path: str, x: Any, spec: Spec, axes: tuple[Axis, ...]) -> None:
     """Raises ValueError unless the leaf has the shape that the spec gives it."""
     sizes = spec.shape(path)
     shape = tuple(x.shape) if hasattr(x, "shape") else jnp.shape(x)

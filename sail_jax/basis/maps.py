@@ -44,8 +44,9 @@ class Selection:
       old: The number of old units.
     """
 
-    index: Int[Array | np.ndarray, "*batch new"]
-    scale: Float[Array, "*batch new"] | None
+    # JAX puts placeholders of its own where the arrays are, which no narrower type would admit.
+    index: Any
+    scale: Any
     old: int
 
     @property
@@ -131,12 +132,12 @@ class SpaceMap:
         return self.write.shape[-1]
 
     @property
-    def index(self) -> Int[Array | np.ndarray, "new"] | None:
+    def index(self) -> Int[Array | np.ndarray, "*batch new"] | None:
         """The index of the index form, [new]; None for a dense map."""
         return self.write.index if isinstance(self.write, Selection) else None
 
     @property
-    def entries(self) -> tuple[Array | None, Array | None]:
+    def entries(self) -> tuple[Any, Any]:
         """Those of `write` and of `read.T`: [new, old] if dense, else [new] (None for ones)."""
         write, read = self.write, self.read
         if isinstance(write, Selection) or isinstance(read, Selection):

@@ -6,7 +6,7 @@ All text is escaped, as names that come from files may hold what a terminal woul
 import re
 import sys
 import time
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 from sail_jax.checks import escaped
 
@@ -87,7 +87,7 @@ class Meter:
         self._status: Any = None
         self._said_at, self._said = time.monotonic(), ""
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Meter":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -62,6 +62,9 @@ LONG = 1 << 8
 BLOCK = 1 << 7
 """The number of entries that are added up at a time in a search for one of many."""
 
+Numbers = Array | np.ndarray
+"""Counts: JAX's in a program, NumPy's between the programs that read files."""
+
 
 # --- counts beyond 32 bits
 
@@ -74,11 +77,11 @@ class Wide(NamedTuple):
       lo: uint32 below 2**16, of the same shape.
     """
 
-    hi: UInt[Array, "..."]
-    lo: UInt[Array, "..."]
+    hi: UInt[Numbers, "..."]
+    lo: UInt[Numbers, "..."]
 
 
-def _carry(hi: Array, lo: Array) -> Wide:
+def _carry(hi: Numbers, lo: Numbers) -> Wide:
     """Makes a `Wide` of two words of which the lower may exceed 16 bits."""
     return Wide(hi + (lo >> 16), lo & (HALF - 1))
 
@@ -123,7 +126,7 @@ def subtract(a: Wide, b: Wide) -> Wide:
     return _carry(a.hi - b.hi - 1, a.lo - b.lo + HALF)
 
 
-def less(a: Wide, b: Wide) -> Bool[Array, "..."]:
+def less(a: Wide, b: Wide) -> Bool[Numbers, "..."]:
     """Compares counts.
 
     Args:
@@ -170,7 +173,7 @@ def _numpy_of(x: Any) -> Any:
     return np if isinstance(x, np.ndarray | np.generic) else jnp
 
 
-def _where(condition: Array, a: Wide, b: Wide) -> Wide:
+def _where(condition: Numbers, a: Wide, b: Wide) -> Wide:
     """Chooses between counts, entry by entry."""
     where = _numpy_of(condition).where
     return Wide(*(where(condition, x, y) for x, y in zip(a, b, strict=True)))
@@ -606,7 +609,7 @@ def _next_digit(search: Found, counts: Wide) -> Found:
     return Found(search.key << 16 | digit, rank)
 
 
-def _reached(counts: Wide, rank: Wide) -> tuple[Array, Wide]:
+def _reached(counts: Wide, rank: Wide) -> tuple[Numbers, Wide]:
     """Finds the largest of 256 digits that is reached by `rank` keys.
 
     Also returns the rank among the keys that have this digit. Rank 0 is reached by the last digit.
@@ -617,7 +620,7 @@ def _reached(counts: Wide, rank: Wide) -> tuple[Array, Wide]:
     # XLA compiles running sums slowly.
     from_here = digit[:, None] <= digit  # [digit, digit]
 
-    def reach(part: Array) -> Array:
+    def reach(part: Numbers) -> Any:
         return space.where(from_here, part[:, None], 0).sum(-1, dtype=np.uint32)
 
     reaches = _carry(*map(reach, counts))

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -58,6 +58,7 @@ class MergeRefusedError(MergeError, disk.RefusedError):
     """Raised when a merge cannot be done as it was asked for, before any tensor is read."""
 
 
+@runtime_checkable
 class Sink(Protocol):
     """A place where merged tensors go, such as the `Writer` of an output.
 
@@ -270,7 +271,7 @@ class _Run:
 
     def _merge(self, unit: Unit, engine: Engine) -> None:
         """Merges a unit piece by piece, and adds up the measurements of each tensor."""
-        sums: dict[str, dict[str, np.ndarray]] = {}
+        sums: dict[str, dict[str, np.ndarray | np.floating]] = {}
         works = {work.name: work for work in unit.works}
         with engine.reader(unit) as reader:
             for work, start, entries, seen in unit.outcome(reader, self.measure):
@@ -403,7 +404,7 @@ def _largest(dtype: np.dtype) -> float:
     return float(ml_dtypes.finfo(dtype).max)
 
 
-def _record(work: Work, sums: Mapping[str, np.ndarray]) -> Record:
+def _record(work: Work, sums: Mapping[str, np.ndarray | np.floating]) -> Record:
     """The measurements of a tensor from sums over its entries.
 
     `sums["gram"]` holds the inner products of the task vectors and, in the last place, the update.

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
@@ -53,7 +52,7 @@ class Checkpoint:
         self.files: dict[Path, os.stat_result] = {}
         self._open: list[File] = []
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Checkpoint":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import ArrayLike, Bool, Float, Int
 
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint, open_values
@@ -272,7 +272,7 @@ def _add(
     """Adds the sums over a piece, taken in float32, to totals in float64."""
     addends = sums(jnp.asarray(stack.astype(np.float32)), w)
     for i, x in enumerate(addends):
-        total[i] = total[i] + np.asarray(x, np.float64)
+        total[i] = np.asarray(total[i] + np.asarray(x, np.float64))
     if not np.isfinite(total[0]).all():
         raise CheckpointError(f"'{column[0].name}': squares of its values overflow float32")
 
@@ -283,7 +283,7 @@ def _vectors(parts: Sequence[Sequence[np.ndarray]], sizes: np.ndarray) -> Vector
     return Vectors(_conflict([x.sum(0) for x in stacks], sizes.sum()), _conflict(stacks, sizes))
 
 
-def _conflict(parts: Sequence[np.ndarray], size: np.ndarray) -> Conflict:
+def _conflict(parts: Sequence[ArrayLike], size: ArrayLike) -> Conflict:
     """The conflict from sums, in float64."""
     with jax.enable_x64(True):
         products, opposed, apart = (jnp.asarray(x, float) for x in parts)

@@ -19,7 +19,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -199,7 +199,7 @@ class Writer:
             self.close()
             raise
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Writer":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.planning.layers import role
@@ -29,6 +29,7 @@ LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _DERIVED = re.compile(r"\.(inv_freq|masked_bias|position_ids|num_batches_tracked)$")
 
 
+@runtime_checkable
 class Opened(Protocol):
     """What the planner needs of an open checkpoint.
 

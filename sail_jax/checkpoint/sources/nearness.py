@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +61,7 @@ class Unread:
             for part, n in zip([*index, *[None] * len(tensor.shape)], tensor.shape, strict=False)
         )
 
-    def __getitem__(self, index: Any) -> Self:
+    def __getitem__(self, index: Any) -> "Unread":
         if self._index:
             raise IndexError("a part of a part")
         return type(self)(self._tensor, index)

@@ -12,7 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -31,6 +31,7 @@ __all__ = ["Computed", "View", "grown", "rebased"]
 Function = Callable[..., Array]
 
 
+@runtime_checkable
 class _Growth(Protocol):
     """What is needed of `sail_jax.growth.Growth`."""
 
