@@ -321,8 +321,8 @@ class ImageTasks:
     """The tasks, which are the names of their folders."""
     side: Natural = 224
     """Height and width in pixels to which the central square of each image is resized."""
-    test: Natural = 1000
-    """Most test images of a task, drawn where there are more."""
+    test: Natural | None = None
+    """Most test images of a task, drawn where there are more; None for all of them."""
 
     def listed(self, name: str, split: str, group: str) -> image_folders.Listing:
         """Lists the images of one part of a task.
