@@ -303,6 +303,7 @@ def test_latents_by_name(tmp_path):
         (lambda: TextData("tokens", vocab=0), "vocab must be at least 1; got 0"),
         (lambda: LatentData("latent"), "name: no latents are called 'latent'"),
         (lambda: LatentData(features="f"), "features must not be given for digits; got f"),
+        (lambda: LatentData("image-folders").read(9), "data.folder must name where a folder of"),
     ],
 )
 def test_what_data_are_not_is_refused(data, message):
