@@ -7,6 +7,7 @@ References:
 import os
 import warnings
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,11 +60,16 @@ def decode(
       DataError: If the file is missing, truncated, too large, no JPEG or PNG of 8 bits per colour,
         or, without `crop`, of another size. It is a `ValueError`.
     """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of sizes, which are checked here, and of odd metadata
+        return _decode(Path(path), side, crop, source)
+
+
+def _decode(path: Path, side: int, crop: bool, source: Source) -> UInt8[np.ndarray, "side side 3"]:
+    """`decode`, with the warnings that its caller lets through."""
     from PIL import Image
 
-    path = Path(path)
-    with opened(path, source) as (file, size), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of sizes, which are checked here, and of odd metadata
+    with opened(path, source) as (file, size):
         if not 0 < size <= MAX_FILE:
             raise DataError(f"{path} has {size} bytes; expected an image of 1 to {MAX_FILE}")
         try:
@@ -199,8 +205,17 @@ class Pictures:
         return len(self.paths)
 
     def __getitem__(self, index: Int[np.ndarray, "*any"]) -> UInt8[np.ndarray, "*any side side 3"]:
-        decoded = [decode(self.paths[i], self.side, crop=True) for i in index.flat]
-        return np.stack(decoded).reshape(*index.shape, *self.shape[1:])
+        out = np.empty((index.size, *self.shape[1:]), np.uint8)
+
+        def fill(k: int, i: int) -> None:
+            out[k] = _decode(self.paths[i], self.side, True, PLAIN)
+
+        # Decoding leaves other threads free to run. Warnings are caught here, once: threads share
+        # what is done with them.
+        with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as threads:
+            warnings.simplefilter("ignore")
+            list(threads.map(fill, range(index.size), index.flat))
+        return out.reshape(*index.shape, *self.shape[1:])
 
     def reader(
         self, count: int | None = None

@@ -217,10 +217,14 @@ class Judge:
         self.heads = [ravel_pytree(_head(backbone, task))[1] for task in tasks]
         self._graded = jax.jit(self._grade)
 
-    def _grade(self, body: PyTree, head: PyTree, images: Array, labels: Array) -> Array:
+    def _grade(
+        self, body: PyTree, head: PyTree, images: Array, labels: Array, counted: Array
+    ) -> Array:
+        """The sum of losses and the number of right answers, over the images that are counted."""
         out = logits(self.backbone, {**body, "head": head}, images)[0]
         losses = optax.softmax_cross_entropy_with_integer_labels(out, labels)
-        return jnp.stack([losses.sum(), (out.argmax(-1) == labels).sum()])
+        right = out.argmax(-1) == labels
+        return jnp.stack([losses.sum(where=counted), right.sum(where=counted)])
 
     def grade(self, body: PyTree, head: Array, task: int) -> Float[np.ndarray, "2"]:
         """Measures a backbone under a head on a task's test images.
@@ -234,9 +238,14 @@ class Judge:
           The mean loss in nats, and the accuracy.
         """
         of, head = self.tasks[task], self.heads[task](jnp.asarray(head))
-        n = len(of.labels)
-        parts = [np.arange(i, min(i + CHUNK, n)) for i in range(0, n, CHUNK)]
-        sums = [np.asarray(self._graded(body, head, of.test(p), of.labels[p])) for p in parts]
+        n, sums = len(of.labels), []
+        size = min(CHUNK, n)
+        for start in range(0, n, size):
+            # the last part is filled up, so that all have one shape, which is compiled once
+            at = np.arange(start, start + size)
+            which = np.minimum(at, n - 1)
+            found = self._graded(body, head, of.test(which), of.labels[which], at < n)
+            sums.append(np.asarray(found))
         return np.sum(sums, 0) / n
 
     def merged(self, way: str, experts: list[dict[str, Any]], group: tuple[int, ...]) -> PyTree:

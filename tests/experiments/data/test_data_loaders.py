@@ -276,6 +276,22 @@ def test_texts_by_name(tmp_path):
             TextData(name).read()
 
 
+def test_images_of_folders_are_decoded_when_they_are_asked_for(tmp_path):
+    loaded = made(tmp_path, "folders")()
+    found = LatentData("image-folders", folder=str(tmp_path), side=4).read(2)
+    assert found.latents.shape == (2, 4, 4, 3)
+    np.testing.assert_array_equal(found.labels, loaded.labels)
+    order = np.array([[1, 0], [0, 0]])
+    for images in (found.latents, found.latents.reader(), found.latents.reader(2)):
+        pixels = images(order) if callable(images) else images[order]
+        np.testing.assert_array_equal(pixels, loaded.images[order])
+    with pytest.raises(DataError, match=r"has 2 classes; expected at most 1"):
+        LatentData("image-folders", folder=str(tmp_path), side=4).read(1)
+    (tmp_path / "cat" / "1.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"1.png is neither a JPEG nor a PNG, or damaged"):
+        found.latents[order]
+
+
 def test_latents_by_name(tmp_path):
     own = LatentData().read(10)
     assert own.latents.shape == (1797, 1, 8, 8)
