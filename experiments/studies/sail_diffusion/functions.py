@@ -27,7 +27,7 @@ class Functions:
     name one. Not scaled are latents as the autoencoder has them. `encode` and `features` are called
     while a step is compiled, so that they have to be JAX's; weights that a `functools.partial`
     binds, as partial(model.apply, variables), are handed to the step. The others get arrays of
-    NumPy.
+    NumPy. None is given a random key: an autoencoder that draws latents is to return their means.
     """
 
     encode: Function | None = None
@@ -94,6 +94,22 @@ def shaped(name: str, value: Any, expected: Sequence[int | str]) -> tuple[int, .
         got = f"{dtype}{list(shape)}"
     wanted = ", ".join(map(str, expected))
     raise ValueError(f"functions.{name} must return floating-point numbers [{wanted}]; got {got}")
+
+
+def finite(name: str, x: np.ndarray, *values: Any) -> None:
+    """Checks that a function of the user makes finite numbers of finite ones.
+
+    Args:
+      name: Its field in a config's `functions`.
+      x: Its argument. Of one that is not finite, such as samples of a diverged SiT, nothing is
+        checked.
+      *values: The arrays that it returned.
+
+    Raises:
+      ValueError: If a value is not finite.
+    """
+    if np.isfinite(x).all() and not all(np.isfinite(value).all() for value in values):
+        raise ValueError(f"functions.{name} returned numbers that are not finite")
 
 
 class Traced:
@@ -176,10 +192,11 @@ def decoded(given: Functions, latents: np.ndarray) -> np.ndarray:
       The images `(n, height, width, channel)`; the latents themselves where nothing decodes them.
 
     Raises:
-      ValueError: If the function raises anything, or returns no images.
+      ValueError: If the function raises anything, or returns no images of finite numbers.
     """
     if given.decode is None:
         return latents
     images = np.asarray(called("decode", given.decode, latents))
     shaped("decode", images, (len(latents), "height", "width", "channel"))
+    finite("decode", latents, images)
     return images

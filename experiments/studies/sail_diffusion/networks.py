@@ -270,7 +270,8 @@ class Networks:
         images = pixels(x) if encode else (x.astype(jnp.float32) - self.bias) / self.scale
         if key is not None and how is not None:
             images = augment(images, key, how)
-        return self.scale * (encode(images) if encode else images) + self.bias
+        latents = encode(images).astype(jnp.float32) if encode else images
+        return self.scale * latents + self.bias
 
     def features(self, mutable: PyTree, x: Array) -> Array:
         """Evaluates the frozen encoder, the user's function or the ViT.

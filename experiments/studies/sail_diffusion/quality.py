@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from experiments.models.resnet import ResNet
-from experiments.studies.sail_diffusion.functions import Functions, called, shaped
+from experiments.studies.sail_diffusion.functions import Functions, called, finite, shaped
 from experiments.studies.sail_diffusion.networks import captured
 from experiments.training import frechet
 
@@ -74,7 +74,8 @@ def measured(given: Functions, images: np.ndarray) -> Seen:
       Its features and predictions.
 
     Raises:
-      ValueError: If the function raises anything, or does not return three arrays of n rows.
+      ValueError: If the function raises anything, or does not return three arrays of n rows of
+        finite numbers.
     """
     assert given.measure is not None
     found = called("measure", given.measure, images)
@@ -86,6 +87,7 @@ def measured(given: Functions, images: np.ndarray) -> Seen:
     pooled, spatial, logits = (jnp.asarray(x) for x in found)
     for array, axis in ((pooled, "d"), (spatial, "s"), (logits, "class")):
         shaped("measure", array, (len(images), axis))
+    finite("measure", images, *found)
     return Seen(pooled, spatial, jax.nn.log_softmax(logits.astype(jnp.float32)))  # type: ignore[arg-type]
 
 

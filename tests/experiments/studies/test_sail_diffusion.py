@@ -400,6 +400,10 @@ def test_bad_data_is_named_before_anything_is_computed(tmp_path):
         study.loaded(varied(clean, data=of))
     with pytest.raises(ValueError, match=r"data.file must name where the latents .* digits, needs"):
         sd.run(sd.presets["paper"])
+    with pytest.raises(
+        ValueError, match=r"data.folder must name where a folder of images .* needs"
+    ):
+        sd.run(sd.presets["paper_images"])
 
 
 def test_batches_that_the_devices_do_not_divide_are_refused(monkeypatch):
@@ -614,6 +618,11 @@ def failing(x):
         ),
         ({"decode": lambda x: x[0]}, "functions.decode must return floating-point numbers [2, hei"),
         ({"measure": failing}, "functions.measure raised KeyError"),
+        ({"decode": lambda x: enlarged(x) + np.inf}, "functions.decode returned numbers that are"),
+        (
+            {"measure": lambda x: (*quadrants(x)[:2], np.full((2, 3), np.nan))},
+            "functions.measure returned numbers that are not finite",
+        ),
         ({"measure": lambda x: x}, "functions.measure must return a tuple of features, spatial fe"),
         (
             {"measure": lambda x: (*quadrants(x)[:2], np.arange(2))},
