@@ -21,7 +21,7 @@ from experiments.lab.progress import reporting
 from experiments.lab.registry import Study
 from sail_jax.checks import nearest
 from sail_jax.cli.kernels import compiled_quickly, remember_kernels
-from sail_jax.cli.options import Parser, UsageError
+from sail_jax.cli.options import Parser, UsageError, function
 from sail_jax.cli.progress import say, show
 
 
@@ -190,6 +190,8 @@ def _kind(hint: Any) -> dict[str, Any]:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
+    if origin is Callable:
+        return {"type": function, "metavar": "MODULE:FUNCTION"}
     if origin is Literal:
         return {"choices": inner}
     if origin is tuple:

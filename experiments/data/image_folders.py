@@ -6,12 +6,13 @@ References:
 
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32, UInt8
+from jaxtyping import Int, Int32, UInt8
 
 from experiments.data.files import (
     MAX_BYTES,
@@ -33,6 +34,7 @@ TINY = Source(
 PLAIN = Source("a folder of images for each class", "wherever the data set is from", TINY.offline)
 MAX_FILE = 1 << 25  # bytes of an image file
 MAX_PIXELS = 1 << 26  # of an image before it is made smaller
+HELD = 1 << 31  # bytes of images up to which they are decoded once, else whenever they are used
 ENDINGS = (".jpeg", ".jpg", ".png")
 _MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")
 
@@ -58,11 +60,16 @@ def decode(
       DataError: If the file is missing, truncated, too large, no JPEG or PNG of 8 bits per colour,
         or, without `crop`, of another size. It is a `ValueError`.
     """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of sizes, which are checked here, and of odd metadata
+        return _decode(Path(path), side, crop, source)
+
+
+def _decode(path: Path, side: int, crop: bool, source: Source) -> UInt8[np.ndarray, "side side 3"]:
+    """`decode`, with the warnings that its caller lets through."""
     from PIL import Image
 
-    path = Path(path)
-    with opened(path, source) as (file, size), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of sizes, which are checked here, and of odd metadata
+    with opened(path, source) as (file, size):
         if not 0 < size <= MAX_FILE:
             raise DataError(f"{path} has {size} bytes; expected an image of 1 to {MAX_FILE}")
         try:
@@ -166,6 +173,65 @@ def listed(folder: str | Path, source: Source = PLAIN) -> Listing:
         paths += [home / file for file in files]
         labels += [label] * len(files)
     return Listing(paths, np.array(labels, np.int32), tuple(names))
+
+
+class Pictures:
+    """Labelled images in files, decoded when they are asked for: `pictures[index]`.
+
+    Args:
+      listing: The files and their labels.
+      side: Height and width of a decoded image in pixels, to which its central square is resized.
+      order: Which of the files to take, and in which order; None for all of them as listed.
+
+    Attributes:
+      paths: The files, in that order.
+      side: Height and width in pixels.
+      labels: The labels, `(n,)`.
+    """
+
+    def __init__(
+        self, listing: Listing, side: int, order: Int[np.ndarray, " n"] | None = None
+    ) -> None:
+        order = np.arange(len(listing.paths)) if order is None else order
+        self.paths, self.side = [listing.paths[i] for i in order], side
+        self.labels = listing.labels[order]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The shape that the array of all images would have, `(n, side, side, 3)`."""
+        return len(self.paths), self.side, self.side, 3
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: Int[np.ndarray, "*any"]) -> UInt8[np.ndarray, "*any side side 3"]:
+        out = np.empty((index.size, *self.shape[1:]), np.uint8)
+
+        def fill(k: int, i: int) -> None:
+            out[k] = _decode(self.paths[i], self.side, True, PLAIN)
+
+        # Decoding leaves other threads free to run. Warnings are caught here, once: threads share
+        # what is done with them.
+        with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as threads:
+            warnings.simplefilter("ignore")
+            list(threads.map(fill, range(index.size), index.flat))
+        return out.reshape(*index.shape, *self.shape[1:])
+
+    def reader(
+        self, count: int | None = None
+    ) -> Callable[[Int[np.ndarray, "*any"]], UInt8[np.ndarray, "*any side side 3"]]:
+        """Makes a function that looks images up, in memory if they are few.
+
+        Args:
+          count: How many images, the first ones, may be asked for; None for all of them.
+
+        Returns:
+          A function of indices that returns the images.
+        """
+        count = len(self) if count is None else count
+        if count * self.side * self.side * 3 > HELD:
+            return self.__getitem__
+        return self[np.arange(count)].__getitem__
 
 
 def load(folder: str | Path, side: int) -> Images:

@@ -1,7 +1,7 @@
 """Images as latents of an autoencoder, which diffusion transformers such as SiT learn from.
 
 Latents and their labels are two .npy files or one .npz file; features of the same images, for REPA,
-are a further .npy file.
+are a further .npy file. Images that are still to be encoded lie in a folder for each class.
 
 References:
   Ma et al., SiT, 2024 (arXiv 2401.08740). Yu et al., REPA, 2024 (arXiv 2410.06940).
@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int32
 
+from experiments.data import image_folders
 from experiments.data.files import (
     MAX_BYTES,
     DataError,
@@ -25,6 +26,7 @@ from experiments.data.files import (
     open_npy,
     reading,
 )
+from experiments.data.image_folders import Pictures
 from sail_jax.checkpoint.formats.files import File
 from sail_jax.checkpoint.formats.npz_files import read_file
 
@@ -38,6 +40,11 @@ FEATURES = Source(
     "no one place: REPA (Yu et al. 2024) describes how to compute them",
     "those of a classifier trained here, without data.features",
 )
+IMAGES = Source(
+    "a folder of images for each class, such as ImageNet's",
+    "image-net.org",
+    "scikit-learn's digits (experiments.data.digits)",
+)
 SCALE = 0.18215  # Table 3 of SAIL: what a model is shown is SCALE * latent
 CHUNK = 1 << 24  # entries looked at together
 
@@ -48,7 +55,8 @@ class Latents(NamedTuple):
     A model is shown `scale * latent + bias`.
 
     Attributes:
-      latents: The latents `(n, channel, height, width)`, in float16, bfloat16, float32 or float64.
+      latents: The latents `(n, channel, height, width)`, in float16, bfloat16, float32 or float64;
+        or images that are still to be encoded.
       labels: The class of each image, int32 `(n,)`.
       scale: What latents are multiplied by.
       bias: What is then added to them.
@@ -56,7 +64,7 @@ class Latents(NamedTuple):
         none.
     """
 
-    latents: Float[np.ndarray, "n channel height width"]
+    latents: Float[np.ndarray, "n channel height width"] | Pictures
     labels: Int32[np.ndarray, " n"]
     scale: float = SCALE
     bias: float = 0.0
@@ -106,6 +114,26 @@ def load(path: str | Path, labels: str | Path | None = None, *, classes: int = 1
                 f"{path} is damaged: latent {start + int(np.argmin(finite))} is not finite"
             )
     return Latents(latents, checked)
+
+
+def load_images(folder: str | Path, side: int, *, classes: int) -> Latents:
+    """Lists images that lie in one folder for each class, and decodes none of them.
+
+    Args:
+      folder: The folder that has the classes' folders, as `image_folders.listed` reads it.
+      side: Height and width in pixels to which the central square of each image is resized.
+      classes: The most classes that there may be.
+
+    Returns:
+      The images in place of latents, and their labels.
+
+    Raises:
+      DataError: If a folder is missing or empty, or there are more classes.
+    """
+    listing = image_folders.listed(folder, IMAGES)
+    if len(listing.names) > classes:
+        raise DataError(f"{folder} has {len(listing.names)} classes; expected at most {classes}")
+    return Latents(Pictures(listing, side), listing.labels)
 
 
 def features(path: str | Path, images: int) -> Float[np.ndarray, "n patch d"]:

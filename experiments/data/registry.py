@@ -22,6 +22,8 @@ from sail_jax.checks import nearest
 OFFLINE = "digits"
 OFFLINE_TEXT = "python"
 SAME = "same"
+FOLDERS = "image-folders"
+SIDE = 256  # of images that are to be encoded
 _MANY = 1 << 30  # classes: more than any network has
 _INSTALLED = "installed: nothing is to be given"
 
@@ -175,6 +177,9 @@ LATENTS: Mapping[str, LatentSet] = {
         "latents [n, channel, side, side] and labels [n], each a .npy or both in one .npz; "
         "features [n, patch, d], a .npy",
     ),
+    FOLDERS: LatentSet(
+        latents.IMAGES, "a folder for each class, in it .jpeg or .png; a function encodes them"
+    ),
 }
 
 
@@ -321,8 +326,8 @@ class ImageTasks:
     """The tasks, which are the names of their folders."""
     side: Natural = 224
     """Height and width in pixels to which the central square of each image is resized."""
-    test: Natural = 1000
-    """Most test images of a task, drawn where there are more."""
+    test: Natural | None = None
+    """Most test images of a task, drawn where there are more; None for all of them."""
 
     def listed(self, name: str, split: str, group: str) -> image_folders.Listing:
         """Lists the images of one part of a task.
@@ -440,25 +445,35 @@ class OtherText(TextData):
 class LatentData:
     """Images or latents of images with labels, by name.
 
-    ValueError is raised if the name is unknown, or files are given for the digits.
+    ValueError is raised if the name is unknown, or files are given for the digits, or of one kind
+    for the other.
     """
 
     name: str = OFFLINE
-    """'digits', each image its own latent, or 'latents', which are read from files."""
+    """'digits', each image its own latent, 'latents', which are read from files, or
+    'image-folders', images that are encoded while a network is trained."""
     file: str | None = None
     """The latents [n, channel, side, side], a .npy, or a .npz that holds their labels, too."""
     labels: str | None = None
     """The classes of the latents, a .npy; None for `labels.npy` beside them."""
     features: str | None = None
     """An encoder's features [n, patch, d] of the same images, a .npy; None for none."""
+    folder: str | None = None
+    """The folder of images, in it one for each class."""
+    side: Natural | None = None
+    """Height and width in pixels to which the images' central squares are resized; None for 256."""
 
     def __post_init__(self) -> None:
-        _check(self, LATENTS, OFFLINE, "no latents are", "file", "labels", "features")
+        stored, pictured = ("file", "labels", "features"), ("folder", "side")
+        _check(self, LATENTS, OFFLINE, "no latents are", *stored, *pictured)
+        _check(self, LATENTS, FOLDERS, "no latents are", *stored)
+        _check(self, LATENTS, "latents", "no latents are", *pictured)
 
     def read(self, classes: int) -> Latents:
         """Reads the latents and their labels, and features where there are any.
 
-        The digits are their own latents, scaled to [-1, 1] for the model.
+        The digits are their own latents, scaled to [-1, 1] for the model. Images of folders are
+        still to be encoded.
 
         Args:
           classes: The number of classes that the network has.
@@ -467,9 +482,9 @@ class LatentData:
           The latents, labels and features.
 
         Raises:
-          DataError: If the digits are asked for with other than 10 classes, `file` is not set where
-            it is needed, or a file is missing or damaged. The message says what is published where,
-            and what needs no download.
+          DataError: If the digits are asked for with other than 10 classes, `file` or `folder` is
+            not set where it is needed, or a file is missing or damaged. The message says what is
+            published where, and what needs no download.
         """
         if self.name == OFFLINE:
             if classes != (own := IMAGES[OFFLINE].classes):
@@ -480,6 +495,10 @@ class LatentData:
                 )
             images, labels = digits.load()
             return Latents(images.transpose(0, 3, 1, 2), labels, scale=2.0, bias=-1.0)
+        if self.name == FOLDERS:
+            if self.folder is None:
+                raise _unsaid("folder", LATENTS[self.name].source, OFFLINE)
+            return latents.load_images(self.folder, self.side or SIDE, classes=classes)
         if self.file is None:
             raise _unsaid("file", LATENTS[self.name].source, OFFLINE)
         loaded = latents.load(self.file, self.labels, classes=classes)
@@ -499,7 +518,8 @@ class LatentData:
         """
         loaded = self.read(10 if self.name == OFFLINE else _MANY)
         count, *shape = loaded.latents.shape
-        said = f"{count} latents of {' x '.join(map(str, shape))}"
+        kind = "images" if self.name == FOLDERS else "latents"
+        said = f"{count} {kind} of {' x '.join(map(str, shape))}"
         said += f", {int(loaded.labels.max()) + 1} classes"
         if loaded.features is None:
             return said

@@ -7,7 +7,8 @@ itself, and can be a field of another one.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
 from annotated_types import Ge, Gt, Interval, Lt, MinLen
@@ -56,6 +57,9 @@ Increasing = Annotated[tuple[T, ...], AfterValidator(_increasing)]
 """One value or more, each greater than the one before."""
 Rising = Annotated[Increasing[T], MinLen(2)]
 """Two values or more, each greater than the one before."""
+Function = Callable[..., Any]
+"""A function of the user's. Text is never taken for one: only Python and the command line, which
+imports MODULE:FUNCTION, can give it, and no file that is read."""
 
 
 @dataclass_transform(frozen_default=True)
@@ -150,7 +154,30 @@ _MUST: Mapping[str, str] = {
     "tuple_type": "be a tuple",
     "too_short": "be {min_length} or more values",
     "dataclass_exact_type": "be a {class_name}",
+    "callable_type": "be a function",
 }
+
+
+def named(function: Function) -> str:
+    """Names a function for records of what was run.
+
+    Args:
+      function: The function. Of a `functools.partial` the function within is named.
+
+    Returns:
+      The name "MODULE:FUNCTION"; that of a method begins with the class of its object, and an
+      object that can be called has the name of its class.
+
+    >>> named(functools.partial(varied, seed=1))
+    'experiments.lab.config:varied'
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    of = getattr(function, "__self__", None)
+    if of is not None and not isinstance(of, ModuleType | type):
+        return f"{type(of).__module__}:{type(of).__qualname__}.{function.__name__}"
+    owner = function if hasattr(function, "__qualname__") else type(function)
+    return f"{owner.__module__}:{owner.__qualname__}"
 
 
 def _told(error: Mapping[str, Any]) -> str:

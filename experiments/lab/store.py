@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from experiments.lab import processes, stages
+from experiments.lab.config import named
 from experiments.lab.progress import Stage
 from experiments.lab.registry import Study
 from experiments.lab.stages import direct as direct  # handed on: the stage without a store
@@ -55,7 +56,7 @@ def config_record(config: Any) -> dict[str, Any]:
 
     Returns:
       Its fields by name. Tuples become lists, and infinities the texts "inf" and "-inf", since JSON
-      has no such numbers.
+      has no such numbers. Functions become their names, which nothing ever imports again.
 
     Raises:
       TypeError: If `config` is no dataclass, or a value has no form in JSON.
@@ -63,14 +64,20 @@ def config_record(config: Any) -> dict[str, Any]:
     """
 
     def spelt(value: Any) -> Any:
-        """The value with lists in place of tuples and text in place of infinities."""
+        """The value with lists in place of tuples and text in place of infinities and functions."""
+        if callable(value) and not isinstance(value, type):
+            return named(value)
+        if dataclasses.is_dataclass(value):
+            value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         if isinstance(value, dict):
             return {key: spelt(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [spelt(item) for item in value]
         return str(value) if value in (math.inf, -math.inf) else value
 
-    return json.loads(json.dumps(spelt(dataclasses.asdict(config)), allow_nan=False))
+    if not dataclasses.is_dataclass(config):
+        raise TypeError(f"config must be a dataclass; got {type(config).__name__}")
+    return json.loads(json.dumps(spelt(config), allow_nan=False))
 
 
 _FIELDS: dict[str, type | tuple[type, ...]] = {

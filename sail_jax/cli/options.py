@@ -21,6 +21,7 @@ __all__ = [
     "add_copying",
     "add_tables",
     "file",
+    "function",
     "natural",
     "numbers",
     "on_inputs",
@@ -213,7 +214,7 @@ def seed(text: str) -> int:
 def function(text: str) -> Callable[..., Any]:
     """Imports the function that MODULE:FUNCTION names.
 
-    Modules may lie in the working directory, as for `python -m`.
+    The module is run. Modules may lie in the working directory, as for `python -m`.
 
     Args:
       text: The module and the name in it.

@@ -7,7 +7,7 @@ weights, and a merge is tested on each task under the head of the task's own exp
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PyTree, UInt8
 
 from experiments.data.files import DataError, refused
-from experiments.data.image_folders import Listing, decode
+from experiments.data.image_folders import Pictures
 from experiments.lab.progress import Stage
 from experiments.models.backbones import Backbone, encode, load_backbone
 from experiments.studies.merging_scaling.config import CHECKPOINTS, Config, Settings
@@ -33,65 +33,29 @@ from sail_jax import methods
 
 SETTINGS = ("steps", "batch", "rate", "ratio", "tasks")
 CHUNK = 128  # images that are evaluated at once
-HELD = 1 << 31  # bytes of a task's images up to which they are decoded once, else at every step
 CLIP_SCALE = 100.0  # of the features of CLIP, whose norm is 1: what its logits are multiplied by
 
 
 class Task(NamedTuple):
-    """A task: what to learn from, in an order of its own, and what to test on, decoded."""
+    """A task.
+
+    Attributes:
+      name: The name of its folder.
+      learn: The images to learn from, in an order of their own.
+      test: A function from indices to the images to test on.
+      labels: The labels of these, `(n,)`.
+      classes: The number of classes.
+    """
 
     name: str
-    learn: "Pictures"
-    test: UInt8[np.ndarray, "n side side 3"]
+    learn: Pictures
+    test: Callable[[Int[np.ndarray, "*any"]], UInt8[np.ndarray, "*any side side 3"]]
     labels: Int[np.ndarray, " n"]
     classes: int
 
 
-class Pictures:
-    """Labelled images, decoded when they are asked for.
-
-    Args:
-      listing: The files and their labels.
-      side: Height and width of a decoded image in pixels.
-      order: Which of the files to take, and in which order.
-
-    Attributes:
-      paths: The files, in that order.
-      side: Height and width in pixels.
-      labels: The labels, `(n,)`.
-    """
-
-    def __init__(self, listing: Listing, side: int, order: Int[np.ndarray, " n"]) -> None:
-        self.paths, self.side = [listing.paths[i] for i in order], side
-        self.labels = listing.labels[order]
-
-    def take(self, which: Int[np.ndarray, " n"]) -> UInt8[np.ndarray, "n side side 3"]:
-        """Decodes images.
-
-        Args:
-          which: Their indices.
-
-        Returns:
-          The images, `(n, side, side, 3)`.
-        """
-        return np.stack([decode(self.paths[i], self.side, crop=True) for i in which])
-
-    def reader(self, count: int) -> Callable[[Int[np.ndarray, " n"]], np.ndarray]:
-        """Makes a function that looks images up, in memory if they are few.
-
-        Args:
-          count: How many images, the first ones, may be asked for.
-
-        Returns:
-          A function of indices that returns the images.
-        """
-        if count * self.side * self.side * 3 > HELD:
-            return self.take
-        return self.take(np.arange(count)).__getitem__
-
-
 def load(config: Config) -> tuple[Backbone, list[Task]]:
-    """Reads the checkpoint, and lists and decodes images.
+    """Reads the checkpoint, lists images, and decodes those to test on where they are few.
 
     Args:
       config: The config.
@@ -123,9 +87,8 @@ def load(config: Config) -> tuple[Backbone, list[Task]]:
             order = rng.permutation(len(learn.paths))
             chosen = rng.permutation(len(test.paths))[: how.data.test]
             seen = Pictures(test, how.data.side, chosen)
-            everything = seen.take(np.arange(len(chosen)))
             pictures = Pictures(learn, how.data.side, order)
-            tasks.append(Task(name, pictures, everything, seen.labels, len(learn.names)))
+            tasks.append(Task(name, pictures, seen.reader(), seen.labels, len(learn.names)))
     return backbone, tasks
 
 
@@ -139,9 +102,8 @@ def groups(config: Config, count: int) -> list[tuple[int, ...]]:
     Returns:
       The groups, each of increasing numbers.
 
-    >>> from experiments.lab.config import varied
     >>> from experiments.studies.merging_scaling.config import PRESETS
-    >>> [len(groups(PRESETS["paper_vit"], n)) for n in (6, 8)]
+    >>> [len(groups(PRESETS["paper_resnet18"], n)) for n in (6, 20)]
     [15, 1]
     """
     total, most = len(config.experts.data.names), config.experts.groups
@@ -229,7 +191,7 @@ def tuned(
 def _head(backbone: Backbone, task: Task) -> tuple[np.ndarray, np.ndarray]:
     """Kernel and bias of a head, all 0."""
     run = partial(encode, backbone, backbone.params, backbone.statistics)
-    width = jax.eval_shape(run, task.test[:1])[0].shape[1]
+    width = jax.eval_shape(run, task.test(np.arange(1)))[0].shape[1]
     return np.zeros((width, task.classes), np.float32), np.zeros(task.classes, np.float32)
 
 
@@ -255,10 +217,14 @@ class Judge:
         self.heads = [ravel_pytree(_head(backbone, task))[1] for task in tasks]
         self._graded = jax.jit(self._grade)
 
-    def _grade(self, body: PyTree, head: PyTree, images: Array, labels: Array) -> Array:
+    def _grade(
+        self, body: PyTree, head: PyTree, images: Array, labels: Array, counted: Array
+    ) -> Array:
+        """The sum of losses and the number of right answers, over the images that are counted."""
         out = logits(self.backbone, {**body, "head": head}, images)[0]
         losses = optax.softmax_cross_entropy_with_integer_labels(out, labels)
-        return jnp.stack([losses.sum(), (out.argmax(-1) == labels).sum()])
+        right = out.argmax(-1) == labels
+        return jnp.stack([losses.sum(where=counted), right.sum(where=counted)])
 
     def grade(self, body: PyTree, head: Array, task: int) -> Float[np.ndarray, "2"]:
         """Measures a backbone under a head on a task's test images.
@@ -272,11 +238,15 @@ class Judge:
           The mean loss in nats, and the accuracy.
         """
         of, head = self.tasks[task], self.heads[task](jnp.asarray(head))
-        sums = [
-            np.asarray(self._graded(body, head, of.test[i : i + CHUNK], of.labels[i : i + CHUNK]))
-            for i in range(0, len(of.labels), CHUNK)
-        ]
-        return np.sum(sums, 0) / len(of.labels)
+        n, sums = len(of.labels), []
+        size = min(CHUNK, n)
+        for start in range(0, n, size):
+            # the last part is filled up, so that all have one shape, which is compiled once
+            at = np.arange(start, start + size)
+            which = np.minimum(at, n - 1)
+            found = self._graded(body, head, of.test(which), of.labels[which], at < n)
+            sums.append(np.asarray(found))
+        return np.sum(sums, 0) / n
 
     def merged(self, way: str, experts: list[dict[str, Any]], group: tuple[int, ...]) -> PyTree:
         """Merges the experts of a group of tasks.
@@ -319,8 +289,8 @@ class Judge:
     def _unlabelled(self, task: int) -> np.ndarray:
         """Sixteen batches of 16 test images, of which some may be drawn twice."""
         rng = np.random.default_rng((self.config.seed, 3, task))
-        images = self.tasks[task].test
-        return images[rng.integers(0, len(images), (16, 16))]
+        of = self.tasks[task]
+        return of.test(rng.integers(0, len(of.labels), (16, 16)))
 
 
 def measured(config: Config, stage: Stage) -> xr.Dataset:
@@ -331,56 +301,64 @@ def measured(config: Config, stage: Stage) -> xr.Dataset:
       stage: What runs and stores a stage.
 
     Returns:
-      Over law, point, replicate (a group) and merge: `loss` and `accuracy`, means over the tasks of
-      the group, NaN where a law has fewer points or there are fewer groups; the `value` by law and
-      point; and `expert_accuracy` by task at the centre.
+      Over law, point, replicate (a group) and merge: `loss` and `accuracy`, means over the test
+      images of the group or over its tasks, NaN where a law has fewer points or there are fewer
+      groups; the `value` by law and point; and `expert_accuracy` by task at the centre.
     """
     how = config.experts
     backbone, tasks = load(config)
     judge, centre = Judge(config, backbone, tasks), _fields(how.centre)
     swept: dict[str, tuple[Any, ...]] = _fields(how.swept)
+    fixed = tuple(how.data.names.index(name) for name in how.group)
 
-    def experts(name: str, setting: dict[str, Any], marks: Sequence[int]) -> list[dict[str, Any]]:
-        return [
-            stage(
-                f"expert, {name}, {task.name}",
-                partial(tuned, config, backbone, task, setting, marks),
+    def experts(
+        name: str, setting: dict[str, Any], marks: Sequence[int], which: Sequence[int]
+    ) -> dict[int, dict[str, Any]]:
+        return {
+            t: stage(
+                f"expert, {name}, {tasks[t].name}",
+                partial(tuned, config, backbone, tasks[t], setting, marks),
             )
-            for task in tasks
-        ]
+            for t in which
+        }
 
-    def merges(of: list[dict[str, Any]], count: int) -> dict[str, Any]:
-        """Loss and accuracy of the merges of all groups: [2, group, merge]."""
+    def merges(of: Mapping[int, dict[str, Any]], drawn: Sequence[tuple[int, ...]]) -> Any:
+        """Loss and accuracy of the merges of all groups, each [group, merge]."""
         found = np.full((2, how.groups, len(how.merges)), np.nan)
-        for g, group in enumerate(groups(config, count)):
+        for g, group in enumerate(drawn):
             chosen = [of[t] for t in group]
+            images = [len(tasks[t].labels) if how.pooled else 1 for t in group]
             for m, way in enumerate(how.merges):
                 body = judge.merged(way, chosen, group)
                 graded = [judge.grade(body, of[t]["head"], t) for t in group]
-                found[:, g, m] = np.mean(graded, 0)
+                found[:, g, m] = np.average(graded, 0, weights=images)
         return {"loss": found[0], "accuracy": found[1]}
 
     most = max(map(len, swept.values()))
     shape = (len(SETTINGS), most, how.groups, len(how.merges))
     data = {name: np.full(shape, np.nan) for name in ("loss", "accuracy")}
     values = np.full(shape[:2], np.nan)
-    at_centre = experts("centre", centre, swept["steps"])
-    known: dict[tuple[Any, ...], dict[str, Any]] = {}  # the centre is a point of every law
+    at_centre = experts("centre", centre, swept["steps"], range(len(tasks)))
+    # the centre is a point of every law, where all merge the same groups
+    known: dict[Any, dict[str, Any]] = {}
     for i, law in enumerate(SETTINGS):
         for k, value in enumerate(swept[law]):
             setting, name = centre | {law: value}, f"{law} {value:g}"
-            at = tuple(setting.values())
+            drawn = [fixed] if fixed and law != "tasks" else groups(config, setting["tasks"])
+            at = (*setting.values(), *drawn)
             if at not in known:
-                tuned_here = law not in ("steps", "tasks")
-                of = experts(name, setting, (setting["steps"],)) if tuned_here else at_centre
-                own = [expert[f"at{setting['steps']}"] for expert in of]
-                known[at] = stage(f"merges, {name}", partial(merges, own, setting["tasks"]))
+                of = at_centre
+                if law not in ("steps", "tasks"):
+                    which = sorted(set(itertools.chain(*drawn)))
+                    of = experts(name, setting, (setting["steps"],), which)
+                own = {t: expert[f"at{setting['steps']}"] for t, expert in of.items()}
+                known[at] = stage(f"merges, {name}", partial(merges, own, drawn))
             for key, into in data.items():
                 into[i, k] = known[at][key]
             values[i, k] = value
 
     def alone() -> dict[str, Any]:
-        own = [expert[f"at{centre['steps']}"] for expert in at_centre]
+        own = [expert[f"at{centre['steps']}"] for expert in at_centre.values()]
         bodies = (judge.unravel(jnp.asarray(expert["body"])) for expert in own)
         graded = [
             judge.grade(b, e["head"], t) for t, (b, e) in enumerate(zip(bodies, own, strict=True))

@@ -3,15 +3,21 @@
 SAIL's Appendix J trains a SiT (Ma et al. 2024) to predict the velocity of noised latents z_t. It
 adds REPA's loss (Yu et al. 2024) and an alignment loss (eqs. 15-16), and starts from weights that
 minimise the alignment loss alone (eq. 14). This study does the same on scikit-learn's digits, where
-each image is its own latent, or on latents from files. Samples are compared with held-out images in
-the features of a classifier that is trained on the same data. That classifier takes the place of
-Inception, so no value here can be compared with a printed FID. For comparison, the training images
-are scored in the same way.
+each image is its own latent, on latents from files, or on images in folders, which are encoded in
+every step. Samples are compared with held-out images in the features of a classifier that is
+trained on the same data. That classifier takes the place of Inception, so that no value can be
+compared with a printed FID. For comparison, the training images are scored in the same way.
+
+With functions of yours (`--functions.encode MODULE:FUNCTION` and its like, or callables in Python)
+an autoencoder makes latents of images and images of latents, an encoder such as DINOv2 makes
+features of latents, and a network such as Inception measures images. They are given on the command
+line or in Python alone; text in a config is never taken for a function.
 
 The paper leaves some points open. The choices made here are:
 
 - f_P(z_t), the target of eq. (16): as printed, it is the frozen encoder's features of the noised
-  latents (`sail`). That needs an encoder that can be evaluated. The alternative (`sail_clean`)
+  latents (`sail`). That needs an encoder that can be evaluated: the one that is trained here, or
+  `functions.features`. The alternative (`sail_clean`)
   takes the features of the data, as in REPA; features that are read from a file allow no other. The
   squared norm is averaged over patches and units; preset `paper_eq16` sums it, as printed.
 - f_A: a projector of three layers, separate from REPA's. Both read the hidden states after
@@ -21,6 +27,9 @@ The paper leaves some points open. The choices made here are:
   The paper does not say how many steps it takes. Weights that this loss does not depend on (later
   blocks and the velocity's head) keep their initial values. Optimiser moments and weight averages
   start anew afterwards. `saved` counts these steps; the paper's table does not.
+- Flips and crops (J.4) are of the images, before they are encoded (`changes`, which needs images:
+  the digits or `data.name` image-folders); the paper does not say how often and how far. Images
+  that are measured are not changed.
 - The frozen encoder: a ViT classifier of the SiT's own sizes, trained on the images that the SiT
   learns from. The measuring classifier is a ResNet trained on all images.
 - Samples are made with the averaged weights, along the flow or by the reverse diffusion, without

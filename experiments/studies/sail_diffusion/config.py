@@ -5,12 +5,23 @@
 
 from typing import Annotated
 
-from annotated_types import Ge, Lt, MultipleOf
+from annotated_types import Ge, Interval, Lt, MultipleOf
 from pydantic import AfterValidator
 
-from experiments.data.registry import LatentData
-from experiments.lab.config import Different, Natural, NotNegative, Positive, Seed, config, varied
+from experiments.data.augment import Augment
+from experiments.data.registry import FOLDERS, OFFLINE, LatentData
+from experiments.lab.config import (
+    Count,
+    Different,
+    Natural,
+    NotNegative,
+    Positive,
+    Seed,
+    config,
+    varied,
+)
 from experiments.models import presets
+from experiments.studies.sail_diffusion.functions import Functions
 from experiments.studies.sail_diffusion.networks import WAYS
 from experiments.studies.sail_diffusion.sampling import Sampler
 from experiments.training.groups import Descent
@@ -20,6 +31,24 @@ from sail_jax.checks import nearest
 
 EVALUATIONS = 8  # so that an eighth, a quarter and a half of the training are among them
 Part = Annotated[float, Ge(0), Lt(1)]
+
+
+@config
+class Changes:
+    """Random changes of the images that are learned from; none by default."""
+
+    flip: Annotated[float, Interval(ge=0, le=1)] = 0.0
+    """Probability of a reflection of left and right."""
+    area: Annotated[float, Interval(gt=0, le=1)] = 1.0
+    """Least share of the image that a random crop has, which is resized to the image's size."""
+    shift: Count = 0
+    """Pixels of zeros around the image, of which a crop of its own size is taken at random."""
+
+    @property
+    def augment(self) -> Augment | None:
+        """What `experiments.data.augment` is to do; None for nothing."""
+        how = Augment(area=self.area, shift=self.shift, flip=self.flip)
+        return None if how == Augment() else how
 
 
 @config
@@ -75,6 +104,10 @@ class Config:
 
     data: LatentData = LatentData()
     """The images or latents, and an encoder's features of them if a file has some."""
+    changes: Changes = Changes()
+    """Random changes of the images that SiTs and the encoder learn from."""
+    functions: Functions = Functions()
+    """Functions of yours: an autoencoder, an encoder, and what measures images."""
     seed: Seed = 0
     """Seed of the splits, initial weights, minibatches and samples."""
     replicates: Annotated[int, Ge(2)] = 5
@@ -130,17 +163,37 @@ class Config:
             raise ValueError(
                 f"alignment.layer must be at most the {layers} of {self.model}; got {layer}"
             )
-        wrong = [way for way in self.ways if self._noised(way)]
-        if self.data.features is not None and wrong:
+        if self.data.features is not None and self.noised:
             raise ValueError(
-                f"ways: '{wrong[0]}' needs an encoder's features of noised latents, which those of "
-                "a file are not; 'sail_clean' does without"
+                f"ways: '{self.noised[0]}' needs an encoder's features of noised latents, which "
+                "those of a file are not; 'sail_clean' does without"
+            )
+        self._check_functions()
+
+    def _check_functions(self) -> None:
+        """Checks that functions and changes of images fit the data."""
+        name, of = self.data.name, self.functions
+        if self.changes.augment is not None and name not in (OFFLINE, FOLDERS):
+            raise ValueError(
+                "changes must be none for data.name latents, whose images are not there; "
+                f"'{FOLDERS}' are images that are encoded after their changes"
+            )
+        if of.encode is not None and name != FOLDERS:
+            raise ValueError(f"functions.encode must be None for data.name {name}")
+        if of.features is not None and self.data.features is not None:
+            raise ValueError("functions.features must be None where data.features names a file")
+        if of.measure is not None and of.decode is None and name == FOLDERS:
+            raise ValueError(
+                f"functions.decode must be given where functions.measure is, for data.name {name}: "
+                "samples are latents"
             )
 
-    @staticmethod
-    def _noised(way: str) -> bool:
-        """Whether a way needs the encoder's features of noised latents."""
-        return (WAYS[way].start or WAYS[way].align) and not WAYS[way].clean
+    @property
+    def noised(self) -> tuple[str, ...]:
+        """The ways that need the encoder's features of noised latents."""
+        return tuple(
+            way for way in self.ways if (WAYS[way].start or WAYS[way].align) and not WAYS[way].clean
+        )
 
     @property
     def every(self) -> int:
@@ -185,6 +238,15 @@ PRESETS: dict[str, Config] = {
     # eq. (16) to the letter: f_P of the noised latents z_t, which needs the encoder that is trained
     # here, and the square of the whole norm
     "paper_eq16": varied(PAPER, ways=("sit", "repa", "sail"), alignment={"summed": True}),
+    # Appendix J.4's flips and crops of images, which are encoded in every step, and f_P of the
+    # noised latents. How often and how far is not printed (chosen: half of them, and at least .64
+    # of the area, a side of .8). Needs functions.encode, and for the printed measures the others
+    "paper_images": varied(
+        PAPER,
+        data={"name": FOLDERS},
+        ways=("sit", "repa", "sail"),
+        changes={"flip": 0.5, "area": 0.64},
+    ),
     # seconds, for tests
     "tiny": varied(
         DEFAULT,

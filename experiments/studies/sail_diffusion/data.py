@@ -9,12 +9,16 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from experiments.data.image_folders import Pictures
 from experiments.data.latents import Latents
 from experiments.models import presets
 from experiments.studies.sail_diffusion.config import Config
+from experiments.studies.sail_diffusion.functions import Traced, decoded, shaped
+from experiments.studies.sail_diffusion.quality import measured
 
 Batch = dict[str, np.ndarray]
-"""What a network sees: `x` [n, side, side, channel], `labels` [n], `features` [n, patch, d]."""
+"""What a network sees: `x` [n, side, side, channel], `labels` [n], `features` [n, patch, d]. Of
+images that are still to be encoded, `x` is their bytes."""
 
 
 class Split(NamedTuple):
@@ -33,7 +37,7 @@ def load(config: Config) -> Latents:
     """Reads the data of a config and checks that they fit its model.
 
     Args:
-      config: The config; its `data` names the digits or files of latents.
+      config: The config; its `data` names the digits, files of latents, or folders of images.
 
     Returns:
       The latents with their labels, and with an encoder's features if the config names a file of
@@ -41,18 +45,20 @@ def load(config: Config) -> Latents:
 
     Raises:
       DataError: If a file is missing or damaged (a `ValueError` too).
-      ValueError: If latents or features do not have the model's shape, or if there are fewer images
-        than `held_out` and `samples` together.
+      ValueError: If latents or features do not have the model's shape, if there are fewer images
+        than `held_out` and `samples` together, or if functions of the config are missing or return
+        what does not fit.
     """
     sizes = presets.config(config.model)
     images = config.data.read(sizes["classes"])
     shape, held = (sizes["channels"], sizes["side"], sizes["side"]), images.latents.shape[1:]
-    if held != shape:
+    if not isinstance(images.latents, Pictures) and held != shape:
         raise ValueError(
             f"model: {config.model} takes {list(shape)}, {config.data.file or config.data.name} "
             f"holds {list(held)}"
         )
     patches = (sizes["side"] // sizes["patch"]) ** 2
+    _check_functions(config, images, (*shape[1:], shape[0]), patches)
     if images.features is not None and images.features.shape[1] != patches:
         raise ValueError(
             f"data.features: {config.model} has {patches} patches, {config.data.features} "
@@ -66,6 +72,26 @@ def load(config: Config) -> Latents:
     return images
 
 
+def _check_functions(config: Config, images: Latents, shape: tuple[int, ...], patches: int) -> None:
+    """Checks that the functions of a config are there, and return what fits, on two examples."""
+    of, pictured = config.functions, isinstance(images.latents, Pictures)
+    if pictured and of.encode is None:
+        raise ValueError(
+            f"functions.encode must be given for data.name {config.data.name}: a function of JAX "
+            "that makes latents of images (MODULE:FUNCTION)"
+        )
+    traced = Traced(of)
+    if of.encode is not None:
+        shaped("encode", traced.shape("encode", (2, *images.latents.shape[1:])), (2, *shape))
+    if of.features is not None:
+        shaped("features", traced.shape("features", (2, *shape)), (2, patches, "d"))
+    if of.measure is not None:
+        two = np.asarray(images.latents[np.arange(2)], np.float32)
+        if pictured and of.decode is not None:
+            decoded(of, np.zeros((2, *shape), np.float32))
+        measured(of, two / 255 if pictured else decoded(of, two.transpose(0, 2, 3, 1)))
+
+
 def batch(images: Latents, index: Int[np.ndarray, " b"]) -> Batch:
     """Gathers some images as the networks take them.
 
@@ -74,9 +100,12 @@ def batch(images: Latents, index: Int[np.ndarray, " b"]) -> Batch:
       index: Which images, of shape (b,).
 
     Returns:
-      `x`, float32 of shape (b, side, side, channel), which is scale * latent + bias; `labels`, of
-      shape (b,); and `features`, float32 of shape (b, patch, d), if the data have any.
+      `x`, float32 of shape (b, side, side, channel), which is scale * latent + bias, or the bytes
+      of images that are still to be encoded; `labels`, of shape (b,); and `features`, float32 of
+      shape (b, patch, d), if the data have any.
     """
+    if isinstance(images.latents, Pictures):
+        return {"x": images.latents[index], "labels": images.labels[index]}
     x = np.asarray(images.latents[index], np.float32).transpose(0, 2, 3, 1)
     fields = {"x": images.scale * x + np.float32(images.bias), "labels": images.labels[index]}
     if images.features is not None:

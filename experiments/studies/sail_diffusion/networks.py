@@ -5,6 +5,7 @@ them.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -13,6 +14,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from experiments.data.augment import Augment, augment, pixels
+from experiments.studies.sail_diffusion.functions import NOTHING, Traced
 from experiments.studies.sail_diffusion.sampling import interpolate
 
 
@@ -175,10 +178,16 @@ class Networks:
       sit: The SiT.
       projector: The shape of both projectors, REPA's and the alignment's; each has weights of its
         own.
-      encoder: The frozen ViT, or None if the features come from a file.
+      encoder: The frozen ViT, or None if the features come from a file or a function.
       blocks: Number of SiT blocks before the hidden states that are aligned, at least 1.
       class_drop: Share of examples whose class is replaced by "no class", in [0, 1).
       summed: Whether the alignment loss sums over patches and units.
+      given: The user's functions: `encode`, by which batches are images that are still to be
+        encoded, and `features`, the frozen encoder in place of a ViT.
+      scale: What latents are multiplied by for the SiT.
+      bias: What is then added to them.
+      changes: Random changes of the images; None for none.
+      noised: Whether the features of noised latents are needed.
     """
 
     sit: nn.Module
@@ -187,6 +196,11 @@ class Networks:
     blocks: int
     class_drop: float
     summed: bool = False
+    given: Traced = NOTHING
+    scale: float = 1.0
+    bias: float = 0.0
+    changes: Augment | None = None
+    noised: bool = True
 
     def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> PyTree:
         """Draws initial weights.
@@ -237,6 +251,44 @@ class Networks:
             }
         return {name: jnp.float32(value) for name, value in values.items()}
 
+    def seen(self, x: Array, arrays: Sequence[Array], key: PRNGKeyArray | None = None) -> Array:
+        """Computes what the SiT is shown of examples: changes images at random, and encodes them.
+
+        Args:
+          x: Images that are still to be encoded, uint8, if `given` has `encode`; otherwise what the
+            SiT is shown of examples that are not changed, in any float dtype.
+          arrays: The arrays of `given`.
+          key: The key of the changes; None changes nothing.
+
+        Returns:
+          `scale * latent + bias` of each example, in float32; without functions and changes `x`.
+        """
+        encode = self.given.bind(arrays).get("encode")
+        how = self.changes if key is not None else None
+        if encode is None and how is None:
+            return x.astype(jnp.float32)
+        images = pixels(x) if encode else (x.astype(jnp.float32) - self.bias) / self.scale
+        if key is not None and how is not None:
+            images = augment(images, key, how)
+        latents = encode(images).astype(jnp.float32) if encode else images
+        return self.scale * latents + self.bias
+
+    def features(self, mutable: PyTree, x: Array) -> Array:
+        """Evaluates the frozen encoder, the user's function or the ViT.
+
+        Args:
+          mutable: As in `loss`.
+          x: What the SiT is shown of examples, or that with noise, in float32.
+
+        Returns:
+          The features `(n, patch, d)`.
+        """
+        given = self.given.bind(mutable.get("given", ())).get("features")
+        if given is not None:
+            return given((x - self.bias) / self.scale)
+        assert self.encoder is not None
+        return encoded(self.encoder, mutable["encoder"], x)[1]
+
     def loss(
         self, params: PyTree, mutable: PyTree, batch: PyTree, key: PRNGKeyArray
     ) -> tuple[Array, dict[str, Array], PyTree]:
@@ -249,10 +301,12 @@ class Networks:
 
         Args:
           params: The parameters, as `init` returns them.
-          mutable: `weights`, which the method `weights` returns, and `encoder`, the encoder's
-            variables if there is one. Neither changes.
-          batch: `x`, `labels` and `features`, as `data.batch` returns them.
-          key: The key of this step. It draws the times, the noise, and which classes are dropped.
+          mutable: `weights`, which the method `weights` returns; `encoder`, the encoder's variables
+            if there is one; and `given`, the arrays of `given` if it has any. None of them changes.
+          batch: `x` and `labels`, as `data.batch` returns them, and `features` unless they are to
+            be computed here.
+          key: The key of this step. It draws the times, the noise, which classes are dropped, and
+            the changes of images.
 
         Returns:
           The loss, a float32 scalar; its unweighted terms by name; and `mutable`, unchanged.
@@ -260,23 +314,25 @@ class Networks:
         References:
           SAIL, Appendix J, eqs. (15) and (16).
         """
-        x, n = batch["x"], len(batch["x"])
-        in_t, in_noise, in_drop = jax.random.split(key, 3)
-        t = jax.random.uniform(in_t, (n,))
+        n = len(batch["x"])
+        in_t, in_noise, in_drop, in_changes = jax.random.split(key, 4)
         # The batch may be bfloat16: noised latents and the velocity are computed in float32, and
         # only what the SiT sees is cast back. The encoder sees float32.
-        z, target = interpolate(x.astype(jnp.float32), jax.random.normal(in_noise, x.shape), t)
+        x = self.seen(batch["x"], mutable.get("given", ()), in_changes)
+        t = jax.random.uniform(in_t, (n,))
+        z, target = interpolate(x, jax.random.normal(in_noise, x.shape), t)
         none = self.sit.classes  # type: ignore[attr-defined]
         labels = jnp.where(
             jax.random.bernoulli(in_drop, self.class_drop, (n,)), none, batch["labels"]
         )
         name = f"block_{self.blocks - 1}"
+        dtype = jax.tree.leaves(params["sit"])[0].dtype
         velocity, hidden = captured(
-            self.sit, {"params": params["sit"]}, name, z.astype(x.dtype), t, labels
+            self.sit, {"params": params["sit"]}, name, z.astype(dtype), t, labels
         )
-        clean = noised = batch["features"]
-        if self.encoder is not None:
-            noised = encoded(self.encoder, mutable["encoder"], z)[1]
+        clean = noised = batch["features"] if "features" in batch else self.features(mutable, x)
+        if self.noised and (self.encoder is not None or "features" in self.given.names):
+            noised = self.features(mutable, z)
         weights = mutable["weights"]
         project = lambda which: self.projector.apply({"params": params[which]}, hidden)  # noqa: E731
         terms: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Measures the quality of samples in a classifier's features, as SAIL's Table 4 does.
 
 The classifier is trained on the data at hand and takes the place of Inception. Values can therefore
-be compared within one run only.
+be compared within one run only, unless a function of the user's measures images (`measured`).
 """
 
 from functools import partial
@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from experiments.models.resnet import ResNet
+from experiments.studies.sail_diffusion.functions import Functions, called, finite, shaped
 from experiments.studies.sail_diffusion.networks import captured
 from experiments.training import frechet
 
@@ -29,7 +31,7 @@ MEASURES = {
 
 
 class Seen(NamedTuple):
-    """What the measuring classifier computes from n images.
+    """What the measuring classifier, or a function of the user's, computes from n images.
 
     Attributes:
       pooled: The features of its last block, averaged over positions.
@@ -59,6 +61,34 @@ def look(net: ResNet, variables: PyTree, x: Float[Array, "n side side channel"])
     logits, places = captured(net, variables, last, x)
     spatial = places[..., :SPATIAL].reshape(len(x), -1)
     return Seen(places.mean((1, 2)), spatial, nn.log_softmax(logits))  # type: ignore[arg-type]
+
+
+def measured(given: Functions, images: np.ndarray) -> Seen:
+    """Evaluates the user's network that measures images.
+
+    Args:
+      given: The functions of a config, with `measure`.
+      images: The images `(n, height, width, channel)`.
+
+    Returns:
+      Its features and predictions.
+
+    Raises:
+      ValueError: If the function raises anything, or does not return three arrays of n rows of
+        finite numbers.
+    """
+    assert given.measure is not None
+    found = called("measure", given.measure, images)
+    if not isinstance(found, tuple | list) or len(found) != 3:
+        raise ValueError(
+            "functions.measure must return a tuple of features, spatial features and logits; got "
+            f"{type(found).__name__}"
+        )
+    pooled, spatial, logits = (jnp.asarray(x) for x in found)
+    for array, axis in ((pooled, "d"), (spatial, "s"), (logits, "class")):
+        shaped("measure", array, (len(images), axis))
+    finite("measure", images, *found)
+    return Seen(pooled, spatial, jax.nn.log_softmax(logits.astype(jnp.float32)))  # type: ignore[arg-type]
 
 
 class Reference(NamedTuple):

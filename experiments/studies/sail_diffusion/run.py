@@ -27,8 +27,9 @@ SHOWN = 40  # samples that the dataset keeps of each way, of the first seed
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains and measures all networks of the study.
 
-    The measuring classifier is trained once. For each seed come an encoder (unless the data have
-    features), the aligned starts, and a SiT for each way. Each training is one stage, which a
+    The measuring classifier is trained once, unless a function measures. For each seed come an
+    encoder (unless the data have features, or a function makes them), the aligned starts, and a SiT
+    for each way. Each training is one stage, which a
     killed run keeps.
 
     Args:
@@ -50,8 +51,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         images = loaded(config)
     lab = Laboratory(config, images)
     everything = np.arange(len(images.labels))
-    learn = partial(lab.classifier, "measure", everything, 0)
-    measure = stage("measure", learn, folder=True)["variables"]
+    measure = None
+    if config.functions.measure is None:
+        learn = partial(lab.classifier, "measure", everything, 0)
+        measure = stage("measure", learn, folder=True)["variables"]
     results: dict[str, list[Any]] = {way: [] for way in config.ways}
     starts: dict[bool, list[Any]] = {}
     floors, accuracy = [], []
@@ -62,8 +65,8 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             learn = partial(lab.classifier, "encoder", split.learn, seed)
             trained = stage(f"encoder, seed {seed}", learn, folder=True)
             encoder = trained["variables"]
-            encodings, right = lab.encoding(encoder)
-            accuracy.append(right[split.held_out].mean())
+            encodings, right = lab.encoding(encoder, split.held_out)
+            accuracy.append(right.mean())
         real = quality.reference(lab.see(measure, split.held_out))
         score = partial(quality.scores, real=real)
         # As many images as samples, because the Fréchet distance is biased by the number of points.
@@ -80,7 +83,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             trained = stage(f"{way}, seed {seed}", partial(lab.generate, *fixed), folder=True)
             # The stage keeps the trained weights; the dataset does not hold them.
             results[way].append({k: v for k, v in trained.items() if k != "weights"})
-    real_images = data.batch(images, _by_class(images.labels, config.sample_batch))["x"]
+    real_images = lab.shown(_by_class(images.labels, config.sample_batch))
     return _dataset(config, results, starts, floors, accuracy, real_images)
 
 
@@ -95,7 +98,8 @@ def loaded(config: Config) -> Latents:
 
     Raises:
       DataError: If a file is missing or damaged (a `ValueError` too).
-      ValueError: If the data do not fit the model, or the devices cannot share a batch evenly.
+      ValueError: If the data do not fit the model, the devices cannot share a batch evenly, or
+        functions of the config are missing or return what does not fit.
     """
     batches = {"budget.batch": config.budget.batch, "sample_batch": config.sample_batch}
     sharding.layout(config.shard).check(**batches)

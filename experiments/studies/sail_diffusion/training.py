@@ -15,11 +15,13 @@ import numpy as np
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from experiments.data.image_folders import Pictures
 from experiments.data.latents import Latents
 from experiments.models import presets
 from experiments.models.vit import ViT
 from experiments.studies.sail_diffusion import data, quality
 from experiments.studies.sail_diffusion.config import Config
+from experiments.studies.sail_diffusion.functions import Traced, decoded
 from experiments.studies.sail_diffusion.networks import WAYS, Networks, Projector, encoded
 from experiments.studies.sail_diffusion.sampling import sample
 from experiments.training import Optimizer, Schedule, Training, init, sharding
@@ -78,6 +80,7 @@ def _encoded(net: nn.Module, variables: PyTree, x: Array) -> tuple[Array, Array]
 
 
 CLASSIFIERS = ("measure", "encoder")
+HELD = 1 << 31  # bytes of features up to which an encoder's are computed once, else in every step
 
 
 class Laboratory:
@@ -85,7 +88,8 @@ class Laboratory:
 
     Args:
       config: The config.
-      images: The data, as `run.loaded` returns them. If they hold features, no encoder is trained.
+      images: The data, as `run.loaded` returns them. If they hold features, or the config has a
+        function for them, no encoder is trained.
     """
 
     def __init__(self, config: Config, images: Latents) -> None:
@@ -98,18 +102,31 @@ class Laboratory:
         )
         same = {name: sizes[name] for name in ("patch", "width", "heads", "head_dim", "hidden")}
         encoder = ViT(outputs=self.classes, layers=config.classifiers.encoder_layers, **same)
-        given = images.features
-        self.encoder = encoder if given is None else None
+        traced, depth = Traced(config.functions), same["width"]
+        if "features" in traced.names:
+            depth = traced.shape("features", (1, *self.shape)).shape[2]
+        elif images.features is not None:
+            depth = images.features.shape[2]
+        own = images.features is None and "features" not in traced.names
+        self.encoder = encoder if own else None
         self.networks = Networks(
             presets.build(sizes),
-            Projector(
-                config.alignment.projector, same["width"] if given is None else given.shape[2]
-            ),
+            Projector(config.alignment.projector, depth),
             self.encoder,
             config.alignment.layer,
             config.class_drop,
             config.alignment.summed,
+            traced,
+            images.scale,
+            images.bias,
+            config.changes.augment,
+            bool(config.noised),
         )
+        self._shown = jax.jit(self.networks.seen)
+        patches = (sizes["side"] // sizes["patch"]) ** 2
+        # of images that change, features do too
+        small = 4 * len(images.labels) * patches * depth <= HELD
+        self.keeps = own and small and config.changes.augment is None
         self.layout = sharding.layout(config.shard)
         self._fits: dict[str, Fit] = {}
         self._init = {
@@ -174,45 +191,101 @@ class Laboratory:
         start = init(training, variables["params"], key, mutable)
         # minibatches of SiTs are drawn with 1 and 2 as the last number
         draws = (c.seed, seed, 3 + CLASSIFIERS.index(kind))
-        # Batches would otherwise read features, which classifiers do not use.
-        images = self.images._replace(features=None)
-        batch = lambda t: data.batch(images, data.draw(index, draws, t, c.budget.batch))  # noqa: E731
+        changes = kind == "encoder" and self.networks.changes is not None
+        changed = jax.random.fold_in(key, 1)
+
+        def batch(t: int) -> data.Batch:
+            drawn = data.draw(index, draws, t, c.budget.batch)
+            at = jax.random.fold_in(changed, t) if changes else None
+            return {"x": self._x(drawn, at), "labels": self.images.labels[drawn]}
+
         trained = self._train(kind, classification(net), training, start, batch, steps, folder)
         variables = {"params": trained.state.params, **(trained.state.mutable or {})}
         return {"variables": sharding.gathered(variables)}
 
-    def encoding(self, variables: PyTree) -> tuple[Latents, np.ndarray]:
-        """Evaluates a trained encoder on all images.
+    def encoding(self, variables: PyTree, held_out: np.ndarray) -> tuple[Latents, np.ndarray]:
+        """Evaluates a trained encoder, on all images if their features are kept.
+
+        Features are not kept where images are changed at random, or where they are many.
 
         Args:
           variables: The encoder's variables.
+          held_out: Which images the encoder was not trained on, of shape (n,).
 
         Returns:
-          The data with the encoder's features, and for each image whether it is classified
-          correctly.
+          The data, with the encoder's features if they are kept, and for each image that is held
+          out whether it is classified correctly.
         """
-        everything = np.arange(len(self.images.labels))
         look = partial(_encoded, self.encoder, variables)
+        if not self.keeps:
+            answers = self._over(held_out, lambda index: look(self._x(index))[0])
+            return self.images, np.argmax(answers, -1) == self.images.labels[held_out]
+        everything = np.arange(len(self.images.labels))
         answers, features = self._over(everything, lambda index: look(self._x(index)))
         right = np.argmax(answers, -1) == self.images.labels
-        return self.images._replace(features=features), right
+        return self.images._replace(features=features), right[held_out]
 
     def see(self, measure: PyTree, index: np.ndarray) -> quality.Seen:
-        """Evaluates the measuring classifier on real images.
+        """Evaluates what measures images on real ones.
 
         Args:
-          measure: The classifier's variables.
+          measure: The measuring classifier's variables; not used if a function measures.
           index: Which images, of shape (n,).
 
         Returns:
           Its features and predictions, as NumPy arrays.
         """
-        look = partial(quality.look, self.measure, measure)
-        return self._over(index, lambda batch: look(self._x(batch)))
+        if self.config.functions.measure is None:
+            return self._over(index, lambda batch: self._look(measure, self._x(batch)))
+        return self._over(
+            index, lambda at: quality.measured(self.config.functions, self.pictures(at))
+        )
 
-    def _x(self, index: np.ndarray) -> np.ndarray:
-        """The images of `index` as networks take them, of shape (n, side, side, channel)."""
-        return data.batch(self.images._replace(features=None), index)["x"]
+    def _look(self, measure: PyTree, x: Array | np.ndarray) -> quality.Seen:
+        """Evaluates what measures images on samples, in the scale of the SiT."""
+        if self.config.functions.measure is None:
+            return quality.look(self.measure, measure, x)
+        return quality.measured(self.config.functions, self._decoded(x))
+
+    def _decoded(self, x: Array | np.ndarray) -> np.ndarray:
+        """Images, or latents that nothing decodes, of what is in the scale of the SiT."""
+        x = np.asarray(sharding.gathered(jnp.asarray(x)))
+        return decoded(self.config.functions, (x - self.images.bias) / self.images.scale)
+
+    def pictures(self, index: np.ndarray) -> np.ndarray:
+        """Reads or decodes real images for a function that measures them.
+
+        Args:
+          index: Which images, of shape (n,).
+
+        Returns:
+          The images with pixels from 0 to 1, or latents that nothing decodes, (n, ...).
+        """
+        if isinstance(self.images.latents, Pictures):
+            return self.images.latents[index] / np.float32(255)
+        return self._decoded(data.batch(self.images._replace(features=None), index)["x"])
+
+    def shown(self, index: np.ndarray) -> np.ndarray:
+        """Makes real images look as the samples do that a run keeps.
+
+        Args:
+          index: Which images, of shape (n,).
+
+        Returns:
+          Images where samples are decoded, otherwise what the SiT is shown, (n, ...).
+        """
+        decodes = self.config.functions.decode is not None
+        return self.pictures(index) if decodes else self._x(index)
+
+    def _x(self, index: np.ndarray, key: Array | None = None) -> np.ndarray:
+        """What the SiT is shown of images, (n, side, side, channel); with a key changed at random.
+
+        Features of a file are not read for it.
+        """
+        x = data.batch(self.images._replace(features=None), index)["x"]
+        if key is None and not isinstance(self.images.latents, Pictures):
+            return x
+        return np.asarray(self._shown(x, self.networks.given.arrays, key))
 
     def _over(self, index: np.ndarray, fn: Callable[[np.ndarray], PyTree]) -> Any:
         """Applies `fn` to `sample_batch` indices at a time and joins the results.
@@ -241,6 +314,8 @@ class Laboratory:
         mutable = {"weights": weights}
         if self.encoder is not None:
             mutable["encoder"] = encoder
+        if arrays := self.networks.given.arrays:
+            mutable["given"] = [jnp.asarray(x) for x in arrays]
         return init(self.training(), params, key, mutable)
 
     def _learn(
@@ -317,7 +392,7 @@ class Laboratory:
           encoder: The encoder's variables; not used if the features come from a file.
           aligned: The `params` of `align` to start from, or None for the usual initial weights.
           score: Measures what the classifier computes from samples, such as `quality.scores`.
-          measure: The measuring classifier's variables.
+          measure: The measuring classifier's variables; not used if a function measures.
           folder: Where checkpoints are kept; None keeps none.
 
         Returns:
@@ -338,8 +413,7 @@ class Laboratory:
             def look(index: np.ndarray) -> quality.Seen:
                 # Each batch of samples has noise of its own, which is the same at every evaluation.
                 key = jax.random.fold_in(noise, index[0])
-                made = samples(state, index % self.classes, key)
-                return quality.look(self.measure, measure, made)
+                return self._look(measure, samples(state, index % self.classes, key))
 
             return score(self._over(np.arange(c.samples, dtype=np.int32), look))
 
@@ -356,6 +430,8 @@ class Laboratory:
         labels = np.arange(c.sample_batch, dtype=np.int32) % self.classes
         state = trained.state
         shown = sharding.gathered(samples(state, labels, noise))
+        if c.functions.decode is not None:
+            shown = self._decoded(shown)
         log = max(1, c.every // 10)
         return {
             **{m: curve(trained, m) for m in quality.MEASURES},

@@ -276,6 +276,22 @@ def test_texts_by_name(tmp_path):
             TextData(name).read()
 
 
+def test_images_of_folders_are_decoded_when_they_are_asked_for(tmp_path):
+    loaded = made(tmp_path, "folders")()
+    found = LatentData("image-folders", folder=str(tmp_path), side=4).read(2)
+    assert found.latents.shape == (2, 4, 4, 3)
+    np.testing.assert_array_equal(found.labels, loaded.labels)
+    order = np.array([[1, 0], [0, 0]])
+    for images in (found.latents, found.latents.reader(), found.latents.reader(2)):
+        pixels = images(order) if callable(images) else images[order]
+        np.testing.assert_array_equal(pixels, loaded.images[order])
+    with pytest.raises(DataError, match=r"has 2 classes; expected at most 1"):
+        LatentData("image-folders", folder=str(tmp_path), side=4).read(1)
+    (tmp_path / "cat" / "1.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"1.png is neither a JPEG nor a PNG, or damaged"):
+        found.latents[order]
+
+
 def test_latents_by_name(tmp_path):
     own = LatentData().read(10)
     assert own.latents.shape == (1797, 1, 8, 8)
@@ -303,6 +319,7 @@ def test_latents_by_name(tmp_path):
         (lambda: TextData("tokens", vocab=0), "vocab must be at least 1; got 0"),
         (lambda: LatentData("latent"), "name: no latents are called 'latent'"),
         (lambda: LatentData(features="f"), "features must not be given for digits; got f"),
+        (lambda: LatentData("image-folders").read(9), "data.folder must name where a folder of"),
     ],
 )
 def test_what_data_are_not_is_refused(data, message):

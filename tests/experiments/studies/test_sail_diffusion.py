@@ -1,25 +1,29 @@
 """SiT, REPA and SAIL on digits: losses, samplers and measures against independent computations."""
 
 import re
+import sys
 from functools import partial
 from types import SimpleNamespace
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
+from PIL import Image
 from tiny_runs import tiny_run
 
 from experiments.data import latents
 from experiments.data.files import DataError
-from experiments.lab import registry
+from experiments.lab import registry, store
 from experiments.lab.config import varied
 from experiments.lab.findings import told
 from experiments.models import presets
-from experiments.studies.sail_diffusion import data, quality
+from experiments.studies.sail_diffusion import data, networks, quality
 from experiments.studies.sail_diffusion import run as study
 from experiments.studies.sail_diffusion.findings import PRINTED
+from experiments.studies.sail_diffusion.functions import Functions, Traced
 from experiments.studies.sail_diffusion.networks import (
     WAYS,
     Networks,
@@ -31,7 +35,8 @@ from experiments.studies.sail_diffusion.networks import (
 )
 from experiments.studies.sail_diffusion.sampling import Sampler, integrate, interpolate, sample
 from experiments.studies.sail_diffusion.training import Laboratory, unoptimised
-from experiments.training import sharding
+from experiments.training import frechet, sharding
+from sail_jax.cli import main as cli
 from sail_jax.trees import leaf_paths
 
 sd = registry.load("sail_diffusion")
@@ -332,6 +337,30 @@ BAD = {
     "ways: 'sail' needs an encoder's features of noised latents": {
         "data": {"name": "latents", "features": "f.npy"}
     },
+    # text is never imported
+    "functions.features must be a function; got os:getcwd": {
+        "functions": {"features": "os:getcwd"}
+    },
+    "functions.measure must be given where decode is": {"functions": {"decode": len}},
+    "functions.encode must be None for data.name digits": {"functions": {"encode": len}},
+    "functions.features must be None where data.features names a file": {
+        "data": {"name": "latents", "features": "f.npy"},
+        "ways": ("sit", "repa", "sail_clean"),
+        "functions": {"features": len},
+    },
+    "functions.decode must be given where functions.measure is, for data.name image-folders": {
+        "data": {"name": "image-folders"},
+        "functions": {"measure": len},
+    },
+    "changes must be none for data.name latents": {
+        "data": {"name": "latents"},
+        "changes": {"flip": 0.5},
+    },
+    "changes.area must be greater than 0": {"changes": {"area": 0.0}},
+    "data.side must not be given for latents; got 8": {"data": {"name": "latents", "side": 8}},
+    "data.file must not be given for image-folders": {
+        "data": {"name": "image-folders", "file": "z.npy"}
+    },
 }
 
 
@@ -371,6 +400,10 @@ def test_bad_data_is_named_before_anything_is_computed(tmp_path):
         study.loaded(varied(clean, data=of))
     with pytest.raises(ValueError, match=r"data.file must name where the latents .* digits, needs"):
         sd.run(sd.presets["paper"])
+    with pytest.raises(
+        ValueError, match=r"data.folder must name where a folder of images .* needs"
+    ):
+        sd.run(sd.presets["paper_images"])
 
 
 def test_batches_that_the_devices_do_not_divide_are_refused(monkeypatch):
@@ -462,3 +495,208 @@ def test_features_by_path_need_no_encoder():
     for name in ("repa", "align"):
         assert params[name]["hidden_0"]["kernel"].shape == (32, 8)
         assert params[name]["out"]["kernel"].shape == (8, 5)
+
+
+def pooled(x):
+    """Latents of 8 x 8 of images of 16 x 16."""
+    return jnp.mean(jnp.reshape(x, (len(x), 8, 2, 8, 2, 3)), (2, 4, 5))[..., None]
+
+
+class Patches(nn.Module):
+    """Features of the patches of 2 x 2 of such latents."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(5)(x.reshape(len(x), 4, 2, 4, 2).swapaxes(2, 3).reshape(len(x), 16, 4))
+
+
+def enlarged(x):
+    return np.repeat(np.repeat(np.repeat(x, 2, 1), 2, 2), 3, 3)
+
+
+def quadrants(images):
+    """In the place of Inception: means of quadrants, channels of two pixels, two classes."""
+    assert images.shape[1:] == (16, 16, 3)
+    flat = images.reshape(len(images), 2, 8, 2, 8, 3).mean((2, 4, 5)).reshape(-1, 4)
+    return flat, images[:, :2, 0].reshape(len(images), 6), flat[:, :2]
+
+
+WEIGHTS = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
+PARAMS = {"params": {"Dense_0": {"kernel": WEIGHTS, "bias": WEIGHTS[0]}}}
+GIVEN = {
+    "encode": pooled,
+    "features": partial(Patches().apply, PARAMS),
+    "decode": enlarged,
+    "measure": quadrants,
+}
+
+
+@pytest.fixture(scope="module")
+def pictured(tmp_path_factory):
+    """Images of two classes in folders, dark on the left; and the config of a run on them."""
+    root, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for k in range(2):
+        (root / f"class{k}").mkdir()
+        for i in range(8):
+            pixels = rng.integers(0, 100, (16, 16, 3))
+            pixels[:, 8:] += 100 + 50 * k
+            Image.fromarray(pixels.astype(np.uint8)).save(root / f"class{k}" / f"{i}.png")
+    return varied(
+        TINY,
+        data={"name": "image-folders", "folder": str(root), "side": 16},
+        changes={"flip": 1.0},
+        functions=GIVEN,
+        alignment={"steps": 2},
+        budget={"steps": 8, "batch": 4, "save_every": 8},
+        held_out=8,
+        samples=8,
+        sample_batch=8,
+        sampler={"method": "euler", "steps": 1},
+    )
+
+
+def test_images_are_flipped_and_then_encoded_for_training(pictured, monkeypatch):
+    lab = Laboratory(pictured, images := study.loaded(pictured))
+    batch = data.batch(images, np.array([3, 9]))
+    assert batch["x"].dtype == np.uint8
+    encoded_ = latents.SCALE * np.asarray(pooled(batch["x"] / np.float32(255)))
+    assert (encoded_[:, :, :4].mean((1, 2, 3)) < encoded_[:, :, 4:].mean((1, 2, 3))).all()
+    # sums of a dozen numbers, of order 1
+    close = {"rtol": 0, "atol": 12 * EPS}
+    np.testing.assert_allclose(lab._x(np.array([3, 9])), encoded_, **close)
+    shown = []
+    monkeypatch.setattr(networks, "interpolate", lambda x, *_: shown.append(x) or 1 / 0)
+    mutable = {"given": lab.networks.given.arrays}
+    with pytest.raises(ZeroDivisionError):
+        lab.networks.loss({}, mutable, batch, jax.random.key(0))
+    np.testing.assert_allclose(shown[0], encoded_[:, :, ::-1], **close)
+    # f_P sees latents as the autoencoder has them
+    np.testing.assert_allclose(
+        lab.networks.features(mutable, encoded_),
+        GIVEN["features"](encoded_ / latents.SCALE),
+        rtol=12 * EPS,
+    )
+
+
+def test_digits_that_change_have_no_kept_features():
+    config = varied(TINY, changes={"flip": 1.0})
+    lab = Laboratory(config, images := study.loaded(config))
+    assert not lab.keeps
+    found = lab._x(np.array([5]), jax.random.key(0))
+    # (x - bias) / scale and back rounds twice
+    np.testing.assert_allclose(found, data.batch(images, np.array([5]))["x"][:, :, ::-1], atol=EPS)
+
+
+def test_bound_arrays_are_handed_over_and_other_values_are_not():
+    def scaled(weights, x, *, twice):
+        return weights["a"] * x * (2 if twice else 1)
+
+    traced = Traced(Functions(features=partial(scaled, {"a": np.float32([3.0])}, twice=True)))
+    assert [x.tolist() for x in traced.arrays] == [[3.0]]
+    assert traced.bind([5.0])["features"](7.0) == 70
+    assert store.config_record(varied(TINY, functions={"features": GIVEN["features"]}))[
+        "functions"
+    ] == {"encode": None, "features": f"{__name__}:Patches.apply", "decode": None, "measure": None}
+
+
+def failing(x):
+    raise KeyError("no weights")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"encode": None}, "functions.encode must be given for data.name image-folders: "),
+        ({"encode": failing}, "functions.encode raised KeyError: 'no weights'"),
+        (
+            {"encode": lambda x: x},
+            "functions.encode must return floating-point numbers [2, 8, 8, 1]; got float32[2, 16,",
+        ),
+        (
+            {"features": lambda x: x},
+            "functions.features must return floating-point numbers [2, 16, d]; got float32[2, 8,",
+        ),
+        ({"decode": lambda x: x[0]}, "functions.decode must return floating-point numbers [2, hei"),
+        ({"measure": failing}, "functions.measure raised KeyError"),
+        ({"decode": lambda x: enlarged(x) + np.inf}, "functions.decode returned numbers that are"),
+        (
+            {"measure": lambda x: (*quadrants(x)[:2], np.full((2, 3), np.nan))},
+            "functions.measure returned numbers that are not finite",
+        ),
+        ({"measure": lambda x: x}, "functions.measure must return a tuple of features, spatial fe"),
+        (
+            {"measure": lambda x: (*quadrants(x)[:2], np.arange(2))},
+            "functions.measure must return floating-point numbers [2, class]; got int32[2]",
+        ),
+    ],
+)
+def test_functions_that_do_not_fit_are_named_before_anything_is_computed(pictured, change, message):
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        sd.run(varied(pictured, functions=change), lambda *_, **__: pytest.fail("a stage began"))
+
+
+def test_functions_are_named_on_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_encoder", raising=False)
+    (tmp_path / "my_encoder.py").write_text("def features(latents):\n    return latents\n")
+    run = ["run", "sail_diffusion", "--preset", "tiny", "--functions.features"]
+    assert cli.main([*run, "my_encoder:features"]) != 0
+    assert "functions.features must return floating-point numbers [2, 16, d]" in (
+        capsys.readouterr().err
+    )
+    assert cli.main([*run, "my_encoder:nothing"]) == 2
+    assert "argument --functions.features: my_encoder:nothing: Attr" in capsys.readouterr().err
+
+
+def test_functions_measure_images_and_decoded_samples(pictured):
+    lab = Laboratory(pictured, images := study.loaded(pictured))
+    index = np.arange(3, 14)  # two chunks, the second one filled up
+    pictures = images.latents[index] / np.float32(255)
+    for name, want in zip(quality.Seen._fields, quadrants(pictures), strict=True):
+        want = jax.nn.log_softmax(want) if name == "log_probabilities" else want
+        np.testing.assert_allclose(getattr(lab.see(None, index), name), want, atol=64 * EPS)
+    np.testing.assert_array_equal(lab.shown(index), pictures)
+    z = np.random.default_rng(1).normal(size=(8, 8, 8, 1)).astype(np.float32)
+    # scaled and back
+    found = lab._look(None, latents.SCALE * z).pooled
+    np.testing.assert_allclose(found, quadrants(enlarged(z))[0], atol=64 * EPS)
+
+
+@pytest.mark.parametrize(("ways", "calls"), [(("sail",), 2), (("sail_clean",), 1)])
+def test_features_are_computed_in_the_step(pictured, monkeypatch, ways, calls):
+    """Of the data, and of noised latents where a way needs these."""
+    config = varied(pictured, ways=("sit", "repa", *ways))
+    lab = Laboratory(config, images := study.loaded(config))
+    batch, seen = data.batch(images, np.arange(4)), []
+    plain = Networks.features
+    monkeypatch.setattr(Networks, "features", lambda *args: seen.append(plain(*args)) or seen[-1])
+
+    def loss(key):
+        params = lab.networks.init(key, lab.shape)
+        given = [jnp.asarray(x) for x in lab.networks.given.arrays]
+        mutable = {"given": given, "weights": lab.networks.weights(WAYS[ways[0]], 0.5, 0.5)}
+        return lab.networks.loss(params, mutable, batch, key)[0]
+
+    assert jax.eval_shape(loss, jax.random.key(0)).shape == ()
+    assert [x.shape for x in seen] == [(4, 16, 5)] * calls
+
+
+@pytest.mark.soak
+def test_a_run_on_images_with_functions_alone(pictured):
+    """No network is trained but SiTs; measures are those of the function."""
+    stages = []
+
+    def stage(name, compute, *, folder=False):
+        stages.append(name)
+        return store.direct(name, compute, folder=folder)
+
+    dataset = sd.run(pictured, stage)
+    assert stages == [f"{way}, seed {k}" for k in (0, 1) for way in ("align", *pictured.ways)]
+    for name in (*quality.MEASURES, "velocity_loss", "repa_loss", "align_loss", "start_loss"):
+        assert np.isfinite(dataset[name]).all(), name
+    assert dataset["samples"].shape[1:] == dataset["images"].shape == (8, 16, 16)
+    pictures = study.loaded(pictured).latents[np.arange(16)] / np.float32(255)
+    split = data.split(pictured.seed, 0, 16, 8)
+    learn, real = (frechet.fit(quadrants(pictures[part])[0]) for part in split)
+    # float32 sums of 64 pixels, squared
+    assert float(dataset["fd_real"][0]) == pytest.approx(frechet.distance(learn, real), rel=1e-3)
