@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int32
 
 from experiments.data.files import MAX_BYTES, DataError, Source, json_lines
 
-# what messages about a missing file say: what it holds, where to get it, what serves without it
+# What messages about a missing file say: what it holds, where to get it, what serves without it.
 SOURCE = Source(
     "instructions and responses in JSON lines",
     "anthropics/hh-rlhf (unpacked) or allenai/tulu-v1-sft-mixture",

@@ -90,7 +90,7 @@ def config(cls: type[C]) -> type[C]:
         except ValidationError as error:
             raise ValueError("; ".join(map(_told, error.errors()))) from None
 
-    # wrapped, since the errors of pydantic take several lines for each field
+    # Wrapped, since the errors of pydantic take several lines for each field.
     made.__init__ = init
     return made
 
@@ -134,7 +134,7 @@ def varied(config: C, **changes: Any) -> C:
     return dataclasses.replace(config, **fields)  # type: ignore[type-var]
 
 
-# what pydantic calls the errors, and what a field must do instead; {ge} etc. are in their context
+# What pydantic calls the errors, and what a field must do instead; {ge} etc. are in their context.
 _MUST: Mapping[str, str] = {
     "greater_than_equal": "be at least {ge}",
     "greater_than": "be greater than {gt}",

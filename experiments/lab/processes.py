@@ -80,7 +80,7 @@ def by_first(do: Callable[[], T]) -> T | None:
             result = do()
         except Exception as exc:
             error = exc
-    # an exception must not keep the first from this broadcast: the others wait in it
+    # An exception must not keep the first from this broadcast: the others wait in it.
     failed = agreed(error is not None)
     if error is not None:
         raise error

@@ -172,7 +172,7 @@ class Run:
         stored = self.finished or any((self.path / at).exists() for at in ("stages", "work"))
         failed = kind is not None and issubclass(kind, Exception)
         if failed and not stored and processes.is_first():
-            # without a record, the directory can be taken for a run with another config
+            # Without a record, the directory can be taken for a run with another config.
             (self.path / RECORD).unlink(missing_ok=True)
             _remove_empty(self._made)
         _release(self._lock)
@@ -205,7 +205,7 @@ class Run:
         if name in self._used:
             raise ValueError(f"stage '{name}' is used twice in one run: give each its own name")
         self._used.add(name)
-        # all must take the same branch: devices of several processes compute together
+        # All must take the same branch: devices of several processes compute together.
         if processes.agreed(stages.finished(saved)):
             arrays, seconds = stages.read(saved, name)
             self._kept_seconds += seconds
@@ -217,7 +217,7 @@ class Run:
             arrays = stages.as_arrays(compute(work) if folder else compute())
             took = time.perf_counter() - start
             processes.by_first(lambda: stages.write(saved, name, arrays, took))
-        # also where the stage was read back: a process may have died between storing and this
+        # Also where the stage was read back: a process may have died between storing and this.
         if folder and processes.is_first() and work.exists():
             with disk.explained("keep the metrics of", work):
                 for lines in work.rglob("*.jsonl"):
@@ -404,7 +404,7 @@ def load_result(path: Path, record: Mapping[str, Any]) -> "xr.Dataset":
     data = disk.read_bytes(file, expected["bytes"])
     if len(data) != expected["bytes"] or disk.sha256(data) != expected["sha256"]:
         raise StoreError(f"{file} is damaged: its checksum does not match the one in {RECORD}")
-    # undecoded: numbers whose unit is "days", say, would else come back as durations
+    # Undecoded: numbers whose unit is "days", say, would else come back as durations.
     return xr.load_dataset(io.BytesIO(data), engine="h5netcdf", decode_times=False)
 
 
@@ -453,7 +453,7 @@ def _take(
             lock = _hold(path)
     except StoreError as exc:
         raise RefusedError(str(exc)) from exc
-    # looked at only now that no other process can change it
+    # Looked at only now that no other process can change it.
     try:
         return _claim(path, wanted, resume), lock, made
     except BaseException:

@@ -122,7 +122,7 @@ def over_devices(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
         axis = "points"
         mesh = jax.make_mesh((len(devices),), (axis,), (AxisType.Auto,), devices=devices)
         specs = (P(axis), *[P()] * others)
-        # what is common is used by every device without a word between them
+        # What is common is used by every device without a word between them.
         return jax.jit(
             jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=P(axis), check_vma=False)
         )

@@ -137,7 +137,7 @@ class Checkpoints:
         if jax.process_index() != 0:
             return
         with disk.explained("write", folder):
-            # all files must be on disk before the rename, which makes the folder count
+            # All files must be on disk before the rename, which makes the folder count.
             for path in (part / ARRAYS, *(part / ARRAYS).rglob("*")):
                 disk.sync(path)
             disk.write_record(part / MANIFEST, {**manifest, "files": _checksums(part / ARRAYS)})
@@ -187,7 +187,7 @@ class Checkpoints:
         if unlike or manifest["key"] != str(jax.random.key_impl(like.key)):
             why = unlike[0] if unlike else f"its random keys are {manifest['key']}"
             raise RefusedError(f"{folder} is of another network or optimiser: {why}")
-        # every byte is checked before orbax interprets any
+        # Every byte is checked before orbax interprets any.
         with disk.explained("read", folder):
             files = _checksums(folder / ARRAYS)
         for file in sorted(files.keys() | manifest["files"].keys()):

@@ -59,7 +59,7 @@ def make(folder: Path, *, seed: int = 0, force: bool = False) -> dict[str, dict[
             (part / "recipes").mkdir()
             for method, text in recipes(folder.resolve()).items():
                 (part / "recipes" / f"{method}.yaml").write_text(text)
-            # first, since until all are replaced the folder holds a mixture of old and new
+            # First, since until all are replaced the folder holds a mixture of old and new.
             (folder / RECORD).unlink(missing_ok=True)
             for made in sorted(part.iterdir()):
                 shutil.rmtree(folder / made.name, ignore_errors=True)
@@ -190,7 +190,7 @@ def evaluate(checkpoint: str | Path, *, seed: int = 0) -> dict[str, float]:
                 f"{shapes.get(name, 'missing')}, expected {expected.get(name, 'no such tensor')}"
             )
     exam = _tasks(seed, "test")
-    # in NumPy, since what is computed once is not worth compiling
+    # In NumPy, since what is computed once is not worth compiling.
     x = exam.images.astype(np.float32)
     for layer in layers:
         kernel, bias = (

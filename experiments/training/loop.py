@@ -126,7 +126,7 @@ def train(
             checkpoints = stack.enter_context(Checkpoints(folder / CHECKPOINTS, config, keep=keep))
             path = folder / METRICS if jax.process_index() == 0 else None
         restored = checkpoints.restore(state) if checkpoints is not None else None
-        # copied, since the step takes over the buffers of the state that it is given
+        # Copied, since the step takes over the buffers of the state that it is given.
         state = jax.tree.map(jnp.copy, state) if restored is None else restored
         start = int(state.step)
         if start > steps:
@@ -161,7 +161,7 @@ def train(
             if checkpoints is None or int(state.step) in checkpoints.steps():
                 return
             checked(state.fault, last)
-            # a fault is what a step met; whether its result is finite, only the next would see
+            # A fault is what a step met; whether its result is finite, only the next would see.
             bad = _first_bad(state)
             if bad is not None:
                 raise _not_finite(int(state.step), bad, checkpoints)
@@ -197,8 +197,8 @@ def train(
                 while flying:
                     land()
                 try:
-                    # alone, a signal breaks an evaluation off, which may be long; several processes
-                    # would leave it at different places
+                    # Alone, a signal breaks an evaluation off, which may be long; several processes
+                    # would leave it at different places.
                     with clock.apart(), signals.raised() if alone else contextlib.nullcontext():
                         measured = evaluate(state)
                 except KeyboardInterrupt:

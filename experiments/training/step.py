@@ -194,7 +194,7 @@ def make_step(
             grad, state.params, state.mutable, jax.tree.map(lambda x: x[0], parts), key
         )
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes[0], shapes[1][0]))
-        # one after the other, so that only one part's activations are in memory at a time
+        # One after the other, so that only one part's activations are in memory at a time.
         (grads, metrics, mutable), _ = jax.lax.scan(
             add, (*zeros, state.mutable), (jnp.arange(n), parts)
         )
@@ -215,7 +215,7 @@ def make_step(
             ema = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p, ema, params)
         fault = _fault(state, batch, mutable, grads, metrics)
         after = State(state.step + 1, params, opt_state, mutable, ema, state.key, fault)
-        # also apart from the state, whose buffers the next step takes over before this is looked at
+        # Also apart from the state, whose buffers the next step takes over before this is looked at
         return after, metrics, fault
 
     out: dict[str, Any] = {} if shardings is None else {"out_shardings": (shardings, None, None)}
@@ -316,7 +316,7 @@ def _fault(state: State, batch: PyTree, mutable: PyTree, grads: PyTree, metrics:
         bad = jnp.stack([~jnp.isfinite(leaf).all() for leaf in leaves])
         return jnp.stack([state.step, jnp.argmax(bad).astype(jnp.int32)])
 
-    # the metrics tell at little cost: the loss and the norm of the gradient are among them
+    # The metrics tell at little cost: the loss and the norm of the gradient are among them.
     fine = jnp.isfinite(jnp.stack(list(metrics.values()))).all()
     return jax.lax.cond(fine | (state.fault[0] >= 0), lambda: state.fault, located)
 

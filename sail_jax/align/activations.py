@@ -71,7 +71,7 @@ def moments(x: Float[Array, "... m"], y: Float[Array, "... n"]) -> Moments:
     x, y = (v.astype(jnp.promote_types(v.dtype, jnp.float32)) for v in (x, y))
     means = x.mean(0), y.mean(0)
     x, y = x - means[0], y - means[1]
-    # the means are rounded; what that left in the differences is taken off in a second pass
+    # The means are rounded; what that left in the differences is taken off in a second pass.
     shift = x.mean(0), y.mean(0)
     x, y = x - shift[0], y - shift[1]
     count = jnp.asarray(len(x), x.dtype)
@@ -226,7 +226,7 @@ def activation_matching(
     else:
         f, inputs = activations, batches if batches is not None else ()
         total = stream(lambda b: f(reference, b), lambda b: f(params, b), inputs)
-    # a space that occurs twice in a leaf is matched like any other: the leaves have no say
+    # A space that occurs twice in a leaf is matched like any other: the leaves have no say.
     chosen = families(spec, family, list(total), recurrent(unfused(spec)[0]))
     maps = {}
     for name, kind in chosen.items():
@@ -263,7 +263,7 @@ def _match(name: str, m: Moments, family: Family, how: str, assign: Assign) -> S
         return select(index, n, write=signs, read=signs, family=family)
     if family == Family.POSITIVE_MONOMIAL:
         index = np.asarray(assign(correlation))
-        # a unit that does not vary in one of the networks has no scale to match: it keeps its own
+        # A unit that does not vary in one of the networks has no scale to match: it keeps its own.
         live = (sx > 0) & (sy[index] > 0)
         s = np.divide(sx, sy[index], out=np.ones(n), where=live)
         s = jnp.asarray(s, jnp.float32)
@@ -289,5 +289,5 @@ def _add(
     return {k: _pool(total[k], v) if k in total else v for k, v in new.items()}
 
 
-# compiled once for each shape, however many batches there are
+# Compiled once for each shape, however many batches there are.
 _moments, _pool = jax.jit(moments), jax.jit(pool)

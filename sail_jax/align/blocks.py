@@ -65,7 +65,7 @@ def change_blocks(
     new = change_basis(params, spec, shared)
     if not inner:
         return new
-    # maps of inner spaces number the blocks as the shared maps have left them
+    # Maps of inner spaces number the blocks as the shared maps have left them.
     resized = spec.resized(shared)
     check_blocks(resized, inner, within)
 
@@ -74,7 +74,7 @@ def change_blocks(
         inner_factors = [f for f in flat if f is not None and f.space in inner]
         if not inner_factors:
             return x
-        # an axis for each factor, so that a map meets one axis; they are grouped again below
+        # An axis for each factor, so that a map meets one axis; they are grouped again below.
         y = jnp.reshape(x, factor_shape(resized, axes, x.shape))
         y = y.astype(jnp.promote_types(x.dtype, jnp.float32))
         for f in inner_factors:
@@ -119,7 +119,7 @@ def invert_blocks(maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> di
     for name in within.keys() & maps.keys():
         inverse = jax.vmap(invert)(maps[name])
         if (block := out.get(within[name])) is not None:
-            # numbered as the blocks are after their own map, which is undone first
+            # Numbered as the blocks are after their own map, which is undone first.
             if block.index is None:
                 raise ValueError(f"the map of the block {within[name]!r} must be a permutation")
             inverse = jax.tree.map(lambda x, index=block.index: x[index], inverse)
@@ -144,7 +144,7 @@ def along_block(m: SpaceMap, x: Array, axis: int, block: int | None, role: Role)
     if block is None:
         return along(operator(m, role), x, axis)
     x = jnp.moveaxis(x, block, 0)
-    # the block axis, now in front, has pushed those before it back by one
+    # The block axis, now in front, has pushed those before it back by one.
     axis += axis < block
     y = jax.vmap(lambda m, x: along(operator(m, role), x, axis - 1))(m, x)
     return jnp.moveaxis(y, 0, block)
@@ -292,7 +292,7 @@ def nested(spec: Spec) -> dict[str, str]:
     out: dict[str, str] = {}
     for name, options in candidates.items():
         order = [f.space for _, f in flat[spec.uses(name)[0].path]] if options else []
-        # two spaces may each count the other: then the one that stands first is the block
+        # Two spaces may each count the other: then the one that stands first is the block.
         options = [
             block
             for block in options
@@ -330,7 +330,7 @@ def block_exactness(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[st
             count = spec.space(within[name]).size
             per_block = [jax.tree.map(lambda x, k=k: x[k], m) for k in range(count)]
         block_rows = [exactness(spec, {name: block_map}).spaces[0] for block_map in per_block]
-        # one that is not exact is worse than any that is, and then the larger defect
+        # One that is not exact is worse than any that is, and then the larger defect.
         rows.append(max(block_rows, key=lambda row: (not row.exact, row.defect or 0.0)))
     return Report(tuple(rows))
 

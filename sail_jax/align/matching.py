@@ -175,7 +175,7 @@ def match_weights(
     for name in within:
         if name not in chosen:
             raise ValueError(f"within names {name!r}, which is not matched")
-        # inner maps are numbered by the units of their block, which other maps sign, scale or mix
+        # Inner maps are numbered by the units of their block, which other maps sign, scale or mix.
         if chosen.get(within[name], Family.PERMUTATION) != Family.PERMUTATION:
             raise ValueError(f"the block {within[name]!r} of {name!r} can only be permuted")
     if max_sweeps < 0:
@@ -270,7 +270,7 @@ def families(
             kinds = ", ".join(str(f) for f in SOLVERS)
             raise ValueError(f"no matching over {kind!s} maps of {name!r}; choose from {kinds}")
         n = spec.space(name).size
-        # the family is judged here, so any of its maps will do
+        # The family is judged here, so any of its maps will do.
         same = identity(n)
         stand_in = SpaceMap(same.write, same.read, kind | Family.INVERTIBLE)
         (report,) = exactness(spec, {name: stand_in}).spaces

@@ -182,7 +182,7 @@ class Problem:
             scale = 1 / self.norms[path] if self.norms[path] else 0.0
             self.weight[path] = scale if normalize else 1.0
             lazy = [not isinstance(side[path], jax.Array | np.ndarray) for side in self.leaves]
-            # the second network counts twice: as moved, and as it was, should the visit be undone
+            # The second network counts twice: as moved, and as it was, should the visit be undone.
             need = sides[0].nbytes * lazy[0] + 2 * sides[1].nbytes * lazy[1]
             if keep is None or need <= keep:
                 self.kept[path] = sides
@@ -223,7 +223,7 @@ class Problem:
             return self.kept[path][1]
         x = self._read(1, path)
         spaces = [f.space for f in self.flat[path] if f is not None and f.space in self.chosen]
-        # maps of inner spaces number the blocks as their own map left them, so blocks come first
+        # Maps of inner spaces number the blocks as their own map left them, so blocks come first.
         for name in sorted(spaces, key=lambda name: name in self.within):
             if Family.IDENTITY not in self.maps[name].family:
                 (touch,) = (t for t in self.touches[name] if t.path == path)
@@ -317,7 +317,7 @@ class Problem:
         self._unsettle(name)
         together = jax.vmap(compose) if name in self.within else compose
         self.maps[name] = together(m, self.maps[name])
-        # maps of spaces inside this one are numbered by its units, which have moved
+        # Maps of spaces inside this one are numbered by its units, which have moved.
         for inner, block in self.within.items():
             if block == name and m.index is not None:
                 index = m.index
@@ -342,7 +342,7 @@ class Problem:
         # A tensor is loose while another space of it is still to be matched: its plain product
         # would compare units in two different orders.
         settled_size = sum(self.sizes[touch.path] for touch in touches if not loose[touch])
-        # a bound says less than a product: it is used where the products cover the lesser part
+        # A bound says less than a product: it is used where the products cover the lesser part.
         bounds = 2 * settled_size < sum(self.sizes[touch.path] for touch in touches)
         for touch in touches:
             weight = self.weight[touch.path]
@@ -428,8 +428,8 @@ class Problem:
             best = self.best
             self.restore(as_it_was)
             self.best = best
-        # the products are float32 sums, rounded relative to |reference_t| |params_t|: a smaller
-        # gain may be rounding, and such steps need not come to an end
+        # The products are float32 sums, rounded relative to |reference_t| |params_t|: a smaller
+        # gain may be rounding, and such steps need not come to an end.
         scale = sum(self.weight[t.path] * self.norms[t.path] for t in self.touches[name])
         self.best.add(name)
         if not gained > 8 * EPS * scale:  # a NaN is no gain
@@ -538,7 +538,7 @@ def _factored(argument: str, path: str, x: Any, spec: Spec) -> Array:
             f"{argument} leaf {path!r} is {values.dtype}: only real numbers of 16 bits or more are "
             "matched, cast it first"
         )
-    # extremes, as a NaN is both: no copy of the leaf is made
+    # Extremes, as a NaN is both: no copy of the leaf is made.
     if not np.isfinite([host.min(initial=0), host.max(initial=0)]).all():
         raise ValueError(f"{argument} leaf {path!r} has values that are not finite")
     wide = jnp.asarray(as_array(values), jnp.promote_types(values.dtype, jnp.float32))

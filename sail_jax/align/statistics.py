@@ -76,7 +76,7 @@ def repair(
     biases = {name: _bias(spec, name) for name in spaces}
     moments = [_measure(preactivations, p, inputs) for p in endpoints]
     for name in spaces:
-        # anew for each space, as the repair of those before it has changed its inputs
+        # Anew for each space, as the repair of those before it has changed its inputs.
         stats = _measure(preactivations, params, inputs)
         for measured in (stats, *moments):
             if name not in measured or measured[name].mean_x.shape != (spec.space(name).size,):
@@ -86,7 +86,7 @@ def repair(
         mean = sum(wk * e[name].mean_x for wk, e in zip(w, moments, strict=True))
         std = sum(wk * jnp.sqrt(e[name].var_x) for wk, e in zip(w, moments, strict=True))
         own = jnp.sqrt(stats[name].var_x)
-        # a unit that does not vary cannot be given a deviation
+        # A unit that does not vary cannot be given a deviation.
         scale = jnp.where(own > 0, std / jnp.where(own > 0, own, 1), 1)
         params = _affine(params, spec, name, biases[name], scale, mean - scale * stats[name].mean_x)
     return params
@@ -132,7 +132,7 @@ def reset_statistics(
             if path not in paths:
                 raise ValueError(f"leaves[{name!r}] is no leaf: {path!r}{nearest(path, paths)}")
     for name, (mean, var) in leaves.items():
-        # anew for each name, as its inputs depend on the statistics set so far
+        # Anew for each name, as its inputs depend on the statistics set so far.
         measured = _measure(inputs, params, data)
         if name not in measured:
             raise ValueError(f"inputs give nothing for {name!r}{nearest(name, measured)}")
@@ -182,7 +182,7 @@ def _affine(params: PyTree, spec: Spec, name: str, bias: str, scale: Array, shif
     def move(path: str, x: Array) -> Array:
         use, axes = writers[path], spec.axes(path)
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        # one axis may be a group: its factor is split off and merged again
+        # One axis may be a group: its factor is split off and merged again.
         sizes = [spec.space(f.space).size for f in axes[use.axis]]
         split = wide.reshape(*x.shape[: use.axis], *sizes, *x.shape[use.axis + 1 :])
         column = [1] * split.ndim

@@ -81,7 +81,7 @@ def straight_through(
     def step(a: PyTree, b: PyTree, proxy: PyTree, state: Any, batch: Any) -> tuple[Any, Any, Array]:
         def midpoint_loss(proxy: PyTree) -> Array:
             def midpoint(a: Array, b: Array, p: Array) -> Array:
-                # the value is that of b, the gradient that of p
+                # The value is that of b, the gradient that of p.
                 return (a + (p + jax.lax.stop_gradient(b - p))) / 2
 
             return loss(jax.tree.map(midpoint, a, b, proxy), batch)

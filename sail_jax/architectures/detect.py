@@ -83,8 +83,10 @@ def of(config: Config) -> Architecture:
     if not isinstance(classes, list | tuple) or not all(isinstance(c, str) for c in classes):
         raise ValueError(f"the configuration's 'architectures' must be texts, got {classes!r}")
     if name is None:
-        # from the name of a class to the model type, as in BertForMaskedLM
+        # Names of classes begin with the model type and end with what the model is for, as in
+        # BertForMaskedLM.
         name = re.sub(r"(For\w+|LMHeadModel|Model)$", "", classes[0]).lower()
+        # XLM-RoBERTa alone has a hyphen in its model type, which class names cannot have.
         name = {"xlmroberta": "xlm-roberta"}.get(name, name)
     if not name:
         raise ValueError("the configuration states neither 'model_type' nor 'architectures'")

@@ -92,7 +92,7 @@ def flax_resnet(config: Config) -> Rules:
     table = {"**stem/kernel": "_ _ image* stage.0", **_batchnorm("**stem_bn", "stage.0")}
     for s in range(stages):
         for b in range(blocks[s]):
-            # the first block of a stage reads the stage before, and projects it
+            # The first block of a stage reads the stage before, and projects it.
             x, source = f"**stage{s}_block{b}/", f"stage.{s - (s > 0 and b == 0)}"
             hidden, out = f"hidden.{s}.{b}", f"stage.{s}"
             table[f"{x}conv1/kernel"] = f"_ _ {source}* {hidden}"
@@ -314,5 +314,7 @@ def _batchnorm(path: str, space: str) -> dict[str, str]:
 
 def _with(table: dict[str, str], spaces: dict[str, str]):
     """Rules of a table as the first arguments of `Rules`."""
+    # The empty mapping is for sizes of spaces, which these trees tell by themselves: a kernel has
+    # one axis for heads and one for their units. Llama's, which fuse the two, state them.
     axes, optional = pairs(table)
     return axes, spaces, {}, optional

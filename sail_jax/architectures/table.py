@@ -88,7 +88,7 @@ class Rules(NamedTuple):
         # `spec` refuses rules that match no leaf, so optional ones are only given where they do.
         present = [(p, axes) for p, axes in self.axes if p not in self.optional or there(p)]
         words = {word for _, axes in present for word in re.findall(r"[\w./:{}-]+\*?", axes)}
-        # without a head the network hands out these spaces themselves, so they cannot change basis
+        # Without a head the network hands out these spaces themselves, so they cannot change basis.
         unread = {name for name, heads in self.ends.items() if not any(map(there, heads))}
         names = {word.rstrip("*") for word in words}
         spaces = {k: "outer" if k in unread else v for k, v in self.spaces.items() if k in names}
@@ -125,6 +125,8 @@ class Rules(NamedTuple):
                 for name in names:
                     n *= spec.space(name).size
                 said = " x ".join(names)
+                # One entry may state several products (n_embd is the stream's width, and heads
+                # times their size), and each of them for every layer: all must agree.
                 if sizes.setdefault(key, (n, said))[0] != n:
                     raise ValueError(
                         f"the configuration has one {key!r}, but the sizes ask for "
@@ -157,7 +159,10 @@ class Rules(NamedTuple):
         leaves = dict(zip(paths, jax.tree.leaves(params), strict=True))
         for pattern, readers in self.folds.items():
             for path, captures in _matches(pattern, paths):
+                # The product is rounded once, to the dtype of the reader: a scale in bfloat16 is
+                # multiplied in float32.
                 scale = leaves[path].astype(jnp.promote_types(leaves[path].dtype, jnp.float32))
+                # The readers of the same layer, by what the pattern of the scale captured.
                 targets = [r for p in readers for r, _ in _matches(fill(p, captures), paths)]
                 if not targets:
                     raise ValueError(
@@ -228,6 +233,8 @@ def count(config: Config, *keys: str, default: int | None = None) -> int:
       ValueError: If no entry is stated and there is no default, or the value is something else.
     """
     value = setting(config, *keys, default=default)
+    # The default itself may be outside of the range that the entry has: 0 stands for an entry that
+    # is not stated.
     if value is not default and (
         isinstance(value, bool) or not isinstance(value, int) or value < 1
     ):
@@ -271,7 +278,8 @@ def _is_whole(x: Any) -> bool:
     return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 1 << 31
 
 
-# what tables and forward passes take the entries of a configuration to be, where they are stated
+# What tables and forward passes take the entries of a configuration to be, where they are stated. A
+# wrong kind would else be found far away, inside of a forward pass or by XLA.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         (*EPSILONS, "rope_theta", "factor", "low_freq_factor", "high_freq_factor"),
@@ -338,7 +346,8 @@ def stated(config: Config, prefix: str = "") -> dict[str, Any]:
                 f"the configuration's {prefix + key!r} must be {kind}, got {short(value)}"
             )
         if fits is _is_number:
-            out[key] = float(value)  # an int may be too large for XLA's
+            # JSON's whole numbers have no bound, and XLA's do.
+            out[key] = float(value)
         else:
             out[key] = stated(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
     return out
@@ -387,7 +396,8 @@ def put(config: Config, key: str, value: Any) -> dict[str, Any]:
     for part in outer:
         place: Any = part if isinstance(inside, dict) else int(part)
         old = look({"at": inside}, f"at.{part}")
-        # a list that is not stated is filled from its front
+        # A list that is not stated is filled from its front, so that entries 0, 1, ... may be put
+        # one after the other.
         new = dict(old) if isinstance(old, Mapping) else list(old or ())
         inside[place] = inside = new
     if isinstance(inside, list):

@@ -268,7 +268,7 @@ def duplicate(index: Int[ArrayLike, "new"], old: int, family: Family) -> SpaceMa
     if values is None:
         count = jnp.zeros(old).at[copied].add(1)
         return select(copied, old, read=1 / count[copied], family=family)
-    # counted on the host, as JAX would compile a program for every size
+    # Counted on the host, as JAX would compile a program for every size.
     count = np.bincount(values, minlength=old)
     return select(copied, old, read=1 / count[values], family=family)
 

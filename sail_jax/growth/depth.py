@@ -79,7 +79,7 @@ def deepen(
         if D.shape != (new, old):
             raise ValueError(f"matrix must have shape {(new, old)}, got {D.shape}")
         values = concrete(D)
-        # a sum of `old` terms with independent errors of eps, at four standard deviations
+        # A sum of `old` terms with independent errors of eps, at four standard deviations.
         tolerance = 4 * old**0.5 * float(jnp.finfo(jnp.result_type(D, float)).eps)
         if values is not None:
             sums = values.astype(float).sum(axis=1)

@@ -205,7 +205,7 @@ def _compute(rule: Rule, operands: Operands, arrays: tuple[Array, ...]) -> Array
     x = arrays[0]
     if weights is not None:
         wide = jnp.promote_types(dtype, jnp.float32)
-        # not strict: the leaf of the next layer may follow the leaves that are summed
+        # Not strict: the leaf of the next layer may follow the leaves that are summed.
         x = reduce(add, (w * a.astype(wide) for w, a in zip(weights, arrays, strict=False)))
     if rule.scale != 1:
         x = x.astype(jnp.promote_types(dtype, jnp.float32)) * rule.scale

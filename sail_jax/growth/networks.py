@@ -175,7 +175,7 @@ def plan(
     values = _values(wide, deep, options)
     notes: list[str] = []
 
-    # depth first: which old leaves each leaf of the deep network is made of
+    # Depth first: which old leaves each leaf of the deep network is made of.
     layers = {}
     for name, new in asked.items():
         old, new = counts[name], len(new) if name in chains else new
@@ -197,7 +197,7 @@ def plan(
         # Lists with one entry for each layer have to move as the layers do.
         deep_config, goal = _per_layer(deep_config, m), _per_layer(goal, m)
     kinds, stated = deep_config.get("layer_types"), goal.get("layer_types")
-    # a target may spell out that all layers are of the kind that is the default
+    # A target may spell out that all layers are of the kind that is the default.
     plain = kinds is None and set(stated or ()) <= {"full_attention"}
     if stated and kinds != stated and not plain:
         raise ValueError(
@@ -245,7 +245,7 @@ def plan(
     maps = wide.widths(spec, widths, key, values) if wide.widths and widths else {}
     layers |= {n: _layers(deep, spec.space(n).size, m, values, n) for n, m in stacks.items()}
 
-    # sizes that the network computes with, exactness, and what becomes of repeated layers
+    # Sizes that the network computes with, exactness, and what becomes of repeated layers.
     deep_rules = make(deep_config)
     fitted = fit(maps, spec, deep_rules, goal) if wide.lossless else Fitted(maps, goal)
     rows = judge(spec, maps, fitted, _loses(method, wide, values)).spaces
@@ -264,8 +264,8 @@ def plan(
     final = make(goal).resized(fitted.config, resized)
     for name, m in new.pairs.items():
         grown[name] = compose(grown[name], m) if name in grown else m
-    # what a network multiplies by a size, such as embeddings by the root of their width, is divided
-    # by how that grows
+    # What a network multiplies by a size, such as embeddings by the root of their width, is divided
+    # by how that grows.
     if wide.lossless:
         growths = {s.name: resized.space(s.name).size / s.size for s in spec.spaces}
         growths |= {n: layers[n].new / layers[n].old if n in layers else 1.0 for n in counts}
@@ -510,7 +510,7 @@ def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, power: float) -> d
         out[path] = Source((table,), transpose=spaces != names, scale=scale)
         bias = path.removesuffix("decoder.weight") + "bias"
         if path.endswith("decoder.weight") and bias in flat:
-            # a head of its own has a bias of its own
+            # A head of its own has a bias of its own.
             out.setdefault(path.removesuffix("weight") + "bias", Source((bias,)))
     if not named:
         raise ValueError(

@@ -154,7 +154,7 @@ def _walk(
                     f"parameter, and how it moves is not known: say laws={{{name!r}: ...}}"
                 )
             law = laws.get(name)
-            # one field without a law restarts its neighbours too, so that they stay consistent
+            # One field without a law restarts its neighbours too, so that they stay consistent.
             if held[name] and (law == "restart" or (law == "second_moments" and dense)):
                 reason = "asked for" if law == "restart" else f"the map of {dense[0]!r} is dense"
                 rows.append(Moved(where, "restarted", f"{reason}; with all of its state"))
@@ -263,7 +263,7 @@ def learning_rates(
                 # to end.
                 along.append(jnp.ones(1))
                 for f in block:
-                    # a factor of a product, or a block, needs its full length; else 1 broadcasts
+                    # A factor of a product, or a block, needs its full length; else 1 broadcasts.
                     size = sizes[f.space] if len(axis) > 1 else 1
                     factor = vectors.get(f.space, {}).get(f.role, jnp.ones(size))
                     along[-1] = (along[-1][:, None] * factor).reshape(-1)
@@ -286,5 +286,5 @@ def _factors(m: SpaceMap, optimizer: str) -> dict[Role, Array]:
         "read": (read, write),
         "gain": (gain, dual),
     }
-    # where no gradient arrives, nothing moves at any rate
+    # Where no gradient arrives, nothing moves at any rate.
     return {k: jnp.where(b == 0, 1, a / jnp.where(b == 0, 1, b)) for k, (a, b) in pairs.items()}

@@ -75,8 +75,8 @@ def project(
     # QR leaves the signs of R's diagonal open. With them positive, Q is uniform (Haar) where the
     # matrix is Gaussian.
     Q = Q * jnp.sign(jnp.diagonal(R))
-    # random orthonormal rows keep the mean square on average without a scale: E |write x|^2 / new
-    # is |x|^2 / old
+    # Random orthonormal rows keep the mean square on average without a scale: E |write x|^2 / new
+    # is |x|^2 / old.
     if new < old:
         return SpaceMap(Q.T, Q)
     scale = (new / old) ** 0.5
@@ -272,7 +272,7 @@ def _least_squares(write: Array, G: Array, ridge: float) -> Float[Array, "old ne
     small = write @ G @ write.T
     # Relative to the mean eigenvalue, so that `ridge` does not depend on the scale of activations.
     small = small + ridge * jnp.trace(small) / len(write) * jnp.eye(len(write))
-    # units that are kept twice, or never active, make the matrix singular
+    # Units that are kept twice, or never active, make the matrix singular.
     return G @ write.T @ jnp.linalg.pinv(small, hermitian=True)
 
 

@@ -87,7 +87,7 @@ def mixer(like: PyTree, stacked: PyTree) -> Callable[[Float[Array, "model"]], Py
         mixed = jax.tree.map(
             lambda x, template: leaf(x, template, w), stacked, like, is_leaf=lambda x: x is None
         )
-        # once, and not again by every consumer that XLA could fuse it into
+        # Once, and not again by every consumer that XLA could fuse it into.
         return lax.optimization_barrier(mixed)
 
     return mix
@@ -213,7 +213,7 @@ def simplex_grid(models: int, divisions: int) -> Float[np.ndarray, "point model"
     """
     if models < 1 or divisions < 1:
         raise ValueError(f"models, divisions: expected >= 1, got {models}, {divisions}")
-    # stars and bars: what lies between `models - 1` bars among `divisions` stars
+    # Stars and bars: what lies between `models - 1` bars among `divisions` stars.
     places = models + divisions - 1
     bars = np.array(list(itertools.combinations(range(places), models - 1)), int)
     bars = bars.reshape(len(bars), models - 1)

@@ -196,7 +196,7 @@ def stitching(
         raise TypeError(
             "apply: expected apply(params, batch, override), where override maps layers to features"
         )
-    # the upper network is stacked too, so that its structure and values are checked with the others
+    # The upper network is stacked too, so that its structure and values are checked with the others
     stacked = stack([*models, upper])
     w = points(None if weights is None else [list(weights)], len(models), sum_to_one=False)[0]
     examples(data, least=2)
@@ -225,7 +225,7 @@ def _stitching(
             by_layer = features(apply, mix(w), batch)
             return [by_layer[name] for name in names]
 
-        # one lower network after another; the upper one, last in the stack, has weight 0
+        # One lower network after another; the upper one, last in the stack, has weight 0.
         lower_features = lax.map(lower, jnp.eye(len(w), len(w) + 1))
         out = [
             outputs(apply, upper, batch, {name: weighted(w, x)})

@@ -160,7 +160,7 @@ def _barrier(
     )
     ends, losses = losses[:k], losses[k:]
     excess = losses - jnp.sum(w * ends, 1)
-    # the models themselves are points too, of excess 0
+    # The models themselves are points too, of excess 0.
     everywhere = jnp.concatenate([jnp.zeros(k), excess])
     at = jnp.argmax(everywhere)
     where = jnp.concatenate([jnp.eye(k), w])[at]

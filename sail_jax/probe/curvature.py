@@ -234,7 +234,7 @@ def _spectrum(
 
     def probe(key: Array) -> tuple[Array, ...]:
         begin, fresh = jax.random.split(key)
-        # of length one, so that alpha[0] times the size is Hutchinson's estimate of the trace
+        # Of length one, so that alpha[0] times the size is Hutchinson's estimate of the trace
         # Entries of +-1 give Hutchinson's trace less variance than Gaussian ones: its diagonal
         # terms are exact.
         start = jax.random.rademacher(begin, (size,), dtype) / jnp.sqrt(size).astype(dtype)
@@ -308,7 +308,7 @@ def lanczos(
         w = orthogonal(V, w)
         beta = jnp.linalg.norm(w)
         scale = jnp.maximum(scale, jnp.abs(alpha) + beta)
-        # nothing but rounding is left of the product: the Krylov space has no further direction
+        # Nothing but rounding is left of the product: the Krylov space has no further direction.
         exhausted = beta <= 10 * eps * jnp.sqrt(v.size) * scale
 
         def fresh(_: Vector) -> Vector:

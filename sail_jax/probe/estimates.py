@@ -121,7 +121,7 @@ def mean(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int | None) ->
     if size == n:
         return f(data)
 
-    # each batch weighs as many examples as it has, as the last may be smaller
+    # Each batch weighs as many examples as it has, as the last may be smaller.
     def add(total: PyTree, batch: PyTree) -> tuple[PyTree, None]:
         return jax.tree.map(lambda t, x: t + size / n * x, total, f(batch)), None
 
@@ -177,7 +177,7 @@ def over_examples(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int |
             total = pool(total, rest, n - n % size, n % size)
 
     def finish(pooled: _Moments) -> Estimate:
-        # of the unbiased variance square / (n - 1), divided by n for the mean
+        # Of the unbiased variance square / (n - 1), divided by n for the mean.
         return Estimate(pooled.mean, jnp.sqrt(pooled.square / (n * (n - 1))))
 
     return jax.tree.map(finish, total, is_leaf=_is_moments)

@@ -159,7 +159,7 @@ def k_model_linearity(
         apply, models[0], stacked, batch, np.eye(k)[None], points(weights, k)[None],
         batch_size, chunk_size,
     )  # fmt: skip
-    # one set of members, many points
+    # One set of members, many points.
     return jax.tree.map(lambda x: x[:, 0], linearity)
 
 

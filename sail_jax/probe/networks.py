@@ -234,7 +234,7 @@ class _Replace:
 
     def __call__(self, call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
         path = "/".join(context.module.path)
-        # only what `capture_intermediates` records has a name: what submodules' __call__ return
+        # Only what `capture_intermediates` records has a name: what submodules' __call__ return.
         if not path or context.method_name != "__call__":
             return call(*args, **kwargs)
         n = self.calls[path] = self.calls.get(path, -1) + 1
@@ -256,7 +256,7 @@ def _walk(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
         name = f"{path}/{key}" if path else key
         if isinstance(value, Mapping):
             yield from _walk(value, name)
-        # what the network itself returns is its output, which is no layer
+        # What the network itself returns is its output, which is no layer.
         elif key != "__call__" or path:
             name = path if key == "__call__" else name
             yield from ((_nth(name, n), x) for n, x in enumerate(value))

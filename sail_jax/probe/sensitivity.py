@@ -183,7 +183,7 @@ def _gaussian(
 
     def draw(key: Array) -> tuple[Array, Array]:
         noise = std * jax.random.normal(key, (size,), theta.dtype)
-        # odd orders drop out of the mean over both signs, the gradient among them
+        # Odd orders drop out of the mean over both signs, the gradient among them.
         pairs = lax.map(lambda t: (at(theta + t * noise) + at(theta - t * noise)) / 2, s)
         return pairs - start, s**2 * dot(noise, multiply(noise)) / 2
 
@@ -213,7 +213,7 @@ def _at(
     back = flatten(params)[1]
 
     def at(theta: Array) -> Array:
-        # moved once, and not again by every consumer that XLA could fuse it into
+        # Moved once, and not again by every consumer that XLA could fuse it into.
         moved = lax.optimization_barrier(back(theta))
         return mean(lambda batch: loss(moved, batch), data, batch_size)
 

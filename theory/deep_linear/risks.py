@@ -446,7 +446,7 @@ def linear_transfer_boundary(theta: ArrayLike, sigma: ArrayLike) -> Boundary:
     inside = (near - sigma) * (near + sigma) * (far - sigma) * (far + sigma)
     root = jnp.sqrt(jnp.where(exists, inside, 0.0))
     upper = (b + root) / 2
-    # the product of the roots is cos^2: nothing cancels
+    # The product of the roots is cos^2: nothing cancels.
     lower = jnp.where(exists, cos**2 / jnp.where(exists, upper, 1.0), upper)
     over = jnp.where(sin > 0, 1 + (sigma / jnp.where(sin > 0, sin, 1.0)) ** 2, jnp.inf)
     return Boundary(lower, upper, over)

@@ -128,7 +128,7 @@ def excess_ratio(
     """
     _check(curvature, rate, steps)
     log_left = _log_left(curvature, rate, steps)
-    # relative to the slowest mode: after many steps either excess is too small for a float
+    # Relative to the slowest mode: after many steps either excess is too small for a float.
     slowest = log_left.max(-1, keepdims=True)
     left = jnp.exp(log_left - jnp.where(jnp.isinf(slowest), 0.0, slowest))
     weight = jnp.asarray(curvature, float) * left

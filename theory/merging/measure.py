@@ -157,7 +157,7 @@ def _point(
 
     variance = np.array([s.mean() for s in squares])
     variance_error = np.array([s.std(ddof=1) for s in squares]) / np.sqrt(n)
-    # of the mean gradients: the covariance along each way, and its trace
+    # Of the mean gradients: the covariance along each way, and its trace.
     slopes = np.array([a.var(0, ddof=1) for a in along]) / n[:, None]
     traces = variance / (n - 1)
     # grad f_i - grad f = sum_j (1[i = j] - 1/N) grad f_j, whose noise is independent between tasks.

@@ -89,7 +89,7 @@ def _experts(
     seen, first = z.mean(0), np.full(runs, 1 / n)
     for _ in range(steps):
         if np.isfinite(batch):
-            # small integers take half the time to draw
+            # Small integers take half the time to draw.
             place = rng.integers(n, size=(int(batch), runs), dtype=np.min_scalar_type(n))
             where = np.multiply(place, runs, dtype=np.intp) + column
             seen = flat.take(where, 0).sum(0).T / batch

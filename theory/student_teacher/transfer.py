@@ -152,7 +152,7 @@ def _descended_transfer(
         enough = loss(middle) <= tolerance
         return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
 
-    # the first number of steps that is enough, or all; 32 halvings are enough for any
+    # The first number of steps that is enough, or all; 32 halvings are enough for any.
     ends = jnp.zeros((), int), jnp.asarray(steps, int)
     t = jnp.minimum(jax.lax.fori_loop(0, 32, halve, ends)[0], steps)
     slow = shrink < 0.5

@@ -173,7 +173,7 @@ def turning_times(
     lacking = sigma.shape[-1] * jnp.asarray(gamma, dtype=float) ** 2
     level = sigma - lacking
     inside = level > start
-    # any mode that crosses, where none does
+    # Any mode that crosses, where none does.
     level, start, sigma = (jnp.where(inside, x, 1.0) for x in (level, start, sigma))
     time = modes.crossing(level, lacking, start, sigma)
     return jnp.where(inside, time, 0.0)

@@ -27,7 +27,8 @@ def tokens(config: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
       Token numbers, `(2, length)`.
     """
     longest = config.get("max_position_embeddings") or config.get("n_positions") or 16
-    # RoBERTa counts positions from 2, after that of padding, so it takes two tokens fewer
+    # RoBERTa counts positions from 2, after that of padding, so it takes two tokens fewer. The
+    # other networks lose nothing by it.
     length = max(1, min(16, longest - 2))
     return rng.integers(0, config["vocab_size"], (2, length))
 

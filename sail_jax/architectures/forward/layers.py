@@ -132,6 +132,8 @@ def rms_norm(t: Tensors, name: str, x: Array, eps: float) -> Array:
 
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    # The names are those of Hugging Face, where "gelu" is exact and two names stand for the
+    # approximation by tanh that GPT-2 was trained with.
     "gelu": partial(jax.nn.gelu, approximate=False),
     "gelu_new": partial(jax.nn.gelu, approximate=True),
     "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
@@ -192,6 +194,8 @@ def attend(
         logits = logits + bias
     if mask is not None:
         logits = jnp.where(mask, logits, -jnp.inf)
+    # A query that may attend to nothing would be NaN. Causal masks show it itself at least, those
+    # of padding the real tokens.
     mixed = jnp.einsum("bhts,bshv->bthv", jax.nn.softmax(logits, axis=-1), v)
     return mixed.reshape(*mixed.shape[:2], -1)
 
@@ -244,6 +248,8 @@ def rotary(x: Float[Array, "b t h k"], frequencies: Float[Array, "k/2"]) -> Floa
       Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021
       (arXiv 2104.09864).
     """
+    # Halves are paired, not neighbours as in the paper: checkpoints of Hugging Face have the units
+    # of queries and keys in this order.
     angles = jnp.arange(x.shape[1])[:, None, None] * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     a, b = jnp.split(x, 2, axis=-1)

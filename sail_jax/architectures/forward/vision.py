@@ -130,7 +130,8 @@ def clip(
     x = e["token_embedding.weight"][tokens] + e["position_embedding.weight"][: tokens.shape[1]]
     x = _clip_layers(body, text, x, jnp.tri(tokens.shape[1], dtype=bool), see)
     x = layer_norm(body, "final_layer_norm", x, text.get("layer_norm_eps", 1e-5))
-    # early releases name the wrong end token; theirs is the largest
+    # Early releases state 2 as the end token, which is wrong: theirs is the largest number of all
+    # tokens.
     end = text.get("eos_token_id", 2)
     at = jnp.argmax(tokens if end == 2 else tokens == end, axis=-1)
     a = linear(t, "text_projection", x[jnp.arange(len(x)), at])
@@ -162,7 +163,7 @@ def clip_images(
     e = body / "embeddings."
     first, positions = e["class_embedding"], e["position_embedding.weight"]
     x = embed_patches(images, e["patch_embedding.weight"], None, first, positions)
-    # Spelt like this in the checkpoints.
+    # The name of the norm is misspelt in the checkpoints.
     x = _clip_layers(body, vision, layer_norm(body, "pre_layrnorm", x, eps), None, see)
     return linear(t, "visual_projection", layer_norm(body, "post_layernorm", x[:, 0], eps))
 

@@ -226,7 +226,7 @@ def _stitched(
     every_layer: bool, batch_size: int,
 ) -> list[Stitched]:  # fmt: skip
     """Figures 9 and 10, and the features of each model in every other."""
-    # what T5's decoder made of one encoder cannot go on with another
+    # What T5's decoder made of one encoder cannot go on with another.
     names = [
         name
         for name in layers(run.network, models[0], run.data)

@@ -116,7 +116,7 @@ def read_examples(path: str | PathLike[str]) -> Examples:
         if path.suffix != ".npz" or total > MOST:
             raise CheckpointError(f"{path}: expected an .npz of at most {MOST >> 20} MiB")
         names = [n for n in ("inputs", "tokens") if n in tensors]
-        # images and what their classes are called, for CLIP; else one of the two
+        # Images and what their classes are called, for CLIP; else one of the two.
         with_texts = len(names) == 2 and len(tensors["inputs"].shape) == 4
         if len(names) - with_texts != 1 or tensors.keys() - {"tokens", "inputs", "labels"}:
             raise CheckpointError(
