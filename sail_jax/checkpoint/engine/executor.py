@@ -244,6 +244,7 @@ class _Run:
 
     def __init__(self, works: Sequence[Work], sink: Sink, measure: bool, progress: Progress | None):
         self.sink, self.measure, self.progress = sink, measure, progress
+        # Progress counts bytes of inputs, which take the time, and not tensors.
         self.total = sum(work.reads for work in works)
         self.done_bytes = sum(work.reads for work in works if not self.wanted(work))
         self.lock = threading.Lock()
@@ -261,6 +262,7 @@ class _Run:
                 self._copy(work, engine)
         else:
             self._merge(unit, engine)
+        # The sink's journal and the caller's function are called by one worker at a time.
         with self.lock:
             for work in todo:
                 self.sink.done(work.name)
@@ -274,6 +276,8 @@ class _Run:
         works = {work.name: work for work in unit.works}
         with engine.reader(unit) as reader:
             for work, start, entries, seen in unit.outcome(reader, self.measure):
+                # A unit of several tensors is merged as a whole, though some of them may have been
+                # finished by the run that this one resumes.
                 if not self.wanted(work):
                     continue
                 self.sink.write(work.name, entries, start)
@@ -374,6 +378,8 @@ def _all_nonfinite(works: Sequence[Work], first: Tensor, limit: int = 10) -> str
     The inputs that no worker has reached yet are read for it, for 20 seconds at most.
     """
     tensors = [first]
+    # Whoever waits for this message wants to know all that is wrong, but not to read a checkpoint
+    # of hundreds of gigabytes for it.
     until = time.monotonic() + 20
     for work in works:
         for tensor in work.inputs:
@@ -408,6 +414,7 @@ def _record(work: Work, sums: Mapping[str, np.ndarray]) -> Record:
 
     `sums["gram"]` holds the inner products of the task vectors and, in the last place, the update.
     """
+    # Sums of products in float32 may leave a square slightly below zero.
     lengths = np.sqrt(np.maximum(np.diag(sums["gram"]), 0))
     outer = np.outer(lengths, lengths)
     cosines = np.divide(sums["gram"], outer, out=np.zeros_like(outer), where=outer > 0)

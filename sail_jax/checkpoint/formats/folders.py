@@ -76,6 +76,8 @@ def hold(partial: Path, out: Path) -> int | None:
       CheckpointError: If another process holds the lock.
       OSError: If the folder cannot be made or opened.
     """
+    # Whoever finishes removes the folder, so that the lock may be of a folder that is no longer
+    # there. Then it is tried again; ten times in a row mean that others are busy with it.
     for _ in range(10):
         partial.mkdir(exist_ok=True)
         if fcntl is None:
@@ -160,6 +162,7 @@ class Flusher:
             self._dirty[fd] = self._dirty.get(fd, 0) + count
             if self._dirty[fd] >= FLUSH:
                 self._changed.notify()
+                # Outputs that are smaller than this need no thread.
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="flush", daemon=True)
                     self._thread.start()

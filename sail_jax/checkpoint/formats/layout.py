@@ -65,5 +65,6 @@ def staged(tensors: Wanted, file: str) -> Layout:
     for name, (dtype, shape) in tensors.items():
         size = math.prod(shape) * dtype.itemsize
         regions[name] = [Region(file, end, size)]
+        # A negative number modulo n is what is missing to the next multiple of n.
         end += size + -size % _ALIGNED
     return Layout(regions, [], {file: end})

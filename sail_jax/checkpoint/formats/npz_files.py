@@ -64,6 +64,8 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
 def _tensor(name: str, file: File, member: Member) -> Tensor:
     """Reads the .npy header of a member, and makes a tensor of it."""
     head = io.BytesIO(inflate(file, member, 0, _HEADER).tobytes())
+    # Version 3 differs from 2 in that it allows names of fields beyond latin-1, and plain numbers
+    # have no fields.
     version = np.lib.format.read_magic(head)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"a .npy of version {version} holds no plain numbers")
@@ -73,6 +75,8 @@ def _tensor(name: str, file: File, member: Member) -> Tensor:
         shape, fortran, spelt = np.lib.format.read_array_header_2_0(head)
     dtype, first = _dtype(spelt, member.comment.decode()), head.tell()
     shape = checked_shape(shape, dtype.itemsize, f"{file.path}: '{name}'")
+    # The size that the archive states has to agree with the array's own, so that neither can make
+    # this process allocate more than the other.
     if first + math.prod(shape) * dtype.itemsize != member.size:
         raise ValueError(f"{dtype}{list(shape)} does not fill its {member.size} bytes")
     swap = spelt.byteorder == ">"

@@ -173,6 +173,9 @@ def _pooled(run: Running) -> probe.Apply:
 
     def apply(params: Any, batch: Any) -> tuple[Array, dict[str, Array]]:
         out, seen = run.network(params, batch)
+        # Texts differ in length, so only the mean over the encoder's tokens and the decoder's first
+        # state mean the same for all of them. The paper takes these two as well, after sentence-T5
+        # (Ni et al., 2021).
         first = {name: name.startswith("decoder.") for name in seen}
         return out, {n: x[:, 0] if first[n] else x.mean(1) for n, x in seen.items()}
 
@@ -256,6 +259,7 @@ def _stitched(
         for i, j in itertools.combinations(range(len(models)), 2):
             pair = [ahead[i], ahead[j]]
             add("addition", (i, j), s, pair, base)
+            # Half way between the two moved models lies base + s (tau_i + tau_j) / 2.
             add("addition, weights", (i, j), s, [_moved(pair[0], pair[1], 0.5)], base)
         for i, model in enumerate(models):
             add("single", (i,), s, [ahead[i]], base)

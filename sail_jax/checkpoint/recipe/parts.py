@@ -117,6 +117,7 @@ def _layers(layers: tuple[int, ...]) -> tuple[int, ...]:
         raise ValueError(f"expected [first, last + 1]; got {len(layers)} numbers")
     if not 0 <= layers[0] < layers[1]:
         raise ValueError(f"expected 0 <= first < last + 1; got {list(layers)}")
+    # The planner walks over the range. A number this large is a typing error.
     if layers[1] > 1_000_000:
         raise ValueError(f"no model has {layers[1]} layers")
     return layers
