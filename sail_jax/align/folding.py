@@ -32,7 +32,7 @@ def fold_scales(
     *,
     unscaled: Sequence[str] = (),
 ) -> tuple[PyTree, Spec]:
-    """Multiply the scales of each "rmsnorm" space into the leaves that read the norm.
+    """Multiplies the scales of each "rmsnorm" space into the leaves that read the norm.
 
         (norm(x) * g) W = norm(x) (diag(g) W)
 
@@ -96,14 +96,15 @@ def fold_scales(
 
         def block(x: Array, axes: tuple[Axis, ...]) -> Array:
             wide = jnp.reshape(x, factor_shape(spec, axes, x.shape))
-            # Multiplied in float32 at least, and cast once.
+            # The product is taken in float32 at least, and rounded once.
             wide = wide.astype(jnp.promote_types(x.dtype, jnp.float32))
             scale = _beside(spec, gain, scales[gain], named, axes)
             return (wide * scale).reshape(x.shape).astype(x.dtype)
 
         return by_block(as_array(x), spec.axes(named), spec, block)
 
-    # Scales that are one stay one under any map of the space: their axes are in no space.
+    # Scales that are one stay one under any map of the space, so from here on their axes are in no
+    # space.
     leaves = tuple(
         Leaf(path, tuple(() if path in gains and _is_gain(axis) else axis for axis in axes))
         for path, axes in spec.leaves

@@ -47,7 +47,7 @@ def match_many(
     max_rounds: int = 100,
     **options: Any,
 ) -> Common:
-    """Find maps that bring all models into the frame of the first.
+    """Finds maps that bring all models into the frame of the first.
 
     A first pass matches each model to the mean of those before it; it is undone if it brings the
     models no nearer to their mean. Then, round after round, each model is matched to the mean of
@@ -153,7 +153,7 @@ def match_many(
 
 
 def merge_many(models: Sequence[PyTree], spec: Spec, **options: Any) -> PyTree:
-    """Average all models in the frame of the first.
+    """Averages all models in the frame of the first.
 
     Args:
       models: As in `match_many`.

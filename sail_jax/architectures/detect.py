@@ -38,7 +38,7 @@ def architecture(
     inputs: Inputs = tokens,
     causal: bool = False,
 ) -> Callable[[Callable[[Config], Rules]], Callable[[Config], Rules]]:
-    """Register a table under its name, which configurations call their `model_type`.
+    """Registers a table under its name, which configurations call their `model_type`.
 
     Args:
       *others: Further model types that have the same table.
@@ -59,7 +59,7 @@ def architecture(
 
 
 def of(config: Config) -> Architecture:
-    """Find the architecture that a configuration asks for.
+    """Finds the architecture that a configuration asks for.
 
     It goes by the `model_type`, or else by the first of the `architectures`. A type that is spelt
     nearly like a known one is another architecture, so no guess is made.

@@ -127,7 +127,7 @@ def draft(
     answers: Mapping[str, str] | None = None,
     config: Config | None = None,
 ) -> Draft:
-    """Draft the rules of an unknown model, and ask about what its names and shapes leave open.
+    """Drafts the rules of an unknown model, and asks about what its names and shapes leave open.
 
     Spaces are named by their sizes. A size that every layer reads and writes is the width of their
     stream, `resid`; one inside a layer belongs to that layer; one that is only read or only written
@@ -176,7 +176,7 @@ _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_atte
 
 
 def _stated(drafted: Draft, params: PyTree, entries: Mapping[str, int]) -> Draft:
-    """Add the configuration's entries to a draft.
+    """Adds the configuration's entries to a draft.
 
     Entries that are the size of one space, or the number of layers, become settings and layers of
     the rules. Those that may be several become questions.
@@ -277,7 +277,7 @@ class _Drafter:
             self.modules[leaf.module].append(leaf)
 
     def run(self) -> Draft:
-        """Draft the rules: matrices first, then attention, the other matrices, and vectors.
+        """Drafts the rules: matrices first, then attention, the other matrices, and vectors.
 
         Returns:
           The draft, without what a configuration states.
@@ -297,12 +297,12 @@ class _Drafter:
         return self._finish()
 
     def _ask(self, leaf: _Leaf, text: str, options: Iterable[str] = ()) -> None:
-        """Ask about a leaf, and until the answer leave it in no space and its sizes outer."""
+        """Asks about a leaf, and until the answer leaves it in no space and its sizes outer."""
         self.questions.append(Question(leaf.path, text, tuple(options)))
         self._leave(leaf)
 
     def _leave(self, leaf: _Leaf) -> None:
-        """Leave a leaf and the vectors of its module in no space, and spaces of its sizes outer."""
+        """Leaves a leaf and its module's vectors in no space, and spaces of its sizes outer."""
         self.rules[leaf.path] = " ".join("_" * len(leaf.shape))
         self._freeze(leaf.shape)
         for other in self.modules[leaf.module] if len(leaf.shape) > 1 else ():
@@ -386,7 +386,7 @@ class _Drafter:
         return None
 
     def _attention(self, matrices: list[_Matrix]) -> list[_Matrix]:
-        """Write rules for queries, keys, values and outputs, and return the other matrices."""
+        """Writes rules for queries, keys, values and outputs, and returns the other matrices."""
         rest = []
         groups: dict[str, dict[str, _Matrix]] = defaultdict(dict)
         for m in matrices:
@@ -410,7 +410,7 @@ class _Drafter:
         return rest
 
     def _fused(self, m: _Matrix) -> None:
-        """Ask how queries, keys and values lie in one fused matrix."""
+        """Asks how queries, keys and values lie in one fused matrix."""
         i = m.leaf.tag
         # Both ways have the same shape, so no rule is assumed until the answer.
         apart = f"(head{i} qk{i} + head{i} qk{i}* + head{i} v{i})"
@@ -419,7 +419,7 @@ class _Drafter:
         self._ask(m.leaf, text, options)
 
     def _heads(self, group: Mapping[str, _Matrix]) -> None:
-        """Write the rules of one attention module, or ask how many heads it has."""
+        """Writes the rules of one attention module, or asks how many heads it has."""
         q, k, v, o = (group[name] for name in "qkvo")
         i = q.leaf.tag
         heads = self.heads
@@ -469,13 +469,13 @@ class _Drafter:
         self.frozen.add(f"qk{i}")
 
     def _bias(self, m: _Matrix, axes: str) -> None:
-        """Give the bias of a matrix the axes of what the matrix writes."""
+        """Gives the bias of a matrix the axes of what the matrix writes."""
         for leaf in self.modules[m.leaf.module]:
             if leaf.path not in self.rules and leaf.shape == (m.fan_out,):
                 self.rules[leaf.path] = axes
 
     def _assign(self, matrices: list[_Matrix]) -> None:
-        """Write rules for matrices by their sizes: of the stream, of a layer, or of the network."""
+        """Writes rules for matrices by their sizes: of the stream, a layer, or the network."""
         stream = self.stream
         matrices = [m for m in matrices if m.leaf.path not in self.rules]
         for m in matrices:
@@ -526,7 +526,7 @@ class _Drafter:
                 )
 
     def _ends(self, matrices: list[_Matrix]) -> None:
-        """Ask what the input and output are where every size is both read and written."""
+        """Asks what the input and output are where every size is both read and written."""
         embeds = any(self._table(leaf) == "tokens" for leaf in self.leaves)
         roles = list(_roles(map(self._plain, self.rules.values())).values())
         inner = sorted({m.fan_in for m in matrices} & {m.fan_out for m in matrices})
@@ -537,7 +537,7 @@ class _Drafter:
                 self._freeze(inner)
 
     def _vector(self, leaf: _Leaf) -> None:
-        """Write the rule of a leaf that is not a matrix: a bias, a gain, or a question."""
+        """Writes the rule of a leaf that is not a matrix: a bias, a gain, or a question."""
         if len(leaf.shape) > 1:
             self._ask(leaf, f"what are its axes of sizes {list(leaf.shape)}?")
             return
@@ -556,7 +556,7 @@ class _Drafter:
         self.rules[leaf.path] = options[0] if leaf.name in _BIASES else f"diag({options[0]})"
 
     def _finish(self) -> Draft:
-        """Name the spaces, decide which are outer, and make one rule for all layers alike."""
+        """Names the spaces, decides which are outer, and makes one rule for all layers alike."""
         rules = {path: self._plain(axes) for path, axes in self.rules.items()}
         # A table of embeddings may be the head as well (tied), unless a matrix writes as many units
         # as it has rows.

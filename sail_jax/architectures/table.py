@@ -69,7 +69,7 @@ class Rules(NamedTuple):
     scales: Mapping[str, tuple[str, float]] = {}
 
     def spec(self, params: PyTree) -> Spec:
-        """Apply the rules to parameters.
+        """Applies the rules to parameters.
 
         Args:
           params: The parameters, arrays or ShapeDtypeStructs.
@@ -96,7 +96,7 @@ class Rules(NamedTuple):
         return spec(params, present, spaces=spaces, sizes=sizes)
 
     def loose(self) -> "Rules":
-        """Return the rules of the network untied.
+        """Returns the rules of the network untied.
 
         Returns:
           The rules where each tied leaf is used in the first of its ways alone.
@@ -105,7 +105,7 @@ class Rules(NamedTuple):
         return self._replace(axes=axes)
 
     def resized(self, config: Config, spec: Spec) -> dict[str, Any]:
-        """State the sizes of a spec in a configuration.
+        """States the sizes of a spec in a configuration.
 
         Args:
           config: The configuration of the network as it was.
@@ -138,7 +138,7 @@ class Rules(NamedTuple):
         return out
 
     def fold(self, params: PyTree) -> tuple[PyTree, "Rules"]:
-        """Multiply norm scales into the tensors that read the norm, and set them to one.
+        """Multiplies norm scales into the tensors that read the norm, and sets them to one.
 
         The function of the network stays the same, up to one rounding per entry. With the rules
         returned, the normalised spaces may be rotated, as a scale of one is in no space.
@@ -181,7 +181,7 @@ class Rules(NamedTuple):
 def pairs(
     table: Mapping[str, str],
 ) -> tuple[tuple[tuple[str, str], ...], frozenset[str]]:
-    """Split a table into its rules and the patterns that are optional.
+    """Splits a table into its rules and the patterns that are optional.
 
     Args:
       table: Axes strings by pattern. A "?" in front of a pattern makes it optional.
@@ -194,7 +194,7 @@ def pairs(
 
 
 def setting(config: Config, *keys: str, default: Any = None) -> Any:
-    """Return the first of several entries that a configuration states.
+    """Returns the first of several entries that a configuration states.
 
     Args:
       config: The configuration.
@@ -219,7 +219,7 @@ def setting(config: Config, *keys: str, default: Any = None) -> Any:
 
 
 def count(config: Config, *keys: str, default: int | None = None) -> int:
-    """Return the first of several entries that a configuration states, a whole number from 1.
+    """Returns the first of several entries that a configuration states, a whole number from 1.
 
     Args:
       config: The configuration.
@@ -246,7 +246,7 @@ def count(config: Config, *keys: str, default: int | None = None) -> int:
 
 
 def flag(config: Config, key: str, *, default: bool) -> bool:
-    """Return an entry of a configuration that is true or false.
+    """Returns an entry of a configuration that is true or false.
 
     Args:
       config: The configuration.
@@ -320,7 +320,7 @@ class _Stated(dict[str, Any]):
 
 
 def stated(config: Config, prefix: str = "") -> dict[str, Any]:
-    """Return what a configuration states, checked, without entries that are null.
+    """Returns what a configuration states, checked, without entries that are null.
 
     Args:
       config: The configuration.
@@ -354,7 +354,7 @@ def stated(config: Config, prefix: str = "") -> dict[str, Any]:
 
 
 def look(config: Config, key: str) -> Any:
-    """Return the entry of a configuration at a dotted key.
+    """Returns the entry of a configuration at a dotted key.
 
     Args:
       config: The configuration.
@@ -377,7 +377,7 @@ def look(config: Config, key: str) -> Any:
 
 
 def put(config: Config, key: str, value: Any) -> dict[str, Any]:
-    """Return a configuration with another value at a dotted key.
+    """Returns a configuration with another value at a dotted key.
 
     Args:
       config: The configuration, which is not changed.
@@ -408,7 +408,7 @@ def put(config: Config, key: str, value: Any) -> dict[str, Any]:
 
 
 def divided(whole: int, parts: int, what: str) -> int:
-    """Divide two whole numbers without a remainder.
+    """Divides two whole numbers without a remainder.
 
     Args:
       whole: What is divided.
@@ -435,7 +435,7 @@ def _matches(pattern: str, paths: list[str]) -> Iterator[tuple[str, dict[str, st
 
 
 def fill(pattern: str, captures: Mapping[str, str]) -> str:
-    """Put what was captured in its place in a pattern or an axes string.
+    """Puts what was captured in its place in a pattern or an axes string.
 
     Args:
       pattern: Text with names in braces, such as `{i}`.

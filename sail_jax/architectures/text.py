@@ -15,7 +15,7 @@ __all__ = ["attention", "bert", "gpt2", "llama", "roberta", "t5"]
 def attention(
     names: str, *, tag: str, tower: str = "", resid: str = "resid", group: bool = False
 ) -> dict[str, str]:
-    """Give the rules of the query, key, value and output projections of an attention layer.
+    """Gives the rules of the query, key, value and output projections of an attention layer.
 
     Weights are `(out, in)`, biases are optional. With `group`, each head of keys and values serves
     a group of queries: the units of queries are numbered by (head, group, unit), row-major.
@@ -47,7 +47,7 @@ def attention(
 
 @architecture(logits=forward.gpt2, causal=True)
 def gpt2(config: Config) -> Rules:
-    """Give the rules of GPT-2, whose queries, keys and values are fused.
+    """Gives the rules of GPT-2, whose queries, keys and values are fused.
 
     Args:
       config: A configuration with `n_embd` and `n_head`. It may have `tie_word_embeddings` (true
@@ -107,7 +107,7 @@ def gpt2(config: Config) -> Rules:
 
 @architecture("mistral", "qwen2", "qwen3", logits=forward.llama, causal=True)
 def llama(config: Config) -> Rules:
-    """Give the rules of Llama, Mistral, Qwen2 and Qwen3.
+    """Gives the rules of Llama, Mistral, Qwen2 and Qwen3.
 
     These have RMSNorm, SwiGLU, and heads of keys and values that groups of queries share. Qwen2 has
     biases, Qwen3 norms of queries and keys. Rotary positions tell the units of a query apart, so
@@ -184,7 +184,7 @@ def llama(config: Config) -> Rules:
 
 @architecture(logits=forward.bert)
 def bert(config: Config) -> Rules:
-    """Give the rules of BERT, whose norms come after the sums.
+    """Gives the rules of BERT, whose norms come after the sums.
 
     The head for masked words is tied. It applies its nonlinearity in the space of the embeddings,
     so the stream is "elementwise" beside "layernorm".
@@ -222,7 +222,7 @@ def bert(config: Config) -> Rules:
 
 @architecture("xlm-roberta", logits=forward.roberta)
 def roberta(config: Config) -> Rules:
-    """Give the rules of RoBERTa and XLM-R: BERT with other names at the head.
+    """Gives the rules of RoBERTa and XLM-R: BERT with other names at the head.
 
     Args:
       config: As in `bert`.
@@ -310,7 +310,7 @@ def _bert(config: Config, p: str, head: dict[str, str]) -> Rules:
 
 @architecture(logits=forward.t5, inputs=both(tokens, tokens))
 def t5(config: Config) -> Rules:
-    """Give the rules of T5, also of its version 1.1.
+    """Gives the rules of T5, also of its version 1.1.
 
     Encoder and decoder live in the one space of their shared embeddings, with RMSNorm and without
     biases. The first layer of each tower holds biases by relative position for the heads of all its

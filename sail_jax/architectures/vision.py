@@ -14,7 +14,7 @@ __all__ = ["clip", "vit"]
 
 @architecture(logits=forward.vit, inputs=images)
 def vit(config: Config) -> Rules:
-    """Give the rules of ViT, also of DeiT without distillation.
+    """Gives the rules of ViT, also of DeiT without distillation.
 
     Pixels are in no space.
 
@@ -67,7 +67,7 @@ def vit(config: Config) -> Rules:
     inputs=both(of_part("text_config", tokens), of_part("vision_config", images)),
 )
 def clip(config: Config) -> Rules:
-    """Give the rules of CLIP: two towers whose projections meet in one space, normalised.
+    """Gives the rules of CLIP: two towers whose projections meet in one space, normalised.
 
     Args:
       config: A configuration with `text_config` and `vision_config`, each with `hidden_size` and

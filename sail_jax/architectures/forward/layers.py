@@ -31,7 +31,7 @@ See = Callable[[str, Array], Array]
 
 
 def unseen(name: str, x: Array) -> Array:
-    """Let the outputs of a layer go on as they are.
+    """Lets the outputs of a layer go on as they are.
 
     Args:
       name: The name of the layer.
@@ -71,7 +71,7 @@ class Tensors:
         return Tensors(self.params, self.prefix + prefix)
 
     def maybe(self, prefix: str) -> "Tensors":
-        """Go under a prefix if any tensor has it; base models are saved without it.
+        """Goes under a prefix if any tensor has it; base models are saved without it.
 
         Args:
           prefix: The prefix, such as "model.".
@@ -84,7 +84,7 @@ class Tensors:
 
 
 def linear(t: Tensors, name: str, x: Float[Array, "*batch n"]) -> Float[Array, "*batch m"]:
-    """Apply a linear layer: `x @ weight.T + bias`, without bias if there is none.
+    """Applies a linear layer: `x @ weight.T + bias`, without bias if there is none.
 
     Args:
       t: The tensors.
@@ -99,7 +99,7 @@ def linear(t: Tensors, name: str, x: Float[Array, "*batch n"]) -> Float[Array, "
 
 
 def layer_norm(t: Tensors, name: str, x: Array, eps: float) -> Array:
-    """Apply LayerNorm over the last axis: (x - mean) / sqrt(variance + eps) * weight + bias.
+    """Applies LayerNorm over the last axis: (x - mean) / sqrt(variance + eps) * weight + bias.
 
     Args:
       t: The tensors.
@@ -117,7 +117,7 @@ def layer_norm(t: Tensors, name: str, x: Array, eps: float) -> Array:
 
 
 def rms_norm(t: Tensors, name: str, x: Array, eps: float) -> Array:
-    """Apply RMSNorm over the last axis: x / sqrt(mean(x^2) + eps) * weight.
+    """Applies RMSNorm over the last axis: x / sqrt(mean(x^2) + eps) * weight.
 
     Args:
       t: The tensors.
@@ -146,7 +146,7 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def activation(name: str) -> Callable[[Array], Array]:
-    """Return a nonlinearity by the name that configurations use.
+    """Returns a nonlinearity by the name that configurations use.
 
     Args:
       name: The name, such as "gelu_new".
@@ -171,7 +171,7 @@ def attend(
     mask: Bool[Array, "..."] | None = None,
     bias: Float[Array, "..."] | None = None,
 ) -> Float[Array, "b t hv"]:
-    """Compute softmax attention, where several heads of queries may share one of keys and values.
+    """Computes softmax attention, where several heads of queries may share one of keys and values.
 
         softmax(scale q k^T + bias) v
 
@@ -210,7 +210,7 @@ def attention(
     scale: float | None = None,
     **kwargs: Any,
 ) -> Float[Array, "b t n"]:
-    """Apply an attention layer: four linear layers around softmax attention.
+    """Applies an attention layer: four linear layers around softmax attention.
 
     Args:
       t: The tensors.
@@ -235,7 +235,7 @@ def attention(
 
 
 def rotary(x: Float[Array, "b t h k"], frequencies: Float[Array, "k/2"]) -> Float[Array, "b t h k"]:
-    """Rotate queries or keys by their positions; unit i is paired with unit i + k/2.
+    """Rotates queries or keys by their positions; unit i is paired with unit i + k/2.
 
     Args:
       x: Queries or keys, `(b, t, h, k)`.
@@ -259,7 +259,7 @@ def rotary(x: Float[Array, "b t h k"], frequencies: Float[Array, "k/2"]) -> Floa
 def patches(
     x: Float[Array, "b c h w"], kernel: Float[Array, "n c p p"]
 ) -> Float[Array, "b patches n"]:
-    """Embed the patches of images by a convolution whose stride is the size of its kernel.
+    """Embeds the patches of images by a convolution whose stride is the size of its kernel.
 
     Args:
       x: Images, `(b, c, h, w)`.
@@ -281,7 +281,7 @@ def embed_patches(
     first: Int[Array, "n"] | Float[Array, "n"],
     positions: Float[Array, "t n"],
 ) -> Float[Array, "b t n"]:
-    """Embed images as a class token, followed by their patches, plus positions.
+    """Embeds images as a class token, followed by their patches, plus positions.
 
     Args:
       pixels: Images, `(b, c, h, w)`.

@@ -33,7 +33,7 @@ Logits = Float[Array, "batch time vocab"]
 
 
 def gpt2(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Logits:
-    """Run GPT-2. Without a head tensor the embeddings are the head.
+    """Runs GPT-2. Without a head tensor the embeddings are the head.
 
     Args:
       params: The tensors by name.
@@ -77,7 +77,7 @@ def gpt2(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> L
 
 
 def llama(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Logits:
-    """Run Llama, Mistral (with its sliding window), Qwen2 or Qwen3.
+    """Runs Llama, Mistral (with its sliding window), Qwen2 or Qwen3.
 
     Without a head tensor the embeddings are the head.
 
@@ -167,7 +167,7 @@ def _window(config: Config, layer: int) -> int | None:
 
 
 def bert(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Logits:
-    """Run BERT on one segment.
+    """Runs BERT on one segment.
 
     Args:
       params: The tensors by name.
@@ -194,7 +194,7 @@ def bert(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> L
 
 
 def roberta(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Logits:
-    """Run RoBERTa, whose positions start after that of padding and do not count padding.
+    """Runs RoBERTa, whose positions start after that of padding and do not count padding.
 
     Args:
       params: The tensors by name.
@@ -255,7 +255,7 @@ def _bert(
 
 
 def t5(params: Params, config: Config, tokens: tuple[Tokens, Tokens], see: See = unseen) -> Logits:
-    """Run T5 on tokens of the encoder and of the decoder, both without padding.
+    """Runs T5 on tokens of the encoder and of the decoder, both without padding.
 
     The head of the first release is tied, and reads the stream divided by the root of its width.
 

@@ -31,7 +31,7 @@ Images = Float[Array, "batch c y x"]
 def vit(
     params: Params, config: Config, images: Images, see: See = unseen
 ) -> Float[Array, "batch labels"]:
-    """Run ViT.
+    """Runs ViT.
 
     Args:
       params: The tensors by name.
@@ -72,7 +72,7 @@ def mlp(
     inputs: Float[Array, "batch n"],
     see: See = unseen,
 ) -> Float[Array, "batch outputs"]:
-    """Run a ReLU MLP with layers `layers.0, layers.1, ..., out`, whose kernels are `(in, out)`.
+    """Runs a ReLU MLP with layers `layers.0, layers.1, ..., out`, whose kernels are `(in, out)`.
 
     Args:
       params: The tensors by name.
@@ -104,7 +104,7 @@ def clip(
     inputs: tuple[Int[Array, "texts time"], Images],
     see: See = unseen,
 ) -> Float[Array, "images texts"]:
-    """Run CLIP on texts and images: the scaled cosines between them.
+    """Runs CLIP on texts and images: the scaled cosines between them.
 
     Texts have no padding but after their end.
 
@@ -143,7 +143,7 @@ def clip(
 def clip_images(
     params: Params, config: Config, images: Images, see: See = unseen
 ) -> Float[Array, "images width"]:
-    """Run CLIP on images alone.
+    """Runs CLIP on images alone.
 
     Args:
       params: The tensors by name.
@@ -169,7 +169,7 @@ def clip_images(
 
 
 def _clip_layers(body: Tensors, config: Config, x: Array, mask: Array | None, see: See) -> Array:
-    """Apply the layers of one tower of CLIP."""
+    """Applies the layers of one tower of CLIP."""
     eps = config.get("layer_norm_eps", 1e-5)
     act = activation(config.get("hidden_act", "quick_gelu"))
     qkvo = " ".join(f"self_attn.{p}_proj" for p in ("q", "k", "v", "out"))

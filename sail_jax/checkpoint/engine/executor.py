@@ -414,7 +414,6 @@ def _record(work: Work, sums: Mapping[str, np.ndarray]) -> Record:
 
     `sums["gram"]` holds the inner products of the task vectors and, in the last place, the update.
     """
-    # Sums of products in float32 may leave a square slightly below zero.
     lengths = np.sqrt(np.maximum(np.diag(sums["gram"]), 0))
     outer = np.outer(lengths, lengths)
     cosines = np.divide(sums["gram"], outer, out=np.zeros_like(outer), where=outer > 0)
