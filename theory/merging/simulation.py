@@ -85,6 +85,8 @@ def _experts(
     z, other = z[:-1], z[-1]
     both = np.broadcast_to(start[:, None], (2, *other.shape)).copy()  # the expert and its twin
     target, flat = np.empty_like(both), z.swapaxes(1, 2).reshape(-1, len(centre))
+    # The twin sees the same batches: its targets differ by `swap` wherever the first sample is
+    # drawn.
     swap, column = other - z[0], np.arange(runs)
     seen, first = z.mean(0), np.full(runs, 1 / n)
     for _ in range(steps):
