@@ -193,7 +193,8 @@ class Byol(NamedTuple):
         online = jax.lax.stop_gradient(_followed(params))
         target = moved(carried["target"], online, decay(carried["step"], self.steps, self.base))
         stats = carried["stats"]
-        # Normalised by the batch, as the online network is; the statistics after it are dropped.
+        # The target is normalised by the batch, as the online network is. The statistics that come
+        # of it are dropped: they are the online network's own.
         wanted = [
             jax.lax.stop_gradient(self._projected(target, stats, view)[0])
             for view in (first, second)

@@ -64,7 +64,8 @@ class Checkpoints:
         with disk.explained("write to", self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
             if jax.process_index() == 0:
-                for leftover in self.directory.glob(".*.part"):  # of a process that died
+                # A process that died has left these.
+                for leftover in self.directory.glob(".*.part"):
                     shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         if self.steps():
             self._manifest(self.steps()[-1])
@@ -144,7 +145,8 @@ class Checkpoints:
             os.replace(part, folder)
             disk.sync(self.directory)
             for step in self.steps()[: -self.keep]:
-                old = self.directory / f".{step}.part"  # half of it never bears the name
+                # Renamed before it is removed, so that half of a checkpoint never bears its name.
+                old = self.directory / f".{step}.part"
                 os.replace(self.directory / str(step), old)
                 shutil.rmtree(old)
 
@@ -158,7 +160,8 @@ class Checkpoints:
         if pending is None:
             return
         pending.result()
-        if jax.process_count() > 1:  # what one of them has named, all see
+        # Only the first process gives names. After this, all see what it has named.
+        if jax.process_count() > 1:
             multihost_utils.sync_global_devices(f"checkpoint {self.directory}")
 
     def restore(self, like: State) -> State | None:

@@ -25,7 +25,8 @@ Start = Literal["shared", "independent"]
 # the target alone begin with.
 STARTS = {"shared": [0, 0, 0], "independent": [0, 1, 2]}
 PAIRS = ("1-target", "2-target", "1-2")  # of the sources 1 and 2 and the target
-DECIDED = 2.0  # standard errors beyond which a difference counts
+# Standard errors beyond which a difference counts.
+DECIDED = 2.0
 SHARP = 0.1  # standard error of a best gamma that others can be held against
 ENDS = (0.0, 0.5, 1.0)  # gammas of both models, and of their mean
 

@@ -92,7 +92,8 @@ def excess_bound(L: ArrayLike, distance: ArrayLike) -> Float[Array, ""]:
     """
     problems.check("L", L, lambda h: h > 0, "a curvature > 0")
     problems.check("distance", distance, np.isfinite, "finite")
-    return jnp.asarray(L, float) * distance * distance / 2  # the square alone can overflow
+    # In this order, as the square alone can overflow.
+    return jnp.asarray(L, float) * distance * distance / 2
 
 
 def excess_ratio(
