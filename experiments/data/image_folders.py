@@ -31,8 +31,10 @@ TINY = Source(
     "scikit-learn's digits (experiments.data.digits)",
 )
 PLAIN = Source("a folder of images for each class", "wherever the data set is from", TINY.offline)
-MAX_FILE = 1 << 25  # bytes of an image file
-MAX_PIXELS = 1 << 26  # of an image before it is made smaller
+# The most bytes of an image file.
+MAX_FILE = 1 << 25
+# The most pixels of an image before it is made smaller.
+MAX_PIXELS = 1 << 26
 ENDINGS = (".jpeg", ".jpg", ".png")
 _MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")
 
@@ -62,7 +64,9 @@ def decode(
 
     path = Path(path)
     with opened(path, source) as (file, size), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of sizes, which are checked here, and of odd metadata
+        # Pillow warns of large sizes, which are checked here, and of odd metadata, which nothing
+        # uses.
+        warnings.simplefilter("ignore")
         if not 0 < size <= MAX_FILE:
             raise DataError(f"{path} has {size} bytes; expected an image of 1 to {MAX_FILE}")
         try:
@@ -121,7 +125,8 @@ def _images(
             f"{MAX_BYTES}"
         )
     out = np.empty((len(paths), side, side, 3), np.uint8)
-    for k, path in enumerate(paths):  # one at a time: only the result is ever held whole
+    # Images are decoded one at a time, so that only the result is ever held whole.
+    for k, path in enumerate(paths):
         out[k] = decode(path, side, crop=crop, source=source)
     return Images(out, np.fromiter(labels, np.int32, len(paths)), tuple(names))
 

@@ -39,7 +39,8 @@ FEATURES = Source(
     "those of a classifier trained here, without data.features",
 )
 SCALE = 0.18215  # Table 3 of SAIL: what a model is shown is SCALE * latent
-CHUNK = 1 << 24  # entries looked at together
+# How many entries are looked at together.
+CHUNK = 1 << 24
 
 
 class Latents(NamedTuple):

@@ -22,7 +22,8 @@ from sail_jax.checks import nearest
 OFFLINE = "digits"
 OFFLINE_TEXT = "python"
 SAME = "same"
-_MANY = 1 << 30  # classes: more than any network has
+# More classes than any network has.
+_MANY = 1 << 30
 _INSTALLED = "installed: nothing is to be given"
 
 
@@ -120,7 +121,8 @@ TEXTS: Mapping[str, TextSet] = {
         text.VOCAB,
         _INSTALLED,
     ),
-    # nanoGPT leaves no meta beside it
+    # nanoGPT writes no file beside these tokens that tells the size of the vocabulary, so it is
+    # told here.
     "openwebtext": TextSet(
         tokens.SOURCE._replace(name="OpenWebText in GPT-2's tokens"), 50257, _TOKENS
     ),

@@ -157,7 +157,8 @@ def _told(error: Mapping[str, Any]) -> str:
     """Puts one error that pydantic found into a sentence: "field must be ...; got ..."."""
     why = error.get("ctx", {})
     name = "".join(f"[{at}]" if isinstance(at, int) else str(at) for at in error["loc"])
-    if "error" in why:  # raised by a check of several fields, which names them, or of one
+    # A check of several fields at once names them itself; that of one field does not.
+    if "error" in why:
         own = str(why["error"])
         return f"{name} {own}; got {error['input']}" if name else own
     if error["type"] not in _MUST:

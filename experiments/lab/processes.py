@@ -53,7 +53,9 @@ def is_first() -> bool:
       True in the process of rank 0, and so wherever there is only one.
     """
     if "jax" not in sys.modules:
-        return True  # it computes nothing and has joined nobody, as when a run is drawn again
+        # Without JAX this process computes nothing and has joined no others, as when a run is drawn
+        # again. Importing it would only cost time.
+        return True
     import jax
 
     return jax.process_index() == 0

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 try:
     import fcntl
-except ImportError:  # not on Windows: there two runs in one directory are not noticed
+# Windows has no such locks. There, two runs in one directory are not noticed.
+except ImportError:
     fcntl = None
 
 RECORD, RESULT = "config.json", "result.nc"
@@ -225,7 +226,8 @@ class Run:
                     place.parent.mkdir(parents=True, exist_ok=True)
                     os.replace(lines, place)
             shutil.rmtree(work)
-            with contextlib.suppress(OSError):  # other stages keep something there
+            # Other stages may still keep something there.
+            with contextlib.suppress(OSError):
                 work.parent.rmdir()
         return arrays
 
@@ -261,6 +263,8 @@ class Run:
             """Writes the result and then the record, which vouches for it."""
             # Through memory, so that a full disk is noticed here and not in HDF5's flush on close.
             data = bytes(dataset.assign_attrs(attributes).to_netcdf(engine="h5netcdf"))
+            # The record comes second: it says that the run is finished, and must not say so of a
+            # result that is not there.
             disk.write_atomic(self.path / RESULT, data)
             result = {"bytes": len(data), "sha256": disk.sha256(data)}
             done = {**record, "status": "finished", "result": result}
@@ -418,7 +422,8 @@ def _hold(path: Path) -> int | None:
     except BlockingIOError:
         os.close(handle)
         raise RefusedError(f"{path} is in use by another run; choose another --out") from None
-    except OSError:  # a file system without locks
+    # A file system without locks must not keep a run from being made.
+    except OSError:
         os.close(handle)
         return None
     return handle
@@ -446,6 +451,7 @@ def _take(
     """
     if path.exists() and not path.is_dir():
         raise RefusedError(f"{path} is not a directory; choose another --out")
+    # Noted before they are made, so that a run that fails at once leaves none of them behind.
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         with disk.explained("write to", path):
@@ -465,7 +471,8 @@ def _take(
 def _claim(path: Path, wanted: dict[str, Any], resume: bool) -> dict[str, Any]:
     """Finds the record of the unfinished run in a locked directory, or writes a new one."""
     disk.probe(path)
-    leftovers = [*path.glob(".*.part"), *path.glob("stages/.*.part")]  # of a process that died
+    # A process that died while it wrote has left these. They make a directory no less empty.
+    leftovers = [*path.glob(".*.part"), *path.glob("stages/.*.part")]
     if not set(path.iterdir()) - set(leftovers):
         record = {
             "format": disk.FORMAT,

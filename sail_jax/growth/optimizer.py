@@ -120,7 +120,8 @@ def change_state(
     if bad := [law for law in all_laws.values() if law not in get_args(Law)]:
         raise ValueError(f"a law must be one of {', '.join(get_args(Law))}, got {bad[0]!r}")
     spec.check(maps)
-    # Second moments need index forms; a dense map forgets them.
+    # Second moments, being squares, follow a map that copies units. Through one that mixes them
+    # they are not known, so a dense map restarts the state that holds them.
     dense = [n for n, m in maps.items() if m.index is None and Family.IDENTITY not in m.family]
     rows: list[Moved] = []
     out = _walk(state, fresh, "", spec, maps, all_laws, dense, rows)
@@ -280,7 +281,8 @@ def _factors(m: SpaceMap, optimizer: str) -> dict[Role, Array]:
     gain, dual = (write != 0).astype(write.dtype), write * read
     if optimizer == "adam":
         return {"write": jnp.abs(write), "read": jnp.abs(read), "gain": gain}
-    # (a, b): what a parameter in this role is multiplied by, and what its gradient is.
+    # Each pair (a, b) says what a parameter in this role is multiplied by, and what its gradient
+    # is.
     pairs: dict[Role, tuple[Array, Array]] = {
         "write": (write, read),
         "read": (read, write),

@@ -73,7 +73,9 @@ def fit(maps: Mapping[str, SpaceMap], spec: Spec, rules: Rules, config: Config) 
             # A map onto more units is not invertible, but keeps q . k all the same if `read @
             # write` is the identity.
             granted[name] = _lost(m)
-            if not config.get("scale_attn_weights", True):  # logits are not divided by the size
+            # This network does not divide logits by the size of a head, so nothing has to make up
+            # for it.
+            if not config.get("scale_attn_weights", True):
                 continue
             # One side of the product is written with `write`, the other with `read`, so that it
             # grows by (new / old) ** 0.5. Of even copies, where `read` is old / new, this split
@@ -98,7 +100,8 @@ def fit(maps: Mapping[str, SpaceMap], spec: Spec, rules: Rules, config: Config) 
                 eta.add(name)
                 notes[f"{key} times {t**2:.6g}, and the norms' gains times its root"] = 0
             else:
-                # The same effect without another epsilon: the activations themselves are divided.
+                # Where the config has no epsilon for this norm, or the factor is not LEMON's, the
+                # activations themselves are divided, to the same effect.
                 out[name] = _times(m, 1 / t, t)
     return Fitted(out, new, granted, frozenset(eta), tuple(notes))
 
