@@ -79,7 +79,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         config = Config(claims=args.claims, seed=args.seed, quick=args.quick)
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
-    # files are looked at now: a simulation of minutes must not end in one that cannot be written
+    # Files are looked at now: a simulation of minutes must not end in one that cannot be written.
     if args.table and args.table.suffix not in findings.TABLES:
         raise UsageError(f"--table: expected a name in .csv or .tex, got {args.table}")
     if args.table:

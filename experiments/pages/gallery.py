@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PAGE = "report.html"
 HEADER = ("claim", "where", "paper, at its scale")
 OTHER = "another scale than the paper's"
-# limits of the search for runs: folders in all, and levels below the one that is asked for
+# Limits of the search for runs: folders in all, and levels below the one that is asked for.
 FOLDERS = 10_000
 DEPTH = 8
 

@@ -40,7 +40,8 @@ __all__ = [
     "strict_json",
 ]
 
-MAX_HEADER = 100_000_000  # bytes, of any description that is parsed: safetensors' own limit
+# The most bytes of any description that is parsed. It is the limit of safetensors itself.
+MAX_HEADER = 100_000_000
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
 # The dtypes that are read, by NumPy's names. ml_dtypes has bfloat16 and the float8 types, which
 # NumPy lacks; the others are NumPy's own.

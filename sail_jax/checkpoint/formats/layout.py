@@ -16,7 +16,8 @@ from sail_jax.merging.tensors import Shape
 __all__ = ["Layout", "Region", "Wanted", "staged"]
 
 Wanted = Mapping[str, tuple[np.dtype, Shape]]
-_ALIGNED = 64  # bytes, so that tensors of any type can be used where they lie
+# Tensors begin at multiples of so many bytes, so that those of any type can be used where they lie.
+_ALIGNED = 64
 
 
 class Region(NamedTuple):

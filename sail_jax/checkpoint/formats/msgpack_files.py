@@ -28,13 +28,19 @@ from sail_jax.merging.tensors import Shape, Tensor
 
 __all__ = ["layout", "read_file"]
 
-CHUNK = 2**30  # bytes of an array that flax keeps in one piece
+# The most bytes of an array that Flax keeps in one piece.
+CHUNK = 2**30
 _CHUNKED = "__msgpack_chunked_array__"
-_COMPLEX = 2  # type of an extension with a Python complex number; 1 and 3 are those of NumPy
-_DEPTH = 100  # of nesting, far below the limit on recursion in Python
-_WINDOW = 1 << 16  # bytes that are read from the file at once
-_VALUES = 1 << 20  # keys, arrays and other values of a file; reading as many takes seconds
-_OF_ARRAY = 100  # values inside of an extension: the shape, dtype and bytes of an array
+# The type of an extension that holds a Python complex number. 1 and 3 are those of NumPy.
+_COMPLEX = 2
+# The deepest nesting, far below Python's limit on recursion.
+_DEPTH = 100
+# How many bytes are read from the file at once.
+_WINDOW = 1 << 16
+# The most keys, arrays and other values of a file. Reading so many takes seconds.
+_VALUES = 1 << 20
+# The most values inside of an extension, which has the shape, dtype and bytes of an array.
+_OF_ARRAY = 100
 
 
 class _Blob(NamedTuple):
@@ -193,7 +199,8 @@ def _arrays(file: File, node: Any, at: str) -> Iterator[tuple[str, _Array]]:
         match _Scan(file, node.offset, node.offset + node.length, _OF_ARRAY).value():
             case [float(), float()]:
                 pass
-            case _:  # refused, not left out: it may be a damaged array
+            # It is refused and not left out, as it may be a damaged array.
+            case _:
                 raise ValueError(f"'{at}' is not a complex number as flax writes it")
     elif isinstance(node, _Blob) and node.kind is not None:
         yield at, _array(file, node, at)

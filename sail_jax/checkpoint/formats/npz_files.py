@@ -32,8 +32,10 @@ from sail_jax.merging.tensors import Tensor
 
 __all__ = ["layout", "read_file"]
 
-_HEADER = 1 << 16  # bytes of a .npy header that are read
-_BLOCK = 1 << 20  # bytes that are copied at once
+# How many bytes of a .npy header are read.
+_HEADER = 1 << 16
+# How many bytes are copied at once.
+_BLOCK = 1 << 20
 _STAGE = "tensors"
 
 

@@ -86,7 +86,8 @@ def read_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None
     return tensors, {}
 
 
-_Key = tuple[str, int | None]  # of a dictionary, or a place in a list of so many
+# A key of a dictionary, or a place in a list of so many.
+_Key = tuple[str, int | None]
 
 
 def _leaves(node: Any, keys: tuple[_Key, ...] = ()) -> Iterator[tuple[tuple[_Key, ...], Any]]:

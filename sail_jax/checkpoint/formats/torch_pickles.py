@@ -54,9 +54,11 @@ _STORAGES = {
 }
 _ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
 # Limits on what a small file can make this process copy or allocate.
-_AXES = 64  # more than any tensor has
-_ARGUMENTS = 16  # more than any function has
-_REPEATED = 1 << 30  # bytes of a tensor that repeats entries of its storage
+# More axes than any tensor has, and more arguments than any function has.
+_AXES = 64
+_ARGUMENTS = 16
+# The most bytes of a tensor that repeats entries of its storage.
+_REPEATED = 1 << 30
 
 
 class _Dict(dict[str | int, Any]):

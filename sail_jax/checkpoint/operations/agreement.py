@@ -22,7 +22,8 @@ from sail_jax.merging.tensors import Tensors, read_whole
 
 __all__ = ["Agreement", "Certify", "agreement", "certified", "verdict", "wanted"]
 
-FITS = 1 << 30  # bytes of both networks in float32, up to which they are run without being asked
+# The bytes of both networks in float32 up to which they are run without being asked.
+FITS = 1 << 30
 
 Certify = bool | Callable[[Mapping[str, Any], Mapping[str, Any]], Any] | None
 """Whether a network is run before and after a change.
@@ -250,7 +251,8 @@ def agreement(
     # The number beside the tensors tells the two networks apart, which may need different programs.
     # What each run returned is kept here, for the mean that `certificate` does not report.
     measured = certificate(run, (0, old), (1, new), None, dtype=dtype)
-    before, after, moved = outputs  # `certificate` also runs the old network a little moved
+    # `certificate` also runs the old network with its tensors a little moved.
+    before, after, moved = outputs
     # A function that ignores its tensors, say by loading a model of its own, would always agree.
     if all(map(np.array_equal, before, moved)):
         raise ValueError(f"the outputs of {forward.name} do not change with the tensors")

@@ -20,9 +20,12 @@ from sail_jax.probe.networks import OUTPUT, layers
 
 __all__ = ["ALPHAS", "SCALES", "Identity", "LayerwiseLinearity", "Stitched", "measure_linearity"]
 
-ALPHAS = (0.25, 0.5, 0.75)  # weights of the first of two models
-SCALES = (0.4,)  # of task vectors, as in the paper's figures
-SETS = 1140  # at most so many sets of three, as many as there are of the paper's 20 models
+# Weights of the first of two models.
+ALPHAS = (0.25, 0.5, 0.75)
+# Scales of task vectors, as in the paper's figures.
+SCALES = (0.4,)
+# The most sets of three that are looked at. The paper's 20 models have as many.
+SETS = 1140
 
 
 class Identity(NamedTuple):

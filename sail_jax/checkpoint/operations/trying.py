@@ -19,7 +19,8 @@ from sail_jax.merging.tensors import read_whole
 
 __all__ = ["Examples", "Running", "Trial", "read_examples", "running", "try_average", "unfit"]
 
-MOST = 1 << 28  # bytes of examples
+# The most bytes of examples.
+MOST = 1 << 28
 
 
 class Examples(NamedTuple):

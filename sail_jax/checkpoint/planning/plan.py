@@ -98,7 +98,8 @@ class Treatment(NamedTuple):
     def merge(self) -> Merge | None:
         """The merge; None for a copy."""
         merge = self.work.merge
-        assert merge is None or isinstance(merge, Merge)  # there is no other `Program`
+        # There is no other `Program`.
+        assert merge is None or isinstance(merge, Merge)
         return merge
 
     @property

@@ -152,7 +152,8 @@ def _settings(given: Any, info: ValidationInfo, *, of_model: bool = False) -> Ma
     if not isinstance(given, Given):
         raise ValueError(f"expected parameters, a mapping; got {kind(given)}")
     context: Any = info.context
-    if "entry" not in context:  # the method was refused, and that is the error to report
+    # The method itself was refused, and that is the error to report.
+    if "entry" not in context:
         return {}
     entry, settings = context["entry"], {}
     for name, node in given.node.value.items():
