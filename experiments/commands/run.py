@@ -179,7 +179,8 @@ def given(args: Mapping[str, Any], config: Any, group: str = "") -> dict[str, An
         if dataclasses.is_dataclass(was):
             if changes := given(args, was, name):
                 fields[field.name] = changes
-        elif name in args:  # options that are not given are absent (`argparse.SUPPRESS`)
+        # Options that are not given are absent (`argparse.SUPPRESS`).
+        elif name in args:
             value = args[name]
             fields[field.name] = tuple(value) if isinstance(value, list) else value
     return fields

@@ -117,6 +117,7 @@ def _print_table(header: Sequence[str], *rows: Sequence[str]) -> None:
         style = "bold red" if row[-1].split()[0].isupper() else ""
         table.add_row(*(Text(cell, style=style) for cell in row))
     console = Console()
-    if not console.is_terminal:  # rich would take it for 80 columns, and wrap
+    # rich would take what is no terminal for 80 columns, and wrap.
+    if not console.is_terminal:
         console.width = 200
     console.print(table)

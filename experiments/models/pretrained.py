@@ -247,7 +247,9 @@ def convert(
     names, prefix = (_GPT2, "transformer.") if gpt else (_LLAMA, "model.")
     left = {name.removeprefix(prefix): x for name, x in tensors.items()}
     left = {name: x for name, x in left.items() if not _BUFFERS.fullmatch(name)}
-    have = dict(left)  # a fused tensor is read three times; `left` notes what was never read
+    # A fused tensor is read three times, so it must not go after the first. `left` notes what was
+    # never read.
+    have = dict(left)
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     shapes = jax.eval_shape(module.init, jax.random.key(0), tokens)
 

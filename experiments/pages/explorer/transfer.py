@@ -181,7 +181,8 @@ def closed_forms(grid: Grid) -> dict[str, np.ndarray]:
     return {name: np.asarray(values) for name, values in found.items()}
 
 
-@jax.jit  # everything an argument: XLA would spend long on folding constants
+# Everything is an argument: XLA would spend long on folding constants.
+@jax.jit
 def _closed_forms(
     n, d, load, theta, sigma, depths, ridges, sources, times, bias, variance, edges, below
 ) -> dict[str, Array]:
