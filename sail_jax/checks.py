@@ -49,7 +49,7 @@ def concrete(x: Any) -> "np.ndarray | None":
     >>> concrete([1.0, 2.0]).tolist()
     [1.0, 2.0]
     """
-    # not above: the command line needs `escaped` and `nearest` at once, and JAX imports slowly
+    # Not above: the command line needs `escaped` and `nearest` at once, and JAX imports slowly.
     import jax
     import numpy as np
 

@@ -12,7 +12,8 @@ from typing import Any
 from sail_jax.checks import escaped
 
 FORMAT = 1
-MAX_JSON = 4 << 20  # bytes
+# The most bytes of a JSON file.
+MAX_JSON = 4 << 20
 
 
 class StoreError(Exception):
@@ -22,7 +23,8 @@ class StoreError(Exception):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(escaped(message))  # names in a file may hold what ends a line
+        # Names in a file may hold what ends a line.
+        super().__init__(escaped(message))
 
 
 class RefusedError(StoreError):
@@ -107,21 +109,22 @@ def write_atomic(path: str | Path, data: bytes) -> None:
         the new.
     """
     path = Path(path)
-    # in the same folder, since a rename is atomic only within one file system
+    # In the same folder, since a rename is atomic only within one file system.
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with explained("write", path):
         try:
             with open(part, "wb") as file:
                 file.write(data)
                 file.flush()
-                # before the rename: after a crash the name could else stand for an empty file
+                # Before the rename: after a crash the name could else stand for an empty file.
                 os.fsync(file.fileno())
             os.replace(part, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
             raise
-        sync(path.parent)  # the rename itself is an entry of the folder
+        # The new name is an entry of the folder, which has to be on disk as well.
+        sync(path.parent)
 
 
 def probe(path: Path) -> None:

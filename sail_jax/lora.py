@@ -105,7 +105,7 @@ def truncate(
         if values is None:
             raise TypeError("energy: the rank depends on values, which are traced; give `rank`")
         squares = np.cumsum(values.astype(float) ** 2)
-        # a little less than asked for, so that rounding never asks for one value more
+        # A little less than asked for, so that rounding never asks for one value more.
         enough = np.searchsorted(squares, energy * squares[-1] * (1 - 1e-12)) + 1
         limit = min(limit, int(enough))
     root = jnp.sqrt(S[:limit])

@@ -376,7 +376,7 @@ def judge(claim: Claim, predicted: float, estimate: Estimate, seconds: float = 0
     """
     difference = estimate.value - predicted
     unit = estimate.stderr if estimate.stderr is not None else estimate.tolerance
-    # without an error nothing but equality agrees; inf * 0 would be NaN
+    # Without an error nothing but equality agrees; inf * 0 would be NaN.
     score = difference / unit if unit else difference * math.inf if difference else 0.0
     limit = Z_MAX if estimate.stderr is not None else 1.0
     excess = {"=": abs(score), "<=": score, ">=": -score}[claim.relation]

@@ -85,7 +85,8 @@ def peak_bytes() -> int:
     Returns:
       The memory in bytes.
     """
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes there, KiB elsewhere
+    # ru_maxrss counts bytes on macOS, and KiB elsewhere.
+    unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 

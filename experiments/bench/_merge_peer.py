@@ -58,7 +58,7 @@ class Peer:
         self.binaries = home / ("Scripts" if os.name == "nt" else "bin")
         if not (home / "ready").exists():
             _call([sys.executable, "-m", "venv", "--clear", str(home)])
-            # torch first and by itself: the other packages then keep the build found here.
+            # PyTorch comes first and by itself: the other packages then keep the build found here.
             for packages in ((TORCH,), (*VERSIONS[version], TORCH)):
                 _call([str(self.binaries / "pip"), "install", "--quiet", *packages])
             (home / "ready").touch()

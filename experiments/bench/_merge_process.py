@@ -70,7 +70,7 @@ def measure(command: Sequence[str], log: Path, env: Mapping[str, str] | None = N
     if hasattr(os, "sync"):
         os.sync()
     start = [sys.executable, "-I", "-S", "-c", _STARTER, str(log), *command]
-    # whoever forbids compiled Python here would have every run compile it anew
+    # Whoever forbids compiled Python here would have every run compile it anew.
     inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     process = subprocess.run(
         start, env={**inherited, **(env or {})}, capture_output=True, text=True

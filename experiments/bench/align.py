@@ -107,7 +107,8 @@ def alignment(
         return index
 
     results = []
-    for _ in range(repeats + 1):  # the first compiles, and does not count
+    # The first call compiles, and does not count.
+    for _ in range(repeats + 1):
         spent.clear()
         start = time.perf_counter()
         maps = align.weight_matching(first, second, network_spec, assignment=timed)

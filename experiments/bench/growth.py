@@ -145,7 +145,9 @@ def checkpoint(folder: Path, llama: Llama, method: str, repeat: int) -> dict[str
       StoreError: If there is too little space.
     """
     free = shutil.disk_usage(folder).free
-    need = 2 * llama.parameters * 10  # the checkpoint, it grown at most fourfold twice, and room
+    # Room is needed for the checkpoint and for what it grows to, at most fourfold and twice, and
+    # some to spare.
+    need = 2 * llama.parameters * 10
     if free < need:
         raise disk.StoreError(f"{folder}: {need / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
     source, out, plain = folder / "base", folder / "grown", folder / "plain"
@@ -165,7 +167,8 @@ def checkpoint(folder: Path, llama: Llama, method: str, repeat: int) -> dict[str
         command = [sys.executable, "-I", "-S", "-c", _WRITER, str(size), str(plain)]
         floor = measure(command, folder / "log")
         plain.unlink()
-        if turn:  # the first compiles what JAX then remembers, and warms the page cache
+        # The first turn compiles what JAX then remembers, and warms the page cache.
+        if turn:
             ours.append(sample)
             limit.append(floor)
         else:

@@ -55,7 +55,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
     usage = "%(prog)s [--preset P] [--out DIR] [--resume] [fields of the config]"
-    # without --help, which is added once the fields are: reading the preset must not print it
+    # Without --help, which is added once the fields are: reading the preset must not print it.
     parser = Parser(f"run {name}", parser.description, usage=usage, add_help=False)
     args, config = _read(parser, argv[1:], study)
     from experiments.lab import processes, store
@@ -66,9 +66,9 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
             processes.join(args.processes)
         except ValueError as exc:
             raise UsageError(str(exc)) from exc
-    # every process computes, and only the first prints
+    # Every process computes, and only the first prints.
     first = processes.is_first()
-    # what this preset runs is too short to be worth optimising
+    # What this preset runs is too short to be worth optimising.
     compiling = compiled_quickly() if args.preset == "tiny" else contextlib.nullcontext()
     folder = args.out or f"results/{name}"
     with compiling, store.Run.open(folder, name, config, resume=args.resume) as run:
@@ -117,7 +117,7 @@ def _read(parser: Parser, argv: Sequence[str], study: Study) -> tuple[argparse.N
     add("--resume", action="store_true", help="continue an interrupted run")
     how = "run as one of several processes: auto (SLURM, TPU pods), or HOST:PORT,COUNT,RANK"
     add("--processes", metavar="HOW", help=how)
-    # the options of fields show the preset's values as defaults: it is read before they are added
+    # The options of fields show the preset's values as defaults: it is read before they are added.
     preset = parser.parse_known_args(argv)[0].preset
     if preset not in study.presets:
         raise UsageError(f"unknown preset '{preset}'{nearest(preset, study.presets)}")
@@ -179,7 +179,8 @@ def given(args: Mapping[str, Any], config: Any, group: str = "") -> dict[str, An
         if dataclasses.is_dataclass(was):
             if changes := given(args, was, name):
                 fields[field.name] = changes
-        elif name in args:  # options that are not given are absent (`argparse.SUPPRESS`)
+        # Options that are not given are absent (`argparse.SUPPRESS`).
+        elif name in args:
             value = args[name]
             fields[field.name] = tuple(value) if isinstance(value, list) else value
     return fields

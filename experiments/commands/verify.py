@@ -79,7 +79,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         config = Config(claims=args.claims, seed=args.seed, quick=args.quick)
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
-    # files are looked at now: a simulation of minutes must not end in one that cannot be written
+    # Files are looked at now: a simulation of minutes must not end in one that cannot be written.
     if args.table and args.table.suffix not in findings.TABLES:
         raise UsageError(f"--table: expected a name in .csv or .tex, got {args.table}")
     if args.table:
@@ -117,6 +117,7 @@ def _print_table(header: Sequence[str], *rows: Sequence[str]) -> None:
         style = "bold red" if row[-1].split()[0].isupper() else ""
         table.add_row(*(Text(cell, style=style) for cell in row))
     console = Console()
-    if not console.is_terminal:  # rich would take it for 80 columns, and wrap
+    # rich would take what is no terminal for 80 columns, and wrap.
+    if not console.is_terminal:
         console.width = 200
     console.print(table)

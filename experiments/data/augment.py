@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num, PRNGKeyArray
 
-GREY = (0.299, 0.587, 0.114)  # luma of red, green and blue (ITU-R BT.601)
+# Luma of red, green and blue, by the recommendation ITU-R BT.601.
+GREY = (0.299, 0.587, 0.114)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -130,6 +130,7 @@ def _arc(record: Mapping[str, Any], _: int) -> _Asked:
 
 def _copa(record: Mapping[str, Any], _: int) -> _Asked:
     """Puts a question of COPA: a premise without its full stop, and a cause or effect of it."""
+    # The premise loses its full stop, as the sentence goes on in the choice.
     joint = {"cause": "because", "effect": "therefore"}[record["question"]]
     pair = [record["choice1"], record["choice2"]]
     pair = [text[:1].lower() + text[1:] for text in pair]
@@ -167,6 +168,7 @@ def read(folder: str | Path, name: str) -> tuple[Question, ...]:
     """
     ask, found = BENCHMARKS[name].ask, []
     path, labels = inside(Path(folder), f"{name}.jsonl"), inside(Path(folder), f"{name}.lst")
+    # PIQA's publishers keep labels apart, in a file with one for each line of the questions.
     given = lines(labels, choices.SOURCE) if labels.exists() else None
     for what, record in json_lines(path, choices.SOURCE, choices.MAX_LINE):
         if given is not None:
@@ -197,6 +199,8 @@ def _checked(asked: _Asked) -> Question:
     names = [str(name) for name in asked.names]
     if len(asked.choices) < 2 or len(set(names)) != len(asked.choices):
         raise ValueError("two choices or more, each with a name of its own")
+    # Tokenizers join a word with the space before it, so the space belongs to the choice and not to
+    # the text before.
     spaced = tuple(f" {text.strip()}" for text in asked.choices)
     return Question(tuple(asked.contexts), spaced, names.index(str(asked.answer).strip()))
 

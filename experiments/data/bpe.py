@@ -27,7 +27,8 @@ MAX_VOCAB = 1 << 16
 _WORD = re.compile(
     rb" ?[A-Za-z\x80-\xff]{1,32}| ?[0-9]{1,3}| ?[^\sA-Za-z0-9\x80-\xff]{1,32}|\s{1,32}(?!\S)|\s"
 )
-MAX_TOKEN = 33  # bytes
+# The most bytes of a token.
+MAX_TOKEN = 33
 _SCHEMA = "byte-level BPE"
 
 
@@ -100,7 +101,8 @@ def train(text: bytes, merges: int) -> Bpe:
         for pair in pairwise(word):
             counts[pair] += weights[k]
             where[pair].add(k)
-    # No count is higher than the heap says: lower ones are put back when they come up.
+    # Counts may fall while a pair waits in the heap, and changing an entry there would be slow. So
+    # no count is higher than the heap says, and a lower one is put back when it comes up.
     heap = [(-count, pair) for pair, count in counts.items()]
     heapq.heapify(heap)
     out: list[tuple[int, int]] = []

@@ -27,7 +27,8 @@ SOURCE = Source(
     "rowanzellers.com/hellaswag, yonatanbisk.com/piqa or allenai.org/data (ARC, WinoGrande, SciQ)",
     "generated questions (experiments.data.choices.generate)",
 )
-MAX_LINE = 1 << 20  # bytes of one question
+# The most bytes of one question.
+MAX_LINE = 1 << 20
 MAX_CHOICES = 64
 
 
@@ -321,7 +322,8 @@ def pack(
         raise ValueError(
             f"items, length must be one or more and 2 or more; got {len(items)}, {length}"
         )
-    if 5 * len(items) * widest * length > MAX_BYTES:  # four bytes a token, one of `scored`
+    # A place takes four bytes of `tokens` and one of `scored`.
+    if 5 * len(items) * widest * length > MAX_BYTES:
         raise ValueError(
             f"items: {len(items)} of {widest} choices and {length} tokens are too many"
         )
@@ -331,6 +333,8 @@ def pack(
         context = np.asarray(encode(item.context.encode()))
         for j, text in enumerate(item.choices):
             choice = np.asarray(encode(text.encode()))
+            # The end of the context is kept, which stands next to the choice and says most about
+            # it.
             start = min(len(context), length - len(choice))
             if start < 1 or not len(choice):
                 raise ValueError(

@@ -22,7 +22,8 @@ from experiments.data.files import (
     opened,
 )
 
-PIXELS = 3 * 32 * 32  # bytes: the red plane, the green one, the blue one
+# Bytes of an image: its red plane, its green one and its blue one.
+PIXELS = 3 * 32 * 32
 _HOME = "Alex Krizhevsky's page at the University of Toronto"
 _OFFLINE = "scikit-learn's digits (experiments.data.digits)"
 
@@ -131,11 +132,14 @@ def load(
     if labels not in version.columns:
         raise ValueError(f"labels: {name} has {' and '.join(version.columns)}; got {labels!r}")
     paths = [inside(folder, file) for file in (version.train if split == "train" else version.test)]
-    for path in paths:  # the last may be missing: say so before the first is read
+    # The last file may be missing, which is said before the first one is read.
+    for path in paths:
         with opened(path, version.source):
             pass
     records = np.concatenate([read(path, name) for path in paths])
-    if len(version.columns) == 2:  # each fine class is part of one coarse class
+    # Each fine class of CIFAR-100 is part of one coarse class. Files in which it lies in two are
+    # mislabelled.
+    if len(version.columns) == 2:
         pairs = np.unique(records[:, :2], axis=0)
         fine, first, count = np.unique(pairs[:, 1], return_index=True, return_counts=True)
         if np.any(count > 1):

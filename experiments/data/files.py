@@ -17,8 +17,10 @@ from jaxtyping import Float, Int32, Num, UInt8
 from sail_jax import disk
 from sail_jax.checkpoint.formats import files
 
-MAX_BYTES = 1 << 32  # of an array that is held in memory, which a packed file can only claim
-MAX_TEXT = 1 << 26  # bytes of a list of names
+# The most bytes of an array that is held in memory. A small packed file can claim any size.
+MAX_BYTES = 1 << 32
+# The most bytes of a list of names.
+MAX_TEXT = 1 << 26
 
 
 class DataError(disk.StoreError, ValueError):
@@ -123,7 +125,9 @@ def reading(path: object) -> Iterator[None]:
             yield
     except DataError:
         raise
-    except disk.StoreError as exc:  # the readers' own kind: here the same message for data
+    # The readers of checkpoints raise errors of their own kind. Callers here catch `DataError`
+    # alone, so it takes their message over.
+    except disk.StoreError as exc:
         raise DataError(" ".join(str(exc).splitlines())) from exc
 
 
@@ -145,7 +149,8 @@ def opened(path: Path, source: Source) -> Iterator[tuple[BinaryIO, int]]:
     with reading(path):
         if not path.exists():
             raise missing(path, source)
-        if not path.is_file():  # opening a pipe would wait for its writer
+        # Opening a pipe would wait for its writer, perhaps for ever.
+        if not path.is_file():
             raise DataError(f"{path} is not a plain file")
         with open(path, "rb") as file:
             yield file, os.fstat(file.fileno()).st_size
@@ -215,7 +220,9 @@ def json_lines(path: Path, source: Source, longest: int) -> Iterator[tuple[str, 
         while line := file.readline(longest + 1):
             number += 1
             what = f"{path}, line {number}"
-            if len(line) > longest:  # the one byte more that was asked for is there
+            # One byte more than is allowed was asked for, so that a line that is too long shows
+            # itself without being read to its end.
+            if len(line) > longest:
                 raise DataError(f"{what}: longer than {longest} bytes")
             if line.strip():
                 yield what, files.strict_json(line, what)
@@ -314,6 +321,7 @@ def checked_labels(
         )
     if examples is not None and len(labels) != examples:
         raise DataError(f"{path} holds {len(labels)} labels for {examples} examples")
+    # If the least and the greatest label are classes, all between them are.
     for worst in (int(labels.min()), int(labels.max())) if len(labels) else ():
         if not first <= worst < first + classes:
             raise DataError(

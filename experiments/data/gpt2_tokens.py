@@ -21,7 +21,8 @@ from experiments.data.files import DataError, reading
 from sail_jax import disk
 from sail_jax.checkpoint.formats.files import strict_json
 
-MAX_FILE = 1 << 27  # bytes
+# The most bytes of a file of the vocabulary.
+MAX_FILE = 1 << 27
 _SPACE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
@@ -129,7 +130,8 @@ def words(text: str) -> Iterator[str]:
     shape, at = "".join(map(_shape, text)), 0
     while at < len(text):
         match = _SHORT.match(text, at) or _WORD.match(shape, at)
-        assert match is not None  # every shape begins one
+        # Every kind of character can begin a word, so a match there always is.
+        assert match is not None
         yield text[at : match.end()]
         at = match.end()
 

@@ -27,7 +27,8 @@ from experiments.data.files import (
     reading,
 )
 
-MAX_UNPACKED = 1 << 30  # bytes: EMNIST's largest file has 547 million
+# The most bytes of an unpacked file. EMNIST's largest has 547 million.
+MAX_UNPACKED = 1 << 30
 _OFFLINE = "scikit-learn's digits (experiments.data.digits)"
 
 
@@ -45,7 +46,7 @@ class Family(NamedTuple):
     source: Source
     prefix: str
     classes: int
-    first: int = 0  # the lowest label stored
+    first: int = 0
     transposed: bool = False
 
 

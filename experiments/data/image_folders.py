@@ -32,9 +32,12 @@ TINY = Source(
     "scikit-learn's digits (experiments.data.digits)",
 )
 PLAIN = Source("a folder of images for each class", "wherever the data set is from", TINY.offline)
-MAX_FILE = 1 << 25  # bytes of an image file
-MAX_PIXELS = 1 << 26  # of an image before it is made smaller
-HELD = 1 << 31  # bytes of images up to which they are decoded once, else whenever they are used
+# The most bytes of an image file.
+MAX_FILE = 1 << 25
+# The most pixels of an image before it is made smaller.
+MAX_PIXELS = 1 << 26
+# The bytes of images up to which they are decoded once, else whenever they are used.
+HELD = 1 << 31
 ENDINGS = (".jpeg", ".jpg", ".png")
 _MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr")
 
@@ -61,7 +64,9 @@ def decode(
         or, without `crop`, of another size. It is a `ValueError`.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of sizes, which are checked here, and of odd metadata
+        # Pillow warns of large sizes, which are checked here, and of odd metadata, which nothing
+        # uses.
+        warnings.simplefilter("ignore")
         return _decode(Path(path), side, crop, source)
 
 
@@ -128,7 +133,8 @@ def _images(
             f"{MAX_BYTES}"
         )
     out = np.empty((len(paths), side, side, 3), np.uint8)
-    for k, path in enumerate(paths):  # one at a time: only the result is ever held whole
+    # Images are decoded one at a time, so that only the result is ever held whole.
+    for k, path in enumerate(paths):
         out[k] = decode(path, side, crop=crop, source=source)
     return Images(out, np.fromiter(labels, np.int32, len(paths)), tuple(names))
 

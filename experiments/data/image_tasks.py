@@ -17,7 +17,8 @@ from pydantic import AfterValidator
 from experiments.data.files import Pool
 from experiments.lab.config import Different
 
-if TYPE_CHECKING:  # configs need no JAX, which is slow to import
+# Configs need no JAX, which is slow to import.
+if TYPE_CHECKING:
     import jax
 
     Array = jax.Array | np.ndarray

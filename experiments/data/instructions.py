@@ -13,14 +13,16 @@ from jaxtyping import Bool, Int32
 
 from experiments.data.files import MAX_BYTES, DataError, Source, json_lines
 
-# what messages about a missing file say: what it holds, where to get it, what serves without it
+# What messages about a missing file say: what it holds, where to get it, what serves without it.
 SOURCE = Source(
     "instructions and responses in JSON lines",
     "anthropics/hh-rlhf (unpacked) or allenai/tulu-v1-sft-mixture",
     "generated questions and their answers (experiments.data.choices)",
 )
-MAX_LINE = 1 << 22  # bytes of one example
-_TURN = "\n\nAssistant:"  # of Anthropic-HH
+# The most bytes of one example.
+MAX_LINE = 1 << 22
+# What Anthropic-HH writes before each turn of the assistant.
+_TURN = "\n\nAssistant:"
 _PROMPTS = ("prompt", "instruction", "question")
 _RESPONSES = ("response", "output", "completion", "answer")
 
@@ -63,7 +65,8 @@ class Packed(NamedTuple):
         Raises:
           DataError: If the arrays would be too large for memory.
         """
-        if 5 * count * length > MAX_BYTES:  # four bytes a token, one of `scored`
+        # A place takes four bytes of `tokens` and one of `scored`.
+        if 5 * count * length > MAX_BYTES:
             raise DataError(f"{count} {what} of {length} tokens are too many")
         return cls(np.zeros((count, length), np.int32), np.zeros((count, length - 1), bool))
 
@@ -98,7 +101,8 @@ def _example(record: Mapping[str, Any], what: str) -> Instruction:
     """Reads an example from one object; `what` names its line in messages."""
     if "chosen" in record and isinstance(record["chosen"], str):
         prompt, turn, response = record["chosen"].rpartition(_TURN)
-        prompt += turn  # empty where the assistant has no turn, which is refused below
+        # Where the assistant has no turn, `turn` and the prompt are empty, which is refused below.
+        prompt += turn
     elif "messages" in record:
         prompt, response = _dialogue(record["messages"], what)
     else:
@@ -186,7 +190,7 @@ def pack(
         response = _encoded(example.response, encode)
         row = np.concatenate([prompt, response, np.asarray(end, np.int32)])[:length]
         tokens[kept, : len(row)] = row
-        # `scored` begins with the second token: its entry i is of token i + 1
+        # `scored` begins with the second token: its entry i is of token i + 1.
         scored[kept, len(prompt) - 1 : len(row) - 1] = True
         kept += 1
     return Packed(tokens[:kept], scored[:kept])

@@ -46,7 +46,8 @@ IMAGES = Source(
     "scikit-learn's digits (experiments.data.digits)",
 )
 SCALE = 0.18215  # Table 3 of SAIL: what a model is shown is SCALE * latent
-CHUNK = 1 << 24  # entries looked at together
+# How many entries are looked at together.
+CHUNK = 1 << 24
 
 
 class Latents(NamedTuple):

@@ -24,7 +24,8 @@ OFFLINE_TEXT = "python"
 SAME = "same"
 FOLDERS = "image-folders"
 SIDE = 256  # of images that are to be encoded
-_MANY = 1 << 30  # classes: more than any network has
+# More classes than any network has.
+_MANY = 1 << 30
 _INSTALLED = "installed: nothing is to be given"
 
 
@@ -122,7 +123,8 @@ TEXTS: Mapping[str, TextSet] = {
         text.VOCAB,
         _INSTALLED,
     ),
-    # nanoGPT leaves no meta beside it
+    # nanoGPT writes no file beside these tokens that tells the size of the vocabulary, so it is
+    # told here.
     "openwebtext": TextSet(
         tokens.SOURCE._replace(name="OpenWebText in GPT-2's tokens"), 50257, _TOKENS
     ),

@@ -35,6 +35,8 @@ def permuted(
     >>> sorted(permuted(np.arange(5), 5, [0]).tolist())
     [0, 1, 2, 3, 4]
     """
+    # Two halves of equal size hold at most 4 n numbers, so that on average at most four steps lead
+    # back below n.
     half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     keys = np.random.SeedSequence(tuple(seed)).generate_state(ROUNDS, np.uint64)

@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 VOCAB = 97  # 95 printable ASCII characters, the newline, and one for all others
-HELD_OUT = 10  # every tenth module is kept from training
+# Every tenth module is kept from training.
+HELD_OUT = 10
 
 
 class Text(NamedTuple):

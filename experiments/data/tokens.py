@@ -21,7 +21,8 @@ SOURCE = Source(
     "skylion007.github.io/OpenWebTextCorpus, tokenised by nanoGPT's data/openwebtext/prepare.py",
     "the source of Python's standard library (experiments.data.text)",
 )
-CHUNK = 1 << 24  # tokens looked at together
+# How many tokens are looked at together.
+CHUNK = 1 << 24
 Ids = Int[np.ndarray, " n"]
 
 

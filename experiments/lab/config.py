@@ -94,7 +94,7 @@ def config(cls: type[C]) -> type[C]:
         except ValidationError as error:
             raise ValueError("; ".join(map(_told, error.errors()))) from None
 
-    # wrapped, since the errors of pydantic take several lines for each field
+    # Wrapped, since the errors of pydantic take several lines for each field.
     made.__init__ = init
     return made
 
@@ -138,7 +138,7 @@ def varied(config: C, **changes: Any) -> C:
     return dataclasses.replace(config, **fields)  # type: ignore[type-var]
 
 
-# what pydantic calls the errors, and what a field must do instead; {ge} etc. are in their context
+# What pydantic calls the errors, and what a field must do instead; {ge} etc. are in their context.
 _MUST: Mapping[str, str] = {
     "greater_than_equal": "be at least {ge}",
     "greater_than": "be greater than {gt}",
@@ -184,7 +184,8 @@ def _told(error: Mapping[str, Any]) -> str:
     """Puts one error that pydantic found into a sentence: "field must be ...; got ..."."""
     why = error.get("ctx", {})
     name = "".join(f"[{at}]" if isinstance(at, int) else str(at) for at in error["loc"])
-    if "error" in why:  # raised by a check of several fields, which names them, or of one
+    # A check of several fields at once names them itself; that of one field does not.
+    if "error" in why:
         own = str(why["error"])
         return f"{name} {own}; got {error['input']}" if name else own
     if error["type"] not in _MUST:

@@ -65,7 +65,7 @@ def judged(where: str, claim: str, paper: str, here: str, margins: ArrayLike) ->
     ['holds', 'fails', 'undecided']
     """
     values = np.asarray(margins, float).ravel()
-    # without spread t is infinite, which decides; but margins that are all 0 say nothing (0 / 0)
+    # Without spread t is infinite, which decides; but margins that are all 0 say nothing (0 / 0).
     if len(values) < 2 or not np.isfinite(values).all() or not values.any():
         return Finding(where, claim, paper, here, "undecided")
     mean, spread = float(values.mean()), float(values.std(ddof=1))

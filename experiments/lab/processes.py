@@ -53,7 +53,9 @@ def is_first() -> bool:
       True in the process of rank 0, and so wherever there is only one.
     """
     if "jax" not in sys.modules:
-        return True  # it computes nothing and has joined nobody, as when a run is drawn again
+        # Without JAX this process computes nothing and has joined no others, as when a run is drawn
+        # again. Importing it would only cost time.
+        return True
     import jax
 
     return jax.process_index() == 0
@@ -80,7 +82,7 @@ def by_first(do: Callable[[], T]) -> T | None:
             result = do()
         except Exception as exc:
             error = exc
-    # an exception must not keep the first from this broadcast: the others wait in it
+    # An exception must not keep the first from this broadcast: the others wait in it.
     failed = agreed(error is not None)
     if error is not None:
         raise error

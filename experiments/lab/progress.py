@@ -59,7 +59,7 @@ def reporting(stage: Stage, *, stream: TextIO | None = None) -> Stage:
         say(f"  {name} ...", stream=stream, end=end)
         start = time.perf_counter()
         try:
-            # a stage that has no folders to give need not know of them
+            # A stage that has no folders to give need not know of them.
             result = stage(name, noted, folder=True) if folder else stage(name, noted)
         except BaseException:
             say(f"{again} stopped", stream=stream)

@@ -14,7 +14,8 @@ from urllib.parse import quote
 
 from sail_jax import disk
 
-MAX_FILE = 4 << 30  # bytes
+# The most bytes of a stage's arrays.
+MAX_FILE = 4 << 30
 
 
 def as_arrays(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:
@@ -142,7 +143,8 @@ def write(file: Path, name: str, arrays: dict[str, Any], seconds: float) -> None
     flat, buffer = _flat(arrays), io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for path, array in flat.items():
-            # NumPy's format has no name for bfloat16
+            # NumPy's format has no name for bfloat16. Its bits are stored as whole numbers, and the
+            # record lists which arrays these are.
             plain = array.view(np.uint16) if array.dtype.name == "bfloat16" else array
             with archive.open(f"{path}.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, plain, allow_pickle=False)

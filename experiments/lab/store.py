@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 try:
     import fcntl
-except ImportError:  # not on Windows: there two runs in one directory are not noticed
+# Windows has no such locks. There, two runs in one directory are not noticed.
+except ImportError:
     fcntl = None
 
 RECORD, RESULT = "config.json", "result.nc"
@@ -179,7 +180,7 @@ class Run:
         stored = self.finished or any((self.path / at).exists() for at in ("stages", "work"))
         failed = kind is not None and issubclass(kind, Exception)
         if failed and not stored and processes.is_first():
-            # without a record, the directory can be taken for a run with another config
+            # Without a record, the directory can be taken for a run with another config.
             (self.path / RECORD).unlink(missing_ok=True)
             _remove_empty(self._made)
         _release(self._lock)
@@ -212,7 +213,7 @@ class Run:
         if name in self._used:
             raise ValueError(f"stage '{name}' is used twice in one run: give each its own name")
         self._used.add(name)
-        # all must take the same branch: devices of several processes compute together
+        # All must take the same branch: devices of several processes compute together.
         if processes.agreed(stages.finished(saved)):
             arrays, seconds = stages.read(saved, name)
             self._kept_seconds += seconds
@@ -224,7 +225,7 @@ class Run:
             arrays = stages.as_arrays(compute(work) if folder else compute())
             took = time.perf_counter() - start
             processes.by_first(lambda: stages.write(saved, name, arrays, took))
-        # also where the stage was read back: a process may have died between storing and this
+        # Also where the stage was read back: a process may have died between storing and this.
         if folder and processes.is_first() and work.exists():
             with disk.explained("keep the metrics of", work):
                 for lines in work.rglob("*.jsonl"):
@@ -232,7 +233,8 @@ class Run:
                     place.parent.mkdir(parents=True, exist_ok=True)
                     os.replace(lines, place)
             shutil.rmtree(work)
-            with contextlib.suppress(OSError):  # other stages keep something there
+            # Other stages may still keep something there.
+            with contextlib.suppress(OSError):
                 work.parent.rmdir()
         return arrays
 
@@ -268,6 +270,8 @@ class Run:
             """Writes the result and then the record, which vouches for it."""
             # Through memory, so that a full disk is noticed here and not in HDF5's flush on close.
             data = bytes(dataset.assign_attrs(attributes).to_netcdf(engine="h5netcdf"))
+            # The record comes second: it says that the run is finished, and must not say so of a
+            # result that is not there.
             disk.write_atomic(self.path / RESULT, data)
             result = {"bytes": len(data), "sha256": disk.sha256(data)}
             done = {**record, "status": "finished", "result": result}
@@ -411,7 +415,7 @@ def load_result(path: Path, record: Mapping[str, Any]) -> "xr.Dataset":
     data = disk.read_bytes(file, expected["bytes"])
     if len(data) != expected["bytes"] or disk.sha256(data) != expected["sha256"]:
         raise StoreError(f"{file} is damaged: its checksum does not match the one in {RECORD}")
-    # undecoded: numbers whose unit is "days", say, would else come back as durations
+    # Undecoded: numbers whose unit is "days", say, would else come back as durations.
     return xr.load_dataset(io.BytesIO(data), engine="h5netcdf", decode_times=False)
 
 
@@ -425,7 +429,8 @@ def _hold(path: Path) -> int | None:
     except BlockingIOError:
         os.close(handle)
         raise RefusedError(f"{path} is in use by another run; choose another --out") from None
-    except OSError:  # a file system without locks
+    # A file system without locks must not keep a run from being made.
+    except OSError:
         os.close(handle)
         return None
     return handle
@@ -453,6 +458,7 @@ def _take(
     """
     if path.exists() and not path.is_dir():
         raise RefusedError(f"{path} is not a directory; choose another --out")
+    # Noted before they are made, so that a run that fails at once leaves none of them behind.
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         with disk.explained("write to", path):
@@ -460,7 +466,7 @@ def _take(
             lock = _hold(path)
     except StoreError as exc:
         raise RefusedError(str(exc)) from exc
-    # looked at only now that no other process can change it
+    # Looked at only now that no other process can change it.
     try:
         return _claim(path, wanted, resume), lock, made
     except BaseException:
@@ -472,7 +478,8 @@ def _take(
 def _claim(path: Path, wanted: dict[str, Any], resume: bool) -> dict[str, Any]:
     """Finds the record of the unfinished run in a locked directory, or writes a new one."""
     disk.probe(path)
-    leftovers = [*path.glob(".*.part"), *path.glob("stages/.*.part")]  # of a process that died
+    # A process that died while it wrote has left these. They make a directory no less empty.
+    leftovers = [*path.glob(".*.part"), *path.glob("stages/.*.part")]
     if not set(path.iterdir()) - set(leftovers):
         record = {
             "format": disk.FORMAT,

@@ -53,7 +53,9 @@ def sweep(
         raise ValueError(f"chunk must be at least 1, got {chunk}")
     if len(points) == 0:
         raise ValueError("points must not be empty")
-    devices = _sharing(jax.device_count() // jax.process_count())  # the same for every process
+    # The devices of one process are counted on average, so that all processes cut the points into
+    # the same chunks.
+    devices = _sharing(jax.device_count() // jax.process_count())
     chunk = devices * ceil(chunk / devices)
     slices = [points[i : i + chunk] for i in range(0, len(points), chunk)]
     parts = []
@@ -107,7 +109,8 @@ def over_devices(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
         """Applies `fn`, with the points filled up to one number for every device."""
         n = len(jax.tree.leaves(points)[0])
         per_device = ceil(n / _sharing(jax.local_device_count()))
-        devices = jax.local_devices()[: ceil(n / per_device)]  # more would repeat points alone
+        # Further devices would have nothing but repeated points.
+        devices = jax.local_devices()[: ceil(n / per_device)]
         if len(devices) == 1:
             return fn(points, *common)
         # Every device needs as many points: the last one is repeated, and its results are cut off.
@@ -122,7 +125,7 @@ def over_devices(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
         axis = "points"
         mesh = jax.make_mesh((len(devices),), (axis,), (AxisType.Auto,), devices=devices)
         specs = (P(axis), *[P()] * others)
-        # what is common is used by every device without a word between them
+        # What is common is used by every device without a word between them.
         return jax.jit(
             jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=P(axis), check_vma=False)
         )

@@ -47,7 +47,7 @@ def attend(
         return jax.nn.dot_product_attention(Q, K, V, is_causal=causal).reshape(q.shape)
     # JAX's attention, used above, has no dropout; from here on it is written out.
     K, V = (jnp.repeat(x, Q.shape[2] // K.shape[2], axis=2) for x in (K, V))
-    # logits and softmax in float32 whatever the inputs are, as JAX's own attention has them
+    # Logits and softmax in float32 whatever the inputs are, as JAX's own attention has them.
     logits = jnp.einsum("bthk,bshk->bhts", Q, K).astype(jnp.float32) / q.shape[-1] ** 0.5
     if causal:
         logits = jnp.where(jnp.tri(q.shape[-3], dtype=bool), logits, -jnp.inf)

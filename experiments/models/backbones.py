@@ -20,7 +20,8 @@ KINDS = ("resnet", "vit", "clip")
 IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
 _UNUSED = ("classifier.", "text_model.", "text_projection", "logit_scale")
 _STATISTICS = ("running_mean", "running_var")
-_MOMENTUM = 0.9  # of running statistics: PyTorch calls it 0.1
+# The momentum of running statistics, which PyTorch calls 0.1.
+_MOMENTUM = 0.9
 _EPS = 1e-5  # of BatchNorm
 
 

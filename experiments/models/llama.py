@@ -41,7 +41,7 @@ def rotary(
         raise ValueError(f"head_dim must be even for rotary positions, got {size}")
     frequencies = theta ** (-jnp.arange(0, size, 2) / size)
     angles = (start + jnp.arange(x.shape[-3]))[:, None, None] * frequencies
-    # angles stay in float32: half precision cannot tell large positions apart
+    # Angles stay in float32: half precision cannot tell large positions apart.
     cos, sin = jnp.cos(angles).astype(x.dtype), jnp.sin(angles).astype(x.dtype)
     a, b = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)

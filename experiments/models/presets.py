@@ -71,7 +71,7 @@ def _resnet(blocks: list[int], *, modified: bool = False) -> dict[str, Any]:
 
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        # overtrained, Table 3
+        # Overtrained, Table 3.
         "olmo-15m": _olmo(3),
         "olmo-30m": _olmo(6),
         "olmo-90m": _olmo(9),

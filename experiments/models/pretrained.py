@@ -58,7 +58,7 @@ _LLAMA = {
     "norm/scale": "norm.weight",
     "unembed/kernel": "lm_head.weight",
 }
-# buffers that some releases saved with the parameters
+# Buffers that some releases saved with the parameters.
 _BUFFERS = re.compile(r".*\.attn\.(masked_)?bias|.*rotary_emb\.inv_freq")
 
 
@@ -102,7 +102,7 @@ def load_pretrained(
     """
     folder = Path(path)
     module = module_of(read_config(folder))
-    # there may be embeddings beyond the tokens, as padding
+    # There may be embeddings beyond the tokens, as padding.
     if vocab is not None and not vocab <= module.vocab <= -(-vocab // 512) * 512:
         raise ValueError(
             f"{folder}: the checkpoint's vocabulary has {module.vocab} tokens, the data's {vocab}"
@@ -163,7 +163,7 @@ def module_of(config: Config) -> GPT | Llama:
 
 def _gpt2(config: Config) -> GPT:
     """The module of a GPT-2 configuration."""
-    # both are the approximation by tanh, which `nn.gelu` computes as well
+    # Both are the approximation by tanh, which `nn.gelu` computes as well.
     _demand(config, "activation_function", "gelu_new", "gelu_pytorch_tanh")
     _demand(config, "scale_attn_weights", True)
     _demand(config, "scale_attn_by_inverse_layer_idx", False)
@@ -189,7 +189,7 @@ def _llama(config: Config) -> Llama:
     _demand(config, "attention_bias", False)
     _demand(config, "mlp_bias", False)
     _demand(config, "clip_qkv", None)
-    # older configurations have "rope_theta" at the top, newer ones a group of its own
+    # Older configurations have "rope_theta" at the top, newer ones a group of its own.
     rope = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
     rope |= {"rope_type": rope.get("rope_type", rope.get("type", "default"))}
     _demand(rope, "rope_type", "default")
@@ -247,7 +247,9 @@ def convert(
     names, prefix = (_GPT2, "transformer.") if gpt else (_LLAMA, "model.")
     left = {name.removeprefix(prefix): x for name, x in tensors.items()}
     left = {name: x for name, x in left.items() if not _BUFFERS.fullmatch(name)}
-    have = dict(left)  # a fused tensor is read three times; `left` notes what was never read
+    # A fused tensor is read three times, so it must not go after the first. `left` notes what was
+    # never read.
+    have = dict(left)
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     shapes = jax.eval_shape(module.init, jax.random.key(0), tokens)
 
@@ -284,7 +286,7 @@ def _laid_out(
     """
     want = shape
     if ours.endswith("/kernel"):
-        # the output projection of attention reads heads and their units, all others read one axis
+        # The output projection of attention reads heads and their units, all others read one axis.
         reads = len(want) - 1 if ours.endswith("o/kernel") else 1
         want = (int(np.prod(want[:reads])), int(np.prod(want[reads:])))
     elif "bias" in ours:
@@ -318,7 +320,7 @@ def export(variables: PyTree, module: GPT | Llama) -> tuple[dict[str, np.ndarray
     gpt = isinstance(module, GPT)
     names, prefix = (_GPT2, "transformer.") if gpt else (_LLAMA, "model.")
     config = _told_gpt2(module) if gpt else _told_llama(module)
-    # a field that the configuration cannot state would be lost without notice
+    # A field that the configuration cannot state would be lost without notice.
     if _plain(module_of(config)) != _plain(module):
         raise ValueError(f"no configuration of {config['model_type']} describes {module}")
     tensors: dict[str, np.ndarray] = {}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PAGE = "report.html"
 HEADER = ("claim", "where", "paper, at its scale")
 OTHER = "another scale than the paper's"
-# limits of the search for runs: folders in all, and levels below the one that is asked for
+# Limits of the search for runs: folders in all, and levels below the one that is asked for.
 FOLDERS = 10_000
 DEPTH = 8
 
@@ -49,7 +49,8 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
         raise disk.RefusedError(f"{directory} is not a directory")
     _admit(out)
     sections, unfinished, bad = [], [], []
-    for path in [*found(directory)]:  # all first: too many are refused before anything is drawn
+    # All are looked for first, so that too many are refused before anything is drawn.
+    for path in [*found(directory)]:
         try:
             run = store.reopen(path)
             sections.append(_run(path.relative_to(directory), run))

@@ -80,7 +80,7 @@ def regression(prediction: Float[Array, "n d"], target: Float[Array, "n d"]) -> 
 
 def _unit(x: Float[Array, "n d"]) -> Float[Array, "n d"]:
     """Scales each row to norm 1; a row of zeros stays so."""
-    # the root's argument is kept from 0, where its gradient is infinite
+    # The root's argument is kept from 0, where its gradient is infinite.
     return x / jnp.sqrt(jnp.maximum((x**2).sum(-1, keepdims=True), 1e-12))
 
 
@@ -193,7 +193,8 @@ class Byol(NamedTuple):
         online = jax.lax.stop_gradient(_followed(params))
         target = moved(carried["target"], online, decay(carried["step"], self.steps, self.base))
         stats = carried["stats"]
-        # normalised by the batch, as the online network is; the statistics after it are dropped
+        # The target is normalised by the batch, as the online network is. The statistics that come
+        # of it are dropped: they are the online network's own.
         wanted = [
             jax.lax.stop_gradient(self._projected(target, stats, view)[0])
             for view in (first, second)

@@ -64,7 +64,8 @@ class Checkpoints:
         with disk.explained("write to", self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
             if jax.process_index() == 0:
-                for leftover in self.directory.glob(".*.part"):  # of a process that died
+                # A process that died has left these.
+                for leftover in self.directory.glob(".*.part"):
                     shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         if self.steps():
             self._manifest(self.steps()[-1])
@@ -137,14 +138,15 @@ class Checkpoints:
         if jax.process_index() != 0:
             return
         with disk.explained("write", folder):
-            # all files must be on disk before the rename, which makes the folder count
+            # All files must be on disk before the rename, which makes the folder count.
             for path in (part / ARRAYS, *(part / ARRAYS).rglob("*")):
                 disk.sync(path)
             disk.write_record(part / MANIFEST, {**manifest, "files": _checksums(part / ARRAYS)})
             os.replace(part, folder)
             disk.sync(self.directory)
             for step in self.steps()[: -self.keep]:
-                old = self.directory / f".{step}.part"  # half of it never bears the name
+                # Renamed before it is removed, so that half of a checkpoint never bears its name.
+                old = self.directory / f".{step}.part"
                 os.replace(self.directory / str(step), old)
                 shutil.rmtree(old)
 
@@ -158,7 +160,8 @@ class Checkpoints:
         if pending is None:
             return
         pending.result()
-        if jax.process_count() > 1:  # what one of them has named, all see
+        # Only the first process gives names. After this, all see what it has named.
+        if jax.process_count() > 1:
             multihost_utils.sync_global_devices(f"checkpoint {self.directory}")
 
     def restore(self, like: State) -> State | None:
@@ -187,7 +190,7 @@ class Checkpoints:
         if unlike or manifest["key"] != str(jax.random.key_impl(like.key)):
             why = unlike[0] if unlike else f"its random keys are {manifest['key']}"
             raise RefusedError(f"{folder} is of another network or optimiser: {why}")
-        # every byte is checked before orbax interprets any
+        # Every byte is checked before orbax interprets any.
         with disk.explained("read", folder):
             files = _checksums(folder / ARRAYS)
         for file in sorted(files.keys() | manifest["files"].keys()):

@@ -42,7 +42,7 @@ def log_likelihood(
         log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), row[1:, None], axis=-1)[:, 0]
         return jnp.concatenate([jnp.zeros(1), log_probs])
 
-    # not all at once: the logits of a sequence are `vocab` times as large as it
+    # Sequences are run in batches: the logits of one are `vocab` times as large as it.
     return jax.lax.map(of_row, flat, batch_size=min(batch_size, len(flat))).reshape(tokens.shape)
 
 

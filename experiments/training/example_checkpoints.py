@@ -59,7 +59,8 @@ def make(folder: Path, *, seed: int = 0, force: bool = False) -> dict[str, dict[
             (part / "recipes").mkdir()
             for method, text in recipes(folder.resolve()).items():
                 (part / "recipes" / f"{method}.yaml").write_text(text)
-            # first, since until all are replaced the folder holds a mixture of old and new
+            # The record goes first and comes back last: in between the folder holds a mixture of
+            # old and new.
             (folder / RECORD).unlink(missing_ok=True)
             for made in sorted(part.iterdir()):
                 shutil.rmtree(folder / made.name, ignore_errors=True)
@@ -130,7 +131,8 @@ def train(seed: int = 0) -> list[dict[str, np.ndarray]]:
         start = (params, optimizer.init(params))
         return jax.lax.scan(step, start, jax.random.split(key, 200))[0][0]
 
-    @jax.jit  # all in one program, in which the loop of the training stands once
+    # All trainings are in one program, in which the loop stands, and is compiled, once.
+    @jax.jit
     def every(seed: Any, learn: Task) -> Any:
         """The parameters of all models, stacked in the order of `MODELS`."""
         first, *keys = jax.random.split(jax.random.key(seed), 1 + len(HELD_OUT))
@@ -190,7 +192,7 @@ def evaluate(checkpoint: str | Path, *, seed: int = 0) -> dict[str, float]:
                 f"{shapes.get(name, 'missing')}, expected {expected.get(name, 'no such tensor')}"
             )
     exam = _tasks(seed, "test")
-    # in NumPy, since what is computed once is not worth compiling
+    # This is NumPy, since what is computed once is not worth compiling.
     x = exam.images.astype(np.float32)
     for layer in layers:
         kernel, bias = (
@@ -329,7 +331,8 @@ def recipes(folder: Path) -> dict[str, str]:
     texts = {}
     for method, (about, names, based, per_model, shared) in _RECIPES.items():
         base = f"base_model: {json.dumps(str(folder / 'base'))}\n" if based else ""
-        if method == "slerp":  # mergekit's takes one of its two models as its base
+        # mergekit's slerp takes one of its two models as its base.
+        if method == "slerp":
             base = f"base_model: {json.dumps(str(folder / names[0]))}\n"
         parameters = ""
         if shared:

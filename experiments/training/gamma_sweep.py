@@ -21,11 +21,12 @@ from sail_jax.distances import Distance, median_distance
 from sail_jax.distances import mmd as one_mmd
 
 Start = Literal["shared", "independent"]
-# by kind of start: which draw of initial weights theta_1, theta_2 and the model that is trained on
-# the target alone begin with
+# By kind of start: which draw of initial weights theta_1, theta_2 and the model that is trained on
+# the target alone begin with.
 STARTS = {"shared": [0, 0, 0], "independent": [0, 1, 2]}
 PAIRS = ("1-target", "2-target", "1-2")  # of the sources 1 and 2 and the target
-DECIDED = 2.0  # standard errors beyond which a difference counts
+# Standard errors beyond which a difference counts.
+DECIDED = 2.0
 SHARP = 0.1  # standard error of a best gamma that others can be held against
 ENDS = (0.0, 0.5, 1.0)  # gammas of both models, and of their mean
 
@@ -238,7 +239,7 @@ def mmd(
     Raises:
       ValueError: As `sail_jax.distances.median_distance`, such as if the median is 0.
     """
-    # one bandwidth for all pairs: the weight compares their distances
+    # One bandwidth for all pairs: the weight compares their distances.
     width = median_distance(np.concatenate([one, two]), target)
     return distances(partial(one_mmd, bandwidth=width), one, two, target)
 

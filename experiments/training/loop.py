@@ -126,7 +126,8 @@ def train(
             checkpoints = stack.enter_context(Checkpoints(folder / CHECKPOINTS, config, keep=keep))
             path = folder / METRICS if jax.process_index() == 0 else None
         restored = checkpoints.restore(state) if checkpoints is not None else None
-        # copied, since the step takes over the buffers of the state that it is given
+        # The state is copied, since the step takes over the buffers that it is given, and the
+        # caller's state shall stay valid.
         state = jax.tree.map(jnp.copy, state) if restored is None else restored
         start = int(state.step)
         if start > steps:
@@ -161,11 +162,12 @@ def train(
             if checkpoints is None or int(state.step) in checkpoints.steps():
                 return
             checked(state.fault, last)
-            # a fault is what a step met; whether its result is finite, only the next would see
+            # A fault is what a step met. Whether its result is finite only the next step would see.
             bad = _first_bad(state)
             if bad is not None:
                 raise _not_finite(int(state.step), bad, checkpoints)
-            rows.sync()  # first: to go on from this state, all rows before it are needed
+            # First the rows: to go on from this state, all rows before it are needed.
+            rows.sync()
             checkpoints.save(state)
 
         def stop_before(t: int) -> NoReturn:
@@ -197,8 +199,8 @@ def train(
                 while flying:
                     land()
                 try:
-                    # alone, a signal breaks an evaluation off, which may be long; several processes
-                    # would leave it at different places
+                    # One process alone breaks an evaluation off at a signal, as it may be long.
+                    # Several processes would leave it at different places.
                     with clock.apart(), signals.raised() if alone else contextlib.nullcontext():
                         measured = evaluate(state)
                 except KeyboardInterrupt:
@@ -215,7 +217,8 @@ def train(
                 jax.block_until_ready(fault)
                 signals.handle()
                 clock.start(examples(taken))
-            # JAX returns before a step is computed: without a limit the host would run far ahead
+            # JAX returns before a step is computed: without a limit the host would run far ahead,
+            # and hold a batch for every step in flight.
             while len(flying) > AHEAD:
                 land()
         while flying:
@@ -248,7 +251,8 @@ def _not_finite(step: int, place: str, checkpoints: Checkpoints | None) -> Float
     """The error for something not finite, with the last step that is stored."""
     stored = []
     if checkpoints is not None:
-        with contextlib.suppress(StoreError):  # of the two errors this one says more
+        # Of two errors, this one says more than that a checkpoint could not be written.
+        with contextlib.suppress(StoreError):
             checkpoints.wait()
         stored = checkpoints.steps()
     where = f"; step {stored[-1]} is stored and finite" if stored else ""

@@ -78,7 +78,8 @@ def scales(base: Spec, spec: Spec) -> tuple[Scales, ...]:
 def _of_leaf(base: Spec, spec: Spec, leaf: Leaf) -> Scales:
     """Computes the scales of one parameter."""
     reads, writes = (_growth(base, spec, leaf, role) for role in ("read", "write"))
-    drawn, wanted = 1.0, 1.0  # standard deviations, as shares of those at the base
+    # Standard deviations, as shares of those at the base width.
+    drawn, wanted = 1.0, 1.0
     if leaf.path.endswith("kernel"):
         drawn = 1 / math.sqrt(reads)
         wanted = 1 / math.sqrt(reads) if writes != 1 else 1 / reads

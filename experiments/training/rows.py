@@ -81,7 +81,8 @@ def _line(row: Row) -> bytes:
 def _read(path: Path) -> list[Row]:
     """The rows of a file, but for a last line that was not finished."""
     *lines, torn = disk.read_bytes(path, MAX_FILE).split(b"\n")
-    del torn  # empty where the last line was finished
+    # What follows the last line break is a line that a kill left unfinished, or nothing.
+    del torn
     rows = []
     for number, line in enumerate(lines, 1):
         try:

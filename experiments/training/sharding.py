@@ -159,7 +159,8 @@ def place(tree: PyTree, shardings: PyTree) -> PyTree:
     Returns:
       The arrays in new buffers: to donate them leaves `tree` valid.
     """
-    # `device_put` may return the buffers that it is given; a step that donates would spoil them
+    # `device_put` may return the buffers that it is given, and a step that donates would spoil them
+    # for the caller.
     copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree), out_shardings=shardings)
     return copied(tree)
 

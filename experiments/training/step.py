@@ -194,7 +194,8 @@ def make_step(
             grad, state.params, state.mutable, jax.tree.map(lambda x: x[0], parts), key
         )
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes[0], shapes[1][0]))
-        # one after the other, so that only one part's activations are in memory at a time
+        # The parts are run one after the other, so that only one part's activations are in memory
+        # at a time.
         (grads, metrics, mutable), _ = jax.lax.scan(
             add, (*zeros, state.mutable), (jnp.arange(n), parts)
         )
@@ -215,7 +216,8 @@ def make_step(
             ema = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p, ema, params)
         fault = _fault(state, batch, mutable, grads, metrics)
         after = State(state.step + 1, params, opt_state, mutable, ema, state.key, fault)
-        # also apart from the state, whose buffers the next step takes over before this is looked at
+        # The fault is also returned apart from the state, whose buffers the next step takes over
+        # before anybody looks at them.
         return after, metrics, fault
 
     out: dict[str, Any] = {} if shardings is None else {"out_shardings": (shardings, None, None)}
@@ -311,12 +313,13 @@ def _fault(state: State, batch: PyTree, mutable: PyTree, grads: PyTree, metrics:
     """The `State.fault` after a step."""
     leaves = [leaf for _, leaf in watched(batch, state.params, mutable, grads, metrics)]
 
-    def located() -> Array:  # looked for only once there is something to be found
+    # The leaf is looked for only once there is something to be found.
+    def located() -> Array:
         """The number of this step, and the index of the first leaf that is not finite."""
         bad = jnp.stack([~jnp.isfinite(leaf).all() for leaf in leaves])
         return jnp.stack([state.step, jnp.argmax(bad).astype(jnp.int32)])
 
-    # the metrics tell at little cost: the loss and the norm of the gradient are among them
+    # The metrics tell at little cost: the loss and the norm of the gradient are among them.
     fine = jnp.isfinite(jnp.stack(list(metrics.values()))).all()
     return jax.lax.cond(fine | (state.fault[0] >= 0), lambda: state.fault, located)
 

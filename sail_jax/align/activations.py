@@ -49,7 +49,7 @@ class Moments(NamedTuple):
 
 
 def moments(x: Float[Array, "... m"], y: Float[Array, "... n"]) -> Moments:
-    """Compute the moments of one batch of activations.
+    """Computes the moments of one batch of activations.
 
     Args:
       x: Activations of one network, `(..., m)`. All leading axes count as samples.
@@ -71,7 +71,7 @@ def moments(x: Float[Array, "... m"], y: Float[Array, "... n"]) -> Moments:
     x, y = (v.astype(jnp.promote_types(v.dtype, jnp.float32)) for v in (x, y))
     means = x.mean(0), y.mean(0)
     x, y = x - means[0], y - means[1]
-    # the means are rounded; what that left in the differences is taken off in a second pass
+    # The means are rounded. What that leaves in the differences is taken off in a second pass.
     shift = x.mean(0), y.mean(0)
     x, y = x - shift[0], y - shift[1]
     count = jnp.asarray(len(x), x.dtype)
@@ -81,7 +81,7 @@ def moments(x: Float[Array, "... m"], y: Float[Array, "... n"]) -> Moments:
 
 
 def pool(one: Moments, two: Moments) -> Moments:
-    """Compute the moments of two samples together from the moments of each.
+    """Computes the moments of two samples together from the moments of each.
 
     With p = n_2 / (n_1 + n_2) and d = mean_2 - mean_1,
 
@@ -107,9 +107,8 @@ def pool(one: Moments, two: Moments) -> Moments:
     count = one.count + two.count
     part = two.count / count
     dx, dy = two.mean_x - one.mean_x, two.mean_y - one.mean_y
-    spread = Moments(
-        count, dx, dy, part * dx**2, part * dy**2, part * dx[:, None] * dy
-    )  # of what lies between the two means, but for a factor of (1 - part)
+    # What lies between the two means, but for a factor of (1 - part).
+    spread = Moments(count, dx, dy, part * dx**2, part * dy**2, part * dx[:, None] * dy)
 
     def mix(a: Array, b: Array, between: Array) -> Array:
         return a + part * (b - a) + (1 - part) * between
@@ -129,7 +128,7 @@ def stream(
     y: Callable[[Any], Mapping[str, Array]],
     batches: Iterable[Any],
 ) -> dict[str, Moments]:
-    """Accumulate the moments of each space over batches, with one batch in memory at a time.
+    """Accumulates the moments of each space over batches, with one batch in memory at a time.
 
     Args:
       x: A function of a batch that returns `{space: activations (..., m)}` of one network.
@@ -167,7 +166,7 @@ def activation_matching(
     family: Families = None,
     assignment: Assign = hungarian,
 ) -> dict[str, SpaceMap]:
-    """Find the maps under which the activations of one network are most like those of another.
+    """Finds the maps under which the activations of one network are most like those of another.
 
     There are two ways to call this. Either `reference` and `params` are the activations of the two
     networks on the same inputs. Or they are parameters, and `activations` and `batches` are given.
@@ -226,7 +225,8 @@ def activation_matching(
     else:
         f, inputs = activations, batches if batches is not None else ()
         total = stream(lambda b: f(reference, b), lambda b: f(params, b), inputs)
-    # a space that occurs twice in a leaf is matched like any other: the leaves have no say
+    # A space that occurs twice in a leaf is matched like any other: leaves have no say here,
+    # activations have.
     chosen = families(spec, family, list(total), recurrent(unfused(spec)[0]))
     maps = {}
     for name, kind in chosen.items():
@@ -258,12 +258,15 @@ def _match(name: str, m: Moments, family: Family, how: str, assign: Assign) -> S
     correlation = np.divide(cov, scale, out=np.zeros_like(cov), where=scale > 0)
     benefit = correlation if how == "correlation" else cov
     if family == Family.SIGNED_PERMUTATION:
+        # The better of the two signs counts for each pair, and is then the sign of the benefit
+        # itself.
         index = np.asarray(assign(np.abs(benefit)))
         signs = jnp.asarray(np.where(benefit[np.arange(n), index] < 0, -1.0, 1.0), jnp.float32)
         return select(index, n, write=signs, read=signs, family=family)
     if family == Family.POSITIVE_MONOMIAL:
+        # A positive scale does not change a correlation, so scales are found after the pairs.
         index = np.asarray(assign(correlation))
-        # a unit that does not vary in one of the networks has no scale to match: it keeps its own
+        # A unit that does not vary in one of the networks has no scale to match: it keeps its own.
         live = (sx > 0) & (sy[index] > 0)
         s = np.divide(sx, sy[index], out=np.ones(n), where=live)
         s = jnp.asarray(s, jnp.float32)
@@ -289,5 +292,5 @@ def _add(
     return {k: _pool(total[k], v) if k in total else v for k, v in new.items()}
 
 
-# compiled once for each shape, however many batches there are
+# Compiled once for each shape, however many batches there are.
 _moments, _pool = jax.jit(moments), jax.jit(pool)

@@ -18,7 +18,7 @@ __all__ = ["auction", "auction_gap", "hungarian"]
 
 
 def hungarian(benefit: Float[ArrayLike, "n n"]) -> Int[np.ndarray, "n"]:
-    """Find the permutation that maximises the sum of the chosen benefits, exactly.
+    """Finds the permutation that maximises the sum of the chosen benefits, exactly.
 
         max over permutations of sum_i benefit[i, index[i]]
 
@@ -57,7 +57,7 @@ def auction(
     bidders: int | None = None,
     max_rounds: int = 1_000_000,
 ) -> Int[Array, "n"]:
-    """Find a permutation whose sum of benefits is within `auction_gap` of the largest.
+    """Finds a permutation whose sum of benefits is within `auction_gap` of the largest.
 
     Rows bid for columns. A row without a column bids for the column that is worth most to it at the
     current prices. Its bid raises that price by the margin over its second best column, plus
@@ -101,7 +101,8 @@ def auction(
     # Values cannot be refused inside of `jit`; one that is not finite becomes as bad as the worst.
     a = jnp.where(jnp.isfinite(a), a, jnp.min(a, where=jnp.isfinite(a), initial=jnp.inf))
     low, high = jnp.min(a), jnp.max(a)
-    # with a range of one, epsilon, gap and the rounding of prices are all relative to it
+    # The range is made one, so that epsilon, the gap and the rounding of prices are all relative to
+    # it.
     a = jnp.where(high > low, (a - low) / jnp.where(high > low, high - low, 1), 0)
     last = _epsilon(n, gap, a.dtype)
     # Shapes are static inside of `jit`: k rows bid in each round, however many are free.
@@ -111,7 +112,7 @@ def auction(
 
     def bid(state):
         price, owner, column, epsilon, rounds = state
-        # fewer than k rows may be free: the rest is n, which offers -inf and wins nothing
+        # Fewer than k rows may be free: the rest is n, which offers -inf and wins nothing.
         who = jnp.nonzero(column < 0, size=k, fill_value=n)[0].astype(jnp.int32)
         # [k, n]: what each column is worth to each bidder at the present prices.
         value = a.at[who].get(mode="clip") - price
@@ -122,7 +123,7 @@ def auction(
         # epsilon more, without which two rows that want the same two columns would bid forever.
         offer = jnp.where(who < n, price[want] + (best - second) + epsilon, -jnp.inf)
         top = jnp.full(n, -jnp.inf, a.dtype).at[want].max(offer)
-        # of equal offers that of the first row wins, so that a column is sold to one row
+        # Of equal offers that of the first row wins, so that a column is sold to one row.
         wins = (who < n) & (offer == top[want])
         winner = jnp.full(n, n, jnp.int32).at[want].min(jnp.where(wins, who, n))
         sold = winner < n
@@ -131,8 +132,8 @@ def auction(
         column = column.at[jnp.where(sold & (owner >= 0), owner, n)].set(-1, mode="drop")
         column = column.at[winner].set(rows, mode="drop")
         owner, price = jnp.where(sold, winner, owner), jnp.where(sold, top, price)
-        # the next phase: all rows are free again and prices stay, less a constant, which changes no
-        # bid and would cost them precision
+        # In the next phase all rows are free again and prices stay, less a constant: it changes no
+        # bid, and as prices only rise it would cost them precision.
         over = jnp.all(column >= 0) & (epsilon > last)
         return (
             jnp.where(over, price - jnp.min(price), price),
@@ -145,6 +146,9 @@ def auction(
     def unfinished(state):
         return jnp.any(state[2] < 0) & (state[4] < max_rounds)
 
+    # Bertsekas' scaling: a quarter of the range finds rough prices in few rounds, and each phase
+    # refines those of the one before. With the last epsilon alone, prices would rise by such small
+    # steps that contested columns took very many rounds.
     first = jnp.maximum(jnp.asarray(0.25, a.dtype), last)
     start = (jnp.zeros(n, a.dtype), free, free, first, jnp.int32(0))
     _, owner, column, _, _ = lax.while_loop(unfinished, bid, start)
@@ -156,7 +160,7 @@ def auction(
 
 
 def auction_gap(benefit: Float[ArrayLike, "n n"], gap: float = 0.0) -> float:
-    """Return how far the sum found by `auction` may fall short of the largest sum.
+    """Returns how far the sum found by `auction` may fall short of the largest sum.
 
         n (epsilon + 4 eps) (max(benefit) - min(benefit)),  epsilon = max(gap / n, 16 eps)
 
@@ -179,7 +183,7 @@ def auction_gap(benefit: Float[ArrayLike, "n n"], gap: float = 0.0) -> float:
     a = np.asarray(benefit)
     n = len(_square(a))
     dtype = a.dtype if a.dtype == np.float64 else np.dtype(np.float32)
-    # values and prices, of the order of the range, are each rounded twice
+    # Values and prices, of the order of the range, are each rounded twice.
     per_unit = _epsilon(n, gap, dtype) + 4 * float(jnp.finfo(dtype).eps)
     return float(n * per_unit * (a.max() - a.min())) if n else 0.0
 
@@ -188,7 +192,7 @@ def _epsilon(n: int, gap: float, dtype: np.dtype) -> float:
     """The last epsilon of the auction, for benefits whose range is one."""
     if not (math.isfinite(gap) and gap >= 0):
         raise ValueError(f"gap must be finite and not negative, got {gap}")
-    # below, a raise would be lost in the rounding of a price, of the order of the range
+    # A smaller raise would be lost in the rounding of a price, which is of the order of the range.
     return max(gap / max(n, 1), 16 * float(jnp.finfo(dtype).eps))
 
 

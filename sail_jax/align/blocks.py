@@ -31,7 +31,7 @@ __all__ = ["block_exactness", "change_blocks", "factors", "invert_blocks", "nest
 def change_blocks(
     params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, str]
 ) -> PyTree:
-    """Apply `change_basis` where the maps of some spaces differ from block to block.
+    """Applies `change_basis` where the maps of some spaces differ from block to block.
 
     Maps of spaces that are not in `within` are applied first. Gains are gathered by index forms,
     without sign or scale, as `change_basis` does. Pure, for use under `jit` and `grad`.
@@ -65,7 +65,7 @@ def change_blocks(
     new = change_basis(params, spec, shared)
     if not inner:
         return new
-    # maps of inner spaces number the blocks as the shared maps have left them
+    # Maps of inner spaces number the blocks as the shared maps have left them.
     resized = spec.resized(shared)
     check_blocks(resized, inner, within)
 
@@ -74,7 +74,7 @@ def change_blocks(
         inner_factors = [f for f in flat if f is not None and f.space in inner]
         if not inner_factors:
             return x
-        # an axis for each factor, so that a map meets one axis; they are grouped again below
+        # Each factor gets an axis, so that a map meets one axis. They are grouped again below.
         y = jnp.reshape(x, factor_shape(resized, axes, x.shape))
         y = y.astype(jnp.promote_types(x.dtype, jnp.float32))
         for f in inner_factors:
@@ -97,7 +97,7 @@ def change_blocks(
 
 
 def invert_blocks(maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> dict[str, SpaceMap]:
-    """Return the maps that undo `change_blocks`.
+    """Returns the maps that undo `change_blocks`.
 
     Args:
       maps: Invertible maps, as `change_blocks` takes them.
@@ -119,7 +119,8 @@ def invert_blocks(maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> di
     for name in within.keys() & maps.keys():
         inverse = jax.vmap(invert)(maps[name])
         if (block := out.get(within[name])) is not None:
-            # numbered as the blocks are after their own map, which is undone first
+            # Inner maps are numbered as the blocks are after the block's own map, which is undone
+            # first: so the inverses are put back in the order from before it.
             if block.index is None:
                 raise ValueError(f"the map of the block {within[name]!r} must be a permutation")
             inverse = jax.tree.map(lambda x, index=block.index: x[index], inverse)
@@ -129,7 +130,7 @@ def invert_blocks(maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> di
 
 @partial(jax.jit, static_argnums=(2, 3, 4))
 def along_block(m: SpaceMap, x: Array, axis: int, block: int | None, role: Role) -> Array:
-    """Re-express one axis of an array by one map, or by one map for each index of a block axis.
+    """Re-expresses one axis of an array by one map, or by one map for each index of a block axis.
 
     Args:
       m: A map; with `block`, maps stacked on a leading axis, one for each index of that axis.
@@ -144,14 +145,14 @@ def along_block(m: SpaceMap, x: Array, axis: int, block: int | None, role: Role)
     if block is None:
         return along(operator(m, role), x, axis)
     x = jnp.moveaxis(x, block, 0)
-    # the block axis, now in front, has pushed those before it back by one
+    # The block axis, now in front, has pushed those before it back by one.
     axis += axis < block
     y = jax.vmap(lambda m, x: along(operator(m, role), x, axis - 1))(m, x)
     return jnp.moveaxis(y, 0, block)
 
 
 def operator(m: SpaceMap, role: Role) -> Any:
-    """Return the matrix that an axis is contracted with, given its role.
+    """Returns the matrix that an axis is contracted with, given its role.
 
     Args:
       m: The map of the space on that axis.
@@ -172,7 +173,7 @@ def operator(m: SpaceMap, role: Role) -> Any:
 
 
 def check_within(spec: Spec, within: Mapping[str, str]) -> None:
-    """Check that each space named in `within` occurs only together with its block.
+    """Checks that each space named in `within` occurs only together with its block.
 
     Args:
       spec: The spec of the network.
@@ -203,7 +204,7 @@ def check_within(spec: Spec, within: Mapping[str, str]) -> None:
 
 
 def check_blocks(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> None:
-    """Check that each map holds one map of its space for each unit of its block.
+    """Checks that each map holds one map of its space for each unit of its block.
 
     Args:
       spec: The spec of the network; it says the sizes.
@@ -223,7 +224,7 @@ def check_blocks(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, 
 
 
 def factors(spec: Spec, path: str, x: Array) -> Array:
-    """Reshape a leaf so that every factor of its grouped axes has an axis of its own.
+    """Reshapes a leaf so that every factor of its grouped axes has an axis of its own.
 
     Args:
       spec: The spec of the network, without fused axes.
@@ -237,7 +238,7 @@ def factors(spec: Spec, path: str, x: Array) -> Array:
 
 
 def factor_shape(spec: Spec, axes: tuple[Axis, ...], shape: tuple[int, ...]) -> list[int]:
-    """Return the shape of an array once its grouped axes are split into factors.
+    """Returns the shape of an array once its grouped axes are split into factors.
 
     Args:
       spec: The spec that says the sizes of the spaces.
@@ -254,7 +255,7 @@ def factor_shape(spec: Spec, axes: tuple[Axis, ...], shape: tuple[int, ...]) -> 
 
 
 def nested(spec: Spec) -> dict[str, str]:
-    """Find which spaces may have a map of their own in each block of another space.
+    """Finds which spaces may have a map of their own in each block of another space.
 
     A space lies within a block if every leaf with the space has the block too, once each, and if
     the block only counts copies of the space there. That is so if both are on one array axis, have
@@ -292,12 +293,14 @@ def nested(spec: Spec) -> dict[str, str]:
     out: dict[str, str] = {}
     for name, options in candidates.items():
         order = [f.space for _, f in flat[spec.uses(name)[0].path]] if options else []
-        # two spaces may each count the other: then the one that stands first is the block
+        # Two spaces may each count copies of the other. Then the one that stands first is the
+        # block.
         options = [
             block
             for block in options
             if name not in candidates.get(block, ()) or order.index(block) < order.index(name)
         ]
+        # A block that lies within further blocks is not the outermost.
         outermost = [block for block in options if not set(candidates.get(block, ())) - {name}]
         if outermost:
             out[name] = outermost[0]
@@ -305,7 +308,7 @@ def nested(spec: Spec) -> dict[str, str]:
 
 
 def block_exactness(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> Report:
-    """Report whether `change_blocks` preserves the network, space by space.
+    """Reports whether `change_blocks` preserves the network, space by space.
 
     Args:
       spec: The spec of the network.
@@ -330,7 +333,7 @@ def block_exactness(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[st
             count = spec.space(within[name]).size
             per_block = [jax.tree.map(lambda x, k=k: x[k], m) for k in range(count)]
         block_rows = [exactness(spec, {name: block_map}).spaces[0] for block_map in per_block]
-        # one that is not exact is worse than any that is, and then the larger defect
+        # A map that is not exact is worse than any that is; among equals the larger defect decides.
         rows.append(max(block_rows, key=lambda row: (not row.exact, row.defect or 0.0)))
     return Report(tuple(rows))
 
@@ -343,6 +346,7 @@ def _counts(name: str, block: str, leaves: list[list[tuple[int, Factor]]]) -> bo
         its = [(k, f.role) for k, f in leaf if f.space == block]
         if len(own) != 1 or len(its) != 1:
             return False
+        # Where both are on one array axis, the block only numbers the groups of units.
         alike &= own[0][0] == its[0][0] or own[0][1] == its[0][1]
         written &= its[0][1] == "write"
     return alike or written

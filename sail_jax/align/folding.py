@@ -32,7 +32,7 @@ def fold_scales(
     *,
     unscaled: Sequence[str] = (),
 ) -> tuple[PyTree, Spec]:
-    """Multiply the scales of each "rmsnorm" space into the leaves that read the norm.
+    """Multiplies the scales of each "rmsnorm" space into the leaves that read the norm.
 
         (norm(x) * g) W = norm(x) (diag(g) W)
 
@@ -96,14 +96,15 @@ def fold_scales(
 
         def block(x: Array, axes: tuple[Axis, ...]) -> Array:
             wide = jnp.reshape(x, factor_shape(spec, axes, x.shape))
-            # multiplied in float32 at least, and cast once
+            # The product is taken in float32 at least, and rounded once.
             wide = wide.astype(jnp.promote_types(x.dtype, jnp.float32))
             scale = _beside(spec, gain, scales[gain], named, axes)
             return (wide * scale).reshape(x.shape).astype(x.dtype)
 
         return by_block(as_array(x), spec.axes(named), spec, block)
 
-    # scales that are one stay one under any map of the space: their axes are in no space
+    # Scales that are one stay one under any map of the space, so from here on their axes are in no
+    # space.
     leaves = tuple(
         Leaf(path, tuple(() if path in gains and _is_gain(axis) else axis for axis in axes))
         for path, axes in spec.leaves
@@ -129,7 +130,7 @@ def _beside(spec: Spec, gain: str, scale: Array, reader: str, axes: tuple[Axis, 
     if odd := [name for name in own if name not in its]:
         raise ValueError(f"the scale {gain!r} has {odd[0] or '_'!r}, its reader {reader!r} has not")
     scale = factors(spec, gain, scale)
-    # with layers stacked, scale and reader share the stack's axis, perhaps at another place
+    # With layers stacked, scale and reader share the stack's axis, perhaps at another place.
     scale = jnp.transpose(scale, sorted(range(len(own)), key=lambda k: its.index(own[k])))
     return scale.reshape([spec.space(name).size if name in own else 1 for name in its])
 

@@ -47,7 +47,7 @@ def match_many(
     max_rounds: int = 100,
     **options: Any,
 ) -> Common:
-    """Find maps that bring all models into the frame of the first.
+    """Finds maps that bring all models into the frame of the first.
 
     A first pass matches each model to the mean of those before it; it is undone if it brings the
     models no nearer to their mean. Then, round after round, each model is matched to the mean of
@@ -127,7 +127,7 @@ def match_many(
 
     for k in range(1, len(models)):
         improve(k, moved[:k], None)
-    # in the first pass a model sees those before it alone, which may bring it no nearer to all
+    # In the first pass a model sees those before it alone, which may bring it no nearer to all.
     if not _spread(moved, spec, paths, weights) < before:
         maps, moved = [dict(start) for _ in models], list(models)
     history[0] = _spread(moved, spec, paths, weights)
@@ -141,19 +141,19 @@ def match_many(
             # again.
             improve(int(k), [m for j, m in enumerate(moved) if j != k], {})
         spread = _spread(moved, spec, paths, weights)
-        # smaller changes may be the rounding of float32
+        # Smaller changes may be the rounding of float32.
         if not spread < history[-1] * (1 - 8 * EPS):
             converged = True
             break
         history.append(spread)
-    # the first model has moved as well: all are turned back into its own frame
+    # The first model has moved as well: all are turned back into its own frame.
     back = {name: invert(m) for name, m in maps[0].items()}
     out = [{name: compose(back[name], m[name]) for name in m} for m in maps[1:]]
     return Common((start, *out), tuple(history), converged)
 
 
 def merge_many(models: Sequence[PyTree], spec: Spec, **options: Any) -> PyTree:
-    """Average all models in the frame of the first.
+    """Averages all models in the frame of the first.
 
     Args:
       models: As in `match_many`.

@@ -47,7 +47,7 @@ class Matching(NamedTuple):
 def weight_matching(
     reference: PyTree, params: PyTree, spec: Spec, **options: Any
 ) -> dict[str, SpaceMap]:
-    """Find the maps that bring one network's parameters nearest to another's.
+    """Finds the maps that bring one network's parameters nearest to another's.
 
     This is `match_weights` where only the maps are wanted: `change_basis(params, spec, maps)` is
     near `reference`.
@@ -93,7 +93,7 @@ def match_weights(
     keep: int | None = None,
     progress: Callable[[int, str], None] | None = None,
 ) -> Matching:
-    """Minimise the distance between two networks over the maps of their inner spaces.
+    """Minimises the distance between two networks over the maps of their inner spaces.
 
         sum_t w_t |reference_t - moved_t|^2
 
@@ -175,7 +175,8 @@ def match_weights(
     for name in within:
         if name not in chosen:
             raise ValueError(f"within names {name!r}, which is not matched")
-        # inner maps are numbered by the units of their block, which other maps sign, scale or mix
+        # Inner maps are numbered by the units of their block. Maps that sign, scale or mix these
+        # units leave no such numbers.
         if chosen.get(within[name], Family.PERMUTATION) != Family.PERMUTATION:
             raise ValueError(f"the block {within[name]!r} of {name!r} can only be permuted")
     if max_sweeps < 0:
@@ -221,7 +222,8 @@ def _by_block(spec: Spec, weights: Mapping[str, float]) -> dict[str, float]:
     for path, weight in weights.items():
         names = [name for name, place in places.items() if path in (name, place.path)]
         if not names:
-            new.axes(path)  # which says that there is none
+            # This raises the error that says that there is no such leaf.
+            new.axes(path)
         out |= dict.fromkeys(names, weight)
     return out
 
@@ -229,7 +231,7 @@ def _by_block(spec: Spec, weights: Mapping[str, float]) -> dict[str, float]:
 def families(
     spec: Spec, family: Families, spaces: Iterable[str] | None, silent: Iterable[str] = ()
 ) -> dict[str, Family]:
-    """Choose the family of maps to match each space by, and check that it is exact there.
+    """Chooses the family of maps to match each space by, and checks that it is exact there.
 
     Args:
       spec: The spec of the network.
@@ -270,7 +272,7 @@ def families(
             kinds = ", ".join(str(f) for f in SOLVERS)
             raise ValueError(f"no matching over {kind!s} maps of {name!r}; choose from {kinds}")
         n = spec.space(name).size
-        # the family is judged here, so any of its maps will do
+        # Only the family is judged here, so any of its maps will do: the identity stands for all.
         same = identity(n)
         stand_in = SpaceMap(same.write, same.read, kind | Family.INVERTIBLE)
         (report,) = exactness(spec, {name: stand_in}).spaces

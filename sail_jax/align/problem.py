@@ -69,7 +69,7 @@ class Cost(NamedTuple):
     grams: dict[str, Float[np.ndarray, "... n n"]]
 
     def add(self, kind: str, part: str, value: Array, weight: float) -> None:
-        """Add one tensor's term to a sum.
+        """Adds one tensor's term to a sum.
 
         Args:
           kind: Which field: "products", "squares" or "grams".
@@ -139,7 +139,7 @@ class Problem:
         weights: Mapping[str, float] | None,
         keep: int | None = None,
     ) -> None:
-        """Take both networks, check them, and start from maps that change nothing.
+        """Takes both networks, checks them, and starts from maps that change nothing.
 
         Args:
           reference: The leaves of the network that stays, by path.
@@ -154,7 +154,9 @@ class Problem:
             negative, not finite or of no leaf.
         """
         for path in recurrent(self.spec):
-            if (weights or {}).get(path) == 0:  # it has no say, and cannot be moved by one axis
+            # A leaf with the space twice cannot be moved along one axis. With weight 0 it has no
+            # say either, so it is left out.
+            if (weights or {}).get(path) == 0:
                 for name, touches in self.touches.items():
                     self.touches[name] = [touch for touch in touches if touch.path != path]
         for name, touches in self.touches.items():
@@ -174,7 +176,9 @@ class Problem:
         self.kept: dict[str, list[Array]] = {}
         self.weight, self.norms = {}, {}
         self.maps = self.identities()
-        self.best: set[str] = set()  # spaces whose map is the best, as all others are
+        # Spaces whose map is the best one while no other space moves. They need no step until a
+        # neighbour has moved.
+        self.best: set[str] = set()
         for path in paths:
             sides = [self._read(side, path) for side in range(2)]
             # Once, of both networks as they are given: weights must not change as maps are found.
@@ -182,7 +186,7 @@ class Problem:
             scale = 1 / self.norms[path] if self.norms[path] else 0.0
             self.weight[path] = scale if normalize else 1.0
             lazy = [not isinstance(side[path], jax.Array | np.ndarray) for side in self.leaves]
-            # the second network counts twice: as moved, and as it was, should the visit be undone
+            # The second network counts twice: as moved, and as it was, should the visit be undone.
             need = sides[0].nbytes * lazy[0] + 2 * sides[1].nbytes * lazy[1]
             if keep is None or need <= keep:
                 self.kept[path] = sides
@@ -200,7 +204,7 @@ class Problem:
         return _factored(argument, path, self.leaves[side][path], self.spec)
 
     def reference(self, path: str) -> Array:
-        """Return a leaf of the reference.
+        """Returns a leaf of the reference.
 
         Args:
           path: The path of the leaf.
@@ -211,7 +215,7 @@ class Problem:
         return self.kept[path][0] if path in self.kept else self._read(0, path)
 
     def moved(self, path: str) -> Array:
-        """Return a leaf of the second network, as the maps so far move it.
+        """Returns a leaf of the second network, as the maps so far move it.
 
         Args:
           path: The path of the leaf.
@@ -223,7 +227,7 @@ class Problem:
             return self.kept[path][1]
         x = self._read(1, path)
         spaces = [f.space for f in self.flat[path] if f is not None and f.space in self.chosen]
-        # maps of inner spaces number the blocks as their own map left them, so blocks come first
+        # Maps of inner spaces number the blocks as their own map left them, so blocks come first.
         for name in sorted(spaces, key=lambda name: name in self.within):
             if Family.IDENTITY not in self.maps[name].family:
                 (touch,) = (t for t in self.touches[name] if t.path == path)
@@ -231,7 +235,7 @@ class Problem:
         return x
 
     def _unsettle(self, name: str) -> None:
-        """Count the maps of the spaces that share a tensor with this one as the best no more."""
+        """Counts the maps of the spaces that share a tensor with this one as the best no more."""
         paths = {touch.path for touch in self.touches[name]}
         self.best -= {
             other
@@ -240,7 +244,7 @@ class Problem:
         }
 
     def identities(self) -> dict[str, SpaceMap]:
-        """Return a map that changes nothing for each space.
+        """Returns a map that changes nothing for each space.
 
         Returns:
           The maps by space; those of spaces in `within` are stacked on a leading axis.
@@ -252,7 +256,7 @@ class Problem:
         return out
 
     def snapshot(self) -> Any:
-        """Copy the state of the second network.
+        """Copies the state of the second network.
 
         Returns:
           The maps and the kept leaves, for `restore`.
@@ -260,7 +264,7 @@ class Problem:
         return dict(self.maps), {path: list(sides) for path, sides in self.kept.items()}
 
     def restore(self, snapshot: Any) -> None:
-        """Go back to an earlier state of the second network.
+        """Goes back to an earlier state of the second network.
 
         Args:
           snapshot: What `snapshot` returned.
@@ -269,7 +273,7 @@ class Problem:
         self.best = set()
 
     def start(self, init: Mapping[str, SpaceMap]) -> None:
-        """Move the second network by given maps.
+        """Moves the second network by given maps.
 
         Args:
           init: Maps by space, such as `match_weights` returned.
@@ -284,11 +288,12 @@ class Problem:
         self.spec.check({name: m for name, m in init.items() if name not in self.within})
         inner = {name: m for name, m in init.items() if name in self.within}
         check_blocks(self.spec, inner, self.within)
+        # Blocks come first, since maps inside of them are numbered by where their units end up.
         for name in sorted(init, key=lambda name: name in self.within):  # blocks first
             self.take(name, init[name])
 
     def distance(self, paths: Iterable[str] | None = None) -> float:
-        """Return how far the networks are apart: sum_t w_t |reference_t - moved_t|^2.
+        """Returns how far the networks are apart: sum_t w_t |reference_t - moved_t|^2.
 
         Args:
           paths: The leaves t to sum over. None: all that have a matched space.
@@ -304,7 +309,7 @@ class Problem:
         )
 
     def take(self, name: str, m: SpaceMap) -> None:
-        """Move the second network by one more map of a space, and remember it.
+        """Moves the second network by one more map of a space, and remembers it.
 
         Args:
           name: The space.
@@ -317,7 +322,7 @@ class Problem:
         self._unsettle(name)
         together = jax.vmap(compose) if name in self.within else compose
         self.maps[name] = together(m, self.maps[name])
-        # maps of spaces inside this one are numbered by its units, which have moved
+        # Maps of spaces inside this one are numbered by its units, which have moved.
         for inner, block in self.within.items():
             if block == name and m.index is not None:
                 index = m.index
@@ -326,7 +331,7 @@ class Problem:
                 )
 
     def cost(self, name: str, settled: set[str] | None = None) -> Cost:
-        """Sum up what the tensors say about a space, by one matrix product each.
+        """Sums up what the tensors say about a space, by one matrix product each.
 
         Args:
           name: The space.
@@ -342,7 +347,8 @@ class Problem:
         # A tensor is loose while another space of it is still to be matched: its plain product
         # would compare units in two different orders.
         settled_size = sum(self.sizes[touch.path] for touch in touches if not loose[touch])
-        # a bound says less than a product: it is used where the products cover the lesser part
+        # A bound says less than a product, so it is used only where products would cover the lesser
+        # part of the entries.
         bounds = 2 * settled_size < sum(self.sizes[touch.path] for touch in touches)
         for touch in touches:
             weight = self.weight[touch.path]
@@ -374,7 +380,7 @@ class Problem:
         )
 
     def visit(self, tell: Callable[[int, str], None]) -> None:
-        """Match every space once, always the one with the largest part of its tensors settled.
+        """Matches every space once, always the one with the largest part of its tensors settled.
 
         Args:
           tell: Called with 0 and the name of each space, before it is matched.
@@ -395,7 +401,8 @@ class Problem:
 
             # Invariant: `settled` holds the spaces with maps; only tensors whose other spaces are
             # all settled, or never matched, are compared exactly.
-            name = max(ready, key=settled_part)  # the first of equals
+            # Of equals, `max` takes the first.
+            name = max(ready, key=settled_part)
             tell(0, name)
             cost = self.cost(name, settled)
             self.take(name, solver(self.chosen[name])(cost, self.assign, name in self.within))
@@ -404,7 +411,7 @@ class Problem:
                 self.best.add(name)
 
     def step(self, name: str) -> bool:
-        """Take the best map of one space, all others fixed, if it brings the networks nearer.
+        """Takes the best map of one space, all others fixed, if it brings the networks nearer.
 
         Args:
           name: The space.
@@ -428,8 +435,8 @@ class Problem:
             best = self.best
             self.restore(as_it_was)
             self.best = best
-        # the products are float32 sums, rounded relative to |reference_t| |params_t|: a smaller
-        # gain may be rounding, and such steps need not come to an end
+        # The products are float32 sums, which are rounded relative to |reference_t| |params_t|. A
+        # gain below that may be rounding, and steps that chase it need not come to an end.
         scale = sum(self.weight[t.path] * self.norms[t.path] for t in self.touches[name])
         self.best.add(name)
         if not gained > 8 * EPS * scale:  # a NaN is no gain
@@ -439,7 +446,7 @@ class Problem:
 
 
 def recurrent(spec: Spec) -> dict[str, str]:
-    """Find the leaves that have one space on more than one axis.
+    """Finds the leaves that have one space on more than one axis.
 
     Args:
       spec: An unfused spec.
@@ -456,7 +463,7 @@ def recurrent(spec: Spec) -> dict[str, str]:
 
 
 def apart(argument: str, tree: PyTree, spec: Spec) -> dict[str, Any]:
-    """Take a tree apart into leaves by path, fused leaves into one leaf per block.
+    """Takes a tree apart into leaves by path, fused leaves into one leaf per block.
 
     Args:
       argument: What error messages call the tree.
@@ -473,7 +480,7 @@ def apart(argument: str, tree: PyTree, spec: Spec) -> dict[str, Any]:
 
 
 def arrays(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]) -> dict[str, Array]:
-    """Return named leaves of a tree as checked arrays with one axis per factor.
+    """Returns named leaves of a tree as checked arrays with one axis per factor.
 
     Args:
       argument: What error messages call the tree.
@@ -493,7 +500,7 @@ def arrays(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]) -> dic
 
 
 def checked_leaves(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]) -> dict[str, Any]:
-    """Return named leaves of a tree, once their shapes are checked against the spec.
+    """Returns named leaves of a tree, once their shapes are checked against the spec.
 
     Args:
       argument: What error messages call the tree.
@@ -538,7 +545,8 @@ def _factored(argument: str, path: str, x: Any, spec: Spec) -> Array:
             f"{argument} leaf {path!r} is {values.dtype}: only real numbers of 16 bits or more are "
             "matched, cast it first"
         )
-    # extremes, as a NaN is both: no copy of the leaf is made
+    # The extremes tell, as a NaN is both of them; unlike `isfinite` of all entries they need no
+    # copy of the leaf's size.
     if not np.isfinite([host.min(initial=0), host.max(initial=0)]).all():
         raise ValueError(f"{argument} leaf {path!r} has values that are not finite")
     wide = jnp.asarray(as_array(values), jnp.promote_types(values.dtype, jnp.float32))

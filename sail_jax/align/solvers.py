@@ -26,7 +26,7 @@ SCALED = Family.POSITIVE_MONOMIAL | Family.INVERTIBLE
 
 
 def solver(family: Family) -> Callable[[Any, Any, bool], SpaceMap]:
-    """Return the solver of a family of maps.
+    """Returns the solver of a family of maps.
 
     Args:
       family: One of the keys of `SOLVERS`.
@@ -75,7 +75,7 @@ def _orthogonal(cost: Any, _: Any) -> SpaceMap:
 
 
 def procrustes(benefit: Matrix) -> Matrix:
-    """Find the orthogonal matrix Q that maximises sum(Q * benefit).
+    """Finds the orthogonal matrix Q that maximises sum(Q * benefit).
 
     It is U V^T for the singular value decomposition benefit = U S V^T.
 
@@ -100,7 +100,8 @@ def _positive_monomial(cost: Any, assign: Any) -> SpaceMap:
     parts = cost.products
     n = len(next(iter(parts.values())))
     none, zero = np.zeros(n), np.zeros((n, n))
-    # a bound scales with the unit, a gain does not
+    # A gain does not scale with the unit. A bound does, so bounds count only where no tensor lets a
+    # scale be chosen.
     still = parts.get("gain", zero) + (zero if cost.squares else parts.get("bound", zero))
     scale, loss = _best_scales(
         *(parts.get(role, zero) for role in ("write", "read")),
@@ -123,7 +124,8 @@ def _best_scales(P: Matrix, R: Matrix, p: np.ndarray, r: np.ndarray) -> tuple[Ma
         s = np.exp(u)
         return p * s**2 / 2 - P * s + r / (2 * s**2) - R / s
 
-    # no tensor with scales, or those of one side alone, where the minimum is explicit
+    # Without tensors that scale there is nothing to choose, and with those of one side alone the
+    # minimum is explicit.
     if not (p.any() or r.any()):
         return np.ones_like(P), np.zeros_like(P)
     if not (p.any() and r.any()):
@@ -133,10 +135,11 @@ def _best_scales(P: Matrix, R: Matrix, p: np.ndarray, r: np.ndarray) -> tuple[Ma
         u = np.log(np.clip(side / np.maximum(own, 1e-12 * own.max()), 1e-3, 1e3))
         u = u if p.any() else -u
         return np.exp(u), cost(u)
-    # keeps log(r / p) finite for a unit that is zero on one side
+    # This keeps log(r / p) finite for a unit that is zero on one side.
     tiny = 1e-12 * max(p.max(), r.max())
     p, r = np.maximum(p, tiny), np.maximum(r, tiny)
-    # in s = z exp(step), with z^4 = r / p, the outer coefficients are equal
+    # With s = z exp(step) and z^4 = r / p, the first and the last coefficient of the quartic are
+    # equal in size, so that Cauchy's bound is the same for exp(step) and for its inverse.
     middle = np.broadcast_to(np.log(r / p) / 4, P.shape)
     z = np.exp(middle)
     reach = np.log1p(max(1.0, np.abs(P / (p * z)).max(), np.abs(R * z / r).max()))
@@ -147,7 +150,8 @@ def _best_scales(P: Matrix, R: Matrix, p: np.ndarray, r: np.ndarray) -> tuple[Ma
     for _ in range(6):
         s = np.exp(u)
         slope = p * s**2 - P * s - r / s**2 + R / s
-        # the magnitude of the second derivative, so that steps go down where it is negative
+        # Divided by the magnitude of the second derivative, a step goes down even where the curve
+        # bends down.
         curve = np.abs(2 * p * s**2 - P * s + 2 * r / s**2 - R / s) + 1e-300
         trial = u - np.clip(slope / curve, -0.5, 0.5)
         value = cost(trial)
@@ -166,11 +170,13 @@ def _general(cost: Any, _: Any) -> SpaceMap:
     none = np.zeros_like(signed)
     left, right = (cost.grams.get(role, none) for role in ("read", "write"))
     (mu, U), (nu, V) = np.linalg.eigh(left), np.linalg.eigh(right)
-    # where both sides are singular the equation says nothing: keep the quotient finite
     # In the eigenbases the equation is (mu_i + nu_j) M_ij = C_ij, one division for each entry.
+    # Where both sides are singular it says nothing of the entry, and the quotient is kept finite.
     sums = np.maximum(mu[:, None] + nu, 1e-12 * (mu.max() + nu.max()) + 1e-300)
     M = U @ ((U.T @ signed @ V) / sums) @ V.T
-    if not np.linalg.cond(M) < 1e6:  # not a change of basis that float32 could undo
+    # float32 could not undo a change of basis that is closer to singular than this, and a NaN fails
+    # the comparison as well. The identity then changes nothing.
+    if not np.linalg.cond(M) < 1e6:
         M = np.eye(len(M))
     return SpaceMap(
         jnp.asarray(M, jnp.float32), jnp.asarray(np.linalg.inv(M), jnp.float32), INVERTIBLE

@@ -33,7 +33,7 @@ def repair(
     *,
     weights: Float[Array, "models"] | Sequence[float] | None = None,
 ) -> PyTree:
-    """Give the units of a merge the mean and standard deviation that its endpoints have on average.
+    """Gives units of a merge the mean and standard deviation that its endpoints have on average.
 
     For each space, from the input to the output, preactivations are measured with the spaces before
     it already repaired. Then every tensor that writes the space is scaled, and its bias shifted, so
@@ -76,7 +76,8 @@ def repair(
     biases = {name: _bias(spec, name) for name in spaces}
     moments = [_measure(preactivations, p, inputs) for p in endpoints]
     for name in spaces:
-        # anew for each space, as the repair of those before it has changed its inputs
+        # The merge is measured anew for each space, since the repair of those before it has changed
+        # its inputs.
         stats = _measure(preactivations, params, inputs)
         for measured in (stats, *moments):
             if name not in measured or measured[name].mean_x.shape != (spec.space(name).size,):
@@ -86,7 +87,7 @@ def repair(
         mean = sum(wk * e[name].mean_x for wk, e in zip(w, moments, strict=True))
         std = sum(wk * jnp.sqrt(e[name].var_x) for wk, e in zip(w, moments, strict=True))
         own = jnp.sqrt(stats[name].var_x)
-        # a unit that does not vary cannot be given a deviation
+        # A unit that does not vary cannot be given a deviation, and is only shifted.
         scale = jnp.where(own > 0, std / jnp.where(own > 0, own, 1), 1)
         params = _affine(params, spec, name, biases[name], scale, mean - scale * stats[name].mean_x)
     return params
@@ -98,7 +99,7 @@ def reset_statistics(
     batches: Iterable[Any],
     leaves: Mapping[str, tuple[str, str]],
 ) -> PyTree:
-    """Set running means and variances to those of data, as a merge of BatchNorm networks needs.
+    """Sets running means and variances to those of data, as a merge of BatchNorm networks needs.
 
     Each normalisation is measured with those before it already set, so that the result does not
     depend on the batch size.
@@ -132,7 +133,8 @@ def reset_statistics(
             if path not in paths:
                 raise ValueError(f"leaves[{name!r}] is no leaf: {path!r}{nearest(path, paths)}")
     for name, (mean, var) in leaves.items():
-        # anew for each name, as its inputs depend on the statistics set so far
+        # Everything is measured anew for each name, since its inputs depend on the statistics set
+        # so far.
         measured = _measure(inputs, params, data)
         if name not in measured:
             raise ValueError(f"inputs give nothing for {name!r}{nearest(name, measured)}")
@@ -176,13 +178,13 @@ def _bias(spec: Spec, name: str) -> str:
 
 
 def _affine(params: PyTree, spec: Spec, name: str, bias: str, scale: Array, shift: Array) -> PyTree:
-    """Multiply every tensor that writes a space by `scale`, and add `shift` to its bias."""
+    """Multiplies every tensor that writes a space by `scale`, and adds `shift` to its bias."""
     writers = {use.path: use for use in spec.uses(name) if use.role == "write"}
 
     def move(path: str, x: Array) -> Array:
         use, axes = writers[path], spec.axes(path)
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        # one axis may be a group: its factor is split off and merged again
+        # One array axis may be a group of spaces: it is split into its factors, and merged again.
         sizes = [spec.space(f.space).size for f in axes[use.axis]]
         split = wide.reshape(*x.shape[: use.axis], *sizes, *x.shape[use.axis + 1 :])
         column = [1] * split.ndim

@@ -42,7 +42,7 @@ def straight_through(
     init: Mapping[str, SpaceMap] | None = None,
     **options: Any,
 ) -> StraightThrough:
-    """Learn maps that minimise the loss of the midpoint of two networks.
+    """Learns maps that minimise the loss of the midpoint of two networks.
 
     A proxy network starts at `reference`. At each batch `params` are matched to the proxy by
     `match_weights`, starting from the maps of the step before. The loss and its gradient are taken
@@ -81,7 +81,8 @@ def straight_through(
     def step(a: PyTree, b: PyTree, proxy: PyTree, state: Any, batch: Any) -> tuple[Any, Any, Array]:
         def midpoint_loss(proxy: PyTree) -> Array:
             def midpoint(a: Array, b: Array, p: Array) -> Array:
-                # the value is that of b, the gradient that of p
+                # Its value is that of b, and its gradient that of p: this is the straight-through
+                # estimator.
                 return (a + (p + jax.lax.stop_gradient(b - p))) / 2
 
             return loss(jax.tree.map(midpoint, a, b, proxy), batch)

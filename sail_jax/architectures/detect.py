@@ -38,7 +38,7 @@ def architecture(
     inputs: Inputs = tokens,
     causal: bool = False,
 ) -> Callable[[Callable[[Config], Rules]], Callable[[Config], Rules]]:
-    """Register a table under its name, which configurations call their `model_type`.
+    """Registers a table under its name, which configurations call their `model_type`.
 
     Args:
       *others: Further model types that have the same table.
@@ -59,7 +59,7 @@ def architecture(
 
 
 def of(config: Config) -> Architecture:
-    """Find the architecture that a configuration asks for.
+    """Finds the architecture that a configuration asks for.
 
     It goes by the `model_type`, or else by the first of the `architectures`. A type that is spelt
     nearly like a known one is another architecture, so no guess is made.
@@ -83,8 +83,10 @@ def of(config: Config) -> Architecture:
     if not isinstance(classes, list | tuple) or not all(isinstance(c, str) for c in classes):
         raise ValueError(f"the configuration's 'architectures' must be texts, got {classes!r}")
     if name is None:
-        # from the name of a class to the model type, as in BertForMaskedLM
+        # Names of classes begin with the model type and end with what the model is for, as in
+        # BertForMaskedLM.
         name = re.sub(r"(For\w+|LMHeadModel|Model)$", "", classes[0]).lower()
+        # XLM-RoBERTa alone has a hyphen in its model type, which class names cannot have.
         name = {"xlmroberta": "xlm-roberta"}.get(name, name)
     if not name:
         raise ValueError("the configuration states neither 'model_type' nor 'architectures'")

@@ -75,8 +75,8 @@ class _Leaf(NamedTuple):
     path: str
     module: str
     name: str
-    layer: str  # the path of the layer that it is in, "" outside of layers
-    tag: str  # what tells the spaces of that layer from those of others
+    layer: str
+    tag: str
     shape: tuple[int, ...]
     floating: bool
 
@@ -127,7 +127,7 @@ def draft(
     answers: Mapping[str, str] | None = None,
     config: Config | None = None,
 ) -> Draft:
-    """Draft the rules of an unknown model, and ask about what its names and shapes leave open.
+    """Drafts the rules of an unknown model, and asks about what its names and shapes leave open.
 
     Spaces are named by their sizes. A size that every layer reads and writes is the width of their
     stream, `resid`; one inside a layer belongs to that layer; one that is only read or only written
@@ -159,7 +159,8 @@ def draft(
     'fc2/kernel': 'units8* units2'
     spaces: {'units2': 'outer', 'units3': 'outer'}
     """
-    # whole numbers that may be sizes, not names of tokens or of releases
+    # Whole numbers that may be sizes, not names of tokens or of releases. `type(n) is int` leaves
+    # out true and false, which Python counts as whole numbers.
     sizes = {
         key: n
         for key, n in (config or {}).items()
@@ -170,20 +171,23 @@ def draft(
     return _stated(drafted, params, sizes)
 
 
-# entries of configurations that count the heads of queries
+# Entries of configurations that count the heads of queries.
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
 
 
 def _stated(drafted: Draft, params: PyTree, entries: Mapping[str, int]) -> Draft:
-    """Add the configuration's entries to a draft.
+    """Adds the configuration's entries to a draft.
 
     Entries that are the size of one space, or the number of layers, become settings and layers of
     the rules. Those that may be several become questions.
     """
     rules = drafted.rules
-    # answers may leave sizes open, of which only entries would speak
+    # Answers may leave the size of a space open that only a further answer could tell. Without
+    # entries to compare with, sizes are not needed, so that such a draft can still be printed.
     sized = rules.spec(params).spaces if entries else ()
-    sizes: dict[str, set[int]] = {}  # of every space, and heads times groups, as rules name them
+    # The sizes of every space, and those of heads times groups, by the names that rules use: one
+    # number where all layers agree.
+    sizes: dict[str, set[int]] = {}
     for text in dict.fromkeys(
         name for _, axes in rules.axes for name in re.findall(r"[\w.{}-]+", axes)
     ):
@@ -197,7 +201,10 @@ def _stated(drafted: Draft, params: PyTree, entries: Mapping[str, int]) -> Draft
     for key, n in entries.items():
         fits = [names for names in sizes if sizes[names] == {n} and _speaks_of(key, names)]
         if "head" in key and len(fits) > 1 and "dim" not in key:
-            fits = fits[-1:]  # without groups, queries have as many heads as keys
+            # Heads of keys, and heads times groups, have one size if there are no groups. Then the
+            # entry counts the heads of queries.
+            fits = fits[-1:]
+        # Two entries of the same number, or two spaces of the same size, cannot be told apart.
         alike = [other for other in entries if entries[other] == n and "head" not in other]
         if fits and ("head" in key or len(fits) == len(alike) == 1):
             settings += [(key, names) for names in fits]
@@ -208,6 +215,8 @@ def _stated(drafted: Draft, params: PyTree, entries: Mapping[str, int]) -> Draft
     for prefix in dict.fromkeys(p[: p.index("{i}") + 4] for p, _ in rules.axes if "{i}" in p):
         numbered = path_pattern(f"{prefix}**").fullmatch
         indices = {match["i"] for path in leaf_paths(params) if (match := numbered(path))}
+        # Without a configuration any name will do for the entry. With one, an entry that alone fits
+        # the tensors and speaks of layers is taken without a question.
         counts = [k for k, n in entries.items() if n == len(indices) and _speaks_of_layers(k)]
         if len(counts) == 1 or not entries:
             layers[counts[0] if counts else "num_layers"] = prefix
@@ -268,7 +277,7 @@ class _Drafter:
             self.modules[leaf.module].append(leaf)
 
     def run(self) -> Draft:
-        """Draft the rules: matrices first, then attention, the other matrices, and vectors.
+        """Drafts the rules: matrices first, then attention, the other matrices, and vectors.
 
         Returns:
           The draft, without what a configuration states.
@@ -288,12 +297,12 @@ class _Drafter:
         return self._finish()
 
     def _ask(self, leaf: _Leaf, text: str, options: Iterable[str] = ()) -> None:
-        """Ask about a leaf, and until the answer leave it in no space and its sizes outer."""
+        """Asks about a leaf, and until the answer leaves it in no space and its sizes outer."""
         self.questions.append(Question(leaf.path, text, tuple(options)))
         self._leave(leaf)
 
     def _leave(self, leaf: _Leaf) -> None:
-        """Leave a leaf and the vectors of its module in no space, and spaces of its sizes outer."""
+        """Leaves a leaf and its module's vectors in no space, and spaces of its sizes outer."""
         self.rules[leaf.path] = " ".join("_" * len(leaf.shape))
         self._freeze(leaf.shape)
         for other in self.modules[leaf.module] if len(leaf.shape) > 1 else ():
@@ -314,18 +323,21 @@ class _Drafter:
             self.rules[leaf.path] = f"@{shape[0]}* @{shape[1]}"
             self.tables[leaf.path] = shape[0]
             return None
-        # kernels of convolutions have two or three axes more than channels
+        # Kernels of convolutions have two or three axes more than channels.
         spatial = n - 2 if n in (4, 5) else 0
+        # Flax kernels end with (in, out), PyTorch weights begin with (out, in).
         last, first = _Matrix(leaf, n - 2, n - 1), _Matrix(leaf, 1, 0)
         bias = [
             x.shape[0] for x in self.modules[leaf.module] if x.name in {"bias", "b"} and x.shape
         ]
-        # a bias has as many entries as its matrix writes
+        # A bias has as many entries as its matrix writes, which settles it for matrices that are
+        # not square, whatever the framework.
         if n == 2 and bias and shape[0] != shape[1] and bias[0] in shape:
             return last if bias[0] == shape[1] else first
         if leaf.name == "kernel" and (n == 2 or spatial):
             return last
-        # with one input channel it may be depthwise, which multiplies instead of mixing
+        # A weight with one input channel may be depthwise, which multiplies channels instead of
+        # mixing them.
         if leaf.name == "weight" and (n == 2 or (spatial and shape[1] > 1)):
             return first
         if n == 2:
@@ -360,7 +372,8 @@ class _Drafter:
         )
         outside = {m.fan_out for m in matrices if not m.leaf.layer}
         outside |= {int(n) for axes in self.rules.values() for n in re.findall(r"@(\d+)", axes)}
-        # the layers' own hidden sizes are written and read too, but by nothing outside
+        # The layers' own hidden sizes are read and written in every layer too, but nothing outside
+        # of the layers writes them, as embeddings and a first matrix write the stream.
         candidates = shared & outside
         if len(candidates) == 1:
             return candidates.pop()
@@ -373,7 +386,7 @@ class _Drafter:
         return None
 
     def _attention(self, matrices: list[_Matrix]) -> list[_Matrix]:
-        """Write rules for queries, keys, values and outputs, and return the other matrices."""
+        """Writes rules for queries, keys, values and outputs, and returns the other matrices."""
         rest = []
         groups: dict[str, dict[str, _Matrix]] = defaultdict(dict)
         for m in matrices:
@@ -388,7 +401,8 @@ class _Drafter:
             else:
                 rest.append(m)
         for group in groups.values():
-            # names such as "out" and "dense" occur elsewhere too: only all four mean attention
+            # Names such as "out" and "dense" occur elsewhere too: only all four together mean
+            # attention.
             if set(group) != set("qkvo"):
                 rest += group.values()
                 continue
@@ -396,21 +410,24 @@ class _Drafter:
         return rest
 
     def _fused(self, m: _Matrix) -> None:
-        """Ask how queries, keys and values lie in one fused matrix."""
+        """Asks how queries, keys and values lie in one fused matrix."""
         i = m.leaf.tag
+        # Both ways have the same shape, so no rule is assumed until the answer.
         apart = f"(head{i} qk{i} + head{i} qk{i}* + head{i} v{i})"
         text = "queries, keys and values are fused: laid end to end, or head by head?"
         options = [m.axes(f"@{m.fan_in}*", apart)]
         self._ask(m.leaf, text, options)
 
     def _heads(self, group: Mapping[str, _Matrix]) -> None:
-        """Write the rules of one attention module, or ask how many heads it has."""
+        """Writes the rules of one attention module, or asks how many heads it has."""
         q, k, v, o = (group[name] for name in "qkvo")
         i = q.leaf.tag
         heads = self.heads
+        # A number that the caller gave is not doubted, and one that does not divide is an error
+        # below. A number that the configuration states is only taken where it fits.
         if heads is None and self.stated and q.fan_out % self.stated == 0:
             size = q.fan_out // self.stated
-            # the configuration may speak of other heads: these must share keys evenly
+            # The configuration may speak of other heads: these must share keys evenly.
             even = k.fan_out % size == 0 and self.stated % (k.fan_out // size) == 0
             heads = self.stated if even else None
         if heads is None:
@@ -422,6 +439,8 @@ class _Drafter:
                 "how many heads? say heads=..., or the axes of query, key, value and output, and "
                 "the sizes of these spaces"
             )
+            # Until the heads are known, the stream around them is: only the axes inside stay in no
+            # space.
             for m in group.values():
                 reads = m is not o
                 axes = m.axes(f"@{m.fan_in}*", "_") if reads else m.axes("_", f"@{m.fan_out}")
@@ -445,21 +464,24 @@ class _Drafter:
         self.sizes |= {f"{name}{i}": n for name, n in factors.items()}
         products = {str(m.fan_out) for m in (q, k, v)}
         self.within |= {f"{name}{i}": {str(n)} | products for name, n in factors.items()}
-        # positions may turn pairs of units, which shapes do not show
+        # Rotary positions turn pairs of units by angles of their own, which shapes do not show, so
+        # that no map inside a head may be reported as exact.
         self.frozen.add(f"qk{i}")
 
     def _bias(self, m: _Matrix, axes: str) -> None:
-        """Give the bias of a matrix the axes of what the matrix writes."""
+        """Gives the bias of a matrix the axes of what the matrix writes."""
         for leaf in self.modules[m.leaf.module]:
             if leaf.path not in self.rules and leaf.shape == (m.fan_out,):
                 self.rules[leaf.path] = axes
 
     def _assign(self, matrices: list[_Matrix]) -> None:
-        """Write rules for matrices by their sizes: of the stream, of a layer, or of the network."""
+        """Writes rules for matrices by their sizes: of the stream, a layer, or the network."""
         stream = self.stream
         matrices = [m for m in matrices if m.leaf.path not in self.rules]
         for m in matrices:
             own = [x for x in matrices if x.leaf.layer == m.leaf.layer] if m.leaf.layer else []
+            # A square matrix may lead from the stream to itself, or be one half of a block whose
+            # hidden units are as many as the stream's.
             if m.fan_in == m.fan_out and stream is not None:
                 i = m.leaf.tag
                 options = [("resid*", "resid"), ("resid*", f"hidden{i}"), (f"hidden{i}*", "resid")]
@@ -468,6 +490,7 @@ class _Drafter:
                 continue
             read, write = f"@{m.fan_in}", f"@{m.fan_out}"
             if stream is not None and m.leaf.layer:
+                # A hidden size of a layer is one that the layer both writes and reads.
                 closed = {x.fan_in for x in own} & {x.fan_out for x in own}
                 inside = [n for n in (m.fan_in, m.fan_out) if n != stream]
                 if any(n not in closed for n in inside) or len(inside) != 1:
@@ -503,7 +526,7 @@ class _Drafter:
                 )
 
     def _ends(self, matrices: list[_Matrix]) -> None:
-        """Ask what the input and output are where every size is both read and written."""
+        """Asks what the input and output are where every size is both read and written."""
         embeds = any(self._table(leaf) == "tokens" for leaf in self.leaves)
         roles = list(_roles(map(self._plain, self.rules.values())).values())
         inner = sorted({m.fan_in for m in matrices} & {m.fan_out for m in matrices})
@@ -514,11 +537,13 @@ class _Drafter:
                 self._freeze(inner)
 
     def _vector(self, leaf: _Leaf) -> None:
-        """Write the rule of a leaf that is not a matrix: a bias, a gain, or a question."""
+        """Writes the rule of a leaf that is not a matrix: a bias, a gain, or a question."""
         if len(leaf.shape) > 1:
             self._ask(leaf, f"what are its axes of sizes {list(leaf.shape)}?")
             return
         n = math.prod(leaf.shape)
+        # A vector beside a matrix that was not its bias, and a norm of queries or keys, may be of a
+        # space whose size only happens to be this.
         matrix = [x for x in self.modules[leaf.module] if len(x.shape) > 1]
         kind = leaf.name in _GAINS or leaf.name in _BIASES
         inner = f"units{n}{leaf.tag}"
@@ -531,9 +556,10 @@ class _Drafter:
         self.rules[leaf.path] = options[0] if leaf.name in _BIASES else f"diag({options[0]})"
 
     def _finish(self) -> Draft:
-        """Name the spaces, decide which are outer, and make one rule for all layers alike."""
+        """Names the spaces, decides which are outer, and makes one rule for all layers alike."""
         rules = {path: self._plain(axes) for path, axes in self.rules.items()}
-        # an embedding that nothing else reads back may be the head as well
+        # A table of embeddings may be the head as well (tied), unless a matrix writes as many units
+        # as it has rows.
         matrices = {leaf.path for leaf in self.leaves if len(leaf.shape) > 1} - set(self.tables)
         written = {
             name for name, how in _roles(rules[p] for p in matrices).items() if "write" in how
@@ -546,11 +572,13 @@ class _Drafter:
                 self.questions.append(Question(path, text, (rules[path], f"{read} {write}")))
         roles = _roles(rules.values())
         self._freeze(self.tables.values())
-        # a size both inside a layer and outside: several streams, which are not told apart
+        # Where a size occurs both inside a layer and outside, there may be several streams, which
+        # sizes do not tell apart.
         sized = [m for name in roles if (m := re.fullmatch(r"units(\d+)(\..*)?", name))]
         self._freeze(
             int(n) for n in {m[1] for m in sized if m[2]} & {m[1] for m in sized if not m[2]}
         )
+        # A space that is only read is an input of the network, one that is only written an output.
         ends = {name for name, how in roles.items() if not how >= {"read", "write"}}
         outer = {name for name in roles if self._is_frozen(name)} | ends
         sizes = {k: v for k, v in self.sizes.items() if k in roles}
@@ -580,7 +608,11 @@ def _leaves(paths: list[str], arrays: list[Any]) -> list[_Leaf]:
     for path in paths:
         inside = (path[: m.end() + 1] for m in re.finditer(r"\d+(?=[/.])", path))
         prefixes = (x for x in inside if sum(other.startswith(x) for other in matrices) > 1)
+        # The outermost numbered module with two matrices is the layer: a numbered module inside it
+        # (of a Sequential) is part of it.
         layers.append(next(prefixes, "")[:-1])
+    # If all layers differ in one number alone, that number names their spaces, as it does in `{i}`
+    # rules. Otherwise two stacks could have layers of the same number, so the whole path does.
     alike = len({_general(layer) for layer in layers if layer}) == 1
     for path, layer, shape, x in zip(paths, layers, shapes, arrays, strict=True):
         cut = max(path.rfind("/"), path.rfind("."))
@@ -633,6 +665,8 @@ def _templates(
     questions: list[Question],
 ) -> Draft:
     """One rule, and one question, for layers that have it alike; each its own where they differ."""
+    # One rule for all layers must say of each what the literal rules say. Wherever it would not,
+    # the literal rules are the draft.
     literal = Rules(tuple(sorted(rules.items())), dict.fromkeys(sorted(outer), "outer"), sizes)
     tags = {leaf.tag: leaf for leaf in leaves if leaf.layer}
     if len({_general(leaf.layer) for leaf in tags.values()}) > 1:
@@ -650,6 +684,7 @@ def _templates(
         leaf = next((leaf for tag, leaf in tags.items() if name.endswith(tag)), None)
         return _open(leaf, name) if leaf else name
 
+    # A space that is outer in one layer would be so in all.
     closed = {template(name) for name in outer}
     if any(template(name) in closed and name not in outer for name in _roles(rules.values())):
         return Draft(literal, tuple(questions))

@@ -13,7 +13,7 @@ __all__ = ["flax_gpt", "flax_llama", "flax_mlp", "flax_resnet", "flax_sit", "fla
 
 @architecture()
 def flax_mlp(config: Config) -> Rules:
-    """Give the rules of an MLP with layers `hidden_0, hidden_1, ..., out` of ReLU units.
+    """Gives the rules of an MLP with layers `hidden_0, hidden_1, ..., out` of ReLU units.
 
     Args:
       config: A configuration with `widths`, a list of the sizes of the hidden layers.
@@ -38,7 +38,7 @@ def flax_mlp(config: Config) -> Rules:
 
 @architecture(logits=forward.mlp, inputs=vectors)
 def mlp(config: Config) -> Rules:
-    """Give the rules of the same MLP in a flat checkpoint.
+    """Gives the rules of the same MLP in a flat checkpoint.
 
     Its tensors are `layers.0.kernel, layers.0.bias, ..., out.kernel, out.bias`.
 
@@ -69,7 +69,7 @@ def _mlp(config: Config, layer: str, last: str) -> Rules:
 
 @architecture()
 def flax_resnet(config: Config) -> Rules:
-    """Give the rules of a ResNet with BatchNorm, its running statistics in `batch_stats`.
+    """Gives the rules of a ResNet with BatchNorm, its running statistics in `batch_stats`.
 
     Each stage is one space, and the first block of every stage but the first projects into it. A
     running variance is a gain: it stays beside its unit, with neither sign nor scale.
@@ -92,7 +92,7 @@ def flax_resnet(config: Config) -> Rules:
     table = {"**stem/kernel": "_ _ image* stage.0", **_batchnorm("**stem_bn", "stage.0")}
     for s in range(stages):
         for b in range(blocks[s]):
-            # the first block of a stage reads the stage before, and projects it
+            # The first block of a stage reads the stage before, and projects it.
             x, source = f"**stage{s}_block{b}/", f"stage.{s - (s > 0 and b == 0)}"
             hidden, out = f"hidden.{s}.{b}", f"stage.{s}"
             table[f"{x}conv1/kernel"] = f"_ _ {source}* {hidden}"
@@ -123,7 +123,7 @@ def _widths(config: Config) -> list[int] | tuple[int, ...]:
 
 @architecture()
 def flax_gpt(config: Config) -> Rules:
-    """Give the rules of a decoder of pre-norm blocks.
+    """Gives the rules of a decoder of pre-norm blocks.
 
     Args:
       config: A configuration. `tied` says whether the embeddings are the output's table too, false
@@ -148,7 +148,7 @@ def flax_gpt(config: Config) -> Rules:
 
 @architecture()
 def flax_llama(config: Config) -> Rules:
-    """Give the rules of a decoder with RMSNorm, SwiGLU and rotary positions.
+    """Gives the rules of a decoder with RMSNorm, SwiGLU and rotary positions.
 
     Rotary positions tell the units of a query apart, so these cannot be permuted.
 
@@ -199,7 +199,7 @@ def flax_llama(config: Config) -> Rules:
 
 @architecture()
 def flax_vit(config: Config) -> Rules:
-    """Give the rules of a vision transformer that classifies the mean of its last norm.
+    """Gives the rules of a vision transformer that classifies the mean of its last norm.
 
     Args:
       config: A configuration; nothing in it matters to the rules.
@@ -220,7 +220,7 @@ def flax_vit(config: Config) -> Rules:
 
 @architecture()
 def flax_sit(config: Config) -> Rules:
-    """Give the rules of a diffusion transformer with conditional norms (SiT).
+    """Gives the rules of a diffusion transformer with conditional norms (SiT).
 
     Its norms have no parameters of their own. Their shifts, scales and gates are read, layer by
     layer, from one condition of time and class. A gate or a scale multiplies the stream unit by
@@ -314,5 +314,7 @@ def _batchnorm(path: str, space: str) -> dict[str, str]:
 
 def _with(table: dict[str, str], spaces: dict[str, str]):
     """Rules of a table as the first arguments of `Rules`."""
+    # The empty mapping is for sizes of spaces, which these trees tell by themselves: a kernel has
+    # one axis for heads and one for their units. Llama's, which fuse the two, state them.
     axes, optional = pairs(table)
     return axes, spaces, {}, optional

@@ -69,7 +69,7 @@ class Rules(NamedTuple):
     scales: Mapping[str, tuple[str, float]] = {}
 
     def spec(self, params: PyTree) -> Spec:
-        """Apply the rules to parameters.
+        """Applies the rules to parameters.
 
         Args:
           params: The parameters, arrays or ShapeDtypeStructs.
@@ -88,7 +88,7 @@ class Rules(NamedTuple):
         # `spec` refuses rules that match no leaf, so optional ones are only given where they do.
         present = [(p, axes) for p, axes in self.axes if p not in self.optional or there(p)]
         words = {word for _, axes in present for word in re.findall(r"[\w./:{}-]+\*?", axes)}
-        # without a head the network hands out these spaces themselves, so they cannot change basis
+        # Without a head the network hands out these spaces themselves, so they cannot change basis.
         unread = {name for name, heads in self.ends.items() if not any(map(there, heads))}
         names = {word.rstrip("*") for word in words}
         spaces = {k: "outer" if k in unread else v for k, v in self.spaces.items() if k in names}
@@ -96,7 +96,7 @@ class Rules(NamedTuple):
         return spec(params, present, spaces=spaces, sizes=sizes)
 
     def loose(self) -> "Rules":
-        """Return the rules of the network untied.
+        """Returns the rules of the network untied.
 
         Returns:
           The rules where each tied leaf is used in the first of its ways alone.
@@ -105,7 +105,7 @@ class Rules(NamedTuple):
         return self._replace(axes=axes)
 
     def resized(self, config: Config, spec: Spec) -> dict[str, Any]:
-        """State the sizes of a spec in a configuration.
+        """States the sizes of a spec in a configuration.
 
         Args:
           config: The configuration of the network as it was.
@@ -125,6 +125,8 @@ class Rules(NamedTuple):
                 for name in names:
                     n *= spec.space(name).size
                 said = " x ".join(names)
+                # One entry may state several products (n_embd is the stream's width, and heads
+                # times their size), and each of them for every layer: all must agree.
                 if sizes.setdefault(key, (n, said))[0] != n:
                     raise ValueError(
                         f"the configuration has one {key!r}, but the sizes ask for "
@@ -136,7 +138,7 @@ class Rules(NamedTuple):
         return out
 
     def fold(self, params: PyTree) -> tuple[PyTree, "Rules"]:
-        """Multiply norm scales into the tensors that read the norm, and set them to one.
+        """Multiplies norm scales into the tensors that read the norm, and sets them to one.
 
         The function of the network stays the same, up to one rounding per entry. With the rules
         returned, the normalised spaces may be rotated, as a scale of one is in no space.
@@ -157,7 +159,10 @@ class Rules(NamedTuple):
         leaves = dict(zip(paths, jax.tree.leaves(params), strict=True))
         for pattern, readers in self.folds.items():
             for path, captures in _matches(pattern, paths):
+                # The product is rounded once, to the dtype of the reader: a scale in bfloat16 is
+                # multiplied in float32.
                 scale = leaves[path].astype(jnp.promote_types(leaves[path].dtype, jnp.float32))
+                # The readers of the same layer, by what the pattern of the scale captured.
                 targets = [r for p in readers for r, _ in _matches(fill(p, captures), paths)]
                 if not targets:
                     raise ValueError(
@@ -176,7 +181,7 @@ class Rules(NamedTuple):
 def pairs(
     table: Mapping[str, str],
 ) -> tuple[tuple[tuple[str, str], ...], frozenset[str]]:
-    """Split a table into its rules and the patterns that are optional.
+    """Splits a table into its rules and the patterns that are optional.
 
     Args:
       table: Axes strings by pattern. A "?" in front of a pattern makes it optional.
@@ -189,7 +194,7 @@ def pairs(
 
 
 def setting(config: Config, *keys: str, default: Any = None) -> Any:
-    """Return the first of several entries that a configuration states.
+    """Returns the first of several entries that a configuration states.
 
     Args:
       config: The configuration.
@@ -214,7 +219,7 @@ def setting(config: Config, *keys: str, default: Any = None) -> Any:
 
 
 def count(config: Config, *keys: str, default: int | None = None) -> int:
-    """Return the first of several entries that a configuration states, a whole number from 1.
+    """Returns the first of several entries that a configuration states, a whole number from 1.
 
     Args:
       config: The configuration.
@@ -228,6 +233,8 @@ def count(config: Config, *keys: str, default: int | None = None) -> int:
       ValueError: If no entry is stated and there is no default, or the value is something else.
     """
     value = setting(config, *keys, default=default)
+    # The default itself may be outside of the range that the entry has: 0 stands for an entry that
+    # is not stated.
     if value is not default and (
         isinstance(value, bool) or not isinstance(value, int) or value < 1
     ):
@@ -239,7 +246,7 @@ def count(config: Config, *keys: str, default: int | None = None) -> int:
 
 
 def flag(config: Config, key: str, *, default: bool) -> bool:
-    """Return an entry of a configuration that is true or false.
+    """Returns an entry of a configuration that is true or false.
 
     Args:
       config: The configuration.
@@ -271,7 +278,8 @@ def _is_whole(x: Any) -> bool:
     return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 1 << 31
 
 
-# what tables and forward passes take the entries of a configuration to be, where they are stated
+# What tables and forward passes take the entries of a configuration to be, where they are stated. A
+# wrong kind would else be found far away, inside of a forward pass or by XLA.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         (*EPSILONS, "rope_theta", "factor", "low_freq_factor", "high_freq_factor"),
@@ -312,7 +320,7 @@ class _Stated(dict[str, Any]):
 
 
 def stated(config: Config, prefix: str = "") -> dict[str, Any]:
-    """Return what a configuration states, checked, without entries that are null.
+    """Returns what a configuration states, checked, without entries that are null.
 
     Args:
       config: The configuration.
@@ -338,14 +346,15 @@ def stated(config: Config, prefix: str = "") -> dict[str, Any]:
                 f"the configuration's {prefix + key!r} must be {kind}, got {short(value)}"
             )
         if fits is _is_number:
-            out[key] = float(value)  # an int may be too large for XLA's
+            # JSON's whole numbers have no bound, and XLA's do.
+            out[key] = float(value)
         else:
             out[key] = stated(value, f"{prefix}{key}.") if isinstance(value, Mapping) else value
     return out
 
 
 def look(config: Config, key: str) -> Any:
-    """Return the entry of a configuration at a dotted key.
+    """Returns the entry of a configuration at a dotted key.
 
     Args:
       config: The configuration.
@@ -368,7 +377,7 @@ def look(config: Config, key: str) -> Any:
 
 
 def put(config: Config, key: str, value: Any) -> dict[str, Any]:
-    """Return a configuration with another value at a dotted key.
+    """Returns a configuration with another value at a dotted key.
 
     Args:
       config: The configuration, which is not changed.
@@ -387,7 +396,8 @@ def put(config: Config, key: str, value: Any) -> dict[str, Any]:
     for part in outer:
         place: Any = part if isinstance(inside, dict) else int(part)
         old = look({"at": inside}, f"at.{part}")
-        # a list that is not stated is filled from its front
+        # A list that is not stated is filled from its front, so that entries 0, 1, ... may be put
+        # one after the other.
         new = dict(old) if isinstance(old, Mapping) else list(old or ())
         inside[place] = inside = new
     if isinstance(inside, list):
@@ -398,7 +408,7 @@ def put(config: Config, key: str, value: Any) -> dict[str, Any]:
 
 
 def divided(whole: int, parts: int, what: str) -> int:
-    """Divide two whole numbers without a remainder.
+    """Divides two whole numbers without a remainder.
 
     Args:
       whole: What is divided.
@@ -425,7 +435,7 @@ def _matches(pattern: str, paths: list[str]) -> Iterator[tuple[str, dict[str, st
 
 
 def fill(pattern: str, captures: Mapping[str, str]) -> str:
-    """Put what was captured in its place in a pattern or an axes string.
+    """Puts what was captured in its place in a pattern or an axes string.
 
     Args:
       pattern: Text with names in braces, such as `{i}`.

@@ -15,7 +15,7 @@ __all__ = ["attention", "bert", "gpt2", "llama", "roberta", "t5"]
 def attention(
     names: str, *, tag: str, tower: str = "", resid: str = "resid", group: bool = False
 ) -> dict[str, str]:
-    """Give the rules of the query, key, value and output projections of an attention layer.
+    """Gives the rules of the query, key, value and output projections of an attention layer.
 
     Weights are `(out, in)`, biases are optional. With `group`, each head of keys and values serves
     a group of queries: the units of queries are numbered by (head, group, unit), row-major.
@@ -39,13 +39,15 @@ def attention(
         f"{value}.weight": f"({head} {v}) {resid}*",
         f"{o}.weight": f"{resid} ({query_heads} {v})*",
     }
+    # The bias of keys has a starred factor: keys are contracted against queries, so they live in
+    # the dual of the units that queries write.
     biases = {q: f"({query_heads} {qk})", k: f"({head} {qk}*)", value: f"({head} {v})", o: resid}
     return out | {f"?{name}.bias": axes for name, axes in biases.items()}
 
 
 @architecture(logits=forward.gpt2, causal=True)
 def gpt2(config: Config) -> Rules:
-    """Give the rules of GPT-2, whose queries, keys and values are fused.
+    """Gives the rules of GPT-2, whose queries, keys and values are fused.
 
     Args:
       config: A configuration with `n_embd` and `n_head`. It may have `tie_word_embeddings` (true
@@ -71,7 +73,7 @@ def gpt2(config: Config) -> Rules:
         f"{h}attn.c_attn.bias": "(head.{i} qk.{i} + head.{i} qk.{i}* + head.{i} v.{i})",
         f"{h}attn.c_proj.weight": "(head.{i} v.{i})* resid",
         f"{h}attn.c_proj.bias": "resid",
-        # buffers of old releases: the causal mask, and what it fills in
+        # Buffers of old releases: the causal mask, and what it fills in.
         f"?{h}attn.bias": "_ _ _ _",
         f"?{h}attn.masked_bias": "",
         f"{h}mlp.c_fc.weight": "resid* hidden.{i}",
@@ -105,7 +107,7 @@ def gpt2(config: Config) -> Rules:
 
 @architecture("mistral", "qwen2", "qwen3", logits=forward.llama, causal=True)
 def llama(config: Config) -> Rules:
-    """Give the rules of Llama, Mistral, Qwen2 and Qwen3.
+    """Gives the rules of Llama, Mistral, Qwen2 and Qwen3.
 
     These have RMSNorm, SwiGLU, and heads of keys and values that groups of queries share. Qwen2 has
     biases, Qwen3 norms of queries and keys. Rotary positions tell the units of a query apart, so
@@ -182,7 +184,7 @@ def llama(config: Config) -> Rules:
 
 @architecture(logits=forward.bert)
 def bert(config: Config) -> Rules:
-    """Give the rules of BERT, whose norms come after the sums.
+    """Gives the rules of BERT, whose norms come after the sums.
 
     The head for masked words is tied. It applies its nonlinearity in the space of the embeddings,
     so the stream is "elementwise" beside "layernorm".
@@ -211,7 +213,7 @@ def bert(config: Config) -> Rules:
         "?cls.predictions.{bias,decoder.bias}": "vocab",
         "?cls.seq_relationship.weight": "labels pooled*",
         "?cls.seq_relationship.bias": "labels",
-        # tokens are classified by the stream, texts by what is pooled of it
+        # Tokens are classified by the stream, whole texts by what is pooled of it.
         "?classifier.weight": "labels resid*" if token else "labels pooled*",
         "?classifier.bias": "labels",
     }
@@ -220,7 +222,7 @@ def bert(config: Config) -> Rules:
 
 @architecture("xlm-roberta", logits=forward.roberta)
 def roberta(config: Config) -> Rules:
-    """Give the rules of RoBERTa and XLM-R: BERT with other names at the head.
+    """Gives the rules of RoBERTa and XLM-R: BERT with other names at the head.
 
     Args:
       config: As in `bert`.
@@ -279,7 +281,8 @@ def _bert(config: Config, p: str, head: dict[str, str]) -> Rules:
     size = divided(width, heads, "num_attention_heads heads in hidden_size units")
     spaces = {"resid": "layernorm elementwise", "pooled": "odd"}
     spaces |= dict.fromkeys(("vocab", "position", "segment", "labels"), "outer")
-    # the base model hands out the stream itself, and what its pooler makes of it
+    # Without any of these heads, the base model hands out the stream itself, and what its pooler
+    # makes of it.
     heads_of = {
         space: tuple(k[1:] for k, text in head.items() if text.endswith(ends))
         for space, ends in (("resid", ("resid*", "pooled*")), ("pooled", "pooled*"))
@@ -307,7 +310,7 @@ def _bert(config: Config, p: str, head: dict[str, str]) -> Rules:
 
 @architecture(logits=forward.t5, inputs=both(tokens, tokens))
 def t5(config: Config) -> Rules:
-    """Give the rules of T5, also of its version 1.1.
+    """Gives the rules of T5, also of its version 1.1.
 
     Encoder and decoder live in the one space of their shared embeddings, with RMSNorm and without
     biases. The first layer of each tower holds biases by relative position for the heads of all its
@@ -336,6 +339,8 @@ def t5(config: Config) -> Rules:
         _lm_head(config, tied): "vocab resid*",
     }
     folds = {
+        # What reads the encoder's last norm are the keys and values of the decoder's attention to
+        # it.
         "encoder.final_layer_norm.weight": (
             "decoder.block.*.layer.1.EncDecAttention.{k,v}.weight",
         ),
@@ -363,6 +368,7 @@ def t5(config: Config) -> Rules:
             space = f"{tower}." if own else "cross."
             module = f"{x}{'SelfAttention' if own else 'EncDecAttention'}"
             names = " ".join(f"{module}.{p}" for p in "qkvo")
+            # The layers of T5 have no biases, which `attention` marks as optional.
             for pattern, text in attention(names, tag=".{i}", tower=space).items():
                 if pattern[0] != "?":
                     text = text.replace(f"{space}head.{{i}}", f"{space}head") if own else text
@@ -372,8 +378,11 @@ def t5(config: Config) -> Rules:
                 bias = f"{tower}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
                 table[bias] = f"bucket* {head}"
                 single.add(bias)
-            # a bias on the logits tells the sign of a head, which they alone would not
+            # The bias by relative position is added to the logits. A sign of a head would cancel in
+            # queries and keys, but not there, so heads may only be selected ("elementwise").
             spaces |= {head: "elementwise" if own else "odd"}
+            # T5 does not divide logits by the root of a head's size, so that units of queries may
+            # change in number too ("linear", where others have "dot").
             spaces |= {f"{space}{name}.{{i}}": "linear" for name in ("qk", "v")}
             sizes |= {head: heads, f"{space}qk.{{i}}": size, f"{space}v.{{i}}": size}
             settings += [("num_heads", head)]
@@ -381,7 +390,7 @@ def t5(config: Config) -> Rules:
             folds[f"{x}layer_norm.weight"] = (
                 f"{module}.{{q,k,v}}.weight" if own else f"{module}.q.weight",
             )
-    # the old release of the format gave the decoder's second attention a bias that is not used
+    # The old release of the format gave the decoder's second attention a bias that is not used.
     unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
     table[f"?{unused}"] = "_ _"
     single.add(unused)

@@ -14,7 +14,7 @@ __all__ = ["clip", "vit"]
 
 @architecture(logits=forward.vit, inputs=images)
 def vit(config: Config) -> Rules:
-    """Give the rules of ViT, also of DeiT without distillation.
+    """Gives the rules of ViT, also of DeiT without distillation.
 
     Pixels are in no space.
 
@@ -55,7 +55,8 @@ def vit(config: Config) -> Rules:
     axes, optional = pairs(table)
     spaces, sizes, settings = _tower(config)
     spaces |= dict.fromkeys(("pooled", "labels", "channel"), "outer")
-    ends = {"resid": ("classifier.weight",)}  # the base model hands out the stream itself
+    # Without a classifier the base model hands out the stream itself.
+    ends = {"resid": ("classifier.weight",)}
     settings += (("num_channels", "channel"), ("pooler_output_size", "pooled"))
     layers = {"num_hidden_layers": x}
     return Rules(axes, spaces, sizes, optional, ends, settings=settings, layers=layers)
@@ -66,7 +67,7 @@ def vit(config: Config) -> Rules:
     inputs=both(of_part("text_config", tokens), of_part("vision_config", images)),
 )
 def clip(config: Config) -> Rules:
-    """Give the rules of CLIP: two towers whose projections meet in one space, normalised.
+    """Gives the rules of CLIP: two towers whose projections meet in one space, normalised.
 
     Args:
       config: A configuration with `text_config` and `vision_config`, each with `hidden_size` and
@@ -95,6 +96,8 @@ def clip(config: Config) -> Rules:
     }
     spaces, sizes, settings = {"vocab": "outer", "shared": "rmsnorm"}, {}, ()
     spaces |= {"position": "outer", "channel": "outer"}
+    # Both towers end in the shared space, whose vectors are divided by their norms before they are
+    # compared: any rotation of both keeps the logits.
     settings += (("projection_dim", "shared"), ("text_config.vocab_size", "vocab"))
     settings += (("text_config.max_position_embeddings", "position"),)
     settings += (("vision_config.num_channels", "channel"),)
@@ -120,7 +123,8 @@ def clip(config: Config) -> Rules:
             raise ValueError(f"the configuration's {key!r} must be a mapping, got {inner!r}")
         more = _tower(inner, f"{tower}.", f"{key}.")
         spaces, sizes, settings = spaces | more[0], sizes | more[1], settings + more[2]
-    # a norm before the first layer writes into the stream: no unit of it may be an average
+    # A norm before the first layer writes into the stream, and its scale multiplies the stream unit
+    # by unit: no unit of it may become an average of others.
     spaces["vision.resid"] = "layernorm odd"
     axes, optional = pairs(table)
     layers = {f"{t}_config.num_hidden_layers": f"{t}_model.encoder.layers.{{i}}." for t in norms}

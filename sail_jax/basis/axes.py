@@ -198,7 +198,8 @@ def path_pattern(text: str, *, stars: bool = True) -> re.Pattern[str]:
     for part in re.findall(r"\{[^{}]*\}|\*\*|.", text, re.DOTALL):
         inner = part[1:-1]
         if part in "/.":
-            wide = 0  # `*` and captures stop here, so their counts do not multiply across it
+            # `*` and captures stop here, so their counts do not multiply across it.
+            wide = 0
         elif part == "**" or ("," in inner and re.search("[/.]", inner)):
             deep += 1
         elif part[0] in "*{":

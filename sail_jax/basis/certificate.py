@@ -149,7 +149,8 @@ def _reason(spec: Spec, name: str, m: SpaceMap, measured: tuple[float, float] | 
     """Why a map does not preserve the function, "" if it does; `measured` as from `measure`."""
     if measured is not None:
         lost, rounding = measured
-        if not lost <= rounding:  # not `lost > rounding`: a NaN is lossy
+        # Not `lost > rounding`, which would take a NaN for lossless.
+        if not lost <= rounding:
             return f"read @ write differs from the identity by {lost:.2g}: something is lost"
         if m.family and m.family not in classify(m):
             return f"it claims to be {_a(m.family)} map, but its entries are {classify(m)}"
@@ -272,7 +273,8 @@ def certificate(
             np.asarray(x).astype(complex if np.iscomplexobj(x) else float) for x in (a, b, c)
         )
         finite = bool(np.isfinite(a).all() and np.isfinite(b).all())
-        with np.errstate(invalid="ignore"):  # inf - inf
+        # Both outputs may be infinite, and inf - inf is no number.
+        with np.errstate(invalid="ignore"):
             absolute, scale, noise = _norm(b - a), _norm(a), _norm(c - a)
         tolerance = max(10 * noise if np.isfinite(noise) else 0.0, eps * scale)
         fits = finite and absolute <= tolerance
@@ -289,7 +291,8 @@ def certificate(
 
 def _jitter(params: Any, dtype: DTypeLike | None) -> Any:
     """Every floating entry times 1 + eps or 1 - eps, the signs drawn from a fixed seed."""
-    rng = np.random.default_rng(0)  # on the host, where nothing is compiled for every shape
+    # Numbers are drawn on the host, where nothing is compiled for every shape.
+    rng = np.random.default_rng(0)
 
     def noisy(x: Any) -> Any:
         if not _eps(x):

@@ -95,7 +95,7 @@ def change_basis(
                     f"second moments cannot change basis by the dense map of {name!r}: it mixes "
                     "entries, whose covariances they do not hold; restart them at zero"
                 )
-    # known without a look at the values, so that leaves come back as the very same arrays
+    # Known without a look at the values, so that leaves come back as the very same arrays.
     maps = {name: m for name, m in maps.items() if Family.IDENTITY not in m.family}
     return jax.tree.map_with_path(
         lambda path, leaf: _move(path_str(path), leaf, spec, maps, kind), params
@@ -246,11 +246,11 @@ def _contract(
         if f is not None and f.space in maps
     }
     y = x
-    # a gather without scales rounds nothing, so that its leaf stays in its own dtype
+    # A gather without scales rounds nothing, so that its leaf stays in its own dtype.
     if scales := [leaf for leaf in jax.tree.leaves(operators) if _is_floating(leaf)]:
         y = y.astype(jnp.result_type(y, jnp.float32, *scales))
     y = y.reshape([x.shape[k] if f is None else spec.space(f.space).size for k, f in factors])
-    # what shrinks goes first: the rest is then done on fewer numbers
+    # What shrinks goes first: the rest is then done on fewer numbers.
     for k, op in sorted(operators.items(), key=lambda item: item[1].shape[0] / item[1].shape[1]):
         y = along(op, y, k)
     shape = [1] * len(axes)
@@ -274,7 +274,7 @@ def _gain(m: SpaceMap) -> Array | None:
     """Entries of the operator on gains: rows of `write` squared, over their sum; zero rows zero."""
     write, _ = m.entries
     if write is None or m.index is not None:
-        # a gather: gains take neither scale nor sign, and a unit that is zero has gain zero
+        # A gather: gains take neither scale nor sign, and a unit that is zero has gain zero.
         return None if write is None else (write != 0).astype(write.dtype)
     total = jnp.sum(write**2, axis=1, keepdims=True)
     return jnp.where(total > 0, write**2 / jnp.where(total > 0, total, 1), 0)

@@ -178,7 +178,7 @@ class SpaceMap:
         write, read = self.write, self.read
         key = jax.tree_util.GetAttrKey
         if isinstance(write, Selection) and isinstance(read, Selection):
-            # one copy of the index, so that the two fields cannot come to disagree
+            # One copy of the index, so that the two fields cannot come to disagree.
             fields = {"index": write.index, "write": write.scale, "read": read.scale}
             return [(key(k), v) for k, v in fields.items()], (self.family, write.old)
         return [(key("write"), write), (key("read"), read)], (self.family, None)
@@ -198,7 +198,8 @@ class SpaceMap:
         if old is not None:
             index, write, read = leaves
             leaves = (Selection(index, write, old), Selection(index, read, old))
-        new = object.__new__(cls)  # leaves may be placeholders: no checks
+        # JAX may put placeholders in place of leaves, so nothing is checked here.
+        new = object.__new__(cls)
         for name, value in zip(("write", "read", "family"), (*leaves, family), strict=True):
             object.__setattr__(new, name, value)
         return new
@@ -288,7 +289,7 @@ def along(operator: Operator, x: Array, axis: int) -> Array:
         column = [1] * x.ndim
         column[axis] = -1
         return x * operator.scale.reshape(column)
-    # by default, accelerators may multiply float32 in lower precision
+    # By default, accelerators may multiply float32 in lower precision.
     y = jnp.tensordot(operator, x, axes=(1, axis), precision=jax.lax.Precision.HIGHEST)
     return jnp.moveaxis(y, 0, axis)
 
@@ -370,7 +371,7 @@ def defect(m: SpaceMap) -> Float[Array, ""]:
     """
     write, read = m.entries
     if m.index is not None or write is None:
-        # read @ write is diagonal: each new unit gives back its share of the old unit it took
+        # `read @ write` is diagonal: each new unit gives back its share of the old unit it took.
         weight = _product(write, read)
         diagonal = jnp.zeros(m.old).at[m.index].add(1.0 if weight is None else weight)
         return jnp.max(jnp.abs(diagonal - 1), initial=0)
@@ -428,8 +429,8 @@ def classify(m: SpaceMap) -> Family:
         raise ValueError("a traced map cannot be classified: state its family")
     (w, r), (lost, tolerance) = host, measured
     n, eye = m.old, _one(m)
-    # of an index form, entries are ones where the map is the identity, as `_one` is, and the index
-    # must count from 0 as well
+    # Of an index form, entries are ones where the map is the identity, as `_one` is, and the index
+    # must count from 0 as well.
     index = np.arange(n) if m.index is None else np.asarray(m.index)
     if all(map(np.array_equal, (w, r, index), (eye, eye, np.arange(n)))):
         return Family.IDENTITY

@@ -468,7 +468,8 @@ def _sizes(
                     f"leaf {_show(path, arrays[path])} has {n} units of {format_axes([axis])!r}, "
                     f"but {', '.join(settled)}"
                 )
-                size |= dict.fromkeys(unknown, 0)  # known from here on, so it is reported once
+                # These spaces count as known from here on, so that each is reported once.
+                size |= dict.fromkeys(unknown, 0)
                 source |= dict.fromkeys(unknown, f"leaf {path!r}")
         pending = later
     for path, n, axis in pending:

@@ -118,7 +118,7 @@ def _by_layer(
     rows = [r for r in record["identities"] if (r["identity"], r["point"]) == (name, point)]
     count = len(rows) // len(record["layers"])
     keys = [k for k in rows[0] if isinstance(rows[0][k], float) and k != "point"]
-    # the layers of one pair follow one another
+    # The layers of one pair follow one another.
     means = {k: np.reshape([r[k] for r in rows], (count, -1)).mean(0) for k in keys}
     return count, means
 
@@ -232,7 +232,7 @@ def draw(record: Mapping[str, Any]) -> Figure:
             ("cosine", "both sides", style.PALETTE[1], "-o"),
             ("baseline", "the models", style.INK, "--D"),
         ):
-            # rounding alone leaves some 1e-7; a log axis shows no 0
+            # Rounding alone leaves some 1e-7; a log axis shows no 0.
             y = np.maximum(1 - of[key], 1e-8)
             top.errorbar(x, y, of[f"{key} stderr"], fmt=ls, color=color, label=label, **look)
         top.set_yscale("log")
@@ -277,7 +277,7 @@ def _scored(record: Mapping[str, Any], top: Any, low: Any) -> tuple[list[Any], l
         if not rows or (len(scales) > 1 and name == "plain"):
             continue
         look = {"fmt": f"-{'oDs^vP'[k]}", "color": style.PALETTE[k], "capsize": 2, "ms": 3.5}
-        # along the layers; of several scales along these, at the last of the layers (Figure 10)
+        # Along the layers; of several scales along these, at the last of the layers (Figure 10).
         key, along = ("scale", scales) if len(scales) > 1 else ("layer", layers)
         rows = [r for r in rows if key == "layer" or r["layer"] == layers[-1]]
         means = np.array(

@@ -144,7 +144,7 @@ def _layers(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[_La
         plain = _plain(path)
         for match in re.finditer(r"\d+(?=[./_])", plain):
             numbered[plain[: match.start()]][match[0]].append(path)
-    # a layer has several modules: not the numbers of a pair of norms
+    # A layer has several modules: not the numbers of a pair of norms.
     numbered = {
         prefix: members
         for prefix, members in numbered.items()
@@ -157,7 +157,7 @@ def _layers(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[_La
         alike: dict[Any, list[str]] = defaultdict(list)
         for number, leaves in members.items():
             alike[_signature(spec, shapes, leaves, prefix + number, number)].append(number)
-        # blocks that are numbered twice (block 2 of stage 1) repeat at the inner number
+        # Blocks that are numbered twice (block 2 of stage 1) repeat at the inner number.
         inner = any(other.startswith(prefix) and other != prefix for other in numbered)
         if inner and max(map(len, alike.values()), default=0) < 2:
             continue
@@ -290,7 +290,7 @@ def draw(found: Layout, spec: Spec, title: str) -> Any:
     Returns:
       The Matplotlib figure.
     """
-    # not above: the layout, which is always printed, needs no Matplotlib, which imports slowly
+    # Not above: the layout, which is always printed, needs no Matplotlib, which imports slowly.
     from matplotlib.patches import Rectangle
 
     from sail_jax.drawing import style
@@ -302,7 +302,7 @@ def draw(found: Layout, spec: Spec, title: str) -> Any:
     left, right = 0.3 + 0.075 * longest, 2.1
     head, foot = 1.5, 0.55
     wide = max(0.5, min(0.62, 9 / max(1, len(columns)))) * max(1, len(columns))
-    # the legend and the title ask for some width
+    # The legend and the title ask for some width.
     wide = max(wide, 4.5 - left)
     width, height = left + wide + right, head + 0.23 * n + foot
     fig, axes = style.figure(width=width, height=height)

@@ -38,7 +38,8 @@ def _dispatch(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         show(_help(), end="")
         return 0 if argv else 2
-    for word in argv:  # no system passes one on, but a caller in this process may
+    # No system passes on a word with a null character, but a caller in this process may.
+    for word in argv:
         if "\0" in word:
             raise UsageError(f"'{word}' holds a null character, which no argument can")
     name = argv[0]
@@ -91,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # What is imported and traced makes many objects and little garbage: to look for it among
         # them even once takes a tenth of a second. A merge makes about 250,000.
         gc.set_threshold(1_000_000, 50, 100)
-        # nor when it all goes: an exit looks through them twice
+        # Nor when it all goes: an exit looks through them twice.
         atexit.register(gc.freeze)
     argv = list(sys.argv[1:] if argv is None else argv)
     if alone:
@@ -110,7 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, StoreError) as exc:
         say(fitted(f"sail-jax: error: {with_flags(str(exc))}"))
         return 2 if isinstance(exc, (UsageError, RefusedError, ValueError)) else 1
-    except BrokenPipeError:  # what reads our output has seen enough, as `head` has
+    # What reads our output has seen enough, as `head` has.
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as exc:

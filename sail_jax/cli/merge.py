@@ -8,7 +8,8 @@ from sail_jax.cli.kernels import remember_kernels
 from sail_jax.cli.options import add_copying, file, on_inputs, outcome, run_options
 from sail_jax.cli.progress import Meter, fitted, say, show
 
-LARGEST_RECIPE = 1 << 20  # bytes
+# The most bytes of a recipe.
+LARGEST_RECIPE = 1 << 20
 
 
 def add_arguments(parser: Any) -> None:

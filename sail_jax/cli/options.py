@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
         Raises:
           UsageError: If an argument or an option is unknown or missing, or a value does not fit.
         """
-        # an option may stand between the input and the output
+        # An option may stand between the input and the output.
         args, unknown = self.parse_known_intermixed_args(argv)
         if not unknown:
             return args
@@ -121,7 +121,9 @@ def on_inputs(
 
         try:
             return run(args)
-        except StoreError:  # also a merge that is refused before it starts, which is both
+        # A merge that is refused before it starts is both this and a `MergeError`. It passes as it
+        # is.
+        except StoreError:
             raise
         except MergeError as exc:
             raise StoreError(str(exc)) from exc
@@ -232,7 +234,8 @@ def function(text: str) -> Callable[..., Any]:
         sys.path.insert(0, str(Path.cwd()))
     try:
         value = pkgutil.resolve_name(text)
-    except Exception as error:  # the module is the user's: whatever it does when it is imported
+    # The module is the user's, and may raise anything when it is imported.
+    except Exception as error:
         raise ArgumentTypeError(f"{text}: {type(error).__name__}: {error}") from error
     if not callable(value):
         raise ArgumentTypeError(f"{text} is no function, but {type(value).__name__}")
@@ -251,7 +254,8 @@ def file(text: str) -> Path:
     Raises:
       ArgumentTypeError: If no plain file is there.
     """
-    if not os.path.isfile(text):  # pathlib would raise for what is too long to be a path
+    # pathlib would raise an error for what is too long to be a path.
+    if not os.path.isfile(text):
         raise ArgumentTypeError(f"{text} is missing or not a plain file")
     return Path(text)
 

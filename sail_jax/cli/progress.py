@@ -12,7 +12,8 @@ from sail_jax.checks import escaped
 
 __all__ = ["Meter", "fitted", "say", "show"]
 
-LONGEST = 300  # characters of a message
+# The most characters of a message.
+LONGEST = 300
 
 
 def say(line: str = "", *, stream: TextIO | None = None, end: str = "\n") -> None:

@@ -13,7 +13,8 @@ __all__ = ["SIGNALS", "stop_on_signals"]
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
                 if hasattr(signal, name))  # fmt: skip
-GRACE = 5.0  # seconds that a command has to stop by itself
+# The seconds that a command has to stop by itself.
+GRACE = 5.0
 
 
 def stop_on_signals(leave: Callable[[], None]) -> None:
@@ -56,7 +57,8 @@ def stop_on_signals(leave: Callable[[], None]) -> None:
     def answer() -> None:
         ours.settimeout(1)
         with contextlib.suppress(TimeoutError):
-            ours.recv(1)  # a second signal, which the main thread may never see
+            # This is a second signal, which the main thread may never see.
+            ours.recv(1)
             return leave_unless_taken_over()
         with contextlib.suppress(OSError):  # the terminal is gone
             say("sail-jax: told to stop; waiting for the next safe point")

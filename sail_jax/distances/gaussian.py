@@ -42,7 +42,8 @@ def total_variation_gaussian(
         raise ValueError("gap must be a vector [..., dim]; got a scalar")
     white = _whiten(gap, _factor("covariance", covariance, gap.shape[-1]))
     squared = jnp.sum(white**2, -1)
-    length = jnp.sqrt(jnp.where(squared > 0, squared, 1))  # no NaN gradient at equal means
+    # A root of 1 in place of 0 keeps the gradient at equal means from being NaN.
+    length = jnp.sqrt(jnp.where(squared > 0, squared, 1))
     # 2 Phi(t) - 1 = erf(t / sqrt(2)), which keeps its digits for small t, where Phi is near 1/2.
     return erf(jnp.where(squared > 0, length, 0) / (2 * math.sqrt(2)))
 

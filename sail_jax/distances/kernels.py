@@ -23,8 +23,10 @@ __all__ = ["energy", "median_distance", "mmd"]
 Kernel = Callable[[Float[Array, "dim"], Float[Array, "dim"]], Float[Array, ""]]
 Estimator = Literal["quadratic", "linear", "features"]
 
-BLOCK = 128  # rows of the kernel matrix held at once
-SOME = 1024  # points that stand for all in the median of distances
+# How many rows of the kernel matrix are held at once.
+BLOCK = 128
+# How many points stand for all in the median of distances.
+SOME = 1024
 
 
 def mmd(
@@ -220,7 +222,8 @@ def _quadratic(kernel: Callable, args: tuple, x: Array, y: Array) -> Distance:
     m, z = len(x), jnp.concatenate([x, y])
     index = jnp.arange(len(z))
 
-    @jax.checkpoint  # else the gradient holds the kernel matrix, and every difference of points
+    # Otherwise the gradient would hold the kernel matrix, and every difference of points.
+    @jax.checkpoint
     def sums(i: Array, point: Array) -> tuple[Array, Array]:
         row = jax.vmap(lambda other: kernel(point, other, *args))(z)
         # A U-statistic leaves out the pairs of a point with itself, which makes it unbiased.
@@ -241,7 +244,7 @@ def _two_sample(within_x: Array, across_x: Array, within_y: Array, across_y: Arr
     value = within_x.mean() / (m - 1) + within_y.mean() / (n - 1) - 2 * across_x.mean() / n
 
     def spread(within: Array, across: Array, m: int, n: int) -> Array:
-        # what leaving out a point changes, less the mean of that over the points
+        # What leaving out a point changes, less the mean of that over the points.
         change = (within - within.mean()) / (m - 2) - (across - across.mean()) / n
         return 4 / (m * (m - 1)) * jnp.sum(change**2)
 

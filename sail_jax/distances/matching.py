@@ -111,7 +111,8 @@ def dudley(x: ArrayLike, y: ArrayLike, *, norm: float = 2) -> Dudley:
     while cost[pairs].mean() < bound - 1e-12:
         matched.append(distance[pairs])
         lipschitz, below = _peak(np.stack(matched))
-        if below >= bound:  # the cut took nothing away: the bound is as good as rounding allows
+        # The cut took nothing away: the bound is as good as rounding allows.
+        if below >= bound:
             break
         bound = below
         cost = np.minimum(lipschitz * distance, 2 * (1 - lipschitz))
@@ -161,7 +162,8 @@ def _match(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _peak(matched: Float[np.ndarray, "cuts n"]) -> tuple[float, float]:
     """The L in [0, 1] where the least over cuts of mean min(L d, 2 (1 - L)) peaks; the peak."""
     low, high = 0.0, 1.0
-    while low < (L := (low + high) / 2) < high:  # to the last bit: L is about 1/d for far points
+    # Bisection goes on to the last bit, as L is about 1/d for points that are far apart.
+    while low < (L := (low + high) / 2) < high:
         rising = L * matched < 2 * (1 - L)
         lowest = np.where(rising, L * matched, 2 * (1 - L)).mean(1).argmin()
         # The least of concave functions is concave: the sign of the slope of the lowest one at L
@@ -190,7 +192,7 @@ def _potentials(
         h = shorter
     h_x, h_y = h + paid, np.empty_like(h)
     h_y[pairs[1]] = h
-    # the infimum extension is as Lipschitz as the cost on all of both samples, and loses nothing
+    # The infimum extension is as Lipschitz as the cost on all of both samples, and loses nothing.
     h_x, h_y = (cost + h_y).min(1), h_y
     centre = (max(h_x.max(), h_y.max()) + min(h_x.min(), h_y.min())) / 2
     return h_x - centre, h_y - centre

@@ -111,7 +111,7 @@ def jensen_shannon_tokens(x: Tokens, y: Tokens, *, n: int = 1) -> Distance:
 
 def _total_variation(p: np.ndarray, q: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
     """The value and its derivatives by p and q."""
-    # sum |p - q| / 2 = sum sign (p - q) / 2: the derivative is the sign, away from p = q.
+    # Sum |p - q| / 2 = sum sign (p - q) / 2: the derivative is the sign, away from p = q.
     sign = np.sign(p - q) / 2
     return float(sign @ (p - q)), sign, -sign
 
@@ -171,7 +171,8 @@ def _indexed(x: Tokens, y: Tokens, n: int) -> tuple[Indexed, Indexed, np.ndarray
 
 def _windows(name: str, stream: Tokens, n: int) -> tuple[np.ndarray, np.ndarray]:
     """The n-grams of a stream, `[place, n]`, and the sequence that each is in."""
-    if isinstance(stream, jax.Array):  # brought over at once, unless it is traced
+    # An array is brought over at once, unless it is traced.
+    if isinstance(stream, jax.Array):
         array = concrete(stream)
         stream = stream if array is None else array
     sequences = []

@@ -13,7 +13,8 @@ from sail_jax.distances.estimates import Distance, host_samples, samples
 
 __all__ = ["sliced_wasserstein", "wasserstein"]
 
-BLOCK = 16  # projections sorted at once
+# How many projections are sorted at once.
+BLOCK = 16
 
 
 def wasserstein(

@@ -123,7 +123,7 @@ def total_variation_classifier(
     fit = _logistic if fit is None else fit
     rng = np.random.default_rng(seed)
     points, is_x = np.concatenate([a, b]), np.arange(len(a) + len(b)) < len(a)
-    # each sample is divided by itself, so that every fold has points of both
+    # Each sample is divided by itself, so that every fold has points of both.
     fold = np.concatenate([rng.permutation(np.arange(len(z)) % folds) for z in (a, b)])
     said = np.zeros(len(points), bool)
     for k in range(folds):

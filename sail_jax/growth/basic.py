@@ -100,7 +100,8 @@ def pad(old: int, new: int) -> SpaceMap:
     """
     check_growth(old, new)
     is_old = np.arange(new) < old
-    index = np.where(is_old, np.arange(new), 0)  # a gather needs some unit: its entry is zero
+    # A gather needs some old unit for each new one. What fresh units copy is multiplied by zero.
+    index = np.where(is_old, np.arange(new), 0)
     entries = is_old.astype(float)
     return select(index, old, write=entries, read=entries, family=Family.SELECTION)
 
@@ -262,13 +263,14 @@ def duplicate(index: Int[ArrayLike, "new"], old: int, family: Family) -> SpaceMa
     """
     if np.size(index) == old:
         return identity(old)
-    select(index, old)  # for its checks; the scales follow from the counts below
+    # Called for its checks alone: the scales follow from the counts below.
+    select(index, old)
     copied = as_array(index)
     values = concrete(copied)
     if values is None:
         count = jnp.zeros(old).at[copied].add(1)
         return select(copied, old, read=1 / count[copied], family=family)
-    # counted on the host, as JAX would compile a program for every size
+    # Counts are taken on the host, as JAX would compile a program for every size.
     count = np.bincount(values, minlength=old)
     return select(copied, old, read=1 / count[values], family=family)
 

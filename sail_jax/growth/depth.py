@@ -79,7 +79,8 @@ def deepen(
         if D.shape != (new, old):
             raise ValueError(f"matrix must have shape {(new, old)}, got {D.shape}")
         values = concrete(D)
-        # a sum of `old` terms with independent errors of eps, at four standard deviations
+        # Rounding of a sum of `old` terms, whose errors of eps are independent, at four standard
+        # deviations.
         tolerance = 4 * old**0.5 * float(jnp.finfo(jnp.result_type(D, float)).eps)
         if values is not None:
             sums = values.astype(float).sum(axis=1)
@@ -92,11 +93,13 @@ def deepen(
         return duplicate(layer % old, old, Family.SELECTION)
     if how == "stack_top":
         end = new - new % old
-        # Whole stacks first; the rest repeats the topmost layers.
+        # The whole stack is repeated as often as it fits; what is left over repeats the topmost
+        # layers.
         index = np.where(layer < end, layer % old, layer - end + old - new % old)
         return duplicate(index, old, Family.SELECTION)
     if how == "interpolate":
-        # floor(k old / new): each layer is repeated in place, as evenly as the numbers allow.
+        # New layer k is the old one number floor(k old / new): each is repeated in place, as evenly
+        # as the numbers allow.
         return duplicate(layer * old // new, old, Family.SELECTION)
     raise ValueError(f"how must be 'stack', 'stack_top' or 'interpolate', got {how!r}")
 

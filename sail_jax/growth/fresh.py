@@ -140,7 +140,7 @@ def _edit(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], edit: _Edit)
                     ],
                     axis=k,
                 )
-        # each factor of a product of spaces gets an axis of its own, as each may have a map
+        # Each factor of a product of spaces gets an axis of its own, as each may have a map.
         factors = [(k, f) for k, axis in enumerate(axes) for f in axis or (None,)]
         places = [
             _Place(k, f, maps[f.space]) for k, (_, f) in enumerate(factors) if f and f.space in maps
@@ -346,7 +346,7 @@ def _pairs(m: SpaceMap) -> tuple[Array, Array]:
     sign = jnp.where(paired, 1.0 - 2.0 * odd, 0.0)
     source = jnp.zeros(m.new, int).at[order].set(order[at - odd])
     sign = jnp.zeros(m.new).at[order].set(sign)
-    # what is read is write times the old unit, so the noise is divided by write to cancel
+    # What is read is write times the old unit, so the noise is divided by write to cancel.
     return source, sign if write is None else sign / jnp.where(live, write, 1)
 
 

@@ -76,7 +76,7 @@ def deepened(
             return f"{path[:start]}{k}{path[stop:]}"
 
         for k, row in enumerate(rows[name]) if name in rows else [(number, {number: 1.0})]:
-            # each new layer is listed once: by the first of the old layers that it is made of
+            # Each new layer is listed once: by the first of the old layers that it is made of.
             if next(iter(row)) == number:
                 paths = tuple(map(at, row))
                 for source in paths:
@@ -85,7 +85,7 @@ def deepened(
                             f"leaf {at(k)!r} is made of {source!r}, which the checkpoint lacks"
                             f"{nearest(source, flat)}"
                         )
-                # the topmost layer has none above it, and takes its own leaf
+                # The topmost layer has none above it, and takes its own leaf.
                 top = at(number + 1) if at(number + 1) in flat else path
                 out[at(k)] = Source(paths, tuple(row.values()), top if above else "")
     return out
@@ -256,7 +256,7 @@ def _writers(
     for path, axes in spec.leaves:
         for f in (f for axis in axes for f in axis):
             owners.setdefault(f.space, set()).add(group(path))
-    # a space that only one layer uses is its own; the others carry what layers hand on
+    # A space that only one layer uses is its own; the others carry what layers hand on.
     own = {name for name, groups in owners.items() if len(groups) == 1 and None not in groups}
     out: dict[str, list[Factor]] = {}
     streams: set[str] = set()

@@ -211,8 +211,8 @@ def sail_maps(free: Free) -> dict[str, SpaceMap]:
     out = {}
     for name, value in free.items():
         c = value["c"] if "c" in value else jax.nn.softmax(value["logits"], axis=-1)
-        # each space is used once here, so C is what that use is contracted with in either role:
-        # `write` for one that writes, the transpose of `read` for one that reads
+        # Each space is used once here, so C is what that use is contracted with in either role:
+        # `write` for one that writes, the transpose of `read` for one that reads.
         out[name] = SpaceMap(c, c.T)
     return out
 

@@ -205,11 +205,13 @@ def _compute(rule: Rule, operands: Operands, arrays: tuple[Array, ...]) -> Array
     x = arrays[0]
     if weights is not None:
         wide = jnp.promote_types(dtype, jnp.float32)
-        # not strict: the leaf of the next layer may follow the leaves that are summed
+        # There may be more arrays than weights: the leaf of the next layer may follow those that
+        # are summed.
         x = reduce(add, (w * a.astype(wide) for w, a in zip(weights, arrays, strict=False)))
     if rule.scale != 1:
         x = x.astype(jnp.promote_types(dtype, jnp.float32)) * rule.scale
-    # For an identity `x` is the bias of the layer, which has the right length.
+    # For an identity, `x` is the bias of the layer, which has as many entries as the matrix has
+    # rows.
     x = jnp.eye(len(x), dtype=dtype) if rule.identity else x.T if rule.transpose else x
     # The order matters: maps speak of the network at its new depth and its old widths, and there
     # are grown units to edit only after the maps.
@@ -243,7 +245,8 @@ def _from_above(x: Array, above: Array, spec: Spec, maps: dict[str, SpaceMap]) -
     """The leaf with what writes its new units taken from the leaf of the next layer."""
     ((path, axes),) = spec.leaves
     layer = ((Factor("layer", "write"),), *axes)
-    # `aki` works on stacked layers: of these two, the lower one takes its units from the upper one
+    # `aki` works on stacked layers. In a stack of these two, the lower one takes its new units from
+    # the upper one.
     two = Spec((Leaf(path, layer),), (*spec.spaces, Space("layer", 2, "stack")))
     stacked = change_basis({path: jnp.stack([x, above])}, two, maps)
     return aki(stacked, two, maps)[path][0]

@@ -171,11 +171,14 @@ def plan(
         and not wide.deepens
         and any(len(asked[name]) != counts[name] for name in chains)
     ):
-        deep = METHODS["identity"]  # the only one for layers that are not alike
+        # Layers that are not alike cannot be mixed or copied over one another, so only identity
+        # deepens them.
+        deep = METHODS["identity"]
     values = _values(wide, deep, options)
     notes: list[str] = []
 
-    # depth first: which old leaves each leaf of the deep network is made of
+    # Depth comes first, as widths are of the layers that are then there. It says which old leaves
+    # each leaf of the deep network is made of.
     layers = {}
     for name, new in asked.items():
         old, new = counts[name], len(new) if name in chains else new
@@ -197,7 +200,7 @@ def plan(
         # Lists with one entry for each layer have to move as the layers do.
         deep_config, goal = _per_layer(deep_config, m), _per_layer(goal, m)
     kinds, stated = deep_config.get("layer_types"), goal.get("layer_types")
-    # a target may spell out that all layers are of the kind that is the default
+    # A target may spell out that all layers are of the kind that is the default.
     plain = kinds is None and set(stated or ()) <= {"full_attention"}
     if stated and kinds != stated and not plain:
         raise ValueError(
@@ -207,7 +210,9 @@ def plan(
     # The spec of the deep network at its old widths, in whose terms all maps of widths are made.
     spec = make(deep_config).spec(_shapes(flat, sources))
     goal_rules = make(goal)
-    if isinstance(rules, Rules):  # its sizes are those of the network before it grows
+    # Rules that were given have the sizes of the network before it grows, which say nothing of the
+    # target.
+    if isinstance(rules, Rules):
         goal_rules = goal_rules._replace(sizes={})
     sizes = new_sizes(goal_rules, goal, spec, given)
 
@@ -245,7 +250,8 @@ def plan(
     maps = wide.widths(spec, widths, key, values) if wide.widths and widths else {}
     layers |= {n: _layers(deep, spec.space(n).size, m, values, n) for n, m in stacks.items()}
 
-    # sizes that the network computes with, exactness, and what becomes of repeated layers
+    # What follows settles the sizes that the network computes with, whether growth is exact, and
+    # what becomes of repeated layers.
     deep_rules = make(deep_config)
     fitted = fit(maps, spec, deep_rules, goal) if wide.lossless else Fitted(maps, goal)
     rows = judge(spec, maps, fitted, _loses(method, wide, values)).spaces
@@ -264,8 +270,8 @@ def plan(
     final = make(goal).resized(fitted.config, resized)
     for name, m in new.pairs.items():
         grown[name] = compose(grown[name], m) if name in grown else m
-    # what a network multiplies by a size, such as embeddings by the root of their width, is divided
-    # by how that grows
+    # What a network multiplies by a size, such as embeddings by the root of their width, is divided
+    # by how that grows.
     if wide.lossless:
         growths = {s.name: resized.space(s.name).size / s.size for s in spec.spaces}
         growths |= {n: layers[n].new / layers[n].old if n in layers else 1.0 for n in counts}
@@ -423,7 +429,7 @@ def _layers(
     if not fixed:
         return m
     if m.index is None:
-        # Mixed layers: the fixed ones are mixed of themselves alone.
+        # Where layers are mixed, each of the fixed ones is made of itself alone.
         return deepen(old, new, matrix=block_diag(jnp.eye(fixed), m.write))
     index = np.concatenate([np.arange(fixed), fixed + np.asarray(m.index)])
     return duplicate(index, old, Family.SELECTION)
@@ -439,7 +445,8 @@ def _scaled_by_size(rules: Rules, spec: Spec, growths: Mapping[str, float]) -> d
                 factors = [f for axis in axes for f in axis]
                 tied = any(f.tied for f in factors)
                 if factor == 1 or (tied and any(growths[f.space] != 1 for f in factors)):
-                    continue  # a tied table whose spaces grow is reported as not exact already
+                    # A tied table whose spaces grow is reported as not exact already.
+                    continue
                 if tied:
                     raise ValueError(
                         f"the network multiplies {path!r} by {size}^{power:g} where it writes, not "
@@ -495,7 +502,8 @@ def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, power: float) -> d
     out: dict[str, Source] = {}
     named = False
     for pattern, text in loose.axes:
-        if "{" in text:  # of a layer
+        # Axes with a capture are of leaves inside layers. The head stands outside of them.
+        if "{" in text:
             continue
         axes = parse_axes(text)
         spaces = [axis[0].space for axis in axes if axis]
@@ -510,7 +518,7 @@ def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, power: float) -> d
         out[path] = Source((table,), transpose=spaces != names, scale=scale)
         bias = path.removesuffix("decoder.weight") + "bias"
         if path.endswith("decoder.weight") and bias in flat:
-            # a head of its own has a bias of its own
+            # A head of its own has a bias of its own.
             out.setdefault(path.removesuffix("weight") + "bias", Source((bias,)))
     if not named:
         raise ValueError(

@@ -120,7 +120,8 @@ def change_state(
     if bad := [law for law in all_laws.values() if law not in get_args(Law)]:
         raise ValueError(f"a law must be one of {', '.join(get_args(Law))}, got {bad[0]!r}")
     spec.check(maps)
-    # Second moments need index forms; a dense map forgets them.
+    # Second moments, being squares, follow a map that copies units. Through one that mixes them
+    # they are not known, so a dense map restarts the state that holds them.
     dense = [n for n, m in maps.items() if m.index is None and Family.IDENTITY not in m.family]
     rows: list[Moved] = []
     out = _walk(state, fresh, "", spec, maps, all_laws, dense, rows)
@@ -154,7 +155,7 @@ def _walk(
                     f"parameter, and how it moves is not known: say laws={{{name!r}: ...}}"
                 )
             law = laws.get(name)
-            # one field without a law restarts its neighbours too, so that they stay consistent
+            # One field without a law restarts its neighbours too, so that they stay consistent.
             if held[name] and (law == "restart" or (law == "second_moments" and dense)):
                 reason = "asked for" if law == "restart" else f"the map of {dense[0]!r} is dense"
                 rows.append(Moved(where, "restarted", f"{reason}; with all of its state"))
@@ -263,7 +264,7 @@ def learning_rates(
                 # to end.
                 along.append(jnp.ones(1))
                 for f in block:
-                    # a factor of a product, or a block, needs its full length; else 1 broadcasts
+                    # A factor of a product, or a block, needs its full length; else 1 broadcasts.
                     size = sizes[f.space] if len(axis) > 1 else 1
                     factor = vectors.get(f.space, {}).get(f.role, jnp.ones(size))
                     along[-1] = (along[-1][:, None] * factor).reshape(-1)
@@ -280,11 +281,12 @@ def _factors(m: SpaceMap, optimizer: str) -> dict[Role, Array]:
     gain, dual = (write != 0).astype(write.dtype), write * read
     if optimizer == "adam":
         return {"write": jnp.abs(write), "read": jnp.abs(read), "gain": gain}
-    # (a, b): what a parameter in this role is multiplied by, and what its gradient is.
+    # Each pair (a, b) says what a parameter in this role is multiplied by, and what its gradient
+    # is.
     pairs: dict[Role, tuple[Array, Array]] = {
         "write": (write, read),
         "read": (read, write),
         "gain": (gain, dual),
     }
-    # where no gradient arrives, nothing moves at any rate
+    # Where no gradient arrives, nothing moves at any rate.
     return {k: jnp.where(b == 0, 1, a / jnp.where(b == 0, 1, b)) for k, (a, b) in pairs.items()}

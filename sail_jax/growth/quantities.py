@@ -23,8 +23,8 @@ from sail_jax.growth.targets import ends
 
 __all__ = ["Fitted", "fit", "judge"]
 
-# kinds of rotary positions in which the frequency of pair i depends on base ** (-2 i / size) alone,
-# so that a pair keeps it when i and the size are multiplied by the same number
+# Kinds of rotary positions in which the frequency of pair i depends on base ** (-2 i / size) alone,
+# so that a pair keeps it when i and the size are multiplied by the same number.
 _POINTWISE = ("default", "linear", "llama3")
 
 
@@ -73,7 +73,9 @@ def fit(maps: Mapping[str, SpaceMap], spec: Spec, rules: Rules, config: Config) 
             # A map onto more units is not invertible, but keeps q . k all the same if `read @
             # write` is the identity.
             granted[name] = _lost(m)
-            if not config.get("scale_attn_weights", True):  # logits are not divided by the size
+            # This network does not divide logits by the size of a head, so nothing has to make up
+            # for it.
+            if not config.get("scale_attn_weights", True):
                 continue
             # One side of the product is written with `write`, the other with `read`, so that it
             # grows by (new / old) ** 0.5. Of even copies, where `read` is old / new, this split
@@ -98,7 +100,8 @@ def fit(maps: Mapping[str, SpaceMap], spec: Spec, rules: Rules, config: Config) 
                 eta.add(name)
                 notes[f"{key} times {t**2:.6g}, and the norms' gains times its root"] = 0
             else:
-                # the same effect without another epsilon: the activations themselves are divided
+                # Where the config has no epsilon for this norm, or the factor is not LEMON's, the
+                # activations themselves are divided, to the same effect.
                 out[name] = _times(m, 1 / t, t)
     return Fitted(out, new, granted, frozenset(eta), tuple(notes))
 
@@ -188,8 +191,8 @@ def _centred(m: SpaceMap) -> float | None:
     """
     write = np.asarray(m.dense().write, float)
     rows = write - write.mean(axis=1, keepdims=True)
-    # a row that is an average is constant, so less its mean nothing is left of it; a row that is a
-    # copy has one entry
+    # A row that is an average is constant, so less its mean nothing is left of it; a row that is a
+    # copy has one entry.
     scale = np.abs(write).max()
     average = np.abs(rows).max(axis=1) <= 1e-6 * scale
     copies = (write[~average] != 0).sum(axis=1)

@@ -55,10 +55,15 @@ _FREE_ENTRIES = re.compile(
 # Entries that growth itself computes with: their kind is checked here, as no forward pass may run.
 _READ = (*EPSILONS, "rope_scaling", "rope_parameters", "max_window_layers")
 
-_MOST = 1 << 24  # sizes of spaces stay below this
-_MOST_LAYERS = 1 << 10  # each tensor of each layer is planned by itself, which takes milliseconds
+# A configuration may state any number. Sizes of spaces stay below this, so that a typing error is
+# refused with a sentence instead of an attempt to allocate it.
+_MOST = 1 << 24
+# Each tensor of each layer is planned by itself, which takes milliseconds, so that a mistyped depth
+# would plan for hours.
+_MOST_LAYERS = 1 << 10
 
-# the words of spaces that a factor of width leaves alone: ends, units of a head, layers
+# Words of spaces that a factor of width leaves alone: inputs and outputs of the network, the units
+# inside a head (growth adds heads and keeps their size), and the axis of stacked layers.
 _KEPT = {"outer", "dot", "linear", "stack"}
 
 
@@ -100,6 +105,8 @@ def layer_of(rules: Rules, path: str) -> tuple[str, int, tuple[int, int]] | None
     """
     for key, prefix in rules.layers.items():
         match = path_pattern(f"{prefix}**").fullmatch(path)
+        # `{i}` captures any text, of which only decimals number a layer. The bound on their length
+        # keeps hostile names from making numbers that nothing could have as many layers as.
         if match and re.fullmatch("[0-9]{1,9}", match["i"]):
             alone = any(path_pattern(pattern).fullmatch(path) for pattern in rules.single)
             return None if alone else (key, int(match["i"]), match.span("i"))
@@ -127,12 +134,17 @@ def layer_count(rules: Rules, paths: Iterable[str]) -> dict[str, int]:
     counts = {}
     for key, names in by_key.items():
         indices = set[int]().union(*names.values())
+        # There are as many distinct numbers as the largest one says only if none from 0 on is
+        # missing. The message names the leaf that proves that there should be more.
         if len(indices) <= max(indices):
             (before, after), numbers = max(names.items(), key=lambda item: max(item[1]))
             lost = next(n for n in range(max(indices)) if n not in indices)
             raise ValueError(
                 f"the checkpoint has {before + str(max(numbers)) + after!r}, but no layer {lost}"
             )
+        # A leaf that a rule gives to all layers alike must be in all of them. Rules for one
+        # numbered layer do not begin with the prefix, so their leaves may be in some layers only
+        # (the projections between the stages of a ResNet).
         alike = [p for p, _ in rules.axes if p.startswith(rules.layers[key])]
         for (before, after), numbers in names.items():
             have = f"{before}{min(numbers)}{after}"
@@ -157,6 +169,8 @@ def check_stated(config: Config, rules: Rules, spec: Spec, counts: Mapping[str, 
         message names the entry.
     """
     _check_read(config)
+    # The configuration as the tensors would have it, in which every entry is the product of the
+    # sizes it stands for.
     resized = rules.resized(config, spec)
     for key in dict.fromkeys(key for key, _ in rules.settings):
         _check_entry(key, look(config, key), look(resized, key))
@@ -222,18 +236,23 @@ def target(
         raise ValueError("to is empty: nothing was asked for")
     new = rules.resized(config, spec)
     for key, count in counts.items():
-        # What the tensors say counts where the configuration leaves the number of layers to a
-        # default.
+        # The tensors say how many layers there are even where the configuration leaves the number
+        # to a default, and then growth has something to multiply.
         if not isinstance(look(new, key), list | tuple):
             new = put(new, key, count)
     if set(to) <= {"width", "depth"}:
         return _scaled(new, to, rules, spec, counts)
+    # Only a whole configuration says what it is of, so these two entries tell it from a list of
+    # changes.
     if "model_type" in to or "architectures" in to:
         return _whole(config, to, rules, counts), {}
     sizes: dict[str, int] = {}
     entries = dict(_flat(to, new))
     changes = {*TIES, *rules.layers, *(key for key, _ in rules.settings)}
+    # An entry such as "widths.1" may be changed by giving the whole list "widths".
     changes |= {key.rpartition(".")[0] for key in changes}
+    # Entries of the configuration come before names of spaces, so that "hidden_size" is never taken
+    # for a space even where one is called like it.
     for key, value in entries.items():
         if value is None:
             raise ValueError(f"to states {key!r} without a value")
@@ -266,6 +285,8 @@ def _flat(to: Mapping[str, Any], config: Config, prefix: str = "") -> Iterator[t
                 raise ValueError(
                     f"{prefix + key} is {inner!r}, no list to be replaced by {value!r}"
                 )
+            # The lists may differ in length, as one that lists layers grows with them. Factors
+            # apply to what was at the same place, and new places must state numbers.
             numbers = [_times(key, n, x) for n, x in zip(inner, value, strict=False)]
             yield prefix + key, [*numbers, *value[len(numbers) :]]
         else:
@@ -296,6 +317,7 @@ def _multiple(key: str, old: Any, factor: Any) -> int:
     if factor >= 2**31 or old * factor >= 2**31:
         raise ValueError(f"{short(factor)} times {key} = {old} is more than an array can have")
     new = old * factor
+    # A factor such as 4/3, given as a float, makes a whole number only up to rounding.
     if abs(new - round(new)) > 1e-6:
         raise ValueError(
             f"{factor:g} times {key} = {old} is {new:g}, no whole number: state {key} itself"
@@ -314,22 +336,31 @@ def _scaled(
     sizes = {}
     grouped = {f.space for leaf in spec.leaves for axis in leaf.axes for f in axis[1:]}
     if "width" in to:
+        # Flax configurations have an entry `width` of their own, so {"width": 64} could mean a size
+        # as well as a factor. A factor as large as the width itself is surely meant as a size.
         own = look(config, "width")
         if isinstance(own, int) and isinstance(to["width"], int) and to["width"] >= own:
             raise ValueError(
                 f"width={to['width']} beside nothing but depth is a factor, and the network has "
                 f"width {own}: state a size beside another entry, or write '2x'"
             )
+        # The first pair of an entry decides what it is multiplied for (`dict` keeps the last of
+        # equal keys, hence the reversal). Of a product the first factor is the one that grows:
+        # where num_attention_heads is heads of keys times queries for each, the heads grow.
         first = {key: text.split()[0] for key, text in reversed(rules.settings)}
         wide = [s.name for s in spec.spaces if not _KEPT & set(s.nonlinearity.split())]
         for key, text in first.items():
             if any(map(path_pattern(text).fullmatch, wide)):
                 config = put(config, key, _multiple(key, look(config, key), to["width"]))
+        # Spaces that no entry states are given by name. Those that share an axis with another space
+        # in front of them are its units, which keep their number.
         stated = [path_pattern(name) for _, text in rules.settings for name in text.split()]
         for name in wide:
             if name not in grouped and not any(p.fullmatch(name) for p in stated):
                 sizes[name] = _multiple(name, spec.space(name).size, to["width"])
         for s in spec.spaces:
+            # A norm multiplies the stream, so an outer space with a gain is the stream of a model
+            # without head. Its width is what users of the model see.
             if ends(spec, s.name) and any(use.role == "gain" for use in spec.uses(s.name)):
                 raise ValueError(
                     f"a base model hands out its stream {s.name!r}, which growth leaves at "
@@ -375,6 +406,7 @@ def _whole(
     config: Config, to: Mapping[str, Any], rules: Rules, counts: Mapping[str, int]
 ) -> dict[str, Any]:
     """A whole configuration as the target; ValueError where it changes what growth keeps."""
+    # Families are compared and not model types, since several types share a table (mistral, llama).
     old, new = _family(config), _family(to)
     if old != new:
         raise ValueError(f"a network grows within its architecture: it is {old!r}, to is {new!r}")
@@ -383,10 +415,12 @@ def _whole(
     for key, (was, now) in differences(config, to).items():
         if key not in sizes:
             raise ValueError(f"growth keeps {key!r}: it is {was!r}, to states {now!r}")
-    # what the target does not state stays as it was, lest a default take its place
+    # What the target does not state stays as it was, lest a default take its place.
     out = {key: config[key] for key in _KEPT_ENTRIES if key in config} | dict(to)
     for key in counts:
-        if look(out, key) is None:  # T5: the decoder is as deep as the encoder
+        # A target may leave the depth of a tower out.
+        if look(out, key) is None:
+            # In T5 the decoder is then as deep as the encoder.
             out = put(out, key, look(out, "num_layers") or counts[key])
     return out
 
@@ -409,6 +443,8 @@ def differences(first: Config, second: Config) -> dict[str, tuple[Any, Any]]:
     for key in dict.fromkeys([*flat_first, *flat_second]):
         a, b = flat_first.get(key), flat_second.get(key)
         said = a is not None and b is not None
+        # An entry counts by its full key, by the group it is in (rope_scaling.factor), or by its
+        # last name (text_config.vocab_size).
         kept = {key, key.split(".")[0], key.rpartition(".")[2]} & {*_KEPT_ENTRIES}
         if a != b and not _FREE_ENTRIES.fullmatch(key) and (said or (kept and b is not None)):
             out[key] = a, b
@@ -421,6 +457,8 @@ def _entries(config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
         if isinstance(value, Mapping):
             yield from _entries(value, f"{prefix}{key}.")
         else:
+            # JSON has no tuples: a configuration that was read from a file must equal the one it
+            # was written from.
             yield f"{prefix}{key}", list(value) if isinstance(value, tuple) else value
 
 
@@ -440,6 +478,7 @@ def ends(spec: Spec, name: str) -> bool:
     Raises:
       ValueError: If the spec has no such space.
     """
+    # Where it stands after another space on one axis, it holds the units within a head.
     inner = any(use.factor > 0 for use in spec.uses(name))
     return "outer" in spec.space(name).nonlinearity.split() and not inner
 
@@ -473,6 +512,9 @@ def new_sizes(
     single = [(key, text) for key, text in new_rules.settings if len(text.split()) == 1]
     out = {}
     for space in spec.spaces:
+        # What was given by name comes first, then the sizes that the table derives from the new
+        # configuration (the size of a head), then the entry that states this space alone. Entries
+        # that state a product say nothing of one factor.
         new = given.get(space.name)
         for text, n in new_rules.sizes.items():
             if new is None and path_pattern(text).fullmatch(space.name):

@@ -75,8 +75,8 @@ def project(
     # QR leaves the signs of R's diagonal open. With them positive, Q is uniform (Haar) where the
     # matrix is Gaussian.
     Q = Q * jnp.sign(jnp.diagonal(R))
-    # random orthonormal rows keep the mean square on average without a scale: E |write x|^2 / new
-    # is |x|^2 / old
+    # Random orthonormal rows keep the mean square on average without a scale: E |write x|^2 / new
+    # is |x|^2 / old.
     if new < old:
         return SpaceMap(Q.T, Q)
     scale = (new / old) ** 0.5
@@ -111,7 +111,7 @@ def interpolate(old: int, new: int) -> SpaceMap:
         return identity(old)
     # Where each new unit lies between the old ones, whose ends are at 0 and old - 1.
     at = np.linspace(0, old - 1, new)
-    # The hat functions of linear interpolation.
+    # Each row has the weights of the old units in linear interpolation: hat functions at its place.
     write = jnp.asarray(np.maximum(1 - np.abs(at[:, None] - np.arange(old)), 0), float)
     return SpaceMap(write, jnp.linalg.pinv(write))
 
@@ -272,7 +272,7 @@ def _least_squares(write: Array, G: Array, ridge: float) -> Float[Array, "old ne
     small = write @ G @ write.T
     # Relative to the mean eigenvalue, so that `ridge` does not depend on the scale of activations.
     small = small + ridge * jnp.trace(small) / len(write) * jnp.eye(len(write))
-    # units that are kept twice, or never active, make the matrix singular
+    # Units that are kept twice, or never active, make the matrix singular.
     return G @ write.T @ jnp.linalg.pinv(small, hermitian=True)
 
 
@@ -351,7 +351,8 @@ def singular(
     if min(new_in, new_out) < 1:
         raise ValueError(f"sizes must be positive, got new_in={new_in}, new_out={new_out}")
     U, _, Vt = jnp.linalg.svd(theta, full_matrices=False)
-    rank = min(new_in, new_out, *theta.shape)  # r' of the paper, but for theta of lower rank
+    # This is r' of the paper, or less where theta's own shape allows no such rank.
+    rank = min(new_in, new_out, *theta.shape)
     keys = (None, None) if key is None else jax.random.split(key)
     sides = ((U, new_in, keys[0]), (Vt.T, new_out, keys[1]))
     c_in, c_out = (_lift(basis[:, :rank], new, k) @ basis[:, :rank].T for basis, new, k in sides)

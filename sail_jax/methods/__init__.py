@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from sail_jax.methods.learned import adamerging, concrete_subspace, learned_soup
     from sail_jax.methods.surgery import representation_surgery
 
-# those that bring optax or cmaes with them, when they are first asked for
+# Those that bring optax or cmaes with them, when they are first asked for.
 __getattr__, __dir__ = lazily(
     __name__,
     {

@@ -245,7 +245,7 @@ def _active_models(delta: Array, weight: Array) -> tuple[Array, Array]:
 
 def _shared_and_alone(piece: Piece, delta: Array, weight: Array) -> tuple[Wide, Wide]:
     """For each model, how many entries it changed along with others, and how many alone."""
-    # padding is of zero deltas, which are not active
+    # Padding is of zero deltas, which are not active.
     active, count = _active_models(delta, weight)
     return ranking.occurrences(active & (count > 1)), ranking.occurrences(active & (count == 1))
 
@@ -254,7 +254,7 @@ def _amplify(
     r: Array, alpha: Array, counts: tuple[Wide, Wide], piece: Piece, delta: Array, weight: Array
 ) -> Vectors:
     """Multiplies the changes that one model made alone by its lambda_k."""
-    # counts are hi * 2**16 + lo (`ranking.Wide`); their ratio needs no more than float32
+    # Counts are hi * 2**16 + lo (`ranking.Wide`); their ratio needs no more than float32.
     shared, alone = (n.hi.astype(jnp.float32) * 65536 + n.lo.astype(jnp.float32) for n in counts)
     r, alpha = (jnp.asarray(x, jnp.float32) for x in (r, alpha))
     rho = jnp.where(alone > 0, shared / jnp.maximum(alone, 1), alpha)
@@ -335,7 +335,7 @@ def _variance(delta: Array, weight: Array) -> Float[Array, "..."]:
 
 def _count_varying(piece: Piece, delta: Array, weight: Array) -> Wide:
     """How many entries vary over the models."""
-    # padding is of equal deltas, which do not vary
+    # Padding is of equal deltas, which do not vary.
     return ranking.occurrences((_variance(delta, weight) != 0)[None])
 
 
@@ -525,8 +525,8 @@ def _score(bounds: tuple[Found, ...], delta: Array, weight: Array) -> tuple[Arra
     least, most = (beside(ranking.float_of_key(bound.key), delta) for bound in bounds)
     size, differ = jnp.clip(jnp.abs(delta), least, most), most > least
     within = jnp.where(differ, (size - least) / jnp.where(differ, most - least, 1), 1)
-    # within <= 1, so the exponent is at most 0. The factor exp(-M) is the same everywhere and drops
-    # out when scores are rescaled to [0, 1].
+    # `within` is at most 1, so the exponent is at most 0. The factor exp(-M) is the same everywhere
+    # and drops out when scores are rescaled to [0, 1].
     score = jnp.exp(len(delta) * (within**2 - 1)) * jnp.tanh(delta * task_sum(delta))
     return jnp.sign(delta) * size, score
 

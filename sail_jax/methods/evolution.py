@@ -114,7 +114,7 @@ def search(
             # history and evaluates only what is new.
             new = _recorded(history, len(evaluations), options, bounds)
             if new is None:
-                # a copy: an objective that changes its arrays must not change the record
+                # A copy: an objective that changes its arrays must not change the record.
                 new = Evaluation(options, float(objective(copy.deepcopy(options))))
                 if on_evaluation is not None:
                     on_evaluation(new)

@@ -92,7 +92,7 @@ def precision(
     paths = dict.fromkeys(path for column in columns for path in column)
     by_path = {path: tuple(column.get(path) for column in columns) for path in paths}
     local = PerLeaf("fishers", by_path, complete=True)
-    # a leaf is seen whole, as its Fishers are
+    # A leaf is seen whole, as its Fishers are.
     return transform(kernel(_weigh, number(floor)), needs="tensor", local=local)
 
 

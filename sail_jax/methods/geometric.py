@@ -358,11 +358,11 @@ def _slerp(mergekit: bool) -> Callable[..., Array]:
         lengths, ratios, exists = _great_circle(t, products, right=mergekit)
         line = _line(t, ratios)
         if mergekit:
-            # mergekit tests |cos|, so it also takes the straight line for opposite vectors
+            # mergekit tests |cos|, so it also takes the straight line for opposite vectors.
             cosine = jnp.abs(_cosines(products)[1][..., 0, 1])[..., None]
             return jnp.where(exists & (cosine <= 0.9995), ratios, line)
         length = (line * lengths).sum(-1, keepdims=True)
-        # at t = 0 the length is the first's, to the bit, and the quotient 1
+        # At t = 0 the length is the first's, to the bit, and the quotient 1.
         return jnp.where(exists, ratios * (length / jnp.where(lengths > 0, lengths, 1)), line)
 
     return coefficients
@@ -423,16 +423,16 @@ def _karcher(mergekit: bool, steps: int, tolerance: float) -> Callable[..., Arra
             # u[k], and the length of u is sqrt(u^T cosines u).
             dots = cosines @ u
             sided = dots > CUT - 1
-            # the inner where keeps the gradient finite at directions that the outer one discards
+            # The inner where keeps the gradient finite at directions that the outer one discards.
             pull = jnp.where(sided, share / _sinc(_squared_angle(jnp.where(sided, dots, 0))), 0)
             along = (pull * dots).sum()  # the tangent is sum_k pull_k u_k - along * u
             tangent = pull - along * u
             square = jnp.maximum(tangent @ cosines @ tangent, 0)
-            # a bound of the tangent's length, whose square is lost in rounding before it is small
+            # A bound of the tangent's length, whose square is lost in rounding before it is small.
             done = done | (jnp.abs(tangent).sum() < tolerance)
             # exp_u(v) = cos|v| u + sin|v| / |v| v
             new = _cos(square) * u + _sinc(square) * tangent
-            # back to length 1, from which rounding leads away; the bound keeps the root finite
+            # Back to length 1, from which rounding leads away; the bound keeps the root finite.
             new = new / jnp.sqrt(jnp.maximum(new @ cosines @ new, ANTIPODAL))
             return jnp.where(done, u, new), done
 

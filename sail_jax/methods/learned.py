@@ -54,7 +54,7 @@ def entropy(logits: Float[Array, "... class"]) -> Float[Array, ""]:
     0.6931
     """
     possible = logits > -jnp.inf
-    # both wheres: the gradient of 0 * -inf is no number even where it is discarded
+    # Both wheres: the gradient of 0 * -inf is no number even where it is discarded.
     logp = jnp.where(possible, jax.nn.log_softmax(logits), 0)
     return -jnp.where(possible, jnp.exp(logp) * logp, 0).sum(-1).mean()
 
@@ -228,7 +228,7 @@ def learned_soup(
     vectors = task_vectors(models, like)
 
     def merge(coefficients: PyTree, key: Array | None) -> tuple[PyTree, Array]:
-        # the scale is learned as its logarithm, so that it stays positive
+        # The scale is learned as its logarithm, so that it stays positive.
         shares = jax.tree.map(jax.nn.softmax, coefficients["weights"])
         return apply(like, weighted_sum(_scaled(vectors, shares, by))), jnp.exp(
             coefficients["scale"]
@@ -310,7 +310,7 @@ def concrete_subspace(
     def merge(logits: PyTree, key: Array | None) -> PyTree:
         def masked(path: str, change: Array, logit: Array) -> Array:
             if key is not None:
-                # by path, so that the noise of a leaf does not depend on the order of leaves
+                # By path, so that the noise of a leaf does not depend on the order of leaves.
                 leaf_key = key
                 for word in fingerprint(path):
                     leaf_key = jax.random.fold_in(leaf_key, word)

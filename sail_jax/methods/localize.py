@@ -112,7 +112,7 @@ def _emr(piece: Piece, delta: Array, weight: Array) -> dict[str, Array]:
     mask = per_task(lambda d: d * jnp.sign(shared) > 0, delta)
 
     def lengths(k: int) -> Array:
-        # up to a common factor that keeps sums of 2**32 terms finite
+        # Up to a common factor that keeps sums of 2**32 terms finite.
         used = jnp.where(mask[k], shared, 0)
         return jnp.stack(sums(*(jnp.abs(x) * 2.0**-32 for x in (delta[k], used))))
 

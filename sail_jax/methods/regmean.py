@@ -185,7 +185,7 @@ def _fit(
     A = task_sum(w[:, None, None] * G)
     changes = [w[k] * product(G[k], matrix(delta[k] - mean)) for k in range(tasks)]
     change = functools.reduce(jnp.add, changes)
-    # the mean eigenvalue, of which `damping` is a fraction; 1 for inputs that are all 0
+    # The mean eigenvalue, of which `damping` is a fraction; 1 for inputs that are all 0.
     size = jnp.trace(A) / n
     size = jnp.where(size > 0, size, 1)
     # A + damping is symmetric and, with Grams of real inputs, positive definite. Where it is not,

@@ -87,7 +87,7 @@ def greedy_soup(
     mean, best, taken = _wide(like), scores[first], [first]
     trials = [(first, best)]
     for i in rest:
-        # the mean so far weighs as much as the models that are in it
+        # The mean so far weighs as much as the models that are in it.
         wider = linear()([mean, models[i]], weights=[len(taken), 1])
         value = float(score(_cast(wider, like)))
         trials.append((i, value))

@@ -428,7 +428,7 @@ def _iso_cts(deltas: Stack, *, common_fraction: float) -> Matrix:
     U, S, V = (part[..., :common] for part in _svd(task_sum(deltas)))
 
     def specific(x: Matrix) -> tuple[Array, ...]:
-        # where nothing is left of x, its rest is rounding: zero is measured by the size of x
+        # Where nothing is left of x, its rest is rounding: zero is measured by the size of x.
         rest = _svd(x - _mm(U, U.T, x), jnp.linalg.norm(x))
         return tuple(part[..., :n] for part in rest)
 
@@ -464,7 +464,7 @@ def _wudi_exact(damping: Array, deltas: Stack) -> Matrix:
     # relative to that.
     pull = jnp.asarray(damping, A.dtype) * len(deltas)
     values, Q = jnp.linalg.eigh(A)
-    # where A is 0 up to rounding, so is C, and dividing would turn its rounding into a change
+    # Where A is 0 up to rounding, so is C, and dividing would turn its rounding into a change.
     real = values > len(A) * jnp.finfo(A.dtype).eps * values[-1]
     inverse = jnp.where(real, 1 / jnp.where(real, values + pull, 1), 0)
     return start - _mm(_mm(C, Q) * inverse, Q.T)

@@ -23,7 +23,7 @@ __all__ = ["line", "mixer", "numbers", "points", "simplex_grid", "stack", "sweep
 
 
 def stack(models: Sequence[PyTree]) -> PyTree:
-    """Stack the floating leaves of models on a leading axis.
+    """Stacks the floating leaves of models on a leading axis.
 
     Args:
       models: Parameter trees of one structure.
@@ -38,15 +38,18 @@ def stack(models: Sequence[PyTree]) -> PyTree:
       TypeError: If `models` is no sequence, or leaves have dtypes that cannot be merged.
     """
     if isinstance(models, str) or not isinstance(models, Sequence) or not models:
-        return task_vectors(models, None).delta  # which says what is wrong
+        # `task_vectors` raises the error that says what is wrong.
+        return task_vectors(models, None).delta
     try:
         # The checks of `task_vectors` look at each leaf from the host; here one program looks at
         # all of them, and only where it finds a fault they are gone through for the message.
         stacked, well = _stack(tuple(models))
-    except TypeError:  # a leaf that is no array
+    # A leaf that is no array is named by `task_vectors` outside of `jit`.
+    except TypeError:
         return task_vectors(models, origin(models[0])).delta
     if (valid := concrete(well)) is not None and not valid:
-        task_vectors(models, origin(models[0]))  # likewise
+        # This raises, and names the model and the leaf.
+        task_vectors(models, origin(models[0]))
     return stacked
 
 
@@ -66,7 +69,7 @@ def _stack(models: tuple[PyTree, ...]) -> tuple[PyTree, Array]:
 
 
 def mixer(like: PyTree, stacked: PyTree) -> Callable[[Float[Array, "model"]], PyTree]:
-    """Make the function that combines models: weights -> sum_k w_k theta_k.
+    """Makes the function that combines models: weights -> sum_k w_k theta_k.
 
     Args:
       like: A parameter tree, which gives the dtypes and the leaves that are not floating.
@@ -87,14 +90,15 @@ def mixer(like: PyTree, stacked: PyTree) -> Callable[[Float[Array, "model"]], Py
         mixed = jax.tree.map(
             lambda x, template: leaf(x, template, w), stacked, like, is_leaf=lambda x: x is None
         )
-        # once, and not again by every consumer that XLA could fuse it into
+        # The barrier keeps XLA from fusing the combination into each of its consumers, which would
+        # compute it again for every one of them.
         return lax.optimization_barrier(mixed)
 
     return mix
 
 
 def weighted(w: Float[Array, "n"], x: Float[Array, "n ..."]) -> Float[Array, "..."]:
-    """Compute the weighted sum sum_n w_n x_n in full precision.
+    """Computes the weighted sum sum_n w_n x_n in full precision.
 
     Args:
       w: Weights, `(n,)`.
@@ -107,7 +111,7 @@ def weighted(w: Float[Array, "n"], x: Float[Array, "n ..."]) -> Float[Array, "..
 
 
 def sweep(f: Callable[[Any], Any], over: Any, chunk_size: int) -> Any:
-    """Apply a function to every entry of a tree of arrays, several entries at a time.
+    """Applies a function to every entry of a tree of arrays, several entries at a time.
 
     Args:
       f: A function of one entry: the tree without its leading axis.
@@ -122,7 +126,7 @@ def sweep(f: Callable[[Any], Any], over: Any, chunk_size: int) -> Any:
 
 
 def numbers(name: str, x: Any) -> Numbers:
-    """Return a vector of finite numbers.
+    """Returns a vector of finite numbers.
 
     Args:
       name: What error messages call it.
@@ -141,7 +145,7 @@ def numbers(name: str, x: Any) -> Numbers:
 
 
 def line(alphas: Any) -> Numbers:
-    """Return the weights of the points alpha theta_a + (1 - alpha) theta_b.
+    """Returns the weights of the points alpha theta_a + (1 - alpha) theta_b.
 
     Args:
       alphas: The weight of the first model at each point, `(point,)`.
@@ -153,7 +157,7 @@ def line(alphas: Any) -> Numbers:
 
 
 def points(weights: Any, models: int, sum_to_one: bool = True) -> Numbers:
-    """Return checked weights of models, point by point.
+    """Returns checked weights of models, point by point.
 
     Args:
       weights: `(point, model)`. None: one point of equal weights.
@@ -193,7 +197,7 @@ def _real(name: str, x: ArrayLike | Sequence[float]) -> Numbers:
 
 
 def simplex_grid(models: int, divisions: int) -> Float[np.ndarray, "point model"]:
-    """Return all weights on the simplex that are multiples of 1 / divisions.
+    """Returns all weights on the simplex that are multiples of 1 / divisions.
 
     There are (divisions + models - 1) choose (models - 1) of them. For random weights instead of a
     grid use `jax.random.dirichlet(key, jnp.ones(models), (n,))`.
@@ -213,7 +217,8 @@ def simplex_grid(models: int, divisions: int) -> Float[np.ndarray, "point model"
     """
     if models < 1 or divisions < 1:
         raise ValueError(f"models, divisions: expected >= 1, got {models}, {divisions}")
-    # stars and bars: what lies between `models - 1` bars among `divisions` stars
+    # Stars and bars: put `models - 1` bars among `divisions` stars. The stars between two bars are
+    # the numerator of a model's weight.
     places = models + divisions - 1
     bars = np.array(list(itertools.combinations(range(places), models - 1)), int)
     bars = bars.reshape(len(bars), models - 1)

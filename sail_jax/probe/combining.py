@@ -67,7 +67,7 @@ def averaging(
     batch_size: int | None = None,
     chunk_size: int = 1,
 ) -> Averaging:
-    """Compare the averaged model f(sum_i w_i theta_i) with the ensemble sum_i w_i f(theta_i).
+    """Compares the averaged model f(sum_i w_i theta_i) with the ensemble sum_i w_i f(theta_i).
 
     It takes k passes forward for the k models and one for each point.
 
@@ -152,7 +152,7 @@ def stitching(
     layers: Sequence[str] | None = None,
     batch_size: int | None = None,
 ) -> Stitching:
-    """Put features of lower networks into an upper one, at each layer in turn.
+    """Puts features of lower networks into an upper one, at each layer in turn.
 
     At each layer l this measures the metric of f^(L <- l+1)(upper; sum_i w_i f^(l)(theta_i)), the
     upper network from layer l + 1 on. Special cases:
@@ -196,7 +196,8 @@ def stitching(
         raise TypeError(
             "apply: expected apply(params, batch, override), where override maps layers to features"
         )
-    # the upper network is stacked too, so that its structure and values are checked with the others
+    # The upper network is stacked too, so that its structure and values are checked with the
+    # others.
     stacked = stack([*models, upper])
     w = points(None if weights is None else [list(weights)], len(models), sum_to_one=False)[0]
     examples(data, least=2)
@@ -225,7 +226,8 @@ def _stitching(
             by_layer = features(apply, mix(w), batch)
             return [by_layer[name] for name in names]
 
-        # one lower network after another; the upper one, last in the stack, has weight 0
+        # One lower network is run after another. The upper one, which is last in the stack, has
+        # weight 0.
         lower_features = lax.map(lower, jnp.eye(len(w), len(w) + 1))
         out = [
             outputs(apply, upper, batch, {name: weighted(w, x)})

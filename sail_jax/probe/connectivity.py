@@ -46,7 +46,7 @@ def barrier(
     batch_size: int | None = None,
     chunk_size: int = 1,
 ) -> Barrier:
-    """Measure the loss barrier on the line between two models.
+    """Measures the loss barrier on the line between two models.
 
         max over alpha of L(theta_alpha) - alpha L(theta_a) - (1 - alpha) L(theta_b)
         with theta_alpha = alpha theta_a + (1 - alpha) theta_b
@@ -101,7 +101,7 @@ def simplex_barrier(
     batch_size: int | None = None,
     chunk_size: int = 1,
 ) -> Barrier:
-    """Measure the loss barrier among several models.
+    """Measures the loss barrier among several models.
 
         max over w of L(sum_i w_i theta_i) - sum_i w_i L(theta_i)
 
@@ -160,7 +160,8 @@ def _barrier(
     )
     ends, losses = losses[:k], losses[k:]
     excess = losses - jnp.sum(w * ends, 1)
-    # the models themselves are points too, of excess 0
+    # The models themselves are points too, whose excess is 0 by definition: so the height is never
+    # negative.
     everywhere = jnp.concatenate([jnp.zeros(k), excess])
     at = jnp.argmax(everywhere)
     where = jnp.concatenate([jnp.eye(k), w])[at]

@@ -72,7 +72,7 @@ def hessian_spectrum(
     network: Apply | None = None,
     batch_size: int | None = None,
 ) -> Spectrum:
-    """Estimate the spectrum of the Hessian of a loss.
+    """Estimates the spectrum of the Hessian of a loss.
 
     With a `network` it is the spectrum of the Gauss-Newton matrix of loss(network(params, batch),
     batch): the Hessian in the outputs, between the Jacobians of the network. That matrix has no
@@ -133,7 +133,7 @@ def hessian_spectrum(
 def spectral_density(
     spectrum: Spectrum, grid: Float[ArrayLike, "point"], width: ArrayLike
 ) -> Estimate:
-    """Estimate the density of eigenvalues, smoothed by a Gaussian.
+    """Estimates the density of eigenvalues, smoothed by a Gaussian.
 
     It integrates to 1 over the real line.
 
@@ -156,7 +156,7 @@ def spectral_density(
 
 
 def flatten(params: PyTree) -> tuple[Vector, Callable[[Vector], PyTree]]:
-    """Flatten the floating leaves of parameters into one vector.
+    """Flattens the floating leaves of parameters into one vector.
 
     Args:
       params: The parameters.
@@ -190,7 +190,7 @@ def product(
     batch_size: int | None = None,
     network: Apply | None = None,
 ) -> tuple[int, Callable[[Vector], Vector]]:
-    """Make the function that multiplies vectors with the Hessian, or with the Gauss-Newton matrix.
+    """Makes the function that multiplies vectors with the Hessian, or with the Gauss-Newton matrix.
 
     Args:
       loss: As in `hessian_spectrum`.
@@ -234,9 +234,9 @@ def _spectrum(
 
     def probe(key: Array) -> tuple[Array, ...]:
         begin, fresh = jax.random.split(key)
-        # of length one, so that alpha[0] times the size is Hutchinson's estimate of the trace
-        # Entries of +-1 give Hutchinson's trace less variance than Gaussian ones: its diagonal
-        # terms are exact.
+        # The vector has length one, so that alpha[0] times the size is Hutchinson's estimate of the
+        # trace. Entries of +-1 give it less variance than Gaussian ones, as its diagonal terms are
+        # exact.
         start = jax.random.rademacher(begin, (size,), dtype) / jnp.sqrt(size).astype(dtype)
         alpha, beta = lanczos(multiply, start, steps, fresh)
         nodes, first, residuals = ritz(alpha, beta)
@@ -246,7 +246,8 @@ def _spectrum(
     nodes, weights, residuals, traces = lax.map(probe, jax.random.split(key, probes))
 
     def extreme(nodes: Array, residuals: Array, pick: Callable[..., Array]) -> tuple[Array, Array]:
-        best = pick(nodes, 0)  # Ritz values stay within, so that the outermost is the nearest
+        # Ritz values stay within the spectrum, so that over probes the outermost is the nearest.
+        best = pick(nodes, 0)
         outermost = (jnp.take_along_axis(x, best[None], 0)[0] for x in (nodes, residuals))
         return tuple(outermost)  # pyright: ignore[reportReturnType]
 
@@ -264,7 +265,7 @@ def _spectrum(
 def lanczos(
     multiply: Callable[[Vector], Vector], start: Vector, steps: int, key: Array
 ) -> tuple[Float[Array, "step"], Float[Array, "step"]]:
-    """Reduce a symmetric matrix A to a tridiagonal one, T = V^T A V.
+    """Reduces a symmetric matrix A to a tridiagonal one, T = V^T A V.
 
     Every new vector is made orthogonal to all before it, a second and third time where much of it
     cancels ("twice is enough", Parlett 1980). Where the Krylov space is exhausted, the iteration
@@ -308,7 +309,7 @@ def lanczos(
         w = orthogonal(V, w)
         beta = jnp.linalg.norm(w)
         scale = jnp.maximum(scale, jnp.abs(alpha) + beta)
-        # nothing but rounding is left of the product: the Krylov space has no further direction
+        # Nothing but rounding is left of the product: the Krylov space has no further direction.
         exhausted = beta <= 10 * eps * jnp.sqrt(v.size) * scale
 
         def fresh(_: Vector) -> Vector:
@@ -329,7 +330,7 @@ def lanczos(
 def ritz(
     alpha: Float[Array, "step"], beta: Float[Array, "step"]
 ) -> tuple[Float[Array, "step"], Float[Array, "step"], Float[Array, "step"]]:
-    """Compute the eigenvalues of the tridiagonal matrix T, and what they say about A.
+    """Computes the eigenvalues of the tridiagonal matrix T, and what they say about A.
 
     Args:
       alpha: The diagonal of T, `(step,)`.

@@ -35,7 +35,7 @@ class Estimate(NamedTuple):
 
 
 def examples(data: PyTree, least: int = 1) -> int:
-    """Count the examples in data.
+    """Counts the examples in data.
 
     Args:
       data: A tree of arrays `(n, ...)`.
@@ -58,7 +58,7 @@ def examples(data: PyTree, least: int = 1) -> int:
 
 
 def check_size(**sizes: Any) -> None:
-    """Check that sizes are integers from 1 on.
+    """Checks that sizes are integers from 1 on.
 
     Args:
       **sizes: Values by name; None passes.
@@ -72,7 +72,7 @@ def check_size(**sizes: Any) -> None:
 
 
 def check_finite(what: str, x: Any) -> None:
-    """Check that values are finite, where they are known.
+    """Checks that values are finite, where they are known.
 
     Args:
       what: What error messages call them.
@@ -87,7 +87,7 @@ def check_finite(what: str, x: Any) -> None:
 
 
 def batches(data: PyTree, batch_size: int | None) -> tuple[int, PyTree, PyTree | None]:
-    """Split data into full batches and a rest.
+    """Splits data into full batches and a rest.
 
     Args:
       data: A tree of arrays `(n, ...)`.
@@ -106,7 +106,7 @@ def batches(data: PyTree, batch_size: int | None) -> tuple[int, PyTree, PyTree |
 
 
 def mean(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int | None) -> PyTree:
-    """Average a function over data batch by batch, so that every example counts the same.
+    """Averages a function over data batch by batch, so that every example counts the same.
 
     Args:
       f: A function of a batch that returns a tree of means over its examples.
@@ -121,7 +121,7 @@ def mean(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int | None) ->
     if size == n:
         return f(data)
 
-    # each batch weighs as many examples as it has, as the last may be smaller
+    # Each batch weighs as many examples as it has, since the last one may be smaller.
     def add(total: PyTree, batch: PyTree) -> tuple[PyTree, None]:
         return jax.tree.map(lambda t, x: t + size / n * x, total, f(batch)), None
 
@@ -133,7 +133,7 @@ def mean(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int | None) ->
 
 
 def over_examples(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int | None) -> PyTree:
-    """Estimate the means of values that each example has, with standard errors over examples.
+    """Estimates the means of values that each example has, with standard errors over examples.
 
     Args:
       f: A function of a batch that returns a tree of arrays `(example, ...)`.
@@ -177,7 +177,7 @@ def over_examples(f: Callable[[PyTree], PyTree], data: PyTree, batch_size: int |
             total = pool(total, rest, n - n % size, n % size)
 
     def finish(pooled: _Moments) -> Estimate:
-        # of the unbiased variance square / (n - 1), divided by n for the mean
+        # The unbiased variance is square / (n - 1), and that of the mean is this divided by n.
         return Estimate(pooled.mean, jnp.sqrt(pooled.square / (n * (n - 1))))
 
     return jax.tree.map(finish, total, is_leaf=_is_moments)
@@ -195,7 +195,7 @@ def _is_moments(x: Any) -> bool:
 
 
 def estimate(draws: Float[Array, "draw ..."]) -> Estimate:
-    """Estimate a mean from independent draws.
+    """Estimates a mean from independent draws.
 
     Args:
       draws: At least two draws, `(draw, ...)`.

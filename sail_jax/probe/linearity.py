@@ -74,7 +74,7 @@ def cross_task_linearity(
     batch_size: int | None = None,
     chunk_size: int = 1,
 ) -> Linearity:
-    """Compare features between two models with what interpolating their features gives.
+    """Compares features between two models with what interpolating their features gives.
 
         f(alpha theta_a + (1 - alpha) theta_b)  and  alpha f(theta_a) + (1 - alpha) f(theta_b)
 
@@ -121,7 +121,7 @@ def k_model_linearity(
     batch_size: int | None = None,
     chunk_size: int = 1,
 ) -> Linearity:
-    """Compare features of averages of several models with averages of their features.
+    """Compares features of averages of several models with averages of their features.
 
         f(sum_i w_i theta_i)  and  sum_i w_i f(theta_i)
 
@@ -159,7 +159,7 @@ def k_model_linearity(
         apply, models[0], stacked, batch, np.eye(k)[None], points(weights, k)[None],
         batch_size, chunk_size,
     )  # fmt: skip
-    # one set of members, many points
+    # There is one set of members and there are many points, so the axis of sets goes.
     return jax.tree.map(lambda x: x[:, 0], linearity)
 
 
@@ -173,7 +173,7 @@ def addition(
     batch_size: int | None = None,
     chunk_size: int = 1,
 ) -> Linearity:
-    """Compare features under a sum of task vectors with the mean of features under each.
+    """Compares features under a sum of task vectors with the mean of features under each.
 
         f(theta + s sum_i tau_i)  and  (1 / k) sum_i f(theta + k s tau_i)
 
@@ -219,7 +219,7 @@ def negation(
     batch_size: int | None = None,
     chunk_size: int = 1,
 ) -> Linearity:
-    """Compare features under a task vector and under its negative.
+    """Compares features under a task vector and under its negative.
 
     For each scale s, "midpoint" (eq. 3) compares
 
@@ -278,7 +278,7 @@ def _measure(
     apply: Apply, like: PyTree, stacked: PyTree, batch: PyTree, members: Combinations,
     shares: Shares, batch_size: int | None, chunk_size: int,
 ) -> Linearity:  # fmt: skip
-    """Check the arguments and the outcome around `_linearity`."""
+    """Checks the arguments and the outcome around `_linearity`."""
     examples(batch, least=2)
     check_size(batch_size=batch_size, chunk_size=chunk_size)
     linearity = _linearity(apply, like, stacked, batch, members, shares, batch_size, chunk_size)
@@ -291,7 +291,7 @@ def _linearity(
     apply: Apply, like: PyTree, stacked: PyTree, data: PyTree, members: Combinations,
     shares: Shares, batch_size: int | None, chunk_size: int,
 ) -> Linearity:  # fmt: skip
-    """Compare both sides for all sets of members and of shares.
+    """Compares both sides for all sets of members and of shares.
 
     Arrays of the result are `(layer, point, share, ...)`, the baseline `(layer, point, member,
     member)`.
@@ -332,7 +332,7 @@ def _linearity(
         names,
         cosine,
         coefficient,
-        # 0 where both sides are, as in dead layers, instead of 0 / 0
+        # Where both sides are 0, as in dead layers, the gap is 0 instead of 0 / 0.
         jnp.where(difference.value == 0, 0, jnp.sqrt(difference.value / right.value)),
         jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), baseline),
     )

@@ -42,7 +42,7 @@ class Names(tuple):
 
 
 def outputs(apply: Apply, params: PyTree, batch: Any, *override: Any) -> Any:
-    """Run a network and return its outputs alone.
+    """Runs a network and returns its outputs alone.
 
     Args:
       apply: The network, in any of the three forms.
@@ -57,7 +57,7 @@ def outputs(apply: Apply, params: PyTree, batch: Any, *override: Any) -> Any:
 
 
 def features(apply: Apply, params: PyTree, batch: Any) -> dict[str, Array]:
-    """Run a network and return the features of each layer.
+    """Runs a network and returns the features of each layer.
 
     Args:
       apply: The network, in any of the three forms.
@@ -78,7 +78,7 @@ def features(apply: Apply, params: PyTree, batch: Any) -> dict[str, Array]:
 
 
 def layers(apply: Apply, params: PyTree, batch: Any) -> Names:
-    """Return the names of a network's layers, without running it.
+    """Returns the names of a network's layers, without running it.
 
     Args:
       apply: The network, in any of the three forms.
@@ -121,7 +121,7 @@ def _split(returned: Any) -> tuple[Any, Mapping[str, Array]]:
 
 
 def accepts_override(apply: Apply) -> bool:
-    """Return whether a network can be called with a third argument.
+    """Returns whether a network can be called with a third argument.
 
     Args:
       apply: The network.
@@ -137,7 +137,7 @@ def accepts_override(apply: Apply) -> bool:
 
 
 def sequential(functions: Mapping[str, Callable[[PyTree, Array], Array]]) -> Apply:
-    """Make a network of functions that are applied one after another.
+    """Makes a network of functions that are applied one after another.
 
     Args:
       functions: A function `(params, x) -> x` for each layer, by name, in order.
@@ -172,7 +172,7 @@ def flax_network(
     intercept: Callable[..., Any] | None = None,
     inputs: Callable[[Any], Any] = lambda batch: batch,
 ) -> Apply:
-    """Make a network of a Flax module, as `flax_network(module.apply)`.
+    """Makes a network of a Flax module, as `flax_network(module.apply)`.
 
     Its params are the module's variables. Its features are what the submodules return, and what
     they sow as "intermediates", in the order in which they do so. They are named by path,
@@ -234,7 +234,7 @@ class _Replace:
 
     def __call__(self, call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
         path = "/".join(context.module.path)
-        # only what `capture_intermediates` records has a name: what submodules' __call__ return
+        # Only what `capture_intermediates` records has a name: what submodules' __call__ return.
         if not path or context.method_name != "__call__":
             return call(*args, **kwargs)
         n = self.calls[path] = self.calls.get(path, -1) + 1
@@ -256,7 +256,7 @@ def _walk(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
         name = f"{path}/{key}" if path else key
         if isinstance(value, Mapping):
             yield from _walk(value, name)
-        # what the network itself returns is its output, which is no layer
+        # What the network itself returns is its output, which is no layer.
         elif key != "__call__" or path:
             name = path if key == "__call__" else name
             yield from ((_nth(name, n), x) for n, x in enumerate(value))

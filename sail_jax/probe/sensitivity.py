@@ -70,7 +70,7 @@ def gaussian_sensitivity(
     draws: int = 8,
     batch_size: int | None = None,
 ) -> Sensitivity:
-    """Measure how much a loss rises on average when Gaussian noise is added to the parameters.
+    """Measures how much a loss rises on average when Gaussian noise is added to the parameters.
 
         E L(theta + s epsilon) - L(theta),  epsilon ~ N(0, Sigma)
 
@@ -131,7 +131,7 @@ def fine_tuning_sensitivity(
     *,
     batch_size: int | None = None,
 ) -> TuningSensitivity:
-    """Measure how a loss changes along the task vector of a fine-tuned model.
+    """Measures how a loss changes along the task vector of a fine-tuned model.
 
         L(theta + s tau) - L(theta),  tau = tuned - theta
 
@@ -183,7 +183,8 @@ def _gaussian(
 
     def draw(key: Array) -> tuple[Array, Array]:
         noise = std * jax.random.normal(key, (size,), theta.dtype)
-        # odd orders drop out of the mean over both signs, the gradient among them
+        # Odd orders of the expansion, the gradient among them, drop out of the mean over both
+        # signs.
         pairs = lax.map(lambda t: (at(theta + t * noise) + at(theta - t * noise)) / 2, s)
         return pairs - start, s**2 * dot(noise, multiply(noise)) / 2
 
@@ -213,7 +214,7 @@ def _at(
     back = flatten(params)[1]
 
     def at(theta: Array) -> Array:
-        # moved once, and not again by every consumer that XLA could fuse it into
+        # The barrier keeps XLA from computing the moved parameters again in every consumer.
         moved = lax.optimization_barrier(back(theta))
         return mean(lambda batch: loss(moved, batch), data, batch_size)
 

@@ -69,7 +69,7 @@ class Interference(NamedTuple):
 def interference(
     base: PyTree, models: Sequence[PyTree], weights: Weights = None, *, rank: int = 8
 ) -> Interference:
-    """Measure how the task vectors Delta_i = theta_i - base of several models disagree.
+    """Measures how the task vectors Delta_i = theta_i - base of several models disagree.
 
     Memory holds the task vectors, and the singular vectors of one leaf.
 
@@ -115,7 +115,7 @@ def interference(
         raise ValueError(f"weights: expected values >= 0, got {values}")
     by_leaf = _stacked([sums(x, w) for x in leaves])
     size = as_array(np.array([x.size // k for x in leaves], w.dtype))
-    # two axes or more, beside that of models
+    # Matrices have two axes or more, beside the one that numbers the models.
     matrices = [i for i, x in enumerate(leaves) if x.ndim > 2 and x.size]
     overlaps = [_overlap(leaves[i], rank) for i in matrices]
     chances = [_chance(leaves[i].shape, rank) for i in matrices]
@@ -143,7 +143,7 @@ def _total(parts: Sums) -> Sums:
 
 @jax.jit
 def sums(delta: Float[Array, "model ..."], w: Float[Array, "model"]) -> Sums:
-    """Compute what `conflict` needs to know of one leaf, or of a part of it.
+    """Computes what `conflict` needs to know of one leaf, or of a part of it.
 
     All three add up over the parts of a leaf, and over leaves.
 
@@ -163,7 +163,7 @@ def sums(delta: Float[Array, "model ..."], w: Float[Array, "model"]) -> Sums:
 
 @jax.jit
 def conflict(totals: Sums, size: Float[Array, "*leaf"]) -> Conflict:
-    """Make norms, cosines and fractions of what `sums` returned.
+    """Makes norms, cosines and fractions of what `sums` returned.
 
     Args:
       totals: What `sums` returned, summed over parts or leaves, or stacked `(leaf, ...)`.
@@ -176,7 +176,7 @@ def conflict(totals: Sums, size: Float[Array, "*leaf"]) -> Conflict:
     norms = jnp.sqrt(jnp.diagonal(products, axis1=-2, axis2=-1))
     outer = norms[..., :, None] * norms[..., None, :]
     cosines = jnp.where(outer > 0, products / jnp.where(outer > 0, outer, 1), 0)
-    # rounding may take cosines beyond 1, and an empty leaf has no entries to divide by
+    # Rounding may take cosines beyond 1, and an empty leaf has no entries to divide by.
     return Conflict(norms, cosines.clip(-1, 1), opposed / jnp.maximum(size, 1), apart)
 
 
@@ -194,7 +194,8 @@ def _overlap(delta: Float[Array, "model ..."], rank: int) -> Float[Array, "side 
 
     def spans(matrix: Array) -> tuple[Array, Array, Array]:
         U, s, Vt = jnp.linalg.svd(matrix, full_matrices=False)
-        # vectors of singular values that are rounding point anywhere: they do not count
+        # Singular vectors point anywhere where the singular value is nothing but rounding, so these
+        # do not count.
         live = s[:k] > max(matrix.shape) * jnp.finfo(s.dtype).eps * s[0]
         return U[:, :k] * live, Vt[:k].T * live, live.sum(dtype=s.dtype)
 

@@ -132,7 +132,8 @@ def after_training(
         train = jax.tree.map(jnp.asarray, train)
     optimizer = optax.sgd(1e-2) if optimizer is None else optimizer
 
-    @jax.checkpoint  # a gradient holds states, not activations
+    # With it a gradient holds the states between steps, and not all activations.
+    @jax.checkpoint
     def step(state: tuple[PyTree, Any], batch: PyTree) -> tuple[tuple[PyTree, Any], None]:
         params, memory = state
         updates, memory = optimizer.update(jax.grad(loss)(params, batch), memory, params)

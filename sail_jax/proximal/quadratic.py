@@ -371,7 +371,7 @@ def _indefinite(least: float) -> str:
 
 def _slack(size: float, noise: float) -> float:
     """By how much distances of this size may break an inequality: by `noise`, and by rounding."""
-    # values may come in float32
+    # Values may come in float32.
     return noise + 16 * float(np.finfo(np.float32).eps) * float(size)
 
 

@@ -347,6 +347,6 @@ def _refits(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Array
 def _advice(by_method: dict[str, Array], unit: float = 1.0) -> Advice:
     """Picks the best and the second-best method; the risks are multiples of `unit`."""
     plain = {name: unit * float(value) for name, value in by_method.items()}
-    # sorted is stable: where methods tie, the simpler one is named
+    # `sorted` is stable: where methods tie, the simpler one is named.
     first, second, *_ = sorted(plain, key=plain.__getitem__)
     return Advice(first, plain[first], second, plain[second] - plain[first], plain)

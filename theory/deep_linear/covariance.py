@@ -153,7 +153,8 @@ def _effective_ridge(s: Array, n: Array, ridge: Array) -> Array:
 
     # s_{j+1}, the largest eigenvalue that is not among the first j; 0 where there is none.
     next_ = jnp.append(s, 0.0)[j.astype(int)]
-    bottom = jnp.maximum(ridge, next_ * (j + 1 - n) / n)  # df1 >= (j + 1) s / (s + kappa) there
+    # A bound from below: at kappa, df1 >= (j + 1) s_{j+1} / (s_{j+1} + kappa), and df1 <= n.
+    bottom = jnp.maximum(ridge, next_ * (j + 1 - n) / n)
     # Where this bound from below is 0, so is kappa; a stand-in keeps the logarithms finite.
     found = bottom > 0
     # A bound from above: kappa = ridge + kappa df1 / n, and kappa df1 < sum_i s_i.
@@ -219,7 +220,8 @@ class Equivalent(NamedTuple):
         # kappa^2 delta^T Sigma (Sigma + kappa)^-2 delta in the eigenbasis, where rest = kappa / (s
         # + kappa).
         missed = (self.eigenvalues * rest**2 * offset2).sum(-1)
-        # 1 - df2/n = (1 - df1/n) + (df1 - df2)/n, where the first is ridge/kappa
+        # 1 - df2/n = (1 - df1/n) + (df1 - df2)/n. By the equation of kappa the first term is ridge
+        # / kappa.
         some = self.kappa > 0
         short = jnp.where(
             some, self.ridge / jnp.where(some, self.kappa, 1.0), 1 - share.sum(-1) / self.n
@@ -351,6 +353,8 @@ def fine_tune_risk(
     # do.
     below = at.kappa > 0
     kappa = jnp.where(below, at.kappa, 1.0)
+    # The two numbers that `null_scale` asks for, |X^+ y|^2 and |(I - P) beta_s|^2 in units of
+    # |beta_s|^2, at their deterministic values.
     p = at._replace(kappa=kappa).fit_size(beta_t**2, sigma) / size2
     c = jnp.where(below, null_scale(p, at.unseen(beta_s**2) / size2, depth), 1.0)
     return at.risk((beta_t - c[..., None] * beta_s) ** 2, sigma)
@@ -402,7 +406,8 @@ def sigma_angle(eigenvalues: Spectrum, beta_s: Spectrum, beta_t: Spectrum) -> tu
     inner, ss, tt = (s * source * target).sum(), (s * source**2).sum(), (s * target**2).sum()
     # Gram-Schmidt in the inner product of Sigma.
     residual = target - inner / ss * source
-    sine2 = (s * residual**2).sum()  # no cancellation at small angles
+    # The sine is that of what Gram-Schmidt leaves, which does not cancel at small angles.
+    sine2 = (s * residual**2).sum()
     return jnp.arctan2(jnp.sqrt(sine2), inner / jnp.sqrt(ss)), tt
 
 

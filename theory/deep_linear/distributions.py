@@ -165,7 +165,8 @@ def _cdf(law: RiskLaw, risk: Array) -> Array:
 
 @jax.jit
 def _quantile(law: RiskLaw, p: Array) -> Array:
-    # In y = log(risk - shift); the tail of chi^2 / chi^2_1 is heavy, hence the wide bracket.
+    # The bisection is in y = log(risk - shift). The tail of chi^2 / chi^2_1 is heavy, hence the
+    # wide bracket.
     low, high = jnp.full_like(p, -80.0), jnp.full_like(p, 80.0)
 
     def halve(_, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -201,6 +202,7 @@ def scratch_law(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> RiskLaw:
     problems.check_sigma(sigma)
     n, d, sigma = jnp.broadcast_arrays(*(jnp.asarray(v, dtype=float) for v in (n, d, sigma)))
     missed = jnp.maximum(d - n, 0.0)
+    # With all of the target seen (n >= d) the Beta is 0, and the noise has chi^2_d above.
     return RiskLaw(jnp.zeros_like(n), missed, n, sigma**2, jnp.minimum(n, d), jnp.abs(n - d) + 1)
 
 

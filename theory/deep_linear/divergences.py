@@ -199,7 +199,8 @@ def cosine_gap(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Float[Array,
     """
     tasks = _tasks(beta_s, beta_t, sigma)
     s2, t2 = tasks.s**2 + tasks.v0**2, tasks.t**2 + tasks.v0**2
-    # exp(-a) - exp(-b) through the smaller exponent and the difference, which is exact here
+    # The difference exp(-a) - exp(-b) is taken through the smaller exponent and the difference of
+    # the two, |s^2 - t^2| = gap |s + t|, which is exact here.
     smaller, apart = jnp.minimum(s2, t2), tasks.gap * jnp.abs(tasks.s + tasks.t)
     return -0.5 * jnp.exp(-(tasks.sigma**2 + smaller) / 2) * jnp.expm1(-apart / 2)
 
@@ -237,7 +238,8 @@ def dudley_bounds(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Bounds:
 def _dudley_bounds(tasks: _Tasks) -> Bounds:
     angles = jnp.linspace(-jnp.pi / 2, jnp.pi / 2, 49)
     y, across, zero = jnp.sin(angles), jnp.cos(angles), jnp.zeros_like(angles)
-    # L of about the inverse gap for tasks far apart
+    # Tasks far apart need an L of about the inverse of their gap, hence the logarithmic part of the
+    # grid.
     L = jnp.concatenate([jnp.geomspace(1e-6, 0.05, 30), jnp.linspace(0.1, 0.9, 25)])
     clip = (1 - L) / L
     along, target = _spreads(tasks, jnp.stack([across, zero, y], -1)[:, None])
@@ -407,7 +409,8 @@ def _truncated_displacement(gap: Array) -> Array:
         low, high = ends
         r = (low + high) / 2
         below = jnp.sqrt(2 / jnp.pi) * gap * -jnp.expm1(-(r**2))
-        falling = below > 2 * jax.scipy.special.erfc(r)  # as r grows, L falls
+        # This is the sign of the objective's derivative in L. As r grows, L falls.
+        falling = below > 2 * jax.scipy.special.erfc(r)
         return jnp.where(falling, low, r), jnp.where(falling, r, high)
 
     ends = jnp.zeros_like(gap), jnp.full_like(gap, 26.0)  # erfc(26) is 1e-295

@@ -44,7 +44,8 @@ def overlaps_law(key: Array, n: int, d: int, draws: int) -> Overlaps:
     top, bottom = jax.random.split(key_noise)
     noise = _chi2(top, min(n, d), draws), _chi2(bottom, abs(n - d) + 1, draws)
     plane = jax.random.normal(key_angle, (draws, 2))
-    if n == 1:  # a line: P beta_s and P nu are parallel
+    # With one sample the row space is a line: P beta_s and P nu are parallel.
+    if n == 1:
         plane = plane.at[:, 1].set(0.0)
     rest = _chi2(jax.random.fold_in(key_angle, 1), max(min(n, d) - 2, 0), draws)
     first, second = jax.random.split(key_source)
@@ -69,6 +70,8 @@ def _overlaps(frames, noise, plane: Array, rest: Array, pair, n: Array) -> Overl
     # X^+ noise points uniformly into the row space, of dimension min(n, d): its inner products with
     # P beta_s and P nu are those of two coordinates of a uniform direction.
     plane = plane * jnp.sqrt(size2 / (jnp.sum(plane**2, -1) + rest))[:, None]
+    # The Cholesky factor of P restricted to the plane gives an orthonormal frame of the row space,
+    # in which P beta_s has the coordinates (a, 0) and P nu (b, c).
     a = jnp.sqrt(projector[:, 0, 0])
     b = projector[:, 0, 1] / a
     c = jnp.sqrt(jnp.maximum(projector[:, 1, 1] - b**2, 0.0))

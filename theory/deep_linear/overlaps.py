@@ -111,6 +111,7 @@ def bordered(
 
 def _unlearned(gram: Array, a: ArrayLike, b: ArrayLike) -> Array:
     """Computes |(I - P)(a beta_s + b nu)|^2, the part of the risk that the data cannot reduce."""
+    # beta_s and nu are orthonormal, so (I - P) has the Gram matrix I - G in their plane.
     quadratic = a * a * (1 - gram[..., 0, 0]) + b * b * (1 - gram[..., 1, 1])
     # A square, which rounding of the Gram matrix may bring below 0.
     return jnp.maximum(quadratic - 2 * a * b * gram[..., 0, 1], 0.0)
@@ -187,7 +188,9 @@ def _solved_scale(p: Array, seen: Array, q: Array, depth: Array) -> Array:
     )
     emptied = jnp.where(partly, log_q / jnp.maximum(b, tiny), jnp.finfo(p.dtype).min)
     p, seen = jnp.maximum(p, tiny), jnp.maximum(seen, tiny)
-    log_p, shorter = jnp.log(p), p < seen  # then N < 1, else N >= 1
+    # p < seen means N < 1 at the root, and otherwise N >= 1: this decides on which of the two
+    # functions Newton's method runs.
+    log_p, shorter = jnp.log(p), p < seen
 
     def newton(x: Array) -> Array:
         # p / N^2 and q c^2 / N^2, whose sum is 1 at the root.

@@ -439,14 +439,15 @@ def linear_transfer_boundary(theta: ArrayLike, sigma: ArrayLike) -> Boundary:
     cos, sin = problems.cos_sin(theta)
     cos, sin, sigma = jnp.broadcast_arrays(jnp.abs(cos), sin, jnp.asarray(sigma, dtype=float))
     b = 1 + cos**2 - sigma**2
-    # b^2 - 4 cos^2 = ((1 - cos)^2 - sigma^2) ((1 + cos)^2 - sigma^2)
+    # The discriminant in factors, b^2 - 4 cos^2 = ((1 - cos)^2 - sigma^2) ((1 + cos)^2 - sigma^2),
+    # where nothing cancels. Here cos stands for |cos|, and `near` is 1 - |cos|.
     near = sin**2 / (1 + cos)  # 1 - |cos|
     exists = sigma < near
     far = 1 + cos
     inside = (near - sigma) * (near + sigma) * (far - sigma) * (far + sigma)
     root = jnp.sqrt(jnp.where(exists, inside, 0.0))
     upper = (b + root) / 2
-    # the product of the roots is cos^2: nothing cancels
+    # The product of the roots is cos^2: nothing cancels.
     lower = jnp.where(exists, cos**2 / jnp.where(exists, upper, 1.0), upper)
     over = jnp.where(sin > 0, 1 + (sigma / jnp.where(sin > 0, sin, 1.0)) ** 2, jnp.inf)
     return Boundary(lower, upper, over)
@@ -511,7 +512,8 @@ def _ridge_moments(n: Array, k: Array) -> tuple[Array, Array]:
     (1+2t)^{-n/2-1}. With 1+2t = e^{2s} the integrands are smooth, positive (nothing cancels) and
     negligible beyond `end`, for every n >= 1 and k > 0.
     """
-    k = jnp.where(k > 0, k, 1.0)  # k = 0 is the caller's closed form
+    # k = 0 is the caller's closed form; the stand-in keeps this branch finite.
+    k = jnp.where(k > 0, k, 1.0)
     # Beyond `end` the integrands are below e^-reach, that is below eps, of what matters.
     reach = 10.0 - jnp.log(jnp.finfo(k.dtype).eps)
     nodes, weights = (jnp.asarray(v, k.dtype) for v in np.polynomial.legendre.leggauss(128))

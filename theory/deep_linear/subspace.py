@@ -148,7 +148,8 @@ def linear_transfer_risk(
     problems.check_sigma(sigma)
     explained, missed = (jnp.asarray(v, dtype=float) for v in (of.explained, of.missed))
     # In units of |U^T B|: `scratch_risk` has a target of norm one.
-    size = jnp.maximum(explained, 1e-100)  # nothing to learn: a unit for the noise
+    # With nothing to learn this is only a unit for the noise.
+    size = jnp.maximum(explained, 1e-100)
     noise = jnp.sqrt((missed + of.m * jnp.asarray(sigma, dtype=float) ** 2) / size)
     learned = scratch_risk(n, of.k, noise, allow_infinite=allow_infinite)
     return missed + size * learned

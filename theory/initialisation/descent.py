@@ -92,7 +92,8 @@ def excess_bound(L: ArrayLike, distance: ArrayLike) -> Float[Array, ""]:
     """
     problems.check("L", L, lambda h: h > 0, "a curvature > 0")
     problems.check("distance", distance, np.isfinite, "finite")
-    return jnp.asarray(L, float) * distance * distance / 2  # the square alone can overflow
+    # In this order, as the square alone can overflow.
+    return jnp.asarray(L, float) * distance * distance / 2
 
 
 def excess_ratio(
@@ -128,7 +129,7 @@ def excess_ratio(
     """
     _check(curvature, rate, steps)
     log_left = _log_left(curvature, rate, steps)
-    # relative to the slowest mode: after many steps either excess is too small for a float
+    # Relative to the slowest mode: after many steps either excess is too small for a float.
     slowest = log_left.max(-1, keepdims=True)
     left = jnp.exp(log_left - jnp.where(jnp.isinf(slowest), 0.0, slowest))
     weight = jnp.asarray(curvature, float) * left

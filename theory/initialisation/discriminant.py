@@ -82,6 +82,7 @@ def lda_total_variation(
     0.3829
     """
     gap = _check_means("others", others) - _check_means("means", means)
+    # Labels are seen, so the distance of the joint laws is the mean of those of the two classes.
     first, second = (total_variation_gaussian(gap[..., c, :], covariance) for c in (0, 1))
     prior = jnp.asarray(prior, float)
     return prior * first + (1 - prior) * second
@@ -114,7 +115,8 @@ def lda_constant(gap: Float[ArrayLike, "*b d"], covariance: ArrayLike = 1.0) -> 
     gap = jnp.asarray(gap, float)
     largest = jnp.abs(gap).max(-1, keepdims=True)
     problems.check("the largest entry of gap", largest, lambda x: (x > 0) & (x < np.inf), "> 0")
-    gap = gap / largest  # C does not depend on its length, squares can overflow
+    # C does not depend on the length of the difference, and squares of its entries can overflow.
+    gap = gap / largest
     white = _solve(covariance, gap)
     return 2 * jnp.sqrt(jnp.sum(white**2, -1) / jnp.sum(white * gap, -1))
 

@@ -16,7 +16,8 @@ from jaxtyping import Array, Float
 from theory import problems
 
 NODES = 96  # of Gauss-Legendre quadrature on [0, 1]
-TERMS = 512  # of Poisson mixtures: 12 standard deviations above the largest mean allowed
+# Terms of a Poisson mixture: they reach 12 standard deviations above the largest mean allowed.
+TERMS = 512
 LONGEST = 600.0
 
 
@@ -65,6 +66,7 @@ def mean_inverse_distance(dim: int, squared_length: ArrayLike = 0.0) -> Float[Ar
         return jnp.full_like(m, jnp.inf)
     v, dv = np.polynomial.legendre.leggauss(NODES)
     v, dv = jnp.asarray((v + 1) / 2, float), jnp.asarray(dv / 2, float)
+    # E[1/Y] = int_0^inf E e^{-tY} dt, in the variable v = (1 + 2t)^{-1/2}, which maps it to [0, 1].
     return jnp.exp(-m[..., None] * (1 - v**2) / 2) * v ** (dim - 3) @ dv
 
 
@@ -158,7 +160,7 @@ def tail_bound(ratio: ArrayLike, dim: int, squared_length: ArrayLike = 0.0) -> F
     """
     problems.check("ratio", ratio, lambda u: u >= 0, ">= 0")
     ratio = jnp.asarray(ratio, float)
-    # 0 inf = 0: with no spread X is 0
+    # With no spread X is 0, and so is the bound, even where E[1/Y] is infinite.
     return jnp.where(ratio == 0, 0.0, ratio * mean_inverse_distance(dim, squared_length))
 
 

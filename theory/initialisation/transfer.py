@@ -120,7 +120,8 @@ def threshold_complexity(n: int) -> float:
     """
     problems.check("n", n, lambda n: n >= 1, "a number of points >= 1")
     m = (n + 1) // 2
-    size = 2 * m * problems.wallis(m)  # E|S_n|
+    # E|S_n| of a simple random walk, which is the same for n = 2m - 1 and n = 2m; and P(S_n = 0).
+    size = 2 * m * problems.wallis(m)
     still = 0.0 if n % 2 else problems.wallis(m)
     return (size - (1 - still) / 2) / n
 

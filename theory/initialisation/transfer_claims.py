@@ -63,7 +63,7 @@ def _violated(means: np.ndarray, bound: Callable[[], Any]) -> Simulate:
 
     def simulate(key: Array, quick: bool) -> Estimate:
         violated = _gaps(means, key, quick) > float(bound())
-        # no fewer than one event, so that none seen in n draws has an error of 1 / n
+        # No fewer than one event, so that none seen in n draws has an error of 1 / n.
         return Estimate(float(violated.mean()), stderr=sqrt(max(violated.sum(), 1)) / violated.size)
 
     return simulate

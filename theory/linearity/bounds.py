@@ -22,7 +22,8 @@ from theory import problems
 from theory.linearity.identities import Weights, check_weights, deviations, mean
 from theory.linearity.networks import Model, hessian, stack
 
-NODES = 16  # of Gauss-Legendre quadrature: exact to degree 31
+# Nodes of Gauss-Legendre quadrature: it is exact up to degree 31.
+NODES = 16
 
 
 def _add(theta: Any, direction: Any, scale: ArrayLike = 1.0) -> Any:
@@ -123,6 +124,7 @@ def integral_gap(f: Model, thetas: Any, weights: Weights, *args: Any, nodes: int
     a = check_weights(thetas, weights)
     t, dt = _nodes(nodes)
     curved = _on_rays(lambda p, d: second_derivative(f, p, d, *args), thetas, a, t)
+    # The integral at the top of this module, with the factor (1 - t) in the weights.
     return -jnp.einsum("k,t,kt...->...", a, jnp.asarray((1 - t) * dt, dtype=float), curved)
 
 

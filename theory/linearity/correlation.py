@@ -102,6 +102,8 @@ def direction_cv2(h: int, i: int) -> Float[Array, ""]:
     problems.check("i", i, lambda i: i >= 1, "a number of inputs >= 1")
     p = h * (i + 1)
     k = h // 2
+    # Gamma((h+1)/2) / Gamma(h/2) through Wallis' ratio, which keeps its digits: sqrt(pi) times it,
+    # for odd and for even h.
     ratio = 1 / problems.wallis(k) if h % 2 else np.pi * k * problems.wallis(k)
     first = 4 / p * ratio / np.pi
     return jnp.asarray(4 * h / (p * (p + 2)) / first**2 - 1)

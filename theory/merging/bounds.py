@@ -117,14 +117,20 @@ def excess_risk_bound(
         local = local_stability(constants, training, form=form)
         stability = jnp.sum(w * local)
         surrogate = surrogate_gradient(constants, training, form=form, coefficient=coefficient)
+        # Eq. (7): |grad f|^2 <= 2 (chi + 1) |grad f~|^2 + 2 chi sum_i w_i zeta_i^2, as printed.
         chi = chi_square(w, form=form)
         gradient = 2 * (chi + 1) * surrogate + 2 * _times(chi, jnp.sum(w * zeta2))
         sample = gradient
     else:
         local = local_stability(constants, training, form=form, convex=convex)
+        # Definition 2 replaces a sample of one task at a time, and the merged model moves by w_i
+        # times that expert's move.
         stability = jnp.sum(w**2 * local) / N
         surrogate = surrogate_gradient(constants, training, form=form)
         chi = chi_square(w, form=form)
+        # With the divergence of the corrected form, eq. (7) holds without the term in chi |grad
+        # f~|^2: grad f - grad f~ = sum_i (1/N - w_i) (grad f_i - grad f), whose square is at most
+        # chi sum_i w_i zeta_i^2 by Cauchy and Schwarz.
         gradient = 2 * surrogate + 2 * _times(chi, jnp.sum(w * zeta2))
         # The mean square of all samples' gradients: that of their mean, the spread of the tasks
         # about it, and the spread of the samples within their tasks.
@@ -170,6 +176,8 @@ def local_stability(
     if form == "printed":
         return 16 * k * training.rate**2 * (variance + 3 * _times(b, zeta2)) / n
     check("samples", n, lambda x: x >= 2, ">= 2 (one sample has no variance within its data)")
+    # A step expands distances by 1 + rate L at most, and a convex loss not at all for rates <= 2 /
+    # L.
     growth = 1.0 if convex else jnp.exp(2 * training.rate * L * k)
     return 2 * variance * training.rate**2 * growth * (k**2 / (n * (n - 1)) + k / (b * n))
 
@@ -228,6 +236,8 @@ def surrogate_gradient(
             + coefficient * N * L**2 * zeta2.max() * a3 / mean
         )
     check("rate * L", training.rate * L, lambda x: x <= 1 + 1e-6, "at most 1")
+    # 1 / (2 C) is the least eigenvalue, so that this is the largest share of a start that is left
+    # after the least number of steps.
     left = jnp.exp(2 * k.min() * log1p(-jnp.minimum(training.rate / (2 * C), 1.0)))
     noise = jnp.sum(w**2 * variance / b) * training.rate * L
     return left * (2 * L * gap + jnp.sum(w * zeta2)) + noise

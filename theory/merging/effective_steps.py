@@ -97,6 +97,8 @@ def _adam_steps(g: Array, b1: Array, b2: Array, eps: Array) -> Array:
 
     _, divisors = jax.lax.scan(second_moment, jnp.zeros_like(g[0]), (g, counts))
 
+    # a_t is the sum over all later steps s of b1^(s-t) times the divisor of step s: a recursion
+    # that runs backward in time.
     def later(total: Array, here: Array) -> tuple[Array, Array]:
         total = b1 * total + (1 - b1) * here
         return total, total

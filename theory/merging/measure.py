@@ -157,18 +157,21 @@ def _point(
 
     variance = np.array([s.mean() for s in squares])
     variance_error = np.array([s.std(ddof=1) for s in squares]) / np.sqrt(n)
-    # of the mean gradients: the covariance along each way, and its trace
+    # Variances of the mean gradients: along each way, and in total (the trace of their covariance).
     slopes = np.array([a.var(0, ddof=1) for a in along]) / n[:, None]
     traces = variance / (n - 1)
     # grad f_i - grad f = sum_j (1[i = j] - 1/N) grad f_j, whose noise is independent between tasks.
     share = (np.eye(N) - 1 / N) ** 2  # [task i, data j]: of grad f_j in grad f_i - grad f
     zeta2 = np.sum(np.asarray(ways[:-1], float) ** 2, 1)
+    # For a Gaussian mean m with covariance S, |m|^2 has the variance 4 m.S m + 2 tr S^2. The first
+    # term is exact; tr S^2 <= (tr S)^2 makes the second err high.
     zeta2_error = np.sqrt(
         4 * np.einsum("ij,ji->i", share, slopes[:, :-1]) + 2 * (share @ traces) ** 2
     )
 
     mean_losses = np.array([values.mean() for values in losses])
     excess, gap = mean_losses.mean() - least[0], w @ mean_losses - least[1]
+    # The loss is a mean of rounded numbers, and may come out just below an infimum that it attains.
     slack = 1e3 * np.finfo(np.asarray(g).dtype).eps * max(1.0, abs(mean_losses).max())
     if min(excess, gap) < -slack:
         raise ValueError(
@@ -177,6 +180,8 @@ def _point(
     square = float(np.sum(np.asarray(ways[-1], float) ** 2))
     with np.errstate(divide="ignore", invalid="ignore"):
         C = np.divide(max(excess, 0.0), square)
+        # C = excess / |g|^2 to first order in the noise of each sample: it enters through the loss
+        # above the fraction bar and through g below.
         influence = [
             (values - values.mean()) / square - 2 * C / square * a[:, -1]
             for values, a in zip(losses, along, strict=True)
@@ -227,7 +232,8 @@ def _mean(loss: Loss, size: int, x: PyTree, data: PyTree) -> tuple[Array, Float[
     places = jnp.arange(-(-n // size) * size).reshape(-1, size)
 
     def add(total: Any, j: Array) -> tuple[Any, None]:
-        def part(flat: Array) -> Array:  # the last part is filled up
+        # The last part is filled up with examples that are counted as 0.
+        def part(flat: Array) -> Array:
             return jnp.sum(jnp.where(j < n, jax.vmap(example_loss, (None, 0))(flat, j % n), 0)) / n
 
         return jax.tree.map(jnp.add, total, jax.value_and_grad(part)(flat)), None
@@ -270,6 +276,7 @@ def _tops(
             return jax.jvp(lambda p: jax.grad(example_loss)(p, j), (flat,), (v,))[1]
 
         values, _, residuals = ritz(*lanczos(product, first, min(iterations, flat.size), fresh))
+        # The loss of one example need not be convex: the largest curvature may be a negative one.
         best = jnp.argmax(jnp.abs(values))
         return jnp.stack([jnp.abs(values[best]), residuals[best]])
 

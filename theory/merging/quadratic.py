@@ -79,14 +79,18 @@ class _Moments(NamedTuple):
 def _moments(tasks: QuadraticTasks) -> _Moments:
     u = tasks.rate * tasks.curvature  # in (0, 2)
     k = tasks.steps[:, None]
+    # log |1 - u|, and beside it the sign of (1 - u)^K, which is negative for u > 1 and odd K.
     log = jnp.where(u < 1, log1p(-jnp.minimum(u, 1.0)), jnp.log(jnp.abs(u - 1)))
     odd = (u > 1) & (k % 2 == 1)
-    # 1 - (1 - u)^K without cancellation for small u
+    # This is 1 - (1 - u)^K without the cancellation that it has for small u.
     pull = jnp.where(odd, 1 + jnp.exp(k * log), -jnp.expm1(k * log))
     left = jnp.where(odd, -1, 1) * jnp.exp(k * log)
+    # u^2 sum_{k<K} (1 - u)^{2k} = u (1 - (1 - u)^{2K}) / (2 - u), as 1 - (1 - u)^2 = u (2 - u).
     memory = u / (2 - u) * -jnp.expm1(2 * k * log)
     n, b = tasks.samples[:, None], tasks.batch[:, None]
     s2 = tasks.noise**2
+    # A batch of b samples drawn with replacement has the variance of the data about their mean, s^2
+    # (1 - 1/n), divided by b.
     noise = memory * s2 * (1 - 1 / n) / b
     return _Moments(pull, left, jnp.broadcast_to(s2 / n, pull.shape), noise, memory)
 
@@ -107,7 +111,9 @@ def exact(tasks: QuadraticTasks) -> Quantities:
     0.25
     """
     h, w = tasks.curvature, tasks.weights[:, None]
-    origin = tasks.centres[0]  # far from 0 centres and start would cancel
+    # All quantities depend on differences of positions alone. Without this shift, centres and start
+    # that are far from 0 would cancel.
+    origin = tasks.centres[0]
     c, start = tasks.centres - origin, tasks.start - origin
     n, s2, N = tasks.samples[:, None], tasks.noise**2, tasks.number
     pull, left, data, noise, memory = _moments(tasks)
@@ -121,21 +127,28 @@ def exact(tasks: QuadraticTasks) -> Quantities:
         mean = of_start * start + jnp.sum(of_data * c, 0)
         return mean**2 + jnp.sum(of_data**2 * data + of_noise**2 * noise, 0)
 
-    units = jnp.eye(N)[:, :, None]  # the mean of the data of task i
+    # Row i stands for the mean of the data of task i.
+    units = jnp.eye(N)[:, :, None]
     retained = jnp.sum(w * left, 0)
+    # The merged model is retained x start + sum_i w_i (pull_i x data mean_i + noise_i). Each of the
+    # next lines subtracts another point from it: x^ = mean_i (data mean_i), the minimiser sum_i w_i
+    # (data mean_i) of f~, and the data mean of task i.
     to_minimum = square(retained, w * pull - 1 / N, w)
     to_surrogate = square(retained, -w * left, w)
     to_task = jax.vmap(lambda e: square(retained, w * pull - e, w))(units)
     between = jax.vmap(lambda e: square(jnp.zeros_like(h), e - 1 / N, 0 * w))(units)
+    # Its distance to the centres enters F, which is an expectation over fresh samples.
     to_centre = (retained * start + jnp.sum(w * pull * c, 0) - c) ** 2
     to_centre = to_centre + jnp.sum((w * pull) ** 2 * data + w**2 * noise, 0)
     moved = pull**2 * ((c - start) ** 2 + data) + noise
-    # x_i - x by differences to task 0, in which a distant start cancels
+    # x_i - x is taken by differences to task 0, in which a distant start cancels.
     nearer = jnp.where(pull + pull[0] > 1, left[0] - left, pull - pull[0])
     apart = pull * c - nearer * start
     apart = apart - jnp.sum(w * apart, 0)
     spread = apart**2 + (1 - w) * (pull**2 * data + noise)
     first = square(jnp.ones_like(h), -w * jnp.ones_like(pull), 0 * w)
+    # A sample and its replacement differ by 2 s^2. They enter with 1/n on average, and with a share
+    # of each batch whose variance is (1/n) (1 - 1/n) / b.
     local = 2 * s2 * jnp.sum((pull / n) ** 2 + memory * (1 - 1 / n) / (n * _batch(tasks)), 1)
     risk = jnp.mean(jnp.sum(h * (to_centre + s2), 1)) / 2
     optimisation = jnp.sum(h * to_minimum) / 2

@@ -85,11 +85,13 @@ def _experts(
     z, other = z[:-1], z[-1]
     both = np.broadcast_to(start[:, None], (2, *other.shape)).copy()  # the expert and its twin
     target, flat = np.empty_like(both), z.swapaxes(1, 2).reshape(-1, len(centre))
+    # The twin sees the same batches: its targets differ by `swap` wherever the first sample is
+    # drawn.
     swap, column = other - z[0], np.arange(runs)
     seen, first = z.mean(0), np.full(runs, 1 / n)
     for _ in range(steps):
         if np.isfinite(batch):
-            # small integers take half the time to draw
+            # Small integers take half the time to draw.
             place = rng.integers(n, size=(int(batch), runs), dtype=np.min_scalar_type(n))
             where = np.multiply(place, runs, dtype=np.intp) + column
             seen = flat.take(where, 0).sum(0).T / batch

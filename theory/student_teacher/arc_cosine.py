@@ -96,6 +96,7 @@ def _gram_jvp(primals, tangents):
 @jax.jit
 def _gram_tangent(w: Array, v: Array, dw: Array, dv: Array) -> Array:
     phi, sine, _ = _angles(w, v)
+    # The terms in sin phi of the derivative in w and in v; those in (pi - phi) are in `turn`.
     stretch_w = jnp.sum(_unit(w) * dw, axis=-1)[:, None] * _norm(v)
     stretch_v = jnp.sum(_unit(v) * dv, axis=-1) * _norm(w)[:, None]
     turn = _dot(dw, v) + _dot(w, dv)

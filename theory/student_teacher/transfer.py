@@ -140,8 +140,10 @@ def _descended_transfer(
     # step.
     u, s, vt = jnp.linalg.svd(phi, full_matrices=False)
     b = u.T @ y
-    shrink = rate * m / n * s**2  # of an eigenvector's error in a step
-    rest = jnp.maximum(y @ y - b @ b, 0.0) * (n > m)  # what the features cannot fit
+    # The share of an eigenvector's error that a step takes away.
+    shrink = rate * m / n * s**2
+    # What the features cannot fit. With n <= m they fit everything, and this is rounding.
+    rest = jnp.maximum(y @ y - b @ b, 0.0) * (n > m)
 
     def loss(t: Array) -> Array:
         return (rest + jnp.sum((1 - shrink) ** (2.0 * t) * b**2)) / (2 * n)
@@ -152,7 +154,7 @@ def _descended_transfer(
         enough = loss(middle) <= tolerance
         return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
 
-    # the first number of steps that is enough, or all; 32 halvings are enough for any
+    # The first number of steps that is enough, or all; 32 halvings are enough for any.
     ends = jnp.zeros((), int), jnp.asarray(steps, int)
     t = jnp.minimum(jax.lax.fori_loop(0, 32, halve, ends)[0], steps)
     slow = shrink < 0.5

@@ -91,7 +91,8 @@ def mode_limit(start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLike = 0.0) -
     """
     check_anchor(anchor)
     start, sigma_ft, anchor = (jnp.asarray(x, dtype=float) for x in (start, sigma_ft, anchor))
-    return sigma_ft / (1 + anchor) + anchor / (1 + anchor) * start  # anchor * start can overflow
+    # The weights are formed first, as `anchor * start` can overflow.
+    return sigma_ft / (1 + anchor) + anchor / (1 + anchor) * start
 
 
 def fine_tuned_spectrum(

@@ -43,8 +43,9 @@ def mode(time: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array:
     problems.check("sigma", sigma, np.isfinite, "finite")
     size = jnp.abs(sigma)
     flat = size == 0
-    z = jnp.where(flat, 0.0, 4 * jnp.where(flat, 1.0, size) * time)  # 0 inf = 0
-    # int_0^t 4 e^{-4 |sigma| s} ds, also where 4 |sigma| t is too small for a float
+    # With sigma = 0 the exponent is 0 at t = inf, too, where the product would be NaN.
+    z = jnp.where(flat, 0.0, 4 * jnp.where(flat, 1.0, size) * time)
+    # `share` is int_0^t 4 e^{-4 |sigma| s} ds, also where 4 |sigma| t is too small for a float.
     early, still = z < 1, z < jnp.finfo(z.dtype).tiny
     mean = jnp.where(still, 1.0, -jnp.expm1(-z) / jnp.where(still, 1.0, z))
     share = jnp.where(early, 4 * time * mean, -jnp.expm1(-z) / jnp.where(early, 1.0, size))

@@ -138,6 +138,7 @@ def _descend(
     if every is None:
         return jax.lax.scan(step, start, length=steps)[0]
 
+    # Only one network of every leg is stored.
     def leg(layers: Layers, _) -> tuple[Layers, Layers]:
         layers, _ = jax.lax.scan(step, layers, length=every)
         return layers, layers
@@ -181,6 +182,8 @@ def gradient_flow(
         h = increment / steps
 
         def step(layers: Layers, _) -> tuple[Layers, None]:
+            # Classical Runge-Kutta: slopes at the start, twice in the middle and at the end of the
+            # step.
             a = speed(layers)
             b = speed(move(layers, h / 2, a))
             c = speed(move(layers, h / 2, b))

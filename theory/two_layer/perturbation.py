@@ -57,6 +57,8 @@ def perturbed_loss(
     o, h = layers.w1.shape[-2:]
     i = layers.w2.shape[-1]
     gamma2 = jnp.asarray(gamma, dtype=float) ** 2
+    # E|W_1 Z_2|^2 = i |W_1|^2 and E|Z_1 W_2|^2 = o |W_2|^2; E|Z_1 Z_2|^2 = o h i. The cross terms
+    # have mean 0, as Z_1 and Z_2 are independent.
     sizes = i * jnp.sum(layers.w1**2, (-2, -1)) + o * jnp.sum(layers.w2**2, (-2, -1))
     return loss(layers, target) + gamma2 * sizes + gamma2**2 * (o * h * i)
 
@@ -143,6 +145,7 @@ def inflection_index(
     sigma = check_spectrum("singular_values", singular_values)
     if not d >= sigma.size:
         raise ValueError(f"d must be at least the number of modes, {sigma.size}; got {d}")
+    # The increment of stage n, (2 d gamma^2 - sigma_n) sigma_n, is positive from here on.
     rising = np.flatnonzero(2 * d * gamma**2 > sigma)
     return int(rising[0]) if rising.size else None
 
@@ -173,7 +176,7 @@ def turning_times(
     lacking = sigma.shape[-1] * jnp.asarray(gamma, dtype=float) ** 2
     level = sigma - lacking
     inside = level > start
-    # any mode that crosses, where none does
+    # Any mode that crosses, where none does.
     level, start, sigma = (jnp.where(inside, x, 1.0) for x in (level, start, sigma))
     time = modes.crossing(level, lacking, start, sigma)
     return jnp.where(inside, time, 0.0)

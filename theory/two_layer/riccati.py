@@ -214,6 +214,8 @@ def substeps(
     if len(values) < len(given):
         return None
     w1, w2, a, t, strength = values
+    # With the anchor, the flow is that towards A_eff = (A + anchor theta(0)) / (1 + anchor), 1 +
+    # anchor times as fast. Both numbers below have that factor.
     pull = np.linalg.norm(a + strength * w1 @ w2, 2)  # |A_eff| (1 + anchor)
     balance = np.trace(w1.T @ w1 - w2 @ w2.T) / w1.shape[1] * (1 + strength)
     # The spectral norm of F: its eigenvalues are +-sqrt(c^2 + 4 sigma^2).
@@ -236,6 +238,7 @@ def _flow(start: Layers, target: Array, increments: Array, anchor: Array, steps:
     # derivative (that of an SVD does not exist where singular values coincide), and what F has off
     # the diagonal is rounding in value, not in derivative.
     U, sigma, Vt = jnp.linalg.svd(jax.lax.stop_gradient(target), full_matrices=True)
+    # [[c, 2 sigma], [2 sigma, -c]] has eigenvectors at half of the angle of (c, 2 sigma).
     angle = jnp.arctan2(2 * sigma, jax.lax.stop_gradient(balance))[:, None] / 2
     cosine, sine = jnp.cos(angle), jnp.sin(angle)
 
@@ -269,6 +272,7 @@ def _flow(start: Layers, target: Array, increments: Array, anchor: Array, steps:
 
         def substep(q: Array) -> Array:
             grown, integrated = _propagate(F, h, q)
+            # M = I + 2 Q^T Phi(h) Q and Q <- e^{Fh} Q L^{-T}, as at the top of this module.
             M = jnp.eye(q.shape[1], dtype=q.dtype) + 2 * q.T @ integrated
             return grown @ _inverse_root(M).T
 

@@ -30,6 +30,8 @@ def hessian(layers: Layers, target: Float[ArrayLike, "o i"]) -> Float[Array, "p 
     (o, h), i = layers.w1.shape, layers.w2.shape[1]
     residual = theta(layers) - target
     eye = [jnp.eye(n, dtype=residual.dtype) for n in (o, h, i)]
+    # The two diagonal blocks come from |V_1 W_2|^2 and |W_1 V_2|^2 alone: the loss is quadratic in
+    # each layer.
     first = jnp.einsum("ac,kl->akcl", eye[0], layers.w2 @ layers.w2.T)
     second = jnp.einsum("kl,bc->kblc", layers.w1.T @ layers.w1, eye[2])
     # Indices: W_1 [a, k], W_2 [l, b]. The block of W_1 against W_2 has one part from the product of

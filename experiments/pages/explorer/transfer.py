@@ -131,7 +131,7 @@ def compute(grid: Grid, key: Array, stage: Stage) -> dict[str, Table]:
         named[f"simulated {way}"] = table(SIMULATED[way], values.mean(0))
         named[f"error of {way}"] = table(SIMULATED[way], _error(values))
     scratch, last = draws["scratch"], len(grid.times)
-    # paired with scratch training that is stopped when the way is
+    # Paired with scratch training that is stopped when the way is.
     courses = [last] * len(grid.depths) + [*range(last)]
     peers = {"ridge transfer": scratch[:, :, -1:], "fine-tuning": scratch[:, :, courses]}
     for way in WAYS[1:]:
@@ -170,7 +170,7 @@ def closed_forms(grid: Grid) -> dict[str, np.ndarray]:
         np.asarray(dl.flow_risk(np.ones(1), np.full(1, offset), load, noise, times))
         for offset, noise in ((1.0, 0.0), (0.0, 1.0))
     )  # [load, time]
-    # from the angle below which linear transfer always helps, if n < d, and densest there
+    # From the angle below which linear transfer always helps, if n < d, and densest there.
     tip = np.arccos(np.maximum(1 - sigma, 0))[:, None]
     edges = tip + (np.pi / 2 - tip) * np.linspace(0, 1, EDGE) ** 2
     below = np.linspace(load[0], 1, EDGE, endpoint=False)
@@ -181,7 +181,8 @@ def closed_forms(grid: Grid) -> dict[str, np.ndarray]:
     return {name: np.asarray(values) for name, values in found.items()}
 
 
-@jax.jit  # everything an argument: XLA would spend long on folding constants
+# Everything is an argument: XLA would spend long on folding constants.
+@jax.jit
 def _closed_forms(
     n, d, load, theta, sigma, depths, ridges, sources, times, bias, variance, edges, below
 ) -> dict[str, Array]:
@@ -194,7 +195,7 @@ def _closed_forms(
     early = times[:, None, None, None, None]
     linear = dl.linear_transfer_flow_risk(n, source.theta, noise, early)
     fixed = dl.linear_transfer_risk(n, source.theta, noise, ridges[:, None, None, None, None])
-    # depth 1 is a linear model: its risk is linear in the squared distance from where it starts
+    # Depth 1 is a linear model: its risk is linear in the squared distance from where it starts.
     start2 = 1 + source.size**2 - 2 * source.size * jnp.cos(source.theta)
     bias, variance = (moment.T[:, None, None, None] for moment in (bias, variance))
     stopped = start2 * bias + noise**2 * variance
@@ -216,7 +217,7 @@ def _closed_forms(
         "ridge transfer": own(ended["ridge transfer"][:1], fixed),
         "fine-tuning": own(ended["fine-tuning"], stopped),
         "best ridge": dl.optimal_ridge(n, source.theta, noise),
-        # down the one side of the region that hurts, up the other; then the line beyond n = d
+        # Down the one side of the region that hurts, up the other; then the line beyond n = d.
         "boundary load": jnp.concatenate([lower[:, ::-1], upper, gap, over], 1),
         "boundary theta": jnp.degrees(jnp.concatenate([edges[:, ::-1], edges, gap, beyond], 1)),
         "tuned load": below,
@@ -261,7 +262,7 @@ def _early(keys: Array, n: Array, d: int, most: int, times: Array) -> tuple[Arra
 
     def one(key: Array, n: Array) -> tuple[Array, Array]:
         key_x, key_noise = jax.random.split(key)
-        # as many rows at every load, those beyond n empty: time then counts n / most as fast
+        # As many rows at every load, those beyond n empty: time then counts n / most as fast.
         rows = (jnp.arange(most) < n)[:, None]
         x = jnp.where(rows, jax.random.normal(key_x, (most, d)), 0.0)
         noise = jnp.where(rows[:, 0], jax.random.normal(key_noise, (most,)), 0.0)

@@ -122,7 +122,7 @@ def _transfer(grid: transfer.Grid, tables: Mapping[str, Table], painted: Painted
     load, angle = grid.load(), np.degrees(grid.theta())
     step, turn = float(load[1] - load[0]), float(angle[1] - angle[0])
     thin = transfer.EVERY
-    # a point that is simulated, too
+    # A point that is simulated, too.
     start, upper = len(load) // (4 * thin) * thin + thin // 2, len(angle) // thin // 2 * thin
     controls = {
         "sigma": _choice("noise σ of the labels", grid.sigmas, 2),

@@ -61,11 +61,11 @@ def r_squared(
         x, y = (v.reshape(*v.shape[:-2], -1) for v in (x, y))
         return np.asarray(correlation.regression(jnp.asarray(x), jnp.asarray(y)), float)
 
-    # draws: [predictor, draw]
+    # Draws: [predictor, draw].
     value, draws = fit(x, y), fit(x[:, drawn], y[drawn])
     low, high = np.nanquantile(draws, (0.025, 0.975), axis=1)
     less = np.nanquantile(draws[0] - draws, (0.025, 0.975), axis=1)
-    # gap = curvature x distance x direction, up to a constant, which leaves cv2 as it is
+    # gap = curvature x distance x direction, up to a constant, which leaves cv2 as it is.
     direction = y / found["main_term"]
     cv2 = [float(np.var(v) / np.mean(v) ** 2) for v in (found["norm"], x[1], direction)]
     independent = correlation.r_squared(*cv2)
@@ -273,7 +273,8 @@ def _averaging(dataset: "xr.Dataset") -> list[str]:
     average, ensemble = dataset["averaging_average"], dataset["averaging_ensemble"]
     three = dataset["size"].values == 3
     a, e = (v.values[:, three] for v in (average, ensemble))
-    varies = (a.std(1) > 0) & (e.std(1) > 0)  # a correlation is undefined without a spread
+    # A correlation is undefined where there is no spread.
+    varies = (a.std(1) > 0) & (e.std(1) > 0)
     r = [np.corrcoef(x, y)[0, 1] for x, y in zip(a[varies], e[varies], strict=True)]
     if len(r) > 1:
         r_error = np.std(r, ddof=1) / len(r) ** 0.5
@@ -334,7 +335,7 @@ def _arithmetic(dataset: "xr.Dataset") -> list[str]:
         gap = dataset[f"{name}_gap"].sel(layer="output")
         ends = gap.mean([d for d in ("pair", "task") if d in gap.dims])
         first, last = dataset["scale"].values[[0, -1]]
-        # the exponent between the smallest and the largest scale
+        # The exponent between the smallest and the largest scale.
         order = np.log(ends.sel(scale=last) / ends.sel(scale=first)) / np.log(last / first)
         lines.append(
             f"{words}, scale {scale:g}, output: 1 - cosine {pm(turn)} beside {pm(base)} between "

@@ -149,11 +149,11 @@ _MNIST = varied(
 )
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
-    # what needs no ResNet, with more repetitions
+    # What needs no ResNet, with more repetitions.
     "mlp": varied(DEFAULT, replicates=10, parts=(*ON_ROTATIONS, "theorem")),
-    # models tuned at rates up to three times that of pre-training end far apart
+    # Models tuned at rates up to three times that of pre-training end far apart.
     "far": varied(DEFAULT, parts=("averaging", "theorem"), rates=(0.03, 0.3)),
-    # the ResNet's parts, larger and for longer
+    # The ResNet's parts, larger and for longer.
     "resnet": varied(DEFAULT, parts=RESNET, resnet={"widths": (16, 32), "steps": 600, "batch": 64}),
     # Rotated MNIST, B.1.1 (Figs. 2 and 3) and B.3 (Fig. 11: its angles are 45 and 90)
     "paper_mnist": varied(_MNIST, parts=("rotated", "scratch")),
@@ -195,7 +195,7 @@ PRESETS: dict[str, Config] = {
             "rate": 0.05,
             "momentum": 0.0,
         },
-        # chosen: checkpoints after 1, 2, 4, 8 epochs, 4 models each at rates like the ResNet's
+        # Chosen: checkpoints after 1, 2, 4, 8 epochs, 4 models each at rates like the ResNet's.
         theorem={
             "network": "resnet",
             "task": "upright",
@@ -205,7 +205,7 @@ PRESETS: dict[str, Config] = {
         },
         rates=(0.005, 0.05),
     ),
-    # seconds, for tests
+    # Seconds, for tests.
     "tiny": varied(
         DEFAULT,
         replicates=3,

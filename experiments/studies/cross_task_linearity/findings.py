@@ -100,7 +100,7 @@ def _scratch(dataset: "xr.Dataset") -> Iterator[Finding]:
     """Judges whether alignment helps without pre-training, and whether pre-training helps more."""
     for setting in dataset["setting"].values.astype(str):
         gap = dataset.sel(setting=setting)["scratch_gap"].sel(layer="output")
-        # the smaller gap of each pair of models; the claims say whom that favours
+        # The smaller gap of each pair of models; the claims say whom that favours.
         best = gap.sel(way=["weight matching", "activation matching"]).min("way")
         yield _larger(
             "Fig. 11",

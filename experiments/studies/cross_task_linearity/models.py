@@ -28,7 +28,8 @@ from sail_jax.basis.change_basis import change_basis
 from sail_jax.probe import Apply, features, flax_network, sequential
 
 Model = MLP | ResNet
-Key = UInt32[Array, "2"]  # the data of a random key: an array, unlike keys, can be stacked by NumPy
+# The data of a random key. Unlike keys, arrays can be stacked by NumPy.
+Key = UInt32[Array, "2"]
 
 
 class Batch(NamedTuple):
@@ -347,11 +348,11 @@ def train(
         return losses.mean(), rest
 
     def draw(key: Array) -> Batch:
-        # below `count`, so that padding is never drawn
+        # Below `count`, so that padding is never drawn.
         drawn = jax.random.randint(key, (descent.batch,), 0, count)
         return jax.tree.map(lambda x: x[drawn], batch)
 
-    # what gradients do not change: the running statistics of a ResNet, nothing of an MLP
+    # What gradients do not change: the running statistics of a ResNet, nothing of an MLP.
     rest = {name: x for name, x in start.items() if name != "params"}
     keys = jax.random.split(jax.random.wrap_key_data(key), descent.steps)
     direction, params = optax.trace(descent.momentum), start["params"]

@@ -181,7 +181,7 @@ def distribution(
       between the features of the two models). Where a vector is 0, its cosine and coefficient count
       as 0.
     """
-    # not by the probe, which returns means over images: quantiles need each image's values
+    # Not by the probe, which returns means over images: quantiles need each image's values.
     net = network(model, normalise)
     mixed, first, second = (
         list(probe.features(net, p, batch).values()) for p in (moved(b, a, alpha), a, b)
@@ -464,7 +464,7 @@ def stitching(
             def on_both(lower: list[PyTree]) -> Array:
                 return (stitched(lower, base, own) + stitched(lower, base, other)) / 2
 
-            # several lower models: the mean of their features is put in
+            # Several lower models: the mean of their features is put in.
             accuracies = {"features": on_both([moved_a, moved_b]), "weights": on_both([mean])}
             return accuracies | {"single": (on_both([moved_a]) + on_both([moved_b])) / 2}
 
@@ -516,7 +516,7 @@ def spectral_norm(
     Returns:
       The larger absolute value of the two extreme eigenvalues, a scalar.
     """
-    # two starting vectors (probes), the least that the estimate takes
+    # Two starting vectors (probes), the least that the estimate takes.
     spectrum = probe.hessian_spectrum(
         loss(model, "batch"), params, batch, jax.random.wrap_key_data(key), steps=steps, probes=2
     )
@@ -558,7 +558,7 @@ def theorem(
     count, models = (jax.tree.leaves(t)[0].shape[1] for t in (first, tuned))
     ends = of_each(at, tuned, _repeated(tests, models), _repeated(keys, models))
     middle = of_each(at, middles, _repeated(tests, count), _repeated(keys, count))
-    # the largest norm of three points stands for the largest on the segment
+    # The largest norm of three points stands for the largest on the segment.
     sides = [ends[:, pairs(models)[:, i]] for i in (0, 1)]
     largest = np.maximum(middle, np.maximum(*sides))
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 TURN = "1 − cosine"
 MARKERS = "oDs^v"
-EPS = float(np.finfo(np.float32).eps)  # below this 1 - cosine and gaps are rounding
+# Below this, 1 - cosine and gaps are rounding.
+EPS = float(np.finfo(np.float32).eps)
 LEGEND: dict[str, Any] = {"loc": "outside upper center", "frameon": False, "fontsize": 9}
 KINDS = {"turn": TURN, "coefficient": "coefficient", "gap": "relative gap"}
 
@@ -132,7 +133,7 @@ def _scratch(dataset: "xr.Dataset") -> "Figure":
             ax.set_ylabel(f"{words} (± s.e.)")
             ax.set_title(setting)
         row[0].set_yscale("log")
-        # gaps of pre-trained models may be far below the others
+        # Gaps of pre-trained models may be far below the others.
         if float(at["scratch_gap"].min()) < 0.01:
             row[2].set_yscale("log")
         row[1].axhline(1, color=style.FAINT, lw=1, ls="--")
@@ -207,7 +208,7 @@ def _averaging(dataset: "xr.Dataset") -> "Figure":
         color = style.PALETTE[r % len(style.PALETTE)]
         ax.plot(x, y, MARKERS[r % len(MARKERS)], color=color, mec="none", **marks)
         low, high = min(low, x.min(), y.min()), max(high, x.max(), y.max())
-    # through two different points, even if all accuracies are equal
+    # Through two different points, even if all accuracies are equal.
     ax.axline((low, low), (high + 1e-6, high + 1e-6), color=style.FAINT, ls="--", lw=1)
     ax.set_xlabel("accuracy of averaged weights")
     ax.set_ylabel("accuracy of averaged logits")
@@ -218,7 +219,7 @@ def _averaging(dataset: "xr.Dataset") -> "Figure":
     for i, layer in enumerate(dataset["layer"].values.astype(str)):
         _points(by_size, sizes, gap.sel(layer=layer), i, layer)
     pair = float(gap.sel(layer="output", size=2).mean())
-    # of a quadratic function whose pairs of models have equal gaps
+    # Of a quadratic function whose pairs of models have equal gaps.
     theory = pair * 2 * (sizes - 1) / sizes
     look = {"color": style.INK, "ls": "--", "lw": 1}
     by_size.plot(sizes, theory, label="output, by 2 (k − 1) / k", **look)
@@ -271,7 +272,7 @@ def _arithmetic(dataset: "xr.Dataset") -> "Figure":
         gap = dataset[f"{name}_gap"]
         for i, layer in enumerate(dataset["layer"].values.astype(str)):
             _points(row[2], scales, gap.sel(layer=layer), i, layer)
-        # a guide of slope 2, a little below the lowest curve
+        # A guide of slope 2, a little below the lowest curve.
         start = 0.6 * float(gap.isel(scale=0).mean(["replicate"]).min())
         row[2].plot(scales, start * (scales / scales[0]) ** 2, color=style.INK, ls=":", lw=1)
         row[2].set(xscale="log", yscale="log", xlabel="scale s", ylabel="relative gap (± s.e.)")

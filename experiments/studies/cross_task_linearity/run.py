@@ -102,7 +102,7 @@ def _dataset(config: Config, results: dict[str, dict[str, Any]]) -> xr.Dataset:
                 for how, measured in by_way.items():
                     half(f"random_{name}_{how}", measured, "replicate target labels", layer)
         elif part == "averaging":
-            # the probe's gap is [layer, subset]
+            # The probe's gap is [layer, subset].
             sets = tree["sets"] | {"gap": np.swapaxes(tree["sets"]["gap"], 1, 2)}
             axes = {"members": "replicate member", "gap": "replicate subset layer"}
             put("averaging", sets, "replicate subset", **axes)

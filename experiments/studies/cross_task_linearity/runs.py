@@ -138,13 +138,14 @@ class Runs:
           The trained variables, `(replicate, model, ...)`.
         """
         count = learn.labels.shape[-1]
-        rest = self.index.learn.shape[1] - count  # one length, to compile once
+        # Images are padded to one length, so that training is compiled once.
+        rest = self.index.learn.shape[1] - count
 
         def fit(params: PyTree, learn: Batch, key: models.Key, rate: Any) -> PyTree:
             padded = jax.tree.map(
                 lambda x: np.pad(x, ((0, rest), *((0, 0),) * (x.ndim - 1))), learn
             )
-            # a loop outside of the compiled program, whose number of steps is static
+            # A loop outside of the compiled program, whose number of steps is static.
             rounds = np.asarray(key)[None]
             if times > 1:
                 split = jax.random.split(jax.random.wrap_key_data(key), times)
@@ -214,10 +215,10 @@ class Runs:
         last = self.tasks[-1]
         middle = self.tasks[len(self.tasks) // 2 - 1]
         tasks = ("upright", "upright", middle, last)
-        # keys of each model: its initial weights, its own training, its training from the base
+        # Keys of each model: its initial weights, its own training, its training from the base.
         keys, data = self.keys("scratch", 3 * len(tasks)), self.data(*tasks)
         first, second, third = (keys[:, i :: len(SETTINGS) + 1] for i in range(3))
-        # unlike `rotations`, every model has initial weights of its own
+        # Unlike `rotations`, every model has initial weights of its own.
         starts = self.init(self.mlp, first)
         own = self.train(self.mlp, starts, data.learn, second, self.config.mlp.rate)
         base = repeated(kept["base"], len(tasks))
@@ -227,7 +228,7 @@ class Runs:
             for i in (0, 2):
                 at = lambda tree, j, r=r: jax.tree.map(lambda x: x[r, j], tree)  # noqa: E731
                 left, right = at(own, i), at(own, i + 1)
-                # aligned on images to learn from, measured on those to test on
+                # Aligned on images to learn from, measured on those to test on.
                 seen = models.union(at(data.learn, i), at(data.learn, i + 1))
                 matched = [
                     models.aligned(self.mlp, how, left, right, seen)
@@ -339,7 +340,7 @@ class Runs:
         ):
             keys = self.keys("random_labels", 5)
             start = self.init(model, keys[:, :1])
-            # both bases see the same minibatches: they differ by their labels alone
+            # Both bases see the same minibatches: they differ by their labels alone.
             same = np.repeat(keys[:, 1:2], 2, 1)
             bases = self.train(model, repeated(start, 2), batches, same, rate, c.memorise)
             starts = joined(bases, start)

@@ -81,7 +81,7 @@ DEFAULT = Config()
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
     "figure_5": DEFAULT,
-    # seconds, for tests
+    # Seconds, for tests.
     "tiny": varied(
         DEFAULT,
         d=12,

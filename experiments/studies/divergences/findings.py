@@ -13,7 +13,8 @@ CASES = {  # words: what is trained, and the largest angle
     "linear transfer up to 180 degrees": ("linear", pi),
     "fine-tuning up to 180 degrees": ("fine_tune", pi),
 }
-NONE = -0.1  # a weaker correlation is none in a figure
+# A correlation weaker than this one cannot be seen in a figure.
+NONE = -0.1
 FIG_5 = "features are fate, Fig. 5"
 
 
@@ -28,7 +29,8 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     Returns:
       The findings; none for datasets of an older version, which have no values of single draws.
     """
-    if "gain" not in dataset:  # a run of a version that kept no data set by itself
+    # Runs of earlier versions kept no data set by itself.
+    if "gain" not in dataset:
         return []
     declared = [
         judged(
@@ -69,7 +71,8 @@ def _axes(dataset: xr.Dataset, within: np.ndarray) -> dict[str, np.ndarray]:
 
 def _up_to(dataset: xr.Dataset, end: float) -> np.ndarray:
     """Returns which angles lie in [0, end]."""
-    return dataset["theta"].values <= end + 1e-6  # rounding must not lose the end itself
+    # Rounding must not lose the end itself.
+    return dataset["theta"].values <= end + 1e-6
 
 
 def _by_draw(dataset: xr.Dataset, mode: str, end: float) -> dict[str, xr.DataArray]:

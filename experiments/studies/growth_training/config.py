@@ -148,7 +148,7 @@ class Config:
     def _known(self) -> tuple[str, ...]:
         """The growth methods that suit the task and the direction of growth."""
         learned = ways.LEARNED
-        # a mix of running variances may be negative; layers of unlike shapes cannot be mixed
+        # A mix of running variances may be negative; layers of unlike shapes cannot be mixed.
         if self.task == "images_resnet" or (self.deepens and self.task != "text"):
             learned = ()
         return (*ways.DEPTH, *learned) if self.deepens else (*ways.WIDTH, ways.MSG, *learned)
@@ -227,7 +227,7 @@ PRESETS: dict[str, Config] = {
         source={"width": 48, "layers": 3},
         large={"width": 48, "layers": 6},
     ),
-    # seconds, for tests
+    # Seconds, for tests.
     "tiny": varied(
         DEFAULT,
         task="images_mlp",

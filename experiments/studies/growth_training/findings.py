@@ -10,7 +10,7 @@ import xarray as xr
 from experiments.lab.findings import Finding, judged, mean_and_error, stated
 from experiments.studies.growth_training import ways
 
-# by method: its paper, and the compute or steps that it prints as saved
+# By method: its paper, and the compute or steps that it prints as saved.
 PRINTED = {
     "net2net": ("Net2Net, arXiv 1511.05641", "faster, as curves"),
     "fpi": ("bert2BERT, arXiv 2110.07143", "30.4 % (BERT)"),

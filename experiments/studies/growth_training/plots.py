@@ -76,7 +76,7 @@ def _label(method: str) -> str:
 def _heading(dataset: "xr.Dataset") -> str:
     """The task, its data and the number of seeds, for titles."""
     task, data = str(dataset.attrs["task"]), dataset.attrs.get("data", "")
-    # a run of an earlier version has the data in the name of its task
+    # A run of an earlier version has the data in the name of its task.
     return f"{TASKS.get(task, task).format(data=data)}, {dataset.sizes['seed']} seeds"
 
 
@@ -96,7 +96,7 @@ def _loss(dataset: "xr.Dataset") -> "Figure":
         _band(ax, dataset, method, KINDS[_kind(dataset, method)])
         ax.set_title(_label(method))
     scratch = dataset["loss"].sel(way=SCRATCH).mean("seed").values
-    # from scratch it starts far above: its later course is to be seen, and all of the grown ones'
+    # From scratch it starts far above: its later course is to be seen, and all of the grown ones'.
     top = max(start + 0.8 * (start - low), float(scratch[len(scratch) // 3])) + 1e-3
     axes[0, 0].set_ylim(low - 0.08 * (top - low), top)
     for ax in axes.flat[len(methods) :]:

@@ -172,7 +172,7 @@ def _msg(
 
 def _carried(grown: Grown, state: PyTree, spec: Spec, maps: Mapping[str, SpaceMap]) -> Grown:
     """The start with Adam's moments carried over, as `growth.change_state` changes them."""
-    # the moments are trees of parameters, without the collection that the spec's paths start with
+    # The moments are trees of parameters, without the collection that the spec's paths start with.
     nested = lambda s: s._replace(mu={"params": s.mu}, nu={"params": s.nu})  # noqa: E731
     moved, report = growth.change_state(nested(state), nested(grown.state), spec, maps)
     state = moved._replace(mu=moved.mu["params"], nu=moved.nu["params"])

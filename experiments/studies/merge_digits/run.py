@@ -182,7 +182,7 @@ def _merge(config: Config, base: PyTree, experts: PyTree) -> PyTree:
     Both are linear in their scale, so that one merge serves all scales.
     """
     task_vectors = jax.tree.map(jnp.subtract, experts, base)
-    # as one vector: both take a network as a whole, and compile a program for each leaf
+    # As one vector: both take a network as a whole, and compile a program for each leaf.
     models = [ravel_pytree(model)[0] for model in _split(task_vectors, len(config.tasks))]
     unravel, zero = ravel_pytree(base)[1], jnp.zeros_like(models[0])
     merges = methods.task_arithmetic(), methods.ties(density=config.merging.density)
@@ -221,7 +221,7 @@ def _test(
     count = len(config.tasks)
     soup = methods.linear()(_split(experts, count))
     merged = jax.vmap(functools.partial(_moved, base))(added, chosen)
-    # one pass through all models: a pass for each would be a program as many times as long
+    # One pass through all models: a pass for each would be a program as many times as long.
     parts = (_stacked([base]), experts, _stacked([soup]), merged)
     everyone = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
     outputs = jax.vmap(lambda params: _apply(config, params, exam.images))(everyone)

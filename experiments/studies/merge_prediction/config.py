@@ -55,7 +55,7 @@ class Config:
 DEFAULT = Config()
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
-    # seconds, for tests
+    # Seconds, for tests.
     "tiny": varied(
         DEFAULT,
         families=("images",),

@@ -16,7 +16,8 @@ WHERE = {  # who has it; the others are probes of ours
     "task_cosine": "task arithmetic (Ilharco et al. 2023)",
 }
 PROBES = "sail_jax.probe and sail_jax.distances"
-FEWEST = 3  # merges that have an order
+# The fewest merges of which an order says something.
+FEWEST = 3
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:

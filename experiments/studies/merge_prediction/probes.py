@@ -19,10 +19,13 @@ from experiments.studies.merge_prediction.tasks import Family
 from sail_jax import distances, methods, probe
 from theory import linearity, merging
 
-PROBED = 32  # held-out examples of each task that probes see, and outcomes do not
-BOUND = 12  # examples to learn from, of each task, for the constants of the bounds
+# How many held-out examples of each task probes see, and outcomes do not.
+PROBED = 32
+# How many examples to learn from, of each task, give the constants of the bounds.
+BOUND = 12
 DRAWS, PRODUCTS, STARTS = 4, 8, 2  # noise; Lanczos' products from so many starts
-HVP = 6  # passes forward that a product with the Hessian costs: two gradients
+# The passes forward that a product with the Hessian costs, as it takes two gradients.
+HVP = 6
 
 
 class Predictor(NamedTuple):
@@ -160,7 +163,7 @@ def measure(
         }
         return {"predictor": predictors, **_outcome(family, base, models, merged, exams)}
 
-    # the first compiles; then side by side, as networks this small fill one core
+    # The first compiles; then side by side, as networks this small fill one core.
     results = [jax.tree.map(np.asarray, of_merge(0))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results += pool.map(of_merge, range(1, len(merges.base)))

@@ -150,7 +150,7 @@ def _train(
         ]
         return base, jax.tree.map(lambda *x: jnp.stack(x), *tuned)
 
-    # the first compiles; then side by side, as networks this small fill one core
+    # The first compiles; then side by side, as networks this small fill one core.
     first = jax.block_until_ready(of_base(0))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = [first, *pool.map(of_base, range(1, len(config.pretrain) * config.bases))]

@@ -276,7 +276,8 @@ def _loss(family: Family, params: PyTree, batch: Batch) -> Float[Array, ""]:
     return of_logits(logits(family, params, batch), batch.labels)
 
 
-@cache  # the same function object each time, so that probes compile once
+# It returns the same function object each time, so that probes compile once.
+@cache
 def loss_of(family: Family) -> Callable[[PyTree, Batch], Float[Array, ""]]:
     """Returns the loss of a family's network.
 

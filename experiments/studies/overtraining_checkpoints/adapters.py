@@ -13,7 +13,7 @@ from jaxtyping import Array, PyTree
 
 from sail_jax.trees import path_str
 
-# the matrices that get an adapter: not embeddings, the output layer or a GPT's positions
+# The matrices that get an adapter: not embeddings, the output layer or a GPT's positions.
 _MATRIX = re.compile(r"block_\d+/\w+/kernel")
 
 
@@ -77,7 +77,7 @@ class LoRA:
         Returns:
           The parameters of the adapted network, all cast to the dtype of the factors.
         """
-        # a step casts what it trains to the dtype it computes in, but not what stays as it is
+        # A step casts what it trains to the dtype it computes in, but not what stays as it is.
         dtype = jax.tree.leaves(own)[0].dtype
 
         def leaf(path: tuple, x: Array) -> Array:

@@ -127,7 +127,7 @@ class Config:
                 f"got {self.model.mup}"
             )
         count = len(self.series.budgets if self.checkpoints is None else self.checkpoints)
-        # presets have an empty tuple, for the user to fill; `run` refuses it with an explanation
+        # Presets have an empty tuple, for the user to fill; `run` refuses it with an explanation.
         if self.checkpoints is not None and 0 < count < 3:
             raise ValueError(f"checkpoints must be 3 or more folders; got {count}")
         if self.tokens is not None and count and len(self.tokens) != count:
@@ -177,8 +177,8 @@ PAPER = varied(
 )
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
-    # checkpoints on disk: give them, a text that is tokenised for them, instructions and their
-    # tokenizer; sizes for a few minutes of an accelerator and 100 million weights
+    # Checkpoints on disk: give them, a text that is tokenised for them, instructions and their
+    # tokenizer; sizes for a few minutes of an accelerator and 100 million weights.
     "checkpoints": varied(
         PAPER,
         data={"name": "tokens"},
@@ -199,7 +199,7 @@ PRESETS: dict[str, Config] = {
     # paper trains all weights; rank and alpha are chosen here. Its tokenizer is not of byte pairs:
     # examples are to be lists of tokens
     "paper_7b": varied(PAPER, tune={"rank": 64, "alpha": 128.0, "tokenizer": None}),
-    # seconds, for tests
+    # Seconds, for tests.
     "tiny": varied(
         DEFAULT,
         replicates=3,

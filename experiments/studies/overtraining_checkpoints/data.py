@@ -177,7 +177,7 @@ def load(config: Config, vocab: int, end: Sequence[int] = ()) -> Data:
     held_out = tuple(
         corpus.held_out(config.held_out, seeded(config, 0, k)) for k in range(config.replicates)
     )
-    # a network of characters has no other end than a new line
+    # A network of characters has no other end than a new line.
     end = end or (tuple(text.encode(b"\n")) if encode is text.encode else ())
     taught = tuple(_task(config, name, encode, end) for name in tune.tasks)
     asked = {Path(name).stem: _benchmark(config, name, encode) for name in config.benchmarks.files}

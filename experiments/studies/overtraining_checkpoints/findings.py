@@ -127,7 +127,7 @@ def _tuned(dataset: xr.Dataset, task: str) -> list[Finding]:
     top, by = rates_by_others(dataset, choose).isel(task=0, drop=True), _steps(dataset)
     grows = at_chosen(forgotten(one), top, slope)
     best = best_rate(dataset).isel(task=0, drop=True)
-    # the tuned rate is chosen on validation examples, and judged on others
+    # The tuned rate is chosen on validation examples, and judged on others.
     lost, own = (
         last_costs(at_best(dataset, dataset[name]).isel(task=0, drop=True))
         for name in ("tuned_base", "tuned_test")

@@ -61,7 +61,7 @@ def perturb(config: Config, net: nn.Module, data: Data, path: str) -> dict[str, 
     noisy = np.zeros((config.replicates, len(config.gammas)))
     for k, held in enumerate(data.held_out):
         for draw in range(config.draws):
-            # one epsilon for all sizes and checkpoints: their differences are not of the draw
+            # One epsilon for all sizes and checkpoints: their differences are not of the draw.
             key = jax.random.key(seeded(config, 3, k, draw))
             for i, gamma in enumerate(config.gammas):
                 moved = _noisy(params, deviation, key, gamma)
@@ -204,7 +204,7 @@ def fine_tune(
         Schedule(top, steps, tune.warmup), members=tuple(tune.rates[i] / top for _, i in some)
     )
     how = Training(optimizer, config.memory.micro_batches, config.compute)
-    # examples come in one order at all rates and checkpoints: only repetitions differ in it
+    # Examples come in one order at all rates and checkpoints: only repetitions differ in it.
     orders = {k: seeded(config, 5, k) for k, _ in some}
 
     def batch(step: int) -> Batch:

@@ -47,7 +47,7 @@ def _checkpoints(ax: "Axes", dataset: xr.Dataset) -> None:
     values, labels = dataset["budget"].values, named(dataset)
     if dataset.attrs["unit"] == "tokens":
         ax.set_xscale("log")
-        # of labels nearer to one another than a quarter of the axis, one is enough
+        # Of labels nearer to one another than a quarter of the axis, one is enough.
         place, least = np.log(values), np.log(values[-1] / values[0]) / 4
     else:
         place, least = values, (values[-1] - values[0]) / 4
@@ -71,7 +71,7 @@ def _curve(ax: "Axes", values: xr.DataArray, **look: Any) -> None:
 
 def _perplexity(ax: "Axes", values: xr.DataArray, **look: Any) -> None:
     """Draws a curve of perplexities, exp(loss)."""
-    # the clip keeps the perplexity of a diverged network finite
+    # The clip keeps the perplexity of a diverged network finite.
     _curve(ax, xr.apply_ufunc(np.exp, values.clip(max=80)), **look)
 
 

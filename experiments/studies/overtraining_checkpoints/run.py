@@ -22,7 +22,7 @@ from experiments.studies.overtraining_checkpoints import data, measure, series
 from experiments.studies.overtraining_checkpoints.config import Config
 from experiments.studies.overtraining_language import tasks, training
 
-# measurements of `measure.fine_tune` that do not need benchmarks
+# Measurements of `measure.fine_tune` that do not need benchmarks.
 FOUND = ("base", "validation", "test", "distance")
 
 
@@ -110,7 +110,7 @@ def _given(config: Config) -> Sequence[str]:
 def _trained(config: Config, stage: Stage, stack: contextlib.ExitStack) -> Sequence[str]:
     """Trains a series of checkpoints and returns their folders, which `stack` may remove."""
     with refused():
-        # without dropout, which a config.json as `export` writes it does not state
+        # Without dropout, which a config.json as `export` writes it does not state.
         shape = config.model.network(dropout=0.0)
         where, net = training.layout(config.shard), presets.build(shape)
         corpus = tasks.load(config.data, shape["vocab"], config.model.context, ())

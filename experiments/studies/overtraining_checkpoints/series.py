@@ -22,7 +22,7 @@ from experiments.training import Optimizer, Schedule, Training
 from experiments.training.fit import Fit
 from sail_jax.checkpoint import save_checkpoint
 
-# as `overtraining_language` has them (overtrained, Table 3)
+# As `overtraining_language` has them (overtrained, Table 3).
 WARMUP, B2, WEIGHT_DECAY = 0.1, 0.95, 0.1
 
 

@@ -83,7 +83,7 @@ class Model:
             own = presets.config(self.preset, **({} if dropout is None else {"dropout": dropout}))
         else:
             own = self._sizes()
-        # tied embeddings are as large as an input's; what they read out is divided by the growth
+        # Tied embeddings are as large as an input's; what they read out is divided by the growth.
         grown = self.mup is not None and own["tied"]
         return {**own, **({"logit_scale": self.mup / own["width"]} if grown else {})}
 
@@ -320,13 +320,13 @@ PAPER = varied(
 )
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
-    # the better part of an hour: 8 times the tokens, twice the examples to tune on
+    # The better part of an hour: 8 times the tokens, twice the examples to tune on.
     "longer": varied(
         DEFAULT,
         pretrain={"budgets": tuple(2**k for k in range(17, 26))},
         tune={"examples": 256},
     ),
-    # seconds, for tests
+    # Seconds, for tests.
     "tiny": varied(
         DEFAULT,
         replicates=3,

@@ -10,8 +10,10 @@ from experiments.lab.findings import Finding, corrected, judged, mean_and_error,
 
 PAPER = "overtrained"
 SCALE = "OLMo-30M, 4B to 128B tokens of C4; curves, no printed numbers"
-NEAR = 0.1  # what "approximately proportional" allows the exponent to be off
-SAME = 1.25  # what "independent" allows as a ratio
+# What "approximately proportional" allows the exponent to be off.
+NEAR = 0.1
+# What "independent" allows as a ratio.
+SAME = 1.25
 
 
 def perturbed(dataset: xr.Dataset) -> xr.DataArray:
@@ -149,7 +151,7 @@ def at_chosen(
       What `measure` gives; NaN for the seeds without a rate.
     """
     found = rates.notnull()
-    # any rate will do for a seed whose result is thrown away
+    # Any rate will do for a seed whose result is thrown away.
     at = values.sel(rate=rates.fillna(float(values["rate"][0]))).drop_vars("rate")
     return measure(at).where(found)
 
@@ -196,8 +198,9 @@ def slope(values: xr.DataArray, dim: str = "budget") -> xr.DataArray:
     x = log2(values[dim]).drop_vars(dim)
     x = x - x.mean()
     values = values.drop_vars(dim)
-    # less the first, so that a constant has slope 0 without rounding
-    with np.errstate(invalid="ignore"):  # of one value: undefined
+    # Differences from the first value give a constant the slope 0 without rounding. The slope of a
+    # single value is undefined.
+    with np.errstate(invalid="ignore"):
         return (x * (values - values.isel({dim: 0}))).sum(dim) / (x**2).sum()
 
 
@@ -343,7 +346,7 @@ def _fixed(dataset: xr.Dataset) -> list[Finding]:
         here = lambda x: x.sel(task=task, drop=True)  # noqa: B023, E731
         grows = at_chosen(here(increase), top, slope)
         cost, own = (at_chosen(here(x), top, last_costs) for x in (loss, dataset["tuned_test"]))
-        # among rates that keep the text by every seed's account; NaN if one finds none
+        # Among rates that keep the text by every seed's account; NaN if one finds none.
         kept = here(loss).sel(rate=slice(None, float(top.fillna(float(dataset["rate"][0])).min())))
         falls = falls_with(kept, "rate").where(top.notnull().all())
         declared += [
@@ -453,7 +456,7 @@ def _hessian(dataset: xr.Dataset) -> list[Finding]:
         increase, predicted = (mean(x) if top is None else at_chosen(x, top, mean) for x in values)
         return increase / predicted
 
-    # predicted = lambda^2 tr(H Sigma) / 2
+    # predicted = lambda^2 tr(H Sigma) / 2.
     trace = (2 * dataset["noise_predicted"].sel(noise=small) / small**2).transpose("budget", "seed")
     growth = trace.isel(budget=-1, drop=True) / trace.isel(budget=0, drop=True)
     times = lambda x: f"increase / prediction {stated(x, 2, sign=False)}"  # noqa: E731

@@ -172,7 +172,7 @@ def _fine_tuning(dataset: xr.Dataset) -> "Figure":
             if row == "own":
                 before = dataset["tuned_before"].sel(task=name).isel(rate=0)
                 mean = mean_and_error(before.transpose("seed", "budget"))[0]
-                # the loss before may be far above: it gets at most as much room as the others
+                # The loss before may be far above: it gets at most as much room as the others.
                 low, high = ax.get_ylim()
                 ax.plot(dataset["budget"], mean, color=style.INK, ls="--", marker="s", ms=3, lw=1.3)
                 ax.set_ylim(low, min(ax.get_ylim()[1], high + (high - low)))
@@ -354,11 +354,11 @@ def _hessian(dataset: xr.Dataset) -> "Figure":
             lower.plot(at[dim], ratio, "o-", color=color, ms=3, lw=1.3)
         highest = float(part[f"{name}_increase"].mean("seed").max())
         lowest = min(0.0, float(part[f"{name}_increase"].mean("seed").min()))
-        # by the increases: predictions far above them are cut off
+        # By the increases: predictions far above them are cut off.
         upper.set(ylim=(1.4 * lowest, 1.6 * highest), title=title)
         lower.axhline(1, color=style.INK, lw=0.8)
         lower.set(xlabel=label, ylim=(0, 3))
-        # shares of the way near 0 would be one point of an axis that is not logarithmic
+        # Shares of the way near 0 would be one point of an axis that is not logarithmic.
         if name == "noise" or part[dim].values[-1] > 20 * part[dim].values[0]:
             _sizes(upper, dataset, dim)
             _sizes(lower, dataset, dim)

@@ -75,7 +75,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     tuned = []
     for i, task in enumerate(taught):
         runs = list(itertools.product(range(len(plan)), range(len(config.tune.rates))))
-        # a path would not do as a stage's name, which must begin with a letter or digit
+        # A path would not do as a stage's name, which must begin with a letter or digit.
         name = config.tune.tasks[i] if config.tune.tasks[i] in tasks.TASKS else f"task {i + 1}"
         tune = partial(stages.fine_tune, config, net, where, held_out, task, bases)
         measured = _joined(

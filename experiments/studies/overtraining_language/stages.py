@@ -132,7 +132,7 @@ def perturb(
       Springer et al., 2025 (arXiv 2503.19206), eq. 1, Figures 3 and 9.
     """
     initial = _initial(config, net, range(config.replicates))
-    # noise has the deviation of each initial array, from the initialisation of the same replicate
+    # Noise has the deviation of each initial array, from the initialisation of the same replicate.
     deviations = [jax.tree.map(lambda x: np.float32(x.std()), params) for params in initial]
     of = [k % config.replicates for k in some]
     members = where.spread(
@@ -203,7 +203,7 @@ def fine_tune(
       Springer et al., 2025 (arXiv 2503.19206), Figures 4 to 6, 8 and 10.
     """
     tune, examples = config.tune, len(task.learn.tokens)
-    # one schedule, of the largest rate, of which every run takes its share
+    # One schedule, of the largest rate, of which every run takes its share.
     steps, top = tune.steps(examples), tune.rates[-1]
     schedule = Schedule(top, steps, round(tune.warmup * steps), tune.decay, cooldown=tune.cooldown)
     shares = tuple(tune.rates[rate] / top for _, rate in some)
@@ -213,7 +213,7 @@ def fine_tune(
         config.memory.micro_batches,
         config.compute,
     )
-    # the rates of one replicate see the same minibatches
+    # The rates of one replicate see the same minibatches.
     orders = [_order(config, k) for k in range(config.replicates)]
     of = np.array([model % config.replicates for model, _ in some])
 
@@ -258,7 +258,7 @@ def fine_tune(
 @partial(jax.jit, static_argnums=(0, 1))
 def _tuned(net, at_once, held_out, task, scales, before, after) -> dict[str, jax.Array]:
     """Measures stacked models before and after fine-tuning."""
-    # both sets in one pass; the first `count` results are those of the validation set
+    # Both sets in one pass; the first `count` results are those of the validation set.
     loss, count = training.mean_loss(net), len(task.validation.tokens)
     examples = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), task.validation, task.test)
 

@@ -25,9 +25,11 @@ from sail_jax.checks import nearest
 TASKS = ("shifted", "rotated", "questions")
 LINES = ".jsonl"  # the suffix of files with a text on each line
 SUFFIXES = (".bin", ".npy", LINES)
-LEAST_STEPS = 10  # of fine-tuning: a tenth of them is a step of warm-up
+# The fewest steps of fine-tuning: a tenth of them is then a step of warm-up.
+LEAST_STEPS = 10
 Encode = Callable[[bytes], Any]
-SHIFTED = 66.0  # percentile of the blocks' means from which they are kept for fine-tuning
+# The percentile of the blocks' means from which on they are kept for fine-tuning.
+SHIFTED = 66.0
 
 
 class Batch(NamedTuple):
@@ -367,7 +369,7 @@ def _classes(
     right = [items[k]._replace(choices=(items[k].choices[items[k].answer],)) for k in parts[0]]
     try:
         packed = choices.pack([item._replace(answer=0) for item in right], encode, length)
-        # packed together, so that both have as many places for choices
+        # Packed together, so that both have as many places for choices.
         asked = choices.pack([items[k] for part in parts[1:] for k in part], encode, length)
     except ValueError as error:
         raise ValueError(f"tune.tasks: {name}: {error}") from None

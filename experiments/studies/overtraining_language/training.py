@@ -336,12 +336,12 @@ def together(
     shares = training.optimizer.members or (1.0,) * len(params)
     optimizer = dataclasses.replace(training.optimizer, members=tuple(where.filled(shares)))
     fit = _fit(net, dataclasses.replace(training, optimizer=optimizer), len(members), where, join)
-    # members that are trained twice see their minibatches twice
+    # Members that are trained twice see their minibatches twice.
     which = np.asarray(where.filled(range(len(params))))
     state = fit.start(stacked(members), key, frozen)
     kept, least = None, None
     for k, stop in enumerate(stops or (steps,), 1):
-        # a folder for each stop: a killed training finds the states at all stops before again
+        # A folder for each stop: a killed training finds the states at all stops before again.
         own = directory / f"stop-{k}" if directory is not None and stops else directory
         state = fit.run(
             state,

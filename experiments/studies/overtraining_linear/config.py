@@ -143,7 +143,7 @@ class Config:
             name, fastest = "tuning.rate", self.tuning.rate
             if self.diagram == "learning_rate":
                 name, fastest = "rows", high
-            # the same for fine-tuning, whose task is `ratio` times as large, and with the anchor
+            # The same for fine-tuning, whose task is `ratio` times as large, and with the anchor.
             ratio = high if self.diagram == "misalignment" else self.tasks.ratio
             pull = 1 + (high if self.diagram == "anchor" else 0)
             bound = 1 / (4 * self.tasks.scale * max(1.0, ratio) * pull)
@@ -175,7 +175,7 @@ PRESETS: dict[str, Config] = {
         tasks={"d": 10, "ratio": 4.0, "kept": 2},
         tuning={"steps": 20, "rate": 0.03},
     ),
-    # seconds, for tests
+    # Seconds, for tests.
     "tiny": varied(
         DEFAULT,
         points=5,

@@ -18,7 +18,8 @@ from theory.two_layer.layers import Layers, identity_start, loss
 if TYPE_CHECKING:
     import xarray as xr
 
-NOISES = 64  # draws of Gaussian noise per simulated network
+# How many draws of Gaussian noise each simulated network sees.
+NOISES = 64
 DECAYS = (0.0, 1.2)  # of the diagram "misalignment"
 LEGS = 16  # pre-training times of which the best is taken in "misalignment"
 
@@ -142,7 +143,7 @@ def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
         else:
             curves["inflection"] = np.where(best < x[-1], best, np.nan)
         if config.diagram == "trade_off":
-            # the rates that the three schedules reach at the end, held fixed
+            # The rates that the three schedules reach at the end, held fixed.
             few = np.array([_fall(config, x[-1], p) for p in rows])[:, None]
             curves["fixed"] = np.stack(_noisy(config, y, sigma, few), axis=1)
         return {name: np.asarray(value) for name, value in curves.items()}
@@ -257,7 +258,7 @@ def _network(config: Config, steps: int, key: jax.Array, grid: tuple) -> dict[st
     sigma, targets, rates, rows, legs = grid
     rotation, pre, post, noise = jax.random.split(key, 4)
     U = jax.random.orthogonal(rotation, config.tasks.d)
-    # symmetric: then the start, a multiple of the identity, is aligned with every mode
+    # Symmetric: then the start, a multiple of the identity, is aligned with every mode.
     task = (U * sigma) @ U.T
 
     def train(layers: Layers, leg: tuple[jax.Array, jax.Array]):
@@ -292,7 +293,7 @@ def _network(config: Config, steps: int, key: jax.Array, grid: tuple) -> dict[st
     over_times = jax.vmap(tune, (0, None, 0, None))
     measured = jax.vmap(over_times, (None, 0, 0, 0))(path, targets, rates, rows)
     if config.diagram == "sensitivity":
-        # one at a time: each Hessian has (2 d^2)^2 entries
+        # One at a time: each Hessian has (2 d^2)^2 entries.
         H = jax.lax.map(lambda layers: networks.hessian(layers, task), path)
         measured["trace"] = jnp.trace(H, axis1=1, axis2=2)
         measured["sharpness"] = jax.lax.map(lambda h: jnp.linalg.eigvalsh(h)[-1], H)

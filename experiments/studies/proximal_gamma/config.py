@@ -197,10 +197,10 @@ PAPER = varied(
     DEFAULT,
     data=TextData("openwebtext"),
     replicates=2,  # the paper has one; two are the fewest here
-    # from 0 to 1 in the paper, by quarters here (chosen)
+    # From 0 to 1 in the paper, by quarters here (chosen).
     overlaps={"alphas": _QUARTERS, "betas": _QUARTERS},
-    # how much of the text is used is not printed: 61 million tokens (chosen), of which sources may
-    # have half a third, as beta = 1 takes both of them from the target
+    # How much of the text is used is not printed: 61 million tokens (chosen), of which sources may
+    # have half a third, as beta = 1 takes both of them from the target.
     blocks={
         "length": 1024,
         "of_text": 60_000,
@@ -208,9 +208,9 @@ PAPER = varied(
         "distance": 500,
         "held_out": 256,
     },
-    # heads of 64 units and tied embeddings as nanoGPT's
+    # Heads of 64 units and tied embeddings as nanoGPT's.
     gpt={"width": 384, "layers": 6, "heads": 6, "tied": True},
-    # not printed: nanoGPT's rate and batch (without accumulation); steps and warm-up are chosen
+    # Not printed: nanoGPT's rate and batch (without accumulation); steps and warm-up are chosen.
     training={"steps": 2000, "batch": 12, "rate": 6e-4, "warmup": 100},
     tsne=300,
     at_once=2,
@@ -218,13 +218,13 @@ PAPER = varied(
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
     "paper": PAPER,
-    # from OpenWebText to WikiText-103 (Figs. 2d and 4)
+    # From OpenWebText to WikiText-103 (Figs. 2d and 4).
     "paper_wikitext": varied(
         PAPER,
         target_data=OtherText("wikitext-103"),
         overlaps={"alphas": (0.0,), "betas": (0.0,)},
     ),
-    # seconds, for tests
+    # Seconds, for tests.
     "tiny": varied(
         DEFAULT,
         replicates=2,

@@ -26,7 +26,7 @@ from sail_jax import distances
 from sail_jax.distances import Distance
 
 PERCENTILES = (33, 66)
-# each with whether it is a squared one, and its name
+# Each with whether it is a squared one, and its name.
 DISTANCES = {
     "mmd_mean": (True, "MMD, block means"),
     "w1_mean": (False, "Wasserstein-1, block means"),

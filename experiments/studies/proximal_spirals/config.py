@@ -124,7 +124,7 @@ class Config:
 DEFAULT = Config()
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
-    # more of everything that the paper leaves open: an accelerator, or half an hour
+    # More of everything that the paper leaves open: an accelerator, or half an hour.
     "paper": varied(
         DEFAULT,
         replicates=32,
@@ -133,7 +133,7 @@ PRESETS: dict[str, Config] = {
         gamma={"points": 61},
         loss_steps=300,
     ),
-    # seconds, for tests
+    # Seconds, for tests.
     "tiny": varied(
         DEFAULT,
         replicates=2,

@@ -46,7 +46,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     def weights_of(which: Any) -> PyTree:
         return jax.tree.map(lambda leaf: leaf[:, which], initial)
 
-    # any sources will do: how they are cut out does not change the points
+    # Any sources will do: how they are cut out does not change the points.
     scratch = {
         start: stage(
             f"train from scratch, {start}",

@@ -23,10 +23,13 @@ from sail_jax import distances, proximal
 from sail_jax.distances import Distance
 
 CLASSES = 2
-DESCENT_RATE = 0.02  # of Adam, on gamma
-EPS_ROOT = 1e-12  # of the Adam that is differentiated: its root at 0 has no slope
-CELLS = 4  # of the histogram along either axis, for each label
-# each with whether it is a squared one
+# The rate of Adam on gamma.
+DESCENT_RATE = 0.02
+# Adam's steps are differentiated, and without this number the root in them has no slope at 0.
+EPS_ROOT = 1e-12
+# How many cells the histogram has along either axis, for each label.
+CELLS = 4
+# Each with whether it is a squared one.
 DISTANCES = {"mmd": True, "energy": True, "tv": False, "w1": False}
 LABELS = {
     "mmd": "MMD",
@@ -240,10 +243,10 @@ def apart(config: Config, data: Data) -> dict[str, np.ndarray]:
     measures: dict[str, Callable[..., Distance]] = {
         "energy": distances.energy,
         "tv": partial(distances.total_variation_histogram, bins=bins),
-        # matched point by point: no standard error
+        # Matched point by point: no standard error.
         "w1": lambda x, y: Distance(distances.wasserstein1(x, y), np.nan),
     }
-    # the target's points are fresh ones: those of the sources are among its training points
+    # The target's points are fresh ones: those of the sources are among its training points.
     learn, fresh = (
         np.concatenate([points.x, points.y[..., None]], -1) for points in (data.train, data.test)
     )
@@ -252,7 +255,7 @@ def apart(config: Config, data: Data) -> dict[str, np.ndarray]:
     weight = np.zeros(value.shape[:2])
     for seed in range(config.replicates):
         first, second = learn[seed][data.sources[seed]]
-        # one kernel, hence one bandwidth, for the three pairs
+        # One kernel, hence one bandwidth, for the three pairs.
         width = distances.median_distance(learn[seed], fresh[seed])
         measures["mmd"] = partial(distances.mmd, bandwidth=width)
         for i, (name, squared) in enumerate(DISTANCES.items()):

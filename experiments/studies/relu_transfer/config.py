@@ -104,7 +104,7 @@ PRESETS: dict[str, Config] = {
     "figure_4c": varied(
         FIGURE_4, mus=(), draws=1, descent={"rate": 0.1, "steps": 10_000}, side_by_side=1
     ),
-    # seconds, for tests
+    # Seconds, for tests.
     "tiny": varied(
         DEFAULT,
         sizes={"d": 5, "m": 12, "m_star": 5},

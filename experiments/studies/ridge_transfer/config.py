@@ -37,8 +37,8 @@ class Config:
 DEFAULT = Config()
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
-    # the paper's 20 draws
+    # The paper's 20 draws.
     "figure_2": varied(DEFAULT, draws=20),
-    # seconds, for tests
+    # Seconds, for tests.
     "tiny": varied(DEFAULT, d=8, ns=(30, 5), ridges=3, draws=50),
 }

@@ -27,7 +27,8 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
     Returns:
       The findings; none for datasets of an older version, which have no values of single draws.
     """
-    if "added" not in dataset:  # a run of a version that kept no data set by itself
+    # Runs of earlier versions kept no data set by itself.
+    if "added" not in dataset:
         return []
     cases = (dataset.isel(case=i) for i in range(dataset.sizes["case"]))
     return [_raised(case, strength) for case in cases for strength in PRINTED]

@@ -179,7 +179,8 @@ def measure(
             for blocks in (validation, held_out)
         ]
     )
-    best = gamma[int(np.argmin(swept[0]))]  # chosen on the validation text alone
+    # Gamma is chosen on the validation text alone.
+    best = gamma[int(np.argmin(swept[0]))]
     candidates = [
         *models,
         merged(models, np.full(count, 1 / count)),

@@ -17,7 +17,8 @@ from experiments.training import gamma_sweep as line
 if TYPE_CHECKING:
     import xarray as xr
 
-NEAR = 0.2  # how near "closely aligns" is taken to be: two steps of the paper's sweep
+# How near "closely aligns" is taken to be: two steps of the paper's sweep.
+NEAR = 0.2
 # Table 2, accuracy in %, in this order
 COLUMNS = (SCRATCH, "ligo", "uniform", "greedy", "sweep")
 TABLE_2 = {
@@ -136,7 +137,7 @@ def near(
     gamma = dataset["gamma"].values
     loss = loss.transpose("seed", "gamma")
     best = predicted.copy(data=line.lowest(gamma, loss.values))
-    # what the loss at the predicted gamma lies above the least of the sweep
+    # What the loss at the predicted gamma lies above the least of the sweep.
     cost = line.at(gamma, loss.values, predicted.values) - loss.min("gamma").values
     ours = (
         f"{stated(predicted)} against {stated(best)}, which costs "
@@ -190,7 +191,7 @@ def retrained(dataset: "xr.Dataset") -> list[Finding]:
         for of in (loss, first.transpose("seed", "gamma"))
     )
     here = f"{stated(before)} before, {stated(best)} after {last} steps"
-    # rounded, since vertices of parabolas that are the same have rounding errors of their own
+    # Rounded, since vertices of parabolas that are the same have rounding errors of their own.
     margins = np.round(NEAR - abs(before - best).values, 12)
     found = [judged("SAIL, eq. 3", stays, paper, here, margins)]
     if knows:

@@ -29,7 +29,7 @@ from sail_jax.checks import nearest
 
 Distance = Literal["mmd", "w1", "tv"]
 SCRATCH, RETRAINED = "scratch", "retrained"
-# the starts of a training on D_t, and what they are called in texts and figures
+# The starts of a training on D_t, and what they are called in texts and figures.
 WAYS = {
     SCRATCH: "from scratch",
     "ligo": "LiGO (narrow source)",
@@ -40,7 +40,7 @@ WAYS = {
     "grown": "SAIL, other shapes",
     RETRAINED: "SAIL, γ by retraining",
 }
-# the sources that each start is made of
+# The sources that each start is made of.
 MADE_OF = {
     SCRATCH: (),
     "ligo": ("narrow",),
@@ -48,8 +48,8 @@ MADE_OF = {
     "grown": ("shallow", "narrow"),
 }
 SOURCES = ("one", "two", "narrow", "shallow")
-# the starts that checkpoints on disk have: their own texts, of which eq. 11 has the distances, are
-# not known, and those of other shapes are always grown
+# The starts that checkpoints on disk have: their own texts, of which eq. 11 has the distances, are
+# not known, and those of other shapes are always grown.
 OF_CHECKPOINTS = (SCRATCH, "ligo", "uniform", "greedy", "sweep", RETRAINED)
 
 
@@ -178,7 +178,7 @@ class Config:
     """How sources of other shapes are grown to the target's (`sail_jax.growth.METHODS`)."""
     weight: Weight = Weight()
     budget: Budget = Budget(steps=1000, batch=16, every=25)
-    # of rates of 1, 3, 10 and 20 e-3 the last two are the best, from scratch as from a source
+    # Of rates of 1, 3, 10 and 20 e-3 the last two are the best, from scratch as from a source.
     optimizer: Descent = Descent(rate=1e-2, warmup=50, floor=0.1, weight_decay=0.01, clip=1.0)
     maps: LearnedMaps = LearnedMaps(steps=100)
     validation: Natural = 64
@@ -310,8 +310,8 @@ CHECKPOINTS = varied(
 )
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
-    # the loop of eq. 3 beside gammas that are chosen before training: 31 gammas as Sec. 4.4 has
-    # them, retrained for 50, 100 and 200 steps. Minutes on two cores
+    # The loop of eq. 3 beside gammas that are chosen before training: 31 gammas as Sec. 4.4 has
+    # them, retrained for 50, 100 and 200 steps. Minutes on two cores.
     "eq_3": varied(DEFAULT, ways=(SCRATCH, "uniform", "distance", "sweep", RETRAINED)),
     # nanoGPT of 6 layers and width 384 on GPT-2's tokens of OpenWebText, which is all that
     # Secs. 4.3 and 4.4 print of how this model is trained. Table 1 is in App. I, on OLMo, and names
@@ -353,7 +353,7 @@ PRESETS: dict[str, Config] = {
         micro_batches=4,
         shard="full",
     ),
-    # seconds, for tests
+    # Seconds, for tests.
     "tiny": varied(
         DEFAULT,
         replicates=3,

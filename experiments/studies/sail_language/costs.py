@@ -67,7 +67,7 @@ def ahead(config: Config, cost: Costs, networks: int = 2) -> Float[np.ndarray, "
       The cost of each of `config.ways`, in steps of the target's training.
     """
     step, gammas, looks = cost.step["target"], config.weight.gammas, config.weight.retrain
-    # the greedy soup evaluates each network, and each but the first in a mean with others
+    # The greedy soup evaluates each network, and each but the first in a mean with others.
     spent = {
         "ligo": config.maps.steps * step,
         "greedy": (2 * networks - 1) * cost.validation,

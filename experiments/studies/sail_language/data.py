@@ -20,7 +20,8 @@ from experiments.training import choice_scores
 from experiments.training import gamma_sweep as line
 from sail_jax import distances
 
-PERCENTILES = (33, 66)  # of mean token values, between D_1, D_2 and D_t (SAIL, App. H.1)
+# Percentiles of mean token values between D_1, D_2 and D_t (SAIL, App. H.1).
+PERCENTILES = (33, 66)
 
 
 class Corpus(NamedTuple):
@@ -68,7 +69,7 @@ def load(config: Config) -> Corpus:
             f"model.context must be below {shortest}, the tokens of the text; got {context}"
         )
     means, of_kept = (tokens.block_means(part, context) for part in (train, held_out))
-    # the held-out text is divided by the thresholds of the text to learn from
+    # The held-out text is divided by the thresholds of the text to learn from.
     thresholds = np.percentile(means, PERCENTILES)
     parts = text.by_mean(means[:, None], thresholds)
     low, _, high = text.by_mean(of_kept[:, None], thresholds)

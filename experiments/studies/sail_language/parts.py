@@ -184,7 +184,7 @@ def along(
 def _answered(net: nn.Module, variables: PyTree, packed: Packed, at_once: int) -> Array:
     """Computes the share of right answers to one kind of question."""
     apply = lambda tokens: jnp.asarray(net.apply(variables, tokens))  # noqa: E731
-    # by `packed.length`, which counts what `data.questions` says
+    # By `packed.length`, which counts what `data.questions` says.
     return choice_scores.answered(apply, packed, by="byte", batch_size=at_once)
 
 
@@ -287,7 +287,7 @@ def trained(
             (place / METRICS).touch()
         state, rows, *_ = learner.fit.run(state, batch, stop, place, **looks)
         models.append({"params": sharding.gathered(state.params)})
-        # the trainer's own metrics are in rows of their own
+        # The trainer's own metrics are in rows of their own.
         seen += [row for row in rows if look is not None and "loss" not in row]
     names = [name for name in (seen[0] if seen else ()) if name != "step"]
     return models, {name: np.array([row[name] for row in seen]) for name in names}
@@ -370,7 +370,7 @@ def choose(
             for exam in (corpus.validation, corpus.held_out)
         ]
         weights[f"{name} loss"] = np.stack(losses)
-        # chosen on the validation text; the losses on held-out text are only reported
+        # Chosen on the validation text; the losses on held-out text are only reported.
         weights[name] = gamma[int(np.argmin(losses[0]))]
     score = lambda m: -float(held_out_loss(net, m, corpus.validation, config.at_once))  # noqa: E731
     taken = greedy_soup(pairs["sweep"], score).taken
@@ -432,7 +432,8 @@ def started(
     if way == "grown":
         pair = of_target_shape(config, sources, corpus.vocab, seed)
     gamma = float(chosen[way])
-    if np.isnan(gamma):  # eq. 11 has no weight where the sources' texts are the same
+    # Eq. 11 has no weight where the sources' texts are the same.
+    if np.isnan(gamma):
         gamma = 0.5
     return merged(pair, np.array([gamma, 1 - gamma]))
 

@@ -191,7 +191,8 @@ def _series(dataset: "xr.Dataset") -> "Figure":
     fig, axes = style.figure(1, 2, width=3.8, height=3.4)
     for ax, of in zip(axes[0], dataset["of"].values.astype(str), strict=True):
         loss = dataset["series_loss"].sel(of=of)
-        loss = loss - loss.isel(checkpoint=-2)  # seeds differ by more than their checkpoints do
+        # Seeds differ by more than their checkpoints do, so each is compared with itself.
+        loss = loss - loss.isel(checkpoint=-2)
         mean, error = mean_and_error(loss)
         for i in range(len(names)):
             color = style.PALETTE[1] if names[i] == "mean" else style.PALETTE[0]
@@ -240,7 +241,7 @@ def _retrained(dataset: "xr.Dataset") -> "Figure":
     lines = {"before training": first}
     after = dataset["retrained_loss"].sel(text="held out")
     lines |= {f"after {n} steps": after.sel(look=n) for n in looks}
-    # training flattens the line: the second panel shows that after it, and cuts off that before
+    # Training flattens the line: the second panel shows that after it, and cuts off that before.
     top = 1.2 * float((after - after.min("gamma")).max())
     for k, (label, loss) in enumerate(lines.items()):
         loss, color = loss.transpose("seed", "gamma"), style.PALETTE[k % len(style.PALETTE)]

@@ -79,7 +79,8 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 def _check(config: Config, corpus: data.Corpus) -> None:
     """Checks what only the text and the devices can tell, before any training."""
     a, b, target = map(len, corpus.parts)
-    data.sources(config, corpus, 0)  # names what the overlaps leave too few blocks of
+    # Called for its error alone, which names what the overlaps leave too few blocks of.
+    data.sources(config, corpus, 0)
     if config.weight.blocks > target:
         raise ValueError(
             f"weight.blocks must be at most {target}; got {config.weight.blocks} (parts of {a}, "

@@ -17,7 +17,7 @@ Paradigm = Literal["supervised", "byol"]
 PARADIGMS: tuple[Paradigm, ...] = get_args(Paradigm)
 Recipe = Literal["none", "digits", "crop_flip", "byol"]
 SCRATCH, SAIL, LIGO, OTHER = "scratch", "sail", "ligo", "other"
-# a method of `growth.grow`, and the options it is given, by what it is called here
+# A method of `growth.grow`, and the options it is given, by what it is called here.
 TRANSFORMATIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "sail_random": ("sail_random", {}),
     "sail_svd": ("sail_svd", {"random": True}),
@@ -150,7 +150,7 @@ class Config:
             raise ValueError(
                 f"large.blocks must be at least source.blocks = {small.blocks}; got {large.blocks}"
             )
-        # a last block that projects cannot be repeated
+        # A last block that projects cannot be repeated.
         for stage, (old, new) in enumerate(pairs):
             if new > old and stage > 0 and old < 2:
                 raise ValueError(
@@ -268,7 +268,7 @@ _TINY_IMAGENET: dict[str, Any] = {
 }
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
-    # digits, with more blocks and no more channels
+    # Digits, with more blocks and no more channels.
     "depth": varied(
         DEFAULT,
         supervised=_FEW,
@@ -278,13 +278,13 @@ PRESETS: dict[str, Config] = {
         replicates=5,
     ),
     "paper": PAPER,
-    # standard ResNet-18 on CIFAR-10 (Fig. 3b)
+    # Standard ResNet-18 on CIFAR-10 (Fig. 3b).
     "paper_standard": varied(PAPER, stem="standard"),
     # ResNet-34 modified on CIFAR-10 (Fig. 3c), from two of ResNet-18's depth and its width
     "paper_resnet34": _RESNET34,
     # ResNet-18 modified on CIFAR-100 (Fig. 5a)
     "paper_cifar100": varied(PAPER, data={"name": "cifar-100"}),
-    # standard ResNet-18 and ResNet-34 modified on CIFAR-100 (Figs. 5b and 5c)
+    # Standard ResNet-18 and ResNet-34 modified on CIFAR-100 (Figs. 5b and 5c).
     "paper_cifar100_standard": varied(PAPER, data={"name": "cifar-100"}, stem="standard"),
     "paper_cifar100_resnet34": varied(_RESNET34, data={"name": "cifar-100"}),
     # ResNet-18 modified, standard ResNet-18 and ResNet-34 modified on Tiny ImageNet (Figs. 6a to
@@ -292,7 +292,7 @@ PRESETS: dict[str, Config] = {
     "paper_tiny_imagenet": varied(PAPER, **_TINY_IMAGENET),
     "paper_tiny_imagenet_standard": varied(PAPER, **_TINY_IMAGENET, stem="standard"),
     "paper_tiny_imagenet_resnet34": varied(_RESNET34, **_TINY_IMAGENET),
-    # seconds, for tests
+    # Seconds, for tests.
     "tiny": varied(
         DEFAULT,
         supervised=("scratch", "sail", "first", "second"),

@@ -7,7 +7,7 @@ from experiments.lab.findings import Finding, judged, stated
 
 NAMES = {"supervised": "supervised training", "byol": "BYOL"}
 PRINTED = "curves of top-1 without figures, ResNet-18 and -34 on CIFAR-10 (Fig. 3)"
-# compared with SAIL's start as what it is made of, or for its sources, not as another method
+# Compared with SAIL's start as what it is made of, or for its sources, not as another method.
 OWN = ("scratch", "sail", "first", "second", "other")
 
 
@@ -159,7 +159,7 @@ def _of_paradigm(dataset: xr.Dataset, paradigm: str) -> list[Finding]:
         ahead = [
             measure(dataset, paradigm, "sail") - measure(dataset, paradigm, way) for way in rivals
         ]
-        # the one that SAIL is least ahead of, in the mean: every seed is compared with the same
+        # The one that SAIL is least ahead of, in the mean: every seed is compared with the same.
         least = int(np.argmin([float(margin.mean()) for margin in ahead]))
         text = f"{stated(ahead[least])} points above the best of them, {rivals[least]}"
         declared.append(judged(where, claims[key], PRINTED, text, ahead[least].values))

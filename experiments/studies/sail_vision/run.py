@@ -52,7 +52,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     @cache
     def learner_of(paradigm: Paradigm, large: bool) -> Learner:
         steps = config.budget.steps if large else config.source_steps
-        # equal networks and schedules share one compiled step
+        # Equal networks and schedules share one compiled step.
         same = config.network(large=True) == config.network(large=False)
         if large and same and steps == config.source_steps:
             return learner_of(paradigm, False)
@@ -100,7 +100,7 @@ def _sources(
     out = {}
     for seed, seed_data in enumerate(data):
         first, own, *training = _keys(config, seed)[:4]
-        # equal keys give equal initial weights
+        # Equal keys give equal initial weights.
         starting = (first, first if config.origin == "common" else own)
         trained = []
         for i, (key, how) in enumerate(zip(starting, training, strict=True)):
@@ -151,9 +151,9 @@ def _part(
         name: np.stack([measured[way][name] for way in ways]).astype(float)
         for name in (*MEASURES[paradigm], "train_loss")
     }
-    # of BYOL's own loss the lowest is not the best: a collapsed network has 0
+    # Of BYOL's own loss the lowest is not the best: a collapsed network has 0.
     fallen = curves["test_loss"] if paradigm == "supervised" else 1 - curves["top1"]
-    # a step of learning maps counts as one of the large network
+    # A step of learning maps counts as one of the large network.
     ahead = np.array([config.maps.steps if way == LIGO else 0 for way in ways])
     gain = savings(fallen, config.budget.every, ahead=ahead)
     cost = learner.cost()

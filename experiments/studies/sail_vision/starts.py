@@ -147,9 +147,9 @@ def start(
     share = {"uniform_soup": [0.5, 0.5], "first": [1.0, 0.0], "second": [0.0, 1.0]}
     weight = np.asarray(share.get(way, weights(data)))
     method = way if way in TRANSFORMATIONS else config.transformation
-    # a source of weight 0 need not be transformed
+    # A source of weight 0 need not be transformed.
     used = [(model, w) for model, w in zip(pair, weight, strict=True) if w]
-    # one key for both sources, so that random maps are the same for both
+    # One key for both sources, so that random maps are the same for both.
     grown = [transformed(model, small, large, method, second) for model, _ in used]
     mixed = merged(grown, jnp.array([w for _, w in used], jnp.float32))
     # BYOL's sources have not learned to classify: the head is a new one
@@ -179,7 +179,7 @@ def ligo(
     References:
       Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).
     """
-    # goes round if there are fewer images than learning the maps needs
+    # Goes round if there are fewer images than learning the maps needs.
     at = np.arange(config.maps.steps * config.budget.batch) % len(data.learn.labels)
     chosen = data.learn.where(np.random.default_rng(config.seed).permutation(at))
     shape = config.maps.steps, config.budget.batch

@@ -38,15 +38,17 @@ from experiments.training.byol import Byol, Head
 from experiments.training.fit import Fit, curve
 from sail_jax.align import reset_statistics
 
-CHUNK = 500  # images that are evaluated at once
-LONG = 1000  # steps from which on a training reports its progress
+# How many images are evaluated at once.
+CHUNK = 500
+# From so many steps on, a training reports its progress.
+LONG = 1000
 RECIPES: dict[str, Augment] = {
     "none": Augment(),
     "digits": Augment(shift=1, brightness=0.2, noise=0.05),
-    # those of He et al. 2016 for CIFAR
+    # Those of He et al. 2016 for CIFAR.
     "crop_flip": Augment(shift=4, flip=0.5),
-    # those of Grill et al. 2020, App. B, without blur and hue, and with crops of a fifth of the
-    # image or more, as images have 32 to 64 pixels
+    # Those of Grill et al. 2020, App. B, without blur and hue, and with crops of a fifth of the
+    # image or more, as images have 32 to 64 pixels.
     "byol": Augment(
         area=0.2, flip=0.5, brightness=0.4, contrast=0.4, saturation=0.2, grey=0.2, solarise=0.1
     ),
@@ -248,7 +250,7 @@ class Learner:
         """
         if sizes is not None:
             return Learner(self.config, sizes, self.paradigm, self.steps, self.data).cost()
-        # shapes suffice: nothing is computed
+        # Shapes suffice: nothing is computed.
         key = jax.random.key(0)
         state = jax.eval_shape(lambda: self.state(self.scratch(key), key))
         n = self.config.budget.batch
@@ -466,7 +468,7 @@ def ridge(
       The scores, `(m, class)`.
     """
     mean, std = bank.mean(0, dtype=np.float64), bank.std(0, dtype=np.float64)
-    # a unit that does not vary carries no information: it becomes 0 instead of 0 / 0
+    # A unit that does not vary carries no information: it becomes 0 instead of 0 / 0.
     std = np.where(std > 1e-6 * std.max(initial=1e-12), std, np.inf)
     x = (bank - mean) / std
     y = np.eye(classes)[labels]
@@ -507,7 +509,7 @@ def neighbours(
     for i in range(0, len(seen), CHUNK):
         near = unit(seen[i : i + CHUNK]) @ units.T
         at = np.argpartition(-near, count - 1, axis=1)[:, :count]
-        # less 1, the largest cosine: the exponential cannot overflow
+        # Less 1, the largest cosine: the exponential cannot overflow.
         votes = np.exp((np.take_along_axis(near, at, axis=1) - 1) / temperature)
         one_hot = np.eye(classes)[labels[at]]
         scores.append((votes[..., None] * one_hot).sum(1))

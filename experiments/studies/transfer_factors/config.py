@@ -107,6 +107,6 @@ PRESETS: dict[str, Config] = {
         sigma=0.2,
         loads={"low": 0.7, "high": 1.3},
     ),
-    # seconds, for tests
+    # Seconds, for tests.
     "tiny": varied(DEFAULT, values=(0.0, 1.0), d=16, draws=4, loads={"number": 4}),
 }

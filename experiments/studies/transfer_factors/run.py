@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 WAYS = ("scratch", "linear", "fine_tune")
-CHUNK = 2  # draws between two points at which a run can be resumed
+# How many draws lie between two points at which a run can be resumed.
+CHUNK = 2
 
 
 def run(config: Config, stage: Stage = direct) -> "xr.Dataset":

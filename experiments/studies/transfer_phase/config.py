@@ -183,7 +183,7 @@ PRESETS: dict[str, Config] = {
         modes=("fine_tune",),
     ),
     "noise": varied(DEFAULT, sigmas=(0.0, 0.2, 0.5, 1.0), depths=(2,)),
-    # trained as the paper says, for an accelerator
+    # Trained as the paper says, for an accelerator.
     "networks": varied(
         DEFAULT,
         train=True,
@@ -200,9 +200,9 @@ PRESETS: dict[str, Config] = {
         train=True,
         networks={"cells": (4, 4), "orthogonal": True},
     ),
-    # a coarser diagram in a smaller dimension
+    # A coarser diagram in a smaller dimension.
     "quick": varied(DEFAULT, d=200, draws=10, gammas=20, thetas=25),
-    # seconds, for tests
+    # Seconds, for tests.
     "tiny": varied(DEFAULT, d=24, draws=4, gammas=8, thetas=9, depths=(1, 2)),
     "tiny_networks": varied(
         DEFAULT,

@@ -41,7 +41,8 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
     Returns:
       The findings; none for datasets of an older version, which have no values of single draws.
     """
-    if "region" not in dataset:  # a run of a version that kept no data set by itself
+    # Runs of earlier versions kept no data set by itself.
+    if "region" not in dataset:
         return []
     judgements = [
         finding

@@ -12,8 +12,11 @@ from jaxtyping import Bool, Float
 from experiments.lab.findings import Finding, judged, stated
 
 REGIONS = ("hurts", "helps", "disputed")
-ROUNDING = 1e-9  # of a transferability
-FAR = 4  # of n from d: nearer, risks have no finite variance, and one data set may say it all
+# What rounding may do to a transferability.
+ROUNDING = 1e-9
+# How far n has to be from d. Nearer, risks have no finite variance, and one data set may say it
+# all.
+FAR = 4
 
 
 def split(

@@ -19,9 +19,11 @@ from theory import deep_linear as dl
 if TYPE_CHECKING:
     import xarray as xr
 
-FINE = 600  # points of a closed-form curve
+# How many points a closed-form curve has.
+FINE = 600
 QUANTILES = {"low": 0.16, "median": 0.5, "high": 0.84}
-CHUNK = 5  # draws between two points at which a run can be resumed
+# How many draws lie between two points at which a run can be resumed.
+CHUNK = 5
 
 
 def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
@@ -61,7 +63,8 @@ def simulate(config: Config, stage: Stage = direct) -> dict[str, np.ndarray]:
       and "fine_tune" `[draw, gamma, theta, sigma, depth]`.
     """
     split = jax.random.split(jax.random.key(config.seed), config.draws)
-    keys = np.asarray(jax.random.key_data(split))  # indexed in NumPy: in JAX it takes ten programs
+    # Keys are indexed in NumPy, as JAX would take ten programs for it.
+    keys = np.asarray(jax.random.key_data(split))
     gains = over_devices(partial(_gains, config))
     draws = partial(_draws, keys=keys, gains=gains)
     return sweep(draws, np.arange(config.draws), stage, "draws", chunk=CHUNK)
@@ -109,7 +112,8 @@ def _closed_forms(config: Config) -> dict[str, np.ndarray]:
     theta = _angles(config)
     slices = theta[list(_slice_index(config))]
 
-    @jax.jit  # everything an argument: XLA would spend a minute folding constants
+    # Everything is an argument: XLA would spend a minute on folding constants.
+    @jax.jit
     def evaluate(n, theta, n_curve, slices, edge, below, sigma, depth):
         def gains(n, theta):
             n, theta = n[:, None, None], theta[:, None]

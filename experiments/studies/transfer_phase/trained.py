@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     import xarray as xr
 
 STARTS = ("normal", "orthogonal")  # weights of networks that begin from scratch
-DRAWS = 1  # between two points at which a run can be resumed; more of several devices
+# How many draws lie between two points at which a run can be resumed; more where there are several
+# devices.
+DRAWS = 1
 
 
 def trained(config: Config, stage: Stage) -> "xr.Dataset":
@@ -47,7 +49,8 @@ def trained(config: Config, stage: Stage) -> "xr.Dataset":
     """
     import xarray as xr
 
-    key = jax.random.fold_in(jax.random.key(config.seed), 1)  # not the simulation's
+    # This key is not the simulation's, so that the two do not share their draws.
+    key = jax.random.fold_in(jax.random.key(config.seed), 1)
     keys = jax.random.split(key, config.networks.draws)
     train = partial(_trained, keys=keys, train=over_devices(partial(_train, config)))
     found = sweep(train, np.arange(len(keys)), stage, "networks", chunk=DRAWS)
@@ -124,7 +127,7 @@ def _draw(config: Config, key: jax.Array) -> dict[str, jax.Array]:
     pretrained = networks.pretrain(source, beta_s, *budget)
     beta_0 = networks.predictor(pretrained.weights)
     if options.orthogonal:
-        # of the norm that alpha times normal entries have: |W_L| = alpha sqrt(d)
+        # Of the norm that alpha times normal entries have: |W_L| = alpha sqrt(d).
         orthogonal, orthogonal_source = (
             networks.small_weights(jax.random.fold_in(k, 1), d, depth, options.alpha * np.sqrt(d))
             for k in (key_target, key_source)
@@ -174,7 +177,7 @@ def _draw(config: Config, key: jax.Array) -> dict[str, jax.Array]:
 
     overlaps = dl.nested_overlaps(x, noise, jnp.eye(d, 2), ns.tolist())
     data = jax.vmap(partial(_condensed, x, noise))(jnp.asarray(ns))
-    # data outermost, so that angles and noises share them: products with X are of matrices
+    # Data outermost, so that angles and noises share them: products with X are of matrices.
     over_sigma = jax.vmap(point, (None, None, None, 0), -1)
     over_theta = jax.vmap(over_sigma, (None, None, 0, None), -2)
     over_loads = jax.vmap(over_theta, (0, 0, None, None), -3)
@@ -201,7 +204,8 @@ def _condensed(
     """
     kept = jnp.where(jnp.arange(len(x)) < n, 1 / jnp.sqrt(n), 0.0)
     rows = jnp.linalg.qr(kept[:, None] * jnp.column_stack([x, noise]), mode="r")
-    rows *= np.sqrt(len(rows))  # the losses divide by the number of rows again
+    # The losses divide by the number of rows, which this undoes.
+    rows *= np.sqrt(len(rows))
     return rows[:, :-1], rows[:, -1]
 
 

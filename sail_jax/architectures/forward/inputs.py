@@ -14,7 +14,7 @@ Inputs = Callable[[Mapping[str, Any], np.random.Generator], Any]
 
 
 def tokens(config: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
-    """Draw two sequences of at most 16 random tokens.
+    """Draws two sequences of at most 16 random tokens.
 
     They have two tokens fewer than the network has positions, where that is less.
 
@@ -27,13 +27,14 @@ def tokens(config: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
       Token numbers, `(2, length)`.
     """
     longest = config.get("max_position_embeddings") or config.get("n_positions") or 16
-    # RoBERTa counts positions from 2, after that of padding, so it takes two tokens fewer
+    # RoBERTa counts positions from 2, after that of padding, so it takes two tokens fewer. The
+    # other networks lose nothing by it.
     length = max(1, min(16, longest - 2))
     return rng.integers(0, config["vocab_size"], (2, length))
 
 
 def images(config: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
-    """Draw two random images of normal pixels.
+    """Draws two random images of normal pixels.
 
     Args:
       config: A configuration. It may have `image_size` (224 where not stated) and `num_channels`
@@ -48,7 +49,7 @@ def images(config: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
 
 
 def vectors(config: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
-    """Draw two random vectors of normal numbers.
+    """Draws two random vectors of normal numbers.
 
     Args:
       config: A configuration with `inputs`, their length.
@@ -61,7 +62,7 @@ def vectors(config: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
 
 
 def both(*kinds: Inputs) -> Inputs:
-    """Make the inputs of a network that takes several.
+    """Makes the inputs of a network that takes several.
 
     Args:
       *kinds: How each of them is drawn.
@@ -73,7 +74,7 @@ def both(*kinds: Inputs) -> Inputs:
 
 
 def of_part(part: str, kind: Inputs) -> Inputs:
-    """Make the inputs of a part of a network, which has a configuration of its own.
+    """Makes the inputs of a part of a network, which has a configuration of its own.
 
     Args:
       part: The entry that holds the configuration of the part.

@@ -31,7 +31,7 @@ See = Callable[[str, Array], Array]
 
 
 def unseen(name: str, x: Array) -> Array:
-    """Let the outputs of a layer go on as they are.
+    """Lets the outputs of a layer go on as they are.
 
     Args:
       name: The name of the layer.
@@ -71,7 +71,7 @@ class Tensors:
         return Tensors(self.params, self.prefix + prefix)
 
     def maybe(self, prefix: str) -> "Tensors":
-        """Go under a prefix if any tensor has it; base models are saved without it.
+        """Goes under a prefix if any tensor has it; base models are saved without it.
 
         Args:
           prefix: The prefix, such as "model.".
@@ -84,7 +84,7 @@ class Tensors:
 
 
 def linear(t: Tensors, name: str, x: Float[Array, "*batch n"]) -> Float[Array, "*batch m"]:
-    """Apply a linear layer: `x @ weight.T + bias`, without bias if there is none.
+    """Applies a linear layer: `x @ weight.T + bias`, without bias if there is none.
 
     Args:
       t: The tensors.
@@ -99,7 +99,7 @@ def linear(t: Tensors, name: str, x: Float[Array, "*batch n"]) -> Float[Array, "
 
 
 def layer_norm(t: Tensors, name: str, x: Array, eps: float) -> Array:
-    """Apply LayerNorm over the last axis: (x - mean) / sqrt(variance + eps) * weight + bias.
+    """Applies LayerNorm over the last axis: (x - mean) / sqrt(variance + eps) * weight + bias.
 
     Args:
       t: The tensors.
@@ -117,7 +117,7 @@ def layer_norm(t: Tensors, name: str, x: Array, eps: float) -> Array:
 
 
 def rms_norm(t: Tensors, name: str, x: Array, eps: float) -> Array:
-    """Apply RMSNorm over the last axis: x / sqrt(mean(x^2) + eps) * weight.
+    """Applies RMSNorm over the last axis: x / sqrt(mean(x^2) + eps) * weight.
 
     Args:
       t: The tensors.
@@ -132,6 +132,8 @@ def rms_norm(t: Tensors, name: str, x: Array, eps: float) -> Array:
 
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    # The names are those of Hugging Face, where "gelu" is exact and two names stand for the
+    # approximation by tanh that GPT-2 was trained with.
     "gelu": partial(jax.nn.gelu, approximate=False),
     "gelu_new": partial(jax.nn.gelu, approximate=True),
     "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
@@ -144,7 +146,7 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def activation(name: str) -> Callable[[Array], Array]:
-    """Return a nonlinearity by the name that configurations use.
+    """Returns a nonlinearity by the name that configurations use.
 
     Args:
       name: The name, such as "gelu_new".
@@ -169,7 +171,7 @@ def attend(
     mask: Bool[Array, "..."] | None = None,
     bias: Float[Array, "..."] | None = None,
 ) -> Float[Array, "b t hv"]:
-    """Compute softmax attention, where several heads of queries may share one of keys and values.
+    """Computes softmax attention, where several heads of queries may share one of keys and values.
 
         softmax(scale q k^T + bias) v
 
@@ -192,6 +194,8 @@ def attend(
         logits = logits + bias
     if mask is not None:
         logits = jnp.where(mask, logits, -jnp.inf)
+    # A query that may attend to nothing would be NaN. Causal masks show it itself at least, those
+    # of padding the real tokens.
     mixed = jnp.einsum("bhts,bshv->bthv", jax.nn.softmax(logits, axis=-1), v)
     return mixed.reshape(*mixed.shape[:2], -1)
 
@@ -206,7 +210,7 @@ def attention(
     scale: float | None = None,
     **kwargs: Any,
 ) -> Float[Array, "b t n"]:
-    """Apply an attention layer: four linear layers around softmax attention.
+    """Applies an attention layer: four linear layers around softmax attention.
 
     Args:
       t: The tensors.
@@ -231,7 +235,7 @@ def attention(
 
 
 def rotary(x: Float[Array, "b t h k"], frequencies: Float[Array, "k/2"]) -> Float[Array, "b t h k"]:
-    """Rotate queries or keys by their positions; unit i is paired with unit i + k/2.
+    """Rotates queries or keys by their positions; unit i is paired with unit i + k/2.
 
     Args:
       x: Queries or keys, `(b, t, h, k)`.
@@ -244,6 +248,8 @@ def rotary(x: Float[Array, "b t h k"], frequencies: Float[Array, "k/2"]) -> Floa
       Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021
       (arXiv 2104.09864).
     """
+    # Halves are paired, not neighbours as in the paper: checkpoints of Hugging Face have the units
+    # of queries and keys in this order.
     angles = jnp.arange(x.shape[1])[:, None, None] * frequencies
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     a, b = jnp.split(x, 2, axis=-1)
@@ -253,7 +259,7 @@ def rotary(x: Float[Array, "b t h k"], frequencies: Float[Array, "k/2"]) -> Floa
 def patches(
     x: Float[Array, "b c h w"], kernel: Float[Array, "n c p p"]
 ) -> Float[Array, "b patches n"]:
-    """Embed the patches of images by a convolution whose stride is the size of its kernel.
+    """Embeds the patches of images by a convolution whose stride is the size of its kernel.
 
     Args:
       x: Images, `(b, c, h, w)`.
@@ -275,7 +281,7 @@ def embed_patches(
     first: Int[Array, "n"] | Float[Array, "n"],
     positions: Float[Array, "t n"],
 ) -> Float[Array, "b t n"]:
-    """Embed images as a class token, followed by their patches, plus positions.
+    """Embeds images as a class token, followed by their patches, plus positions.
 
     Args:
       pixels: Images, `(b, c, h, w)`.

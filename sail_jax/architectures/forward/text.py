@@ -33,7 +33,7 @@ Logits = Float[Array, "batch time vocab"]
 
 
 def gpt2(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Logits:
-    """Run GPT-2. Without a head tensor the embeddings are the head.
+    """Runs GPT-2. Without a head tensor the embeddings are the head.
 
     Args:
       params: The tensors by name.
@@ -48,6 +48,7 @@ def gpt2(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> L
       ValueError: If a tensor is missing, or the activation is unknown.
     """
     t = Tensors(params)
+    # Base models are saved without the prefix that models with a head have.
     body = t.maybe("transformer.")
     heads, eps = config["n_head"], config.get("layer_norm_epsilon", 1e-5)
     act = activation(config.get("activation_function", "gelu_new"))
@@ -61,7 +62,7 @@ def gpt2(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> L
     for i in range(config["n_layer"]):
         h = body / f"h.{i}."
         qkv = conv1d(h, "attn.c_attn", layer_norm(h, "ln_1", x, eps))
-        # queries and keys have one size, values what is left of the projection
+        # Queries and keys have one size, values what is left of the projection.
         inner = h["attn.c_proj.weight"].shape[0]
         size = (qkv.shape[-1] - inner) // 2
         q, k, v = (
@@ -76,7 +77,7 @@ def gpt2(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> L
 
 
 def llama(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Logits:
-    """Run Llama, Mistral (with its sliding window), Qwen2 or Qwen3.
+    """Runs Llama, Mistral (with its sliding window), Qwen2 or Qwen3.
 
     Without a head tensor the embeddings are the head.
 
@@ -131,6 +132,8 @@ def _head(t: Tensors, table: Array) -> Array:
 
 def _frequencies(config: Config, size: int) -> Float[Array, "size/2"]:
     """The frequencies of rotary positions: plain, stretched "linear"ly, or as Llama 3.1 does."""
+    # Releases of Hugging Face differ: "rope_parameters" is the newer name of the group, and "type"
+    # the older one of "rope_type".
     rope = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
     base = rope.get("rope_theta", config.get("rope_theta", 10000.0))
@@ -140,9 +143,9 @@ def _frequencies(config: Config, size: int) -> Float[Array, "size/2"]:
     elif kind == "llama3":
         old = setting(rope, "original_max_position_embeddings")
         low, high = setting(rope, "low_freq_factor"), setting(rope, "high_freq_factor")
-        # old f / 2 pi is how often a pair turns within the old context: those that turn often keep
-        # their frequency (smooth = 1), slow ones are divided by the factor, and between it is
-        # interpolated.
+        # `old * f / (2 pi)` is how often a pair turns within the old context. Those that turn often
+        # keep their frequency (smooth = 1), slow ones are divided by the factor, and between the
+        # two it is interpolated.
         smooth = np.clip((old * f / (2 * math.pi) - low) / (high - low), 0, 1)
         f = f * (smooth + (1 - smooth) / setting(rope, "factor"))
     elif kind != "default":
@@ -156,6 +159,7 @@ def _window(config: Config, layer: int) -> int | None:
     kinds = config.get("layer_types")
     if kinds:
         return window if kinds[layer] == "sliding_attention" else None
+    # Qwen states a window even where it uses none, and uses it in the upper layers alone.
     if config.get("model_type", "").startswith("qwen"):
         used = config.get("use_sliding_window") and layer >= config.get("max_window_layers", 0)
         return window if used else None
@@ -163,7 +167,7 @@ def _window(config: Config, layer: int) -> int | None:
 
 
 def bert(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Logits:
-    """Run BERT on one segment.
+    """Runs BERT on one segment.
 
     Args:
       params: The tensors by name.
@@ -190,7 +194,7 @@ def bert(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> L
 
 
 def roberta(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Logits:
-    """Run RoBERTa, whose positions start after that of padding and do not count padding.
+    """Runs RoBERTa, whose positions start after that of padding and do not count padding.
 
     Args:
       params: The tensors by name.
@@ -211,7 +215,7 @@ def roberta(params: Params, config: Config, tokens: Tokens, see: See = unseen) -
     pad = setting(config, "pad_token_id", default=1)
     if not isinstance(pad, int):
         raise ValueError(f"the configuration's 'pad_token_id' must be a whole number, got {pad!r}")
-    # padding has the position `pad`, real tokens have those from `pad + 1` on
+    # Padding has the position `pad`, real tokens have those from `pad + 1` on.
     real = tokens != pad
     positions = jnp.cumsum(real, axis=-1) * real + pad
     x = _bert(t.maybe("roberta."), config, tokens, positions, see, real)
@@ -251,7 +255,7 @@ def _bert(
 
 
 def t5(params: Params, config: Config, tokens: tuple[Tokens, Tokens], see: See = unseen) -> Logits:
-    """Run T5 on tokens of the encoder and of the decoder, both without padding.
+    """Runs T5 on tokens of the encoder and of the decoder, both without padding.
 
     The head of the first release is tied, and reads the stream divided by the root of its width.
 
@@ -271,7 +275,9 @@ def t5(params: Params, config: Config, tokens: tuple[Tokens, Tokens], see: See =
     table = t["shared.weight"]
     memory = _t5(t, config, "encoder", table[source], None, see)
     x = _t5(t, config, "decoder", table[target], memory, see)
-    # newer configurations say that they are tied, whether they are or not
+    # A tied head has the scale of embeddings, which is too large for logits by the root of the
+    # width. Newer configurations say that they are tied whether they are or not, and state the
+    # scale by itself.
     scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
     x = x * config["d_model"] ** -0.5 if scaled else x
     return x @ _head(t, table).T
@@ -281,10 +287,11 @@ def _t5(t: Tensors, config: Config, tower: str, x: Array, memory: Array | None, 
     """The last states of one tower; `memory`, the encoder's, makes it the decoder."""
     heads, eps = config["num_heads"], config.get("layer_norm_epsilon", 1e-6)
     kind = config.get("feed_forward_proj", "relu")
+    # By "gated-gelu" T5 v1.1 means the approximation by tanh.
     act = activation("gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-"))
     decodes = memory is not None
     buckets = _buckets(x.shape[1], config, bidirectional=not decodes)
-    # the first layer of a tower holds the biases by relative position of all its layers
+    # The first layer of a tower holds the biases by relative position of all its layers.
     first = t / f"{tower}.block.0.layer.0.SelfAttention."
     bias = jnp.moveaxis(first["relative_attention_bias.weight"][buckets], -1, 0)
     mask = jnp.tri(x.shape[1], dtype=bool) if decodes else None
@@ -314,16 +321,20 @@ def _buckets(n: int, config: Config, *, bidirectional: bool) -> Int[np.ndarray, 
     """The bucket of each relative position: near distances have their own, far ones share."""
     count = config.get("relative_attention_num_buckets", 32)
     far = config.get("relative_attention_max_distance", 128)
+    # ahead[query, key] is how far the key lies ahead of the query.
     ahead = np.arange(n) - np.arange(n)[:, None]
     offset = np.zeros_like(ahead)
-    # an encoder has half of its buckets for each direction, a decoder looks back only
+    # An encoder has half of its buckets for each direction, a decoder looks back only.
     if bidirectional:
         count //= 2
         offset = count * (ahead > 0)
         distance = np.abs(ahead)
     else:
         distance = np.maximum(-ahead, 0)
+    # Half of the buckets have one distance each. In the other half, buckets widen geometrically up
+    # to the distance `far`, and the last one takes all beyond.
     exact = count // 2
+    # The maximum keeps the logarithm finite at distance 0, whose value `where` drops.
     ratio = np.log(np.maximum(distance, 1) / exact) / math.log(far / exact)
     large = np.minimum(exact + (ratio * (count - exact)).astype(int), count - 1)
     return offset + np.where(distance < exact, distance, large)

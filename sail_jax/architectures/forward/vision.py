@@ -31,7 +31,7 @@ Images = Float[Array, "batch c y x"]
 def vit(
     params: Params, config: Config, images: Images, see: See = unseen
 ) -> Float[Array, "batch labels"]:
-    """Run ViT.
+    """Runs ViT.
 
     Args:
       params: The tensors by name.
@@ -72,7 +72,7 @@ def mlp(
     inputs: Float[Array, "batch n"],
     see: See = unseen,
 ) -> Float[Array, "batch outputs"]:
-    """Run a ReLU MLP with layers `layers.0, layers.1, ..., out`, whose kernels are `(in, out)`.
+    """Runs a ReLU MLP with layers `layers.0, layers.1, ..., out`, whose kernels are `(in, out)`.
 
     Args:
       params: The tensors by name.
@@ -104,7 +104,7 @@ def clip(
     inputs: tuple[Int[Array, "texts time"], Images],
     see: See = unseen,
 ) -> Float[Array, "images texts"]:
-    """Run CLIP on texts and images: the scaled cosines between them.
+    """Runs CLIP on texts and images: the scaled cosines between them.
 
     Texts have no padding but after their end.
 
@@ -130,7 +130,8 @@ def clip(
     x = e["token_embedding.weight"][tokens] + e["position_embedding.weight"][: tokens.shape[1]]
     x = _clip_layers(body, text, x, jnp.tri(tokens.shape[1], dtype=bool), see)
     x = layer_norm(body, "final_layer_norm", x, text.get("layer_norm_eps", 1e-5))
-    # early releases name the wrong end token; theirs is the largest
+    # Early releases state 2 as the end token, which is wrong: theirs is the largest number of all
+    # tokens.
     end = text.get("eos_token_id", 2)
     at = jnp.argmax(tokens if end == 2 else tokens == end, axis=-1)
     a = linear(t, "text_projection", x[jnp.arange(len(x)), at])
@@ -142,7 +143,7 @@ def clip(
 def clip_images(
     params: Params, config: Config, images: Images, see: See = unseen
 ) -> Float[Array, "images width"]:
-    """Run CLIP on images alone.
+    """Runs CLIP on images alone.
 
     Args:
       params: The tensors by name.
@@ -162,13 +163,13 @@ def clip_images(
     e = body / "embeddings."
     first, positions = e["class_embedding"], e["position_embedding.weight"]
     x = embed_patches(images, e["patch_embedding.weight"], None, first, positions)
-    # Spelt like this in the checkpoints.
+    # The name of the norm is misspelt in the checkpoints.
     x = _clip_layers(body, vision, layer_norm(body, "pre_layrnorm", x, eps), None, see)
     return linear(t, "visual_projection", layer_norm(body, "post_layernorm", x[:, 0], eps))
 
 
 def _clip_layers(body: Tensors, config: Config, x: Array, mask: Array | None, see: See) -> Array:
-    """Apply the layers of one tower of CLIP."""
+    """Applies the layers of one tower of CLIP."""
     eps = config.get("layer_norm_eps", 1e-5)
     act = activation(config.get("hidden_act", "quick_gelu"))
     qkvo = " ".join(f"self_attn.{p}_proj" for p in ("q", "k", "v", "out"))

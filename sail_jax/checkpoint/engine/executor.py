@@ -245,6 +245,7 @@ class _Run:
 
     def __init__(self, works: Sequence[Work], sink: Sink, measure: bool, progress: Progress | None):
         self.sink, self.measure, self.progress = sink, measure, progress
+        # Progress counts bytes of inputs, which take the time, and not tensors.
         self.total = sum(work.reads for work in works)
         self.done_bytes = sum(work.reads for work in works if not self.wanted(work))
         self.lock = threading.Lock()
@@ -262,6 +263,7 @@ class _Run:
                 self._copy(work, engine)
         else:
             self._merge(unit, engine)
+        # The sink's journal and the caller's function are called by one worker at a time.
         with self.lock:
             for work in todo:
                 self.sink.done(work.name)
@@ -275,6 +277,8 @@ class _Run:
         works = {work.name: work for work in unit.works}
         with engine.reader(unit) as reader:
             for work, start, entries, seen in unit.outcome(reader, self.measure):
+                # A unit of several tensors is merged as a whole, though some of them may have been
+                # finished by the run that this one resumes.
                 if not self.wanted(work):
                     continue
                 self.sink.write(work.name, entries, start)
@@ -375,6 +379,8 @@ def _all_nonfinite(works: Sequence[Work], first: Tensor, limit: int = 10) -> str
     The inputs that no worker has reached yet are read for it, for 20 seconds at most.
     """
     tensors = [first]
+    # Whoever waits for this message wants to know all that is wrong, but not to read a checkpoint
+    # of hundreds of gigabytes for it.
     until = time.monotonic() + 20
     for work in works:
         for tensor in work.inputs:

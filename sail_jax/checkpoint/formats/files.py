@@ -40,8 +40,11 @@ __all__ = [
     "strict_json",
 ]
 
-MAX_HEADER = 100_000_000  # bytes, of any description that is parsed: safetensors' own limit
+# The most bytes of any description that is parsed. It is the limit of safetensors itself.
+MAX_HEADER = 100_000_000
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
+# The dtypes that are read, by NumPy's names. ml_dtypes has bfloat16 and the float8 types, which
+# NumPy lacks; the others are NumPy's own.
 DTYPES = {
     name: np.dtype(getattr(ml_dtypes, name, name))
     for name in (
@@ -80,6 +83,7 @@ def explained(doing: str, path: Path) -> Iterator[None]:
     except disk.StoreError as exc:
         raise exc if isinstance(exc, CheckpointError) else CheckpointError(str(exc)) from exc
     except OSError as exc:
+        # A full disk is the one failure after which the work done so far is worth continuing.
         full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
         then = "finished tensors are kept: free some space and run again with resume=True"
         why = exc.strerror or str(exc) or type(exc).__name__
@@ -120,6 +124,7 @@ def reading(what: object) -> Iterator[None]:
         why = exc.strerror or str(exc) or type(exc).__name__
         raise CheckpointError(f"cannot read {what}: {why}") from exc
     except _PARSING as exc:
+        # Messages of parsers may have many lines, and may quote as much of the file as they like.
         why = " ".join(str(exc).split())[:200] or type(exc).__name__
         raise CheckpointError(f"{what} is damaged: {why}") from exc
 
@@ -213,6 +218,9 @@ def contained(folder: Path, name: str) -> Path:
     path, home = folder / name, folder.resolve()
     with reading(path):
         real = path.resolve(strict=True)
+    # Tools that download from the Hub store a file once, in `blobs`, and link to it from every
+    # snapshot. Any other link may have been made by someone who wants another file read in its
+    # place.
     homes = [home]
     homes += [above.parent / "blobs" for above in home.parents if above.name == "snapshots"][:1]
     if not any(real.is_relative_to(home) for home in homes):
@@ -250,7 +258,9 @@ class File:
 
     def close(self) -> None:
         """Closes the file; closing it again does nothing."""
-        fd, self._fd = self._fd, -1  # forgotten first: an interrupt may come before the next line
+        # Forgotten first: after an interrupt between these lines, nobody closes the number again,
+        # which may by then belong to another file.
+        fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
@@ -347,6 +357,7 @@ class StoredTensor:
         self.name, self.dtype, self.shape = name, dtype, shape
         self._file, self._runs, self._swap = file, tuple(runs), swap
         size = math.prod(shape) * dtype.itemsize
+        # Checked here once for all formats, so that no read below can reach beyond its tensor.
         if sum(length for _, length in self._runs) != size:
             raise CheckpointError(
                 f"{file.path}: '{name}' has {sum(n for _, n in self._runs)} bytes, its shape "

@@ -11,7 +11,8 @@ from sail_jax.checkpoint.formats.files import CheckpointError, explained
 
 try:
     import fcntl
-except ImportError:  # not on Windows: there two runs to one output are not noticed
+# Windows has no such locks. There, two runs to one output are not noticed.
+except ImportError:
     fcntl = None
 
 __all__ = ["Flusher", "admit", "hold", "is_empty_folder", "pwrite", "reserve"]
@@ -76,6 +77,8 @@ def hold(partial: Path, out: Path) -> int | None:
       CheckpointError: If another process holds the lock.
       OSError: If the folder cannot be made or opened.
     """
+    # Whoever finishes removes the folder, so that the lock may be of a folder that is no longer
+    # there. Then it is tried again; ten times in a row mean that others are busy with it.
     for _ in range(10):
         partial.mkdir(exist_ok=True)
         if fcntl is None:
@@ -86,7 +89,8 @@ def hold(partial: Path, out: Path) -> int | None:
         except BlockingIOError:
             os.close(fd)
             raise CheckpointError(f"{out} is being written by another process") from None
-        except OSError:  # a file system without locks
+        # A file system without locks must not keep an output from being written.
+        except OSError:
             os.close(fd)
             return None
         # Whoever held it before may have removed or renamed the folder since we opened it.
@@ -132,7 +136,8 @@ def pwrite(fd: int, view: memoryview, offset: int) -> None:
         view, offset = view[wrote:], offset + wrote
 
 
-FLUSH = 64 << 20  # bytes written to a file before it is flushed
+# How many bytes are written to a file before it is flushed.
+FLUSH = 64 << 20
 
 
 class Flusher:
@@ -160,6 +165,7 @@ class Flusher:
             self._dirty[fd] = self._dirty.get(fd, 0) + count
             if self._dirty[fd] >= FLUSH:
                 self._changed.notify()
+                # Outputs that are smaller than this need no thread.
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="flush", daemon=True)
                     self._thread.start()
@@ -201,4 +207,5 @@ class Flusher:
             raise failure
 
 
-_flush = getattr(os, "fdatasync", os.fsync)  # macOS and Windows have the latter only
+# macOS and Windows have only the latter.
+_flush = getattr(os, "fdatasync", os.fsync)

@@ -16,7 +16,8 @@ from sail_jax.merging.tensors import Shape
 __all__ = ["Layout", "Region", "Wanted", "staged"]
 
 Wanted = Mapping[str, tuple[np.dtype, Shape]]
-_ALIGNED = 64  # bytes, so that tensors of any type can be used where they lie
+# Tensors begin at multiples of so many bytes, so that those of any type can be used where they lie.
+_ALIGNED = 64
 
 
 class Region(NamedTuple):
@@ -65,5 +66,6 @@ def staged(tensors: Wanted, file: str) -> Layout:
     for name, (dtype, shape) in tensors.items():
         size = math.prod(shape) * dtype.itemsize
         regions[name] = [Region(file, end, size)]
+        # A negative number modulo n is what is missing to the next multiple of n.
         end += size + -size % _ALIGNED
     return Layout(regions, [], {file: end})

@@ -28,13 +28,19 @@ from sail_jax.merging.tensors import Shape, Tensor
 
 __all__ = ["layout", "read_file"]
 
-CHUNK = 2**30  # bytes of an array that flax keeps in one piece
+# The most bytes of an array that Flax keeps in one piece.
+CHUNK = 2**30
 _CHUNKED = "__msgpack_chunked_array__"
-_COMPLEX = 2  # type of an extension with a Python complex number; 1 and 3 are those of NumPy
-_DEPTH = 100  # of nesting, far below the limit on recursion in Python
-_WINDOW = 1 << 16  # bytes that are read from the file at once
-_VALUES = 1 << 20  # keys, arrays and other values of a file; reading as many takes seconds
-_OF_ARRAY = 100  # values inside of an extension: the shape, dtype and bytes of an array
+# The type of an extension that holds a Python complex number. 1 and 3 are those of NumPy.
+_COMPLEX = 2
+# The deepest nesting, far below Python's limit on recursion.
+_DEPTH = 100
+# How many bytes are read from the file at once.
+_WINDOW = 1 << 16
+# The most keys, arrays and other values of a file. Reading so many takes seconds.
+_VALUES = 1 << 20
+# The most values inside of an extension, which has the shape, dtype and bytes of an array.
+_OF_ARRAY = 100
 
 
 class _Blob(NamedTuple):
@@ -68,6 +74,8 @@ class _Scan:
         start = self.at - self._first
         if count < 0 or self.at + count > self.end:
             raise ValueError(f"it ends within a value, at byte {self.at}")
+        # A read from the system for every byte would dominate: structure is small, so one window
+        # mostly holds what follows. Bytes of arrays are stepped over and never enter it.
         if not (self._window and start >= 0 and start + count <= len(self._window)):
             size = max(count, min(_WINDOW, self.end - self.at))
             self._window, self._first, start = self.file.bytes_at(self.at, size), self.at, 0
@@ -97,6 +105,8 @@ class _Scan:
         if self.values < 0:
             raise ValueError("it has too many values that are no arrays")
         code = self.take(1)[0]
+        # The codes of a kind differ in their last bits, which say its length, or how many bytes its
+        # length or value has: hence 1 << (code - first).
         match code:
             case _ if code < 0x80:
                 return code
@@ -145,6 +155,8 @@ class _Scan:
             key = self.value(depth + 1)
             if not isinstance(key, str | int):
                 raise ValueError(f"a key is a {type(key).__name__}, not text")
+            # Flax writes lists as dictionaries with the keys "0", "1" and so on; as text 0 and "0"
+            # are one.
             if str(key) in mapping:
                 raise ValueError(f"the key {str(key)!r} is repeated")
             mapping[str(key)] = self.value(depth + 1)
@@ -182,14 +194,17 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _arrays(file: File, node: Any, at: str) -> Iterator[tuple[str, _Array]]:
     """Yields the arrays in a tree with their paths."""
+    # A Python complex number is no array, and is left out like other plain values.
     if isinstance(node, _Blob) and node.kind == _COMPLEX:
         match _Scan(file, node.offset, node.offset + node.length, _OF_ARRAY).value():
             case [float(), float()]:
                 pass
-            case _:  # refused, not left out: it may be a damaged array
+            # It is refused and not left out, as it may be a damaged array.
+            case _:
                 raise ValueError(f"'{at}' is not a complex number as flax writes it")
     elif isinstance(node, _Blob) and node.kind is not None:
         yield at, _array(file, node, at)
+    # A chunked array is a dictionary: of its shape, and of flat chunks that are arrays of one axis.
     elif isinstance(node, dict) and _CHUNKED in node:
         parts = [_array(file, blob, at) for blob in _ordered(node.get("chunks"))]
         shape = tuple(_ordered(node.get("shape")))
@@ -281,6 +296,7 @@ def _pack(node: Any, tensors: Wanted) -> _Pieces:
     if size <= CHUNK:
         yield from _pack_array(node, dtype, shape)
         return
+    # As in flax, a chunk has as many whole entries as fit.
     step = max(1, CHUNK // dtype.itemsize)
     numel = math.prod(shape)
     sizes = [min(step, numel - start) for start in range(0, numel, step)]
@@ -295,9 +311,12 @@ def _pack(node: Any, tensors: Wanted) -> _Pieces:
 def _pack_array(name: str, dtype: np.dtype, shape: Shape) -> _Pieces:
     """Yields the start of an array's extension, and the (path, size) pair of its bytes."""
     size = math.prod(shape) * dtype.itemsize
+    # 0x93 begins a list of three: shape, name of the dtype, bytes.
     head = b"\x93" + _packed(shape) + _packed(dtype.name)
     head += _length(size, (0xC4, 0xC5, 0xC6))
     total = len(head) + size
+    # Extensions of these lengths have codes of their own, and msgpack uses the shortest code there
+    # is. With it, the file is the same byte for byte as flax's.
     fixext = {1: 0xD4, 2: 0xD5, 4: 0xD6, 8: 0xD7, 16: 0xD8}
     start = bytes([fixext[total]]) if total in fixext else _length(total, (0xC7, 0xC8, 0xC9))
     yield start + b"\x01" + head

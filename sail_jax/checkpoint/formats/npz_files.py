@@ -32,8 +32,10 @@ from sail_jax.merging.tensors import Tensor
 
 __all__ = ["layout", "read_file"]
 
-_HEADER = 1 << 16  # bytes of a .npy header that are read
-_BLOCK = 1 << 20  # bytes that are copied at once
+# How many bytes of a .npy header are read.
+_HEADER = 1 << 16
+# How many bytes are copied at once.
+_BLOCK = 1 << 20
 _STAGE = "tensors"
 
 
@@ -64,6 +66,8 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
 def _tensor(name: str, file: File, member: Member) -> Tensor:
     """Reads the .npy header of a member, and makes a tensor of it."""
     head = io.BytesIO(inflate(file, member, 0, _HEADER).tobytes())
+    # Version 3 differs from 2 in that it allows names of fields beyond latin-1, and plain numbers
+    # have no fields.
     version = np.lib.format.read_magic(head)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"a .npy of version {version} holds no plain numbers")
@@ -73,6 +77,8 @@ def _tensor(name: str, file: File, member: Member) -> Tensor:
         shape, fortran, spelt = np.lib.format.read_array_header_2_0(head)
     dtype, first = _dtype(spelt, member.comment.decode()), head.tell()
     shape = checked_shape(shape, dtype.itemsize, f"{file.path}: '{name}'")
+    # The size that the archive states has to agree with the array's own, so that neither can make
+    # this process allocate more than the other.
     if first + math.prod(shape) * dtype.itemsize != member.size:
         raise ValueError(f"{dtype}{list(shape)} does not fill its {member.size} bytes")
     swap = spelt.byteorder == ">"

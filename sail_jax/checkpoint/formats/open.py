@@ -103,6 +103,7 @@ class Checkpoint:
             for name in names:
                 if name not in tensors:
                     raise CheckpointError(f"{path}: the index places '{name}' here; it is not")
+            # Nor may it hold others: it could be a file of another model under the same name.
             if unknown := tensors.keys() - set(names):
                 raise CheckpointError(f"{path} holds '{min(unknown)}', which the index does not")
         for name in tensors:
@@ -130,7 +131,7 @@ def changed(path: str | Path) -> CheckpointError:
 
 def _version(about: os.stat_result) -> tuple[int, int, int]:
     """What of a file's status changes whenever its content does."""
-    # The last is the time of any change: a program can set the time of writing back, not this.
+    # A program can set the time of writing back, but not the last of these, the time of any change.
     return about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
 
@@ -175,7 +176,8 @@ def open_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> Checkpoi
             else:
                 checkpoint._add(path, allow_pickle)
             for name in checkpoint.tensors:
-                name.encode()  # a pickle or JSON may hold half of a character
+                # A pickle or JSON may hold half of a surrogate pair, which no output could store.
+                name.encode()
     except BaseException:
         checkpoint.close()
         raise

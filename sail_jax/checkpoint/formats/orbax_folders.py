@@ -86,7 +86,8 @@ def read_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None
     return tensors, {}
 
 
-_Key = tuple[str, int | None]  # of a dictionary, or a place in a list of so many
+# A key of a dictionary, or a place in a list of so many.
+_Key = tuple[str, int | None]
 
 
 def _leaves(node: Any, keys: tuple[_Key, ...] = ()) -> Iterator[tuple[tuple[_Key, ...], Any]]:
@@ -110,7 +111,8 @@ def _leaf(path: Path, keys: tuple[_Key, ...], dtype: np.dtype) -> np.ndarray:
     for key, length in reversed(keys):
         if length is None:
             item, how = {key: item}, {key: how}
-        else:  # lists keep their length: the other places stay empty
+        # Lists keep their length, and the other places stay empty.
+        else:
             item = [item if i == int(key) else ocp.PLACEHOLDER for i in range(length)]
             how = [how if i == int(key) else ocp.RestoreArgs() for i in range(length)]
     with _failing(path), ocp.PyTreeCheckpointer() as checkpointer:

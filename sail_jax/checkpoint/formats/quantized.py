@@ -8,6 +8,8 @@ from sail_jax.merging.tensors import Tensor, Tensors
 __all__ = ["quantization"]
 
 # Scheme, how the names of its codes end, and how those of the scales (or the like) beside them do.
+# In the order in which they are tried: names that several schemes use come after those that tell
+# one from the others (GPTQ has g_idx, AWQ has not).
 _PAIRS = (
     ("FP8", "", ("_scale_inv", "_scale")),
     ("FP8", "weight", ("scale_inv", "scale_weight", "scale")),

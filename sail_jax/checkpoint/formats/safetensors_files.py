@@ -67,6 +67,8 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise CheckpointError(f"{path} is damaged: its metadata must be text by name")
     entries = [(_entry(path, name, about), name) for name, about in header.items()]
     end, tensors = 0, {}
+    # In the order of their bytes each tensor has to begin where the one before it ends: that alone
+    # rules out gaps and overlaps. An empty tensor has equal ends and sorts before its neighbour.
     for (start, stop, dtype, shape), name in sorted(entries, key=lambda entry: entry[0][:2]):
         if start != end:
             fault = "overlaps the tensor before it" if start < end else "leaves a gap before it"
@@ -89,6 +91,7 @@ def _entry(path: Path, name: str, about: Any) -> tuple[int, int, np.dtype, tuple
             pass
         case _:
             raise CheckpointError(f"{path} is damaged: '{name}' has no dtype, shape and offsets")
+    # `type` instead of `isinstance`, as true counts as 1.
     if len(about) != 3 or type(start) is not int or type(stop) is not int:
         raise CheckpointError(f"{path} is damaged: '{name}' is described by {sorted(about)}")
     if code not in _CODES:
@@ -161,6 +164,7 @@ def layout(
     regions, fixed, sizes, weights = {}, [], {}, {}
     for i, shard in enumerate(shards, 1):
         file = f"{stem}-{i:05}-of-{len(shards):05}.safetensors" if sharded else name
+        # transformers has refused files without this entry.
         header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
         end = 0
         for key, size in shard.items():

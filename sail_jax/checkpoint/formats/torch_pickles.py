@@ -54,9 +54,11 @@ _STORAGES = {
 }
 _ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
 # Limits on what a small file can make this process copy or allocate.
-_AXES = 64  # more than any tensor has
-_ARGUMENTS = 16  # more than any function has
-_REPEATED = 1 << 30  # bytes of a tensor that repeats entries of its storage
+# More axes than any tensor has, and more arguments than any function has.
+_AXES = 64
+_ARGUMENTS = 16
+# The most bytes of a tensor that repeats entries of its storage.
+_REPEATED = 1 << 30
 
 
 class _Dict(dict[str | int, Any]):
@@ -224,6 +226,7 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
             f"{file.path} is not a zip archive: PyTorch's format before 1.6 is not read, "
             "load it there and save it again"
         )
+    # torch.save puts everything under one folder of any name, hence "/data.pkl".
     entries, _ = members(file)
     pickles = [name for name in entries if name == "data.pkl" or name.endswith("/data.pkl")]
     if len(pickles) != 1:
@@ -274,6 +277,7 @@ def _tensor(file: File, name: str, strided: _Strided, member: Member, swap: bool
     dtype = strided.dtype
     shape = checked_shape(strided.shape, dtype.itemsize, f"{file.path}: '{name}'")
     numel, first = math.prod(shape), strided.offset * dtype.itemsize
+    # The last entry of a strided view has the largest offset, since strides are not negative.
     steps = zip(shape, strided.strides, strict=True)
     span = (1 + sum((n - 1) * step for n, step in steps)) * dtype.itemsize if numel else 0
     if first + span > member.size:

@@ -10,7 +10,8 @@ from sail_jax.checkpoint.formats.files import CheckpointError
 
 __all__ = ["joined", "nested"]
 
-_LONGEST = 4096  # characters of a path: deep trees of long keys would fill the memory
+# The most characters of a path. Deep trees of long keys would fill the memory.
+_LONGEST = 4096
 
 
 def joined(at: str, separator: str, key: str | int) -> str:

@@ -10,7 +10,8 @@ from sail_jax.checkpoint.formats.files import MAX_HEADER, CheckpointError, File,
 
 __all__ = ["Member", "inflate", "members"]
 
-_BLOCK = 1 << 20  # bytes that are unpacked at once
+# How many bytes are unpacked at once.
+_BLOCK = 1 << 20
 
 
 class Member(NamedTuple):

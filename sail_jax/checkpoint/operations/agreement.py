@@ -22,7 +22,8 @@ from sail_jax.merging.tensors import Tensors, read_whole
 
 __all__ = ["Agreement", "Certify", "agreement", "certified", "verdict", "wanted"]
 
-FITS = 1 << 30  # bytes of both networks in float32, up to which they are run without being asked
+# The bytes of both networks in float32 up to which they are run without being asked.
+FITS = 1 << 30
 
 Certify = bool | Callable[[Mapping[str, Any], Mapping[str, Any]], Any] | None
 """Whether a network is run before and after a change.
@@ -150,11 +151,13 @@ def certified(
     Raises:
       ValueError: If the network cannot be run.
     """
+    # The networks are run in real dtypes, to which complex tensors cannot be cast.
     if any(np.iscomplexobj(np.empty(0, x.dtype)) for x in tensors.values()):
         return ()
     forward = _given(certify) if callable(certify) else _known(config)
     if forward is None:
         return ()
+    # Without this, JAX would make float64 tensors float32, and certify another network.
     wide = any(x.dtype == np.float64 for x in tensors.values())
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
         return _certified(forward, tensors, config, renew)
@@ -189,10 +192,12 @@ def _known(config: Mapping[str, Any]) -> _Forward | None:
     logits = family.logits
     if logits is None:
         return None
+    # Drawn once for both networks, with a fixed seed: the same command has the same certificate.
     inputs = family.inputs(stated(config), np.random.default_rng(0))
 
     return _Forward(
         f"the forward pass of {family.name} in sail_jax",
+        # The configuration is closed over, since it decides how many layers are traced.
         lambda config: jax.jit(lambda tensors: logits(tensors, stated(config), inputs)),
     )
 
@@ -243,8 +248,12 @@ def agreement(
         outputs.append([np.asarray(x, np.float64) for x in jax.tree.leaves(y)])
         return y
 
+    # The number beside the tensors tells the two networks apart, which may need different programs.
+    # What each run returned is kept here, for the mean that `certificate` does not report.
     measured = certificate(run, (0, old), (1, new), None, dtype=dtype)
-    before, after, moved = outputs  # `certificate` also runs the old network a little moved
+    # `certificate` also runs the old network with its tensors a little moved.
+    before, after, moved = outputs
+    # A function that ignores its tensors, say by loading a model of its own, would always agree.
     if all(map(np.array_equal, before, moved)):
         raise ValueError(f"the outputs of {forward.name} do not change with the tensors")
     distance = np.concatenate([np.abs(b - a).ravel() for a, b in zip(before, after, strict=True)])

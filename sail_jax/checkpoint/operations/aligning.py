@@ -165,8 +165,11 @@ def _limits(works: Sequence[Work], max_memory: int | None, threads: int | None) 
     if max_memory is None:
         return limits(works, None, threads)
     try:
+        # What the matching holds beyond the program itself is taken off, since it is not given back
+        # to the system before the copy begins.
         return limits(works, max_memory - max(0, resident() - CONSTANT), threads)
-    except MergeError:  # one tensor at a time, in memory that was used before
+    # Then one tensor is copied at a time, in memory that the matching used before.
+    except MergeError:
         return limits(works, max_memory, 1)._replace(hold=0)
 
 

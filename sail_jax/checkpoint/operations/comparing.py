@@ -27,7 +27,9 @@ from sail_jax.probe.tasks import Conflict, conflict, sums
 
 __all__ = ["Comparison", "Vectors", "compare_checkpoints", "pooled"]
 
-PIECE, FEW = 1 << 20, 1 << 14  # entries read at a time; only two shapes are compiled
+# Entries read at a time. A piece has one of these two sizes, padded, so that only two shapes are
+# compiled: most tensors are large, and norms and biases would waste the large one.
+PIECE, FEW = 1 << 20, 1 << 14
 
 
 class Vectors(NamedTuple):
@@ -116,6 +118,7 @@ def compare_checkpoints(
         raise CheckpointError("name at least two checkpoints to compare")
     named = [Path(path) for path in paths] + ([] if base is None else [Path(base)])
     for first, second in itertools.combinations(named, 2):
+        # Links and relative paths are looked through: two names of one file are one model.
         if os.path.realpath(first) == os.path.realpath(second):
             raise CheckpointError(f"{second} is named twice: a model says nothing beside itself")
     with contextlib.ExitStack() as stack:
@@ -189,6 +192,7 @@ def _differences(opened: Sequence[Checkpoint], rest: Sequence[str]) -> list[str]
         for key, (a, b) in (differences(config, there) if config and there else {}).items():
             lines.append(f"config: {key!r} is {a!r} in {first.path}, {b!r} in {other.path}")
         if vocabulary and (ids := _vocabulary(other)) and ids != vocabulary:
+            # Tokens that only the other one has show in its length, not in this count.
             apart = sum(ids.get(text) != i for text, i in vocabulary.items())
             lines.append(
                 f"tokenizer: {max(apart, abs(len(ids) - len(vocabulary)))} of {len(vocabulary)} "

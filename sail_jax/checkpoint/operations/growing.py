@@ -159,6 +159,8 @@ def growing(
             ],
             "notes": list(made.notes),
         }
+        # A tensor that is computed when it is read says in `mark` of what and how. Shapes and
+        # dtypes alone would let another method or seed of the same target resume this output.
         marks = sorted({getattr(x, "mark", "") for x in view.tensors.values()})
         shapes = [(w.name, str(w.dtype), w.shape) for w in works]
         mark = hashlib.sha256(repr([marks, shapes]).encode()).hexdigest()
@@ -236,6 +238,8 @@ def grow_checkpoint(
         view, own = ready.view, _own(ready.view, config)
 
         def renew(arrays: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+            # The same plan as that of the files, applied to arrays in memory: equal keys draw the
+            # same units.
             key, goal = random_bits.key(seed), read_target(to)
             new, made = networks.grow(arrays, own, goal, method, key=key, rules=rules, **options)
             return new, made.config
@@ -250,6 +254,8 @@ def grow_checkpoint(
             run.max_memory,
         )
         preserved = verdict(ready.growth.report, agreed)
+        # The plan has refused what the axes show to lose something. This is for what only a run
+        # shows.
         if options.get("require_lossless") and preserved.exact is False:
             raise CheckpointError(f"{path}: lossless growth was asked for, but is {preserved}")
         notes = [*ready.growth.notes, *failed]

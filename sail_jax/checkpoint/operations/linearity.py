@@ -20,9 +20,12 @@ from sail_jax.probe.networks import OUTPUT, layers
 
 __all__ = ["ALPHAS", "SCALES", "Identity", "LayerwiseLinearity", "Stitched", "measure_linearity"]
 
-ALPHAS = (0.25, 0.5, 0.75)  # weights of the first of two models
-SCALES = (0.4,)  # of task vectors, as in the paper's figures
-SETS = 1140  # at most so many sets of three, as many as there are of the paper's 20 models
+# Weights of the first of two models.
+ALPHAS = (0.25, 0.5, 0.75)
+# Scales of task vectors, as in the paper's figures.
+SCALES = (0.4,)
+# The most sets of three that are looked at. The paper's 20 models have as many.
+SETS = 1140
 
 
 class Identity(NamedTuple):
@@ -173,6 +176,9 @@ def _pooled(run: Running) -> probe.Apply:
 
     def apply(params: Any, batch: Any) -> tuple[Array, dict[str, Array]]:
         out, seen = run.network(params, batch)
+        # Texts differ in length, so only the mean over the encoder's tokens and the decoder's first
+        # state mean the same for all of them. The paper takes these two as well, after sentence-T5
+        # (Ni et al., 2021).
         first = {name: name.startswith("decoder.") for name in seen}
         return out, {n: x[:, 0] if first[n] else x.mean(1) for n, x in seen.items()}
 
@@ -226,7 +232,7 @@ def _stitched(
     every_layer: bool, batch_size: int,
 ) -> list[Stitched]:  # fmt: skip
     """Figures 9 and 10, and the features of each model in every other."""
-    # what T5's decoder made of one encoder cannot go on with another
+    # What T5's decoder made of one encoder cannot go on with another.
     names = [
         name
         for name in layers(run.network, models[0], run.data)
@@ -256,6 +262,7 @@ def _stitched(
         for i, j in itertools.combinations(range(len(models)), 2):
             pair = [ahead[i], ahead[j]]
             add("addition", (i, j), s, pair, base)
+            # Half way between the two moved models lies base + s (tau_i + tau_j) / 2.
             add("addition, weights", (i, j), s, [_moved(pair[0], pair[1], 0.5)], base)
         for i, model in enumerate(models):
             add("single", (i,), s, [ahead[i]], base)

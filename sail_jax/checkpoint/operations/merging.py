@@ -117,6 +117,8 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
 
         def open(path: str) -> Any:
             inputs.append(opened(path, run))
+            # The list is for asking at the end whether an input has changed; the stack closes the
+            # files.
             return stack.enter_context(inputs[-1])
 
         plan = planning.plan(recipe, open)
@@ -137,6 +139,8 @@ def visits(works: Sequence[Work]) -> dict[str, int]:
     """
     groups: dict[int, list[Work]] = {}
     for work in works:
+        # Works of one merge share the same object, and statistics of the whole tree are of all of
+        # them.
         groups.setdefault(id(work.merge), []).append(work)
     return {
         work.name: passes(work, tree_bits(group)) for group in groups.values() for work in group

@@ -123,6 +123,8 @@ def _sample(path: Path, size: int) -> int:
     checksum = 0
     with reading(path), path.open("rb", buffering=0) as file:
         for start in (*range(0, size, step), max(0, size - BLOCK)):
+            # CRC-32 is for accidents, not for attackers; reading whole checkpoints for a digest
+            # would take as long as many a merge.
             checksum = zlib.crc32(os.pread(file.fileno(), BLOCK, start), checksum)
     return checksum
 
@@ -174,7 +176,7 @@ def carried_out(
             for name, data in extras().items():
                 writer.extra(name, data)
         try:
-            # Only now has everything been read.
+            # Checked at the end, as only now has everything been read.
             _check_unchanged(inputs, state)
         except CheckpointError:
             with contextlib.suppress(disk.StoreError):
@@ -189,5 +191,7 @@ def _check_unchanged(inputs: Sequence[Checkpoint], state: Mapping[str, object]) 
     for checkpoint in inputs:
         checkpoint.check_unchanged()
     for path, now in _state(inputs).items():
-        if now != state[path]:  # writing through a memory map: the system notes its time later
+        # A program that writes through a memory map changes bytes first, and the system notes the
+        # time later: so the samples are compared too.
+        if now != state[path]:
             raise changed(path)

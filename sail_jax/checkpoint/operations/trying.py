@@ -19,7 +19,8 @@ from sail_jax.merging.tensors import read_whole
 
 __all__ = ["Examples", "Running", "Trial", "read_examples", "running", "try_average", "unfit"]
 
-MOST = 1 << 28  # bytes of examples
+# The most bytes of examples.
+MOST = 1 << 28
 
 
 class Examples(NamedTuple):
@@ -116,7 +117,8 @@ def read_examples(path: str | PathLike[str]) -> Examples:
         if path.suffix != ".npz" or total > MOST:
             raise CheckpointError(f"{path}: expected an .npz of at most {MOST >> 20} MiB")
         names = [n for n in ("inputs", "tokens") if n in tensors]
-        # images and what their classes are called, for CLIP; else one of the two
+        # Images have four axes. Beside them, "tokens" say what their classes are called, for CLIP;
+        # otherwise there is one of the two arrays.
         with_texts = len(names) == 2 and len(tensors["inputs"].shape) == 4
         if len(names) - with_texts != 1 or tensors.keys() - {"tokens", "inputs", "labels"}:
             raise CheckpointError(
@@ -262,13 +264,16 @@ def running(
 
         def see(name: str, x: Array) -> Array:
             if name.startswith("text_model."):
-                return x  # of CLIP's classes, not of the examples
+                # The text tower runs on the names of the classes, so its features are not of the
+                # examples.
+                return x
             seen[name] = x = override[name] if override and name in override else x
             return x
 
         return logits(params, settings, inputs(batch), see), seen
 
     try:
+        # Shapes alone tell whether the examples fit, before anything is compiled or run.
         shape = jax.eval_shape(network, models[0], data)[0].shape
         if labels is not None and labels.shape != shape[:-1]:
             raise ValueError(f"labels {list(labels.shape)} do not fit outputs {list(shape)}")
@@ -304,6 +309,8 @@ def _inputs(
     first = pad if first is None else first
 
     def shifted(batch: Any) -> Any:
+        # The decoder sees the label before the one it predicts, and the start token before the
+        # first.
         before = jnp.pad(batch["labels"][:, :-1], ((0, 0), (1, 0)), constant_values=first)
         return batch["inputs"], jnp.where(before < 0, pad, before)
 
@@ -363,6 +370,8 @@ def _cross_entropy(logits: Array, labels: ArrayLike) -> Float[Array, "example"]:
     y = jnp.asarray(labels)
     counts = y >= 0
     logs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    # A label that does not count may be -100, which would index from the end; its entry is
+    # multiplied by 0 below.
     log_probs = jnp.take_along_axis(logs, jnp.where(counts, y, 0)[..., None], -1)[..., 0]
     axes = tuple(range(1, y.ndim))
     return -jnp.sum(log_probs * counts, axes) / jnp.maximum(counts.sum(axes), 1)

@@ -165,7 +165,8 @@ class Journal:
 
     def close(self) -> None:
         """Closes the file; closing it again does nothing."""
-        fd, self._fd = self._fd, -1  # forgotten first: an interrupt may come before the next line
+        # The descriptor is forgotten first, as an interrupt may come before the next line.
+        fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 

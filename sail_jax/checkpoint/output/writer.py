@@ -40,7 +40,8 @@ from sail_jax.merging.tensors import Shape
 
 __all__ = ["Writer", "create", "save_checkpoint"]
 
-_PIECE = 1 << 22  # bytes of a tensor that have one digest
+# The bytes of a tensor that share one digest.
+_PIECE = 1 << 22
 _OURS = {"journal", "data", "stage", "extras"}
 
 
@@ -283,7 +284,8 @@ class Writer:
                 with explained("write", path):
                     self._journal = Journal(path, head, lines)
         except BaseException:
-            if not names:  # nothing was computed yet: leave no trace
+            # Nothing was computed yet, so no trace is left.
+            if not names:
                 self._remove()
             raise
         self._done, self.finished = set(valid), frozenset(valid)
@@ -316,7 +318,8 @@ class Writer:
                 self._fds[file] = fd
                 # Blocks that an earlier run filled or reserved are not needed again.
                 missing += max(0, size - os.fstat(fd).st_blocks * 512)
-            if self._layout.convert:  # the output stands beside its stage at the end
+            # The output stands beside its stage at the end, so room for both is needed.
+            if self._layout.convert:
                 missing += sum(self._layout.sizes.values())
             free = have.f_bavail * have.f_frsize
             if missing > free > 0:
@@ -452,7 +455,8 @@ class Writer:
         """
         if not self.folder:
             raise CheckpointError(f"{self.out} is one file: '{filename}' cannot go along")
-        if self.unchanged:  # it went along when the earlier run committed
+        # It went along when the earlier run committed.
+        if self.unchanged:
             return
         if not filename or filename.startswith(".") or set(filename) & set("/\\\0"):
             raise CheckpointError(f"{filename!r} is not a plain file name")
@@ -574,7 +578,8 @@ def save_checkpoint(
     wanted = {name: (array.dtype, array.shape) for name, array in arrays.items()}
     with create(
         *(out, wanted),
-        fingerprint=uuid.uuid4().hex,  # arrays in hand are written again, never resumed
+        # Arrays in hand are written again and never resumed, so their fingerprint is like no other.
+        fingerprint=uuid.uuid4().hex,
         format=format,
         shard_bytes=shard_bytes,
         metadata=metadata,

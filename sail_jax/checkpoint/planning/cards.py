@@ -63,6 +63,7 @@ def _described(t: Treatment, passes: Passes) -> dict[str, Any]:
     inputs = [*t.models, *([] if t.base is None else [t.base])]
     times = passes.get(t.name, 1)
     wide = 8 if any(x.dtype.itemsize == 8 for x in inputs) else 4
+    # A model that is listed twice, or counts as the base, is read once.
     unique = {id(x): x for x in inputs}.values()
     return {
         "name": t.name,
@@ -255,6 +256,8 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
     title = f"[{entry.title}]({entry.reference})" if entry.reference else entry.title
     models = [model for model in plan.inputs if model.role != "tokenizer"]
     base = next((model.name for model in models if model.role == "base"), None)
+    # The Hub refuses a card whose base_model is not a name such as owner/model, so paths are left
+    # out.
     hub = [model.name for model in models if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model.name)]
     front = ["base_model:", *(f"- {_quoted(model)}" for model in hub)] if hub else []
     front += ["library_name: transformers"] if "config.json" in plan.extras else []

@@ -164,7 +164,8 @@ class Hyperparameters:
                 (chosen.weights or ones, identity(self._made(self.recipe.method, chosen.options)))
                 for chosen in pair
             )
-        except (TypeError, ValueError):  # the other recipe cannot be carried out at all
+        # The other recipe may not be one that can be carried out at all.
+        except (TypeError, ValueError):
             return False
         return mine != theirs
 

@@ -94,6 +94,8 @@ class Input:
         renames = {pattern: renaming(pattern, new) for pattern, new in recipe.rename.items()}
         for name, tensor in stored.items():
             new = name
+            # One after the other, each on what those before it made: the order of the recipe
+            # counts.
             for pattern, rename in renames.items():
                 done = rename(new)
                 if done != new:
@@ -155,6 +157,8 @@ class Input:
             embedding = self.embedding(width)
             if embedding is not None and (self.tied is not False):
                 return embedding, f"{self.ref} is tied: merged by its embedding"
+        # A head that its config calls tied is only a copy, and is read here if there is no
+        # embedding of the right width to read in its place.
         return self.tensors.get(name), ""
 
 
@@ -206,7 +210,8 @@ def patched_config(
     >>> patched_config({"n_layer": 2, "vocab_size": 9}, layers=[0, 0, 1], rows=10)
     {'n_layer': 3, 'vocab_size': 10}
     """
-    new = json.loads(json.dumps(config))  # a copy in depth, as text_config is changed too
+    # A copy in depth, as text_config is changed too.
+    new = json.loads(json.dumps(config))
     # Configs of models with several towers keep that of the text tower under text_config.
     parts = [part for part in (new, new.get("text_config")) if isinstance(part, dict)]
     if dtype is not None:
@@ -221,6 +226,8 @@ def patched_config(
         if layers is not None and key is not None:
             old, part[key] = part[key], len(layers)
             kinds = part.get("layer_types")
+            # Only if it names one kind for each of the old layers is it known which kind a layer
+            # was of.
             if isinstance(kinds, list) and len(kinds) == old and max(layers) < len(kinds):
                 part["layer_types"] = [kinds[i] for i in layers]
     if tied is not None and not any("tie_word_embeddings" in part for part in parts):

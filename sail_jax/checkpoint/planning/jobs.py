@@ -88,6 +88,7 @@ class _Walk:
             lead = listed if delta and listed is not None else sources[0]
             names = self.members(module, self.inputs[lead.model])
             self.check_extra(module, lead, names, inputs)
+            # Embeddings belong to the first slice, and the last norm and the head to the last one.
             early = [name for name in names if position(name) is None and is_early(name)]
             late = [name for name in names if position(name) is None and not is_early(name)]
             if which == 0:
@@ -204,6 +205,8 @@ class _Walk:
                         (source, model, place.at((source.layers or lead.layers)[0] + i))
                         for source, model in inputs
                     )
+                    # Only the number in the output runs on; each source counts from where its own
+                    # range begins.
                     out = place.at(offsets.get(stack, 0) + i)
                     yield Job(out, sources, base and (base, name), t, module, part)
         offsets[stack] = offsets.get(stack, 0) + b - a
@@ -212,6 +215,8 @@ class _Walk:
         """Checks that stacks of the same name have equally many layers in all models."""
         depth = stacks(names)
         for source, model in inputs:
+            # A stack that the lead lacks is no difference of depth: its tensors are surplus, and
+            # reported so.
             for stack, n in stacks(model.tensors).items():
                 if depth.get(stack, n) != n:
                     raise RecipeError(

@@ -98,7 +98,8 @@ class Treatment(NamedTuple):
     def merge(self) -> Merge | None:
         """The merge; None for a copy."""
         merge = self.work.merge
-        assert merge is None or isinstance(merge, Merge)  # there is no other `Program`
+        # There is no other `Program`.
+        assert merge is None or isinstance(merge, Merge)
         return merge
 
     @property
@@ -194,6 +195,7 @@ def fingerprint(plan: Plan) -> str:
 
     def tensor(x: Tensor | None) -> Any:
         if isinstance(x, Rows):
+            # Rows of a vocabulary may number 10^5: they enter as their hash.
             runs = hashlib.sha256(repr((x.runs, sorted(x.means.items()))).encode()).hexdigest()
             return [runs, *map(tensor, x.parts)]
         if x is None:
@@ -203,6 +205,7 @@ def fingerprint(plan: Plan) -> str:
     merges: dict[int, str] = {}
     digest = hashlib.sha256(json.dumps([plan.method, plan.compat, plan.seed]).encode())
     for t in plan.treatments:
+        # The identity of a merge takes time, and tensors of a group share it.
         if t.merge is not None and t.group not in merges:
             merges[t.group] = identity(t.merge)
         done = merges.get(t.group, "copy") if t.merge is not None else "copy"
@@ -258,6 +261,7 @@ class _Planner:
         written = {treatment.name for treatment in treatments}
         self.aliases = {a: b for a, b in self.aliases.items() if b in written and a not in written}
         notes = list(dict.fromkeys(self.notes))
+        # In mergekit `dtype` is also that of the arithmetic.
         if self.recipe.dtype is not None and self.recipe.compat == "mergekit":
             notes.append("dtype: what is written, not what is computed in: that is float32")
         return Plan(
@@ -303,6 +307,8 @@ class _Planner:
         tensors, base = self._shaped(job, [job.sources[k][1] for k in places], tensors, base, notes)
         dtype = _dtype(self.recipe.out_dtype or self.recipe.dtype) or first.dtype
         method = self.recipe.method
+        # Models may have been left out here (`missing: skip`), so the number that the recipe was
+        # checked for may not be reached.
         if len(places) < self.entry.least:
             who = "the first model" if base is None else "the base"
             notes.append(f"too few models have it for {method}: as it is in {who}")
@@ -317,6 +323,7 @@ class _Planner:
         same = dtype == tensors[0].dtype
         shape = tensors[0].shape if base is None else base.shape
         note = "; ".join(dict.fromkeys(notes))
+        # Bytes are copied as they are, without a way through float32.
         if method == "passthrough" and options.get("scale", 1.0) == 1.0 and same:
             return self._treatment(copy(job.name, shape, dtype, tensors), owners, base, None, note)
         merge = self.hyperparameters.merge(job, method, options, owners, base)
@@ -335,8 +342,8 @@ class _Planner:
         note: str,
     ) -> Treatment:
         """Puts what people read of a tensor beside its work, and numbers its group."""
-        # `Hyperparameters.merge` returns the same object for all tensors of a group, and keeps it.
-        # `Hyperparameters.merge` returns the same object for all tensors of a group, and keeps it.
+        # `Hyperparameters.merge` returns the same object for all tensors of a group, and keeps it,
+        # so that its identity tells groups apart.
         group = self.groups.setdefault(work.merge and id(work.merge), len(self.groups))
         return Treatment(work, tuple(owners), base, weights, group, note)
 
@@ -390,6 +397,8 @@ class _Planner:
         for k, (source, model, name) in enumerate(job.sources):
             tensor, note = model.get(name, width)
             notes += [note] if note else []
+            # Computed buffers are in some releases of a checkpoint and not in others, without
+            # meaning.
             if tensor is None and is_derived(name):
                 continue
             if tensor is None and self.recipe.missing == "skip":
@@ -466,7 +475,8 @@ class _Planner:
             raise RecipeError(job.part.where, f"{job.name} is of several widths: {shapes}")
         sizes = {ref: x.shape[0] for ref, x in pool.items()}
         key = tuple(sizes.items())
-        if key not in self.rowings:  # shared by the embedding and the head
+        # The embedding and the head have the same sizes, and share what is expensive here.
+        if key not in self.rowings:
             self.rowings[key] = self.alignment.rowings(sizes)
         parts = list(pool.values())
         rows = {ref: Rows(parts, *rowing) for ref, rowing in self.rowings[key].items()}
@@ -536,6 +546,7 @@ class _Planner:
         if embeddings and before is not None and embeddings[0].shape[0] != before.shape[0]:
             changes["rows"] = embeddings[0].shape[0]
         heads = [t for t in treatments if role(t.name) == "head" and t.name.endswith("weight")]
+        # A head was written, so a config that calls it tied would make loaders ignore it.
         if heads and self.first.tied is True:
             changes["tied"] = False
         layered = [m for m in self.recipe.modules if m.slices[0].sources[0].layers]

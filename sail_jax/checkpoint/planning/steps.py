@@ -56,10 +56,14 @@ class Openings:
         """Returns a checkpoint after all that is done to it; its adapter is added first."""
         if ref in self._made:
             return self._made[ref]
+        # Imported only for recipes that grow or align, which most do not.
         from sail_jax.checkpoint.sources.views import View
 
         if ref.steps:
             *earlier, last = ref.steps
+            # Models that share their first steps (grown alike, then aligned to different ones)
+            # share these checkpoints too, since each prefix of the steps is remembered under its
+            # own key.
             before = self._stepped(ref._replace(steps=tuple(earlier)))
             if isinstance(last, Growth):
                 made = self._grown(ref, before, last)

@@ -96,7 +96,8 @@ def _template_of(extras: Mapping[str, Path]) -> str | None:
     if "tokenizer_config.json" not in extras:
         return None
     template = config_of(extras, "tokenizer_config.json").get("chat_template")
-    if isinstance(template, list):  # several by name
+    # Tokenizers with several templates list them by name.
+    if isinstance(template, list):
         named = (t for t in template if isinstance(t, dict) and t.get("name") == "default")
         template = next(named, {}).get("template")
     elif isinstance(template, dict):

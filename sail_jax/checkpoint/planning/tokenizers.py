@@ -153,16 +153,20 @@ class Alignment(NamedTuple):
         """Finds the rows for models that lack a token: parts, rows, and those that are means."""
         has = own >= 0
         first = has.argmax(0)
+        # The later one prevails: the base's row, else the donor's, else that of the first model.
         for key in (self.donor, self.base):
             if key is not None and key in keys:
                 k = keys.index(key)
                 first = np.where(has[k], k, first)
         row = np.take_along_axis(own, first[None], 0)[0]
         part = np.where(has.any(0), first, ZERO)
+        # A mean is only of tokens that two models or more have; where one has it, its row was taken
+        # above.
         shared = has.sum(0) > 1
         # Where the base has the token, its row is taken, and no mean.
         if self.base is not None and self.base in keys:
             shared &= ~has[keys.index(self.base)]
+        # Where all models have the token, each keeps its own row, and no default is needed.
         partial = shared & ~has.all(0)
         means = {
             int(i): tuple((int(k), int(own[k, i])) for k in np.flatnonzero(has[:, i]))
@@ -215,6 +219,7 @@ def read_vocabulary(extras: Mapping[str, Path]) -> Vocabulary | None:
         if isinstance(core, list):
             if not all(isinstance(e, list) and e and isinstance(e[0], str) for e in core):
                 raise ValueError(f"{path}: expected [token, score] in the list model.vocab")
+            # Unigram models list their tokens in the order of the ids.
             core = {e[0]: i for i, e in enumerate(core)}
         added = document.get("added_tokens") or []
         if not isinstance(core, dict) or not isinstance(added, list):

@@ -138,7 +138,8 @@ class Declared(BaseModel):
     def _declared(cls, given: Any, handler: Any) -> Any:
         """Refuses unknown keys, drops keys without a value, and rewords pydantic's errors."""
         if not isinstance(given, Given):
-            if isinstance(given, (cls, dict)):  # made in Python
+            # The recipe was made in Python, not read from a file.
+            if isinstance(given, (cls, dict)):
                 return handler(given)
             raise ValueError(f"expected {cls.what()}, a mapping; got {kind(given)}")
         keys = cls.keys(given)
@@ -190,7 +191,8 @@ def _in_our_words(what: str, node: Node, error: ErrorDetails) -> RecipeError:
     """Makes an error of pydantic's a RecipeError at the place where it happened."""
     context = error.get("ctx", {})
     cause = context.get("error")
-    if isinstance(cause, RecipeError):  # already has its place, deeper in than this one
+    # This error has its place already, deeper in than this one.
+    if isinstance(cause, RecipeError):
         return cause
     # The path that pydantic gives may have steps that are not in the recipe, such as the member of
     # a union that failed. They are passed over: the error is placed at the nearest node above.

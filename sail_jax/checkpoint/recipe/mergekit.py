@@ -123,6 +123,8 @@ def _bool(name: str, default: bool, option: str | None = None) -> Parameter:
 
 _ANY = (1, None)
 _FLOOR = _number("epsilon", 1e-5, type=between(0))
+# Name, what base_model is, least and most models, title, arXiv number, parameters. Defaults are
+# those of mergekit's code, which differ from the papers' in places.
 _ROWS: list[tuple[str, Base, tuple[int, int | None], str, str, tuple[Parameter, ...]]] = [
     (
         "linear",
@@ -309,7 +311,8 @@ def entry(method: str | Merge) -> Entry:
     record = MERGEKIT.get(method) or _entry_of(example)
     parameters = dict(record.parameters)
     taken = {p.option for p in parameters.values()}
-    if method == "karcher":  # mergekit's is unweighted; ours may be given weights
+    # mergekit's is unweighted; ours may be given weights.
+    if method == "karcher":
         parameters["weight"] = _WEIGHT._replace(default=None)
     for option in methods.options_of(method).values():
         if option.name not in taken | _ELSEWHERE and option.name not in parameters:

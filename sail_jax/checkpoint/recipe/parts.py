@@ -117,6 +117,7 @@ def _layers(layers: tuple[int, ...]) -> tuple[int, ...]:
         raise ValueError(f"expected [first, last + 1]; got {len(layers)} numbers")
     if not 0 <= layers[0] < layers[1]:
         raise ValueError(f"expected 0 <= first < last + 1; got {list(layers)}")
+    # The planner walks over the range. A number this large is a typing error.
     if layers[1] > 1_000_000:
         raise ValueError(f"no model has {layers[1]} layers")
     return layers
@@ -151,7 +152,8 @@ def _settings(given: Any, info: ValidationInfo, *, of_model: bool = False) -> Ma
     if not isinstance(given, Given):
         raise ValueError(f"expected parameters, a mapping; got {kind(given)}")
     context: Any = info.context
-    if "entry" not in context:  # the method was refused, and that is the error to report
+    # The method itself was refused, and that is the error to report.
+    if "entry" not in context:
         return {}
     entry, settings = context["entry"], {}
     for name, node in given.node.value.items():

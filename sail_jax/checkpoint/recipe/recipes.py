@@ -116,7 +116,8 @@ def simple(
         raise RecipeError(Where("models"), f"expected a sequence of paths, got {models!r}")
     weight = entry.parameters.get("weight")
     if weights is None and compat != "paper" and weight and weight.default is mergekit.REQUIRED:
-        weights = [1.0] * len(models)  # mergekit demands them in every recipe; here they default
+        # mergekit demands weights in every recipe; here they default to 1.
+        weights = [1.0] * len(models)
     if weights is not None:
         options["weight"] = list(weights)
     top = {key: _node(options.pop(key), key) for key in _TOP if key in options}

@@ -138,6 +138,7 @@ def setting(node: Node, type: Any) -> Setting:
     """
     several = isinstance(node.value, list) and any(isinstance(p.value, dict) for p in node.value)
     if not several and not isinstance(node.value, dict):
+        # A bare value is the condition that fits every tensor.
         node = node._replace(value={"value": node})
     conditions = tuple(read(Condition, p, type) for p in (node.value if several else [node]))
     for earlier, later in pairwise(conditions):
@@ -169,6 +170,7 @@ def interpolate(values: Sequence[Any], t: float) -> Any:
     low = int(place)
     high = min(low + 1, len(values) - 1)
     part = place - low
+    # Without a fraction the value itself is returned, so that whole numbers stay whole.
     return (1 - part) * values[low] + part * values[high] if part else values[low]
 
 
@@ -290,6 +292,7 @@ def _unambiguous(condition: Condition, names: Iterable[str]) -> None:
         return
     before = r"(?:^|\D)" if text[0].isdigit() else ""
     after = r"(?:\D|$)" if text[-1].isdigit() else ""
+    # The same filter, but with no further digit beside it.
     exact = compiled(before + re.escape(text) + after)
     longer = [name for name in names if not exact.search(name)]
     if longer:

@@ -109,6 +109,8 @@ def read_table(path: str | Path) -> Rules:
     """
     root = compose(disk.read_bytes(Path(path), LIMIT), str(path))
     table = read(Table, root)
+    # A draft must not be used before somebody has decided what it leaves open, since a wrong guess
+    # is a silent loss of function.
     if table.open:
         raise RecipeError(
             root.value["open"].key,

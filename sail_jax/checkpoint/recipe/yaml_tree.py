@@ -95,6 +95,7 @@ def compose(text: str | bytes, file: str = "recipe") -> Node:
     top = Where("", file)
     if isinstance(text, bytes):
         try:
+            # Editors on Windows begin files with a byte order mark, which "utf-8-sig" drops.
             text = text.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise RecipeError(top, f"expected text in UTF-8: {error}") from error
@@ -107,6 +108,7 @@ def compose(text: str | bytes, file: str = "recipe") -> Node:
         at = top if mark is None else Where("", file, mark.line + 1, mark.column + 1)
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise RecipeError(at, f"not YAML: {problem}") from error
+    # PyYAML's composer calls itself for each level, and runs before the depth can be counted here.
     except RecursionError as error:
         raise RecipeError(top, "nested too deeply") from error
     except ValueError as error:
@@ -178,6 +180,8 @@ class _Walk:
                 for parent in part.value if part.id == "sequence" else [part]:
                     if parent.id != "mapping":
                         raise RecipeError(at, "<<: expected a mapping, or a list of mappings")
+                    # Of several parents the first one prevails, as YAML's specification of "<<" has
+                    # it.
                     merged = self.node(parent, path, None, depth + 1).value | merged
                 continue
             if name.id != "scalar":

@@ -24,7 +24,8 @@ from sail_jax.merging.tensors import OnDemand, Shape, Tensor, Tensors, held, rea
 __all__ = ["Adapted", "adapted", "adapter_files", "load_adapter"]
 
 PREFIX = "base_model.model."
-_BLOCK = 1 << 18  # entries of B A that are formed at once
+# How many entries of B A are formed at once.
+_BLOCK = 1 << 18
 _FACTOR = re.compile(
     r"(?P<module>.+)\.(?P<kind>lora_embedding_|lora_)(?P<side>[AB])(?:\.(?!weight$|bias$)[^.]+)?"
     r"(?P<weight>\.weight)?"
@@ -61,7 +62,8 @@ def _alpha(value: Any) -> float:
 
 def _module(text: Any) -> Any:
     """The compiled pattern of a module's name, which PEFT matches against the name's end."""
-    compiled(str(text))  # alone, as parentheses might be closed by those around it
+    # Compiled alone first: its parentheses might otherwise be closed by those around it.
+    compiled(str(text))
     return compiled(rf"(?:.*\.)?(?:{text})$")
 
 

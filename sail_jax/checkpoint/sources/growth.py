@@ -45,7 +45,8 @@ def read_target(to: Any) -> Mapping[str, Any]:
         )
     path = Path(to)
     path = path / "config.json" if os.path.isdir(path) else path
-    if not os.path.isfile(path):  # pathlib would raise for what is too long to be a path
+    # pathlib would raise an error for what is too long to be a path.
+    if not os.path.isfile(path):
         raise CheckpointError(f"{path}: no configuration is there (a config.json, or its folder)")
     if path.stat().st_size > _MAX_CONFIG:
         raise CheckpointError(f"{path}: too long for a configuration")

@@ -16,7 +16,8 @@ __all__ = ["FILL", "ZERO", "Rows", "head_rows"]
 ZERO, FILL = -1, -2
 """In place of the number of a part: a row of zeros; the mean of all rows that are no FILL rows."""
 
-_CHUNK = 1 << 20  # entries that are read at once
+# How many entries are read at once.
+_CHUNK = 1 << 20
 
 
 class Rows(OnDemand):

@@ -164,7 +164,7 @@ def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[T
     seen = np.abs(np.concatenate([apart.ravel(), by_bin.ravel()]))
     limit = min(1, max(0.05, np.nanmax(seen))) if np.isfinite(seen).any() else 1
     options = {"cmap": style.DIVERGING, "vmin": -limit, "vmax": limit}
-    # the diagonal is 1 by definition: left out, so that the colours tell the rest apart
+    # The diagonal is 1 by definition: left out, so that the colours tell the rest apart.
     left.imshow(apart, **options)
     left.grid(visible=False)
     for i in range(m):

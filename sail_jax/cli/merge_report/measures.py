@@ -136,7 +136,7 @@ class Measured(NamedTuple):
         return Total(
             np.where(sizes > 0, norms, np.nan),
             _ratio(norms, np.sqrt(sizes)),
-            # rounding may leave a cosine a little beyond 1
+            # Rounding may leave a cosine a little beyond 1.
             np.clip(_ratio(gram, np.outer(norms, norms)), -1, 1),
             update,
             np.clip(_ratio(self.cross[at].sum(0), norms * update), -1, 1),
