@@ -20,7 +20,7 @@ from jaxtyping import Array
 
 from sail_jax.merging import ranking
 from sail_jax.merging.arithmetic import gram, number
-from sail_jax.merging.faint import has_faint, has_faint_or_zero
+from sail_jax.merging.faint import lost
 from sail_jax.merging.leafwise import (
     Data,
     Known,
@@ -728,33 +728,25 @@ class Unit:
                     yield work, start, rows[b, : min(count, work.size)], mine
 
     def _merged(
-        self,
-        k: int,
-        tail: Kernel,
-        measure: bool,
-        reader: Reader,
-        start: Array | None,
-        models: Array,
+        self, k: int, tail: Kernel, measure: bool, reader: Reader, *data: Any
     ) -> tuple[np.ndarray, dict[str, Array]]:
         """Merges a piece of every tensor; the result has a row for each, in the works' dtype."""
-        args = (self.count, self.known, self._own(k), tail, self.data(start, models), self.place(k))
-        out, seen = _outcomes(*args, measure)
-        rows, dtype = (
-            np.asarray(out).reshape(self.batch, -1)[: len(self.works)],
-            self.works[0].dtype,
-        )
+        place = self.place(k)
+        args = (self.count, self.known, self._own(k), tail, self.data(*data), place, measure)
+        out, seen = _outcomes(*args)
+        n, dtype = len(self.works), self.works[0].dtype
+        rows = np.asarray(out).reshape(self.batch, -1)[:n]
         if self.wide:
-            with np.errstate(over="ignore"):  # infinities are refused by the reader, or wanted
+            # By NumPy, which keeps what XLA takes for 0. Infinities are the reader's to refuse.
+            with np.errstate(over="ignore"):
                 return rows.astype(dtype), seen
-        count = self.runs[k].count
         # float64 has nothing wider to be computed in
-        if reader.faint is None or dtype == np.float64 or not has_faint_or_zero(rows[:, :count]):
-            return rows, seen
-        inputs = [np.asarray(x) for x in (start, models) if x is not None]
-        for b, work in enumerate(self.works):
-            mine = rows[b, : min(count, work.size)]
-            if has_faint_or_zero(mine) and any(has_faint(x[b]) for x in inputs):
-                reader.faint.add((work.name, k))
+        if reader.faint is not None and dtype != np.float64:
+            start, models = (None if x is None else np.asarray(x)[:n] for x in data)
+            inputs = [models[:, task].reshape(rows.shape) for task in range(self.tasks)]
+            inputs += [] if start is None else [start.reshape(rows.shape)]
+            found = lost(rows, inputs, entrywise=self.works[0].needs == "entry")
+            reader.faint |= {(self.works[b].name, k) for b in np.flatnonzero(found)}
         return rows, seen
 
 

@@ -268,7 +268,7 @@ class _Run:
         return work.name in self.missing
 
     def carry_out(self, works: Sequence[Work], engine: Engine) -> None:
-        """Takes all works that are wanted to the sink, except for pieces that are `engine.faint`."""
+        """Takes all works that are wanted to the sink, but for pieces that are `engine.faint`."""
         todo = engine.prepared(works, self.wanted)
         # The largest first, so that none is left for a single worker at the end.
         cost = {id(unit): sum(w.reads for w in unit.works) * unit.passes for unit in todo}
