@@ -728,12 +728,11 @@ class Unit:
                     yield work, start, rows[b, : min(count, work.size)], mine
 
     def _merged(
-        self, k: int, tail: Kernel, measure: bool, reader: Reader, *data: Any
+        self, k: int, tail: Kernel, measure: bool, reader: Reader, start: Any, models: Any
     ) -> tuple[np.ndarray, dict[str, Array]]:
         """Merges a piece of every tensor; the result has a row for each, in the works' dtype."""
-        place = self.place(k)
-        args = (self.count, self.known, self._own(k), tail, self.data(*data), place, measure)
-        out, seen = _outcomes(*args)
+        args = (self.count, self.known, self._own(k), tail, self.data(start, models), self.place(k))
+        out, seen = _outcomes(*args, measure)
         n, dtype = len(self.works), self.works[0].dtype
         rows = np.asarray(out).reshape(self.batch, -1)[:n]
         if self.wide:
@@ -742,9 +741,9 @@ class Unit:
                 return rows.astype(dtype), seen
         # float64 has nothing wider to be computed in
         if reader.faint is not None and dtype != np.float64:
-            start, models = (None if x is None else np.asarray(x)[:n] for x in data)
-            inputs = [models[:, task].reshape(rows.shape) for task in range(self.tasks)]
-            inputs += [] if start is None else [start.reshape(rows.shape)]
+            inputs = [] if start is None else [np.asarray(start)]
+            inputs += [np.asarray(models)[:, task] for task in range(self.tasks)]
+            inputs = [x[:n].reshape(rows.shape) for x in inputs]
             found = lost(rows, inputs, entrywise=self.works[0].needs == "entry")
             reader.faint |= {(self.works[b].name, k) for b in np.flatnonzero(found)}
         return rows, seen
