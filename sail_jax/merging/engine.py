@@ -66,7 +66,7 @@ class Engine:
     ):
         self._check, self._threads, self._hold, self._only = check, threads, hold, only
         self.faint: set[PieceOf] = set()
-        # XLA keeps the smallest numbers on other devices.
+        # Elsewhere pieces would have to be fetched for it, and it is not known to be needed.
         self._looks = only is None and jax.default_backend() == "cpu"
         # Decided once for all works: the lengths of pieces follow from it, and all units have to
         # agree.

@@ -19,7 +19,7 @@ It leaves 36 binary digits above the smallest normal number. What is lost of a l
 then below its rounding as long as weights are below 2^11, and the product of a larger input, or of
 the difference of two, and a weight is a normal number if the weight is above 2^-13.
 """
-BLOCK = 1 << 12
+BLOCK = 1 << 14
 """The number of entries whose inputs are looked at if one of their outcomes is faint or 0."""
 AT_ONCE = 1 << 17
 """The number of entries of which copies are made at a time, which stay in a core's cache."""
