@@ -4,6 +4,7 @@ They go through the engine that merges files (`engine`, `streaming`): arrays are
 piece, and outcomes are written into new arrays. `Merge` uses this where nothing is traced.
 """
 
+import functools
 import math
 import os
 from collections.abc import Sequence
@@ -74,17 +75,22 @@ def merge_arrays(works: Sequence[Work]) -> list[Array]:
     outcomes = {work.name: _aligned(work.size, work.dtype) for work in works}
     size = sum(work.size for work in works)
     threads = min(8, os.cpu_count() or 1) if size > SEVERAL else 1
+
+    def finish(engine: Engine, unit: Unit) -> None:
+        with engine.reader(unit) as reader:
+            for work, start, entries, _ in unit.outcome(reader):
+                outcomes[work.name][start : start + len(entries)] = entries
+        # A unit stays in the list of all units until the last one is merged, so it has to free
+        # what it kept for its steps now.
+        unit.forget()
+
     with Engine(works, threads, KEPT) as engine:
-
-        def finish(unit: Unit) -> None:
-            with engine.reader(unit) as reader:
-                for work, start, entries, _ in unit.outcome(reader):
-                    outcomes[work.name][start : start + len(entries)] = entries
-            # A unit stays in the list of all units until the last one is merged, so it has to free
-            # what it kept for its steps now.
-            unit.forget()
-
-        engine.each(finish, engine.prepared(works))
+        engine.each(functools.partial(finish, engine), engine.prepared(works))
+    if engine.faint:
+        faint = {name for name, _ in engine.faint}
+        with Engine(works, threads, KEPT, only=engine.faint) as wide:
+            todo = wide.prepared(works, lambda work: work.name in faint)
+            wide.each(functools.partial(finish, wide), todo)
     # the results share this memory, which nobody else holds: so nothing is copied
     arrays: Any = [outcomes[work.name].reshape(work.shape) for work in works]
     return jax.device_put(arrays, may_alias=True)

@@ -9,7 +9,7 @@ memory.
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -20,6 +20,7 @@ from sail_jax.merging.leafwise import barrier, check_paths, naming
 from sail_jax.merging.steps import Step
 from sail_jax.merging.streaming import (
     Buffers,
+    PieceOf,
     Reader,
     Resolved,
     Tree,
@@ -47,15 +48,33 @@ class Engine:
       threads: The number of workers; with 1 the calling thread does the work.
       hold: Bytes of a tensor that a worker may keep between passes instead of reading them again.
       check: Whether inputs and outcomes have to be finite.
+      only: The pieces to finish, which are computed in float64; None for all pieces, computed as
+        their inputs are.
+
+    Attributes:
+      faint: The pieces of which XLA may have lost numbers near 0 (`sail_jax.merging.faint`); their
+        outcomes were not yielded, and an engine that is given them as `only` finishes them.
     """
 
-    def __init__(self, works: Sequence[Work], threads: int = 1, hold: int = 0, check: bool = True):
-        self._check, self._threads, self._hold = check, threads, hold
+    def __init__(
+        self,
+        works: Sequence[Work],
+        threads: int = 1,
+        hold: int = 0,
+        check: bool = True,
+        only: Set[PieceOf] | None = None,
+    ):
+        self._check, self._threads, self._hold, self._only = check, threads, hold, only
+        self.faint: set[PieceOf] = set()
+        # Elsewhere pieces would have to be fetched for it, and it is not known to be needed.
+        self._looks = only is None and jax.default_backend() == "cpu"
         # Decided once for all works: the lengths of pieces follow from it, and all units have to
         # agree.
         self._crowded = is_crowd(works)
         # JAX has no float64 unless it is enabled, and would read float64 tensors as float32.
-        self._wide = any(t.dtype == np.float64 for work in works for t in work.inputs)
+        self._wide = only is not None or any(
+            t.dtype == np.float64 for work in works for t in work.inputs
+        )
         # Buffers belong to one thread each: pieces are read into memory that the piece before has
         # used.
         self._local = threading.local()
@@ -74,7 +93,7 @@ class Engine:
             self._pool.shutdown()
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
-        """Makes a context in which JAX computes in 64 bits if any input is float64.
+        """Makes a context in which JAX computes in 64 bits if any input is read as float64.
 
         The setting belongs to the thread that enters the context.
 
@@ -104,7 +123,8 @@ class Engine:
           A reader over the buffers of the calling thread.
         """
         with self.precision(), naming(unit.name):
-            yield Reader(unit, self.buffers(), self._check, self.stopped)
+            faint = self.faint if self._looks else None
+            yield Reader(unit, self.buffers(), self._check, self.stopped, faint, self._only)
         self.buffers().trim()
 
     def each(self, function: Callable[[Any], None], items: Sequence[Any]) -> None:
@@ -167,7 +187,7 @@ class Engine:
                 groups.setdefault(id(work.merge), []).append(work)
             elif wanted(work):
                 alone.append(work)
-        ready = units(alone, self._crowded)
+        ready = units(alone, self._crowded, wide=self._only is not None)
         for group in groups.values():
             # The statistics need all members of the group, also those that are not wanted
             # themselves (a resumed merge has written them already).
@@ -184,7 +204,7 @@ class Engine:
         check_paths(steps, [work.name for work in group])
         # in order of names: sums over the tree must not depend on the order of the works
         in_order = sorted(group, key=lambda work: work.name)
-        ordered = units(in_order, self._crowded, tree_bits(group))
+        ordered = units(in_order, self._crowded, tree_bits(group), self._only is not None)
         # steps after the last one over the tree are resolved when their unit is finished
         for step in steps[: barrier(steps)]:
             if not step.over_tree:

@@ -74,7 +74,8 @@ class Merge:
 
     Models are added up in the order in which they are listed, so another order may change the last
     bits. On CPUs XLA takes numbers below the smallest normal one of float32, 1.2e-38 (of float64,
-    2.2e-308), for 0.
+    2.2e-308), for 0. Merges of files, and of arrays outside of `jit`, keep those of float32: what
+    they matter for is computed in float64 (`merging.faint`).
 
     Attributes:
       transform: What is done to the task vectors.

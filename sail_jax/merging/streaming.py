@@ -9,7 +9,7 @@ memory, threads or devices, and sums over them are taken in order, so neither do
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
@@ -20,6 +20,7 @@ from jaxtyping import Array
 
 from sail_jax.merging import ranking
 from sail_jax.merging.arithmetic import gram, number
+from sail_jax.merging.faint import lost
 from sail_jax.merging.leafwise import (
     Data,
     Known,
@@ -40,6 +41,7 @@ __all__ = [
     "SOME",
     "Buffers",
     "NotFiniteError",
+    "PieceOf",
     "Program",
     "Reader",
     "Resolved",
@@ -399,6 +401,10 @@ def _shares(array: Array, view: np.ndarray) -> bool:
     return on_host and array.unsafe_buffer_pointer() == view.ctypes.data
 
 
+PieceOf = tuple[str, int]
+"""The name of a work, and the index of one of its pieces."""
+
+
 class Reader:
     """Reads the pieces of a unit as they are asked for, and keeps them if there is room.
 
@@ -407,12 +413,22 @@ class Reader:
       buffers: Where they are kept.
       check: Whether NaN and infinity are refused, when a piece is read for the first time.
       stopped: Set when nothing more is to be read.
+      faint: Where pieces of outcomes are noted of which XLA may have lost numbers near 0, as (name
+        of the work, index of the piece); None not to look for them.
+      only: The pieces of outcomes that are wanted; None for all that are not noted as faint.
     """
 
     def __init__(
-        self, unit: "Unit", buffers: Buffers, check: bool, stopped: threading.Event | None = None
+        self,
+        unit: "Unit",
+        buffers: Buffers,
+        check: bool,
+        stopped: threading.Event | None = None,
+        faint: set[PieceOf] | None = None,
+        only: Set[PieceOf] | None = None,
     ):
         self.unit, self.buffers, self.check, self.stopped = unit, buffers, check, stopped
+        self.faint, self.only = faint, only
         self.dtype = unit.dtype
         # all pieces are kept, or none
         held = sum(work.size * len(work.inputs) for work in unit.works) * self.dtype.itemsize
@@ -444,6 +460,19 @@ class Reader:
         except BaseException:
             self.buffers.clear()
             raise
+
+    def wants(self, work: Work, k: int) -> bool:
+        """Checks whether the outcome of a piece is wanted.
+
+        Args:
+          work: The work, one of the unit.
+          k: The index of the piece in `unit.runs`.
+
+        Returns:
+          True if it is.
+        """
+        piece = work.name, k
+        return piece in self.only if self.only is not None else piece not in (self.faint or ())
 
     def _piece(self, k: int) -> tuple[Array | None, Array]:
         """Reads the start and the models of a piece into buffers."""
@@ -504,6 +533,8 @@ class Unit:
         (`units`).
       bits: How many bits of a key one pass over the whole tree finds.
       crowded: Whether there are many tiny tensors (`is_crowd`).
+      wide: Whether inputs are read as float64, and outcomes cast by NumPy: both keep numbers that
+        float32 loses (`faint`).
 
     Attributes:
       works: The works.
@@ -513,6 +544,7 @@ class Unit:
       runs: The pieces; if there are several, those of the one tensor.
       unchecked: The pieces whose inputs have not been found to be finite yet.
       batch: The number of tensors that there is room for in arrays.
+      wide: As above.
       dtype: The dtype that inputs are read as.
       weights: The weights of each tensor, `[batch, model]`.
       names: The fingerprint of each tensor, `[batch, 4]`.
@@ -521,19 +553,19 @@ class Unit:
         tensors.
     """
 
-    def __init__(self, works: Sequence[Work], bits: int, crowded: bool):
+    def __init__(self, works: Sequence[Work], bits: int, crowded: bool, wide: bool = False):
         first = works[0]
-        self.works, self.bits = tuple(works), bits
+        self.works, self.bits, self.wide = tuple(works), bits, wide
         self.merge, self.steps = first.merge, first.steps
         largest = max(works, key=lambda work: work.size)
         # Tensors that are merged together share the runs of the largest; the others are padded.
         self.runs = pieces(largest.shape, first.needs, crowded)
         self.unchecked = set(range(len(self.runs)))
         self.batch = at_a_time(first, crowded)
-        self.dtype = read_as(first)
-        wide = np.float64 if self.dtype == np.float64 else np.float32
+        self.dtype = np.dtype(np.float64) if wide else read_as(first)
+        precision = np.float64 if self.dtype == np.float64 else np.float32
         # Weights were computed in float64 and are rounded once, to the precision of the inputs.
-        self.weights = self._stacked([work.weights.astype(wide) for work in works])
+        self.weights = self._stacked([work.weights.astype(precision) for work in works])
         self.names = self._stacked([fingerprint(work.name) for work in works])
         self.known: Known = ()
         self.own: list[list[tuple[Any, ...]]] = []
@@ -600,7 +632,7 @@ class Unit:
         Returns:
           The arrays, stacked over tensors.
         """
-        dtype = str(jnp.dtype(self.works[0].dtype))
+        dtype = str(jnp.dtype(self.dtype if self.wide else self.works[0].dtype))
         source = Proposal(start, models, self.weights, dtype)
         leaf = Leaf(self.name, self.works[0].size, source)
         local = data_of(self.steps, leaf).local
@@ -673,8 +705,9 @@ class Unit:
 
         Yields:
           (work, index of the first entry, entries, measurements by name) for each piece of each
-          tensor. The entries are flat, in the work's dtype; measurements are float arrays, none
-          without `measure`.
+          tensor that the reader wants. The entries are flat, in the work's dtype; measurements are
+          float arrays, none without `measure`. Pieces of which XLA may have lost numbers near 0 are
+          noted by the reader instead, if it does that.
 
         Raises:
           NotFiniteError: For inputs that hold NaN or infinity, and for outcomes that do not fit
@@ -684,14 +717,36 @@ class Unit:
         for step in self.steps[len(self.known) :]:
             self.resolve(step, reader)
         for k, (start, count, _) in enumerate(self.runs):
-            args, place = (self.count, self.known, self._own(k), tail), self.place(k)
-            out, seen = reader(k, lambda *x: _outcomes(*args, self.data(*x), place, measure))  # noqa: B023
-            rows = np.asarray(out).reshape(self.batch, -1)
+            if not any(reader.wants(work, k) for work in self.works):
+                continue
+            rows, seen = reader(k, lambda *x: self._merged(k, tail, measure, reader, *x))  # noqa: B023
             if reader.check:
-                _refuse(self.works, rows[: len(self.works)], count)
+                _refuse(self.works, rows, count)
             for b, work in enumerate(self.works):
-                mine = {name: np.asarray(x[b], float) for name, x in seen.items()}
-                yield work, start, rows[b, : min(count, work.size)], mine
+                if reader.wants(work, k):
+                    mine = {name: np.asarray(x[b], float) for name, x in seen.items()}
+                    yield work, start, rows[b, : min(count, work.size)], mine
+
+    def _merged(
+        self, k: int, tail: Kernel, measure: bool, reader: Reader, start: Any, models: Any
+    ) -> tuple[np.ndarray, dict[str, Array]]:
+        """Merges a piece of every tensor; the result has a row for each, in the works' dtype."""
+        args = (self.count, self.known, self._own(k), tail, self.data(start, models), self.place(k))
+        out, seen = _outcomes(*args, measure)
+        n, dtype = len(self.works), self.works[0].dtype
+        rows = np.asarray(out).reshape(self.batch, -1)[:n]
+        if self.wide:
+            # By NumPy, which keeps what XLA takes for 0. Infinities are the reader's to refuse.
+            with np.errstate(over="ignore"):
+                return rows.astype(dtype), seen
+        # float64 has nothing wider to be computed in
+        if reader.faint is not None and dtype != np.float64:
+            inputs = [] if start is None else [np.asarray(start)]
+            inputs += [np.asarray(models)[:, task] for task in range(self.tasks)]
+            inputs = [x[:n].reshape(rows.shape) for x in inputs]
+            found = lost(rows, inputs, entrywise=self.works[0].needs == "entry")
+            reader.faint |= {(self.works[b].name, k) for b in np.flatnonzero(found)}
+        return rows, seen
 
 
 def at_a_time(work: Work, crowded: bool = False) -> int:
@@ -722,13 +777,14 @@ def is_crowd(works: Sequence[Work]) -> bool:
     return sum(0 < work.size <= TINY and work.merge is not None for work in works) > CROWD
 
 
-def units(works: Sequence[Work], crowded: bool, bits: int = 16) -> list[Unit]:
+def units(works: Sequence[Work], crowded: bool, bits: int = 16, wide: bool = False) -> list[Unit]:
     """Groups works into units: small tensors of one kind together, in their order, others alone.
 
     Args:
       works: Works of one merge, or of several without statistics of the tree.
       crowded: Whether there are many tiny tensors (`is_crowd`).
       bits: How many bits of a key one pass over the whole tree finds.
+      wide: Whether everything is computed in float64; see `Unit`.
 
     Returns:
       The units.
@@ -747,7 +803,7 @@ def units(works: Sequence[Work], crowded: bool, bits: int = 16) -> list[Unit]:
         key = (batch, shape, work.dtype, inputs, applied, work.size == 0, id(work.merge))
         alike.setdefault(key, []).append(work)
     return [
-        Unit(group[i : i + step], bits, crowded)
+        Unit(group[i : i + step], bits, crowded, wide)
         for group in alike.values()
         for step in [at_a_time(group[0], crowded)]
         for i in range(0, len(group), step)

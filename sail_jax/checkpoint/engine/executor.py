@@ -9,7 +9,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -17,10 +17,12 @@ import numpy as np
 
 from sail_jax import disk
 from sail_jax.merging.engine import Engine
+from sail_jax.merging.faint import FAINT
 from sail_jax.merging.streaming import (
     ENTRIES,
     SOME,
     NotFiniteError,
+    PieceOf,
     Unit,
     Work,
     at_a_time,
@@ -91,10 +93,12 @@ class Limits(NamedTuple):
     Attributes:
       threads: How many workers there are.
       hold: Bytes of inputs that each worker may keep when it needs a tensor more than once.
+      max_memory: Bytes that the process may use; None for no limit.
     """
 
     threads: int
     hold: int
+    max_memory: int | None = None
 
 
 class Record(NamedTuple):
@@ -132,11 +136,12 @@ class Record(NamedTuple):
 Progress = Callable[[int, int, str], None]  # (bytes done, bytes in all, tensor just finished)
 
 
-def memory(work: Work) -> int:
+def memory(work: Work, wide: bool = False) -> int:
     """Computes how many bytes a worker needs at least to merge a tensor.
 
     Args:
       work: What is done to the tensor.
+      wide: Whether it is computed in float64, whatever its inputs are.
 
     Returns:
       The bytes, without those of the program itself (`CONSTANT`).
@@ -148,19 +153,25 @@ def memory(work: Work) -> int:
     if at_a_time(work) > 1:
         entries = SOME
     own = {tensor.dtype for tensor in work.inputs}
-    width = read_as(work).itemsize
-    cast = 0 if own == {read_as(work)} else max(dtype.itemsize for dtype in own) + width
+    dtype = np.dtype(np.float64) if wide else read_as(work)
+    width = dtype.itemsize
+    cast = 0 if own == {dtype} else max(dtype.itemsize for dtype in own) + width
     # Of the whole tensor: what inputs that are computed hold, and what statistics keep between
     # visits. Of the entries at hand: inputs as they are read and one before it is cast (`width`,
     # `cast`); for each model task vectors and weights in float32 with what kernels hold beside them
-    # (`each`); the outcome (12).
+    # (`each`); the outcome (12). `wide` doubles what is in float32 otherwise.
     needs = sum(held(tensor) for tensor in work.inputs)
     needs += math.ceil(kept_bytes(work) * work.size * len(work.models))
     each = (3 * 4 + visiting_bytes(work)) * len(work.models)
-    return needs + entries * (inputs * width + cast + each + 12)
+    return needs + entries * (inputs * width + cast + (1 + wide) * (each + 12))
 
 
-def limits(works: Sequence[Work], max_memory: int | None, threads: int | None = None) -> Limits:
+def limits(
+    works: Sequence[Work],
+    max_memory: int | None,
+    threads: int | None = None,
+    wide: bool = False,
+) -> Limits:
     """Chooses how many workers there are, and how much of a tensor each may keep.
 
     As many workers as there are cores (up to 8) run, or fewer if memory forbids. What memory is
@@ -170,6 +181,7 @@ def limits(works: Sequence[Work], max_memory: int | None, threads: int | None = 
       works: All that is to be done.
       max_memory: Bytes that the process may use, the program included. None for no limit.
       threads: The most workers; None for one per core, up to 8.
+      wide: Whether all is computed in float64, whatever the inputs are.
 
     Returns:
       The limits, for `execute`.
@@ -178,11 +190,11 @@ def limits(works: Sequence[Work], max_memory: int | None, threads: int | None = 
       MergeRefusedError: If the largest tensor does not fit in `max_memory`; it is named.
     """
     wanted = threads or min(8, os.cpu_count() or 1)
-    needs = sorted((memory(work) for work in works), reverse=True) or [0]
+    needs = sorted((memory(work, wide) for work in works), reverse=True) or [0]
     if max_memory is None:
         return Limits(wanted, KEPT)
     room = max_memory - CONSTANT
-    largest = max(works, key=memory, default=None)
+    largest = max(works, key=lambda work: memory(work, wide), default=None)
     if room < needs[0] and largest is not None:
         raise MergeRefusedError(
             f"max_memory: {largest.name} needs {_mib(CONSTANT + needs[0])} "
@@ -190,7 +202,7 @@ def limits(works: Sequence[Work], max_memory: int | None, threads: int | None = 
         )
     # Workers may meet the largest tensors all at once, so these have to fit together.
     fitting = max(k for k in range(1, wanted + 1) if sum(needs[:k]) <= room)
-    return Limits(fitting, max(0, min(KEPT, room // fitting - needs[0])))
+    return Limits(fitting, max(0, min(KEPT, room // fitting - needs[0])), max_memory)
 
 
 def peak(works: Sequence[Work], limits: Limits) -> int:
@@ -247,13 +259,24 @@ class _Run:
         self.sink, self.measure, self.progress = sink, measure, progress
         # Progress counts bytes of inputs, which take the time, and not tensors.
         self.total = sum(work.reads for work in works)
+        self.missing = {work.name for work in works} - sink.finished
         self.done_bytes = sum(work.reads for work in works if not self.wanted(work))
         self.lock = threading.Lock()
+        self.sums: dict[str, dict[str, np.ndarray | np.floating]] = {}
         self.records: dict[str, Record] = {}
 
     def wanted(self, work: Work) -> bool:
         """Whether the sink has not got this tensor yet."""
-        return work.name not in self.sink.finished
+        return work.name in self.missing
+
+    def carry_out(self, works: Sequence[Work], engine: Engine) -> None:
+        """Takes all works that are wanted to the sink, but for pieces that are `engine.faint`."""
+        todo = engine.prepared(works, self.wanted)
+        # The largest first, so that none is left for a single worker at the end.
+        cost = {id(unit): sum(w.reads for w in unit.works) * unit.passes for unit in todo}
+        todo.sort(key=lambda unit: -cost[id(unit)])
+        engine.each(lambda unit: self.finish(unit, engine), todo)
+        self.missing = {name for name, _ in engine.faint}
 
     def finish(self, unit: Unit, engine: Engine) -> None:
         """Takes a unit of work from its inputs to the sink."""
@@ -263,9 +286,13 @@ class _Run:
                 self._copy(work, engine)
         else:
             self._merge(unit, engine)
+        pieces = range(len(unit.runs))
+        whole = [w for w in todo if not any((w.name, k) in engine.faint for k in pieces)]
         # The sink's journal and the caller's function are called by one worker at a time.
         with self.lock:
-            for work in todo:
+            for work in whole:
+                if work.name in self.sums:
+                    self.records[work.name] = _record(work, self.sums.pop(work.name))
                 self.sink.done(work.name)
                 self.done_bytes += work.reads
                 if self.progress is not None:
@@ -273,8 +300,6 @@ class _Run:
 
     def _merge(self, unit: Unit, engine: Engine) -> None:
         """Merges a unit piece by piece, and adds up the measurements of each tensor."""
-        sums: dict[str, dict[str, np.ndarray | np.floating]] = {}
-        works = {work.name: work for work in unit.works}
         with engine.reader(unit) as reader:
             for work, start, entries, seen in unit.outcome(reader, self.measure):
                 # A unit of several tensors is merged as a whole, though some of them may have been
@@ -282,10 +307,9 @@ class _Run:
                 if not self.wanted(work):
                     continue
                 self.sink.write(work.name, entries, start)
-                so_far = sums.get(work.name, {})
-                sums[work.name] = {k: v + so_far.get(k, 0) for k, v in seen.items()}
-        if self.measure:
-            self.records |= {name: _record(works[name], totals) for name, totals in sums.items()}
+                if self.measure:
+                    so_far = self.sums.get(work.name, {})
+                    self.sums[work.name] = {k: v + so_far.get(k, 0) for k, v in seen.items()}
         unit.forget()
 
     def _copy(self, work: Work, engine: Engine) -> None:
@@ -324,7 +348,8 @@ def execute(
 ) -> dict[str, Record]:
     """Carries out works: reads inputs, merges them, and writes the outcome to a sink.
 
-    Tensors that the sink has already are left out. On an exception or an interrupt the workers stop
+    Tensors that the sink has already are left out. Pieces with numbers that XLA would take for 0
+    are computed in float64, after all others. On an exception or an interrupt the workers stop
     within one piece.
 
     Args:
@@ -342,16 +367,17 @@ def execute(
 
     Raises:
       MergeError: If inputs hold NaN or infinities (all are named), outcomes do not fit their dtype,
-        tensors that are copied differ between models, or a step of a merge refuses its input.
+        tensors that are copied differ between models, a step of a merge refuses its input, or there
+        is too little memory for what has to be computed in float64.
     """
     run = _Run(works, sink, measure, progress)
     try:
         with Engine(works, limits.threads, limits.hold, not allow_nonfinite) as engine:
-            todo = engine.prepared(works, run.wanted)
-            # The largest first, so that none is left for a single worker at the end.
-            cost = {id(unit): sum(w.reads for w in unit.works) * unit.passes for unit in todo}
-            todo.sort(key=lambda unit: -cost[id(unit)])
-            engine.each(lambda unit: run.finish(unit, engine), todo)
+            run.carry_out(works, engine)
+        if faint := engine.faint:
+            threads, hold, _ = _in_float64(works, faint, limits)
+            with Engine(works, threads, hold, not allow_nonfinite, faint) as engine:
+                run.carry_out(works, engine)
     except NotFiniteError as error:
         if isinstance(error.tensor, Work):
             raise MergeError(_overflow(error.tensor)) from None
@@ -362,6 +388,26 @@ def execute(
             raise
         raise MergeError(str(error)) from error
     return run.records
+
+
+def _in_float64(works: Sequence[Work], faint: Set[PieceOf], most: Limits) -> Limits:
+    """The limits for what is computed again, in float64; MergeError if memory is too small."""
+    names = {name for name, _ in faint}
+    merges = {id(work.merge) for work in works if work.name in names}
+    # Statistics over the tree are taken again of all tensors of a merge.
+    again = [
+        work
+        for work in works
+        if work.name in names
+        or (work.merge is not None and work.merge.over_tree and id(work.merge) in merges)
+    ]
+    try:
+        return limits(again, most.max_memory, most.threads, wide=True)
+    except MergeRefusedError as error:
+        raise MergeError(
+            f"{min(names)}: numbers below {FAINT:.0e}, which float32 would lose, are computed in "
+            f"float64, for which {error}; resume with more"
+        ) from None
 
 
 def _overflow(work: Work) -> str:

@@ -24,7 +24,7 @@ from sail_jax.merging import random_bits, streaming
 from sail_jax.merging.combining import chain, masked
 from sail_jax.merging.reductions import weighted_mean
 from sail_jax.merging.steps import Piece, fingerprint
-from sail_jax.merging.streaming import ENTRIES, finite, passes, pieces, tree_bits
+from sail_jax.merging.streaming import ENTRIES, SOME, finite, passes, pieces, tree_bits
 
 EPS = float(np.finfo(np.float32).eps)
 OPTIONS = {
@@ -215,17 +215,91 @@ def test_powers_of_two_without_a_zero(size):
         streamed(methods.linear(), models, None)
 
 
+NEAR_0 = np.array([0, 1e-42, -3e-39, 1.1e-38, 1.3e-38, -1e-37, 2e-29, 1.0])
+"""Float32 and bfloat16 hold no normal numbers below 1.2e-38."""
+
+
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_subnormal_numbers_may_count_as_zero(dtype):
-    """Each input and the outcome may be off by the smallest normal number, 2^-126, and no more."""
-    values = np.array([0, 1e-42, -3e-39, 1.1e-38, 1.3e-38, -1e-37, 1.0]).astype(dtype)
-    models = [{"w": values}, {"w": -values[::-1].copy()}]
+def test_subnormal_numbers_are_kept(dtype):
+    """Outcomes are off by their rounding and no more, where XLA takes inputs and outcomes for 0."""
+    values = NEAR_0.astype(dtype)
+    models = [{"w": values, "v": values}, {"w": -values[::-1].copy(), "v": values}]
+    about = ml_dtypes.finfo(dtype)
     for weights in ([1.0, 0.0], [0.5, 0.5], [3.0, -2.0]):
-        got, _ = streamed(methods.task_arithmetic(), models, {"w": 0 * values}, weights)
-        exact = sum(w * m["w"].astype(float) for w, m in zip(weights, models, strict=True))
-        rounding = 2 * float(ml_dtypes.finfo(dtype).eps) * np.abs(exact)
-        apart = np.abs(got["w"].astype(float) - exact)
-        assert (apart <= rounding + 2.0**-126 * (1 + np.abs(weights).sum())).all()
+        got, _ = streamed(
+            methods.task_arithmetic(), models, dict.fromkeys("wv", 0 * values), weights
+        )
+        for name in "wv":
+            exact = sum(w * m[name].astype(float) for w, m in zip(weights, models, strict=True))
+            apart = np.abs(got[name].astype(float) - exact)
+            # to a float32 first, then to a bfloat16: two roundings, of which one may be subnormal
+            rounding = float(about.eps) * np.abs(exact) + float(about.smallest_subnormal)
+            assert (apart <= rounding).all()
+        if sum(weights) == 1:
+            assert (got["v"] == values).all()
+
+
+@merge_cases.each_method(quick=("ties",), slow=("slerp", "della", "iso_c"))
+def test_subnormal_numbers_are_kept_by_all(name):
+    """What float64 gives: trimmed, rotated, and where lengths are too small for squares."""
+    merge, kind = make(name), np.dtype(np.float32)
+    models, base = problem({"d": (40, 50), "g": (7,)}, models_of(merge))
+    small = lambda tree: {n: (x * np.float32(1e-38)).astype(kind) for n, x in tree.items()}  # noqa: E731
+    models, base = [small(m) for m in models], small(base)
+    wide = [{n: x.astype(float) for n, x in m.items()} for m in [base, *models]]
+    want, _ = streamed(merge, wide[1:], wide[0])
+    got, _ = streamed(merge, models, base)
+    for leaf in base:
+        assert got[leaf].tobytes() == want[leaf].astype(kind).tobytes()
+        assert got[leaf].any()
+
+
+def test_only_pieces_near_0_are_computed_again():
+    """The second piece of a, none of b and one of two tensors of a batch; sums for reports, too."""
+    models, base = problem({"a": (300, 1000), "b": (300, 1000), "c": (40, 50), "d": (40, 50)})
+    plain, _ = streamed(methods.linear(), models, None)
+    faint = [{n: x.copy() for n, x in m.items()} for m in models]
+    for m in faint:
+        m["a"].reshape(-1)[-1], m["d"][0, 0], m["b"][3, 3] = 1e-42, 1e-42, 0
+    got, records = streamed(methods.linear(), faint, None, measure=True)
+    assert got["a"][-1] == got["d"][0] == np.float32(1e-42)
+    assert (got["a"][:SOME] == plain["a"][:SOME]).all()
+    assert (got["c"] == plain["c"]).all()
+    np.testing.assert_allclose(got["a"][:-1], plain["a"][:-1], rtol=0, atol=16 * EPS)
+    for n in base:
+        # sums in float32, of pieces in float64 where they are near 0
+        np.testing.assert_allclose(
+            records[n].update, np.linalg.norm(got[n].astype(float)), rtol=1e-5
+        )
+    reads = merge_cases.works(methods.linear(), faint, None)
+    execute(reads, Sink(), Limits(1, 0))
+    assert [work.models[0].reads for work in reads] == [3, 2, 1, 2]
+
+
+@pytest.mark.slow
+def test_statistics_of_the_tree_are_taken_again():
+    """A start near 0 stays where task vectors are trimmed; other tensors are as they were."""
+    models, base = problem({"d": (40, 50), "g": (3000,)})
+    for m in (base, *models):
+        m["d"][0, 0], m["g"][0] = 1e-42, 0
+    ties = methods.ties(density=0.9, scope="tree")
+    got, _ = streamed(ties, models, base)
+    assert got["d"][0] == np.float32(1e-42)
+    for m in (base, *models):
+        m["d"][0, 0] = 0
+    plain, _ = streamed(ties, models, base)
+    assert got["g"].tobytes() == plain["g"].tobytes()
+    np.testing.assert_allclose(got["d"], plain["d"], rtol=0, atol=16 * EPS)
+
+
+def test_too_little_memory_for_float64_is_said():
+    models = [{"w": np.full((600, 1000), 1e-42, np.float32)}] * 2
+    works = merge_cases.works(methods.linear(), models, None)
+    room = CONSTANT + memory(works[0])
+    with pytest.raises(MergeError, match=r"^w: .* float32 would lose.*max_memory: w needs \d+ MiB"):
+        execute(works, Sink(), limits(works, room, 1))
+    execute(works, sink := Sink(), limits(works, CONSTANT + memory(works[0], wide=True), 1))
+    assert (sink.tensors["w"] == np.float32(1e-42)).all()
 
 
 def test_non_finite_inputs_are_all_named():
