@@ -304,7 +304,7 @@ def _theorem_1() -> list[Claim]:
             f"{PAPER}/T1-mixed",
             theorem,
             MIXED,
-            drawn(mixed, "stability", FEW),
+            drawn(mixed, "stability", SOME),
             relation="<=",
             corrected=(repaired, bound(mixed, "stability", "corrected")),
         ),
