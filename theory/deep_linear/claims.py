@@ -171,7 +171,7 @@ def _linear_transfer_claims() -> list[Claim]:
             "T_lt = E R_sc - E R_lt, with both at finite n, d",
             "eq. (13), p. 8, at finite n and d",
             both,
-            partial(risks.transferability, "linear", *both),
+            partial(compiled, partial(risks.transferability, "linear"), *both),
             mean_risk(transferred(), both, 20_000, least_squares),
         ),
     ]
