@@ -116,7 +116,7 @@ def _native_norm_of_modes() -> float:
 MU, EARLY, LATE, PACE = 0.5, 500, 5000, 2.0
 LONG, POINTS = 2000, 20
 MUS = (0.2, MU, 0.8)
-PRETRAINED = "features-are-fate/S4"  # the draws of all claims on these students
+STUDENTS = "features-are-fate/S4"  # the draws of all claims on these students
 TASKS, FEWER = 16, 8  # students that are trained at once
 
 
@@ -418,7 +418,7 @@ def _pretraining_claims() -> list[Claim]:
             PRETRAINING,
             -1.0,
             _fall(_error),
-            draws=PRETRAINED,
+            draws=STUDENTS,
             relation="<=",
             note=f"{decade}; seen: .5 of it, from few tasks",
             effect=0.5,
@@ -430,7 +430,7 @@ def _pretraining_claims() -> list[Claim]:
             PRETRAINING,
             -log10(2),
             _fall(_plain_error),
-            draws=PRETRAINED,
+            draws=STUDENTS,
             relation=">=",
             note=f"{decade}; it stalls: neurons of small or negative c keep other directions; "
             "seen: .1",
@@ -443,7 +443,7 @@ def _pretraining_claims() -> list[Claim]:
             PRETRAINING,
             -log10(2),
             _fall(_weighted_error),
-            draws=PRETRAINED,
+            draws=STUDENTS,
             relation="<=",
             note=f"{decade}; features count by their output weight; seen: .6 of it, from few tasks",
             effect=0.6,
@@ -455,7 +455,7 @@ def _pretraining_claims() -> list[Claim]:
             f"d={D}, m={M}, m*={TEACHER}, μ={MU}, {POINTS} inputs, time {LONG}, several tasks",
             0.5,
             _kernel_gain,
-            draws=PRETRAINED,
+            draws=STUDENTS,
             relation="<=",
             note="seen: .2, from few tasks",
             effect=0.2,
@@ -484,7 +484,7 @@ def _transfer_claims() -> list[Claim]:
             f"d={D}, m={M}, m*={TEACHER}, μ in {MUS}, time {LONG}, several tasks",
             0.0,
             _monotone_trained,
-            draws=PRETRAINED,
+            draws=STUDENTS,
             relation=">=",
         ),
         row(
