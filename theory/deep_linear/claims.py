@@ -139,7 +139,7 @@ def _scratch_claims() -> list[Claim]:
                 f"{source}, at finite n and d",
                 at,
                 partial(compiled, risks.scratch_risk, at.n, at.d, at.sigma),
-                mean_risk(least_squares, at, 40_000),
+                mean_risk(least_squares, at, 20_000),
             ),
         ]
     return claims
@@ -410,7 +410,7 @@ def _fine_tuning_claims() -> list[Claim]:
             after,
             f"{third}, L=2",
             0.0,
-            gain(third, 2),
+            gain(third, 2, draws=2_000),
             note="the sign of T_ft depends on γ, σ and L",
         ),
         row(
@@ -427,7 +427,7 @@ def _fine_tuning_claims() -> list[Claim]:
             "Thm 3.9, eq. (16), p. 9",
             f"{over}, L=3",
             partial(risks.scratch_risk, over.n, over.d, over.sigma),
-            mean_risk(fine_tuned(3), over, 40_000),
+            mean_risk(fine_tuned(3), over, 20_000),
         ),
     ]
 

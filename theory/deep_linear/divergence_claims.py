@@ -37,7 +37,7 @@ def _at(theta: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
 def _labels(
     rng: np.random.Generator, quick: bool, beta: np.ndarray, sigma: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    n = 40_000 if quick else 400_000
+    n = 40_000 if quick else 200_000
     x = rng.standard_normal((n, D))
     return x, x @ beta + sigma * rng.standard_normal(n)
 

@@ -54,7 +54,7 @@ def _predicted() -> correlation.RSquared:
 @once
 def _fits(key: Array, quick: bool) -> np.ndarray:
     """The same four R^2 of every batch, `[4 batches]`."""
-    return np.asarray(_regressions(key, 20 if quick else 200)).T
+    return np.asarray(_regressions(key, 20 if quick else 150)).T
 
 
 def _found(combine: Callable[[np.ndarray], np.ndarray]) -> Simulate:

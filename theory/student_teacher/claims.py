@@ -54,7 +54,7 @@ def _energy(inside: bool) -> Simulate:
     """E (P f)^2 or E (f - P f)^2, where P f is the least-squares fit to the same inputs."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        x = generator(key).standard_normal((40_000 if quick else 400_000, D))
+        x = generator(key).standard_normal((40_000 if quick else 100_000, D))
         w, target = jax.tree.map(np.asarray, _space())
         phi, y = np.maximum(x @ w.T, 0), np.maximum(x @ target.w.T, 0) @ target.c / target.c.size
         image = phi @ np.linalg.solve(phi.T @ phi, phi.T @ y)
