@@ -4,12 +4,13 @@ A claim that is wrong as printed is kept as printed, and is expected to fail: th
 when every claim fares as expected, and the score says by how much a misprint misses.
 """
 
+import contextlib
 import fnmatch
 import functools
 import importlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
@@ -115,6 +116,9 @@ class Claim:
       note: Why a print is wrong, or where a tolerance or an effect comes from.
       effect: The smallest change of the prediction that the simulation is made to see; None means
         5 % of the prediction, or .05 where it is 0.
+      draws: A name for the random numbers; None means "paper/statement". Claims of one name are
+        simulated with one key: a statement as printed and as corrected stands beside one number,
+        which is computed once.
     """
 
     id: str
@@ -126,6 +130,7 @@ class Claim:
     relation: Relation = "="
     note: str = ""
     effect: float | None = None
+    draws: str | None = None
 
     @property
     def status(self) -> str:
@@ -257,6 +262,59 @@ def generator(key: "Array") -> np.random.Generator:
     return np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
 
+def once(draw: Callable[["Array", bool], Any]) -> Callable[["Array", bool], Any]:
+    """Makes what several simulators draw remember its last outcome.
+
+    Claims that measure one thing in several ways, with one name for their `draws`, draw it once.
+
+    Args:
+      draw: Takes a key and whether a tenth of the work is enough.
+
+    Returns:
+      The same function, which answers a repeated call without drawing.
+
+    >>> import jax
+    >>> drawn = once(lambda key, quick: [key])
+    >>> drawn(jax.random.key(0), True) is drawn(jax.random.key(0), True)
+    True
+    >>> drawn(jax.random.key(1), True) is drawn(jax.random.key(0), True)
+    False
+    """
+    last: list[Any] = [None, None]
+
+    @functools.wraps(draw)
+    def remembering(key: "Array", quick: bool) -> Any:
+        import jax
+
+        about = np.asarray(jax.random.key_data(key)).tobytes(), quick
+        if last[0] != about:
+            last[:] = about, draw(key, quick)
+        return last[1]
+
+    return remembering
+
+
+@contextlib.contextmanager
+def optimised() -> Iterator[None]:
+    """Makes JAX optimise what it compiles while the block lasts, or the function that is decorated.
+
+    It is for loops of thousands of steps in a command that compiles quickly: they run for longer
+    than they compile.
+
+    Yields:
+      Nothing.
+    """
+    import jax
+
+    name = "jax_disable_most_optimizations"
+    before = jax.config.read(name)
+    try:
+        jax.config.update(name, False)
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
 def measured(compute: Callable[[], Any], tolerance: float = ROUNDING) -> Simulate:
     """Makes a simulator of a computation without randomness; keys and sizes do not matter.
 
@@ -346,8 +404,8 @@ def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
 
     Args:
       claim: The claim.
-      seed: Seed of the simulation. The simulator's key depends on it and on the claim's id only,
-        not on which other claims are checked.
+      seed: Seed of the simulation. The simulator's key depends on it and on the name of the
+        claim's draws only, not on which other claims are checked.
       quick: Whether to ask the simulator for about a tenth of the work.
 
     Returns:
@@ -358,8 +416,16 @@ def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
     start = time.perf_counter()
     with jax.enable_x64(True):
         predicted = float(claim.predict())
-        estimate = claim.simulate(claim_key(claim.id, seed), quick)
+        name = claim.draws or claim.id.rpartition("/")[0]
+        estimate = _simulated(claim.simulate, name, seed, quick)
     return judge(claim, predicted, estimate, time.perf_counter() - start)
+
+
+# Claims of one statement follow one another: few have others of other statements between them.
+@functools.lru_cache(maxsize=32)
+def _simulated(simulate: Simulate, draws: str, seed: int, quick: bool) -> Estimate:
+    """Simulates; claims of the same simulator and draws share the outcome."""
+    return simulate(claim_key(draws, seed), quick)
 
 
 def judge(claim: Claim, predicted: float, estimate: Estimate, seconds: float = 0.0) -> Verdict:
@@ -433,7 +499,7 @@ def claim_key(name: str, seed: int) -> "Array":
     """Makes a key from a seed and the bytes of a name, stable across processes and versions.
 
     Args:
-      name: The id of a claim.
+      name: A name, such as that of a claim's draws.
       seed: The seed.
 
     Returns:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.lab.progress import reporting
-from sail_jax.cli.kernels import remember_kernels
+from sail_jax.cli.kernels import compiled_quickly, remember_kernels
 from sail_jax.cli.options import Parser, UsageError, seed
 from sail_jax.cli.progress import show
 
@@ -91,7 +91,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         disk.admit(Path(args.json), findings.SCHEMA, "a ledger")
         disk.probe(Path(args.json).parent)
     remember_kernels()
-    dataset = run(config, reporting(store.direct))
+    with compiled_quickly():  # hundreds of programs, most of which run once
+        dataset = run(config, reporting(store.direct))
     _print_table(*findings.table(dataset, "statement", "where"))
     show(findings.summary(dataset))
     show(findings.statuses(dataset))

@@ -119,10 +119,39 @@ def test_what_power_says():
     assert (wrong.power.effect, wrong.power.enough) == (1.0, False)
 
 
-def test_results_depend_on_seed_and_id_alone():
-    one = make(simulate=sample_mean(0.0))
-    assert claims.check(one, seed=3).simulated == claims.check(one, seed=3).simulated
-    assert claims.check(one, seed=3).simulated != claims.check(one, seed=4).simulated
+def test_results_depend_on_seed_and_name_of_draws_alone():
+    def simulated(seed=3, **more):  # a simulator of its own each time: nothing is remembered
+        return claims.check(make(simulate=sample_mean(0.0), **more), seed=seed).simulated
+
+    assert simulated() == simulated() == simulated(variant="printed") == simulated(draws="a/b")
+    assert len({simulated(), simulated(seed=4), simulated(draws="c")}) == 3
+
+
+def test_a_statement_as_printed_and_as_corrected_is_simulated_once():
+    calls = []
+
+    def simulate(key, quick):
+        calls.append(quick)
+        return Estimate(1.0, tolerance=0.5)
+
+    printed, corrected = (make(simulate=simulate, variant=v) for v in ("printed", "corrected"))
+    assert claims.check(printed).holds == claims.check(corrected).holds is False
+    assert calls == [False]
+    claims.check(corrected, quick=True)
+    claims.check(corrected, seed=1)
+    assert calls == [False, True, False]
+
+
+def test_loops_are_optimised_where_a_command_compiles_quickly():
+    name = "jax_disable_most_optimizations"
+    before = jax.config.read(name)
+    try:
+        jax.config.update(name, True)
+        with claims.optimised():
+            assert jax.config.read(name) is False
+        assert jax.config.read(name) is True
+    finally:
+        jax.config.update(name, before)
 
 
 def test_simulation_runs_in_float64_and_leaves_the_precision_alone():

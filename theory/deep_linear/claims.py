@@ -20,14 +20,15 @@ from theory.deep_linear.regressions import (
     Limit,
     Setting,
     fine_tuned,
+    least_squares,
     limit_risk,
     mean_risk,
     one_sample,
     row,
-    scratch,
     transferred,
 )
 
+LABELS = 16  # of the same inputs, where the noise of labels is most of the error
 DIFFERENCE = "seen: .05, a difference of risks of order 1"
 
 # --- trained networks -----------------------------------------------------------------------------
@@ -36,7 +37,7 @@ ONE = Setting(24, 40, pi / 4, 0.8)  # the data set on which networks are trained
 
 
 # Compiled whole: operation by operation it takes longer to compile.
-_small_weights = jax.jit(networks.small_weights, static_argnums=(1, 2))
+small_weights = jax.jit(networks.small_weights, static_argnums=(1, 2))
 
 
 def one_risk(fit: Fit) -> float:
@@ -48,7 +49,8 @@ def one_risk(fit: Fit) -> float:
     Returns:
       |beta - beta_t|^2.
     """
-    return float(np.sum((fit(*one_sample(ONE)) - ONE.target()) ** 2))
+    x, y = one_sample(ONE)
+    return float(np.sum((fit(x[None], y[None, :, None]) - ONE.target()) ** 2))
 
 
 def network_risk(depth: int, alpha: float, tune: Callable[..., networks.Trained]) -> Simulate:
@@ -68,7 +70,7 @@ def network_risk(depth: int, alpha: float, tune: Callable[..., networks.Trained]
     def simulate(key: Array, quick: bool) -> Estimate:
         del quick  # one trajectory either way
         source, *data = map(jnp.asarray, (np.eye(ONE.d)[0], *one_sample(ONE)))
-        weights = _small_weights(key, ONE.d, depth, alpha)
+        weights = small_weights(key, ONE.d, depth, alpha)
 
         def beta(rate: float) -> np.ndarray:
             pretrained = networks.pretrain(weights, source, rate, round(500 / rate))
@@ -109,7 +111,7 @@ def _scratch_claims() -> list[Claim]:
             "under",
             "γ < 1: E R → ((1-γ)² + γσ²)/(1-γ)",
             Limit(0.5, 40, 0.0, 1.0),
-            10_000,
+            2_500,
             "n ≤ d-2: E R = 1 - n/d + σ²n/(d-n-1)",
             Setting(10, 20, 0.0, 1.0),
         ),
@@ -117,7 +119,7 @@ def _scratch_claims() -> list[Claim]:
             "over",
             "γ > 1: E R → σ²/(γ-1)",
             Limit(1.5, 30, 0.0, 1.0),
-            24_000,
+            5_000,
             "n ≥ d+2: E R = σ²d/(n-d-1)",
             Setting(26, 20, 0.0, 1.0),
         ),
@@ -129,7 +131,7 @@ def _scratch_claims() -> list[Claim]:
                 source,
                 sizes,
                 partial(risks.scratch_limit, sizes.load, sizes.sigma),
-                limit_risk(scratch, sizes, draws),
+                limit_risk(least_squares, sizes, draws, labels=LABELS),
             ),
             row(
                 f"T3.6-{name}/ours",
@@ -137,7 +139,7 @@ def _scratch_claims() -> list[Claim]:
                 f"{source}, at finite n and d",
                 at,
                 partial(compiled, risks.scratch_risk, at.n, at.d, at.sigma),
-                mean_risk(scratch, at, 40_000),
+                mean_risk(least_squares, at, 20_000),
             ),
         ]
     return claims
@@ -169,8 +171,8 @@ def _linear_transfer_claims() -> list[Claim]:
             "T_lt = E R_sc - E R_lt, with both at finite n, d",
             "eq. (13), p. 8, at finite n and d",
             both,
-            partial(risks.transferability, "linear", *both),
-            mean_risk(transferred(), both, 20_000, scratch),
+            partial(compiled, partial(risks.transferability, "linear"), *both),
+            mean_risk(transferred(), both, 20_000, least_squares),
         ),
     ]
 
@@ -181,7 +183,8 @@ def _diagram_claim(
     at: Limit,
     predict: float | Callable[[], float] | None = None,
     effect: float = 0.05,
-    draws: int = 4_000,
+    draws: int = 2_000,
+    labels: int = 1,
 ) -> Claim:
     """T_lt on data, beside eq. (13) unless there is another prediction."""
     printed = partial(risks.transferability_limit, "linear", at.load, at.theta, at.sigma)
@@ -191,7 +194,7 @@ def _diagram_claim(
         "eq. (13) and after, p. 8",
         at,
         printed if predict is None else predict,
-        limit_risk(transferred(), at, draws, scratch),
+        limit_risk(transferred(), at, draws, least_squares, labels),
         note=f"seen: {effect:g}, a difference of risks of order 1",
         effect=effect,
     )
@@ -221,26 +224,30 @@ def _diagram_claims() -> list[Claim]:
             "T_lt → 0 at γ = γ₊",
             Limit(middle + half, 30, theta, sigma),
             0.0,
-            draws=12_000,
+            draws=4_000,
+            labels=LABELS,
         ),
         _diagram_claim(
             "angle/limit",
             "T_lt < 0 somewhere if θ > arccos(1-σ), σ < 1; T_lt → 0 at θ = arccos(1-σ), γ = 1-σ",
             Limit(1 - noise, 40, acos(1 - noise), noise),
             0.0,
+            draws=4_000,
         ),
         _diagram_claim(
             "angle/ours",
             "σ < 1: the least T_lt over γ < 1 is cos²θ - (1-σ)², < 0 iff |cos θ| < 1-σ",
             Limit(1 - noise, 40, obtuse, noise),
             cos(obtuse) ** 2 - (1 - noise) ** 2,
+            draws=4_000,
         ),
         _diagram_claim(
             "over-edge/limit",
             "γ > 1: T_lt → 0 at γ - 1 = σ²/sin²θ",
             Limit(edge, 20, acute, noise),
             0.0,
-            draws=12_000,
+            draws=4_000,
+            labels=LABELS,
         ),
         _diagram_claim(
             "noiseless/limit",
@@ -253,7 +260,8 @@ def _diagram_claims() -> list[Claim]:
             f"T_lt → {below} > 0 near γ = 1 even at θ = π/2",
             Limit(0.8, 40, pi / 2, noise),
             effect=0.1,
-            draws=12_000,
+            draws=4_000,
+            labels=LABELS,
         ),
     ]
 
@@ -339,15 +347,16 @@ def _fine_tuning_claims() -> list[Claim]:
             )
         ]
 
-    def gain(at: Limit, depth: int) -> Simulate:
+    def gain(at: Limit, depth: int, draws: int = 4_000) -> Simulate:
         """Paired E[R_sc - R_ft]: the noise that both share cancels draw by draw."""
-        return limit_risk(fine_tuned(depth), at, 8_000, scratch)
+        return limit_risk(fine_tuned(depth), at, draws, least_squares)
 
     def printed(at: Limit) -> float:
         return (1 - at.load) * (2 * cos(at.theta) - 1)
 
     noisy = Limit(0.5, 40, pi / 4, 1.0)
     for depth in (2, 3):
+        simulated = gain(noisy, depth)
         claims += [
             row(
                 f"eq17-L{depth}/printed",
@@ -355,7 +364,7 @@ def _fine_tuning_claims() -> list[Claim]:
                 "Thm 3.9, eqs. (16), (17), p. 9",
                 f"{noisy}, L={depth}",
                 printed(noisy),
-                gain(noisy, depth),
+                simulated,
                 note="right for σ = 0 only",
             ),
             row(
@@ -371,7 +380,7 @@ def _fine_tuning_claims() -> list[Claim]:
                     noisy.sigma,
                     depth=depth,
                 ),
-                gain(noisy, depth),
+                simulated,
                 note=DIFFERENCE,
                 effect=0.05,
             ),
@@ -391,7 +400,7 @@ def _fine_tuning_claims() -> list[Claim]:
             "Thm 3.9, eqs. (16), (17), p. 9",
             f"{quiet}, L=2",
             printed(quiet),
-            gain(quiet, 2),
+            gain(quiet, 2, draws=6_000),
             note="seen: .025, a difference of risks of order 1",
             effect=0.025,
         ),
@@ -401,7 +410,7 @@ def _fine_tuning_claims() -> list[Claim]:
             after,
             f"{third}, L=2",
             0.0,
-            gain(third, 2),
+            gain(third, 2, draws=2_000),
             note="the sign of T_ft depends on γ, σ and L",
         ),
         row(
@@ -418,7 +427,7 @@ def _fine_tuning_claims() -> list[Claim]:
             "Thm 3.9, eq. (16), p. 9",
             f"{over}, L=3",
             partial(risks.scratch_risk, over.n, over.d, over.sigma),
-            mean_risk(fine_tuned(3), over, 40_000),
+            mean_risk(fine_tuned(3), over, 20_000),
         ),
     ]
 

@@ -4,6 +4,7 @@ Each is a mean over Gaussian data in NumPy.
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import cos, sin, sqrt
 
 import numpy as np
@@ -15,10 +16,10 @@ from theory.deep_linear.regressions import (
     Limit,
     Setting,
     extrapolate,
+    least_squares,
     pseudoinverse,
     risks,
     row,
-    scratch,
 )
 
 AT = Setting(10, 20, 1.0, 0.5)
@@ -27,15 +28,20 @@ SIZES = f"n={AT.n}, d={AT.d}"
 KOLMOGOROV = 1.95
 
 
-def _over_designs(of: Callable[[np.ndarray], np.ndarray], at: Setting = AT) -> Simulate:
-    """Mean of a function of X^+ [X beta_s, X nu, noise], `[draws d 3]`."""
+def _over_designs(
+    of: Callable[[np.ndarray], np.ndarray],
+    at: Setting = AT,
+    draws: int = 20_000,
+    noises: int = 1,
+) -> Simulate:
+    """Mean of a function of X^+ [X beta_s, X nu, noises], `[draws d 2+noises]`."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        draws, rng = 2_000 if quick else 20_000, generator(key)
+        count, rng = draws // 100 if quick else draws // 10, generator(key)
         values = []
         for _ in range(10):
-            x = rng.standard_normal((draws // 10, at.n, at.d))
-            noise = rng.standard_normal((draws // 10, at.n, 1))
+            x = rng.standard_normal((count, at.n, at.d))
+            noise = rng.standard_normal((count, at.n, noises))
             values.append(of(pseudoinverse(x, np.concatenate([x[..., :2], noise], -1))))
         return Estimate.mean(np.concatenate(values))
 
@@ -43,13 +49,14 @@ def _over_designs(of: Callable[[np.ndarray], np.ndarray], at: Setting = AT) -> S
 
 
 def _noise(fits: np.ndarray) -> np.ndarray:
-    """|X^+ noise|², whose mean over the noise is tr X^+T X^+."""
-    return np.sum(fits[..., 2] ** 2, -1)
+    """Mean of |X^+ noise|² over the noises; that over all noise is tr X^+T X^+."""
+    return np.sum(fits[..., 2:] ** 2, -2).mean(-1)
 
 
 def _trace_limit(at: Limit) -> Simulate:
     def simulate(key: Array, quick: bool) -> Estimate:
-        sizes = (_over_designs(_noise, at.at(d))(key, quick) for d in (at.d, 2 * at.d))
+        of = partial(_over_designs, _noise, draws=4_000, noises=16)
+        sizes = (of(at.at(d))(key, quick) for d in (at.d, 2 * at.d))
         return extrapolate(*sizes)
 
     return simulate
@@ -74,7 +81,7 @@ def _source_fit(key: Array, quick: bool) -> Estimate:
 def _kolmogorov(key: Array, quick: bool) -> Estimate:
     """√draws times the largest distance between simulated and exact cdf of the risk."""
     draws = 1_000 if quick else 4_000
-    ranked = np.sort(risks(scratch, AT, generator(key), draws))
+    ranked = np.sort(risks(least_squares, AT, generator(key), draws))
     nodes = np.quantile(ranked, np.linspace(0, 1, 101))
     # Between these the cdf is interpolated: an error of the order of 1e-4, hence the tolerance.
     law = distributions.scratch_law(AT.n, AT.d, AT.sigma)

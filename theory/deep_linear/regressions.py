@@ -18,7 +18,8 @@ from theory.claims import Estimate, Simulate, generator
 
 PAPER = "features-are-fate"
 row = partial(claims.row, PAPER)
-Fit = Callable[[np.ndarray, np.ndarray], np.ndarray]  # x [draws n d], y [draws n] -> [draws d]
+# x [draws n d], y [draws n labels] -> [draws labels d]
+Fit = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class Setting(NamedTuple):
@@ -61,6 +62,25 @@ class Setting(NamedTuple):
         """
         x = rng.standard_normal((draws, self.n, self.d))
         return x, x @ self.target() + self.sigma * rng.standard_normal((draws, self.n))
+
+    def labelled(
+        self, rng: np.random.Generator, draws: int, labels: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draws independent inputs, each with several labels.
+
+        Args:
+          rng: Random generator.
+          draws: How many inputs.
+          labels: How many labels; if more than one, their noise comes in pairs of opposite sign.
+
+        Returns:
+          Inputs `[draws n d]` and labels `[draws n labels]`.
+        """
+        x = rng.standard_normal((draws, self.n, self.d))
+        noise = rng.standard_normal((draws, self.n, max(1, labels // 2)))
+        if labels > 1:
+            noise = np.concatenate([noise, -noise], -1)
+        return x, (x @ self.target())[..., None] + self.sigma * noise
 
 
 @cache
@@ -136,6 +156,19 @@ def scratch(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return pseudoinverse(x, y[..., None])[..., 0]
 
 
+def least_squares(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Fits X^+ y as `scratch` does, to several labels of the same inputs.
+
+    Args:
+      x: Inputs `[draws n d]`.
+      y: Labels `[draws n labels]`.
+
+    Returns:
+      The fits `[draws labels d]`.
+    """
+    return pseudoinverse(x, y).swapaxes(-1, -2)
+
+
 def transferred(ridge: float = 0.0) -> Fit:
     """Returns linear transfer, eqs. (107), (108) and (126): beta_s times a refitted scale.
 
@@ -147,8 +180,8 @@ def transferred(ridge: float = 0.0) -> Fit:
     """
 
     def fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        z = x[..., 0]
-        scale = np.sum(z * y, -1) / (np.sum(z**2, -1) + ridge * z.shape[-1])
+        z = x[..., :1]
+        scale = np.sum(z * y, -2) / (np.sum(z**2, -2) + ridge * z.shape[-2])
         return scale[..., None] * np.eye(x.shape[-1])[0]
 
     return fit
@@ -163,16 +196,16 @@ def rescaled(
     all.
 
     Args:
-      fitted: X^+ y, `[draws d]`.
-      unseen: (I - P) beta_s, `[draws d]`, orthogonal to `fitted`.
-      size: |beta_s|, a number or `[draws]`.
+      fitted: X^+ y, `[... d]`.
+      unseen: (I - P) beta_s, `[... d]`, orthogonal to `fitted`.
+      size: |beta_s|, a number or `[...]`.
       depth: Number of layers L, from 1 to inf.
 
     Returns:
-      The limit of fine-tuning, `[draws d]`.
+      The limit of fine-tuning, `[... d]`.
     """
     seen2, unseen2 = np.sum(fitted**2, -1), np.sum(unseen**2, -1)
-    scale2 = np.ones_like(seen2)
+    scale2 = np.ones_like(seen2 + unseen2)
     for _ in range(100):  # a contraction
         scale2 = ((seen2 + scale2 * unseen2) / size**2) ** (1 - 1 / depth)
     return fitted + np.sqrt(scale2)[..., None] * unseen
@@ -189,14 +222,19 @@ def fine_tuned(depth: float) -> Fit:
     """
 
     def fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        both = pseudoinverse(x, np.stack([y, x[..., 0]], -1))
-        return rescaled(both[..., 0], np.eye(x.shape[-1])[0] - both[..., 1], 1.0, depth)
+        both = least_squares(x, np.concatenate([y, x[..., :1]], -1))
+        return rescaled(both[..., :-1, :], np.eye(x.shape[-1])[0] - both[..., -1:, :], 1.0, depth)
 
     return fit
 
 
 def risks(
-    fit: Fit, at: Setting, rng: np.random.Generator, draws: int, baseline: Fit | None = None
+    fit: Fit,
+    at: Setting,
+    rng: np.random.Generator,
+    draws: int,
+    baseline: Fit | None = None,
+    labels: int = 1,
 ) -> np.ndarray:
     """Draws risks |beta - beta_t|^2, or differences of the risks of two fits to the same data.
 
@@ -206,6 +244,8 @@ def risks(
       rng: Random generator.
       draws: How many data sets.
       baseline: The fit whose risk is reduced by that of `fit`; None for the risk of `fit` itself.
+      labels: How many labels of the same inputs each risk is a mean over: their noise is averaged
+        at little cost, as the inputs are factorised once.
 
     Returns:
       The risks `[draws]`.
@@ -214,17 +254,19 @@ def risks(
     # 16 MB of float64 inputs at a time.
     batch = max(1, 2_000_000 // (at.n * at.d))
     for start in range(0, draws, batch):
-        x, y = at.samples(rng, min(batch, draws - start))
+        x, y = at.labelled(rng, min(batch, draws - start), labels)
         found = np.sum((fit(x, y) - target) ** 2, -1)
         if baseline is not None:
             # Paired on the same data: what both risks share drops out of the error of the
             # difference.
             found = np.sum((baseline(x, y) - target) ** 2, -1) - found
-        values.append(found)
+        values.append(found.mean(-1))
     return np.concatenate(values)
 
 
-def mean_risk(fit: Fit, at: Setting, draws: int, baseline: Fit | None = None) -> Simulate:
+def mean_risk(
+    fit: Fit, at: Setting, draws: int, baseline: Fit | None = None, labels: int = 1
+) -> Simulate:
     """Builds the simulator of a mean risk E R, or of a paired difference E[R_baseline - R].
 
     Args:
@@ -232,6 +274,7 @@ def mean_risk(fit: Fit, at: Setting, draws: int, baseline: Fit | None = None) ->
       at: Sizes and tasks; |n - d| >= 4 (n > 4 in linear transfer) has a finite variance.
       draws: Number of independent data sets; a tenth of them where quick.
       baseline: As in `risks`.
+      labels: As in `risks`.
 
     Returns:
       The simulator.
@@ -239,7 +282,7 @@ def mean_risk(fit: Fit, at: Setting, draws: int, baseline: Fit | None = None) ->
 
     def simulate(key: Array, quick: bool) -> Estimate:
         count = draws // 10 if quick else draws
-        return Estimate.mean(risks(fit, at, generator(key), count, baseline))
+        return Estimate.mean(risks(fit, at, generator(key), count, baseline, labels))
 
     return simulate
 
@@ -260,7 +303,9 @@ def extrapolate(small: Estimate, large: Estimate) -> Estimate:
     return Estimate(2 * large.value - small.value, stderr=error)
 
 
-def limit_risk(fit: Fit, at: Limit, draws: int, baseline: Fit | None = None) -> Simulate:
+def limit_risk(
+    fit: Fit, at: Limit, draws: int, baseline: Fit | None = None, labels: int = 1
+) -> Simulate:
     """Builds the simulator of the limit n, d -> inf of `mean_risk`, from two sizes.
 
     Args:
@@ -268,6 +313,7 @@ def limit_risk(fit: Fit, at: Limit, draws: int, baseline: Fit | None = None) -> 
       at: Load and tasks.
       draws: Number of data sets at the larger size, half of them at the smaller.
       baseline: As in `risks`.
+      labels: As in `risks`.
 
     Returns:
       The simulator.
@@ -275,7 +321,9 @@ def limit_risk(fit: Fit, at: Limit, draws: int, baseline: Fit | None = None) -> 
 
     def simulate(key: Array, quick: bool) -> Estimate:
         means = [
-            mean_risk(fit, at.at(size), count, baseline)(jax.random.fold_in(key, size), quick)
+            mean_risk(fit, at.at(size), count, baseline, labels)(
+                jax.random.fold_in(key, size), quick
+            )
             for size, count in ((at.d, draws // 2), (2 * at.d, draws))
         ]
         return extrapolate(*means)

@@ -6,21 +6,23 @@ W̄_lᵀW̄_l - W̄_{l+1}W̄_{l+1}ᵀ = D̄_l is the identity (2 I - W̄_L W̄_L
 lambda = 1, |W̄_l|_F² = (L-l+1) d and |W̄_l|²_op = L-l+1.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, reduce
 from itertools import pairwise
 from math import exp, log2
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 from scipy.special import betainc
 
-from theory.claims import Claim, Estimate, Simulate, generator
+from theory.claims import Claim, Estimate, Simulate, generator, once
 from theory.deep_linear import networks
+from theory.deep_linear.claims import small_weights
 from theory.deep_linear.networks import Weights
-from theory.deep_linear.regressions import Setting, one_sample, row, scratch
+from theory.deep_linear.regressions import PAPER, Setting, one_sample, row, scratch
 
 D, RATE, TIME = 20, 0.02, 400
 
@@ -51,13 +53,13 @@ class Start(NamedTuple):
         Returns:
           The weights, first layer first.
         """
-        return networks.small_weights(key, D, self.depth, self.alpha * self.size)
+        return small_weights(key, D, self.depth, self.alpha * self.size)
 
 
 # --- what is measured -----------------------------------------------------------------------------
 
 
-def columns(weights: Weights) -> list[Array]:
+def columns(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Returns the layers as matrices.
 
     Args:
@@ -69,7 +71,7 @@ def columns(weights: Weights) -> list[Array]:
     return [*weights[:-1], weights[-1][:, None]]
 
 
-def conserved(weights: Weights) -> list[Array]:
+def conserved(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Computes what gradient flow conserves, D_l = W_l^T W_l - W_{l+1} W_{l+1}^T (eq. 35).
 
     Args:
@@ -81,39 +83,43 @@ def conserved(weights: Weights) -> list[Array]:
     return [a.T @ a - b @ b.T for a, b in pairwise(columns(weights))]
 
 
-def _features(weights: Weights) -> Array:
+def _features(weights: Sequence[np.ndarray]) -> np.ndarray:
     """Phi = W_1 ... W_{L-1}."""
-    return reduce(jnp.matmul, weights[:-1])
+    return reduce(np.matmul, weights[:-1])
 
 
-def _whole(w: Array) -> Array:
-    return jnp.sum(w**2)
+def _beta(weights: Sequence[np.ndarray]) -> np.ndarray:
+    return reduce(np.matmul, weights)
 
 
-def _top(w: Array) -> Array:
-    return jnp.linalg.norm(jnp.atleast_2d(w), 2) ** 2
+def _whole(w: np.ndarray) -> float:
+    return np.sum(w**2)
 
 
-def _tail(weights: Weights) -> Array:
+def _top(w: np.ndarray) -> float:
+    return float(np.linalg.norm(np.atleast_2d(w), 2)) ** 2
+
+
+def _tail(weights: Sequence[np.ndarray]) -> float:
     """|W_1|_F² - |W_1|²_op, the squared distance of W_1 from rank one."""
-    return jnp.sum(jnp.linalg.svd(weights[0], compute_uv=False)[1:] ** 2)
+    return np.sum(np.linalg.svd(weights[0], compute_uv=False)[1:] ** 2)
 
 
-def _alignment(weights: Weights) -> Array:
+def _alignment(weights: Sequence[np.ndarray]) -> float:
     """(u_2 . v_1)²: right and left top singular vectors of the first two layers."""
-    right, left = jnp.linalg.svd(weights[0])[2][0], jnp.linalg.svd(weights[1])[0][:, 0]
+    right, left = np.linalg.svd(weights[0])[2][0], np.linalg.svd(weights[1])[0][:, 0]
     return (right @ left) ** 2
 
 
-def _odd_eigenvalue(weights: Weights) -> Array:
+def _odd_eigenvalue(weights: Sequence[np.ndarray]) -> float:
     """The eigenvalue of D_1 that is farthest from their mean."""
-    values = jnp.linalg.eigvalsh(conserved(weights)[0])
-    return values[jnp.argmax(jnp.abs(values - values.mean()))]
+    values = np.linalg.eigvalsh(conserved(weights)[0])
+    return values[np.argmax(np.abs(values - values.mean()))]
 
 
-def _form(weights: Weights) -> Array:
+def _form(weights: Sequence[np.ndarray]) -> float:
     """v_1 . D_1 v_1, with v_1 the top right singular vector of W_1."""
-    v = jnp.linalg.svd(weights[0])[2][0]
+    v = np.linalg.svd(weights[0])[2][0]
     return v @ conserved(weights)[0] @ v
 
 
@@ -133,8 +139,32 @@ def _trained(
     return networks.fine_tune(weights, x, y, rate, steps)
 
 
+def _in_numpy(weights: Weights) -> list[np.ndarray]:
+    """Weights as they are measured: few numbers, for which nothing is worth compiling."""
+    return [np.asarray(w) for w in weights]
+
+
+Measure = Callable[[list[np.ndarray]], Any]
+
+
+@cache
+def _ends(
+    start: Start, at: Setting | None, size: float
+) -> Callable[[Array, bool], list[list[np.ndarray]]]:
+    """What trains a network at both rates; claims about one network train it once."""
+
+    @once
+    def ends(key: Array, quick: bool) -> list[list[np.ndarray]]:
+        del quick  # one trajectory either way
+        weights = start.weights(key)
+        rates = RATE, RATE / 2
+        return [_in_numpy(_trained(weights, rate, at=at, size=size).weights) for rate in rates]
+
+    return ends
+
+
 def _end(
-    of: Callable[[Weights], Array],
+    of: Measure,
     start: Start,
     tolerance: float,
     *,
@@ -144,24 +174,20 @@ def _end(
     """Measures a network at the end of gradient flow."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        del quick  # one trajectory either way
-        coarse, fine = (
-            of(_trained(start.weights(key), rate, at=at, size=size).weights)
-            for rate in (RATE, RATE / 2)
-        )
+        coarse, fine = (of(weights) for weights in _ends(start, at, size)(key, quick))
         return Estimate(float(2 * fine - coarse), tolerance=tolerance)
 
     return simulate
 
 
-def _least(of: Callable[[Weights], Array], start: Start, times: int = 20) -> Simulate:
+def _least(of: Measure, start: Start, times: int = 20) -> Simulate:
     """Measures a network at every unit of time of pretraining from 0, and takes the least."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         del quick
         weights, values = start.weights(key), []
         for _ in range(times):
-            values.append(float(of(weights)))
+            values.append(float(of(_in_numpy(weights))))
             weights = _trained(weights, RATE, 1.0, at=None).weights
         return Estimate(min(values), tolerance=1e-4)
 
@@ -184,7 +210,7 @@ def _loss_left(start: Start, time: float, *, at: Setting | None = None) -> Simul
 
 def _halved(
     combine: Callable[[float, float], float],
-    of: Callable[[Weights], Array],
+    of: Measure,
     start: Start,
     tolerance: float,
     *,
@@ -202,14 +228,14 @@ def _halved(
     return simulate
 
 
-def _unseen(w: Array) -> Array:
+def _unseen(w: np.ndarray) -> np.ndarray:
     """(I - P) w, P the projection on the rows of X."""
     x, _ = one_sample(AT)
     return w - np.linalg.pinv(x) @ (x @ w)
 
 
-def _risk(beta: Array | np.ndarray) -> Array:
-    return jnp.sum((beta - AT.target()) ** 2)
+def _risk(beta: np.ndarray) -> float:
+    return np.sum((beta - AT.target()) ** 2)
 
 
 def _least_eigenvalue() -> float:
@@ -230,7 +256,8 @@ def _assumption_holds(key: Array, quick: bool) -> Estimate:
 
 def _least_invariant(key: Array, quick: bool) -> Estimate:
     del quick
-    least = [jnp.linalg.eigvalsh(d)[0] for d in conserved(Start(3, 1.0).weights(key))]
+    weights = _in_numpy(Start(3, 1.0).weights(key))
+    least = [np.linalg.eigvalsh(gap)[0] for gap in conserved(weights)]
     return Estimate(float(min(least)), tolerance=1e-9)
 
 
@@ -277,6 +304,8 @@ def _claims() -> list[Claim]:
     unit = Start(2, 1.0)
     norm = 2.0
     end = f"end of pretraining, time {TIME}"
+    order_in_alpha = _halved(lambda a, b: log2(a / b), lambda w: np.sqrt(_tail(w)), shallow, 0.02)
+    loss_in_sight = _loss_left(unit, time, at=AT)
     bound = "Lemma B.1, eqs. (55)-(60), p. 18"
     return [
         row(
@@ -301,7 +330,7 @@ def _claims() -> list[Claim]:
             "Lemma 3.3, p. 5",
             f"{thin}, {end}",
             0.0,
-            _end(lambda w: jnp.linalg.norm(networks.predictor(w) - jnp.eye(D)[0]), thin, 1e-12),
+            _end(lambda w: np.linalg.norm(_beta(w) - np.eye(D)[0]), thin, 1e-12),
             note="tolerance: float64 rounding",
         ),
         row(
@@ -345,7 +374,7 @@ def _claims() -> list[Claim]:
             "eqs. (42)-(46), p. 17",
             f"{deep}, least at times 0 to 19",
             deep.alpha ** (2 * (deep.depth - 1)),
-            _least(lambda w: jnp.linalg.svd(_features(w), compute_uv=False)[-1] ** 2, deep),
+            _least(lambda w: np.linalg.svd(_features(w), compute_uv=False)[-1] ** 2, deep),
             relation=">=",
             note="tolerance for the rate; it starts at L! times the bound",
         ),
@@ -366,7 +395,7 @@ def _claims() -> list[Claim]:
                 "Lemma B.1, eq. (50), p. 17",
                 f"{shallow} and half of it, {end}",
                 order,
-                _halved(lambda a, b: log2(a / b), lambda w: jnp.sqrt(_tail(w)), shallow, 0.02),
+                order_in_alpha,
                 note="eq. (60) bounds the square of the remainder by O(α²)",
             )
             for status, power, order in (("printed", "α²", 2.0), ("corrected", "α", 1.0))
@@ -466,7 +495,7 @@ def _claims() -> list[Claim]:
             "Thm 3.4, p. 6, and eqs. (73)-(77), p. 19",
             f"{thin}, |β_s|={norm:g}, {end}",
             norm ** (-1 / thin.depth),
-            _end(lambda w: jnp.linalg.norm(_features(w)[0]) / norm, thin, 1e-3, size=norm),
+            _end(lambda w: np.linalg.norm(_features(w)[0]) / norm, thin, 1e-3, size=norm),
             note="tolerance 10 α²",
         ),
         row(
@@ -475,7 +504,7 @@ def _claims() -> list[Claim]:
             "eqs. (71), (72), p. 19",
             f"{AT}, L=3, α={thick.alpha}, from scratch",
             lambda: np.sum(one_sample(AT)[1] ** 2) / np.linalg.norm(one_sample(AT)[0], 2) ** 2,
-            _end(lambda w: jnp.prod(jnp.stack([_top(v) for v in w])), thick, 1e-3, at=AT),
+            _end(lambda w: np.prod([_top(v) for v in w]), thick, 1e-3, at=AT),
             relation=">=",
         ),
         row(
@@ -486,7 +515,7 @@ def _claims() -> list[Claim]:
             lambda: _risk(scratch(*one_sample(AT))),
             _halved(
                 lambda a, b: 2 * b - a,
-                lambda w: _risk(networks.predictor(w)),
+                lambda w: _risk(_beta(w)),
                 shallow,
                 shallow.alpha,
                 at=AT,
@@ -500,7 +529,7 @@ def _claims() -> list[Claim]:
                 "eqs. (87), (88), p. 20",
                 f"{AT}, L=2, α=1, t={time:g}",
                 lambda n=n: exp(-2 * _least_eigenvalue() * time / n),
-                _loss_left(unit, time, at=AT),
+                loss_in_sight,
                 relation="<=",
                 note="the 1/n of the loss is missing in the printed exponent",
             )
@@ -518,4 +547,5 @@ def _claims() -> list[Claim]:
     ]
 
 
-CLAIMS: tuple[Claim, ...] = tuple(_claims())
+# One key for all networks, so that claims about the same network train the same.
+CLAIMS: tuple[Claim, ...] = tuple(replace(c, draws=f"{PAPER}/App-B") for c in _claims())

@@ -90,9 +90,7 @@ def _theorem_1() -> list[Claim]:
             _exceeds(dim, ratio, rank=rank),
             ours=(
                 "P(X ≥ αY) = Σⱼ Poisson(j; |θ*|²/2) I_{u/(1+u)}(d/2 + j, p/2), u = L²τ²/α",
-                lambda dim=dim, rank=rank, ratio=ratio: float(
-                    proximity.tail(ratio, dim, LENGTH, rank=rank)
-                ),
+                partial(compiled, proximity.tail, ratio, dim, LENGTH, rank=rank),
             ),
         )
     for dim, length in ((2, 0.0), (3, 2.0), (20, 50.0)):
@@ -257,7 +255,9 @@ def _theorem_2() -> list[Claim]:
             measured(partial(_descended, MIXED, MIXED_START, RATE, STEPS)),
             ours=(
                 "J(θ_T) - J* = Σ h (1 - ηh)^{2T} e_h² / 2",
-                lambda: float(descent.excess(np.array(MIXED), np.array(MIXED_START), RATE, STEPS)),
+                partial(
+                    compiled, descent.excess, np.array(MIXED), np.array(MIXED_START), RATE, STEPS
+                ),
             ),
         ),
         *beside(
@@ -366,10 +366,12 @@ def _appendix_c() -> list[Claim]:
                     "the start that is nearer may be worse later:"
                     " ρ = Σ h(1-ηh)^{2T} e² / Σ h(1-ηh)^{2T} e'²"
                 ),
-                lambda: float(
-                    descent.excess_ratio(
-                        np.array(PLANE), np.array(FLAT), np.array(STEEP), FAST, LATE
-                    )
+                partial(
+                    compiled,
+                    descent.excess_ratio,
+                    *map(np.array, (PLANE, FLAT, STEEP)),
+                    FAST,
+                    LATE,
                 ),
                 "tolerance: 1e-12 of a ratio of 1e4 to 1e5; ρ = 5e-4 at T = 0",
             ),

@@ -277,14 +277,14 @@ def _slope(side: int, formula: bool) -> float:
     way = _normal(*moving.shape, seed=1)
     if formula:
         theta, c_in, c_out = map(jnp.asarray, (THETA, C_IN, C_OUT))
-        G = jax.grad(_loss)(c_in @ theta @ c_out.T)
-        return float(jnp.sum(width_gradients(theta, c_in, c_out, G)[side] * way))
+        G = jax.jit(jax.grad(_loss))(C_IN @ THETA @ C_OUT.T)
+        return float(np.sum(jax.jit(width_gradients)(theta, c_in, c_out, G)[side] * way))
 
     def moved(step: Array) -> Array:
         c_in, c_out = (c + step * way if c is moving else c for c in (C_IN, C_OUT))
         return _loss(jnp.asarray(c_in @ THETA @ c_out.T))
 
-    return float(jax.grad(moved)(0.0))
+    return float(jax.jit(jax.grad(moved))(0.0))
 
 
 def _grown(formula: bool) -> float:

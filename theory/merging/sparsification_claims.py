@@ -100,7 +100,7 @@ def _converged() -> QuadraticTasks:
 
 def _dropped_excess(key: Array, quick: bool) -> Estimate:
     tasks = _converged()
-    keys = jax.random.split(key, 2_000 if quick else 20_000)
+    keys = jax.random.split(key, 2_500 if quick else 25_000)
 
     def excess(k: Array) -> Array:
         sparse = updates(drop(RATE, k)(_vectors(tasks.centres - tasks.start)))["a"]

@@ -7,21 +7,18 @@ Carlo over inputs, which knows nothing of arc-cosine kernels.
 from collections.abc import Callable
 from functools import cache, partial
 from math import cos, degrees, hypot, log, log10, pi, sin, sqrt
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from theory.claims import Claim, Estimate, Simulate, generator
+from theory.claims import Claim, Estimate, Simulate, generator, once, optimised
 from theory.deep_linear.regressions import row
 from theory.student_teacher import arc_cosine, networks, projection, transfer
 
 D, M, TEACHER = 10, 60, 10
-
-
-def _inputs(key: Array, quick: bool) -> Array:
-    return jax.random.normal(key, (40_000 if quick else 400_000, D))
 
 
 # --- Appendix C ---------------------------------------------------------------------------------
@@ -57,7 +54,7 @@ def _energy(inside: bool) -> Simulate:
     """E (P f)^2 or E (f - P f)^2, where P f is the least-squares fit to the same inputs."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        x = generator(key).standard_normal((40_000 if quick else 400_000, D))
+        x = generator(key).standard_normal((40_000 if quick else 100_000, D))
         w, target = jax.tree.map(np.asarray, _space())
         phi, y = np.maximum(x @ w.T, 0), np.maximum(x @ target.w.T, 0) @ target.c / target.c.size
         image = phi @ np.linalg.solve(phi.T @ phi, phi.T @ y)
@@ -72,18 +69,22 @@ def _top_mode() -> tuple[Array, Array]:
     return values[-1], psi[:, -1]
 
 
+def _activations(rng: np.random.Generator, quick: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The neurons on many inputs, and psi there."""
+    w, psi = np.asarray(_space()[0]), np.asarray(_top_mode()[1])
+    phi = np.maximum(rng.standard_normal((40_000 if quick else 400_000, D)) @ w.T, 0)
+    return phi, phi @ psi
+
+
 def _norm_of_mode(key: Array, quick: bool) -> Estimate:
-    return Estimate.mean(
-        (networks.features(_space()[0], _inputs(key, quick)) @ _top_mode()[1]) ** 2
-    )
+    return Estimate.mean(_activations(generator(key), quick)[1] ** 2)
 
 
 def _quotient(key: Array, quick: bool) -> Estimate:
     """<psi, T psi> = E k(x, x') psi(x) psi(x') over independent pairs."""
-    w, _ = _space()
-    left, right = (networks.features(w, _inputs(k, quick)) for k in jax.random.split(key))
-    psi = _top_mode()[1]
-    return Estimate.mean((left * right).mean(1) * (left @ psi) * (right @ psi))
+    rng = generator(key)
+    (left, here), (right, there) = (_activations(rng, quick) for _ in range(2))
+    return Estimate.mean((left * right).mean(1) * here * there)
 
 
 ALPHAS = (1.0, -0.5, 0.3, 0.8)  # f = sum_j alpha_j k(., z_j)
@@ -113,8 +114,11 @@ def _native_norm_of_modes() -> float:
 # --- Section 4: pretraining ---------------------------------------------------------------------
 
 MU, EARLY, LATE = 0.5, 500, 5000
+PACE = 2.0  # the rate; at 1 the falls differ by an eighth of their standard errors
 LONG, POINTS = 2000, 20
-MUS = (0.2, 0.5, 0.8)
+MUS = (0.2, MU, 0.8)
+STUDENTS = "features-are-fate/S4"  # the draws of all claims on these students
+TASKS, FEWER = 16, 8  # students that are trained at once
 
 
 @jax.jit
@@ -126,9 +130,60 @@ def _task(key: Array, mu: float) -> tuple[networks.Network, networks.Network, ne
     return target, source, networks.student(key_student, M, D)
 
 
-def _pretrained(key: Array, mu: float) -> networks.Network:
-    _, source, student = _task(key, mu)
-    return networks.pretrain(student, source, 1.0, LONG, 0.0).network
+class _Pretrained(NamedTuple):
+    """Students of several tasks, which are stacked along a leading axis.
+
+    Attributes:
+      source: What they are trained on.
+      start: Students before training.
+      early: At the time EARLY.
+      middle: At the time LONG.
+      late: At the time LATE.
+      x: Some inputs for each task.
+    """
+
+    source: networks.Network
+    start: networks.Network
+    early: networks.Network
+    middle: networks.Network
+    late: networks.Network
+    x: Array
+
+
+@jax.jit
+def _train(start: networks.Network, source: networks.Network, steps: int) -> networks.Network:
+    def train(ends: tuple[networks.Network, networks.Network]) -> networks.Network:
+        return networks.pretrain(*ends, PACE, steps, 0.0).network
+
+    # float32 takes half the time, and the errors of the students are of the order of 1e-3.
+    single = jax.tree.map(lambda v: v.astype(jnp.float32), (start, source))
+    return jax.tree.map(lambda v: v.astype(float), jax.lax.map(train, single))
+
+
+@optimised()
+def _further(start: networks.Network, source: networks.Network, time: int) -> networks.Network:
+    """Trains several students for some time."""
+    return _train(start, source, round(time / PACE))
+
+
+@partial(jax.jit, static_argnums=1)
+def _tasks(
+    key: Array, tasks: int, mus: Array
+) -> tuple[networks.Network, networks.Network, networks.Network]:
+    """Targets, sources and students of several tasks, for each mu in turn."""
+    keys = jnp.tile(jax.random.split(key, tasks), mus.size)
+    return jax.lax.map(lambda at: _task(*at), (keys, jnp.repeat(mus, tasks)))
+
+
+@once
+def _pretrained(key: Array, quick: bool) -> _Pretrained:
+    tasks = FEWER if quick else TASKS
+    _, source, start = _tasks(key, tasks, jnp.array([MU]))
+    early = _further(start, source, EARLY)
+    middle = _further(early, source, LONG - EARLY)
+    late = _further(middle, source, LATE - LONG)
+    x = generator(key).standard_normal((tasks, POINTS, D))
+    return _Pretrained(source, start, early, middle, late, jnp.asarray(x))
 
 
 @jax.jit
@@ -148,89 +203,117 @@ def _error(run: networks.Network, source: networks.Network, x: Array) -> Array:
     return networks.risk(run, source)
 
 
-@jax.jit
 def _plain_error(run: networks.Network, source: networks.Network, x: Array) -> Array:
     """Relative Frobenius distance of the kernel matrices."""
     return _distance(networks.kernel(run.w, x), networks.kernel(source.w, x))
 
 
-@jax.jit
 def _weighted_error(run: networks.Network, source: networks.Network, x: Array) -> Array:
     return _distance(_weighted(run, x), _weighted(source, x))
 
 
-def _fall(
-    error: Callable[[networks.Network, networks.Network, Array], Array], tasks: int = 12
-) -> Simulate:
+Error = Callable[[networks.Network, networks.Network, Array], Array]
+
+
+@partial(jax.jit, static_argnums=0)
+def _ratios(
+    error: Error,
+    before: networks.Network,
+    after: networks.Network,
+    source: networks.Network,
+    x: Array,
+) -> Array:
+    """An error after training over that before, of each task."""
+    return jax.vmap(error)(after, source, x) / jax.vmap(error)(before, source, x)
+
+
+def _fall(error: Error) -> Simulate:
     """log10 of the fall of an error from time EARLY to LATE, mean of several tasks."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        falls = []
-        for k in jax.random.split(key, 3 if quick else tasks):
-            _, source, student = _task(k, MU)
-            early = networks.pretrain(student, source, 1.0, EARLY, 0.0).network
-            late = networks.pretrain(early, source, 1.0, LATE - EARLY, 0.0).network
-            x = jax.random.normal(k, (POINTS, D))
-            before, after = (error(run, source, x) for run in (early, late))
-            falls.append(jnp.log10(after / before))
-        return Estimate.mean(jnp.stack(falls))
+        run = _pretrained(key, quick)
+        falls = _ratios(error, run.early, run.late, run.source, run.x)
+        return Estimate.mean(np.log10(np.asarray(falls)))
 
     return simulate
 
 
 def _kernel_gain(key: Array, quick: bool) -> Estimate:
     """Distance of the plain kernels after pretraining over that before, mean of several tasks."""
-    ratios = []
-    for k in jax.random.split(key, 3 if quick else 12):
-        _, source, student = _task(k, MU)
-        x = jax.random.normal(k, (POINTS, D))
-        after = _plain_error(_pretrained(k, MU), source, x)
-        ratios.append(after / _plain_error(student, source, x))
-    return Estimate.mean(jnp.stack(ratios))
+    run = _pretrained(key, quick)
+    return Estimate.mean(_ratios(_plain_error, run.start, run.middle, run.source, run.x))
 
 
 # --- Section 4: transfer ------------------------------------------------------------------------
 
 
 @jax.jit
-def _ideal(key: Array, mu: float) -> Array:
-    """|P_perp f_t|^2 / |f_t|^2 with the source teacher's own neurons."""
-    target, source, _ = _task(key, mu)
-    return projection.project(source.w, target).outside / networks.inner(target, target)
+def _ideal(key: Array, mu: Array) -> Array:
+    """|P_perp f_t|^2 / |f_t|^2 with the source teacher's own neurons, for each mu."""
+
+    def share(mu: Array) -> Array:
+        target, source, _ = _task(key, mu)
+        return projection.project(source.w, target).outside / networks.inner(target, target)
+
+    return jax.vmap(share)(mu)
 
 
 def _monotone(key: Array, quick: bool) -> Estimate:
     del quick
-    steps = [_ideal(key, mu / TEACHER) for mu in range(0, TEACHER, 2)]
-    return Estimate(float(jnp.diff(jnp.stack(steps)).min()), tolerance=1e-12)
+    steps = np.asarray(_ideal(key, jnp.arange(0, TEACHER, 2) / TEACHER))
+    return Estimate(float(np.diff(steps).min()), tolerance=1e-12)
+
+
+@jax.jit
+def _growth(targets: networks.Network, *students: networks.Network) -> Array:
+    """Least growth of |P_perp f_t|^2 / |f_t|^2 from one student to the next, of each task."""
+
+    def least(target: networks.Network, *students: networks.Network) -> Array:
+        outside = [projection.project(student.w, target).outside for student in students]
+        return jnp.diff(jnp.stack(outside)).min() / networks.inner(target, target)
+
+    return jax.vmap(least)(targets, *students)
 
 
 def _monotone_trained(key: Array, quick: bool) -> Estimate:
     """Least growth of |P_perp f_t|^2 / |f_t|^2 from mu to mu in MUS, of trained features."""
-    growth = []
-    for k in jax.random.split(key, 3 if quick else 8):
-        target = _task(k, MUS[0])[0]
-        outside = jnp.stack(
-            [projection.project(_pretrained(k, mu).w, target).outside for mu in MUS]
-        )
-        growth.append(jnp.diff(outside).min() / networks.inner(target, target))
-    return Estimate.mean(jnp.stack(growth))
+    first, _, last = MUS
+    half = (FEWER if quick else TASKS) // 2  # as many students are trained as for the one mu
+    targets, sources, students = _tasks(key, half, jnp.array([first, last]))
+    ends = _further(students, sources, LONG)
+    trained = targets, ends, _pretrained(key, quick).middle
+    target, low, middle = jax.tree.map(lambda v: v[:half], trained)
+    high = jax.tree.map(lambda v: v[half:], ends)
+    return Estimate.mean(_growth(target, low, middle, high))
 
 
 ROWS = 1200
 
 
-@partial(jax.jit, static_argnums=2)
-def _risks(key: Array, n: int, draws: int) -> Array:
-    """R_lt of independent target sets of n <= ROWS samples; the other rows are zero and weigh
-    nothing (one shape for every n)."""
+def _risks(key: Array, n: int, draws: int) -> np.ndarray:
+    """R_lt of independent target sets of n samples, in NumPy."""
+    w, target = jax.tree.map(np.asarray, _space())
+    gram, overlap, norm = map(np.asarray, _second_moments())
+    rng, found = generator(key), []
+    batch = max(1, 2_000_000 // (n * D))
+    for start in range(0, draws, batch):
+        x = rng.standard_normal((min(batch, draws - start), n, D))
+        phi = np.maximum(x @ w.T, 0) / len(w)
+        y = np.maximum(x @ target.w.T, 0) @ target.c / target.c.size
+        turned = phi.swapaxes(1, 2)
+        # a few samples may leave a neuron without activity: then the fit of least norm
+        inverse = np.linalg.pinv(turned @ phi, transfer.CUTOFF, hermitian=True)
+        c = (inverse @ (turned @ y[..., None]))[..., 0]
+        found.append(np.einsum("ri,ij,rj->r", c, gram, c) - 2 * c @ overlap + norm)
+    return np.concatenate(found)
+
+
+@cache
+def _second_moments() -> tuple[Array, Array, Array]:
+    """E phi phi^T / m², E phi f_t / m and E f_t² of the neurons and their teacher."""
     w, target = _space()
-
-    def risk(key: Array) -> Array:
-        x = jnp.where(jnp.arange(ROWS)[:, None] < n, jax.random.normal(key, (ROWS, D)), 0.0)
-        return networks.risk(transfer.linear_transfer(w, x, networks.predict(target, x)), target)
-
-    return jax.lax.map(risk, jax.random.split(key, draws))
+    overlap = arc_cosine.gram(w, target.w) @ target.c / target.c.size
+    return arc_cosine.gram(w, w) / len(w) ** 2, overlap / len(w), networks.inner(target, target)
 
 
 def _outside() -> Array:
@@ -336,6 +419,7 @@ def _pretraining_claims() -> list[Claim]:
             PRETRAINING,
             -1.0,
             _fall(_error),
+            draws=STUDENTS,
             relation="<=",
             note=f"{decade}; seen: .5 of it, from few tasks",
             effect=0.5,
@@ -347,6 +431,7 @@ def _pretraining_claims() -> list[Claim]:
             PRETRAINING,
             -log10(2),
             _fall(_plain_error),
+            draws=STUDENTS,
             relation=">=",
             note=f"{decade}; it stalls: neurons of small or negative c keep other directions; "
             "seen: .1",
@@ -358,7 +443,8 @@ def _pretraining_claims() -> list[Claim]:
             figure,
             PRETRAINING,
             -log10(2),
-            _fall(_weighted_error, 24),
+            _fall(_weighted_error),
+            draws=STUDENTS,
             relation="<=",
             note=f"{decade}; features count by their output weight; seen: .6 of it, from few tasks",
             effect=0.6,
@@ -370,6 +456,7 @@ def _pretraining_claims() -> list[Claim]:
             f"d={D}, m={M}, m*={TEACHER}, μ={MU}, {POINTS} inputs, time {LONG}, several tasks",
             0.5,
             _kernel_gain,
+            draws=STUDENTS,
             relation="<=",
             note="seen: .2, from few tasks",
             effect=0.2,
@@ -398,6 +485,7 @@ def _transfer_claims() -> list[Claim]:
             f"d={D}, m={M}, m*={TEACHER}, μ in {MUS}, time {LONG}, several tasks",
             0.0,
             _monotone_trained,
+            draws=STUDENTS,
             relation=">=",
         ),
         row(

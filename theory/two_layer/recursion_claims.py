@@ -43,7 +43,8 @@ BATCH = 6
 def _gradient(layer: int) -> float:
     """The corner of dL/dW of a batch, by autodiff."""
     layers, x = ideal(task(), D), jnp.asarray(fixed(0, BATCH, D))
-    gradient = jax.grad(networks.batch_objective)(layers, x, task(TARGET), 0.0, jnp.zeros((D, D)))
+    slope = jax.jit(jax.grad(networks.batch_objective))
+    gradient = slope(layers, x, task(TARGET), 0.0, np.zeros((D, D)))
     return float(gradient[layer - 1][0, 0])
 
 
@@ -102,9 +103,10 @@ def _largest_norm() -> float:
 
 def _g() -> float:
     """g of Lemma A.28: half the gradient with respect to the layer-mode, by autodiff."""
-    layers = Layers(jnp.full((1, 1), POINT), jnp.full((1, 1), POINT))
-    ft, pre = jnp.full((1, 1), TARGET[MODE]), jnp.full((1, 1), PRE[MODE])
-    return float(jax.grad(networks.objective)(layers, ft, HALF, pre).w1[0, 0]) / 2
+    layers = Layers(jnp.asarray([[POINT]]), jnp.asarray([[POINT]]))
+    slope = jax.jit(jax.grad(networks.objective))
+    found = slope(layers, np.array([[TARGET[MODE]]]), HALF, np.array([[PRE[MODE]]]))
+    return float(found.w1[0, 0]) / 2
 
 
 def _limit(anchor: float, swapped: bool = False) -> float:
