@@ -4,8 +4,10 @@ Doctests and not the suite, which gives bad input on purpose and expects our own
 `sail_jax.checkpoint` is not among them: beartype can check neither pydantic's protocols nor `Self`.
 """
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,9 +26,12 @@ PACKAGES = [
 ]
 
 CHECK = """
-import doctest, importlib, pkgutil, sys
+import doctest, gc, importlib, pkgutil, sys
+import lowering
 from jaxtyping import install_import_hook
 
+lowering.share_contexts()
+gc.set_threshold(100_000, 20, 20)  # as tests/conftest.py
 with install_import_hook(["sail_jax", "theory"], "checked.checked"):
     flags, wrong = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS, []
     for package in map(importlib.import_module, sys.argv[1:]):
@@ -54,8 +59,11 @@ checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
 def test_doctests_keep_to_the_annotations(tmp_path):
     (tmp_path / "checked.py").write_text(CHECKED)
     (tmp_path / "check.py").write_text(CHECK)
+    helpers = str(Path(__file__).parent / "helpers")
+    paths = [helpers, *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, str(tmp_path / "check.py"), *PACKAGES],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
         timeout=900,
