@@ -253,6 +253,7 @@ def _trained(**changes):
 def test_the_study_keeps_the_protocol_with_networks(tmp_path):
     """All draws share one program; resumed after the first draw it gives the same, bit for bit; the
     figures draw and say what they show."""
+    jax.clear_caches()  # other tests train with the same shapes
     study = registry.load("transfer_phase")
     before = trained._train._cache_size()
     dataset = study.run(TINY)

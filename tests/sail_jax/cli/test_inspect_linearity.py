@@ -47,6 +47,7 @@ def saved(tmp_path_factory):
     }
 
 
+@pytest.mark.slow
 def test_what_is_linear_in_the_head_is_linear(saved):
     base, *models = saved["head"]
     found = measure_linearity(models, examples(), base, every_layer=True)

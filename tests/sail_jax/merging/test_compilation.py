@@ -66,6 +66,7 @@ def test_lowers_for_accelerators_without_the_host(name):
 @merge_cases.each_method(MERGED, quick=KINDS)
 def test_eager_kernels_are_compiled_once_for_each_shape(name, caplog):
     method, *given = case(name, 4)
+    jax.clear_caches()  # of what other tests have compiled
     assert compilations(caplog, lambda: method(*given))  # the log does show them
     assert not compilations(caplog, lambda: method(*given))
     other, *more = case(name, 12)

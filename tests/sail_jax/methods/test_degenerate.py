@@ -93,15 +93,23 @@ def outcome(name, models, base, weights, **options):
     return merge(*given, weights=weights)
 
 
-# Cases of other shapes, which compile anew, are slow. Of the rest the quick tests have a third:
-# every method meets a third of the cases, every case a third of the methods. The other convention
-# runs in the programs that the first cases compile.
+# Nearly all of the time goes into compiling, once for a method and for cases of other shapes. So
+# methods of every kind meet all cases of one shape quickly, and the rest is slow. The other
+# convention runs in the programs that the first cases compile.
 ANEW = ("huge float16", "one model")
+
+
+def slow_unless(quick):
+    return [] if quick else [pytest.mark.slow]
+
+
 CELLS = [
-    pytest.param(name, compat, case, marks=[pytest.mark.slow] * (case in ANEW or (i + j) % 3 > 0))
-    for i, name in enumerate(merge_cases.NAMES)
+    pytest.param(
+        *(name, compat, case), marks=slow_unless(name in merge_cases.KINDS and case not in ANEW)
+    )
+    for name in merge_cases.NAMES
     for compat in ("paper", "mergekit")
-    for j, case in enumerate(CASES)
+    for case in CASES
     if compat == "paper" or ("compat" in methods.options_of(name) and case not in ANEW)
 ]
 
@@ -126,7 +134,9 @@ def test_defined_or_refused(name, compat, case):
     np.testing.assert_array_equal(got["flag"], [True, False])
 
 
-@pytest.mark.parametrize("name", [n for n in merge_cases.NAMES if n != "passthrough"])
+@merge_cases.each_method(
+    [n for n in merge_cases.NAMES if n != "passthrough"], slow=merge_cases.NAMES
+)
 def test_models_equal_to_the_base_change_nothing(name):
     """Up to 8 ulp of values below 4 in methods that divide by lengths; `scale`s are those of 1."""
     got = outcome(name, [BASE] * 3, BASE, None)
@@ -134,8 +144,9 @@ def test_models_equal_to_the_base_change_nothing(name):
         np.testing.assert_allclose(got[leaf], x, rtol=0, atol=8 * 2.0**-23 * 4)
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in merge_cases.NAMES if {"density", "compat"} <= methods.options_of(n).keys()]
+@merge_cases.each_method(
+    [n for n in merge_cases.NAMES if {"density", "compat"} <= methods.options_of(n).keys()],
+    slow=merge_cases.NAMES,
 )
 @pytest.mark.parametrize("compat", ["paper", "mergekit"])
 def test_density_one_keeps_everything(name, compat):
@@ -154,16 +165,16 @@ def test_every_leaf_of_a_refusal_is_the_one_at_fault():
             outcome(name, bad, BASE, None)
 
 
-def test_jit_gives_numbers_too():
+@merge_cases.each_method(slow=merge_cases.NAMES)
+def test_jit_gives_numbers_too(name):
     """Under jit nothing can be refused: frozen and zero tensors still give finite values. Of
     matrices: leaves of other shapes go through the same steps as without jit."""
-    for name in merge_cases.NAMES:
-        merge = make(name)
-        jitted = jax.jit(merge)
-        for case in ("no delta", "zero models", "identical models"):
-            models, base, _ = CASES[case]
-            got = jitted(merge_cases.as_many(merge, [*map(kernel, models)]), kernel(base))
-            assert all(bool(jnp.isfinite(x).all()) for x in got.values()), (name, case)
+    merge = make(name)
+    jitted = jax.jit(merge)
+    for case in ("no delta", "zero models", "identical models"):
+        models, base, _ = CASES[case]
+        got = jitted(merge_cases.as_many(merge, [*map(kernel, models)]), kernel(base))
+        assert all(bool(jnp.isfinite(x).all()) for x in got.values()), case
 
 
 EMPTY = {
