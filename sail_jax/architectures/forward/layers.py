@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from sail_jax.checks import nearest
@@ -234,7 +235,9 @@ def attention(
     return linear(t, o, attend(Q, K, V, scale=scale, **kwargs))
 
 
-def rotary(x: Float[Array, "b t h k"], frequencies: Float[Array, "k/2"]) -> Float[Array, "b t h k"]:
+def rotary(
+    x: Float[Array, "b t h k"], frequencies: Float[Array, "k//2"]
+) -> Float[Array, "b t h k"]:
     """Rotates queries or keys by their positions; unit i is paired with unit i + k/2.
 
     Args:
@@ -275,7 +278,7 @@ def patches(
 
 
 def embed_patches(
-    pixels: Float[Array, "b c h w"],
+    pixels: Float[Array | np.ndarray, "b c h w"],
     kernel: Float[Array, "n c p p"],
     bias: Float[Array, "n"] | None,
     first: Int[Array, "n"] | Float[Array, "n"],
@@ -296,7 +299,7 @@ def embed_patches(
     Raises:
       ValueError: If the number of patches does not fit that of positions.
     """
-    x = patches(pixels, kernel)
+    x = patches(jnp.asarray(pixels), kernel)
     x = x if bias is None else x + bias
     x = jnp.concatenate([jnp.broadcast_to(first, (len(x), 1, x.shape[-1])), x], axis=1)
     if x.shape[1] != positions.shape[0]:

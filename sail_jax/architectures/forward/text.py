@@ -28,7 +28,7 @@ from sail_jax.architectures.table import Config, setting
 __all__ = ["bert", "gpt2", "llama", "roberta", "t5"]
 
 Params = Mapping[str, Any]
-Tokens = Int[Array, "batch time"]
+Tokens = Int[Array | np.ndarray, "batch time"]
 Logits = Float[Array, "batch time vocab"]
 
 
@@ -130,7 +130,7 @@ def _head(t: Tensors, table: Array) -> Array:
     return t["lm_head.weight"] if "lm_head.weight" in t else table  # noqa: SIM401 no mapping
 
 
-def _frequencies(config: Config, size: int) -> Float[Array, "size/2"]:
+def _frequencies(config: Config, size: int) -> Float[Array, "{size}//2"]:
     """The frequencies of rotary positions: plain, stretched "linear"ly, or as Llama 3.1 does."""
     # Releases of Hugging Face differ: "rope_parameters" is the newer name of the group, and "type"
     # the older one of "rope_type".

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from sail_jax.architectures.forward.layers import (
@@ -25,7 +26,7 @@ from sail_jax.architectures.table import Config, setting
 __all__ = ["clip", "clip_images", "mlp", "vit"]
 
 Params = Mapping[str, Any]
-Images = Float[Array, "batch c y x"]
+Images = Float[Array | np.ndarray, "batch c y x"]
 
 
 def vit(
@@ -101,7 +102,7 @@ def mlp(
 def clip(
     params: Params,
     config: Config,
-    inputs: tuple[Int[Array, "texts time"], Images],
+    inputs: tuple[Int[Array | np.ndarray, "texts time"], Images],
     see: See = unseen,
 ) -> Float[Array, "images texts"]:
     """Runs CLIP on texts and images: the scaled cosines between them.

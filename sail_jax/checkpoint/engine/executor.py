@@ -464,7 +464,7 @@ def _record(work: Work, sums: Mapping[str, np.ndarray | np.floating]) -> Record:
     lengths = np.sqrt(np.maximum(np.diag(sums["gram"]), 0))
     outer = np.outer(lengths, lengths)
     cosines = np.divide(sums["gram"], outer, out=np.zeros_like(outer), where=outer > 0)
-    moved = sums["moved"]
+    moved = np.asarray(sums["moved"])
     kept = np.divide(sums["kept"], moved, out=np.zeros_like(moved), where=moved > 0)
     size = max(1, work.size)
     return Record(
