@@ -152,7 +152,8 @@ def size(text: str) -> int:
     >>> size("1.5GB"), size("2 GiB"), size("4096")
     (1500000000, 2147483648, 4096)
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?|)b?", text.strip().lower())
+    # Fifteen digits are enough for any memory, and can be converted whatever they are.
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([kmg]i?|)b?", text.strip().lower())
     if match is None or float(match[1]) <= 0:
         raise ArgumentTypeError(f"expected a size such as 500MB or 2GiB, got '{text}'")
     return int(float(match[1]) * UNITS[match[2]])

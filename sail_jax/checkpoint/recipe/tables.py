@@ -42,6 +42,13 @@ def _pattern(text: str) -> str:
     return text
 
 
+def _prefix(text: str) -> str:
+    """Checks the prefix of a layer's tensors, which has a place for the number of the layer."""
+    if "i" not in path_pattern(text).groupindex:
+        raise ValueError(f"expected a prefix with {{i}} for the number of a layer, got {text!r}")
+    return text
+
+
 def _axes(text: Any) -> Any:
     """Checks an axes string; no text stands for a tensor without axes."""
     # Without braces a name with a placeholder, "hidden.{i}", reads as any other name.
@@ -85,7 +92,7 @@ class Table(Declared):
     spaces: dict[str, str] = Field(default_factory=dict)
     sizes: dict[str, Natural] = Field(default_factory=dict)
     settings: dict[str, str | list[str]] = Field(default_factory=dict)
-    layers: dict[str, str] = Field(default_factory=dict)
+    layers: dict[str, Annotated[str, AfterValidator(_prefix)]] = Field(default_factory=dict)
     optional: tuple[Annotated[str, AfterValidator(_of_axes)], ...] = ()
     open: tuple[str, ...] = ()
     scales: dict[

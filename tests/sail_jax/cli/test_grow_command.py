@@ -598,6 +598,14 @@ def test_scales_are_read_strictly(gemma, capsys, text, words):
     assert words in message
 
 
+def test_the_prefix_of_layers_has_a_place_for_their_number(gemma, capsys):
+    spec_of(gemma, EMBED, HEAD)
+    spec = gemma / "spec.yaml"
+    spec.write_text(spec.read_text().replace('"model.layers.{i}."', '"model.layers.*."'))
+    message = refused(capsys, "grow", "untied", "x", "--spec", "spec.yaml", "--width", "2x")
+    assert "expected a prefix with {i}" in message
+
+
 def test_a_recipe_names_no_code_to_run(models, tmp_path):
     recipe = (
         "merge_method: linear\nparameters: {weight: 1}\nmodels:\n"

@@ -277,7 +277,7 @@ def test_nan_is_named_and_allowed_on_request(models, tmp_path, capsys):
 def test_sizes():
     assert size("2GB") == 2 * 10**9
     assert size("512MiB") == 512 << 20
-    for text in ("", "-1GB", "1 parsec", "0"):
+    for text in ("", "-1GB", "1 parsec", "0", "9" * 400):
         with pytest.raises(Exception, match="expected a size"):
             size(text)
 
