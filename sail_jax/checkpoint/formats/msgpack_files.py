@@ -192,8 +192,12 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, {}
 
 
-def _arrays(file: File, node: Any, at: str) -> Iterator[tuple[str, _Array]]:
-    """Yields the arrays in a tree with their paths."""
+def _arrays(file: File, node: Any, at: str, listed: bool = False) -> Iterator[tuple[str, _Array]]:
+    """Yields the arrays in a tree with their paths.
+
+    Chunks in a list (`listed`) are arrays of their own: Flax neither divides an array there nor
+    puts one together.
+    """
     # A Python complex number is no array, and is left out like other plain values.
     if isinstance(node, _Blob) and node.kind == _COMPLEX:
         match _Scan(file, node.offset, node.offset + node.length, _OF_ARRAY).value():
@@ -205,7 +209,7 @@ def _arrays(file: File, node: Any, at: str) -> Iterator[tuple[str, _Array]]:
     elif isinstance(node, _Blob) and node.kind is not None:
         yield at, _array(file, node, at)
     # A chunked array is a dictionary: of its shape, and of flat chunks that are arrays of one axis.
-    elif isinstance(node, dict) and _CHUNKED in node:
+    elif isinstance(node, dict) and _CHUNKED in node and not listed:
         parts = [_array(file, blob, at) for blob in _ordered(node.get("chunks"))]
         shape = tuple(_ordered(node.get("shape")))
         if len({part.dtype for part in parts}) != 1:
@@ -216,7 +220,8 @@ def _arrays(file: File, node: Any, at: str) -> Iterator[tuple[str, _Array]]:
     elif isinstance(node, dict | list):
         items = node.items() if isinstance(node, dict) else enumerate(node)
         for key, child in items:
-            yield from _arrays(file, child, joined(at, "/", key))
+            inside = listed or isinstance(node, list)
+            yield from _arrays(file, child, joined(at, "/", key), inside)
 
 
 def _ordered(node: Any) -> list[Any]:

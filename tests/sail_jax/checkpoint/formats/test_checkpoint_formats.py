@@ -179,6 +179,22 @@ def test_a_chunked_tensor_is_read_across_its_chunks(tmp_path, monkeypatch):
             np.testing.assert_array_equal(out, array.reshape(-1)[start : start + 23])
 
 
+def test_chunks_in_a_list_stay_apart_as_in_flax(tmp_path, monkeypatch):
+    flax = pytest.importorskip("flax.serialization")
+    monkeypatch.setattr(flax, "MAX_CHUNK_SIZE", 8)
+    chunks = flax.msgpack_restore(flax.msgpack_serialize({"a": np.arange(4.0)}, in_place=True))
+    assert chunks["a"].shape == (4,)  # put together, where it is in dictionaries alone
+    halves = {"0": np.arange(2.0), "1": np.arange(2.0, 4.0)}
+    divided = {"__msgpack_chunked_array__": True, "shape": {"0": 4}, "chunks": halves}
+    data = flax.msgpack_serialize({"b": [divided]})
+    (tmp_path / "m.msgpack").write_bytes(data)
+    assert flax.msgpack_restore(data)["b"][0].keys() == divided.keys()
+    _same(
+        load_checkpoint(tmp_path / "m.msgpack"),
+        {f"b/0/chunks/{key}": half for key, half in halves.items()},
+    )
+
+
 @pytest.mark.parametrize("how", ["standard", "tree", "no_ocdbt", "manager"])
 def test_orbax_leaf_by_leaf(tmp_path, monkeypatch, how):
     ocp = pytest.importorskip("orbax.checkpoint")
