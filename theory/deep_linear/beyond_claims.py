@@ -33,10 +33,10 @@ from theory.deep_linear.regressions import (
     Setting,
     extrapolate,
     fine_tuned,
+    least_squares,
     one_sample,
     pseudoinverse,
     rescaled,
-    scratch,
 )
 from theory.deep_linear.regressions import risks as simulated_risks
 
@@ -232,7 +232,7 @@ def _finite_source(mode: str) -> Simulate:
         rng, values = generator(key), []
         for _ in range(10):
             draws = 20 if quick else 200
-            learned = scratch(*SOURCE.samples(rng, draws))
+            learned = least_squares(*SOURCE.labelled(rng, draws, 1))[:, 0]
             x, y = AT.samples(rng, draws)
             z = np.sum(x * learned[:, None], -1)
             if mode == "linear":

@@ -60,8 +60,8 @@ class Setting(NamedTuple):
         Returns:
           Inputs `[draws n d]` and labels `[draws n]`.
         """
-        x = rng.standard_normal((draws, self.n, self.d))
-        return x, x @ self.target() + self.sigma * rng.standard_normal((draws, self.n))
+        x, y = self.labelled(rng, draws, 1)
+        return x, y[..., 0]
 
     def labelled(
         self, rng: np.random.Generator, draws: int, labels: int
@@ -143,21 +143,8 @@ def pseudoinverse(x: np.ndarray, v: np.ndarray) -> np.ndarray:
     return xt @ np.linalg.solve(x @ xt, v) if wide else np.linalg.solve(xt @ x, xt @ v)
 
 
-def scratch(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Fits X^+ y, where training from small weights ends (Theorem 3.5).
-
-    Args:
-      x: Inputs `[draws n d]`.
-      y: Labels `[draws n]`.
-
-    Returns:
-      The fits `[draws d]`.
-    """
-    return pseudoinverse(x, y[..., None])[..., 0]
-
-
 def least_squares(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Fits X^+ y as `scratch` does, to several labels of the same inputs.
+    """Fits X^+ y, where training from small weights ends (Theorem 3.5).
 
     Args:
       x: Inputs `[draws n d]`.
