@@ -148,7 +148,7 @@ def own_first(flat: Mapping[str, Any], rules: Rules, name: str) -> bool:
 
 
 def _rows(m: SpaceMap) -> list[dict[int, float]]:
-    """Of each new layer, the old ones that it is made of and their weights."""
+    """Finds the old layers of which each new one is made, and their weights."""
     if m.index is not None:
         return [{int(i): 1.0} for i in np.asarray(m.index)]
     write = np.asarray(m.dense().write)

@@ -436,7 +436,7 @@ def _layers(
 
 
 def _scaled_by_size(rules: Rules, spec: Spec, growths: Mapping[str, float]) -> dict[str, float]:
-    """By leaf, the factor that makes up for the growth of a size the network multiplies it by."""
+    """The factor of each leaf that makes up for the growth of a size that multiplies it."""
     out: dict[str, float] = {}
     for path, axes in spec.leaves:
         for pattern, (size, power) in rules.scales.items():

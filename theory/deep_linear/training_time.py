@@ -84,7 +84,7 @@ def _risks(s: Array, offset2: Array, n: Array, sigma: Array, times: Array) -> Ar
     z, w = (jnp.asarray(v) for v in _contour())
 
     def kappa(t: Array) -> Array:
-        """At all nodes, which come in conjugate pairs."""
+        """Solves for kappa at all nodes, of which half follow as conjugates of the others."""
         half = complex_ridge(s, n, z[NODES // 2 :] / t)
         return jnp.concatenate([half[::-1].conj(), half])
 

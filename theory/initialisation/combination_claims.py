@@ -43,7 +43,7 @@ def _separations() -> tuple[float, ...]:
 
 
 def _parameters() -> tuple[np.ndarray, np.ndarray]:
-    """Of the discriminants themselves."""
+    """Returns the parameters of the two sources' discriminants, and of the target's."""
     thetas = np.asarray(_discriminants(np.stack([*MEANS, TARGET])))
     return thetas[:2], thetas[2]
 
@@ -107,7 +107,7 @@ def _constrained(k: int, dim: int, formula: bool) -> float:
 
 
 def _rank(k: int, dim: int) -> float:
-    """Of H."""
+    """The rank of H, the quadratic form of weights."""
     H = gram_from_distances(*_distances(*_one(k, dim)))
     return float(np.linalg.matrix_rank(H, tol=1e-9))
 

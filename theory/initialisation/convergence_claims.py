@@ -48,7 +48,7 @@ def _mean_of(power: int, dim: int) -> Simulate:
 
 
 def _lipschitz(key: Array, quick: bool) -> Estimate:
-    """Of theta = L (mu, sigma^2), delta uniform of variance beta."""
+    """The mean of |theta|^2, theta = L (mu, delta), where delta is uniform of variance beta."""
     rng, draws = generator(key), DRAWS // 20 if quick else DRAWS
     mean = TAU * rng.normal(size=draws)
     # A uniform variable on [-sqrt(3 beta), sqrt(3 beta)] has the variance beta.

@@ -57,7 +57,7 @@ def _constants_ratio(*gaps: np.ndarray) -> float:
 
 
 def _log_odds() -> float:
-    """At the target's mean, by the exponents of both densities."""
+    """The log odds of the classes at the target's mean, from both densities' exponents."""
     first, second = (TARGET - mean for mean in MEANS)
     apart = second @ np.linalg.inv(SPREAD) @ second - first @ np.linalg.inv(SPREAD) @ first
     return float(apart / 2 + log(PRIOR) - log(1 - PRIOR))

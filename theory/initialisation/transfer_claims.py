@@ -41,7 +41,7 @@ worst_gap = jax.jit(jax.vmap(transfer.worst_gap, in_axes=(0, 0, None)))
 
 
 def _samples(key: Array, draws: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of N points of the source, x and y in the order of x."""
+    """Draws samples of N points of the source: x and y, in the order of x."""
     rng = generator(key)
     side = rng.integers(0, 2, (draws, N))  # 0 for y = 1
     x = rng.normal(size=side.shape) + SOURCE[side]
@@ -70,7 +70,7 @@ def _violated(means: np.ndarray, bound: Callable[[], Any]) -> Simulate:
 
 
 def _complexity(key: Array, quick: bool) -> Estimate:
-    """Of the losses of thresholds on one sample: sup_t of their mean under random signs."""
+    """Rademacher complexity of thresholds' losses on one sample: E sup_t of the signed mean."""
     _, y = _samples(key, 1)
     above = np.arange(N) >= np.arange(N + 1)[:, None]  # which points are called y = 1
     losses = (above != (y > 0)).astype(float)
@@ -106,7 +106,7 @@ def _cells() -> tuple[np.ndarray, ...]:
 
 
 def _sampled_variation(in_cells: bool) -> Simulate:
-    """Of N points of each law: in cells, or as they are."""
+    """Total variation between samples of N points of both laws, counted in cells or exactly."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         shape = (2, 400 if quick else 4_000, N)

@@ -53,7 +53,7 @@ def _predicted() -> correlation.RSquared:
 
 @once
 def _fits(key: Array, quick: bool) -> np.ndarray:
-    """The same four R^2 of every batch, `[4 batches]`."""
+    """Fits the four regressions on every batch, and returns their R^2 `[4 batches]`."""
     return np.asarray(_regressions(key, 20 if quick else 150)).T
 
 

@@ -57,7 +57,7 @@ def _readouts() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _merged_readout_loss(alphas: np.ndarray) -> np.ndarray:
-    """Of every pair, [alphas 100]."""
+    """The loss of every pair of readouts, merged by each alpha, `[alphas 100]`."""
     x, y, pairs = _readouts()
     a = alphas[:, None, None, None]
     return np.mean(((a * pairs[:, 0] + (1 - a) * pairs[:, 1]) @ x.T - y.T) ** 2, (-1, -2))
@@ -67,7 +67,7 @@ squared_loss = jax.jit(identities.squared_loss)
 
 
 def _ensemble_loss() -> Array:
-    """Of the first pair of readouts, merged, by the identity."""
+    """The loss of the first pair of readouts, merged, from the identity for ensembles."""
     x, y, pairs = _readouts()
     return squared_loss(pairs[0] @ x.T, y.T, HALVES) / len(x)
 
@@ -79,7 +79,7 @@ def _proportional_loss() -> float:
 
 
 def _squared_loss() -> Array:
-    """Of the merged experts, by the identity from their outputs and gap."""
+    """The loss of the merged experts, from their outputs and their gap by the identity."""
     thetas, x = tanh_experts(), inputs()
     rest = gap(tanh_network, thetas, WEIGHTS, x)
     return squared_loss(outputs(thetas, x), labels()[1], WEIGHTS, rest) / len(x)

@@ -100,7 +100,7 @@ def _worst_delta() -> float:
 
 
 def _theorem_order() -> float:
-    """Of gap - second order at theta_PT, alpha = .3, as experts shrink towards theta_PT."""
+    """The order in which the gap leaves its second-order term as experts shrink to theta_PT."""
 
     def left(step: float) -> float:
         thetas, a = shrunk(PAIR)(step)

@@ -113,7 +113,7 @@ class _Squares(NamedTuple):
 
 @cache
 def _squares() -> _Squares:
-    """Of 4 tasks in 3 dimensions, and of their weights."""
+    """Draws gradients of 4 tasks in 3 dimensions and weights, and returns their squares."""
     rng = np.random.default_rng(0)
     g, w = rng.normal(size=(DRAWS, 4, 3)), rng.dirichlet(np.ones(4), DRAWS)
     plain, weighted = g.mean(1), np.einsum("rn,rnd->rd", w, g)
@@ -206,7 +206,7 @@ def _objectives() -> list[Claim]:
 
 
 def _best_gamma(value: bool) -> float:
-    """By search over log γ in eq. (23)."""
+    """The γ of least eq. (23), or its value there, by a search over log γ."""
     from scipy.optimize import minimize_scalar
 
     tasks = mixed()

@@ -63,7 +63,7 @@ def _outside() -> float:
 
 
 def _outside_by_signs() -> float:
-    """The same in closed form: Adam moves along g / (|g| + ε), and all gradients are g."""
+    """The same share in closed form: all gradients are g, and Adam moves along g / (|g| + ε)."""
     along = CONSTANT / (np.abs(CONSTANT) + EPS)
     return float(1 - (along @ CONSTANT) ** 2 / ((along @ along) * (CONSTANT @ CONSTANT)))
 

@@ -70,8 +70,8 @@ def _closest(before: int, after: int, stage: int) -> float:
 
 
 def _squares() -> tuple[np.ndarray, np.ndarray]:
-    """Of every task's entry of `CONFLICT`, its squared distance from the mean before election and
-    after."""
+    """The squared distance of each task's entry of `CONFLICT` from their mean, before electing a
+    sign and after."""
     elected = np.asarray(updates(elect()(_vectors(jnp.asarray(CONFLICT)[:, None])))["a"])[:, 0]
     return (CONFLICT - CONFLICT.mean()) ** 2, (elected - elected.mean()) ** 2
 

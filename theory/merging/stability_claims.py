@@ -124,7 +124,7 @@ class _Step(NamedTuple):
         return (1 - share) * first + share * second
 
     def combined(self) -> float:
-        """As the paper adds them up."""
+        """The sum to which the paper adds up the cases, in the same units."""
         return self.variance / self.samples + 3 * self.batch * self.zeta2 / self.samples
 
 

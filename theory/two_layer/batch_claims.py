@@ -112,7 +112,7 @@ def _growth(constant: float) -> float:
 
 
 def _batch_bound() -> float:
-    """Of Lemma A.17."""
+    """The bound of Lemma A.17."""
     covariances = np.einsum("kmi,kmj->kij", _batches(), _batches()) / BATCH
     epsilon = np.linalg.norm(covariances - np.eye(D), 2, axis=(1, 2)).max()
     if epsilon >= 1 / (4 * _growth(32)):
@@ -121,7 +121,7 @@ def _batch_bound() -> float:
 
 
 def _start_bound() -> float:
-    """Of Lemma A.19, for the distance that there is."""
+    """The bound of Lemma A.19, at the distance between these two starts."""
     return _growth(32) * _distance(ideal(task(), D), _other())
 
 
@@ -142,7 +142,7 @@ def _batch_order(key: Array, quick: bool) -> Estimate:
 @jax.jit
 @jax.vmap
 def _gradients(layers: Layers, target: Array, x: Array) -> tuple[Layers, Layers]:
-    """With a batch, and with all data."""
+    """The gradients with a batch, and with all data."""
     noisy = jax.grad(networks.batch_objective)(layers, x, target, 0.0, target)
     return noisy, jax.grad(networks.objective)(layers, target, 0.0, target)
 

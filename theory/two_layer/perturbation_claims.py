@@ -297,7 +297,7 @@ def _beyond_quadratic(key: Array, quick: bool) -> Estimate:
 
 
 def _hessian_at(tau: float, symmetric: bool, time: float) -> np.ndarray:
-    """By autodiff, of a network trained for some time."""
+    """The Hessian at a network that was trained for some time, by autodiff."""
     target = task(symmetric=symmetric)
     path = trained(identity_start(D, tau), target, [time / 4, time / 2, 3 * time / 4, time])
     return np.asarray(networks.hessian(at(path, -1), target))

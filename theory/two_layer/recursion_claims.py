@@ -49,7 +49,7 @@ def _gradient(layer: int) -> float:
 
 
 def _formula(layer: int, printed: bool = False) -> float:
-    """Of eqs. (10) and (11), with Sigma_k before or behind theta - A."""
+    """The corner of eqs. (10) and (11), with Sigma_k before theta - A as printed, or behind."""
     x = fixed(0, BATCH, D)
     w1, w2 = (np.asarray(w) for w in ideal(task(), D))
     sigma_k, error = x.T @ x / BATCH, w1 @ w2 - np.asarray(task(TARGET))

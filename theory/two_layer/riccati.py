@@ -243,7 +243,7 @@ def _flow(start: Layers, target: Array, increments: Array, anchor: Array, steps:
     cosine, sine = jnp.cos(angle), jnp.sin(angle)
 
     def to_modes(q: Array) -> Array:
-        """From the coordinates U, V to those of F's eigenvectors."""
+        """Changes from the coordinates U, V to those of F's eigenvectors."""
         a, b = q[:o], q[o:]
         plus, minus = cosine * a[:n] + sine * b[:n], cosine * b[:n] - sine * a[:n]
         return jnp.concatenate([plus, a[n:], minus, b[n:]])
