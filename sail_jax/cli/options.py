@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        # argparse itself would print the usage and end the process.
+        # `argparse` itself would print the usage and end the process.
         raise UsageError(f"{message}; see {self.prog} --help")
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:

@@ -89,7 +89,7 @@ def sums(*arrays: Float[Array, "..."]) -> tuple[Float[Array, ""], ...]:
       One scalar for each array.
     """
     first = arrays[0]
-    # folding is a reshape: it needs whole rows, and does not fit axes split over devices
+    # Folding is a reshape: it needs whole rows, and does not fit axes split over devices.
     spread = any(any(jax.typeof(x).sharding.spec) for x in arrays)
     if first.ndim == 1 and first.size and first.size % FOLDED == 0 and not spread:
         return _sums(arrays)
@@ -113,7 +113,7 @@ def _sums(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
 
 @_sums.defjvp
 def _sums_jvp(primals: tuple, tangents: tuple) -> tuple[Any, Any]:
-    # a sum is linear: tangents are summed, and `lax.reduce` itself is never differentiated
+    # A sum is linear: tangents are summed, and `lax.reduce` itself is never differentiated.
     return _sums(*primals), tuple(t.sum() for t in tangents[0])
 
 
@@ -137,7 +137,7 @@ def gram(delta: Float[Array, "task ..."], axis: Sequence[int] | None = None) -> 
     else:
         over = tuple(a - 1 for a in axis)
         products = tuple(jnp.sum(delta[j] * delta[k], over) for j, k in pairs)
-    # a Gram matrix is symmetric, so only its lower half was computed
+    # A Gram matrix is symmetric, so only its lower half was computed.
     half = dict(zip(pairs, products, strict=True))
     tasks = range(len(delta))
     return jnp.stack(

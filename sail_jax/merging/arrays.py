@@ -91,7 +91,7 @@ def merge_arrays(works: Sequence[Work]) -> list[Array]:
         with Engine(works, threads, KEPT, only=engine.faint) as wide:
             todo = wide.prepared(works, lambda work: work.name in faint)
             wide.each(functools.partial(finish, wide), todo)
-    # the results share this memory, which nobody else holds: so nothing is copied
+    # The results share this memory, which nobody else holds: so nothing is copied.
     arrays: Any = [outcomes[work.name].reshape(work.shape) for work in works]
     return jax.device_put(arrays, may_alias=True)
 

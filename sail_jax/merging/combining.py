@@ -127,7 +127,7 @@ def _evaluated(
         for path, source in zip(leaf_paths(vectors.delta), sources, strict=True)
     ]
     check_paths(steps, [leaf.path for leaf in leaves])
-    # leaves without entries have no statistics and nothing to compute
+    # Leaves without entries have no statistics and nothing to compute.
     values = iter(evaluate(steps, [leaf for leaf in leaves if leaf.size], kernel(_value)))
     return [
         next(values) if leaf.size else empty(source.delta, source.weight)

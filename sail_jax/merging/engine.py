@@ -202,10 +202,10 @@ class Engine:
         """
         steps = group[0].steps
         check_paths(steps, [work.name for work in group])
-        # in order of names: sums over the tree must not depend on the order of the works
+        # In order of names: sums over the tree must not depend on the order of the works.
         in_order = sorted(group, key=lambda work: work.name)
         ordered = units(in_order, self._crowded, tree_bits(group), self._only is not None)
-        # steps after the last one over the tree are resolved when their unit is finished
+        # Steps after the last one over the tree are resolved when their unit is finished.
         for step in steps[: barrier(steps)]:
             if not step.over_tree:
                 self.each(lambda unit, step=step: self._resolve(unit, step), ordered)

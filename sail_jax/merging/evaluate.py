@@ -146,7 +146,7 @@ def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> lis
     data = tuple(data_of(steps, leaf) for leaf in leaves)
     loops: dict[Any, list[int]] = {}
     for i, (leaf, inputs) in enumerate(zip(leaves, data, strict=True)):
-        # leaves of one loop are stacked, or branches of one switch: they have to agree in all this
+        # Leaves of one loop are stacked, or branches of one switch: they have to agree in all this.
         applied = tuple(step.applies(leaf.path) for step in steps)
         arrays, structure = jax.tree.flatten(inputs)
         types = tuple((jnp.shape(x), jnp.result_type(x), jax.typeof(x).sharding) for x in arrays)
@@ -196,7 +196,7 @@ def _walk(
         chosen = [k for k, applied in enumerate(plan.applied) if applied[s]]
         kernels: list[Kernel | None] = [None] * len(loops)
         if step.over_tree:
-            # visits every leaf once or more, each time through all steps before this one
+            # Visits every leaf once or more, each time through all steps before this one.
             visit = _Loops([loops[k] for k in chosen], plan.order)
             bound, own = resolve(step, visit, tables.prepared[s])
             for i, k in enumerate(chosen):
@@ -223,11 +223,11 @@ def _program(plan: Plan, *args: Any) -> list[Any]:
 @_program.defjvp
 def _program_jvp(plan: Plan, primals: tuple, tangents: tuple) -> tuple[Any, Any]:
     """Differentiates `_walk` with the leaves of each loop stacked."""
-    # a loop that picks its leaf by a branch would pass back gradients of all leaves in each round
+    # A loop that picks its leaf by a branch would pass back gradients of all leaves in each round.
     return jax.jvp(functools.partial(_walk, True, plan), primals, tangents)
 
 
-# compiled also where it is only traced: then the next call need not trace it again
+# Compiled also where it is only traced: then the next call need not trace it again.
 _compiled = jax.jit(_program, static_argnums=0)
 
 Body = Callable[[Any, Known, Data, Piece], tuple[Any, Any]]
@@ -266,7 +266,7 @@ class _Loop:
         if self.stacked:
             xs = jax.tree.map(lambda *x: jnp.stack(x), *self.data), mine
             return lax.scan(lambda state, x: self._step(f, state, *x), state, xs)
-        # picked by a branch: to stack them first would copy all inputs
+        # Picked by a branch: to stack them first would copy all inputs.
         branches = [lambda leaf=leaf: jax.tree.map(jnp.asarray, leaf) for leaf in self.data]
 
         def step(state: Any, x: Any) -> tuple[Any, Any]:
@@ -355,7 +355,7 @@ class _Loops(Traced):
 
     def __init__(self, loops: Sequence[_Loop], order: Sequence[int]):
         self.loops, self.tasks = loops, loops[0].data[0].source.tasks
-        # loops group leaves by shape, but equal keys are taken in order of paths
+        # Loops group leaves by shape, but equal keys are taken in order of paths.
         rank = {leaf: place for place, leaf in enumerate(order)}
         self.by_path = np.argsort([rank[i] for loop in loops for i in loop.members])
 
@@ -377,7 +377,7 @@ class _Loops(Traced):
         def alone(state: Any, *leaf: Any) -> tuple[Any, Any]:
             return part(*leaf)
 
-        # zeros are the identity of every sum, so that all loops can add to one total
+        # Zeros are the identity of every sum, so that all loops can add to one total.
         shapes, _ = jax.eval_shape(lambda: self.loops[0].visit(alone, (), 0))
         total = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         own = []

@@ -167,7 +167,7 @@ def naming(path: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        # a subclass carries more than a message (`NotFiniteError.tensor`), which would be lost
+        # A subclass carries more than a message (`NotFiniteError.tensor`), which would be lost.
         if type(error) is not ValueError or str(error).startswith("leaf "):
             raise
         raise ValueError(f"leaf {path!r}: {error}") from error
@@ -284,7 +284,7 @@ class Whole(Traced):
     def __init__(self, piece: Piece, delta: Array, weight: Array):
         self.piece, self.delta, self.weight = piece, delta, weight
         self.tasks = len(delta)
-        # bins pay only on CPUs, and there only for many entries
+        # Bins pay only on CPUs, and there only for many entries.
         self.bits = 16 if piece.on_host and delta[0].size > SMALL else 1
 
     def fold(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> Any:
@@ -297,7 +297,7 @@ class Whole(Traced):
         return function(*own)
 
     def before(self, own: Any) -> Any:
-        # nothing lies before the only piece
+        # Nothing lies before the only piece.
         return jax.tree.map(jnp.zeros_like, own)
 
     def sizes(self) -> ranking.Wide:

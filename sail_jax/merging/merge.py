@@ -120,7 +120,7 @@ class Merge:
         if not isinstance(self.reduction, Reduction):
             raise TypeError(f"reduction: expected a Reduction, got {self.reduction!r}")
         check_scalar("scale", self.scale, np.isfinite, "a finite number")
-        # a copy that cannot be changed: merges are immutable
+        # A copy that cannot be changed: merges are immutable.
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
 
     @property
@@ -214,7 +214,7 @@ class Merge:
         if self.base == "merged" and base is not None:
             models, weights = (base, *models), with_base(weights)
         start = base if self.relative else None
-        # in float64 whatever the caller's precision: `Unit` rounds them to that of its inputs
+        # In float64 whatever the caller's precision: `Unit` rounds them to that of its inputs.
         with jax.enable_x64(True):
             w = np.asarray(self.check_weights(weights, len(models)))
         return Work(name, shape, np.dtype(dtype), tuple(models), start, w, self)
@@ -280,7 +280,7 @@ class Merge:
         if traced:
             matched.refuse(known_finite(matched, sources))
             return outcomes
-        # inputs first: an outcome of inputs that are not finite is no overflow
+        # Inputs first: an outcome of inputs that are not finite is no overflow.
         flags = {i: np.asarray(finite) for i, (_, finite) in outcomes.items()}
         matched.refuse({i: finite[:-1] for i, finite in flags.items()})
         for i, finite in flags.items():
@@ -320,7 +320,7 @@ class Merge:
 
 def _named(name: str, error: Exception) -> Exception:
     """Puts the name of the merge in front of the message of a TypeError or ValueError."""
-    # subclasses, such as JAX's own errors, mean more than their message
+    # Subclasses, such as JAX's own errors, mean more than their message.
     plain = type(error) in (TypeError, ValueError) and not str(error).startswith(f"{name}: ")
     return type(error)(f"{name}: {error}") if plain else error
 

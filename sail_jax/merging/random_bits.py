@@ -83,7 +83,7 @@ def stream(words: UInt[Array, "words"], *names: ArrayLike) -> Stream:
 
     # 2**32 over the golden ratio, and the multipliers of MurmurHash3's finaliser
     first = jnp.full(shape, 0x9E3779B9, jnp.uint32)
-    # a loop, since XLA would fuse anything else into its users and hash the names for every entry
+    # A loop, since XLA would fuse anything else into its users and hash the names for every entry.
     return lax.scan(absorb, (first, jnp.full_like(first, 0x85EBCA6B)), jnp.stack([*own, *arrays]))[
         0
     ]

@@ -122,7 +122,7 @@ def subtract(a: Wide, b: Wide) -> Wide:
     Returns:
       a - b.
     """
-    # borrowed beforehand, so that the lower word is not negative
+    # Borrowed beforehand, so that the lower word is not negative.
     return _carry(a.hi - b.hi - 1, a.lo - b.lo + HALF)
 
 
@@ -160,7 +160,7 @@ def running(counts: Wide) -> Wide:
     Returns:
       The sums, of the same shape; 0 for the first row.
     """
-    # fewer than 2**16 words below 2**16 add up to less than 2**32
+    # Fewer than 2**16 words below 2**16 add up to less than 2**32.
     return _carry(*(part.cumsum(0, dtype=jnp.uint32) - part for part in counts))
 
 
@@ -205,7 +205,7 @@ def _check_size(keys: Array) -> None:
 def _row_sums(mask: Bool[Array, "... n"]) -> UInt[Array, "..."]:
     """Counts how many entries are True along the last axis."""
     n = mask.shape[-1]
-    # of many it pays on CPUs to add up eight in a byte first
+    # Of many it pays on CPUs to add up eight in a byte first.
     if n % 8 == 0 and mask.size > MANY and not any(jax.typeof(mask).sharding.spec):
         mask = mask.reshape(*mask.shape[:-1], 8, n // 8).sum(-2, dtype=jnp.uint8)
     return mask.sum(-1, dtype=jnp.uint32)
@@ -229,8 +229,8 @@ def fraction(part: float) -> Kernel:
 
 def _fraction(places: UInt[Array, "3"], count: Wide) -> Wide:
     """Multiplies counts by a fraction, in long multiplication with digits of 16 bits."""
-    # column c is worth 2**(16 * c); both halves of each product of 32 bits go to their own column,
-    # so that none overflows before carries are passed on
+    # Column c is worth 2**(16 * c); both halves of each product of 32 bits go to their own column,
+    # so that none overflows before carries are passed on.
     columns = [jnp.uint32(0)] * 6
     for i, digit in enumerate((count.lo, count.hi)):
         for j in range(3):
@@ -240,7 +240,7 @@ def _fraction(places: UInt[Array, "3"], count: Wide) -> Wide:
             columns[i + j + 1] = columns[i + j + 1] + (product >> 16)
     for i in range(5):
         columns[i + 1] = columns[i + 1] + (columns[i] >> 16)
-    # columns 0 to 2 are the 48 binary places
+    # Columns 0 to 2 are the 48 binary places.
     return Wide(columns[4] & 0xFFFF, columns[3] & 0xFFFF)
 
 
@@ -298,7 +298,7 @@ def key_of_float(x: Float[Array, "..."]) -> UInt[Array, "..."]:
     """
     bits = lax.bitcast_convert_type(x.astype(jnp.result_type(float)), _key_dtype())
     sign = jnp.asarray(1 << 8 * bits.dtype.itemsize - 1, bits.dtype)
-    # the patterns of negative floats ascend as the floats descend: all their bits are flipped
+    # The patterns of negative floats ascend as the floats descend: all their bits are flipped.
     return jnp.where(bits >= sign, ~bits, bits | sign)
 
 
@@ -448,8 +448,8 @@ def _by_digits(
     digits = _key_bits() // visit.bits
 
     def narrow(digit: Any, state: tuple[Found, ...]) -> tuple[Found, ...]:
-        # no digit is known before the first: all ranks share one count, which is worth a program of
-        # its own where there is much to count
+        # No digit is known before the first: all ranks share one count, which is worth a program of
+        # its own where there is much to count.
         first = visit.bits == 16 and isinstance(digit, int) and digit == 0
         heads = tuple(search.key for search in (state[:1] if first else state))
         left: Any = np.asarray(digits - 1) - digit
@@ -543,7 +543,7 @@ def _count_equal(
     _check_size(values)
     in_rows = tuple(_equal_in_rows(values, least, inside) for least in thresholds)
     totals = tuple(narrow_to_wide(rows.sum(1, dtype=jnp.uint32)) for rows in in_rows)
-    # counts of short rows, kept for all pieces of a model, would be as large as the model
+    # Counts of short rows, kept for all pieces of a model, would be as large as the model.
     return (), (totals, in_rows if _rows(values)[1] >= LONG else (None,) * len(in_rows))
 
 
@@ -599,7 +599,7 @@ def _next_digit(search: Found, counts: Wide) -> Found:
     if counts.lo.shape[1] == 256:
         digit, rank = _reached(counts, search.rank)
         return Found(search.key << 8 | digit.astype(search.key.dtype), rank)
-    # in two steps, of the digit's upper and lower byte
+    # In two steps, of the digit's upper and lower byte.
     blocks = Wide(*(part.reshape(len(part), 256, 256) for part in counts))
     high, rank = _reached(_carry(*(part.sum(2, dtype=np.uint32) for part in blocks)), search.rank)
     take_along_axis = _numpy_of(high).take_along_axis
@@ -632,7 +632,7 @@ def _reached(counts: Wide, rank: Wide) -> tuple[Numbers, Wide]:
         Wide(*(space.take_along_axis(part, last[:, None], 1)[:, 0] for part in parts))
         for parts in (reaches, counts)
     )
-    # at - inside keys have a larger digit, and come before all that have this one.
+    # `at - inside` keys have a larger digit, and come before all that have this one.
     return last, subtract(rank, subtract(at, inside))
 
 
@@ -673,13 +673,13 @@ def histogram(
             lambda key, head: _sorted_counts(*digits(key, head), 1 << bits), keys, heads
         )
 
-    # the branch is chosen where the program is lowered: `jit` may not know the device before
+    # The branch is chosen where the program is lowered: `jit` may not know the device before.
     counts = lax.platform_dependent(keys, head, cpu=by_scatter, default=by_sort)
     return _carry(jnp.uint32(0), counts)
 
 
 def _each_task(function: Callable[..., Array], *arrays: Array) -> Array:
-    # not vmap: a batched scatter is several times slower on CPUs
+    # Not vmap: a batched scatter is several times slower on CPUs.
     if len(arrays[0]) > 8:
         return lax.map(lambda pair: function(*pair), arrays)
     return jnp.stack([function(*pair) for pair in zip(*arrays, strict=True)])
@@ -687,8 +687,8 @@ def _each_task(function: Callable[..., Array], *arrays: Array) -> Array:
 
 def _scattered(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"]:
     """Counts digits into bins by additions at indices; fast on CPUs."""
-    # on CPUs dropping what does not count is twice as slow as counting it in spare bins, and
-    # adding to one bin again and again is slow: neighbours have two counters in turn
+    # On CPUs dropping what does not count is twice as slow as counting it in spare bins, and
+    # adding to one bin again and again is slow: neighbours have two counters in turn.
     place = lax.iota(jnp.int32, digit.size)
     digit = jnp.where(counts, digit, bins + place % SPARE)
     counters = jnp.zeros(2 * (bins + SPARE), jnp.uint32)
@@ -729,7 +729,7 @@ def take(
         return keys > 0
     # max(rank - before, 0): how many equal keys are left for this piece and those after it.
     left = subtract(_where(less(before, found.rank), found.rank, before), before)
-    # a piece has fewer than 2**32 entries: whatever is more means all of them
+    # A piece has fewer than 2**32 entries: whatever is more means all of them.
     left = jnp.where(left.hi < HALF, left.hi << 16 | left.lo, np.uint32(0xFFFFFFFF))
     like = jax.typeof(keys).sharding
     return _automatic(_take, like)(keys, found.key, left, in_rows)
@@ -741,7 +741,7 @@ def _take(keys: Array, thresholds: Array, left: Array, in_rows: Array | None) ->
     in_rows = _equal_in_rows(keys, thresholds) if in_rows is None else in_rows
     row, left, row_keys = _descend(in_rows, left, keys)
     column = _first_reaching((row_keys == thresholds[:, None]).astype(jnp.uint32), left)
-    # after the last equal key that is taken; the row's own start if none of it is
+    # After the last equal key that is taken; the row's own start if none of it is.
     end = row * columns + jnp.where(left > 0, column + 1, 0)
     # The comparison with `end` is what takes ties in row-major order, without a running count.
     index = lax.iota(jnp.uint32, rows * columns).reshape(keys.shape[1:])
@@ -792,7 +792,7 @@ def _descend(
     before = jnp.where(lax.iota(jnp.uint32, rows) < row[:, None], sums, 0)
 
     def pick(table: Array, at: Array) -> Array:
-        # reshaped task by task: XLA would write a stack of keys to memory that it sees reshaped
+        # Reshaped task by task: XLA would write a stack of keys to memory that it sees reshaped.
         return lax.dynamic_index_in_dim(table.reshape(rows, -1), at, 0, False)
 
     picked = per_task(pick, entries, jnp.minimum(row, rows - 1).astype(jnp.int32))

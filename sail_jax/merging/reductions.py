@@ -44,7 +44,7 @@ def mean_where_any(delta: Array, weight: Array) -> Array:
     # Compared with the sum of magnitudes: weights that cancel leave rounding errors, not 0.
     exists = jnp.abs(mass) > 10 * jnp.finfo(mass.dtype).eps * size
     total = task_sum(per_task(jnp.multiply, weight, delta))
-    # the inner where keeps the gradient finite at entries that the outer one discards
+    # The inner where keeps the gradient finite at entries that the outer one discards.
     return jnp.where(exists, total / jnp.where(exists, mass, 1), 0)
 
 
@@ -117,7 +117,7 @@ def combination(coefficients: Coefficients, *args: Any, scope: Vectors = "tensor
         # not.
         _add_products,
     )
-    # a piece of whole rows has an entry of every column, so that sums over pieces fit together
+    # A piece of whole rows has an entry of every column, so that sums over pieces fit together.
     needs = "row" if scope == "column" else "entry"
     return reduce(
         kernel(_combine), sums, needs=needs, scope="tree" if scope == "tree" else "tensor"

@@ -582,7 +582,7 @@ def resolve(step: Step, visit: Visit, prepared: tuple[Any, ...]) -> tuple[Kernel
     values: tuple[Any, ...] = ()
     own: tuple[Any, ...] = ()
     for statistic, setup in zip(step.statistics, prepared, strict=True):
-        # a statistic may use what those before it found
+        # A statistic may use what those before it found.
         more, of_pieces = statistic.find(visit, values, setup)
         values, own = (*values, *more), (*own, *of_pieces)
     return step.kernel.bind(*values), own

@@ -196,7 +196,7 @@ def pieces(shape: Shape, needs: Needs, crowded: bool = False) -> list[Run]:
         return [Run(0, n, shape)]
     if needs == "row":
         rows, columns = math.prod(shape[:-1]), shape[-1]
-        # steps on rows take more memory for each entry, and fresh memory is slow: smaller pieces
+        # Steps on rows take more memory for each entry, and fresh memory is slow: smaller pieces.
         step = min(rows, max(1, SOME // columns))
         cut = (step * columns, (step, columns))
         return [Run(s, min(cut[0], n - s), cut[1]) for s in range(0, n, cut[0])]
@@ -254,7 +254,7 @@ def visiting_bytes(work: Work) -> int:
 
 # --- finite values
 
-# the bit pattern of infinity, by the bytes of a float; larger patterns are NaN
+# The bit pattern of infinity, by the bytes of a float; larger patterns are NaN.
 _EXPONENT = {2: 0x7C00, 4: 0x7F800000, 8: 0x7FF0000000000000}
 _BFLOAT16 = 0x7F80
 
@@ -277,7 +277,7 @@ def finite(x: np.ndarray) -> bool:
     largest = _BFLOAT16 if name == "bfloat16" else _EXPONENT[size]
     sign = 1 << (8 * size - 1)
     flat = x.reshape(-1)
-    # positive ones by the largest signed integer, negative ones by the largest unsigned
+    # Positive ones by the largest signed integer, negative ones by the largest unsigned.
     signed, unsigned = (flat.view(f"{kind}{size}") for kind in "iu")
     return flat.size == 0 or (int(signed.max()) < largest and int(unsigned.max()) < sign + largest)
 
@@ -300,7 +300,7 @@ def _refuse(tensors: Sequence[Tensor | Work], rows: np.ndarray, count: int) -> N
     Of each row the first `count` entries are looked at, or as many as the tensor has; those after
     them may be anything.
     """
-    # all rows at once is fast; but what follows the entries may be to blame, so look again
+    # All rows at once is fast; but what follows the entries may be to blame, so look again.
     if not finite(rows):
         for tensor, row in zip(tensors, rows, strict=True):
             if not finite(row[: min(count, math.prod(tensor.shape))]):
@@ -355,7 +355,7 @@ class Buffers:
         memory = self._memory.get(label)
         if memory is None or memory.size < count + 64:
             memory = self._memory[label] = np.zeros(count + 64, np.uint8)
-            # arrays over the old memory keep it alive, but nothing is written there any more
+            # Arrays over the old memory keep it alive, but nothing is written there any more.
             for view in self._views.pop(label, {}).values():
                 self._aliases.pop(id(view), None)
         views = self._views.setdefault(label, {})
@@ -430,7 +430,7 @@ class Reader:
         self.unit, self.buffers, self.check, self.stopped = unit, buffers, check, stopped
         self.faint, self.only = faint, only
         self.dtype = unit.dtype
-        # all pieces are kept, or none
+        # All pieces are kept, or none.
         held = sum(work.size * len(work.inputs) for work in unit.works) * self.dtype.itemsize
         self.keeps = unit.passes > 1 and held <= buffers.hold
         self.read: dict[int, int] = {}  # the slots of pieces that have been read
@@ -480,7 +480,7 @@ class Reader:
             raise KeyboardInterrupt
         run, works = self.unit.runs[k], self.unit.works
         fresh = k not in self.read
-        # without room for all, each piece is read over the one before
+        # Without room for all, each piece is read over the one before.
         slot = self.read.setdefault(k, len(self.read) if self.keeps else 0)
 
         def part(label: str, tensors: Sequence[Tensor], *axes: int) -> Array:
@@ -588,7 +588,7 @@ class Unit:
     @property
     def count(self) -> np.int32:
         """The number of tensors; a batch may have room for more."""
-        # an array, so that a batch that is not full runs the same program
+        # An array, so that a batch that is not full runs the same program.
         return np.int32(len(self.works))
 
     def _stacked(self, values: Sequence[Any]) -> Any:
@@ -636,7 +636,7 @@ class Unit:
         source = Proposal(start, models, self.weights, dtype)
         leaf = Leaf(self.name, self.works[0].size, source)
         local = data_of(self.steps, leaf).local
-        # a tensor with arrays of its own is merged alone (`at_a_time`)
+        # A tensor with arrays of its own is merged alone (`at_a_time`).
         return Data(source, jax.tree.map(lambda x: np.asarray(x)[None], local))
 
     def parts(
@@ -795,7 +795,7 @@ def units(works: Sequence[Work], crowded: bool, bits: int = 16, wide: bool = Fal
         if batch == 1:
             alike[k] = [work]
             continue
-        # runs of entries are padded alike, whatever the shape of the tensor
+        # Runs of entries are padded alike, whatever the shape of the tensor.
         shape = None if work.needs == "entry" else work.shape
         inputs = (len(work.models), work.start is None, *(x.dtype for x in work.inputs))
         applied = tuple(step.applies(work.name) for step in work.steps)
@@ -927,7 +927,7 @@ class Tree:
 
         def running(*counts: ranking.Wide) -> list[ranking.Wide]:
             by_key = dict(zip(own, counts, strict=True))
-            # in 64 bits, by NumPy: counts of a model outgrow 32
+            # In 64 bits, by NumPy: counts of a model outgrow 32.
             so_far: Any = np.zeros(counts[0].lo.shape[1:], np.int64)
             sums = {key: np.zeros(n.lo.shape, np.int64) for key, n in by_key.items()}
             for _, key, b in entries:
@@ -1065,7 +1065,7 @@ def _outcomes(
         steps: Any = _bound(kernels, mine)
         *first, last = steps
         vectors: tuple[Array, Array] = through(first, data, place)
-        # the barrier makes XLA compute them once, for the outcome and for the measurements
+        # The barrier makes XLA compute them once, for the outcome and for the measurements.
         delta, weight = lax.optimization_barrier(vectors) if measure else vectors
         change, out = tail(data.source, last(place.beside(data.local[-1]), delta, weight))
         return (), (out, _measured(place, data.source, delta, weight, change) if measure else {})

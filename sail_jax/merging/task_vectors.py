@@ -88,7 +88,7 @@ class Proposal:
         arrays = [self.models] if isinstance(self.models, jax.Array) else [*self.models]
         arrays += [] if self.start is None else [self.start]
         dtype = jnp.float64 if any(x.dtype == jnp.float64 for x in arrays) else jnp.float32
-        # pieces of files come stacked, pytrees as one array for each model
+        # Pieces of files come stacked, pytrees as one array for each model.
         if isinstance(self.models, jax.Array):
             delta = self.models.astype(dtype)
         else:
@@ -280,7 +280,7 @@ def known_finite(
       that are traced.
     """
     flags = {}
-    # under `jit` too, arrays that are known are looked at now, not in the program
+    # Under `jit` too, arrays that are known are looked at now, not in the program.
     with jax.ensure_compile_time_eval():
         for i, (_, source) in sources.items():
             arrays = [*source.models, *([] if source.start is None else [source.start])]
@@ -421,7 +421,7 @@ def task_weights(
         values = concrete(np.ones(tasks) if weights is None else weights)
         if values is not None and values.dtype.kind not in "fiub":
             raise TypeError(values.dtype)
-        # what is known is computed with here, in float64
+        # What is known is computed with here, in float64.
         w: Any = jnp.asarray(weights, jnp.result_type(float)) if values is None else values
     except (TypeError, ValueError) as error:
         raise ValueError(f"weights: expected {tasks} numbers, got {weights!r}") from error

@@ -124,7 +124,7 @@ class OnDemand(ABC):
             # that.
             if start + out.size == math.prod(self.shape):  # the last entries are asked for
                 self._formed = None
-        # outside the lock, so that several threads can copy at once
+        # Outside the lock, so that several threads can copy at once.
         self.fill(formed, out, start)
 
 

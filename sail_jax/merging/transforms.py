@@ -109,7 +109,7 @@ def _trim_ranks(density: np.ndarray, floor: bool, size: int) -> tuple[Wide, ...]
 
 def _how_many(density: np.ndarray, floor: bool, size: int) -> np.ndarray | np.integer:
     """Counts the entries that stay: at least one of a tensor that has any."""
-    # not np.round, which takes halves to the nearest even number
+    # Not np.round, which takes halves to the nearest even number.
     count = np.floor(density * size + (0.0 if floor else 0.5)).astype(int)
     return np.clip(count, min(1, size), size)
 
@@ -401,7 +401,7 @@ def drop_by_magnitude(
         divided = rescale is not None
         masks = kernel(_drop_by_magnitude, *numbers, rank_by=rank_by, rescale=divided)
         return transform(masks, needs="row")
-    # a bit for each entry: ranking costs far more than remembering what came of it
+    # A bit for each entry: ranking costs far more than remembering what came of it.
     sample = kernel(_sample, *numbers, rank_by=rank_by)
     norms = Fold(sample, kernel(_ratio), kept=1 / 8)
     return transform(kernel(_masked_before), norms, needs="row")
@@ -449,7 +449,7 @@ def _place_by_magnitude(size: Float[Array, "task ..."]) -> Float[Array, "task ..
     if size.ndim == 1:
         return jnp.zeros_like(size)
     least, most = size.min(-1, keepdims=True), size.max(-1, keepdims=True)
-    # the inner where keeps 0 / 0 out of the discarded branch, where it would spoil gradients
+    # The inner where keeps 0 / 0 out of the discarded branch, where it would spoil gradients.
     differ = most > least
     return jnp.where(differ, 2 * (size - least) / jnp.where(differ, most - least, 1) - 1, 0)
 

@@ -49,7 +49,7 @@ def admit(out: Path, inputs: Iterable[str | os.PathLike[str]], resume: bool = Fa
         named = False
     if not named:
         raise CheckpointError(f"{out}: expected a name for the output, in UTF-8")
-    # lexists sees a link that leads nowhere as well: it exists for a rename, but is no output.
+    # `lexists` sees a link that leads nowhere as well: it exists for a rename, but is no output.
     there = os.path.lexists(out) and not is_empty_folder(out)
     if there and not (resume and os.path.exists(out)):
         raise CheckpointError(f"{out} exists already; choose another place for the output")

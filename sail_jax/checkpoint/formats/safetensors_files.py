@@ -164,7 +164,7 @@ def layout(
     regions, fixed, sizes, weights = {}, [], {}, {}
     for i, shard in enumerate(shards, 1):
         file = f"{stem}-{i:05}-of-{len(shards):05}.safetensors" if sharded else name
-        # transformers has refused files without this entry.
+        # Transformers has refused files without this entry.
         header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
         end = 0
         for key, size in shard.items():
