@@ -192,7 +192,8 @@ class Laboratory:
         # minibatches of SiTs are drawn with 1 and 2 as the last number
         draws = (c.seed, seed, 3 + CLASSIFIERS.index(kind))
         changes = kind == "encoder" and self.networks.changes is not None
-        changed = jax.random.fold_in(key, 1)
+        # The training folds the numbers of its steps, which end before this one, into the same key.
+        changed = jax.random.fold_in(key, steps)
 
         def batch(t: int) -> data.Batch:
             drawn = data.draw(index, draws, t, c.budget.batch)
