@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import Array
 
 from sail_jax.merging.engine import Engine
-from sail_jax.merging.streaming import Unit, Work
+from sail_jax.merging.streaming import Unit
 from sail_jax.merging.tensors import Shape
+from sail_jax.merging.work import Work
 
 __all__ = ["InMemory", "merge_arrays"]
 

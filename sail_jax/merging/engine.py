@@ -16,20 +16,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from sail_jax.merging.buffers import Buffers
 from sail_jax.merging.leafwise import barrier, check_paths, naming
 from sail_jax.merging.steps import Step
-from sail_jax.merging.streaming import (
-    Buffers,
-    PieceOf,
-    Reader,
-    Resolved,
-    Tree,
-    Unit,
-    Work,
-    is_crowd,
-    tree_bits,
-    units,
-)
+from sail_jax.merging.streaming import Reader, Resolved, Tree, Unit, units
+from sail_jax.merging.work import PieceOf, Work, is_crowd, tree_bits
 
 __all__ = ["Engine"]
 
@@ -52,7 +43,7 @@ class Engine:
         their inputs are.
 
     Attributes:
-      faint: The pieces of which XLA may have lost numbers near 0 (`sail_jax.merging.faint`); their
+      faint: The pieces of which XLA may have lost numbers near 0 (`merging.extremes`); their
         outcomes were not yielded, and an engine that is given them as `only` finishes them.
     """
 

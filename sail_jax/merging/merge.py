@@ -27,7 +27,7 @@ from sail_jax.merging.evaluate import Leaf, evaluate, on_one_cpu, will_be_traced
 from sail_jax.merging.leafwise import check_paths
 from sail_jax.merging.reductions import weighted_sum
 from sail_jax.merging.steps import NEEDS, Needs, Step, kernel
-from sail_jax.merging.streaming import NotFiniteError, Work
+from sail_jax.merging.streaming import NotFiniteError
 from sail_jax.merging.task_vectors import (
     Matched,
     Proposal,
@@ -40,6 +40,7 @@ from sail_jax.merging.task_vectors import (
     task_weights,
 )
 from sail_jax.merging.tensors import Shape, Tensor
+from sail_jax.merging.work import Work
 
 __all__ = [
     "METHODS",
@@ -75,7 +76,7 @@ class Merge:
     Models are added up in the order in which they are listed, so another order may change the last
     bits. On CPUs XLA takes numbers below the smallest normal one of float32, 1.2e-38 (of float64,
     2.2e-308), for 0. Merges of files, and of arrays outside of `jit`, keep those of float32: what
-    they matter for is computed in float64 (`merging.faint`).
+    they matter for is computed in float64 (`merging.extremes`).
 
     Attributes:
       transform: What is done to the task vectors.

@@ -1,16 +1,15 @@
 """Evaluates merges piece by piece, over tensors that may be too large to hold in memory.
 
-Steps run on pieces of a tensor: runs of entries, of rows, or all of it, whatever they need. Runs of
-entries are padded to one of four lengths, so that compilation does not grow with the number of
-shapes. Small tensors of a kind go through one program many at a time. The pieces do not depend on
-memory, threads or devices, and sums over them are taken in order, so neither does the outcome.
+The steps of a merge run on the pieces of a tensor (`merging.work`), and small tensors of a kind go
+through one program many at a time. Sums over pieces are taken in order, so the outcome does not
+depend on memory, threads or devices.
 """
 
 import functools
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,266 +19,26 @@ from jaxtyping import Array
 
 from sail_jax.merging import ranking
 from sail_jax.merging.arithmetic import gram, number
-from sail_jax.merging.faint import lost
+from sail_jax.merging.buffers import Buffers
+from sail_jax.merging.extremes import finite, lost
 from sail_jax.merging.leafwise import (
     Data,
     Known,
     Leaf,
     alone,
     data_of,
-    digit_bits,
     map_counts,
     summarise,
     through,
 )
-from sail_jax.merging.steps import Kernel, Needs, Piece, Step, fingerprint, kernel, resolve
+from sail_jax.merging.steps import Kernel, Piece, Step, fingerprint, kernel, resolve
 from sail_jax.merging.task_vectors import Proposal, written
-from sail_jax.merging.tensors import Shape, Tensor
+from sail_jax.merging.tensors import Tensor
+from sail_jax.merging.work import PieceOf, Run, Work, at_a_time, passes, pieces, read_as
 
-__all__ = [
-    "ENTRIES",
-    "SOME",
-    "Buffers",
-    "NotFiniteError",
-    "PieceOf",
-    "Program",
-    "Reader",
-    "Resolved",
-    "Tree",
-    "Unit",
-    "Work",
-    "at_a_time",
-    "finite",
-    "is_crowd",
-    "kept_bytes",
-    "passes",
-    "pieces",
-    "read_as",
-    "tree_bits",
-    "units",
-    "visiting_bytes",
-]
+__all__ = ["NotFiniteError", "Reader", "Resolved", "Tree", "Unit", "units"]
 
 Computed = TypeVar("Computed")
-
-ENTRIES, SOME, FEW, TINY = 1 << 20, 1 << 18, 1 << 14, 1 << 9
-"""The lengths to which runs of entries are padded. Small tensors that are merged together have
-about SOME entries in all.
-"""
-CROWD = 1 << 8
-"""The number of tensors of up to TINY entries above which they have programs of their own."""
-SPARE = 32 << 20
-"""Bytes that a worker may keep beside what it holds of a tensor."""
-
-
-@runtime_checkable
-class Program(Protocol):
-    """What is done to tensors; `Merge` is the only one."""
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """All steps; the last reduces."""
-        ...
-
-    @property
-    def scale(self) -> Any:
-        """What the update is multiplied by."""
-        ...
-
-    @property
-    def needs(self) -> Needs:
-        """What has to be seen of a tensor at once."""
-        ...
-
-    @property
-    def over_tree(self) -> bool:
-        """Whether a step has a statistic of the whole tree."""
-        ...
-
-    @property
-    def remedy(self) -> str:
-        """Advice for an outcome that is not finite."""
-        ...
-
-
-class Work(NamedTuple):
-    """The merge of one tensor: its inputs, their weights, and what is done with them.
-
-    Attributes:
-      name: The path of the tensor.
-      shape: The shape of all of its inputs.
-      dtype: The dtype of the outcome.
-      models: The tensor in each model.
-      start: The tensor that task vectors are relative to, None for 0.
-      weights: One for each model, shape `[model]`, normalised if the merge does so.
-      merge: What is done; None if the first model is copied, with which the others have to agree.
-    """
-
-    name: str
-    shape: Shape
-    dtype: np.dtype
-    models: tuple[Tensor, ...]
-    start: Tensor | None
-    weights: np.ndarray
-    merge: Program | None
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """The steps of the merge; none if a model is copied."""
-        return self.merge.steps if self.merge else ()
-
-    @property
-    def needs(self) -> Needs:
-        """What has to be seen of the tensor at once."""
-        return self.merge.needs if self.merge else "entry"
-
-    @property
-    def inputs(self) -> tuple[Tensor, ...]:
-        """All tensors that are read: the start, if there is one, then the models."""
-        return self.models if self.start is None else (self.start, *self.models)
-
-    @property
-    def size(self) -> int:
-        """The number of entries."""
-        return math.prod(self.shape)
-
-    @property
-    def reads(self) -> int:
-        """The bytes of one pass over all inputs."""
-        return sum(self.size * tensor.dtype.itemsize for tensor in self.inputs)
-
-
-def copy(name: str, shape: Shape, dtype: np.dtype, models: Sequence[Tensor]) -> Work:
-    """Describes a tensor that is copied from the first model.
-
-    Args:
-      name: The path of the tensor.
-      shape: Its shape.
-      dtype: Its dtype.
-      models: The tensor in each model; all have to agree with the first.
-
-    Returns:
-      What `Engine` carries out.
-    """
-    return Work(name, shape, dtype, tuple(models), None, np.ones(1), None)
-
-
-class Run(NamedTuple):
-    """A run of consecutive entries of a tensor.
-
-    Attributes:
-      start: The row-major index of the first entry.
-      count: The number of entries.
-      shape: The shape into which they are read; it has room for more where they are padded.
-    """
-
-    start: int
-    count: int
-    shape: Shape
-
-
-def pieces(shape: Shape, needs: Needs, crowded: bool = False) -> list[Run]:
-    """Divides a tensor into runs.
-
-    Args:
-      shape: The shape of the tensor.
-      needs: What has to be seen at once: entries, rows along the last axis, or the whole tensor.
-      crowded: Whether there are many tiny tensors (`is_crowd`), which are then padded less.
-
-    Returns:
-      The runs in order; none for a tensor without entries.
-    """
-    n = math.prod(shape)
-    if not n:
-        return []
-    if needs == "tensor" or (needs == "row" and len(shape) < 2):
-        return [Run(0, n, shape)]
-    if needs == "row":
-        rows, columns = math.prod(shape[:-1]), shape[-1]
-        # Steps on rows take more memory for each entry, and fresh memory is slow: smaller pieces.
-        step = min(rows, max(1, SOME // columns))
-        cut = (step * columns, (step, columns))
-        return [Run(s, min(cut[0], n - s), cut[1]) for s in range(0, n, cut[0])]
-    if crowded and n <= TINY:
-        return [Run(0, n, (TINY,))]
-    runs, start = [], 0
-    while start < n:  # what is left after the last full piece goes into smaller ones: less padding
-        left = n - start
-        size = ENTRIES if left >= ENTRIES else FEW if left <= FEW else SOME
-        runs.append(Run(start, min(size, left), (size,)))
-        start += size
-    return runs
-
-
-def passes(work: Work, bits: int = 16) -> int:
-    """Counts how often the entries of a tensor are read, unless they are kept in memory.
-
-    Args:
-      work: What is done.
-      bits: How many bits of a key one pass over the whole tree finds.
-
-    Returns:
-      One pass for the outcome, and those of the statistics. A statistic of a tensor that is one
-      piece takes no pass.
-    """
-    in_one_piece = len(pieces(work.shape, work.needs)) <= 1
-    # A tensor of one piece finds its statistics in the program that merges it.
-    alone = 0 if in_one_piece else sum(step.passes(16) for step in work.steps if not step.over_tree)
-    return 1 + alone + sum(step.passes(bits) for step in work.steps if step.over_tree)
-
-
-def kept_bytes(work: Work) -> float:
-    """Returns the memory of what statistics keep until the tensor is merged.
-
-    Args:
-      work: What is done.
-
-    Returns:
-      Bytes for each entry and model.
-    """
-    return sum(s.kept_bytes() for step in work.steps for s in step.statistics)
-
-
-def visiting_bytes(work: Work) -> int:
-    """Returns the memory that statistics take while they look at a piece.
-
-    Args:
-      work: What is done.
-
-    Returns:
-      Bytes for each entry of a piece and model.
-    """
-    return sum(s.visiting_bytes(work.size) for step in work.steps for s in step.statistics)
-
-
-# --- finite values
-
-# The bit pattern of infinity, by the bytes of a float; larger patterns are NaN.
-_EXPONENT = {2: 0x7C00, 4: 0x7F800000, 8: 0x7FF0000000000000}
-_BFLOAT16 = 0x7F80
-
-
-def finite(x: np.ndarray) -> bool:
-    """Checks whether a float array holds neither NaN nor infinity.
-
-    It looks at the bits of the array, in two integer maxima, which is fast and needs no further
-    memory.
-
-    Args:
-      x: Any float dtype, also of `ml_dtypes`.
-
-    Returns:
-      True if all entries are finite.
-    """
-    name, size = x.dtype.name, x.dtype.itemsize
-    if size == 1 or size not in _EXPONENT:
-        return bool(np.isfinite(x.astype(np.float32)).all())
-    largest = _BFLOAT16 if name == "bfloat16" else _EXPONENT[size]
-    sign = 1 << (8 * size - 1)
-    flat = x.reshape(-1)
-    # Positive ones by the largest signed integer, negative ones by the largest unsigned.
-    signed, unsigned = (flat.view(f"{kind}{size}") for kind in "iu")
-    return flat.size == 0 or (int(signed.max()) < largest and int(unsigned.max()) < sign + largest)
 
 
 class NotFiniteError(ValueError):
@@ -305,104 +64,6 @@ def _refuse(tensors: Sequence[Tensor | Work], rows: np.ndarray, count: int) -> N
         for tensor, row in zip(tensors, rows, strict=True):
             if not finite(row[: min(count, math.prod(tensor.shape))]):
                 raise NotFiniteError(tensor)
-
-
-# --- memory
-
-
-def read_as(work: Work) -> np.dtype:
-    """Chooses the dtype that the inputs of a tensor are read as.
-
-    Args:
-      work: What is done.
-
-    Returns:
-      The dtype of the inputs if they share one; else float64 if any input has it, and float32 if
-      not. float8_e8m0fnu is read as float32: it has no zero to pad with.
-    """
-    dtypes = {tensor.dtype for tensor in work.inputs}
-    if len(dtypes) == 1 and (dtype := next(iter(dtypes))).name != "float8_e8m0fnu":
-        return dtype
-    return np.dtype(np.float64 if np.dtype(np.float64) in dtypes else np.float32)
-
-
-class Buffers:
-    """Aligned memory that a worker reuses from piece to piece, since fresh pages are slow.
-
-    Args:
-      hold: Bytes of a tensor that may be kept between passes instead of being read again.
-    """
-
-    def __init__(self, hold: int = 0) -> None:
-        self.hold = hold
-        self._memory: dict[Any, np.ndarray] = {}
-        self._views: dict[Any, dict[Any, np.ndarray]] = {}
-        self._aliases: dict[int, tuple[np.ndarray, Array]] = {}
-
-    def take(self, label: Any, shape: Shape, dtype: np.dtype) -> np.ndarray:
-        """Returns an array over the memory of a label.
-
-        Args:
-          label: Names the memory; hashable. Arrays of one label overlap.
-          shape: The shape of the array.
-          dtype: The dtype of the array.
-
-        Returns:
-          An array of zeros, or of what was there before, at a multiple of 64 bytes: XLA reads such
-          memory in place.
-        """
-        count = math.prod(shape) * dtype.itemsize
-        memory = self._memory.get(label)
-        if memory is None or memory.size < count + 64:
-            memory = self._memory[label] = np.zeros(count + 64, np.uint8)
-            # Arrays over the old memory keep it alive, but nothing is written there any more.
-            for view in self._views.pop(label, {}).values():
-                self._aliases.pop(id(view), None)
-        views = self._views.setdefault(label, {})
-        if (shape, dtype) not in views:
-            at = -memory.ctypes.data % 64
-            views[shape, dtype] = memory[at : at + count].view(dtype).reshape(shape)
-        return views[shape, dtype]
-
-    def on_device(self, view: np.ndarray) -> Array:
-        """Returns the JAX array of an array that was taken, with its present entries.
-
-        Where that is possible, both share their memory. Then the JAX array is made only once, and
-        what is written to the memory later appears in it as well. So a writer has to wait until all
-        computations that read it are done, as `Reader` does.
-
-        Args:
-          view: An array from `take`.
-
-        Returns:
-          The JAX array.
-        """
-        if (alias := self._aliases.get(id(view))) is not None:
-            return alias[1]
-        array = jax.device_put(view, may_alias=True)
-        if _shares(array, view):
-            self._aliases[id(view)] = view, array  # keeps the view, so that no other gets its id
-        return array
-
-    def trim(self) -> None:
-        """Frees all memory if it exceeds `hold` by more than `SPARE` bytes."""
-        if sum(memory.size for memory in self._memory.values()) > self.hold + SPARE:
-            self.clear()
-
-    def clear(self) -> None:
-        """Frees all memory, except what JAX arrays still share, which is freed with them."""
-        for table in (self._memory, self._views, self._aliases):
-            table.clear()
-
-
-def _shares(array: Array, view: np.ndarray) -> bool:
-    """Checks whether a JAX array shares the memory of a NumPy array."""
-    on_host = all(device.platform == "cpu" for device in array.devices())
-    return on_host and array.unsafe_buffer_pointer() == view.ctypes.data
-
-
-PieceOf = tuple[str, int]
-"""The name of a work, and the index of one of its pieces."""
 
 
 class Reader:
@@ -749,34 +410,6 @@ class Unit:
         return rows, seen
 
 
-def at_a_time(work: Work, crowded: bool = False) -> int:
-    """Chooses how many tensors of one kind are merged at a time.
-
-    Args:
-      work: The work of one of them.
-      crowded: Whether there are many tiny tensors (`is_crowd`).
-
-    Returns:
-      The room in a batch; 1 for a tensor that is not small, or for which a step has arrays of its
-      own.
-    """
-    if work.size > FEW or any(step.local is not None for step in work.steps):
-        return 1
-    return SOME // (TINY if crowded and work.size <= TINY else FEW)
-
-
-def is_crowd(works: Sequence[Work]) -> bool:
-    """Checks whether so many tiny tensors are merged that they deserve programs of their own.
-
-    Args:
-      works: All works of a run.
-
-    Returns:
-      True if more than `CROWD` of them have at most `TINY` entries.
-    """
-    return sum(0 < work.size <= TINY and work.merge is not None for work in works) > CROWD
-
-
 def units(works: Sequence[Work], crowded: bool, bits: int = 16, wide: bool = False) -> list[Unit]:
     """Groups works into units: small tensors of one kind together, in their order, others alone.
 
@@ -977,18 +610,6 @@ class Tree:
           The last state.
         """
         return functools.reduce(lambda state, i: body(i, state), range(times), state)
-
-
-def tree_bits(works: Sequence[Work]) -> int:
-    """Chooses how many bits of a key one pass over all tensors of a merge should find.
-
-    Args:
-      works: All works of the merge.
-
-    Returns:
-      16 if tensors are large on average, 8 otherwise.
-    """
-    return digit_bits(sum(work.size for work in works), len(works))
 
 
 class _InOrder:

@@ -5,7 +5,7 @@ import numpy as np
 
 from sail_jax import methods
 from sail_jax.checkpoint.engine.executor import Limits, execute
-from sail_jax.merging import streaming
+from sail_jax.merging import work
 
 KEY = jax.random.key(5)
 NAMES = [name for name in methods.METHODS if name not in ("fisher", "regmean")]
@@ -97,4 +97,4 @@ def in_small_pieces(monkeypatch):
     """Runs of 16, 8 and 4 entries, rows of at most 8 together, batches of 4 tiny tensors."""
     sizes = {"ENTRIES": 16, "SOME": 8, "FEW": 4, "TINY": 2, "CROWD": 0}
     for name, value in sizes.items():
-        monkeypatch.setattr(streaming, name, value)
+        monkeypatch.setattr(work, name, value)

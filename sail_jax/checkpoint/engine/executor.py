@@ -17,21 +17,19 @@ import numpy as np
 
 from sail_jax import disk
 from sail_jax.merging.engine import Engine
-from sail_jax.merging.faint import FAINT
-from sail_jax.merging.streaming import (
+from sail_jax.merging.extremes import FAINT, finite
+from sail_jax.merging.streaming import NotFiniteError, Unit
+from sail_jax.merging.tensors import Tensor, held
+from sail_jax.merging.work import (
     ENTRIES,
     SOME,
-    NotFiniteError,
     PieceOf,
-    Unit,
     Work,
     at_a_time,
-    finite,
     kept_bytes,
     read_as,
     visiting_bytes,
 )
-from sail_jax.merging.tensors import Tensor, held
 
 __all__ = [
     "Limits",

@@ -38,7 +38,7 @@ from sail_jax.checkpoint.operations.running import (
     opened,
 )
 from sail_jax.checkpoint.sources.alignment import Aligned, align_maps, aligned_view
-from sail_jax.merging.streaming import Work
+from sail_jax.merging.work import Work
 
 __all__ = ["AlignedCheckpoint", "align_checkpoints"]
 

@@ -36,7 +36,7 @@ from sail_jax.checkpoint.sources.growth import growth_view, read_target
 from sail_jax.checkpoint.sources.views import View
 from sail_jax.growth import networks
 from sail_jax.merging import random_bits
-from sail_jax.merging.streaming import Work
+from sail_jax.merging.work import Work
 
 __all__ = [
     "Growing",

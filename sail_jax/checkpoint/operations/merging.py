@@ -28,7 +28,7 @@ from sail_jax.checkpoint.planning import plan as planning
 from sail_jax.checkpoint.planning.plan import Plan
 from sail_jax.checkpoint.recipe.recipes import Recipe, parse, simple
 from sail_jax.merging.merge import Merge
-from sail_jax.merging.streaming import Work, passes, tree_bits
+from sail_jax.merging.work import Work, passes, tree_bits
 
 __all__ = [
     "Merged",

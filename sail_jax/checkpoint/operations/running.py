@@ -14,7 +14,7 @@ from sail_jax.checkpoint.formats.files import CheckpointError, reading
 from sail_jax.checkpoint.formats.open import Checkpoint, changed, open_values
 from sail_jax.checkpoint.formats.table import check_written
 from sail_jax.checkpoint.output.writer import create
-from sail_jax.merging.streaming import Work
+from sail_jax.merging.work import Work
 
 __all__ = ["DEFAULTS", "RunOptions", "carried_out", "check_options", "opened"]
 

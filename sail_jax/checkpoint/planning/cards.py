@@ -15,7 +15,7 @@ from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import Recipe
 from sail_jax.checks import escaped
 from sail_jax.merging.merge import Merge, example, get, options_of
-from sail_jax.merging.streaming import Work, passes, tree_bits
+from sail_jax.merging.work import Work, passes, tree_bits
 
 __all__ = ["Passes", "describe", "growth_card", "methods", "model_card", "render", "storage"]
 

@@ -51,8 +51,8 @@ from sail_jax.checkpoint.sources.rows import Rows, head_rows
 from sail_jax.checks import nearest
 from sail_jax.disk import StoreError
 from sail_jax.merging.merge import Merge, identity
-from sail_jax.merging.streaming import Work, copy
 from sail_jax.merging.tensors import Shape, Tensor
+from sail_jax.merging.work import Work, copy
 
 __all__ = ["InputSummary", "Plan", "Treatment", "fingerprint", "plan"]
 

@@ -23,8 +23,9 @@ from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
-from sail_jax.merging.streaming import Work, copy, finite
+from sail_jax.merging.extremes import finite
 from sail_jax.merging.tensors import OnDemand, Shape, Tensor, held, read_whole
+from sail_jax.merging.work import Work, copy
 
 __all__ = ["Computed", "View", "grown", "rebased"]
 

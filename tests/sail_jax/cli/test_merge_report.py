@@ -18,7 +18,7 @@ from sail_jax.checkpoint.engine.executor import Record
 from sail_jax.checkpoint.planning.plan import InputSummary, Plan, Treatment
 from sail_jax.cli import merge_report
 from sail_jax.cli.merge_report import measures
-from sail_jax.merging.streaming import Work, copy
+from sail_jax.merging.work import Work, copy
 
 ABOUT = {
     "recipe": "merge_method: ties\nmodels: [<b>bold</b>]\n",

@@ -15,7 +15,7 @@ import pytest
 from merge_cases import streamed
 
 from sail_jax import Merge
-from sail_jax.merging import engine, random_bits, ranking, streaming
+from sail_jax.merging import engine, random_bits, ranking, work
 from sail_jax.merging.combining import chain, from_function, masked
 from sail_jax.merging.task_vectors import TaskVectors
 from sail_jax.merging.transforms import drop, elect, keep_between, trim
@@ -239,7 +239,7 @@ def test_digits_of_any_width_find_the_same(bits, monkeypatch):
     want = jax.jit(lambda *given: merge(*given, weights=weights))(models, base)
     monkeypatch.setattr(engine, "tree_bits", lambda works: bits)
     for name, value in {"ENTRIES": 1024, "SOME": 512, "FEW": 256}.items():
-        monkeypatch.setattr(streaming, name, value)
+        monkeypatch.setattr(work, name, value)
     got, _ = streamed(merge, models, base, weights)
     np.testing.assert_array_equal(got["a"], want["a"])
     assert len(np.unique(want["a"])) > 40

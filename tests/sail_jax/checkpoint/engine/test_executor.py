@@ -21,10 +21,12 @@ from sail_jax.checkpoint.engine.executor import (
     memory,
 )
 from sail_jax.merging import random_bits, streaming
+from sail_jax.merging.buffers import Buffers
 from sail_jax.merging.combining import chain, masked
+from sail_jax.merging.extremes import finite
 from sail_jax.merging.reductions import weighted_mean
 from sail_jax.merging.steps import Piece, fingerprint
-from sail_jax.merging.streaming import ENTRIES, SOME, finite, passes, pieces, tree_bits
+from sail_jax.merging.work import ENTRIES, FEW, SOME, is_crowd, passes, pieces, tree_bits
 
 EPS = float(np.finfo(np.float32).eps)
 OPTIONS = {
@@ -476,7 +478,7 @@ def test_counts_of_short_rows_are_not_kept(monkeypatch):
     models, base = problem({"w": (200, 3), "v": (30, 300)}, dtype=ml_dtypes.bfloat16)
     got, _ = streamed(merge, models, base)
     assert held
-    room = streaming.SOME // streaming.FEW
+    room = SOME // FEW
     assert max(held) <= room * 3 * 30  # a count for each model and row of v, and of w 200 rows none
     want = merge(models, base)
     for leaf in base:
@@ -488,7 +490,7 @@ def test_memory_is_given_out_again_only_when_its_readers_are_finished(monkeypatc
     merge_cases.in_small_pieces(monkeypatch)
     models, base = problem({"w": (64,)})
     (unit,) = streaming.units(merge_cases.works(methods.task_arithmetic(), models, base), False)
-    reader = streaming.Reader(unit, streaming.Buffers(), True)
+    reader = streaming.Reader(unit, Buffers(), True)
     lent = []
 
     class Pending:
@@ -549,6 +551,6 @@ def test_many_tiny_tensors_share_few_programs_and_few_calls():
     base = {f"w{i}": np.full(1 + i % 3, i, np.float32) for i in range(10_000)}
     for merge in (methods.linear(), methods.ties(), methods.slerp(t=0.3)):
         works = merge_cases.works(merge, [base, base], base)
-        together = streaming.units(works, streaming.is_crowd(works))
+        together = streaming.units(works, is_crowd(works))
         assert sum(len(unit.works) for unit in together) == len(works)
         assert len(together) == -(-len(works) // 512)

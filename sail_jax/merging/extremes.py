@@ -1,6 +1,7 @@
-"""Numbers that XLA may lose because they are too near 0: looked for by their bits.
+"""Looks for numbers at both ends of what a dtype holds, by their bits.
 
-On CPUs, XLA's programs take a number below the smallest normal one (2^-126 in float32 and bfloat16)
+At the upper end these are NaN and infinity. At the lower end they are numbers that XLA may lose. On
+CPUs, XLA's programs take a number below the smallest normal one (2^-126 in float32 and bfloat16)
 for 0, both where they read it and where they would write it. That changes an outcome by more than
 its rounding only if the outcome itself is near 0. So outcomes are looked at first, which are fewer
 than inputs; then the inputs, where there are such outcomes. In most models these are a few zeros.
@@ -10,8 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["FAINT", "lost"]
+__all__ = ["FAINT", "finite", "lost"]
 
+# The bit pattern of infinity, by the bytes of a float; larger patterns are NaN.
+_EXPONENT = {2: 0x7C00, 4: 0x7F800000, 8: 0x7FF0000000000000}
+_BFLOAT16 = 0x7F80
 FAINT = 2.0**-90
 """Numbers of a magnitude below this are called faint.
 
@@ -23,6 +27,29 @@ BLOCK = 1 << 14
 """The number of entries whose inputs are looked at if one of their outcomes is faint or 0."""
 AT_ONCE = 1 << 17
 """The number of entries of which copies are made at a time, which stay in a core's cache."""
+
+
+def finite(x: np.ndarray) -> bool:
+    """Checks whether a float array holds neither NaN nor infinity.
+
+    It looks at the bits of the array, in two integer maxima, which is fast and needs no further
+    memory.
+
+    Args:
+      x: Any float dtype, also of `ml_dtypes`.
+
+    Returns:
+      True if all entries are finite.
+    """
+    name, size = x.dtype.name, x.dtype.itemsize
+    if size == 1 or size not in _EXPONENT:
+        return bool(np.isfinite(x.astype(np.float32)).all())
+    largest = _BFLOAT16 if name == "bfloat16" else _EXPONENT[size]
+    sign = 1 << (8 * size - 1)
+    flat = x.reshape(-1)
+    # Positive ones by the largest signed integer, negative ones by the largest unsigned.
+    signed, unsigned = (flat.view(f"{kind}{size}") for kind in "iu")
+    return flat.size == 0 or (int(signed.max()) < largest and int(unsigned.max()) < sign + largest)
 
 
 def lost(outcome: np.ndarray, inputs: Sequence[np.ndarray], entrywise: bool) -> np.ndarray:

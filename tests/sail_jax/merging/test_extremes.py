@@ -4,10 +4,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sail_jax.merging import faint
+from sail_jax.merging.extremes import AT_ONCE, BLOCK, FAINT, lost
 
 WIDE = [np.float32, np.float64, ml_dtypes.bfloat16]
-SIZE = 3 * faint.BLOCK
+SIZE = 3 * BLOCK
 
 
 @pytest.mark.parametrize("entrywise", [True, False])
@@ -20,33 +20,31 @@ def test_numbers_near_0_are_found(dtype, sign, entrywise):
     outcome = lambda at, small: np.where(index == at, small, 1)  # noqa: E731
     ones[2, :3] = np.inf, -np.inf, np.nan
     place, other = (1, SIZE - 1), (1, 0)
-    for value in (about.smallest_subnormal, faint.FAINT * (1 - float(about.eps)), faint.FAINT, 0):
+    for value in (about.smallest_subnormal, FAINT * (1 - float(about.eps)), FAINT, 0):
         x = ones.copy()
         x[place] = sign * float(value)
         here, there = (np.ravel_multi_index(at, x.shape) for at in (place, other))
-        yes = 0 < value < faint.FAINT
+        yes = 0 < value < FAINT
         for small in (0.0, -0.0, sign * float(about.smallest_subnormal)):
-            found = faint.lost(outcome(here, small).astype(dtype), [ones, x], entrywise)
+            found = lost(outcome(here, small).astype(dtype), [ones, x], entrywise)
             assert found.tolist() == [False, yes, False]
             # another block: what is near 0 there cannot come from here, entry by entry
-            found = faint.lost(outcome(there, small).astype(dtype), [x], entrywise)
+            found = lost(outcome(there, small).astype(dtype), [x], entrywise)
             assert found.tolist() == [False, yes and not entrywise, False]
-        assert not faint.lost(outcome(here, sign * faint.FAINT).astype(dtype), [x], entrywise).any()
+        assert not lost(outcome(here, sign * FAINT).astype(dtype), [x], entrywise).any()
 
 
 def test_long_arrays_are_looked_at_to_their_end():
-    x = np.zeros((1, 2 * faint.AT_ONCE + faint.BLOCK), np.float32)
-    assert not faint.lost(0 * x, [x], True).any()
+    x = np.zeros((1, 2 * AT_ONCE + BLOCK), np.float32)
+    assert not lost(0 * x, [x], True).any()
     x[0, -1] = 1e-45
-    assert faint.lost(np.zeros_like(x), [x], True).all()
+    assert lost(np.zeros_like(x), [x], True).all()
 
 
 @pytest.mark.parametrize("dtype", [*WIDE, np.float16, ml_dtypes.float8_e4m3fn])
 def test_nothing_is_near_0_where_there_is_nothing(dtype):
     """Nor in a dtype whose smallest number is larger."""
-    assert (
-        faint.lost(np.zeros((2, 0), dtype), [np.zeros((2, 0), dtype)], True).tolist() == [False] * 2
-    )
+    assert lost(np.zeros((2, 0), dtype), [np.zeros((2, 0), dtype)], True).tolist() == [False] * 2
     if dtype not in WIDE:
         smallest = np.full((1, 3), float(ml_dtypes.finfo(dtype).smallest_subnormal)).astype(dtype)
-        assert not faint.lost(np.zeros((1, 3), np.float32), [smallest, -smallest], True).any()
+        assert not lost(np.zeros((1, 3), np.float32), [smallest, -smallest], True).any()

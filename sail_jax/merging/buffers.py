@@ -1,0 +1,90 @@
+"""Memory that a worker reads into, again and again."""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from sail_jax.merging.tensors import Shape
+
+__all__ = ["Buffers"]
+
+SPARE = 32 << 20
+"""Bytes that a worker may keep beside what it holds of a tensor."""
+
+
+class Buffers:
+    """Aligned memory that a worker reuses from piece to piece, since fresh pages are slow.
+
+    Args:
+      hold: Bytes of a tensor that may be kept between passes instead of being read again.
+    """
+
+    def __init__(self, hold: int = 0) -> None:
+        self.hold = hold
+        self._memory: dict[Any, np.ndarray] = {}
+        self._views: dict[Any, dict[Any, np.ndarray]] = {}
+        self._aliases: dict[int, tuple[np.ndarray, Array]] = {}
+
+    def take(self, label: Any, shape: Shape, dtype: np.dtype) -> np.ndarray:
+        """Returns an array over the memory of a label.
+
+        Args:
+          label: Names the memory; hashable. Arrays of one label overlap.
+          shape: The shape of the array.
+          dtype: The dtype of the array.
+
+        Returns:
+          An array of zeros, or of what was there before, at a multiple of 64 bytes: XLA reads such
+          memory in place.
+        """
+        count = math.prod(shape) * dtype.itemsize
+        memory = self._memory.get(label)
+        if memory is None or memory.size < count + 64:
+            memory = self._memory[label] = np.zeros(count + 64, np.uint8)
+            # Arrays over the old memory keep it alive, but nothing is written there any more.
+            for view in self._views.pop(label, {}).values():
+                self._aliases.pop(id(view), None)
+        views = self._views.setdefault(label, {})
+        if (shape, dtype) not in views:
+            at = -memory.ctypes.data % 64
+            views[shape, dtype] = memory[at : at + count].view(dtype).reshape(shape)
+        return views[shape, dtype]
+
+    def on_device(self, view: np.ndarray) -> Array:
+        """Returns the JAX array of an array that was taken, with its present entries.
+
+        Where that is possible, both share their memory. Then the JAX array is made only once, and
+        what is written to the memory later appears in it as well. So a writer has to wait until all
+        computations that read it are done, as `Reader` does.
+
+        Args:
+          view: An array from `take`.
+
+        Returns:
+          The JAX array.
+        """
+        if (alias := self._aliases.get(id(view))) is not None:
+            return alias[1]
+        array = jax.device_put(view, may_alias=True)
+        if _shares(array, view):
+            self._aliases[id(view)] = view, array  # keeps the view, so that no other gets its id
+        return array
+
+    def trim(self) -> None:
+        """Frees all memory if it exceeds `hold` by more than `SPARE` bytes."""
+        if sum(memory.size for memory in self._memory.values()) > self.hold + SPARE:
+            self.clear()
+
+    def clear(self) -> None:
+        """Frees all memory, except what JAX arrays still share, which is freed with them."""
+        for table in (self._memory, self._views, self._aliases):
+            table.clear()
+
+
+def _shares(array: Array, view: np.ndarray) -> bool:
+    """Checks whether a JAX array shares the memory of a NumPy array."""
+    on_host = all(device.platform == "cpu" for device in array.devices())
+    return on_host and array.unsafe_buffer_pointer() == view.ctypes.data
