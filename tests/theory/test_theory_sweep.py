@@ -324,9 +324,12 @@ def gain_at(n, d, theta, sigma, depth):
 def linear_boundary(theta, sigma):
     deviation(sigma)
     cos2, sin = mp.cos(theta) ** 2, 0 if theta == mp.pi else mp.sin(theta)
+    over = 1 + (sigma / sin) ** 2 if sin else mp.inf
+    if mp.sqrt(cos2) >= 1 - sigma:
+        return mp.sqrt(cos2), mp.sqrt(cos2), over
     b = 1 + cos2 - sigma**2
-    root = mp.sqrt(b**2 - 4 * cos2) if mp.sqrt(cos2) < 1 - sigma else 0
-    return (b - root) / 2, (b + root) / 2, 1 + (sigma / sin) ** 2 if sin else mp.inf
+    root = mp.sqrt(b**2 - 4 * cos2)
+    return (b - root) / 2, (b + root) / 2, over
 
 
 def fine_tune_boundary(gamma, sigma, depth):

@@ -415,8 +415,9 @@ def linear_transfer_boundary(theta: ArrayLike, sigma: ArrayLike) -> Boundary:
         lower, upper = (b -+ sqrt(b^2 - 4 cos^2)) / 2,  b = 1 + cos^2 - sigma^2
         over = 1 + sigma^2 / sin^2
 
-    lower and upper differ where |cos| < 1 - sigma. The paper names the two roots in the other
-    order, and states the condition theta > arccos(1 - sigma) for angles up to pi/2 only.
+    lower and upper differ where |cos| < 1 - sigma; elsewhere both are |cos|. The paper names the two
+    roots in the other order, and states the condition theta > arccos(1 - sigma) for angles up to
+    pi/2 only.
 
     Args:
       theta: Angle between source and target in radians, in [0, pi].
@@ -446,9 +447,10 @@ def linear_transfer_boundary(theta: ArrayLike, sigma: ArrayLike) -> Boundary:
     far = 1 + cos
     inside = (near - sigma) * (near + sigma) * (far - sigma) * (far + sigma)
     root = jnp.sqrt(jnp.where(exists, inside, 0.0))
-    upper = (b + root) / 2
-    # The product of the roots is cos^2: nothing cancels.
-    lower = jnp.where(exists, cos**2 / jnp.where(exists, upper, 1.0), upper)
+    # The roots meet at |cos|. Their product is cos^2, so nothing cancels. Without roots both are
+    # |cos| itself: b / 2 could be rounded otherwise each time that a compiled program computes it.
+    upper = jnp.where(exists, (b + root) / 2, cos)
+    lower = jnp.where(exists, cos**2 / jnp.where(exists, upper, 1.0), cos)
     over = jnp.where(sin > 0, 1 + (sigma / jnp.where(sin > 0, sin, 1.0)) ** 2, jnp.inf)
     return Boundary(lower, upper, over)
 

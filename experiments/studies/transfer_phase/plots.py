@@ -343,7 +343,9 @@ def _draw_boundary(ax: "Axes", at: "xr.Dataset", mode: str, color: str = style.I
         ax.plot(at.below, at.fine_tune_edge, **lines)
         ax.axvline(1, color=style.INK, lw=0.8, ls=":")
     else:
-        exists = (at.linear_upper > at.linear_lower).values
+        # Below the angle at which a region begins the two are equal, in older results but for
+        # rounding.
+        exists = (at.linear_upper - at.linear_lower > 1e-9).values
         theta = at.edge.values
         # Without noise the two regions touch at gamma = 1: no change of sign there.
         apart = (at.linear_over - at.linear_upper > 1e-9).values & (theta > 0)

@@ -125,6 +125,23 @@ def test_linear_boundary_are_the_sign_changes(theta, sigma):
     assert lower <= upper
 
 
+def test_without_a_region_its_two_ends_are_equal():
+    """Compiled with much else, as a study does, they must not be rounded apart: a line between them
+    would be drawn where nothing changes sign."""
+    theta, sigma = np.linspace(0, np.pi / 2, 600)[:, None], np.array([0.0, 0.2, 0.7])
+
+    @jax.jit
+    def together(theta, sigma):
+        ends = dl.linear_transfer_boundary(theta, sigma)
+        return ends.lower, ends.upper, dl.fine_tune_boundary(0.5 + 0 * theta, sigma, 2.0)
+
+    with jax.enable_x64(True):
+        lower, upper, _ = map(np.asarray, together(theta, sigma))
+    region = np.cos(theta) < 1 - sigma - 1e-9
+    np.testing.assert_array_equal(lower[~region & (theta > 0)], upper[~region & (theta > 0)])
+    assert (lower < upper)[region & (theta > 1e-3)].all()
+
+
 @pytest.mark.parametrize("depth", [2, 3, np.inf])
 @pytest.mark.parametrize(("gamma", "sigma"), [(0.3, 0.0), (0.5, 1.0), (0.9, 0.2)])
 def test_fine_tune_boundary_is_the_sign_change(gamma, sigma, depth):
