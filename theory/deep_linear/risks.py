@@ -415,9 +415,9 @@ def linear_transfer_boundary(theta: ArrayLike, sigma: ArrayLike) -> Boundary:
         lower, upper = (b -+ sqrt(b^2 - 4 cos^2)) / 2,  b = 1 + cos^2 - sigma^2
         over = 1 + sigma^2 / sin^2
 
-    lower and upper differ where |cos| < 1 - sigma; elsewhere both are |cos|. The paper names the two
-    roots in the other order, and states the condition theta > arccos(1 - sigma) for angles up to
-    pi/2 only.
+    lower and upper differ where |cos| < 1 - sigma; elsewhere both are |cos|. The paper names the
+    two roots in the other order, and states the condition theta > arccos(1 - sigma) for angles up
+    to pi/2 only.
 
     Args:
       theta: Angle between source and target in radians, in [0, pi].
