@@ -72,10 +72,10 @@ def _diagram(dataset: "xr.Dataset") -> "Figure":
         at = dataset.sel(cell_row=row)
         bars = at.loss_std / np.sqrt(dataset.attrs["seeds"])
         right.errorbar(dataset.cell_x, at.loss_mean, bars, fmt="o", ms=3.5, lw=1, color=color)
+    # Its vertical axis is what the colours are; a second label would stand beside the bar's own.
     right.set(
         xlabel=dataset.x.attrs["long_name"],
-        ylabel=label,
-        title="lines: theory; dots: networks ± 1 s.e.",
+        title=f"{label}\nlines: theory; dots: networks ± 1 s.e.",
         ylim=(0, None),
     )
     if not cost:
