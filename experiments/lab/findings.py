@@ -69,7 +69,9 @@ def judged(where: str, claim: str, paper: str, here: str, margins: ArrayLike) ->
     if len(values) < 2 or not np.isfinite(values).all() or not values.any():
         return Finding(where, claim, paper, here, "undecided")
     mean, spread = float(values.mean()), float(values.std(ddof=1))
-    effect = mean / spread if spread else float(np.copysign(np.inf, mean))
+    # Equal margins may differ in their last bits.
+    some = spread > len(values) * np.finfo(float).eps * abs(mean)
+    effect = mean / spread if some else float(np.copysign(np.inf, mean))
     # Student's distribution by its function alone: scipy.stats takes a second to import.
     p = float(2 * special.stdtr(len(values) - 1, -abs(effect) * len(values) ** 0.5))
     return _decided(Finding(where, claim, paper, here, "undecided", p, effect), p < LEVEL)

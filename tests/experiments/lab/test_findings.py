@@ -45,6 +45,7 @@ def test_what_says_nothing_decides_nothing(margins):
 
 def test_a_margin_without_spread_decides():
     one = judged(*[""] * 4, [1.0, 1.0])
+    assert judged(*[""] * 4, [0.3, 0.1 + 0.2]) == one  # but for rounding
     assert (one.verdict, one.p) == ("holds", 0)
     assert "no spread" in told([one])
 
