@@ -57,7 +57,7 @@ def row(name: str, way: str, found: Sequence[Found], peer: Sequence[Found]) -> s
       name: The name of the method.
       way: How it was called.
       found: The measurements of the method, for each number of leaves.
-      peer: Those of the method that it is compared with.
+      peer: The measurements of the method that it is compared with.
 
     Returns:
       The line.

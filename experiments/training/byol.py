@@ -134,8 +134,8 @@ class Byol(NamedTuple):
     Attributes:
       encode: Computes the features of images: `(params, stats, images, train) -> (features,
         stats)`, where `stats` are the encoder's running statistics.
-      projector: From features to projections.
-      predictor: From projections to predictions of the target's projections.
+      projector: The map from features to projections.
+      predictor: The map from projections to predictions of the target's projections.
       steps: The number of steps of the training.
       base: The decay of the target network at the first step.
     """

@@ -37,7 +37,7 @@ class Touch(NamedTuple):
 
     Attributes:
       path: The path of the leaf.
-      axis: On which axis the space is, counting one axis per factor.
+      axis: The axis that the space is on, counting one axis per factor.
       role: What the leaf does with the space.
       block: Which axis numbers the blocks of the space; None if it has one map for all.
     """

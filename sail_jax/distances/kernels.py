@@ -60,7 +60,7 @@ def mmd(
     Args:
       x: Points `[m, dim]` of one distribution.
       y: Points `[n, dim]` of the other.
-      bandwidth: Of the Gaussian kernel, a number > 0, or "median" for `median_distance(x, y)`. The
+      bandwidth: The width of the Gaussian kernel, > 0, or "median" for `median_distance(x, y)`. The
         median depends on the samples, so the estimate is unbiased only for a bandwidth given
         beforehand. No gradient flows through the median.
       kernel: `kernel(x, y)` of two points `[dim]`, in place of the Gaussian one. It must be

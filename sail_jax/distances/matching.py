@@ -35,8 +35,8 @@ def wasserstein1(x: ArrayLike, y: ArrayLike, *, norm: float = 2) -> float:
     Args:
       x: Points `[n, dim]`, at most `LARGEST` of them.
       y: Points of the same shape.
-      norm: Of differences of points: 1 (Manhattan), 2 (Euclidean) or `math.inf` (largest
-        coordinate).
+      norm: The norm of differences of points: 1 (Manhattan), 2 (Euclidean) or `math.inf`
+        (largest coordinate).
 
     Returns:
       The distance.
@@ -85,8 +85,8 @@ def dudley(x: ArrayLike, y: ArrayLike, *, norm: float = 2) -> Dudley:
     Args:
       x: Points `[n, dim]`, at most `LARGEST` of them.
       y: Points of the same shape.
-      norm: Of differences of points: 1 (Manhattan), 2 (Euclidean) or `math.inf` (largest
-        coordinate).
+      norm: The norm of differences of points: 1 (Manhattan), 2 (Euclidean) or `math.inf`
+        (largest coordinate).
 
     Returns:
       The distance with a function that attains it.

@@ -103,7 +103,7 @@ def total_variation_classifier(
         coordinates and their products, with balanced classes. That family contains the best
         classifier of two Gaussians.
       folds: How many, at least 2.
-      seed: Of the random folds.
+      seed: The seed of the random folds.
 
     Returns:
       The estimate and its standard error, as floats.

@@ -38,7 +38,7 @@ def page(title: str, sections: Sequence[Section], about: Mapping[str, str]) -> s
     """Renders the page of finished runs.
 
     Args:
-      title: Of the document.
+      title: The title of the document.
       sections: One for each question. A page with more than 3 begins with a list of them.
       about: Names and values that the foot of the page shows.
 
@@ -61,7 +61,7 @@ def render(
 
     Args:
       template: The name of the template in the folder `templates`, without its ending.
-      title: Of the document.
+      title: The title of the document.
       generator: What tells pages of this kind from other files.
       styles: Names of style sheets in that folder, which are put one after the other.
       scripts: Names of scripts, likewise. The page's security policy allows no other styles or

@@ -26,8 +26,8 @@ def figure(
     Args:
       rows: Rows of axes.
       columns: Columns of axes.
-      width: Of each axes, in inches.
-      height: Of each axes, in inches.
+      width: The width of each axes, in inches.
+      height: The height of each axes, in inches.
       subplots: Further arguments of `Figure.subplots` (`sharex=`, `width_ratios=`, ...).
 
     Returns:

@@ -291,7 +291,7 @@ def key_of_float(x: Float[Array, "..."]) -> UInt[Array, "..."]:
     """Computes keys of floats of both signs: unsigned integers in the same order.
 
     Args:
-      x: Of any shape.
+      x: Floats, in an array of any shape.
 
     Returns:
       Keys of the same shape: uint32, or uint64 if JAX computes in 64 bits.

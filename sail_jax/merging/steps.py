@@ -466,7 +466,7 @@ class Fold:
         """Returns the number of passes; see `Statistic.passes`.
 
         Args:
-          bits: Of no effect here.
+          bits: Not used.
 
         Returns:
           1.
@@ -485,7 +485,7 @@ class Fold:
         """Returns the memory that a visit takes; see `Statistic.visiting_bytes`.
 
         Args:
-          size: Of no effect here.
+          size: Not used.
 
         Returns:
           0.

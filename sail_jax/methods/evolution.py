@@ -68,7 +68,7 @@ def search(
       bounds: For each name (low, high), which gives a number, or a sequence of such pairs, which
         gives an array of as many numbers (for `weights`, say).
       budget: The largest number of evaluations, at least 1, those of `history` included.
-      seed: Of the random draws.
+      seed: The seed of the random draws.
       population: Evaluations per generation, at least 2; 4 + floor(3 log(dimension)) by default.
       start: Where the search begins, with the names of `bounds`; their middle by default.
       spread: Standard deviation of the first generation, as a fraction of the width of the bounds.

@@ -285,7 +285,7 @@ def concrete_subspace(
       transform: Applied to the task vectors once, at the start.
       weights: One per model; 1 by default.
       scale: What multiplies the update.
-      temperature: Of the relaxed Bernoulli distribution, > 0.
+      temperature: The temperature of the relaxed Bernoulli distribution, > 0.
       init: Every logit at the start.
       steps: How many steps of gradient descent.
       optimizer: Adam at 1e-3 by default.

@@ -251,7 +251,7 @@ def consensus(
     masks of `tall_masks`.
 
     Args:
-      threshold: Of the masks, not negative, one number or one per task; see `tall_masks`.
+      threshold: The threshold of the masks, >= 0, one number or one per task; see `tall_masks`.
       agree: How many tasks have to need an entry. 1 drops only what no task needs; 2 also drops
         what a single task needs. 0 drops nothing, which is task arithmetic, or TIES summed up. More
         than there are models gives the base (so does 2 for a single model).

@@ -104,7 +104,7 @@ def after_training(
       loss: `loss(params, batch)`, a scalar.
       train: Batches with leaves `[step, ...]`, for one step of training each; None for no training.
       validation: The batch on which the loss is returned.
-      optimizer: Of the training; SGD at 1e-2 by default.
+      optimizer: The optimizer of the training; SGD at 1e-2 by default.
 
     Returns:
       The function from weights `[model]` to a scalar loss. It raises ValueError for weights of
@@ -210,9 +210,9 @@ def from_loss(
       loss: `loss(params, batch)`, a scalar.
       train: Batches to train the merge on, or None; see `after_training`.
       validation: The batch on which the loss counts.
-      optimizer: Of the training; SGD at 1e-2 by default.
+      optimizer: The optimizer of the training; SGD at 1e-2 by default.
       grid: Weights `[point, model]` to choose from. With it, the arguments below are not used.
-      constraint: On the weights: "none", "affine" (sum 1) or "simplex" (sum 1, not negative).
+      constraint: What weights have to satisfy: "none", "affine" (sum 1) or "simplex" (sum 1, not negative).
         Weights are projected to it after each step.
       start: Weights to begin with, `[model]`; equal ones by default.
       steps: How many steps of descent.

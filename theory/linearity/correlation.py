@@ -25,14 +25,14 @@ class RSquared(NamedTuple):
     """The R^2 of linear regressions of the gap on three predictors.
 
     Attributes:
-      joint: On L S, the main term of Theorem 1.
-      distance: On S alone.
-      curvature: On L alone.
+      joint: The R^2 on L S, the main term of Theorem 1.
+      distance: The R^2 on S alone.
+      curvature: The R^2 on L alone.
     """
 
-    joint: Array  # of L S, the main term of Theorem 1
-    distance: Array  # of S
-    curvature: Array  # of L
+    joint: Array
+    distance: Array
+    curvature: Array
 
 
 @problems.in_float64

@@ -108,8 +108,8 @@ class Examples(NamedTuple):
     """How many examples each task has.
 
     Attributes:
-      learn: To learn from.
-      held_out: Held out.
+      learn: How many there are to learn from.
+      held_out: How many are held out.
     """
 
     learn: int

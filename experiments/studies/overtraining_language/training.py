@@ -326,7 +326,7 @@ def together(
         hashable. None trains all parameters.
       stops: Numbers of steps after which `score` is asked, ascending, the last being `steps`; None
         asks at the end alone.
-      score: From parameters `(member, ...)` to a number for each member, those that are trained
+      score: Maps parameters `(member, ...)` to a number for each member, those that are trained
         twice included. None returns the networks as they are at the end.
 
     Returns:

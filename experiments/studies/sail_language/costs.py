@@ -20,8 +20,8 @@ class Costs(NamedTuple):
     """Floating-point operations, as XLA counts them.
 
     Attributes:
-      step: Those of a training step, by the shape of the network.
-      validation: Those of the target's loss on the validation text.
+      step: The operations of a training step, by the shape of the network.
+      validation: The operations of the target's loss on the validation text.
     """
 
     step: dict[str, float]

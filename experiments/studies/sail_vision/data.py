@@ -43,7 +43,7 @@ class Data(NamedTuple):
 
     Attributes:
       learn: Images that the large network learns from.
-      parts: Those of them that the first source learns from, and those of the second.
+      parts: The images that the first source learns from, and those that the second does.
       test: Images to test on.
       classes: Number of classes.
     """

@@ -196,7 +196,7 @@ def grow_checkpoint(
       to: The configuration of the larger network (a mapping, or the path of a config.json), the
         entries of it that change, or factors such as `{"width": 2, "depth": 4}`.
       method: The name of a growth method, a key of `sail_jax.growth.METHODS`.
-      seed: Of what the method draws.
+      seed: The seed of what the method draws.
       config: The configuration of the input, or its path; by default its config.json.
       rules: Which spaces the tensors live in, for architectures that are not known.
       certify: Whether both networks are also run on probe inputs, in float32 and in the dtype of

@@ -60,7 +60,7 @@ class Stitched(NamedTuple):
       scale: The scale of task vectors; None for "plain".
       layers: The layers.
       metric: The metric of the upper network with these features, by layer.
-      upper: That of the upper network as it is.
+      upper: The metric of the upper network as it is.
     """
 
     name: str

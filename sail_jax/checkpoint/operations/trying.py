@@ -75,8 +75,8 @@ class Trial(NamedTuple):
 
     Attributes:
       losses: The mean cross-entropy of each model, `[model]`; None without labels.
-      average: That of the averaged model; None without labels.
-      ensemble: That of the mean of the models' logits; None without labels.
+      average: The loss of the averaged model; None without labels.
+      ensemble: The loss of the mean of the models' logits; None without labels.
       barrier: How far the loss rises above the interpolated losses of the models: the largest rise
         on the line between two models, or that at the mean of several, at least 0. None without
         labels.

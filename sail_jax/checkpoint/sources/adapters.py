@@ -171,7 +171,7 @@ def adapted(
 
     Args:
       base: The tensors of the base model, by name.
-      tensors: Those of `adapter_model.safetensors`.
+      tensors: The tensors of `adapter_model.safetensors`.
       config: The content of `adapter_config.json`.
       dtype: The type of the sums; by default that of the base. Float32 keeps, for a merge that
         follows, what half precision would round off.
@@ -209,7 +209,7 @@ def load_adapter(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, LowRa
     """Loads the factors of an adapter into memory, in float32.
 
     Args:
-      tensors: Those of `adapter_model.safetensors`.
+      tensors: The tensors of `adapter_model.safetensors`.
       config: The content of `adapter_config.json`.
 
     Returns:

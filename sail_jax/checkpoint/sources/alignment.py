@@ -181,7 +181,7 @@ def align_maps(
       weights: How much a tensor counts, by path. By default 1 / (|reference_t| |other_t|), and 0
         for a tensor that reads and writes one space (such as in the head of BERT) if `spec` is not
         given.
-      seed: Of the order in which spaces are visited.
+      seed: The seed of the order in which spaces are visited.
       max_sweeps: The most visits of all spaces.
       max_memory: Bytes that the process may use. What they leave goes to keeping tensors between
         visits; by default 1 GiB at most is used for that.

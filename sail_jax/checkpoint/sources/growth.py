@@ -70,7 +70,7 @@ def growth_view(
       checkpoint: The checkpoint of the smaller network.
       to: What it grows to, as `sail_jax.growth.plan` takes it, or the path of a config.json.
       method: The name of a growth method, of `sail_jax.growth.METHODS`.
-      seed: Of what the method draws.
+      seed: The seed of what the method draws.
       config: The configuration of the checkpoint, or its path; by default its config.json.
       rules: Which spaces the tensors live in, for architectures that are not known.
       allow_nonfinite: Whether NaN and infinities are computed with.
