@@ -212,8 +212,8 @@ def from_loss(
       validation: The batch on which the loss counts.
       optimizer: The optimizer of the training; SGD at 1e-2 by default.
       grid: Weights `[point, model]` to choose from. With it, the arguments below are not used.
-      constraint: What weights have to satisfy: "none", "affine" (sum 1) or "simplex" (sum 1, not negative).
-        Weights are projected to it after each step.
+      constraint: What weights have to satisfy: "none", "affine" (sum 1) or "simplex" (sum 1, not
+        negative). They are projected to it after each step.
       start: Weights to begin with, `[model]`; equal ones by default.
       steps: How many steps of descent.
       descent: The optimizer of the weights; Adam at 1e-2 by default.
