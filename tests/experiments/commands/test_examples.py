@@ -30,6 +30,7 @@ def contents(folder):
     return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+@pytest.mark.slow
 def test_models_know_their_tasks(made):
     _, grades = made
     assert grades["base"]["upright"] > 0.9

@@ -17,6 +17,7 @@ SMALL = {
 }
 
 
+@pytest.mark.one
 @pytest.mark.parametrize(
     "name",
     [

@@ -37,6 +37,7 @@ def test_sources_are_nested_and_their_features_lose_the_target(dataset):
     assert (dataset.outside_span <= dataset.outside * (1 + 1e-9)).all()  # a smaller space
 
 
+@pytest.mark.slow
 def test_recorded_numbers_are_those_of_the_networks(dataset):
     """Rebuilds one target set; the risks are exact up to float64 rounding."""
     config = TINY

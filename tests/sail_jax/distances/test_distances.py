@@ -142,6 +142,7 @@ def test_bad_norm_and_tracers_are_named():
         jax.jit(distances.wasserstein1)(x, y)
 
 
+@pytest.mark.slow
 def test_scipy_is_imported_when_a_matching_needs_it():
     code = (
         "import jax, sys; before = set(sys.modules); from sail_jax import distances; "
