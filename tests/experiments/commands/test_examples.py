@@ -40,6 +40,7 @@ def test_models_know_their_tasks(made):
         assert grades[best][task] > 0.9
 
 
+@pytest.mark.slow
 def test_a_merge_is_better_on_average_than_every_expert(made, tmp_path):
     folder, grades = made
     experts = [load_checkpoint(folder / name) for name in examples.MODELS[1:]]

@@ -269,6 +269,7 @@ def test_the_run_of_all_parts_measures_what_it_says():
     assert "Theorem 1" in ctl.summary(everything)
 
 
+@pytest.mark.slow
 def test_a_run_is_repeatable_and_the_seed_matters(ran):
     some = varied(TINY, parts=("arithmetic",))
     again = ctl.run(some)
@@ -280,6 +281,7 @@ def test_a_run_is_repeatable_and_the_seed_matters(ran):
     assert list(ctl.plot(again)) == ["arithmetic"]
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_for_the_parts_that_ran(ran):
     figures = ctl.plot(ran)
     assert list(figures) == list(TINY.parts)

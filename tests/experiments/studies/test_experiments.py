@@ -109,8 +109,8 @@ def test_what_is_stored_of_the_stages_gives_the_result_bit_for_bit(ran, tmp_path
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.soak) if name in DEAR else name
-        for name in registry.studies()
+        pytest.param(name, marks=pytest.mark.soak) if name in DEAR else study
+        for name, study in zip(registry.studies(), STUDIES, strict=True)
     ],
 )
 def test_computed_again_the_result_is_the_same_bit_for_bit(name, tmp_path):

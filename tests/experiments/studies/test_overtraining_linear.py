@@ -17,7 +17,7 @@ SMALL = {
 }
 
 
-@pytest.mark.one
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -165,6 +165,7 @@ def test_the_ends_of_the_line_are_the_models(two_spirals):
             )
 
 
+@pytest.mark.slow
 def test_the_mapped_sweep_is_single_runs_by_after_training(two_spirals):
     """Null: the loss after all epochs is what `proximal.after_training` has of one gamma at a time,
     trained on the same minibatches; float32, some 40 steps of Adam."""

@@ -177,7 +177,7 @@ def test_guidance_moves_away_from_no_class(lab, loss):
     np.testing.assert_allclose(made(10, 2.0), none, atol=1e3 * EPS)
 
 
-@pytest.mark.one
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
 def test_the_terms_of_a_way_add_up(lab, loss, name):
     weights = lab.networks.weights(WAYS[name], 0.5, 0.25)

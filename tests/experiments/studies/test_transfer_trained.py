@@ -242,6 +242,7 @@ def test_claims_on_initial_weights_can_fail(invariant, apart, verdicts):
     assert tuple(finding.verdict for finding in found) == verdicts, found
 
 
+@pytest.mark.slow
 def test_networks_that_end_elsewhere_are_found_to_hurt_where_they_should_help():
     verdicts = [f.verdict for f in findings.findings(_made(-1.0, 0.0)) if "helps" in f.claim]
     assert verdicts == ["fails"]

@@ -336,7 +336,7 @@ BLOCKS = {
 }
 
 
-@pytest.mark.one
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BLOCKS)
 def test_recovers_what_differs_from_head_to_head(case):
     name, family = BLOCKS[case]

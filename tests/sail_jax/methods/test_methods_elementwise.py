@@ -169,6 +169,7 @@ def test_agrees_with_the_reference_at_massive_ties(label):
     assert_agrees(label, models, base, [0.5, 0.5, 0.5], 40)
 
 
+@pytest.mark.slow
 def test_subjects_differ():
     """The comparisons have teeth: every two subjects of a kind differ by far more than a bound."""
     for labels in (SEVERAL, SINGLE):
@@ -412,6 +413,7 @@ def test_degenerate_deltas_have_the_references_value(label, case):
     assert_agrees(label, CASES[case], leaf(1.0, 2.0), [0.5, 0.5, 0.5], 10)
 
 
+@pytest.mark.thirds
 @each_method([n for n in SUBJECTS if "scale" not in SUBJECTS[n][1]])
 @pytest.mark.parametrize(
     ("dtype", "huge"),
@@ -559,7 +561,7 @@ def test_emr_agrees_with_the_reference():
             assert np.all(np.abs(value - want[path]) <= 200 * EPS), path
 
 
-@pytest.mark.one
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sum", "ties"])
 def test_tall_masks_agree_with_the_reference(kind):
     models, base = problem("magmax", full=True)

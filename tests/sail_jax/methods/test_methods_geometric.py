@@ -141,6 +141,7 @@ def test_methods_differ_by_more_than_the_bound():
 # --- laws
 
 
+@pytest.mark.thirds
 @each_subject
 def test_copies_give_the_copy(label):
     """base + (theta - base), coefficients that sum to 1 within a few eps."""

@@ -112,6 +112,7 @@ def test_methods_differ_by_more_than_the_bound():
 # --- laws
 
 
+@pytest.mark.thirds
 @each_subject
 def test_order_of_models_does_not_matter_but_in_opcm(label):
     models, base = problem()
