@@ -300,7 +300,7 @@ def test_depth_repeats_the_last_block_of_a_stage():
     assert jax.tree.map(jnp.shape, deep) == jax.tree.map(jnp.shape, like)
 
 
-@pytest.mark.one
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     [

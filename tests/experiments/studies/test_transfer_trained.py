@@ -54,6 +54,7 @@ def test_descent_stops_at_the_first_loss_that_is_small_enough():
         assert jax.tree.all(jax.tree.map(jnp.array_equal, ended.weights, stopped.weights)) is small
 
 
+@pytest.mark.slow
 def test_points_of_one_loop_stop_each_by_itself():
     s, start = _sample(), networks.narrow_weights(_sample().beta_s, 2)
     untils = jnp.array([1e-1, 1e-2, 1e-3])
@@ -66,7 +67,7 @@ def test_points_of_one_loop_stop_each_by_itself():
             np.testing.assert_allclose(a[i], b, rtol=0, atol=1e-12)  # other orders of summation
 
 
-@pytest.mark.one
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [2, 3])
 def test_wide_balanced_networks_of_rank_one_take_the_steps_of_a_narrow_one(depth):
     """For as long as rounding lets them: exactly, at any rate."""

@@ -359,7 +359,7 @@ def test_ngrams_and_their_distances_by_counting(n):
     assert D.jensen_shannon_tokens(x, y, n=n).value == pytest.approx(jensenshannon(p, q) ** 2)
 
 
-@pytest.mark.one
+@pytest.mark.slow
 @pytest.mark.parametrize("distance", [D.total_variation_tokens, D.jensen_shannon_tokens])
 @pytest.mark.parametrize("repeat", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_the_error_of_token_distances_is_over_sequences(distance, repeat):

@@ -320,7 +320,7 @@ def test_weights_are_not_rounded_to_the_dtype_of_the_tensors():
     assert got.tolist() == [300.0] * 3
 
 
-@pytest.mark.one
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -86,7 +86,7 @@ def reads(merge, shape):
     return first.reads, passes(one, tree_bits([one])) * len(pieces(shape, merge.needs))
 
 
-@pytest.mark.one
+@pytest.mark.slow
 @merge_cases.each_method(slow=("breadcrumbs", "model_stock", "pcb", "opcm"))
 def test_passes_are_counted_before_they_are_made(name):
     """What --plan says of reading."""

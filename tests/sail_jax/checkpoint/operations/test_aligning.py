@@ -122,6 +122,7 @@ def test_similarities_are_cosines_and_distances_relative(pair):
     assert found.distance[1] == pytest.approx(apart / norm, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_one_family_for_all_goes_where_it_may(pair):
     a, b = pair("gpt2")
     with open_checkpoint(a) as one, open_checkpoint(b) as two:
