@@ -17,6 +17,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent / ".programs"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+# where in Python each operation comes from: 5 % of the time, and nothing here reads it
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 import jax
 import pytest
@@ -24,6 +26,8 @@ import pytest
 UNOPTIMISED = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 if jax.__version_info__[:2] == (0, 10):  # a flag that XLA does not know ends the process
     UNOPTIMISED += " --xla_cpu_use_fusion_emitters=false"
+    # in one piece: cut for threads, a program takes a quarter longer in all
+    UNOPTIMISED += " --xla_cpu_parallel_codegen_split_count=1"
 
 
 def pytest_configure(config):
@@ -48,18 +52,21 @@ def pytest_collection():
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by mark
 def pytest_collection_modifyitems(items):
-    """Of the cells of a test marked `thirds`, one of every three stays quick: not the same one in
-    every test, so that each method and each study meets quick tests. With `slow=True` one of every
-    three of its slow cells stays slow, and the others are soak tests."""
-    cells = collections.Counter()
+    """Of the cells of a test marked `one`, one stays quick, and of a test marked `thirds`, one of
+    every three: not the same in every test, so that each method and each study meets quick tests.
+    With `slow=True` one of every three of its slow cells stays slow, and the others are soak tests.
+    """
+    cells = collections.defaultdict(list)
     for item in items:
         marks = {mark.name: mark.kwargs for mark in item.iter_markers()}
         slow = "slow" in marks
-        if "thirds" in marks and "soak" not in marks and slow <= marks["thirds"].get("slow", False):
-            test = item.nodeid.partition("[")[0], slow
-            if (cells[test] + zlib.crc32(test[0].encode())) % 3:
+        several = marks.get("one", marks.get("thirds"))
+        if several is not None and "soak" not in marks and slow <= several.get("slow", False):
+            cells[item.nodeid.partition("[")[0], slow, "one" in marks].append(item)
+    for (test, slow, one), of_test in cells.items():
+        for i, item in enumerate(of_test):
+            if (i + zlib.crc32(test.encode())) % (len(of_test) if one else 3):
                 item.add_marker("soak" if slow else "slow")
-            cells[test] += 1
 
 
 @pytest.fixture(scope="session", autouse=True)

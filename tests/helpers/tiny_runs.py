@@ -12,7 +12,9 @@ import xarray as xr
 from experiments.lab import registry, store
 from sail_jax import disk
 
-# of 5 s and more, most of them compiling: only the slow tests run these
+QUICK = ("ledger", "merge_digits", "overtraining_linear", "ridge_transfer")
+"""What the quick tests run: the others take longer, most of it compiling."""
+
 DEAR = (
     "cross_task_linearity",
     "growth_training",
@@ -26,9 +28,10 @@ DEAR = (
     "sail_language",
     "sail_vision",
 )
+"""Of 5 s and more."""
 
 STUDIES = [
-    pytest.param(name, marks=pytest.mark.slow) if name in DEAR else name
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
     for name in registry.studies()
 ]
 

@@ -252,6 +252,7 @@ def test_transfer_bound_covers(moved):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "m"), [(4, 9), pytest.param(1, 1, marks=SLOW)])
 def test_empirical_total_variation(n, m):
     """By drawing, and no less than that of the laws; equal laws are apart too."""

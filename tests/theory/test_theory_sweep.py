@@ -597,6 +597,7 @@ def test_values_are_right_or_refused(row, dtype, count):
         held(row, dtype, (row.few or 100) * count // 100)
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("dtype", SINGLE_FIRST)
 @pytest.mark.parametrize(
     ("compute", "value"),
@@ -1431,6 +1432,7 @@ REFERENCES: dict[str, list[tuple[Callable, Callable]]] = {
 }
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("dtype", SINGLE_FIRST)
 @pytest.mark.parametrize("of", REFERENCES)
 def test_values_are_those_of_numpy(of, dtype):

@@ -30,6 +30,7 @@ def contents(folder):
     return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+@pytest.mark.slow
 def test_models_know_their_tasks(made):
     _, grades = made
     assert grades["base"]["upright"] > 0.9
@@ -39,6 +40,7 @@ def test_models_know_their_tasks(made):
         assert grades[best][task] > 0.9
 
 
+@pytest.mark.slow
 def test_a_merge_is_better_on_average_than_every_expert(made, tmp_path):
     folder, grades = made
     experts = [load_checkpoint(folder / name) for name in examples.MODELS[1:]]

@@ -742,6 +742,7 @@ def sound(found):
             assert 0 <= item.answer < len(item.choices)
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("name", SETS)
 def test_damaged_bytes_are_refused_or_harmless(tmp_path, name):
     """100 changes: bits flipped (often near the beginning), cut off, put in, overwritten."""
@@ -854,6 +855,7 @@ def test_every_epoch_takes_each_example_once(n):
         assert np.all(np.abs(z) < 4)
 
 
+@pytest.mark.slow
 def test_orders_are_uniform_over_seeds():
     n, seeds = 7, 1500
     where = np.array([stream.permuted(np.arange(n), n, [seed, 0]) for seed in range(seeds)])

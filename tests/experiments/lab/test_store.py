@@ -319,6 +319,7 @@ def test_interrupted_and_resumed_is_bit_identical(tmp_path):
     _same(resumed, fresh)
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("where", [0, 0.1, 0.3, 0.5, 0.7, 0.9, 1])
 def test_a_flipped_byte_of_the_result_is_noticed(finished, where):
     file = finished / "result.nc"
@@ -327,6 +328,7 @@ def test_a_flipped_byte_of_the_result_is_noticed(finished, where):
         _complete(finished, resume=True)
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("size", [0, 1, 100, -1])
 @pytest.mark.parametrize("name", ["result.nc", "config.json"])
 def test_a_truncated_file_is_noticed(finished, name, size):
@@ -359,6 +361,7 @@ def test_every_flipped_byte_of_the_record_is_noticed_or_harmless(finished):
         file.write_bytes(data)
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize(
     "text",
     [

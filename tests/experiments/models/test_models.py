@@ -123,6 +123,7 @@ def test_the_paper_of_overtraining_has_these_shapes():
     ]
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_tables(name):
     """Every parameter is in the table, which says of the sizes what the configuration does."""
@@ -225,6 +226,7 @@ def test_features_of_every_block_are_shown(name):
     assert not any("Dropout" in layer for layer in found)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("kind", [GPT, Llama])
 def test_dropout_is_of_training_alone(kind):
     made = kind(**SMALL | {"layers": 1, "heads": 2, "dropout": 0.5})
@@ -319,6 +321,7 @@ tables = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @tables
 def test_inner_spaces_can_be_permuted_and_ends_cannot(name):
     c, params = describe(DECODERS[name]), variables(name)
@@ -348,6 +351,7 @@ def test_twice_the_network_is_the_same_function(name):
     assert certify(c, params, plan.config, new, (WORDS,)).preserved
 
 
+@pytest.mark.slow
 def test_larger_heads_keep_their_rotary_frequencies():
     c, params = describe(DECODERS["llama"]), variables("llama")
     new, plan = grow(params, c, {"head_dim": 8}, "lemon", require_lossless=True)
@@ -404,6 +408,7 @@ def leaf_values(tree):
     return [np.asarray(x) for x in jax.tree.leaves(tree)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", [soak_unless(False, {"widths": [8, 12]}), {"blocks": [2, 3]}])
 def test_stages_grow_one_by_one(to):
     c, params = describe(RESNET), drawn(RESNET, IMAGES)
@@ -414,6 +419,7 @@ def test_stages_grow_one_by_one(to):
     assert certify(c, params, plan.config, new, (IMAGES,)).preserved
 
 
+@pytest.mark.slow
 def test_a_new_diffusion_transformer_is_zero_and_its_blocks_the_identity():
     v = jax.jit(SIT.init)(KEY, *LATENTS)
     apply = jax.jit(lambda v: SIT.apply(v, *LATENTS, capture_intermediates=True, mutable=True))
@@ -570,6 +576,7 @@ def saved(folder, c, tensors):
     return folder
 
 
+@pytest.mark.one
 @pytest.mark.parametrize(
     "name",
     [

@@ -146,6 +146,7 @@ def losses(grid, time, gamma):
         return np.asarray(perturbed), np.sum((np.asarray(after) - sigma) ** 2, -1)
 
 
+@pytest.mark.slow
 def test_curves_are_the_closed_forms_and_turn_where_they_are_least():
     grid = PRETRAINING
     found = pretraining.compute(grid, direct)

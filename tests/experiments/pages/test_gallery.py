@@ -133,6 +133,7 @@ def test_a_preset_leaves_open_where_data_are_and_nothing_else():
     assert gallery.preset_of(study, {"seed": 3}) is None
 
 
+@pytest.mark.slow
 def test_a_page_is_made_again_and_nothing_else_is_replaced(runs, capsys):
     (runs / "notes.html").write_text("mine")
     assert cli.main(["report", str(runs)]) == 0

@@ -49,6 +49,7 @@ def ran():
     return ctl.run(TINY)
 
 
+@pytest.mark.slow
 def test_a_network_linear_in_its_parameters_has_no_gap(digits):
     a, b = (_init(SOFTMAX, seed) for seed in (0, 1))
     found = parts.linearity(SOFTMAX, "", (0.25, 0.5, 0.75), a, b, digits)
@@ -61,6 +62,7 @@ def test_a_network_linear_in_its_parameters_has_no_gap(digits):
     np.testing.assert_array_equal(both["average"], both["ensemble"])
 
 
+@pytest.mark.slow
 def test_two_linear_layers_have_the_gap_of_their_product(digits):
     """With weights and pixels >= 0 no ReLU clips; gap -a (1 - a) dW1 dW2 (theory.linearity)."""
     a, b = (jax.tree.map(abs, _init(ONE, seed)) for seed in (0, 1))
@@ -106,6 +108,7 @@ def test_a_permuted_copy_is_aligned_and_has_no_barrier(digits, how):
     assert found["middle"] == found["ends"]
 
 
+@pytest.mark.slow
 def test_aligned_networks_compute_what_they_did(digits):
     a, b = (_init(TWO, seed) for seed in (0, 1))
     out = models.network(TWO)(b, digits)[0]
@@ -114,6 +117,7 @@ def test_aligned_networks_compute_what_they_did(digits):
         np.testing.assert_allclose(models.network(TWO)(moved, digits)[0], out, atol=100 * EPS)
 
 
+@pytest.mark.slow
 def test_quantiles_are_of_what_the_probe_means(digits):
     """Over copies of one digit all quantiles are the probe's mean."""
     a, b = (_init(TWO, seed) for seed in (0, 1))
@@ -128,6 +132,7 @@ def test_quantiles_are_of_what_the_probe_means(digits):
     assert (np.diff(spread, axis=1) > 0).all()
 
 
+@pytest.mark.slow
 def test_features_of_a_model_in_itself_change_nothing(digits):
     base, a = (_init(TWO, seed) for seed in (0, 1))
     lead = lambda tree, n: jax.tree.map(lambda x: np.stack([x] * n)[None], tree)  # noqa: E731
@@ -169,6 +174,7 @@ def _wide(tree):
     return jax.tree.map(lambda x: x.astype(float) if x.dtype == np.float32 else x, tree)
 
 
+@pytest.mark.slow
 def test_r_squared_of_what_follows_the_main_term_and_of_independent_factors():
     rng = np.random.default_rng(0)
     shape = (400, 3)
@@ -203,6 +209,7 @@ def test_splits_are_stratified_and_disjoint():
     assert (random.labels != batch.labels).mean() > 0.5
 
 
+@pytest.mark.slow
 def test_padding_is_never_drawn_and_digits_are_learned():
     index = models.split(POOL.labels, 10, 0, 1, learn=50, test=50)
     learn, test = (jax.tree.map(lambda x: x[0], models.pick(POOL, "classes 0-1", x)) for x in index)
@@ -214,6 +221,7 @@ def test_padding_is_never_drawn_and_digits_are_learned():
     assert models.accuracy(TWO, found[0], test) > 0.9
 
 
+@pytest.mark.slow
 def test_batch_norm_forgets_its_statistics_or_has_them_interpolated(digits):
     net = ResNet((4,), 1, 10)
     a, b = (_init(net, seed) for seed in (0, 1))
@@ -236,6 +244,7 @@ def test_tasks_and_random_labels_are_trained_in_one_shape():
     assert data.learn.images.shape == (3, 2, 2 * config.learn, 8, 8, 1)
 
 
+@pytest.mark.slow
 def test_the_run_measures_what_it_says(ran):
     assert np.isfinite(ran["rotated_turn"]).all()
     assert list(ran["layer"].values) == ["hidden 1", "hidden 2", "output"]
@@ -260,6 +269,7 @@ def test_the_run_of_all_parts_measures_what_it_says():
     assert "Theorem 1" in ctl.summary(everything)
 
 
+@pytest.mark.slow
 def test_a_run_is_repeatable_and_the_seed_matters(ran):
     some = varied(TINY, parts=("arithmetic",))
     again = ctl.run(some)
@@ -271,6 +281,7 @@ def test_a_run_is_repeatable_and_the_seed_matters(ran):
     assert list(ctl.plot(again)) == ["arithmetic"]
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_for_the_parts_that_ran(ran):
     figures = ctl.plot(ran)
     assert list(figures) == list(TINY.parts)

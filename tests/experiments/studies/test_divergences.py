@@ -79,6 +79,7 @@ def test_total_variation_against_simulation(case):
     assert abs(values.mean() - found) < Z_MAX * values.std() / sqrt(values.size)
 
 
+@pytest.mark.thirds
 @EACH
 def test_bounds_are_ordered_and_consistent(case):
     w1, dudley = divergences.wasserstein1_bounds(*case), divergences.dudley_bounds(*case)
@@ -105,6 +106,7 @@ def test_the_bounds_are_tight_on_the_papers_tasks():
         assert (np.diff(bound) > 0).all()
 
 
+@pytest.mark.thirds
 @EACH
 def test_bounds_against_matched_samples(case):
     """Mean distances of samples are at least those of the laws, hence at least the lower bounds;
@@ -181,6 +183,7 @@ def test_the_printed_bound_28_exceeds_every_value_of_dudley():
     )
 
 
+@pytest.mark.slow
 def test_the_joint_mean_of_the_dudley_witness():
     """Null: its quadrature is E sgn(AB) min(|A|, |B|, clip); and A = B is the one-sided formula."""
     normal = np.random.default_rng(3).normal(size=(200_000, 2))
@@ -212,6 +215,7 @@ FUNCTIONS = {
 DEAR = ("wasserstein1_bounds", "dudley_bounds")  # to compile
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in DEAR)) for name in FUNCTIONS]
 )

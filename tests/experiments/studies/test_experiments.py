@@ -105,18 +105,19 @@ def test_what_is_stored_of_the_stages_gives_the_result_bit_for_bit(ran, tmp_path
     assert repr(study.findings(stored)) == repr(study.findings(dataset))
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.soak) if name in DEAR else name
-        for name in registry.studies()
+        pytest.param(name, marks=pytest.mark.soak) if name in DEAR else study
+        for name, study in zip(registry.studies(), STUDIES, strict=True)
     ],
 )
 def test_computed_again_the_result_is_the_same_bit_for_bit(name, tmp_path):
     _same_bit_for_bit(_interrupted_and_resumed(tmp_path, name), tiny_run(name).dataset)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize(
     "name",
     [
@@ -150,7 +151,7 @@ def test_findings_are_computed_from_the_dataset(ran):
         assert not re.search(r"\b(inf|None)\b", " ".join(finding[:5]))
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 def test_figures_only_draw_are_labelled_and_can_be_read(ran, monkeypatch):
     import matplotlib as mpl
 
@@ -187,6 +188,7 @@ def test_verdicts_in_words():
         assert unexpected.split()[0].rstrip(",").isupper()
 
 
+@pytest.mark.slow
 def test_the_ledger_draws_infinite_scores_and_bounds():
 
     scores = np.array([0.5, -math.inf, 1e9, -300.0])

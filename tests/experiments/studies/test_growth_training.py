@@ -56,6 +56,7 @@ def _perturbed(config):
     return data, net, jax.tree.map(noise, variables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "method", "lossless"),
     [
@@ -178,6 +179,7 @@ def test_steps_are_saved_at_the_lowest_loss_both_reach():
     np.testing.assert_allclose(dataset["compute_saved_with_source"].sel(way="msg"), whole)
 
 
+@pytest.mark.slow
 def test_flops_count_what_is_applied():
     (data, *_), sizes = run.load(GPT), gt.presets["default"].network(large=True)
     net, shapes = presets.build(sizes), ways.shapes(sizes, data)

@@ -147,6 +147,7 @@ def test_tasks_differ_by_replicate_and_nothing_leaks():
             assert len({x.tobytes() for x in own}) == len(own)
 
 
+@pytest.mark.slow
 def test_twins_differ_by_the_replaced_sample_only():
     """Full batches would draw it in every step; here a twin moves iff the first sample was drawn,
     and longer runs, which contain shorter ones, end where those go on from."""

@@ -116,6 +116,7 @@ def test_responses_alone_are_learnt():
     assert longer.tokens.tolist() == [[97, 98, 99, 100]]  # the response ends where the row does
 
 
+@pytest.mark.slow
 def test_adapters_begin_as_nothing_and_add_a_product():
     _, params = drawn("gpt-tiny", **GPT)
     lora = LoRA(rank=2, alpha=6.0)
@@ -141,6 +142,7 @@ def saved(folder, net, params, **more):
     return str(folder)
 
 
+@pytest.mark.slow
 def test_noise_has_the_initial_weights_shape(tmp_path):
     net, params = drawn("gpt-tiny", **GPT)
     path = saved(tmp_path / "c", net, params, initializer_range=0.3)

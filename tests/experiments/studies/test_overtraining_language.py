@@ -56,6 +56,7 @@ def _params(seed):
     return jax.tree.map(lambda x: 0.3 * rng.standard_normal(x.shape, np.float32), shapes)
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_mean_of_what_is_scored():
     params, batch = _params(0), _batch(1, 5)
     nll = jax.jit(training.nll, static_argnums=0)
@@ -288,6 +289,7 @@ def _opinions(path, count, seed=0):
     return str(path)
 
 
+@pytest.mark.slow
 def test_classes_are_learnt_by_the_right_one_and_compete_by_likelihood(corpus, tmp_path):
     name = _opinions(tmp_path / "mr.jsonl", 30)
     task = tasks.task(name, corpus, (50, 5, 5), 0)
@@ -508,6 +510,7 @@ CLAIMS = (
 )
 
 
+@pytest.mark.slow
 def test_a_run_as_the_paper_has_it_bears_the_paper_out():
     dataset = _made_up()
     found = {start: _verdict(dataset, start) for start in CLAIMS}
@@ -515,6 +518,7 @@ def test_a_run_as_the_paper_has_it_bears_the_paper_out():
     assert ol.summary(dataset).endswith(".")
 
 
+@pytest.mark.slow
 def test_a_run_that_only_improves_fails_it():
     dataset = _made_up()
     falling = dataset.assign(
@@ -559,6 +563,7 @@ def test_the_rate_that_keeps_the_text_is_told_by_the_other_seeds():
     assert of.kept_rates(dataset.assign(tuned_increase=forgets)).item() == found.sel(seed=0)
 
 
+@pytest.mark.slow
 def test_where_no_rate_keeps_the_text_nothing_is_claimed_of_it():
     """Nor does a model that never knew the text decide which rates keep it; both are said."""
     dataset = _made_up()

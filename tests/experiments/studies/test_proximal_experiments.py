@@ -150,6 +150,7 @@ def two_spirals():
     return data, first, mlp.sweep(SPIRALS, first, data)
 
 
+@pytest.mark.slow
 def test_the_ends_of_the_line_are_the_models(two_spirals):
     """At gamma = 1 and 0 (both on the grid), before training."""
     data, _, found = two_spirals
@@ -164,6 +165,7 @@ def test_the_ends_of_the_line_are_the_models(two_spirals):
             )
 
 
+@pytest.mark.slow
 def test_the_mapped_sweep_is_single_runs_by_after_training(two_spirals):
     """Null: the loss after all epochs is what `proximal.after_training` has of one gamma at a time,
     trained on the same minibatches; float32, some 40 steps of Adam."""
@@ -225,6 +227,7 @@ def test_symmetric_sources_have_equal_weights():
 # Text
 
 
+@pytest.mark.slow
 def test_distances_of_texts_are_symmetric_and_order_the_parts():
     _, data = gpt.load(GAMMA)
     one, two, target = (data.blocks[part[:: len(part) // 60][:60]] for part in data.parts)

@@ -32,11 +32,13 @@ def test_chunks_change_nothing_and_batches_only_rounding(dataset):
     np.testing.assert_allclose(batched.pretrain_loss, dataset.pretrain_loss, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_sources_are_nested_and_their_features_lose_the_target(dataset):
     assert (np.diff(dataset.outside_ideal, axis=0) > 0).all()
     assert (dataset.outside_span <= dataset.outside * (1 + 1e-9)).all()  # a smaller space
 
 
+@pytest.mark.slow
 def test_recorded_numbers_are_those_of_the_networks(dataset):
     """Rebuilds one target set; the risks are exact up to float64 rounding."""
     config = TINY

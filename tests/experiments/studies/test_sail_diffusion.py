@@ -57,6 +57,7 @@ def _drawn(rng, init, *args):
     )
 
 
+@pytest.mark.slow
 def test_classifiers_of_a_repetition_draw_alone(lab, monkeypatch):
     drawn = {}
 
@@ -176,7 +177,7 @@ def test_guidance_moves_away_from_no_class(lab, loss):
     np.testing.assert_allclose(made(10, 2.0), none, atol=1e3 * EPS)
 
 
-@pytest.mark.thirds
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
 def test_the_terms_of_a_way_add_up(lab, loss, name):
     weights = lab.networks.weights(WAYS[name], 0.5, 0.25)
@@ -555,6 +556,7 @@ def pictured(tmp_path_factory):
     )
 
 
+@pytest.mark.slow
 def test_images_are_flipped_and_then_encoded_for_training(pictured, monkeypatch):
     lab = Laboratory(pictured, images := study.loaded(pictured))
     batch = data.batch(images, np.array([3, 9]))

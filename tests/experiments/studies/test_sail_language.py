@@ -84,6 +84,7 @@ def log_softmax(logits):
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
+@pytest.mark.slow
 def test_scores_are_log_likelihoods_per_token(net):
     module, variables = net
     items = choices.generate(3, 8, 3)
@@ -226,6 +227,7 @@ def test_eq_11_and_equal_texts_fall_back_to_the_mean():
 # Losses and starts
 
 
+@pytest.mark.slow
 def test_the_loss_and_its_line(net, corpus):
     module, variables = net
     batch = corpus.held_out
@@ -706,6 +708,7 @@ def test_training_goes_on_from_checkpoints(trained_on, monkeypatch):
         assert style.png(figures[name])[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_answers_and_their_loss_are_those_of_the_scores(net):
     module, variables = net
     packed = benchmarks.per_token(choices.pack(choices.generate(3, 8, 3), text.encode, 16))
@@ -717,6 +720,7 @@ def test_answers_and_their_loss_are_those_of_the_scores(net):
     np.testing.assert_allclose(nats, -own.mean(), rtol=10 * EPS**0.5)
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -46,6 +46,7 @@ changed = jax.jit(augment, static_argnums=2)
 IMAGES = np.random.default_rng(1).random((16, 6, 5, 3), np.float32)
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize(
     "how",
     [
@@ -266,6 +267,7 @@ def grown(data):
     return learner, {"supervised": pair}, data[0]
 
 
+@pytest.mark.slow
 def test_renewed_statistics_are_the_batch_s_own(grown):
     learner, _, one = grown
     variables = randomised(GROWN.network(large=True))
@@ -298,6 +300,7 @@ def test_depth_repeats_the_last_block_of_a_stage():
     assert jax.tree.map(jnp.shape, deep) == jax.tree.map(jnp.shape, like)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     [

@@ -41,6 +41,7 @@ def _gap(a, b):
 # --- descent ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_descent_stops_at_the_first_loss_that_is_small_enough():
     s, start, until = _sample(), networks.narrow_weights(_sample().beta_s, 2), 1e-2
     stopped = networks.fine_tune(start, s.x, s.y, 0.01, 10_000, until)
@@ -53,6 +54,7 @@ def test_descent_stops_at_the_first_loss_that_is_small_enough():
         assert jax.tree.all(jax.tree.map(jnp.array_equal, ended.weights, stopped.weights)) is small
 
 
+@pytest.mark.slow
 def test_points_of_one_loop_stop_each_by_itself():
     s, start = _sample(), networks.narrow_weights(_sample().beta_s, 2)
     untils = jnp.array([1e-1, 1e-2, 1e-3])
@@ -65,6 +67,7 @@ def test_points_of_one_loop_stop_each_by_itself():
             np.testing.assert_allclose(a[i], b, rtol=0, atol=1e-12)  # other orders of summation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [2, 3])
 def test_wide_balanced_networks_of_rank_one_take_the_steps_of_a_narrow_one(depth):
     """For as long as rounding lets them: exactly, at any rate."""
@@ -99,6 +102,7 @@ def test_descent_leaves_its_flow_by_terms_of_first_order_in_the_rate(depth):
     assert _gap(2 * betas[1] - betas[0], flow) < gaps[0] ** 2 * 10 + 1e-5
 
 
+@pytest.mark.slow
 def test_descent_of_the_last_layer_leaves_its_flow_by_terms_of_first_order_in_the_rate():
     """For any weights: what is trained is linear in the features that the other layers compute."""
     s, time = _sample(), 3.0
@@ -113,6 +117,7 @@ def test_descent_of_the_last_layer_leaves_its_flow_by_terms_of_first_order_in_th
     assert gaps[0] < 0.004
 
 
+@pytest.mark.slow
 def test_small_weights_join_the_rank_one_flow_that_start_of_growth_begins():
     """Two layers from scratch at times before, at and after they leave 0: the gap is O(alpha) +
     O(rate), with a tenth of alpha and of the rate a tenth."""
@@ -151,6 +156,7 @@ def test_networks_that_do_not_exist_are_named(call, message):
         call()
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("n", [3, D, 20])
 def test_condensed_data_have_the_losses_of_the_first_samples(n):
     x, noise = jax.random.normal(jax.random.key(0), (20, D)), jnp.arange(20.0) / 10
@@ -237,6 +243,7 @@ def test_claims_on_initial_weights_can_fail(invariant, apart, verdicts):
     assert tuple(finding.verdict for finding in found) == verdicts, found
 
 
+@pytest.mark.slow
 def test_networks_that_end_elsewhere_are_found_to_hurt_where_they_should_help():
     verdicts = [f.verdict for f in findings.findings(_made(-1.0, 0.0)) if "helps" in f.claim]
     assert verdicts == ["fails"]

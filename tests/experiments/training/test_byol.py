@@ -84,6 +84,7 @@ def test_the_target_is_the_average_of_the_online_network(case):
         params = jax.tree.map(lambda x: x + 0.1 * rng.standard_normal(x.shape, np.float32), params)
 
 
+@pytest.mark.slow
 def test_gradients_reach_the_online_network_alone(case):
     _, loss, params, carried, views = case
 
@@ -108,6 +109,7 @@ def test_a_collapsed_target_has_no_spread(case):
     assert float(metrics["spread"]) < EPS**0.5  # the variance of equal numbers, rounded
 
 
+@pytest.mark.slow
 def test_a_vector_of_zeros_has_a_finite_gradient():
     gradient = jax.grad(lambda p: byol.regression(p, jnp.ones((1, 3))).sum())(jnp.zeros((1, 3)))
     assert np.isfinite(gradient).all()

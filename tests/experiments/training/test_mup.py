@@ -37,6 +37,7 @@ def _scales(width, tied, **changes):
     return mup.scales(_spec(_config(BASE, tied)), _spec(_config(width, tied, **changes)))
 
 
+@pytest.mark.slow
 def test_scales_are_those_of_the_table():
     """Table 3 of Yang et al.: deviations and Adam's rates relative to those of the base width."""
     grown, base = _config(4 * BASE, tied=False), _config(BASE, tied=False)
@@ -122,6 +123,7 @@ def test_in_the_standard_parametrisation_it_grows():
     assert (power - 3 * error > BETWEEN).all(), (power, error)
 
 
+@pytest.mark.slow
 def test_a_study_draws_and_trains_by_it():
     """Of a network twice as wide as the base: its logits, initial parameters and rates."""
     model = {"context": 24, "width": 16, "layers": 1, "heads": 2, "hidden": 32}

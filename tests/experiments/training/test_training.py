@@ -181,6 +181,7 @@ def test_only_what_is_decayed_shrinks_and_by_the_rate():
     chex.assert_trees_all_close(state.params, expected, rtol=4 * EPS)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize(
     ("rule", "reference"),
     [
@@ -252,6 +253,7 @@ def test_the_average_in_closed_form():
     assert not np.allclose(states[-1].ema["out"]["kernel"], states[-1].params["out"]["kernel"])
 
 
+@pytest.mark.slow
 def test_computing_in_bfloat16_is_close_and_keeps_float32():
     types = []
 
@@ -378,6 +380,7 @@ def dying(at):
     return made
 
 
+@pytest.mark.slow
 def test_the_rows_are_of_every_step_and_fall(whole):
     losses = [row["loss"] for row in whole.rows if "loss" in row]
     assert len(losses) == STEPS
@@ -498,6 +501,7 @@ def test_another_network_is_refused_by_the_name_of_its_leaf(tmp_path):
             kept.restore(wider)
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("file", ["manifest.json", "arrays/_METADATA", "arrays/d"])
 @pytest.mark.parametrize("how", ["flip", "cut", "remove"])
 def test_damage_is_refused_in_one_sentence(tmp_path, file, how):
@@ -704,6 +708,7 @@ def test_many_devices_learn_what_one_does(tmp_path, processes):
         assert lines == [whole] * 2 * (processes == 1) + [part] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2-small", pytest.param("llama-tiny", marks=pytest.mark.slow)])
 def test_the_model_s_operations_are_those_xla_counts(name):
     """The count leaves out what is not a product of matrices, and all of softmax and norms: some

@@ -276,6 +276,7 @@ HIDDEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.thirds
 @pytest.mark.parametrize("case", HIDDEN)
 def test_recovers_beyond_permutations(case):
@@ -335,7 +336,7 @@ BLOCKS = {
 }
 
 
-@pytest.mark.thirds
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BLOCKS)
 def test_recovers_what_differs_from_head_to_head(case):
     name, family = BLOCKS[case]
@@ -428,6 +429,7 @@ def test_a_low_precision_copy_is_recovered():
     assert {x.dtype for x in jax.tree.leaves(found)} == {jnp.dtype(jnp.bfloat16)}
 
 
+@pytest.mark.slow
 def test_some_spaces_only():
     net = NETS["relu"]
     _, moved = hide(net)
@@ -484,6 +486,7 @@ def test_refusals():
         match(rope, rope, rotary, spaces=["qk"], family=O)
 
 
+@pytest.mark.slow
 def test_fold_scales():
     net, new = NETS["llama"], folded()
     assert certificate(net.apply, net.params, new.params, net.inputs).preserved
@@ -510,6 +513,7 @@ def test_fold_scales():
         fold(NETS["tied"].params, NETS["tied"].spec, FOLDED)
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("n", [1, 2, 7, 40])
 @pytest.mark.parametrize("kind", ["random", "copies", "multiplication", "ties"])
 def test_auction_is_optimal(n, kind):
@@ -541,6 +545,7 @@ def test_nothing_to_assign_has_no_gap():
     assert align.auction_gap(np.zeros((0, 0))) == 0.0
 
 
+@pytest.mark.slow
 def test_auction_under_transformations():
     a = np.random.default_rng(0).normal(size=(3, 7, 7)).astype(np.float32)
     together = jax.jit(jax.vmap(align.auction))(a)
@@ -670,6 +675,7 @@ def test_many_models_in_the_frame_of_the_first():
         align.match_many(models[:1], net.spec)
 
 
+@pytest.mark.slow
 def test_repair_undoes_the_collapse_of_variances():
     net = mlp(jax.nn.relu, "relu", depth=4, width=32)
     random = np.random.default_rng(0)

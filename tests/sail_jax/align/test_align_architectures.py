@@ -63,6 +63,7 @@ def soak_unless(quick, names):
     return [pytest.param(n, marks=[] if n in quick else pytest.mark.soak) for n in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", soak_unless(["gpt2", "flax mlp"], NAMES))
 def test_hidden_permutations_are_recovered(name):
     """Of hidden units, channels, heads, kv groups, units of each head by itself, the stream."""

@@ -56,7 +56,7 @@ def test_forward_agrees_with_transformers(name):
     np.testing.assert_allclose(logits.ravel()[:: golden["step"]], golden["logits"], 0, tolerance)
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @names
 def test_every_space_can_be_permuted(name):
     """All at once: one program, which any of them would spoil."""
@@ -83,6 +83,7 @@ def test_ends_cannot(name):
         assert not exactness(m.spec, {space.name: rolled(space.size)}).exact
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("name", soak_unless(["llama", "flax mlp"], NAMES))
 def test_hidden_units_and_heads_can_be_duplicated(name):
     """Net2Wider, unevenly: hidden units, heads, queries per head, channels."""
@@ -144,6 +145,7 @@ def test_rotation_of_the_stream_after_folding(name):
     assert not certify(name, m.params, s, re_expressed(m.params, s, maps), s).preserved
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("name", ["gpt2", "bert", "vit", "clip", "flax gpt", "flax vit"])
 def test_rotation_under_layernorm_is_reported(name):
     m = model(name)
@@ -183,6 +185,7 @@ def test_rotation_of_linear_spaces(name, space):
     assert certify(name, m.params, s, re_expressed(m.params, s, maps), s).preserved
 
 
+@pytest.mark.slow
 def test_a_dot_product_keeps_its_size():
     """What is divided by the root of its number cannot be duplicated, unlike T5's."""
     m = model("gpt2")
@@ -258,6 +261,7 @@ def test_bad_configurations(family, config, match):
         getattr(architectures, family)(config)
 
 
+@pytest.mark.slow
 def test_bad_checkpoints():
     m, config = model("llama"), GOLDEN["llama"]["config"]
     lost = {k: v for k, v in m.params.items() if "down_proj" not in k}
@@ -333,6 +337,7 @@ def test_a_draft_of_a_transformer():
     assert "heads" not in {x.name for x in asked.rules.spec(m.params).spaces}
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize(
     "name", ["gpt2", "bert", "roberta", "vit", "clip", "t5", "qwen3", "flax gpt"]
 )

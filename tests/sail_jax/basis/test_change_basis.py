@@ -364,6 +364,7 @@ def close(a, b):
     chex.assert_trees_all_close(a, b, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.thirds
 @nets
 def test_functor(name):
     net = NETS[name]
@@ -565,6 +566,7 @@ def test_jit_compiles_once():
         )
 
 
+@pytest.mark.slow
 def test_vmap_over_networks_and_over_maps():
     net = NETS["stacked"]
     many = jax.tree.map(lambda x: jnp.stack([x, 2 * x, x - 1]), net.params)
@@ -584,7 +586,7 @@ def test_vmap_over_networks_and_over_maps():
         change_basis(net.params, net.spec, maps)
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 @pytest.mark.parametrize("maker", ["permute", "widen uneven", "general"])
 def test_dtype_is_kept_and_sums_are_float32(dtype, maker):

@@ -526,6 +526,7 @@ def _every_recipe(folder, monkeypatch):
     return attempt
 
 
+@pytest.mark.slow
 def test_recipes_of_every_method(tried):
     tried("recipes", _every_recipe, 500)
 
@@ -604,7 +605,7 @@ def _command_line(name):
     return make
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @cells(COMMANDS)
 def test_command_lines(name, tried):
     tried(name, _command_line(name), 10)

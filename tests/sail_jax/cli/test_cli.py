@@ -657,6 +657,7 @@ def test_quickstart_fails_with_a_claim_but_still_writes_the_page(fake, verdicts,
     assert "FAILS" in (tmp_path / "q/index.html").read_text()
 
 
+@pytest.mark.slow
 def test_quickstart_resumes_and_refuses(fake, verdicts, call, tmp_path):
     verdicts(GOOD)
     fake.stop = KeyboardInterrupt()

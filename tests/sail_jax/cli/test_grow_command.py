@@ -40,6 +40,7 @@ def bits(arrays):
     return {name: np.asarray(x).tobytes() for name, x in arrays.items()}
 
 
+@pytest.mark.slow
 def test_command_function_and_memory_agree(models, tmp_path, capsys):
     command = ["grow", models / "a", tmp_path / "out", "--width", "2x", "--seed", "5", "--quiet"]
     assert cli.main([*map(str, command), "--certify"]) == 0
@@ -306,6 +307,7 @@ def test_help_is_quick_and_lists_the_commands(capsys):
     assert grow_command.entry("a=[1, 2]") == ("a", [1, 2])
 
 
+@pytest.mark.slow
 def test_values_on_the_command_line_are_plain_yaml():
     """Numbers, text, lists and mappings; a date is a text, and nothing else is built."""
     assert grow_command.entry("a=2020-09-09") == ("a", "2020-09-09")
@@ -315,6 +317,7 @@ def test_values_on_the_command_line_are_plain_yaml():
             grow_command.entry(f"a={value}")
 
 
+@pytest.mark.slow
 def test_a_tied_head_gets_its_own(models, tmp_path):
     tied = {n: x for n, x in tensors(0).items() if n != "lm_head.weight"}
     config = json.dumps(CONFIG | {"tie_word_embeddings": True}).encode()
@@ -326,6 +329,7 @@ def test_a_tied_head_gets_its_own(models, tmp_path):
     assert done.growth.report.exact == all(one.preserved for one in done.agreement)
 
 
+@pytest.mark.slow
 def test_a_fingerprint_covers_what_is_done_to_inputs(models):
     text = "merge_method: passthrough\nmodels:\n"
     text += "- {{model: {m}/a, grow: {{to: {{width: {w}}}, seed: {s}}}}}\n"
@@ -427,6 +431,7 @@ def test_without_a_run_nothing_is_called_exact(gemma, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == about["exactness"]
 
 
+@pytest.mark.slow
 def test_a_forward_pass_on_the_command_line_certifies(gemma, capsys):
     spec_of(gemma, EMBED, HEAD)
     run = ["--width", "2x", "--certify", "gem:logits"]
@@ -440,6 +445,7 @@ def test_a_forward_pass_on_the_command_line_certifies(gemma, capsys):
     assert compared["largest"] > 0.1 * compared["scale"]
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("width", ["2x", "1.5x"])
 @pytest.mark.parametrize("name", ["untied", "tied"])
 def test_sizes_that_a_network_multiplies_by_are_named_in_a_spec(gemma, capsys, name, width):
@@ -549,6 +555,7 @@ def test_a_target_is_a_configuration_or_its_path(models, to):
         pass
 
 
+@pytest.mark.slow
 def test_a_forward_pass_reads_what_it_expects(models, tmp_path):
     """A configuration that only running reads: said, and nothing is called exact; but an error of
     our own code is one, not a missing certificate."""

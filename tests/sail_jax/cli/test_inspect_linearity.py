@@ -66,6 +66,7 @@ def test_what_is_linear_in_the_head_is_linear(saved):
         np.testing.assert_allclose(it.metric.value, float(it.upper.value), atol=EPS)
 
 
+@pytest.mark.slow
 def test_layers_keep_their_order(tmp_path):
     """Ten and more: neither the names nor where features are stitched go by the alphabet."""
     widths, rng = [3] * 12, np.random.default_rng(0)
@@ -81,6 +82,7 @@ def test_layers_keep_their_order(tmp_path):
     assert found.stitched[0].layers == ("layers.2", "layers.5", "layers.8")
 
 
+@pytest.mark.slow
 def test_by_hand(saved):
     base, one, two, _ = saved["deep"]
     given, s = examples(), 0.3

@@ -162,6 +162,7 @@ def test_plan_reads_and_writes_nothing(models, tmp_path, capsys):
     assert new <= {tmp_path, tmp_path / "recipe.yaml"}
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("limit", [None, "400MiB", "2GiB"])
 def test_bytes_do_not_depend_on_memory_or_threads(models, tmp_path, limit):
     path = ties(models, tmp_path)
@@ -172,6 +173,7 @@ def test_bytes_do_not_depend_on_memory_or_threads(models, tmp_path, limit):
     assert first["model.safetensors"] == second["model.safetensors"]
 
 
+@pytest.mark.slow
 def test_float64_beside_float32_shares_a_threshold_over_the_tree(tmp_path):
     """As in memory with 64 bits: one scale of magnitudes for both."""
     rng = np.random.default_rng(0)
@@ -282,6 +284,7 @@ def test_sizes():
             size(text)
 
 
+@pytest.mark.slow
 def test_a_merge_as_a_value_writes_what_its_name_and_options_do(models, tmp_path):
     pair, base = [models / "a", models / "b"], models / "base"
     for name, options in (("ties", {"density": 0.3}), ("slerp", {"t": 0.3})):
@@ -293,6 +296,7 @@ def test_a_merge_as_a_value_writes_what_its_name_and_options_do(models, tmp_path
         assert one["model.safetensors"] == other["model.safetensors"]
 
 
+@pytest.mark.slow
 def test_ones_own_merge_writes_what_it_gives_in_memory(models, tmp_path):
     halves = from_function(lambda delta, weight: (delta / 2, weight))
     mine = Merge(chain(halves, transforms.trim(0.3), transforms.elect()), reductions.weighted_mean)

@@ -270,6 +270,7 @@ def test_a_model_that_is_listed_twice_has_two_columns():
     assert {**want, "models": total["models"]} == total
 
 
+@pytest.mark.slow
 def test_a_base_that_is_merged_has_the_first_column():
     case = merged(SMALL, method="slerp")
     for t in case.plan.treatments:
@@ -433,6 +434,7 @@ def test_policy_allows_the_page_its_own_script_and_style_only(large_page):
 HOSTILE = "</td><script>alert(1)</script>&\"'$\\alpha_{$\n\x00\ud800数学"
 
 
+@pytest.mark.slow
 def test_hostile_names_stay_text():
     shapes = {f"{HOSTILE}.weight": (8, 4), f"model.layers.0.{HOSTILE}": (4, 4)}
     case = merged(shapes, models=(HOSTILE, "b" * 300), notes=(HOSTILE,))
@@ -452,6 +454,7 @@ def test_hostile_names_stay_text():
     assert data["tensors"][0]["name"] == f"{HOSTILE}.weight"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 8))])
 def test_any_number_of_models_has_its_columns(count):
     case = merged(llama(1), models=tuple(f"m/{k}" for k in range(count)))
@@ -472,6 +475,7 @@ ODD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shapes",
     [
@@ -493,6 +497,7 @@ def test_odd_models_have_a_page(shapes):
     assert set(shapes) <= {row[0] for row in _Page(page(case)).rows if row}
 
 
+@pytest.mark.slow
 def test_models_that_all_equal_the_base_have_a_page():
     case = merged(llama(1), models=MODELS[:2], scales=[0, 0])
     text = _Page(page(case)).text

@@ -267,6 +267,7 @@ def test_resumed_after_it_finished_it_says_so_and_succeeds(command, name, folder
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "elsewhere"])
 
 
+@pytest.mark.slow
 def test_a_finished_run_resumed_says_so_and_succeeds(tmp_path, call):
     argv = ["run", "ledger", "--preset", "tiny", "--out", tmp_path / "run", "--resume"]
     assert "finished before" not in call(*argv)[2]

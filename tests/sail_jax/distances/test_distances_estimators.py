@@ -138,6 +138,7 @@ def test_linear_time_mmd_by_brute_force():
     assert float(stderr) == pytest.approx(np.std(h, ddof=1) / math.sqrt(5), abs=1e-14)
 
 
+@pytest.mark.slow
 def test_fourier_features_are_unbiased_for_the_quadratic_statistic():
     x, y = points(30, 20)
     keys = jax.random.split(jax.random.key(3), 200)
@@ -161,6 +162,7 @@ def gaussian_energy(gap, s, t):
     return 2 * across - 2 * (s + t) / math.sqrt(math.pi)
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("law", ["equal", "different"])
 @pytest.mark.parametrize("estimator", ["quadratic", "linear", "features", "energy"])
 def test_hilbert_distances_are_unbiased_with_an_honest_error(estimator, law):
@@ -248,6 +250,7 @@ def test_sliced_wasserstein_of_a_shift():
     assert abs(float(value) - math.sqrt(gap @ gap / 4)) < 4 * float(stderr)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("p", [1, 2.5])
 def test_sliced_wasserstein_is_exact_on_a_line(p):
     x, y = points(12, 9, 1)
@@ -266,6 +269,7 @@ def test_sliced_wasserstein_is_exact_on_a_line(p):
 # Total variation
 
 
+@pytest.mark.slow
 def test_histogram_total_variation():
     rng, n, runs = np.random.default_rng(7), 4000, 200
     edges = np.linspace(-2.9, 4.1, 14)
@@ -355,6 +359,7 @@ def test_ngrams_and_their_distances_by_counting(n):
     assert D.jensen_shannon_tokens(x, y, n=n).value == pytest.approx(jensenshannon(p, q) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distance", [D.total_variation_tokens, D.jensen_shannon_tokens])
 @pytest.mark.parametrize("repeat", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_the_error_of_token_distances_is_over_sequences(distance, repeat):
@@ -388,6 +393,7 @@ ALL = {
 DEGREE = {"energy": 1, "sliced": 1, "wasserstein": 1, "mmd": 0, "features": 0, "histogram": 0}
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("name", ALL)
 def test_laws_of_distances(name):
     x, y = points()
@@ -401,7 +407,7 @@ def test_laws_of_distances(name):
         assert float(ALL[name](4 * x, 4 * y)) == pytest.approx(4 ** DEGREE[name] * value, rel=1e-10)
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @pytest.mark.parametrize("name", ["mmd", "energy", "sliced", "linear", "features"])
 def test_gradients_and_compilation(name):
     one = {

@@ -97,6 +97,7 @@ INDICES = {
 }
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("name", INDICES)
 def test_index_makers(name):
     m, index = INDICES[name]
@@ -109,6 +110,7 @@ def test_index_makers(name):
     chex.assert_trees_all_close(read @ write, np.eye(m.old, dtype=np.float32), atol=2 * EPS)
 
 
+@pytest.mark.slow
 def test_dense_depth():
     """SAIL: layer k is a softmax-weighted mean of layers; sharp logits select."""
     logits = np.float32([[9.0, 0, 0], [0, 0, 0], [0, 2, 1], [0, 0, 50]])
@@ -166,6 +168,7 @@ def test_listed_layers_grow_as_stacked_ones(name):
     assert not certificate(scanned, STACKED, new, X).preserved
 
 
+@pytest.mark.one
 @pytest.mark.parametrize(
     "m", [growth.interleave(L, [0, 2]), growth.deepen(L, 2 * L, "interpolate")]
 )

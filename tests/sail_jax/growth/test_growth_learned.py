@@ -99,6 +99,7 @@ def test_gradients_of_width(shape):
             assert np.abs(np.asarray(formula()) - np.asarray(right)).max() > 0.1
 
 
+@pytest.mark.slow
 def test_gradients_through_change_basis():
     """The formulas hold for the C of a leaf inside a whole network."""
     wide = learned.sail_spec(SPEC)
@@ -121,6 +122,7 @@ def test_gradients_through_change_basis():
 # SAIL
 
 
+@pytest.mark.slow
 def test_sail_frees_every_use():
     wide = learned.sail_spec(SPEC)
     free = learned.sail_init(PARAMS, SPEC, SIZES)
@@ -138,6 +140,7 @@ def test_sail_frees_every_use():
     chex.assert_trees_all_close(new["layers"]["in"], np.stack(want), atol=20 * EPS)
 
 
+@pytest.mark.slow
 def test_sail_starts_from_the_singular_vectors():
     """Of a matrix: the C of `singular`, as products; of the network: padding, layers repeated."""
     net = {"w": PARAMS["embed"]}
@@ -221,6 +224,7 @@ METHODS = {
 }
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(
     "optimizer",

@@ -112,6 +112,7 @@ def soak_unless(fast, *values):
     return pytest.param(*values, marks=[] if fast else pytest.mark.soak)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[] if name in KINDS else pytest.mark.slow) for name in NAMES],
@@ -150,6 +151,7 @@ LOSSLESS = {
 FAST = {("llama", "hypercloning"), ("llama", "llama_pro")}
 
 
+@pytest.mark.one
 @pytest.mark.parametrize(
     ("name", "method"),
     [
@@ -263,6 +265,7 @@ def test_queries_that_share_keys():
 # What a plan is.
 
 
+@pytest.mark.slow
 def test_a_leaf_needs_what_it_says():
     m, c = models.model("llama"), config("llama")
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), m.params)
@@ -463,6 +466,7 @@ def _stated(name):
     return [key for key in [*keys, *m.rules.layers] if isinstance(look(c, key), int)]
 
 
+@pytest.mark.one
 @pytest.mark.parametrize(
     "name", [soak_unless(name in ("gpt2", "clip", "flax mlp"), name) for name in NAMES]
 )

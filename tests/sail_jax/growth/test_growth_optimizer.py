@@ -124,6 +124,7 @@ def slow_unless(quick, *values):
 QUICK = ("sgd", "momentum", "adam", "masked")
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("name", [slow_unless(name in QUICK, name) for name in OPTIMIZERS])
 def test_trajectory_under_permutation(name):
     optimizer = OPTIMIZERS[name]
@@ -164,6 +165,7 @@ DUPLICATIONS = {
 QUICK_GROWTHS = {("sgd", "even"), ("adam", "uneven shares")}
 
 
+@pytest.mark.one
 @pytest.mark.parametrize(
     ("optimizer", "name"),
     [
@@ -298,6 +300,7 @@ def test_averages_of_parameters_are_parameters():
     chex.assert_trees_all_close(*both(), atol=10 * EPS)
 
 
+@pytest.mark.slow
 def test_dtypes_of_moments_are_kept():
     optimizer = optax.adam(0.02, mu_dtype=jnp.bfloat16)
     _, _, state, _ = carried(optimizer, PARAMS, SPEC, PERMUTED)

@@ -278,7 +278,7 @@ SLOW = {
 }
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in CASES],
@@ -345,6 +345,7 @@ def test_tile_remainders_and_shares():
     assert Family.ISOMETRIC in classify(isometric)
 
 
+@pytest.mark.slow
 def test_uneven_shares_break_the_symmetry_of_copies():
     """Equal shares give copies equal gradients, for ever; uneven ones tell them apart."""
     _, params, s = MODELS["layernorm"]
@@ -394,6 +395,7 @@ def test_pairs_follow_a_random_index():
     chex.assert_trees_all_close(old["in"] @ new["out"], old["in"] @ old["out"], atol=50 * EPS)
 
 
+@pytest.mark.slow
 def test_fused_matrices_are_edited_block_by_block():
     params = {"x": draw(3, 4), "qkv": draw(4, 9), "o": draw(3, 4), "y": draw(4, 2)}
     rules = {"x": "in* resid", "qkv": "resid* (a + b + v)", "o": "v* resid", "y": "resid* out"}
@@ -426,6 +428,7 @@ def test_aki_takes_outputs_from_the_next_layer():
         growth.aki(plain, s, maps, layers="hidden")
 
 
+@pytest.mark.slow
 def test_mask_one_is_the_fresh_network_and_its_schedule():
     _, params, s = MODELS["layernorm"]
     maps = pads(UNEVEN)(s)
@@ -488,6 +491,7 @@ def test_compensation_is_least_squares():
         change_basis(net, s, {"h": m}, require_exact=True)
 
 
+@pytest.mark.slow
 def test_compensation_absorbs_redundant_units_exactly():
     """Pruning back what duplication added, whichever copies are kept."""
     net, s = relu_net(4)
@@ -531,6 +535,7 @@ def test_principal_axes_lose_least():
     assert Family.ORTHOGONAL in classify(whole)
 
 
+@pytest.mark.slow
 def test_rotation_of_a_normed_stream_is_exact_and_pruning_it_is_not():
     _, params, s = MODELS["folded"]
     f = partial(forward, kind="rmsnorm")
@@ -544,7 +549,7 @@ def test_rotation_of_a_normed_stream_is_exact_and_pruning_it_is_not():
 # SAIL
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @pytest.mark.parametrize("sizes", [(9, 8), (4, 8), (9, 3), (4, 3), (7, 5)])
 def test_singular_value_initialisation(sizes):
     theta = draw(7, 5)
@@ -566,6 +571,7 @@ def test_singular_value_initialisation(sizes):
     )
 
 
+@pytest.mark.slow
 def test_random_schemes_keep_the_norm():
     """Null: E |C_in theta C_out^T|^2 = |S~|^2, E |write x|^2 / new = |x|^2 / old; |z| < 4."""
     theta, x = draw(4, 3), draw(6)

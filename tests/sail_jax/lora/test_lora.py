@@ -42,6 +42,7 @@ def product(p):
 # --- truncation
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("rank", [1, 3, 5, 9])
 @pytest.mark.parametrize("shape", [(7, 5), (5, 7)])
 def test_truncation_is_optimal(shape, rank):
@@ -95,6 +96,7 @@ def test_truncation_under_jit_and_gradient():
 # --- trees
 
 
+@pytest.mark.slow
 def test_extract_and_add_are_inverse():
     base = {"q": jnp.asarray(matrix(0, (6, 5))), "b": jnp.zeros(5), "same": jnp.ones((3, 3))}
     delta = jnp.asarray(matrix(1, (6, 5), rank=2))

@@ -51,6 +51,7 @@ def test_programs_follow_the_shapes(name):
     assert 0 < lines_per_leaf(name) < 2.5 * lines_per_leaf("task_arithmetic")
 
 
+@pytest.mark.thirds
 @each_method
 def test_lowers_for_accelerators_without_the_host(name):
     """No method calls back, and none counts by scatter, which is a CPU's way."""
@@ -63,6 +64,7 @@ def test_lowers_for_accelerators_without_the_host(name):
         assert "stablehlo.scatter" not in program
 
 
+@pytest.mark.one
 @merge_cases.each_method(MERGED, quick=KINDS)
 def test_eager_kernels_are_compiled_once_for_each_shape(name, caplog):
     method, *given = case(name, 4)

@@ -86,6 +86,7 @@ def test_trim_keeps_exactly_k_the_largest_first_come_first_kept(scope, coarse):
         chex.assert_trees_all_equal(got.delta, before.delta)
 
 
+@pytest.mark.slow
 def test_ties_go_by_path_as_a_string_then_by_index():
     """All entries equal: "10" comes before "2" and "a/b" after "a", wherever the tree has them."""
     delta = {"2": jnp.ones((1, 2)), "10": jnp.ones((1, 3)), "a": {"b": jnp.ones((1, 2, 2))}}
@@ -165,6 +166,7 @@ def test_running_sums_beyond_32_bits():
     np.testing.assert_array_equal(found, counts.cumsum(0) - counts)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("bits", [8, 16])
 def test_histogram_counts_digits_under_a_head(bits):
     top = 2 ** (bits + 2)
@@ -210,6 +212,7 @@ def test_leaves_too_large_to_count_are_refused():
         jax.eval_shape(lambda k: ranking.histogram(k, jnp.zeros(1, "uint32"), jnp.uint32(0)), leaf)
 
 
+@pytest.mark.slow
 def test_the_first_of_equal_keys_are_taken():
     """Equal keys in several leaves, as many as are wanted in order, against a running sum."""
     rng, take = np.random.default_rng(5), jax.jit(ranking.take)
@@ -229,6 +232,7 @@ def test_the_first_of_equal_keys_are_taken():
         np.testing.assert_array_equal(np.concatenate(taken, 1), first)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("bits", [8, 16])
 def test_digits_of_any_width_find_the_same(bits, monkeypatch):
     """Pieces one after another with histograms, against the loop of a trace bit by bit. Quarters
@@ -348,7 +352,7 @@ def test_drop_refuses():
 # --- laws of all transforms
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @each_transform
 def test_transforms_keep_structure_shapes_and_masks(transform):
     before = vectors()._replace(weight=vectors(weights=(1.0, 0.0, -2.0)).weight)
@@ -362,7 +366,7 @@ def test_transforms_keep_structure_shapes_and_masks(transform):
     )
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @each_transform
 def test_transforms_under_jit(transform):
     """Bit by bit in loops there, digit by digit here: the same entries."""
@@ -371,7 +375,7 @@ def test_transforms_under_jit(transform):
     chex.assert_trees_all_close(jitted.delta, eager.delta, rtol=2 * jnp.finfo(jnp.float32).eps)
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @pytest.mark.parametrize("name", [n for n in TRANSFORMS if n not in ("drop", "chain")])
 def test_transforms_without_draws_are_idempotent(name):
     once = TRANSFORMS[name](vectors(coarse=True))
@@ -394,6 +398,7 @@ def test_leaves_without_entries_are_left_alone():
     chex.assert_trees_all_equal(got.weight["a"], trim(0.4)(some).weight["a"])
 
 
+@pytest.mark.slow
 def test_chain_is_composition():
     a, b, c = trim(0.7), elect("weighted"), trim(0.5, "tensor")
     want = c(b(a(vectors())))
@@ -413,6 +418,7 @@ def _clip(limit, delta, weight):
     return jnp.clip(delta, -limit, limit), weight
 
 
+@pytest.mark.slow
 def test_functions_of_ones_own_are_transforms():
     got = chain(from_function(_clip, jnp.float32(0.3)), trim(0.5))(vectors())
     clipped = vectors()._replace(
@@ -423,6 +429,7 @@ def test_functions_of_ones_own_are_transforms():
     np.testing.assert_allclose(limits(jnp.array([0.1, 0.2])), [0.1, 0.2], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_masked_sees_only_the_chosen_leaves():
     some = vectors(coarse=True)
     for predicate in ("b/*", "b*", lambda path: path.startswith("b")):
@@ -470,6 +477,7 @@ def test_results_do_not_depend_on_sharding():
     assert done.stdout.strip() == "equal", done.stderr
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("make", [lambda: trim(0.5), lambda: keep_between(0.5, 0.1)])
 def test_a_transform_made_in_another_precision_is_the_same(make):
     made = make()

@@ -61,6 +61,7 @@ def assert_close(got, want, atol):
 # --- laws
 
 
+@pytest.mark.one
 @each_method
 def test_identical_models_are_the_merge(name):
     """A mean of equals of size below 4, whatever the weights: 4 ulp."""
@@ -117,6 +118,7 @@ def test_jit_equals_eager(name):
     assert_close(got, call(name, models(), weights=WEIGHTS), 200 * EPS)
 
 
+@pytest.mark.one
 @each_method
 def test_gradient_in_weights_and_statistics(name):
     """Against central differences in float64: truncation h^2, rounding 1e-16 * 1e2 / h."""
@@ -184,6 +186,7 @@ def test_fishers_of_any_size_count_by_their_ratios():
     assert_close(fisher(fishers=scaled)(models()), want, 0)
 
 
+@pytest.mark.slow
 def test_fisher_of_nothing_is_the_mean():
     F = [positive(11 + k) for k in range(M)]
     F = [{"block": {**f["block"], "kernel": f["block"]["kernel"].at[1].set(0.0)}} for f in F]
@@ -296,6 +299,7 @@ def test_empirical_diagonal_and_the_batch_summed_one():
         )
 
 
+@pytest.mark.slow
 def test_sampled_diagonal_is_unbiased_and_does_not_depend_on_batches():
     """Null: E = exact. 2000 draws for each of 10 examples, 12 entries, |z| < 4, in 20 parts."""
     params, x, *_ = classifier()
@@ -309,6 +313,7 @@ def test_sampled_diagonal_is_unbiased_and_does_not_depend_on_batches():
     np.testing.assert_allclose(*sampled, rtol=20 * EPS)
 
 
+@pytest.mark.slow
 def test_diagonal_of_sequences_and_of_regression():
     """Positions add up, and for unit-variance Gaussians F is the squared Jacobian."""
     params, x, p, _ = classifier()
@@ -445,6 +450,7 @@ def test_gram_mean_does_not_see_the_scale_of_weights():
     assert_close(got[0], want, 200 * EPS)
 
 
+@pytest.mark.slow
 def test_dead_features_take_the_mean():
     """The peers' `inverse` fails or explodes here: a feature that is 0 in all data, and no data."""
     X, W = tasks()
@@ -588,6 +594,7 @@ def test_regmean_plus_plus_sees_merged_inputs():
     assert float(jnp.abs(got["l1"]["W"] - plain["l1"]["W"]).max()) > 0.01
 
 
+@pytest.mark.slow
 def test_regmean_improves_on_the_mean_and_plus_plus_on_it():
     """Held-out outputs against each model's own. Null: no change of the log error over 12 problems,
     paired; the first rejected at z < -4, the second at z < -3."""
@@ -611,6 +618,7 @@ def test_regmean_improves_on_the_mean_and_plus_plus_on_it():
     assert z[1] < -3
 
 
+@pytest.mark.slow
 def test_regmean_plus_plus_laws_and_refusals():
     ms, X = mlps(0)
     data = [[x[:400]] for x in X]

@@ -144,6 +144,7 @@ def test_models_equal_to_the_base_change_nothing(name):
         np.testing.assert_allclose(got[leaf], x, rtol=0, atol=8 * 2.0**-23 * 4)
 
 
+@pytest.mark.thirds
 @merge_cases.each_method(
     [n for n in merge_cases.NAMES if {"density", "compat"} <= methods.options_of(n).keys()],
     slow=merge_cases.NAMES,
@@ -184,6 +185,7 @@ EMPTY = {
 }
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("case", EMPTY)
 @pytest.mark.parametrize("name", merge_cases.NAMES)
 def test_nothing_to_merge_is_nothing_merged(name, case, tmp_path):
@@ -215,6 +217,7 @@ def test_a_merge_of_nothing_at_all():
         methods.linear([{}, {}])  # type: ignore - the mistake of who knew the earlier call
 
 
+@pytest.mark.slow
 def test_as_many_models_as_in_memory_are_merged_on_disk(tmp_path):
     """One is enough for a spherical mean; ExPO refuses two, and says so."""
     for k in range(3):

@@ -202,6 +202,7 @@ def adamerging_in_numpy(deltas, base, by, steps, rate, clamp):
     return lam, merged, losses
 
 
+@pytest.mark.one
 @pytest.mark.parametrize(
     ("plus", "by", "clamp"),
     [
@@ -271,6 +272,7 @@ def test_learned_soup_descends_the_supervised_loss(temperature):
     assert_close(got.params, want, 20 * EPS)
 
 
+@pytest.mark.slow
 def test_concrete_subspace_descends_through_its_draws():
     """One step: documented noise, gradient by central differences of NumPy's entropy in float64."""
     ms, base = problem()
@@ -328,6 +330,7 @@ def test_surgery_descends_the_distance_of_features():
 # --- laws
 
 
+@pytest.mark.one
 @each
 def test_identical_models(name):
     """A convex mean of equals is that model; task vectors of equals add up."""
@@ -374,6 +377,7 @@ def test_coefficients_of_zero_are_the_base(by):
     assert_close(got.params, ms[1], 4 * EPS * 4)
 
 
+@pytest.mark.slow
 def test_order_of_models_permutes_the_coefficients():
     ms, base = problem()
     order = [2, 0, 1]
@@ -401,6 +405,7 @@ def test_one_model(name):
         assert_close(got.params, ms[0], 8 * EPS)
 
 
+@pytest.mark.one
 @each
 def test_dtypes_are_the_bases_and_integers_are_copied(name):
     ms, base = problem(jnp.bfloat16)
@@ -448,6 +453,7 @@ def test_keys_decide_the_draws():
     assert float(jnp.abs(other - one).max()) > 1e-4  # Adam moves each logit by up to 5e-3
 
 
+@pytest.mark.slow
 def test_tasks_may_have_heads_and_batches_of_their_own():
     """Equal to one predict on equal batches; unlike numbers of batches and examples do."""
     ms, base = problem()
@@ -555,6 +561,7 @@ def unlabelled():
     return tasks(320, 2)[0].reshape(3, 10, 32, 9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [soak_unless(False, {}), {"by": "leaf", "steps": 100}])
 def test_adamerging_improves_on_task_arithmetic(options):
     """Null: no drop of the loss on new examples; rejected at z > 4; and it drops by a twentieth."""

@@ -116,6 +116,7 @@ def assert_agrees_with_the_reference(label, dtype, weights, size):
         assert np.all(error <= rounding + 10 * EPS / 2 * size), path
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 @each_method
 def test_agrees_with_the_reference_in_half_precision(label, dtype):
@@ -142,6 +143,7 @@ def test_reference_and_draws_can_tell_methods_apart():
         assert all(np.abs(a - b).max() > 0.05 for b in outs[:i])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["tree", pytest.param("tensor", marks=pytest.mark.slow)])
 def test_reference_with_massive_ties(scope):
     """Deltas of eight distinct magnitudes: who is kept is decided by position almost everywhere."""
@@ -262,6 +264,7 @@ def test_order_of_leaves_does_not_matter(label):
     chex.assert_trees_all_equal(flat(mixed), want)
 
 
+@pytest.mark.one
 @each_method
 def test_vmap_over_weights_and_scale_equals_a_loop(label):
     models, base = problem()
@@ -289,6 +292,7 @@ def test_density_of_dare_may_be_traced():
     assert_close(got, call("dare_linear", models, base, density=0.3), 4, size=20)
 
 
+@pytest.mark.one
 @each_method
 def test_gradient_in_weights_and_scale(label):
     """Against central differences in float64: truncation h^2, rounding 1e-16 * 1e3 / h."""
@@ -311,6 +315,7 @@ def test_gradient_in_weights_and_scale(label):
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradient_of_the_soup_in_closed_form():
     """d/dw_k sum_j w_j theta_j / sum_j w_j = (theta_k - soup) / sum_j w_j."""
     models, base = problem()
@@ -321,6 +326,7 @@ def test_gradient_of_the_soup_in_closed_form():
     assert_close(got, want, 16, size=4)
 
 
+@pytest.mark.thirds
 @each_method
 def test_jit_equals_eager_and_a_second_call_compiles_nothing(label, caplog):
     """Masks and signs agree; fused multiply-adds move sums by a few ulp."""
@@ -610,6 +616,7 @@ def test_a_bare_array_may_be_the_base_of_a_method_that_can_do_without():
     assert_close(got, jnp.full(2, 0.5**0.5), 8)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize(
     "name",
     [

@@ -130,7 +130,7 @@ def assert_agrees(label, models, base, weights, size, **overrides):
 # --- the reference
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @each_subject
 def test_agrees_with_the_reference(label):
     """Values below 40: a delta of 6, over p 0.3, times 2."""
@@ -138,7 +138,7 @@ def test_agrees_with_the_reference(label):
     assert_agrees(label, models, base, weights_for(label), 40)
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
 @each_method()
 def test_agrees_with_the_reference_in_half_precision(label, dtype):
@@ -146,6 +146,7 @@ def test_agrees_with_the_reference_in_half_precision(label, dtype):
     assert_agrees(label, models, base, weights_for(label), 40)
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("label", [n for n in SEVERAL if n != "sce mergekit"])
 def test_agrees_with_the_reference_with_signed_weights(label):
     """Values below 400: averages over models divide by sums as small as 0.1. (Not mergekit's SCE,
@@ -154,6 +155,7 @@ def test_agrees_with_the_reference_with_signed_weights(label):
     assert_agrees(label, models, base, [0.6, -0.5, 0.7], 400)
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("label", SEVERAL)
 def test_agrees_with_the_reference_at_massive_ties(label):
     """Deltas of eight distinct magnitudes, many zero: position decides almost everywhere."""
@@ -167,6 +169,7 @@ def test_agrees_with_the_reference_at_massive_ties(label):
     assert_agrees(label, models, base, [0.5, 0.5, 0.5], 40)
 
 
+@pytest.mark.slow
 def test_subjects_differ():
     """The comparisons have teeth: every two subjects of a kind differ by far more than a bound."""
     for labels in (SEVERAL, SINGLE):
@@ -192,6 +195,7 @@ COPIES = {
 }
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("label", COPIES)
 def test_merging_copies_returns_the_copy(label):
     """theta = base + (theta - base): 4 ulp of values below 4."""
@@ -255,6 +259,7 @@ def test_jit_equals_eager(label):
     chex.assert_trees_all_close(jitted(models, base), want, rtol=0, atol=320 * EPS)
 
 
+@pytest.mark.thirds
 @each_method()
 def test_structure_and_dtypes_of_a_mixed_tree_are_the_bases(label):
     models, base = problem(label)
@@ -297,6 +302,7 @@ SMOOTH_TOO = [
 ]
 
 
+@pytest.mark.one
 @pytest.mark.parametrize(
     "label", [*SMOOTH, *(pytest.param(n, marks=pytest.mark.soak) for n in SMOOTH_TOO)]
 )
@@ -368,6 +374,7 @@ def leaf(*values):
 NO_CHANGE = [n for n in SUBJECTS if n != "passthrough"]
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("label", NO_CHANGE)
 def test_models_equal_to_the_base_give_the_base(label):
     base = tree(0, full=True)
@@ -399,12 +406,14 @@ CASES = {
 }
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("label", SEVERAL)
 def test_degenerate_deltas_have_the_references_value(label, case):
     assert_agrees(label, CASES[case], leaf(1.0, 2.0), [0.5, 0.5, 0.5], 10)
 
 
+@pytest.mark.thirds
 @each_method([n for n in SUBJECTS if "scale" not in SUBJECTS[n][1]])
 @pytest.mark.parametrize(
     ("dtype", "huge"),
@@ -495,6 +504,7 @@ def test_sce_weighs_deltas_of_usual_size():
     np.testing.assert_allclose(peer, 0.5 + 0.5 * 3, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_sce_selects_the_floor_of_the_fraction_of_what_varies():
     """70 % of 10 varying entries are 7, whatever the binary value of 0.7."""
     delta = jnp.concatenate([jnp.arange(1.0, 11.0), jnp.full(90, 5.0)])
@@ -540,6 +550,7 @@ def test_pcb_of_many_models_does_not_overflow():
 # --- one vector, several masks
 
 
+@pytest.mark.slow
 def test_emr_agrees_with_the_reference():
     models, base = problem("magmax", full=True)
     merged = methods.emr(models, base)
@@ -550,6 +561,7 @@ def test_emr_agrees_with_the_reference():
             assert np.all(np.abs(value - want[path]) <= 200 * EPS), path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sum", "ties"])
 def test_tall_masks_agree_with_the_reference(kind):
     models, base = problem("magmax", full=True)
@@ -567,6 +579,7 @@ def test_tall_masks_agree_with_the_reference(kind):
             assert np.all(np.abs(value - want[path]) <= 200 * EPS), path
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("build", [methods.emr, methods.tall_masks])
 def test_localized_models_of_degenerate_inputs(build):
     """A single model is given back, models equal to the base give the base (fusion_bench: NaN),
@@ -628,6 +641,7 @@ def test_best_thresholds_are_those_of_the_score():
         methods.best_thresholds(closeness, models, base, ())
 
 
+@pytest.mark.slow
 def test_consensus_without_agreement_is_task_arithmetic():
     models, base = problem("consensus")
     plain = methods.task_arithmetic()(models, base, weights=WEIGHTS)

@@ -102,7 +102,7 @@ def assert_close(got, want, ulps, size=1.0):
     chex.assert_trees_all_close(got, want, rtol=0, atol=ulps * EPS * size)
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @each_subject
 def test_agrees_with_the_reference(label):
     """A cosine is off by a few eps, a coefficient by that over sin^2 of an angle above 0.1 (the
@@ -110,6 +110,7 @@ def test_agrees_with_the_reference(label):
     assert_agrees_with_the_reference(label, jnp.float32, full=True)
 
 
+@pytest.mark.one
 @each_method
 def test_agrees_with_the_reference_in_half_precision(label):
     assert_agrees_with_the_reference(label, jnp.bfloat16)
@@ -130,6 +131,7 @@ def assert_agrees_with_the_reference(label, dtype, full=False):
         assert np.all(error <= float(jnp.finfo(dtype).eps) * np.abs(want[path]) + 1000 * EPS), path
 
 
+@pytest.mark.slow
 def test_methods_differ_by_more_than_the_bound():
     outs = [flat(call(label))["kernel"] for label in SUBJECTS]
     same = [(a, b) for i, x in enumerate(outs) for a, b in [(x, y) for y in outs[:i]]]
@@ -139,6 +141,7 @@ def test_methods_differ_by_more_than_the_bound():
 # --- laws
 
 
+@pytest.mark.thirds
 @each_subject
 def test_copies_give_the_copy(label):
     """base + (theta - base), coefficients that sum to 1 within a few eps."""
@@ -207,6 +210,7 @@ def test_rotations_and_scales_commute(label):
         np.testing.assert_allclose(got, scale * want, rtol=0, atol=1000 * EPS * scale)
 
 
+@pytest.mark.thirds
 @each_method
 def test_jit_equals_eager(label):
     _, _, count, _, _ = SUBJECTS[label]
@@ -222,6 +226,7 @@ def test_time_may_be_traced():
     assert_close(got, methods.slerp(t=0.3)(models), 100, size=4)
 
 
+@pytest.mark.one
 @each_method
 def test_gradient(label):
     """In the weights (t of slerp) and in a model, central differences in float64: truncation h^2
@@ -274,6 +279,7 @@ def test_gradients_at_copies_and_zeros_are_finite(label):
         chex.assert_tree_all_finite(gradient(value, value))
 
 
+@pytest.mark.one
 @each_method
 def test_pieces_equal_the_whole(label, monkeypatch):
     """On runs of rows or entries, padded with zeros, as files are read."""
@@ -292,6 +298,7 @@ def test_pieces_equal_the_whole(label, monkeypatch):
 # --- accuracy
 
 
+@pytest.mark.slow
 def test_gram_of_long_vectors():
     """Of 2^22 entries with a mean, whose squares all add up: within 8 eps of |a| |b|, where one sum
     from left to right would be off by thousands of eps."""
@@ -373,6 +380,7 @@ def test_deltas_of_zero(label):
     assert zero.tolist() == [0.0] * 4
 
 
+@pytest.mark.thirds
 @each_method
 def test_tiny_shapes(label):
     """One direction only: between the shortest and the longest, or slerp's beyond."""

@@ -196,6 +196,7 @@ def test_della_at_high_density(density, compat):
         chex.assert_trees_all_equal(got, model["w"])
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("compat", ["paper", "mergekit"])
 @pytest.mark.parametrize("shape", [(), pytest.param((1,), marks=pytest.mark.slow), (400, 1)])
 def test_della_of_rows_of_one_keeps_with_the_density(shape, compat):
@@ -223,6 +224,7 @@ def test_l1_norms_do_not_overflow(method, dtype, size):
     assert abs(values[1] / size - 2) < 2 * 4 / np.sqrt(1e5) + 2**-7
 
 
+@pytest.mark.slow
 def test_l1_rescaling_is_biased_and_the_papers_is_not():
     """One entry of 1000 among 99 of 1, density 0.5: mergekit's rescaling halves the large one's
     mean (0.50) and multiplies that of the others; 1 / density does neither. 2000 masks: |z| < 4
@@ -242,6 +244,7 @@ def test_l1_rescaling_is_biased_and_the_papers_is_not():
     assert np.delete(peer, 7).mean() > 4
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("compat", ["paper", "mergekit"])
 def test_della_elects_and_della_linear_does_not(compat):
     base = {"w": jnp.zeros(2)}
@@ -251,6 +254,7 @@ def test_della_elects_and_della_linear_does_not(compat):
     assert methods.della_linear(**options)(models, base)["w"].tolist() == [-1.0, 4.0]
 
 
+@pytest.mark.slow
 def test_masks_do_not_depend_on_what_else_is_in_the_tree():
     x = {"w": jax.random.normal(KEY, (6, 30))}
     base = jax.tree.map(jnp.zeros_like, x)
@@ -316,6 +320,7 @@ def test_weights_are_not_rounded_to_the_dtype_of_the_tensors():
     assert got.tolist() == [300.0] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

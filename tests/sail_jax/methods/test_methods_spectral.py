@@ -79,7 +79,7 @@ def expected(label, models, base):
     return {p: np.asarray(base[p], float) + changes[p] for p in base}
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @each_subject
 def test_agrees_with_the_reference(label):
     """Singular vectors are off by eps |delta| / gap, gaps here are above |delta| / 100, and Adam
@@ -102,6 +102,7 @@ def assert_agrees_with_the_reference(label, models, base):
         assert np.all(np.abs(np.asarray(got[path], float) - x) <= bound), path
 
 
+@pytest.mark.slow
 def test_methods_differ_by_more_than_the_bound():
     outs = [np.asarray(call(label, *problem())["tall"]) for label in SUBJECTS]
     for i, x in enumerate(outs):
@@ -111,6 +112,7 @@ def test_methods_differ_by_more_than_the_bound():
 # --- laws
 
 
+@pytest.mark.thirds
 @each_subject
 def test_order_of_models_does_not_matter_but_in_opcm(label):
     models, base = problem()
@@ -136,6 +138,7 @@ def test_rotations_and_scales_commute(label):
         np.testing.assert_allclose(got, scale * want, rtol=0, atol=2000 * EPS * 8 * abs(scale))
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("label", TRANSPOSED)
 def test_input_axis_transposes(label):
     """For iso_cts and wudi it matters which side is the input; the others commute by themselves."""
@@ -148,6 +151,7 @@ def test_input_axis_transposes(label):
     assert np.abs(np.asarray(other - want)).max() > 0.01
 
 
+@pytest.mark.thirds
 @each_subject
 def test_one_model_and_copies(label):
     """WUDI and OPCM (of matrices) give the model; the others what they say of its spectrum."""
@@ -189,6 +193,7 @@ def test_wudi_exact_is_where_adam_goes():
     assert np.abs(few - sum(deltas)).max() < 3.1e-3  # as published, it hardly moves
 
 
+@pytest.mark.one
 @each_method
 def test_jit_equals_eager(label):
     """Several factorisations in one program, and no deadlock."""
@@ -199,6 +204,7 @@ def test_jit_equals_eager(label):
     chex.assert_trees_all_close(got, call(label, models, base), rtol=0, atol=2000 * EPS * 8)
 
 
+@pytest.mark.one
 @each_method
 def test_gradient(label):
     """In a weight and in a model, central differences in float64: truncation 1e-10 times third
@@ -228,6 +234,7 @@ def test_gradient(label):
             assert abs(want) > 1e-3
 
 
+@pytest.mark.slow
 def test_scale_and_matrices():
     models, base = problem()
     for label in SUBJECTS:
@@ -278,6 +285,7 @@ def test_deltas_of_zero(label):
         assert np.abs(np.asarray(got[path], float) - x).max() <= 2000 * EPS * 8, path
 
 
+@pytest.mark.one
 @each_method
 def test_tiny_shapes(label):
     """What is no matrix has the mean; more models than rows are no fault."""
@@ -355,6 +363,7 @@ def test_refuses_bad_options(name, options, message):
 # --- what popular code gets wrong
 
 
+@pytest.mark.slow
 def test_defect_tsv_rank_of_zero():
     """fusion_bench: int(49 * (1 / 49)) is 0, and so is k for more models than rows: no change."""
     assert int(49 * (1 / 49)) == 0
@@ -393,6 +402,7 @@ def test_defect_wudi_of_a_frozen_tensor(solution):
     chex.assert_trees_all_equal(methods.wudi(solution=solution)([base] * 2, base), base)
 
 
+@pytest.mark.slow
 def test_defect_opcm_after_a_frozen_first_model():
     """The published code zeroes the diagonal in an arbitrary basis of what has not moved yet."""
     models, base = problem(tasks=1)

@@ -210,6 +210,7 @@ def against(found, expected, baseline=None):
             close(estimate.stderr[:, p], error, atol=1e-10)  # a root
 
 
+@pytest.mark.slow
 @sizes_of_pieces
 def test_cross_task_linearity_by_definition(sizes):
     models, x, alphas = tanh_models(2), inputs(), [0.3, 0.5, 1.4]
@@ -225,6 +226,7 @@ def test_cross_task_linearity_by_definition(sizes):
         close(found.gap[n, 0], np.linalg.norm(merged - right) / np.linalg.norm(right))
 
 
+@pytest.mark.slow
 def test_k_model_linearity_by_definition():
     models, x = tanh_models(3), inputs()
     weights = [[0.2, 0.5, 0.3], [1.0, 0.0, 0.0], [1.6, -0.9, 0.3]]
@@ -236,6 +238,7 @@ def test_k_model_linearity_by_definition():
     against(uniform, [by_definition(models, np.eye(3), np.full(3, 1 / 3), x)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [soak_unless(False, 1), 3])
 def test_addition_by_definition(k):
     base, *models = tanh_models(k + 1)
@@ -463,6 +466,7 @@ def test_averaging_by_definition(sizes):
     close(found.average.value[1], found.members.value[1])
 
 
+@pytest.mark.slow
 def test_stitching_by_definition():
     pretrained, one, two = tanh_models(3)
     batch = labelled()
@@ -530,6 +534,7 @@ def test_spectrum_of_a_quadratic_is_exact(batch_size):
     close(found.weights.sum(1), 1)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("steps", [1, 4, 8])
 def test_eigenvalues_lie_within_their_residuals(steps):
     H = symmetric(12)
@@ -547,7 +552,7 @@ def test_eigenvalues_lie_within_their_residuals(steps):
     assert (found.smallest >= eigenvalues[:top] - ROUNDING).all()
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @pytest.mark.parametrize(
     "eigenvalues",
     [np.zeros(9), np.full(9, 2.0), np.r_[np.zeros(7), 3.0, 3.0], np.r_[-1.0, np.ones(8)]],
@@ -601,6 +606,7 @@ def squared_outputs(out, batch):
     return jnp.mean(jnp.sum((out - batch["t"]) ** 2, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gauss_newton", "batch_size"), [(False, 3), soak_unless(False, True, None)]
 )
@@ -628,6 +634,7 @@ def test_network_spectrum_against_the_dense_matrix(gauss_newton, batch_size):
         assert found.smallest[0] > -1e-10
 
 
+@pytest.mark.slow
 def test_float32_vectors_stay_orthogonal():
     """Without it copies of the largest eigenvalue appear among the others."""
     eigenvalues = np.r_[np.linspace(0, 1, 60), 50.0].astype(np.float32)
@@ -669,6 +676,7 @@ def test_sensitivity_beyond_second_order():
     close(found.increase.value[0], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [soak_unless(False, None), 3])
 def test_sensitivity_to_fine_tuning(batch_size):
     (one, two), scales = tanh_models(2), np.array([-0.5, 0.0, 0.3, 1.0])
@@ -691,6 +699,7 @@ def test_sensitivity_to_fine_tuning(batch_size):
 # --- task vectors ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_interference_by_definition():
     random = rng(7)
     base = {"conv": random.normal(size=(2, 3, 5)), "b": random.normal(size=4), "n": np.int32(3)}
@@ -736,6 +745,7 @@ def test_interference_of_known_geometry():
         close(np.diag(found.overlap[0, side]), [1, 1, 1, 0, 1])
 
 
+@pytest.mark.slow
 def test_overlap_of_random_spans_is_chance():
     random = rng(11)
     models = [{"w": random.normal(size=(30, 20))} for _ in range(6)]
@@ -929,6 +939,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize(("call", "message"), FAULTS, ids=range(len(FAULTS)))
 def test_faults_are_named(call, message):
     if message is None:
@@ -942,6 +953,7 @@ def temporary(function, *args, **static):
     return function.lower(*args, **static).compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_points_and_batches():
     """Compiled scratch memory is that of a chunk and a batch."""
     random = rng(0)

@@ -202,6 +202,7 @@ def test_far_apart_total_variation_says_half_and_its_inverse_does_not():
     )
 
 
+@pytest.mark.slow
 def test_weights_of_gaussian_tasks_from_their_samples():
     """Unbiased squared distances of linear kernels are those of means: weights follow."""
     rng, runs, n = np.random.default_rng(0), 400, 200
@@ -256,6 +257,7 @@ def quadratic(params, batch):
     )
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("constraint", ["none", "affine", "simplex"])
 @pytest.mark.parametrize("steps", [0, 3])
 def test_from_loss_finds_the_proximal_parameter_of_a_quadratic(constraint, steps):

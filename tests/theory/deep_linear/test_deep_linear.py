@@ -53,6 +53,7 @@ def test_null_scale_depth_two_is_quadratic_and_infinite_depth_matches_directions
     assert float(dl.null_scale(p, q, np.inf)) ** 2 == pytest.approx(p / (1 - q))
 
 
+@pytest.mark.slow
 def test_null_scale_gradient_is_that_of_the_implicit_function():
     # central differences: error O(h^2) + eps / h
     at = np.array([0.6, 0.3, 2.5])
@@ -70,6 +71,7 @@ def trapezoid_over_chi2(n, function):
     return np.sum(stats.chi2.pdf(u, n) * u * function(u)) * (x[1] - x[0])
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 50, 5000])
 @pytest.mark.parametrize("ridge", [1e-7, 1e-3, 1.0, 30.0])
 def test_ridge_risk_against_quadrature_over_the_density(n, ridge):
@@ -243,6 +245,7 @@ def test_scratch_network_reaches_the_minimum_norm_solution():
 # --- the grid against estimators on the same data ----------------------------------------------
 
 
+@pytest.mark.slow
 def test_nested_factorisation_matches_estimators_on_the_same_rows():
     depths = np.array([1, 2, 4])
     d, ns, theta, sigma = 10, (3, 7, 10, 11, 19), 0.9, 0.5
@@ -294,6 +297,7 @@ def test_grid_means_match_closed_forms():
 # --- exact laws ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "d"), [(3, 4), *slow((1, 4), (10, 24), (2, 9), (12, 12), (30, 10))])
 def test_sampled_law_equals_simulated_law(n, d):
     """Two-sample Kolmogorov-Smirnov; null: one law. p > 1e-3 with the fixed seeds below, for
@@ -386,6 +390,7 @@ def test_closed_forms_trace_vectorise_and_differentiate():
 # --- finite time --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_flow_of_a_linear_model_is_an_exponential():
     s = problems.draw(jax.random.key(8), 7, 10, 0.8, 0.5)
     values, vectors = np.linalg.eigh(s.x.T @ s.x / 7)

@@ -47,6 +47,7 @@ def test_scratch_law_against_simulated_data(n, d, sigma):
     assert have_law(np.asarray(law.sample(jax.random.key(3), 4000)), law)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [3, *slow([1], [8], [40])])
 def test_linear_transfer_law_against_simulated_data(n):
     rng = np.random.default_rng(5)

@@ -65,6 +65,7 @@ def marchenko_pastur_risk(ratio, sigma, t):
     return integrate.quad(integrand, 0, pi, epsabs=1e-12)[0] + max(1 - 1 / ratio, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "d"), [(120, 100), *slow((300, 100), (100, 300))])
 def test_flow_risk_of_white_inputs_is_that_of_the_marchenko_pastur_law(n, d):
     offset = np.eye(d)[0]
@@ -319,6 +320,7 @@ def test_float32_loses_no_more_than_the_distance_to_n_equal_d_explains():
 # --- advice ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "theta", "sigma"), [(40, 0.3, 0.2), *slow((40, 1.3, 0.2), (150, 0.8, 1.0))]
 )
@@ -334,6 +336,7 @@ def test_three_ways_of_asking_agree(n, theta, sigma):
         assert white.risks[name] == pytest.approx(risk, rel=1.5 / abs(n - d))  # equivalents
 
 
+@pytest.mark.slow
 def test_advice_from_features_names_the_better_method():
     """Against least squares on real data: the predicted risks are means over data sets."""
     rng = np.random.default_rng(0)
@@ -418,6 +421,7 @@ BAD = {
 }
 
 
+@pytest.mark.thirds
 @pytest.mark.parametrize("message", BAD)
 def test_bad_input_is_named(message):
     with pytest.raises(ValueError, match=message):

@@ -112,6 +112,7 @@ def test_pairs_of_products(alpha):
         close(found[m - 2], -factor * sum(terms))
 
 
+@pytest.mark.slow
 def test_gap_is_what_networks_do():
     """`gap` on data is the product's gap times the data, layer by layer; and in NumPy."""
     thetas, a = models(3, (3, 4, 5, 2)), np.array([0.2, 0.5, 0.3])

@@ -477,6 +477,7 @@ def test_measured_constants_of_the_testbed():
     close(worst.gap, found.values.gap[0])
 
 
+@pytest.mark.slow
 def test_stated_errors_cover():
     """Null: over 200 data sets of 400 samples, z of sigma^2 (600 of them), of the gap and of C have
     unit variance: within 4 s.d. of a chi-square, .23 and .4, and .1 for the skewness of squares.

@@ -208,6 +208,7 @@ def test_projection_edge_cases():
     np.testing.assert_allclose(projection.operator(f.w, psi), psi * values, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [pytest.param(5, marks=pytest.mark.slow), 40])
 def test_linear_transfer_is_the_least_norm_fit(n):
     f, g = nets(m=12)

@@ -42,6 +42,7 @@ def rectangular():
 # --- perturbation ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_perturbed_loss_of_any_shape():
     """Null: the mean of drawn losses is the closed form."""
     layers, target = rectangular()
@@ -70,6 +71,7 @@ def test_perturbed_loss_at_every_time_and_on_the_plateaus():
     np.testing.assert_allclose(stairs, ideals, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gamma", [0.15, 0.25, 0.35, 0.42])
 def test_inflection_and_the_best_time(gamma):
     """Definition 4.2 on the plateaus; in continuous time the minimum is in the stage of mode r."""
@@ -102,6 +104,7 @@ def test_no_noise_never_hurts():
 # --- fine-tuning ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anchor", [0.0, 0.5, 2.0])
 def test_recursion_flow_and_limits_against_the_network(anchor):
     start, target, rate = tl.ideal(task(PRE), 4), task(RAISED), 0.005

@@ -88,6 +88,7 @@ def reads(merge, shape):
     return first.reads, passes(one, tree_bits([one])) * len(pieces(shape, merge.needs))
 
 
+@pytest.mark.slow
 @merge_cases.each_method(slow=("breadcrumbs", "model_stock", "pcb", "opcm"))
 def test_passes_are_counted_before_they_are_made(name):
     """What --plan says of reading."""
@@ -97,6 +98,7 @@ def test_passes_are_counted_before_they_are_made(name):
         assert read == said, shape
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("compat", ["paper", "mergekit"])
 @merge_cases.each_method(
     [n for n in NAMES if "compat" in methods.options_of(n) and n not in WHOLE],
@@ -153,6 +155,7 @@ def test_transforms_of_every_form():
         streamed(Merge(masked(transforms.trim(0.5), "z*")), models, base)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -241,6 +244,7 @@ def test_subnormal_numbers_are_kept(dtype):
             assert (got["v"] == values).all()
 
 
+@pytest.mark.slow
 @merge_cases.each_method(quick=("ties",), slow=("slerp", "della", "iso_c"))
 def test_subnormal_numbers_are_kept_by_all(name):
     """What float64 gives: trimmed, rotated, and where lengths are too small for squares."""
@@ -256,6 +260,7 @@ def test_subnormal_numbers_are_kept_by_all(name):
         assert got[leaf].any()
 
 
+@pytest.mark.slow
 def test_only_pieces_near_0_are_computed_again():
     """The second piece of a, none of b and one of two tensors of a batch; sums for reports, too."""
     models, base = problem({"a": (300, 1000), "b": (300, 1000), "c": (40, 50), "d": (40, 50)})
@@ -347,6 +352,7 @@ def test_what_is_finished_is_not_written_again_but_counts():
         assert rest[leaf].tobytes() == whole[leaf].tobytes()
 
 
+@pytest.mark.slow
 def test_progress_reaches_the_end_and_records_what_is_measured():
     models, base = problem({"d": (40, 50)})
     seen = []
@@ -390,6 +396,7 @@ def test_memory_limits_threads_and_refuses_by_name():
         limits(works, 100 << 20)
 
 
+@pytest.mark.slow
 def test_what_a_tensor_needed_is_let_go_with_it(monkeypatch):
     """Masks of tensors that are merged would add up to an eighth of a model in float8."""
     models, base = problem({f"w{k}": (600, 1000) for k in range(4)})
@@ -433,6 +440,7 @@ def test_every_kernel_lives_as_long_as_the_process():
         assert jax.tree.structure(a) == jax.tree.structure(b), name
 
 
+@pytest.mark.slow
 def test_draws_are_independent_and_fair():
     """Null: uniform, independent between streams and neighbours. 2^20 draws each, |z| < 4."""
     n = 1 << 20
@@ -462,6 +470,7 @@ def test_draws_are_independent_and_fair():
     np.testing.assert_array_equal(drawn("one", 1000, 50), u[:, 1000:1050])
 
 
+@pytest.mark.slow
 def test_counts_of_short_rows_are_not_kept(monkeypatch):
     """Kept until the last tensor is merged, they would take as much memory as the model; and what
     is taken at the threshold is the same without them."""
@@ -537,6 +546,7 @@ def stressed(monkeypatch, times):
             assert array.tobytes() == got[name].tobytes(), (i, name)
 
 
+@pytest.mark.slow
 def test_many_threads_over_small_pieces_write_the_same_bytes(monkeypatch):
     stressed(monkeypatch, 4)
 
@@ -546,6 +556,7 @@ def test_many_threads_over_small_pieces_write_the_same_bytes_a_thousand_times(mo
     stressed(monkeypatch, 1000)
 
 
+@pytest.mark.slow
 def test_many_tiny_tensors_share_few_programs_and_few_calls():
     """Each alone would cost milliseconds: 10,000 of them are merged 512 at a time."""
     base = {f"w{i}": np.full(1 + i % 3, i, np.float32) for i in range(10_000)}

@@ -58,6 +58,7 @@ def pair(tmp_path):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -97,6 +98,7 @@ def test_a_hidden_network_is_written_as_the_reference(name, dtype, pair, tmp_pat
     )
 
 
+@pytest.mark.slow
 def test_similarities_are_cosines_and_distances_relative(pair):
     a, b = pair("llama")
     with open_checkpoint(a) as one, open_checkpoint(b) as two:
@@ -120,6 +122,7 @@ def test_similarities_are_cosines_and_distances_relative(pair):
     assert found.distance[1] == pytest.approx(apart / norm, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_one_family_for_all_goes_where_it_may(pair):
     a, b = pair("gpt2")
     with open_checkpoint(a) as one, open_checkpoint(b) as two:
@@ -214,6 +217,7 @@ spaces: {"hidden.{i}": relu, x: outer, memory: odd}
 """
 
 
+@pytest.mark.slow
 def test_an_architecture_known_only_by_a_table(tmp_path):
     random = np.random.default_rng(0)
     shapes = {"cell": (5, 5), "enter": (4, 5)}

@@ -155,6 +155,7 @@ KILLED = """
 """
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("place", PLACES)
 def test_killed_at_any_call_it_resumes_to_the_same_bytes(tmp_path, place):
     (tmp_path / "whole").mkdir()
@@ -524,6 +525,7 @@ def test_save_leaves_nothing_behind_when_it_fails(tmp_path):
     assert _names(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_killed_while_it_writes_at_random_moments(tmp_path):
     """The real signal from outside, while several threads write; then the same bytes."""
     code = textwrap.dedent(BARE) + textwrap.dedent(f"""

@@ -576,6 +576,7 @@ def test_on_files(tmp_path):
         checkpoint.close()
 
 
+@pytest.mark.slow
 def test_mutated_recipes_plan_or_are_refused():
     rng = random.Random(1)
     checkpoints = models()
@@ -603,6 +604,7 @@ def test_mutated_recipes_plan_or_are_refused():
     assert min(planned_, refused) > 50
 
 
+@pytest.mark.slow
 def test_the_convention_is_said_where_it_matters_and_none_is_named():
     """It matters where the plans by the two have other weights, merges or models."""
     matters = set()

@@ -58,7 +58,7 @@ GROWTHS = {
 }
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @pytest.mark.parametrize("name", GROWTHS)
 def test_grown_tensors_have_the_bits_of_growth_in_memory(name, tmp_path):
     to, of_method = GROWTHS[name]
@@ -77,6 +77,7 @@ def test_grown_tensors_have_the_bits_of_growth_in_memory(name, tmp_path):
         assert pieces(tensor).tobytes() == np.asarray(want).tobytes(), path
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
 def test_every_dtype_stays(dtype, tmp_path):
     arrays = tensors(dtype=dtype)
