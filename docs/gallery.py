@@ -36,7 +36,7 @@ class Picture(NamedTuple):
 PICTURES: Mapping[str, Picture] = {
     "transfer_phase": Picture(
         "linear_transfer",
-        "--preset quick",
+        "",
         "Where linear transfer helps (orange) and hurts (violet), by the number of samples and the "
         "angle between the tasks: closed form, simulation, and slices of both.",
     ),
@@ -54,13 +54,13 @@ PICTURES: Mapping[str, Picture] = {
     ),
     "relu_transfer": Picture(
         "laws",
-        "--teachers 2 --draws 2 --mus 0.2 0.5 0.8",
+        "",
         "Risk of training from scratch by the number of samples, and what frozen ReLU features "
         "cannot express by the share of the target's neurons that the source lacks.",
     ),
     "divergences": Picture(
         "divergences",
-        "--thetas 9 --draws 10 --points 150",
+        "",
         "Transferability against three distances between the laws of source and target.",
     ),
     "overtraining_linear": Picture(
@@ -79,15 +79,13 @@ PICTURES: Mapping[str, Picture] = {
     ),
     "overtraining_checkpoints": Picture(
         "noise",
-        "--preset tiny --model.width 16 --model.hidden 48 --model.context 32 "
-        "--series.budgets 32768 131072 524288 --series.batch 16 --gammas 0.05 0.1 0.2 --draws 2",
+        "",
         "Loss of one training's checkpoints under noise of several sizes.",
     ),
     "cross_task_linearity": Picture(
         "rotated",
-        "--preset tiny --parts rotated",
+        "",
         "How far features of interpolated weights are from interpolated features, layer by layer.",
-        tiny=True,
     ),
     "merge_digits": Picture(
         "accuracy",
@@ -97,16 +95,14 @@ PICTURES: Mapping[str, Picture] = {
     ),
     "merge_prediction": Picture(
         "ranking",
-        "--preset tiny",
+        "",
         "Rank correlation of what is measured before a merge with how it turns out.",
-        tiny=True,
     ),
     "merging_scaling": Picture(
         "excess",
-        "--preset tiny",
+        "",
         "Excess risk, loss and accuracy of merged experts by their steps, batch, rate, samples and "
         "number, on quadratics beside the bounds and on networks.",
-        tiny=True,
     ),
     "proximal_spirals": Picture(
         "gamma_shared",
@@ -136,16 +132,14 @@ PICTURES: Mapping[str, Picture] = {
     ),
     "sail_diffusion": Picture(
         "distance",
-        "--preset tiny",
+        "",
         "Distance of a diffusion model's samples from images along training, by alignment and "
         "start.",
-        tiny=True,
     ),
     "growth_training": Picture(
         "loss",
-        "--preset tiny",
+        "",
         "Held-out loss of a grown network along training, by the method that grew it.",
-        tiny=True,
     ),
     "ledger": Picture(
         "ledger",
@@ -178,8 +172,8 @@ def page() -> str:
     return (
         "# Gallery\n\nA picture of every study, with the question that it asks and the command "
         "that draws it and its others, on data that every installation has. What a study claims, "
-        "with its tests, is printed by the run; many of these are of fewer repetitions than the "
-        "default, to be quick. All presets are under [Studies](studies.md).\n\n" + "\n".join(parts)
+        "with its tests, is printed by the run; where options stand in a command, they make it "
+        "quicker than the default. All presets are under [Studies](studies.md).\n\n" + "\n".join(parts)
     )
 
 
