@@ -173,7 +173,8 @@ def page() -> str:
         "# Gallery\n\nA picture of every study, with the question that it asks and the command "
         "that draws it and its others, on data that every installation has. What a study claims, "
         "with its tests, is printed by the run; where options stand in a command, they make it "
-        "quicker than the default. All presets are under [Studies](studies.md).\n\n" + "\n".join(parts)
+        "quicker than the default. All presets are under [Studies](studies.md).\n\n"
+        + "\n".join(parts)
     )
 
 
