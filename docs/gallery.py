@@ -24,13 +24,11 @@ class Picture(NamedTuple):
       figure: The name of the figure, as the study's `plot` has it.
       options: The options of `sail-jax run STUDY`.
       caption: One sentence: what is seen.
-      tiny: Whether the run is too small to mean anything.
     """
 
     figure: str
     options: str
     caption: str
-    tiny: bool = False
 
 
 PICTURES: Mapping[str, Picture] = {
@@ -120,9 +118,8 @@ PICTURES: Mapping[str, Picture] = {
     ),
     "sail_language": Picture(
         "perplexity",
-        "--preset tiny",
+        "",
         "Perplexity along the training of a language model, by its start.",
-        tiny=True,
     ),
     "sail_vision": Picture(
         "accuracy",
@@ -149,8 +146,6 @@ PICTURES: Mapping[str, Picture] = {
     ),
 }
 
-TINY = "A run of seconds: it shows what is drawn, and no result."
-
 
 def page() -> str:
     """Makes the page of the gallery.
@@ -163,11 +158,10 @@ def page() -> str:
     parts = []
     for name, picture in PICTURES.items():
         command = " ".join(["sail-jax run", name, picture.options]).strip()
-        said = [picture.caption, *([TINY] if picture.tiny else [])]
         parts.append(
             f"## {registry.load(name).question}\n\n"
             f"```{{image}} ../gallery/{name}.png\n:alt: {picture.caption}\n:width: 100%\n```\n\n"
-            f"{' '.join(said)}\n\n```sh\n{command}\n```\n"
+            f"{picture.caption}\n\n```sh\n{command}\n```\n"
         )
     return (
         "# Gallery\n\nA picture of every study, with the question that it asks and the command "
