@@ -460,8 +460,8 @@ def test_dead_features_take_the_mean():
     for off_diagonal in (0.9, 1.0):
         got = regmean(grams=moments(X), off_diagonal=off_diagonal)(ms)["W"]
         assert_close(got[2], mean[2], 4 * EPS)  # two programs round on their own
-        assert float(jnp.abs(got - mean).max()) > 0.1
-        assert float(jnp.abs(got).max()) < 10
+        assert float(np.abs(got - mean).max()) > 0.1
+        assert float(np.abs(got).max()) < 10
     none = [{"W": jnp.zeros((6, 6))}] * M
     assert_close(regmean(grams=none)(ms)["W"], mean, 4 * EPS)
     gradient = jax.grad(lambda g: regmean(grams=[{"W": g}, *none[1:]])(ms)["W"].sum())(none[0]["W"])
@@ -474,7 +474,7 @@ def test_fewer_data_than_features():
     X = [x[:1] for x in X]
     ms = [{"W": jnp.asarray(w, jnp.float32)} for w in W]
     got = regmean(grams=moments(X), off_diagonal=1.0, damping=1e-4)(ms)["W"]
-    assert float(jnp.abs(got).max()) < 20
+    assert float(np.abs(got).max()) < 20
     mean = np.mean(W, 0)
     assert regression_loss(np.asarray(got), X, W) < 1e-3 * regression_loss(mean, X, W)
 
@@ -591,7 +591,7 @@ def test_regmean_plus_plus_sees_merged_inputs():
     G = [grams(mlp_inputs, m, x) for m, x in zip(ms, batches, strict=True)]
     plain = regmean(grams=G, **options)(ms)
     chex.assert_trees_all_equal(got["l0"], plain["l0"])
-    assert float(jnp.abs(got["l1"]["W"] - plain["l1"]["W"]).max()) > 0.01
+    assert float(np.abs(got["l1"]["W"] - plain["l1"]["W"]).max()) > 0.01
 
 
 @pytest.mark.slow
