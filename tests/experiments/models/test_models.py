@@ -105,7 +105,7 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_presets_have_the_published_number_of_parameters(name):
     assert size(preset_shapes(name)["params"]) == PUBLISHED[name]
@@ -193,6 +193,7 @@ def drawn(module, *inputs):
     return jax.tree.map_with_path(draw, like)
 
 
+@pytest.mark.one
 @decoders
 def test_no_token_sees_what_follows(name):
     apply = run(DECODERS[name])

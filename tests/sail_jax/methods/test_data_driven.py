@@ -173,6 +173,7 @@ def test_fisher_is_the_weighted_mean_with_diagonal_weights():
         np.testing.assert_allclose(got[path], top / bottom, rtol=0, atol=40 * EPS)
 
 
+@pytest.mark.slow
 def test_fishers_of_any_size_count_by_their_ratios():
     """1e-30 and 1e30 times the same Fishers, whose products would leave float32: the same merge."""
     F = [positive(11 + k) for k in range(M)]
@@ -366,6 +367,7 @@ def regression_loss(W, X, targets):
     return sum(np.square(x @ W - x @ w).mean() for x, w in zip(X, targets, strict=True))
 
 
+@pytest.mark.slow
 def test_fisher_merging_improves_on_the_mean():
     """For inputs without correlation the diagonal is the Hessian: the least loss there is."""
     random = np.random.default_rng(5)
@@ -576,6 +578,7 @@ def mlps(seed):
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (moved, X))
 
 
+@pytest.mark.slow
 def test_regmean_plus_plus_sees_merged_inputs():
     """One layer at a time by hand; the second group's inputs are those of the merged first."""
     ms, X = mlps(0)
@@ -657,6 +660,7 @@ def test_greedy_soup_by_hand():
     assert soup.trials[1] == (3, 0.0)
 
 
+@pytest.mark.slow
 def test_equal_scores_do_not_join_unless_asked():
     ms = [{"a": jnp.array(v)} for v in (1.0, 3.0, 5.0)]
     assert greedy_soup(ms, lambda p: 1.0).taken == (0,)

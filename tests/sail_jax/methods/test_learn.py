@@ -349,6 +349,7 @@ def test_identical_models(name):
         assert_close(LEARN[name](ms[:1] * T, base, steps=0).params, alone.params, 32 * EPS)
 
 
+@pytest.mark.one
 @each
 def test_models_equal_to_the_base_give_the_base(name):
     _, base = problem()

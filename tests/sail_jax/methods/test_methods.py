@@ -219,6 +219,7 @@ def test_scale_equivariance(label):
         chex.assert_trees_all_equal(flat(call(label, scaled, base)), want)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("scope", ["tree", "tensor"])
 def test_density_one_is_no_trimming(scope):
     models, base = problem()
@@ -326,7 +327,7 @@ def test_gradient_of_the_soup_in_closed_form():
     assert_close(got, want, 16, size=4)
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @each_method
 def test_jit_equals_eager_and_a_second_call_compiles_nothing(label, caplog):
     """Masks and signs agree; fused multiply-adds move sums by a few ulp."""

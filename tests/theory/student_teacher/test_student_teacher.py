@@ -221,6 +221,7 @@ def test_linear_transfer_is_the_least_norm_fit(n):
     assert float(st.risk(fit, g)) >= float(st.project(f.w, g).outside)
 
 
+@pytest.mark.slow
 def test_linear_transfer_recovers_a_target_it_can_express():
     _, g = nets()
     x = jax.random.normal(jax.random.key(13), (30, 6))
