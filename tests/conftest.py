@@ -26,8 +26,6 @@ import pytest
 UNOPTIMISED = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 if jax.__version_info__[:2] == (0, 10):  # a flag that XLA does not know ends the process
     UNOPTIMISED += " --xla_cpu_use_fusion_emitters=false"
-    # in one piece: cut for threads, a program takes a quarter longer in all
-    UNOPTIMISED += " --xla_cpu_parallel_codegen_split_count=1"
 
 
 def pytest_configure(config):

@@ -597,7 +597,7 @@ def test_values_are_right_or_refused(row, dtype, count):
         held(row, dtype, (row.few or 100) * count // 100)
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @pytest.mark.parametrize("dtype", SINGLE_FIRST)
 @pytest.mark.parametrize(
     ("compute", "value"),

@@ -79,7 +79,7 @@ def test_lengths_are_in_the_unit_and_choices_are_scored_alone(tmp_path):
     for unit, packed in of_each(questions, encode).items():
         rate = jnp.where(packed.tokens == ord("s"), -2.0, -0.1)
         scores = choices.scores(rate, jnp.asarray(packed.scored), jnp.asarray(packed.length))
-        assert int(jnp.argmax(scores)) == (unit != "sum")
+        assert int(np.argmax(scores)) == (unit != "sum")
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_presets_have_the_published_number_of_parameters(name):
     assert size(preset_shapes(name)["params"]) == PUBLISHED[name]
@@ -193,6 +193,7 @@ def drawn(module, *inputs):
     return jax.tree.map_with_path(draw, like)
 
 
+@pytest.mark.one
 @decoders
 def test_no_token_sees_what_follows(name):
     apply = run(DECODERS[name])
@@ -466,12 +467,12 @@ def test_positions_of_patches_are_not_trained():
         return jnp.sum(out**2)
 
     gradient = jax.jit(jax.grad(energy))(v)["params"]
-    assert not jnp.any(gradient.pop("position_embed"))
+    assert not np.any(gradient.pop("position_embed"))
     # nor is a key's bias, which moves all logits of a query alike
     keys = gradient["block_0"]["k"].pop("bias")
     largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(gradient))
-    assert float(jnp.abs(keys).max()) < 1e3 * EPS * largest
-    assert all(bool(jnp.any(x)) for x in jax.tree.leaves(gradient))
+    assert float(np.abs(keys).max()) < 1e3 * EPS * largest
+    assert all(bool(np.any(x)) for x in jax.tree.leaves(gradient))
 
 
 @pytest.mark.slow

@@ -113,6 +113,7 @@ def test_every_finished_run_is_on_the_page(runs, capsys):
     ]
 
 
+@pytest.mark.slow
 def test_what_was_found_is_computed_once_for_each_run(runs, monkeypatch):
     asked, findings = [], Fake.findings
     monkeypatch.setattr(Fake, "findings", lambda *a: asked.append(a) or findings(*a))

@@ -79,7 +79,7 @@ def test_total_variation_against_simulation(case):
     assert abs(values.mean() - found) < Z_MAX * values.std() / sqrt(values.size)
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @EACH
 def test_bounds_are_ordered_and_consistent(case):
     w1, dudley = divergences.wasserstein1_bounds(*case), divergences.dudley_bounds(*case)

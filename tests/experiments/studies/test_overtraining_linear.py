@@ -43,6 +43,7 @@ def test_networks_follow_the_closed_forms(name):
     assert list(ol.plot(dataset)) == [name]
 
 
+@pytest.mark.slow
 def test_the_end_of_pre_training_is_the_last_stage():
     """After all modes are learned the loss is that of the last plateau."""
     config = varied(ol.presets["anchor"], **SMALL, tuning={"steps": 20_000})

@@ -228,6 +228,7 @@ def test_the_terms_by_hand(lab, loss):
         assert float(terms[clean]["repa"]) == pytest.approx(float(want), **close)
 
 
+@pytest.mark.slow
 def test_the_alignment_phase_leaves_later_blocks_and_the_head(lab, loss):
     _, _, grads = loss[0](lab.networks.weights(None, 0.5, 0.5))
     moved = {

@@ -85,6 +85,7 @@ def test_wide_balanced_networks_of_rank_one_take_the_steps_of_a_narrow_one(depth
         np.testing.assert_allclose(*ends, rtol=0, atol=1e-12)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("depth", [2, 3])
 def test_descent_leaves_its_flow_by_terms_of_first_order_in_the_rate(depth):
     """Half the rate, half the gap; extrapolated to rate 0, what is left is of second order, and of

@@ -52,7 +52,7 @@ def test_scales_are_those_of_the_table():
         kind = kinds.get(name, "hidden")
         wanted = {"input": 1.0, "output": 1 / 4, "hidden": 1 / 2}[kind]
         assert found[name].rate == (1 if kind == "input" else 1 / 4)
-        ratio = float(jnp.std(large)) * found[name].initial / float(jnp.std(small))
+        ratio = float(np.std(large)) * found[name].initial / float(np.std(small))
         # the standard error of a deviation of n normal numbers is 1 / sqrt(2 n) of it
         error = math.sqrt(1 / (2 * small.size) + 1 / (2 * large.size))
         assert abs(math.log(ratio / wanted)) < 5 * error, name

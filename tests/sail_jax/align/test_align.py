@@ -365,6 +365,7 @@ def another(net, seed=11):
 DESCENTS = [("relu", {}), ("residual", {"h{i}": M, "resid": O}), ("transformer", {"qk{i}": G})]
 
 
+@pytest.mark.one
 @pytest.mark.parametrize(("name", "family"), DESCENTS)
 def test_the_distance_only_falls_and_is_the_distance(name, family):
     net = NETS[name]

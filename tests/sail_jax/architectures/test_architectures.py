@@ -145,7 +145,7 @@ def test_rotation_of_the_stream_after_folding(name):
     assert not certify(name, m.params, s, re_expressed(m.params, s, maps), s).preserved
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @pytest.mark.parametrize("name", ["gpt2", "bert", "vit", "clip", "flax gpt", "flax vit"])
 def test_rotation_under_layernorm_is_reported(name):
     m = model(name)

@@ -87,7 +87,7 @@ def test_family_is_stated_and_true(name):
     assert (lost <= rounding) if lossless else (lost == 1)
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @subjects
 def test_dense_form_defines_index_form(name):
     m, _, _ = MAPS[name]

@@ -651,6 +651,7 @@ def test_quickstart_grows_a_network_that_reads_digits(tmp_path):
     assert quickstart.grown(tmp_path, 1) == section
 
 
+@pytest.mark.slow
 def test_quickstart_fails_with_a_claim_but_still_writes_the_page(fake, verdicts, call, tmp_path):
     verdicts(WRONG)
     assert call("quickstart", "--out", "q")[0] == 1

@@ -445,7 +445,7 @@ def test_a_forward_pass_on_the_command_line_certifies(gemma, capsys):
     assert compared["largest"] > 0.1 * compared["scale"]
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @pytest.mark.parametrize("width", ["2x", "1.5x"])
 @pytest.mark.parametrize("name", ["untied", "tied"])
 def test_sizes_that_a_network_multiplies_by_are_named_in_a_spec(gemma, capsys, name, width):

@@ -91,6 +91,7 @@ def test_unrelated_changes_show_the_baseline(tmp_path):
         assert abs(found.tasks.total.cosines[i, j]) * np.sqrt(n) < 4
 
 
+@pytest.mark.slow
 def test_half_precision_is_read_as_it_is(tmp_path):
     rng = np.random.default_rng(0)
     trees = [{"w": rng.standard_normal((8, 9)).astype(jnp.bfloat16)} for _ in range(3)]
@@ -253,6 +254,7 @@ def test_examples_that_do_not_fit_the_model(saved):
         trying.try_average(pair, trying.Examples(np.ones((2, 3, 4, 4)), None))
 
 
+@pytest.mark.slow
 def test_the_figure_is_labelled_and_inside():
     rng = np.random.default_rng(0)
     groups = [

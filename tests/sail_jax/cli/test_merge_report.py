@@ -365,6 +365,7 @@ def test_warnings_fire_alone(options, words):
     assert not others
 
 
+@pytest.mark.slow
 def test_no_warning_where_nothing_stands_out():
     for case in (merged(BASE, change=_apart), merged(BASE, models=MODELS[:1])):
         assert report(case)["summary"]["warnings"] == []

@@ -427,7 +427,7 @@ def test_gradients_and_compilation(name):
         difference = (compiled(x + step * along, y) - compiled(x - step * along, y)) / (2 * step)
         assert float(jnp.sum(gradient * along)) == pytest.approx(float(difference), abs=1e-8)
         assert float(compiled(x, y)) == pytest.approx(float(one(x, y)), rel=1e-12)
-        assert jnp.isfinite(gradients(x, x)).all()  # points that coincide
+        assert np.isfinite(gradients(x, x)).all()  # points that coincide
 
 
 BAD = [np.zeros((5, 2)), np.ones((6, 2))]

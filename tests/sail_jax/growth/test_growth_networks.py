@@ -175,6 +175,7 @@ def test_lossless_methods(name, method):
         assert any(jax.tree.leaves(moved))
 
 
+@pytest.mark.one
 @pytest.mark.parametrize(
     "method",
     [

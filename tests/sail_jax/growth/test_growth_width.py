@@ -305,6 +305,7 @@ def test_lossless_is_refused_by_name(method):
     assert set(method(s, {"hidden": 10}, lossless=True)) == {"hidden"}
 
 
+@pytest.mark.slow
 def test_maps_are_of_their_families_and_lossless():
     for case in CASES.values():
         for m in case.maps(MODELS[case.model].spec).values():

@@ -375,6 +375,7 @@ def test_an_adapter_of_nothing_and_one_of_slow_patterns():
     assert time.process_time() - began < 1
 
 
+@pytest.mark.slow
 def test_codes_of_a_quantised_base_take_no_change():
     codes = {name: array.astype(np.int8) for name, array in BASE.items()}
     with pytest.raises(files.CheckpointError, match="a base of a floating dtype, got int8"):

@@ -42,7 +42,7 @@ def lines_per_leaf(name):
     return (sizes[1] - sizes[0]) / 8
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @each_method
 def test_programs_follow_the_shapes(name):
     """A leaf more is stacked with its like and taken out again, in about 27 lines; merged by itself

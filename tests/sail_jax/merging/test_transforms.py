@@ -281,6 +281,7 @@ def test_elect_by_hand():
     assert election([[0, 0, 0]], tie="positive") == [[0, 0, 0]]
 
 
+@pytest.mark.slow
 def test_exact_ties_by_hand():
     tied = [[1, -1]]
     assert election(tied) == [[0, 0]]

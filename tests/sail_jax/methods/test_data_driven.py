@@ -173,6 +173,7 @@ def test_fisher_is_the_weighted_mean_with_diagonal_weights():
         np.testing.assert_allclose(got[path], top / bottom, rtol=0, atol=40 * EPS)
 
 
+@pytest.mark.slow
 def test_fishers_of_any_size_count_by_their_ratios():
     """1e-30 and 1e30 times the same Fishers, whose products would leave float32: the same merge."""
     F = [positive(11 + k) for k in range(M)]
@@ -366,6 +367,7 @@ def regression_loss(W, X, targets):
     return sum(np.square(x @ W - x @ w).mean() for x, w in zip(X, targets, strict=True))
 
 
+@pytest.mark.slow
 def test_fisher_merging_improves_on_the_mean():
     """For inputs without correlation the diagonal is the Hessian: the least loss there is."""
     random = np.random.default_rng(5)
@@ -460,8 +462,8 @@ def test_dead_features_take_the_mean():
     for off_diagonal in (0.9, 1.0):
         got = regmean(grams=moments(X), off_diagonal=off_diagonal)(ms)["W"]
         assert_close(got[2], mean[2], 4 * EPS)  # two programs round on their own
-        assert float(jnp.abs(got - mean).max()) > 0.1
-        assert float(jnp.abs(got).max()) < 10
+        assert float(np.abs(got - mean).max()) > 0.1
+        assert float(np.abs(got).max()) < 10
     none = [{"W": jnp.zeros((6, 6))}] * M
     assert_close(regmean(grams=none)(ms)["W"], mean, 4 * EPS)
     gradient = jax.grad(lambda g: regmean(grams=[{"W": g}, *none[1:]])(ms)["W"].sum())(none[0]["W"])
@@ -474,7 +476,7 @@ def test_fewer_data_than_features():
     X = [x[:1] for x in X]
     ms = [{"W": jnp.asarray(w, jnp.float32)} for w in W]
     got = regmean(grams=moments(X), off_diagonal=1.0, damping=1e-4)(ms)["W"]
-    assert float(jnp.abs(got).max()) < 20
+    assert float(np.abs(got).max()) < 20
     mean = np.mean(W, 0)
     assert regression_loss(np.asarray(got), X, W) < 1e-3 * regression_loss(mean, X, W)
 
@@ -576,6 +578,7 @@ def mlps(seed):
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (moved, X))
 
 
+@pytest.mark.slow
 def test_regmean_plus_plus_sees_merged_inputs():
     """One layer at a time by hand; the second group's inputs are those of the merged first."""
     ms, X = mlps(0)
@@ -591,7 +594,7 @@ def test_regmean_plus_plus_sees_merged_inputs():
     G = [grams(mlp_inputs, m, x) for m, x in zip(ms, batches, strict=True)]
     plain = regmean(grams=G, **options)(ms)
     chex.assert_trees_all_equal(got["l0"], plain["l0"])
-    assert float(jnp.abs(got["l1"]["W"] - plain["l1"]["W"]).max()) > 0.01
+    assert float(np.abs(got["l1"]["W"] - plain["l1"]["W"]).max()) > 0.01
 
 
 @pytest.mark.slow
@@ -657,6 +660,7 @@ def test_greedy_soup_by_hand():
     assert soup.trials[1] == (3, 0.0)
 
 
+@pytest.mark.slow
 def test_equal_scores_do_not_join_unless_asked():
     ms = [{"a": jnp.array(v)} for v in (1.0, 3.0, 5.0)]
     assert greedy_soup(ms, lambda p: 1.0).taken == (0,)

@@ -4,7 +4,6 @@ which method and which tensor or argument."""
 import zlib
 
 import jax
-import jax.numpy as jnp
 import merge_cases
 import ml_dtypes
 import numpy as np
@@ -175,7 +174,7 @@ def test_jit_gives_numbers_too(name):
     for case in ("no delta", "zero models", "identical models"):
         models, base, _ = CASES[case]
         got = jitted(merge_cases.as_many(merge, [*map(kernel, models)]), kernel(base))
-        assert all(bool(jnp.isfinite(x).all()) for x in got.values()), case
+        assert all(bool(np.isfinite(x).all()) for x in got.values()), case
 
 
 EMPTY = {

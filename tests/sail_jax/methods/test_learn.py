@@ -349,6 +349,7 @@ def test_identical_models(name):
         assert_close(LEARN[name](ms[:1] * T, base, steps=0).params, alone.params, 32 * EPS)
 
 
+@pytest.mark.one
 @each
 def test_models_equal_to_the_base_give_the_base(name):
     _, base = problem()
@@ -450,7 +451,7 @@ def test_keys_decide_the_draws():
     ms, base = problem()
     go = lambda key: concrete_subspace(ms, base, predict, inputs(), key=key, steps=5)  # noqa: E731
     one, other = (go(jax.random.key(seed)).coefficients["W"] for seed in (1, 2))
-    assert float(jnp.abs(other - one).max()) > 1e-4  # Adam moves each logit by up to 5e-3
+    assert float(np.abs(other - one).max()) > 1e-4  # Adam moves each logit by up to 5e-3
 
 
 @pytest.mark.slow

@@ -219,6 +219,7 @@ def test_scale_equivariance(label):
         chex.assert_trees_all_equal(flat(call(label, scaled, base)), want)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("scope", ["tree", "tensor"])
 def test_density_one_is_no_trimming(scope):
     models, base = problem()
@@ -326,7 +327,7 @@ def test_gradient_of_the_soup_in_closed_form():
     assert_close(got, want, 16, size=4)
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @each_method
 def test_jit_equals_eager_and_a_second_call_compiles_nothing(label, caplog):
     """Masks and signs agree; fused multiply-adds move sums by a few ulp."""
@@ -383,7 +384,7 @@ def test_trees_of_single_numbers(label):
     models, base = [np.float32(x) for x in (1, 3, 2)], np.float32(0)
     got = call(label, models, base)
     assert got.shape == ()
-    assert bool(jnp.isfinite(got))
+    assert bool(np.isfinite(got))
     if label == "ties tensor":  # each tensor keeps at least one entry
         assert float(got) == 2.0
 
@@ -582,7 +583,7 @@ def test_values_are_not_checked_while_traced():
     """Under jit a NaN is neither seen nor hidden, and integer leaves are the base's."""
     bad = {"w": jnp.full(4, jnp.nan), "n": {"step": jnp.ones(2, int)}}
     got = jax.jit(lambda m: methods.task_arithmetic()([m], GOOD))(bad)
-    assert bool(jnp.isnan(got["w"]).all())
+    assert bool(np.isnan(got["w"]).all())
     chex.assert_trees_all_equal(got["n"], GOOD["n"])
     with pytest.raises(ValueError, match="missing 'n/step'"):
         jax.jit(lambda m: methods.task_arithmetic()([m], GOOD))({"w": GOOD["w"]})

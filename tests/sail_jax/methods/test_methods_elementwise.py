@@ -146,7 +146,7 @@ def test_agrees_with_the_reference_in_half_precision(label, dtype):
     assert_agrees(label, models, base, weights_for(label), 40)
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @pytest.mark.parametrize("label", [n for n in SEVERAL if n != "sce mergekit"])
 def test_agrees_with_the_reference_with_signed_weights(label):
     """Values below 400: averages over models divide by sums as small as 0.1. (Not mergekit's SCE,
@@ -195,7 +195,7 @@ COPIES = {
 }
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @pytest.mark.parametrize("label", COPIES)
 def test_merging_copies_returns_the_copy(label):
     """theta = base + (theta - base): 4 ulp of values below 4."""
@@ -330,6 +330,7 @@ def test_gradient_in_the_models(label):
         np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.one
 @pytest.mark.parametrize(
     "label",
     [

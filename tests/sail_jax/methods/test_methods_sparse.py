@@ -196,7 +196,7 @@ def test_della_at_high_density(density, compat):
         chex.assert_trees_all_equal(got, model["w"])
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @pytest.mark.parametrize("compat", ["paper", "mergekit"])
 @pytest.mark.parametrize("shape", [(), pytest.param((1,), marks=pytest.mark.slow), (400, 1)])
 def test_della_of_rows_of_one_keeps_with_the_density(shape, compat):

@@ -112,7 +112,7 @@ def test_methods_differ_by_more_than_the_bound():
 # --- laws
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @each_subject
 def test_order_of_models_does_not_matter_but_in_opcm(label):
     models, base = problem()
@@ -395,6 +395,7 @@ def test_defect_iso_cts_negative_common_rank():
     np.testing.assert_allclose(s, s.mean(), rtol=1e-4)  # all five directions, equal
 
 
+@pytest.mark.one
 @pytest.mark.parametrize("solution", ["adam", "exact"])
 def test_defect_wudi_of_a_frozen_tensor(solution):
     """0 / 0 in the published code."""

@@ -227,6 +227,7 @@ def test_subspace_transfer_against_least_squares_on_features(n, k, m):
     assert abs(risks.mean() - expected) < Z_MAX * risks.std(ddof=1) / np.sqrt(draws)
 
 
+@pytest.mark.slow
 def test_rank_one_is_theorem_3_7_and_the_peak_is_at_k():
     theta = jnp.array([0.7])
     of = subspace.overlap_from_angles(theta, 1, 1)
@@ -301,6 +302,7 @@ def test_advice_names_the_method_that_wins_in_simulation(n, theta, sigma, best):
     assert advised.risk == pytest.approx(mean, rel=0.05)  # O(1/d) and the error of 500 draws
 
 
+@pytest.mark.slow
 def test_advice_at_the_edges():
     assert advice.advise(250, 500, pi / 2, 0.2).risks["ridge transfer"] == 1.0
     assert advice.advise(10, 500, 0.0, 0.0).risk == 0.0

@@ -416,6 +416,7 @@ def test_bad_input_is_named(call, message):
         call()
 
 
+@pytest.mark.slow
 def test_float32_and_traced_weights():
     """4 eps of numbers of order one; nothing is checked of what is traced."""
     with jax.enable_x64(False):

@@ -367,6 +367,7 @@ def test_members_in_the_same_bytes(tmp_path):
         open_checkpoint(tmp_path / "m.npz")
 
 
+@pytest.mark.slow
 def test_a_packed_tensor_takes_the_memory_that_it_says(tmp_path):
     """64 MB, and some MB for the blocks that are unpacked."""
     np.savez_compressed(tmp_path / "m.npz", a=np.zeros(16 << 20, ">f4"))

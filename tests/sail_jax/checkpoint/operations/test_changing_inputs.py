@@ -87,7 +87,7 @@ def entries_read(monkeypatch, act=lambda: None, before=0):
     return reads
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @pytest.mark.parametrize("keep_time", [False, True])
 @pytest.mark.parametrize(
     "work", [merged, grown, pytest.param(aligned, marks=pytest.mark.slow), compared]
