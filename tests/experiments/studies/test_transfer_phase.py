@@ -10,6 +10,7 @@ from experiments.studies.transfer_phase import plots
 from theory import deep_linear as dl
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounded", [0.0, 1e-16])
 def test_where_the_line_is_drawn_transfer_changes_sign(rounded):
     """Also of results whose ends of no region are equal but for rounding."""
