@@ -97,10 +97,8 @@ def opened(path: str | PathLike[str], run: RunOptions) -> Checkpoint:
     return checkpoint
 
 
-BLOCK, BLOCKS = 1 << 12, 1 << 6
-"""Bytes of a sample of a large file, and how many samples there are (and the last one)."""
-WHOLE = 1 << 20
-"""Bytes of a file up to which all of it is sampled."""
+BLOCK, BLOCKS = 1 << 12, 1 << 8
+"""Bytes of a sample of a file, and how many samples there are (and the last one)."""
 
 
 def _state(inputs: Sequence[Checkpoint]) -> dict[str, tuple[int, int, int]]:
@@ -119,10 +117,9 @@ def _state(inputs: Sequence[Checkpoint]) -> dict[str, tuple[int, int, int]]:
 def _sample(path: Path, size: int) -> int:
     """The checksum of blocks of a file at equal distances, and of the last block.
 
-    A file of up to 1 MiB is covered completely. Of a larger one few blocks are read, since each may
-    be a seek, and the files of a merge are sampled twice.
+    A file of up to 1 MiB is covered completely.
     """
-    step = BLOCK if size <= WHOLE else -(-size // BLOCKS)
+    step = max(BLOCK, -(-size // BLOCKS))
     checksum = 0
     with reading(path), path.open("rb", buffering=0) as file:
         for start in (*range(0, size, step), max(0, size - BLOCK)):

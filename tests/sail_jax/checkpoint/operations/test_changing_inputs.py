@@ -189,8 +189,8 @@ def test_samples_see_every_block_of_small_files_and_some_of_large(tmp_path):
     size = 5 << 20
     path.write_bytes(bytes(size))
     before = running._sample(path, size)
-    for start in rng.integers(0, size - 84 * 1024, 20):  # 64 blocks: one begins in every 80 KiB
+    for start in rng.integers(0, size - 24 * 1024, 20):  # 256 blocks: one begins in every 20 KiB
         data = np.zeros(size, np.uint8)
-        data[start : start + 84 * 1024] = 1
+        data[start : start + 24 * 1024] = 1
         path.write_bytes(data.tobytes())
         assert running._sample(path, size) != before
