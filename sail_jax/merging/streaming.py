@@ -348,7 +348,8 @@ class Unit:
         """
         if not self.runs or not step.applies(self.name):
             self.resolved(None)
-        elif len(self.runs) == 1:
+        # Without statistics a tensor of one piece shares the program of those of many.
+        elif len(self.runs) == 1 and step.statistics:
             prepared = self._stacked([step.prepare(work.size) for work in self.works])
             self.resolved(alone(step), [(prepared,)])
         else:

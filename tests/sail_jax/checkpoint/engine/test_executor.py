@@ -22,10 +22,10 @@ from sail_jax.checkpoint.engine.executor import (
 )
 from sail_jax.merging import random_bits, streaming
 from sail_jax.merging.buffers import Buffers
-from sail_jax.merging.combining import chain, masked
+from sail_jax.merging.combining import chain, masked, reduce
 from sail_jax.merging.extremes import finite
 from sail_jax.merging.reductions import weighted_mean
-from sail_jax.merging.steps import Piece, fingerprint
+from sail_jax.merging.steps import Piece, fingerprint, kernel
 from sail_jax.merging.work import ENTRIES, FEW, SOME, is_crowd, passes, pieces, tree_bits
 
 EPS = float(np.finfo(np.float32).eps)
@@ -565,3 +565,18 @@ def test_many_tiny_tensors_share_few_programs_and_few_calls():
         together = streaming.units(works, is_crowd(works))
         assert sum(len(unit.works) for unit in together) == len(works)
         assert len(together) == -(-len(works) // 512)
+
+
+def test_tensors_of_one_piece_share_the_program_of_those_of_many(monkeypatch):
+    merge_cases.in_small_pieces(monkeypatch)
+    traced = []
+
+    def total(piece, delta, weight):
+        traced.append(delta.shape)
+        return (weight * delta).sum(0)
+
+    merge = Merge(reduction=reduce(kernel(total)))
+    for size in (24, 16, 8):  # pieces of 16 and of 8 entries, then one of each alone
+        models, base = problem({"w": (size,)})
+        streamed(merge, models, base)
+    assert traced == [(3, 16), (3, 8)]
