@@ -46,7 +46,7 @@ PICTURES: Mapping[str, Picture] = {
     ),
     "transfer_factors": Picture(
         "transfer_by_spectrum",
-        "--d 80 --draws 5",
+        "",
         "Transferability by the load and by how fast the spectrum of the inputs decays, in theory "
         "and by simulation.",
     ),
@@ -63,15 +63,13 @@ PICTURES: Mapping[str, Picture] = {
     ),
     "overtraining_linear": Picture(
         "perturbation",
-        "--networks.cells 4 4",
+        "",
         "Pre-training loss of two-layer networks under noise, by pre-training time and noise: "
         "closed form, networks, and the time after which more pre-training hurts.",
     ),
     "overtraining_language": Picture(
         "perturbation",
-        "--replicates 3 --draws 2 --pretrain.budgets 65536 262144 1048576 --noise 0.05 0.1 0.2 0.3 "
-        "--held-out 64 --tune.tasks shifted --tune.rates 0.001 0.008 --tune.examples 32 "
-        "--tune.held-out 32 --tune.scales 0.5 1",
+        "",
         "What noise adds to the loss of language models, by the budget of their pre-training, "
         "above what two-layer linear networks say.",
     ),
@@ -104,15 +102,13 @@ PICTURES: Mapping[str, Picture] = {
     ),
     "proximal_spirals": Picture(
         "gamma_shared",
-        "--replicates 3 --sources classes radii --starts shared",
+        "",
         "Loss, accuracy and norm of the gradient on two spirals against the weight between two "
         "models at which training starts.",
     ),
     "proximal_gamma": Picture(
         "gamma",
-        "--preset tiny --blocks.length 32 --gpt.width 32 --training.steps 300 --training.warmup 20 "
-        "--overlaps.steps 50 --looks 0 50 300 --gamma.points 16 --blocks.source 1000 "
-        "--blocks.distance 200 --blocks.held-out 64",
+        "",
         "Held-out loss of language models against the weight between two at which training starts, "
         "beside the weights that distances between texts predict.",
     ),
@@ -123,8 +119,7 @@ PICTURES: Mapping[str, Picture] = {
     ),
     "sail_vision": Picture(
         "accuracy",
-        "--preset tiny --budget.steps 200 --budget.every 50 --source-steps 200 "
-        "--optimizer.warmup 10 --held-out 400",
+        "",
         "Accuracy of a ResNet along training with labels and without, by its start.",
     ),
     "sail_diffusion": Picture(
@@ -166,8 +161,7 @@ def page() -> str:
     return (
         "# Gallery\n\nA picture of every study, with the question that it asks and the command "
         "that draws it and its others, on data that every installation has. What a study claims, "
-        "with its tests, is printed by the run; where options stand in a command, they make it "
-        "quicker than the default. All presets are under [Studies](studies.md).\n\n"
+        "with its tests, is printed by the run. All presets are under [Studies](studies.md).\n\n"
         + "\n".join(parts)
     )
 
