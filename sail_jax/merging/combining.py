@@ -164,6 +164,7 @@ def reduce(
     needs: Needs = "entry",
     scope: Scope = "tensor",
     local: Any = None,
+    propagates_nonfinite: bool = False,
 ) -> Reduction:
     """Makes a reduction of one step.
 
@@ -173,11 +174,15 @@ def reduce(
       needs: See `transform`.
       scope: See `transform`.
       local: See `transform`.
+      propagates_nonfinite: See `steps.Step`.
 
     Returns:
       The reduction.
     """
-    return Reduction((Step(kernel, statistics, needs, scope, local=local),))
+    step = Step(
+        kernel, statistics, needs, scope, local=local, propagates_nonfinite=propagates_nonfinite
+    )
+    return Reduction((step,))
 
 
 def from_function(

@@ -53,7 +53,7 @@ def _weighted_mean(piece: Piece, delta: Array, weight: Array) -> Array:
     return mean_where_any(delta, weight)
 
 
-weighted_sum: Reduction = reduce(kernel(_weighted_sum))
+weighted_sum: Reduction = reduce(kernel(_weighted_sum), propagates_nonfinite=True)
 """The reduction sum_k w_k delta_k.
 
 >>> from sail_jax import TaskVectors
@@ -109,7 +109,7 @@ def combination(coefficients: Coefficients, *args: Any, scope: Vectors = "tensor
     one_of("scope", scope, Vectors)
     count = kernel(coefficients, *args)
     if scope == "row":
-        return reduce(kernel(_by_row, count), needs="row")
+        return reduce(kernel(_by_row, count), needs="row", propagates_nonfinite=True)
     sums = Fold(
         kernel(_by_column if scope == "column" else _by_tensor),
         kernel(_coefficients, count),
@@ -119,9 +119,12 @@ def combination(coefficients: Coefficients, *args: Any, scope: Vectors = "tensor
     )
     # A piece of whole rows has an entry of every column, so that sums over pieces fit together.
     needs = "row" if scope == "column" else "entry"
+    tree = scope == "tree"
+    # Over the tree every outcome would be NaN, and which input is to blame would not be known.
     return reduce(
-        kernel(_combine), sums, needs=needs, scope="tree" if scope == "tree" else "tensor"
-    )
+        kernel(_combine), sums, needs=needs, scope="tree" if tree else "tensor",
+        propagates_nonfinite=not tree,
+    )  # fmt: skip
 
 
 def _weights(delta: Array, weight: Array) -> Float[Array, "task"]:

@@ -510,6 +510,9 @@ class Step:
         None for all leaves.
       local: Function from a path to a pytree of arrays that belong to the leaf, or None. The kernel
         and the summaries find them as `Piece.local`.
+      propagates_nonfinite: Whether a NaN or an infinity in any input of a tensor makes some entry
+        of its outcome NaN or infinite, whatever the weights are. The inputs of a merge of such
+        steps need not be looked at.
     """
 
     kernel: Kernel
@@ -518,6 +521,7 @@ class Step:
     scope: Scope = field(default="tensor", metadata=STATIC)
     where: Callable[[str], bool] | None = field(default=None, metadata=STATIC)
     local: Callable[[str], Any] | None = field(default=None, metadata=STATIC)
+    propagates_nonfinite: bool = field(default=False, metadata=STATIC)
 
     @property
     def over_tree(self) -> bool:

@@ -34,9 +34,9 @@ from sail_jax.merging.leafwise import (
 from sail_jax.merging.steps import Kernel, Piece, Step, fingerprint, kernel, resolve
 from sail_jax.merging.task_vectors import Proposal, written
 from sail_jax.merging.tensors import Tensor
-from sail_jax.merging.work import PieceOf, Run, Work, at_a_time, passes, pieces, read_as
+from sail_jax.merging.work import ENTRIES, PieceOf, Run, Work, at_a_time, passes, pieces, read_as
 
-__all__ = ["NotFiniteError", "Reader", "Resolved", "Tree", "Unit", "units"]
+__all__ = ["NotFiniteError", "Reader", "Resolved", "Tree", "Unit", "all_finite", "units"]
 
 Computed = TypeVar("Computed")
 
@@ -51,6 +51,25 @@ class NotFiniteError(ValueError):
     def __init__(self, tensor: Tensor | Work):
         super().__init__(f"{tensor.name}: expected finite values, got NaN or infinity")
         self.tensor = tensor
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Reads a tensor and checks whether it holds neither NaN nor infinity.
+
+    Args:
+      tensor: The tensor, which is read piece by piece.
+
+    Returns:
+      True if all entries are finite.
+    """
+    size = math.prod(tensor.shape)
+    buffer = np.empty(min(size, ENTRIES), tensor.dtype)
+    for start in range(0, size, ENTRIES):
+        part = buffer[: min(ENTRIES, size - start)]
+        tensor.read(part, start)
+        if not finite(part):
+            return False
+    return True
 
 
 def _refuse(tensors: Sequence[Tensor | Work], rows: np.ndarray, count: int) -> None:
@@ -203,7 +222,7 @@ class Unit:
       merge: The merge, None if a model is copied.
       steps: The steps of the merge.
       runs: The pieces; if there are several, those of the one tensor.
-      unchecked: The pieces whose inputs have not been found to be finite yet.
+      unchecked: The pieces whose inputs have to be finite, and have not been found to be yet.
       batch: The number of tensors that there is room for in arrays.
       wide: As above.
       dtype: The dtype that inputs are read as.
@@ -221,7 +240,10 @@ class Unit:
         largest = max(works, key=lambda work: work.size)
         # Tensors that are merged together share the runs of the largest; the others are padded.
         self.runs = pieces(largest.shape, first.needs, crowded)
-        self.unchecked = set(range(len(self.runs)))
+        # It is enough to look at outcomes where they show what the inputs hold; not all dtypes of
+        # one byte have NaN.
+        shown = first.dtype.itemsize > 1 and all(s.propagates_nonfinite for s in self.steps)
+        self.unchecked = set() if shown else set(range(len(self.runs)))
         self.batch = at_a_time(first, crowded)
         self.dtype = np.dtype(np.float64) if wide else read_as(first)
         precision = np.float64 if self.dtype == np.float64 else np.float32
@@ -383,11 +405,24 @@ class Unit:
                 continue
             rows, seen = reader(k, lambda *x: self._merged(k, tail, measure, reader, *x))  # noqa: B023
             if reader.check:
-                _refuse(self.works, rows, count)
+                self._refuse_outcome(rows, count)
             for b, work in enumerate(self.works):
                 if reader.wants(work, k):
                     mine = {name: np.asarray(x[b], float) for name, x in seen.items()}
                     yield work, start, rows[b, : min(count, work.size)], mine
+
+    def _refuse_outcome(self, rows: np.ndarray, count: int) -> None:
+        """Raises NotFiniteError if outcomes are not finite, for the input that is to blame if one
+        is.
+        """
+        try:
+            _refuse(self.works, rows, count)
+        except NotFiniteError as error:
+            work = error.tensor
+            for tensor in work.inputs if isinstance(work, Work) else ():
+                if not all_finite(tensor):
+                    raise NotFiniteError(tensor) from None
+            raise
 
     def _merged(
         self, k: int, tail: Kernel, measure: bool, reader: Reader, start: Any, models: Any

@@ -17,8 +17,8 @@ import numpy as np
 
 from sail_jax import disk
 from sail_jax.merging.engine import Engine
-from sail_jax.merging.extremes import FAINT, finite
-from sail_jax.merging.streaming import NotFiniteError, Unit
+from sail_jax.merging.extremes import FAINT
+from sail_jax.merging.streaming import NotFiniteError, Unit, all_finite
 from sail_jax.merging.tensors import Tensor, held
 from sail_jax.merging.work import (
     ENTRIES,
@@ -428,23 +428,11 @@ def _all_nonfinite(works: Sequence[Work], first: Tensor, limit: int = 10) -> str
     until = time.monotonic() + 20
     for work in works:
         for tensor in work.inputs:
-            if tensor not in tensors and time.monotonic() < until and not _all_finite(tensor):
+            if tensor not in tensors and time.monotonic() < until and not all_finite(tensor):
                 tensors.append(tensor)
     names = "; ".join(f"{tensor.name} in {tensor.source}" for tensor in tensors[:limit])
     more = f" and {len(tensors) - limit} more" if len(tensors) > limit else ""
     return f"NaN or infinity in {names}{more}; allow_nonfinite=True goes on regardless"
-
-
-def _all_finite(tensor: Tensor) -> bool:
-    """Whether a tensor has neither NaN nor infinities."""
-    size = int(np.prod(tensor.shape))
-    buffer = np.empty(min(size, ENTRIES), tensor.dtype)
-    for start in range(0, size, ENTRIES):
-        part = buffer[: min(ENTRIES, size - start)]
-        tensor.read(part, start)
-        if not finite(part):
-            return False
-    return True
 
 
 def _largest(dtype: np.dtype) -> float:

@@ -321,6 +321,42 @@ def test_non_finite_inputs_are_all_named():
     assert np.isnan(got["d"]).sum() == 1
 
 
+SHOWING = (
+    "linear", "task_arithmetic", "passthrough", "expo",
+    "slerp", "multislerp", "karcher", "nuslerp", "model_stock",
+)  # fmt: skip
+"""Methods whose outcomes show what their inputs hold, so that inputs are not looked at."""
+
+
+def test_which_methods_do_not_look_at_their_inputs():
+    found = [n for n in NAMES if all(s.propagates_nonfinite for s in make(n).steps)]
+    assert sorted(found) == sorted(SHOWING)
+
+
+@merge_cases.each_method(SHOWING, quick=("linear", "slerp"), slow=SHOWING)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, ml_dtypes.bfloat16])
+def test_a_bad_input_is_found_from_the_outcome_and_named(name, dtype, monkeypatch):
+    """In any model or the base, in the first piece or the last, whatever the weights."""
+    merge_cases.in_small_pieces(monkeypatch)
+    merge = make(name)
+    shapes = {"v": (37,), "w": (3, 20), "b": (2,)}
+    count = models_of(merge)
+    for who in range(count + (merge.base != "unused")):
+        for leaf, at, bad in (("v", 0, np.nan), ("w", 59, np.inf), ("b", 1, -np.inf)):
+            models, base = problem(shapes, count, dtype)
+            tree = [*models, base][who]
+            tree[leaf].reshape(-1)[at] = bad
+            weights = np.ones(count)
+            # An input without a weight is an input all the same.
+            if who < count and name != "slerp":
+                weights[who] = 0
+            with pytest.raises(MergeError, match=f"^NaN or infinity in {leaf} in memory; "):
+                streamed(merge, models, base, weights)
+            source = f"model {who}" if who < count else "base"
+            with pytest.raises(ValueError, match=f"{source}, leaf '{leaf}': expected finite"):
+                merge(models, base, weights=weights)
+
+
 @pytest.mark.parametrize(
     "dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn]
 )
