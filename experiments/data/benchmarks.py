@@ -131,7 +131,7 @@ def _arc(record: Mapping[str, Any], _: int) -> _Asked:
 def _copa(record: Mapping[str, Any], _: int) -> _Asked:
     """Puts a question of COPA: a premise without its full stop, and a cause or effect of it."""
     # The premise loses its full stop, as the sentence goes on in the choice.
-    joint = {"cause": "because", "effect": "therefore"}[record["question"]]
+    joint = choices.CONNECTIVES[record["question"]]
     pair = [record["choice1"], record["choice2"]]
     pair = [text[:1].lower() + text[1:] for text in pair]
     return _Asked(2 * [f"{record['premise'].strip()[:-1]} {joint}"], pair, record["label"], (0, 1))

@@ -30,6 +30,8 @@ SOURCE = Source(
 # The most bytes of one question.
 MAX_LINE = 1 << 20
 MAX_CHOICES = 64
+CONNECTIVES = {"cause": "because", "effect": "therefore"}
+"""What stands between a premise of COPA and a choice, by what is asked for."""
 
 
 class Item(NamedTuple):
@@ -195,7 +197,7 @@ def _numbered(context: str, choice: str) -> Callable[[Mapping[str, Any], str, in
         pair = [record[f"{choice}1"], record[f"{choice}2"]]
         text = record[context]
         if context == "premise":  # COPA
-            joint = {"cause": "because", "effect": "so"}.get(str(record["question"]))
+            joint = CONNECTIVES.get(str(record["question"]))
             if joint is None:
                 raise DataError(f"{what}: expected the question cause or effect")
             text = f"{str(text).rstrip().removesuffix('.')} {joint}"

@@ -339,7 +339,7 @@ QUESTIONS = {
     "arc": ({**ARC, "answerKey": "C"}, ("Why?", (" x", " y", " z"), 2)),
     "arc stem": ({"question": STEM, "answerKey": "2"}, ("Why?", (" x", " y", " z"), 1)),
     "piqa": ({"goal": "To", "sol1": "do", "sol2": " be", "label": 1}, ("To", (" do", " be"), 1)),
-    "copa": ({**COPA, "label": 0}, ("It rained so", (" the sky", " i got"), 0)),
+    "copa": ({**COPA, "label": 0}, ("It rained therefore", (" the sky", " i got"), 0)),
     "winogrande": (
         {"sentence": "It is _ day", "option1": "a", "option2": "no", "answer": "2"},
         ("It is", (" a day", " no day"), 1),
