@@ -446,7 +446,8 @@ def linear_transfer_boundary(theta: ArrayLike, sigma: ArrayLike) -> Boundary:
     exists = sigma < near
     far = 1 + cos
     inside = (near - sigma) * (near + sigma) * (far - sigma) * (far + sigma)
-    root = jnp.sqrt(jnp.where(exists, inside, 0.0))
+    # Where there are none, 1 stands for it: at 0 the root has no derivative.
+    root = jnp.sqrt(jnp.where(exists, inside, 1.0))
     # The roots meet at |cos|. Their product is cos^2, so nothing cancels. Without roots both are
     # |cos| itself: b / 2 could be rounded otherwise each time that a compiled program computes it.
     upper = jnp.where(exists, (b + root) / 2, cos)
@@ -484,7 +485,9 @@ def fine_tune_boundary(gamma: ArrayLike, sigma: ArrayLike, depth: ArrayLike = 2)
     problems.check_sigma(sigma)
     gamma = jnp.asarray(gamma, dtype=float)
     c = _limit_null_scale(gamma, 1 - gamma, sigma, depth, 1.0)
-    return jnp.arccos(jnp.minimum(c / 2, 1.0))
+    helps = ~(c >= 2)  # true of NaN, which is passed on
+    # The inner where keeps the derivative finite: that of arccos is infinite at 1.
+    return jnp.where(helps, jnp.arccos(jnp.where(helps, c / 2, 0.0)), 0.0)
 
 
 def _fine_tune_gain(gamma, unseen, theta, sigma, depth, size) -> Array:

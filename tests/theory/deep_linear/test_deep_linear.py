@@ -144,6 +144,24 @@ def test_without_a_region_its_two_ends_are_equal():
     assert (lower < upper)[region & (theta > 1e-3)].all()
 
 
+def test_boundaries_have_derivatives_where_there_is_no_region_too():
+    """Against central differences, whose error at h = 1e-5 is about h^2 = 1e-10."""
+
+    def ends(theta, sigma, gamma):
+        return jnp.stack([
+            *dl.linear_transfer_boundary(theta, sigma), dl.fine_tune_boundary(gamma, sigma)
+        ])  # fmt: skip
+
+    # A region below n = d, none, and fine-tuning that hurts at every angle.
+    for point in ((1.2, 0.2, 0.5), (0.4, 0.5, 0.5), (1.2, 0.9, 0.999)):
+        with jax.enable_x64(True):
+            point = jnp.array(point)
+            slopes = jax.jacobian(lambda x: ends(*x))(point)
+            steps = 1e-5 * jnp.eye(3)
+            want = jnp.stack([(ends(*(point + h)) - ends(*(point - h))) / 2e-5 for h in steps], 1)
+        np.testing.assert_allclose(slopes, want, rtol=1e-7, atol=1e-8)
+
+
 @pytest.mark.parametrize("depth", [2, 3, np.inf])
 @pytest.mark.parametrize(("gamma", "sigma"), [(0.3, 0.0), (0.5, 1.0), (0.9, 0.2)])
 def test_fine_tune_boundary_is_the_sign_change(gamma, sigma, depth):
