@@ -8,11 +8,11 @@ import optax
 from jaxtyping import Array
 from scipy.optimize import root_scalar
 
-from theory.claims import Claim, Estimate, beside, measured
+from theory.claims import Claim, Estimate, beside, generator, measured
 from theory.merging.bounds import Constants, excess_risk_bound, surrogate_gradient
 from theory.merging.effective_steps import adam_steps, effective_steps, simulate_movement
 from theory.merging.tasks import QuadraticTasks, Training
-from theory.merging.testbeds import PAPER, drawn, expected, generator
+from theory.merging.testbeds import PAPER, drawn, expected
 
 ALL = np.inf  # samples in a batch
 PROXIMAL, LOCAL_STEPS = 0.1, (5, 20)  # α and K

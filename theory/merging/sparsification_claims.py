@@ -9,11 +9,11 @@ from jaxtyping import Array, Float
 
 from sail_jax.merging.task_vectors import TaskVectors
 from sail_jax.merging.transforms import drop, elect, trim
-from theory.claims import Claim, Estimate, Simulate, beside, compiled, measured
+from theory.claims import Claim, Estimate, Simulate, beside, compiled, generator, measured
 from theory.merging.heterogeneity import dare_heterogeneity, effect, heterogeneity, updates
 from theory.merging.quadratic import dare
 from theory.merging.tasks import QuadraticTasks
-from theory.merging.testbeds import PAPER, generator
+from theory.merging.testbeds import PAPER
 
 WEIGHTS = (0.4, 0.3, 0.2, 0.1)
 N, D, DRAWS = len(WEIGHTS), 50, 200

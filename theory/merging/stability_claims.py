@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from theory.claims import Claim, Estimate, beside, measured
+from theory.claims import Claim, Estimate, beside, generator, measured
 from theory.merging.bounds import Form, local_stability
 from theory.merging.quadratic import constants, exact
 from theory.merging.testbeds import (
@@ -17,7 +17,6 @@ from theory.merging.testbeds import (
     bound,
     drawn,
     expected,
-    generator,
     long,
     minimiser,
     mixed,

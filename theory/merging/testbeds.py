@@ -90,18 +90,6 @@ def admissible() -> QuadraticTasks:
     return QuadraticTasks([h, h / 2], centres, 0.1, 20, steps, 4, rate, start=2.0)
 
 
-def generator(key: jax.Array) -> np.random.Generator:
-    """Makes a NumPy random generator from a JAX key; it has nothing to compile.
-
-    Args:
-      key: Random key.
-
-    Returns:
-      The generator.
-    """
-    return np.random.default_rng(np.asarray(jax.random.bits(key, (4,), np.uint32)))
-
-
 def expected(bed: Bed, field: str) -> Callable[[], float]:
     """Returns a function that computes a quantity in closed form, its mean over tasks.
 
