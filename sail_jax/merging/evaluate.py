@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from sail_jax.merging import ranking
+from sail_jax.merging import counting
 from sail_jax.merging.leafwise import (
     Data,
     Known,
@@ -391,17 +391,17 @@ class _Loops(Traced):
 
     def sizes(self) -> Any:
         sizes = (np.full(len(loop.data), loop.size) for loop in self.loops)
-        return [ranking.Wide(*map(jnp.asarray, ranking.wide(n))) for n in sizes]
+        return [counting.Wide(*map(jnp.asarray, counting.wide(n))) for n in sizes]
 
     def before(self, own: Any) -> Any:
         ends = np.cumsum([len(loop.data) for loop in self.loops])[:-1]
         # `by_path` takes the order of the loops to that of the paths, `back` undoes it.
         back = np.argsort(self.by_path)
 
-        def running(*parts: ranking.Wide) -> list[ranking.Wide]:
+        def running(*parts: counting.Wide) -> list[counting.Wide]:
             in_order = jax.tree.map(lambda *x: jnp.concatenate(x)[self.by_path], *parts)
-            before = [jnp.split(part[back], ends) for part in ranking.running(in_order)]
-            return [ranking.Wide(hi, lo) for hi, lo in zip(*before, strict=True)]
+            before = [jnp.split(part[back], ends) for part in counting.running(in_order)]
+            return [counting.Wide(hi, lo) for hi, lo in zip(*before, strict=True)]
 
         spread = map_counts(running, *own)
         return [

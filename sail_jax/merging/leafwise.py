@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from sail_jax.merging import ranking
+from sail_jax.merging import counting
 from sail_jax.merging.steps import Kernel, Piece, Step, kernel, resolve
 from sail_jax.trees import some_paths
 
@@ -300,13 +300,13 @@ class Whole(Traced):
         # Nothing lies before the only piece.
         return jax.tree.map(jnp.zeros_like, own)
 
-    def sizes(self) -> ranking.Wide:
+    def sizes(self) -> counting.Wide:
         size = self.delta[0].size if self.piece.size is None else self.piece.size
-        return ranking.narrow_to_wide(jnp.asarray(size, jnp.uint32))
+        return counting.narrow_to_wide(jnp.asarray(size, jnp.uint32))
 
 
 def map_counts(function: Callable[..., Any], *trees: Any) -> Any:
-    """Applies a function to every `ranking.Wide` in some trees of the same structure.
+    """Applies a function to every `counting.Wide` in some trees of the same structure.
 
     Args:
       function: Function of one `Wide` from each tree.
@@ -315,4 +315,4 @@ def map_counts(function: Callable[..., Any], *trees: Any) -> Any:
     Returns:
       A tree of the results.
     """
-    return jax.tree.map(function, *trees, is_leaf=lambda x: isinstance(x, ranking.Wide))
+    return jax.tree.map(function, *trees, is_leaf=lambda x: isinstance(x, counting.Wide))

@@ -28,220 +28,42 @@ from jax.tree_util import register_dataclass
 from jaxtyping import Array, Bool, Float, UInt
 
 from sail_jax.merging.arithmetic import per_task
+from sail_jax.merging.counting import (
+    HALF,
+    Numbers,
+    Wide,
+    add,
+    carry,
+    check_size,
+    choose,
+    less,
+    narrow_to_wide,
+    numpy_of,
+    occurrences,
+    row_sums,
+    subtract,
+)
 from sail_jax.merging.steps import STATIC, Kernel, Piece, Visit, kernel
 
 __all__ = [
     "MAGNITUDES",
     "Found",
     "Order",
-    "Wide",
-    "add",
     "float_of_key",
-    "fraction",
     "key_of_float",
-    "less",
     "magnitude",
-    "occurrences",
     "row_ranks",
-    "running",
-    "subtract",
     "take",
-    "wide",
 ]
 
-HALF = 1 << 16
-"""The base of a `Wide`: 16 bits."""
 SPARE = 1 << 10
 """The number of bins for keys that do not count."""
-MANY = 1 << 15
-"""The number of comparisons above which it pays on CPUs to count them in bytes first."""
 COLUMNS = 1 << 14
 """The number of columns of the rows into which a vector is divided."""
 LONG = 1 << 8
 """The number of columns from which the counts of rows are kept."""
 BLOCK = 1 << 7
 """The number of entries that are added up at a time in a search for one of many."""
-
-Numbers = Array | np.ndarray
-"""Counts: JAX's in a program, NumPy's between the programs that read files."""
-
-
-# --- counts beyond 32 bits
-
-
-class Wide(NamedTuple):
-    """A count hi * 2**16 + lo. Models outgrow 32 bits, the widest integers of JAX by default.
-
-    Attributes:
-      hi: uint32.
-      lo: uint32 below 2**16, of the same shape.
-    """
-
-    hi: UInt[Numbers, "..."]
-    lo: UInt[Numbers, "..."]
-
-
-def _carry(hi: Numbers, lo: Numbers) -> Wide:
-    """Makes a `Wide` of two words of which the lower may exceed 16 bits."""
-    return Wide(hi + (lo >> 16), lo & (HALF - 1))
-
-
-def wide(n: int | np.integer | np.ndarray) -> Wide:
-    """Converts known counts to a `Wide` of NumPy arrays.
-
-    Args:
-      n: Counts in [0, 2**48), of any shape.
-
-    Returns:
-      The same counts, of the same shape.
-    """
-    parts: Any = (np.uint32(np.asarray(n) >> 16), np.uint32(np.asarray(n) % HALF))
-    return Wide(*parts)
-
-
-def add(a: Wide, b: Wide) -> Wide:
-    """Adds counts.
-
-    Args:
-      a: Counts of any shape.
-      b: Counts that broadcast with `a`.
-
-    Returns:
-      a + b.
-    """
-    return _carry(a.hi + b.hi, a.lo + b.lo)
-
-
-def subtract(a: Wide, b: Wide) -> Wide:
-    """Subtracts counts.
-
-    Args:
-      a: Counts of any shape.
-      b: Counts that broadcast with `a`, none of them larger.
-
-    Returns:
-      a - b.
-    """
-    # Borrowed beforehand, so that the lower word is not negative.
-    return _carry(a.hi - b.hi - 1, a.lo - b.lo + HALF)
-
-
-def less(a: Wide, b: Wide) -> Bool[Numbers, "..."]:
-    """Compares counts.
-
-    Args:
-      a: Counts of any shape.
-      b: Counts that broadcast with `a`.
-
-    Returns:
-      a < b.
-    """
-    return (a.hi < b.hi) | ((a.hi == b.hi) & (a.lo < b.lo))
-
-
-def narrow_to_wide(n: UInt[Array, "..."]) -> Wide:
-    """Converts 32-bit counts to a `Wide`.
-
-    Args:
-      n: uint32, of any shape.
-
-    Returns:
-      The same counts, of the same shape.
-    """
-    return _carry(jnp.uint32(0), n)
-
-
-def running(counts: Wide) -> Wide:
-    """Computes for each row the sum of the rows before it.
-
-    Args:
-      counts: Shape `[row, ...]`, fewer than 2**16 rows.
-
-    Returns:
-      The sums, of the same shape; 0 for the first row.
-    """
-    # Fewer than 2**16 words below 2**16 add up to less than 2**32.
-    return _carry(*(part.cumsum(0, dtype=jnp.uint32) - part for part in counts))
-
-
-def _numpy_of(x: Any) -> Any:
-    """Returns the functions that fit an array: NumPy's for its own, JAX's for every other.
-
-    Counts of files come as NumPy arrays. There are few of them, and to compile for them would take
-    much longer than to compute.
-    """
-    return np if isinstance(x, np.ndarray | np.generic) else jnp
-
-
-def _where(condition: Numbers, a: Wide, b: Wide) -> Wide:
-    """Chooses between counts, entry by entry."""
-    where = _numpy_of(condition).where
-    return Wide(*(where(condition, x, y) for x, y in zip(a, b, strict=True)))
-
-
-def occurrences(mask: Bool[Array, "task ..."]) -> Wide:
-    """Counts how often a mask is True for each task.
-
-    Args:
-      mask: Shape `[task, ...]`, fewer than 2**32 entries for each task.
-
-    Returns:
-      Counts, shape `[task]`.
-
-    Raises:
-      ValueError: For a leaf with more entries.
-    """
-    _check_size(mask)
-    counts = [_row_sums(row) if row.ndim == 1 else row.sum(dtype=jnp.uint32) for row in mask]
-    return _carry(jnp.uint32(0), jnp.stack(counts))
-
-
-def _check_size(keys: Array) -> None:
-    """Refuses a leaf with more entries than 32 bits can count."""
-    if math.prod(keys.shape[1:]) >= 1 << 32:
-        raise ValueError(f"cannot count a leaf of shape {keys.shape[1:]}: expected < 2**32 entries")
-
-
-def _row_sums(mask: Bool[Array, "... n"]) -> UInt[Array, "..."]:
-    """Counts how many entries are True along the last axis."""
-    n = mask.shape[-1]
-    # Of many it pays on CPUs to add up eight in a byte first.
-    if n % 8 == 0 and mask.size > MANY and not any(jax.typeof(mask).sharding.spec):
-        mask = mask.reshape(*mask.shape[:-1], 8, n // 8).sum(-2, dtype=jnp.uint8)
-    return mask.sum(-1, dtype=jnp.uint32)
-
-
-def fraction(part: float) -> Kernel:
-    """Makes the kernel that computes floor(part * count).
-
-    A decimal is taken as it is written: 0.7 of 10 is 7, though the nearest double lies below 0.7.
-    So `part` is rounded up to 48 binary places.
-
-    Args:
-      part: A number in [0, 1).
-
-    Returns:
-      A kernel from one `Wide` of counts below 2**32 to another.
-    """
-    places = min(math.ceil(part * 2.0**48), (1 << 48) - 1)
-    return kernel(_fraction, np.array([places >> 16 * j & 0xFFFF for j in range(3)], np.uint32))
-
-
-def _fraction(places: UInt[Array, "3"], count: Wide) -> Wide:
-    """Multiplies counts by a fraction, in long multiplication with digits of 16 bits."""
-    # Column c is worth 2**(16 * c); both halves of each product of 32 bits go to their own column,
-    # so that none overflows before carries are passed on.
-    columns = [jnp.uint32(0)] * 6
-    for i, digit in enumerate((count.lo, count.hi)):
-        for j in range(3):
-            product = digit * places[j]
-            # Each column receives at most five numbers below 2**16.
-            columns[i + j] = columns[i + j] + (product & 0xFFFF)
-            columns[i + j + 1] = columns[i + j + 1] + (product >> 16)
-    for i in range(5):
-        columns[i + 1] = columns[i + 1] + (columns[i] >> 16)
-    # Columns 0 to 2 are the 48 binary places.
-    return Wide(columns[4] & 0xFFFF, columns[3] & 0xFFFF)
 
 
 # --- keys
@@ -489,7 +311,7 @@ def _by_bits(
         def go_on(ones: tuple[Wide, ...], begun: tuple[Wide, ...]) -> tuple[Wide, ...]:
             triples = zip(ahead, ones, begun, strict=True)
             # Of the keys that began alike, those with the bit that was chosen still do.
-            return tuple(_where(zero, subtract(n, hit), hit) for zero, hit, n in triples)
+            return tuple(choose(zero, subtract(n, hit), hit) for zero, hit, n in triples)
 
         return _next_digits(state, counts), visit.each(go_on, ones, begun) if ties else None
 
@@ -506,7 +328,7 @@ def _by_bits(
 
 def _for_each(tasks: int, rank: Wide) -> Wide:
     """Repeats a rank for each of some tasks, with NumPy if it is NumPy's."""
-    return Wide(*(_numpy_of(part).broadcast_to(part, (tasks,)) for part in rank))
+    return Wide(*(numpy_of(part).broadcast_to(part, (tasks,)) for part in rank))
 
 
 def _add_each(a: Sequence[Wide], b: Sequence[Wide]) -> tuple[Wide, ...]:
@@ -540,7 +362,7 @@ def _count_equal(
 ) -> tuple[tuple[()], tuple[tuple[Wide, ...], tuple[Array | None, ...]]]:
     """Counts the keys equal to each threshold, in a piece and in each of its rows."""
     values, inside = _keys_inside(keys, *args)
-    _check_size(values)
+    check_size(values)
     in_rows = tuple(_equal_in_rows(values, least, inside) for least in thresholds)
     totals = tuple(narrow_to_wide(rows.sum(1, dtype=jnp.uint32)) for rows in in_rows)
     # Counts of short rows, kept for all pieces of a model, would be as large as the model.
@@ -555,7 +377,7 @@ def _equal_in_rows(
 
     def count(key: Array, least: Array) -> Array:
         equal = key == least if inside is None else (key == least) & inside
-        return _row_sums(equal.reshape(shape))
+        return row_sums(equal.reshape(shape))
 
     return per_task(count, keys, thresholds)
 
@@ -592,7 +414,7 @@ def _next_digit(search: Found, counts: Wide) -> Found:
     """Chooses the next digit of one search from the counts of keys that have each digit."""
     if counts.lo.ndim == 1:
         zero = less(counts, search.rank)
-        rank = _where(zero, subtract(search.rank, counts), search.rank)
+        rank = choose(zero, subtract(search.rank, counts), search.rank)
         # For a 0, all keys with a 1 are larger than the threshold, and their number leaves the
         # rank.
         return Found(search.key << 1 | (~zero).astype(search.key.dtype), rank)
@@ -601,8 +423,8 @@ def _next_digit(search: Found, counts: Wide) -> Found:
         return Found(search.key << 8 | digit.astype(search.key.dtype), rank)
     # In two steps, of the digit's upper and lower byte.
     blocks = Wide(*(part.reshape(len(part), 256, 256) for part in counts))
-    high, rank = _reached(_carry(*(part.sum(2, dtype=np.uint32) for part in blocks)), search.rank)
-    take_along_axis = _numpy_of(high).take_along_axis
+    high, rank = _reached(carry(*(part.sum(2, dtype=np.uint32) for part in blocks)), search.rank)
+    take_along_axis = numpy_of(high).take_along_axis
     block = Wide(*(take_along_axis(p, high[:, None, None], 1)[:, 0] for p in blocks))
     low, rank = _reached(block, rank)
     digit = (high << 8 | low).astype(search.key.dtype)
@@ -614,7 +436,7 @@ def _reached(counts: Wide, rank: Wide) -> tuple[Numbers, Wide]:
 
     Also returns the rank among the keys that have this digit. Rank 0 is reached by the last digit.
     """
-    space = _numpy_of(counts.lo)
+    space = numpy_of(counts.lo)
     digit = np.arange(256)
     # `reaches[d]` is the number of keys whose digit is d or a larger one. It is a masked sum, since
     # XLA compiles running sums slowly.
@@ -623,7 +445,7 @@ def _reached(counts: Wide, rank: Wide) -> tuple[Numbers, Wide]:
     def reach(part: Numbers) -> Any:
         return space.where(from_here, part[:, None], 0).sum(-1, dtype=np.uint32)
 
-    reaches = _carry(*map(reach, counts))
+    reaches = carry(*map(reach, counts))
     beside = Wide(rank.hi[:, None], rank.lo[:, None])
     # `reaches` falls with the digit, so counting where it is large enough finds the last such
     # digit.
@@ -658,7 +480,7 @@ def histogram(
     Raises:
       ValueError: For a leaf with more entries.
     """
-    _check_size(keys)
+    check_size(keys)
 
     def digits(key: Array, head: Array) -> tuple[Array, Array]:
         rest = key >> shift
@@ -675,7 +497,7 @@ def histogram(
 
     # The branch is chosen where the program is lowered: `jit` may not know the device before.
     counts = lax.platform_dependent(keys, head, cpu=by_scatter, default=by_sort)
-    return _carry(jnp.uint32(0), counts)
+    return carry(jnp.uint32(0), counts)
 
 
 def _each_task(function: Callable[..., Array], *arrays: Array) -> Array:
@@ -728,7 +550,7 @@ def take(
     if keys.size == 0:
         return keys > 0
     # max(rank - before, 0): how many equal keys are left for this piece and those after it.
-    left = subtract(_where(less(before, found.rank), found.rank, before), before)
+    left = subtract(choose(less(before, found.rank), found.rank, before), before)
     # A piece has fewer than 2**32 entries: whatever is more means all of them.
     left = jnp.where(left.hi < HALF, left.hi << 16 | left.lo, np.uint32(0xFFFFFFFF))
     like = jax.typeof(keys).sharding

@@ -246,7 +246,7 @@ class Visit(Protocol):
         """Adds up, for each piece, the counts that the pieces before it keep.
 
         Args:
-          own: What pieces keep: trees of counts (`ranking.Wide`).
+          own: What pieces keep: trees of counts (`counting.Wide`).
 
         Returns:
           The sums, in the structure of `own`. Pieces are in order of (path, index).
@@ -257,7 +257,7 @@ class Visit(Protocol):
         """Counts the entries of each piece.
 
         Returns:
-          One `ranking.Wide` for each piece, in the structure of what pieces keep.
+          One `counting.Wide` for each piece, in the structure of what pieces keep.
         """
         ...
 

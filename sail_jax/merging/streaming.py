@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from sail_jax.merging import ranking
+from sail_jax.merging import counting
 from sail_jax.merging.arithmetic import gram, number
 from sail_jax.merging.buffers import Buffers
 from sail_jax.merging.extremes import finite, lost
@@ -579,7 +579,7 @@ class Tree:
         """Adds up, for each piece, the counts that the pieces before it keep; see `Visit.before`.
 
         Args:
-          own: What pieces keep: trees of counts (`ranking.Wide`).
+          own: What pieces keep: trees of counts (`counting.Wide`).
 
         Returns:
           The sums for each piece. Pieces are in order of (name of the tensor, index of the first
@@ -594,7 +594,7 @@ class Tree:
         # By path and then by place: the order in which ties are taken.
         entries.sort()
 
-        def running(*counts: ranking.Wide) -> list[ranking.Wide]:
+        def running(*counts: counting.Wide) -> list[counting.Wide]:
             by_key = dict(zip(own, counts, strict=True))
             # In 64 bits, by NumPy: counts of a model outgrow 32.
             so_far: Any = np.zeros(counts[0].lo.shape[1:], np.int64)
@@ -603,7 +603,7 @@ class Tree:
                 sums[key][b] = so_far
                 count = by_key[key]
                 so_far = so_far + (count.hi[b].astype(np.int64) << 16) + count.lo[b]
-            return [ranking.wide(sums[key]) for key in own]
+            return [counting.wide(sums[key]) for key in own]
 
         spread = map_counts(running, *jax.device_get(list(own.values())))
         return {

@@ -14,10 +14,11 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, UInt
 
 from sail_jax.checks import concrete
-from sail_jax.merging import random_bits, ranking
+from sail_jax.merging import counting, random_bits, ranking
 from sail_jax.merging.arithmetic import PerModel, beside, computed_once, per_task, sums, task_sum
 from sail_jax.merging.combining import Transform, chain, from_function, masked, transform
-from sail_jax.merging.ranking import MAGNITUDES, Found, Order, Wide
+from sail_jax.merging.counting import Wide
+from sail_jax.merging.ranking import MAGNITUDES, Found, Order
 from sail_jax.merging.steps import Fold, Kernel, Piece, Scope, kernel
 
 __all__ = [
@@ -104,7 +105,7 @@ def trim(
 
 def _trim_ranks(density: np.ndarray, floor: bool, size: int) -> tuple[Wide, ...]:
     """Returns the rank of the last entry that stays."""
-    return (ranking.wide(_how_many(density, floor, size)),)
+    return (counting.wide(_how_many(density, floor, size)),)
 
 
 def _how_many(density: np.ndarray, floor: bool, size: int) -> np.ndarray | np.integer:
@@ -174,7 +175,7 @@ def _between_ranks(
     above = np.floor(gamma * size + (0.0 if floor else 0.5)).astype(int)
     # `density` wins over `gamma`: as many entries stay as it says, and fewer large ones are masked.
     above = np.minimum(above, size - count)
-    return ranking.wide(above), ranking.wide(above + count)
+    return counting.wide(above), counting.wide(above + count)
 
 
 def _keep_between(
@@ -256,17 +257,17 @@ def _count_signs(piece: Piece, delta: Array, weight: Array, *, by: ElectBy) -> t
     """Counts the entries of a piece for which each sign is elected."""
     # A leading axis of one task, which `occurrences` expects.
     mass = task_sum(_counted(by, delta, weight))[None]
-    return ranking.occurrences(mass > 0), ranking.occurrences(mass < 0)
+    return counting.occurrences(mass > 0), counting.occurrences(mass < 0)
 
 
 def _add_counts(a: Sequence[Wide], b: Sequence[Wide]) -> tuple[Wide, ...]:
-    return tuple(map(ranking.add, a, b))
+    return tuple(map(counting.add, a, b))
 
 
 def _majority(prepared: Any, signs: tuple[Wide, Wide]) -> Array:
     """Returns the sign that won more entries, 0 if neither did."""
     positive, negative = signs
-    ahead, behind = ranking.less(negative, positive), ranking.less(positive, negative)
+    ahead, behind = counting.less(negative, positive), counting.less(positive, negative)
     return (ahead.astype(jnp.float32) - behind.astype(jnp.float32))[0]
 
 

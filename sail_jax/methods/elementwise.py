@@ -14,11 +14,12 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, UInt
 
 from sail_jax.checks import concrete
-from sail_jax.merging import ranking
+from sail_jax.merging import counting, ranking
 from sail_jax.merging.arithmetic import beside, number, task_sum
 from sail_jax.merging.combining import Transform, chain, reduce, transform
+from sail_jax.merging.counting import Wide
 from sail_jax.merging.merge import Compat, Merge, choose, method
-from sail_jax.merging.ranking import MAGNITUDES, Found, Order, Wide
+from sail_jax.merging.ranking import MAGNITUDES, Found, Order
 from sail_jax.merging.reductions import weighted_mean
 from sail_jax.merging.steps import Fold, Piece, kernel
 from sail_jax.merging.task_vectors import check_scalar
@@ -234,7 +235,7 @@ def ramplus_tl(*, epsilon: Scalar = 1e-5, r: Scalar = 0.1, alpha: Scalar = 0.2) 
 
 
 def _add_pair(a: tuple[Wide, Wide], b: tuple[Wide, Wide]) -> tuple[Wide, Wide]:
-    return ranking.add(a[0], b[0]), ranking.add(a[1], b[1])
+    return counting.add(a[0], b[0]), counting.add(a[1], b[1])
 
 
 def _active_models(delta: Array, weight: Array) -> tuple[Array, Array]:
@@ -247,14 +248,14 @@ def _shared_and_alone(piece: Piece, delta: Array, weight: Array) -> tuple[Wide, 
     """For each model, how many entries it changed along with others, and how many alone."""
     # Padding is of zero deltas, which are not active.
     active, count = _active_models(delta, weight)
-    return ranking.occurrences(active & (count > 1)), ranking.occurrences(active & (count == 1))
+    return counting.occurrences(active & (count > 1)), counting.occurrences(active & (count == 1))
 
 
 def _amplify(
     r: Array, alpha: Array, counts: tuple[Wide, Wide], piece: Piece, delta: Array, weight: Array
 ) -> Vectors:
     """Multiplies the changes that one model made alone by its lambda_k."""
-    # Counts are hi * 2**16 + lo (`ranking.Wide`); their ratio needs no more than float32.
+    # Counts are hi * 2**16 + lo (`counting.Wide`); their ratio needs no more than float32.
     shared, alone = (n.hi.astype(jnp.float32) * 65536 + n.lo.astype(jnp.float32) for n in counts)
     r, alpha = (jnp.asarray(x, jnp.float32) for x in (r, alpha))
     rho = jnp.where(alone > 0, shared / jnp.maximum(alone, 1), alpha)
@@ -319,8 +320,8 @@ def sce(*, select_topk: float = 1.0, tie: TieSign | None = None, compat: Compat 
 
 def _most_varying(part: float) -> Transform:
     """The transform that keeps a fraction of the varying entries, those of largest variance."""
-    varying = Fold(kernel(_count_varying), add=ranking.add)
-    rank = kernel(_rank_of_part, ranking.fraction(part))
+    varying = Fold(kernel(_count_varying), add=counting.add)
+    rank = kernel(_rank_of_part, counting.fraction(part))
     # One ranking for all models, of variances: the mask is the same for each of them.
     order = Order(kernel(_variance_keys), ranks=rank, tasks=1, ties=True)
     return transform(kernel(_keep_varying), varying, order)
@@ -336,7 +337,7 @@ def _variance(delta: Array, weight: Array) -> Float[Array, "..."]:
 def _count_varying(piece: Piece, delta: Array, weight: Array) -> Wide:
     """How many entries vary over the models."""
     # Padding is of equal deltas, which do not vary.
-    return ranking.occurrences((_variance(delta, weight) != 0)[None])
+    return counting.occurrences((_variance(delta, weight) != 0)[None])
 
 
 def _variance_keys(*args: Any) -> UInt[Array, "1 ..."]:
@@ -434,7 +435,7 @@ def arcee_fusion() -> Merge:
 
 def _quartile_ranks(size: int) -> tuple[Wide, ...]:
     """The ranks, counted from the largest as 1, of the first quartile, the median and the third."""
-    return tuple(ranking.wide(size - q * (size - 1) // 4) for q in (1, 2, 3))
+    return tuple(counting.wide(size - q * (size - 1) // 4) for q in (1, 2, 3))
 
 
 def _importance(delta: Array) -> Float[Array, "..."]:
@@ -510,13 +511,13 @@ def pcb(*, ratio: float = 0.1, scale: Scalar = 1.0) -> Merge:
 def _quantile_ranks(size: int) -> tuple[Wide, ...]:
     """The ranks, from the largest as 1, of the upper and the lower quantile of n entries."""
     cut = size // 10000
-    return ranking.wide(size - cut), ranking.wide(1 + cut)
+    return counting.wide(size - cut), counting.wide(1 + cut)
 
 
 def _best_ranks(part: float, size: int) -> tuple[Wide, ...]:
     """The rank of the least score that competes, and that of the largest."""
     count = size - int(size * (1 - part))
-    return ranking.wide(min(max(count, 1), size)), ranking.wide(1)
+    return counting.wide(min(max(count, 1), size)), counting.wide(1)
 
 
 def _score(bounds: tuple[Found, ...], delta: Array, weight: Array) -> tuple[Array, Array]:

@@ -15,7 +15,7 @@ import pytest
 from merge_cases import streamed
 
 from sail_jax import Merge
-from sail_jax.merging import engine, random_bits, ranking, work
+from sail_jax.merging import counting, engine, random_bits, ranking, work
 from sail_jax.merging.combining import chain, from_function, masked
 from sail_jax.merging.task_vectors import TaskVectors
 from sail_jax.merging.transforms import drop, elect, keep_between, trim
@@ -149,19 +149,19 @@ def test_wide_counts_agree_with_integers():
     numbers = [0, 1, 2**16 - 1, 2**16, 2**32 - 1, 2**32, 2**40 + 5]
     numbers += [draw.randrange(2**47) for _ in range(20)]
     for a in numbers:
-        assert value(ranking.wide(a)) == a
+        assert value(counting.wide(a)) == a
         for b in numbers:
-            x, y = ranking.wide(a), ranking.wide(b)
+            x, y = counting.wide(a), counting.wide(b)
             with np.errstate(over="ignore"):  # words without a sign wrap
-                assert value(ranking.add(x, y)) == a + b
-                assert bool(ranking.less(x, y)) == (a < b)
-                assert a < b or value(ranking.subtract(x, y)) == a - b
+                assert value(counting.add(x, y)) == a + b
+                assert bool(counting.less(x, y)) == (a < b)
+                assert a < b or value(counting.subtract(x, y)) == a - b
 
 
 def test_running_sums_beyond_32_bits():
     counts = np.random.default_rng(0).integers(0, 2**40, (50, 2))
-    wide = ranking.Wide(*map(jnp.asarray, ranking.wide(counts)))
-    got = ranking.running(wide)
+    wide = counting.Wide(*map(jnp.asarray, counting.wide(counts)))
+    got = counting.running(wide)
     found = np.asarray(got.hi, np.int64) * 2**16 + np.asarray(got.lo)
     np.testing.assert_array_equal(found, counts.cumsum(0) - counts)
 
@@ -194,11 +194,11 @@ def test_next_digit_beyond_32_bits():
     """A model of 10^13 entries: the digit of rank k and the rank left, against int64."""
     rng = np.random.default_rng(2)
     counts = rng.integers(0, 2**28, (1, 2**16))
-    split = ranking.Wide(*map(jnp.asarray, ranking.wide(counts)))
+    split = counting.Wide(*map(jnp.asarray, counting.wide(counts)))
     reach = np.cumsum(counts[0, ::-1])[::-1]
     assert reach[0] > 2**42
     for k in (1, 10**6, 2**32, 2**32 + 1, 5 * 10**12, int(reach[0])):
-        rank = ranking.Wide(*map(jnp.asarray, ranking.wide(np.array([k]))))
+        rank = counting.Wide(*map(jnp.asarray, counting.wide(np.array([k]))))
         found = ranking._next_digit(ranking.Found(jnp.zeros(1, jnp.uint32), rank), split)
         digit = np.flatnonzero(reach >= k).max()
         assert int(found.key[0]) == digit
@@ -220,10 +220,10 @@ def test_the_first_of_equal_keys_are_taken():
     leaves += [rng.integers(0, 3, (2, n)) for n in (1, 5, 2**14)]
     flat = np.concatenate([(leaf == 1).reshape(2, -1) for leaf in leaves], 1)
     for wanted in ([0, 1], [3, 8], flat.sum(1).tolist(), [*flat.sum(1)[:1], flat[1].sum() + 5]):
-        rank = ranking.Wide(*map(jnp.asarray, ranking.wide(np.array(wanted))))
+        rank = counting.Wide(*map(jnp.asarray, counting.wide(np.array(wanted))))
         found, before, taken = ranking.Found(jnp.ones(2, jnp.uint32), rank), np.zeros(2, int), []
         for leaf in leaves:
-            earlier = ranking.Wide(*map(jnp.asarray, ranking.wide(before)))
+            earlier = counting.Wide(*map(jnp.asarray, counting.wide(before)))
             got = take(leaf.astype(np.uint32), found, earlier)
             np.testing.assert_array_equal(np.asarray(got)[leaf == 2], True)
             taken.append((np.asarray(got) & (leaf == 1)).reshape(2, -1))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sail_jax import methods
-from sail_jax.merging import ranking
+from sail_jax.merging import counting
 from sail_jax.merging.ranking import row_ranks
 from sail_jax.merging.task_vectors import TaskVectors
 from sail_jax.merging.transforms import drop_by_magnitude, keep_between
@@ -108,7 +108,7 @@ def test_sharded_arrays_merge_as_on_one_device():
 @pytest.mark.parametrize("part", [0.1, 0.29, 0.5, 0.7, 0.999, 1 / 3])
 def test_fraction_floors_decimals_as_written(part):
     for count in (0, 1, 3, 10, 100, 65536, 999_999, 2**31, 2**32 - 1):
-        got = ranking.fraction(part)(ranking.wide(np.array([count])))
+        got = counting.fraction(part)(counting.wide(np.array([count])))
         value = (int(got.hi[0]) << 16) + int(got.lo[0])
         assert value == math.floor(Fraction(part).limit_denominator(1000) * count)
 

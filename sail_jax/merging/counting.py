@@ -1,0 +1,252 @@
+"""Counts beyond 32 bits, the widest integers that JAX has by default.
+
+They are pairs of words: of JAX's arrays in a program, of NumPy's between the programs that read
+files.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, UInt
+
+from sail_jax.merging.steps import Kernel, kernel
+
+__all__ = [
+    "Numbers",
+    "Wide",
+    "add",
+    "carry",
+    "check_size",
+    "choose",
+    "fraction",
+    "less",
+    "narrow_to_wide",
+    "numpy_of",
+    "occurrences",
+    "row_sums",
+    "running",
+    "subtract",
+    "wide",
+]
+
+HALF = 1 << 16
+"""The base of a `Wide`: 16 bits."""
+MANY = 1 << 15
+"""The number of comparisons above which it pays on CPUs to count them in bytes first."""
+Numbers = Array | np.ndarray
+"""Counts: JAX's in a program, NumPy's between the programs that read files."""
+
+
+class Wide(NamedTuple):
+    """A count hi * 2**16 + lo. Models outgrow 32 bits.
+
+    Attributes:
+      hi: uint32.
+      lo: uint32 below 2**16, of the same shape.
+    """
+
+    hi: UInt[Numbers, "..."]
+    lo: UInt[Numbers, "..."]
+
+
+def carry(hi: Numbers, lo: Numbers) -> Wide:
+    """Makes counts of two words of which the lower may exceed 16 bits.
+
+    Args:
+      hi: uint32, of any shape.
+      lo: uint32 that broadcasts with `hi`.
+
+    Returns:
+      The counts hi * 2**16 + lo.
+    """
+    return Wide(hi + (lo >> 16), lo & (HALF - 1))
+
+
+def wide(n: int | np.integer | np.ndarray) -> Wide:
+    """Converts known counts to a `Wide` of NumPy arrays.
+
+    Args:
+      n: Counts in [0, 2**48), of any shape.
+
+    Returns:
+      The same counts, of the same shape.
+    """
+    parts: Any = (np.uint32(np.asarray(n) >> 16), np.uint32(np.asarray(n) % HALF))
+    return Wide(*parts)
+
+
+def add(a: Wide, b: Wide) -> Wide:
+    """Adds counts.
+
+    Args:
+      a: Counts of any shape.
+      b: Counts that broadcast with `a`.
+
+    Returns:
+      a + b.
+    """
+    return carry(a.hi + b.hi, a.lo + b.lo)
+
+
+def subtract(a: Wide, b: Wide) -> Wide:
+    """Subtracts counts.
+
+    Args:
+      a: Counts of any shape.
+      b: Counts that broadcast with `a`, none of them larger.
+
+    Returns:
+      a - b.
+    """
+    # Borrowed beforehand, so that the lower word is not negative.
+    return carry(a.hi - b.hi - 1, a.lo - b.lo + HALF)
+
+
+def less(a: Wide, b: Wide) -> Bool[Numbers, "..."]:
+    """Compares counts.
+
+    Args:
+      a: Counts of any shape.
+      b: Counts that broadcast with `a`.
+
+    Returns:
+      a < b.
+    """
+    return (a.hi < b.hi) | ((a.hi == b.hi) & (a.lo < b.lo))
+
+
+def narrow_to_wide(n: UInt[Array, "..."]) -> Wide:
+    """Converts 32-bit counts to a `Wide`.
+
+    Args:
+      n: uint32, of any shape.
+
+    Returns:
+      The same counts, of the same shape.
+    """
+    return carry(jnp.uint32(0), n)
+
+
+def running(counts: Wide) -> Wide:
+    """Computes for each row the sum of the rows before it.
+
+    Args:
+      counts: Shape `[row, ...]`, fewer than 2**16 rows.
+
+    Returns:
+      The sums, of the same shape; 0 for the first row.
+    """
+    # Fewer than 2**16 words below 2**16 add up to less than 2**32.
+    return carry(*(part.cumsum(0, dtype=jnp.uint32) - part for part in counts))
+
+
+def numpy_of(x: Any) -> Any:
+    """Returns the functions that fit an array: NumPy's for its own, JAX's for every other.
+
+    Counts of files come as NumPy arrays. There are few of them, and to compile for them would take
+    much longer than to compute.
+
+    Args:
+      x: An array.
+
+    Returns:
+      The module `numpy` or `jax.numpy`.
+    """
+    return np if isinstance(x, np.ndarray | np.generic) else jnp
+
+
+def choose(condition: Numbers, a: Wide, b: Wide) -> Wide:
+    """Chooses between counts, entry by entry.
+
+    Args:
+      condition: Bools of any shape.
+      a: Counts that broadcast with them.
+      b: Counts that broadcast with them.
+
+    Returns:
+      Those of `a` where the condition is true, elsewhere those of `b`.
+    """
+    where = numpy_of(condition).where
+    return Wide(*(where(condition, x, y) for x, y in zip(a, b, strict=True)))
+
+
+def occurrences(mask: Bool[Array, "task ..."]) -> Wide:
+    """Counts how often a mask is True for each task.
+
+    Args:
+      mask: Shape `[task, ...]`, fewer than 2**32 entries for each task.
+
+    Returns:
+      Counts, shape `[task]`.
+
+    Raises:
+      ValueError: For a leaf with more entries.
+    """
+    check_size(mask)
+    counts = [row_sums(row) if row.ndim == 1 else row.sum(dtype=jnp.uint32) for row in mask]
+    return carry(jnp.uint32(0), jnp.stack(counts))
+
+
+def check_size(keys: Array) -> None:
+    """Refuses a leaf with more entries than 32 bits can count.
+
+    Args:
+      keys: Shape `[task, ...]`.
+
+    Raises:
+      ValueError: If a task has 2**32 entries or more.
+    """
+    if math.prod(keys.shape[1:]) >= 1 << 32:
+        raise ValueError(f"cannot count a leaf of shape {keys.shape[1:]}: expected < 2**32 entries")
+
+
+def row_sums(mask: Bool[Array, "... n"]) -> UInt[Array, "..."]:
+    """Counts how many entries are True along the last axis.
+
+    Args:
+      mask: Shape `[..., n]`, n < 2**32.
+
+    Returns:
+      uint32, shape `[...]`.
+    """
+    n = mask.shape[-1]
+    # Of many it pays on CPUs to add up eight in a byte first.
+    if n % 8 == 0 and mask.size > MANY and not any(jax.typeof(mask).sharding.spec):
+        mask = mask.reshape(*mask.shape[:-1], 8, n // 8).sum(-2, dtype=jnp.uint8)
+    return mask.sum(-1, dtype=jnp.uint32)
+
+
+def fraction(part: float) -> Kernel:
+    """Makes the kernel that computes floor(part * count).
+
+    A decimal is taken as it is written: 0.7 of 10 is 7, though the nearest double lies below 0.7.
+    So `part` is rounded up to 48 binary places.
+
+    Args:
+      part: A number in [0, 1).
+
+    Returns:
+      A kernel from one `Wide` of counts below 2**32 to another.
+    """
+    places = min(math.ceil(part * 2.0**48), (1 << 48) - 1)
+    return kernel(_fraction, np.array([places >> 16 * j & 0xFFFF for j in range(3)], np.uint32))
+
+
+def _fraction(places: UInt[Array, "3"], count: Wide) -> Wide:
+    """Multiplies counts by a fraction, in long multiplication with digits of 16 bits."""
+    # Column c is worth 2**(16 * c); both halves of each product of 32 bits go to their own column,
+    # so that none overflows before carries are passed on.
+    columns = [jnp.uint32(0)] * 6
+    for i, digit in enumerate((count.lo, count.hi)):
+        for j in range(3):
+            product = digit * places[j]
+            # Each column receives at most five numbers below 2**16.
+            columns[i + j] = columns[i + j] + (product & 0xFFFF)
+            columns[i + j + 1] = columns[i + j + 1] + (product >> 16)
+    for i in range(5):
+        columns[i + 1] = columns[i + 1] + (columns[i] >> 16)
+    # Columns 0 to 2 are the 48 binary places.
+    return Wide(columns[4] & 0xFFFF, columns[3] & 0xFFFF)
