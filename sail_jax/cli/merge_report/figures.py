@@ -80,8 +80,9 @@ def _line(ax: Any, bins: Sequence[Bin], values: np.ndarray, label: str, **look: 
     at = 0
     for run, group in groupby(bins, lambda part: part.run):
         span = range(at, at := at + len(list(group)))
-        look = {**look, "linewidth": 1.4 if run and run != "modules" else 0}
-        ax.plot(span, values[span], markersize=4, label=_drawn(label), **look)
+        alone = {} if run and run != "modules" else {"linestyle": "none"}
+        own = {"linewidth": 1.4, "markersize": 4, **look, **alone}
+        ax.plot(span, values[span], label=_drawn(label), **own)
 
 
 def _lines(ax: Any, bins: Sequence[Bin], values: np.ndarray, labels: Sequence[str]) -> None:
@@ -102,7 +103,9 @@ def _scaled(ax: Any, values: np.ndarray) -> None:
 def _legend(fig: Any, ax: Any) -> None:
     """Draws one legend above the figure, with as many columns as fit."""
     marks, names = ax.get_legend_handles_labels()
-    lines = sorted(zip(names, marks, strict=True), key=lambda pair: pair[1].get_linewidth())
+    # Of the entries with one name the last one stays: a line, if there is one.
+    pairs = zip(names, marks, strict=True)
+    lines = sorted(pairs, key=lambda pair: pair[1].get_linestyle() != "None")
     order = {name: k for k, name in enumerate(names)}
     handles = dict(sorted(dict(lines).items(), key=lambda pair: order[pair[0]]))
     wide = 0.6 + 0.085 * max(map(len, handles), default=0)  # inches of a label, with its mark
