@@ -119,12 +119,10 @@ def combination(coefficients: Coefficients, *args: Any, scope: Vectors = "tensor
     )
     # A piece of whole rows has an entry of every column, so that sums over pieces fit together.
     needs = "row" if scope == "column" else "entry"
-    tree = scope == "tree"
+    over = "tree" if scope == "tree" else "tensor"
     # Over the tree every outcome would be NaN, and which input is to blame would not be known.
-    return reduce(
-        kernel(_combine), sums, needs=needs, scope="tree" if tree else "tensor",
-        propagates_nonfinite=not tree,
-    )  # fmt: skip
+    shown = over == "tensor"
+    return reduce(kernel(_combine), sums, needs=needs, scope=over, propagates_nonfinite=shown)
 
 
 def _weights(delta: Array, weight: Array) -> Float[Array, "task"]:

@@ -39,6 +39,7 @@ from sail_jax.merging.work import ENTRIES, PieceOf, Run, Work, at_a_time, passes
 __all__ = ["NotFiniteError", "Reader", "Resolved", "Tree", "Unit", "all_finite", "units"]
 
 Computed = TypeVar("Computed")
+Shaped = TypeVar("Shaped", Tensor, Work)
 
 
 class NotFiniteError(ValueError):
@@ -72,8 +73,8 @@ def all_finite(tensor: Tensor) -> bool:
     return True
 
 
-def _refuse(tensors: Sequence[Tensor | Work], rows: np.ndarray, count: int) -> None:
-    """Raises NotFiniteError for the first tensor with NaN or infinity.
+def _not_finite(tensors: Sequence[Shaped], rows: np.ndarray, count: int) -> Shaped | None:
+    """Returns the first tensor with NaN or infinity in its row, None if there is none.
 
     Of each row the first `count` entries are looked at, or as many as the tensor has; those after
     them may be anything.
@@ -82,7 +83,8 @@ def _refuse(tensors: Sequence[Tensor | Work], rows: np.ndarray, count: int) -> N
     if not finite(rows):
         for tensor, row in zip(tensors, rows, strict=True):
             if not finite(row[: min(count, math.prod(tensor.shape))]):
-                raise NotFiniteError(tensor)
+                return tensor
+    return None
 
 
 class Reader:
@@ -171,8 +173,10 @@ class Reader:
                 for tensor, row in zip(tensors, rows, strict=True):
                     self._fill(tensor, row, run)
                 # Once for each piece: later passes read the same bytes again.
-                if k in self.unit.unchecked and self.check:
-                    _refuse(tensors, rows, run.count)
+                looks = self.check and k in self.unit.unchecked
+                bad = _not_finite(tensors, rows, run.count) if looks else None
+                if bad is not None:
+                    raise NotFiniteError(bad)
             return self.buffers.on_device(memory)
 
         starts = [work.start for work in works if work.start is not None]
@@ -404,25 +408,14 @@ class Unit:
             if not any(reader.wants(work, k) for work in self.works):
                 continue
             rows, seen = reader(k, lambda *x: self._merged(k, tail, measure, reader, *x))  # noqa: B023
-            if reader.check:
-                self._refuse_outcome(rows, count)
+            bad = _not_finite(self.works, rows, count) if reader.check else None
+            if bad is not None:
+                # An input is to blame, if one is not finite.
+                raise NotFiniteError(next((x for x in bad.inputs if not all_finite(x)), bad))
             for b, work in enumerate(self.works):
                 if reader.wants(work, k):
                     mine = {name: np.asarray(x[b], float) for name, x in seen.items()}
                     yield work, start, rows[b, : min(count, work.size)], mine
-
-    def _refuse_outcome(self, rows: np.ndarray, count: int) -> None:
-        """Raises NotFiniteError if outcomes are not finite, for the input that is to blame if one
-        is.
-        """
-        try:
-            _refuse(self.works, rows, count)
-        except NotFiniteError as error:
-            work = error.tensor
-            for tensor in work.inputs if isinstance(work, Work) else ():
-                if not all_finite(tensor):
-                    raise NotFiniteError(tensor) from None
-            raise
 
     def _merged(
         self, k: int, tail: Kernel, measure: bool, reader: Reader, start: Any, models: Any

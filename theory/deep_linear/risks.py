@@ -446,7 +446,7 @@ def linear_transfer_boundary(theta: ArrayLike, sigma: ArrayLike) -> Boundary:
     exists = sigma < near
     far = 1 + cos
     inside = (near - sigma) * (near + sigma) * (far - sigma) * (far + sigma)
-    # Where there are none, 1 stands for it: at 0 the root has no derivative.
+    # Without roots 1 stands for the discriminant: at 0 its square root has no derivative.
     root = jnp.sqrt(jnp.where(exists, inside, 1.0))
     # The roots meet at |cos|. Their product is cos^2, so nothing cancels. Without roots both are
     # |cos| itself: b / 2 could be rounded otherwise each time that a compiled program computes it.

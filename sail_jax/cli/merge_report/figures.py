@@ -80,9 +80,8 @@ def _line(ax: Any, bins: Sequence[Bin], values: np.ndarray, label: str, **look: 
     at = 0
     for run, group in groupby(bins, lambda part: part.run):
         span = range(at, at := at + len(list(group)))
-        alone = {} if run and run != "modules" else {"linestyle": "none"}
-        own = {"linewidth": 1.4, "markersize": 4, **look, **alone}
-        ax.plot(span, values[span], label=_drawn(label), **own)
+        own = look if run and run != "modules" else {**look, "linestyle": "none"}
+        ax.plot(span, values[span], linewidth=1.4, markersize=4, label=_drawn(label), **own)
 
 
 def _lines(ax: Any, bins: Sequence[Bin], values: np.ndarray, labels: Sequence[str]) -> None:
