@@ -51,7 +51,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         help="only measure how many held-out digits this checkpoint reads",
     )
     args = parser.read(argv)
-    from experiments.training import example_checkpoints as examples
+    from experiments.data import example_checkpoints as examples
 
     remember_kernels()
     if args.evaluate is not None:

@@ -170,7 +170,7 @@ def grown(folder: Path, seed: int) -> pages.Section:
     Raises:
       StoreError: If a checkpoint is damaged or cannot be written.
     """
-    from experiments.training import example_checkpoints as examples
+    from experiments.data import example_checkpoints as examples
     from sail_jax.checkpoint import RunOptions, grow_checkpoint, load_checkpoint
 
     small, large = folder / "examples" / examples.MODELS[0], folder / "grown"

@@ -8,7 +8,7 @@ import yaml
 from experiments.bench import _merge_llama as llama
 from experiments.bench import _merge_parity as parity
 from experiments.bench._merge_cases import Case
-from experiments.training import example_checkpoints as examples
+from experiments.data import example_checkpoints as examples
 from sail_jax import disk
 from sail_jax.checkpoint.formats.open import load_checkpoint
 from sail_jax.cli.main import main

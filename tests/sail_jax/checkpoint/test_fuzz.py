@@ -591,7 +591,7 @@ def _without_work(monkeypatch):
 WORK = (
     *("experiments.lab.store.complete", "experiments.studies.ledger.run.run"),
     *(
-        "experiments.training.example_checkpoints.train",
+        "experiments.data.example_checkpoints.train",
         "experiments.pages.explorer.transfer.compute",
     ),
 )
