@@ -1,9 +1,7 @@
 """Runs a command: finds it by name, turns errors into one line, and ends it when told to stop."""
 
-import atexit
 import contextlib
 import errno
-import gc
 import importlib
 import os
 import shlex
@@ -16,6 +14,7 @@ from typing import Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from sail_jax.checks import nearest
+from sail_jax.cli.memory import collect_rarely, reuse_freed_memory
 from sail_jax.cli.options import Parser, UsageError, with_flags
 from sail_jax.cli.progress import fitted, say, show
 from sail_jax.cli.stopping import stop_on_signals
@@ -81,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Args:
       argv: The command and its arguments. None means those of the process: `main` then also handles
-        the signals that stop it and tunes the garbage collector.
+        the signals that stop it, and tunes the garbage collector and the allocator.
 
     Returns:
       The exit code: 0 if all is well, 1 if a claim or a run failed or an output could not be
@@ -89,11 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     alone = argv is None
     if alone:
-        # What is imported and traced makes many objects and little garbage: to look for it among
-        # them even once takes a tenth of a second. A merge makes about 250,000.
-        gc.set_threshold(1_000_000, 50, 100)
-        # Nor when it all goes: an exit looks through them twice.
-        atexit.register(gc.freeze)
+        collect_rarely()
+        reuse_freed_memory()
     argv = list(sys.argv[1:] if argv is None else argv)
     if alone:
         stop_on_signals(lambda: _leave(argv))
