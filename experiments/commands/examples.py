@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sail_jax import disk
-from sail_jax.cli.kernels import compiled_quickly, remember_kernels
 from sail_jax.cli.options import Parser, seed
 from sail_jax.cli.progress import show
 
@@ -53,16 +52,13 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     args = parser.read(argv)
     from experiments.data import example_checkpoints as examples
 
-    remember_kernels()
     if args.evaluate is not None:
         fields = {"seed": int, "tasks": list}
         record = disk.read_record(args.dir / examples.RECORD, fields)
-        with compiled_quickly():
-            grades = examples.evaluate(args.evaluate, seed=record["seed"])
+        grades = examples.evaluate(args.evaluate, seed=record["seed"])
         examples.print_grades({args.evaluate.name: grades})
         return 0
-    with compiled_quickly():
-        grades = examples.make(args.dir, seed=args.seed, force=args.force)
+    grades = examples.make(args.dir, seed=args.seed, force=args.force)
     examples.print_grades(grades)
     show(
         f"\n{args.dir / 'recipes'} holds a recipe for each method. Next:\n"

@@ -4,6 +4,9 @@ References:
   Alpaydin and Kaynak, Optical recognition of handwritten digits, UCI repository, 1998.
 """
 
+import importlib.util
+from pathlib import Path
+
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -22,8 +25,20 @@ def load() -> tuple[Float[np.ndarray, "1797 8 8 1"], Int[np.ndarray, " 1797"]]:
     >>> images.shape, labels[:4].tolist()
     ((1797, 8, 8, 1), [0, 1, 2, 3])
     """
-    from sklearn.datasets import load_digits  # slow to import
+    rows = _rows()
+    images = rows[:, :-1].astype(np.float32).reshape(-1, SIDE, SIDE, 1) / 16
+    return images, rows[:, -1].astype(np.int32)
 
-    pixels, target = load_digits(return_X_y=True)
-    images = np.asarray(pixels, np.float32).reshape(-1, SIDE, SIDE, 1) / 16
-    return images, np.asarray(target, np.int32)
+
+def _rows() -> np.ndarray:
+    """Reads the pixels of each image, 0 to 16, and its label, `(1797, 65)`."""
+    package = importlib.util.find_spec("sklearn")
+    # The file itself, since importing scikit-learn takes longer than most of what is done with it.
+    for folder in (package and package.submodule_search_locations) or ():
+        file = Path(folder, "datasets", "data", "digits.csv.gz")
+        if file.exists():
+            return np.loadtxt(file, delimiter=",")
+    from sklearn.datasets import load_digits  # wherever this version keeps it
+
+    pixels, labels = load_digits(return_X_y=True)
+    return np.column_stack([pixels, labels])

@@ -7,6 +7,7 @@ are written as safetensors folders, with a recipe for every merging method in me
     DIR/base/  DIR/expert-0/  DIR/expert-1/  DIR/expert-2/  DIR/recipes/METHOD.yaml
 """
 
+import functools
 import itertools
 import json
 import os
@@ -18,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.data import image_tasks
+from experiments.data.registry import ImagePool
 from sail_jax import disk
 from sail_jax.cli.progress import show
 
@@ -26,6 +29,7 @@ TASKS = ("rotate -20", "rotate 20", "classes 5-9")
 HELD_OUT = ("upright", *TASKS)
 MODELS = ("base", *(f"expert-{i}" for i in range(len(TASKS))))
 INPUTS, WIDTHS, CLASSES = 64, (128, 128), 10
+_LAYERS = (*(f"layers.{i}" for i in range(len(WIDTHS))), "out")
 Tensors = Mapping[str, np.ndarray]
 
 
@@ -80,23 +84,25 @@ def _admit(folder: Path, force: bool) -> None:
         raise disk.RefusedError(f"{folder} is not empty; choose another, or replace with --force")
 
 
-def _tasks(seed: int, part: str) -> Any:
-    """The digits to learn from ("train") or those held out ("test"), for each task of `HELD_OUT`.
+@functools.lru_cache(maxsize=1)
+def _tasks(seed: int) -> tuple[image_tasks.Task, image_tasks.Task]:
+    """The digits to learn from, and those held out, for each task of `HELD_OUT`.
 
     The leaves are `(task, example, ...)`.
     """
-    from experiments.data import image_tasks
-    from experiments.data.registry import ImagePool
-
     pool = ImagePool().pool(seed)
     split = image_tasks.split(seed, 1, examples=len(pool.labels), train=1300, validation=0)
     tasks = [image_tasks.of(pool, name) for name in HELD_OUT]
-    picked = image_tasks.pick(tasks, getattr(split, part))
-    return image_tasks.Task(*(leaf[0] for leaf in picked))
+    parts = (image_tasks.pick(tasks, index) for index in (split.train, split.test))
+    learn, exam = (image_tasks.Task(*(leaf[0] for leaf in part)) for part in parts)
+    return learn, exam
 
 
 def train(seed: int = 0) -> list[dict[str, np.ndarray]]:
     """Trains the base on upright digits, then from it an expert for each of `TASKS`.
+
+    Training is written out in NumPy: to import JAX, trace and compile takes longer than these 800
+    steps of a small network.
 
     Args:
       seed: The seed of the initial weights, the batches and the split of the digits.
@@ -104,61 +110,48 @@ def train(seed: int = 0) -> list[dict[str, np.ndarray]]:
     Returns:
       The tensors of each model of `MODELS`, by name, in float32.
     """
-    import jax
-    import jax.numpy as jnp
-    import optax
-
-    from experiments.data.image_tasks import Task
-    from experiments.models.mlp import MLP
-
-    model, optimizer = MLP(WIDTHS, CLASSES), optax.sgd(0.05, momentum=0.9)
-
-    def loss(params: Any, batch: Task) -> jax.Array:
-        """The mean cross-entropy of the examples that belong to the task."""
-        logits: Any = model.apply(params, batch.images)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
-        return (losses * batch.member).sum() / batch.member.sum()
-
-    def descend(params: Any, task: Task, key: jax.Array) -> Any:
-        """The parameters after 200 steps on batches of 128 examples."""
-
-        def step(state: Any, key: jax.Array) -> tuple[Any, None]:
-            drawn = jax.random.randint(key, (128,), 0, len(task.labels))
-            gradient = jax.grad(loss)(state[0], jax.tree.map(lambda x: x[drawn], task))
-            update, memory = optimizer.update(gradient, state[1])
-            return (optax.apply_updates(state[0], update), memory), None
-
-        start = (params, optimizer.init(params))
-        return jax.lax.scan(step, start, jax.random.split(key, 200))[0][0]
-
-    # All trainings are in one program, in which the loop stands, and is compiled, once.
-    @jax.jit
-    def every(seed: Any, learn: Task) -> Any:
-        """The parameters of all models, stacked in the order of `MODELS`."""
-        first, *keys = jax.random.split(jax.random.key(seed), 1 + len(HELD_OUT))
-
-        def fit(start: Any, told: Any) -> tuple[Any, Any]:
-            """Trains from `start`. What the first task ends with is where the others start from."""
-            own, task, key = told
-            params = descend(start, task, key)
-            return jax.tree.map(lambda s, p: jnp.where(own == 0, p, s), start, params), params
-
-        told = jnp.arange(len(HELD_OUT)), learn, jnp.stack(keys)
-        return jax.lax.scan(fit, model.init(first, learn.images[0, 0]), told)[1]
-
-    stacked = _named(every(seed, _tasks(seed, "train")))
-    return [{name: x[k] for name, x in stacked.items()} for k in range(len(MODELS))]
+    learn, _ = _tasks(seed)
+    rng = np.random.default_rng(seed)
+    widths = (INPUTS, *WIDTHS, CLASSES)
+    start = {}
+    for layer, (inputs, outputs) in zip(_LAYERS, itertools.pairwise(widths), strict=True):
+        kernel = rng.standard_normal((inputs, outputs), np.float32) / np.float32(inputs**0.5)
+        start |= {f"{layer}.kernel": kernel, f"{layer}.bias": np.zeros(outputs, np.float32)}
+    base, *experts = (image_tasks.Task(*leaves) for leaves in zip(*learn, strict=True))
+    models = [_descend(start, base, rng)]
+    return models + [_descend(models[0], task, rng) for task in experts]
 
 
-def _named(params: Any) -> dict[str, np.ndarray]:
-    """Flat tensors: `layers.0.kernel` [in, out], `layers.0.bias` [out], ..., `out.kernel`,
-    `out.bias`.
+def _descend(start: Tensors, task: image_tasks.Task, rng: Any) -> dict[str, np.ndarray]:
+    """Trains by gradient descent with momentum, 200 steps on batches of 128 examples.
+
+    The loss is the mean cross-entropy of the examples of a batch that belong to the task.
     """
-    return {
-        f"{layer.replace('hidden_', 'layers.')}.{leaf}": np.asarray(value)
-        for layer, leaves in params["params"].items()
-        for leaf, value in leaves.items()
-    }
+    params = {name: value.copy() for name, value in start.items()}
+    memory = {name: np.zeros_like(value) for name, value in start.items()}
+    for batch in rng.integers(0, len(task.labels), (200, 128)):
+        member, labels = task.member[batch].astype(np.float32), task.labels[batch]
+        inputs = [task.images[batch]]
+        for layer in _LAYERS[:-1]:
+            inputs.append(np.maximum(_dense(params, layer, inputs[-1]), 0))
+        logits = _dense(params, _LAYERS[-1], inputs[-1])
+        shares = np.exp(logits - logits.max(1, keepdims=True))
+        shares /= shares.sum(1, keepdims=True)
+        shares[np.arange(len(batch)), labels] -= 1
+        # The gradient with respect to what each layer puts out, from the last layer back.
+        slope = shares * (member / member.sum())[:, None]
+        for layer, x in zip(reversed(_LAYERS), reversed(inputs), strict=True):
+            gradient = {f"{layer}.kernel": x.T @ slope, f"{layer}.bias": slope.sum(0)}
+            slope = (slope @ params[f"{layer}.kernel"].T) * (x > 0)
+            for name, change in gradient.items():
+                memory[name] = np.float32(0.9) * memory[name] + change
+                params[name] -= np.float32(0.05) * memory[name]
+    return params
+
+
+def _dense(params: Tensors, layer: str, x: np.ndarray) -> np.ndarray:
+    """Applies a linear layer."""
+    return x @ params[f"{layer}.kernel"] + params[f"{layer}.bias"]
 
 
 def evaluate(checkpoint: str | Path, *, seed: int = 0) -> dict[str, float]:
@@ -191,14 +184,11 @@ def evaluate(checkpoint: str | Path, *, seed: int = 0) -> dict[str, float]:
                 f"{checkpoint} is not a model of the examples: {name} is "
                 f"{shapes.get(name, 'missing')}, expected {expected.get(name, 'no such tensor')}"
             )
-    exam = _tasks(seed, "test")
-    # This is NumPy, since what is computed once is not worth compiling.
+    _, exam = _tasks(seed)
+    params = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
     x = exam.images.astype(np.float32)
     for layer in layers:
-        kernel, bias = (
-            tensors[f"{layer}.{leaf}"].astype(np.float32) for leaf in ("kernel", "bias")
-        )
-        x = x @ kernel + bias
+        x = _dense(params, layer, x)
         x = x if layer == "out" else np.maximum(x, 0)
     right = (x.argmax(-1) == exam.labels) & exam.member
     grades = right.sum(-1) / exam.member.sum(-1)
