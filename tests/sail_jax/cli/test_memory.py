@@ -1,0 +1,40 @@
+import ctypes
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Blocks of 4 MB are written, freed and taken again. How many pages does the system have to give?
+PROGRAM = """
+import resource, sys
+import numpy as np
+from sail_jax.cli.memory import reuse_freed_memory
+if sys.argv[1] == "reuse":
+    reuse_freed_memory()
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+np.ones(1 << 22, np.uint8)
+before = faults()
+for _ in range(50):
+    np.ones(1 << 22, np.uint8), np.ones(1 << 22, np.uint8)
+print(faults() - before)
+"""
+
+
+def page_faults(way, **environment):
+    env = {name: x for name, x in os.environ.items() if not name.startswith("MALLOC_")}
+    command = [sys.executable, "-c", PROGRAM, way]
+    run = subprocess.run(command, env={**env, **environment}, capture_output=True, check=True)
+    return int(run.stdout)
+
+
+@pytest.mark.skipif(
+    os.name != "posix" or not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc alone has it"
+)
+def test_freed_memory_is_used_again_unless_the_environment_says_how():
+    fresh, reused = page_faults("default"), page_faults("reuse")
+    # 100 blocks of a thousand pages, or of two huge ones; of those reused none but the first two.
+    assert reused < fresh / 10
+    own = page_faults("reuse", MALLOC_TRIM_THRESHOLD_="0", MALLOC_MMAP_THRESHOLD_="65536")
+    assert own > 10 * reused
