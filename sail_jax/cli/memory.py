@@ -1,4 +1,4 @@
-"""How the process of a command handles memory: the garbage collector and the C library's allocator."""
+"""How a command's process handles memory: the garbage collector, and the C library's allocator."""
 
 import atexit
 import ctypes
@@ -31,9 +31,9 @@ def reuse_freed_memory() -> None:
 
     XLA allocates every outcome anew, blocks of some MB. By default glibc takes such blocks from the
     system and gives them back, so that each is made of fresh pages, until by chance it has seen a
-    block of 32 MB freed: then it sets these thresholds itself. Set at once they save two thirds of
-    the page faults of a linear merge, a tenth of its CPU-seconds. Lower ones are worse than none, as
-    glibc no longer moves them: 16 MB made TIES take 1.7 times as long.
+    block of 32 MB freed: then it sets these thresholds itself. Set at once, they save two thirds of
+    the page faults of a linear merge and a tenth of its CPU-seconds. Lower ones are worse than
+    none, since glibc no longer moves them: 16 MB made TIES take 1.7 times as long.
 
     Nothing is done where the C library has no such options (macOS, musl), or where the user has set
     some in the environment.
