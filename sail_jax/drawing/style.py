@@ -133,7 +133,9 @@ def png(fig: Figure) -> bytes:
       The file's bytes. They hold no date or version: equal figures give equal bytes.
     """
     buffer = io.BytesIO()
-    fig.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    # `savefig` would draw twice: once only to know the layout, which is known when this has drawn.
+    fig.set_dpi(DPI)
+    FigureCanvasAgg(fig).print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
 
 
