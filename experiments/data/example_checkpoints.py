@@ -15,7 +15,6 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -122,14 +121,16 @@ def train(seed: int = 0) -> list[dict[str, np.ndarray]]:
     return models + [_descend(models[0], task, rng) for task in experts]
 
 
-def _descend(start: Tensors, task: image_tasks.Task, rng: Any) -> dict[str, np.ndarray]:
-    """Trains by gradient descent with momentum, 200 steps on batches of 128 examples.
+def _descend(
+    start: Tensors, task: image_tasks.Task, rng: np.random.Generator, steps: int = 200
+) -> dict[str, np.ndarray]:
+    """Trains by gradient descent with momentum, on batches of 128 examples.
 
     The loss is the mean cross-entropy of the examples of a batch that belong to the task.
     """
     params = {name: value.copy() for name, value in start.items()}
     memory = {name: np.zeros_like(value) for name, value in start.items()}
-    for batch in rng.integers(0, len(task.labels), (200, 128)):
+    for batch in rng.integers(0, len(task.labels), (steps, 128)):
         member, labels = task.member[batch].astype(np.float32), task.labels[batch]
         inputs = [task.images[batch]]
         for layer in _LAYERS[:-1]:

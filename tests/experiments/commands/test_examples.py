@@ -1,6 +1,8 @@
 import json
 import shutil
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
@@ -58,6 +60,39 @@ def test_training_is_reproducible(made):
         assert stored.keys() == tensors.keys()
         for path, value in tensors.items():
             np.testing.assert_array_equal(stored[path], value)
+
+
+def test_training_descends_along_the_gradient(made):
+    """Three steps written out in NumPy are those of automatic differentiation: both in float32, so
+    that sums of up to 128 terms differ by some 128 eps of the largest."""
+    folder, _ = made
+    start = load_checkpoint(folder / "base")
+    learn, _ = examples._tasks(0)
+    task = type(learn)(*(leaf[-1] for leaf in learn))  # not all digits belong to the last task
+    assert not task.member.all()
+
+    def loss(params, images, labels, member):
+        x = images
+        for layer in examples._LAYERS:
+            x = x @ params[f"{layer}.kernel"] + params[f"{layer}.bias"]
+            x = x if layer == "out" else jax.nn.relu(x)
+        losses = -jax.nn.log_softmax(x)[jnp.arange(len(labels)), labels]
+        return (losses * member).sum() / member.sum()
+
+    slope = jax.jit(jax.grad(loss))
+    params, memory = start, dict.fromkeys(start, 0)
+    for batch in np.random.default_rng(1).integers(0, len(task.labels), (3, 128)):
+        gradient = slope(params, *(leaf[batch] for leaf in task))
+        memory = {name: 0.9 * memory[name] + gradient[name] for name in start}
+        params = {name: params[name] - 0.05 * memory[name] for name in start}
+    trained = examples._descend(start, task, np.random.default_rng(1), steps=3)
+    for name, value in trained.items():
+        moved, expected = value - start[name], np.asarray(params[name]) - start[name]
+        assert np.abs(expected).max() > 1e-4
+        # what was subtracted from weights of up to 1 is known to their last bit, three times
+        np.testing.assert_allclose(
+            moved, expected, rtol=0, atol=128 * 2e-7 * np.abs(expected).max() + 4e-7
+        )
 
 
 def test_there_is_a_recipe_for_every_method(made):
