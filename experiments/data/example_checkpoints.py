@@ -15,6 +15,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -132,7 +133,7 @@ def _descend(
     memory = {name: np.zeros_like(value) for name, value in start.items()}
     for batch in rng.integers(0, len(task.labels), (steps, 128)):
         member, labels = task.member[batch].astype(np.float32), task.labels[batch]
-        inputs = [task.images[batch]]
+        inputs: list[Any] = [task.images[batch]]
         for layer in _LAYERS[:-1]:
             inputs.append(np.maximum(_dense(params, layer, inputs[-1]), 0))
         logits = _dense(params, _LAYERS[-1], inputs[-1])
@@ -150,7 +151,7 @@ def _descend(
     return params
 
 
-def _dense(params: Tensors, layer: str, x: np.ndarray) -> np.ndarray:
+def _dense(params: Tensors, layer: str, x: Any) -> np.ndarray:
     """Applies a linear layer."""
     return x @ params[f"{layer}.kernel"] + params[f"{layer}.bias"]
 
