@@ -32,8 +32,8 @@ def reuse_freed_memory() -> None:
     XLA allocates every outcome anew, blocks of some MB. By default glibc takes such blocks from the
     system and gives them back, so that each is made of fresh pages, until by chance it has seen a
     block of 32 MB freed: then it sets these thresholds itself. Set at once, they save two thirds of
-    the page faults of a linear merge and a tenth of its CPU-seconds. Lower ones are worse than
-    none, since glibc no longer moves them: 16 MB made TIES take 1.7 times as long.
+    the page faults of a linear merge and 8 % of its CPU-seconds. Lower ones are worse than none,
+    since glibc no longer moves them: 16 MB made TIES take 1.7 times as long.
 
     Nothing is done where the C library has no such options (macOS, musl), or where the user has set
     some in the environment.
