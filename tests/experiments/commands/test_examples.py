@@ -90,9 +90,8 @@ def test_training_descends_along_the_gradient(made):
         moved, expected = value - start[name], np.asarray(params[name]) - start[name]
         assert np.abs(expected).max() > 1e-4
         # what was subtracted from weights of up to 1 is known to their last bit, three times
-        np.testing.assert_allclose(
-            moved, expected, rtol=0, atol=128 * 2e-7 * np.abs(expected).max() + 4e-7
-        )
+        atol = (128 * np.abs(expected).max() + 3) * np.finfo(np.float32).eps
+        np.testing.assert_allclose(moved, expected, rtol=0, atol=atol)
 
 
 def test_there_is_a_recipe_for_every_method(made):

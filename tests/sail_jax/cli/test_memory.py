@@ -23,7 +23,8 @@ print(faults() - before)
 
 
 def page_faults(way, **environment):
-    env = {name: x for name, x in os.environ.items() if not name.startswith("MALLOC_")}
+    own = ("MALLOC_", "GLIBC_TUNABLES")
+    env = {name: x for name, x in os.environ.items() if not name.startswith(own)}
     command = [sys.executable, "-c", PROGRAM, way]
     run = subprocess.run(command, env={**env, **environment}, capture_output=True, check=True)
     return int(run.stdout)
