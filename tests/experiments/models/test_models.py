@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import soak_unless
 from known_networks import EPS, GOLDEN, TOKENS, weights
 
 from experiments.models.attention import attend
@@ -166,10 +167,6 @@ DECODERS = {
     "olmo": Llama(**SMALL, heads=2, norm="layernorm"),
 }
 SLOW = {"gpt, tied", "llama, tied"}  # what they add is a read-out, which the checkpoints test too
-
-
-def soak_unless(fast, *values):
-    return pytest.param(*values, marks=[] if fast else pytest.mark.soak)
 
 
 decoders = pytest.mark.parametrize("name", [soak_unless(n not in SLOW, n) for n in DECODERS])

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import soak_unless
 from known_networks import NAMES, certify, inner, model
 
 from sail_jax import align, growth
@@ -59,12 +60,8 @@ def undone(found, hidden):
     return np.asarray(hidden.index)[np.asarray(found.index)]
 
 
-def soak_unless(quick, names):
-    return [pytest.param(n, marks=[] if n in quick else pytest.mark.soak) for n in names]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", soak_unless(["gpt2", "flax mlp"], NAMES))
+@pytest.mark.parametrize("name", [soak_unless(n in ("gpt2", "flax mlp"), n) for n in NAMES])
 def test_hidden_permutations_are_recovered(name):
     """Of hidden units, channels, heads, kv groups, units of each head by itself, the stream."""
     m = model(name)
@@ -124,7 +121,7 @@ ROTATED = {
 }
 
 
-@pytest.mark.parametrize("name", soak_unless(["gpt2"], ROTATED))
+@pytest.mark.parametrize("name", [soak_unless(n == "gpt2", n) for n in ROTATED])
 def test_hidden_rotations_are_recovered(name):
     """Head by head, where what a head computes commutes with them."""
     m, rotated = model(name), ROTATED[name]
@@ -253,7 +250,9 @@ class Unread:
         return Unread(self.x[index], self.counts, self.name)
 
 
-@pytest.mark.parametrize("name", soak_unless(["gpt2"], ["gpt2", "llama", "flax resnet"]))
+@pytest.mark.parametrize(
+    "name", [soak_unless(n == "gpt2", n) for n in ("gpt2", "llama", "flax resnet")]
+)
 def test_leaves_that_are_read_when_needed(name):
     m = model(name)
     within = nested(m.spec)

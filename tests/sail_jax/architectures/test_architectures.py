@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import soak_unless
 from known_networks import (
     EPS,
     GOLDEN,
@@ -29,10 +30,6 @@ from sail_jax.basis.spaces import spec
 from sail_jax.trees import leaf_paths
 
 names = pytest.mark.parametrize("name", NAMES)
-
-
-def soak_unless(quick, names):
-    return [pytest.param(n, marks=[] if n in quick else pytest.mark.soak) for n in names]
 
 
 RMS = ["llama", "mistral", "qwen3", "t5, gated, untied"]
@@ -84,7 +81,7 @@ def test_ends_cannot(name):
 
 
 @pytest.mark.one
-@pytest.mark.parametrize("name", soak_unless(["llama", "flax mlp"], NAMES))
+@pytest.mark.parametrize("name", [soak_unless(n in ("llama", "flax mlp"), n) for n in NAMES])
 def test_hidden_units_and_heads_can_be_duplicated(name):
     """Net2Wider, unevenly: hidden units, heads, queries per head, channels."""
     m = model(name)
@@ -106,9 +103,10 @@ def test_hidden_units_and_heads_can_be_duplicated(name):
 
 @pytest.mark.parametrize(
     "name",
-    soak_unless(
-        ["llama", "gpt2"], sorted({*RMS, "vit", "clip", "flax gpt", "flax vit", *TIED[:4]})
-    ),
+    [
+        soak_unless(n in ("llama", "gpt2"), n)
+        for n in sorted({*RMS, "vit", "clip", "flax gpt", "flax vit", *TIED[:4]})
+    ],
 )
 def test_the_stream_can_be_duplicated_where_nothing_is_tied(name):
     m = model(name)
@@ -128,7 +126,7 @@ def orthogonal(n):
     return np.linalg.qr(np.random.default_rng(4).normal(size=(n, n)))[0].astype(np.float32)
 
 
-@pytest.mark.parametrize("name", soak_unless(["llama"], RMS))
+@pytest.mark.parametrize("name", [soak_unless(n == "llama", n) for n in RMS])
 def test_rotation_of_the_stream_after_folding(name):
     m = model(name)
     s = m.spec

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import known_networks as models
 import numpy as np
 import pytest
+from cells import slow_unless, soak_unless
 
 from experiments.models.gpt import GPT
 from experiments.models.mlp import MLP
@@ -108,14 +109,10 @@ def test_masks_are_not_exact_where_a_norm_writes_into_the_stream():
     assert [s.space for s in growth.report.spaces if not s.exact] == ["vision.resid"]
 
 
-def soak_unless(fast, *values):
-    return pytest.param(*values, marks=[] if fast else pytest.mark.soak)
-
-
 @pytest.mark.one
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[] if name in KINDS else pytest.mark.slow) for name in NAMES],
+    [slow_unless(name in KINDS, name) for name in NAMES],
 )
 def test_lemon_doubles_any_network(name):
     """Twice as wide and twice as deep; not deeper where norms come after the sums, and by

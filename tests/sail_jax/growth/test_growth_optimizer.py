@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cells import slow_unless
 
 from sail_jax import growth
 from sail_jax.basis.change_basis import change_basis
@@ -115,10 +116,6 @@ def carried(optimizer, params, s, maps):
         return new, state
 
     return before, *moved(*before), reports[0]
-
-
-def slow_unless(quick, *values):
-    return pytest.param(*values, marks=[] if quick else pytest.mark.slow)
 
 
 QUICK = ("sgd", "momentum", "adam", "masked")

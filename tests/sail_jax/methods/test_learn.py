@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from cells import soak_unless
 from jax import lax
 
 from sail_jax import Merge, methods, transforms
@@ -72,10 +73,6 @@ LEARN = {
 }
 each = pytest.mark.parametrize("name", LEARN)
 QUICK = ((False, "leaf", (0.25, 0.4)), (True, "task", None))
-
-
-def soak_unless(quick, *values):
-    return pytest.param(*values, marks=[] if quick else pytest.mark.soak)
 
 
 def assert_close(got, want, atol):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import soak_unless
 from jax.flatten_util import ravel_pytree
 
 from experiments.models.gpt import GPT
@@ -40,10 +41,6 @@ class Host:
 
 
 host = Host()
-
-
-def soak_unless(quick, *values):
-    return pytest.param(*values, marks=[] if quick else pytest.mark.soak)
 
 
 def rng(seed=0):
