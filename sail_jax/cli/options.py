@@ -117,7 +117,7 @@ def on_inputs(
     def main(parser: Parser, argv: Sequence[str]) -> int:
         add_arguments(parser)
         args = parser.read(argv)
-        from sail_jax.checkpoint.engine.executor import MergeError
+        from sail_jax.checkpoint.engine.errors import MergeError
 
         try:
             return run(args)

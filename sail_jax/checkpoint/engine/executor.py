@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from sail_jax import disk
+from sail_jax.checkpoint.engine.errors import MergeError, MergeRefusedError
 from sail_jax.merging.engine import Engine
 from sail_jax.merging.extremes import FAINT
 from sail_jax.merging.streaming import NotFiniteError, Unit, all_finite
@@ -33,8 +33,6 @@ from sail_jax.merging.work import (
 
 __all__ = [
     "Limits",
-    "MergeError",
-    "MergeRefusedError",
     "Progress",
     "Record",
     "Sink",
@@ -48,14 +46,6 @@ __all__ = [
 
 CONSTANT = 330 << 20  # bytes of an interpreter with JAX and compiled kernels, as measured
 KEPT = 64 << 20  # bytes of a tensor that a worker keeps between visits, at most
-
-
-class MergeError(ValueError):
-    """Raised when a merge cannot go on; the message names the tensors."""
-
-
-class MergeRefusedError(MergeError, disk.RefusedError):
-    """Raised when a merge cannot be done as it was asked for, before any tensor is read."""
 
 
 @runtime_checkable
