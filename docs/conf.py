@@ -14,10 +14,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
 os.environ["COLUMNS"] = "88"
 os.environ["TTY_COMPATIBLE"] = "0"  # notebooks ask for colours, which text would show as codes
-# Their programs run once: to optimise them takes longer than what they lose without.
-os.environ.setdefault(
-    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-)
 # The command `sail-jax`, as cells call it, is that of this environment.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 # What the pages compile is kept, so that they build faster the next time.
@@ -29,6 +25,10 @@ import generate  # noqa: E402
 import streams  # noqa: E402
 
 import sail_jax  # noqa: E402
+from sail_jax.cli.kernels import quick_flags  # noqa: E402
+
+# The pages' programs run once: to optimise them takes longer than what they lose without.
+os.environ.setdefault("XLA_FLAGS", quick_flags())
 
 project = "sail-jax"
 author = "the authors of sail-jax"

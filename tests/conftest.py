@@ -7,6 +7,8 @@ they compile as users do, and the soak tests always. What a worker has compiled,
 the others read from disk."""
 
 import collections
+import contextlib
+import functools
 import gc
 import os
 import zlib
@@ -23,15 +25,22 @@ os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 import jax
 import pytest
 
-UNOPTIMISED = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-if jax.__version_info__[:2] == (0, 10):  # a flag that XLA does not know ends the process
-    UNOPTIMISED += " --xla_cpu_use_fusion_emitters=false"
+from sail_jax.cli.kernels import quick_flags
+
+FORGET = [jax.clear_caches]
+# JAX lowers each program in a context of its own, which takes 3 ms to make: here one serves all.
+# The function is private, and where it is gone tests only take longer.
+with contextlib.suppress(ImportError, AttributeError):
+    from jax._src.interpreters import mlir
+
+    mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+    FORGET.append(mlir.make_ir_context.cache_clear)
 
 
 def pytest_configure(config):
     """Before the first program: XLA reads its flags when its first device is made."""
     if "not soak" in config.getoption("markexpr"):
-        os.environ.setdefault("XLA_FLAGS", UNOPTIMISED)
+        os.environ.setdefault("XLA_FLAGS", quick_flags())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -76,13 +85,15 @@ def shared_between_workers(tmp_path_factory):
     os.environ["TINY_RUNS"] = str(folder)
 
 
-def resident_bytes() -> float:
-    """Memory that this process holds; infinite where the system does not say."""
+def memory_is_short() -> bool:
+    """Whether this process holds a sixth of the machine's memory, and 2 GiB; true where the system
+    does not say."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        return float("inf")
-    return pages * os.sysconf("SC_PAGE_SIZE")
+        size, physical = (os.sysconf(f"SC_{name}") for name in ("PAGE_SIZE", "PHYS_PAGES"))
+    except (OSError, ValueError):
+        return True
+    return pages > max(physical / 6, 2**31 / size)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -90,8 +101,9 @@ def forget_compilations():
     """Of what one file traces and compiles, others need some: it is kept while there is room.
     Thousands of kept programs take gigabytes."""
     yield
-    if resident_bytes() > 2**31:
-        jax.clear_caches()
+    if memory_is_short():
+        for forget in FORGET:
+            forget()
 
 
 def pytest_addoption(parser):

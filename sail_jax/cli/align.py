@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sail_jax.cli.kernels import remember_kernels
+from sail_jax.cli.kernels import compiled_for, remember_kernels
 from sail_jax.cli.options import (
     add_certify,
     add_copying,
@@ -159,7 +159,7 @@ def run(args: Namespace) -> int:
         return _plan(args, **options)
     if args.out is None:
         raise ValueError("name the output: sail-jax align A B OUT (or --plan)")
-    with Meter(args.quiet) as meter:
+    with Meter(args.quiet) as meter, compiled_for([args.a, args.b]):
 
         def matching(sweep: int, space: str) -> None:
             meter.tell(f"sweep {sweep}" if sweep else "first visit", space)

@@ -4,7 +4,7 @@ from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import Any
 
-from sail_jax.cli.kernels import remember_kernels
+from sail_jax.cli.kernels import compiled_for, remember_kernels
 from sail_jax.cli.options import (
     add_certify,
     add_copying,
@@ -187,7 +187,7 @@ def run(args: Namespace) -> int:
         return 0
     if args.out is None:
         raise ValueError("name the output: sail-jax grow CKPT OUT")
-    with Meter(args.quiet) as meter:
+    with Meter(args.quiet) as meter, compiled_for([args.checkpoint]):
         done = growing.grow_checkpoint(
             args.checkpoint, args.out, to, args.method, **given, certify=args.certify,
             run=run_options(args, meter), **options,

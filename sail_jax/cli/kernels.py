@@ -4,16 +4,20 @@ import contextlib
 import hashlib
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-__all__ = ["compiled_quickly", "remember_kernels"]
+__all__ = ["compiled_for", "compiled_quickly", "quick_flags", "remember_kernels"]
 
-# XLA ends a process whose flags it does not know: only versions that were tried are given this one.
-# For every program, however small, the emitters that it turns off set up a compiler of their own.
-SMALL_PROGRAMS = "--xla_cpu_use_fusion_emitters=false"
-TRIED = ("0.10.",)  # 0.12 no longer knows it
+# XLA ends a process whose flags it does not know: only versions that were tried are given these.
+# For every program, however small, the emitters set up a compiler of their own; and code is
+# compiled in as many parts as there are processors, of which each takes work that one would not.
+SMALL_PROGRAMS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+TRIED = ("0.10.",)  # 0.12 no longer knows the first
+
+# Inputs of so few bytes are computed with in less time than it takes to compile for them.
+FEW = 1 << 22
 
 
 def remember_kernels() -> None:
@@ -46,6 +50,20 @@ def remember_kernels() -> None:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+def _small_programs() -> str:
+    return SMALL_PROGRAMS if version("jaxlib").startswith(TRIED) else ""
+
+
+def quick_flags() -> str:
+    """Names the flags of XLA with which a process compiles without optimising from start to end.
+
+    Returns:
+      What the environment variable XLA_FLAGS is to be.
+    """
+    unoptimised = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    return f"{unoptimised} {_small_programs()}"
+
+
 @contextlib.contextmanager
 def compiled_quickly() -> Iterator[None]:
     """Makes JAX compile without optimising while the block lasts, on a CPU.
@@ -58,9 +76,9 @@ def compiled_quickly() -> Iterator[None]:
     Yields:
       Nothing.
     """
-    own = "XLA_FLAGS" not in os.environ and version("jaxlib").startswith(TRIED)
+    own = "XLA_FLAGS" not in os.environ
     if own:
-        os.environ["XLA_FLAGS"] = SMALL_PROGRAMS
+        os.environ["XLA_FLAGS"] = _small_programs()
     import jax
 
     name = "jax_disable_most_optimizations"
@@ -72,3 +90,23 @@ def compiled_quickly() -> Iterator[None]:
         jax.config.update(name, before)
         if own:
             del os.environ["XLA_FLAGS"]
+
+
+@contextlib.contextmanager
+def compiled_for(inputs: Iterable[str | Path]) -> Iterator[None]:
+    """Makes JAX compile without optimising while the block lasts, if the inputs are small.
+
+    Values may then differ by their rounding from those that the same inputs would have in a larger
+    checkpoint. The same inputs are always compiled for alike.
+
+    Args:
+      inputs: Files, and folders of files; those that are not there count nothing.
+
+    Yields:
+      Nothing.
+    """
+    folders = [Path(path) for path in inputs]
+    files = [file for path in folders for file in (path.rglob("*") if path.is_dir() else [path])]
+    size = sum(file.stat().st_size for file in files if file.is_file())
+    with compiled_quickly() if size <= FEW else contextlib.nullcontext():
+        yield

@@ -4,7 +4,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from sail_jax.cli.kernels import remember_kernels
+from sail_jax.cli.kernels import compiled_for, remember_kernels
 from sail_jax.cli.options import add_copying, file, on_inputs, outcome, run_options
 from sail_jax.cli.progress import Meter, fitted, say, show
 
@@ -93,7 +93,8 @@ def run(args: Namespace) -> int:
         return 0
     if args.out is None:
         raise ValueError("name the output: sail-jax merge RECIPE OUT")
-    with Meter(args.quiet) as meter:
+    inputs = [model.checkpoint for model in recipe.models()]
+    with Meter(args.quiet) as meter, compiled_for(inputs):
         merged = merging.merge_recipe(
             recipe, args.out, measure=args.report is not None, run=run_options(args, meter),
             before=lambda ready: _admit(args.report),

@@ -121,7 +121,19 @@ def test_what_compiles_quickly_is_undone(own, monkeypatch):
     with contextlib.suppress(KeyError), kernels.compiled_quickly():
         assert jax.config.read(name)
         known = version("jaxlib").startswith(kernels.TRIED)
-        assert os.environ.get("XLA_FLAGS") == (own or (kernels.SMALL_PROGRAMS if known else None))
+        assert os.environ["XLA_FLAGS"] == (own or (kernels.SMALL_PROGRAMS if known else ""))
         raise KeyError
     assert jax.config.read(name) == before
     assert os.environ.get("XLA_FLAGS") == own
+
+
+@pytest.mark.parametrize(("larger", "quickly"), [(0, True), (1, False)])
+def test_small_inputs_are_compiled_for_quickly(tmp_path, larger, quickly):
+    """All files of all inputs count, at any depth; what is missing is reported by who opens it."""
+    (tmp_path / "a" / "deep").mkdir(parents=True)
+    (tmp_path / "a" / "deep" / "x").write_bytes(bytes(1000))
+    with open(tmp_path / "b", "wb") as file:
+        file.truncate(kernels.FEW - 1000 + larger)
+    inputs = [tmp_path / "a", str(tmp_path / "b"), tmp_path / "missing"]
+    with kernels.compiled_for(inputs):
+        assert jax.config.read("jax_disable_most_optimizations") == quickly

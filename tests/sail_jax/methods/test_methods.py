@@ -227,7 +227,7 @@ def test_density_one_is_no_trimming(scope):
     whole = methods.ties(density=1.0, scope=scope)(models, base, weights=WEIGHTS)
     assert_close(whole, untrimmed, 4, size=8)  # weights normalised first or not
     drop_none = methods.dare_ties(density=1.0, key=KEY)(models, base, weights=WEIGHTS)
-    chex.assert_trees_all_equal(drop_none, whole)
+    assert_close(drop_none, whole, 4, size=8)  # two programs, which may round a sum apart
     chex.assert_trees_all_equal(
         methods.dare_linear(density=1.0, key=KEY)(models, base, weights=WEIGHTS),
         methods.task_arithmetic()(models, base, weights=WEIGHTS),
