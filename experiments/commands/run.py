@@ -66,18 +66,19 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
             processes.join(args.processes)
         except ValueError as exc:
             raise UsageError(str(exc)) from exc
-    # Every process computes, and only the first prints.
-    first = processes.is_first()
     # What this preset runs is too short to be worth optimising.
     compiling = compiled_quickly() if args.preset == "tiny" else contextlib.nullcontext()
     folder = args.out or f"results/{name}"
-    with compiling, store.Run.open(folder, name, config, resume=args.resume) as run:
-        if first:
-            say(f"{name}: {study.question}")
-            if run.finished:
-                say(f"  {run.path}: finished before; its figures are drawn again")
-        complete = functools.partial(store.complete, run, study, config)
-        dataset, figures = complete(watch=reporting) if first else complete()
+    with compiling:
+        # Every process computes, and only the first prints.
+        first = processes.is_first()
+        with store.Run.open(folder, name, config, resume=args.resume) as run:
+            if first:
+                say(f"{name}: {study.question}")
+                if run.finished:
+                    say(f"  {run.path}: finished before; its figures are drawn again")
+            complete = functools.partial(store.complete, run, study, config)
+            dataset, figures = complete(watch=reporting) if first else complete()
     if first:
         show_run(study, dataset, figures, run.path)
     return 0

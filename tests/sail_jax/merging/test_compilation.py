@@ -1,14 +1,11 @@
 """What merges cost to compile: programs follow the shapes of leaves, not their number, on every
 platform; and a type checker sees the hyperparameters of every method."""
 
-import contextlib
 import functools
 import importlib.util
-import os
 import re
 import subprocess
 import sys
-from importlib.metadata import version
 
 import jax
 import merge_cases
@@ -17,7 +14,6 @@ from merge_cases import compilations
 
 from experiments.bench._compile_process import jitted, merge, tree
 from sail_jax import methods
-from sail_jax.cli import kernels
 
 SHAPES = ((8,), (6, 8))
 MERGED = list(methods.METHODS)
@@ -108,32 +104,3 @@ def test_a_type_checker_sees_every_hyperparameter(tmp_path):
     said = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path).stdout
     wrong = [n for n, line in enumerate(USER.splitlines(), 1) if "  # " in line]
     assert sorted({int(n) for n in re.findall(r"user\.py:(\d+):\d+ - error", said)}) == wrong, said
-
-
-@pytest.mark.parametrize("own", [None, "--xla_cpu_enable_fast_math=false"])
-def test_what_compiles_quickly_is_undone(own, monkeypatch):
-    """The option of JAX and the flags of XLA hold in the block alone; flags of the user stay."""
-    name = "jax_disable_most_optimizations"
-    before = jax.config.read(name)
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
-    if own is not None:
-        monkeypatch.setenv("XLA_FLAGS", own)
-    with contextlib.suppress(KeyError), kernels.compiled_quickly():
-        assert jax.config.read(name)
-        known = version("jaxlib").startswith(kernels.TRIED)
-        assert os.environ["XLA_FLAGS"] == (own or (kernels.SMALL_PROGRAMS if known else ""))
-        raise KeyError
-    assert jax.config.read(name) == before
-    assert os.environ.get("XLA_FLAGS") == own
-
-
-@pytest.mark.parametrize(("larger", "quickly"), [(0, True), (1, False)])
-def test_small_inputs_are_compiled_for_quickly(tmp_path, larger, quickly):
-    """All files of all inputs count, at any depth; what is missing is reported by who opens it."""
-    (tmp_path / "a" / "deep").mkdir(parents=True)
-    (tmp_path / "a" / "deep" / "x").write_bytes(bytes(1000))
-    with open(tmp_path / "b", "wb") as file:
-        file.truncate(kernels.FEW - 1000 + larger)
-    inputs = [tmp_path / "a", str(tmp_path / "b"), tmp_path / "missing"]
-    with kernels.compiled_for(inputs):
-        assert jax.config.read("jax_disable_most_optimizations") == quickly

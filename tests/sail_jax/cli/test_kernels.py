@@ -1,0 +1,84 @@
+"""Commands most of whose programs run once compile without optimising, and undo that."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+
+import jax
+import pytest
+import small_checkpoints as small
+
+from sail_jax.cli import kernels
+
+
+@pytest.mark.parametrize("own", [None, "--xla_cpu_enable_fast_math=false"])
+def test_what_compiles_quickly_is_undone(own, monkeypatch):
+    """The option of JAX and the flags of XLA hold in the block alone; flags of the user stay."""
+    name = "jax_disable_most_optimizations"
+    before = jax.config.read(name)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    if own is not None:
+        monkeypatch.setenv("XLA_FLAGS", own)
+    with contextlib.suppress(KeyError), kernels.compiled_quickly():
+        assert jax.config.read(name)
+        known = version("jaxlib").startswith(kernels.TRIED)
+        assert os.environ["XLA_FLAGS"] == (own or (kernels.SMALL_PROGRAMS if known else ""))
+        raise KeyError
+    assert jax.config.read(name) == before
+    assert os.environ.get("XLA_FLAGS") == own
+
+
+@pytest.mark.parametrize(("larger", "quickly"), [(0, True), (1, False)])
+def test_small_inputs_are_compiled_for_quickly(tmp_path, larger, quickly):
+    """All files of all inputs count, at any depth; what is missing is reported by who opens it."""
+    (tmp_path / "a" / "deep").mkdir(parents=True)
+    (tmp_path / "a" / "deep" / "x").write_bytes(bytes(1000))
+    with open(tmp_path / "b", "wb") as file:
+        file.truncate(kernels.FEW - 1000 + larger)
+    inputs = [tmp_path / "a", str(tmp_path / "b"), tmp_path / "missing"]
+    with kernels.compiled_for(inputs):
+        assert jax.config.read("jax_disable_most_optimizations") == quickly
+
+
+# Each command stops where it would begin to compile quickly.
+COMMANDS = """
+from jax._src import xla_bridge
+from sail_jax.cli import kernels
+
+class Reached(BaseException):
+    pass
+
+def reach():
+    raise Reached
+
+kernels.compiled_quickly = reach
+from sail_jax.cli.main import main
+
+for words in (
+    "run transfer_phase --preset tiny",
+    "verify",
+    "quickstart --out page",
+    "merge recipe.yaml merged",
+    "grow one grown --width 2x",
+    "align one two aligned",
+):
+    try:
+        main(words.split())
+    except Reached:
+        print(words.split()[0], xla_bridge.backends_are_initialized())
+"""
+
+
+@pytest.mark.slow
+def test_flags_are_set_before_the_first_device_is_made(tmp_path):
+    """XLA reads them then, and no more: what makes a device before has them ignored silently."""
+    for name in ("one", "two"):
+        small.save(tmp_path / name, small.tensors(), small.CONFIG)
+    recipe = "merge_method: linear\nmodels: [{model: one}, {model: two}]\n"
+    (tmp_path / "recipe.yaml").write_text(recipe + "parameters: {weight: 0.5}\n")
+    command = [sys.executable, "-c", COMMANDS]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    names = ("run", "verify", "quickstart", "merge", "grow", "align")
+    assert done.stdout.split("\n")[:-1] == [f"{name} False" for name in names], done.stderr
