@@ -11,12 +11,13 @@ from pathlib import Path
 __all__ = ["compiled_for", "compiled_quickly", "quick_flags", "remember_kernels"]
 
 # XLA ends a process whose flags it does not know: only versions that were tried are given these.
-# For every program, however small, the emitters set up a compiler of their own; and code is
-# compiled in as many parts as there are processors, of which each takes work that one would not.
+# For every program, however small, the emitters that are turned off set up a compiler of their own.
+# Compiled in one part, a program does without what is done anew for each part; else there are as
+# many as processors.
 SMALL_PROGRAMS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 TRIED = ("0.10.",)  # 0.12 no longer knows the first
 
-# Inputs of so few bytes are computed with in less time than it takes to compile for them.
+# Bytes of inputs up to which optimised programs save less time than it takes to optimise them.
 FEW = 1 << 22
 
 
@@ -100,13 +101,26 @@ def compiled_for(inputs: Iterable[str | Path]) -> Iterator[None]:
     checkpoint. The same inputs are always compiled for alike.
 
     Args:
-      inputs: Files, and folders of files; those that are not there count nothing.
+      inputs: Files, and folders of files. What cannot be looked at counts nothing: whoever opens it
+        says why.
 
     Yields:
       Nothing.
     """
-    folders = [Path(path) for path in inputs]
-    files = [file for path in folders for file in (path.rglob("*") if path.is_dir() else [path])]
-    size = sum(file.stat().st_size for file in files if file.is_file())
+    size = 0
+    for file in (file for path in inputs for file in _files(path)):
+        with contextlib.suppress(OSError, ValueError):
+            size += os.path.getsize(file)
+        if size > FEW:
+            break
     with compiled_quickly() if size <= FEW else contextlib.nullcontext():
         yield
+
+
+def _files(path: str | Path) -> Iterator[str | Path]:
+    """Yields a path that is no folder, and all files below one that is."""
+    if not os.path.isdir(path):
+        yield path
+        return
+    for folder, _, names in os.walk(path):
+        yield from (Path(folder, name) for name in names)

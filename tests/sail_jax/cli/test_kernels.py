@@ -32,12 +32,12 @@ def test_what_compiles_quickly_is_undone(own, monkeypatch):
 
 @pytest.mark.parametrize(("larger", "quickly"), [(0, True), (1, False)])
 def test_small_inputs_are_compiled_for_quickly(tmp_path, larger, quickly):
-    """All files of all inputs count, at any depth; what is missing is reported by who opens it."""
+    """All files of all inputs count, at any depth; what is no file is left to whoever opens it."""
     (tmp_path / "a" / "deep").mkdir(parents=True)
     (tmp_path / "a" / "deep" / "x").write_bytes(bytes(1000))
     with open(tmp_path / "b", "wb") as file:
         file.truncate(kernels.FEW - 1000 + larger)
-    inputs = [tmp_path / "a", str(tmp_path / "b"), tmp_path / "missing"]
+    inputs = [tmp_path / "a", str(tmp_path / "b"), tmp_path / "missing", "a\0"]
     with kernels.compiled_for(inputs):
         assert jax.config.read("jax_disable_most_optimizations") == quickly
 
