@@ -18,7 +18,7 @@ SMALL_PROGRAMS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen
 TRIED = ("0.10.",)  # 0.12 no longer knows the first
 
 # Bytes of inputs up to which optimised programs save less time than it takes to optimise them.
-FEW = 1 << 22
+FEW = 1 << 20
 
 
 def remember_kernels() -> None:
