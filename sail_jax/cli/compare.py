@@ -158,7 +158,7 @@ def _said(conflict: Any, tasks: bool) -> dict[str, float]:
 
 def _place(name: str) -> tuple[str, str]:
     """Returns the layer of a tensor ("" outside the layers) and its module."""
-    from sail_jax.checkpoint.planning.layers import position
+    from sail_jax.checkpoint.contents.layers import position
 
     place = position(name)
     layer, rest = ("", name) if place is None else (str(place.index), place.rest)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from sail_jax.basis.axes import Axis
 from sail_jax.basis.spaces import Spec
-from sail_jax.checkpoint.planning.layers import is_early
+from sail_jax.checkpoint.contents.layers import is_early
 
 __all__ = ["Band", "Layout", "Row", "draw", "layout"]
 

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Bool, Float, Int
 
+from sail_jax.checkpoint.contents.vocabulary import read_vocabulary
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint, open_values
 from sail_jax.checkpoint.planning.inputs import config_of, is_derived
-from sail_jax.checkpoint.planning.tokenizers import read_vocabulary
 from sail_jax.growth.targets import differences
 from sail_jax.merging.tensors import Tensor
 from sail_jax.probe.networks import Names

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sail_jax.checkpoint.planning.layers import position
+from sail_jax.checkpoint.contents.layers import position
 from sail_jax.checkpoint.planning.plan import Plan, Treatment
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import Recipe

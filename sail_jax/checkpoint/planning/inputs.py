@@ -4,14 +4,14 @@ The walk over a recipe (`jobs`) and the planner ask an `Input` for tensors. A he
 the embedding is resolved here.
 """
 
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+from sail_jax.checkpoint.contents.configs import look_up
+from sail_jax.checkpoint.contents.layers import role
 from sail_jax.checkpoint.formats.extras import config_of
-from sail_jax.checkpoint.planning.layers import role
 from sail_jax.checkpoint.recipe.patterns import renaming
 from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError, Ref
 from sail_jax.checkpoint.sources.adapters import adapted
@@ -21,11 +21,9 @@ __all__ = [
     "Input",
     "Opened",
     "is_derived",
-    "patched_config",
     "unmatched_renames",
 ]
 
-LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _DERIVED = re.compile(r"\.(inv_freq|masked_bias|position_ids|num_batches_tracked)$")
 
 
@@ -111,7 +109,7 @@ class Input:
     @property
     def tied(self) -> bool | None:
         """Whether the config says that the head is the embedding; None if it does not say."""
-        return _look_up(self.config, "tie_word_embeddings")
+        return look_up(self.config, "tie_word_embeddings")
 
     def embedding(self, width: int | None = None) -> Tensor | None:
         """Returns the token embedding, the first one if there are several.
@@ -162,14 +160,6 @@ class Input:
         return self.tensors.get(name), ""
 
 
-def _look_up(config: Mapping[str, Any], key: str) -> Any:
-    """Returns an entry of a config or of its text_config, None if neither has it."""
-    for part in (config, config.get("text_config")):
-        if isinstance(part, dict) and key in part:
-            return part[key]
-    return None
-
-
 def unmatched_renames(recipe: Recipe, inputs: Iterable[Input]) -> None:
     """Checks that every pattern under rename renames a tensor of some input.
 
@@ -184,52 +174,3 @@ def unmatched_renames(recipe: Recipe, inputs: Iterable[Input]) -> None:
     for pattern in recipe.rename:
         if pattern not in used:
             raise RecipeError(recipe.at("rename"), f"{pattern!r} renames no tensor of any input")
-
-
-def patched_config(
-    config: Mapping[str, Any],
-    *,
-    dtype: str | None = None,
-    rows: int | None = None,
-    layers: Sequence[int] | None = None,
-    tied: bool | None = None,
-) -> dict[str, Any]:
-    """Copies a config, with what a merge changes in it.
-
-    Args:
-      config: The config of the base or, without one, of the first model.
-      dtype: The name of the dtype that is written; None to leave it.
-      rows: The size of the vocabulary; None to leave it.
-      layers: For each layer of the output, the number of the old layer that it was; None to leave
-        them. It decides the number of layers, and the entries of `layer_types`.
-      tied: Whether the head is the embedding; None to leave it.
-
-    Returns:
-      The new config; `config` itself is not changed.
-
-    >>> patched_config({"n_layer": 2, "vocab_size": 9}, layers=[0, 0, 1], rows=10)
-    {'n_layer': 3, 'vocab_size': 10}
-    """
-    # A copy in depth, as text_config is changed too.
-    new = json.loads(json.dumps(config))
-    # Configs of models with several towers keep that of the text tower under text_config.
-    parts = [part for part in (new, new.get("text_config")) if isinstance(part, dict)]
-    if dtype is not None:
-        keys = [key for key in ("torch_dtype", "dtype") if key in new] or ["torch_dtype"]
-        new |= dict.fromkeys(keys, dtype)
-    for part in parts:
-        if rows is not None and "vocab_size" in part:
-            part["vocab_size"] = rows
-        if tied is not None and "tie_word_embeddings" in part:
-            part["tie_word_embeddings"] = tied
-        key = next((key for key in LAYER_KEYS if key in part), None)
-        if layers is not None and key is not None:
-            old, part[key] = part[key], len(layers)
-            kinds = part.get("layer_types")
-            # Only if it names one kind for each of the old layers is it known which kind a layer
-            # was of.
-            if isinstance(kinds, list) and len(kinds) == old and max(layers) < len(kinds):
-                part["layer_types"] = [kinds[i] for i in layers]
-    if tied is not None and not any("tie_word_embeddings" in part for part in parts):
-        new["tie_word_embeddings"] = tied
-    return new

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sail_jax.checkpoint.contents.layers import is_early, position, role, stacks
 from sail_jax.checkpoint.planning.inputs import Input, is_derived
-from sail_jax.checkpoint.planning.layers import is_early, position, role, stacks
 from sail_jax.checkpoint.recipe.recipes import (
     Module,
     Recipe,

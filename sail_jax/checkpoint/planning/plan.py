@@ -31,20 +31,21 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from sail_jax.checkpoint.contents.configs import patched_config
+from sail_jax.checkpoint.contents.layers import role
+from sail_jax.checkpoint.contents.vocabulary import read_vocabulary
 from sail_jax.checkpoint.formats.extras import carried
 from sail_jax.checkpoint.planning.hyperparameters import Hyperparameters
 from sail_jax.checkpoint.planning.inputs import (
     Input,
     Opened,
     is_derived,
-    patched_config,
     unmatched_renames,
 )
 from sail_jax.checkpoint.planning.jobs import Job, is_main, jobs
-from sail_jax.checkpoint.planning.layers import role
 from sail_jax.checkpoint.planning.steps import Openings
 from sail_jax.checkpoint.planning.templates import chat_template
-from sail_jax.checkpoint.planning.tokenizers import Alignment, align, read_vocabulary
+from sail_jax.checkpoint.planning.tokenizers import Alignment, align
 from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError, Ref, merged_sources
 from sail_jax.checkpoint.recipe.yaml_tree import Where
 from sail_jax.checkpoint.sources.rows import Rows, head_rows

@@ -27,36 +27,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sail_jax.checkpoint.contents.vocabulary import PLAIN, Vocabulary
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.recipe.parts import Ref, Token, Tokenizer
 from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.checkpoint.sources.rows import FILL, ZERO
 
-__all__ = ["Alignment", "Rowing", "Vocabulary", "align", "dump", "read_vocabulary"]
-
-_PLAIN = {
-    "single_word": False,
-    "lstrip": False,
-    "rstrip": False,
-    "normalized": True,
-    "special": False,
-}
-
-
-class Vocabulary(NamedTuple):
-    """The vocabulary of a tokenizer.
-
-    Attributes:
-      ids: The id of each token, added ones included.
-      added: The entries of the tokens that were added to the core, by token.
-      document: The parsed tokenizer.json; None if it was not read from one.
-      source: The path of the file, for messages.
-    """
-
-    ids: Mapping[str, int]
-    added: Mapping[str, Mapping[str, Any]]
-    document: Mapping[str, Any] | None
-    source: str
+__all__ = ["Alignment", "Rowing", "align", "dump"]
 
 
 class Rowing(NamedTuple):
@@ -199,62 +176,6 @@ class Alignment(NamedTuple):
         return chosen, {self.ids[text] for text, token in self.tokens.items() if token.force}
 
 
-def read_vocabulary(extras: Mapping[str, Path]) -> Vocabulary | None:
-    """Reads the vocabulary from the files beside a checkpoint.
-
-    Args:
-      extras: The files, by name.
-
-    Returns:
-      The vocabulary; None if there is neither tokenizer.json nor vocab.json.
-
-    Raises:
-      ValueError: If a file is not a tokenizer's, or if ids are invalid or used twice; the message
-        names the file.
-    """
-    if "tokenizer.json" in extras:
-        path, document = extras["tokenizer.json"], config_of(extras, "tokenizer.json")
-        model = document.get("model")
-        core = model.get("vocab") if isinstance(model, dict) else None
-        if isinstance(core, list):
-            if not all(isinstance(e, list) and e and isinstance(e[0], str) for e in core):
-                raise ValueError(f"{path}: expected [token, score] in the list model.vocab")
-            # Unigram models list their tokens in the order of the ids.
-            core = {e[0]: i for i, e in enumerate(core)}
-        added = document.get("added_tokens") or []
-        if not isinstance(core, dict) or not isinstance(added, list):
-            raise ValueError(f"{path}: expected model.vocab and added_tokens of a tokenizer")
-        entries: dict[str, Mapping[str, Any]] = {}
-        for entry in added:
-            if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
-                raise ValueError(f"{path}: expected added_tokens with id and content")
-            entries[entry["content"]] = entry
-        ids: dict[str, Any] = {**core}
-        ids |= {text: entry.get("id") for text, entry in entries.items()}
-        return _checked(Vocabulary(ids, entries, document, str(path)))
-    if "vocab.json" in extras:
-        added = config_of(extras, "added_tokens.json")
-        ids = config_of(extras, "vocab.json") | added
-        entries = {text: {"id": i, "content": text, **_PLAIN} for text, i in added.items()}
-        return _checked(Vocabulary(ids, entries, None, str(extras["vocab.json"])))
-    return None
-
-
-def _checked(vocabulary: Vocabulary) -> Vocabulary:
-    """Checks that a vocabulary has tokens, and that each has an id of its own."""
-    seen: dict[int, str] = {}
-    for text, i in vocabulary.ids.items():
-        if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < 1 << 31:
-            raise ValueError(f"{vocabulary.source}: the token {text!r} has no valid id, but {i!r}")
-        if seen.setdefault(i, text) != text:
-            raise ValueError(
-                f"{vocabulary.source}: the tokens {seen[i]!r} and {text!r} share the id {i}"
-            )
-    if not vocabulary.ids:
-        raise ValueError(f"{vocabulary.source}: an empty vocabulary")
-    return vocabulary
-
-
 def align(
     spec: Tokenizer,
     models: Sequence[Ref],
@@ -305,7 +226,7 @@ def align(
             _append(ids, added, ref, donor, resolved[ref], start, sizes[ref], spec.where, notes)
     for text, token in spec.tokens.items():
         if text not in ids:
-            _add(ids, added, text, {"content": text, **_PLAIN}, start)
+            _add(ids, added, text, {"content": text, **PLAIN}, start)
         elif not token.force and all(text in resolved[ref].ids for ref in models):
             notes.append(f"{token.where}: every model has {text!r}; without force no effect")
     for ref in models:
@@ -367,7 +288,7 @@ def _append(ids, added, ref, donor, vocabulary, start, size, where, notes) -> No
         _add(ids, added, text, vocabulary.added[text], start)
     for text, entry in vocabulary.added.items():
         existing = added.get(text)
-        if existing is not None and any(existing.get(k) != entry.get(k) for k in _PLAIN):
+        if existing is not None and any(existing.get(k) != entry.get(k) for k in PLAIN):
             notes.append(f"tokenizer: {text!r} is added with other settings in {ref}; first kept")
 
 

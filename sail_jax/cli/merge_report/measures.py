@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sail_jax.checkpoint.planning.layers import is_early, position, role
+from sail_jax.checkpoint.contents.layers import is_early, position, role
 
 if TYPE_CHECKING:
     from sail_jax.checkpoint.engine.executor import Record

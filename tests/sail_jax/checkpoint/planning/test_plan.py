@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from fake_checkpoints import WIDTH, Array, Fake, beside, config, entries, llama
 
+from sail_jax.checkpoint.contents.layers import position, role, stacks
 from sail_jax.checkpoint.planning.cards import describe, model_card, render
-from sail_jax.checkpoint.planning.layers import position, role, stacks
 from sail_jax.checkpoint.planning.plan import fingerprint, plan
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import RecipeError, parse, simple

@@ -1,0 +1,1 @@
+"""What a checkpoint means beyond its tensors: names, configuration and vocabulary."""

@@ -1,0 +1,74 @@
+"""What a merge changes in a config.json."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["look_up", "patched_config"]
+
+LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+
+
+def look_up(config: Mapping[str, Any], key: str) -> Any:
+    """Returns an entry of a configuration, or of the text tower's within it.
+
+    Args:
+      config: The content of config.json.
+      key: The name of the entry.
+
+    Returns:
+      The entry; None if neither states it.
+    """
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict) and key in part:
+            return part[key]
+    return None
+
+
+def patched_config(
+    config: Mapping[str, Any],
+    *,
+    dtype: str | None = None,
+    rows: int | None = None,
+    layers: Sequence[int] | None = None,
+    tied: bool | None = None,
+) -> dict[str, Any]:
+    """Copies a config, with what a merge changes in it.
+
+    Args:
+      config: The config of the base or, without one, of the first model.
+      dtype: The name of the dtype that is written; None to leave it.
+      rows: The size of the vocabulary; None to leave it.
+      layers: For each layer of the output, the number of the old layer that it was; None to leave
+        them. It decides the number of layers, and the entries of `layer_types`.
+      tied: Whether the head is the embedding; None to leave it.
+
+    Returns:
+      The new config; `config` itself is not changed.
+
+    >>> patched_config({"n_layer": 2, "vocab_size": 9}, layers=[0, 0, 1], rows=10)
+    {'n_layer': 3, 'vocab_size': 10}
+    """
+    # A copy in depth, as text_config is changed too.
+    new = json.loads(json.dumps(config))
+    # Configs of models with several towers keep that of the text tower under text_config.
+    parts = [part for part in (new, new.get("text_config")) if isinstance(part, dict)]
+    if dtype is not None:
+        keys = [key for key in ("torch_dtype", "dtype") if key in new] or ["torch_dtype"]
+        new |= dict.fromkeys(keys, dtype)
+    for part in parts:
+        if rows is not None and "vocab_size" in part:
+            part["vocab_size"] = rows
+        if tied is not None and "tie_word_embeddings" in part:
+            part["tie_word_embeddings"] = tied
+        key = next((key for key in LAYER_KEYS if key in part), None)
+        if layers is not None and key is not None:
+            old, part[key] = part[key], len(layers)
+            kinds = part.get("layer_types")
+            # Only if it names one kind for each of the old layers is it known which kind a layer
+            # was of.
+            if isinstance(kinds, list) and len(kinds) == old and max(layers) < len(kinds):
+                part["layer_types"] = [kinds[i] for i in layers]
+    if tied is not None and not any("tie_word_embeddings" in part for part in parts):
+        new["tie_word_embeddings"] = tied
+    return new
