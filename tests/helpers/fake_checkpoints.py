@@ -6,6 +6,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from sail_jax.checkpoint.formats.open import Checkpoint
+
 WIDTH, INNER = 4, 6
 
 
@@ -24,11 +26,11 @@ class Array:
         out[...] = flat[start : start + out.size]
 
 
-class Fake:
+class Fake(Checkpoint):
     def __init__(self, path, arrays, extras=()):
-        self.path = Path(path)
+        super().__init__(Path(path))
         self.tensors = {name: Array(name, x, f"{path}/{name}") for name, x in arrays.items()}
-        self.metadata, self.extras = {}, dict(extras)
+        self.extras = dict(extras)
 
 
 def entries(tensor):

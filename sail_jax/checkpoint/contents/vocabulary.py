@@ -34,7 +34,7 @@ class Vocabulary(NamedTuple):
     source: str
 
 
-def read_vocabulary(extras: Mapping[str, Path]) -> Vocabulary | None:
+def read_vocabulary(extras: Mapping[str, Path | bytes]) -> Vocabulary | None:
     """Reads the vocabulary from the files beside a checkpoint.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 from sail_jax import disk
 from sail_jax.checkpoint.formats.files import MAX_HEADER
 
-__all__ = ["carried", "config_of"]
+__all__ = ["carried", "config_of", "content"]
 
 
 def carried(file: str) -> bool:
@@ -47,12 +47,26 @@ def config_of(extras: Mapping[str, Path | bytes], name: str = "config.json") -> 
     """
     if name not in extras:
         return {}
-    path = extras[name]
+    path = name if isinstance(extras[name], bytes) else extras[name]
     try:
-        data = path if isinstance(path, bytes) else disk.read_bytes(Path(path), MAX_HEADER)
-        config = json.loads(data)
+        config = json.loads(content(extras[name]))
     except (disk.StoreError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"{path}: expected a JSON object")
     return config
+
+
+def content(extra: Path | bytes) -> bytes:
+    """Reads a file beside the tensors.
+
+    Args:
+      extra: Its path, or its content.
+
+    Returns:
+      The bytes.
+
+    Raises:
+      StoreError: If it cannot be read, or is larger than a header may be.
+    """
+    return extra if isinstance(extra, bytes) else disk.read_bytes(extra, MAX_HEADER)

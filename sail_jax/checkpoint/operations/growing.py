@@ -33,7 +33,7 @@ from sail_jax.checkpoint.operations.running import (
 )
 from sail_jax.checkpoint.planning import cards
 from sail_jax.checkpoint.sources.growth import growth_view, read_target
-from sail_jax.checkpoint.sources.views import View
+from sail_jax.checkpoint.sources.view import View
 from sail_jax.growth import networks
 from sail_jax.merging import random_bits
 from sail_jax.merging.work import Work

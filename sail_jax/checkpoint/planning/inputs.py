@@ -6,40 +6,22 @@ the embedding is resolved here.
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from sail_jax.checkpoint.contents.configs import look_up
 from sail_jax.checkpoint.contents.layers import role
 from sail_jax.checkpoint.formats.extras import config_of
+from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.recipe.patterns import renaming
 from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError, Ref
-from sail_jax.checkpoint.sources.adapters import adapted
 from sail_jax.merging.tensors import Tensor
 
 __all__ = [
     "Input",
-    "Opened",
     "is_derived",
     "unmatched_renames",
 ]
 
 _DERIVED = re.compile(r"\.(inv_freq|masked_bias|position_ids|num_batches_tracked)$")
-
-
-@runtime_checkable
-class Opened(Protocol):
-    """What the planner needs of an open checkpoint.
-
-    Attributes:
-      path: The folder or file.
-      tensors: The tensors by name, not read yet.
-      extras: The files beside the tensors, by name.
-    """
-
-    path: Path
-    tensors: dict[str, Tensor]
-    extras: dict[str, Path]
 
 
 def is_derived(name: str) -> bool:
@@ -60,12 +42,11 @@ def is_derived(name: str) -> bool:
 
 
 class Input:
-    """A checkpoint that a recipe names, with its adapter added and its tensors renamed.
+    """A checkpoint that a recipe names, with its tensors renamed.
 
     Args:
       ref: The checkpoint as the recipe names it.
-      opened: The open checkpoint.
-      adapter: The open adapter that is to be added; None without one.
+      opened: The open checkpoint, with its adapter.
       recipe: The recipe, for what it says about renaming.
 
     Attributes:
@@ -77,20 +58,15 @@ class Input:
 
     Raises:
       RecipeError: If renaming gives two tensors the same name.
-      ValueError: If the adapter does not fit, or a config cannot be read.
+      ValueError: If a config cannot be read.
     """
 
-    def __init__(self, ref: Ref, opened: Opened, adapter: Opened | None = None, *, recipe: Recipe):
+    def __init__(self, ref: Ref, opened: Checkpoint, *, recipe: Recipe):
         self.ref, self.opened = ref, opened
-        stored = opened.tensors
-        if adapter is not None:
-            stored = adapted(
-                stored, adapter.tensors, config_of(adapter.extras, "adapter_config.json")
-            )
         self.tensors: dict[str, Tensor] = {}
         self.renamed = set()
         renames = {pattern: renaming(pattern, new) for pattern, new in recipe.rename.items()}
-        for name, tensor in stored.items():
+        for name, tensor in opened.tensors.items():
             new = name
             # One after the other, each on what those before it made: the order of the recipe
             # counts.

@@ -35,10 +35,10 @@ from sail_jax.checkpoint.contents.configs import patched_config
 from sail_jax.checkpoint.contents.layers import role
 from sail_jax.checkpoint.contents.vocabulary import read_vocabulary
 from sail_jax.checkpoint.formats.extras import carried
+from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.planning.hyperparameters import Hyperparameters
 from sail_jax.checkpoint.planning.inputs import (
     Input,
-    Opened,
     is_derived,
     unmatched_renames,
 )
@@ -161,7 +161,7 @@ class Plan(NamedTuple):
     notes: tuple[str, ...]
 
 
-def plan(recipe: Recipe, open: Callable[[str], Opened]) -> Plan:
+def plan(recipe: Recipe, open: Callable[[str], Checkpoint]) -> Plan:
     """Decides what a recipe does to every tensor, by the rules at the top of this module.
 
     Args:
@@ -221,7 +221,7 @@ def fingerprint(plan: Plan) -> str:
 class _Planner:
     """The state of planning one recipe: its inputs, what was made of them, and the notes."""
 
-    def __init__(self, recipe: Recipe, open: Callable[[str], Opened]):
+    def __init__(self, recipe: Recipe, open: Callable[[str], Checkpoint]):
         self.recipe, self.entry = recipe, recipe.entry
         self.hyperparameters, self.notes = Hyperparameters(recipe), list[str]()
         # The same recipe under the other convention, for `_note_convention`; none if the user named
@@ -237,7 +237,7 @@ class _Planner:
         self.inputs: dict[Ref, Input] = {}
         for ref in recipe.models():
             try:
-                self.inputs[ref] = Input(ref, *openings(ref), recipe=recipe)
+                self.inputs[ref] = Input(ref, openings(ref), recipe=recipe)
             except (TypeError, ValueError) as error:
                 if not ref.steps or isinstance(error, (StoreError, RecipeError)):
                     raise

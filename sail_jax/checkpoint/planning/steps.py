@@ -12,9 +12,9 @@ from typing import Any
 
 from sail_jax.basis.certificate import Verdict
 from sail_jax.checkpoint.formats.extras import config_of
-from sail_jax.checkpoint.planning.inputs import Opened
+from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.recipe.parts import Alignment, Growth, Ref
-from sail_jax.checkpoint.sources.adapters import adapted
+from sail_jax.checkpoint.sources.adapters import with_adapter
 
 __all__ = ["Openings"]
 
@@ -27,27 +27,23 @@ class Openings:
       notes: A list to which is added what the user should know, such as what a growth loses.
     """
 
-    def __init__(self, open: Callable[[str], Opened], notes: list[str]) -> None:
+    def __init__(self, open: Callable[[str], Checkpoint], notes: list[str]) -> None:
         self._open, self._notes = open, notes
-        self._opened: dict[str, Opened] = {}
+        self._opened: dict[str, Checkpoint] = {}
         self._made: dict[Ref, Any] = {}
 
-    def __call__(self, ref: Ref) -> tuple[Opened, Opened | None]:
+    def __call__(self, ref: Ref) -> Checkpoint:
         """Opens an input.
 
         Args:
           ref: The checkpoint as the recipe names it.
 
         Returns:
-          The checkpoint, and the adapter that is still to be added to it; None if there is none, or
-          if it was added before the checkpoint was grown or aligned.
+          The checkpoint, with its adapter, after all that is done to it.
         """
-        if ref.steps:
-            return self._stepped(ref), None
-        adapter = None if ref.adapter is None else self._path(ref.adapter)
-        return self._path(ref.checkpoint), adapter
+        return self._stepped(ref)
 
-    def _path(self, path: str) -> Opened:
+    def _path(self, path: str) -> Checkpoint:
         if path not in self._opened:
             self._opened[path] = self._open(path)
         return self._opened[path]
@@ -56,9 +52,6 @@ class Openings:
         """Returns a checkpoint after all that is done to it; its adapter is added first."""
         if ref in self._made:
             return self._made[ref]
-        # Imported only for recipes that grow or align, which most do not.
-        from sail_jax.checkpoint.sources.views import View
-
         if ref.steps:
             *earlier, last = ref.steps
             # Models that share their first steps (grown alike, then aligned to different ones)
@@ -72,9 +65,7 @@ class Openings:
         elif ref.adapter is None:
             made = self._path(ref.checkpoint)
         else:
-            opened, adapter = self._path(ref.checkpoint), self._path(ref.adapter)
-            config = config_of(adapter.extras, "adapter_config.json")
-            made = View([opened], adapted(opened.tensors, adapter.tensors, config))  # type: ignore
+            made = with_adapter(self._path(ref.checkpoint), self._path(ref.adapter))
         self._made[ref] = made
         return made
 
@@ -95,7 +86,7 @@ class Openings:
     def _aligned(self, ref: Ref, checkpoint: Any, step: Alignment) -> Any:
         """Puts a checkpoint into the basis of another, and notes how near that brings them."""
         from sail_jax.checkpoint.sources.alignment import align_maps
-        from sail_jax.checkpoint.sources.views import rebased
+        from sail_jax.checkpoint.sources.computed import rebased
 
         reference = self._stepped(step.to)
         config = config_of(checkpoint.extras)

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from sail_jax.checkpoint.formats.extras import config_of
+from sail_jax.checkpoint.formats.extras import config_of, content
 from sail_jax.checkpoint.planning.tokenizers import dump
 from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError, Ref
+from sail_jax.disk import StoreError
 
 __all__ = ["chat_template"]
 
@@ -49,7 +50,9 @@ _TEMPLATES = {
 
 
 def chat_template(
-    recipe: Recipe, extras: Mapping[Ref, Mapping[str, Path]], donor: Mapping[str, bytes | Path]
+    recipe: Recipe,
+    extras: Mapping[Ref, Mapping[str, Path | bytes]],
+    donor: Mapping[str, Path | bytes],
 ) -> dict[str, bytes]:
     """Makes the tokenizer file that carries the chat template which a recipe asks for.
 
@@ -85,13 +88,13 @@ def chat_template(
     return {"tokenizer_config.json": dump({**config, "chat_template": template})}
 
 
-def _template_of(extras: Mapping[str, Path]) -> str | None:
+def _template_of(extras: Mapping[str, Path | bytes]) -> str | None:
     """Returns the chat template of a model (of several, the default), None without one."""
     if "chat_template.jinja" in extras:
         path = extras["chat_template.jinja"]
         try:
-            return path.read_text("utf-8").strip()
-        except (OSError, ValueError) as error:
+            return content(path).decode().strip()
+        except (StoreError, ValueError) as error:
             raise ValueError(f"{path}: cannot be read as text: {error}") from error
     if "tokenizer_config.json" not in extras:
         return None

@@ -182,7 +182,7 @@ def align(
     base: Ref | None,
     vocabularies: Mapping[Ref, Vocabulary | None],
     sizes: Mapping[Ref, int],
-    extras: Mapping[str, Path],
+    extras: Mapping[str, Path | bytes],
 ) -> Alignment:
     """Makes the vocabulary of the output from those of the models.
 

@@ -14,14 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
 
+from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.recipe.declared import kind
 from sail_jax.checkpoint.recipe.patterns import compiled
+from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import nearest
 from sail_jax.lora import Adapter, LowRank
 from sail_jax.merging.tensors import OnDemand, Shape, Tensor, Tensors, held, read_whole
 
-__all__ = ["Adapted", "adapted", "adapter_files", "load_adapter"]
+__all__ = ["Adapted", "adapted", "adapter_files", "load_adapter", "with_adapter"]
 
 PREFIX = "base_model.model."
 # How many entries of B A are formed at once.
@@ -203,6 +206,24 @@ def adapted(
         _in_base(name, tensor.source, base)
         merged[name] = _Renamed(tensor, name)
     return merged
+
+
+def with_adapter(base: Checkpoint, adapter: Checkpoint) -> View:
+    """Adds an open adapter to an open checkpoint.
+
+    Args:
+      base: The checkpoint of the base model.
+      adapter: The folder of the adapter.
+
+    Returns:
+      The adapted model as a checkpoint.
+
+    Raises:
+      CheckpointError: As `adapted` does.
+      ValueError: If adapter_config.json cannot be read.
+    """
+    config = config_of(adapter.extras, "adapter_config.json")
+    return View([base], adapted(base.tensors, adapter.tensors, config))
 
 
 def load_adapter(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, LowRank]:

@@ -28,8 +28,9 @@ from sail_jax.checkpoint.engine.executor import CONSTANT
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.sources.computed import rebased
 from sail_jax.checkpoint.sources.nearness import Match, Unread, compared
-from sail_jax.checkpoint.sources.views import View, rebased
+from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import nearest
 from sail_jax.growth.targets import check_stated, differences, layer_count
 from sail_jax.merging import random_bits

@@ -16,7 +16,8 @@ from sail_jax.architectures import Rules
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError, strict_json
 from sail_jax.checkpoint.formats.open import Checkpoint
-from sail_jax.checkpoint.sources.views import View, grown
+from sail_jax.checkpoint.sources.computed import grown
+from sail_jax.checkpoint.sources.view import View
 from sail_jax.growth import networks
 from sail_jax.merging import random_bits
 

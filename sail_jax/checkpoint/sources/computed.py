@@ -1,13 +1,11 @@
-"""Checkpoints whose tensors are computed as they are read: grown, or in another basis.
+"""Tensors of grown networks, and of those in another basis, computed as they are read.
 
-To whatever merges, plans or writes, a `View` is a checkpoint like any other. A tensor of it is
-formed whole, from the tensors it needs, when its first entries are read, and kept until its last
-have been. So memory is that of the largest tensor, and reading a tensor from end to end computes it
-once.
+A tensor is formed whole, from the tensors it needs, when its first entries are read, and kept
+until its last have been. So memory is that of the largest tensor, and reading a tensor from end
+to end computes it once.
 """
 
 import contextlib
-import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,11 +21,11 @@ from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.sources.view import View
 from sail_jax.merging.extremes import finite
 from sail_jax.merging.tensors import OnDemand, Shape, Tensor, held, read_whole
-from sail_jax.merging.work import Work, copy
 
-__all__ = ["Computed", "View", "grown", "rebased"]
+__all__ = ["Computed", "grown", "rebased"]
 
 Function = Callable[..., Array]
 
@@ -45,51 +43,6 @@ class _Growth(Protocol):
     def needs(self, path: str) -> tuple[str, ...]: ...
 
     def computation(self, path: str) -> tuple[Function, Any]: ...
-
-
-class View(Checkpoint):
-    """A checkpoint made of others.
-
-    It is named after the first of them and carries the files that lie beside that one's tensors.
-
-    Attributes:
-      base: The first of the checkpoints.
-    """
-
-    def __init__(
-        self,
-        sources: Sequence[Checkpoint],
-        tensors: Mapping[str, Tensor],
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Puts tensors in the place of a checkpoint's own.
-
-        Args:
-          sources: The checkpoints that the tensors are made of; closing the view closes them.
-          tensors: The tensors of the view, by name.
-          config: What replaces config.json. None keeps that of the first source.
-        """
-        first = sources[0]
-        super().__init__(first.path)
-        self.base, self._sources = first, tuple(sources)
-        self.tensors = dict(tensors)
-        self.metadata = dict(first.metadata)
-        self.extras = dict(first.extras)
-        if config is not None:
-            self.extras["config.json"] = json.dumps(config, indent=2).encode() + b"\n"
-
-    def works(self) -> tuple[Work, ...]:
-        """Lists the works that copy all tensors, for an executor.
-
-        Returns:
-          One work for each tensor.
-        """
-        return tuple(copy(x.name, x.shape, x.dtype, (x,)) for x in self.tensors.values())
-
-    def close(self) -> None:
-        """Closes all checkpoints that the view is made of."""
-        for source in self._sources:
-            source.close()
 
 
 class Computed(OnDemand):

@@ -1,0 +1,56 @@
+"""Checkpoints made of others: to whatever plans, merges or writes, they are like any other."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.merging.tensors import Tensor
+from sail_jax.merging.work import Work, copy
+
+__all__ = ["View"]
+
+
+class View(Checkpoint):
+    """A checkpoint made of others.
+
+    It is named after the first of them and carries the files that lie beside that one's tensors.
+
+    Attributes:
+      base: The first of the checkpoints.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Checkpoint],
+        tensors: Mapping[str, Tensor],
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Puts tensors in the place of a checkpoint's own.
+
+        Args:
+          sources: The checkpoints that the tensors are made of; closing the view closes them.
+          tensors: The tensors of the view, by name.
+          config: What replaces config.json. None keeps that of the first source.
+        """
+        first = sources[0]
+        super().__init__(first.path)
+        self.base, self._sources = first, tuple(sources)
+        self.tensors = dict(tensors)
+        self.metadata = dict(first.metadata)
+        self.extras = dict(first.extras)
+        if config is not None:
+            self.extras["config.json"] = json.dumps(config, indent=2).encode() + b"\n"
+
+    def works(self) -> tuple[Work, ...]:
+        """Lists the works that copy all tensors, for an executor.
+
+        Returns:
+          One work for each tensor.
+        """
+        return tuple(copy(x.name, x.shape, x.dtype, (x,)) for x in self.tensors.values())
+
+    def close(self) -> None:
+        """Closes all checkpoints that the view is made of."""
+        for source in self._sources:
+            source.close()
