@@ -13,10 +13,10 @@ from jaxtyping import PyTree
 from sail_jax.basis.axes import path_pattern
 from sail_jax.basis.spaces import Spec, spec
 from sail_jax.checks import nearest
+from sail_jax.configurations import EPSILONS
 from sail_jax.trees import leaf_paths, path_str
 
 __all__ = [
-    "EPSILONS",
     "Rules",
     "count",
     "divided",
@@ -263,9 +263,6 @@ def flag(config: Config, key: str, *, default: bool) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"the configuration's {key!r} must be true or false, got {value!r}")
     return value
-
-
-EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps")
 
 
 def _is_number(x: Any) -> bool:

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from sail_jax.architectures.table import EPSILONS, Config, Rules, look, put
+from sail_jax.architectures.table import Config, Rules, look, put
 from sail_jax.basis.axes import path_pattern
 from sail_jax.basis.certificate import Report, exactness
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, measure, select
 from sail_jax.basis.spaces import Spec
+from sail_jax.configurations import EPSILONS
 from sail_jax.growth.basic import lemon_gain
 from sail_jax.growth.targets import ends
 

@@ -10,16 +10,16 @@ from reprlib import repr as short
 from typing import Any, cast
 
 from sail_jax import architectures
-from sail_jax.architectures.table import EPSILONS, Config, Rules, look, put, stated
+from sail_jax.architectures.table import Config, Rules, look, put, stated
 from sail_jax.basis.axes import path_pattern
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import nearest
+from sail_jax.configurations import EPSILONS, KEPT_ENTRIES, differences
 
 __all__ = [
     "TIES",
     "check_depth",
     "check_stated",
-    "differences",
     "ends",
     "layer_count",
     "layer_of",
@@ -30,27 +30,6 @@ __all__ = [
 
 TIES = ("tie_word_embeddings", "tied")
 """The entries by which a configuration ties its input and output tables."""
-
-# Entries that say what function the tensors compute. Where one is not stated, the architecture has
-# a default for it, so that a target that states it may ask for another function.
-_KEPT_ENTRIES = (
-    *EPSILONS,
-    *("vocab_size", "n_positions", "hidden_act", "activation_function", "feed_forward_proj"),
-    *("rope_theta", "rope_scaling", "rope_parameters", "sliding_window"),
-    *("use_sliding_window", "max_window_layers", "scale_attn_weights"),
-    *("scale_attn_by_inverse_layer_idx", "relative_attention_num_buckets"),
-    *("relative_attention_max_distance", "scale_decoder_outputs", "pad_token_id"),
-    *("type_vocab_size", "image_size", "patch_size", "num_channels"),
-)
-
-# Entries that may differ: training, generation and files depend on them, the function does not; or
-# they are compared elsewhere (layer_types, model_type).
-_FREE_ENTRIES = re.compile(
-    r"(.*\.)?(_.*|.*drop.*|.*initializer.*|(torch_)?dtype|transformers_version|use_cache|(id2label|label2id)(\..*)?"
-    r"|(bos|eos|sep|cls|mask|decoder_start)_token_id|problem_type|gradient_checkpointing"
-    r"|return_dict|output_\w+|task_specific_params|summary_\w+|max_length|pretraining_tp"
-    r"|n_ctx|layer_types|model_type|logit_scale_init_value|auto_map)"
-)
 
 # Entries that growth itself computes with: their kind is checked here, as no forward pass may run.
 _READ = (*EPSILONS, "rope_scaling", "rope_parameters", "max_window_layers")
@@ -416,50 +395,13 @@ def _whole(
         if key not in sizes:
             raise ValueError(f"growth keeps {key!r}: it is {was!r}, to states {now!r}")
     # What the target does not state stays as it was, lest a default take its place.
-    out = {key: config[key] for key in _KEPT_ENTRIES if key in config} | dict(to)
+    out = {key: config[key] for key in KEPT_ENTRIES if key in config} | dict(to)
     for key in counts:
         # A target may leave the depth of a tower out.
         if look(out, key) is None:
             # In T5 the decoder is then as deep as the encoder.
             out = put(out, key, look(out, "num_layers") or counts[key])
     return out
-
-
-def differences(first: Config, second: Config) -> dict[str, tuple[Any, Any]]:
-    """Lists the entries that may make two configurations two functions of the same tensors.
-
-    Entries that only training, generation or files depend on do not count. An entry that `second`
-    alone states counts if `first` has a default for it; one that `first` alone states does not.
-
-    Args:
-      first: A configuration.
-      second: Another one.
-
-    Returns:
-      Both values, by the dotted key of the entry; None for a value that `first` does not state.
-    """
-    flat_first, flat_second = dict(_entries(first)), dict(_entries(second))
-    out = {}
-    for key in dict.fromkeys([*flat_first, *flat_second]):
-        a, b = flat_first.get(key), flat_second.get(key)
-        said = a is not None and b is not None
-        # An entry counts by its full key, by the group it is in (rope_scaling.factor), or by its
-        # last name (text_config.vocab_size).
-        kept = {key, key.split(".")[0], key.rpartition(".")[2]} & {*_KEPT_ENTRIES}
-        if a != b and not _FREE_ENTRIES.fullmatch(key) and (said or (kept and b is not None)):
-            out[key] = a, b
-    return out
-
-
-def _entries(config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The entries of a configuration by dotted key."""
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _entries(value, f"{prefix}{key}.")
-        else:
-            # JSON has no tuples: a configuration that was read from a file must equal the one it
-            # was written from.
-            yield f"{prefix}{key}", list(value) if isinstance(value, tuple) else value
 
 
 def ends(spec: Spec, name: str) -> bool:

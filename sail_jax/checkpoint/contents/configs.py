@@ -4,25 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["look_up", "patched_config"]
+from sail_jax.configurations import LAYER_KEYS
 
-LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-
-
-def look_up(config: Mapping[str, Any], key: str) -> Any:
-    """Returns an entry of a configuration, or of the text tower's within it.
-
-    Args:
-      config: The content of config.json.
-      key: The name of the entry.
-
-    Returns:
-      The entry; None if neither states it.
-    """
-    for part in (config, config.get("text_config")):
-        if isinstance(part, dict) and key in part:
-            return part[key]
-    return None
+__all__ = ["patched_config"]
 
 
 def patched_config(

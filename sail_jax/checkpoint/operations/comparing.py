@@ -20,7 +20,7 @@ from sail_jax.checkpoint.contents.vocabulary import read_vocabulary
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint, open_values
 from sail_jax.checkpoint.planning.inputs import config_of, is_derived
-from sail_jax.growth.targets import differences
+from sail_jax.configurations import differences
 from sail_jax.merging.tensors import Tensor
 from sail_jax.probe.networks import Names
 from sail_jax.probe.tasks import Conflict, conflict, sums

@@ -7,12 +7,12 @@ the embedding is resolved here.
 import re
 from collections.abc import Iterable
 
-from sail_jax.checkpoint.contents.configs import look_up
 from sail_jax.checkpoint.contents.layers import role
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.recipe.patterns import renaming
 from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError, Ref
+from sail_jax.configurations import look_up
 from sail_jax.merging.tensors import Tensor
 
 __all__ = [

@@ -32,7 +32,8 @@ from sail_jax.checkpoint.sources.computed import rebased
 from sail_jax.checkpoint.sources.nearness import Match, Unread, compared
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import nearest
-from sail_jax.growth.targets import check_stated, differences, layer_count
+from sail_jax.configurations import differences
+from sail_jax.growth.targets import check_stated, layer_count
 from sail_jax.merging import random_bits
 
 __all__ = [
