@@ -1,0 +1,428 @@
+"""What config.json and the tokenizer state about tensors, held against the tensors themselves.
+
+A file beside the tensors may contradict them. A base model's config.json stays behind after its
+embedding was resized, a quantization_config after the weights were dequantised. A library that
+loads such a checkpoint then fails, or computes another function.
+
+`RELATIONS` states each relation once. `contradictions` finds the broken ones in an input.
+`following` mends the entries of an output that can follow the tensors, and returns what is left.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from sail_jax.checkpoint.contents.layers import role, stacks
+from sail_jax.checkpoint.contents.vocabulary import Vocabulary
+from sail_jax.checkpoint.formats.quantized import quantization
+from sail_jax.configurations import LAYER_KEYS
+from sail_jax.merging.tensors import Shape
+
+__all__ = ["RELATIONS", "Contradiction", "contradictions", "following"]
+
+
+class _Like(Protocol):
+    """A tensor, or what an output will have in its place."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def dtype(self) -> np.dtype: ...
+
+
+Config = Mapping[str, Any]
+Likes = Mapping[str, _Like]
+
+
+class Contradiction(NamedTuple):
+    """A statement that the tensors of a checkpoint contradict.
+
+    Attributes:
+      key: The entry of config.json with its dotted path, or the file, that makes the statement.
+      stated: What it states.
+      shown: What the tensors show, in words.
+      repair: The entries of config.json that agree with the tensors, by key within the same
+        mapping; None removes an entry. Without a repair, nothing tells what the entry should be.
+    """
+
+    key: str
+    stated: Any
+    shown: str
+    repair: Mapping[str, Any] | None = None
+
+    def __str__(self) -> str:
+        said = self.key if self.stated is None else f"{self.key} {_short(self.stated)}"
+        return f"config.json states {said}, but {self.shown}"
+
+
+class _Facts(NamedTuple):
+    """What a relation may look at.
+
+    Attributes:
+      config: The mapping that describes the text tower: config.json, or its text_config.
+      whole: All of config.json.
+      tensors: The tensors of that tower, by name; a copy of a tied embedding is not among them.
+      everything: All tensors, by name.
+    """
+
+    config: Config
+    whole: Config
+    tensors: Likes
+    everything: Likes
+
+    def number(self, *keys: str) -> tuple[str, int] | None:
+        """The first of several entries that states a whole number."""
+        for key in keys:
+            if type(value := self.config.get(key)) is int:
+                return key, value
+        return None
+
+    def shapes(self, pattern: str, dimensions: int) -> list[_Like]:
+        """The tensors of a number of dimensions whose name a pattern is found in."""
+        found = re.compile(pattern).search
+        return [x for n, x in self.tensors.items() if len(x.shape) == dimensions and found(n)]
+
+    def architecture(self) -> str:
+        """The first class that config.json names."""
+        named = self.whole.get("architectures")
+        return str(named[0]) if isinstance(named, list) and named else ""
+
+
+Relation = Callable[[_Facts], Iterator[Contradiction]]
+"""Yields the contradictions of one kind."""
+
+
+def _rows(facts: _Facts) -> Iterator[Contradiction]:
+    """The vocabulary: `vocab_size` counts the rows of the embedding and of the head."""
+    if (said := facts.number("vocab_size")) is None:
+        return
+    # A head without the padding of the embedding is counted by an entry of its own.
+    if facts.number("unpadded_vocab_size") is not None:
+        return
+    for part in ("embedding", "head"):
+        tables = [x for n, x in facts.tensors.items() if role(n) == part and len(x.shape) == 2]
+        yield from _size(said, tables, 0, "rows")
+
+
+def _width(facts: _Facts) -> Iterator[Contradiction]:
+    """The width: `hidden_size` counts the columns of the embedding."""
+    # Some families embed in another width than their stream has.
+    if any(re.search(r"embed\w*_(size|dim|rank)$", key) for key in facts.config):
+        return
+    if (said := facts.number("hidden_size", "n_embd", "d_model", "dim")) is not None:
+        names = [n for n in facts.tensors if role(n) == "embedding"]
+        tables = [x for x in map(facts.tensors.__getitem__, names) if len(x.shape) == 2]
+        yield from _size(said, tables, 1, "columns", repaired=False)
+
+
+def _layers(facts: _Facts) -> Iterator[Contradiction]:
+    """The depth: `num_hidden_layers` counts the layers, `layer_types` lists them."""
+    counted = stacks(facts.tensors)
+    if len(counted) != 1:
+        return
+    ((stack, layers),) = counted.items()
+    # Layers in groups share their parameters.
+    if re.search(r"\d", stack):
+        return
+    said = facts.number(*LAYER_KEYS)
+    if said is not None and said[1] != layers:
+        yield Contradiction(*said, f"{stack} has {layers} layers", {said[0]: layers})
+    kinds = facts.config.get("layer_types")
+    if isinstance(kinds, list) and len(kinds) != layers:
+        shown = f"{stack} has {layers} layers"
+        yield Contradiction("layer_types", f"of {len(kinds)} layers", shown)
+
+
+def _positions(facts: _Facts) -> Iterator[Contradiction]:
+    """Positions: the entry counts the rows of a learned table of positions."""
+    if (said := facts.number("n_positions", "max_position_embeddings")) is None:
+        return
+    names = r"(^|[./])(wpe|embed_positions|embeddings[./]position_embeddings?)[./]weight$"
+    # Some families keep two rows in front of the first position, and do not count them.
+    tables = facts.shapes(names, 2)
+    if all(x.shape[0] - 2 != said[1] for x in tables):
+        yield from _size(said, tables, 0, "rows")
+
+
+def _segments(facts: _Facts) -> Iterator[Contradiction]:
+    """Segments: `type_vocab_size` counts the rows of their table."""
+    if (said := facts.number("type_vocab_size")) is not None:
+        tables = facts.shapes(r"embeddings[./]token_type_embeddings[./]weight$", 2)
+        yield from _size(said, tables, 0, "rows")
+
+
+def _labels(facts: _Facts) -> Iterator[Contradiction]:
+    """Labels: `id2label` lists, or `num_labels` counts, the outputs of a classifier."""
+    kinds = ("ForSequenceClassification", "ForTokenClassification", "ForImageClassification")
+    if not facts.architecture().endswith(kinds):
+        return
+    names, count = facts.whole.get("id2label"), facts.whole.get("num_labels")
+    # Without either, loaders take two labels.
+    said = len(names) if isinstance(names, Mapping) else count if type(count) is int else 2
+    head = r"^(score|classifier|classifier[./]out_proj|classification_head[./]out_proj)[./]weight$"
+    found = re.compile(head).search
+    heads = [x for n, x in facts.everything.items() if found(n) and len(x.shape) == 2]
+    if heads and all(x.shape[0] != said for x in heads):
+        n = heads[0].shape[0]
+        key = "id2label" if isinstance(names, Mapping) else "num_labels"
+        labels = {str(i): f"LABEL_{i}" for i in range(n)} if n <= 1 << 16 else None
+        repair = labels and {
+            "id2label": labels,
+            "label2id": {label: int(i) for i, label in labels.items()},
+            **({"num_labels": n} if "num_labels" in facts.whole else {}),
+        }
+        stated = f"of {said} labels" if isinstance(names, Mapping) else said
+        yield Contradiction(key, stated, f"{_shown(heads[0])} has {n} rows", repair)
+
+
+def _heads(facts: _Facts) -> Iterator[Contradiction]:
+    """Heads: queries, keys and values have a number of heads times their size."""
+    said = facts.number("num_attention_heads")
+    if said is None:
+        return
+    shared = facts.number("num_key_value_heads") or said
+    size, width = facts.number("head_dim"), facts.number("hidden_size")
+    # Some families state several sizes of heads, for kinds of layers or for values.
+    several = any(re.search(r".head_dim$|attention_hidden_size", key) for key in facts.config)
+    if several or (size is None and (width is None or said[1] < 1 or width[1] % said[1])):
+        return
+    for part, (key, heads) in (("q", said), ("k", shared), ("v", shared)):
+        tables = facts.shapes(rf"(^|[./])self_attn[./]{part}_proj[./]weight$", 2)
+        if not tables or heads < 1 or (size is not None and size[1] < 1):
+            continue
+        stated = f"{key} {heads}"
+        if size is not None:
+            each, stated = size[1], f"{stated} and head_dim {size[1]}"
+        elif width is not None:
+            each, stated = width[1] // said[1], f"{stated} and hidden_size {width[1]}"
+        # Some families keep a gate of equal size beside the queries.
+        fits = {heads * each, 2 * heads * each} if part == "q" else {heads * each}
+        odd = [x for x in tables if x.shape[0] not in fits]
+        if len(odd) == len(tables):
+            n = odd[0].shape[0]
+            yield Contradiction(stated, None, f"{_shown(odd[0])} has {n} rows")
+
+
+def _hidden(facts: _Facts) -> Iterator[Contradiction]:
+    """Hidden units: `intermediate_size` counts the units of the layers' perceptrons."""
+    if (said := facts.number("intermediate_size")) is not None:
+        pattern = (
+            r"([Ll]ayers?|h)[./]\d+[./](mlp[./](up|gate)_proj|intermediate[./]dense)[./]weight$"
+        )
+        tables = [x for x in facts.shapes(pattern, 2) if x.shape[0] != 2 * said[1]]
+        yield from _size(said, tables, 0, "rows", repaired=False)
+
+
+def _experts(facts: _Facts) -> Iterator[Contradiction]:
+    """Experts: the entry counts the experts of a layer."""
+    said = facts.number("num_local_experts", "num_experts", "n_routed_experts")
+    if said is None:
+        return
+    counts: dict[str, int] = {}
+    numbered = re.compile(r"(.*[./]experts)[./](\d{1,6})[./]")
+    for name in facts.tensors:
+        if match := numbered.match(name):
+            counts[match[1]] = max(counts.get(match[1], 0), int(match[2]) + 1)
+    stacked = facts.shapes(r"[./]experts[./](gate_up_proj|down_proj|up_proj)$", 3)
+    shown = {*counts.values(), *(x.shape[0] for x in stacked)}
+    if shown and said[1] not in shown:
+        n = min(shown)
+        where = next(iter(counts), stacked[0].name if stacked else "")
+        repair = {said[0]: n} if len(shown) == 1 else None
+        yield Contradiction(*said, f"{where} has {n} experts", repair)
+
+
+def _biases(facts: _Facts) -> Iterator[Contradiction]:
+    """Biases: `attention_bias` and `mlp_bias` state whether projections have them."""
+    for key, module in (("attention_bias", "self_attn[./]q_proj"), ("mlp_bias", "mlp[./]up_proj")):
+        stated = facts.config.get(key)
+        weights = facts.shapes(rf"(^|[./]){module}[./]weight$", 2)
+        biases = facts.shapes(rf"(^|[./]){module}[./]bias$", 1)
+        if isinstance(stated, bool) and weights and bool(biases) != stated:
+            shown = f"{_shown(weights[0])} has {'a' if biases else 'no'} bias"
+            yield Contradiction(key, stated, shown, {key: bool(biases)})
+
+
+def _tie(facts: _Facts) -> Iterator[Contradiction]:
+    """The tie: with `tie_word_embeddings`, the head is the embedding and has no values of its own.
+
+    A head that the entry calls untied has to be stored.
+    """
+    key, stated = "tie_word_embeddings", facts.whole.get("tie_word_embeddings")
+    stated = facts.config.get(key) if stated is None else stated
+    heads = [n for n in facts.tensors if role(n) == "head" and n.endswith("weight")]
+    if stated is True and heads:
+        yield Contradiction(key, True, f"{heads[0]!r} has values of its own", {key: False})
+    causal = facts.architecture().endswith(("ForCausalLM", "LMHeadModel"))
+    embeddings = any(role(name) == "embedding" for name in facts.tensors)
+    # An entry that is not stated has the default of its family.
+    if stated is False and causal and embeddings and not heads:
+        known = [n for n in facts.tensors if re.search(r"head|logits|output|proj_out|generator", n)]
+        if not [n for n in known if not re.search(r"[./]\d+[./]", n)]:
+            yield Contradiction(key, False, "no head is stored")
+
+
+def _dtype(facts: _Facts) -> Iterator[Contradiction]:
+    """The dtype: the entry names the type of most floating numbers."""
+    sizes: dict[str, int] = {}
+    for x in facts.everything.values():
+        if x.dtype.kind == "f" or x.dtype.name.startswith(("bfloat", "float")):
+            sizes[x.dtype.name] = sizes.get(x.dtype.name, 0) + math.prod(x.shape)
+    for key in ("dtype", "torch_dtype"):
+        stated = facts.whole.get(key)
+        if not isinstance(stated, str) or not sizes or stated == "auto":
+            continue
+        most = max(sizes, key=sizes.__getitem__)
+        if stated.removeprefix("torch.") != most:
+            yield Contradiction(key, stated, f"most numbers are {most}", {key: most})
+
+
+def _quantized(facts: _Facts) -> Iterator[Contradiction]:
+    """Quantisation: an entry that describes codes stands beside values."""
+    for key in ("quantization_config", "compression_config"):
+        about = facts.whole.get(key)
+        if isinstance(about, Mapping) and about and not quantization(facts.everything, facts.whole):
+            method = about.get("quant_method") or about.get("format")
+            stated = f"of {method!r}" if isinstance(method, str) else None
+            yield Contradiction(key, stated, "the tensors are values, not codes", {key: None})
+
+
+RELATIONS: tuple[Relation, ...] = (
+    _rows, _width, _layers, _positions, _segments, _labels, _heads, _hidden, _experts, _biases,
+    _tie, _dtype, _quantized,
+)  # fmt: skip
+"""Every relation between config.json and tensors; their docstrings state them."""
+
+
+def contradictions(
+    config: Config, tensors: Likes, vocabulary: Vocabulary | None = None
+) -> tuple[Contradiction, ...]:
+    """Finds what config.json and the tokenizer of a checkpoint state and its tensors contradict.
+
+    A relation counts as broken only where every tensor of its kind breaks it, as some families name
+    other things alike.
+
+    Args:
+      config: The content of config.json; empty without one.
+      tensors: The tensors by name; of each the shape and dtype are looked at. A stored copy of a
+        tied embedding must not be among them.
+      vocabulary: The vocabulary of the tokenizer; None if it is not known.
+
+    Returns:
+      The contradictions, in the order of `RELATIONS`.
+
+    >>> from sail_jax.checkpoint.formats.open import open_checkpoint
+    >>> import numpy as np, tempfile
+    >>> from sail_jax.checkpoint import save_checkpoint
+    >>> path = f"{tempfile.mkdtemp()}/model.safetensors"
+    >>> save_checkpoint(path, {"model.embed_tokens.weight": np.ones((67, 4), np.float32)})
+    >>> with open_checkpoint(path) as checkpoint:
+    ...     print(*contradictions({"vocab_size": 64}, checkpoint.tensors))
+    config.json states vocab_size 64, but 'model.embed_tokens.weight' has 67 rows
+    """
+    found: list[Contradiction] = []
+    if config:
+        inner = config.get("text_config")
+        part = inner if isinstance(inner, Mapping) else config
+        own = {n: x for n, x in tensors.items() if not _OTHER.search(n)}
+        facts = _Facts(part, config, own, tensors)
+        kinds = {config.get("model_type"), part.get("model_type")}
+        for relation in RELATIONS:
+            if not kinds & _OTHERWISE.get(relation, set()):
+                found += relation(facts)
+    tables = [x for n, x in tensors.items() if role(n) == "embedding" and len(x.shape) == 2]
+    if vocabulary is not None and vocabulary.ids and tables:
+        last = max(vocabulary.ids, key=vocabulary.ids.__getitem__)
+        rows = max(x.shape[0] for x in tables)
+        if vocabulary.ids[last] >= rows:
+            shown = f"{_shown(tables[0])} has {rows} rows"
+            found.append(_Beyond("the tokenizer", f"{last!r} = {vocabulary.ids[last]}", shown))
+    return tuple(found)
+
+
+class _Beyond(Contradiction):
+    """A tokenizer with tokens beyond the last row."""
+
+    def __str__(self) -> str:
+        return f"{self.key} has the token {self.stated}, but {self.shown}"
+
+
+# Tensors of other towers than text.
+_OTHER = re.compile(r"vision|visual|image|img|audio|speech|video|qformer|timestamp", re.I)
+# Families that define an entry otherwise, among the 580 of transformers 5.24.
+_OTHERWISE: dict[Relation, set[Any]] = {
+    _rows: {
+        *("mllama", "mllama_text_model", "moshi", "csm", "kyutai_speech_to_text", "molmo2"),
+        *("molmo2_text", "blip-2"),
+    },
+    _positions: {"blip-2"},
+    _layers: {"dory", "efficientnet", "xlstm"},
+    _biases: {"fun_asr_nano", "granite_speech5_encoder"},
+    _tie: {"bigbird_pegasus", "cpmant", "luke", "csm"},
+}
+
+
+def following(
+    config: Config, tensors: Likes, vocabulary: Vocabulary | None = None
+) -> tuple[dict[str, Any], tuple[Contradiction, ...]]:
+    """Makes a config.json follow the tensors, wherever they tell what it should state.
+
+    Args:
+      config: The content of config.json.
+      tensors: The tensors of the output by name, as `contradictions` takes them.
+      vocabulary: The vocabulary of the output's tokenizer; None if it is not known.
+
+    Returns:
+      The new content, and the contradictions that are left.
+
+    >>> class Like: name, shape, dtype = "wte.weight", (5, 2), np.dtype("float32")
+    >>> following({"vocab_size": 4, "n_embd": 2}, {"wte.weight": Like})
+    ({'vocab_size': 5, 'n_embd': 2}, ())
+    """
+    new: dict[str, Any] = dict(config)
+    inner = new.get("text_config")
+    for found in contradictions(config, tensors):
+        for key, value in (found.repair or {}).items():
+            # The entry is mended where it stands.
+            if isinstance(inner, Mapping) and key in inner:
+                new["text_config"] = _put(new["text_config"], key, value)
+            if not isinstance(inner, Mapping) or key in new or key not in inner:
+                new = _put(new, key, value)
+    return new, contradictions(new, tensors, vocabulary)
+
+
+def _put(config: Config, key: str, value: Any) -> dict[str, Any]:
+    """A copy with another value of an entry, or without it if the value is None."""
+    if value is None:
+        return {k: v for k, v in config.items() if k != key}
+    return {**config, key: value}
+
+
+def _size(
+    said: tuple[str, int], tables: list[Any], axis: int, what: str, *, repaired: bool = True
+) -> Iterator[Contradiction]:
+    """A contradiction if an entry states a size that none of some tensors has."""
+    key, stated = said
+    sizes = {x.shape[axis] for x in tables}
+    if tables and stated not in sizes:
+        n = tables[0].shape[axis]
+        repair = {key: n} if repaired and len(sizes) == 1 else None
+        yield Contradiction(key, stated, f"{_shown(tables[0])} has {n} {what}", repair)
+
+
+def _shown(x: Any) -> str:
+    """The name of a tensor, for messages."""
+    return repr(x.name)
+
+
+def _short(value: Any) -> str:
+    """A value of config.json, for messages."""
+    text = value if isinstance(value, str) and value.startswith("of ") else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
