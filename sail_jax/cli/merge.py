@@ -1,6 +1,8 @@
 """`sail-jax merge`: carries out a recipe, with a plan beforehand and a report after."""
 
+import dataclasses
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ from sail_jax.cli.progress import Meter, fitted, say, show
 
 # The most bytes of a recipe.
 LARGEST_RECIPE = 1 << 20
+# The most lines of one kind that a run prints about its outcome.
+MOST = 5
 
 
 def add_arguments(parser: Any) -> None:
@@ -41,6 +45,11 @@ def add_arguments(parser: Any) -> None:
         metavar="DIR",
         type=Path,
         help="measure what was merged, and write report.json and report.html there",
+    )
+    add(
+        "--allow-crimes",
+        action="store_true",
+        help="merge networks of other architectures, and outputs that contradict their config.json",
     )
     add_copying(parser)
 
@@ -87,7 +96,7 @@ def run(args: Namespace) -> int:
         raise ValueError("name a recipe: sail-jax merge RECIPE OUT")
     recipe = read_recipe(args.recipe)
     if args.plan:
-        with merging.prepared(recipe, run_options(args)) as ready:
+        with merging.prepared(recipe, _options(args)) as ready:
             show(cards.render(ready.plan, args.full, merging.visits(ready.works)), end="")
             show(ready.summary())
         return 0
@@ -96,15 +105,36 @@ def run(args: Namespace) -> int:
     inputs = [model.checkpoint for model in recipe.models()]
     with Meter(args.quiet) as meter, compiled_for(inputs):
         merged = merging.merge_recipe(
-            recipe, args.out, measure=args.report is not None, run=run_options(args, meter),
+            recipe, args.out, measure=args.report is not None, run=_options(args, meter),
             before=lambda ready: _admit(args.report),
         )  # fmt: skip
     if args.report is not None:
         _report(args, recipe, merged)
-    for note in merged.plan.notes:
-        say(fitted(f"note: {note}"))
+    if differing := merged.plan.differing():
+        say(fitted(_differing(differing, recipe.integers)))
+    for kind, lines in (("lost", merged.plan.losses), ("note", merged.plan.notes)):
+        for line in lines[:MOST]:
+            say(fitted(f"{kind}: {line}"))
+        if len(lines) > MOST:
+            say(f"{kind}: and {len(lines) - MOST} more, which --plan lists")
     show(outcome(merged, len(merged.plan.treatments)))
     return 0
+
+
+def _options(args: Namespace, progress: Any = None) -> Any:
+    """The options of the run."""
+    return dataclasses.replace(run_options(args, progress), allow_crimes=args.allow_crimes)
+
+
+def _differing(names: Sequence[str], integers: str) -> str:
+    """A line about integers that differ between models."""
+    taken = {
+        "first": "those of the first are taken",
+        "last": "those of the last are taken",
+        "max": "the largest are taken",
+    }[integers]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"note: integers of {names[0]}{more} differ: {taken} (integers: {integers})"
 
 
 def _admit(report: Path | None) -> None:

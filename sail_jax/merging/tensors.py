@@ -11,17 +11,26 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-__all__ = ["OnDemand", "Shape", "Tensor", "Tensors", "check_read", "held", "read_whole"]
+__all__ = [
+    "Like",
+    "OnDemand",
+    "Shape",
+    "Tensor",
+    "Tensors",
+    "check_read",
+    "held",
+    "read_whole",
+    "same_entries",
+]
 
 Shape = tuple[int, ...]
 
 
 @runtime_checkable
-class Tensor(Protocol):
-    """A tensor whose entries are read on demand, from several threads at once.
+class Like(Protocol):
+    """The name, dtype and shape of a tensor.
 
-    The dtype is one of NumPy, or of `ml_dtypes` for bfloat16 and the float8 types. A tensor that is
-    computed when it is read also has an attribute `needs`: the bytes that it holds meanwhile.
+    The dtype is one of NumPy, or of `ml_dtypes` for bfloat16 and the float8 types.
     """
 
     @property
@@ -38,6 +47,15 @@ class Tensor(Protocol):
     def shape(self) -> Shape:
         """Its shape."""
         ...
+
+
+@runtime_checkable
+class Tensor(Like, Protocol):
+    """A tensor whose entries are read on demand, from several threads at once.
+
+    A tensor that is computed when it is read also has an attribute `needs`: the bytes that it holds
+    meanwhile.
+    """
 
     @property
     def source(self) -> str:
@@ -162,6 +180,34 @@ def held(tensor: Tensor) -> int:
       Bytes; 0 for a tensor that is not computed.
     """
     return getattr(tensor, "needs", 0)
+
+
+def same_entries(first: Tensor, second: Tensor, piece: int = 1 << 18) -> bool:
+    """Compares two tensors piece by piece, up to the first difference.
+
+    Args:
+      first: A tensor.
+      second: Another one.
+      piece: How many entries are compared at once.
+
+    Returns:
+      Whether both have the same shape, dtype and entries.
+
+    Raises:
+      ValueError: If the entries are not all there.
+    """
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    size = math.prod(first.shape)
+    a, b = (np.empty(min(piece, size), first.dtype) for _ in range(2))
+    for start in range(0, size, piece):
+        end = min(piece, size - start)
+        first.read(a[:end], start)
+        second.read(b[:end], start)
+        # As bytes, so that NaN equals itself.
+        if a[:end].tobytes() != b[:end].tobytes():
+            return False
+    return True
 
 
 def read_whole(tensor: Tensor) -> np.ndarray:

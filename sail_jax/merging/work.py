@@ -87,7 +87,7 @@ class Work(NamedTuple):
       models: The tensor in each model.
       start: The tensor that task vectors are relative to, None for 0.
       weights: One for each model, shape `[model]`, normalised if the merge does so.
-      merge: What is done; None if the first model is copied, with which the others have to agree.
+      merge: What is done; None if the only model is copied.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Work(NamedTuple):
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The steps of the merge; none if a model is copied."""
+        """The steps of the merge; none of a copy."""
         return self.merge.steps if self.merge else ()
 
     @property
@@ -124,19 +124,18 @@ class Work(NamedTuple):
         return sum(self.size * tensor.dtype.itemsize for tensor in self.inputs)
 
 
-def copy(name: str, shape: Shape, dtype: np.dtype, models: Sequence[Tensor]) -> Work:
-    """Describes a tensor that is copied from the first model.
+def copy(name: str, dtype: np.dtype, tensor: Tensor) -> Work:
+    """Describes a tensor that is copied.
 
     Args:
-      name: The path of the tensor.
-      shape: Its shape.
-      dtype: Its dtype.
-      models: The tensor in each model; all have to agree with the first.
+      name: The path that it gets.
+      dtype: The dtype that it gets.
+      tensor: What is copied.
 
     Returns:
       What `Engine` carries out.
     """
-    return Work(name, shape, dtype, tuple(models), None, np.ones(1), None)
+    return Work(name, tensor.shape, dtype, (tensor,), None, np.ones(1), None)
 
 
 class Run(NamedTuple):

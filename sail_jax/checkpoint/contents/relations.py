@@ -11,34 +11,22 @@ loads such a checkpoint then fails, or computes another function.
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from sail_jax.checkpoint.contents.layers import role, stacks
 from sail_jax.checkpoint.contents.vocabulary import Vocabulary
 from sail_jax.checkpoint.formats.quantized import quantization
 from sail_jax.configurations import LAYER_KEYS
-from sail_jax.merging.tensors import Shape
+from sail_jax.merging.tensors import Like
 
-__all__ = ["RELATIONS", "Contradiction", "contradictions", "following"]
+__all__ = ["RELATIONS", "TOKENIZER", "Contradiction", "contradictions", "following"]
 
-
-class _Like(Protocol):
-    """A tensor, or what an output will have in its place."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def shape(self) -> Shape: ...
-
-    @property
-    def dtype(self) -> np.dtype: ...
+TOKENIZER = "the tokenizer"
+"""The key of a contradiction between the tokenizer and the embedding."""
 
 
 Config = Mapping[str, Any]
-Likes = Mapping[str, _Like]
+Likes = Mapping[str, Like]
 
 
 class Contradiction(NamedTuple):
@@ -84,7 +72,7 @@ class _Facts(NamedTuple):
                 return key, value
         return None
 
-    def shapes(self, pattern: str, dimensions: int) -> list[_Like]:
+    def shapes(self, pattern: str, dimensions: int) -> list[Like]:
         """The tensors of a number of dimensions whose name a pattern is found in."""
         found = re.compile(pattern).search
         return [x for n, x in self.tensors.items() if len(x.shape) == dimensions and found(n)]
@@ -343,7 +331,7 @@ def contradictions(
         rows = max(x.shape[0] for x in tables)
         if vocabulary.ids[last] >= rows:
             shown = f"{_shown(tables[0])} has {rows} rows"
-            found.append(_Beyond("the tokenizer", f"{last!r} = {vocabulary.ids[last]}", shown))
+            found.append(_Beyond(TOKENIZER, f"{last!r} = {vocabulary.ids[last]}", shown))
     return tuple(found)
 
 
@@ -382,8 +370,9 @@ def following(
     Returns:
       The new content, and the contradictions that are left.
 
-    >>> class Like: name, shape, dtype = "wte.weight", (5, 2), np.dtype("float32")
-    >>> following({"vocab_size": 4, "n_embd": 2}, {"wte.weight": Like})
+    >>> import numpy as np
+    >>> class Wte: name, shape, dtype = "wte.weight", (5, 2), np.dtype("float32")
+    >>> following({"vocab_size": 4, "n_embd": 2}, {"wte.weight": Wte})
     ({'vocab_size': 5, 'n_embd': 2}, ())
     """
     new: dict[str, Any] = dict(config)

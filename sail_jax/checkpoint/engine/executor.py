@@ -301,27 +301,15 @@ class _Run:
         unit.forget()
 
     def _copy(self, work: Work, engine: Engine) -> None:
-        """Copies a tensor of the first model, after comparing it with those of the others.
-
-        Tensors that are not floating are treated like this: integers and flags have no mean.
-        """
-        first, *others = work.models
+        """Copies a tensor."""
+        (tensor,) = work.models
         buffers = engine.buffers()
         for start in range(0, work.size, ENTRIES):
-            shape = (min(ENTRIES, work.size - start),)
-            entries = buffers.take("copy", shape, first.dtype)
-            first.read(entries, start)
+            entries = buffers.take("copy", (min(ENTRIES, work.size - start),), tensor.dtype)
+            tensor.read(entries, start)
             # Another worker failed, or the run was interrupted.
             if engine.stopped.is_set():
                 raise KeyboardInterrupt
-            for other in others:
-                same = buffers.take("other", shape, other.dtype)
-                other.read(same, start)
-                if not np.array_equal(entries, same):
-                    raise MergeError(
-                        f"{work.name}: {first.dtype} values differ between {first.source} and "
-                        f"{other.source}; what is not floating is copied, and has to agree"
-                    )
             self.sink.write(work.name, entries.astype(work.dtype, copy=False), start)
 
 
@@ -355,8 +343,8 @@ def execute(
 
     Raises:
       MergeError: If inputs hold NaN or infinities (all are named), outcomes do not fit their dtype,
-        tensors that are copied differ between models, a step of a merge refuses its input, or there
-        is too little memory for what has to be computed in float64.
+        a step of a merge refuses its input, or there is too little memory for what has to be
+        computed in float64.
     """
     run = _Run(works, sink, measure, progress)
     try:

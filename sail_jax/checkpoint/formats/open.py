@@ -25,6 +25,10 @@ _EXTRAS = (
 _INDEX = ".index.json"
 _SHARD = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})(\.\w+)", re.DOTALL)
 _WEIGHTS = (_INDEX, ".h5", *SUFFIXES)
+# What an output does not lack: hidden files, pages for people, and weights.
+_ELSEWHERE = re.compile(
+    rf"^\.|^(README|LICENSE|USE_POLICY)|({'|'.join(map(re.escape, _WEIGHTS))}|\.gguf|\.onnx)$", re.I
+)
 
 
 class Checkpoint:
@@ -41,6 +45,9 @@ class Checkpoint:
       extras: The plain files beside the tensors, such as config.json and the tokenizer's: the path,
         or the content, by file name.
       files: Every file that the checkpoint is read from, with what the system said of it before.
+      rivals: Files of the same format in the folder that are not read, as another was preferred.
+      others: Files and folders beside the tensors that are neither read nor carried to an output,
+        such as a model's code.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,6 +57,8 @@ class Checkpoint:
         self.metadata: dict[str, str] = {}
         self.extras: dict[str, Path | bytes] = {}
         self.files: dict[Path, os.stat_result] = {}
+        self.rivals: tuple[str, ...] = ()
+        self.others: tuple[str, ...] = ()
         self._open: list[File] = []
 
     def __enter__(self) -> "Checkpoint":
@@ -255,6 +264,7 @@ def _open_folder(checkpoint: Checkpoint, allow_pickle: bool) -> None:
     }
     checkpoint.extras = {**extras}
     checkpoint.files = {path: path.stat() for path in extras.values()}
+    checkpoint.others = tuple(n for n in names if n not in extras and not _ELSEWHERE.search(n))
     for format in FORMATS.values():
         if format.read_folder and (contents := format.read_folder(folder)):
             checkpoint.tensors, checkpoint.metadata = contents
@@ -272,6 +282,7 @@ def _open_folder(checkpoint: Checkpoint, allow_pickle: bool) -> None:
                     checkpoint._add(contained(folder, name), allow_pickle)
             _check_shards(folder, files)
             if files:
+                checkpoint.rivals = _rivals(checkpoint, names, format, files)
                 return
     formats = ", ".join(FORMATS)
     listing = ", ".join(names[:8]) + ", ..." * (len(names) > 8) or "nothing"
@@ -295,6 +306,16 @@ def _weights(folder: Path, names: list[str], format: Format, usual: str) -> list
     if indexes or format.sharded or len(alike) < 2:
         return indexes or alike
     raise CheckpointError(f"{folder} holds several checkpoints: name one of {', '.join(alike)}")
+
+
+def _rivals(
+    checkpoint: Checkpoint, names: list[str], format: Format, files: list[str]
+) -> tuple[str, ...]:
+    """The files of a format in a folder that are not among those that are read."""
+    read = {path.name for path in checkpoint.files} | {*files, *format.not_weights}
+    suffix = Path(files[0].removesuffix(_INDEX)).suffix
+    alike = [n for n in names if n.endswith((suffix, suffix + _INDEX)) and not n.startswith(".")]
+    return tuple(name for name in alike if name not in read)
 
 
 def _check_shards(path: Path, files: Iterable[str]) -> None:

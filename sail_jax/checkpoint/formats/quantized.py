@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from sail_jax.merging.tensors import Tensor, Tensors
+from sail_jax.merging.tensors import Like
 
 __all__ = ["quantization"]
 
@@ -24,7 +24,7 @@ _PAIRS = (
 )
 
 
-def quantization(tensors: Tensors, config: Mapping[str, Any]) -> str:
+def quantization(tensors: Mapping[str, Like], config: Mapping[str, Any]) -> str:
     """Names the quantisation scheme of a checkpoint, if its tensors are codes.
 
     Numbers of few bits alone do not make a checkpoint quantised: a network may be kept in float8,
@@ -56,14 +56,14 @@ def quantization(tensors: Tensors, config: Mapping[str, Any]) -> str:
     return ""
 
 
-def _narrow(tensor: Tensor) -> bool:
+def _narrow(tensor: Like) -> bool:
     """Whether the entries have a type that codes have: a float8, or integers of up to 4 bytes."""
     return tensor.dtype.name.startswith("float8") or (
         tensor.dtype.kind in "iu" and tensor.dtype.itemsize <= 4
     )
 
 
-def _told(tensor: Tensor) -> str:
+def _told(tensor: Like) -> str:
     """Names a tensor and its dtype."""
     return f"{tensor.dtype} in '{tensor.name}'"
 

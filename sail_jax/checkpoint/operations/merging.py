@@ -121,7 +121,7 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
             # files.
             return stack.enter_context(inputs[-1])
 
-        plan = planning.plan(recipe, open)
+        plan = planning.plan(recipe, open, allow_crimes=run.allow_crimes)
         works = tuple(treatment.work for treatment in plan.treatments)
         mark = planning.fingerprint(plan)
         bounds = limits(works, run.max_memory, run.threads)
@@ -234,8 +234,8 @@ def merge_checkpoints(
       measure: Whether norms, cosines and conflicts of each tensor are recorded.
       run: How it runs, and into which files it writes.
       **options: Hyperparameters of a method by name, one number or, where models have their own,
-        one for each; and dtype, out_dtype, scope, seed, rename, missing, extra, tokenizer,
-        chat_template (see `checkpoint.recipe.recipes.simple`).
+        one for each; and dtype, out_dtype, scope, seed, rename, missing, extra, integers,
+        tokenizer, chat_template (see `checkpoint.recipe.recipes.simple`).
 
     Returns:
       What was done.

@@ -35,6 +35,8 @@ class RunOptions:
       threads: How many workers; by default as many as there are cores, up to 8.
       allow_nonfinite: Whether NaN and infinities are read, and outcomes may overflow.
       allow_pickle: Whether PyTorch's pickles are read; what is in them is never run.
+      allow_crimes: Whether networks of other architectures are merged, and an output may contradict
+        its config.json.
       format: The format of the output; see `create`.
       shard_bytes: The most bytes in a file of the output; see `create`.
       sync: Whether the output is on the disk before it takes its name.
@@ -49,6 +51,7 @@ class RunOptions:
     threads: int | None = None
     allow_nonfinite: bool = False
     allow_pickle: bool = False
+    allow_crimes: bool = False
     format: str | None = None
     shard_bytes: int = 5_000_000_000
     sync: bool = True

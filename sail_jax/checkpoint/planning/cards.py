@@ -31,7 +31,7 @@ def describe(plan: Plan, passes: Passes = MappingProxyType({})) -> dict[str, Any
       passes: How often the inputs of each tensor are read, by its name; once for those not named.
 
     Returns:
-      A dictionary of what is merged, read and written, with sizes in bytes. `read` counts all
+      A dictionary of what is merged, read, written and lost, with sizes in bytes. `read` counts all
       passes. `largest` is the tensor with the largest `working`: the bytes of its inputs and its
       output in float32 (in float64 where an input is), which bounds what a method needs that works
       on whole tensors.
@@ -55,6 +55,7 @@ def describe(plan: Plan, passes: Passes = MappingProxyType({})) -> dict[str, Any
             for name, data in plan.extras.items()
         },
         "notes": list(plan.notes),
+        "losses": list(plan.losses),
         "tensors": tensors,
     }
 
@@ -117,6 +118,7 @@ def render(plan: Plan, full: bool = False, passes: Passes = MappingProxyType({})
     if plan.extras:
         files = ", ".join(f"{name} ({how})" for name, how in sorted(data["files"].items()))
         lines += ["", f"files: {files}"]
+    lines += [f"lost: {loss}" for loss in plan.losses]
     lines += [f"note: {note}" for note in plan.notes]
     return "\n".join(map(escaped, lines)) + "\n"
 
@@ -278,8 +280,9 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
     ]
     copied = sum(t.method == "copy" for t in plan.treatments)
     body += ["", f"{len(plan.treatments)} tensors, {copied} of them copied."]
-    if plan.notes:
-        body += ["", "Notes:", "", *(f"- {_text(note)}" for note in plan.notes)]
+    for title, lines in (("Lost", plan.losses), ("Notes", plan.notes)):
+        if lines:
+            body += ["", f"{title}:", "", *(f"- {_text(line)}" for line in lines)]
     if recipe.text:
         ticks = _ticks(recipe.text, 3)
         body += ["", "## Recipe", "", f"{ticks}yaml", recipe.text.strip("\n"), ticks]

@@ -46,7 +46,7 @@ class Job(NamedTuple):
     part: Slice
 
 
-def jobs(recipe: Recipe, inputs: Mapping[Ref, Input], notes: list[str]) -> Iterator[Job]:
+def jobs(recipe: Recipe, inputs: Mapping[Ref, Input], losses: list[str]) -> Iterator[Job]:
     """Yields every tensor of the output, with the tensors that it is made of.
 
     In a slice of n > 1 layers, layer i has t = i / (n - 1). The only layer of a slice has t = 1,
@@ -55,7 +55,7 @@ def jobs(recipe: Recipe, inputs: Mapping[Ref, Input], notes: list[str]) -> Itera
     Args:
       recipe: The recipe.
       inputs: The inputs that it names.
-      notes: A list to which is added what the user should know.
+      losses: A list to which is added what of an input the output will lack.
 
     Yields:
       The tensors, in the order of the output.
@@ -64,7 +64,7 @@ def jobs(recipe: Recipe, inputs: Mapping[Ref, Input], notes: list[str]) -> Itera
       RecipeError: If tensors belong to no module or a module has none, if a model has tensors that
         the output lacks, or if the layers that are asked for are not there or differ in number.
     """
-    walk = _Walk(recipe, inputs, notes)
+    walk = _Walk(recipe, inputs, losses)
     for module in recipe.modules:
         yield from walk.module(module)
 
@@ -72,8 +72,8 @@ def jobs(recipe: Recipe, inputs: Mapping[Ref, Input], notes: list[str]) -> Itera
 class _Walk:
     """The state of a walk over one recipe."""
 
-    def __init__(self, recipe: Recipe, inputs: Mapping[Ref, Input], notes: list[str]):
-        self.recipe, self.inputs, self.notes = recipe, inputs, notes
+    def __init__(self, recipe: Recipe, inputs: Mapping[Ref, Input], losses: list[str]):
+        self.recipe, self.inputs, self.losses = recipe, inputs, losses
         self.entry = recipe.entry
 
     def module(self, module: Module) -> Iterator[Job]:
@@ -142,7 +142,7 @@ class _Walk:
                 )
             if extra:
                 shown = f"{extra[0]}{', ...' if len(extra) > 1 else ''}"
-                self.notes.append(f"{len(extra)} tensors of {model.ref} are left out: {shown}")
+                self.losses.append(f"{len(extra)} tensors of {model.ref} are left out: {shown}")
 
     def heads(self, module: Module, names: Sequence[str], inputs: Inputs) -> list[str]:
         """Lists the heads that another input has of its own, but the lead does not."""

@@ -14,8 +14,12 @@ No entry of a tensor is read. The rules by which tensors are matched:
   differ, else by number. By number, rows beyond those of the base are left out, and a row that a
   model lacks is taken from the base, so that its delta is 0. Without a base, the rows that all have
   are kept.
+* Rows are matched by number only if the tokenizers give them to the same tokens.
 * Other shapes have to agree. Floating dtypes may differ; the output's is out_dtype, else dtype,
-  else that of the base, or first model. Integers and bools are copied and have to agree.
+  else that of the base, or first model. Integers, bools and keys are copied; where they differ,
+  `integers` says whose.
+* config.json is that of the base, or first model. Where the tensors of the output contradict it, it
+  follows them; where it cannot, the merge is refused.
 * Layers are what `layers.position` finds. In slices, those of the output are numbered on. Tensors
   before the layers (embeddings) come from the sources of the first slice, and those after them
   from the sources of the last.
@@ -33,7 +37,13 @@ import numpy as np
 
 from sail_jax.checkpoint.contents.configs import patched_config
 from sail_jax.checkpoint.contents.layers import role
-from sail_jax.checkpoint.contents.vocabulary import read_vocabulary
+from sail_jax.checkpoint.contents.relations import (
+    TOKENIZER,
+    Contradiction,
+    contradictions,
+    following,
+)
+from sail_jax.checkpoint.contents.vocabulary import Vocabulary
 from sail_jax.checkpoint.formats.extras import carried
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.planning.hyperparameters import Hyperparameters
@@ -43,11 +53,18 @@ from sail_jax.checkpoint.planning.inputs import (
     unmatched_renames,
 )
 from sail_jax.checkpoint.planning.jobs import Job, is_main, jobs
+from sail_jax.checkpoint.planning.meaning import (
+    Vocabularies,
+    compare,
+    match_tokens,
+    sentences,
+)
 from sail_jax.checkpoint.planning.steps import Openings
 from sail_jax.checkpoint.planning.templates import chat_template
 from sail_jax.checkpoint.planning.tokenizers import Alignment, align
 from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError, Ref, merged_sources
 from sail_jax.checkpoint.recipe.yaml_tree import Where
+from sail_jax.checkpoint.sources.chosen import Chosen
 from sail_jax.checkpoint.sources.rows import Rows, head_rows
 from sail_jax.checks import nearest
 from sail_jax.disk import StoreError
@@ -105,8 +122,12 @@ class Treatment(NamedTuple):
 
     @property
     def models(self) -> tuple[Tensor, ...]:
-        """The tensor of each of the models; a base that the merge counts as a model is not here."""
-        return self.work.models[len(self.work.models) - len(self.owners) :]
+        """The tensor of each of the models; a base that the merge counts as a model is not here.
+
+        A tensor that is copied is a single one, whichever of the owners it is taken from.
+        """
+        models = self.work.models
+        return models if self.work.merge is None else models[len(models) - len(self.owners) :]
 
     @property
     def method(self) -> str:
@@ -149,6 +170,7 @@ class Plan(NamedTuple):
       compat: Whose defaults and variants are used.
       seed: The seed of methods that draw random numbers.
       notes: What the user should know, a sentence each.
+      losses: What of the inputs the output lacks, a sentence each.
     """
 
     method: str
@@ -159,15 +181,27 @@ class Plan(NamedTuple):
     compat: str
     seed: int
     notes: tuple[str, ...]
+    losses: tuple[str, ...] = ()
+
+    def differing(self) -> tuple[str, ...]:
+        """Lists the integers that were found to differ between models.
+
+        Returns:
+          The names of the tensors, once the plan has been carried out.
+        """
+        copied = ((t.name, x) for t in self.treatments for x in t.models)
+        return tuple(name for name, x in copied if isinstance(x, Chosen) and x.differs)
 
 
-def plan(recipe: Recipe, open: Callable[[str], Checkpoint]) -> Plan:
+def plan(recipe: Recipe, open: Callable[[str], Checkpoint], *, allow_crimes: bool = False) -> Plan:
     """Decides what a recipe does to every tensor, by the rules at the top of this module.
 
     Args:
       recipe: The recipe.
       open: Opens a checkpoint by its path (or path@revision). It is called once for each path. The
         caller closes the checkpoints, after the plan has been used.
+      allow_crimes: Whether networks of other architectures are merged, and an output may contradict
+        its config.json.
 
     Returns:
       The plan. Its tensors are read from the open checkpoints when it is run.
@@ -178,7 +212,7 @@ def plan(recipe: Recipe, open: Callable[[str], Checkpoint]) -> Plan:
       ValueError: If an adapter does not fit or a file beside the tensors cannot be read; and
         whatever `open` raises.
     """
-    return _Planner(recipe, open).plan()
+    return _Planner(recipe, open, allow_crimes).plan()
 
 
 def fingerprint(plan: Plan) -> str:
@@ -221,9 +255,17 @@ def fingerprint(plan: Plan) -> str:
 class _Planner:
     """The state of planning one recipe: its inputs, what was made of them, and the notes."""
 
-    def __init__(self, recipe: Recipe, open: Callable[[str], Checkpoint]):
-        self.recipe, self.entry = recipe, recipe.entry
+    def __init__(
+        self, recipe: Recipe, open: Callable[[str], Checkpoint], allow_crimes: bool = False
+    ):
+        self.recipe, self.entry, self.allow_crimes = recipe, recipe.entry, allow_crimes
         self.hyperparameters, self.notes = Hyperparameters(recipe), list[str]()
+        # The tensors that lose something, by what they lose.
+        self.losses: dict[str, list[str]] = {}
+        # How many rows of tokens each input gives, and how many the output gets.
+        self.tables: dict[Ref, int] = {}
+        self.rows = 0
+        self.vocabularies = Vocabularies(self.notes)
         # The same recipe under the other convention, for `_note_convention`; none if the user named
         # one, or gave the merge itself.
         named = "compat" in recipe.node.value or self.entry.merge is not None
@@ -246,11 +288,32 @@ class _Planner:
         unmatched_renames(recipe, self.inputs.values())
         first = recipe.base_model or recipe.modules[0].slices[0].sources[0].model
         self.first = self.inputs[first]
+        self._look()
         self.alignment = self._align()
 
+    def _look(self) -> None:
+        """Notes what the inputs state otherwise than their tensors, or than each other."""
+        merged = [self.inputs[ref] for ref in self.inputs if ref in self._merged()]
+        for model in merged:
+            if rivals := model.opened.rivals:
+                self.notes.append(f"{model.ref}: {', '.join(rivals)} not read: {_read(model)} is")
+            vocabulary = self.vocabularies(model)
+            self.notes += [f"{model.ref}: {x}" for x in model.contradictions(vocabulary)]
+        others = [model for model in merged if model is not self.first]
+        self.notes += compare(self.first, others, self._where, self.allow_crimes)
+
+    def _where(self, ref: Ref) -> Where:
+        """Finds where a model is first named among those to merge, else where the base is."""
+        return _where(self.recipe, ref)
+
+    def _loses(self, text: str, *names: str) -> None:
+        """Records what the output lacks, of which tensors."""
+        self.losses.setdefault(text, []).extend(names)
+
     def plan(self) -> Plan:
-        treatments = []
-        for job in jobs(self.recipe, self.inputs, self.notes):
+        treatments: list[Treatment] = []
+        left_out: list[str] = []
+        for job in jobs(self.recipe, self.inputs, left_out):
             treated = self._treat(job)
             if treated is not None:
                 treatments.append(treated)
@@ -258,9 +321,19 @@ class _Planner:
         if not treatments:
             self.notes.append("nothing to merge: the inputs have no tensors")
         self.notes += self.hyperparameters.notes()
+        for text in left_out:
+            self._loses(text)
+        if self.tables:
+            notes, losses = match_tokens(
+                self.rows, self.tables, self.first, self.inputs, self.vocabularies, self._where
+            )
+            self.notes += notes
+            for text in losses:
+                self._loses(text)
         # Only now is it known what is written: an alias has to point to that, and must not be it.
         written = {treatment.name for treatment in treatments}
         self.aliases = {a: b for a, b in self.aliases.items() if b in written and a not in written}
+        extras = self._extras(treatments)
         notes = list(dict.fromkeys(self.notes))
         # In mergekit `dtype` is also that of the arithmetic.
         if self.recipe.dtype is not None and self.recipe.compat == "mergekit":
@@ -269,11 +342,12 @@ class _Planner:
             self.recipe.method,
             tuple(treatments),
             self.aliases,
-            self._extras(treatments),
+            extras,
             tuple(self._summary(model) for model in self.inputs.values()),
             self.recipe.compat,
             self.recipe.seed,
             tuple(notes),
+            tuple(sentences(self.losses)),
         )
 
     def _note_convention(self, job: Job, treatment: Treatment) -> None:
@@ -312,7 +386,8 @@ class _Planner:
         # checked for may not be reached.
         if len(places) < self.entry.least:
             who = "the first model" if base is None else "the base"
-            notes.append(f"too few models have it for {method}: as it is in {who}")
+            notes.append(text := f"too few models have it for {method}: as it is in {who}")
+            self._loses(text, job.name)
             method, weights, options = "passthrough", None, {"scale": 1.0}
             tensors, owners, base = [base or tensors[0]], owner or owners[:1], None
         normalised = method == "linear" and options.get("normalize", True)
@@ -321,12 +396,13 @@ class _Planner:
             raise RecipeError(
                 job.part.where, f"{job.name}: the weights of linear sum to 0: {list(weights)}"
             )
+        self._note_dtype(dtype, everyone)
         same = dtype == tensors[0].dtype
         shape = tensors[0].shape if base is None else base.shape
         note = "; ".join(dict.fromkeys(notes))
         # Bytes are copied as they are, without a way through float32.
         if method == "passthrough" and options.get("scale", 1.0) == 1.0 and same:
-            return self._treatment(copy(job.name, shape, dtype, tensors), owners, base, None, note)
+            return self._treatment(copy(job.name, dtype, tensors[0]), owners, base, None, note)
         merge = self.hyperparameters.merge(job, method, options, owners, base)
         try:
             work = merge.work(job.name, shape, dtype, tensors, base, weights)
@@ -348,27 +424,40 @@ class _Planner:
         group = self.groups.setdefault(work.merge and id(work.merge), len(self.groups))
         return Treatment(work, tuple(owners), base, weights, group, note)
 
+    def _note_dtype(self, dtype: np.dtype, tensors: Sequence[Tensor]) -> None:
+        """Notes a written dtype that nobody chose and that holds less than that of an input."""
+        if self.recipe.out_dtype or self.recipe.dtype:
+            return
+        for x in tensors:
+            if not _holds(dtype, x.dtype):
+                self.notes.append(
+                    f"written in {dtype}, the dtype of {self.first.ref}, to which {x.dtype} of "
+                    f"other inputs is rounded; dtype: {x.dtype} keeps more"
+                )
+
     def _copied(
         self, job: Job, tensors: list[Tensor], owners: list[str], notes: list[str]
     ) -> Treatment:
-        """Copies a tensor that is not floating, after checking that the inputs agree on it."""
-        first = tensors[0]
-        for other in tensors[1:]:
-            if other.dtype != first.dtype or other.shape != first.shape:
-                if is_derived(job.name):
-                    continue
-                raise RecipeError(
-                    job.part.where,
-                    f"{job.name} is {first.dtype}{list(first.shape)} in {first.source} and"
-                    f" {other.dtype}{list(other.shape)} in {other.source}; integers and bools are"
-                    " copied and have to agree",
-                )
-        if is_derived(job.name):
-            tensors, owners = [first], owners[:1]
-            notes.append("computed or counted, not learned: the first is copied")
-        else:
-            notes.append("not floating: copied; all inputs have to agree")
-        work = copy(job.name, first.shape, first.dtype, tensors)
+        """Copies a tensor that is not floating; where models differ, the rule decides."""
+        first, rule = tensors[0], self.recipe.integers
+        odd = [x for x in tensors if (x.dtype, x.shape) != (first.dtype, first.shape)]
+        if odd and not (is_derived(job.name) and rule in ("first", "last")):
+            raise RecipeError(
+                job.part.where,
+                f"{job.name} is {first.dtype}{list(first.shape)} in {first.source} and"
+                f" {odd[0].dtype}{list(odd[0].shape)} in {odd[0].source}; integers and bools are"
+                " copied and have to be alike",
+            )
+        if odd:
+            tensors = tensors[-1:] if rule == "last" else tensors[:1]
+            self._loses(f"of another shape in other models: {rule} kept", job.name)
+        if len(tensors) == 1:
+            notes.append("not floating: copied")
+            return self._treatment(
+                copy(job.name, first.dtype, tensors[0]), owners[:1], None, None, "; ".join(notes)
+            )
+        notes.append(f"not floating: copied; where models differ: {rule}")
+        work = copy(job.name, first.dtype, Chosen(tensors, rule))
         return self._treatment(work, owners, None, None, "; ".join(notes))
 
     def _gather(
@@ -403,7 +492,8 @@ class _Planner:
             if tensor is None and is_derived(name):
                 continue
             if tensor is None and self.recipe.missing == "skip":
-                notes.append(f"{model.ref} lacks it and is left out")
+                notes.append(text := f"{model.ref} lacks it and is left out")
+                self._loses(text, job.name)
                 continue
             if tensor is None and self.recipe.missing == "base" and base is not None:
                 notes.append(f"{model.ref} lacks it and counts as the base")
@@ -439,6 +529,11 @@ class _Planner:
             notes.append("rows by token")
             refs = [model.ref for model in inputs]
             return self._by_token(job, refs, tensors, base)
+        if over_tokens and self.alignment is None:
+            self.tables |= {m.ref: x.shape[0] for m, x in zip(inputs, tensors, strict=False)}
+            if base is not None and job.base is not None:
+                self.tables[job.base[0].ref] = base.shape[0]
+            self.rows = min(x.shape[0] for x in tensors) if base is None else base.shape[0]
         shapes = {x.shape for x in tensors} | ({base.shape} if base is not None else set())
         if len(shapes) == 1:
             return tensors, base
@@ -454,7 +549,9 @@ class _Planner:
         out: list[Tensor] = []
         for tensor in tensors:
             if tensor.shape[0] > rows:
-                notes.append(f"rows {rows} to {tensor.shape[0] - 1} of {tensor.source} left out")
+                text = f"rows {rows} to {tensor.shape[0] - 1} of {tensor.source} left out"
+                notes.append(text)
+                self._loses(text, job.name)
             elif tensor.shape[0] < rows:
                 notes.append(
                     f"the {rows - tensor.shape[0]} rows {tensor.source} lacks are the base's"
@@ -496,9 +593,7 @@ class _Planner:
             if embedding is None:
                 raise RecipeError(spec.where, f"{ref} has no token embedding to go by")
             sizes[ref] = embedding.shape[0]
-        vocabularies = {
-            ref: read_vocabulary(model.opened.extras) for ref, model in self.inputs.items()
-        }
+        vocabularies = {ref: self.vocabularies(model) for ref, model in self.inputs.items()}
         donor = spec.source if isinstance(spec.source, Ref) else self.first.ref
         extras = self.inputs[donor].opened.extras
         base = self.recipe.base_model
@@ -530,26 +625,22 @@ class _Planner:
             extras |= self.alignment.files
         sources = {ref: model.opened.extras for ref, model in self.inputs.items()}
         extras |= chat_template(self.recipe, sources, extras)
+        if donor.opened.others:
+            names = donor.opened.others
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            self._loses(f"files of {donor.ref} not carried: {', '.join(names[:5])}{more}")
         config = self.first.config
         if config:
-            new = patched_config(config, **self._changes(treatments))
+            new = self._config(treatments, donor)
             if new != config:
                 extras["config.json"] = (
                     json.dumps(new, indent=2, ensure_ascii=False).encode() + b"\n"
                 )
         return extras
 
-    def _changes(self, treatments: Sequence[Treatment]) -> dict[str, Any]:
-        """Tells what the merge changes in the config; see `patched_config`."""
+    def _config(self, treatments: Sequence[Treatment], donor: Input) -> dict[str, Any]:
+        """Makes the output's config.json of the first input's: it follows the tensors."""
         changes: dict[str, Any] = {"dtype": self.recipe.out_dtype or self.recipe.dtype}
-        embeddings = [t for t in treatments if role(t.name) == "embedding" and len(t.shape) == 2]
-        before = self.first.embedding()
-        if embeddings and before is not None and embeddings[0].shape[0] != before.shape[0]:
-            changes["rows"] = embeddings[0].shape[0]
-        heads = [t for t in treatments if role(t.name) == "head" and t.name.endswith("weight")]
-        # A head was written, so a config that calls it tied would make loaders ignore it.
-        if heads and self.first.tied is True:
-            changes["tied"] = False
         layered = [m for m in self.recipe.modules if m.slices[0].sources[0].layers]
         if len(layered) == 1 and (len(self.recipe.modules) == 1 or is_main(layered[0].name)):
             changes["layers"] = [
@@ -559,7 +650,26 @@ class _Planner:
             self.notes.append(
                 "config.json: the numbers of layers of the towers are left as they are"
             )
-        return changes
+        # A head that is not written is the embedding, whatever the first input says of its own.
+        if self.aliases and self.first.tied is False:
+            changes["tied"] = True
+        if self.alignment is None:
+            vocabulary = self.vocabularies(donor)
+        else:
+            vocabulary = Vocabulary(self.alignment.ids, {}, None, "")
+        written = {t.name: t for t in treatments}
+        stated = patched_config(self.first.config, **changes)
+        config, left = following(stated, written, vocabulary)
+        for found in contradictions(stated, written):
+            if any("quantization" in key for key in found.repair or {}):
+                self.notes.append(f"config.json: {found.key} is left out, as {found.shown}")
+        if left and not self.allow_crimes:
+            raise RecipeError(
+                self.recipe.node.where,
+                f"the output would contradict itself: {left[0]}; {_remedy(left[0])}",
+            )
+        self.notes += [f"the output contradicts itself: {found}" for found in left]
+        return config
 
     def _summary(self, model: Input) -> InputSummary:
         size = sum(math.prod(x.shape) * x.dtype.itemsize for x in model.tensors.values())
@@ -573,6 +683,27 @@ def _where(recipe: Recipe, ref: Ref) -> Where:
     parts = [part for module in recipe.modules for part in module.slices]
     named = [source.where for part in parts for source in part.sources if source.model == ref]
     return named[0] if named else recipe.at("base_model")
+
+
+def _read(model: Input) -> str:
+    """The files of tensors that an input is read from, for notes."""
+    weights = [p.name for p in model.opened.files if p.name not in model.opened.extras]
+    return weights[0] if len(weights) == 1 else f"{weights[0]} with {len(weights) - 1} more"
+
+
+def _remedy(left: Contradiction) -> str:
+    """What to do about a contradiction that nothing can mend."""
+    if left.key == TOKENIZER:
+        return "with tokenizer: {source: base} in the recipe tokens without a row are left out"
+    return "mend the config.json of the input, or merge it regardless with allow_crimes=True"
+
+
+def _holds(dtype: np.dtype, other: np.dtype) -> bool:
+    """Whether a floating dtype has all numbers of another one."""
+    if dtype == other:
+        return True
+    a, b = ml_dtypes.finfo(dtype), ml_dtypes.finfo(other)
+    return a.nmant >= b.nmant and a.maxexp >= b.maxexp and a.minexp <= b.minexp
 
 
 def _is_tokenizer(name: str) -> bool:

@@ -29,6 +29,7 @@ from sail_jax.checkpoint.recipe.patterns import renaming
 from sail_jax.checkpoint.recipe.settings import Integer, Natural, Setting, setting
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
+from sail_jax.merging.integers import Integers
 
 __all__ = [
     "Alignment",
@@ -505,6 +506,8 @@ class Recipe(Declared):
       missing: What happens where a model lacks a tensor: "error", "skip" to leave the model out, or
         "base" to take the base's tensor for it.
       extra: What happens to tensors that the output does not have: "error" or "ignore".
+      integers: Whose values are taken where integers, bools or keys differ: those of the base or
+        else the "first" model, of the "last", or the largest ("max"); "refuse" makes it an error.
       text: The YAML text; "" if the recipe was made in Python.
       node: The YAML tree, for the places of keys.
     """
@@ -530,6 +533,7 @@ class Recipe(Declared):
     rename: Annotated[dict[str, str], AfterValidator(_renames)] = Field(default_factory=dict)
     missing: Literal["error", "skip", "base"] = "error"
     extra: Literal["error", "ignore"] = "error"
+    integers: Integers = "first"
     text: str = Field("", exclude=True)
     node: SkipValidation[Node] = Field(exclude=True, repr=False)
 

@@ -10,6 +10,7 @@ have:
     rename: {pattern: replacement}  regular expressions, applied to the tensor names of every input
     missing: error | skip | base    where an input lacks a tensor: left out, or counted as base
     extra: error | ignore           tensors that the output's model lacks
+    integers: first | last | max | refuse    whose integers and keys are taken where models differ
 
 A model, wherever it is named (`models`, `sources`, or base_model: {model: ...}), may also have:
 
@@ -43,6 +44,7 @@ _TOP = [
     "rename",
     "missing",
     "extra",
+    "integers",
     "tokenizer",
     "chat_template",
 ]
@@ -96,8 +98,8 @@ def simple(
         unlike in YAML.
       **options: Hyperparameters of a method by name, under our names or mergekit's. Each is one
         value or, where models may have their own (such as density), a sequence with one per model.
-        And keys of the recipe: dtype, out_dtype, scope, seed, rename, missing, extra, tokenizer
-        ("union", "base" or a model), chat_template.
+        And keys of the recipe: dtype, out_dtype, scope, seed, rename, missing, extra, integers,
+        tokenizer ("union", "base" or a model), chat_template.
 
     Returns:
       The recipe, checked as far as it can be without its checkpoints.

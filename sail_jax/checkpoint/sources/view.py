@@ -48,7 +48,7 @@ class View(Checkpoint):
         Returns:
           One work for each tensor.
         """
-        return tuple(copy(x.name, x.shape, x.dtype, (x,)) for x in self.tensors.values())
+        return tuple(copy(x.name, x.dtype, x) for x in self.tensors.values())
 
     def close(self) -> None:
         """Closes all checkpoints that the view is made of."""

@@ -56,10 +56,8 @@ def merged(
         tensors = tuple(_Lies(name, dtype, shape, f"/data/{m}/model.safetensors") for m in models)
         base = _Lies(name, dtype, shape, "/data/models/base/model.safetensors") if based else None
         if name in copied:
-            note = "not floating: copied; all inputs have to agree"
-            treatments.append(
-                Treatment(copy(name, shape, dtype, tensors), models, None, None, 1, note)
-            )
+            note = "not floating: copied"
+            treatments.append(Treatment(copy(name, dtype, tensors[0]), models, None, None, 1, note))
             continue
         size, common = int(np.prod(shape)), rng.normal(size=shape)
         grow = 1e-3 * (0.5 + i / len(shapes)) * (20 if shape[:1] == (64,) else 1)

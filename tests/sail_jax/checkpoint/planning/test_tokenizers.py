@@ -34,7 +34,7 @@ def model(tmp_path):
 
     def make(name, seed, rows=8, tokenizer=None, **documents):
         fake = llama(name, seed, vocab=rows, dtype=np.float32)
-        documents = {"config": config(vocab_size=rows)} | documents
+        documents = {"config": config(vocab_size=rows, torch_dtype="float32")} | documents
         if tokenizer is not None:
             documents["tokenizer"] = tokenizer
         return beside(fake, tmp_path / name, **documents)

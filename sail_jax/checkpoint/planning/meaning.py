@@ -1,0 +1,209 @@
+"""Whether the inputs of a merge mean the same: their architectures, configurations and tokens.
+
+Tensors of equal names and shapes may belong to networks of other functions, and rows of equal
+numbers to other tokens. Such a merge runs, and its outcome is no network at all. So other
+architectures and other tokens are refused, and what else differs is listed.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from sail_jax.checkpoint.contents.vocabulary import Vocabulary, read_vocabulary
+from sail_jax.checkpoint.formats.extras import content
+from sail_jax.checkpoint.planning.inputs import Input
+from sail_jax.checkpoint.recipe.recipes import RecipeError, Ref
+from sail_jax.checkpoint.recipe.yaml_tree import Where
+from sail_jax.configurations import LAYER_KEYS, differences
+from sail_jax.disk import StoreError
+
+__all__ = ["Vocabularies", "compare", "match_tokens", "sentences"]
+
+# Entries that are compared with the tensors instead, or follow them in the output.
+_FOLLOWS = {"vocab_size", "tie_word_embeddings", "num_labels", *LAYER_KEYS}
+
+
+class Vocabularies:
+    """The vocabularies of inputs, each file read once, however many inputs share its content.
+
+    Args:
+      notes: A list to which is added which tokenizers cannot be read.
+    """
+
+    def __init__(self, notes: list[str]) -> None:
+        self._notes = notes
+        self._by_content: dict[bytes, Vocabulary | None] = {}
+        self._by_ref: dict[Ref, Vocabulary | None] = {}
+
+    def __call__(self, model: Input) -> Vocabulary | None:
+        """Returns the vocabulary of an input.
+
+        Args:
+          model: The input.
+
+        Returns:
+          The vocabulary; None if no file beside the tensors holds one that can be read.
+        """
+        if model.ref in self._by_ref:
+            return self._by_ref[model.ref]
+        extras = model.opened.extras
+        files = [name for name in _FILES if name in extras]
+        vocabulary = None
+        try:
+            digest = hashlib.sha256()
+            for name in files:
+                digest.update(b"%s\0%s\0" % (name.encode(), content(extras[name])))
+            key = digest.digest()
+            if key not in self._by_content:
+                self._by_content[key] = read_vocabulary(extras)
+            vocabulary = self._by_content[key]
+        except (StoreError, ValueError) as error:
+            self._notes.append(f"{model.ref}: its tokenizer is not compared: {error}")
+        self._by_ref[model.ref] = vocabulary
+        return vocabulary
+
+
+_FILES = ("tokenizer.json", "vocab.json", "added_tokens.json")
+
+
+def compare(
+    first: Input, others: Iterable[Input], where: Callable[[Ref], Where], allow_crimes: bool
+) -> list[str]:
+    """Compares the configurations of inputs with that of the first.
+
+    Args:
+      first: The input that the output's config.json comes from.
+      others: The inputs that are merged with it.
+      where: Finds the place of a model in the recipe.
+      allow_crimes: Whether other architectures are merged.
+
+    Returns:
+      A sentence for each difference that may make two networks of equal tensors.
+
+    Raises:
+      RecipeError: If an input has another architecture, unless `allow_crimes`.
+    """
+    notes = []
+    for model in others:
+        if not first.config or not model.config:
+            continue
+        mine, other = _family(first.config), _family(model.config)
+        if mine and other and mine != other:
+            message = f"{model.ref} is of the architecture {other!r}, {first.ref} of {mine!r}"
+            if not allow_crimes:
+                raise RecipeError(
+                    where(model.ref), f"{message}; allow_crimes=True merges them regardless"
+                )
+            notes.append(message)
+        for key, (stated, otherwise) in differences(first.config, model.config).items():
+            last = key.rpartition(".")[2]
+            if last in _FOLLOWS or "quantization_config" in key or key.startswith("compression_"):
+                continue
+            notes.append(
+                f"{model.ref} states {key} {_short(otherwise)}, {first.ref} {_short(stated)}: "
+                "the output states the latter"
+            )
+    return notes
+
+
+def _family(config: Mapping[str, Any]) -> str:
+    """The architecture that a config.json names: its model_type, else its first class."""
+    named = config.get("architectures")
+    family = config.get("model_type") or (named[0] if isinstance(named, list) and named else "")
+    return family if isinstance(family, str) else ""
+
+
+def match_tokens(
+    rows: int,
+    tables: Mapping[Ref, int],
+    donor: Input,
+    inputs: Mapping[Ref, Input],
+    vocabularies: Vocabularies,
+    where: Callable[[Ref], Where],
+) -> tuple[list[str], list[str]]:
+    """Checks that rows which are merged by their numbers belong to the same tokens.
+
+    Args:
+      rows: How many rows the output has.
+      tables: The inputs that give rows, and how many each has.
+      donor: The input that the output's tokenizer comes from.
+      inputs: All inputs.
+      vocabularies: Their vocabularies.
+      where: Finds the place of a model in the recipe.
+
+    Returns:
+      Sentences about rows that only one tokenizer has a token for; and about tokens that the output
+      loses.
+
+    Raises:
+      RecipeError: If a row belongs to different tokens.
+    """
+    own = vocabularies(donor)
+    notes: list[str] = []
+    losses: list[str] = []
+    if own is None:
+        return notes, losses
+    token_at = {i: token for token, i in own.ids.items()}
+    for ref, size in tables.items():
+        theirs = vocabularies(inputs[ref])
+        if theirs is None or theirs is own:
+            continue
+        merged = sorted((i, token) for token, i in theirs.ids.items() if i < min(rows, size))
+        other = [(i, token) for i, token in merged if token_at.get(i, token) != token]
+        if other:
+            i, token = other[0]
+            core = any(t not in own.ids and t not in theirs.added for t in theirs.ids)
+            raise RecipeError(
+                where(ref),
+                f"{_count(len(other), 'row')} of the embedding would be merged with those of other "
+                f"tokens, as {i}: {token!r} in {ref} and {token_at[i]!r} in {donor.ref}; with "
+                f"tokenizer: {{source: {'base' if core else 'union'}}} in the recipe rows follow "
+                "their tokens",
+            )
+        extra = [token for i, token in merged if i not in token_at]
+        if extra:
+            notes.append(
+                f"{_count(len(extra), 'token')} of {ref}, as {extra[0]!r}, have rows that are "
+                f"merged, but are not in the output's tokenizer, which is that of {donor.ref}"
+            )
+        ends = {i for i, _ in merged}
+        lacking = [t for t, i in own.ids.items() if i < min(rows, size) and i not in ends]
+        if lacking:
+            notes.append(
+                f"{ref} has no {_count(len(lacking), 'token')} of {donor.ref}, as {lacking[0]!r}: "
+                "its rows of these numbers are merged with theirs"
+            )
+        cut = sorted((i, token) for token, i in theirs.ids.items() if rows <= i < size)
+        if cut:
+            losses.append(
+                f"{_count(len(cut), 'token')} of {ref}, as {cut[0][1]!r}, have rows beyond the "
+                f"{rows} of the output"
+            )
+    return notes, losses
+
+
+def _count(n: int, what: str) -> str:
+    """A number with its noun."""
+    return f"{n} {what}{'s' * (n != 1)}"
+
+
+def _short(value: Any) -> str:
+    """A value of config.json, for messages."""
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def sentences(losses: Mapping[str, Sequence[str]]) -> list[str]:
+    """Writes losses as one sentence for each kind.
+
+    Args:
+      losses: The tensors that lose something, by what they lose.
+
+    Returns:
+      The sentences.
+    """
+    out = []
+    for text, names in losses.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        out.append(f"{names[0]}{more}: {text}" if names else text)
+    return out

@@ -1,0 +1,70 @@
+"""A tensor of integers for those of all models, by the rule for integers that differ."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.merging.integers import Integers, differ, one_of
+from sail_jax.merging.tensors import Tensor, check_read, held
+
+__all__ = ["Chosen"]
+
+
+class Chosen:
+    """Integers or bools that several models have, taken by a rule as they are read.
+
+    Attributes:
+      name: The name of the tensor.
+      dtype: Its dtype, the same in all models.
+      shape: Its shape, the same in all models.
+      source: Where the tensors lie.
+      mark: The rule, for fingerprints.
+      differs: Whether a difference was read so far.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], integers: Integers) -> None:
+        """Describes the choice; nothing is read yet.
+
+        Args:
+          tensors: The tensor of the base, if there is one, and of each model, alike in dtype and
+            shape.
+          integers: The rule.
+        """
+        first = tensors[0]
+        self.name, self.dtype, self.shape = first.name, first.dtype, first.shape
+        self.source = " and ".join(dict.fromkeys(x.source for x in tensors))
+        self.mark, self.differs = f"integers: {integers}", False
+        self._tensors = tuple(tensors)
+        self._integers: Integers = integers
+
+    @property
+    def needs(self) -> int:
+        """Bytes held while it is read, besides what it is read into."""
+        # The executor reads pieces of at most 2^20 entries.
+        piece = min(int(np.prod(self.shape)), 1 << 20) * self.dtype.itemsize
+        return len(self._tensors) * piece + sum(map(held, self._tensors))
+
+    def read(self, out: np.ndarray, start: int = 0) -> None:
+        """Reads consecutive entries, in row-major order.
+
+        Args:
+          out: The buffer to fill: flat, contiguous, of the tensor's dtype.
+          start: Row-major index of the first entry to read.
+
+        Raises:
+          CheckpointError: If the models differ and the rule is "refuse".
+          ValueError: If the tensor does not have all these entries.
+        """
+        check_read(self, out, start)
+        values = [np.empty(out.size, self.dtype) for _ in self._tensors]
+        for value, tensor in zip(values, self._tensors, strict=True):
+            tensor.read(value, start)
+        if differ(values):
+            self.differs = True
+            if self._integers == "refuse":
+                raise CheckpointError(
+                    f"{self.name}: {self.dtype} values differ between {self.source}; with "
+                    "integers: first, last or max one of them is taken"
+                )
+        out[...] = one_of(values, self._integers)
