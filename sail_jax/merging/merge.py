@@ -24,6 +24,7 @@ from sail_jax.merging.arithmetic import number
 from sail_jax.merging.arrays import InMemory, merge_arrays
 from sail_jax.merging.combining import Reduction, Transform
 from sail_jax.merging.evaluate import Leaf, evaluate, on_one_cpu, will_be_traced
+from sail_jax.merging.integers import Integers
 from sail_jax.merging.leafwise import check_paths
 from sail_jax.merging.reductions import weighted_sum
 from sail_jax.merging.steps import NEEDS, Needs, Step, kernel
@@ -221,16 +222,24 @@ class Merge:
         return Work(name, shape, np.dtype(dtype), tuple(models), start, w, self)
 
     def __call__(
-        self, models: Sequence[PyTree], base: PyTree | None = None, *, weights: Weights = None
+        self,
+        models: Sequence[PyTree],
+        base: PyTree | None = None,
+        *,
+        weights: Weights = None,
+        integers: Integers | None = None,
     ) -> PyTree:
         """Merges pytrees.
 
         Args:
           models: M pytrees with the same leaf paths and shapes. Floating leaves are merged, in
-            float32, or in float64 where a model has it. All other leaves have to agree between
-            models and are copied.
+            float32, or in float64 where a model has it. Integers, bools and random keys are copied.
+            All other leaves have to agree between models.
           base: The pytree from which the models were tuned, of the same paths and shapes.
           weights: Shape `[M]`, finite; 1 for each model by default.
+          integers: Whose integers, bools and keys are taken where models differ: those of the base
+            or else of the "first" model, of the "last", or the largest ("max"); "refuse" makes it
+            an error. By default the first, with a warning; traced values cause none.
 
         Returns:
           A pytree of the structure and dtypes of the base (of the first model without one).
@@ -242,11 +251,17 @@ class Merge:
           TypeError: For dtypes that cannot be merged, and for a missing base.
         """
         try:
-            return self._merged(models, base, weights)
+            return self._merged(models, base, weights, integers)
         except (TypeError, ValueError) as error:
             raise _named(self.name, error) from error
 
-    def _merged(self, models: Sequence[PyTree], base: PyTree | None, weights: Weights) -> PyTree:
+    def _merged(
+        self,
+        models: Sequence[PyTree],
+        base: PyTree | None,
+        weights: Weights,
+        integers: Integers | None,
+    ) -> PyTree:
         """Merges pytrees; its errors do not name the merge yet."""
         if isinstance(models, str) or not isinstance(models, Sequence):
             raise TypeError(f"models: expected a sequence of pytrees, got {type(models).__name__}")
@@ -256,7 +271,7 @@ class Merge:
         if self.base == "merged":
             models, weights = [base, *models], with_base(weights)
         w = self.check_weights(weights, len(models))
-        matched = match(models, like)
+        matched = match(models, like, integers)
         relative = self.relative and base is not None
         out = list(matched.start)
         for i, leaf in self._outcomes(matched, w, relative).items():

@@ -6,6 +6,7 @@ where arrays are concrete, and not while they are traced.
 """
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from sail_jax.checks import concrete
 from sail_jax.merging.evaluate import Leaf, evaluate, is_traced
+from sail_jax.merging.integers import Integers, check_integers, differ, one_of
 from sail_jax.merging.steps import STATIC, kernel
 from sail_jax.trees import leaf_paths, some_paths
 
@@ -165,20 +167,22 @@ class Matched(NamedTuple):
                     )
 
 
-def match(models: Sequence[PyTree], base: PyTree) -> Matched:
+def match(models: Sequence[PyTree], base: PyTree, integers: Integers | None = None) -> Matched:
     """Matches the leaves of models to those of their base, and checks that they fit.
 
     Args:
       models: Pytrees with the leaf paths and shapes of `base`. Containers may differ, as may
-        floating dtypes. Leaves that are not floating must equal those of the base.
+        floating dtypes, and the values of integers, bools and random keys.
       base: The pytree whose structure counts.
+      integers: Whose integers, bools and keys are taken where they differ. By default those of the
+        base, with a warning; traced values are taken from the base without one.
 
     Returns:
-      The matched leaves.
+      The matched leaves. Those of `start` that are not floating are what `integers` takes.
 
     Raises:
-      ValueError: For no models, for other leaves or shapes than expected, and for unequal leaves
-        that are not floating.
+      ValueError: For no models, for other leaves or shapes than expected, and under "refuse" for
+        integers that differ.
       TypeError: For anything but a sequence of models, for a missing base, and for dtypes that
         cannot be merged. Messages name the model and the leaf.
     """
@@ -202,7 +206,24 @@ def match(models: Sequence[PyTree], base: PyTree) -> Matched:
         for path, leaf, like in zip(paths, column, start, strict=True):
             _check_like(f"model {k}, leaf {path!r}", leaf, like, given)
         columns.append(column)
-    return Matched(paths, start, columns, list(map(_floating, start)), treedef)
+    floating = list(map(_floating, start))
+    for i, path in enumerate(paths):
+        if not floating[i] and (_is_numeric(start[i]) or _is_key(start[i])):
+            start[i] = _taken(path, [start[i], *(c[i] for c in columns)], integers, given)
+    return Matched(paths, start, columns, floating, treedef)
+
+
+def _taken(path: str, values: Sequence[Any], integers: Integers | None, given: str) -> Any:
+    """The integers or keys of one leaf; an error or a warning where they differ."""
+    rule = check_integers(integers)
+    if rule == "max" and _is_key(values[0]):
+        raise ValueError(f"integers: leaf {path!r} holds random keys, which have no largest one")
+    if integers in (None, "refuse") and not is_traced(*values) and differ(values):
+        said = f"leaf {path!r}: {values[0].dtype} values differ between models"
+        if rule == "refuse":
+            raise ValueError(f"{said}; with integers='first', 'last' or 'max' one is taken")
+        warnings.warn(f"{said}: those of {given} are taken; integers= chooses others", stacklevel=5)
+    return one_of(values, rule)
 
 
 def task_vectors(
@@ -232,7 +253,7 @@ def task_vectors(
     >>> vectors.delta["a"].tolist(), vectors.weight["a"].tolist()
     ([[0.0, 0.0], [-1.0, -1.0]], [[1.0], [1.0]])
     """
-    matched = match(models, base)
+    matched = match(models, base, "first")
     w = task_weights(weights, len(models), normalize)
     sources = matched.proposals(w, relative=True)
     vectors = dict(zip(sources, _vectors(list(sources.values())), strict=True))
@@ -516,13 +537,18 @@ def _leaf(where: str, leaf: Any) -> Any:
 
 def _is_numeric(x: Any) -> bool:
     """Checks whether a leaf is an array of numbers and not a PRNG key."""
-    return isinstance(x, jax.Array | np.ndarray) and not jnp.issubdtype(
-        x.dtype, jax.dtypes.prng_key
-    )
+    return isinstance(x, jax.Array | np.ndarray) and not _is_key(x)
+
+
+def _is_key(x: Any) -> bool:
+    """Checks whether a leaf is an array of typed random keys."""
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _check_like(where: str, leaf: Any, like: Any, given: str) -> None:
     """Checks one leaf of a model against that of the base, which `given` names in messages."""
+    if _is_key(like) and _is_key(leaf) and (leaf.dtype, leaf.shape) == (like.dtype, like.shape):
+        return
     if not _is_numeric(like):
         if not _same(leaf, like):
             raise ValueError(
@@ -538,25 +564,12 @@ def _check_like(where: str, leaf: Any, like: Any, given: str) -> None:
         raise ValueError(f"{where}: expected shape {like.shape}, got {leaf.shape}")
     if _floating(leaf) != _floating(like):
         raise TypeError(f"{where}: expected dtype {like.dtype}, got {leaf.dtype}")
-    # Integers and bools are copied from the base, so only their values remain to be compared.
-    if _floating(leaf) or leaf is like or is_traced(leaf, like):
-        return
-    if not np.array_equal(np.asarray(leaf), np.asarray(like)):
-        raise ValueError(
-            f"{where}: {leaf.dtype} values differ from those of {given}; "
-            "leaves that are not floating are copied, so they have to agree"
-        )
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Checks whether two leaves that are no numbers are equal: functions, strings, PRNG keys."""
-    if a is b or is_traced(a, b):
+    """Checks whether two leaves that are no numbers are equal: functions, strings."""
+    if a is b:
         return True
-    if isinstance(a, jax.Array) and isinstance(b, jax.Array):
-        if a.dtype != b.dtype or a.shape != b.shape:
-            return False
-        mine, others = (np.asarray(jax.random.key_data(x)) for x in (a, b))
-        return np.array_equal(mine, others)
     try:
         return type(a) is type(b) and bool(a == b)
     except (TypeError, ValueError):

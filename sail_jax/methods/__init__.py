@@ -5,8 +5,8 @@
 `models` is a sequence of M pytrees. `base` is the pytree that they were fine-tuned from, with the
 same leaf paths and shapes. `weights` has shape `[M]` and finite values. Floating leaves are merged
 in float32 (float64 where a model has it) and cast once, to the dtype of the base's leaf (of the
-first model's, without a base). All other leaves have to agree and are copied. A method that draws
-at random takes a PRNG key as a hyperparameter.
+first model's, without a base). Integers, bools and keys are copied; where models differ,
+`integers=` chooses whose. A method that draws at random takes a PRNG key as a hyperparameter.
 
 In the docstrings of the methods, theta_k is the k-th model, delta_k = theta_k - base is its task
 vector, and w_k is its weight, 1 by default. All methods are pure functions. They can be transformed

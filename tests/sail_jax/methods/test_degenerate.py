@@ -12,6 +12,7 @@ from flax import nnx
 
 from sail_jax import merge_checkpoints, methods
 from sail_jax.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from sail_jax.trees import leaf_paths
 
 FEW = {"wudi": {"steps": 5}}
 RNG = np.random.default_rng(0)
@@ -253,8 +254,14 @@ def test_leaves_that_are_no_numbers_are_carried_where_they_agree():
     params = (nnx.state(state(seed, 7)[0], nnx.Param) for seed in range(2))
     for got, a, b in zip(first, *map(jax.tree.leaves, params), strict=True):
         np.testing.assert_allclose(got, (a + b) / 2, rtol=0, atol=4 * 2.0**-23)
-    with pytest.raises(ValueError, match=r"linear: model 1, leaf .*nnx\.state\(module, nnx\.Param"):
-        methods.linear()([one, state(1, dropout=8)[1]])
+    key = "layers/1/rngs/key/value"
+    with pytest.warns(UserWarning, match=f"leaf '{key}': key<fry> values differ"):
+        nnx.update(net, methods.linear()([one, state(1, dropout=8)[1]]))
+    keys = [
+        dict(zip(leaf_paths(x), jax.tree.leaves(x), strict=True))[key]
+        for x in (nnx.state(net), one)
+    ]
+    np.testing.assert_array_equal(*map(jax.random.key_data, keys))
     module = {"w": np.ones(2, np.float32), "act": jax.nn.relu, "name": "mlp"}
     got = methods.linear()([module, module | {"w": 3 * module["w"]}])
     assert got["act"] is jax.nn.relu

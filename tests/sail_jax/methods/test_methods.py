@@ -505,12 +505,6 @@ BAD = {
     "extra leaf": ({"x": 1.0}, {}, ValueError, "model 1 .* unexpected 'x'"),
     "missing leaf": ({"w": None}, {}, ValueError, "model 1 .* missing 'w'"),
     "float": ({"n": {"step": jnp.ones(2)}}, {}, TypeError, "'n/step': expected dtype int32, got f"),
-    "integers": (
-        {"n": {"step": jnp.ones(2, int)}},
-        {},
-        ValueError,
-        "'n/step': int32 values",
-    ),
     "complex": ({"w": jnp.ones(4, complex)}, {}, TypeError, "'w': .* got complex64"),
     "string": ({"w": "float32"}, {}, TypeError, "'w': expected an array, got str"),
     "nan": ({"w": jnp.full(4, jnp.nan)}, {}, ValueError, "model 1, leaf 'w': .*finite"),

@@ -1,0 +1,65 @@
+"""Integers, bools and keys in pytrees: one rule, whose choice is said where models differ."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sail_jax import methods
+
+
+def state(step, seed):
+    return {
+        "w": jnp.full(3, float(step)),
+        "step": jnp.array([step, 7 - step]),
+        "key": jax.random.key(seed),
+    }
+
+
+A, B, BASE = state(1, 10), state(2, 20), state(0, 30)
+
+
+def steps(**options):
+    return methods.linear()([A, B], **options)["step"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("integers", "expected"), [("first", [1, 6]), ("last", [2, 5]), ("max", [2, 6])]
+)
+def test_the_rule_decides(integers, expected):
+    models = [{k: m[k] for k in ("w", "step")} for m in (A, B)]
+    merged = methods.linear()(models, integers=integers)
+    assert merged["step"].tolist() == expected
+    assert merged["w"].tolist() == [1.5] * 3
+    traced = jax.jit(lambda x: methods.linear()(x, integers=integers))(models)
+    assert traced["step"].tolist() == expected
+
+
+def test_by_default_the_first_is_taken_and_a_warning_names_the_leaf():
+    a, b, base = ({k: m[k] for k in ("w", "step")} for m in (A, B, BASE))
+    with pytest.warns(UserWarning, match="leaf 'step': int32 values differ.*those of model 0"):
+        merged = methods.linear()([a, b])
+    assert merged["step"].tolist() == [1, 6]
+    with pytest.warns(UserWarning, match="those of the base"):
+        merged = methods.task_arithmetic()([a, b], base)
+    assert merged["step"].tolist() == [0, 7]
+
+
+def test_keys_follow_the_rule_too():
+    merged = methods.linear()([A, B], integers="last")
+    same = np.array_equal(*(jax.random.key_data(x["key"]) for x in (merged, B)))
+    assert same
+    with pytest.raises(ValueError, match="'key' holds random keys, which have no largest"):
+        methods.linear()([A, B], integers="max")
+
+
+def test_equal_integers_cause_no_warning(recwarn):
+    methods.linear()([A, A])
+    assert not recwarn.list
+
+
+def test_refusals_name_the_leaf():
+    with pytest.raises(ValueError, match="leaf 'key': key<fry> values differ"):
+        steps(integers="refuse")
+    with pytest.raises(ValueError, match="integers: expected one of first, last, max, refuse; got"):
+        steps(integers="largest")
