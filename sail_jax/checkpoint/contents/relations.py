@@ -15,11 +15,21 @@ from typing import Any, NamedTuple
 
 from sail_jax.checkpoint.contents.layers import role, stacks
 from sail_jax.checkpoint.contents.vocabulary import Vocabulary
+from sail_jax.checkpoint.formats.extras import config_of
+from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.formats.quantized import quantization
-from sail_jax.configurations import LAYER_KEYS
-from sail_jax.merging.tensors import Like
+from sail_jax.configurations import LAYER_KEYS, look_up
+from sail_jax.merging.tensors import Like, Tensors, same_entries
 
-__all__ = ["RELATIONS", "TOKENIZER", "Contradiction", "contradictions", "following"]
+__all__ = [
+    "RELATIONS",
+    "TOKENIZER",
+    "Contradiction",
+    "contradictions",
+    "contradictions_of",
+    "following",
+    "tied",
+]
 
 TOKENIZER = "the tokenizer"
 """The key of a contradiction between the tokenizer and the embedding."""
@@ -264,12 +274,11 @@ def _dtype(facts: _Facts) -> Iterator[Contradiction]:
         if x.dtype.kind == "f" or x.dtype.name.startswith(("bfloat", "float")):
             sizes[x.dtype.name] = sizes.get(x.dtype.name, 0) + math.prod(x.shape)
     for key in ("dtype", "torch_dtype"):
-        stated = facts.whole.get(key)
-        if not isinstance(stated, str) or not sizes or stated == "auto":
-            continue
-        most = max(sizes, key=sizes.__getitem__)
-        if stated.removeprefix("torch.") != most:
-            yield Contradiction(key, stated, f"most numbers are {most}", {key: most})
+        stated = {part[key] for part in (facts.whole, facts.config) if _is_text(part.get(key))}
+        most = max(sizes, key=sizes.__getitem__, default="")
+        other = sorted(s for s in stated if s.removeprefix("torch.") not in (most, "auto"))
+        if most and other:
+            yield Contradiction(key, other[0], f"most numbers are {most}", {key: most})
 
 
 def _quantized(facts: _Facts) -> Iterator[Contradiction]:
@@ -333,6 +342,50 @@ def contradictions(
             shown = f"{_shown(tables[0])} has {rows} rows"
             found.append(_Beyond(TOKENIZER, f"{last!r} = {vocabulary.ids[last]}", shown))
     return tuple(found)
+
+
+def contradictions_of(
+    checkpoint: Checkpoint, vocabulary: Vocabulary | None = None
+) -> tuple[Contradiction, ...]:
+    """Finds what the files of an open checkpoint state and its tensors contradict.
+
+    Args:
+      checkpoint: The checkpoint. Only a head that its config.json calls tied is read.
+      vocabulary: The vocabulary of its tokenizer; None if it is not known.
+
+    Returns:
+      The contradictions.
+
+    Raises:
+      ValueError: If config.json cannot be read.
+    """
+    config, tensors = config_of(checkpoint.extras), checkpoint.tensors
+    if tied(config, tensors):
+        tensors = {n: x for n, x in tensors.items() if role(n) != "head"}
+    return contradictions(config, tensors, vocabulary)
+
+
+def tied(config: Config, tensors: Tensors) -> bool | None:
+    """Decides whether the head of a checkpoint is its embedding.
+
+    A config.json that states it is not believed where a head of other values is stored. That is how
+    transformers loads such a checkpoint.
+
+    Args:
+      config: The content of config.json.
+      tensors: The tensors, by name.
+
+    Returns:
+      The decision; None if the configuration does not state it.
+    """
+    stated = look_up(config, "tie_word_embeddings")
+    heads = [n for n in tensors if role(n) == "head" and n.endswith("weight")]
+    if stated is not True or not heads:
+        return stated
+    # Of several tables, the head can only be a copy of one of its shape.
+    head = tensors[heads[0]]
+    tables = [x for n, x in tensors.items() if role(n) == "embedding" and x.shape == head.shape]
+    return not tables or any(same_entries(head, table) for table in tables)
 
 
 class _Beyond(Contradiction):
@@ -404,6 +457,10 @@ def _size(
         n = tables[0].shape[axis]
         repair = {key: n} if repaired and len(sizes) == 1 else None
         yield Contradiction(key, stated, f"{_shown(tables[0])} has {n} {what}", repair)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _shown(x: Any) -> str:

@@ -9,19 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Bool, Float, Int
 
-from sail_jax.checkpoint.contents.vocabulary import read_vocabulary
+from sail_jax.checkpoint.contents.relations import contradictions_of
+from sail_jax.checkpoint.contents.vocabulary import Vocabulary, read_vocabulary
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint, open_values
 from sail_jax.checkpoint.planning.inputs import config_of, is_derived
 from sail_jax.configurations import differences
-from sail_jax.merging.tensors import Tensor
+from sail_jax.merging.tensors import Tensor, same_entries
 from sail_jax.probe.networks import Names
 from sail_jax.probe.tasks import Conflict, conflict, sums
 
@@ -57,7 +58,8 @@ class Comparison(NamedTuple):
       base_norms: The norm of each tensor of the base, `[tensor]`; None without a base.
       equal: Which models have the same values everywhere, `[model, model]`.
       differences: A sentence for each difference from the first model in configurations, tokenizers
-        and tensors that are not floating. These say that a merge may not work as either model does.
+        and tensors that are not floating, and for each statement that a checkpoint's own tensors
+        contradict. A merge may then not work as either model does.
     """
 
     models: Names
@@ -185,13 +187,19 @@ def _alike(opened: Sequence[Checkpoint]) -> list[str]:
 def _differences(opened: Sequence[Checkpoint], rest: Sequence[str]) -> list[str]:
     """The sentences of `Comparison.differences`; `rest` are the tensors that are not floating."""
     first, *others = opened
-    config, vocabulary = config_of(first.extras), _vocabulary(first)
-    lines = []
-    for other in others:
+    config = config_of(first.extras)
+    vocabularies = [read_vocabulary(checkpoint.extras) for checkpoint in opened]
+    lines = [
+        f"{checkpoint.path}: {found}"
+        for checkpoint, vocabulary in zip(opened, vocabularies, strict=True)
+        for found in contradictions_of(checkpoint, vocabulary)
+    ]
+    vocabulary, *theirs = map(_ids, vocabularies)
+    for other, ids in zip(others, theirs, strict=True):
         there = config_of(other.extras)
         for key, (a, b) in (differences(config, there) if config and there else {}).items():
             lines.append(f"config: {key!r} is {a!r} in {first.path}, {b!r} in {other.path}")
-        if vocabulary and (ids := _vocabulary(other)) and ids != vocabulary:
+        if vocabulary and ids and ids != vocabulary:
             # Tokens that only the other one has show in its length, not in this count.
             apart = sum(ids.get(text) != i for text, i in vocabulary.items())
             lines.append(
@@ -201,28 +209,14 @@ def _differences(opened: Sequence[Checkpoint], rest: Sequence[str]) -> list[str]
         lines += [
             f"{name!r} is not floating, and differs between {first.path} and {other.path}"
             for name in rest
-            if not is_derived(name) and not _same(first.tensors[name], other.tensors[name])
+            if not is_derived(name) and not same_entries(first.tensors[name], other.tensors[name])
         ]
     return lines
 
 
-def _vocabulary(opened: Checkpoint) -> Mapping[str, int] | None:
-    """The id of each token, None if the checkpoint has no tokenizer that is known."""
-    vocabulary = read_vocabulary({n: p for n, p in opened.extras.items() if isinstance(p, Path)})
-    return None if vocabulary is None else vocabulary.ids
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape have equal entries."""
-
-    def parts(tensor: Tensor) -> Any:
-        for start in range(0, size, PIECE):
-            out = np.empty(min(PIECE, size - start), tensor.dtype)
-            tensor.read(out, start)
-            yield out
-
-    size = math.prod(a.shape)
-    return all(map(np.array_equal, parts(a), parts(b)))
+def _ids(vocabulary: Vocabulary | None) -> Mapping[str, int]:
+    """The id of each token; empty if the tokenizer is not known."""
+    return {} if vocabulary is None else vocabulary.ids
 
 
 def _compared(

@@ -9,14 +9,12 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from sail_jax.checkpoint.contents.layers import role
-from sail_jax.checkpoint.contents.relations import Contradiction, contradictions
-from sail_jax.checkpoint.contents.vocabulary import Vocabulary
+from sail_jax.checkpoint.contents.relations import tied
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.recipe.patterns import renaming
 from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError, Ref
-from sail_jax.configurations import look_up
-from sail_jax.merging.tensors import Tensor, same_entries
+from sail_jax.merging.tensors import Tensor
 
 __all__ = [
     "Input",
@@ -87,35 +85,8 @@ class Input:
 
     @cached_property
     def tied(self) -> bool | None:
-        """Whether the head is the embedding; None if the config does not state it.
-
-        A config that states it is not believed where a head of other values is stored.
-        """
-        stated = look_up(self.config, "tie_word_embeddings")
-        heads = [n for n in self.tensors if role(n) == "head" and n.endswith("weight")]
-        if stated is not True or not heads:
-            return stated
-        # Of several tables, the head can only be a copy of one of its shape.
-        head = self.tensors[heads[0]]
-        tables = [x for n, x in self.tensors.items() if role(n) == "embedding"]
-        alike = [x for x in tables if x.shape == head.shape]
-        return not alike or any(same_entries(head, table) for table in alike)
-
-    def contradictions(self, vocabulary: Vocabulary | None) -> tuple[Contradiction, ...]:
-        """Finds what the files beside the tensors state and the tensors contradict.
-
-        Args:
-          vocabulary: The vocabulary of its tokenizer; None if it is not known.
-
-        Returns:
-          The contradictions.
-        """
-        stored = {
-            name: x
-            for name, x in self.opened.tensors.items()
-            if not (role(name) == "head" and self.tied is True)
-        }
-        return contradictions(self.config, stored, vocabulary)
+        """Whether the head is the embedding, see `relations.tied`."""
+        return tied(self.config, self.tensors)
 
     def embedding(self, width: int | None = None) -> Tensor | None:
         """Returns the token embedding, the first one if there are several.

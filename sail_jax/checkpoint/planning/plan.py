@@ -41,6 +41,7 @@ from sail_jax.checkpoint.contents.relations import (
     TOKENIZER,
     Contradiction,
     contradictions,
+    contradictions_of,
     following,
 )
 from sail_jax.checkpoint.contents.vocabulary import Vocabulary
@@ -298,7 +299,10 @@ class _Planner:
             if rivals := model.opened.rivals:
                 self.notes.append(f"{model.ref}: {', '.join(rivals)} not read: {_read(model)} is")
             vocabulary = self.vocabularies(model)
-            self.notes += [f"{model.ref}: {x}" for x in model.contradictions(vocabulary)]
+            # What the output leaves out is noted with it.
+            stale = {"quantization_config", "compression_config"} if model is self.first else set()
+            found = contradictions_of(model.opened, vocabulary)
+            self.notes += [f"{model.ref}: {x}" for x in found if x.key not in stale]
         others = [model for model in merged if model is not self.first]
         self.notes += compare(self.first, others, self._where, self.allow_crimes)
 
@@ -533,7 +537,8 @@ class _Planner:
             self.tables |= {m.ref: x.shape[0] for m, x in zip(inputs, tensors, strict=False)}
             if base is not None and job.base is not None:
                 self.tables[job.base[0].ref] = base.shape[0]
-            self.rows = min(x.shape[0] for x in tensors) if base is None else base.shape[0]
+            kept = min(x.shape[0] for x in tensors) if base is None else base.shape[0]
+            self.rows = min(self.rows or kept, kept)
         shapes = {x.shape for x in tensors} | ({base.shape} if base is not None else set())
         if len(shapes) == 1:
             return tensors, base
@@ -661,7 +666,7 @@ class _Planner:
         stated = patched_config(self.first.config, **changes)
         config, left = following(stated, written, vocabulary)
         for found in contradictions(stated, written):
-            if any("quantization" in key for key in found.repair or {}):
+            if found.repair == {found.key: None}:
                 self.notes.append(f"config.json: {found.key} is left out, as {found.shown}")
         if left and not self.allow_crimes:
             raise RecipeError(
