@@ -80,7 +80,16 @@ def differences(first: Config, second: Config) -> dict[str, tuple[Any, Any]]:
 def _entries(config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The entries of a configuration by dotted key."""
     for key, value in config.items():
-        if isinstance(value, Mapping):
+        # Under this name newer configurations state what older ones state at the top and under
+        # rope_scaling.
+        if key == "rope_parameters" and isinstance(value, Mapping):
+            rope = dict(value)
+            if rope.get("rope_type") == "default":
+                del rope["rope_type"]
+            if "rope_theta" in rope:
+                yield f"{prefix}rope_theta", rope.pop("rope_theta")
+            yield from _entries(rope, f"{prefix}rope_scaling.")
+        elif isinstance(value, Mapping):
             yield from _entries(value, f"{prefix}{key}.")
         else:
             # JSON has no tuples: a configuration that was read from a file must equal the one it

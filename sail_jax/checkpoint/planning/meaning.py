@@ -155,10 +155,9 @@ def match_tokens(
             core = any(t not in own.ids and t not in theirs.added for t in theirs.ids)
             raise RecipeError(
                 where(ref),
-                f"{_count(len(other), 'row')} of the embedding would be merged with those of other "
-                f"tokens, as {i}: {token!r} in {ref} and {token_at[i]!r} in {donor.ref}; with "
-                f"tokenizer: {{source: {'base' if core else 'union'}}} in the recipe rows follow "
-                "their tokens",
+                f"{_count(len(other), 'row')} would be merged with rows of other tokens, as {i}: "
+                f"{token!r} here, {token_at[i]!r} in {donor.ref}; write "
+                f"tokenizer: {{source: {'base' if core else 'union'}}} to match rows by token",
             )
         extra = [token for i, token in merged if i not in token_at]
         if extra:
