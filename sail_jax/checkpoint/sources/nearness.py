@@ -67,7 +67,8 @@ class Unread:
         return type(self)(self._tensor, index)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        array = read_whole(self._tensor)[self._index]
+        # With the ellipsis, as NumPy takes the only entry of a tensor without axes out of its array.
+        array = read_whole(self._tensor)[(*self._index, ...)]
         return array if dtype is None else array.astype(dtype)
 
 
