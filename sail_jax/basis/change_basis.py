@@ -58,8 +58,8 @@ def change_basis(
       spec: The spaces of the leaves before the change.
       maps: A map for each space that changes, by name.
       kind: What the leaves hold.
-      require_exact: Whether to refuse maps by which `exactness` finds something lost; of traced maps,
-        it judges the family alone.
+      require_exact: Whether to refuse maps by which `exactness` finds something lost; of traced
+        maps, it judges the family alone.
 
     Returns:
       A tree of the same structure. Leaves keep their dtype: sums run in float32 at least (HIGHEST

@@ -362,7 +362,9 @@ def layer_row(
     elif deep.new == "mask" and options["mask"]:
         reason = f"new layers take part with a mask of {options['mask']}"
     elif chain and (odd := _not_idempotent(name, m, spec, rules)):
-        reason = f"new layers are identities before a nonlinearity ({odd}) that is applied once more"
+        reason = (
+            f"new layers are identities before a nonlinearity ({odd}) that is applied once more"
+        )
     elif {"layernorm", "elementwise"} <= words:
         reason = "norms come after the sums, so that a layer of zero output is not the identity"
     elif config.get("scale_attn_by_inverse_layer_idx"):

@@ -161,8 +161,8 @@ def growing(
 
 _OPTIONS = {"seed", "config", "rules"}
 _REMEDY = (
-    "certify=True runs them whatever their size, certify=... (MODULE:FUNCTION) by a forward pass of "
-    "yours"
+    "certify=True runs them whatever their size, certify=... (MODULE:FUNCTION) by a forward pass "
+    "of yours"
 )
 
 

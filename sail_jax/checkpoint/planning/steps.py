@@ -69,9 +69,9 @@ class Openings:
         return made
 
     def _grown(self, ref: Ref, checkpoint: Any, step: Growth) -> Any:
-        """Grows a checkpoint, and notes what that loses; runs both networks if it is to be lossless.
+        """Grows a checkpoint, and notes what that loses.
 
-        What is to be lossless is run here, before anything is written.
+        Both networks are run, before anything is written, if the growth is to be lossless.
         """
         from sail_jax.checkpoint.sources.agreement import verdict
         from sail_jax.checkpoint.sources.growth import growth_view, measured, require_exact
