@@ -219,7 +219,8 @@ def added(
             if len(axes) == 1:
                 out.outputs[path] = jnp.zeros(())
             continue
-        if deep.new == "fresh":
+        # A leaf in no space may be a gain of all heads or a causal mask, which zeros would break.
+        if deep.new == "fresh" and any(a and a[0].space not in layers for a in axes):
             out.fresh[path] = chosen
         if path not in writers:
             continue

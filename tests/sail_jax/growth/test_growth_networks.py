@@ -434,6 +434,19 @@ def test_depth_leaves_outer_spaces_alone(depth_method):
     assert not outer & set(growth.maps)
 
 
+def test_fresh_layers_copy_what_is_in_no_space():
+    """Gains of zero would leave queries and keys at zero for good: each is the other's gradient."""
+    new, growth = grow(
+        olmo2.tensors(), olmo2.CONFIG, {"depth": 2}, "identity", key=KEY, rules=OLMO2
+    )
+    for name in ("q_norm", "k_norm"):
+        top = f"model.layers.3.self_attn.{name}.weight"
+        np.testing.assert_array_equal(new[top], new[top.replace("3", "1")])
+    assert not np.any(new["model.layers.3.self_attn.o_proj.weight"])
+    change = olmo2.logits(new, growth.config) - olmo2.logits(olmo2.tensors(), olmo2.CONFIG)
+    assert not np.any(change)
+
+
 @pytest.mark.parametrize("rules", [OLMO2, OLMO2_OUTER])
 def test_what_reads_outer_spaces_is_zero_in_new_layers(rules):
     params = olmo2.tensors()
@@ -460,6 +473,7 @@ def test_layers_whose_heads_are_not_known_do_nothing_when_they_are_new():
         if not n.endswith(("q_norm.weight", "k_norm.weight"))
     }
     rules = draft(params).rules
+    rules = rules._replace(spaces={**rules.spaces, "resid": "rmsnorm"})  # as a user would state
     assert dict(rules.axes)["model.layers.{i}.self_attn.o_proj.weight"] == "resid _"
     new = grow(params, {"num_layers": 2}, {"num_layers": 3}, "pairs", rules=rules)[0]
     assert not np.any(new["model.layers.2.self_attn.o_proj.weight"])

@@ -241,16 +241,26 @@ def test_an_architecture_known_only_by_a_table(tmp_path):
     assert main([*command[:-2], str(tmp_path / "again"), *table, "--weigh", "cell=0"]) == 0
 
 
-@pytest.mark.parametrize("dtype", ["float32", ml_dtypes.bfloat16])
-def test_tensors_without_axes_are_compared(dtype, tmp_path, capsys):
-    """Such as CLIP's logit_scale; and a count, which is no number to compare."""
+def scaled(tmp_path, dtype):
+    """Two networks, equal but for the order of units, and for entries in tensors without axes."""
     rng = np.random.default_rng(0)
     one = {"in": rng.normal(size=(6, 3)), "out": rng.normal(size=(2, 6)), "scale": np.array(2.5)}
     one = {name: x.astype(dtype) for name, x in one.items()} | {"steps": np.array(7)}
     order = np.array([2, 0, 1, 5, 3, 4])
     two = one | {"in": one["in"][order], "out": one["out"][:, order], "steps": np.array(8)}
     two["scale"] = np.array(3.5, dtype)
-    a, b = save(tmp_path / "a", one), save(tmp_path / "b", two)
+    want = two | {"in": one["in"], "out": one["out"]}
+    return save(tmp_path / "a", one), save(tmp_path / "b", two), one, want
+
+
+def bits(tensors):
+    return {name: (x.dtype, x.shape, x.tobytes()) for name, x in tensors.items()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", ml_dtypes.bfloat16])
+def test_tensors_without_axes_are_compared(dtype, tmp_path):
+    """Such as CLIP's logit_scale; and a count, which is no number to compare."""
+    a, b, one, want = scaled(tmp_path, dtype)
     axes = (("in", "hidden x*"), ("out", "y hidden*"), ("scale", ""), ("steps", ""))
     rules = Rules(axes, {"x": "outer", "y": "outer", "hidden": "relu"})
     done = align_checkpoints(a, b, tmp_path / "out", spec=rules)
@@ -258,16 +268,17 @@ def test_tensors_without_axes_are_compared(dtype, tmp_path, capsys):
     # all that is left between the two is the scale
     squares = sum(np.sum(one[n].astype(float) ** 2) for n in ("in", "out", "scale"))
     assert done.aligned.distance[1] == pytest.approx(1 / squares**0.5, rel=1e-5)
+    assert bits(load_checkpoint(tmp_path / "out")) == bits(want)
+
+
+def test_the_command_takes_tensors_without_axes(tmp_path, capsys):
+    a, b, _, want = scaled(tmp_path, ml_dtypes.bfloat16)
     table = "axes: {in: hidden x*, out: y hidden*, scale: '', steps: ''}\n"
     (tmp_path / "t.yaml").write_text(table + "spaces: {x: outer, y: outer, hidden: relu}\n")
-    command = ["align", a, b, tmp_path / "too", "--spec", tmp_path / "t.yaml", "--quiet"]
+    command = ["align", a, b, tmp_path / "out", "--spec", tmp_path / "t.yaml", "--quiet"]
     assert main(list(map(str, command))) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith("; exactness: not run")
-    for out in (load_checkpoint(tmp_path / "out"), load_checkpoint(tmp_path / "too")):
-        want = two | {"in": one["in"], "out": one["out"]}
-        assert {n: (x.dtype, x.tobytes()) for n, x in out.items()} == {
-            n: (x.dtype, x.tobytes()) for n, x in want.items()
-        }
+    assert bits(load_checkpoint(tmp_path / "out")) == bits(want)
 
 
 @pytest.mark.slow
