@@ -184,12 +184,12 @@ def added(
 ) -> Added:
     """Decides what a depth method does to the layers that it repeats.
 
-    Units are paired only in spaces of which the spec states enough. A network tells units of an
-    outer space apart, by a rotary angle or by a gain that no axis shows (OLMo 2 has one for each
-    unit of all heads). Such units differ though their writers are equal, and do not cancel. And
-    pairs cancel to rounding only. If it is not stated what is applied to the stream, there may be a
-    norm between the sum of the pairs and the stream, which multiplies that rounding by up to the
-    root of 1/epsilon. In both cases what writes the stream becomes zero, as in LLaMA-Pro.
+    Units are paired only where the spec states enough. A network tells units of an outer space
+    apart, by a rotary angle or by a gain that no axis shows (OLMo 2 has one for each unit of all
+    heads). Such units differ though their writers are equal, and do not cancel. And pairs cancel to
+    rounding only. If it is not stated what is applied to the stream, there may be a norm between
+    the sum of the pairs and the stream, which multiplies that rounding by up to the root of
+    1/epsilon. In both cases what writes the stream becomes zero, as in LLaMA-Pro.
 
     Args:
       spec: The spec of the deep network, at the old widths.
@@ -363,9 +363,7 @@ def layer_row(
     elif deep.new == "mask" and options["mask"]:
         reason = f"new layers take part with a mask of {options['mask']}"
     elif chain and (odd := _not_idempotent(name, m, spec, rules)):
-        reason = (
-            f"new layers are identities before a nonlinearity ({odd}) that is applied once more"
-        )
+        reason = f"new layers are identities, but their nonlinearity ({odd}) changes its own output"
     elif {"layernorm", "elementwise"} <= words:
         reason = "norms come after the sums, so that a layer of zero output is not the identity"
     elif config.get("scale_attn_by_inverse_layer_idx"):

@@ -271,8 +271,8 @@ def plan(
     if new.unpaired:
         more = f" and {len(new.unpaired) - 1} more" if new.unpaired[1:] else ""
         notes.append(
-            f"{new.unpaired[0]!r}{more} are zero, as pairs need a space that is not outer, and a "
-            "stream of which the spec states what is applied to it"
+            f"{new.unpaired[0]!r}{more} are zero, as units are paired only in spaces that are not "
+            "outer, and only where the spec states what is applied to the stream"
         )
     if isinstance(rules, Rules) and not rules.settings:
         _check_unstated(config, spec, maps)

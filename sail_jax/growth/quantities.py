@@ -145,7 +145,7 @@ def _lost(m: SpaceMap) -> str:
 
 
 def _rotary(spec: Spec, name: str) -> bool:
-    """Whether a space holds queries and keys under rotary positions, whose units are told apart.
+    """Whether a space holds queries and keys, in pairs of units that rotary positions turn.
 
     Keys live in the dual of the units that queries write, so a starred factor stands beside the
     plain one of their head. Other outer spaces within a head are not rotary.

@@ -598,7 +598,7 @@ def test_a_recipe_runs_what_is_to_be_lossless(models, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_network_with_norms_after_the_sums_has_one_verdict(tmp_path, monkeypatch, capsys):
-    """MiniLM is a BERT without a head, whose stream is its output."""
+    """MiniLM is a BERT without a head."""
     config = GOLDEN["bert"]["config"] | {"architectures": ["BertModel"]}
     net = {n: x for n, x in model("bert").params.items() if not n.startswith("cls.")}
     save_checkpoint(tmp_path / "mini", net, extras={"config.json": json.dumps(config).encode()})

@@ -389,7 +389,7 @@ def test_stacked_layers_of_an_unknown_architecture(to, depth_method):
     assert seen.preserved == (not growth.report.lost) == (depth_method != "stack"), seen
 
 
-# Spaces of which a spec states nothing that growth could rely on.
+# A spec that states nothing on which growth could rely.
 
 OLMO2 = Rules(
     (
@@ -451,18 +451,18 @@ def test_fresh_layers_copy_what_is_in_no_space():
 def test_what_reads_outer_spaces_is_zero_in_new_layers(rules):
     params = olmo2.tensors()
     new, growth = grow(params, olmo2.CONFIG, {"depth": 2}, "pairs", rules=rules)
-    told = rules.spaces["resid"] == "rmsnorm"
+    stated = rules.spaces["resid"] == "rmsnorm"
     paired = {f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
     zero = {"self_attn.o_proj.weight", "mlp.down_proj.weight"}
-    assert unpaired(new) == (zero | paired if told else zero)
+    assert unpaired(new) == (zero | paired if stated else zero)
     assert not np.any(new["model.layers.1.self_attn.o_proj.weight"])
-    assert bool(np.any(new["model.layers.1.mlp.down_proj.weight"])) == told
+    assert bool(np.any(new["model.layers.1.mlp.down_proj.weight"])) == stated
     (note,) = growth.notes
     assert "self_attn.o_proj.weight' and 1 more are zero" in note or "and 3 more are zero" in note
     change = olmo2.logits(new, growth.config) - olmo2.logits(params, olmo2.CONFIG)
     # In float64 pairs cancel to rounding, which the norm after them multiplies by up to
     # eps^-1/2 = 10^3. A norm of zeros is zero.
-    assert np.abs(change).max() <= (10 * np.finfo(float).eps ** 0.5 if told else 0)
+    assert np.abs(change).max() <= (10 * np.finfo(float).eps ** 0.5 if stated else 0)
 
 
 def test_layers_whose_heads_are_not_known_do_nothing_when_they_are_new():
@@ -510,7 +510,7 @@ def test_identity_layers_of_a_chain_need_a_nonlinearity_that_may_be_repeated(wor
 
 @pytest.mark.parametrize("kind", ["BertModel", "BertForMaskedLM"])
 def test_norms_after_the_sums_are_seen_without_a_head_too(kind):
-    """A BERT without a head hands out its stream, which is then "outer" in the spec (MiniLM)."""
+    """The stream of a BERT without a head is its output, and "outer" in the spec (MiniLM)."""
     c = config("bert") | {"architectures": [kind]}
     params = models.model("bert").params
     if kind == "BertModel":

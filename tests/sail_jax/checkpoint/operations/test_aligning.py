@@ -259,7 +259,7 @@ def bits(tensors):
 
 @pytest.mark.parametrize("dtype", ["float32", ml_dtypes.bfloat16])
 def test_tensors_without_axes_are_compared(dtype, tmp_path):
-    """Such as CLIP's logit_scale; and a count, which is no number to compare."""
+    """CLIP has one, logit_scale. A count is not compared."""
     a, b, one, want = scaled(tmp_path, dtype)
     axes = (("in", "hidden x*"), ("out", "y hidden*"), ("scale", ""), ("steps", ""))
     rules = Rules(axes, {"x": "outer", "y": "outer", "hidden": "relu"})
