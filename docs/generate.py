@@ -265,7 +265,7 @@ def growth_page() -> str:
             f"deepens by `{method.deepens_by}`" if method.deepens_by and not method.deepens else "",
             "draws at random" if method.draws else "",
         ]
-        kept = "yes, where the architecture allows" if method.lossless else "no"
+        kept = "meant to, where the architecture allows" if method.lossless else "no"
         about = "; ".join(filter(None, [method.about, *more]))
         return f"`{name}`", about, kept, options, method.source
 
@@ -275,8 +275,8 @@ def growth_page() -> str:
     return f"""# Growth methods
 
 This page is made from the registry that the command `sail-jax grow --methods` prints. Whether a
-given network was preserved is not a property of the method alone: what `grow` prints, and
-`growth.json` in its output, says it for that network.
+given network was preserved is not a property of the method alone. A run of both networks shows it;
+`grow` prints the outcome, and `growth.json` in its output holds it.
 
 ## Width
 

@@ -308,7 +308,7 @@ def nested(spec: Spec) -> dict[str, str]:
 
 
 def block_exactness(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> Report:
-    """Reports whether `change_blocks` preserves the network, space by space.
+    """Reports what the axes show `change_blocks` to lose, space by space.
 
     Args:
       spec: The spec of the network.
@@ -323,8 +323,8 @@ def block_exactness(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[st
     >>> from sail_jax.basis.spaces import spec
     >>> net = {"in": jnp.ones((1, 2)), "out": jnp.ones((2, 1))}
     >>> s = spec(net, {"in": "x* h", "out": "h* y"}, spaces={"{x,y}": "outer"})
-    >>> block_exactness(s, {"h": identity(2)}, {}).exact
-    True
+    >>> block_exactness(s, {"h": identity(2)}, {}).lost
+    ''
     """
     rows = []
     for name, m in maps.items():
@@ -333,8 +333,8 @@ def block_exactness(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[st
             count = spec.space(within[name]).size
             per_block = [jax.tree.map(lambda x, k=k: x[k], m) for k in range(count)]
         block_rows = [exactness(spec, {name: block_map}).spaces[0] for block_map in per_block]
-        # A map that is not exact is worse than any that is; among equals the larger defect decides.
-        rows.append(max(block_rows, key=lambda row: (not row.exact, row.defect or 0.0)))
+        # A map with a loss is worse than any without; among equals the larger defect decides.
+        rows.append(max(block_rows, key=lambda row: (bool(row.lost), row.defect or 0.0)))
     return Report(tuple(rows))
 
 

@@ -231,7 +231,7 @@ def _by_block(spec: Spec, weights: Mapping[str, float]) -> dict[str, float]:
 def families(
     spec: Spec, family: Families, spaces: Iterable[str] | None, silent: Iterable[str] = ()
 ) -> dict[str, Family]:
-    """Chooses the family of maps to match each space by, and checks that it is exact there.
+    """Chooses the family of maps to match each space by, and checks that nothing is lost there.
 
     Args:
       spec: The spec of the network.
@@ -276,6 +276,6 @@ def families(
         same = identity(n)
         stand_in = SpaceMap(same.write, same.read, kind | Family.INVERTIBLE)
         (report,) = exactness(spec, {name: stand_in}).spaces
-        if not report.exact:
-            raise ValueError(f"space {name!r} cannot be matched by {kind!s} maps: {report.reason}")
+        if report.lost:
+            raise ValueError(f"space {name!r} cannot be matched by {kind!s} maps: {report.lost}")
     return out

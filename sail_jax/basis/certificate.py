@@ -1,7 +1,8 @@
-"""Is a network preserved? `exactness` answers from axes and maps, `certificate` by running it.
+"""Is a network preserved? `certificate` runs it; `exactness` finds what axes and maps show lost.
 
 The two answer different questions. A map may lose nothing to a linear reader, with a defect at
-rounding error, and still change the network, because a ReLU does not commute with a rotation.
+rounding error, and still change the network, because a ReLU does not commute with a rotation. And
+where axes and maps show no loss, the network may still compute with what they do not describe.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,22 +31,20 @@ class SpaceReport(NamedTuple):
       space: The name of the space.
       family: The family that its map claims.
       defect: max |read @ write - I| of its map, see `measure`; None if the map is traced.
-      reason: Why the map does not preserve the network's function, "" if it does.
+      lost: Why the axes show that the function may change, "" if they show nothing.
     """
 
     space: str
     family: Family
     defect: float | None
-    reason: str
-
-    @property
-    def exact(self) -> bool:
-        """Whether the map preserves the network's function, as far as the axes say."""
-        return not self.reason
+    lost: str
 
 
 class Report(NamedTuple):
-    """Which mapped spaces preserve a network's function; `print` shows a table.
+    """What the axes show a change of a network to lose; `print` shows a table.
+
+    Axes describe tensors, not what a network computes with them. So a report without a loss does
+    not show that the function is preserved. A run does, see `certificate` and `Verdict`.
 
     Attributes:
       spaces: One entry per mapped space; in a report on growth, also one per count of layers.
@@ -54,55 +53,53 @@ class Report(NamedTuple):
     spaces: tuple[SpaceReport, ...]
 
     @property
-    def exact(self) -> bool:
-        """Whether the change of basis preserves the network's function, as far as the axes say."""
-        return all(space.exact for space in self.spaces)
+    def lost(self) -> str:
+        """The losses of all spaces in one sentence, "" if the axes show none."""
+        return "; ".join(f"{row.space!r}: {row.lost}" for row in self.spaces if row.lost)
 
     def __str__(self) -> str:
-        rows = [("space", "family", "defect", "exact by its axes")]
+        rows = [("space", "family", "defect", "lost by its axes")]
         for name, family, loss, reason in self.spaces:
             shown = "traced" if loss is None else f"{loss:.1e}"
-            rows.append((name, str(family), shown, f"no: {reason}" if reason else "yes"))
+            rows.append((name, str(family), shown, reason or "nothing found"))
         return table(rows)
 
 
 class Verdict(NamedTuple):
-    """Whether a change preserves what a network computes, and how that is known.
+    """Whether a change preserves what a network computes, as a run of both networks measured it.
 
-    Axes speak of tensors, not of what a network makes of them (one may multiply its embeddings by
-    the root of their width), so without a run nothing is said to be exact.
+    What the axes show is no part of it: a network may, for example, multiply its embeddings by the
+    root of their width, which no axis shows.
 
     Attributes:
-      axes: Whether the change is exact as far as the axes say, see `Report.exact`.
       by: Which forward pass ran both networks on probe inputs, "" if none did.
       agrees: Whether their outputs agreed to rounding.
 
-    >>> print(Verdict(axes=True))
-    exact as far as the axes say; not run
+    >>> print(Verdict())
+    not run
+    >>> print(Verdict("net:logits", agrees=True))
+    exact, as outputs on probe inputs agree to rounding (run by net:logits)
     """
 
-    axes: bool
     by: str = ""
     agrees: bool = False
 
     @property
     def exact(self) -> bool | None:
-        """Whether the function is preserved; None if the axes say so and nothing was run."""
-        return None if self.axes and not self.by else self.axes and self.agrees
+        """Whether the function is preserved; None if nothing was run."""
+        return self.agrees if self.by else None
 
     def __str__(self) -> str:
-        axes = f"{'exact' if self.axes else 'not exact'} as far as the axes say"
         if not self.by:
-            return f"{axes}; not run"
-        end = "agree to rounding" if self.agrees else "differ by more than rounding"
-        ran = f"outputs on probe inputs {end} (run by {self.by})"
-        return f"{axes}, and {ran}" if self.agrees or not self.axes else f"not exact: {ran}"
+            return "not run"
+        said, how = ("exact", "agree to") if self.agrees else ("not exact", "differ by more than")
+        return f"{said}, as outputs on probe inputs {how} rounding (run by {self.by})"
 
 
 def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:
-    """Reports, for each mapped space, whether its map preserves the network's function.
+    """Reports, for each mapped space, what its axes show its map to lose.
 
-    A map is reported exact if all of this holds:
+    Nothing is found lost if all of this holds:
 
     - `read @ write == I`, up to rounding (`measure`);
     - its family lies within the family that the space's nonlinearity commutes with
@@ -110,10 +107,12 @@ def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:
     - it is MONOMIAL, if a gain multiplies the space;
     - it is ORTHOGONAL, if a tied leaf both writes and reads the space.
 
-    These conditions suffice; they are not always necessary. They say nothing about a network that
-    computes with a size (1/sqrt(head width), a mean over a linear space): it must keep the number
-    that it used before. Traced maps are judged by the family that they claim; of concrete ones, it
-    is also checked that they belong to it.
+    A map that meets these conditions preserves the function of a network that is what its spec
+    states: each space written and read as the axes say, and nothing else computed with it. Whether
+    a network is that, only a run shows (`certificate`). One that computes with a size (1/sqrt(head
+    width), a mean over a linear space) must keep the number that it used before. The conditions
+    are not always necessary. Traced maps are judged by the family that they claim; of concrete
+    ones, it is also checked that they belong to it.
 
     Args:
       spec: The spaces of the parameters before the change of basis.
@@ -130,11 +129,11 @@ def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:
     >>> from sail_jax.basis.spaces import spec
     >>> net = {"in": jnp.zeros((3, 2)), "out": jnp.zeros((2, 1))}
     >>> s = spec(net, {"in": "x* h", "out": "h* y"}, spaces={"h": "relu", "{x,y}": "outer"})
-    >>> exactness(s, {"h": growth.permute(jnp.array([1, 0]))}).exact
-    True
+    >>> exactness(s, {"h": growth.permute(jnp.array([1, 0]))}).lost
+    ''
     >>> turn = jnp.array([[0.0, -1.0], [1.0, 0.0]])  # which a ReLU does not commute with
-    >>> exactness(s, {"h": growth.rotate(turn)}).exact
-    False
+    >>> print(exactness(s, {"h": growth.rotate(turn)}).lost)
+    'h': its nonlinearity (relu) commutes with positive monomial maps, not with an orthogonal one
     """
     spec.check(maps)
     rows = []
@@ -146,7 +145,7 @@ def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:
 
 
 def _reason(spec: Spec, name: str, m: SpaceMap, measured: tuple[float, float] | None) -> str:
-    """Why a map does not preserve the function, "" if it does; `measured` as from `measure`."""
+    """Why a map may change the function, "" if nothing shows it; `measured` as from `measure`."""
     if measured is not None:
         lost, rounding = measured
         # Not `lost > rounding`, which would take a NaN for lossless.

@@ -58,8 +58,8 @@ def change_basis(
       spec: The spaces of the leaves before the change.
       maps: A map for each space that changes, by name.
       kind: What the leaves hold.
-      require_exact: Whether to refuse maps that `exactness` does not report exact; of traced maps,
-        it judges the family alone.
+      require_exact: Whether to refuse maps by which `exactness` finds something lost; of traced
+        maps, it judges the family alone.
 
     Returns:
       A tree of the same structure. Leaves keep their dtype: sums run in float32 at least (HIGHEST
@@ -71,7 +71,7 @@ def change_basis(
         floating.
       ValueError: If `kind` is unknown, a map is for no space of the spec, has another size or is
         batched, a leaf is not one of the spec's or has another shape, or a map is dense and `kind`
-        is "second_moments". With `require_exact`, also if a map is not exact, with the reasons.
+        is "second_moments". With `require_exact`, also if a map loses something, with the reasons.
 
     >>> from sail_jax.growth import permute
     >>> from sail_jax.basis.spaces import spec
@@ -84,10 +84,9 @@ def change_basis(
         raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, got {kind!r}")
     spec.check(maps)
     if require_exact:
-        report = exactness(spec, maps)
-        if not report.exact:
-            sentences = (f"{s.space!r}: {s.reason}" for s in report.spaces if not s.exact)
-            raise ValueError("the change of basis is not exact; " + "; ".join(sentences))
+        lost = exactness(spec, maps).lost
+        if lost:
+            raise ValueError(f"the change of basis is not exact; {lost}")
     if kind == "second_moments":
         for name, m in maps.items():
             if m.index is None:

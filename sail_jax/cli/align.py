@@ -179,12 +179,9 @@ def run(args: Namespace) -> int:
         f"distance |A - B| / |A|: {before:.4g} before, {after:.4g} after "
         f"({len(aligned.history) - 1} sweeps)"
     )
-    lost = [row for row in aligned.report.spaces if not row.exact]
-    for row in lost:
-        show(f"not exact by its axes: {row.space}: {row.reason}")
     for agreement in done.agreement:
         show(f"B before and after, {agreement}")
-    show(f"{outcome(done, len(aligned.spec.leaves))}; {done.verdict}")
+    show(f"{outcome(done, len(aligned.spec.leaves))}; exactness: {done.verdict}")
     return 0
 
 
@@ -272,14 +269,14 @@ def table(aligned: Any, *, full: bool = False) -> str:
       full: Whether every space of every layer has a row, even if there are many.
 
     Returns:
-      Columns of the units that moved, the similarity before and after, and whether the map is exact
-      by the axes alone.
+      Columns of the units that moved, the similarity before and after, and what the axes show to be
+      lost.
     """
     from sail_jax.basis.spaces import table as columns
 
     matches = {match.space: match for match in aligned.matches}
-    rows = [("space", "family", "units", "moved", "similarity", "after", "exact by its axes")]
-    exact = {row.space: row.exact for row in aligned.report.spaces}
+    rows = [("space", "family", "units", "moved", "similarity", "after", "lost by its axes")]
+    lost = {row.space: row.lost for row in aligned.report.spaces}
     for label, names in _grouped(matches, full).items():
         of = [matches[name] for name in names]
         units, moved = (sum(getattr(m, key) for m in of) for key in ("units", "moved"))
@@ -288,7 +285,7 @@ def table(aligned: Any, *, full: bool = False) -> str:
         rows.append(
             (
                 label, families, str(units), str(moved), f"{before:.4f}", f"{after:.4f}",
-                "yes" if all(exact[name] for name in names) else "no",
+                " or ".join(dict.fromkeys(lost[n] for n in names if lost[n])) or "nothing found",
             )
         )  # fmt: skip
     return columns(rows)

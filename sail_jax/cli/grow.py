@@ -124,7 +124,7 @@ def add_arguments(parser: Any) -> None:
     add(
         "--lossless",
         action="store_true",
-        help="refuse a growth that does not preserve the function of the network",
+        help="refuse a growth unless a run of both networks shows that their outputs agree",
     )
     add(
         "--seed",
@@ -197,7 +197,7 @@ def run(args: Namespace) -> int:
     show(done.growth.report)
     for agreement in done.agreement:
         show(agreement)
-    show(f"{outcome(done, len(done.growth.leaves))}; {done.verdict}")
+    show(f"{outcome(done, len(done.growth.leaves))}; exactness: {done.verdict}")
     return 0
 
 
@@ -277,7 +277,7 @@ def _show(ready: Any) -> None:
     for note in ready.growth.notes:
         show(f"note: {note}")
     show(ready.summary())
-    show(about["exactness"])
+    show(f"exactness: {about['exactness']}")
 
 
 def _bytes(tensor: Any) -> int:

@@ -2,7 +2,7 @@
 
 `grow` and `plan` grow a whole network of a known architecture by a method of `METHODS`. Below them,
 a maker returns the map of one space and never sees a parameter; `change_basis` applies it, and
-`exactness` says from its family what is preserved. Fresh units, noise, masks and the rules for
+`exactness` finds from its family what is lost. Fresh units, noise, masks and the rules for
 norms and layers are functions of parameters, applied after the maps. Learned maps (LiGO, SAIL) are
 in `sail_jax.growth.learned`, which is imported when it is first asked for.
 """

@@ -5,6 +5,7 @@ for one leaf of the deep network, from which leaves of the old one it is made.
 """
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import numpy as np
 from jaxtyping import Array
 
 from sail_jax.architectures.table import Rules
-from sail_jax.basis.axes import Axis, Factor
+from sail_jax.basis.axes import Axis
 from sail_jax.basis.certificate import SpaceReport
 from sail_jax.basis.maps import SpaceMap, measure
 from sail_jax.basis.spaces import Spec
@@ -162,12 +163,14 @@ class Added(NamedTuple):
       outputs: By path, what a leaf is multiplied by: 0 or a mask in new layers, 1 elsewhere.
       fresh: By path, which entries are drawn anew.
       pairs: By space, the map that makes its units cancel in pairs.
+      unpaired: The leaves that were to read paired units and are zero in new layers instead.
       streams: The spaces that layers share, to which new layers add their output.
     """
 
     outputs: dict[str, Array]
     fresh: dict[str, Array]
     pairs: dict[str, SpaceMap]
+    unpaired: tuple[str, ...]
     streams: frozenset[str]
 
 
@@ -181,6 +184,13 @@ def added(
 ) -> Added:
     """Decides what a depth method does to the layers that it repeats.
 
+    Units are paired only where the spec states enough. A network tells units of an outer space
+    apart, by a rotary angle or by a gain that no axis shows (OLMo 2 has one for each unit of all
+    heads). Such units differ though their writers are equal, and do not cancel. And pairs cancel to
+    rounding only. If it is not stated what is applied to the stream, there may be a norm between
+    the sum of the pairs and the stream, which multiplies that rounding by up to the root of
+    1/epsilon. In both cases what writes the stream becomes zero, as in LLaMA-Pro.
+
     Args:
       spec: The spec of the deep network, at the old widths.
       rules: The rules of the architecture.
@@ -192,12 +202,14 @@ def added(
     Returns:
       What is done to which leaves; nothing for a method that copies layers as they are.
     """
-    out = Added({}, {}, {}, frozenset())
+    out = Added({}, {}, {}, (), frozenset())
     if deep.new == "copy" or not layers:
         return out
     new = {name: np.asarray(inserted(m)) for name, m in layers.items()}
+    words = partial(_words, spec, rules)
     writers, streams = _writers(spec, rules, layers)
     scale = float(options["mask"]) if deep.new == "mask" else 0.0
+    unpaired: list[str] = []
     for path, axes in spec.leaves:
         chosen = _chosen(path, axes, rules, layers, new)
         if chosen is None:
@@ -207,16 +219,30 @@ def added(
             if len(axes) == 1:
                 out.outputs[path] = jnp.zeros(())
             continue
-        if deep.new == "fresh":
+        # A leaf in no space may be a gain of all heads or a causal mask, which zeros would break.
+        if deep.new == "fresh" and any(a and a[0].space not in layers for a in axes):
             out.fresh[path] = chosen
         if path not in writers:
             continue
-        read = [f.space for f in writers[path] if spec.space(f.space).size > 1]
-        if deep.new == "pair" and read and chosen.ndim == 0:
-            out.pairs[read[0]] = pair_units(spec.space(read[0]).size)
-        else:
-            out.outputs[path] = jnp.where(chosen, scale, 1.0)
-    return out._replace(streams=frozenset(streams))
+        written, read = writers[path]
+        free = [n for n in read if spec.space(n).size > 1 and "outer" not in words(n)]
+        known = all(words(name) - {"outer"} for name in written)
+        if deep.new == "pair" and free and known and chosen.ndim == 0:
+            out.pairs[free[0]] = pair_units(spec.space(free[0]).size)
+            continue
+        out.outputs[path] = jnp.where(chosen, scale, 1.0)
+        if deep.new == "pair" and len(axes) > 1 and chosen.ndim == 0:
+            unpaired.append(path)
+    return out._replace(unpaired=tuple(unpaired), streams=frozenset(streams))
+
+
+def _words(spec: Spec, rules: Rules, name: str) -> set[str]:
+    """What is applied to a space, by the spec and by the rules.
+
+    In a network without a head the stream is its output, and so "outer" in the spec. What layers
+    apply to it is then in the rules alone.
+    """
+    return {*spec.space(name).nonlinearity.split(), *rules.spaces.get(name, "").split()}
 
 
 def _chosen(
@@ -241,10 +267,12 @@ def _chosen(
 
 def _writers(
     spec: Spec, rules: Rules, layers: Mapping[str, SpaceMap]
-) -> tuple[dict[str, list[Factor]], set[str]]:
+) -> tuple[dict[str, tuple[list[str], list[str]]], set[str]]:
     """The leaves by which layers write the spaces that they share, and these spaces.
 
-    Each leaf comes with those factors of its layer's own spaces that it reads; a bias with none.
+    Each leaf comes with the spaces that it writes, and those of its layer's own spaces that it
+    reads. A bias reads none, nor does a matrix on the stream itself or on units that no space
+    names.
     """
 
     def group(path: str) -> Any:
@@ -258,7 +286,7 @@ def _writers(
             owners.setdefault(f.space, set()).add(group(path))
     # A space that only one layer uses is its own; the others carry what layers hand on.
     own = {name for name, groups in owners.items() if len(groups) == 1 and None not in groups}
-    out: dict[str, list[Factor]] = {}
+    out: dict[str, tuple[list[str], list[str]]] = {}
     streams: set[str] = set()
     plain = {p: [a for a in axes if a and a[0].space not in layers] for p, axes in spec.leaves}
     for path, axes in plain.items():
@@ -269,9 +297,11 @@ def _writers(
             for f in axis
             if not any(f.space in own for f in axis)
         ]
-        read = [f for axis in axes if _only(axis, "read") for f in axis if f.space in own]
-        if written and read:
-            out[path] = read
+        read = [f.space for axis in axes if _only(axis, "read") for f in axis if f.space in own]
+        # A vector that writes the stream may be the bias of a norm, see below.
+        stacked = sum(a[0].space in layers for a in spec.axes(path) if a)
+        if written and group(path) is not None and len(spec.axes(path)) - stacked > 1:
+            out[path] = written, read
             streams |= set(written)
     modules = {_module(path) for path in out}
     normed = {"layernorm", "rmsnorm"} & {
@@ -283,7 +313,7 @@ def _writers(
         # LayerNorm writes the stream's space as well, but is no output; without such norms, all
         # that writes the stream is added to it (the bias of a BatchNorm).
         if bias and (_module(path) in modules or not normed):
-            out[path] = []
+            out[path] = [axes[0][0].space], []
     return out, streams
 
 
@@ -302,34 +332,53 @@ def layer_row(
     name: str,
     m: SpaceMap,
     spec: Spec,
+    rules: Rules,
     deep: Method,
     new: Added,
+    chain: bool,
     options: Mapping[str, Any],
     config: Any,
 ) -> SpaceReport:
-    """Reports whether the new layers preserve the function.
+    """Reports what the axes show new layers to lose.
 
     Args:
       name: The entry or "stack" space that counts the layers.
       m: The map of the layers.
       spec: The spec of the deep network.
+      rules: The rules of the architecture.
       deep: The depth method.
       new: What it does to the new layers.
+      chain: Whether the layers form a chain, see `chained`.
       options: The values of its options.
       config: The new configuration.
 
     Returns:
-      A row for the report, with the reason if the function is not preserved.
+      A row for the report, with the reason if something is lost.
     """
     measured = measure(m)
     reason = ""
-    words = {w for s in new.streams for w in spec.space(s).nonlinearity.split()}
+    words = {word for stream in new.streams for word in _words(spec, rules, stream)}
     if deep.new == "copy":
         reason = "layers are repeated, mixed or moved, which preserves no function in general"
     elif deep.new == "mask" and options["mask"]:
         reason = f"new layers take part with a mask of {options['mask']}"
+    elif chain and (odd := _not_idempotent(name, m, spec, rules)):
+        reason = f"new layers are identities, but their nonlinearity ({odd}) changes its own output"
     elif {"layernorm", "elementwise"} <= words:
         reason = "norms come after the sums, so that a layer of zero output is not the identity"
     elif config.get("scale_attn_by_inverse_layer_idx"):
         reason = "attention is divided by the number of its layer, which changes"
     return SpaceReport(name, m.family, measured and measured[0], reason)
+
+
+def _not_idempotent(name: str, m: SpaceMap, spec: Spec, rules: Rules) -> str:
+    """What is applied to the outputs of a chain's new layers, "" if twice is the same as once."""
+    new = set(np.asarray(inserted(m)).tolist())
+    for path, axes in spec.leaves:
+        layer = layer_of(rules, path)
+        if layer and layer[0] == name and layer[1] in new:
+            for f in (f for axis in axes for f in axis if f.role == "write"):
+                words = spec.space(f.space).nonlinearity
+                if not set(words.split()) <= {"relu", "linear"} or not words:
+                    return words or "not stated"
+    return ""

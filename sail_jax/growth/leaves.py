@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from sail_jax.basis.axes import Factor
-from sail_jax.basis.certificate import Report, Verdict
+from sail_jax.basis.certificate import Report
 from sail_jax.basis.change_basis import change_basis
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Leaf, Space, Spec
@@ -88,7 +88,8 @@ class Growth:
     Attributes:
       config: The new configuration (widths, heads, layers, epsilons, ties).
       leaves: The shape and dtype of each leaf of the grown network, by path.
-      report: What is exact: one row per mapped space, and one per count of layers that changes.
+      report: What the axes show to be lost: one row per mapped space, and one per count of layers
+        that changes. A growth without a loss is not thereby exact, see `Report`.
       notes: What else was done, one sentence each.
       spec: The spaces of the network once it is deep, before it is widened.
       maps: The maps of these spaces. With `spec` and `maps`, `change_state` moves the state of an
@@ -193,7 +194,7 @@ class Growth:
         return self._sources[path]
 
     def __repr__(self) -> str:
-        return f"Growth({len(self.leaves)} leaves, {Verdict(self.report.exact)})"
+        return f"Growth({len(self.leaves)} leaves, lost: {self.report.lost or 'nothing found'})"
 
 
 @partial(jax.jit, static_argnums=0)

@@ -66,8 +66,8 @@ def grow(
 
     Returns:
       The parameters of the grown network, in a flat dictionary where `params` is one, else in
-      nested dictionaries; and the growth, with the new configuration and the report of what is
-      exact.
+      nested dictionaries; and the growth, with the new configuration and the report of what the
+      axes show to be lost. Neither network is run.
 
     Raises:
       TypeError: As `plan`.
@@ -115,14 +115,17 @@ def plan(
         `method`; for a chain of layers that are not alike, "identity".
       untie: Whether a tied table gets a head of its own. By default it does if the maps would break
         the tie and the method means to be lossless, or if `to` states that tables are not tied.
-      require_lossless: Whether to refuse growth that is not exact as far as the axes say.
+      require_lossless: Whether to refuse what the axes show to be lost. That is necessary for a
+        lossless growth, not sufficient: neither network is run here. To see that the function is
+        preserved, compare outputs (`sail_jax.certificate`), or grow a checkpoint on disk with
+        `grow_checkpoint(..., require_lossless=True)`, which runs both networks.
       rules: For an architecture that is not known: its `Rules`, or a function that makes them from
         a configuration.
       **options: The options of the method and of the depth method, see `METHODS`.
 
     Returns:
-      The growth: the new configuration, the shape of every new leaf, the report of what is exact,
-      and the computation of each leaf.
+      The growth: the new configuration, the shape of every new leaf, the report of what the axes
+      show to be lost, and the computation of each leaf.
 
     Raises:
       TypeError: If `config` or `to` is no mapping, `to` has a key that is no text, `key` is no key,
@@ -137,8 +140,10 @@ def plan(
     >>> net = {"layers.0.kernel": jnp.zeros((3, 4)), "layers.0.bias": jnp.zeros(4),
     ...        "out.kernel": jnp.zeros((4, 2)), "out.bias": jnp.zeros(2)}
     >>> growth = plan(net, config, {"width": 2}, "interpolate")
-    >>> growth.config["widths"], growth.leaves["out.kernel"].shape, growth.report.exact
-    ([8], (8, 2), False)
+    >>> growth.config["widths"], growth.leaves["out.kernel"].shape
+    ([8], (8, 2))
+    >>> print(growth.report.lost[:55])
+    'hidden.0': its nonlinearity (relu) commutes with posit
     """
     if not isinstance(config, Mapping):
         raise TypeError(f"config must be a mapping (config.json), got {type(config).__name__}")
@@ -250,17 +255,25 @@ def plan(
     maps = wide.widths(spec, widths, key, values) if wide.widths and widths else {}
     layers |= {n: _layers(deep, spec.space(n).size, m, values, n) for n, m in stacks.items()}
 
-    # What follows settles the sizes that the network computes with, whether growth is exact, and
-    # what becomes of repeated layers.
+    # What follows settles the sizes that the network computes with, what the axes show to be lost,
+    # and what becomes of repeated layers.
     deep_rules = make(deep_config)
     fitted = fit(maps, spec, deep_rules, goal) if wide.lossless else Fitted(maps, goal)
     rows = judge(spec, maps, fitted, _loses(method, wide, values)).spaces
     new = added(spec, old_rules, layers, chains, deep, values)
-    rows += tuple(layer_row(n, m, spec, deep, new, values, goal) for n, m in layers.items())
+    rows += tuple(
+        layer_row(n, m, spec, old_rules, deep, new, n in chains, values, goal)
+        for n, m in layers.items()
+    )
     report = Report(rows)
-    if require_lossless and not report.exact:
-        sentences = "; ".join(f"{r.space!r}: {r.reason}" for r in report.spaces if not r.exact)
-        raise ValueError(f"lossless growth was asked for, but {sentences}")
+    if require_lossless and report.lost:
+        raise ValueError(f"lossless growth was asked for, but {report.lost}")
+    if new.unpaired:
+        more = f" and {len(new.unpaired) - 1} more" if new.unpaired[1:] else ""
+        notes.append(
+            f"{new.unpaired[0]!r}{more} are zero, as units are paired only in spaces that are not "
+            "outer, and only where the spec states what is applied to the stream"
+        )
     if isinstance(rules, Rules) and not rules.settings:
         _check_unstated(config, spec, maps)
     grown = dict(fitted.maps) | {n: m for n, m in layers.items() if n in stacks}
@@ -401,7 +414,7 @@ def _option(name: str, default: Any, value: Any) -> Any:
 
 
 def _loses(method: str, wide: Method, options: Mapping[str, Any]) -> str:
-    """Why a method that does more than its maps say is exact in no space, "" if it may be."""
+    """What a method that does more than its maps say loses in every space, "" if nothing."""
     if wide.above or wide.move is not None:
         return f"{method}: {wide.about}"
     if options.get("noise"):
@@ -445,7 +458,7 @@ def _scaled_by_size(rules: Rules, spec: Spec, growths: Mapping[str, float]) -> d
                 factors = [f for axis in axes for f in axis]
                 tied = any(f.tied for f in factors)
                 if factor == 1 or (tied and any(growths[f.space] != 1 for f in factors)):
-                    # A tied table whose spaces grow is reported as not exact already.
+                    # A tied table whose spaces grow is reported as a loss already.
                     continue
                 if tied:
                     raise ValueError(

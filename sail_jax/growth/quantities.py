@@ -2,7 +2,7 @@
 
 Logits are divided by the root of a head's size, rotary frequencies depend on it, norms average
 over a width. Maps that are lossless to a linear reader must be fitted to these: `fit` does so, and
-`judge` says what is then exact, in the terms of `exactness`.
+`judge` reports what is then lost, in the terms of `exactness`.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,6 @@ from sail_jax.basis.maps import SpaceMap, measure, select
 from sail_jax.basis.spaces import Spec
 from sail_jax.configurations import EPSILONS
 from sail_jax.growth.basic import lemon_gain
-from sail_jax.growth.targets import ends
 
 __all__ = ["Fitted", "fit", "judge"]
 
@@ -35,8 +34,8 @@ class Fitted(NamedTuple):
     Attributes:
       maps: The maps, by space.
       config: The new configuration, with what the fit changed (epsilons).
-      granted: Spaces that are judged by fitting instead of by `exactness`: "" if the function is
-        preserved, else the reason why it is not.
+      granted: Spaces that are judged by fitting instead of by `exactness`: "" if nothing is lost,
+        else what is.
       eta: The "layernorm" spaces whose gains `scale_norms` must multiply.
       notes: What was done, one sentence each.
     """
@@ -108,7 +107,7 @@ def fit(maps: Mapping[str, SpaceMap], spec: Spec, rules: Rules, config: Config) 
 
 
 def judge(spec: Spec, maps: Mapping[str, SpaceMap], fitted: Fitted, lossy: str = "") -> Report:
-    """Reports which spaces are preserved, with what fitting adds.
+    """Reports what the axes show each space to lose, with what fitting adds.
 
     Args:
       spec: The spec of the network, at the old widths.
@@ -123,9 +122,9 @@ def judge(spec: Spec, maps: Mapping[str, SpaceMap], fitted: Fitted, lossy: str =
     for row in exactness(spec, maps).spaces:
         tied = any(use.tied for use in spec.uses(row.space))
         if row.space in fitted.granted and not tied:
-            row = row._replace(reason=fitted.granted[row.space])
-        if row.exact and Family.IDENTITY not in row.family:
-            row = row._replace(reason=lossy)
+            row = row._replace(lost=fitted.granted[row.space])
+        if not row.lost and Family.IDENTITY not in row.family:
+            row = row._replace(lost=lossy)
         rows.append(row)
     return Report(tuple(rows))
 
@@ -147,8 +146,18 @@ def _lost(m: SpaceMap) -> str:
 
 
 def _rotary(spec: Spec, name: str) -> bool:
-    """Whether a space holds queries and keys under rotary positions, whose units are told apart."""
-    return spec.space(name).nonlinearity == "outer" and not ends(spec, name)
+    """Whether a space holds queries and keys, in pairs of units that rotary positions turn.
+
+    Keys live in the dual of the units that queries write, so a starred factor stands beside the
+    plain one of their head. Other outer spaces within a head are not rotary.
+    """
+    keys = any(
+        any(f.space == name and f.role == "read" for f in axis)
+        and any(f.role == "write" for f in axis)
+        for _, axes in spec.leaves
+        for axis in axes
+    )
+    return keys and spec.space(name).nonlinearity == "outer"
 
 
 def _why_not_spread(m: SpaceMap, spec: Spec, name: str, config: Config) -> str:

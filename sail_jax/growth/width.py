@@ -2,7 +2,7 @@
 
 A maker returns the map of one space. A method (`fpi`, `hypercloning`, `lemon`) takes a spec and
 the new sizes and returns a map per space; `lossless=True` makes it refuse, space by space, what
-`exactness` does not report exact.
+`exactness` finds lossy.
 """
 
 from collections.abc import Callable, Mapping
@@ -383,7 +383,7 @@ def fpi(
       spec: The spaces of the parameters.
       sizes: The new size of each space that grows, by name.
       key: What the copied units are drawn from, together with the name of each space.
-      lossless: Whether to refuse what `exactness` does not report exact.
+      lossless: Whether to refuse maps by which `exactness` finds something lost.
 
     Returns:
       A map for each space of `sizes`.
@@ -415,7 +415,7 @@ def hypercloning(
     Args:
       spec: The spaces of the parameters.
       sizes: The new size of each space that grows, by name: a multiple of the old one.
-      lossless: Whether to refuse what `exactness` does not report exact.
+      lossless: Whether to refuse maps by which `exactness` finds something lost.
 
     Returns:
       A map for each space of `sizes`.
@@ -455,14 +455,14 @@ def lemon(
 
     A "layernorm" space whose new size is no multiple of the old one is exact only after
     `scale_norms`, with epsilon times `lemon_gain(old, new)**2`, and if all that writes it is
-    re-expressed. `exactness` judges maps alone, and so does not report it exact.
+    re-expressed. `exactness` judges maps alone, and so reports it as lost.
 
     Args:
       spec: The spaces of the parameters.
       sizes: The new size of each space that grows, by name.
       key: With a key, copies outside of "rmsnorm" and "layernorm" spaces share their readers
         unevenly, which breaks their symmetry; without one, evenly.
-      lossless: Whether to refuse what `exactness` does not report exact.
+      lossless: Whether to refuse maps by which `exactness` finds something lost.
 
     Returns:
       A map for each space of `sizes`.
@@ -510,8 +510,7 @@ def _method(
             )
         maps[name] = make(name, old, words.split(), new)
     if lossless:
-        report = exactness(spec, maps)
-        if not report.exact:
-            sentences = (f"{s.space!r}: {s.reason}" for s in report.spaces if not s.exact)
-            raise ValueError("lossless growth was asked for, but " + "; ".join(sentences))
+        lost = exactness(spec, maps).lost
+        if lost:
+            raise ValueError(f"lossless growth was asked for, but {lost}")
     return maps

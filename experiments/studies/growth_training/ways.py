@@ -49,7 +49,7 @@ class Grown(NamedTuple):
       variables: The variables of the large network.
       state: Adam's state for them.
       masked: The units that a ramp is yet to bring in, if any.
-      exact: Whether the method is known to preserve the function of the small network.
+      exact: Whether the axes show nothing lost; the findings compare the first losses.
       moved: Whether Adam's moments were carried over from the small network, exactly.
     """
 
@@ -145,7 +145,7 @@ def grow(
         return _msg(variables, state, source, target, data, key, move=move)
     name, options = (WIDTH | DEPTH)[method]
     large, plan = networks.grow(variables, source, target, name, key=key, **options)
-    grown = restarted(large)._replace(exact=plan.report.exact)
+    grown = restarted(large)._replace(exact=not plan.report.lost)
     if move and method in WIDTH and method not in OWN_LAW:
         return _carried(grown, state, plan.spec, plan.maps)
     return grown

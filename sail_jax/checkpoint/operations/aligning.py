@@ -18,19 +18,19 @@ from sail_jax.checkpoint.engine.errors import MergeError
 from sail_jax.checkpoint.engine.executor import CONSTANT, Limits, limits, resident
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.operations.agreement import (
-    Agreement,
-    Certify,
-    certified,
-    verdict,
-    wanted,
-)
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     RunOptions,
     carried_out,
     check_options,
     opened,
+)
+from sail_jax.checkpoint.sources.agreement import (
+    Agreement,
+    Certify,
+    certified,
+    verdict,
+    wanted,
 )
 from sail_jax.checkpoint.sources.alignment import Aligned, align_maps, aligned_view
 from sail_jax.merging.work import Work
@@ -72,9 +72,10 @@ def align_checkpoints(
 ) -> AlignedCheckpoint:
     """Brings one checkpoint near another by permuting its hidden units, or by other maps.
 
-    A permutation leaves the function of the network as it is, and the two can then be merged. `b`
-    is written in its new form, with the files beside its tensors and an align.json that says what
-    was done to which space.
+    A permutation of units that the network treats alike leaves its function as it is, and the two
+    can then be merged. `b` is written in its new form, with the files beside its tensors and an
+    align.json that says what was done to which space, and whether a run shows that the function is
+    preserved.
 
     Args:
       a: The checkpoint that stays as it is.
@@ -135,7 +136,7 @@ def align_checkpoints(
             lambda: certified(other.tensors, own, renew, certify),
             run.max_memory,
         )
-        preserved = verdict(aligned.report, agreed)
+        preserved = verdict(agreed)
         aligned = aligned._replace(notes=(*aligned.notes, *failed))
         if out is not None:
             maps = [np.asarray(x).tobytes() for x in jax.tree.leaves(aligned.maps)]
@@ -172,14 +173,14 @@ def _about(
     a: Path_, b: Path_, aligned: Aligned, agreed: Sequence[Agreement], preserved: Verdict
 ) -> dict[str, Any]:
     """The content of align.json."""
-    reasons = {row.space: row.reason for row in aligned.report.spaces}
+    lost = {row.space: row.lost for row in aligned.report.spaces}
     return {
         "reference": str(a),
         "source": str(b),
         "exact": preserved.exact,
         "exactness": str(preserved),
         "distance": dict(zip(("before", "after"), aligned.distance, strict=True)),
-        "spaces": [{**m._asdict(), "lost": reasons[m.space]} for m in aligned.matches],
+        "spaces": [{**m._asdict(), "lost": lost[m.space]} for m in aligned.matches],
         "within": aligned.within,
         "notes": list(aligned.notes),
         "agreement": [agreement._asdict() for agreement in agreed],

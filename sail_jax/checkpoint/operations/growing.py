@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from os import PathLike
@@ -14,16 +13,8 @@ from sail_jax.architectures import Rules
 from sail_jax.basis.certificate import Verdict
 from sail_jax.checkpoint.engine.executor import Limits, limits, peak, summary
 from sail_jax.checkpoint.formats.extras import carried, config_of
-from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint
-from sail_jax.checkpoint.operations.agreement import (
-    Agreement,
-    Certify,
-    certified,
-    verdict,
-    wanted,
-)
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     RunOptions,
@@ -32,10 +23,10 @@ from sail_jax.checkpoint.operations.running import (
     opened,
 )
 from sail_jax.checkpoint.planning import cards
-from sail_jax.checkpoint.sources.growth import growth_view, read_target
+from sail_jax.checkpoint.sources.agreement import Agreement, Certify, verdict
+from sail_jax.checkpoint.sources.growth import growth_view, measured, read_target, require_exact
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.growth import networks
-from sail_jax.merging import random_bits
 from sail_jax.merging.work import Work
 
 __all__ = [
@@ -152,9 +143,9 @@ def growing(
                 for key, value in made.config.items()
                 if before.get(key) != value
             },
-            **_exactness(Verdict(made.report.exact)),
+            **_exactness(Verdict()),
             "spaces": [
-                {"space": s.space, "family": str(s.family), "defect": s.defect, "lost": s.reason}
+                {"space": s.space, "family": str(s.family), "defect": s.defect, "lost": s.lost}
                 for s in made.report.spaces
             ],
             "notes": list(made.notes),
@@ -169,6 +160,10 @@ def growing(
 
 
 _OPTIONS = {"seed", "config", "rules"}
+_REMEDY = (
+    "certify=True runs them whatever their size, certify=... (MODULE:FUNCTION) by a forward pass "
+    "of yours"
+)
 
 
 def grow_checkpoint(
@@ -188,7 +183,8 @@ def grow_checkpoint(
     """Grows a checkpoint into one of a larger network, tensor by tensor.
 
     The output has the new config.json, the files beside the tensors of the input, a model card, and
-    a growth.json that says what was done, how exact each space is, and how that is known.
+    a growth.json that says what was done, what the axes show to be lost, and whether a run of both
+    networks shows that the function is preserved.
 
     Args:
       path: The checkpoint of the smaller network.
@@ -204,7 +200,8 @@ def grow_checkpoint(
         run if the architecture is known and both fit in 1 GiB.
       run: How it runs, and into which files it writes.
       before: Called once everything but the values is known, before any tensor is read.
-      **options: Those of `sail_jax.growth.plan` and of the method, such as `require_lossless`.
+      **options: Those of `sail_jax.growth.plan` and of the method. With `require_lossless` growth
+        is also refused unless both networks were run and agree.
 
     Returns:
       What was done.
@@ -212,8 +209,8 @@ def grow_checkpoint(
     Raises:
       ValueError: What `sail_jax.growth.plan` raises, CheckpointError and MergeError.
       TypeError: If an option of `run` is among the options.
-      CheckpointError: If growth was to be lossless (`require_lossless`) and the runs show it is
-        not.
+      CheckpointError: If growth was to be lossless (`require_lossless`) and outputs differ, or the
+        networks were not run.
 
     >>> import tempfile
     >>> import numpy as np
@@ -235,29 +232,12 @@ def grow_checkpoint(
     ) as ready:
         if before is not None:
             before(ready)
-        view, own = ready.view, _own(ready.view, config)
-
-        def renew(arrays: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-            # The same plan as that of the files, applied to arrays in memory: equal keys draw the
-            # same units.
-            key, goal = random_bits.key(seed), read_target(to)
-            new, made = networks.grow(arrays, own, goal, method, key=key, rules=rules, **options)
-            return new, made.config
-
-        tensors = (*view.base.tensors.values(), *view.tensors.values())
-        entries = sum(math.prod(x.shape) for x in tensors)
-        agreed, failed = wanted(
-            certify,
-            entries,
-            path,
-            lambda: certified(view.base.tensors, own, renew, certify),
-            run.max_memory,
+        agreed, failed = measured(
+            ready.view, ready.growth, config, certify=certify, max_memory=run.max_memory
         )
-        preserved = verdict(ready.growth.report, agreed)
-        # The plan has refused what the axes show to lose something. This is for what only a run
-        # shows.
-        if options.get("require_lossless") and preserved.exact is False:
-            raise CheckpointError(f"{path}: lossless growth was asked for, but is {preserved}")
+        if options.get("require_lossless"):
+            require_exact(path, agreed, failed, _REMEDY)
+        preserved = verdict(agreed)
         notes = [*ready.growth.notes, *failed]
         about = {**ready.about, **_exactness(preserved)}
         about |= {"agreement": [run._asdict() for run in agreed], "notes": notes}
@@ -280,8 +260,3 @@ def _extras(view: View, about: Mapping[str, Any], name: str) -> dict[str, bytes 
     extras["README.md"] = cards.growth_card(about, name, "config.json" in extras).encode()
     extras["growth.json"] = json.dumps(about, indent=2, default=str).encode() + b"\n"
     return extras
-
-
-def _own(view: View, config: Any) -> Mapping[str, Any]:
-    """The configuration of the input."""
-    return config_of(view.base.extras) if config is None else read_target(config)

@@ -300,7 +300,8 @@ def growth_card(about: Mapping[str, Any], name: str, transformers: bool) -> str:
         matter then says.
 
     Returns:
-      Markdown with the source, the method, what changed in the configuration and what is preserved.
+      Markdown with the source, the method, what changed in the configuration, and whether a run
+      shows that the function is preserved.
     """
     front = ["library_name: transformers"] if transformers else []
     options = "".join(f", {key} {value}" for key, value in about["options"].items())
@@ -315,8 +316,8 @@ def growth_card(about: Mapping[str, Any], name: str, transformers: bool) -> str:
         "",
         *(f"- {_text(f'{key}: {old} to {new}')}" for key, (old, new) in about["changes"].items()),
         "",
-        f"The function of the network: {_text(about['exactness'])}.",
-        *(f"- {_code(row['space'])}: {_text(row['lost'])}" for row in lost),
+        f"Exactness: {_text(about['exactness'])}.",
+        *(f"- lost by the axes of {_code(row['space'])}: {_text(row['lost'])}" for row in lost),
     ]
     for run in about["agreement"]:
         body.append(

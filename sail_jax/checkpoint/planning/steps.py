@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from sail_jax.basis.certificate import Verdict
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.recipe.parts import Alignment, Growth, Ref
@@ -70,16 +69,28 @@ class Openings:
         return made
 
     def _grown(self, ref: Ref, checkpoint: Any, step: Growth) -> Any:
-        """Grows a checkpoint, and notes what that preserves."""
-        from sail_jax.checkpoint.sources.growth import growth_view
+        """Grows a checkpoint, and notes what that loses.
+
+        Both networks are run, before anything is written, if the growth is to be lossless.
+        """
+        from sail_jax.checkpoint.sources.agreement import verdict
+        from sail_jax.checkpoint.sources.growth import growth_view, measured, require_exact
 
         given = json.loads(step.hyperparameters)
         view, growth = growth_view(
             checkpoint, json.loads(step.to), step.method, seed=step.seed, **given
         )
-        lost = [f"{row.space} ({row.reason})" for row in growth.report.spaces if row.reason]
-        self._notes.append(f"{ref}: {Verdict(growth.report.exact)}")
-        self._notes += [f"{ref}: lost: {'; '.join(lost)}"] if lost else []
+        lossless = given.get("require_lossless")
+        agreed, failed = measured(view, growth, certify=None if lossless else False)
+        if lossless:
+            require_exact(
+                checkpoint.path, agreed, failed,
+                "a recipe runs known architectures up to 1 GiB, so grow the model by itself and "
+                "name the outcome",
+            )  # fmt: skip
+        self._notes.append(f"{ref}: grown; exactness: {verdict(agreed)}")
+        lost = growth.report.lost
+        self._notes += [f"{ref}: lost by its axes: {lost}"] if lost else []
         self._notes += [f"{ref}: {note}" for note in growth.notes]
         return view
 

@@ -3,8 +3,9 @@
 import contextlib
 import hashlib
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from sail_jax.architectures import Rules
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError, strict_json
 from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.sources.agreement import Agreement, Certify, certified, verdict, wanted
 from sail_jax.checkpoint.sources.computed import grown
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.growth import networks
 from sail_jax.merging import random_bits
 
-__all__ = ["growth_view", "read_target"]
+__all__ = ["growth_view", "measured", "read_target", "require_exact"]
 
 _MAX_CONFIG = 4 << 20
 
@@ -105,3 +107,63 @@ def growth_view(
         mark=hashlib.sha256(text.encode()).hexdigest(), allow_nonfinite=allow_nonfinite,
     )  # fmt: skip
     return view, made
+
+
+def measured(
+    view: View,
+    growth: networks.Growth,
+    config: Any = None,
+    *,
+    certify: Certify = None,
+    max_memory: int | None = None,
+) -> tuple[tuple[Agreement, ...], tuple[str, ...]]:
+    """Runs a network before and after its growth, if that is asked for or cheap.
+
+    Args:
+      view: The larger network, as `growth_view` returns it.
+      growth: The plan that it comes from.
+      config: The configuration of the smaller network, as `growth_view` was given it.
+      certify: Whether the networks are to be run, or what runs them.
+      max_memory: Bytes that the process may use; None for no limit.
+
+    Returns:
+      The agreements, and the reason if a run failed; either may be empty.
+
+    Raises:
+      CheckpointError: If a run was asked for and failed, or no forward pass is known.
+    """
+    base = view.base
+    own = config_of(base.extras) if config is None else read_target(config)
+
+    def renew(arrays: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        return {path: growth.leaf(path, arrays) for path in growth.leaves}, growth.config
+
+    entries = sum(math.prod(x.shape) for x in (*base.tensors.values(), *view.tensors.values()))
+    return wanted(
+        certify, entries, base.path, lambda: certified(base.tensors, own, renew, certify),
+        max_memory,
+    )  # fmt: skip
+
+
+def require_exact(
+    path: Any, agreed: Sequence[Agreement], failed: Sequence[str], remedy: str
+) -> None:
+    """Refuses a growth that was to be lossless, unless a run shows that it is.
+
+    The plan has refused what the axes show to be lost. This is for what they do not show.
+
+    Args:
+      path: The checkpoint that messages name.
+      agreed: The runs of both networks, as `measured` returns them.
+      failed: Why a run failed, as `measured` returns it.
+      remedy: What to do if nothing was run.
+
+    Raises:
+      CheckpointError: If outputs differ, or nothing was run.
+    """
+    said = verdict(agreed)
+    if said.exact:
+        return
+    why = "".join(f" ({sentence})" for sentence in failed)
+    found = f"the networks were not run{why}: {remedy}" if said.exact is None else f"it is {said}"
+    raise CheckpointError(f"{path}: lossless growth was asked for, but {found}")

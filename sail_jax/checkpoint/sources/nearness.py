@@ -67,7 +67,8 @@ class Unread:
         return type(self)(self._tensor, index)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        array = read_whole(self._tensor)[self._index]
+        # Without the ellipsis NumPy would return the entry of a tensor without axes, not an array.
+        array = read_whole(self._tensor)[(*self._index, ...)]
         return array if dtype is None else array.astype(dtype)
 
 

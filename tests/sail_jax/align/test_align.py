@@ -226,7 +226,7 @@ def hide(net, families=None, seed=0):
 
 def change(params, s, maps):
     """An exact change of basis, as one program."""
-    assert exactness(s, maps).exact
+    assert not exactness(s, maps).lost
     return jitted_change(params, s, maps)
 
 

@@ -1,7 +1,7 @@
 """Certificates for changed networks: how far the outputs agree on probe inputs, before and after.
 
-The operations that grow and align checkpoints run both networks with it, where a forward pass is
-known or given.
+Growth and alignment of checkpoints run both networks with it, where a forward pass is known or
+given.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import numpy as np
 
 from sail_jax import architectures
 from sail_jax.architectures.table import stated
-from sail_jax.basis.certificate import Report, Verdict, certificate
+from sail_jax.basis.certificate import Verdict, certificate
 from sail_jax.checkpoint.engine.executor import resident
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.merging.tensors import Tensors, read_whole
@@ -66,18 +66,17 @@ class Agreement(NamedTuple):
         )
 
 
-def verdict(report: Report, agreed: Sequence[Agreement]) -> Verdict:
-    """Combines what is known of a change: by the axes of tensors, and by running the networks.
+def verdict(agreed: Sequence[Agreement]) -> Verdict:
+    """Combines the runs of a changed network in all dtypes.
 
     Args:
-      report: What the axes say.
       agreed: The runs, if there were any.
 
     Returns:
-      Whether the function is preserved, and how that is known.
+      Whether the function is preserved, as measured; "not run" without a run.
     """
     by = agreed[0].by if agreed else ""
-    return Verdict(report.exact, by, bool(agreed) and all(run.preserved for run in agreed))
+    return Verdict(by, bool(agreed) and all(run.preserved for run in agreed))
 
 
 Renew = Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], Mapping[str, Any]]]
