@@ -89,9 +89,11 @@ class Rules(NamedTuple):
         present = [(p, axes) for p, axes in self.axes if p not in self.optional or there(p)]
         words = {word for _, axes in present for word in re.findall(r"[\w./:{}-]+\*?", axes)}
         # Without a head the network hands out these spaces themselves, so they cannot change basis.
+        # What is applied to them inside of the network stays stated.
         unread = {name for name, heads in self.ends.items() if not any(map(there, heads))}
         names = {word.rstrip("*") for word in words}
-        spaces = {k: "outer" if k in unread else v for k, v in self.spaces.items() if k in names}
+        spaces = {k: f"outer {v}" if k in unread else v for k, v in self.spaces.items()}
+        spaces = {k: v for k, v in spaces.items() if k in names}
         sizes = {k: v for k, v in self.sizes.items() if k in names}
         return spec(params, present, spaces=spaces, sizes=sizes)
 
