@@ -275,6 +275,11 @@ def _is_number(x: Any) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x <= sys.float_info.max
 
 
+def _is_token(x: Any) -> bool:
+    """Whether x numbers a token; old configurations state -1 where there is none."""
+    return isinstance(x, int) and not isinstance(x, bool) and -1 <= x < 1 << 31
+
+
 def _is_whole(x: Any) -> bool:
     """Whether x is a whole number that fits 31 bits."""
     return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 1 << 31
@@ -292,20 +297,28 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
             *("vocab_size", "max_position_embeddings", "n_positions", "image_size", "patch_size"),
             *("num_channels", "inputs", "sliding_window", "max_window_layers"),
             *("relative_attention_num_buckets", "relative_attention_max_distance"),
-            "original_max_position_embeddings",
+            *("original_max_position_embeddings", "encoder_stride"),
         ),
         (_is_whole, "a whole number below 2^31"),
     ),
     **dict.fromkeys(
-        ("hidden_act", "activation_function", "feed_forward_proj", "rope_type"),
+        (
+            *("hidden_act", "activation_function", "feed_forward_proj", "rope_type"),
+            *("summary_type", "summary_activation", "pooler_act"),
+        ),
         (lambda x: isinstance(x, str), "a text"),
     ),
     **dict.fromkeys(
         (
             *("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "use_sliding_window"),
-            *("scale_decoder_outputs", "tie_word_embeddings", "tied"),
+            *("scale_decoder_outputs", "tie_word_embeddings", "tied", "is_decoder"),
         ),
         (lambda x: isinstance(x, bool), "true or false"),
+    ),
+    "pad_token_id": (_is_token, "a whole number below 2^31"),
+    "eos_token_id": (
+        lambda x: all(map(_is_token, x)) if isinstance(x, list | tuple) else _is_token(x),
+        "a whole number below 2^31, or a list of such",
     ),
     **dict.fromkeys(
         ("rope_scaling", "rope_parameters", "text_config", "vision_config"),

@@ -5,6 +5,7 @@ A head reads the states of a body: its stream, or what is pooled of it. There ar
 has. Tables take the axes from there, and forward passes what a head computes.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -64,6 +65,7 @@ class Head(NamedTuple):
       axes: The axes string of each of its tensors by pattern, "?" in front of those that need not
         be there although the head is.
       run: Computes its outputs from the tensors, the configuration and the states.
+      about: What it computes, in a few words.
       output: What its outputs are called.
       classes: Endings of the names of the classes that have it; empty for any class. Where two
         heads have one tensor, the first that fits the class is taken.
@@ -73,13 +75,14 @@ class Head(NamedTuple):
     weight: str
     axes: Mapping[str, str]
     run: Compute
+    about: str
     output: str = "logits"
     classes: tuple[str, ...] = ()
     implied: bool = False
 
 
 def _everywhere(t: Tensors, config: Config, states: States) -> Array:
-    """The stream itself: each place is read alike."""
+    """Each place of the stream."""
     return states.stream
 
 
@@ -89,7 +92,7 @@ def _first(t: Tensors, config: Config, states: States) -> Array:
 
 
 def _patches(t: Tensors, config: Config, states: States) -> Array:
-    """The mean of all places but the first, which is that of the class token."""
+    """The mean of all places but the first."""
     return states.stream[:, 1:].mean(1)
 
 
@@ -114,7 +117,8 @@ def _last(t: Tensors, config: Config, states: States) -> Array:
 
 def _ended(t: Tensors, config: Config, states: States) -> Array:
     """The place of the last end token; the last of all where a row has none."""
-    ends = _tokens(states) == config.get("eos_token_id", 1)
+    # Some configurations list several end tokens.
+    ends = jnp.isin(_tokens(states), jnp.asarray(config.get("eos_token_id", 1)))
     places = jnp.arange(ends.shape[1])
     at = jnp.where(ends.any(-1), jnp.max(places * ends, axis=-1), places[-1])
     # The decoder, whose states these are, is as long as the encoder, whose tokens these are.
@@ -130,6 +134,18 @@ def _summary(t: Tensors, config: Config, states: States) -> Array:
         raise ValueError(f"the configuration's 'summary_type' is {kind!r}, which is not known here")
     # Unless it is told the place, "cls_index" is the last one.
     return states.stream[:, 0 if kind == "first" else -1]
+
+
+_READS: Mapping[Compute, str] = {
+    _everywhere: "each place",
+    _first: "the first place",
+    _patches: "the mean of all places but the first",
+    _pooled: "what the pooler makes of the first place",
+    _last: "the last place that is not padding",
+    _ended: "the place of the last end token",
+    _summary: "the place that `summary_type` names",
+}
+"""What each function reads, for tables that are printed."""
 
 
 def _tokens(states: States) -> Array:
@@ -170,6 +186,7 @@ def labels(
         f"{name}.weight",
         axes,
         lambda t, config, states: linear(t, name, read(t, config, states)),
+        f"a linear layer of {_READS[read]}",
         output,
         classes,
     )
@@ -196,7 +213,8 @@ def dense(name: str, read: Compute) -> Head:
         f"{name}.out_proj.weight": "labels pooled*",
         f"{name}.out_proj.bias": "labels",
     }
-    return Head(f"{name}.out_proj.weight", axes, run)
+    about = f"two linear layers, tanh between, of {_READS[read]}"
+    return Head(f"{name}.out_proj.weight", axes, run, about)
 
 
 def words(name: str, layer: str, norm: str, act: str | None = None) -> Head:
@@ -217,7 +235,9 @@ def words(name: str, layer: str, norm: str, act: str | None = None) -> Head:
         function = activation(act or config.get("hidden_act", "gelu"))
         y = function(linear(head, layer, states.stream))
         y = layer_norm(head, norm, y, config.get("layer_norm_eps", 1e-12))
-        table = head["decoder.weight"] if "decoder.weight" in head else states.table
+        table = states.table
+        if "decoder.weight" in head:
+            table = head["decoder.weight"]
         # Two names for one bias while the table is tied, and two biases once it is not.
         untied = not flag(config, "tie_word_embeddings", default=True)
         bias = head["decoder.bias" if untied and "decoder.bias" in head else "bias"]
@@ -231,7 +251,7 @@ def words(name: str, layer: str, norm: str, act: str | None = None) -> Head:
         f"?{name}decoder.weight": "vocab resid*",
         f"?{name}{{bias,decoder.bias}}": "vocab",
     }
-    return Head(f"{name}{layer}.weight", axes, run)
+    return Head(f"{name}{layer}.weight", axes, run, "masked words")
 
 
 def vocabulary(scale: Callable[[Config], float] = lambda _: 1.0) -> Head:
@@ -251,7 +271,7 @@ def vocabulary(scale: Callable[[Config], float] = lambda _: 1.0) -> Head:
         table = t["lm_head.weight"] if own else jnp.asarray(states.table)
         return states.stream * scale(config) @ table.T
 
-    return Head("lm_head.weight", {}, run, implied=True)
+    return Head("lm_head.weight", {}, run, "words", implied=True)
 
 
 def pixels(name: str) -> Head:
@@ -266,14 +286,19 @@ def pixels(name: str) -> Head:
 
     def run(t: Tensors, config: Config, states: States) -> Array:
         x = states.stream[:, 1:] @ t[f"{name}.weight"][:, :, 0, 0].T + t[f"{name}.bias"]
-        rows, stride = int(x.shape[1] ** 0.5), config.get("encoder_stride", 16)
+        rows, stride = math.isqrt(x.shape[1]), config.get("encoder_stride", 16)
+        if rows**2 != x.shape[1] or not stride or x.shape[-1] % stride**2:
+            raise ValueError(
+                f"{x.shape[1]} patches of {x.shape[-1]} numbers are no square of squares of "
+                f"{stride} x {stride} pixels, as the configuration's 'encoder_stride' has them"
+            )
         # Outputs are numbered by (channel, y, x) within the square of a patch.
         x = x.reshape(len(x), rows, rows, -1, stride, stride)
         return jnp.transpose(x, (0, 3, 1, 4, 2, 5)).reshape(len(x), -1, *[rows * stride] * 2)
 
     output = "reconstruction"
     axes = {f"{name}.weight": f"{_space(output)} resid* _ _", f"{name}.bias": _space(output)}
-    return Head(f"{name}.weight", axes, run, output)
+    return Head(f"{name}.weight", axes, run, "the pixels of each patch", output)
 
 
 def _choices(t: Tensors, config: Config, states: States) -> Array:

@@ -46,8 +46,8 @@ def vit(params: Params, config: Config, images: Images, see: See = unseen) -> Ou
       of a base model its states.
 
     Raises:
-      ValueError: If a tensor or a head is missing, the images do not fit the positions, or the activation is
-        unknown.
+      ValueError: If a tensor or a head is missing, the images do not fit the positions, or the
+        activation is unknown.
     """
     t = Tensors(params)
     body = t.maybe("vit.")

@@ -183,7 +183,7 @@ def test_outputs_of_another_size(name, to, said):
     reasons = {row.space: row.reason for row in growth.report.spaces if not row.exact}
     assert {*reasons} == {*said}
     assert all(f"outputs of another size: {said[k]}" in reason for k, reason in reasons.items())
-    with pytest.raises(ValueError, match="asked for, but .*outputs of another size: "):
+    with pytest.raises(ValueError, match=r"asked for, but .*outputs of another size: "):
         plan(m.params, c, to, require_lossless=True)
 
 
