@@ -221,8 +221,9 @@ def grown(name: str, folder: Path) -> Outcome:
         return Outcome(0.0 if refused else np.inf, 1.0, 0.0, "refused: a base model")
     if run.returncode:
         return Outcome(np.inf, 1.0, 0.0, run.stderr.strip().splitlines()[-1])
-    if "outputs on probe inputs agree" not in run.stdout and "within rounding" not in run.stdout:
-        return Outcome(np.inf, 1.0, 0.0, f"not certified: {run.stdout.strip()}")
+    about = json.loads((new / "growth.json").read_text())
+    if about["exact"] is not True:
+        return Outcome(np.inf, 1.0, 0.0, f"growth.json: {about['exactness']}")
     return compared(theirs(model, config), theirs(*load(new)), moved(model, config))
 
 

@@ -41,6 +41,7 @@ class Rules(NamedTuple):
       sizes: The sizes of spaces that tensors do not tell, as `sail_jax.spec` takes them.
       optional: Patterns that need not match: biases, heads, buffers of some releases.
       ends: Spaces that are the network's output, unless one of these patterns (of a head) matches.
+        As outputs they grow only where a target states their size.
       settings: Pairs of an entry of the configuration and the names of spaces, separated by blanks,
         the product of whose sizes it states.
       folds: For each norm scale, patterns of the tensors that read the norm.

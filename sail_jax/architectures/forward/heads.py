@@ -22,13 +22,18 @@ __all__ = [
     "Head",
     "States",
     "class_of",
+    "dense",
     "ends",
     "has_vocabulary",
     "head_axes",
     "heads",
     "is_base",
+    "labels",
     "outputs",
+    "pixels",
     "readers",
+    "vocabulary",
+    "words",
 ]
 
 
@@ -99,9 +104,7 @@ def _patches(t: Tensors, config: Config, states: States) -> Array:
 def _pooled(t: Tensors, config: Config, states: States) -> Array:
     """What the pooler makes of the first place."""
     if "pooler_output" not in states.outputs:
-        raise ValueError(
-            "the checkpoint has no 'pooler.dense.weight', whose outputs its head reads"
-        )
+        raise ValueError("its head reads the pooler, but there is no tensor 'pooler.dense.weight'")
     return states.outputs["pooler_output"]
 
 
@@ -239,7 +242,7 @@ def words(name: str, layer: str, norm: str, act: str | None = None) -> Head:
         if "decoder.weight" in head:
             table = head["decoder.weight"]
         # Two names for one bias while the table is tied, and two biases once it is not.
-        untied = not flag(config, "tie_word_embeddings", default=True)
+        untied = not flag(config, "tie_word_embeddings", default=True) or "bias" not in head
         bias = head["decoder.bias" if untied and "decoder.bias" in head else "bias"]
         return y @ jnp.asarray(table).T + bias
 
@@ -498,8 +501,8 @@ def outputs(family: str, t: Tensors, config: Config, states: States) -> dict[str
         stored = [head for head in known if head in stored or head.implied]
     if not stored and name and not is_base(config):
         raise ValueError(
-            f"the configuration names the class {name!r}, but the checkpoint has no head that is "
-            f"known of it, such as {known[0].weight!r}"
+            f"the configuration names the class {name!r}, but the checkpoint has none of the heads "
+            f"that are known: {', '.join(head.weight for head in known)}"
         )
     out: dict[str, Array] = {}
     for head in stored:
