@@ -107,7 +107,7 @@ def save(name: str, folder: Path) -> None:
     cls = getattr(transformers, name)
     cls(cls.config_class(**CLASSES[name])).save_pretrained(folder)
     path = folder / "model.safetensors"
-    tensors = {key: np.asarray(weights(key, x.shape)) for key, x in load_file(path).items()}
+    tensors = {key: weights(key, x.shape) for key, x in load_file(path).items()}
     save_file(tensors, path, {"format": "pt"})
 
 

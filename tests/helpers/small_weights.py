@@ -13,5 +13,5 @@ def weights(name, shape):
     x = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
     if len(shape) < 2:
         norm = "norm" in name.lower() or "ln_" in name or "layrnorm" in name
-        return (x * 0.2 + norm).astype(np.float32)
-    return (x * 0.4).astype(np.float32)
+        return np.asarray(x * 0.2 + norm, np.float32)
+    return np.asarray(x * 0.4, np.float32)

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from known_networks import HEADS, model
 
-from sail_jax.checkpoint import load_checkpoint, save_checkpoint
+from sail_jax.architectures import forward
+from sail_jax.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
+from sail_jax.checkpoint.operations.agreement import certified
 from sail_jax.cli import main as cli
 
 
@@ -74,3 +76,23 @@ def test_an_unknown_head_is_refused_by_name(tmp_path, capsys):
     assert code != 0
     assert "v_head.summary.weight" in err
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+def test_embeddings_are_compared_as_well_as_cosines(tmp_path):
+    """Both projections rotated alike: the cosines stay, and the embeddings do not."""
+    m, config = model("CLIPModel"), HEADS["CLIPModel"]["config"]
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(6, 6)))[0].astype(np.float32)
+
+    def renew(tensors):
+        names = ("text_projection.weight", "visual_projection.weight")
+        return {**tensors, **{name: turn @ tensors[name] for name in names}}, config
+
+    old = forward.clip(m.params, config, m.inputs)
+    new = forward.clip(renew(m.params)[0], config, m.inputs)
+    scale = np.abs(old["logits_per_image"]).max()
+    assert np.abs(old["logits_per_image"] - new["logits_per_image"]).max() < 1e-5 * scale
+    with open_checkpoint(saved(tmp_path / "old", "CLIPModel")) as checkpoint:
+        (seen,) = certified(checkpoint.tensors, config, renew)
+    assert not seen.preserved
+    assert seen.largest > 0.1
