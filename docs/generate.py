@@ -49,6 +49,7 @@ def write_all(folder: Path) -> None:
         **api_pages(),
         "methods.md": methods_page(),
         "growth.md": growth_page(),
+        "heads.md": heads_page(),
         "recipes.md": recipes_page(),
         "commands.md": commands_page(),
         "studies.md": studies_page(),
@@ -289,6 +290,34 @@ given network was preserved is not a property of the method alone. A run of both
 Maps that are learned by gradients (LiGO, SAIL) are in [`sail_jax.growth.learned`
 ](sail_jax.growth.learned.rst); the makers of single maps in [`sail_jax.growth`
 ](sail_jax.growth.rst).
+"""
+
+
+def heads_page() -> str:
+    """Makes the table of the heads that the tables of architectures know.
+
+    Returns:
+      The page in Markdown.
+    """
+    from sail_jax.architectures.forward.heads import HEADS
+
+    def row(family: str, head: Any) -> Row:
+        of = f"classes that end in {_code(head.classes)}" if head.classes else ""
+        tied = "may be tied to the embeddings" if head.implied else ""
+        tensors = _code(name.removeprefix("?") for name in head.axes) or f"`{head.weight}`"
+        return f"`{family}`", tensors, head.about, f"`{head.output}`", of or tied
+
+    rows = [row(family, head) for family, known in HEADS.items() for head in known]
+    return f"""# Heads
+
+This page is made from the heads that [the forward passes](sail_jax.architectures.forward.rst)
+compute, whose outputs `grow` and `align` compare. Mistral, Qwen 2 and 3 are of the family `llama`,
+and XLM-RoBERTa is of the family `roberta`. A network without a head hands out its states:
+`last_hidden_state`, and `pooler_output` where it has a pooler. CLIP hands out `logits_per_image`,
+`image_embeds` and `text_embeds`. A tower of CLIP with a projection hands out its embeddings; the
+states of the tower, which transformers returns too, are not compared.
+
+{_table(("family", "tensors", "computes", "output", ""), rows)}
 """
 
 

@@ -116,7 +116,9 @@ def encode(
         return _resnet(backbone.config, params, statistics, x, train)
     if kind == "clip":
         return clip_images(params, backbone.config, x), {}
-    return vit(params, backbone.config, x)[:, 0], {}
+    # The head was left out when the tensors were read.
+    base = {**backbone.config, "architectures": ["ViTModel"]}
+    return vit(params, base, x)["last_hidden_state"][:, 0], {}
 
 
 def _resnet(

@@ -19,7 +19,7 @@ from sail_jax.architectures.flax import (
 )
 from sail_jax.architectures.table import Rules
 from sail_jax.architectures.text import bert, gpt2, llama, roberta, t5
-from sail_jax.architectures.vision import clip, vit
+from sail_jax.architectures.vision import clip, clip_text_model, clip_vision_model, vit
 
 __all__ = [
     "Architecture",
@@ -28,6 +28,8 @@ __all__ = [
     "Rules",
     "bert",
     "clip",
+    "clip_text_model",
+    "clip_vision_model",
     "draft",
     "flax_gpt",
     "flax_llama",

@@ -16,17 +16,24 @@ class Architecture(NamedTuple):
     Attributes:
       name: What errors and reports call it.
       rules: A function from a configuration to its rules.
-      logits: A function `(params, config, inputs, see=...) -> logits` of
-        `sail_jax.architectures.forward`; None where no forward pass is known.
+      outputs: A function `(params, config, inputs, see=...) -> outputs` of
+        `sail_jax.architectures.forward`, which returns a dictionary of arrays, the main one first;
+        None where no forward pass is known.
       inputs: A function `(config, rng) -> inputs` that draws random inputs to run the network on.
       causal: Whether the outputs at a token predict the next token.
     """
 
     name: str
     rules: Callable[[Config], Rules]
-    logits: Callable[..., Any] | None = None
+    outputs: Callable[..., dict[str, Any]] | None = None
     inputs: Inputs = tokens
     causal: bool = False
+
+    @property
+    def logits(self) -> Callable[..., Any] | None:
+        """The forward pass that returns the main output alone; None where none is known."""
+        run = self.outputs
+        return run and (lambda *args, **kwargs: next(iter(run(*args, **kwargs).values())))
 
 
 _BY_TYPE: dict[str, Architecture] = {}
@@ -34,7 +41,7 @@ _BY_TYPE: dict[str, Architecture] = {}
 
 def architecture(
     *others: str,
-    logits: Callable[..., Any] | None = None,
+    outputs: Callable[..., dict[str, Any]] | None = None,
     inputs: Inputs = tokens,
     causal: bool = False,
 ) -> Callable[[Callable[[Config], Rules]], Callable[[Config], Rules]]:
@@ -42,7 +49,7 @@ def architecture(
 
     Args:
       *others: Further model types that have the same table.
-      logits: As the attribute of `Architecture`.
+      outputs: As the attribute of `Architecture`.
       inputs: As the attribute of `Architecture`.
       causal: As the attribute of `Architecture`.
 
@@ -51,7 +58,7 @@ def architecture(
     """
 
     def register(rules: Callable[[Config], Rules]) -> Callable[[Config], Rules]:
-        record = Architecture(rules.__name__, rules, logits, inputs, causal)
+        record = Architecture(rules.__name__, rules, outputs, inputs, causal)
         _BY_TYPE.update(dict.fromkeys((record.name, *others), record))
         return rules
 

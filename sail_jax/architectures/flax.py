@@ -36,7 +36,7 @@ def flax_mlp(config: Config) -> Rules:
     return _mlp(config, "**hidden_#/", "**out/")
 
 
-@architecture(logits=forward.mlp, inputs=vectors)
+@architecture(outputs=forward.mlp, inputs=vectors)
 def mlp(config: Config) -> Rules:
     """Gives the rules of the same MLP in a flat checkpoint.
 

@@ -41,6 +41,7 @@ class Rules(NamedTuple):
       sizes: The sizes of spaces that tensors do not tell, as `sail_jax.spec` takes them.
       optional: Patterns that need not match: biases, heads, buffers of some releases.
       ends: Spaces that are the network's output, unless one of these patterns (of a head) matches.
+        As outputs they grow only where a target states their size.
       settings: Pairs of an entry of the configuration and the names of spaces, separated by blanks,
         the product of whose sizes it states.
       folds: For each norm scale, patterns of the tensors that read the norm.
@@ -89,9 +90,11 @@ class Rules(NamedTuple):
         present = [(p, axes) for p, axes in self.axes if p not in self.optional or there(p)]
         words = {word for _, axes in present for word in re.findall(r"[\w./:{}-]+\*?", axes)}
         # Without a head the network hands out these spaces themselves, so they cannot change basis.
+        # What is applied to them inside of the network stays stated.
         unread = {name for name, heads in self.ends.items() if not any(map(there, heads))}
         names = {word.rstrip("*") for word in words}
-        spaces = {k: "outer" if k in unread else v for k, v in self.spaces.items() if k in names}
+        spaces = {k: f"outer {v}" if k in unread else v for k, v in self.spaces.items()}
+        spaces = {k: v for k, v in spaces.items() if k in names}
         sizes = {k: v for k, v in self.sizes.items() if k in names}
         return spec(params, present, spaces=spaces, sizes=sizes)
 
@@ -270,6 +273,11 @@ def _is_number(x: Any) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x <= sys.float_info.max
 
 
+def _is_token(x: Any) -> bool:
+    """Whether x numbers a token; old configurations state -1 where there is none."""
+    return isinstance(x, int) and not isinstance(x, bool) and -1 <= x < 1 << 31
+
+
 def _is_whole(x: Any) -> bool:
     """Whether x is a whole number that fits 31 bits."""
     return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 1 << 31
@@ -287,20 +295,28 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
             *("vocab_size", "max_position_embeddings", "n_positions", "image_size", "patch_size"),
             *("num_channels", "inputs", "sliding_window", "max_window_layers"),
             *("relative_attention_num_buckets", "relative_attention_max_distance"),
-            "original_max_position_embeddings",
+            *("original_max_position_embeddings", "encoder_stride"),
         ),
         (_is_whole, "a whole number below 2^31"),
     ),
     **dict.fromkeys(
-        ("hidden_act", "activation_function", "feed_forward_proj", "rope_type"),
+        (
+            *("hidden_act", "activation_function", "feed_forward_proj", "rope_type"),
+            *("summary_type", "summary_activation", "pooler_act"),
+        ),
         (lambda x: isinstance(x, str), "a text"),
     ),
     **dict.fromkeys(
         (
             *("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "use_sliding_window"),
-            *("scale_decoder_outputs", "tie_word_embeddings", "tied"),
+            *("scale_decoder_outputs", "tie_word_embeddings", "tied", "is_decoder"),
         ),
         (lambda x: isinstance(x, bool), "true or false"),
+    ),
+    "pad_token_id": (_is_token, "a whole number below 2^31"),
+    "eos_token_id": (
+        lambda x: all(map(_is_token, x)) if isinstance(x, list | tuple) else _is_token(x),
+        "a whole number below 2^31, or a list of such",
     ),
     **dict.fromkeys(
         ("rope_scaling", "rope_parameters", "text_config", "vision_config"),

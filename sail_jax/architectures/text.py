@@ -6,6 +6,14 @@ those of GPT-2 `(in, out)`.
 
 from sail_jax.architectures import forward
 from sail_jax.architectures.detect import architecture
+from sail_jax.architectures.forward.heads import (
+    LABELS,
+    class_of,
+    ends,
+    has_vocabulary,
+    head_axes,
+    readers,
+)
 from sail_jax.architectures.forward.inputs import both, tokens
 from sail_jax.architectures.table import Config, Rules, count, divided, flag, pairs
 
@@ -45,7 +53,7 @@ def attention(
     return out | {f"?{name}.bias": axes for name, axes in biases.items()}
 
 
-@architecture(logits=forward.gpt2, causal=True)
+@architecture(outputs=forward.gpt2, causal=True)
 def gpt2(config: Config) -> Rules:
     """Gives the rules of GPT-2, whose queries, keys and values are fused.
 
@@ -57,13 +65,18 @@ def gpt2(config: Config) -> Rules:
       The rules.
 
     Raises:
-      ValueError: If an entry is missing or not of its kind, or `n_head` does not divide `n_embd`.
+      ValueError: If an entry is missing or not of its kind, `n_head` does not divide `n_embd`, or
+        the second of two heads does not end in one number.
 
     References:
       Radford et al., Language Models are Unsupervised Multitask Learners, 2019.
     """
     h = "{transformer.,}h.{i}."
-    tied = flag(config, "tie_word_embeddings", default=True) and _has_head(config)
+    tied = flag(config, "tie_word_embeddings", default=True) and has_vocabulary(config)
+    if class_of(config).endswith("DoubleHeadsModel"):
+        for key in ("summary_use_proj", "summary_proj_to_labels"):
+            if not flag(config, key, default=True):
+                raise ValueError(f"the configuration's {key!r} is false, which no table knows")
     table = {
         "{transformer.,}wte.weight": _table(tied),
         "{transformer.,}wpe.weight": "position* resid",
@@ -83,15 +96,17 @@ def gpt2(config: Config) -> Rules:
         "{transformer.,}ln_f.weight": "diag(resid)",
         "{transformer.,}ln_f.bias": "resid",
         _lm_head(config, tied): "vocab resid*",
+        **head_axes("gpt2", config),
     }
     axes, optional = pairs(table)
     width, heads = count(config, "n_embd"), count(config, "n_head")
     size = divided(width, heads, "n_head heads in n_embd units")
     return Rules(
         axes,
-        _resid(config, "layernorm") | {"position": "outer"} | _inner("{i}", "dot", "elementwise"),
+        {"resid": "layernorm", **_OUTER} | _inner("{i}", "dot", "elementwise"),
         {"head.{i}": heads, "qk.{i}": size, "v.{i}": size},
         optional,
+        ends("gpt2", config),
         settings=(
             ("vocab_size", "vocab"),
             ("n_positions", "position"),
@@ -105,7 +120,7 @@ def gpt2(config: Config) -> Rules:
     )
 
 
-@architecture("mistral", "qwen2", "qwen3", logits=forward.llama, causal=True)
+@architecture("mistral", "qwen2", "qwen3", outputs=forward.llama, causal=True)
 def llama(config: Config) -> Rules:
     """Gives the rules of Llama, Mistral, Qwen2 and Qwen3.
 
@@ -129,22 +144,24 @@ def llama(config: Config) -> Rules:
       (arXiv 2310.06825).
 
     >>> rules = llama({"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8})
-    >>> dict(rules.axes)["{model.,}layers.{i}.self_attn.q_proj.weight"]
+    >>> dict(rules.axes)["{model.,transformer.,}layers.{i}.self_attn.q_proj.weight"]
     '(head.{i} group.{i} qk.{i}) resid*'
     >>> rules.sizes["group.{i}"]
     2
     """
-    x = "{model.,}layers.{i}."
+    # The class for question answering calls its body as GPT-2 does.
+    p = "{model.,transformer.,}"
+    x = f"{p}layers.{{i}}."
     heads = count(config, "num_attention_heads")
     shared = count(config, "num_key_value_heads", default=heads)
     group = divided(heads, shared, "num_key_value_heads among num_attention_heads")
     size = count(config, "head_dim", default=0) or divided(
         count(config, "hidden_size"), heads, "num_attention_heads heads in hidden_size units"
     )
-    tied = flag(config, "tie_word_embeddings", default=False) and _has_head(config)
+    tied = flag(config, "tie_word_embeddings", default=False) and has_vocabulary(config)
     qkvo = " ".join(f"{x}self_attn.{p}_proj" for p in "qkvo")
     table = {
-        "{model.,}embed_tokens.weight": _table(tied),
+        f"{p}embed_tokens.weight": _table(tied),
         **attention(qkvo, tag=".{i}", group=True),
         f"?{x}self_attn.{{q,k}}_norm.weight": "diag(qk.{i})",
         f"{x}mlp.{{gate,up}}_proj.weight": "hidden.{i} resid*",
@@ -153,17 +170,19 @@ def llama(config: Config) -> Rules:
         f"?{x}mlp.down_proj.bias": "resid",
         f"{x}input_layernorm.weight": "diag(resid)",
         f"{x}post_attention_layernorm.weight": "diag(resid)",
-        "{model.,}norm.weight": "diag(resid)",
+        f"{p}norm.weight": "diag(resid)",
         _lm_head(config, tied): "vocab resid*",
+        **head_axes("llama", config),
         "?**rotary_emb.inv_freq": "_",
     }
     axes, optional = pairs(table)
     inner = {"group.{i}": "elementwise"} | _inner("{i}", "outer", "elementwise")
     return Rules(
         axes,
-        _resid(config, "rmsnorm") | inner,
+        {"resid": "rmsnorm", **_OUTER} | inner,
         {"head.{i}": shared, "group.{i}": group, "qk.{i}": size, "v.{i}": size},
         optional,
+        ends("llama", config),
         settings=(
             ("vocab_size", "vocab"),
             ("hidden_size", "resid"),
@@ -176,13 +195,13 @@ def llama(config: Config) -> Rules:
         folds={
             f"{x}input_layernorm.weight": (f"{x}self_attn.{{q,k,v}}_proj.weight",),
             f"{x}post_attention_layernorm.weight": (f"{x}mlp.{{gate,up}}_proj.weight",),
-            "{model.,}norm.weight": ("lm_head.weight",),
+            f"{p}norm.weight": readers("llama", config, tied),
         },
         layers={"num_hidden_layers": x},
     )
 
 
-@architecture(logits=forward.bert)
+@architecture(outputs=forward.bert)
 def bert(config: Config) -> Rules:
     """Gives the rules of BERT, whose norms come after the sums.
 
@@ -203,24 +222,10 @@ def bert(config: Config) -> Rules:
     References:
       Devlin et al., BERT, 2019 (arXiv 1810.04805).
     """
-    token = (config.get("architectures") or [""])[0].endswith("ForTokenClassification")
-    head = {
-        "?cls.predictions.transform.dense.weight": "resid resid*",
-        "?cls.predictions.transform.dense.bias": "resid",
-        "?cls.predictions.transform.LayerNorm.weight": "diag(resid)",
-        "?cls.predictions.transform.LayerNorm.bias": "resid",
-        "?cls.predictions.decoder.weight": "vocab resid*",
-        "?cls.predictions.{bias,decoder.bias}": "vocab",
-        "?cls.seq_relationship.weight": "labels pooled*",
-        "?cls.seq_relationship.bias": "labels",
-        # Tokens are classified by the stream, whole texts by what is pooled of it.
-        "?classifier.weight": "labels resid*" if token else "labels pooled*",
-        "?classifier.bias": "labels",
-    }
-    return _bert(config, "{bert.,}", head)
+    return _bert(config, "bert", "{bert.,}")
 
 
-@architecture("xlm-roberta", logits=forward.roberta)
+@architecture("xlm-roberta", outputs=forward.roberta)
 def roberta(config: Config) -> Rules:
     """Gives the rules of RoBERTa and XLM-R: BERT with other names at the head.
 
@@ -236,27 +241,13 @@ def roberta(config: Config) -> Rules:
     References:
       Liu et al., RoBERTa, 2019 (arXiv 1907.11692).
     """
-    head = {
-        "?lm_head.dense.weight": "resid resid*",
-        "?lm_head.dense.bias": "resid",
-        "?lm_head.layer_norm.weight": "diag(resid)",
-        "?lm_head.layer_norm.bias": "resid",
-        "?lm_head.decoder.weight": "vocab resid*",
-        "?lm_head.{bias,decoder.bias}": "vocab",
-        "?classifier.dense.weight": "pooled resid*",
-        "?classifier.dense.bias": "pooled",
-        "?classifier.out_proj.weight": "labels pooled*",
-        "?classifier.out_proj.bias": "labels",
-    }
-    return _bert(config, "{roberta.,}", head)
+    return _bert(config, "roberta", "{roberta.,}")
 
 
-def _bert(config: Config, p: str, head: dict[str, str]) -> Rules:
-    """The rules that BERT and RoBERTa share, with their own head and prefix of names."""
+def _bert(config: Config, family: str, p: str) -> Rules:
+    """The rules that BERT and RoBERTa share, with their own heads and prefix of names."""
     x = f"{p}encoder.layer.{{i}}."
-    kind = (config.get("architectures") or ["ForMaskedLM"])[0]
-    masked = kind.endswith(("ForMaskedLM", "ForPreTraining"))
-    tied = flag(config, "tie_word_embeddings", default=True) and masked
+    tied = flag(config, "tie_word_embeddings", default=True) and has_vocabulary(config)
     qkvo = f"{x}attention.self.query {x}attention.self.key {x}attention.self.value "
     table = {
         f"{p}embeddings.word_embeddings.weight": _table(tied),
@@ -274,25 +265,18 @@ def _bert(config: Config, p: str, head: dict[str, str]) -> Rules:
         f"{x}{{attention.output,output}}.LayerNorm.bias": "resid",
         f"?{p}pooler.dense.weight": "pooled resid*",
         f"?{p}pooler.dense.bias": "pooled",
-        **head,
+        **head_axes(family, config),
     }
     axes, optional = pairs(table)
     width, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
     size = divided(width, heads, "num_attention_heads heads in hidden_size units")
-    spaces = {"resid": "layernorm elementwise", "pooled": "odd"}
-    spaces |= dict.fromkeys(("vocab", "position", "segment", "labels"), "outer")
-    # Without any of these heads, the base model hands out the stream itself, and what its pooler
-    # makes of it.
-    heads_of = {
-        space: tuple(k[1:] for k, text in head.items() if text.endswith(ends))
-        for space, ends in (("resid", ("resid*", "pooled*")), ("pooled", "pooled*"))
-    }
+    spaces = {"resid": "layernorm elementwise", "pooled": "odd", "segment": "outer", **_OUTER}
     return Rules(
         axes,
         spaces | _inner("{i}", "dot", "elementwise"),
         {"head.{i}": heads, "qk.{i}": size, "v.{i}": size},
         optional,
-        heads_of,
+        ends(family, config),
         settings=(
             ("vocab_size", "vocab"),
             ("max_position_embeddings", "position"),
@@ -308,7 +292,7 @@ def _bert(config: Config, p: str, head: dict[str, str]) -> Rules:
     )
 
 
-@architecture(logits=forward.t5, inputs=both(tokens, tokens))
+@architecture(outputs=forward.t5, inputs=both(tokens, tokens))
 def t5(config: Config) -> Rules:
     """Gives the rules of T5, also of its version 1.1.
 
@@ -330,30 +314,32 @@ def t5(config: Config) -> Rules:
       Raffel et al., Exploring the Limits of Transfer Learning with a Unified Text-to-Text
       Transformer, 2020 (arXiv 1910.10683).
     """
-    tied = flag(config, "tie_word_embeddings", default=True) and _has_head(config)
+    tied = flag(config, "tie_word_embeddings", default=True) and has_vocabulary(config)
+    # Some classes call their body "transformer", and some have no decoder.
+    p, towers = "{transformer.,}", {"encoder": "sf", "decoder": "scf"}
+    if encodes := class_of(config).endswith(("EncoderModel", "ForTokenClassification")):
+        del towers["decoder"]
     table = {
-        "shared.weight": _table(tied),
-        "?{encoder,decoder}.embed_tokens.weight": _table(tied),
-        "encoder.final_layer_norm.weight": "diag(resid)",
-        "decoder.final_layer_norm.weight": "diag(resid)",
+        f"{p}shared.weight": _table(tied),
+        f"?{p}{{encoder,decoder}}.embed_tokens.weight": _table(tied),
+        **{f"{p}{tower}.final_layer_norm.weight": "diag(resid)" for tower in towers},
         _lm_head(config, tied): "vocab resid*",
+        **head_axes("t5", config),
     }
-    folds = {
-        # What reads the encoder's last norm are the keys and values of the decoder's attention to
-        # it.
-        "encoder.final_layer_norm.weight": (
-            "decoder.block.*.layer.1.EncDecAttention.{k,v}.weight",
-        ),
-        "decoder.final_layer_norm.weight": ("lm_head.weight",),
-    }
-    spaces = _resid(config, "rmsnorm") | {"bucket": "outer"}
+    last = readers("t5", config, tied)
+    # What reads the encoder's last norm are the keys and values of the decoder's attention to it.
+    crossed = (f"{p}decoder.block.*.layer.1.EncDecAttention.{{k,v}}.weight",)
+    folds = {f"{p}encoder.final_layer_norm.weight": last if encodes else crossed}
+    if not encodes:
+        folds[f"{p}decoder.final_layer_norm.weight"] = last
+    spaces = {"resid": "rmsnorm", "pooled": "odd", "bucket": "outer", **_OUTER}
     heads, size = count(config, "num_heads"), count(config, "d_kv")
     sizes, single = {}, set()
-    settings = [("vocab_size", "vocab"), ("d_model", "resid")]
+    settings = [("vocab_size", "vocab"), ("d_model", "resid"), ("d_model", "pooled")]
     settings += [("relative_attention_num_buckets", "bucket")]
-    for tower, parts in {"encoder": "sf", "decoder": "scf"}.items():
+    for tower, parts in towers.items():
         for n, part in enumerate(parts):
-            x = f"{tower}.block.{{i}}.layer.{n}."
+            x = f"{p}{tower}.block.{{i}}.layer.{n}."
             table[f"{x}layer_norm.weight"] = "diag(resid)"
             if part == "f":
                 hidden = f"{tower}.hidden.{{i}}"
@@ -367,7 +353,7 @@ def t5(config: Config) -> Rules:
             own = part == "s"
             space = f"{tower}." if own else "cross."
             module = f"{x}{'SelfAttention' if own else 'EncDecAttention'}"
-            names = " ".join(f"{module}.{p}" for p in "qkvo")
+            names = " ".join(f"{module}.{one}" for one in "qkvo")
             # The layers of T5 have no biases, which `attention` marks as optional.
             for pattern, text in attention(names, tag=".{i}", tower=space).items():
                 if pattern[0] != "?":
@@ -375,7 +361,7 @@ def t5(config: Config) -> Rules:
                     table[pattern] = text
             head = f"{space}head" if own else f"{space}head.{{i}}"
             if own:
-                bias = f"{tower}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+                bias = f"{p}{tower}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
                 table[bias] = f"bucket* {head}"
                 single.add(bias)
             # The bias by relative position is added to the logits. A sign of a head would cancel in
@@ -391,17 +377,19 @@ def t5(config: Config) -> Rules:
                 f"{module}.{{q,k,v}}.weight" if own else f"{module}.q.weight",
             )
     # The old release of the format gave the decoder's second attention a bias that is not used.
-    unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    unused = f"{p}decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
     table[f"?{unused}"] = "_ _"
     single.add(unused)
     axes, optional = pairs(table)
-    layers = {"num_layers": "encoder.block.{i}.", "num_decoder_layers": "decoder.block.{i}."}
+    counts = {"encoder": "num_layers", "decoder": "num_decoder_layers"}
+    layers = {counts[tower]: f"{p}{tower}.block.{{i}}." for tower in towers}
     scaled = flag(config, "scale_decoder_outputs", default=True)
     return Rules(
         axes,
         spaces,
         sizes,
         optional,
+        ends("t5", config),
         settings=tuple(settings),
         folds=folds,
         layers=layers,
@@ -411,15 +399,9 @@ def t5(config: Config) -> Rules:
     )
 
 
-def _has_head(config: Config) -> bool:
-    """Whether the model has a head, as one that does not say is taken to have."""
-    name = (config.get("architectures") or [""])[0]
-    return name.endswith(("LMHeadModel", "DoubleHeadsModel")) or not name.endswith("Model")
-
-
 def _lm_head(config: Config, tied: bool) -> str:
     """The pattern of the head: required if it is not tied, else optional."""
-    return "lm_head.weight" if _has_head(config) and not tied else "?lm_head.weight"
+    return "lm_head.weight" if has_vocabulary(config) and not tied else "?lm_head.weight"
 
 
 def _table(tied: bool) -> str:
@@ -427,12 +409,10 @@ def _table(tied: bool) -> str:
     return "vocab* resid | vocab resid*" if tied else "vocab* resid"
 
 
-def _resid(config: Config, norm: str) -> dict[str, str]:
-    """The spaces of the stream and of tokens; without a head the stream itself is the output."""
-    return {"resid": norm if _has_head(config) else "outer", "vocab": "outer"}
-
-
 def _inner(i: str, qk: str, hidden: str) -> dict[str, str]:
     """What is applied to the spaces inside a layer."""
     names = {"head": "odd", "qk": qk, "v": "linear", "hidden": hidden}
     return {f"{name}.{i}": word for name, word in names.items()}
+
+
+_OUTER = {"vocab": "outer", "position": "outer", **LABELS}

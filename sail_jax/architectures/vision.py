@@ -5,14 +5,15 @@ from typing import Any
 
 from sail_jax.architectures import forward
 from sail_jax.architectures.detect import architecture
+from sail_jax.architectures.forward.heads import LABELS, class_of, ends, head_axes
 from sail_jax.architectures.forward.inputs import both, images, of_part, tokens
 from sail_jax.architectures.table import Config, Rules, count, divided, pairs, setting
 from sail_jax.architectures.text import attention
 
-__all__ = ["clip", "vit"]
+__all__ = ["clip", "clip_text_model", "clip_vision_model", "vit"]
 
 
-@architecture(logits=forward.vit, inputs=images)
+@architecture(outputs=forward.vit, inputs=images)
 def vit(config: Config) -> Rules:
     """Gives the rules of ViT, also of DeiT without distillation.
 
@@ -49,29 +50,30 @@ def vit(config: Config) -> Rules:
         "{vit.,}layernorm.bias": "resid",
         "?{vit.,}pooler.dense.weight": "pooled resid*",
         "?{vit.,}pooler.dense.bias": "pooled",
-        "?classifier.weight": "labels resid*",
-        "?classifier.bias": "labels",
+        **head_axes("vit", config),
     }
     axes, optional = pairs(table)
     spaces, sizes, settings = _tower(config)
-    spaces |= dict.fromkeys(("pooled", "labels", "channel"), "outer")
-    # Without a classifier the base model hands out the stream itself.
-    ends = {"resid": ("classifier.weight",)}
+    spaces |= {"pooled": "odd", "channel": "outer", **LABELS}
     settings += (("num_channels", "channel"), ("pooler_output_size", "pooled"))
     layers = {"num_hidden_layers": x}
-    return Rules(axes, spaces, sizes, optional, ends, settings=settings, layers=layers)
+    handed = ends("vit", config)
+    return Rules(axes, spaces, sizes, optional, handed, settings=settings, layers=layers)
 
 
 @architecture(
-    logits=forward.clip,
+    outputs=forward.clip,
     inputs=both(of_part("text_config", tokens), of_part("vision_config", images)),
 )
 def clip(config: Config) -> Rules:
     """Gives the rules of CLIP: two towers whose projections meet in one space, normalised.
 
+    The embeddings in that space are outputs beside the logits. The class with a classifier of
+    images has neither the projections nor the tower of texts.
+
     Args:
       config: A configuration with `text_config` and `vision_config`, each with `hidden_size` and
-        `num_attention_heads`.
+        `num_attention_heads`. It may have `architectures`.
 
     Returns:
       The rules.
@@ -83,31 +85,80 @@ def clip(config: Config) -> Rules:
       Radford et al., Learning Transferable Visual Models From Natural Language Supervision, 2021
       (arXiv 2103.00020).
     """
+    if class_of(config).endswith("ForImageClassification"):
+        return _clip(config, {"vision": "vision_config."}, head_axes("clip", config))
     table = {
         "logit_scale": "",
-        "text_model.embeddings.token_embedding.weight": "vocab* text.resid",
-        "text_model.embeddings.position_embedding.weight": "position* text.resid",
-        "vision_model.embeddings.class_embedding": "vision.resid",
-        "vision_model.embeddings.patch_embedding.weight": "vision.resid channel* _ _",
-        "vision_model.embeddings.position_embedding.weight": "_ vision.resid",
-        "?{text,vision}_model.embeddings.position_ids": "_ _",
         "text_projection.weight": "shared text.resid*",
         "visual_projection.weight": "shared* vision.resid*",
     }
-    spaces, sizes, settings = {"vocab": "outer", "shared": "rmsnorm"}, {}, ()
-    spaces |= {"position": "outer", "channel": "outer"}
-    # Both towers end in the shared space, whose vectors are divided by their norms before they are
-    # compared: any rotation of both keeps the logits.
-    settings += (("projection_dim", "shared"), ("text_config.vocab_size", "vocab"))
-    settings += (("text_config.max_position_embeddings", "position"),)
-    settings += (("vision_config.num_channels", "channel"),)
-    norms = {"text": "text_model.final_layer_norm"}
-    norms["vision"] = "vision_model.{pre_layrnorm,post_layernorm}"
-    for tower, norm in norms.items():
-        x = f"{tower}_model.encoder.layers.{{i}}."
+    return _clip(config, {tower: f"{tower}_config." for tower in ("text", "vision")}, table)
+
+
+@architecture(outputs=forward.clip_text_model)
+def clip_text_model(config: Config) -> Rules:
+    """Gives the rules of CLIP's tower of texts alone, with its projection or without.
+
+    Args:
+      config: The configuration of the tower, with `hidden_size` and `num_attention_heads`.
+
+    Returns:
+      The rules.
+
+    Raises:
+      ValueError: As `clip`.
+    """
+    return _clip(config, {"text": ""}, {"?text_projection.weight": "shared text.resid*"})
+
+
+@architecture(outputs=forward.clip_vision_model, inputs=images)
+def clip_vision_model(config: Config) -> Rules:
+    """Gives the rules of CLIP's tower of images alone, with its projection or without.
+
+    Args:
+      config: The configuration of the tower, with `hidden_size` and `num_attention_heads`.
+
+    Returns:
+      The rules.
+
+    Raises:
+      ValueError: As `clip`.
+    """
+    return _clip(config, {"vision": ""}, {"?visual_projection.weight": "shared vision.resid*"})
+
+
+def _clip(config: Config, towers: Mapping[str, str], table: dict[str, str]) -> Rules:
+    """The rules of towers, each with the key of its configuration, and of what reads them."""
+    spaces, sizes, layers = dict(LABELS), {}, {}
+    # Embeddings are stored and compared with others, so that their space is an output, although a
+    # rotation of both towers would keep the logits.
+    handed: dict[str, tuple[str, ...]] = {"shared": ()}
+    spaces |= {"vocab": "outer", "position": "outer", "channel": "outer", "shared": "rmsnorm"}
+    settings: tuple[tuple[str, str], ...] = (("projection_dim", "shared"),)
+    for tower, key in towers.items():
+        # A tower by itself may be saved without the prefix of its names.
+        name = f"{tower}_model." if key else f"{{{tower}_model.,}}"
+        x = f"{name}encoder.layers.{{i}}."
         resid, hidden = f"{tower}.resid", f"{tower}.hidden.{{i}}"
         names = " ".join(f"{x}self_attn.{p}_proj" for p in ("q", "k", "v", "out"))
+        if tower == "text":
+            norm = f"{name}final_layer_norm"
+            table |= {
+                f"{name}embeddings.token_embedding.weight": f"vocab* {resid}",
+                f"{name}embeddings.position_embedding.weight": f"position* {resid}",
+            }
+            more = {"vocab_size": "vocab", "max_position_embeddings": "position"}
+        else:
+            norm = f"{name}{{pre_layrnorm,post_layernorm}}"
+            table |= {
+                f"{name}embeddings.class_embedding": resid,
+                f"{name}embeddings.patch_embedding.weight": f"{resid} channel* _ _",
+                f"{name}embeddings.position_embedding.weight": f"_ {resid}",
+            }
+            more = {"num_channels": "channel"}
+        settings += tuple((key + entry, space) for entry, space in more.items())
         table |= {
+            f"?{name}embeddings.position_ids": "_ _",
             **attention(names, tag=".{i}", tower=f"{tower}.", resid=resid),
             f"{x}layer_norm{{1,2}}.weight": f"diag({resid})",
             f"{x}layer_norm{{1,2}}.bias": resid,
@@ -118,17 +169,19 @@ def clip(config: Config) -> Rules:
             f"{norm}.weight": f"diag({resid})",
             f"{norm}.bias": resid,
         }
-        inner = setting(config, key := f"{tower}_config")
+        layers[f"{key}num_hidden_layers"] = x
+        inner = setting(config, key[:-1]) if key else config
         if not isinstance(inner, Mapping):
-            raise ValueError(f"the configuration's {key!r} must be a mapping, got {inner!r}")
-        more = _tower(inner, f"{tower}.", f"{key}.")
-        spaces, sizes, settings = spaces | more[0], sizes | more[1], settings + more[2]
+            raise ValueError(f"the configuration's {key[:-1]!r} must be a mapping, got {inner!r}")
+        own = _tower(inner, f"{tower}.", key)
+        spaces, sizes, settings = spaces | own[0], sizes | own[1], settings + own[2]
+        projection = f"{'text' if tower == 'text' else 'visual'}_projection.weight"
+        handed[resid] = (projection, *ends("clip", config, resid)[resid])
     # A norm before the first layer writes into the stream, and its scale multiplies the stream unit
     # by unit: no unit of it may become an average of others.
     spaces["vision.resid"] = "layernorm odd"
     axes, optional = pairs(table)
-    layers = {f"{t}_config.num_hidden_layers": f"{t}_model.encoder.layers.{{i}}." for t in norms}
-    return Rules(axes, spaces, sizes, optional, settings=settings, layers=layers)
+    return Rules(axes, spaces, sizes, optional, handed, settings=settings, layers=layers)
 
 
 def _tower(config: Config, tower: str = "", key: str = "") -> tuple[Any, ...]:

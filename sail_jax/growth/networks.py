@@ -37,6 +37,7 @@ from sail_jax.growth.targets import (
     check_stated,
     layer_count,
     new_sizes,
+    other_outputs,
     rules_of,
     target,
 )
@@ -260,6 +261,8 @@ def plan(
     deep_rules = make(deep_config)
     fitted = fit(maps, spec, deep_rules, goal) if wide.lossless else Fitted(maps, goal)
     rows = judge(spec, maps, fitted, _loses(method, wide, values)).spaces
+    others = other_outputs(goal_rules, spec, sizes)
+    rows = tuple(row._replace(reason=others.get(row.space, row.reason)) for row in rows)
     new = added(spec, old_rules, layers, chains, deep, values)
     rows += tuple(
         layer_row(n, m, spec, old_rules, deep, new, n in chains, values, goal)

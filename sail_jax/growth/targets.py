@@ -24,6 +24,7 @@ __all__ = [
     "layer_count",
     "layer_of",
     "new_sizes",
+    "other_outputs",
     "rules_of",
     "target",
 ]
@@ -342,8 +343,9 @@ def _scaled(
             # without head. Its width is what users of the model see.
             if ends(spec, s.name) and any(use.role == "gain" for use in spec.uses(s.name)):
                 raise ValueError(
-                    f"a base model hands out its stream {s.name!r}, which growth leaves at "
-                    f"{s.size} units: grow the model with its head"
+                    f"a base model hands out its stream {s.name!r}, which a factor of width leaves "
+                    f"at {s.size} units: grow the model with its head, or state the entries that "
+                    "change, which gives outputs of another size"
                 )
         if not wide:
             raise ValueError("no space inside this network can be widened")
@@ -449,7 +451,7 @@ def new_sizes(
 
     Raises:
       ValueError: If a size is no whole number or too large, a space would shrink, or the space is
-        the network's input or output.
+        the network's input or output. States that a network without a head hands out may grow.
     """
     single = [(key, text) for key, text in new_rules.settings if len(text.split()) == 1]
     out = {}
@@ -473,10 +475,10 @@ def new_sizes(
             raise ValueError(
                 f"the size of {space.name!r} must be a whole number below {_MOST}, got {short(new)}"
             )
-        if ends(spec, space.name):
+        if ends(spec, space.name) and space.name not in new_rules.ends:
             raise ValueError(
                 f"space {space.name!r} is the network's input or output, which growth leaves at "
-                f"{space.size} units, not {new}: of a base model, grow the one with its head"
+                f"{space.size} units, not {new}"
             )
         if new < space.size:
             raise ValueError(
@@ -485,4 +487,25 @@ def new_sizes(
                 "to shrink it use prune or principal"
             )
         out[space.name] = new
+    return out
+
+
+def other_outputs(rules: Rules, spec: Spec, sizes: Mapping[str, int]) -> dict[str, str]:
+    """Says which outputs of a network get another size.
+
+    Args:
+      rules: The rules of the architecture.
+      spec: The spec of the network, with its layers as they will be.
+      sizes: The new size of every space that changes.
+
+    Returns:
+      For each such space that the network hands out, a sentence that names the entry which states
+      its size.
+    """
+    out = {}
+    for name, new in sizes.items():
+        if ends(spec, name):
+            keys = (k for k, text in rules.settings if path_pattern(text).fullmatch(name))
+            key = next(keys, name)
+            out[name] = f"outputs of another size: {key} {spec.space(name).size} to {new}"
     return out

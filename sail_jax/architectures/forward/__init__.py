@@ -1,11 +1,32 @@
 """Forward passes of known architectures, for certificates.
 
-Each is a pure function `(params, config, inputs) -> logits` of a flat dictionary of tensors by
-their Hugging Face names. It runs in the precision of the tensors. A fourth argument, `see`, is
-called with the name of each layer and its outputs, and what it returns goes on in their place.
+Each is a pure function `(params, config, inputs) -> outputs` of a flat dictionary of tensors by
+their Hugging Face names. Its outputs are what the class of the configuration hands out: those of
+its heads by name, the main one first, or the states of a base model. It runs in the precision of
+the tensors. A fourth argument, `see`, is called with the name of each layer and its outputs, and
+what it returns goes on in their place.
 """
 
 from sail_jax.architectures.forward.text import bert, gpt2, llama, roberta, t5
-from sail_jax.architectures.forward.vision import clip, clip_images, mlp, vit
+from sail_jax.architectures.forward.vision import (
+    clip,
+    clip_images,
+    clip_text_model,
+    clip_vision_model,
+    mlp,
+    vit,
+)
 
-__all__ = ["bert", "clip", "clip_images", "gpt2", "llama", "mlp", "roberta", "t5", "vit"]
+__all__ = [
+    "bert",
+    "clip",
+    "clip_images",
+    "clip_text_model",
+    "clip_vision_model",
+    "gpt2",
+    "llama",
+    "mlp",
+    "roberta",
+    "t5",
+    "vit",
+]

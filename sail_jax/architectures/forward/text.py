@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from sail_jax.architectures.forward.heads import States, class_of, outputs
 from sail_jax.architectures.forward.layers import (
     See,
     Tensors,
@@ -29,11 +30,11 @@ __all__ = ["bert", "gpt2", "llama", "roberta", "t5"]
 
 Params = Mapping[str, Any]
 Tokens = Int[Array | np.ndarray, "batch time"]
-Logits = Float[Array, "batch time vocab"]
+Outputs = dict[str, Array]
 
 
-def gpt2(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Logits:
-    """Runs GPT-2. Without a head tensor the embeddings are the head.
+def gpt2(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Outputs:
+    """Runs GPT-2.
 
     Args:
       params: The tensors by name.
@@ -42,10 +43,11 @@ def gpt2(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> L
       see: Called after each layer, with its name and its outputs; what it returns goes on instead.
 
     Returns:
-      The logits, `(batch, time, vocab)`.
+      The outputs by name, as `heads.outputs` describes them: those of the heads that are stored, or
+      of a base model its states.
 
     Raises:
-      ValueError: If a tensor is missing, or the activation is unknown.
+      ValueError: If a tensor or a head is missing, or the activation is unknown.
     """
     t = Tensors(params)
     # Base models are saved without the prefix that models with a head have.
@@ -73,13 +75,12 @@ def gpt2(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> L
         x = x + conv1d(h, "attn.c_proj", attend(q, k, v, scale=scale, mask=mask))
         y = act(conv1d(h, "mlp.c_fc", layer_norm(h, "ln_2", x, eps)))
         x = see(f"h.{i}", x + conv1d(h, "mlp.c_proj", y))
-    return layer_norm(body, "ln_f", x, eps) @ _head(t, wte).T
+    stream = {"last_hidden_state": layer_norm(body, "ln_f", x, eps)}
+    return outputs("gpt2", t, config, States(stream, tokens, wte))
 
 
-def llama(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Logits:
+def llama(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Outputs:
     """Runs Llama, Mistral (with its sliding window), Qwen2 or Qwen3.
-
-    Without a head tensor the embeddings are the head.
 
     Args:
       params: The tensors by name.
@@ -88,13 +89,15 @@ def llama(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> 
       see: Called after each layer, with its name and its outputs; what it returns goes on instead.
 
     Returns:
-      The logits, `(batch, time, vocab)`.
+      The outputs by name, as `heads.outputs` describes them: those of the heads that are stored, or
+      of a base model its states.
 
     Raises:
       ValueError: If a tensor is missing, or the activation or the kind of rotary positions unknown.
     """
     t = Tensors(params)
-    body = t.maybe("model.")
+    # The class for question answering calls its body as GPT-2 does.
+    body = t.maybe("model.").maybe("transformer.")
     heads = config["num_attention_heads"]
     shared = setting(config, "num_key_value_heads", default=heads)
     eps, act = config.get("rms_norm_eps", 1e-6), activation(config.get("hidden_act", "silu"))
@@ -122,12 +125,8 @@ def llama(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> 
         y = rms_norm(h, "post_attention_layernorm", x, eps)
         y = act(linear(h, "mlp.gate_proj", y)) * linear(h, "mlp.up_proj", y)
         x = see(f"layers.{i}", x + linear(h, "mlp.down_proj", y))
-    return rms_norm(body, "norm", x, eps) @ _head(t, table).T
-
-
-def _head(t: Tensors, table: Array) -> Array:
-    """The head, which is the table of embeddings if it has no tensor."""
-    return t["lm_head.weight"] if "lm_head.weight" in t else table  # noqa: SIM401 no mapping
+    stream = {"last_hidden_state": rms_norm(body, "norm", x, eps)}
+    return outputs("llama", t, config, States(stream, tokens, table))
 
 
 def _frequencies(config: Config, size: int) -> Float[Array, "{size}//2"]:
@@ -166,7 +165,7 @@ def _window(config: Config, layer: int) -> int | None:
     return window
 
 
-def bert(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Logits:
+def bert(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Outputs:
     """Runs BERT on one segment.
 
     Args:
@@ -176,24 +175,19 @@ def bert(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> L
       see: Called after each layer, with its name and its outputs; what it returns goes on instead.
 
     Returns:
-      The logits of masked words, `(batch, time, vocab)`, or the last states, `(batch, time,
-      width)`, where there is no such head.
+      The outputs by name, as `heads.outputs` describes them: those of the heads that are stored, or
+      of a base model its states.
 
     Raises:
-      ValueError: If a tensor is missing, or the activation is unknown.
+      ValueError: If a tensor or a head is missing, or the activation is unknown.
     """
     t = Tensors(params)
     positions = jnp.arange(tokens.shape[-1])
-    x = _bert(t.maybe("bert."), config, tokens, positions, see)
-    if "cls.predictions.transform.dense.weight" not in t:
-        return x
-    head = t / "cls.predictions."
-    y = activation(config.get("hidden_act", "gelu"))(linear(head, "transform.dense", x))
-    y = layer_norm(head, "transform.LayerNorm", y, config.get("layer_norm_eps", 1e-12))
-    return y @ _decoder(head, t.maybe("bert.")).T + head["bias"]
+    states = _bert(t.maybe("bert."), config, tokens, positions, see)
+    return outputs("bert", t, config, states)
 
 
-def roberta(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Logits:
+def roberta(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> Outputs:
     """Runs RoBERTa, whose positions start after that of padding and do not count padding.
 
     Args:
@@ -204,8 +198,8 @@ def roberta(params: Params, config: Config, tokens: Tokens, see: See = unseen) -
       see: Called after each layer, with its name and its outputs; what it returns goes on instead.
 
     Returns:
-      The logits of masked words, `(batch, time, vocab)`, or the last states, `(batch, time,
-      width)`, where there is no such head.
+      The outputs by name, as `heads.outputs` describes them: those of the heads that are stored, or
+      of a base model its states.
 
     Raises:
       ValueError: If `pad_token_id` is not a whole number, a tensor is missing, or the activation is
@@ -218,26 +212,15 @@ def roberta(params: Params, config: Config, tokens: Tokens, see: See = unseen) -
     # Padding has the position `pad`, real tokens have those from `pad + 1` on.
     real = tokens != pad
     positions = jnp.cumsum(real, axis=-1) * real + pad
-    x = _bert(t.maybe("roberta."), config, tokens, positions, see, real)
-    if "lm_head.dense.weight" not in t:
-        return x
-    head = t / "lm_head."
-    y = activation("gelu")(linear(head, "dense", x))
-    y = layer_norm(head, "layer_norm", y, config.get("layer_norm_eps", 1e-12))
-    return y @ _decoder(head, t.maybe("roberta.")).T + head["bias"]
-
-
-def _decoder(head: Tensors, body: Tensors) -> Array:
-    """The table that reads words out, which is that of the embeddings if tied."""
-    tied = "decoder.weight" not in head
-    return body["embeddings.word_embeddings.weight"] if tied else head["decoder.weight"]
+    states = _bert(t.maybe("roberta."), config, tokens, positions, see, real)
+    return outputs("roberta", t, config, states)
 
 
 def _bert(
     t: Tensors, config: Config, tokens: Tokens, positions: Array, see: See,
     real: Array | None = None,
-) -> Array:  # fmt: skip
-    """The last states of BERT; `real` says which tokens are not padding."""
+) -> States:  # fmt: skip
+    """The states of BERT; `real` says which tokens are not padding."""
     eps, act = config.get("layer_norm_eps", 1e-12), activation(config.get("hidden_act", "gelu"))
     e = t / "embeddings."
     x = e["word_embeddings.weight"][tokens] + e["position_embeddings.weight"][positions]
@@ -245,19 +228,25 @@ def _bert(
     x = layer_norm(e, "LayerNorm", x + e["token_type_embeddings.weight"][0], eps)
     qkvo = "attention.self.query attention.self.key attention.self.value attention.output.dense"
     mask = None if real is None else real[:, None, None, :]
+    if config.get("is_decoder"):
+        causal = jnp.tri(tokens.shape[-1], dtype=bool)
+        mask = causal if mask is None else causal & mask
+        # Padding in front of all tokens would attend to nothing, and shows itself instead.
+        mask |= ~mask.any(-1, keepdims=True) & jnp.eye(tokens.shape[-1], dtype=bool)
     for i in range(config["num_hidden_layers"]):
         h = t / f"encoder.layer.{i}."
         y = attention(h, qkvo, x, config["num_attention_heads"], mask=mask)
         x = layer_norm(h, "attention.output.LayerNorm", x + y, eps)
         y = linear(h, "output.dense", act(linear(h, "intermediate.dense", x)))
         x = see(f"encoder.layer.{i}", layer_norm(h, "output.LayerNorm", x + y, eps))
-    return x
+    out = {"last_hidden_state": x}
+    if "pooler.dense.weight" in t:
+        out["pooler_output"] = jnp.tanh(linear(t, "pooler.dense", x[:, 0]))
+    return States(out, tokens, e["word_embeddings.weight"])
 
 
-def t5(params: Params, config: Config, tokens: tuple[Tokens, Tokens], see: See = unseen) -> Logits:
+def t5(params: Params, config: Config, tokens: tuple[Tokens, Tokens], see: See = unseen) -> Outputs:
     """Runs T5 on tokens of the encoder and of the decoder, both without padding.
-
-    The head of the first release is tied, and reads the stream divided by the root of its width.
 
     Args:
       params: The tensors by name.
@@ -266,21 +255,23 @@ def t5(params: Params, config: Config, tokens: tuple[Tokens, Tokens], see: See =
       see: Called after each layer, with its name and its outputs; what it returns goes on instead.
 
     Returns:
-      The logits of the decoder, `(batch, time, vocab)`.
+      The outputs by name, as `heads.outputs` describes them: those of the heads that are stored, or
+      of a base model its states.
 
     Raises:
-      ValueError: If a tensor is missing, or the activation is unknown.
+      ValueError: If a tensor or a head is missing, or the activation is unknown.
     """
     t, (source, target) = Tensors(params), tokens
-    table = t["shared.weight"]
-    memory = _t5(t, config, "encoder", table[source], None, see)
-    x = _t5(t, config, "decoder", table[target], memory, see)
-    # A tied head has the scale of embeddings, which is too large for logits by the root of the
-    # width. Newer configurations say that they are tied whether they are or not, and state the
-    # scale by itself.
-    scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
-    x = x * config["d_model"] ** -0.5 if scaled else x
-    return x @ _head(t, table).T
+    body = t.maybe("transformer.")
+    table = body["shared.weight"]
+    memory = _t5(body, config, "encoder", table[source], None, see)
+    # Classes that have no decoder read what the encoder computes.
+    if class_of(config).endswith(("EncoderModel", "ForTokenClassification")):
+        stream = {"last_hidden_state": memory}
+    else:
+        stream = {"last_hidden_state": _t5(body, config, "decoder", table[target], memory, see)}
+        stream["encoder_last_hidden_state"] = memory
+    return outputs("t5", t, config, States(stream, source, table))
 
 
 def _t5(t: Tensors, config: Config, tower: str, x: Array, memory: Array | None, see: See) -> Array:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from sail_jax.architectures.forward.heads import States, class_of, outputs
 from sail_jax.architectures.forward.layers import (
     See,
     Tensors,
@@ -23,15 +24,15 @@ from sail_jax.architectures.forward.layers import (
 )
 from sail_jax.architectures.table import Config, setting
 
-__all__ = ["clip", "clip_images", "mlp", "vit"]
+__all__ = ["clip", "clip_images", "clip_text_model", "clip_vision_model", "mlp", "vit"]
 
 Params = Mapping[str, Any]
 Images = Float[Array | np.ndarray, "batch c y x"]
+Texts = Int[Array | np.ndarray, "texts time"]
+Outputs = dict[str, Array]
 
 
-def vit(
-    params: Params, config: Config, images: Images, see: See = unseen
-) -> Float[Array, "batch labels"]:
+def vit(params: Params, config: Config, images: Images, see: See = unseen) -> Outputs:
     """Runs ViT.
 
     Args:
@@ -41,12 +42,12 @@ def vit(
       see: Called after each layer, with its name and its outputs; what it returns goes on instead.
 
     Returns:
-      The logits of its classifier, `(batch, labels)`, or the last states, `(batch, time, width)`,
-      where there is none.
+      The outputs by name, as `heads.outputs` describes them: those of the heads that are stored, or
+      of a base model its states.
 
     Raises:
-      ValueError: If a tensor is missing, the images do not fit the positions, or the activation is
-        unknown.
+      ValueError: If a tensor or a head is missing, the images do not fit the positions, or the
+        activation is unknown.
     """
     t = Tensors(params)
     body = t.maybe("vit.")
@@ -64,7 +65,11 @@ def vit(
         y = act(linear(h, "intermediate.dense", layer_norm(h, "layernorm_after", x, eps)))
         x = see(f"encoder.layer.{i}", x + linear(h, "output.dense", y))
     x = layer_norm(body, "layernorm", x, eps)
-    return linear(t, "classifier", x[:, 0]) if "classifier.weight" in t else x
+    out = {"last_hidden_state": x}
+    if "pooler.dense.weight" in body:
+        pool = activation(config.get("pooler_act", "tanh"))
+        out["pooler_output"] = pool(linear(body, "pooler.dense", x[:, 0]))
+    return outputs("vit", t, config, States(out))
 
 
 def mlp(
@@ -72,7 +77,7 @@ def mlp(
     config: Config,
     inputs: Float[Array, "batch n"],
     see: See = unseen,
-) -> Float[Array, "batch outputs"]:
+) -> Outputs:
     """Runs a ReLU MLP with layers `layers.0, layers.1, ..., out`, whose kernels are `(in, out)`.
 
     Args:
@@ -82,30 +87,27 @@ def mlp(
       see: Called after each layer, with its name and its outputs; what it returns goes on instead.
 
     Returns:
-      The outputs, `(batch, outputs)`.
+      The outputs, `(batch, outputs)`, as "logits".
 
     Raises:
       ValueError: If a tensor or `widths` is missing.
 
     >>> net = {"layers.0.kernel": jnp.eye(2), "layers.0.bias": jnp.zeros(2)}
     >>> net |= {"out.kernel": jnp.ones((2, 1)), "out.bias": jnp.zeros(1)}
-    >>> mlp(net, {"widths": [2]}, jnp.array([[3.0, -1.0]])).tolist()
+    >>> mlp(net, {"widths": [2]}, jnp.array([[3.0, -1.0]]))["logits"].tolist()
     [[3.0]]
     """
     t, x = Tensors(params), inputs
     for k in range(len(setting(config, "widths"))):
         x = jax.nn.relu(x @ t[f"layers.{k}.kernel"] + t[f"layers.{k}.bias"])
         x = see(f"layers.{k}", x)
-    return x @ t["out.kernel"] + t["out.bias"]
+    return {"logits": x @ t["out.kernel"] + t["out.bias"]}
 
 
 def clip(
-    params: Params,
-    config: Config,
-    inputs: tuple[Int[Array | np.ndarray, "texts time"], Images],
-    see: See = unseen,
-) -> Float[Array, "images texts"]:
-    """Runs CLIP on texts and images: the scaled cosines between them.
+    params: Params, config: Config, inputs: tuple[Texts, Images], see: See = unseen
+) -> Outputs:
+    """Runs CLIP on texts and images, or its classifier on the images.
 
     Texts have no padding but after their end.
 
@@ -117,28 +119,25 @@ def clip(
       see: Called after each layer, with its name and its outputs; what it returns goes on instead.
 
     Returns:
-      The logits, `(images, texts)`.
+      `logits_per_image`, `(images, texts)`, the scaled cosines between the embeddings; and these,
+      `image_embeds` and `text_embeds`, divided by their norms. Of the class with a classifier its
+      logits, `(images, labels)`.
 
     Raises:
       ValueError: If a tensor or a part of the configuration is missing, the images do not fit the
         positions, or an activation is unknown.
     """
-    tokens, images = inputs
-    t = Tensors(params)
-    text = setting(config, "text_config")
-    body = t / "text_model."
-    e = body / "embeddings."
-    x = e["token_embedding.weight"][tokens] + e["position_embedding.weight"][: tokens.shape[1]]
-    x = _clip_layers(body, text, x, jnp.tri(tokens.shape[1], dtype=bool), see)
-    x = layer_norm(body, "final_layer_norm", x, text.get("layer_norm_eps", 1e-5))
-    # Early releases state 2 as the end token, which is wrong: theirs is the largest number of all
-    # tokens.
-    end = text.get("eos_token_id", 2)
-    at = jnp.argmax(tokens if end == 2 else tokens == end, axis=-1)
-    a = linear(t, "text_projection", x[jnp.arange(len(x)), at])
+    t, (tokens, images) = Tensors(params), inputs
+    vision = setting(config, "vision_config")
+    if class_of(config).endswith("ForImageClassification"):
+        states = _vision_tower(t / "vision_model.", vision, images, see)
+        return outputs("clip", t, config, states)
+    states = _text_tower(t / "text_model.", setting(config, "text_config"), tokens, see)
+    a = linear(t, "text_projection", states.outputs["pooler_output"])
     b = clip_images(params, config, images, see)
     a, b = (y / jnp.linalg.norm(y, axis=-1, keepdims=True) for y in (a, b))
-    return jnp.exp(t["logit_scale"]) * b @ a.T
+    logits = jnp.exp(t["logit_scale"]) * b @ a.T
+    return {"logits_per_image": logits, "image_embeds": b, "text_embeds": a}
 
 
 def clip_images(
@@ -159,14 +158,82 @@ def clip_images(
     Raises:
       ValueError: As `clip` does.
     """
-    t, vision = Tensors(params), setting(config, "vision_config")
-    body, eps = t / "vision_model.", vision.get("layer_norm_eps", 1e-5)
+    t = Tensors(params)
+    states = _vision_tower(t / "vision_model.", setting(config, "vision_config"), images, see)
+    return linear(t, "visual_projection", states.outputs["pooler_output"])
+
+
+def clip_text_model(params: Params, config: Config, tokens: Texts, see: See = unseen) -> Outputs:
+    """Runs CLIP's tower of texts, which is saved by itself, with its projection or without.
+
+    Args:
+      params: The tensors by name.
+      config: The configuration of the tower.
+      tokens: Token numbers, `(texts, time)`.
+      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
+
+    Returns:
+      `text_embeds`, `(texts, width)`, where there is a projection; else the states of the tower.
+
+    Raises:
+      ValueError: If a tensor is missing, or the activation is unknown.
+    """
+    t = Tensors(params)
+    states = _text_tower(t.maybe("text_model."), config, tokens, see)
+    return _projected(t, config, "text_projection", "text_embeds", states)
+
+
+def clip_vision_model(params: Params, config: Config, images: Images, see: See = unseen) -> Outputs:
+    """Runs CLIP's tower of images, which is saved by itself, with its projection or without.
+
+    Args:
+      params: The tensors by name.
+      config: The configuration of the tower.
+      images: Images, `(images, channel, y, x)`.
+      see: Called after each layer, with its name and its outputs; what it returns goes on instead.
+
+    Returns:
+      `image_embeds`, `(images, width)`, where there is a projection; else the states of the tower.
+
+    Raises:
+      ValueError: If a tensor is missing, the images do not fit the positions, or the activation is
+        unknown.
+    """
+    t = Tensors(params)
+    states = _vision_tower(t.maybe("vision_model."), config, images, see)
+    return _projected(t, config, "visual_projection", "image_embeds", states)
+
+
+def _projected(t: Tensors, config: Config, name: str, output: str, states: States) -> Outputs:
+    """What a tower that is saved by itself hands out."""
+    # A class that is named after its projection must have one: `linear` names what is missing.
+    if f"{name}.weight" in t or class_of(config).endswith("WithProjection"):
+        return {output: linear(t, name, states.outputs["pooler_output"])}
+    return dict(states.outputs)
+
+
+def _text_tower(body: Tensors, config: Config, tokens: Texts, see: See) -> States:
+    """The states of texts."""
     e = body / "embeddings."
+    x = e["token_embedding.weight"][tokens] + e["position_embedding.weight"][: tokens.shape[1]]
+    x = _clip_layers(body, config, x, jnp.tri(tokens.shape[1], dtype=bool), see)
+    x = layer_norm(body, "final_layer_norm", x, config.get("layer_norm_eps", 1e-5))
+    # Early releases state 2 as the end token, which is wrong: theirs is the largest number of all
+    # tokens.
+    end = config.get("eos_token_id", 2)
+    at = jnp.argmax(tokens if end == 2 else tokens == end, axis=-1)
+    return States({"last_hidden_state": x, "pooler_output": x[jnp.arange(len(x)), at]})
+
+
+def _vision_tower(body: Tensors, config: Config, images: Images, see: See) -> States:
+    """The states of images."""
+    e, eps = body / "embeddings.", config.get("layer_norm_eps", 1e-5)
     first, positions = e["class_embedding"], e["position_embedding.weight"]
     x = embed_patches(images, e["patch_embedding.weight"], None, first, positions)
     # The name of the norm is misspelt in the checkpoints.
-    x = _clip_layers(body, vision, layer_norm(body, "pre_layrnorm", x, eps), None, see)
-    return linear(t, "visual_projection", layer_norm(body, "post_layernorm", x[:, 0], eps))
+    x = _clip_layers(body, config, layer_norm(body, "pre_layrnorm", x, eps), None, see)
+    pooled = layer_norm(body, "post_layernorm", x[:, 0], eps)
+    return States({"last_hidden_state": x, "pooler_output": pooled})
 
 
 def _clip_layers(body: Tensors, config: Config, x: Array, mask: Array | None, see: See) -> Array:

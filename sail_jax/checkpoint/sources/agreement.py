@@ -188,8 +188,8 @@ def _known(config: Mapping[str, Any]) -> _Forward | None:
         family = architectures.of(config)
     except ValueError:
         return None
-    logits = family.logits
-    if logits is None:
+    outputs = family.outputs
+    if outputs is None:
         return None
     # Drawn once for both networks, with a fixed seed: the same command has the same certificate.
     inputs = family.inputs(stated(config), np.random.default_rng(0))
@@ -197,7 +197,7 @@ def _known(config: Mapping[str, Any]) -> _Forward | None:
     return _Forward(
         f"the forward pass of {family.name} in sail_jax",
         # The configuration is closed over, since it decides how many layers are traced.
-        lambda config: jax.jit(lambda tensors: logits(tensors, stated(config), inputs)),
+        lambda config: jax.jit(lambda tensors: outputs(tensors, stated(config), inputs)),
     )
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cells import soak_unless
-from known_networks import NAMES, certify, inner, model
+from known_networks import BASES, HEADS, NAMES, certify, inner, model
 
 from sail_jax import align, growth
 from sail_jax.align.blocks import nested
@@ -21,6 +21,11 @@ from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import spec
 
 O = Family.ORTHOGONAL
+
+
+# One head of each kind.
+SLOW_HEADS = ["LlamaForSequenceClassification", "BertForSequenceClassification"]
+SLOW_HEADS += ["RobertaForSequenceClassification", "CLIPModel", "ViTForMaskedImageModeling"]
 
 
 def silent(s):
@@ -61,7 +66,13 @@ def undone(found, hidden):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [soak_unless(n in ("gpt2", "flax mlp"), n) for n in NAMES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(soak_unless(n in ("gpt2", "flax mlp"), n) for n in NAMES),
+        *(soak_unless(n in SLOW_HEADS, n) for n in HEADS if n not in BASES),
+    ],
+)
 def test_hidden_permutations_are_recovered(name):
     """Of hidden units, channels, heads, kv groups, units of each head by itself, the stream."""
     m = model(name)
@@ -117,7 +128,7 @@ ROTATED = {
     "llama": ["v.0", "v.1"],
     "t5": ["encoder.qk.0", "cross.v.1"],
     "flax gpt": ["qk.0", "v.0"],
-    "clip": ["text.v.0", "shared"],
+    "clip": ["text.v.0", "vision.v.1"],
 }
 
 

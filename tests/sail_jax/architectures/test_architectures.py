@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from cells import soak_unless
 from known_networks import (
+    BASES,
     EPS,
     GOLDEN,
+    HEADS,
     NAMES,
     TIED,
     TOKENS,
@@ -46,7 +48,8 @@ def rolled(n):
 @pytest.mark.parametrize("name", GOLDEN)
 def test_forward_agrees_with_transformers(name):
     golden, m = GOLDEN[name], model(name)
-    logits = np.asarray(run(name, m.spec, m.params))
+    found = run(name, m.spec, m.params)
+    logits = np.asarray(found["logits_per_image" if name == "clip" else "logits"])
     assert list(logits.shape) == golden["shape"]
     # some ten layers of float32 on either side, each a few roundings of the largest value
     tolerance = 64 * EPS * np.abs(logits).max()
@@ -54,7 +57,24 @@ def test_forward_agrees_with_transformers(name):
 
 
 @pytest.mark.one
-@names
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_agree_with_transformers(name):
+    """All outputs of each class by name, or of a base model its states."""
+    golden, m = HEADS[name]["outputs"], model(name)
+    found = run(name, m.spec, m.params)
+    assert {k: list(x.shape) for k, x in found.items()} == {
+        k: entry["shape"] for k, entry in golden.items()
+    }
+    for key, entry in golden.items():
+        x = np.asarray(found[key])
+        assert len(entry["values"]) == len(x.ravel()[:: entry["step"]])
+        # As above; outputs were written to seven decimals.
+        tolerance = 64 * EPS * np.abs(x).max()
+        np.testing.assert_allclose(x.ravel()[:: entry["step"]], entry["values"], 0, tolerance)
+
+
+@pytest.mark.one
+@pytest.mark.parametrize("name", [*NAMES, *HEADS])
 def test_every_space_can_be_permuted(name):
     """All at once: one program, which any of them would spoil."""
     m = model(name)
@@ -71,10 +91,10 @@ def test_every_space_can_be_permuted(name):
         assert has_moved == bool(spaces & set(maps)), path
 
 
-@names
+@pytest.mark.parametrize("name", [*NAMES, *HEADS])
 def test_ends_cannot(name):
     m = model(name)
-    ends = [x for x in m.spec.spaces if x.nonlinearity == "outer"]
+    ends = [x for x in m.spec.spaces if "outer" in x.nonlinearity.split()]
     assert ends
     for space in ends:
         assert exactness(m.spec, {space.name: rolled(space.size)}).lost
@@ -171,7 +191,6 @@ def test_a_tied_table_cannot_hold_a_scale(name):
         ("llama", "v.0"),
         ("t5", "cross.qk.1"),
         ("t5", "encoder.v.0"),
-        ("clip", "shared"),
         ("flax gpt", "qk.1"),
     ],
 )
@@ -292,18 +311,130 @@ def test_base_models_hand_out_their_stream(name, prefix):
         config = config | {"architectures": ["GPT2LMHeadModel"]}
         s = architectures.gpt2(config).spec(base)
         assert s.space("resid").nonlinearity == "layernorm"
-        logits = architectures.forward.gpt2(base, config, TOKENS)
-        whole = run(name, m.spec, m.params)
+        logits = architectures.forward.gpt2(base, config, TOKENS)["logits"]
+        whole = run(name, m.spec, m.params)["logits"]
         np.testing.assert_allclose(logits, whole, 0, 64 * EPS * np.abs(whole).max())
 
 
 def test_pooled_states_are_an_end_unless_read():
     m = model("bert")
     pooled = {"bert.pooler.dense.weight": np.zeros((8, 8)), "bert.pooler.dense.bias": np.zeros(8)}
-    assert m.rules.spec(m.params | pooled).space("pooled").nonlinearity == "outer"
+    assert m.rules.spec(m.params | pooled).space("pooled").nonlinearity == "outer odd"
     head = {"cls.seq_relationship.weight": np.zeros((2, 8))}
     s = m.rules.spec(m.params | pooled | head)
     assert s.space("pooled").nonlinearity == "odd"
+
+
+# Heads.
+
+
+def states(name, head):
+    """What the body of a class computes: of the class without a head, with the same tensors."""
+    m, config = model(name), HEADS[name]["config"]
+    base = {k: v for k, v in m.params.items() if not k.startswith(head)}
+    config = config | {"architectures": ["Model"]}
+    found = architectures.of(config).outputs(base, config, m.inputs)  # pyright: ignore
+    return {k: np.asarray(x, float) for k, x in found.items()}
+
+
+def at(x, places):
+    return x[np.arange(len(places)), places]
+
+
+def layer(name, head, x):
+    """A linear layer in NumPy, without bias where there is none."""
+    p = model(name).params
+    return x @ p[f"{head}.weight"].T.astype(float) + p.get(f"{head}.bias", 0)
+
+
+# Where the texts end, of TOKENS: 6 is padding for the decoders, 16 ends a text for T5. The last
+# place is 7.
+ENDS = [7, 6], [7, 3]
+
+BY_HAND = {
+    "GPT2ForSequenceClassification": lambda n, s: layer(n, "score", at(s, ENDS[0])),
+    "LlamaForSequenceClassification": lambda n, s: layer(n, "score", at(s, ENDS[0])),
+    "LlamaForTokenClassification": lambda n, s: layer(n, "score", s),
+    "MistralForQuestionAnswering": lambda n, s: layer(n, "qa_outputs", s),
+    "RobertaForSequenceClassification": lambda n, s: layer(
+        n, "classifier.out_proj", np.tanh(layer(n, "classifier.dense", s[:, 0]))
+    ),
+    "BertForSequenceClassification": lambda n, s: layer(
+        n, "classifier", np.tanh(layer(n, "bert.pooler.dense", s[:, 0]))
+    ),
+    "BertForTokenClassification": lambda n, s: layer(n, "classifier", s),
+    "T5ForSequenceClassification": lambda n, s: layer(
+        n,
+        "classification_head.out_proj",
+        np.tanh(layer(n, "classification_head.dense", at(s, ENDS[1]))),
+    ),
+    "ViTForImageClassification": lambda n, s: layer(n, "classifier", s[:, 0]),
+}
+
+
+@pytest.mark.one
+@pytest.mark.parametrize("name", BY_HAND)
+def test_heads_by_their_definition(name):
+    m = model(name)
+    found = run(name, m.spec, m.params)["logits"]
+    stream = states(name, ("score", "classifi", "qa_outputs"))["last_hidden_state"]
+    want = BY_HAND[name](name, stream)
+    np.testing.assert_allclose(found, want, 0, 64 * EPS * np.abs(want).max())
+
+
+@pytest.mark.parametrize(
+    ("pad", "tokens", "places"),
+    [
+        (None, [[1, 2, 3], [4, 5, 6]], [2, 2]),
+        (-1, [[1, 2, 3], [4, 5, 6]], [2, 2]),  # what old configurations of Llama state
+        (0, [[1, 0, 0], [0, 0, 5]], [0, 2]),
+        (0, [[0, 0, 0], [1, 0, 2]], [0, 2]),  # nothing but padding
+    ],
+)
+def test_texts_are_classified_at_their_last_token(pad, tokens, places):
+    name = "LlamaForSequenceClassification"
+    m, config = model(name), HEADS[name]["config"] | {"pad_token_id": pad}
+    tokens = np.array(tokens)
+    found = architectures.forward.llama(m.params, config, tokens)["logits"]
+    base = config | {"architectures": ["LlamaModel"]}
+    stream = architectures.forward.llama(
+        {k: v for k, v in m.params.items() if k != "score.weight"}, base, tokens
+    )["last_hidden_state"]
+    want = layer(name, "score", at(np.asarray(stream, float), places))
+    np.testing.assert_allclose(found, want, 0, 64 * EPS * np.abs(want).max())
+
+
+def test_heads_that_are_not_known():
+    name = "LlamaForSequenceClassification"
+    m, config = model(name), HEADS[name]["config"]
+    with pytest.raises(ValueError, match=r"no rule matches leaf 'v_head.summary.weight'"):
+        m.rules.spec(m.params | {"v_head.summary.weight": np.zeros((1, 8), np.float32)})
+    # The head of texts has no bias, and another class reads the same weight.
+    with pytest.raises(ValueError, match=r"no rule matches leaf 'score.bias'"):
+        m.rules.spec(m.params | {"score.bias": np.zeros(3, np.float32)})
+    bare = {k: v for k, v in m.params.items() if k != "score.weight"}
+    with pytest.raises(ValueError, match=r"'LlamaForSequenceClassification', but the checkpoint"):
+        architectures.forward.llama(bare, config, TOKENS)
+    bert, c = model("BertForSequenceClassification"), HEADS["BertForSequenceClassification"]
+    lost = {k: v for k, v in bert.params.items() if "pooler" not in k}
+    with pytest.raises(ValueError, match=r"there is no tensor 'pooler\.dense\.weight'"):
+        architectures.forward.bert(lost, c["config"], TOKENS)
+    for key in ("summary_use_proj", "summary_proj_to_labels"):
+        with pytest.raises(ValueError, match=f"'{key}' is false"):
+            architectures.gpt2(HEADS["GPT2DoubleHeadsModel"]["config"] | {key: False})
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_base_models_end_in_their_stream(name):
+    streams = [x for x in model(name).spec.spaces if x.name.endswith("resid")]
+    assert all("outer" in x.nonlinearity.split() for x in streams)
+
+
+@pytest.mark.parametrize("name", [n for n in HEADS if n not in BASES])
+def test_heads_keep_the_stream_inside(name):
+    for space in model(name).spec.spaces:
+        if space.name.endswith(("resid", "pooled")):
+            assert "outer" not in space.nonlinearity.split()
 
 
 # Drafts.

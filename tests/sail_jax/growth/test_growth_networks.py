@@ -43,7 +43,7 @@ KEY = jax.random.key(0)
 
 
 def config(name):
-    return FLAX.get(name) or models.GOLDEN[name]["config"]
+    return FLAX.get(name) or (models.GOLDEN | models.HEADS)[name]["config"]
 
 
 def module(c):
@@ -61,7 +61,7 @@ def forward(name, told):
     c = json.loads(told)
     if name in FLAX:
         return jax.jit(module(c).apply)
-    return jax.jit(lambda params, inputs: architectures.of(c).logits(params, c, inputs))  # pyright: ignore[reportOptionalCall]
+    return jax.jit(lambda params, inputs: architectures.of(c).outputs(params, c, inputs))  # pyright: ignore[reportOptionalCall]
 
 
 def certify(name, params, new, growth):
@@ -136,6 +136,70 @@ def test_lemon_doubles_any_network(name):
     tied = name in models.TIED
     assert any("was untied" in note for note in growth.notes) == tied
     assert not any(growth.config.get(k) for k in ("tie_word_embeddings", "tied"))
+
+
+@pytest.mark.one
+@pytest.mark.parametrize("name", [name for name in models.HEADS if name not in models.BASES])
+def test_lemon_doubles_any_network_with_a_head(name):
+    """All outputs that transformers gives the class are compared."""
+    deep = not name.startswith(("Bert", "Roberta", "XLMRoberta"))
+    check_exact(name, TWICE if deep else {"width": 2}, "lemon", require_lossless=True)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *models.HEADS])
+def test_a_factor_of_width_leaves_inputs_and_outputs(name):
+    m, c = models.model(name), config(name)
+    if name in models.BASES:
+        with pytest.raises(ValueError, match="hands out its stream"):
+            plan(m.params, c, {"width": 2})
+        return
+    growth = plan(m.params, c, {"width": 2})
+    grown = architectures.of(growth.config).rules(growth.config).spec(growth.leaves)
+    kept = [s for s in m.spec.spaces if s.nonlinearity.split()[0] == "outer"]
+    assert {s.name: s.size for s in kept} == {s.name: grown.space(s.name).size for s in kept}
+    run = architectures.of(c).outputs
+    if run is not None:
+        shapes = jax.eval_shape(lambda params: run(params, c, m.inputs), m.params)
+        wide = jax.eval_shape(lambda params: run(params, growth.config, m.inputs), growth.leaves)
+        assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, wide)
+
+
+@pytest.mark.parametrize(
+    ("name", "to", "said"),
+    [
+        ("clip", {"projection_dim": 12}, {"shared": "projection_dim 6 to 12"}),
+        ("CLIPVisionModelWithProjection", {"projection_dim": "2x"}, {"shared": "projection_dim 6"}),
+        (
+            "BertModel",
+            {"hidden_size": 16, "num_attention_heads": 4},
+            {"resid": "hidden_size 8 to 16", "pooled": "hidden_size 8 to 16"},
+        ),
+        ("ViTModel", {"pooler_output_size": 10}, {"pooled": "pooler_output_size 5 to 10"}),
+    ],
+)
+def test_outputs_of_another_size(name, to, said):
+    """Only where the target states it, and then it is not exact, whatever the logits do."""
+    m, c = models.model(name), config(name)
+    growth = plan(m.params, c, to)
+    reasons = {row.space: row.reason for row in growth.report.spaces if not row.exact}
+    assert {*reasons} == {*said}
+    assert all(f"outputs of another size: {said[k]}" in reason for k, reason in reasons.items())
+    with pytest.raises(ValueError, match=r"asked for, but .*outputs of another size: "):
+        plan(m.params, c, to, require_lossless=True)
+
+
+@pytest.mark.slow
+def test_cosines_agree_and_embeddings_do_not():
+    """CLIP at another size of its embeddings: no certificate, although the logits stay."""
+    m, c = models.model("clip"), config("clip")
+    new, growth = grow(m.params, c, {"projection_dim": 12}, "lemon")
+    run = architectures.forward.clip
+    old, now = run(m.params, c, m.inputs), run(new, growth.config, m.inputs)
+    logits = np.asarray(old["logits_per_image"])
+    tolerance = LIMIT * np.abs(logits).max()
+    np.testing.assert_allclose(now["logits_per_image"], logits, rtol=0, atol=tolerance)
+    with pytest.raises(ValueError, match=r"'image_embeds' has shape \(2, 6\) .* \(2, 12\)"):
+        certificate(lambda p, _: run(p, c, m.inputs), m.params, new, None)
 
 
 LOSSLESS = {

@@ -1,0 +1,511 @@
+"""The heads that networks of Hugging Face carry: the axes of their tensors, and what they compute.
+
+A head reads the states of a body: its stream, or what is pooled of it. There are few kinds of heads
+(`labels`, `dense`, `words`, `vocabulary`, `pixels`), and `HEADS` lists which of them each family
+has. Tables take the axes from there, and forward passes what a head computes.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from sail_jax.architectures.forward.layers import Tensors, activation, layer_norm, linear
+from sail_jax.architectures.table import Config, flag
+
+__all__ = [
+    "HEADS",
+    "LABELS",
+    "Head",
+    "States",
+    "class_of",
+    "dense",
+    "ends",
+    "has_vocabulary",
+    "head_axes",
+    "heads",
+    "is_base",
+    "labels",
+    "outputs",
+    "pixels",
+    "readers",
+    "vocabulary",
+    "words",
+]
+
+
+class States(NamedTuple):
+    """What the body of a network computes, for its heads to read.
+
+    Attributes:
+      outputs: What a model without a head hands out, by the names that transformers uses:
+        "last_hidden_state", `(batch, time, width)`, first; "pooler_output", `(batch, width)`, where
+        there is a pooler.
+      tokens: The tokens that decide which place a head reads, `(batch, time)`; None of images.
+      table: The table of the embeddings, `(vocab, width)`, for a head that is tied to it.
+    """
+
+    outputs: Mapping[str, Array]
+    tokens: Int[Array | np.ndarray, "batch time"] | None = None
+    table: Array | None = None
+
+    @property
+    def stream(self) -> Array:
+        """The last states of all places, `(batch, time, width)`."""
+        return self.outputs["last_hidden_state"]
+
+
+Compute = Callable[[Tensors, Config, States], Array]
+"""What a head computes, or what it reads of the states: all places, one, or what is pooled."""
+
+
+class Head(NamedTuple):
+    """A head of a network.
+
+    Attributes:
+      weight: The tensor that shows that the head is stored.
+      axes: The axes string of each of its tensors by pattern, "?" in front of those that need not
+        be there although the head is.
+      run: Computes its outputs from the tensors, the configuration and the states.
+      about: What it computes, in a few words.
+      output: What its outputs are called.
+      classes: Endings of the names of the classes that have it; empty for any class. Where two
+        heads have one tensor, the first that fits the class is taken.
+      implied: Whether it may be there without a tensor, tied to the table of the embeddings.
+    """
+
+    weight: str
+    axes: Mapping[str, str]
+    run: Compute
+    about: str
+    output: str = "logits"
+    classes: tuple[str, ...] = ()
+    implied: bool = False
+
+
+def _everywhere(t: Tensors, config: Config, states: States) -> Array:
+    """Each place of the stream."""
+    return states.stream
+
+
+def _first(t: Tensors, config: Config, states: States) -> Array:
+    """The first place."""
+    return states.stream[:, 0]
+
+
+def _patches(t: Tensors, config: Config, states: States) -> Array:
+    """The mean of all places but the first."""
+    return states.stream[:, 1:].mean(1)
+
+
+def _pooled(t: Tensors, config: Config, states: States) -> Array:
+    """What the pooler makes of the first place."""
+    if "pooler_output" not in states.outputs:
+        raise ValueError("its head reads the pooler, but there is no tensor 'pooler.dense.weight'")
+    return states.outputs["pooler_output"]
+
+
+def _last(t: Tensors, config: Config, states: States) -> Array:
+    """The last place that is not padding; the last of all if the configuration names no padding."""
+    pad = config.get("pad_token_id")
+    if pad is None:
+        return states.stream[:, -1]
+    # A row of nothing but padding gives its first place, as it does in transformers.
+    at = jnp.argmax(jnp.arange(states.stream.shape[1]) * (_tokens(states) != pad), axis=-1)
+    return states.stream[jnp.arange(len(at)), at]
+
+
+def _ended(t: Tensors, config: Config, states: States) -> Array:
+    """The place of the last end token; the last of all where a row has none."""
+    # Some configurations list several end tokens.
+    ends = jnp.isin(_tokens(states), jnp.asarray(config.get("eos_token_id", 1)))
+    places = jnp.arange(ends.shape[1])
+    at = jnp.where(ends.any(-1), jnp.max(places * ends, axis=-1), places[-1])
+    # The decoder, whose states these are, is as long as the encoder, whose tokens these are.
+    return states.stream[jnp.arange(len(at)), at]
+
+
+def _summary(t: Tensors, config: Config, states: States) -> Array:
+    """The place or the mean that GPT-2's `summary_type` names."""
+    kind = config.get("summary_type", "cls_index")
+    if kind == "mean":
+        return states.stream.mean(1)
+    if kind not in ("cls_index", "last", "first"):
+        raise ValueError(f"the configuration's 'summary_type' is {kind!r}, which is not known here")
+    # Unless it is told the place, "cls_index" is the last one.
+    return states.stream[:, 0 if kind == "first" else -1]
+
+
+_READS: Mapping[Compute, str] = {
+    _everywhere: "each place",
+    _first: "the first place",
+    _patches: "the mean of all places but the first",
+    _pooled: "what the pooler makes of the first place",
+    _last: "the last place that is not padding",
+    _ended: "the place of the last end token",
+    _summary: "the place that `summary_type` names",
+}
+"""What each function reads, for tables that are printed."""
+
+
+def _tokens(states: States) -> Array:
+    assert states.tokens is not None, "only heads of texts look at tokens"
+    return jnp.asarray(states.tokens)
+
+
+def _space(output: str) -> str:
+    """The space of what a head hands out, for one that does not read words out."""
+    return "labels" if output == "logits" else output
+
+
+def labels(
+    name: str,
+    read: Compute,
+    *,
+    reads: str = "resid",
+    output: str = "logits",
+    bias: bool = True,
+    classes: tuple[str, ...] = (),
+) -> Head:
+    """Makes a head of one linear layer, `(label, width)`.
+
+    Args:
+      name: The name of the layer.
+      read: What it reads.
+      reads: The space of what it reads.
+      output: What its outputs are called.
+      bias: Whether it may have a bias.
+      classes: As the attribute of `Head`.
+
+    Returns:
+      The head.
+    """
+    space = _space(output)
+    axes = {f"{name}.weight": f"{space} {reads}*"} | ({f"?{name}.bias": space} if bias else {})
+    return Head(
+        f"{name}.weight",
+        axes,
+        lambda t, config, states: linear(t, name, read(t, config, states)),
+        f"a linear layer of {_READS[read]}",
+        output,
+        classes,
+    )
+
+
+def dense(name: str, read: Compute) -> Head:
+    """Makes a head of two linear layers, `dense` and `out_proj`, with a tanh between.
+
+    Args:
+      name: What the names of the layers begin with.
+      read: What it reads.
+
+    Returns:
+      The head.
+    """
+
+    def run(t: Tensors, config: Config, states: States) -> Array:
+        hidden = jnp.tanh(linear(t, f"{name}.dense", read(t, config, states)))
+        return linear(t, f"{name}.out_proj", hidden)
+
+    axes = {
+        f"{name}.dense.weight": "pooled resid*",
+        f"{name}.dense.bias": "pooled",
+        f"{name}.out_proj.weight": "labels pooled*",
+        f"{name}.out_proj.bias": "labels",
+    }
+    about = f"two linear layers, tanh between, of {_READS[read]}"
+    return Head(f"{name}.out_proj.weight", axes, run, about)
+
+
+def words(name: str, layer: str, norm: str, act: str | None = None) -> Head:
+    """Makes the head for masked words, which transforms the stream and then reads words out.
+
+    Args:
+      name: What the names of its tensors begin with.
+      layer: The name of the layer of the transform.
+      norm: The name of its norm.
+      act: The nonlinearity between the two. None: the one that the configuration states.
+
+    Returns:
+      The head. Without a table of its own it is tied to that of the embeddings.
+    """
+
+    def run(t: Tensors, config: Config, states: States) -> Array:
+        head = t / name
+        function = activation(act or config.get("hidden_act", "gelu"))
+        y = function(linear(head, layer, states.stream))
+        y = layer_norm(head, norm, y, config.get("layer_norm_eps", 1e-12))
+        table = states.table
+        if "decoder.weight" in head:
+            table = head["decoder.weight"]
+        # Two names for one bias while the table is tied, and two biases once it is not.
+        untied = not flag(config, "tie_word_embeddings", default=True) or "bias" not in head
+        bias = head["decoder.bias" if untied and "decoder.bias" in head else "bias"]
+        return y @ jnp.asarray(table).T + bias
+
+    axes = {
+        f"{name}{layer}.weight": "resid resid*",
+        f"{name}{layer}.bias": "resid",
+        f"{name}{norm}.weight": "diag(resid)",
+        f"{name}{norm}.bias": "resid",
+        f"?{name}decoder.weight": "vocab resid*",
+        f"?{name}{{bias,decoder.bias}}": "vocab",
+    }
+    return Head(f"{name}{layer}.weight", axes, run, "masked words")
+
+
+def vocabulary(scale: Callable[[Config], float] = lambda _: 1.0) -> Head:
+    """Makes the head `lm_head`, which reads words out of the stream.
+
+    Tables state its axes themselves, since it is required unless it is tied.
+
+    Args:
+      scale: What the stream is multiplied by, from the configuration.
+
+    Returns:
+      The head. Without a tensor of its own it is tied to the table of the embeddings.
+    """
+
+    def run(t: Tensors, config: Config, states: States) -> Array:
+        own = "lm_head.weight" in t
+        table = t["lm_head.weight"] if own else jnp.asarray(states.table)
+        return states.stream * scale(config) @ table.T
+
+    return Head("lm_head.weight", {}, run, "words", implied=True)
+
+
+def pixels(name: str) -> Head:
+    """Makes the head that draws a square of pixels from each patch.
+
+    Args:
+      name: The name of its layer, a convolution whose kernel has one pixel.
+
+    Returns:
+      The head. Its outputs are images, `(batch, channel, y, x)`.
+    """
+
+    def run(t: Tensors, config: Config, states: States) -> Array:
+        x = states.stream[:, 1:] @ t[f"{name}.weight"][:, :, 0, 0].T + t[f"{name}.bias"]
+        rows, stride = math.isqrt(x.shape[1]), config.get("encoder_stride", 16)
+        if rows**2 != x.shape[1] or not stride or x.shape[-1] % stride**2:
+            raise ValueError(
+                f"{x.shape[1]} patches of {x.shape[-1]} numbers are no square of squares of "
+                f"{stride} x {stride} pixels, as the configuration's 'encoder_stride' has them"
+            )
+        # Outputs are numbered by (channel, y, x) within the square of a patch.
+        x = x.reshape(len(x), rows, rows, -1, stride, stride)
+        return jnp.transpose(x, (0, 3, 1, 4, 2, 5)).reshape(len(x), -1, *[rows * stride] * 2)
+
+    output = "reconstruction"
+    axes = {f"{name}.weight": f"{_space(output)} resid* _ _", f"{name}.bias": _space(output)}
+    return Head(f"{name}.weight", axes, run, "the pixels of each patch", output)
+
+
+def _choices(t: Tensors, config: Config, states: States) -> Array:
+    """GPT-2's second head: one number for each text."""
+    y = linear(t, "multiple_choice_head.summary", _summary(t, config, states))
+    kind = config.get("summary_activation")
+    return (activation(kind)(y) if kind else y)[..., 0]
+
+
+def _t5_scale(config: Config) -> float:
+    """What the decoder's states are multiplied by under the tied head of T5's first release."""
+    # A tied head has the scale of embeddings, which is too large for logits by the root of the
+    # width. Newer configurations say that they are tied whether they are or not, and state the
+    # scale by itself.
+    scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
+    return config["d_model"] ** -0.5 if scaled else 1.0
+
+
+_TOKENS = ("ForTokenClassification",)
+
+_BERT = (
+    labels("classifier", _everywhere, classes=_TOKENS),
+    labels("classifier", _pooled, reads="pooled"),
+    labels("qa_outputs", _everywhere),
+)
+
+HEADS: Mapping[str, tuple[Head, ...]] = {
+    "gpt2": (
+        vocabulary(),
+        labels("score", _last, bias=False),
+        labels("classifier", _everywhere),
+        labels("qa_outputs", _everywhere),
+        labels("multiple_choice_head.summary", _summary, output="mc_logits")._replace(run=_choices),
+    ),
+    "llama": (
+        vocabulary(),
+        labels("score", _everywhere, classes=_TOKENS),
+        labels("score", _last, bias=False),
+        labels("qa_outputs", _everywhere),
+    ),
+    "bert": (
+        words("cls.predictions.", "transform.dense", "transform.LayerNorm"),
+        *_BERT,
+        labels("cls.seq_relationship", _pooled, reads="pooled", output="seq_relationship_logits"),
+    ),
+    "roberta": (
+        words("lm_head.", "dense", "layer_norm", "gelu"),
+        dense("classifier", _first),
+        *_BERT,
+    ),
+    "t5": (
+        vocabulary(_t5_scale),
+        dense("classification_head", _ended),
+        labels("classifier", _everywhere),
+        labels("qa_outputs", _everywhere),
+    ),
+    "vit": (labels("classifier", _first), pixels("decoder.0")),
+    "clip": (labels("classifier", _patches, reads="vision.resid"),),
+}
+"""The heads of each family. Of two with the same tensor, the first that fits the class is taken."""
+
+LABELS: Mapping[str, str] = {
+    _space(head.output): "outer" for known in HEADS.values() for head in known
+}
+"""The spaces that heads hand out, as tables state them."""
+
+# What the names of classes end with whose heads read no words out.
+_OTHER_TASKS = (
+    *("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
+    *("ForMultipleChoice", "ForNextSentencePrediction"),
+)
+
+
+def class_of(config: Config) -> str:
+    """Returns the class that a configuration names.
+
+    Args:
+      config: The configuration.
+
+    Returns:
+      The first of its `architectures`, "" where none is stated.
+    """
+    return (config.get("architectures") or [""])[0]
+
+
+def is_base(config: Config) -> bool:
+    """Tells whether a configuration names a class without a head.
+
+    Args:
+      config: The configuration.
+
+    Returns:
+      Whether it does; a model that names no class may have a head.
+    """
+    name = class_of(config)
+    return name.endswith("Model") and not name.endswith(("LMHeadModel", "DoubleHeadsModel"))
+
+
+def has_vocabulary(config: Config) -> bool:
+    """Tells whether a model of language reads words out; one that names no class is taken to.
+
+    Args:
+      config: The configuration.
+
+    Returns:
+      Whether its class has a head for words.
+    """
+    return not is_base(config) and not class_of(config).endswith(_OTHER_TASKS)
+
+
+def heads(family: str, config: Config) -> tuple[Head, ...]:
+    """Lists the heads that a network of a family may have.
+
+    Args:
+      family: The family, a key of `HEADS`.
+      config: The configuration, which names the class.
+
+    Returns:
+      The heads, one for each tensor that shows one.
+    """
+    out: dict[str, Head] = {}
+    for head in HEADS[family]:
+        if not head.classes or class_of(config).endswith(head.classes):
+            out.setdefault(head.weight, head)
+    return tuple(out.values())
+
+
+def head_axes(family: str, config: Config) -> dict[str, str]:
+    """Gives the rules of the heads of a family, all of which are optional.
+
+    Args:
+      family: The family, a key of `HEADS`.
+      config: The configuration.
+
+    Returns:
+      Axes strings by pattern, as `table.pairs` takes them.
+    """
+    rules = {name: text for head in heads(family, config) for name, text in head.axes.items()}
+    return {f"?{name.removeprefix('?')}": text for name, text in rules.items()}
+
+
+def ends(family: str, config: Config, resid: str = "resid") -> dict[str, tuple[str, ...]]:
+    """Lists which heads keep the states of a body inside of the network.
+
+    Args:
+      family: The family, a key of `HEADS`.
+      config: The configuration.
+      resid: The space of the stream.
+
+    Returns:
+      For the stream and for what is pooled of it, the tensors of the heads that read it: without
+      any of them it is handed out itself. Empty if a tied head, which has no tensor, reads it.
+    """
+    known = heads(family, config)
+    if has_vocabulary(config) and any(head.implied for head in known):
+        return {}
+    pooled = (h.weight for h in known if h.axes.get(h.weight, "").endswith(" pooled*"))
+    return {resid: tuple(head.weight for head in known), "pooled": tuple(pooled)}
+
+
+def readers(family: str, config: Config, tied: bool) -> tuple[str, ...]:
+    """Lists the tensors of heads that read the last norm of the stream.
+
+    Args:
+      family: The family, a key of `HEADS`.
+      config: The configuration.
+      tied: Whether the table of the embeddings reads it as well: then the other heads are not
+        listed, so that the norm is not folded into them alone.
+
+    Returns:
+      Their patterns.
+    """
+    others = (n for n, text in head_axes(family, config).items() if text.endswith(" resid*"))
+    return "lm_head.weight", *(() if tied else (name.removeprefix("?") for name in others))
+
+
+def outputs(family: str, t: Tensors, config: Config, states: States) -> dict[str, Array]:
+    """Computes what a network hands out: the outputs of its heads, or else its states.
+
+    Args:
+      family: The family, a key of `HEADS`.
+      t: All tensors of the network.
+      config: The configuration.
+      states: The states of its body.
+
+    Returns:
+      The outputs by name, the main one first.
+
+    Raises:
+      ValueError: If the class has a head and none is stored, or a tensor is missing.
+    """
+    known, name = heads(family, config), class_of(config)
+    stored = [head for head in known if head.weight in t]
+    # A head that is tied has no tensor. A network that names no class is taken to have it, unless
+    # another head is stored.
+    if has_vocabulary(config) and (name or not stored):
+        stored = [head for head in known if head in stored or head.implied]
+    if not stored and name and not is_base(config):
+        raise ValueError(
+            f"the configuration names the class {name!r}, but the checkpoint has none of the heads "
+            f"that are known: {', '.join(head.weight for head in known)}"
+        )
+    out: dict[str, Array] = {}
+    for head in stored:
+        key = head.weight if head.output in out else head.output
+        out[key] = head.run(t, config, states)
+    return out or dict(states.outputs)
