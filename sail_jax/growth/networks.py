@@ -262,7 +262,7 @@ def plan(
     fitted = fit(maps, spec, deep_rules, goal) if wide.lossless else Fitted(maps, goal)
     rows = judge(spec, maps, fitted, _loses(method, wide, values)).spaces
     others = other_outputs(goal_rules, spec, sizes)
-    rows = tuple(row._replace(reason=others.get(row.space, row.reason)) for row in rows)
+    rows = tuple(row._replace(lost=others.get(row.space, row.lost)) for row in rows)
     new = added(spec, old_rules, layers, chains, deep, values)
     rows += tuple(
         layer_row(n, m, spec, old_rules, deep, new, n in chains, values, goal)

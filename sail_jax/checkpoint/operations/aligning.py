@@ -183,7 +183,7 @@ def _about(
         "spaces": [{**m._asdict(), "lost": lost[m.space]} for m in aligned.matches],
         "within": aligned.within,
         "notes": list(aligned.notes),
-        "agreement": [agreement._asdict() for agreement in agreed],
+        "agreement": [agreement.record() for agreement in agreed],
     }
 
 

@@ -240,7 +240,7 @@ def grow_checkpoint(
         preserved = verdict(agreed)
         notes = [*ready.growth.notes, *failed]
         about = {**ready.about, **_exactness(preserved)}
-        about |= {"agreement": [run._asdict() for run in agreed], "notes": notes}
+        about |= {"agreement": [run.record() for run in agreed], "notes": notes}
         _, unchanged = carried_out(
             ready.works, Path(out), ready.limits, ready.fingerprint, [ready.checkpoint],
             lambda: _extras(ready.view, about, Path(out).name), run,

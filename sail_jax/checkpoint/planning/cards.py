@@ -321,7 +321,9 @@ def growth_card(about: Mapping[str, Any], name: str, transformers: bool) -> str:
     ]
     for run in about["agreement"]:
         body.append(
-            f"- outputs on probe inputs in {run['dtype']}: max difference {run['largest']:.3g},"
+            f"- outputs on probe inputs in {run['dtype']}: not finite, or of another size"
+            if run["largest"] is None
+            else f"- outputs on probe inputs in {run['dtype']}: max difference {run['largest']:.3g},"
             f" mean {run['mean']:.3g}, of outputs up to {run['scale']:.3g}"
             f" (rounding allows {run['tolerance']:.3g})"
         )

@@ -58,7 +58,17 @@ class Agreement(NamedTuple):
     tolerance: float
     preserved: bool
 
+    def record(self) -> dict[str, Any]:
+        """Makes the record of the run for a file.
+
+        Returns:
+          The fields by name. JSON has no infinity, so a difference that is infinite becomes None.
+        """
+        return {k: None if v == np.inf else v for k, v in self._asdict().items()}
+
     def __str__(self) -> str:
+        if not np.isfinite(self.largest):
+            return f"outputs in {self.dtype}: not finite, or of another size"
         within = "within rounding" if self.preserved else "more than rounding"
         return (
             f"outputs in {self.dtype}: differ by at most {self.largest:.2g}, {self.mean:.2g} on "
@@ -255,7 +265,12 @@ def agreement(
     # A function that ignores its tensors, say by loading a model of its own, would always agree.
     if all(map(np.array_equal, before, moved)):
         raise ValueError(f"the outputs of {forward.name} do not change with the tensors")
-    distance = np.concatenate([np.abs(b - a).ravel() for a, b in zip(before, after, strict=True)])
+    distance = np.concatenate(
+        [
+            np.abs(b - a).ravel() if a.shape == b.shape else np.array([np.inf])
+            for a, b in zip(before, after, strict=True)
+        ]
+    )
     return Agreement(
         forward.name, str(dtype), measured.absolute, float(np.mean(distance)), measured.scale,
         measured.tolerance, measured.preserved,

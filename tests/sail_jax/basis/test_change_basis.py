@@ -744,8 +744,8 @@ def test_certificates():
     assert broken.absolute == np.inf
     infinite = {"w": np.float32([np.inf, 2.0])}
     assert not certificate(f, infinite, infinite, x).preserved
-    with pytest.raises(ValueError, match=r"leaf 'a' has shape \(2,\) .* and \(1,\) with new"):
-        certificate(f, one, {"w": np.float32([1.0])}, np.float32(2))
+    shorter = certificate(f, one, {"w": np.float32([1.0])}, np.float32(2))
+    assert (shorter.preserved, shorter.absolute) == (False, np.inf)
     with pytest.raises(ValueError, match=r"differ in structure: only one has \['v'\]"):
         certificate(lambda p, x: p, one, {"w": x, "v": x}, None)
     with pytest.raises(ValueError, match="no outputs"):

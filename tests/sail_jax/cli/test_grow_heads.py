@@ -8,7 +8,7 @@ from known_networks import HEADS, model
 
 from sail_jax.architectures import forward
 from sail_jax.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
-from sail_jax.checkpoint.operations.agreement import certified
+from sail_jax.checkpoint.sources.agreement import certified
 from sail_jax.cli import main as cli
 
 
@@ -57,12 +57,15 @@ def test_outputs_of_another_size_are_said(tmp_path, capsys):
     code, out, _ = done(capsys, "grow", old, "--to", "projection_dim=12", "--plan")
     assert code == 0
     assert said in out
-    to = ["grow", old, tmp_path / "new", "--to", "projection_dim=12", "--no-certify"]
+    to = ["grow", old, tmp_path / "new", "--to", "projection_dim=12"]
     code, out, _ = done(capsys, *to)
     assert code == 0
     assert said in out
+    assert "outputs in float32: not finite, or of another size" in out
     about = json.loads((tmp_path / "new" / "growth.json").read_text())
     assert about["exact"] is False
+    assert about["agreement"][0]["largest"] is None
+    assert "or of another size" in (tmp_path / "new" / "README.md").read_text()
     code, _, err = done(capsys, *to[:2], tmp_path / "other", *to[3:], "--lossless")
     assert code != 0
     assert said in err
