@@ -320,13 +320,13 @@ def growth_card(about: Mapping[str, Any], name: str, transformers: bool) -> str:
         *(f"- lost by the axes of {_code(row['space'])}: {_text(row['lost'])}" for row in lost),
     ]
     for run in about["agreement"]:
-        body.append(
-            f"- outputs on probe inputs in {run['dtype']}: not finite, or of another size"
-            if run["largest"] is None
-            else f"- outputs on probe inputs in {run['dtype']}: max difference {run['largest']:.3g},"
-            f" mean {run['mean']:.3g}, of outputs up to {run['scale']:.3g}"
-            f" (rounding allows {run['tolerance']:.3g})"
-        )
+        found = "not finite, or of another size"
+        if run["largest"] is not None:
+            found = (
+                f"max difference {run['largest']:.3g}, mean {run['mean']:.3g}, of outputs up to "
+                f"{run['scale']:.3g} (rounding allows {run['tolerance']:.3g})"
+            )
+        body.append(f"- outputs on probe inputs in {run['dtype']}: {found}")
     if about["notes"]:
         body += ["", "Notes:", "", *(f"- {_text(note)}" for note in about["notes"])]
     return "\n".join(["---", *front, "tags:", "- grown", "- sail-jax", "---", "", *body]) + "\n"
