@@ -1,6 +1,7 @@
 """What all operations share: options of a run, and the way from open inputs to a whole output."""
 
 import contextlib
+import json
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,10 @@ from os import PathLike
 from pathlib import Path
 
 from sail_jax import disk
+from sail_jax.checkpoint.contents.layers import role
+from sail_jax.checkpoint.contents.relations import following
 from sail_jax.checkpoint.engine.executor import Limits, Progress, Record, execute
+from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError, reading
 from sail_jax.checkpoint.formats.open import Checkpoint, changed, open_values
 from sail_jax.checkpoint.formats.table import check_written
@@ -151,7 +155,7 @@ def carried_out(
       limits: How many workers there are, and what they may keep.
       fingerprint: What identifies these works, apart from the content of their inputs.
       inputs: The open checkpoints that are read.
-      extras: Makes the files beside the tensors, for an output that is a folder; called at the end.
+      extras: Makes the files beside the tensors, for an output that is a folder.
       run: How it runs, and into which files it writes.
       measure: Whether norms, cosines and conflicts are recorded.
 
@@ -159,13 +163,15 @@ def carried_out(
       The measurements by tensor name; and whether an earlier call had finished the output.
 
     Raises:
-      CheckpointError: If the output cannot be written, or an input was changed since it was opened.
-        What was written of two versions cannot be told apart, so it is removed.
+      CheckpointError: If the output cannot be written, its config.json would contradict its
+        tensors, or an input was changed since it was opened. What was written of two versions
+        cannot be told apart, so it is removed.
       MergeError: As `execute` does.
     """
     # Part of the fingerprint, so that what was merged from other versions of the inputs is not
     # resumed.
     state = _state(inputs)
+    beside = _consistent(out, extras(), works, run.allow_crimes)
     with create(
         out, {work.name: (work.dtype, work.shape) for work in works},
         fingerprint=disk.sha256(repr([fingerprint, state]).encode()),
@@ -176,7 +182,7 @@ def carried_out(
             progress=run.progress,
         )  # fmt: skip
         if writer.folder:
-            for name, data in extras().items():
+            for name, data in beside.items():
                 writer.extra(name, data)
         try:
             # Checked at the end, as only now has everything been read.
@@ -187,6 +193,29 @@ def carried_out(
             raise
         writer.commit()
     return records, writer.unchanged
+
+
+def _consistent(
+    out: Path, extras: Mapping[str, bytes | Path], works: Sequence[Work], allow_crimes: bool
+) -> dict[str, bytes | Path]:
+    """The files of an output, of which config.json follows its tensors.
+
+    CheckpointError if it cannot. Whether a head is tied is not looked at: a copy may be stored.
+    """
+    files, config = dict(extras), config_of(extras)
+    written = {work.name: work for work in works}
+    if not config:
+        return files
+    if config.get("tie_word_embeddings"):
+        written = {name: work for name, work in written.items() if role(name) != "head"}
+    new, left = following(config, written)
+    if left and not allow_crimes:
+        raise CheckpointError(
+            f"{out} would contradict itself: {left[0]}; mend the config.json of the input"
+        )
+    if new != config:
+        files["config.json"] = json.dumps(new, indent=2, ensure_ascii=False).encode() + b"\n"
+    return files
 
 
 def _check_unchanged(inputs: Sequence[Checkpoint], state: Mapping[str, object]) -> None:

@@ -277,3 +277,15 @@ def test_a_config_that_nothing_can_mend_is_refused(tmp_path, run):
     code, printed, _ = run(a, b, options=["--allow-crimes"])
     assert code == 0
     assert "the output contradicts itself" in printed.err
+
+
+@pytest.mark.parametrize("command", ["align", "grow"])
+def test_what_align_and_grow_write_follows_its_tensors_too(tmp_path, capsys, command):
+    about = {"quantization_config": {"quant_method": "bitsandbytes"}, "torch_dtype": "float16"}
+    a, b = write(tmp_path / "a", 1), write(tmp_path / "b", 2, **about)
+    inputs, more = ([a, b], []) if command == "align" else ([b], ["--depth", "2x", "--no-certify"])
+    code = cli.main([command, *map(str, inputs), str(tmp_path / "out"), *more])
+    assert code == 0, capsys.readouterr().err
+    stated = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert stated["torch_dtype"] == "float32"
+    assert "quantization_config" not in stated
