@@ -1,4 +1,4 @@
-"""Configurations of networks, as config.json has them: what they state, and how two differ."""
+"""Entries of a network's config.json, and the differences between two of them."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -1,6 +1,6 @@
-"""What a merge makes of integers, bools and random keys, which have no mean.
+"""Integers, bools and random keys in a merge: they cannot be averaged.
 
-Steps, counters, positions and keys lie beside the weights of many checkpoints. Where the models
+Many checkpoints hold steps, counters, positions and keys with their weights. Where the models
 agree they are copied. Where they differ, one rule decides for files and for pytrees alike.
 """
 
@@ -29,7 +29,7 @@ def check_integers(integers: Any) -> Integers:
       The rule.
 
     Raises:
-      ValueError: If there is no such rule.
+      ValueError: If the rule does not exist.
     """
     if integers is None:
         return "first"
@@ -41,7 +41,7 @@ def check_integers(integers: Any) -> Integers:
 
 
 def one_of(values: Sequence[Any], integers: Integers) -> Any:
-    """Takes one array for those of all models.
+    """Takes one array in the place of several.
 
     Args:
       values: The arrays of the base, if there is one, and of each model. They have one shape. Under
@@ -61,10 +61,10 @@ def one_of(values: Sequence[Any], integers: Integers) -> Any:
 
 
 def differ(values: Sequence[Any]) -> bool:
-    """Tells whether arrays differ in a value.
+    """Compares arrays by their values.
 
     Args:
-      values: Arrays whose values are known, or typed random keys.
+      values: Arrays with known values, or typed random keys.
 
     Returns:
       Whether one is unlike the first.

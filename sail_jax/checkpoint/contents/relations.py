@@ -1,11 +1,11 @@
 """What config.json and the tokenizer state about tensors, held against the tensors themselves.
 
-A file beside the tensors may contradict them. A base model's config.json stays behind after its
+The other files of a checkpoint may contradict its tensors. A base model's config.json stays behind after its
 embedding was resized, a quantization_config after the weights were dequantised. A library that
 loads such a checkpoint then fails, or computes another function.
 
 `RELATIONS` states each relation once. `contradictions` finds the broken ones in an input.
-`following` mends the entries of an output that can follow the tensors, and returns what is left.
+`following` mends the entries of an output that can follow the tensors, and returns the others.
 """
 
 import math
@@ -47,7 +47,7 @@ class Contradiction(NamedTuple):
       stated: What it states.
       shown: What the tensors show, in words.
       repair: The entries of config.json that agree with the tensors, by key within the same
-        mapping; None removes an entry. Without a repair, nothing tells what the entry should be.
+        mapping; None removes an entry. Without a repair, the tensors do not show the right value.
     """
 
     key: str
@@ -83,7 +83,7 @@ class _Facts(NamedTuple):
         return None
 
     def shapes(self, pattern: str, dimensions: int) -> list[Like]:
-        """The tensors of a number of dimensions whose name a pattern is found in."""
+        """The tensors with a number of dimensions and a pattern in their name."""
         found = re.compile(pattern).search
         return [x for n, x in self.tensors.items() if len(x.shape) == dimensions and found(n)]
 
@@ -200,7 +200,7 @@ def _heads(facts: _Facts) -> Iterator[Contradiction]:
             each, stated = size[1], f"{stated} and head_dim {size[1]}"
         elif width is not None:
             each, stated = width[1] // said[1], f"{stated} and hidden_size {width[1]}"
-        # Some families keep a gate of equal size beside the queries.
+        # Some families keep a gate of equal size with the queries.
         fits = {heads * each, 2 * heads * each} if part == "q" else {heads * each}
         odd = [x for x in tables if x.shape[0] not in fits]
         if len(odd) == len(tables):
@@ -413,7 +413,7 @@ _OTHERWISE: dict[Relation, set[Any]] = {
 def following(
     config: Config, tensors: Likes, vocabulary: Vocabulary | None = None
 ) -> tuple[dict[str, Any], tuple[Contradiction, ...]]:
-    """Makes a config.json follow the tensors, wherever they tell what it should state.
+    """Makes a config.json follow the tensors, wherever they show the right value.
 
     Args:
       config: The content of config.json.

@@ -1,4 +1,4 @@
-"""The vocabulary of a model, as the tokenizer's files beside its tensors have it."""
+"""The vocabulary of a model, read from the files of its tokenizer."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +35,7 @@ class Vocabulary(NamedTuple):
 
 
 def read_vocabulary(extras: Mapping[str, Path | bytes]) -> Vocabulary | None:
-    """Reads the vocabulary from the files beside a checkpoint.
+    """Reads the vocabulary from the files of a tokenizer.
 
     Args:
       extras: The files, by name.

@@ -1,7 +1,7 @@
 """Whether the inputs of a merge mean the same: their architectures, configurations and tokens.
 
 Tensors of equal names and shapes may belong to networks of other functions, and rows of equal
-numbers to other tokens. Such a merge runs, and its outcome is no network at all. So other
+numbers to other tokens. Such a merge runs, and its outcome does not work as a network. So other
 architectures and other tokens are refused, and what else differs is listed.
 """
 
@@ -69,7 +69,7 @@ _FILES = ("tokenizer.json", "vocab.json", "added_tokens.json")
 def compare(
     first: Input, others: Iterable[Input], where: Callable[[Ref], Where], allow_crimes: bool
 ) -> list[str]:
-    """Compares the configurations of inputs with that of the first.
+    """Compares the configuration of each input with the first one.
 
     Args:
       first: The input that the output's config.json comes from.
@@ -196,7 +196,7 @@ def sentences(losses: Mapping[str, Sequence[str]]) -> list[str]:
     """Writes losses as one sentence for each kind.
 
     Args:
-      losses: The tensors that lose something, by what they lose.
+      losses: The names of tensors, by the loss that they share.
 
     Returns:
       The sentences.

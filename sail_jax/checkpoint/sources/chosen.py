@@ -1,4 +1,4 @@
-"""A tensor of integers for those of all models, by the rule for integers that differ."""
+"""Integers of several models as one tensor, by the rule for integers that differ."""
 
 from collections.abc import Sequence
 
@@ -40,7 +40,7 @@ class Chosen:
 
     @property
     def needs(self) -> int:
-        """Bytes held while it is read, besides what it is read into."""
+        """Bytes held while it is read, without the output buffer."""
         # The executor reads pieces of at most 2^20 entries.
         piece = min(int(np.prod(self.shape)), 1 << 20) * self.dtype.itemsize
         return len(self._tensors) * piece + sum(map(held, self._tensors))
