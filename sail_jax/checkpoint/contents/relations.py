@@ -1,8 +1,8 @@
 """What config.json and the tokenizer state about tensors, held against the tensors themselves.
 
-The other files of a checkpoint may contradict its tensors. A base model's config.json stays behind after its
-embedding was resized, a quantization_config after the weights were dequantised. A library that
-loads such a checkpoint then fails, or computes another function.
+The other files of a checkpoint may contradict its tensors. A base model's config.json stays behind
+after its embedding was resized, a quantization_config after the weights were dequantised. A library
+that loads such a checkpoint then fails, or computes another function.
 
 `RELATIONS` states each relation once. `contradictions` finds the broken ones in an input.
 `following` mends the entries of an output that can follow the tensors, and returns the others.
