@@ -498,6 +498,13 @@ _RESIZED, _UNTIED = {"vocab_size": MORE}, {"tie_word_embeddings": False}
 _EXPERTS = {"target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
 _CONV1D = {"fan_in_fan_out": True}
 _IMAGES = {"task_type": None, "modules_to_save": ["classifier"]}
+# Without a task, PEFT notes the model's class.
+_VIT = {
+    "auto_mapping": {
+        "base_model_class": "ViTForImageClassification",
+        "parent_library": "transformers.models.vit.modeling_vit",
+    }
+}
 
 CASES = {
     "plain": Case("LoRA on q_proj", llama, _Q, q),
@@ -613,7 +620,7 @@ CASES = {
     "GPT-2, head": Case(
         "LoRA on GPT-2's Conv1D and its tied head", gpt2,
         {"target_modules": ["c_attn", "c_proj", "lm_head"]}, in_gpt2_with_the_head,
-        written=_CONV1D, says=_UNTIED,
+        written={"fan_in_fan_out": False}, says=_UNTIED,
     ),
     "GPT-2, DoRA": Case(
         "DoRA on GPT-2's Conv1D", gpt2,
@@ -643,12 +650,12 @@ CASES = {
     ),
     "convolution": Case(
         "LoRA on ViT's convolution, with the classifier saved", vit,
-        _IMAGES | {"target_modules": ["projection"]}, convolution,
+        _IMAGES | {"target_modules": ["projection"]}, convolution, written=_VIT,
     ),
     "convolution, DoRA": Case(
         "DoRA on ViT's convolution", vit,
         _IMAGES | {"target_modules": ["projection"], "use_dora": True},
-        lambda b: convolution(b, dora=True),
+        lambda b: convolution(b, dora=True), written=_VIT,
     ),
 }  # fmt: skip
 

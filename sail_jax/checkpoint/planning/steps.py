@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sail_jax.basis.certificate import Verdict
+from sail_jax.checkpoint.contents.kinds import check_model
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.recipe.parts import Alignment, Growth, Ref
@@ -62,10 +63,11 @@ class Openings:
                 made = self._grown(ref, before, last)
             else:
                 made = self._aligned(ref, before, last)
-        elif ref.adapter is None:
-            made = self._path(ref.checkpoint)
         else:
-            made = with_adapter(self._path(ref.checkpoint), self._path(ref.adapter))
+            made = self._path(ref.checkpoint)
+            check_model(made)
+            if ref.adapter is not None:
+                made = with_adapter(made, self._path(ref.adapter))
         self._made[ref] = made
         return made
 
