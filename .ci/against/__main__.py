@@ -1,6 +1,7 @@
 """Runs all comparisons, prints a table of them, and writes it to docs/peers.md.
 
-A module of this folder with a list `CASES` is a subject. What fails is reported, and the others run.
+A module of this folder with a list `CASES` is a subject. A case that fails is reported, and the
+others run.
 """
 
 import importlib
@@ -18,8 +19,8 @@ ROOT = HERE.parents[1]
 PROGRAMS = ("torch", "transformers", "peft", "safetensors")
 HEAD = """# Compared with other programs
 
-`.ci/peers` gives the same folders to sail-jax and to the programs below, and compares the outputs of
-the models that come out, on the CPU in float32. It writes this page. {versions}.
+`.ci/peers` gives the same folders to sail-jax and to the programs below, and compares the outputs
+of the models that come out, on the CPU in float32. It wrote this page, with {versions}.
 
 A row has the largest difference between logits, the largest logit, and the largest difference that
 rounding explains. That is measured: the weights of the model are moved at random by one rounding
@@ -51,12 +52,10 @@ def main(wanted: list[str]) -> int:
         for case in module.CASES:
             folder = Path(tempfile.mkdtemp())
             try:
-                outcome = case.run(folder)
-                good = outcome.difference <= outcome.tolerance
-                numbers = (
-                    f"{outcome.difference:.1e} | {outcome.scale:.2g} | {outcome.tolerance:.1e}"
-                )
-                note = outcome.note if good else f"**apart** {outcome.note}"
+                difference, scale, tolerance, note = case.run(folder)
+                good = difference <= tolerance
+                numbers = f"{difference:.1e} | {scale:.2g} | {tolerance:.1e}"
+                note = note if good else f"**apart** {note}"
             # Whatever one case raises, the others run.
             except Exception as error:
                 good, numbers = False, "| |"
