@@ -30,6 +30,8 @@ _UNSTACKED = {
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
     "down_proj": (("down_proj",), ("w2",)),
 }
+# The embedding of T5, BART and their kin, which several modules use and PEFT changes in one.
+_SHARED = "shared.weight"
 _HEADED = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 _HEAD_NAMES = {"gpt_neox": "embed_out.weight"}
 
@@ -151,6 +153,12 @@ class Weights:
                 raise CheckpointError(
                     f"{weight.source}: {name!r} is stated in several ways: expected one of "
                     "factors, a whole weight of modules_to_save, or trained rows"
+                )
+            changed = weight.saved or weight.change or weight.rows
+            if changed and name.endswith(_SHARED) and role(name) == "embedding":
+                raise CheckpointError(
+                    f"{weight.source}: {name!r} is shared by modules of encoder and decoder, "
+                    "only one of which the adapter changes; this is not supported"
                 )
         return new
 

@@ -264,6 +264,7 @@ def _value(
     """One weight: what is stated of it, combined as PEFT's modules do."""
     if weight.saved is not None:
         return _fitting(name, weight.saved, start)
+    own = None if start is None else start.dtype
     if weight.stored is not None:
         start = _fitting(name, weight.stored, start)
     if start is None:
@@ -271,9 +272,10 @@ def _value(
     start = start if start.name == name else Named(start, name)
     if weight.change is not None:
         weight.change.check(name, start)
-        return Adapted(start, weight.change, dtype)
+        return Adapted(start, weight.change, dtype or own)
     if weight.rows is None:
         return start
+    start = Named(start, name, own)
     delta, rows = weight.rows
     if delta.shape != (len(rows), *start.shape[1:]) or max(rows, default=0) >= start.shape[0]:
         raise CheckpointError(
