@@ -19,6 +19,8 @@ def _in_python(name: str, value: str) -> str:
     return f"{name}={value}" if value else name
 
 
+# One for the process, as the way in which a command prints its messages is. Threads make messages,
+# too, so that a context variable would not do.
 _spelling: Callable[[str, str], str] = _in_python
 
 

@@ -20,7 +20,9 @@ PROGRAMS = ("torch", "transformers", "peft", "safetensors")
 HEAD = """# Compared with other programs
 
 `.ci/peers` gives the same folders to sail-jax and to the programs below, and compares the outputs
-of the models that come out, on the CPU in float32. It wrote this page, with {versions}.
+of the models that come out, on the CPU in float32. It wrote this page, with:
+
+{versions}.
 
 A row has the largest difference between logits, the largest logit, and the largest difference that
 rounding explains. That is measured: the weights of the model are moved at random by one rounding

@@ -286,6 +286,21 @@ def q(b: Builder, **more: Any) -> None:
         b.lora(Q.format(i), **more)
 
 
+LINEAR = [
+    f"model.layers.{i}.{module}_proj"
+    for i in range(2)
+    for module in (
+        *("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o"),
+        *("mlp.gate", "mlp.up", "mlp.down"),
+    )
+]
+
+
+def on_all_linear(b: Builder) -> None:
+    for module in LINEAR:
+        b.lora(module)
+
+
 def on_embedding_and_head(b: Builder) -> None:
     q(b)
     for module in (EMBEDDING, HEAD):
@@ -512,6 +527,10 @@ CASES = {
         "ranks and alphas of single modules, with rsLoRA", llama,
         _Q | {"use_rslora": True, "rank_pattern": {"layers.0.self_attn.q_proj": 2},
               "alpha_pattern": {"0.self_attn.q_proj": 16}}, patterns,
+    ),
+    "all linear layers": Case(
+        "target_modules all-linear, on a tied base", tied, {"target_modules": "all-linear"},
+        on_all_linear, written={"target_modules": LINEAR},
     ),
     "embedding and head": Case(
         "LoRA on embed_tokens, lm_head and q_proj, saved with their base layers", llama,

@@ -1,4 +1,4 @@
-"""Tells models from what only looks like them: adapters, unmerged models, and optimiser states."""
+"""Finds out what holds no model: adapters, models with an unmerged adapter, optimiser states."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ _FACTOR = re.compile(
     r"|adaption_(?:prompt|gate)|dora_scale"
 )
 _PREFIX = "base_model."
-# What the optimisers of torch call what they keep of each weight.
+# Names that the optimisers of torch give to the tensors that they keep for each weight.
 _MOMENTS = frozenset(
     (
         *("exp_avg", "exp_avg_sq", "exp_avg_diff", "max_exp_avg_sq", "exp_inf", "momentum_buffer"),
@@ -49,18 +49,18 @@ def check_model(checkpoint: Checkpoint) -> None:
 
 
 def not_a_model(tensors: Tensors, extras: Mapping[str, Path | bytes], name: str = "ADAPTER") -> str:
-    """Tells what a checkpoint is, if it is no model that can be merged entry by entry.
+    """Finds out what a checkpoint is, unless it is a model that can be merged entry by entry.
 
-    Names decide, and adapter_config.json. A model may use such names itself: factors that lie
-    beside ordinary weights count only if they belong to one of these weights.
+    Names decide, and adapter_config.json. A model may have such names of its own: factors among
+    ordinary weights count only if they belong to one of these weights.
 
     Args:
       tensors: The tensors by name; none is read.
-      extras: The files beside them.
+      extras: The other files of the checkpoint, by name.
       name: What a recipe calls the checkpoint.
 
     Returns:
-      What it is and what to do, as the rest of a sentence; "" for a model.
+      Its kind and the remedy, as the rest of a sentence; "" for a model.
 
     Raises:
       ValueError: If adapter_config.json cannot be read.
@@ -90,12 +90,12 @@ def not_a_model(tensors: Tensors, extras: Mapping[str, Path | bytes], name: str 
 
 
 def _adapter(config: Mapping[str, object], name: str) -> str:
-    """What is said of an adapter."""
+    """The words for an adapter."""
     base = config.get("base_model_name_or_path")
     stated = repr(base[:200]) if isinstance(base, str) and base else ""
     of, base = (f" of {stated}", stated[1:-1]) if stated else ("", "BASE")
     return (
-        f"is an adapter{of}, and no model: its factors mean nothing without each other. Write "
+        f"is an adapter{of}, not a model: its factors mean nothing without each other. Write "
         f"base+adapter, as in {base}+{name}"
     )
 
@@ -119,7 +119,7 @@ def _optimiser(parts: Mapping[str, list[str]]) -> str:
     kept = [name for name in last if last[name] in _MOMENTS]
     if kept and all(x in _MOMENTS or x == "step" for x in last.values()):
         return kept[0]
-    # optax: two trees like that of the weights, and counts.
+    # optax: two trees with the names of the weights, and counts.
     trees = {
         moment: {name.replace(moment, "", 1) for name, part in parts.items() if moment in part}
         for moment in ("mu", "nu")

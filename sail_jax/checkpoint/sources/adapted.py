@@ -106,7 +106,7 @@ class Change(NamedTuple):
         return [(right.T, left.T) for left, right in pairs] if self.transposed else pairs
 
     def equals(self, other: "Change") -> bool:
-        """Tells whether another change is the same product of the same factors.
+        """Returns whether another change is the same product of the same factors.
 
         Args:
           other: The other change.
@@ -249,10 +249,10 @@ class Named:
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Tells whether two tensors have the same values.
+    """Returns whether two tensors have the same values.
 
-    Weights that are changed alike are told by their factors. Others are read in pieces, up to the
-    first that differs.
+    Of weights that are changed alike the factors are compared. Others are read in pieces, up to
+    the first that differs.
 
     Args:
       a: A tensor.

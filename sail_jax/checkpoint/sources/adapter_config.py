@@ -1,4 +1,4 @@
-"""What an adapter's configuration says, as far as the numbers depend on it.
+"""An adapter's configuration, as far as the numbers depend on it.
 
 Some entries are computed with: the fields of `AdapterConfig`. Some choose what was trained, which
 the tensors show anyway, or act in training alone. Any other is refused by its name, unless it is
@@ -147,7 +147,7 @@ class AdapterConfig(BaseModel):
         return next(fitting, None)
 
     def is_saved(self, module: str) -> bool:
-        """Tells whether a module was trained whole.
+        """Returns whether a module was trained whole.
 
         Args:
           module: The name of the module, or of one within it.
@@ -172,7 +172,7 @@ class AdapterConfig(BaseModel):
 
 
 def ends_with(module: str, part: str) -> bool:
-    """Tells whether the last components of a name are those of another, as PEFT matches names.
+    """Returns whether the last components of a name are those of another, as PEFT matches names.
 
     Args:
       module: The name of a module.

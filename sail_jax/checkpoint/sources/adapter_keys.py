@@ -1,10 +1,10 @@
-"""The keys of an adapter's file, sorted by the weight that they state something of.
+"""The keys of an adapter's file, sorted by the weight that they belong to.
 
-PEFT wraps modules, and the names of its keys show the wrappers. One weight may so be named several
-times: by its factors (`x.lora_A.weight`), by what they are added to (`x.base_layer.weight`), by a
-copy that was trained whole (`x.modules_to_save.weight`, or plainly `x.weight`), by what that copy
-replaced (`x.original_module.weight`), and by rows that were trained alone
-(`x.token_adapter.trainable_tokens_delta`). Nothing is combined here: `Stated` lists what is said.
+PEFT wraps modules, and the names of its keys show the wrappers. So one weight may appear several
+times: as its factors (`x.lora_A.weight`), as the weight that they change (`x.base_layer.weight`), as a
+copy that was trained whole (`x.modules_to_save.weight`, or plainly `x.weight`), as the weight that the
+copy replaced (`x.original_module.weight`), and as rows that were trained alone
+(`x.token_adapter.trainable_tokens_delta`). Nothing is combined here.
 """
 
 import re
@@ -47,7 +47,7 @@ class Pair:
       module: The name of the module.
       nested: How many wrappers lie around these factors: of parameters that share a module, each
         wraps the one before.
-      embedding: Whether they are those of an embedding.
+      embedding: Whether they change an embedding.
       parts: The tensors: "A" and "B", "magnitude" of DoRA, "bias" of B.
     """
 
@@ -72,7 +72,7 @@ class Whole:
 
 @dataclass
 class Stated:
-    """All that an adapter says, by what it says it of.
+    """All that an adapter states.
 
     Attributes:
       source: Where the adapter lies, for messages.
@@ -92,11 +92,11 @@ def read_keys(tensors: Tensors, config: AdapterConfig, names: Container[str] = (
 
     Args:
       tensors: The tensors of `adapter_model.safetensors`; at least one.
-      config: What its config says.
+      config: Its config.
       names: The names of the base's tensors.
 
     Returns:
-      What the adapter says.
+      The statements of the adapter.
 
     Raises:
       CheckpointError: If a key is unknown, if the config contradicts it, if two adapters have
@@ -162,7 +162,7 @@ def _whole(
     if _ORIGINAL in rest:
         name = rest.replace(_ORIGINAL, ".")
         return name, False, config.is_saved(name.rpartition(".")[0])
-    # A wrapper of rows has the module that it wraps under the same name as one of factors.
+    # A wrapper of rows and one of factors call the module that they wrap alike.
     name = rest.replace(".token_adapter.base_layer.", ".").replace(".base_layer.", ".")
     module, _, parameter = name.rpartition(".")
     if name == rest and config.is_saved(module):

@@ -1,9 +1,9 @@
-"""What an adapter says of each weight of its base, under the base's own names."""
+"""What an adapter states of each weight of its base, under the base's own names."""
 
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -17,11 +17,11 @@ from sail_jax.merging.tensors import Shape, Tensor, Tensors
 
 __all__ = ["Weight", "Weights"]
 
-# Families whose modules Conv1D keep weights as [in, out]. PEFT sees the module and sets
-# `fan_in_fan_out` itself; the entry in the file is that of the last module it saw.
+# Families with modules Conv1D, which keep weights as [in, out]. PEFT looks at each module and sets
+# `fan_in_fan_out` for it; the entry in the file belongs to the last of the modules.
 _CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
 _CONV1D_MODULES = ("c_attn", "c_proj", "c_fc", "q_attn")
-# Families whose stacked experts are [expert, in, out]; others are [expert, out, in]. It matters
+# Families with stacked experts [expert, in, out]; in others they are [expert, out, in]. It matters
 # for square ones alone.
 _EXPERTS_TRANSPOSED = ("gpt_oss", "aria", "openai_privacy_filter")
 # How files name the experts that transformers stacks when it loads them: the weights that lie on
@@ -30,6 +30,7 @@ _UNSTACKED = {
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
     "down_proj": (("down_proj",), ("w2",)),
 }
+_MOST = 6  # parameters of one module
 # The embedding of T5, BART and their kin, which several modules use and PEFT changes in one.
 _SHARED = "shared.weight"
 _HEADED = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -38,14 +39,14 @@ _HEAD_NAMES = {"gpt_neox": "embed_out.weight"}
 
 @dataclass(frozen=True)
 class Weight:
-    """All that an adapter says of one weight.
+    """All that an adapter states of one weight.
 
     Attributes:
-      source: Where it says so, for messages.
+      source: Where it lies, for messages.
       stored: What the change is added to, if not to the base's.
       saved: What replaces the weight.
       change: What is added.
-      rows: Rows that replace those of the weight, and their numbers.
+      rows: Rows that replace some of the weight's, and their numbers.
     """
 
     source: str
@@ -57,36 +58,36 @@ class Weight:
 
 @dataclass
 class Weights:
-    """All that an adapter says, by the base's names of weights.
+    """All that an adapter states, by the base's names of weights.
 
     Attributes:
-      weights: What it says of each.
-      sides: The names of the embedding and of the head that is tied to it, if the adapter says
-        something of either; else empty.
+      weights: The statements by the name of the weight.
+      sides: The names of the embedding and of the head that is tied to it, if the adapter changes
+        either of them; else empty.
     """
 
     weights: dict[str, Weight] = field(default_factory=dict)
     sides: tuple[str, ...] = ()
 
     def items(self) -> Iterator[tuple[str, Weight]]:
-        """Iterates over what is said.
+        """Iterates over the statements.
 
         Yields:
-          Name and content.
+          The name of a weight, and the statements on it.
         """
         yield from self.weights.items()
 
     def both_sides(self) -> dict[str, Weight]:
-        """Returns what is said of the two sides of a tie, where each has what they share.
+        """Returns the statements on the two sides of a tie; each side has those that they share.
 
-        In memory a tied weight is one: what the adapter stores for either side is loaded into it.
+        In memory a tied weight is one: PEFT loads into it what the adapter stores for either side.
         PEFT also gives rows that were trained alone to both sides, unless the head has its own.
 
         Returns:
-          What is said of the embedding and of the head.
+          The statements on the embedding and on the head, by name.
 
         Raises:
-          CheckpointError: If the head has factors and the embedding has such rows, or the reverse.
+          CheckpointError: If one side has such rows by the tie, and a change of its own.
         """
         embedding, head = (self.weights.get(name) for name in self.sides)
         source = next(w.source for w in (embedding, head) if w is not None)
@@ -108,16 +109,16 @@ class Weights:
     def of(
         cls, stated: Stated, config: AdapterConfig, base: Tensors | None, model: Mapping[str, Any]
     ) -> "Weights":
-        """Sorts what is stated by weight.
+        """Sorts the statements of an adapter by weight.
 
         Args:
-          stated: What the adapter's keys say.
-          config: What its config says.
-          base: The tensors of the base; None if there is none, as for factors that are loaded.
+          stated: The statements of its keys.
+          config: Its config.
+          base: The tensors of the base; None without a base, for factors that are loaded.
           model: The content of the base's config.json.
 
         Returns:
-          What is said of each weight.
+          The statements on each weight.
 
         Raises:
           CheckpointError: If something is stated twice, or does not fit the base.
@@ -126,12 +127,12 @@ class Weights:
         names = {} if base is None else base
         for module, pairs in itertools.groupby(stated.pairs, lambda pair: pair.module):
             for name, change in _changes(module, list(pairs), config, base, model):
-                new._say(_resolved(name, names), change.B, change=change)
+                new._add(_resolved(name, names), change.B, change=change)
         for name, whole in stated.whole.items():
             for how, copies in (("saved", whole.saved), ("stored", whole.stored)):
                 if copies:
                     tensor = _one(copies)
-                    new._say(_resolved(name, names), tensor, **{how: tensor})
+                    new._add(_resolved(name, names), tensor, **{how: tensor})
         if config.trainable_token_indices and not stated.tokens:
             raise CheckpointError(
                 f"{stated.source}: its config has trainable_token_indices, but it holds no rows"
@@ -146,7 +147,7 @@ class Weights:
                     f"{tensor.source}: expected each row of {module!r} once in "
                     "trainable_token_indices"
                 )
-            new._say(name, tensor, rows=(tensor, rows))
+            new._add(name, tensor, rows=(tensor, rows))
         new.sides = _sides(new.weights, config, names, model)
         for name, weight in new.weights.items():
             if sum(x is not None for x in (weight.saved, weight.change, weight.rows)) > 1:
@@ -162,8 +163,8 @@ class Weights:
                 )
         return new
 
-    def _say(self, name: str, tensor: Tensor, **what: Any) -> None:
-        """Adds what is said of a weight; CheckpointError if that was said before."""
+    def _add(self, name: str, tensor: Tensor, **what: Any) -> None:
+        """Adds a statement on a weight; CheckpointError if there was one of its kind."""
         before = self.weights.get(name, Weight(tensor.source))
         for how in what:
             if getattr(before, how) is not None:
@@ -185,7 +186,7 @@ def _one(copies: Mapping[str, Tensor]) -> Tensor:
 def _resolved(name: str, base: Mapping[str, Any]) -> str:
     """The base's name of a weight.
 
-    A base that was saved without its head has no prefix such as "transformer.".
+    A base that was saved without its head lacks the prefix, such as "transformer.".
     """
     first, _, rest = name.partition(".")
     if name in base or rest not in base or any(x.startswith(f"{first}.") for x in base):
@@ -223,6 +224,8 @@ def _changes(
     yield name, Change(B, A, scale, transposed, pair.parts.get("magnitude"))
     if bias := pair.parts.get("bias"):
         _check_floating(pair, bias)
+        if len(bias.shape) != 1:
+            raise CheckpointError(f"{source}: {module!r}: expected lora_B.bias [out]")
         if base is not None and _resolved(f"{module}.bias", base) not in base:
             raise CheckpointError(
                 f"{source}: {module!r} has a lora_B.bias, but no bias in the base to add it to"
@@ -283,36 +286,48 @@ def _is_transposed(
 # --- parameters
 
 
-def _parameters(module: str, config: AdapterConfig, base: Tensors) -> dict[str, list[list[str]]]:
-    """The parameters of a module that `target_parameters` names.
+class _Parameter(NamedTuple):
+    """A parameter with factors of its own.
 
-    By parameter: the base's tensors that make it, for each expert those that lie on top of one
-    another. A parameter that is one tensor is a list of a list of one name.
+    Attributes:
+      shape: Its shape in memory.
+      whole: The name of the base's tensor; "" if the base keeps each expert in tensors of its own.
+      experts: Then the names of each expert's tensors, which lie on top of one another in memory.
     """
-    made: dict[str, list[list[str]]] = {}
+
+    shape: Shape
+    whole: str
+    experts: list[list[str]]
+
+
+def _parameters(module: str, config: AdapterConfig, base: Tensors) -> dict[str, _Parameter]:
+    """The parameters of a module that `target_parameters` names, and the base has."""
+    parameters: dict[str, _Parameter] = {}
     for parameter in config.parameters(module):
         name = _resolved(f"{module}.{parameter}", base)
         if name in base:
-            made[parameter] = [[name]]
+            parameters[parameter] = _Parameter(base[name].shape, name, [])
             continue
-        for weights in _UNSTACKED.get(parameter, ()):
-            # Mixtral's files name the module otherwise.
-            for place in (module, module.replace(".mlp.", ".block_sparse_moe.")):
-                experts = []
-                for e in itertools.count():
-                    names = [f"{place}.{e}.{weight}.weight" for weight in weights]
-                    if not all(name in base for name in names):
-                        break
-                    experts.append(names)
-                if experts and parameter not in made:
-                    made[parameter] = experts
-    return made
+        # Mixtral's files name the module otherwise.
+        places = (module, module.replace(".mlp.", ".block_sparse_moe."))
+        for place, weights in itertools.product(places, _UNSTACKED.get(parameter, ())):
+            experts = []
+            for e in itertools.count():
+                names = [f"{place}.{e}.{weight}.weight" for weight in weights]
+                if not all(name in base and len(base[name].shape) == 2 for name in names):
+                    break
+                experts.append(names)
+            if experts and parameter not in parameters:
+                rows = sum(base[name].shape[0] for name in experts[0])
+                shape = (len(experts), rows, base[experts[0][0]].shape[1])
+                parameters[parameter] = _Parameter(shape, "", experts)
+    return parameters
 
 
 def _of_parameters(
     module: str,
     pairs: list[Pair],
-    parameters: Mapping[str, list[list[str]]],
+    parameters: Mapping[str, _Parameter],
     config: AdapterConfig,
     base: Tensors,
     model: Mapping[str, Any],
@@ -322,40 +337,32 @@ def _of_parameters(
     Each wrapper holds the factors of one parameter, and does not name it: their shapes show which.
     """
     source = pairs[0].parts["A"].source
-    shapes: dict[str, Shape] = {}
-    for parameter, experts in parameters.items():
-        shapes[parameter] = tuple(base[experts[0][0]].shape)
-        if len(experts) > 1 or len(experts[0]) > 1 or f".{parameter}" not in experts[0][0]:
-            rows = sum(base[name].shape[0] for name in experts[0])
-            shapes[parameter] = (len(experts), rows, *shapes[parameter][1:])
+    few = len(pairs) == len(parameters) <= _MOST
     orders = [
         order
-        for order in itertools.permutations(parameters)
-        if len(order) == len(pairs)
-        and all(
-            _fits(pair, config.rank(f"{module}.{parameter}"), shapes[parameter])
+        for order in (itertools.permutations(parameters) if few else ())
+        if all(
+            _fits(pair, config.rank(f"{module}.{parameter}"), parameters[parameter].shape)
             for pair, parameter in zip(pairs, order, strict=True)
         )
     ]
     if len(orders) != 1:
+        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in parameters.items())
         raise CheckpointError(
-            f"{source}: expected factors of {', '.join(shapes)} of {module!r}, of shapes "
-            f"{', '.join(map(str, shapes.values()))}; "
-            + ("the shapes of the factors fit in several ways" if orders else "got others")
+            f"{source}: expected one pair of factors for each of {shapes} of {module!r}, got "
+            + ("factors that fit in several ways" if orders else "others")
         )
     for pair, parameter in zip(pairs, orders[0], strict=True):
-        if pair.embedding or "magnitude" in pair.parts or "bias" in pair.parts:
+        if pair.parts.keys() != {"A", "B"} or pair.embedding:
             raise CheckpointError(f"{source}: {module!r}: expected factors A and B alone")
-        name, shape = f"{module}.{parameter}", shapes[parameter]
+        name, (shape, whole, experts) = f"{module}.{parameter}", parameters[parameter]
         count = shape[0] if len(shape) == 3 else 1
         A, B = _factors(pair, config.rank(name), count)
         change = Change(B, A, config.scale(name), experts=count)
-        experts = parameters[parameter]
-        if base[experts[0][0]].shape == shape:
+        if whole:
             square = len(shape) == 3 and shape[1] == shape[2]
             known = look_up(model, "model_type") in _EXPERTS_TRANSPOSED
-            flipped = known if square else change.shape != shape
-            yield experts[0][0], change._replace(transposed=flipped)
+            yield whole, change._replace(transposed=known if square else change.shape != shape)
             continue
         for expert, names in enumerate(experts):
             first = 0
@@ -363,6 +370,8 @@ def _of_parameters(
                 last = first + base[one].shape[0]
                 yield one, change._replace(one=(expert, first, last))
                 first = last
+            if first != shape[1]:
+                raise CheckpointError(f"{source}: the experts of {module!r} differ in shape")
 
 
 def _fits(pair: Pair, rank: int, shape: Shape) -> bool:
@@ -383,7 +392,7 @@ def _sides(
     base: Mapping[str, Tensor],
     model: Mapping[str, Any],
 ) -> tuple[str, ...]:
-    """The names of an embedding and the head that is tied to it, if either is spoken of."""
+    """The names of an embedding and the head that is tied to it, if the adapter changes one."""
     stored = [name for name in base if _is_head(name)]
     embeddings = [
         name for name, x in base.items() if role(name) == "embedding" and len(x.shape) == 2
@@ -398,7 +407,7 @@ def _sides(
     kind = str(kinds[0]) if isinstance(kinds, list) and kinds else ""
     if heads:
         return embedding, heads[0]
-    # A classifier has no head of tokens, though its configuration calls it tied.
+    # A classifier lacks a head of tokens, though its configuration calls it tied.
     if not kind.endswith(_HEADED) and config.task_type not in ("CAUSAL_LM", "SEQ_2_SEQ_LM"):
         return ()
     return embedding, _HEAD_NAMES.get(str(look_up(model, "model_type")), "lm_head.weight")

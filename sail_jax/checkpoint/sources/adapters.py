@@ -2,8 +2,8 @@
 
 An adapter is a pair of files, `adapter_config.json` and `adapter_model.safetensors`. `with_adapter`
 adds one to a checkpoint, `adapted` to the tensors of a base, `load_adapter` brings its factors into
-memory, and `adapter_files` makes both files' content from factors. `adapter_weights` reads what an
-adapter says of each weight; here that is combined as PEFT's modules compute it.
+memory, and `adapter_files` makes both files' content from factors. `adapter_weights` sorts what an
+adapter states by weight; here that is combined as PEFT's modules compute it.
 """
 
 import fnmatch
@@ -68,17 +68,17 @@ def adapted(
     stores as the module's base layer, else what the base has. Convolutions, stacked experts
     (`target_parameters`), DoRA's magnitudes, biases of B (`lora_bias`) and rows that were trained
     alone (`trainable_token_indices`) are computed as PEFT does. Whole tensors in the adapter (of
-    `modules_to_save`, biases, embeddings saved along) replace those of the base.
+    `modules_to_save`, biases, embeddings saved along) replace the base's.
 
-    Where `model` says that the head is the embedding, a change of one side is none of the other,
-    as in PEFT's modules; a base layer that is stored, and rows that were trained alone, belong to
-    both. A head that ends equal to the embedding stays tied; another is a tensor of its own.
+    Where `model` ties the head to the embedding, a change of one side leaves the other as it is,
+    as in PEFT's modules. A base layer that is stored, and rows that were trained alone, belong to
+    both sides. A head that ends equal to the embedding stays tied; another is a tensor of its own.
 
     Args:
       base: The tensors of the base model, by name.
       tensors: The tensors of `adapter_model.safetensors`.
       config: The content of `adapter_config.json`.
-      dtype: The type of the sums; by default that of the base. Float32 keeps, for a merge that
+      dtype: The type of the sums; by default the base's. Float32 keeps, for a merge that
         follows, what half precision would round off.
       model: The content of the base's config.json.
 
@@ -86,7 +86,7 @@ def adapted(
       The tensors of the base by name, with those in place that the adapter changes.
 
     Raises:
-      CheckpointError: If a key is unknown or has no place in the base, a factor lacks the other,
+      CheckpointError: If a key is unknown or lacks a place in the base, a factor lacks the other,
         shapes do not fit, one weight is stated twice, or the adapter is more than this: another
         type than LORA, an initialisation that changed the base (PiSSA, OLoRA, CorDA, LoftQ), or
         an entry of the config that is unknown.
@@ -104,7 +104,7 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> View:
 
     The configuration follows the tensors: `vocab_size` if the adapter resized the vocabulary, and
     `tie_word_embeddings` if only one side of a tie changed. Where the adapter's folder has a
-    tokenizer, the adapter was trained with it, so that its files replace the base's.
+    tokenizer, the adapter was trained with it: its files replace the base's.
 
     Args:
       base: The checkpoint of the base model.
@@ -138,7 +138,7 @@ def load_adapter(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, LowRa
 
     Returns:
       The factors by the name of the weight, with the scale multiplied into B. Where the adapter
-      adds (B A)^T, the factors are A^T and B^T, so that their product is what is added.
+      adds (B A)^T, the factors are A^T and B^T: their product is added.
 
     Raises:
       CheckpointError: As `adapted` does, and if the adapter is more than factors of matrices.
@@ -171,12 +171,12 @@ def adapter_files(
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Makes the content of an adapter's two files, in PEFT's layout for weights [out, in].
 
-    Each alpha equals its rank, so that the scale is 1.
+    Each alpha equals its rank: the scale is 1.
 
     Args:
       adapter: Factors B `(out, rank)` and A `(rank, in)` by the name of the weight, which ends in
         ".weight".
-      whole: Tensors that replace those of the base, by name. Their modules become
+      whole: Tensors that replace the base's, by name. Their modules become
         `modules_to_save`.
       base_model: The name of the base model, for the config.
 
@@ -233,7 +233,7 @@ def _combined(
     model: Mapping[str, Any],
     dtype: np.dtype | None = None,
 ) -> _Combined:
-    """Combines what an adapter says of each weight with the base."""
+    """Combines what an adapter states of each weight with the base."""
     _check_any(tensors)
     read = checked(config, _source(tensors))
     weights = Weights.of(read_keys(tensors, read, base), read, base, model)
@@ -272,12 +272,13 @@ def _value(
     start = start if start.name == name else Named(start, name)
     if weight.change is not None:
         weight.change.check(name, start)
-        return Adapted(start, weight.change, dtype or own)
+        return Adapted(start, weight.change, own if dtype is None else dtype)
     if weight.rows is None:
         return start
     start = Named(start, name, own)
     delta, rows = weight.rows
-    if delta.shape != (len(rows), *start.shape[1:]) or max(rows, default=0) >= start.shape[0]:
+    fits = len(start.shape) == 2 and delta.shape == (len(rows), start.shape[1])
+    if not fits or max(rows, default=0) >= start.shape[0]:
         raise CheckpointError(
             f"{delta.source}: expected {len(rows)} rows of {name!r}, whose shape is "
             f"{start.shape}, got {delta.shape}"
@@ -305,7 +306,7 @@ def _rows(base: Tensors, merged: Tensors, source: str) -> int | None:
     if not changed:
         return None
     name = min(changed)
-    # All that had the rows of the old vocabulary have those of the new one, a new head too.
+    # What had as many rows as the old vocabulary has as many as the new one, a new head too.
     for other, rows in new.items():
         if old.get(other, old[name]) == old[name] and rows != new[name]:
             raise CheckpointError(

@@ -404,7 +404,7 @@ BAD = {
     "rows below": (rows(), {"trainable_token_indices": [-1]}, "expected an integer >= 0"),
     "parameters": (
         {}, {"target_parameters": ["0.q.weight"], "rank_pattern": {"q.weight": 3}},
-        r"expected factors of weight of 'model.layers.0.q', of shapes \(6, 5\); got others",
+        r"expected one pair of factors for each of weight .6, 5. of 'model.layers.0.q', got others",
     ),
     "nested": (
         factors(module=f"{Q}.base_layer"), {}, r"has factors of several parameters, which \[\]"

@@ -45,10 +45,10 @@ NO_MODELS = {
 @pytest.mark.parametrize("kind", NO_MODELS)
 def test_adapters_are_no_models(kind):
     """By their names alone, and by their config."""
-    assert not_a_model(NO_MODELS[kind], {}, "x").startswith("is an adapter, and no model: ")
+    assert not_a_model(NO_MODELS[kind], {}, "x").startswith("is an adapter, not a model: ")
     about = config(base_model_name_or_path="org/base\x1b")
     said = not_a_model(NO_MODELS[kind], about, "some/adapter")
-    assert said.startswith("is an adapter of 'org/base\\x1b', and no model: ")
+    assert said.startswith("is an adapter of 'org/base\\x1b', not a model: ")
     assert said.endswith(r"Write base+adapter, as in org/base\x1b+some/adapter")
 
 
@@ -116,7 +116,7 @@ def test_every_adapter_that_peft_writes_is_found(tmp_path):
         with open_checkpoint(tmp_path / str(i) / "adapter") as adapter:
             with pytest.raises(CheckpointError, match="adapter is an adapter of 'base'"):
                 check_model(adapter)
-            assert not_a_model(adapter.tensors, {}).startswith("is an adapter, and no model")
+            assert not_a_model(adapter.tensors, {}).startswith("is an adapter, not a model")
 
 
 def test_a_checkpoint_of_ours_is_a_model(tmp_path):
