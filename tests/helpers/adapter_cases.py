@@ -230,6 +230,23 @@ def moe(b: Builder) -> None:
     }  # fmt: skip
 
 
+def mixtral(b: Builder) -> None:
+    """The same experts under Mixtral's names."""
+    moe(b)
+    for name in list(b.base):
+        if "_norm.weight" in name and "self_attn" in name:
+            del b.base[name]
+        elif ".mlp." in name:
+            new = name.replace(".mlp.", ".block_sparse_moe.")
+            for k, w in {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}.items():
+                new = new.replace(k, w)
+            b.base[new] = b.base.pop(name)
+    b.model |= {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+        "intermediate_size": 24, "num_local_experts": 3,
+    }  # fmt: skip
+
+
 def gpt_oss(b: Builder) -> None:
     """Experts stacked in files, too, as [expert, in, out]; those of `down_proj` are square."""
     d, experts = WIDTH, 3
@@ -458,6 +475,12 @@ def in_gpt2_with_the_head(b: Builder) -> None:
     b.lora("lm_head", start=found)
 
 
+def on_the_head_of_the_hub(b: Builder) -> None:
+    found = b.base["wte.weight"]
+    b.put("lm_head.base_layer.weight", found)
+    b.lora("lm_head", start=found)
+
+
 def biases(b: Builder) -> None:
     for i in range(2):
         p = f"transformer.h.{i}."
@@ -468,21 +491,19 @@ def biases(b: Builder) -> None:
     b.whole("transformer.ln_f.bias", b.normal(WIDTH))
 
 
-def of_experts(b: Builder) -> None:
+def of_experts(
+    b: Builder, files: str = "mlp", names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+) -> None:
     """Of gate_up_proj within, of down_proj around it."""
     q(b)
     for i in range(2):
-        p = f"model.layers.{i}.mlp.experts"
-        own = {k: [b.base[f"{p}.{e}.{k}_proj.weight"] for e in range(3)] for k in ("gate", "up")}
-        both = np.concatenate([np.stack(own["gate"]), np.stack(own["up"])], 1)
-        down = np.stack([b.base[f"{p}.{e}.down_proj.weight"] for e in range(3)])
-        both = b.experts(both, f"{p}.base_layer")
-        down = b.experts(down, p)
-        for e in range(3):
-            b.right[f"{p}.{e}.gate_proj.weight"], b.right[f"{p}.{e}.up_proj.weight"] = np.split(
-                both[e], 2
-            )
-            b.right[f"{p}.{e}.down_proj.weight"] = down[e]
+        p, at = f"model.layers.{i}.mlp.experts", f"model.layers.{i}.{files}.experts"
+        gate, up, down = ([f"{at}.{e}.{name}.weight" for e in range(3)] for name in names)
+        stacks = [np.stack([b.base[name] for name in part]) for part in (gate, up, down)]
+        both = b.experts(np.concatenate(stacks[:2], 1), f"{p}.base_layer")
+        b.right |= dict(zip(down, b.experts(stacks[2], p), strict=True))
+        for part, changed in zip((gate, up), np.split(both, 2, 1), strict=True):
+            b.right |= dict(zip(part, changed, strict=True))
 
 
 def of_stacked_experts(b: Builder) -> None:
@@ -641,6 +662,10 @@ CASES = {
         {"target_modules": ["c_attn", "c_proj", "lm_head"]}, in_gpt2_with_the_head,
         written={"fan_in_fan_out": False}, says=_UNTIED,
     ),
+    "GPT-2 of the hub, head": Case(
+        "LoRA on the tied head of a base whose names lack the prefix", gpt2_of_the_hub,
+        {"target_modules": ["lm_head"]}, on_the_head_of_the_hub, says=_UNTIED,
+    ),
     "GPT-2, DoRA": Case(
         "DoRA on GPT-2's Conv1D", gpt2,
         {"target_modules": ["c_attn", "c_proj"], "use_dora": True},
@@ -653,6 +678,10 @@ CASES = {
     "experts": Case(
         "target_parameters of Qwen3-MoE, whose files have the experts one by one", moe,
         _Q | _EXPERTS, of_experts,
+    ),
+    "experts of Mixtral": Case(
+        "the same of Mixtral, whose files have other names", mixtral, _Q | _EXPERTS,
+        lambda b: of_experts(b, "block_sparse_moe", ("w1", "w3", "w2")),
     ),
     "stacked experts": Case(
         "target_parameters of GPT-OSS, whose files have the experts stacked", gpt_oss,

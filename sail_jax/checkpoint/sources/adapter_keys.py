@@ -1,9 +1,9 @@
 """The keys of an adapter's file, sorted by the weight that they belong to.
 
 PEFT wraps modules, and the names of its keys show the wrappers. So one weight may appear several
-times: as its factors (`x.lora_A.weight`), as the weight that they change (`x.base_layer.weight`), as a
-copy that was trained whole (`x.modules_to_save.weight`, or plainly `x.weight`), as the weight that the
-copy replaced (`x.original_module.weight`), and as rows that were trained alone
+times: as its factors (`x.lora_A.weight`), as the weight that they change (`x.base_layer.weight`),
+as a copy that was trained whole (`x.modules_to_save.weight`, or plainly `x.weight`), as the weight
+that the copy replaced (`x.original_module.weight`), and as rows that were trained alone
 (`x.token_adapter.trainable_tokens_delta`). Nothing is combined here.
 """
 
@@ -19,10 +19,10 @@ from sail_jax.merging.tensors import Tensor, Tensors
 __all__ = ["PREFIX", "Pair", "Stated", "Whole", "read_keys"]
 
 PREFIX = "base_model.model."
+# What follows the name of the module. The name of the adapter may stand between.
 _FACTOR = re.compile(
-    r"(?P<module>.+?)(?P<nested>(?:\.base_layer)*)"
-    r"\.(?P<what>lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector)"
-    r"(?:\.(?!weight$|bias$)[^.]+)?(?P<end>\.weight|\.bias|)"
+    r"(?<=.)\.(?P<what>lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector)"
+    r"(?:\.(?!weight$|bias$)[^.]+)?(?P<end>\.weight|\.bias|)\Z"
 )
 _PARTS = {
     ("lora_A", ".weight"): "A",
@@ -34,6 +34,7 @@ _PARTS = {
     ("lora_magnitude_vector", ".weight"): "magnitude",
 }
 _TOKENS = re.compile(r"(?P<module>.+)\.token_adapter\.trainable_tokens_delta(?:\.[^.]+)?")
+_WRAPPED = ".base_layer"
 _SAVED, _ORIGINAL = ".modules_to_save.", ".original_module."
 # Saved whole if the vocabulary was resized; `role` has the names of other families.
 _EMBEDDINGS = ("embed_tokens", "lm_head", "wte")
@@ -53,7 +54,7 @@ class Pair:
 
     module: str
     nested: int
-    embedding: bool
+    embedding: bool | None = None
     parts: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -103,7 +104,7 @@ def read_keys(tensors: Tensors, config: AdapterConfig, names: Container[str] = (
         factors of one module, or a factor lacks the other.
     """
     stated = Stated(next(iter(tensors.values())).source)
-    pairs: dict[tuple[str, int, bool], Pair] = {}
+    pairs: dict[tuple[str, int], Pair] = {}
     whole: dict[str, tuple[str, Tensor]] = {}
     for key, tensor in tensors.items():
         if not key.startswith(PREFIX):
@@ -111,18 +112,22 @@ def read_keys(tensors: Tensors, config: AdapterConfig, names: Container[str] = (
                 f"{tensor.source}: expected keys '{PREFIX}...' in an adapter, got {key!r}"
             )
         rest = key.removeprefix(PREFIX)
-        if match := _FACTOR.fullmatch(rest):
+        if match := _FACTOR.search(rest):
             part = _PARTS.get((match["what"], match["end"]))
-            if part is None:
+            end, nested = match.start(), 0
+            while rest.endswith(_WRAPPED, 0, end):
+                end, nested = end - len(_WRAPPED), nested + 1
+            module = rest[:end]
+            if part is None or not module:
                 raise _no_factor(tensor, key)
-            embedding = match["what"].startswith("lora_embedding")
-            nested = match["nested"].count(".base_layer")
-            pair = pairs.setdefault(
-                (match["module"], nested, False), Pair(match["module"], nested, False)
-            )
-            pair.embedding |= embedding
+            pair = pairs.setdefault((module, nested), Pair(module, nested))
+            if part in "AB":
+                embedding = match["what"].startswith("lora_embedding")
+                if pair.embedding not in (None, embedding):
+                    raise _no_factor(tensor, key)
+                pair.embedding = embedding
             if part in pair.parts:
-                raise CheckpointError(f"{tensor.source}: several adapters for {pair.module!r}")
+                raise CheckpointError(f"{tensor.source}: several adapters for {module!r}")
             pair.parts[part] = tensor
         elif match := _TOKENS.fullmatch(rest):
             if match["module"] in stated.tokens:

@@ -125,8 +125,11 @@ class Weights:
         """
         new = cls()
         names = {} if base is None else base
-        for module, pairs in itertools.groupby(stated.pairs, lambda pair: pair.module):
-            for name, change in _changes(module, list(pairs), config, base, model):
+        of_module: dict[str, list[Pair]] = {}
+        for pair in stated.pairs:
+            of_module.setdefault(pair.module, []).append(pair)
+        for module, pairs in of_module.items():
+            for name, change in _changes(module, pairs, config, base, model):
                 new._add(_resolved(name, names), change.B, change=change)
         for name, whole in stated.whole.items():
             for how, copies in (("saved", whole.saved), ("stored", whole.stored)):
@@ -220,7 +223,7 @@ def _changes(
     start = None if base is None else base.get(_resolved(name, base))
     A, B = _factors(pair, config.rank(module))
     scale = config.scale(module)
-    transposed = pair.embedding or _is_transposed(module, A, B, start, config, model)
+    transposed = bool(pair.embedding) or _is_transposed(module, A, B, start, config, model)
     yield name, Change(B, A, scale, transposed, pair.parts.get("magnitude"))
     if bias := pair.parts.get("bias"):
         _check_floating(pair, bias)

@@ -1,6 +1,8 @@
 """Adapters mean what PEFT means: every way in which it saves them, against the definitions."""
 
 import json
+import time
+from pathlib import Path
 
 import adapter_cases
 import ml_dtypes
@@ -9,7 +11,7 @@ import pytest
 from adapter_cases import EMBEDDING, HEAD, PREFIX, Builder
 
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.checkpoint.formats.open import open_checkpoint
+from sail_jax.checkpoint.formats.open import Checkpoint, open_checkpoint
 from sail_jax.checkpoint.sources.adapted import same
 from sail_jax.checkpoint.sources.adapters import adapted, load_adapter, with_adapter
 from sail_jax.merging.tensors import read_whole
@@ -254,3 +256,39 @@ def test_the_tokenizer_of_the_adapter_is_carried(tmp_path):
         "tokenizer.json": "adapter",
         "tokenizer_config.json": "adapter",
     }
+
+
+def test_the_text_tower_of_a_configuration_follows():
+    """Where `vocab_size` and `tie_word_embeddings` lie under text_config, as in Gemma 3."""
+    b = Builder()
+    adapter_cases.tied(b)
+    adapter_cases.resized(b)
+    text = {"vocab_size": 64, "tie_word_embeddings": True}
+    base, adapter = Checkpoint(Path("base")), Checkpoint(Path("adapter"))
+    base.tensors, adapter.tensors = held(b.base), held(b.adapter)
+    files = {"config.json": {"model_type": "gemma3", "text_config": text, "vocab_size": 64}}
+    base.extras = {name: json.dumps(x).encode() for name, x in files.items()}
+    adapter.extras = {"adapter_config.json": json.dumps(adapter_cases.DEFAULTS).encode()}
+    config = with_adapter(base, adapter).extras["config.json"]
+    assert isinstance(config, bytes)
+    assert json.loads(config) == {
+        "model_type": "gemma3",
+        "vocab_size": 67,
+        "text_config": {"vocab_size": 67, "tie_word_embeddings": False},
+    }
+
+
+def test_keys_may_come_in_any_order():
+    built = adapter_cases.build(adapter_cases.CASES["experts"])
+    keys = sorted(built.adapter, key=lambda key: key[::-1])
+    shuffled = built._replace(adapter={key: built.adapter[key] for key in keys})
+    for name, got in combined(shuffled).items():
+        np.testing.assert_array_equal(got, combined(built)[name])
+
+
+def test_long_names_take_no_time():
+    long = {f"{PREFIX}x{'.base_layer' * 200_000}.lora_A": np.ones((2, 2), np.float32)}
+    began = time.process_time()
+    with pytest.raises(CheckpointError, match="is no factor A or B"):
+        adapted({}, held(long), adapter_cases.DEFAULTS)
+    assert time.process_time() - began < 1
