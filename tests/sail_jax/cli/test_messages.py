@@ -306,6 +306,19 @@ def test_an_adapter_is_no_model_and_is_merged_with_its_base(tmp_path, call, monk
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-6 * np.abs(want).max())
 
 
+def test_a_plan_lists_what_else_an_adapter_changes(tmp_path, call, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    adapter_cases.write(adapter_cases.CASES["resized, tied, factors"], tmp_path)
+    (tmp_path / "adapter" / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "r.yaml").write_text(recipe(["base+adapter"]))
+    code, out, _ = call("merge", "r.yaml", "--plan")
+    assert code == 0
+    words = " ".join(out.split())
+    assert "base+adapter: vocab_size is 67 with its adapter, 64 without" in words
+    assert "base+adapter: tie_word_embeddings is False with its adapter, True without" in words
+    assert "base+adapter: its tokenizer's files are the adapter's" in words
+
+
 @pytest.mark.parametrize("argv", ["grow adapter out --width 2x", "align base adapter out"])
 def test_an_adapter_is_neither_grown_nor_aligned(argv, tmp_path, call, monkeypatch):
     monkeypatch.chdir(tmp_path)
