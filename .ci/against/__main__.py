@@ -61,7 +61,8 @@ def main(wanted: list[str]) -> int:
             # Whatever one case raises, the others run.
             except Exception as error:
                 good, numbers = False, "| |"
-                note = f"**failed**: {type(error).__name__}: {error}".splitlines()[0]
+                words = str(error).replace(f"{folder}/", "").splitlines() or [""]
+                note = f"**failed**: {type(error).__name__}: {words[0]}"
                 traceback.print_exc()
             finally:
                 shutil.rmtree(folder)

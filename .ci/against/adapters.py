@@ -5,7 +5,10 @@ and saved, with random values. The keys, the shapes and the config of the two ar
 case fails. peft's `PeftModel` is the reference: the model as it was trained, before anything is
 merged. Weights may differ in eight roundings: those of a product of rank 4, of its scale, of the
 sum and of what DoRA multiplies it by. The last column has what peft's own `merge_and_unload` does
-where that is another model: it adds the change of one side of a tie to both.
+where that is another model: it adds the changes of both sides of a tie to the one weight.
+
+The last rows are adapters of other kinds, made and saved by peft. They have to be refused, after a
+base and in the place of a model; the difference is the number of times that they were not.
 """
 
 import json
@@ -16,6 +19,7 @@ from typing import Any
 
 import adapter_cases
 import cases
+import peft
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file
@@ -89,6 +93,80 @@ def compared(case: adapter_cases.Case, folder: Path) -> cases.Outcome:
     return cases.Outcome(difference, scale, tolerance, note)
 
 
+def started(start: str, folder: Path) -> cases.Outcome:
+    """Compares an adapter of peft's that began in another way, and leaves the base as it is."""
+    torch.manual_seed(0)
+    plain = adapter_cases.CASES["plain"]
+    case = plain._replace(config=plain.config | {"init_lora_weights": start})
+    adapter_cases.write(case, folder)
+    shutil.rmtree(folder / "adapter")
+    make(case, folder)
+    return compared(case, folder)
+
+
+def refused(config: Any, folder: Path) -> cases.Outcome:
+    """Lets peft save an adapter of another kind, and counts how often it is not refused."""
+    torch.manual_seed(0)
+    adapter_cases.write(adapter_cases.CASES["plain"], folder)
+    base, adapter = folder / "base", folder / "other"
+    get_peft_model(cases.loaded(base), config()).save_pretrained(adapter)
+    passed, said = 0, ""
+    for name, wanted in (
+        (f"{base}+{adapter}", "adapter config: "),
+        (f"{adapter}", "is an adapter"),
+        (f"{adapter / 'adapter_model.safetensors'}", "is an adapter"),
+    ):
+        (folder / "recipe.yaml").write_text(
+            f"merge_method: passthrough\nmodels:\n  - model: {name}\n"
+        )
+        try:
+            cases.sail_jax("merge", folder / "recipe.yaml", folder / "out", "--quiet")
+        except RuntimeError as error:
+            said = said or str(error).rpartition("adapter config: ")[2]
+            passed += wanted not in str(error)
+        else:
+            passed += 1
+    return cases.Outcome(passed, 0, 0, f'"{said}"')
+
+
+def other(kind: str, **settings: Any) -> Any:
+    """A function that makes a config of another kind."""
+    targets = {"target_modules": ["q_proj"]} if kind not in PROMPTS else {}
+    return lambda: getattr(peft, kind)(task_type="CAUSAL_LM", **(targets | settings))
+
+
+PROMPTS = ("PromptTuningConfig", "PrefixTuningConfig", "LNTuningConfig", "TrainableTokensConfig")
+OTHERS = {
+    "IA3": other("IA3Config", feedforward_modules=[]),
+    "LoHa": other("LoHaConfig"),
+    "LoKr": other("LoKrConfig"),
+    "VeRA": other("VeraConfig"),
+    "OFT": other("OFTConfig", oft_block_size=4),
+    "BOFT": other("BOFTConfig", boft_block_size=4),
+    "HRA": other("HRAConfig"),
+    "AdaLoRA": other("AdaLoraConfig", total_step=10),
+    "FourierFT": other("FourierFTConfig", n_frequency=10),
+    "VB-LoRA": other("VBLoRAConfig", num_vectors=8, vector_length=8, topk=2),
+    "RandLoRA": other("RandLoraConfig"),
+    "SHiRA": other("ShiraConfig", r=2),
+    "C3A": other("C3AConfig", block_size=8),
+    "MiSS": other("MissConfig", r=4),
+    "RoAd": other("RoadConfig", group_size=8),
+    "LN tuning": other("LNTuningConfig"),
+    "rows alone": other("TrainableTokensConfig", token_indices=[1]),
+    "a prompt": other("PromptTuningConfig", num_virtual_tokens=2),
+    "a prefix": other("PrefixTuningConfig", num_virtual_tokens=2),
+    "PiSSA": other("LoraConfig", init_lora_weights="pissa"),
+    "OLoRA": other("LoraConfig", init_lora_weights="olora"),
+    "aLoRA": other("LoraConfig", alora_invocation_tokens=[1]),
+    "BD-LoRA": other("LoraConfig", use_bdlora=peft.tuners.lora.BdLoraConfig(
+        target_modules_bd_b=["q_proj"], nblocks=2
+    )),
+    "layer replication": other("LoraConfig", layer_replication=[[0, 2], [1, 2]]),
+}  # fmt: skip
+STARTS = ("gaussian", "orthogonal", "mica")
 CASES = [
-    cases.Case(name, case.what, partial(run, case)) for name, case in adapter_cases.CASES.items()
+    *(cases.Case(name, x.what, partial(run, x)) for name, x in adapter_cases.CASES.items()),
+    *(cases.Case(x, "LoRA that began so (init_lora_weights)", partial(started, x)) for x in STARTS),
+    *(cases.Case(name, "refused", partial(refused, config)) for name, config in OTHERS.items()),
 ]
