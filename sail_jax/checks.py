@@ -3,15 +3,66 @@
 They look at values where these are known, and name what is near an unknown word.
 """
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import jax
     import numpy as np
 
-__all__ = ["as_array", "concrete", "escaped", "nearest"]
+__all__ = ["argument", "as_array", "concrete", "escaped", "nearest", "spelled"]
+
+
+def _in_python(name: str, value: str) -> str:
+    return f"{name}={value}" if value else name
+
+
+# One for the process, as the way in which a command prints its messages is. Threads make messages,
+# too, so that a context variable would not do.
+_spelling: Callable[[str, str], str] = _in_python
+
+
+def argument(name: str, value: str = "") -> str:
+    """Names an argument in a message, as the one who reads it can give it.
+
+    So messages need not be rewritten for the command line, where an argument is an option. Text
+    that came from a file could not be told from arguments then.
+
+    Args:
+      name: The argument.
+      value: What is given, such as "True"; "..." for a value that the reader chooses.
+
+    Returns:
+      "name=value", or "name" alone without a value; see `spelled`.
+
+    >>> argument("resume", "True"), argument("max_memory")
+    ('resume=True', 'max_memory')
+    """
+    return _spelling(name, value)
+
+
+@contextlib.contextmanager
+def spelled(spelling: Callable[[str, str], str]) -> Iterator[None]:
+    """Lets all messages that are made meanwhile, in any thread, spell arguments in one way.
+
+    Args:
+      spelling: Makes the words of an argument's name and value.
+
+    Yields:
+      Nothing.
+
+    >>> with spelled(lambda name, value: f"--{name}"):
+    ...     argument("resume", "True")
+    '--resume'
+    """
+    global _spelling
+    before, _spelling = _spelling, spelling
+    try:
+        yield
+    finally:
+        _spelling = before
 
 
 def as_array(x: Any) -> "jax.Array":

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sail_jax.checks import escaped
+from sail_jax.checks import argument, escaped
 
 FORMAT = 1
 # The most bytes of a JSON file.
@@ -48,9 +48,10 @@ def explained(doing: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
+        again = f"free some space and run again with {argument('resume', 'True')}"
         advice = {
-            errno.ENOSPC: "free some space and run again with resume=True",
-            errno.EDQUOT: "free some space and run again with resume=True",
+            errno.ENOSPC: again,
+            errno.EDQUOT: again,
             errno.EACCES: "check its permissions, or choose another place",
             errno.EPERM: "check its permissions, or choose another place",
             errno.EROFS: "choose another place",

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from sail_jax.architectures.forward.inputs import Inputs, tokens
 from sail_jax.architectures.table import Config, Rules
+from sail_jax.checks import argument
 
 __all__ = ["Architecture", "architecture", "of"]
 
@@ -100,6 +101,7 @@ def of(config: Config) -> Architecture:
     if name not in _BY_TYPE:
         raise ValueError(
             f"no table for the architecture {name!r} (known: {', '.join(_BY_TYPE)}): draft "
-            "one (draft=True, or architectures.draft), answer what it asks, and give it, rules=..."
+            f"one ({argument('draft', 'True')}, or architectures.draft), answer what it asks, and "
+            f"give it, {argument('rules', '...')}"
         )
     return _BY_TYPE[name]

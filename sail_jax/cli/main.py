@@ -13,9 +13,9 @@ from typing import Any
 # on few cores each waits for the other. Read when NumPy is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from sail_jax.checks import nearest
+from sail_jax.checks import nearest, spelled
 from sail_jax.cli.memory import collect_rarely, reuse_freed_memory
-from sail_jax.cli.options import Parser, UsageError, with_flags
+from sail_jax.cli.options import Parser, UsageError, flag
 from sail_jax.cli.progress import fitted, say, show
 from sail_jax.cli.stopping import stop_on_signals
 from sail_jax.cli.table import COMMANDS
@@ -101,11 +101,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         sys.unraisablehook = lost
     try:
-        return _dispatch(argv)
+        with spelled(flag):
+            return _dispatch(argv)
     except SystemExit as exc:  # argparse, after --help
         return int(exc.code or 0)
     except (UsageError, StoreError) as exc:
-        say(fitted(f"sail-jax: error: {with_flags(str(exc))}"))
+        say(fitted(f"sail-jax: error: {exc}"))
         return 2 if isinstance(exc, (UsageError, RefusedError, ValueError)) else 1
     # What reads our output has seen enough, as `head` has.
     except BrokenPipeError:

@@ -21,6 +21,7 @@ __all__ = [
     "add_copying",
     "add_tables",
     "file",
+    "flag",
     "function",
     "natural",
     "numbers",
@@ -29,7 +30,6 @@ __all__ = [
     "run_options",
     "seed",
     "size",
-    "with_flags",
 ]
 
 
@@ -78,24 +78,20 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"unknown option '{word}'{hint}")
 
 
-def with_flags(message: str) -> str:
-    """Rewrites a message of the library so that it names options of the command line.
+def flag(name: str, value: str) -> str:
+    """Spells an argument of the library as an option of the command line.
 
     Args:
-      message: A message that may name arguments, such as "resume=True".
+      name: The argument.
+      value: What is given, which the option implies or the reader chooses.
 
     Returns:
-      The message with flags in their place, such as "--resume".
+      The option.
 
-    >>> with_flags("max_memory: a needs 9 MiB, or allow_nonfinite=True, or rules=...")
-    '--max-memory: a needs 9 MiB, or --allow-nonfinite, or --spec'
+    >>> flag("allow_nonfinite", "True"), flag("rules", "...")
+    ('--allow-nonfinite', '--spec')
     """
-
-    def flag(match: re.Match[str]) -> str:
-        name = match[1] or match[2]
-        return "--" + {"rules": "spec"}.get(name, name).replace("_", "-")
-
-    return re.sub(r"\b([a-z_]+)=(?:True\b|\.\.\.)|\b(max_memory)\b", flag, message)
+    return "--" + {"rules": "spec"}.get(name, name).replace("_", "-")
 
 
 def on_inputs(

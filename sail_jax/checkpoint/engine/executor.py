@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from sail_jax.checkpoint.engine.errors import MergeError, MergeRefusedError
+from sail_jax.checks import argument
 from sail_jax.merging.engine import Engine
 from sail_jax.merging.extremes import FAINT
 from sail_jax.merging.streaming import NotFiniteError, Unit, all_finite
@@ -185,7 +186,7 @@ def limits(
     largest = max(works, key=lambda work: memory(work, wide), default=None)
     if room < needs[0] and largest is not None:
         raise MergeRefusedError(
-            f"max_memory: {largest.name} needs {_mib(CONSTANT + needs[0])} "
+            f"{argument('max_memory')}: {largest.name} needs {_mib(CONSTANT + needs[0])} "
             f"({_mib(CONSTANT)} of it for the program), got {_mib(max_memory)}"
         )
     # Workers may meet the largest tensors all at once, so these have to fit together.
@@ -410,7 +411,8 @@ def _all_nonfinite(works: Sequence[Work], first: Tensor, limit: int = 10) -> str
                 tensors.append(tensor)
     names = "; ".join(f"{tensor.name} in {tensor.source}" for tensor in tensors[:limit])
     more = f" and {len(tensors) - limit} more" if len(tensors) > limit else ""
-    return f"NaN or infinity in {names}{more}; allow_nonfinite=True goes on regardless"
+    on = argument("allow_nonfinite", "True")
+    return f"NaN or infinity in {names}{more}; {on} goes on regardless"
 
 
 def _largest(dtype: np.dtype) -> float:

@@ -24,6 +24,7 @@ import ml_dtypes
 import numpy as np
 
 from sail_jax import disk
+from sail_jax.checks import argument
 from sail_jax.merging.tensors import OnDemand, Shape, check_read
 
 __all__ = [
@@ -85,7 +86,8 @@ def explained(doing: str, path: Path) -> Iterator[None]:
     except OSError as exc:
         # A full disk is the one failure after which the work done so far is worth continuing.
         full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
-        then = "finished tensors are kept: free some space and run again with resume=True"
+        again = f"run again with {argument('resume', 'True')}"
+        then = f"finished tensors are kept: free some space and {again}"
         why = exc.strerror or str(exc) or type(exc).__name__
         advice = then if full else "repair this place or choose another"
         raise CheckpointError(f"cannot {doing} {path}: {why}; {advice}") from exc

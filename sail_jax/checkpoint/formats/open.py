@@ -14,6 +14,7 @@ from sail_jax.checkpoint.formats.files import CheckpointError, File, contained, 
 from sail_jax.checkpoint.formats.quantized import quantization
 from sail_jax.checkpoint.formats.safetensors_files import read_index
 from sail_jax.checkpoint.formats.table import FORMATS, SUFFIXES, Format, of_file
+from sail_jax.checks import argument
 from sail_jax.merging.tensors import Tensor
 
 __all__ = ["Checkpoint", "changed", "load_checkpoint", "open_checkpoint", "open_values"]
@@ -103,8 +104,8 @@ class Checkpoint:
             raise CheckpointError(f"{path}: expected a folder or a file of type {suffixes}")
         if format.pickled and not allow_pickle:
             raise CheckpointError(
-                f"{path} is a PyTorch pickle, read only on request, with allow_pickle=True; "
-                "a safetensors file needs no such trust"
+                f"{path} is a PyTorch pickle, read only on request, with "
+                f"{argument('allow_pickle', 'True')}; a safetensors file needs no such trust"
             )
         self.format = format.name
         tensors, metadata = format.read_file(self._file(path))

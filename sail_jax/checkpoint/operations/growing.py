@@ -26,6 +26,7 @@ from sail_jax.checkpoint.planning import cards
 from sail_jax.checkpoint.sources.agreement import Agreement, Certify, verdict
 from sail_jax.checkpoint.sources.growth import growth_view, measured, read_target, require_exact
 from sail_jax.checkpoint.sources.view import View
+from sail_jax.checks import argument
 from sail_jax.growth import networks
 from sail_jax.merging.work import Work
 
@@ -160,10 +161,6 @@ def growing(
 
 
 _OPTIONS = {"seed", "config", "rules"}
-_REMEDY = (
-    "certify=True runs them whatever their size, certify=... (MODULE:FUNCTION) by a forward pass "
-    "of yours"
-)
 
 
 def grow_checkpoint(
@@ -236,7 +233,11 @@ def grow_checkpoint(
             ready.view, ready.growth, config, certify=certify, max_memory=run.max_memory
         )
         if options.get("require_lossless"):
-            require_exact(path, agreed, failed, _REMEDY)
+            require_exact(
+                path, agreed, failed,
+                f"{argument('certify', 'True')} runs them whatever their size, "
+                f"{argument('certify', '...')} (MODULE:FUNCTION) by a forward pass of yours",
+            )  # fmt: skip
         preserved = verdict(agreed)
         notes = [*ready.growth.notes, *failed]
         about = {**ready.about, **_exactness(preserved)}

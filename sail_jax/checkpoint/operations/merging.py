@@ -116,7 +116,8 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
         inputs: list[Checkpoint] = []
 
         def open(path: str) -> Any:
-            inputs.append(opened(path, run))
+            # Which of them are adapters the recipe says, and the planner checks.
+            inputs.append(opened(path, run, adapters=True))
             # The list is for asking at the end whether an input has changed; the stack closes the
             # files.
             return stack.enter_context(inputs[-1])

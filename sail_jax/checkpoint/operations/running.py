@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 
 from sail_jax import disk
+from sail_jax.checkpoint.contents.kinds import check_model
 from sail_jax.checkpoint.contents.layers import role
 from sail_jax.checkpoint.contents.relations import following
 from sail_jax.checkpoint.engine.executor import Limits, Progress, Record, execute
@@ -84,23 +85,29 @@ def check_options(options: Mapping[str, object]) -> None:
             )
 
 
-def opened(path: str | PathLike[str], run: RunOptions) -> Checkpoint:
+def opened(path: str | PathLike[str], run: RunOptions, *, adapters: bool = False) -> Checkpoint:
     """Opens an input of an operation.
 
     Args:
       path: The checkpoint.
       run: Whether PyTorch's pickles are read.
+      adapters: Whether it may be an adapter, or anything else that is no model.
 
     Returns:
       The open checkpoint.
 
     Raises:
-      CheckpointError: As `open_values` does, and if it has no tensors.
+      CheckpointError: As `open_values` and `check_model` do, and if it has no tensors.
     """
     checkpoint = open_values(Path(path), allow_pickle=run.allow_pickle)
-    if not checkpoint.tensors:
+    try:
+        if not checkpoint.tensors:
+            raise CheckpointError(f"{path} is a checkpoint without tensors")
+        if not adapters:
+            check_model(checkpoint)
+    except BaseException:
         checkpoint.close()
-        raise CheckpointError(f"{path} is a checkpoint without tensors")
+        raise
     return checkpoint
 
 

@@ -15,6 +15,7 @@ from sail_jax import architectures, probe
 from sail_jax.checkpoint.formats.files import CheckpointError, reading
 from sail_jax.checkpoint.formats.open import open_checkpoint, open_values
 from sail_jax.checkpoint.planning.inputs import config_of
+from sail_jax.checks import argument
 from sail_jax.merging.tensors import read_whole
 
 __all__ = ["Examples", "Running", "Trial", "read_examples", "running", "try_average", "unfit"]
@@ -346,7 +347,7 @@ def _load(
             models.append(params)
     if not config:
         raise CheckpointError(
-            f"{paths[0]}: without a config.json it cannot be run; give config=..."
+            f"{paths[0]}: without a config.json it cannot be run; give {argument('config', '...')}"
         )
     return models, config
 

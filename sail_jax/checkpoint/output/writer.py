@@ -36,6 +36,7 @@ from sail_jax.checkpoint.formats.table import (
     of_output,
 )
 from sail_jax.checkpoint.output.journal import Journal, Piece, digest, gap
+from sail_jax.checks import argument
 from sail_jax.merging.tensors import Shape
 
 __all__ = ["Writer", "create", "save_checkpoint"]
@@ -269,8 +270,8 @@ class Writer:
             )
         if names and not resume:
             raise CheckpointError(
-                f"{self.partial} holds this very work, unfinished; resume=True continues it, or "
-                "remove it"
+                f"{self.partial} holds this very work, unfinished; {argument('resume', 'True')} "
+                "continues it, or remove it"
             )
         try:
             if not names:
@@ -508,7 +509,8 @@ class Writer:
                     disk.sync(Path(above) / name)
         if os.path.lexists(self.out) and not is_empty_folder(self.out):
             raise CheckpointError(
-                f"{self.out} has appeared meanwhile; move it away, then resume=True continues"
+                f"{self.out} has appeared meanwhile; move it away, then "
+                f"{argument('resume', 'True')} continues"
             )
         # Noted before the renaming: if the run is killed right after it, a later one recognises the
         # output.

@@ -14,6 +14,7 @@ from sail_jax.checkpoint.formats.extras import content
 from sail_jax.checkpoint.planning.inputs import Input
 from sail_jax.checkpoint.recipe.recipes import RecipeError, Ref
 from sail_jax.checkpoint.recipe.yaml_tree import Where
+from sail_jax.checks import argument
 from sail_jax.configurations import LAYER_KEYS, differences
 from sail_jax.disk import StoreError
 
@@ -92,7 +93,8 @@ def compare(
             message = f"{model.ref} is of the architecture {other!r}, {first.ref} of {mine!r}"
             if not allow_crimes:
                 raise RecipeError(
-                    where(model.ref), f"{message}; allow_crimes=True merges them regardless"
+                    where(model.ref),
+                    f"{message}; {argument('allow_crimes', 'True')} merges them regardless",
                 )
             notes.append(message)
         for key, (stated, otherwise) in differences(first.config, model.config).items():

@@ -67,7 +67,7 @@ from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError, Ref, merged_
 from sail_jax.checkpoint.recipe.yaml_tree import Where
 from sail_jax.checkpoint.sources.chosen import Chosen
 from sail_jax.checkpoint.sources.rows import Rows, head_rows
-from sail_jax.checks import nearest
+from sail_jax.checks import argument, nearest
 from sail_jax.disk import StoreError
 from sail_jax.merging.merge import Merge, identity
 from sail_jax.merging.tensors import Shape, Tensor
@@ -700,7 +700,8 @@ def _remedy(left: Contradiction) -> str:
     """What to do about a contradiction that nothing can mend."""
     if left.key == TOKENIZER:
         return "with tokenizer: {source: base} in the recipe tokens without a row are left out"
-    return "mend the config.json of the input, or merge it regardless with allow_crimes=True"
+    regardless = argument("allow_crimes", "True")
+    return f"mend the config.json of the input, or merge it regardless with {regardless}"
 
 
 def _holds(dtype: np.dtype, other: np.dtype) -> bool:

@@ -18,6 +18,7 @@ from sail_jax.architectures.table import stated
 from sail_jax.basis.certificate import Verdict, certificate
 from sail_jax.checkpoint.engine.executor import resident
 from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checks import argument
 from sail_jax.merging.tensors import Tensors, read_whole
 
 __all__ = ["Agreement", "Certify", "agreement", "certified", "verdict", "wanted"]
@@ -134,7 +135,8 @@ def wanted(
     if certify and not agreed:
         raise CheckpointError(
             f"{path}: no certificate, as no forward pass of this network is known: give one, "
-            "certify=... (MODULE:FUNCTION), or leave out certify=True"
+            f"{argument('certify', '...')} (MODULE:FUNCTION), or leave out "
+            f"{argument('certify', 'True')}"
         )
     return agreed, ()
 

@@ -31,7 +31,7 @@ from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.sources.computed import rebased
 from sail_jax.checkpoint.sources.nearness import Match, Unread, compared
 from sail_jax.checkpoint.sources.view import View
-from sail_jax.checks import nearest
+from sail_jax.checks import argument, nearest
 from sail_jax.configurations import differences
 from sail_jax.growth.targets import check_stated, layer_count
 from sail_jax.merging import random_bits
@@ -106,8 +106,9 @@ def spec_of(
     config = config or config_of(checkpoint.extras)
     if not config:
         raise CheckpointError(
-            f"{checkpoint.path} has no config.json: say where it is (config=...), or "
-            "which spaces the tensors live in (spec=...)"
+            f"{checkpoint.path} has no config.json: say where it is "
+            f"({argument('config', '...')}), or which spaces the tensors live in "
+            f"({argument('spec', '...')})"
         )
     rules = architectures.of(config).rules(config)
     resolved = rules.spec(shapes)
@@ -336,8 +337,8 @@ def _kept(
         return 1 << 30
     if max_memory < least:
         raise ValueError(
-            f"max_memory: matching these spaces takes at least {least / 1e9:.2f} GB, got "
-            f"{max_memory / 1e9:.2f} GB"
+            f"{argument('max_memory')}: matching these spaces takes at least "
+            f"{least / 1e9:.2f} GB, got {max_memory / 1e9:.2f} GB"
         )
     return max_memory - least
 

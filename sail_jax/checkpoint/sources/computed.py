@@ -22,6 +22,7 @@ from sail_jax.basis.spaces import Spec
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.sources.view import View
+from sail_jax.checks import argument
 from sail_jax.merging.extremes import finite
 from sail_jax.merging.tensors import OnDemand, Shape, Tensor, held, read_whole
 
@@ -112,7 +113,8 @@ class Computed(OnDemand):
         """CheckpointError if an array has NaN or infinities and they are not allowed."""
         floating = array.dtype.kind not in "iub"
         if floating and not self._allow_nonfinite and not finite(array):
-            raise CheckpointError(f"{message}; allow_nonfinite=True goes on regardless")
+            on = argument("allow_nonfinite", "True")
+            raise CheckpointError(f"{message}; {on} goes on regardless")
 
     def _program(self) -> Any:
         """The compiled function for the shapes of this tensor."""

@@ -20,6 +20,7 @@ from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.sources.agreement import Agreement, Certify, certified, verdict, wanted
 from sail_jax.checkpoint.sources.computed import grown
 from sail_jax.checkpoint.sources.view import View
+from sail_jax.checks import argument
 from sail_jax.growth import networks
 from sail_jax.merging import random_bits
 
@@ -88,8 +89,9 @@ def growth_view(
     own = config_of(checkpoint.extras) if config is None else read_target(config)
     if not own and rules is None:
         raise CheckpointError(
-            f"{checkpoint.path} has no config.json: say where it is (config=...), or which "
-            "spaces the tensors live in (rules=...)"
+            f"{checkpoint.path} has no config.json: say where it is "
+            f"({argument('config', '...')}), or which spaces the tensors live in "
+            f"({argument('rules', '...')})"
         )
     shapes = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in checkpoint.tensors.items()

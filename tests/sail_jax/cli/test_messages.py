@@ -7,13 +7,15 @@ import shutil
 import subprocess
 import sys
 
+import adapter_cases
 import numpy as np
 import pytest
 from small_checkpoints import CONFIG, tensors
 
 from experiments.pages import gallery
 from sail_jax import methods
-from sail_jax.checkpoint import load_checkpoint, save_checkpoint
+from sail_jax.checkpoint import load_checkpoint, merge_checkpoints, save_checkpoint
+from sail_jax.checkpoint.engine.errors import MergeError
 from sail_jax.checkpoint.planning import cards
 from sail_jax.cli import main as cli
 from sail_jax.cli.progress import LONGEST, fitted
@@ -234,6 +236,94 @@ def test_a_name_with_an_end_of_line_takes_one_line_of_a_table(tmp_path, call):
     save_checkpoint(two, {"w\nexact: yes": np.ones((2, 2), np.float32)})
     assert any("w\\nexact: yes" in line for line in call("inspect", two)[1].splitlines())
     assert list(load_checkpoint(two)) == ["w\nexact: yes"]
+
+
+def adapted(folder, **entries):
+    """A base, an adapter with entries of its own, and a recipe of the two and of the adapter."""
+    case = adapter_cases.CASES["plain"]
+    adapter_cases.write(case, folder)
+    config = folder / "adapter" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | entries))
+    for name, models in {"both": ["base+adapter"], "alone": ["base", "adapter"]}.items():
+        (folder / f"{name}.yaml").write_text(recipe(models))
+
+
+FLAGS = {
+    "an entry that is not supported": ({"use_qalora": True}, "adapter config: 'use_qalora' is not"),
+    "an entry like an argument": ({"resume=True": 1}, "config: 'resume=True' is not supported"),
+    "a value like an argument": (
+        {"init_lora_weights": "allow_nonfinite=True"}, "weights: 'allow_nonfinite=True' belongs"
+    ),
+    "a pattern like an argument": ({"rank_pattern": {"max_memory": 0}}, "pattern.max_memory: exp"),
+    "a module like an argument": (
+        {"target_parameters": ["config=..."], "rank_pattern": {"q_proj": 3}}, "its config says 3"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FLAGS)
+def test_what_a_file_says_is_never_rewritten_as_a_flag(case, tmp_path, call, monkeypatch):
+    entries, says = FLAGS[case]
+    monkeypatch.chdir(tmp_path)
+    adapted(tmp_path, **entries)
+    code, _, err = call("merge", "both.yaml", "out")
+    assert code == 2
+    assert says in err
+    assert "--" not in err
+
+
+@pytest.mark.parametrize("name", ["resume=True", "a resume=True b", "max_memory", "rules=..."])
+def test_names_of_files_are_never_rewritten_as_flags(name, tmp_path, call, monkeypatch):
+    """In the message that names an option, the option alone is spelled as one."""
+    monkeypatch.chdir(tmp_path)
+    save_checkpoint(tmp_path / name, {name: np.full((2, 3), np.nan, np.float32)})
+    (tmp_path / "r.yaml").write_text(recipe([f"'{name}'"]))
+    _, _, err = call("merge", "r.yaml", "out")
+    assert f"NaN or infinity in {name} in {name}/model.safetensors; --allow-nonfinite goes" in err
+    (tmp_path / "r.yaml").write_text(recipe(["'without resume=True'"]))
+    assert "without resume=True does not exist" in call("merge", "r.yaml", "out")[2]
+
+
+def test_the_library_names_arguments_after_a_command_was_run(tmp_path, call):
+    save_checkpoint(tmp_path / "a", {"w": np.full(3, np.nan, np.float32)})
+    (tmp_path / "r.yaml").write_text(recipe([tmp_path / "a"]))
+    assert "--allow-nonfinite" in call("merge", tmp_path / "r.yaml", tmp_path / "out")[2]
+    with pytest.raises(MergeError, match="allow_nonfinite=True goes on"):
+        merge_checkpoints([tmp_path / "a"], tmp_path / "other", method=methods.linear())
+
+
+def test_an_adapter_is_no_model_and_is_merged_with_its_base(tmp_path, call, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    adapted(tmp_path)
+    code, _, err = call("merge", "alone.yaml", "out")
+    assert code == 2
+    assert "error: adapter is an adapter of 'base', not a model: " in err
+    assert "Write base+adapter, as in base+adapter" in err
+    assert call("merge", "both.yaml", "out")[0] == 0
+    right = adapter_cases.build(adapter_cases.CASES["plain"]).right
+    for name, got in load_checkpoint("out").items():
+        want = right[name]
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-6 * np.abs(want).max())
+
+
+def test_a_plan_lists_what_else_an_adapter_changes(tmp_path, call, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    adapter_cases.write(adapter_cases.CASES["resized, tied, factors"], tmp_path)
+    (tmp_path / "adapter" / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "r.yaml").write_text(recipe(["base+adapter"]))
+    code, out, _ = call("merge", "r.yaml", "--plan")
+    assert code == 0
+    words = " ".join(out.split())
+    assert "base+adapter: vocab_size is 67 with its adapter, 64 without" in words
+    assert "base+adapter: tie_word_embeddings is False with its adapter, True without" in words
+    assert "base+adapter: its tokenizer's files are the adapter's" in words
+
+
+@pytest.mark.parametrize("argv", ["grow adapter out --width 2x", "align base adapter out"])
+def test_an_adapter_is_neither_grown_nor_aligned(argv, tmp_path, call, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    adapted(tmp_path)
+    assert "adapter is an adapter of 'base', not a model" in call(*argv.split())[2]
 
 
 FINISHED = [

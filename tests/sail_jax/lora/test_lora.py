@@ -207,6 +207,7 @@ BASE = {
     "model.embed_tokens.weight": matrix(12, (9, 4)),
     "score.weight": matrix(13, (3, 4)),
     "score.bias": matrix(14, (3,)),
+    "lm_head.weight": matrix(15, (9, 4)),
 }
 A, B = matrix(20, (2, 5)), matrix(21, (6, 2))
 Q = "base_model.model.model.layers.0.q"
@@ -311,10 +312,26 @@ def test_written_adapters_are_read_back():
         files.adapter_files({"kernel": adapter["model.layers.0.q.weight"]})
 
 
+def rows():
+    key = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
+    return {key: matrix(0, (2, 4))}
+
+
 BAD = {
     "type": ({}, {"peft_type": "IA3"}, "peft_type: expected 'LORA', got 'IA3'"),
-    "dora": ({}, {"use_dora": True}, "use_dora=True is not supported"),
+    "dora": ({}, {"use_dora": True}, "has no lora_magnitude_vector, but .*'use_dora': True"),
+    "dora's shape": (
+        {f"{Q}.lora_magnitude_vector": A[0]}, {"use_dora": True}, r"expected 6 magnitudes, got.*5"
+    ),
+    "quantised": ({}, {"use_qalora": True}, "'use_qalora' is not supported, got True"),
+    "replicated": ({}, {"layer_replication": [[0, 1]]}, "'layer_replication' is not supp"),
+    "activated": ({}, {"alora_invocation_tokens": [1]}, "'alora_invocation_tokens' is not supp"),
+    "blocks": ({}, {"use_bdlora": {"nblocks": 2}}, "'use_bdlora' is not supported, got a mapping"),
+    "a later version": ({}, {"use_something": "new"}, "'use_something' is not supp.*'new'"),
+    "a hostile key": ({}, {"resume=True\x1b": 1}, r"'resume=True\\x1b' is not supported, got 1"),
     "pissa": ({}, {"init_lora_weights": "pissa_niter_4"}, "belongs to a changed base"),
+    "lora_ga": ({}, {"init_lora_weights": "lora_ga"}, "belongs to a changed base"),
+    "one as a start": ({}, {"init_lora_weights": [1]}, "init_lora_weights: a list belongs"),
     "rank": ({}, {"r": 3}, "has rank 2, but its config says 3"),
     "zero rank": ({}, {"r": 0}, "r: expected an integer >= 1"),
     "alpha": ({}, {"lora_alpha": None}, "lora_alpha: expected a number"),
@@ -337,8 +354,12 @@ BAD = {
     "start as a list": ({}, {"peft_type": []}, "peft_type: expected 'LORA', got an empty list"),
     "key": ({"model.w": A}, {}, "expected keys 'base_model.model"),
     "unknown": ({"base_model.model.score.weight": A}, {}, "unknown key .*modules_to_save"),
-    "magnitude": ({f"{Q}.lora_magnitude_vector": A}, {}, "is no factor A or B"),
-    "lora bias": ({f"{Q}.lora_B.bias": A}, {}, "is no factor A or B"),
+    "magnitude": ({f"{Q}.lora_magnitude_vector": A}, {}, "has a lora_magnitude_vector, but"),
+    "lora bias": ({f"{Q}.lora_B.bias": A}, {}, "has a lora_B.bias, but its config says 'lora_b"),
+    "lora bias without a bias": (
+        {f"{Q}.lora_B.bias": B[:, 0]}, {"lora_bias": True}, "no bias in the base to add it to"
+    ),
+    "bias of A": ({f"{Q}.lora_A.bias": A}, {}, "is no factor A or B"),
     "half": ({f"{Q}x.lora_A.weight": A}, {}, "'model.layers.0.qx' has no lora_B"),
     "stranger": (factors(module=f"{Q}x"), {}, "'model.layers.0.qx.weight' is not in the base.*q"),
     "two": (factors(infix=".other"), {}, "several adapters"),
@@ -352,7 +373,46 @@ BAD = {
     "complex": (
         factors(A + 1j * A, B), {}, "'model.layers.0.q': expected factors of a floating dtype"
     ),
-    "transposed": ({}, {"fan_in_fan_out": True}, r"got \(5, 6\) \(fan_in_fan_out\?\)"),
+    "transposed": (
+        factors(matrix(0, (2, 6)), matrix(0, (5, 2))), {}, r"got \(5, 6\) \(fan_in_fan_out\?\)"
+    ),
+    "twice, as factors and whole": (
+        {f"{Q}.weight": BASE["model.layers.0.q.weight"]}, {"modules_to_save": ["q"]},
+        r"'model.layers.0.q.weight' is stated in several ways",
+    ),
+    "twice, as two copies": (
+        {"base_model.model.score.weight": matrix(0, (3, 4)),
+         "base_model.model.score.modules_to_save.default.weight": matrix(1, (3, 4))},
+        {"modules_to_save": ["score"]}, "are one weight, and differ",
+    ),
+    "twice, under two names": (
+        factors(module="base_model.model.x.score")
+        | factors(matrix(1, (2, 4)), matrix(1, (3, 2)), "base_model.model.score"),
+        {}, "'score.weight' is stated twice",
+    ),
+    "another width": (
+        {"base_model.model.score.weight": matrix(0, (3, 5))}, {"modules_to_save": ["score"]},
+        r"expected 'score.weight' of shape \(3, 4\), got \(3, 5\)",
+    ),
+    "rows without tokens": (
+        {}, {"trainable_token_indices": [1]}, "has trainable_token_indices, but it holds no rows"
+    ),
+    "tokens without rows": (rows(), {}, "expected each row of 'model.embed_tokens' once"),
+    "rows twice": (rows(), {"trainable_token_indices": [1, 1]}, "expected each row"),
+    "other rows": (rows(), {"trainable_token_indices": [1]}, "expected 1 rows of"),
+    "rows beyond": (rows(), {"trainable_token_indices": [1, 9]}, "expected 2 rows of"),
+    "rows below": (rows(), {"trainable_token_indices": [-1]}, "expected an integer >= 0"),
+    "parameters": (
+        {}, {"target_parameters": ["0.q.weight"], "rank_pattern": {"q.weight": 3}},
+        r"expected one pair of factors for each of weight .6, 5. of 'model.layers.0.q', got others",
+    ),
+    "nested": (
+        factors(module=f"{Q}.base_layer"), {}, r"has factors of several parameters, which \[\]"
+    ),
+    "a resized side": (
+        {"base_model.model.model.embed_tokens.weight": matrix(0, (11, 4))}, {},
+        "gives 'model.embed_tokens.weight' 11 rows, but 'lm_head.weight' has 9",
+    ),
 }  # fmt: skip
 
 

@@ -550,10 +550,10 @@ def test_adapters_are_in_their_model(tmp_path):
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"use_dora": True}, "use_dora"),
+        ({"use_dora": True}, "lora_magnitude_vector"),
         ({"peft_type": "IA3"}, "IA3"),
         ({"r": 0}, "r: "),
-        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"use_qalora": True}, "use_qalora"),
     ],
 )
 def test_adapters_that_do_not_fit(tmp_path, change, what):

@@ -1,0 +1,80 @@
+"""Runs all comparisons, prints a table of them, and writes it to docs/peers.md.
+
+A module of this folder with a list `CASES` is a subject. A case that fails is reported, and the
+others run.
+"""
+
+import importlib
+import pkgutil
+import shutil
+import sys
+import tempfile
+import traceback
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+PROGRAMS = ("torch", "transformers", "peft", "safetensors")
+HEAD = """# Compared with other programs
+
+`.ci/peers` gives the same folders to sail-jax and to the programs below, and compares the outputs
+of the models that come out, on the CPU in float32. It wrote this page, with:
+
+{versions}.
+
+A row has the largest difference between logits, the largest logit, and the largest difference that
+rounding explains. That is measured: the weights of the model are moved at random by one rounding
+error of each weight's largest entry, and by how much that moves the logits is multiplied by the
+number of roundings in which the two programs' weights may differ.
+"""
+
+
+def main(wanted: list[str]) -> int:
+    """Runs the subjects that are wanted, all by default; returns the exit code."""
+    warnings.filterwarnings("ignore")
+    sys.path.insert(0, str(ROOT / "tests" / "helpers"))
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    found = sorted(m.name for m in pkgutil.iter_modules([str(HERE)]))
+    if unknown := set(wanted) - set(found):
+        print(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(found)}", file=sys.stderr)
+        return 2
+    versions = ", ".join(f"{name} {version(name)}" for name in PROGRAMS)
+    pages, failed = [HEAD.format(versions=versions)], 0
+    for subject in wanted or found:
+        module = importlib.import_module(subject)
+        if not hasattr(module, "CASES"):
+            continue
+        title, *rest = module.__doc__.strip().split("\n\n", 1)
+        rows = ["| case | what is compared | difference | of | tolerance | |", "|---" * 6 + "|"]
+        for case in module.CASES:
+            folder = Path(tempfile.mkdtemp())
+            try:
+                difference, scale, tolerance, note = case.run(folder)
+                good = difference <= tolerance
+                numbers = f"{difference:.1e} | {scale:.2g} | {tolerance:.1e}"
+                note = note if good else f"**apart** {note}"
+            # Whatever one case raises, the others run.
+            except Exception as error:
+                good, numbers = False, "| |"
+                words = str(error).replace(f"{folder}/", "").splitlines() or [""]
+                note = f"**failed**: {type(error).__name__}: {words[0]}"
+                traceback.print_exc()
+            finally:
+                shutil.rmtree(folder)
+            failed += not good
+            rows.append(f"| {case.name} | {case.what} | {numbers} | {note} |")
+            print(rows[-1], flush=True)
+        pages += [f"## {title.rstrip('.')}", *rest, "\n".join(rows)]
+    if not wanted:
+        (ROOT / "docs" / "peers.md").write_text("\n\n".join(page.strip() for page in pages) + "\n")
+    print(f"{failed} failed" if failed else "all agree")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,130 @@
+"""Finds out what holds no model: adapters, models with an unmerged adapter, optimiser states."""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from sail_jax.checkpoint.formats.extras import config_of
+from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.merging.tensors import Tensors
+
+__all__ = ["check_model", "not_a_model"]
+
+_SPLIT = re.compile(r"[./]")
+# A component of a name that PEFT, LyCORIS, kohya's scripts or diffusers give to a factor of a
+# change, and to no weight.
+_FACTOR = re.compile(
+    r"lora_(?:[ABE]|embedding_[AB]|magnitude_vector|down|up|mid|diag)|\w+_lora(?:_[AB])?"
+    r"|hada_(?:w[12]_[ab]|t[12])|lokr_(?:w[12](?:_[ab])?|t2)|ia3_l|p?vera_lambda_[bd]"
+    r"|oft_(?:r|R|embedding_R|blocks|diag)|boft_[Rs]|hra_u|(?:fourierft|waveft)_spectrum|c3a_kernel"
+    r"|(?:miss|bone)_block|road_(?:theta|alpha)|shira_weight|randlora_\w+|vblora_\w+|unilora_\w+"
+    r"|frod_lambda_\w+|psoft_R|deft_[PR]|gralora_\w+|hira_\w+|adamss_[AB]|peanut_\w+|lily_\w+"
+    r"|tinylora_v|delora_\w+|supertuning_\w+|trainable_tokens_delta|prompt_embeddings"
+    r"|adaption_(?:prompt|gate)|dora_scale"
+)
+_PREFIX = "base_model."
+# Names that the optimisers of torch give to the tensors that they keep for each weight.
+_MOMENTS = frozenset(
+    (
+        *("exp_avg", "exp_avg_sq", "exp_avg_diff", "max_exp_avg_sq", "exp_inf", "momentum_buffer"),
+        *("square_avg", "grad_avg", "acc_delta"),
+    )
+)
+
+
+def check_model(checkpoint: Checkpoint) -> None:
+    """Checks that an open checkpoint holds a model.
+
+    Args:
+      checkpoint: The checkpoint; no tensor is read.
+
+    Raises:
+      CheckpointError: If it is something else, by `not_a_model`.
+      ValueError: If its adapter_config.json cannot be read.
+    """
+    path = checkpoint.path
+    if reason := not_a_model(checkpoint.tensors, checkpoint.extras, str(path)):
+        raise CheckpointError(f"{path} {reason}")
+
+
+def not_a_model(tensors: Tensors, extras: Mapping[str, Path | bytes], name: str = "ADAPTER") -> str:
+    """Finds out what a checkpoint is, unless it is a model that can be merged entry by entry.
+
+    Names decide, and adapter_config.json. A model may have such names of its own: factors among
+    ordinary weights count only if they belong to one of these weights.
+
+    Args:
+      tensors: The tensors by name; none is read.
+      extras: The other files of the checkpoint, by name.
+      name: What a recipe calls the checkpoint.
+
+    Returns:
+      Its kind and the remedy, as the rest of a sentence; "" for a model.
+
+    Raises:
+      ValueError: If adapter_config.json cannot be read.
+
+    >>> not_a_model({"state.0.exp_avg": None, "state.0.exp_avg_sq": None}, {})
+    'holds the state of an optimiser (state.0.exp_avg), and no model'
+    """
+    names = list(tensors)
+    parts = {x: _SPLIT.split(x) for x in names}
+    factors = [x for x in names if any(map(_FACTOR.fullmatch, parts[x]))]
+    of_adapter = {*factors, *(x for x in names if x.startswith(_PREFIX))}
+    # kohya's scripts put the alpha of each pair of factors next to it.
+    others = [x for x in names if x not in of_adapter and parts[x][-1] != "alpha"]
+    # A full model may lie in one folder with an adapter's config that was left there.
+    beside = "adapter_config.json" in extras and "config.json" not in extras
+    if names and ((of_adapter and not others) or beside):
+        return _adapter(config_of(extras, "adapter_config.json"), name)
+    if factor := _unmerged(names, factors):
+        return (
+            f"holds a model whose adapter is not merged ({factor}): its factors cannot be merged "
+            "entry by entry. Merge the adapter first (in peft model.merge_and_unload(), then "
+            "save_pretrained), or save it apart and write base+adapter"
+        )
+    if state := _optimiser(parts):
+        return f"holds the state of an optimiser ({state}), and no model"
+    return ""
+
+
+def _adapter(config: Mapping[str, object], name: str) -> str:
+    """The words for an adapter."""
+    base = config.get("base_model_name_or_path")
+    stated = repr(base[:200]) if isinstance(base, str) and base else ""
+    of, base = (f" of {stated}", stated[1:-1]) if stated else ("", "BASE")
+    return (
+        f"is an adapter{of}, not a model: its factors mean nothing without each other. Write "
+        f"base+adapter, as in {base}+{name}"
+    )
+
+
+def _unmerged(names: Iterable[str], factors: Iterable[str]) -> str:
+    """A factor of a weight that is there, too; "" if there is none."""
+    names = set(names)
+    bases = {name.partition(".base_layer.")[0] for name in names if ".base_layer." in name}
+    for factor in factors:
+        parts = _SPLIT.split(factor)
+        place = next(i for i, part in enumerate(parts) if _FACTOR.fullmatch(part))
+        module = ".".join(parts[:place])
+        if module in bases or f"{module}.weight" in names:
+            return factor
+    return ""
+
+
+def _optimiser(parts: Mapping[str, list[str]]) -> str:
+    """A tensor of an optimiser's state, if there is nothing else; "" otherwise."""
+    last = {name: part[-1] for name, part in parts.items()}
+    kept = [name for name in last if last[name] in _MOMENTS]
+    if kept and all(x in _MOMENTS or x == "step" for x in last.values()):
+        return kept[0]
+    # optax: two trees with the names of the weights, and counts.
+    trees = {
+        moment: {name.replace(moment, "", 1) for name, part in parts.items() if moment in part}
+        for moment in ("mu", "nu")
+    }
+    rest = [name for name, part in parts.items() if not {"mu", "nu", "count"} & set(part)]
+    if trees["mu"] and trees["mu"] == trees["nu"] and not rest:
+        return next(iter(parts))
+    return ""

@@ -1,0 +1,228 @@
+"""An adapter's configuration, as far as the numbers depend on it.
+
+Some entries are computed with: the fields of `AdapterConfig`. Some choose what was trained, which
+the tensors show anyway, or act in training alone. Any other is refused by its name, unless it is
+switched off: it makes another function, starts from a changed base, or is unknown here.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
+
+from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.recipe.declared import kind
+from sail_jax.checkpoint.recipe.patterns import compiled
+
+__all__ = ["AdapterConfig", "checked"]
+
+# What a LoraConfig of peft 0.21 has that changes no number of the trained adapter: where it came
+# from, which modules were chosen, and options of training and of initialisations. (The entries of
+# single initialisations act only where `init_lora_weights` names one, and that is checked.)
+_HARMLESS = frozenset(
+    (
+        *("auto_mapping", "base_model_name_or_path", "revision", "peft_version", "inference_mode"),
+        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+        *("lora_dropout", "megatron_core", "qalora_group_size", "runtime_config"),
+        *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "ensure_weight_tying"),
+    )
+)
+# Initialisations that leave the base as it is. The others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA)
+# subtract from it what the factors begin with.
+_STARTS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def _rank(value: Any) -> int:
+    """A rank from a config, checked."""
+    if type(value) is not int or not 1 <= value < 2**31:
+        raise ValueError("expected an integer >= 1")
+    return value
+
+
+def _alpha(value: Any) -> float:
+    """An alpha from a config, checked."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
+        raise ValueError("expected a number of float32")
+    return float(value)
+
+
+def _row(value: Any) -> int:
+    """The number of a token's row, checked."""
+    if type(value) is not int or not 0 <= value < 2**31:
+        raise ValueError("expected an integer >= 0")
+    return value
+
+
+def _module(text: Any) -> Any:
+    """The compiled pattern of a module's name, which PEFT matches against the name's end."""
+    # Compiled alone first: its parentheses might otherwise be closed by those around it.
+    compiled(str(text))
+    return compiled(rf"(?:.*\.)?(?:{text})$")
+
+
+_Rank = Annotated[int, PlainValidator(_rank)]
+_Alpha = Annotated[float, PlainValidator(_alpha)]
+_Row = Annotated[int, PlainValidator(_row)]
+_Module = Annotated[Any, PlainValidator(_module)]
+
+
+class AdapterConfig(BaseModel):
+    """The entries of `adapter_config.json` that the numbers depend on.
+
+    Attributes:
+      peft_type: The kind of adapter.
+      task_type: The task, which decides whether the model has a head of tokens.
+      r: The rank of modules without one of their own.
+      lora_alpha: The alpha of modules without one of their own.
+      rank_pattern: Ranks of single modules.
+      alpha_pattern: Alphas of single modules.
+      use_rslora: Whether the scale is alpha / sqrt(r).
+      fan_in_fan_out: Whether weights lie as [in, out], where their shape does not show it.
+      modules_to_save: The modules that were trained, and are saved, whole.
+      bias: Which biases were trained.
+      init_lora_weights: How the factors began.
+      use_dora: Whether each output unit has a magnitude of its own.
+      lora_bias: Whether the factor B has a bias.
+      trainable_token_indices: The rows of embeddings that were trained alone, by module.
+      target_parameters: Parameters, not modules, that have factors.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, defer_build=True)
+
+    peft_type: Literal["LORA"]
+    task_type: str | None = None
+    r: _Rank
+    lora_alpha: _Alpha
+    rank_pattern: dict[_Module, _Rank] | None = None
+    alpha_pattern: dict[_Module, _Alpha] | None = None
+    use_rslora: bool | None = None
+    fan_in_fan_out: bool | None = None
+    modules_to_save: list[str] | None = None
+    bias: str | None = None
+    init_lora_weights: Any = None
+    use_dora: bool | None = None
+    lora_bias: bool | None = None
+    trainable_token_indices: list[_Row] | dict[str, list[_Row]] | None = None
+    target_parameters: list[str] | None = None
+
+    def rank(self, module: str) -> int:
+        """Returns the rank of a module.
+
+        Args:
+          module: The name of the module or parameter that has factors.
+
+        Returns:
+          The value of the first pattern that matches it, else that for all.
+        """
+        return _of_module(self.r, self.rank_pattern, module)
+
+    def scale(self, module: str) -> float:
+        """Returns what multiplies the product of a module's factors.
+
+        Args:
+          module: The name of the module or parameter that has factors.
+
+        Returns:
+          alpha / r, or alpha / sqrt(r) with `use_rslora`.
+        """
+        rank, alpha = self.rank(module), _of_module(self.lora_alpha, self.alpha_pattern, module)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def tokens(self, module: str) -> list[int] | None:
+        """Returns the rows of a module that were trained alone.
+
+        Args:
+          module: The name of an embedding or head.
+
+        Returns:
+          The rows; None if none are stated for it.
+        """
+        stated = self.trainable_token_indices
+        if not isinstance(stated, dict):
+            return stated
+        fitting = (rows for part, rows in stated.items() if ends_with(module, part))
+        return next(fitting, None)
+
+    def is_saved(self, module: str) -> bool:
+        """Returns whether a module was trained whole.
+
+        Args:
+          module: The name of the module, or of one within it.
+
+        Returns:
+          Whether `modules_to_save` names it or one that it is a part of.
+        """
+        return any(f".{part}." in f".{module}." for part in self.modules_to_save or ())
+
+    def parameters(self, module: str) -> list[str]:
+        """Lists the parameters of a module that may have factors of their own.
+
+        Args:
+          module: The name of the module.
+
+        Returns:
+          The names of parameters within the module, by `target_parameters`.
+        """
+        parts = [target.rpartition(".") for target in self.target_parameters or ()]
+        fitting = (name for of, _, name in parts if not of or ends_with(module, of))
+        return list(dict.fromkeys(fitting))
+
+
+def ends_with(module: str, part: str) -> bool:
+    """Returns whether the last components of a name are those of another, as PEFT matches names.
+
+    Args:
+      module: The name of a module.
+      part: Its last component, or several.
+
+    Returns:
+      Whether they are.
+    """
+    return f".{module}".endswith(f".{part}")
+
+
+def checked(config: Mapping[str, Any], source: str) -> AdapterConfig:
+    """Reads the content of `adapter_config.json`.
+
+    Args:
+      config: The content.
+      source: Where the adapter lies, for messages.
+
+    Returns:
+      The entries that the numbers depend on.
+
+    Raises:
+      CheckpointError: If an entry has another type, or means something that is not computed here.
+        The message names the entry.
+    """
+    what = f"{source}: adapter config"
+    try:
+        read = AdapterConfig.model_validate(dict(config))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part)[:80] for part in first["loc"] if part != "[key]")
+        if first["type"] == "missing":
+            raise CheckpointError(f"{what}: {key} is missing") from error
+        expected = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+        raise CheckpointError(f"{what}: {key}: {expected}, got {kind(first['input'])}") from error
+    for key, value in config.items():
+        # A later version of peft may compute something else under a key that is unknown here; what
+        # is null, false or empty is switched off.
+        if key not in AdapterConfig.model_fields and key not in _HARMLESS and value:
+            raise CheckpointError(f"{what}: {key[:80]!r} is not supported, got {kind(value)}")
+    start = read.init_lora_weights
+    if not any(start is known or start == known for known in _STARTS):
+        raise CheckpointError(
+            f"{what}: init_lora_weights: {kind(start)} belongs to a changed base, or is unknown; "
+            "convert the adapter to plain LoRA where it was trained"
+        )
+    return read
+
+
+def _of_module(value: Any, patterns: Mapping[Any, Any] | None, module: str) -> Any:
+    """The value of the first pattern that matches a module, else the value for all."""
+    fitting = (v for pattern, v in (patterns or {}).items() if pattern.fullmatch(module))
+    return next(fitting, value)

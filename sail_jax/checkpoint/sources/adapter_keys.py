@@ -1,0 +1,203 @@
+"""The keys of an adapter's file, sorted by the weight that they belong to.
+
+PEFT wraps modules, and the names of its keys show the wrappers. So one weight may appear several
+times: as its factors (`x.lora_A.weight`), as the weight that they change (`x.base_layer.weight`),
+as a copy that was trained whole (`x.modules_to_save.weight`, or plainly `x.weight`), as the weight
+that the copy replaced (`x.original_module.weight`), and as rows that were trained alone
+(`x.token_adapter.trainable_tokens_delta`). Nothing is combined here.
+"""
+
+import re
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field
+
+from sail_jax.checkpoint.contents.layers import role
+from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.sources.adapter_config import AdapterConfig
+from sail_jax.merging.tensors import Tensor, Tensors
+
+__all__ = ["PREFIX", "Pair", "Stated", "Whole", "read_keys"]
+
+PREFIX = "base_model.model."
+# What follows the name of the module. The name of the adapter may stand between.
+_FACTOR = re.compile(
+    r"(?<=.)\.(?P<what>lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector)"
+    r"(?:\.(?!weight$|bias$)[^.]+)?(?P<end>\.weight|\.bias|)\Z"
+)
+_PARTS = {
+    ("lora_A", ".weight"): "A",
+    ("lora_B", ".weight"): "B",
+    ("lora_B", ".bias"): "bias",
+    ("lora_embedding_A", ""): "A",
+    ("lora_embedding_B", ""): "B",
+    ("lora_magnitude_vector", ""): "magnitude",
+    ("lora_magnitude_vector", ".weight"): "magnitude",
+}
+_TOKENS = re.compile(r"(?P<module>.+)\.token_adapter\.trainable_tokens_delta(?:\.[^.]+)?")
+_WRAPPED = ".base_layer"
+_SAVED, _ORIGINAL = ".modules_to_save.", ".original_module."
+# Saved whole if the vocabulary was resized; `role` has the names of other families.
+_EMBEDDINGS = ("embed_tokens", "lm_head", "wte")
+
+
+@dataclass
+class Pair:
+    """The factors of one module or parameter, and what goes with them.
+
+    Attributes:
+      module: The name of the module.
+      nested: How many wrappers lie around these factors: of parameters that share a module, each
+        wraps the one before.
+      embedding: Whether they change an embedding.
+      parts: The tensors: "A" and "B", "magnitude" of DoRA, "bias" of B.
+    """
+
+    module: str
+    nested: int
+    embedding: bool | None = None
+    parts: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Whole:
+    """The whole tensors that an adapter has for one name.
+
+    Attributes:
+      saved: Trained copies, by key; they replace the weight.
+      stored: What the adapter found, by key: what factors are added to, or what was resized.
+    """
+
+    saved: dict[str, Tensor] = field(default_factory=dict)
+    stored: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Stated:
+    """All that an adapter states.
+
+    Attributes:
+      source: Where the adapter lies, for messages.
+      pairs: Factors, in the order of the keys.
+      whole: Whole tensors by the name of the weight.
+      tokens: Rows that were trained alone, by module.
+    """
+
+    source: str
+    pairs: list[Pair] = field(default_factory=list)
+    whole: dict[str, Whole] = field(default_factory=dict)
+    tokens: dict[str, Tensor] = field(default_factory=dict)
+
+
+def read_keys(tensors: Tensors, config: AdapterConfig, names: Container[str] = ()) -> Stated:
+    """Sorts the tensors of an adapter.
+
+    Args:
+      tensors: The tensors of `adapter_model.safetensors`; at least one.
+      config: Its config.
+      names: The names of the base's tensors.
+
+    Returns:
+      The statements of the adapter.
+
+    Raises:
+      CheckpointError: If a key is unknown, if the config contradicts it, if two adapters have
+        factors of one module, or a factor lacks the other.
+    """
+    stated = Stated(next(iter(tensors.values())).source)
+    pairs: dict[tuple[str, int], Pair] = {}
+    whole: dict[str, tuple[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        if not key.startswith(PREFIX):
+            raise CheckpointError(
+                f"{tensor.source}: expected keys '{PREFIX}...' in an adapter, got {key!r}"
+            )
+        rest = key.removeprefix(PREFIX)
+        if match := _FACTOR.search(rest):
+            part = _PARTS.get((match["what"], match["end"]))
+            end, nested = match.start(), 0
+            while rest.endswith(_WRAPPED, 0, end):
+                end, nested = end - len(_WRAPPED), nested + 1
+            module = rest[:end]
+            if part is None or not module:
+                raise _no_factor(tensor, key)
+            pair = pairs.setdefault((module, nested), Pair(module, nested))
+            if part in "AB":
+                embedding = match["what"].startswith("lora_embedding")
+                if pair.embedding not in (None, embedding):
+                    raise _no_factor(tensor, key)
+                pair.embedding = embedding
+            if part in pair.parts:
+                raise CheckpointError(f"{tensor.source}: several adapters for {module!r}")
+            pair.parts[part] = tensor
+        elif match := _TOKENS.fullmatch(rest):
+            if match["module"] in stated.tokens:
+                raise CheckpointError(f"{tensor.source}: several adapters for {match['module']!r}")
+            stated.tokens[match["module"]] = tensor
+        elif ".lora_" in key:
+            raise _no_factor(tensor, key)
+        else:
+            whole[rest] = key, tensor
+    stated.pairs = list(pairs.values())
+    for pair in stated.pairs:
+        _check_pair(pair, config)
+    modules = {pair.module for pair in stated.pairs} | stated.tokens.keys()
+    for rest, (key, tensor) in whole.items():
+        name, saved, announced = _whole(rest, config, modules, names)
+        if not announced:
+            raise CheckpointError(
+                f"{tensor.source}: unknown key {key!r}: neither a factor nor of modules_to_save "
+                f"{config.modules_to_save or []}"
+            )
+        entry = stated.whole.setdefault(name, Whole())
+        (entry.saved if saved else entry.stored)[key] = tensor
+    return stated
+
+
+def _whole(
+    rest: str, config: AdapterConfig, modules: Iterable[str], names: Container[str]
+) -> tuple[str, bool, bool]:
+    """The weight that a whole tensor is one of, and whether it is a trained copy, and announced."""
+    if _SAVED in rest:
+        before, _, after = rest.partition(_SAVED)
+        # The name of the adapter may stand between: "score.modules_to_save.default.weight".
+        _, dot, last = after.partition(".")
+        plain = f"{before}.{after}"
+        name = f"{before}.{last}" if dot and plain not in names else plain
+        return name, True, config.is_saved(before)
+    if _ORIGINAL in rest:
+        name = rest.replace(_ORIGINAL, ".")
+        return name, False, config.is_saved(name.rpartition(".")[0])
+    # A wrapper of rows and one of factors call the module that they wrap alike.
+    name = rest.replace(".token_adapter.base_layer.", ".").replace(".base_layer.", ".")
+    module, _, parameter = name.rpartition(".")
+    if name == rest and config.is_saved(module):
+        return name, True, True
+    return name, False, (
+        (parameter == "bias" and config.bias not in (None, "none"))
+        or (name != rest and module in modules)
+        or role(name) != ""
+        or module.rpartition(".")[2] in _EMBEDDINGS
+    )  # fmt: skip
+
+
+def _check_pair(pair: Pair, config: AdapterConfig) -> None:
+    """CheckpointError unless the parts of a pair are all there, and announced by the config."""
+    source = next(iter(pair.parts.values())).source
+    for side in "AB":
+        if side not in pair.parts:
+            raise CheckpointError(f"{source}: {pair.module!r} has no lora_{side}")
+    if bool(config.use_dora) != ("magnitude" in pair.parts):
+        has = "a" if "magnitude" in pair.parts else "no"
+        raise CheckpointError(
+            f"{source}: {pair.module!r} has {has} lora_magnitude_vector, but its config says "
+            f"'use_dora': {bool(config.use_dora)}"
+        )
+    if "bias" in pair.parts and not config.lora_bias:
+        raise CheckpointError(
+            f"{source}: {pair.module!r} has a lora_B.bias, but its config says 'lora_bias': False"
+        )
+
+
+def _no_factor(tensor: Tensor, key: str) -> CheckpointError:
+    """The error for a key that is like a factor's."""
+    return CheckpointError(f"{tensor.source}: {key!r} is no factor A or B of an adapter")

@@ -1,0 +1,421 @@
+"""What an adapter states of each weight of its base, under the base's own names."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from sail_jax.checkpoint.contents.layers import role
+from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.sources.adapted import Change, same
+from sail_jax.checkpoint.sources.adapter_config import AdapterConfig
+from sail_jax.checkpoint.sources.adapter_keys import Pair, Stated
+from sail_jax.configurations import look_up
+from sail_jax.merging.tensors import Shape, Tensor, Tensors
+
+__all__ = ["Weight", "Weights"]
+
+# Families with modules Conv1D, which keep weights as [in, out]. PEFT looks at each module and sets
+# `fan_in_fan_out` for it; the entry in the file belongs to the last of the modules.
+_CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
+_CONV1D_MODULES = ("c_attn", "c_proj", "c_fc", "q_attn")
+# Families with stacked experts [expert, in, out]; in others they are [expert, out, in]. It matters
+# for square ones alone.
+_EXPERTS_TRANSPOSED = ("gpt_oss", "aria", "openai_privacy_filter")
+# How files name the experts that transformers stacks when it loads them: the weights that lie on
+# top of one another in each parameter.
+_UNSTACKED = {
+    "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
+    "down_proj": (("down_proj",), ("w2",)),
+}
+_MOST = 6  # parameters of one module
+# The embedding of T5, BART and their kin, which several modules use and PEFT changes in one.
+_SHARED = "shared.weight"
+_HEADED = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_HEAD_NAMES = {"gpt_neox": "embed_out.weight"}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """All that an adapter states of one weight.
+
+    Attributes:
+      source: Where it lies, for messages.
+      stored: What the change is added to, if not to the base's.
+      saved: What replaces the weight.
+      change: What is added.
+      rows: Rows that replace some of the weight's, and their numbers.
+    """
+
+    source: str
+    stored: Tensor | None = None
+    saved: Tensor | None = None
+    change: Change | None = None
+    rows: tuple[Tensor, list[int]] | None = None
+
+
+@dataclass
+class Weights:
+    """All that an adapter states, by the base's names of weights.
+
+    Attributes:
+      weights: The statements by the name of the weight.
+      sides: The names of the embedding and of the head that is tied to it, if the adapter changes
+        either of them; else empty.
+    """
+
+    weights: dict[str, Weight] = field(default_factory=dict)
+    sides: tuple[str, ...] = ()
+
+    def items(self) -> Iterator[tuple[str, Weight]]:
+        """Iterates over the statements.
+
+        Yields:
+          The name of a weight, and the statements on it.
+        """
+        yield from self.weights.items()
+
+    def both_sides(self) -> dict[str, Weight]:
+        """Returns the statements on the two sides of a tie; each side has those that they share.
+
+        In memory a tied weight is one: PEFT loads into it what the adapter stores for either side.
+        PEFT also gives rows that were trained alone to both sides, unless the head has its own.
+
+        Returns:
+          The statements on the embedding and on the head, by name.
+
+        Raises:
+          CheckpointError: If one side has such rows by the tie, and a change of its own.
+        """
+        embedding, head = (self.weights.get(name) for name in self.sides)
+        source = next(w.source for w in (embedding, head) if w is not None)
+        embedding, head = embedding or Weight(source), head or Weight(source)
+        stored = embedding.stored or head.stored
+        sides = (
+            replace(embedding, stored=stored),
+            replace(head, stored=head.stored or stored, rows=head.rows or embedding.rows),
+        )
+        for name, weight in zip(self.sides, sides, strict=True):
+            if weight.rows and (weight.change or weight.saved):
+                raise CheckpointError(
+                    f"{source}: {name!r} has trained rows (trainable_token_indices), by its tie to "
+                    "the embedding, and a change of its own; this is not supported"
+                )
+        return dict(zip(self.sides, sides, strict=True))
+
+    @classmethod
+    def of(
+        cls, stated: Stated, config: AdapterConfig, base: Tensors | None, model: Mapping[str, Any]
+    ) -> "Weights":
+        """Sorts the statements of an adapter by weight.
+
+        Args:
+          stated: The statements of its keys.
+          config: Its config.
+          base: The tensors of the base; None without a base, for factors that are loaded.
+          model: The content of the base's config.json.
+
+        Returns:
+          The statements on each weight.
+
+        Raises:
+          CheckpointError: If something is stated twice, or does not fit the base.
+        """
+        new = cls()
+        names = {} if base is None else base
+        of_module: dict[str, list[Pair]] = {}
+        for pair in stated.pairs:
+            of_module.setdefault(pair.module, []).append(pair)
+        for module, pairs in of_module.items():
+            for name, change in _changes(module, pairs, config, base, model):
+                new._add(_resolved(name, names), change.B, change=change)
+        for name, whole in stated.whole.items():
+            for how, copies in (("saved", whole.saved), ("stored", whole.stored)):
+                if copies:
+                    tensor = _one(copies)
+                    new._add(_resolved(name, names), tensor, **{how: tensor})
+        if config.trainable_token_indices and not stated.tokens:
+            raise CheckpointError(
+                f"{stated.source}: its config has trainable_token_indices, but it holds no rows"
+            )
+        for module, tensor in stated.tokens.items():
+            name, rows = _resolved(f"{module}.weight", names), config.tokens(module)
+            if rows is None and role(name) == "head":
+                # A tied head is saved with the rows of the embedding, which alone is named.
+                rows = next((r for r in map(config.tokens, stated.tokens) if r is not None), None)
+            if rows is None or len(set(rows)) != len(rows):
+                raise CheckpointError(
+                    f"{tensor.source}: expected each row of {module!r} once in "
+                    "trainable_token_indices"
+                )
+            new._add(name, tensor, rows=(tensor, rows))
+        new.sides = _sides(new.weights, config, names, model)
+        for name, weight in new.weights.items():
+            if sum(x is not None for x in (weight.saved, weight.change, weight.rows)) > 1:
+                raise CheckpointError(
+                    f"{weight.source}: {name!r} is stated in several ways: expected one of "
+                    "factors, a whole weight of modules_to_save, or trained rows"
+                )
+            changed = weight.saved or weight.change or weight.rows
+            if changed and name.endswith(_SHARED) and role(name) == "embedding":
+                raise CheckpointError(
+                    f"{weight.source}: {name!r} is shared by modules of encoder and decoder, "
+                    "only one of which the adapter changes; this is not supported"
+                )
+        return new
+
+    def _add(self, name: str, tensor: Tensor, **what: Any) -> None:
+        """Adds a statement on a weight; CheckpointError if there was one of its kind."""
+        before = self.weights.get(name, Weight(tensor.source))
+        for how in what:
+            if getattr(before, how) is not None:
+                raise CheckpointError(f"{tensor.source}: {name!r} is stated twice")
+        self.weights[name] = replace(before, **what)
+
+
+def _one(copies: Mapping[str, Tensor]) -> Tensor:
+    """The one tensor that several keys hold copies of; CheckpointError if they differ."""
+    (key, tensor), *others = copies.items()
+    for other, again in others:
+        if not same(tensor, again):
+            raise CheckpointError(
+                f"{tensor.source}: {key!r} and {other!r} are one weight, and differ"
+            )
+    return tensor
+
+
+def _resolved(name: str, base: Mapping[str, Any]) -> str:
+    """The base's name of a weight.
+
+    A base that was saved without its head lacks the prefix, such as "transformer.".
+    """
+    first, _, rest = name.partition(".")
+    if name in base or rest not in base or any(x.startswith(f"{first}.") for x in base):
+        return name
+    return rest
+
+
+# --- factors
+
+
+def _changes(
+    module: str,
+    pairs: list[Pair],
+    config: AdapterConfig,
+    base: Tensors | None,
+    model: Mapping[str, Any],
+) -> Iterator[tuple[str, Change]]:
+    """The changes of one module's weight, bias or parameters, by name."""
+    parameters = {} if base is None else _parameters(module, config, base)
+    if parameters:
+        assert base is not None
+        yield from _of_parameters(module, pairs, parameters, config, base, model)
+        return
+    pair, source = pairs[0], pairs[0].parts["A"].source
+    if len(pairs) > 1 or pair.nested:
+        raise CheckpointError(
+            f"{source}: {module!r} has factors of several parameters, which "
+            f"{config.target_parameters or []} (target_parameters) does not name in the base"
+        )
+    name = f"{module}.weight"
+    start = None if base is None else base.get(_resolved(name, base))
+    A, B = _factors(pair, config.rank(module))
+    scale = config.scale(module)
+    transposed = bool(pair.embedding) or _is_transposed(module, A, B, start, config, model)
+    yield name, Change(B, A, scale, transposed, pair.parts.get("magnitude"))
+    if bias := pair.parts.get("bias"):
+        _check_floating(pair, bias)
+        if len(bias.shape) != 1:
+            raise CheckpointError(f"{source}: {module!r}: expected lora_B.bias [out]")
+        if base is not None and _resolved(f"{module}.bias", base) not in base:
+            raise CheckpointError(
+                f"{source}: {module!r} has a lora_B.bias, but no bias in the base to add it to"
+            )
+        yield f"{module}.bias", Change(bias, None, scale)
+
+
+def _factors(pair: Pair, rank: int, experts: int = 1) -> tuple[Tensor, Tensor]:
+    """The factors A and B of a pair, checked."""
+    A, B = pair.parts["A"], pair.parts["B"]
+    for factor in (A, B):
+        _check_floating(pair, factor)
+    fits = len(A.shape) == len(B.shape) >= 2 and A.shape[0] == B.shape[1]
+    if not fits or any(size != 1 for size in B.shape[2:]):
+        raise CheckpointError(
+            f"{A.source}: {pair.module!r}: expected A [rank, in] and B [out, rank], got {A.shape} "
+            f"and {B.shape}"
+        )
+    if A.shape[0] != rank * experts:
+        raise CheckpointError(
+            f"{A.source}: {pair.module!r} has rank {A.shape[0] / experts:g}, but its config says "
+            f"{rank}"
+        )
+    return A, B
+
+
+def _check_floating(pair: Pair, factor: Tensor) -> None:
+    """CheckpointError unless a factor is floating."""
+    if not jnp.issubdtype(factor.dtype, jnp.floating):
+        raise CheckpointError(
+            f"{factor.source}: {pair.module!r}: expected factors of a floating dtype, got "
+            f"{factor.dtype}"
+        )
+
+
+def _is_transposed(
+    module: str,
+    A: Tensor,
+    B: Tensor,
+    start: Tensor | None,
+    config: AdapterConfig,
+    model: Mapping[str, Any],
+) -> bool:
+    """Whether a weight lies as [in, out]."""
+    last = module.rpartition(".")[2]
+    known = look_up(model, "model_type") in _CONV1D and last in _CONV1D_MODULES
+    flipped = bool(config.fan_in_fan_out) or known
+    # Heads of tokens are plain linear layers in all families.
+    if len(A.shape) != 2 or role(f"{module}.weight") == "head":
+        return False
+    # The shape decides: a model may have weights of both kinds. Square ones do not show theirs.
+    shape = (B.shape[0], A.shape[1])
+    if start is not None and shape == start.shape and shape != shape[::-1]:
+        return False
+    return flipped
+
+
+# --- parameters
+
+
+class _Parameter(NamedTuple):
+    """A parameter with factors of its own.
+
+    Attributes:
+      shape: Its shape in memory.
+      whole: The name of the base's tensor; "" if the base keeps each expert in tensors of its own.
+      experts: Then the names of each expert's tensors, which lie on top of one another in memory.
+    """
+
+    shape: Shape
+    whole: str
+    experts: list[list[str]]
+
+
+def _parameters(module: str, config: AdapterConfig, base: Tensors) -> dict[str, _Parameter]:
+    """The parameters of a module that `target_parameters` names, and the base has."""
+    parameters: dict[str, _Parameter] = {}
+    for parameter in config.parameters(module):
+        name = _resolved(f"{module}.{parameter}", base)
+        if name in base:
+            parameters[parameter] = _Parameter(base[name].shape, name, [])
+            continue
+        # Mixtral's files name the module otherwise.
+        places = (module, module.replace(".mlp.", ".block_sparse_moe."))
+        for place, weights in itertools.product(places, _UNSTACKED.get(parameter, ())):
+            experts = []
+            for e in itertools.count():
+                names = [f"{place}.{e}.{weight}.weight" for weight in weights]
+                if not all(name in base and len(base[name].shape) == 2 for name in names):
+                    break
+                experts.append(names)
+            if experts and parameter not in parameters:
+                rows = sum(base[name].shape[0] for name in experts[0])
+                shape = (len(experts), rows, base[experts[0][0]].shape[1])
+                parameters[parameter] = _Parameter(shape, "", experts)
+    return parameters
+
+
+def _of_parameters(
+    module: str,
+    pairs: list[Pair],
+    parameters: Mapping[str, _Parameter],
+    config: AdapterConfig,
+    base: Tensors,
+    model: Mapping[str, Any],
+) -> Iterator[tuple[str, Change]]:
+    """The changes of a module's parameters.
+
+    Each wrapper holds the factors of one parameter, and does not name it: their shapes show which.
+    """
+    source = pairs[0].parts["A"].source
+    few = len(pairs) == len(parameters) <= _MOST
+    orders = [
+        order
+        for order in (itertools.permutations(parameters) if few else ())
+        if all(
+            _fits(pair, config.rank(f"{module}.{parameter}"), parameters[parameter].shape)
+            for pair, parameter in zip(pairs, order, strict=True)
+        )
+    ]
+    if len(orders) != 1:
+        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in parameters.items())
+        raise CheckpointError(
+            f"{source}: expected one pair of factors for each of {shapes} of {module!r}, got "
+            + ("factors that fit in several ways" if orders else "others")
+        )
+    for pair, parameter in zip(pairs, orders[0], strict=True):
+        if pair.parts.keys() != {"A", "B"} or pair.embedding:
+            raise CheckpointError(f"{source}: {module!r}: expected factors A and B alone")
+        name, (shape, whole, experts) = f"{module}.{parameter}", parameters[parameter]
+        count = shape[0] if len(shape) == 3 else 1
+        A, B = _factors(pair, config.rank(name), count)
+        change = Change(B, A, config.scale(name), experts=count)
+        if whole:
+            square = len(shape) == 3 and shape[1] == shape[2]
+            known = look_up(model, "model_type") in _EXPERTS_TRANSPOSED
+            yield whole, change._replace(transposed=known if square else change.shape != shape)
+            continue
+        for expert, names in enumerate(experts):
+            first = 0
+            for one in names:
+                last = first + base[one].shape[0]
+                yield one, change._replace(one=(expert, first, last))
+                first = last
+            if first != shape[1]:
+                raise CheckpointError(f"{source}: the experts of {module!r} differ in shape")
+
+
+def _fits(pair: Pair, rank: int, shape: Shape) -> bool:
+    """Whether factors, for each expert of that rank, can change a parameter of that shape."""
+    A, B = pair.parts["A"].shape, pair.parts["B"].shape
+    experts = shape[0] if len(shape) == 3 else 1
+    if len(shape) not in (2, 3) or len(A) != 2 or len(B) != 2:
+        return False
+    product, wanted = (B[0], A[1]), shape[-2:]
+    return A[0] == B[1] == rank * experts and (
+        product == wanted or (len(shape) == 3 and product[::-1] == wanted)
+    )
+
+
+def _sides(
+    weights: Mapping[str, Weight],
+    config: AdapterConfig,
+    base: Mapping[str, Tensor],
+    model: Mapping[str, Any],
+) -> tuple[str, ...]:
+    """The names of an embedding and the head that is tied to it, if the adapter changes one."""
+    stored = [name for name in base if _is_head(name)]
+    embeddings = [
+        name for name, x in base.items() if role(name) == "embedding" and len(x.shape) == 2
+    ]
+    tied = look_up(model, "tie_word_embeddings")
+    is_tied = tied is True or (tied is None and bool(model) and not stored)
+    heads = [*filter(_is_head, weights), *stored]
+    if not is_tied or not embeddings or weights.keys().isdisjoint((*embeddings, *heads)):
+        return ()
+    embedding = next((name for name in embeddings if name in weights), embeddings[0])
+    kinds = model.get("architectures")
+    kind = str(kinds[0]) if isinstance(kinds, list) and kinds else ""
+    if heads:
+        return embedding, heads[0]
+    # A classifier lacks a head of tokens, though its configuration calls it tied.
+    if not kind.endswith(_HEADED) and config.task_type not in ("CAUSAL_LM", "SEQ_2_SEQ_LM"):
+        return ()
+    return embedding, _HEAD_NAMES.get(str(look_up(model, "model_type")), "lm_head.weight")
+
+
+def _is_head(name: str) -> bool:
+    """Whether a weight, not a bias, gives the output tokens."""
+    return role(name) == "head" and name.endswith("weight")

@@ -1,0 +1,294 @@
+"""Adapters mean what PEFT means: every way in which it saves them, against the definitions."""
+
+import json
+import time
+from pathlib import Path
+
+import adapter_cases
+import ml_dtypes
+import numpy as np
+import pytest
+from adapter_cases import EMBEDDING, HEAD, PREFIX, Builder
+
+from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.formats.open import Checkpoint, open_checkpoint
+from sail_jax.checkpoint.sources.adapted import same
+from sail_jax.checkpoint.sources.adapters import adapted, load_adapter, with_adapter
+from sail_jax.merging.tensors import read_whole
+
+EPS = float(np.finfo(np.float32).eps)
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes a case, and opens base and adapter."""
+    opened = []
+
+    def write(case):
+        built = adapter_cases.write(case, tmp_path)
+        opened.extend(open_checkpoint(tmp_path / name) for name in ("base", "adapter"))
+        return built, *opened
+
+    yield write
+    for checkpoint in opened:
+        checkpoint.close()
+
+
+@pytest.mark.parametrize("name", adapter_cases.CASES)
+def test_an_adapted_model_is_what_peft_computes(name, written):
+    """A product of rank 4, its sum, a norm and a quotient, in float32: 16 roundings of the
+    largest entry at most."""
+    case = adapter_cases.CASES[name]
+    built, base, adapter = written(case)
+    view = with_adapter(base, adapter)
+    assert view.tensors.keys() == built.right.keys()
+    for key, want in built.right.items():
+        got = read_whole(view.tensors[key])
+        assert view.tensors[key].name == key
+        assert got.dtype == np.float32
+        assert got.shape == want.shape
+        np.testing.assert_allclose(got, want, rtol=0, atol=16 * EPS * np.abs(want).max())
+    config = view.extras["config.json"]
+    config = json.loads(config if isinstance(config, bytes) else config.read_bytes())
+    assert config == {**built.model, **case.says}
+
+
+class Held:
+    """A tensor in memory that notes what was read."""
+
+    def __init__(self, name, array):
+        self.name, self.array, self.source = name, np.asarray(array), "memory"
+        self.dtype, self.shape, self.reads = self.array.dtype, self.array.shape, []
+
+    def read(self, out, start=0):
+        self.reads.append((start, out.size))
+        out[...] = self.array.reshape(-1)[start : start + out.size]
+
+
+def held(arrays):
+    return {name: Held(name, x) for name, x in arrays.items()}
+
+
+def combined(built, **config):
+    tensors = adapted(
+        held(built.base), held(built.adapter), {**built.config, **config}, model=built.model
+    )
+    return {name: read_whole(x) for name, x in tensors.items()}
+
+
+PIECES = ["DoRA", "GPT-2, DoRA", "convolution, DoRA", "experts", "stacked experts", "rows"]
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_pieces_have_the_bits_of_the_whole(name, monkeypatch):
+    """Blocks of 100 entries, read in pieces of 77, from the last to the first."""
+    monkeypatch.setattr("sail_jax.checkpoint.sources.adapted._BLOCK", 100)
+    built = adapter_cases.build(adapter_cases.CASES[name])
+    tensors = adapted(held(built.base), held(built.adapter), built.config, model=built.model)
+    changed = [x for x in tensors.values() if not isinstance(x, Held)]
+    assert changed
+    for tensor in changed:
+        want = read_whole(tensor).reshape(-1)
+        got = np.empty_like(want)
+        for start in reversed(range(0, want.size, 77)):
+            tensor.read(got[start : start + 77], start)
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", ["plain", "DoRA", "rows", "stacked experts"])
+def test_a_sum_is_rounded_once(name):
+    """On a base of bfloat16: the sum in float32, then one cast. It differs from the cast of the
+    exact sum where that lies within a float32 error of the middle between two bfloat16, which
+    moves an entry by one unit in its last place; for less than one entry in a hundred."""
+    built = adapter_cases.build(adapter_cases.CASES[name])
+    half = {name: x.astype(ml_dtypes.bfloat16) for name, x in built.base.items()}
+    exact = Builder()
+    case = adapter_cases.CASES[name]
+    case.base(exact)
+    exact.base = {name: x.astype(np.float32) for name, x in half.items()}
+    case.build(exact)
+    tensors = adapted(held(half), held(built.adapter), built.config, model=built.model)
+    for key, want in exact.right.items():
+        got = read_whole(tensors[key])
+        assert got.dtype == ml_dtypes.bfloat16
+        if f"{PREFIX}{key.removesuffix('weight')}base_layer.weight" in built.adapter:
+            continue  # its change is added to what the adapter stores, in float32
+        got, want = got.astype(np.float32), want.astype(ml_dtypes.bfloat16).astype(np.float32)
+        assert np.mean(got != want) < 0.01
+        np.testing.assert_allclose(got, want, rtol=2.0**-7, atol=0)
+
+
+def test_a_tie_holds_where_both_sides_end_equal():
+    """Whatever names them: by factors, by whole tensors, or by factors that add nothing."""
+    built = adapter_cases.build(adapter_cases.CASES["tied, LoRA kept"])
+    assert f"{HEAD}.weight" not in combined(built)
+    # an alpha that is no power of 2: the two products are rounded differently
+    assert f"{HEAD}.weight" not in combined(built, lora_alpha=7)
+    built.adapter[f"{PREFIX}{HEAD}.lora_A.weight"][0, 0] += 1
+    assert f"{HEAD}.weight" in combined(built)
+    nothing = adapter_cases.build(adapter_cases.CASES["tied, LoRA on the embedding"])
+    nothing.adapter[f"{PREFIX}{EMBEDDING}.lora_embedding_B"][...] = 0
+    assert f"{HEAD}.weight" not in combined(nothing)
+    # a head that is stored beside the embedding it is tied to stays its copy
+    copied = adapter_cases.build(adapter_cases.CASES["tied, saved and kept"])
+    copied.base[f"{HEAD}.weight"] = copied.base[f"{EMBEDDING}.weight"]
+    both = combined(copied)
+    np.testing.assert_array_equal(both[f"{HEAD}.weight"], both[f"{EMBEDDING}.weight"])
+    np.testing.assert_array_equal(
+        both[f"{HEAD}.weight"], copied.adapter[f"{PREFIX}{EMBEDDING}.weight"]
+    )
+
+
+def test_tensors_are_compared_up_to_the_first_difference(monkeypatch):
+    monkeypatch.setattr("sail_jax.checkpoint.sources.adapted._CHUNK", 10)
+    a = np.arange(100, dtype=np.float32)
+    b = a.copy()
+    assert same(Held("a", a), Held("b", b))
+    b[15] = 0
+    x, y = Held("a", a), Held("b", b)
+    assert not same(x, y)
+    assert x.reads == y.reads == [(0, 10), (10, 10)]
+    assert not same(Held("a", a), Held("a", a.reshape(10, 10)))
+    nan = np.full(3, np.nan, np.float32)
+    assert not same(Held("a", nan), Held("b", nan))
+
+
+def test_a_classifier_of_a_tied_family_has_no_head():
+    """Its config says `tie_word_embeddings`, and LoRA on its embedding writes no head."""
+    b = Builder()
+    adapter_cases.classifier(b)
+    b.lora(EMBEDDING, embedding=True)
+    config = {**adapter_cases.DEFAULTS, "task_type": "SEQ_CLS"}
+    got = adapted(held(b.base), held(b.adapter), config, model=b.model)
+    assert got.keys() == b.base.keys()
+    np.testing.assert_allclose(
+        read_whole(got[f"{EMBEDDING}.weight"]), b.right[f"{EMBEDDING}.weight"], rtol=0, atol=1e-5
+    )
+
+
+def test_modules_of_a_saved_head_keep_their_names():
+    """With the name of the adapter in the key, and without."""
+    base = {"classifier.dense.weight": np.zeros((3, 3), np.float32)}
+    one = np.ones((3, 3), np.float32)
+    for infix in ("", ".modules_to_save", ".modules_to_save.default"):
+        saved = {f"{PREFIX}classifier{infix}.dense.weight": one}
+        config = adapter_cases.DEFAULTS | {"modules_to_save": ["classifier"]}
+        got = adapted(held(base), held(saved), config)
+        np.testing.assert_array_equal(read_whole(got["classifier.dense.weight"]), one)
+
+
+def test_an_embedding_of_encoder_and_decoder_is_refused():
+    base = {"shared.weight": np.zeros((9, 4), np.float32)}
+    at = f"{PREFIX}shared.lora_embedding_"
+    factors = {f"{at}A": np.ones((4, 9), np.float32), f"{at}B": np.ones((4, 4), np.float32)}
+    with pytest.raises(CheckpointError, match=r"'shared.weight' is shared by modules"):
+        adapted(held(base), held(factors), adapter_cases.DEFAULTS)
+
+
+def test_trained_rows_and_a_change_of_the_tied_head_are_refused():
+    b = Builder()
+    adapter_cases.tied(b)
+    adapter_cases.rows(b)
+    b.lora(HEAD, start=b.base[f"{EMBEDDING}.weight"])
+    config = adapter_cases.DEFAULTS | {"trainable_token_indices": [1, 5, 9]}
+    with pytest.raises(CheckpointError, match=r"'lm_head.weight' has trained rows"):
+        adapted(held(b.base), held(b.adapter), config, model=b.model)
+
+
+LOADED = ["plain", "patterns", "GPT-2"]
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_factors_that_are_loaded_make_the_change(name):
+    built = adapter_cases.build(adapter_cases.CASES[name])
+    loaded = load_adapter(held(built.adapter), built.config)
+    changed = {key for key in built.right if (built.right[key] != built.base[key]).any()}
+    assert loaded.keys() == changed
+    for key, pair in loaded.items():
+        change = np.asarray(pair.B, float) @ np.asarray(pair.A, float)
+        want = built.right[key] - built.base[key]
+        np.testing.assert_allclose(change, want, rtol=0, atol=8 * EPS * np.abs(want).max())
+
+
+MORE = {
+    "GPT-2, DoRA": "has also magnitude",
+    "biases": "the whole of",
+    "resized": "the whole of",
+    "rows": "the whole of model.embed_tokens",
+    "stacked experts": "those of another kind",
+    "convolution": "the whole of classifier",
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_what_is_more_than_factors_is_not_loaded(name):
+    built = adapter_cases.build(adapter_cases.CASES[name])
+    with pytest.raises(CheckpointError, match=f"adapter: expected factors .*{MORE[name]}"):
+        load_adapter(held(built.adapter), built.config)
+
+
+def tokenizer(folder, *files):
+    for file in files:
+        (folder / file).write_text(json.dumps({"from": folder.name}))
+
+
+def test_the_tokenizer_of_the_adapter_is_carried(tmp_path):
+    """All of it where it is one, so that no file of the base's stays with it; a template alone
+    joins the base's."""
+    adapter_cases.write(adapter_cases.CASES["resized"], tmp_path)
+    tokenizer(tmp_path / "base", "vocab.json", "merges.txt", "tokenizer_config.json")
+    tokenizer(tmp_path / "base", "generation_config.json", "chat_template.jinja")
+
+    def carried():
+        base, adapter = (open_checkpoint(tmp_path / name) for name in ("base", "adapter"))
+        with base, adapter:
+            extras = with_adapter(base, adapter).extras
+        return {k: x.parent.name for k, x in extras.items() if not isinstance(x, bytes)}
+
+    before = carried()
+    assert set(before.values()) == {"base"}
+    tokenizer(tmp_path / "adapter", "chat_template.jinja")
+    assert carried() == before | {"chat_template.jinja": "adapter"}
+    tokenizer(tmp_path / "adapter", "tokenizer.json", "tokenizer_config.json")
+    assert carried() == {
+        "generation_config.json": "base",
+        "chat_template.jinja": "adapter",
+        "tokenizer.json": "adapter",
+        "tokenizer_config.json": "adapter",
+    }
+
+
+def test_the_text_tower_of_a_configuration_follows():
+    """Where `vocab_size` and `tie_word_embeddings` lie under text_config, as in Gemma 3."""
+    b = Builder()
+    adapter_cases.tied(b)
+    adapter_cases.resized(b)
+    text = {"vocab_size": 64, "tie_word_embeddings": True}
+    base, adapter = Checkpoint(Path("base")), Checkpoint(Path("adapter"))
+    base.tensors, adapter.tensors = held(b.base), held(b.adapter)
+    files = {"config.json": {"model_type": "gemma3", "text_config": text, "vocab_size": 64}}
+    base.extras = {name: json.dumps(x).encode() for name, x in files.items()}
+    adapter.extras = {"adapter_config.json": json.dumps(adapter_cases.DEFAULTS).encode()}
+    config = with_adapter(base, adapter).extras["config.json"]
+    assert isinstance(config, bytes)
+    assert json.loads(config) == {
+        "model_type": "gemma3",
+        "vocab_size": 67,
+        "text_config": {"vocab_size": 67, "tie_word_embeddings": False},
+    }
+
+
+def test_keys_may_come_in_any_order():
+    built = adapter_cases.build(adapter_cases.CASES["experts"])
+    keys = sorted(built.adapter, key=lambda key: key[::-1])
+    shuffled = built._replace(adapter={key: built.adapter[key] for key in keys})
+    for name, got in combined(shuffled).items():
+        np.testing.assert_array_equal(got, combined(built)[name])
+
+
+def test_long_names_take_no_time():
+    long = {f"{PREFIX}x{'.base_layer' * 200_000}.lora_A": np.ones((2, 2), np.float32)}
+    began = time.process_time()
+    with pytest.raises(CheckpointError, match="is no factor A or B"):
+        adapted({}, held(long), adapter_cases.DEFAULTS)
+    assert time.process_time() - began < 1
