@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.merging.tensors import OnDemand, Shape, Tensor, held, read_whole
+from sail_jax.merging.tensors import OnDemand, Shape, Tensor, held, read_whole, same_entries
 
 __all__ = ["Adapted", "Change", "Named", "same"]
 
 # How many entries of B A are formed at once.
 _BLOCK = 1 << 18
-# How many entries of two tensors are compared at once.
+# How many entries are converted at once.
 _CHUNK = 1 << 20
 
 
@@ -268,15 +268,7 @@ def same(a: Tensor, b: Tensor) -> bool:
         return False
     if isinstance(a, Adapted) and isinstance(b, Adapted) and _alike(a, b):
         return True
-    size = math.prod(a.shape)
-    for start in range(0, size, _CHUNK):
-        pieces = [np.empty(min(_CHUNK, size - start), x.dtype) for x in (a, b)]
-        for tensor, piece in zip((a, b), pieces, strict=True):
-            tensor.read(piece, start)
-        one, other = (piece.astype(np.float32) for piece in pieces)
-        if not np.array_equal(one, other):
-            return False
-    return True
+    return same_entries(a, b)
 
 
 def _alike(a: Adapted, b: Adapted) -> bool:

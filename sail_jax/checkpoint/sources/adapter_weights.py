@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from sail_jax.checkpoint.contents.layers import role
+from sail_jax.checkpoint.contents.relations import tied
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.sources.adapted import Change, same
 from sail_jax.checkpoint.sources.adapter_config import AdapterConfig
@@ -400,8 +401,8 @@ def _sides(
     embeddings = [
         name for name, x in base.items() if role(name) == "embedding" and len(x.shape) == 2
     ]
-    tied = look_up(model, "tie_word_embeddings")
-    is_tied = tied is True or (tied is None and bool(model) and not stored)
+    decided = tied(model, base)
+    is_tied = decided is True or (decided is None and bool(model) and not stored)
     heads = [*filter(_is_head, weights), *stored]
     if not is_tied or not embeddings or weights.keys().isdisjoint((*embeddings, *heads)):
         return ()
