@@ -14,7 +14,7 @@ from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint, open_checkpoint
 from sail_jax.checkpoint.sources.adapted import same
 from sail_jax.checkpoint.sources.adapters import adapted, load_adapter, with_adapter
-from sail_jax.merging.tensors import read_whole
+from sail_jax.merging.tensors import read_whole, same_entries
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -139,18 +139,21 @@ def test_a_tie_holds_where_both_sides_end_equal():
     )
 
 
-def test_tensors_are_compared_up_to_the_first_difference(monkeypatch):
-    monkeypatch.setattr("sail_jax.checkpoint.sources.adapted._CHUNK", 10)
+def test_tensors_are_compared_up_to_the_first_difference():
     a = np.arange(100, dtype=np.float32)
     b = a.copy()
     assert same(Held("a", a), Held("b", b))
     b[15] = 0
     x, y = Held("a", a), Held("b", b)
     assert not same(x, y)
+    assert not same_entries(x := Held("a", a), y := Held("b", b), piece=10)
     assert x.reads == y.reads == [(0, 10), (10, 10)]
     assert not same(Held("a", a), Held("a", a.reshape(10, 10)))
+    # A copy has the same bits; values of another dtype are compared as numbers.
     nan = np.full(3, np.nan, np.float32)
-    assert not same(Held("a", nan), Held("b", nan))
+    assert same(Held("a", nan), Held("b", nan.copy()))
+    assert same(Held("a", a), Held("b", a.astype(np.float16)))
+    assert not same(Held("a", a + 0.1), Held("b", a.astype(np.float16)))
 
 
 def test_a_classifier_of_a_tied_family_has_no_head():
