@@ -133,6 +133,7 @@ def described(found: Any) -> dict[str, Any]:
         "layers": rows,
         "groups": groups,
         "differences": list(found.differences),
+        "contradictions": list(found.contradictions),
     }
     if found.tasks is not None:
         tasks = found.tasks.total
@@ -221,7 +222,9 @@ def render(record: Mapping[str, Any], full: bool = False) -> str:
     lines += ["", *(f"differs: {line}" for line in record["differences"])][
         : 1 + (len(record["differences"]) if full else 12)
     ]
-    return "\n".join([*lines, *([""] if record["differences"] else []), *record["verdict"]])
+    lines += [f"contradicts: {line}" for line in record["contradictions"]]
+    said = record["differences"] or record["contradictions"]
+    return "\n".join([*lines, *([""] if said else []), *record["verdict"]])
 
 
 def _data(data: Mapping[str, Any], letters: list[str]) -> list[str]:

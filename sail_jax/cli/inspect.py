@@ -117,13 +117,15 @@ def inspect(checkpoint: Any, args: Namespace) -> tuple[dict[str, Any], Any]:
     """Describes an open checkpoint: its tensors and, as far as they are known, their spaces.
 
     Args:
-      checkpoint: The checkpoint; no tensor is read.
+      checkpoint: The checkpoint. Only a head that its config.json calls tied is read.
       args: The arguments of the command line, of which --config and --spec are used.
 
     Returns:
       A record of JSON data, as --json writes it; and the `Spec` of the spaces, None if none is
       known.
     """
+    from sail_jax.checkpoint.contents.relations import contradictions_of
+    from sail_jax.checkpoint.contents.vocabulary import read_vocabulary
     from sail_jax.checkpoint.formats.extras import config_of
     from sail_jax.checkpoint.formats.quantized import quantization
     from sail_jax.checkpoint.sources.growth import read_target
@@ -132,6 +134,13 @@ def inspect(checkpoint: Any, args: Namespace) -> tuple[dict[str, Any], Any]:
     name, spec, notes, questions = _spec(checkpoint, config, args)
     if scheme := quantization(checkpoint.tensors, config):
         notes = [f"quantised by {scheme}: values, shapes and counts are those of codes", *notes]
+    if args.config is None and not _adapter(checkpoint):
+        vocabulary = None
+        try:
+            vocabulary = read_vocabulary(checkpoint.extras)
+        except ValueError as error:
+            notes.append(f"its tokenizer is not compared: {error}")
+        notes += map(str, contradictions_of(checkpoint, vocabulary))
     tensors = [
         {
             "name": path,

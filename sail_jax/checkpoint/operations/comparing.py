@@ -58,8 +58,9 @@ class Comparison(NamedTuple):
       base_norms: The norm of each tensor of the base, `[tensor]`; None without a base.
       equal: Which models have the same values everywhere, `[model, model]`.
       differences: A sentence for each difference from the first model in configurations, tokenizers
-        and tensors that are not floating, and for each statement that a checkpoint's own tensors
-        contradict. A merge may then not work as either model does.
+        and tensors that are not floating. A merge may then not work as either model does.
+      contradictions: A sentence for each statement of a configuration or tokenizer that the tensors
+        of its own checkpoint contradict.
     """
 
     models: Names
@@ -71,6 +72,7 @@ class Comparison(NamedTuple):
     base_norms: Float[np.ndarray, "tensor"] | None
     equal: Bool[np.ndarray, "model model"]
     differences: tuple[str, ...]
+    contradictions: tuple[str, ...]
 
     @property
     def relative_norms(self) -> Float[np.ndarray, "model"]:
@@ -131,7 +133,14 @@ def compare_checkpoints(
         floating = [n for n in names if jnp.issubdtype(opened[0].tensors[n].dtype, jnp.floating)]
         if not floating:
             raise CheckpointError(f"{named[0]} holds no floating tensors to compare")
-        lines = _differences(opened, [n for n in names if n not in set(floating)])
+        vocabularies = [read_vocabulary(checkpoint.extras) for checkpoint in opened]
+        rest = [n for n in names if n not in set(floating)]
+        lines = _differences(opened, vocabularies, rest)
+        contradictions = [
+            f"{checkpoint.path}: {found}"
+            for checkpoint, vocabulary in zip(opened, vocabularies, strict=True)
+            for found in contradictions_of(checkpoint, vocabulary)
+        ]
         columns = [[checkpoint.tensors[n] for checkpoint in opened] for n in floating]
         # A tensor for each thread: reading and XLA release the interpreter lock.
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -150,6 +159,7 @@ def compare_checkpoints(
         None if base is None else np.sqrt(np.array(norms)),
         np.logical_and.reduce(equal),
         tuple(lines),
+        tuple(contradictions),
     )
 
 
@@ -184,16 +194,15 @@ def _alike(opened: Sequence[Checkpoint]) -> list[str]:
     return names
 
 
-def _differences(opened: Sequence[Checkpoint], rest: Sequence[str]) -> list[str]:
+def _differences(
+    opened: Sequence[Checkpoint],
+    vocabularies: Sequence[Vocabulary | None],
+    rest: Sequence[str],
+) -> list[str]:
     """The sentences of `Comparison.differences`; `rest` are the tensors that are not floating."""
     first, *others = opened
     config = config_of(first.extras)
-    vocabularies = [read_vocabulary(checkpoint.extras) for checkpoint in opened]
-    lines = [
-        f"{checkpoint.path}: {found}"
-        for checkpoint, vocabulary in zip(opened, vocabularies, strict=True)
-        for found in contradictions_of(checkpoint, vocabulary)
-    ]
+    lines = []
     vocabulary, *theirs = map(_ids, vocabularies)
     for other, ids in zip(others, theirs, strict=True):
         there = config_of(other.extras)

@@ -61,7 +61,7 @@ def page(plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, Any]
         inputs=_inputs(plan, data, total),
         measures=_measures(data, total, pictures),
         treated=_treated(plan),
-        notes=[*tied, *plan.notes],
+        notes=[*tied, *(f"Lost: {loss}" for loss in plan.losses), *plan.notes],
         tensors=_tensors(plan, records, data),
         about={key: text for key, text in facts.items() if "\n" not in text},
         folded={key: text for key, text in facts.items() if "\n" in text},

@@ -46,6 +46,7 @@ def as_json(plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, A
         "measured": sum(t.name in records for t in plan.treatments),
         "aliases": dict(plan.aliases),
         "files": sorted(plan.extras),
+        "losses": list(plan.losses),
         "notes": list(plan.notes),
         "warnings": warnings(plan, records, data),
         "total": {

@@ -289,3 +289,17 @@ def test_what_align_and_grow_write_follows_its_tensors_too(tmp_path, capsys, com
     stated = json.loads((tmp_path / "out" / "config.json").read_text())
     assert stated["torch_dtype"] == "float32"
     assert "quantization_config" not in stated
+
+
+def test_inspect_prints_what_tensors_contradict(tmp_path, capsys):
+    a = write(tmp_path / "a", 1, tokens=CORE | {"<end>": 20})
+    b = write(tmp_path / "b", 2, vocab_size=19)
+    assert cli.main(["inspect", str(a)]) == 0
+    assert "note: the tokenizer has the token '<end>' = 20" in capsys.readouterr().out
+    assert cli.main(["inspect", str(a), str(b)]) == 0
+    out = capsys.readouterr().out
+    assert f"contradicts: {a}: the tokenizer has the token '<end>' = 20" in out
+    assert f"contradicts: {b}: config.json states vocab_size 19" in out
+    (a / "tokenizer.json").write_text("{")
+    assert cli.main(["inspect", str(a)]) == 0
+    assert "note: its tokenizer is not compared" in capsys.readouterr().out
