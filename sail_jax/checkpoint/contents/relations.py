@@ -66,13 +66,14 @@ class _Facts(NamedTuple):
     Attributes:
       config: The mapping that describes the text tower: config.json, or its text_config.
       whole: All of config.json.
-      tensors: The tensors of that tower, by name; a copy of a tied embedding is not among them.
+      kinds: The tensors of that tower by their names with 0 for every number, so that a pattern is
+        tried once for all layers; a copy of a tied embedding is not among them.
       everything: All tensors, by name.
     """
 
     config: Config
     whole: Config
-    tensors: Likes
+    kinds: Mapping[str, list[Like]]
     everything: Likes
 
     def number(self, *keys: str) -> tuple[str, int] | None:
@@ -85,7 +86,17 @@ class _Facts(NamedTuple):
     def shapes(self, pattern: str, dimensions: int) -> list[Like]:
         """The tensors with a number of dimensions and a pattern in their name."""
         found = re.compile(pattern).search
-        return [x for n, x in self.tensors.items() if len(x.shape) == dimensions and found(n)]
+        kinds = (xs for kind, xs in self.kinds.items() if found(kind))
+        return [x for xs in kinds for x in xs if len(x.shape) == dimensions]
+
+    def tables(self, part: str) -> list[Like]:
+        """The matrices over tokens: "embedding" or "head"."""
+        kinds = (xs for kind, xs in self.kinds.items() if role(kind) == part)
+        return [x for xs in kinds for x in xs if len(x.shape) == 2]
+
+    def names(self) -> Iterator[str]:
+        """The names of the tower's tensors."""
+        return (x.name for xs in self.kinds.values() for x in xs)
 
     def architecture(self) -> str:
         """The first class that config.json names."""
@@ -105,8 +116,7 @@ def _rows(facts: _Facts) -> Iterator[Contradiction]:
     if facts.number("unpadded_vocab_size") is not None:
         return
     for part in ("embedding", "head"):
-        tables = [x for n, x in facts.tensors.items() if role(n) == part and len(x.shape) == 2]
-        yield from _size(said, tables, 0, "rows")
+        yield from _size(said, facts.tables(part), 0, "rows")
 
 
 def _width(facts: _Facts) -> Iterator[Contradiction]:
@@ -115,14 +125,12 @@ def _width(facts: _Facts) -> Iterator[Contradiction]:
     if any(re.search(r"embed\w*_(size|dim|rank)$", key) for key in facts.config):
         return
     if (said := facts.number("hidden_size", "n_embd", "d_model", "dim")) is not None:
-        names = [n for n in facts.tensors if role(n) == "embedding"]
-        tables = [x for x in map(facts.tensors.__getitem__, names) if len(x.shape) == 2]
-        yield from _size(said, tables, 1, "columns", repaired=False)
+        yield from _size(said, facts.tables("embedding"), 1, "columns", repaired=False)
 
 
 def _layers(facts: _Facts) -> Iterator[Contradiction]:
     """The depth: `num_hidden_layers` counts the layers, `layer_types` lists them."""
-    counted = stacks(facts.tensors)
+    counted = stacks(facts.names())
     if len(counted) != 1:
         return
     ((stack, layers),) = counted.items()
@@ -225,7 +233,7 @@ def _experts(facts: _Facts) -> Iterator[Contradiction]:
         return
     counts: dict[str, int] = {}
     numbered = re.compile(r"(.*[./]experts)[./](\d{1,6})[./]")
-    for name in facts.tensors:
+    for name in facts.names():
         if match := numbered.match(name):
             counts[match[1]] = max(counts.get(match[1], 0), int(match[2]) + 1)
     stacked = facts.shapes(r"[./]experts[./](gate_up_proj|down_proj|up_proj)$", 3)
@@ -255,15 +263,16 @@ def _tie(facts: _Facts) -> Iterator[Contradiction]:
     """
     key, stated = "tie_word_embeddings", facts.whole.get("tie_word_embeddings")
     stated = facts.config.get(key) if stated is None else stated
-    heads = [n for n in facts.tensors if role(n) == "head" and n.endswith("weight")]
+    heads = facts.tables("head")
     if stated is True and heads:
-        yield Contradiction(key, True, f"{heads[0]!r} has values of its own", {key: False})
+        yield Contradiction(key, True, f"{_shown(heads[0])} has values of its own", {key: False})
     causal = facts.architecture().endswith(("ForCausalLM", "LMHeadModel"))
-    embeddings = any(role(name) == "embedding" for name in facts.tensors)
+    embeddings = facts.tables("embedding")
     # An entry that is not stated has the default of its family.
     if stated is False and causal and embeddings and not heads:
-        known = [n for n in facts.tensors if re.search(r"head|logits|output|proj_out|generator", n)]
-        if not [n for n in known if not re.search(r"[./]\d+[./]", n)]:
+        # Other families call their heads otherwise.
+        known = re.compile(r"head|logits|output|proj_out|generator").search
+        if not any(known(kind) and not re.search(r"[./]0[./]", kind) for kind in facts.kinds):
             yield Contradiction(key, False, "no head is stored")
 
 
@@ -328,7 +337,10 @@ def contradictions(
     if config:
         inner = config.get("text_config")
         part = inner if isinstance(inner, Mapping) else config
-        own = {n: x for n, x in tensors.items() if not _OTHER.search(n)}
+        by_kind: dict[str, list[Like]] = {}
+        for name, x in tensors.items():
+            by_kind.setdefault(re.sub(r"\d+", "0", name), []).append(x)
+        own = {kind: xs for kind, xs in by_kind.items() if not _OTHER.search(kind)}
         facts = _Facts(part, config, own, tensors)
         kinds = {config.get("model_type"), part.get("model_type")}
         for relation in RELATIONS:
