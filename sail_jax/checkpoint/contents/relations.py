@@ -342,9 +342,9 @@ def contradictions(
             by_kind.setdefault(re.sub(r"\d+", "0", name), []).append(x)
         own = {kind: xs for kind, xs in by_kind.items() if not _OTHER.search(kind)}
         facts = _Facts(part, config, own, tensors)
-        kinds = {config.get("model_type"), part.get("model_type")}
+        families = {str(x.get("model_type")) for x in (config, part)}
         for relation in RELATIONS:
-            if not kinds & _OTHERWISE.get(relation, set()):
+            if not families & _OTHERWISE.get(relation, set()):
                 found += relation(facts)
     tables = [x for n, x in tensors.items() if role(n) == "embedding" and len(x.shape) == 2]
     if vocabulary is not None and vocabulary.ids and tables:
@@ -410,7 +410,7 @@ class _Beyond(Contradiction):
 # Tensors of other towers than text.
 _OTHER = re.compile(r"vision|visual|image|img|audio|speech|video|qformer|timestamp", re.I)
 # Families that define an entry otherwise, among the 580 of transformers 5.24.
-_OTHERWISE: dict[Relation, set[Any]] = {
+_OTHERWISE: dict[Relation, set[str]] = {
     _rows: {
         *("mllama", "mllama_text_model", "moshi", "csm", "kyutai_speech_to_text", "molmo2"),
         *("molmo2_text", "blip-2"),
@@ -442,13 +442,16 @@ def following(
     """
     new: dict[str, Any] = dict(config)
     inner = new.get("text_config")
+    repairs: dict[str, Any] = {}
     for found in contradictions(config, tensors):
-        for key, value in (found.repair or {}).items():
-            # The entry is mended where it stands.
-            if isinstance(inner, Mapping) and key in inner:
-                new["text_config"] = _put(new["text_config"], key, value)
-            if not isinstance(inner, Mapping) or key in new or key not in inner:
-                new = _put(new, key, value)
+        # The first relation decides: the embedding, where a head has another number of rows.
+        repairs = {**(found.repair or {}), **repairs}
+    for key, value in repairs.items():
+        # The entry is mended where it stands.
+        if isinstance(inner, Mapping) and key in inner:
+            new["text_config"] = _put(new["text_config"], key, value)
+        if not isinstance(inner, Mapping) or key in new or key not in inner:
+            new = _put(new, key, value)
     return new, contradictions(new, tensors, vocabulary)
 
 

@@ -1,6 +1,7 @@
 """What files state about tensors: found where the tensors contradict it, and mended in outputs."""
 
 import json
+import random
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -169,3 +170,33 @@ def test_of_a_stored_head_only_values_of_its_own_contradict_a_tie(tmp_path):
         with open_checkpoint(tmp_path / name) as checkpoint:
             found = [x.key for x in contradictions_of(checkpoint)]
         assert found == ([] if name == "copy" else ["tie_word_embeddings"])
+
+
+KEYS = [
+    *dict.fromkeys(key.split()[0] for _, _, key, _ in CASES), "head_dim", "architectures",
+    "model_type", "text_config", "label2id", "n_positions", "unpadded_vocab_size",
+]  # fmt: skip
+VALUES = [None, True, False, 0, -1, 64, 10**30, float("nan"), -0.5, "", "llama", "x" * 500]
+
+
+def anything(rng, depth=0):
+    """A JSON value of any kind."""
+    kind = rng.randrange(4 if depth < 3 else 2)
+    if kind == 2:
+        return [anything(rng, depth + 1) for _ in range(rng.randrange(4))]
+    if kind == 3:
+        return {rng.choice(KEYS): anything(rng, depth + 1) for _ in range(rng.randrange(5))}
+    return rng.choice(VALUES)
+
+
+def test_configurations_of_any_kind_are_looked_at_without_a_traceback():
+    rng = random.Random(0)
+    names = [*llama()[1], *bert()[1], *mixtral()[1], "", "a/b", "lm_head.bias"]
+    for _ in range(500):
+        chosen = rng.sample(names, rng.randrange(len(names)))
+        sizes = {n: [rng.choice([0, 1, 32, 64]) for _ in range(rng.randrange(4))] for n in chosen}
+        stated = {rng.choice(KEYS): anything(rng) for _ in range(rng.randrange(12))}
+        config, left = following(stated, likes(sizes))
+        assert all(str(found) for found in left)
+        # What was mended is mended, and nothing else is found after it.
+        assert following(config, likes(sizes))[0] == config or "nan" in repr(config)
