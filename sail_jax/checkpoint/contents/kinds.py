@@ -7,7 +7,6 @@ from pathlib import Path
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
-from sail_jax.merging.tensors import Tensors
 
 __all__ = ["check_model", "not_a_model"]
 
@@ -48,7 +47,7 @@ def check_model(checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"{path} {reason}")
 
 
-def not_a_model(tensors: Tensors, extras: Mapping[str, Path | bytes], name: str = "ADAPTER") -> str:
+def not_a_model(tensors: Mapping[str, object], extras: Mapping[str, Path | bytes], name: str = "ADAPTER") -> str:
     """Finds out what a checkpoint is, unless it is a model that can be merged entry by entry.
 
     Names decide, and adapter_config.json. A model may have such names of its own: factors among

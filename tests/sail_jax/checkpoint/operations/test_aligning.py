@@ -32,7 +32,7 @@ def hidden(name, seed=0):
     m = model(name)
     within, random, maps = nested(m.spec), np.random.default_rng(seed), {}
     for s in m.spec.spaces:
-        if s.nonlinearity == "outer":
+        if "outer" in s.nonlinearity.split():
             continue
         count = m.spec.space(within[s.name]).size if s.name in within else 0
         each = [growth.permute(random.permutation(s.size)) for _ in range(count or 1)]
