@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["EPSILONS", "KEPT_ENTRIES", "LAYER_KEYS", "differences", "look_up"]
+__all__ = ["EPSILONS", "KEPT_ENTRIES", "LAYER_KEYS", "class_of", "differences", "look_up"]
 
 Config = Mapping[str, Any]
 
@@ -49,6 +49,20 @@ def look_up(config: Mapping[str, Any], key: str) -> Any:
         if isinstance(part, dict) and key in part:
             return part[key]
     return None
+
+
+def class_of(config: Config) -> str:
+    """Returns the class of networks that a configuration names.
+
+    Args:
+      config: The content of config.json.
+
+    Returns:
+      The first entry of `architectures`; "" without one.
+    """
+    named = config.get("architectures")
+    first = named[0] if isinstance(named, list | tuple) and named else ""
+    return first if isinstance(first, str) else ""
 
 
 def differences(first: Config, second: Config) -> dict[str, tuple[Any, Any]]:

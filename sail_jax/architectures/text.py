@@ -8,7 +8,6 @@ from sail_jax.architectures import forward
 from sail_jax.architectures.detect import architecture
 from sail_jax.architectures.forward.heads import (
     LABELS,
-    class_of,
     ends,
     has_vocabulary,
     head_axes,
@@ -16,6 +15,7 @@ from sail_jax.architectures.forward.heads import (
 )
 from sail_jax.architectures.forward.inputs import both, tokens
 from sail_jax.architectures.table import Config, Rules, count, divided, flag, pairs
+from sail_jax.configurations import class_of
 
 __all__ = ["attention", "bert", "gpt2", "llama", "roberta", "t5"]
 

@@ -5,10 +5,11 @@ from typing import Any
 
 from sail_jax.architectures import forward
 from sail_jax.architectures.detect import architecture
-from sail_jax.architectures.forward.heads import LABELS, class_of, ends, head_axes
+from sail_jax.architectures.forward.heads import LABELS, ends, head_axes
 from sail_jax.architectures.forward.inputs import both, images, of_part, tokens
 from sail_jax.architectures.table import Config, Rules, count, divided, pairs, setting
 from sail_jax.architectures.text import attention
+from sail_jax.configurations import class_of
 
 __all__ = ["clip", "clip_text_model", "clip_vision_model", "vit"]
 

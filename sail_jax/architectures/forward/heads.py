@@ -15,13 +15,13 @@ from jaxtyping import Array, Int
 
 from sail_jax.architectures.forward.layers import Tensors, activation, layer_norm, linear
 from sail_jax.architectures.table import Config, flag
+from sail_jax.configurations import class_of
 
 __all__ = [
     "HEADS",
     "LABELS",
     "Head",
     "States",
-    "class_of",
     "dense",
     "ends",
     "has_vocabulary",
@@ -373,18 +373,6 @@ _OTHER_TASKS = (
     *("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
     *("ForMultipleChoice", "ForNextSentencePrediction"),
 )
-
-
-def class_of(config: Config) -> str:
-    """Returns the class that a configuration names.
-
-    Args:
-      config: The configuration.
-
-    Returns:
-      The first of its `architectures`, "" where none is stated.
-    """
-    return (config.get("architectures") or [""])[0]
 
 
 def is_base(config: Config) -> bool:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from sail_jax.architectures.forward.heads import States, class_of, outputs
+from sail_jax.architectures.forward.heads import States, outputs
 from sail_jax.architectures.forward.layers import (
     See,
     Tensors,
@@ -25,6 +25,7 @@ from sail_jax.architectures.forward.layers import (
     unseen,
 )
 from sail_jax.architectures.table import Config, setting
+from sail_jax.configurations import class_of
 
 __all__ = ["bert", "gpt2", "llama", "roberta", "t5"]
 

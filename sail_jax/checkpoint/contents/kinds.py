@@ -47,7 +47,9 @@ def check_model(checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"{path} {reason}")
 
 
-def not_a_model(tensors: Mapping[str, object], extras: Mapping[str, Path | bytes], name: str = "ADAPTER") -> str:
+def not_a_model(
+    tensors: Mapping[str, object], extras: Mapping[str, Path | bytes], name: str = "ADAPTER"
+) -> str:
     """Finds out what a checkpoint is, unless it is a model that can be merged entry by entry.
 
     Names decide, and adapter_config.json. A model may have such names of its own: factors among

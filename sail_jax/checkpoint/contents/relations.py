@@ -18,7 +18,7 @@ from sail_jax.checkpoint.contents.vocabulary import Vocabulary
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.formats.quantized import quantization
-from sail_jax.configurations import LAYER_KEYS, look_up
+from sail_jax.configurations import LAYER_KEYS, class_of, look_up
 from sail_jax.merging.tensors import Like, Tensors, same_entries
 
 __all__ = [
@@ -98,11 +98,6 @@ class _Facts(NamedTuple):
         """The names of the tower's tensors."""
         return (x.name for xs in self.kinds.values() for x in xs)
 
-    def architecture(self) -> str:
-        """The first class that config.json names."""
-        named = self.whole.get("architectures")
-        return str(named[0]) if isinstance(named, list) and named else ""
-
 
 Relation = Callable[[_Facts], Iterator[Contradiction]]
 """Yields the contradictions of one kind."""
@@ -167,7 +162,7 @@ def _segments(facts: _Facts) -> Iterator[Contradiction]:
 def _labels(facts: _Facts) -> Iterator[Contradiction]:
     """Labels: `id2label` lists, or `num_labels` counts, the outputs of a classifier."""
     kinds = ("ForSequenceClassification", "ForTokenClassification", "ForImageClassification")
-    if not facts.architecture().endswith(kinds):
+    if not class_of(facts.whole).endswith(kinds):
         return
     names, count = facts.whole.get("id2label"), facts.whole.get("num_labels")
     # Without either, loaders take two labels.
@@ -266,7 +261,7 @@ def _tie(facts: _Facts) -> Iterator[Contradiction]:
     heads = facts.tables("head")
     if stated is True and heads:
         yield Contradiction(key, True, f"{_shown(heads[0])} has values of its own", {key: False})
-    causal = facts.architecture().endswith(("ForCausalLM", "LMHeadModel"))
+    causal = class_of(facts.whole).endswith(("ForCausalLM", "LMHeadModel"))
     embeddings = facts.tables("embedding")
     # An entry that is not stated has the default of its family.
     if stated is False and causal and embeddings and not heads:

@@ -15,7 +15,7 @@ from sail_jax.checkpoint.planning.inputs import Input
 from sail_jax.checkpoint.recipe.recipes import RecipeError, Ref
 from sail_jax.checkpoint.recipe.yaml_tree import Where
 from sail_jax.checks import argument
-from sail_jax.configurations import LAYER_KEYS, differences
+from sail_jax.configurations import LAYER_KEYS, class_of, differences
 from sail_jax.disk import StoreError
 
 __all__ = ["Vocabularies", "compare", "match_tokens", "sentences"]
@@ -110,8 +110,7 @@ def compare(
 
 def _family(config: Mapping[str, Any]) -> str:
     """The architecture that a config.json names: its model_type, else its first class."""
-    named = config.get("architectures")
-    family = config.get("model_type") or (named[0] if isinstance(named, list) and named else "")
+    family = config.get("model_type") or class_of(config)
     return family if isinstance(family, str) else ""
 
 

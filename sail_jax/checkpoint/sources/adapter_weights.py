@@ -13,7 +13,7 @@ from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.sources.adapted import Change, same
 from sail_jax.checkpoint.sources.adapter_config import AdapterConfig
 from sail_jax.checkpoint.sources.adapter_keys import Pair, Stated
-from sail_jax.configurations import look_up
+from sail_jax.configurations import class_of, look_up
 from sail_jax.merging.tensors import Shape, Tensor, Tensors
 
 __all__ = ["Weight", "Weights"]
@@ -407,8 +407,7 @@ def _sides(
     if not is_tied or not embeddings or weights.keys().isdisjoint((*embeddings, *heads)):
         return ()
     embedding = next((name for name in embeddings if name in weights), embeddings[0])
-    kinds = model.get("architectures")
-    kind = str(kinds[0]) if isinstance(kinds, list) and kinds else ""
+    kind = class_of(model)
     if heads:
         return embedding, heads[0]
     # A classifier lacks a head of tokens, though its configuration calls it tied.
