@@ -668,10 +668,11 @@ class _Planner:
         for found in contradictions(stated, written):
             if found.repair == {found.key: None}:
                 self.notes.append(f"config.json: {found.key} is left out, as {found.shown}")
-        if left and not self.allow_crimes:
+        refused = [found for found in left if not _inherited(found, donor, vocabulary)]
+        if refused and not self.allow_crimes:
             raise RecipeError(
                 self.recipe.node.where,
-                f"the output would contradict itself: {left[0]}; {_remedy(left[0])}",
+                f"the output would contradict itself: {refused[0]}; {_remedy(refused[0])}",
             )
         self.notes += [f"the output contradicts itself: {found}" for found in left]
         return config
@@ -694,6 +695,21 @@ def _read(model: Input) -> str:
     """The files of tensors that an input is read from, for notes."""
     weights = [p.name for p in model.opened.files if p.name not in model.opened.extras]
     return weights[0] if len(weights) == 1 else f"{weights[0]} with {len(weights) - 1} more"
+
+
+def _inherited(found: Contradiction, donor: Input, vocabulary: Vocabulary | None) -> bool:
+    """Whether an output may have a contradiction, as its donor has it and works.
+
+    Some models come with added tokens that have no row, such as Gemma 3 without its vision tower.
+    They are never produced. A token of the core would be.
+    """
+    if found.key != TOKENIZER or vocabulary is None:
+        return False
+    table = donor.embedding()
+    rows = 0 if table is None else table.shape[0]
+    beyond = [token for token, i in vocabulary.ids.items() if i >= rows]
+    same = found in contradictions_of(donor.opened, vocabulary)
+    return same and all(token in vocabulary.added for token in beyond)
 
 
 def _remedy(left: Contradiction) -> str:

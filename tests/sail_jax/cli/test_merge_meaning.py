@@ -121,6 +121,16 @@ def test_an_output_that_its_tokenizer_exceeds_is_refused(tmp_path, run):
     assert json.loads((out / "config.json").read_text())["vocab_size"] == 20
 
 
+@pytest.mark.parametrize("token", ["<image>", "word"])
+def test_only_added_tokens_may_lack_a_row_as_in_the_input(tmp_path, run, token):
+    """Gemma 3's text models have an added token for images beyond their embedding."""
+    a, b = (write(tmp_path / n, s, 20, CORE | {token: 20}) for n, s in (("a", 1), ("b", 2)))
+    code, printed, _ = run(a, b)
+    assert (code == 0) == (token == "<image>")
+    assert f"the tokenizer has the token '{token}' = 20" in printed.err
+    assert ("the output contradicts itself" in printed.err) == (token == "<image>")
+
+
 def test_other_architectures_need_allow_crimes(tmp_path, run):
     a, b = write(tmp_path / "a", 1), write(tmp_path / "b", 2, model_type="mistral")
     code, printed, _ = run(a, b)
