@@ -239,8 +239,8 @@ def rule(findings: Sequence[Finding]) -> str:
 
 
 _AGREEMENT = (
-    " Agreement: the 95 % interval of the difference lies within the margin, before that correction;"
-    " d is there the margin less the difference, over the standard deviation."
+    " Agreement: the 95 % interval of the difference lies within the margin, before that "
+    "correction; d is there the margin less the difference, over the standard deviation."
 )
 
 
