@@ -65,7 +65,7 @@ STUDIES = {
     ),
     "ledger": Part(
         "The theorems, checked",
-        "Each row sets a theorem of one of five papers beside a simulation of the same quantity. "
+        "Each row compares a theorem of one of five papers with a computation of what it is about. "
         "What is wrong as printed stays in the ledger, next to its correction.",
         "sail-jax verify",
         "main",

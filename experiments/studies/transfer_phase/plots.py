@@ -384,11 +384,10 @@ def _legend(figure: "Figure", mode: str) -> None:
     from matplotlib.patches import Patch
 
     where = "at this $n$ and $d$" if mode == "linear" else "limit $n, d → ∞$"
+    band = Patch(color=BAND, alpha=0.6, lw=0), Line2D([], [], color=style.INK, lw=1.4)
+    looks: Any = [Line2D([], [], color=style.INK, lw=1.6, ls="--"), band]  # a pair is one entry
     figure.legend(
-        [
-            Line2D([], [], color=style.INK, lw=1.6, ls="--"),
-            (Patch(color=BAND, alpha=0.6, lw=0), Line2D([], [], color=style.INK, lw=1.4)),
-        ],
+        looks,
         [f"$T = 0$ in closed form, {where}", "$T = 0$ as measured (band: ± 1 s.e. of $T$)"],
         loc="outside lower left",
         ncols=2,

@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+import xarray as xr
+from tiny_runs import tiny_run
 
 from experiments.lab import registry
 from experiments.lab.config import varied
+from experiments.studies.overtraining_linear.findings import best_times
 from experiments.studies.overtraining_linear.run import closed_forms
 from theory.two_layer import fine_tuning, inflection_index, modes
 
@@ -103,3 +106,68 @@ def test_noise_moves_the_inflection_where_definition_4_2_puts_it():
 def test_bad_configurations_are_named(changes, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         varied(ol.presets["default"], **changes)
+
+
+def _trained(loss, std=0.0):
+    """Mean losses of networks [row, time] at times 1, 2, 3, ..."""
+    loss = np.asarray(loss, float)
+    return xr.Dataset(
+        {
+            "loss_mean": (("cell_row", "cell_x"), loss),
+            "loss_std": (("cell_row", "cell_x"), np.full(loss.shape, std)),
+        },
+        {"cell_x": np.arange(loss.shape[1]) + 1.0},
+        {"seeds": 4},
+    )
+
+
+def test_the_best_time_of_networks_is_that_of_their_losses():
+    best, low, high = best_times(_trained([[5, 3, 1, 2, 6], [5, 4, 3, 2, 1]]))
+    np.testing.assert_array_equal([best[0], low[0], high[0]], [3, 2, 4])
+    # What falls to the end was not seen to hurt.
+    assert np.isnan([best[1], low[1], high[1]]).all()
+
+
+def test_a_best_time_is_known_to_the_nearest_times_that_are_clearly_worse():
+    """The error of a difference is sqrt(2) std / sqrt(4 seeds): 1.41 for 2."""
+    best, low, high = best_times(_trained([[5, 3, 1, 2, 6]], std=2.0))
+    np.testing.assert_array_equal([best[0], low[0], high[0]], [3, 2, 5])
+    _, low, high = best_times(_trained([[1.1, 1.2, 1, 1.3, 1.1]], std=2.0))
+    assert (low[0], high[0]) == (1, 5)  # the whole range
+
+
+@pytest.mark.one
+@pytest.mark.parametrize("name", ["perturbation", "misalignment"])
+def test_the_networks_panel_has_the_networks_line(name):
+    """Theory's is dashed on both maps; what was measured is moved, and its line alone follows."""
+    if name == "perturbation":
+        dataset = tiny_run("overtraining_linear").dataset.copy(deep=True)
+    else:
+        x = np.linspace(0, 1, 5)
+        cost = 0.002 * x * np.ones((5, 1))
+        grids = {
+            "theory": ("row", "x"),
+            "mean": ("cell_row", "cell_x"),
+            "std": ("cell_row", "cell_x"),
+        }
+        data = {f"loss_{kind}": (dims, cost) for kind, dims in grids.items()}
+        named = {"long_name": "axis"}
+        coords = {"x": ("x", x, named), "row": ("row", x, named), "cell_x": x, "cell_row": x}
+        dataset = xr.Dataset(data, coords, {"diagram": name, "seeds": 4})
+    lines = []
+    for factor in (1.0, 0.75):
+        moved = dataset.assign(loss_mean=dataset.loss_mean * factor)
+        if name == "perturbation":
+            times = np.arange(moved.sizes["cell_x"])
+            moved["loss_mean"] = moved.loss_mean * 0 + np.abs(times - (1 if factor == 1 else 0)) + 1
+        left, middle = ol.plot(moved)[name].axes[:2]
+        if name == "perturbation":
+            assert [line.get_linestyle() for line in left.lines] == ["--"]
+            dashed, solid = middle.lines[:2]
+            assert (dashed.get_linestyle(), solid.get_linestyle()) == ("--", "-")
+            lines.append((dashed.get_xdata(), solid.get_xdata()))
+        else:
+            dashed, solid = middle.collections[-2:]
+            lines.append([c.get_paths()[0].vertices[:, 0] for c in (dashed, solid)])
+    np.testing.assert_array_equal(lines[0][0], lines[1][0])
+    assert not np.array_equal(lines[0][1], lines[1][1])
