@@ -343,13 +343,19 @@ def heat(ax: "Axes", x: np.ndarray, y: np.ndarray, values: np.ndarray, reach: fl
 
 
 def _reach(*maps: np.ndarray) -> float:
-    """Returns the value of the strongest colours: 19 of 20 that differ from 0 lie below.
+    """Returns the value of the strongest colours, which follows the data.
 
-    Near n = d values have no bound. Where they leave the range, the bar has a pointed end.
+    19 of 20 values of the sign that is smaller lie below it, and three quarters of all. Near n = d
+    gains have no bound: at their scale the losses would not be seen. What lies beyond is clipped,
+    and the bar has a pointed end.
     """
-    sizes = np.abs(np.concatenate([np.ravel(values) for values in maps]))
-    some = sizes[np.isfinite(sizes) & (sizes > regions.ROUNDING)]
-    return float(np.quantile(some, 0.95)) if some.size else 1.0
+    values = np.concatenate([np.ravel(values) for values in maps])
+    some = values[np.isfinite(values) & (np.abs(values) > regions.ROUNDING)]
+    if not some.size:
+        return 1.0
+    signs = [np.abs(side) for side in (some[some > 0], some[some < 0]) if side.size]
+    smaller = min(float(np.quantile(side, 0.95)) for side in signs)
+    return max(smaller, float(np.quantile(np.abs(some), 0.75)))
 
 
 def _is_of(at: "xr.Dataset", sigma: float) -> bool:

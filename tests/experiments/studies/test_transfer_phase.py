@@ -156,6 +156,9 @@ def test_colours_follow_the_data_and_their_bar_shows_what_lies_beyond():
     assert plots._reach(large) == pytest.approx(50 * plots._reach(small))
     assert plots._reach(np.zeros((2, 2)), np.full((2, 2), np.nan)) == 1
     assert plots._reach(np.array([[1.0, np.nan]])) == 1
+    # A peak of gains leaves the losses to be seen.
+    peak = np.concatenate([np.linspace(-1, 1, 90), np.full(10, 300.0)])
+    assert 0.9 < plots._reach(peak) < 1.1
 
 
 def test_names_of_figures_have_no_dots():
