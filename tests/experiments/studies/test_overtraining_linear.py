@@ -136,38 +136,42 @@ def test_a_best_time_is_known_to_the_nearest_times_that_are_clearly_worse():
     assert (low[0], high[0]) == (1, 5)  # the whole range
 
 
-@pytest.mark.one
-@pytest.mark.parametrize("name", ["perturbation", "misalignment"])
-def test_the_networks_panel_has_the_networks_line(name):
+def _map_lines(dataset):
+    """The lines on the networks' map, after a look at that of the closed form."""
+    name = dataset.attrs["diagram"]
+    left, middle = ol.plot(dataset)[name].axes[:2]
+    if name == "misalignment":
+        assert len(left.collections) == 2  # the map, and one line
+        return [c.get_paths()[0].vertices[:, 0] for c in middle.collections[-2:]]
+    assert [line.get_linestyle() for line in left.lines] == ["--"]
+    dashed, solid = middle.lines[:2]
+    assert (dashed.get_linestyle(), solid.get_linestyle()) == ("--", "-")
+    return [dashed.get_xdata(), solid.get_xdata()]
+
+
+def test_the_networks_map_has_the_best_time_of_the_networks():
     """Theory's is dashed on both maps; what was measured is moved, and its line alone follows."""
-    if name == "perturbation":
-        dataset = tiny_run("overtraining_linear").dataset.copy(deep=True)
-    else:
-        x = np.linspace(0, 1, 5)
-        cost = 0.002 * x * np.ones((5, 1))
-        grids = {
-            "theory": ("row", "x"),
-            "mean": ("cell_row", "cell_x"),
-            "std": ("cell_row", "cell_x"),
-        }
-        data = {f"loss_{kind}": (dims, cost) for kind, dims in grids.items()}
-        named = {"long_name": "axis"}
-        coords = {"x": ("x", x, named), "row": ("row", x, named), "cell_x": x, "cell_row": x}
-        dataset = xr.Dataset(data, coords, {"diagram": name, "seeds": 4})
+    dataset = tiny_run("overtraining_linear").dataset
+    times = np.arange(dataset.sizes["cell_x"])
     lines = []
-    for factor in (1.0, 0.75):
-        moved = dataset.assign(loss_mean=dataset.loss_mean * factor)
-        if name == "perturbation":
-            times = np.arange(moved.sizes["cell_x"])
-            moved["loss_mean"] = moved.loss_mean * 0 + np.abs(times - (1 if factor == 1 else 0)) + 1
-        left, middle = ol.plot(moved)[name].axes[:2]
-        if name == "perturbation":
-            assert [line.get_linestyle() for line in left.lines] == ["--"]
-            dashed, solid = middle.lines[:2]
-            assert (dashed.get_linestyle(), solid.get_linestyle()) == ("--", "-")
-            lines.append((dashed.get_xdata(), solid.get_xdata()))
-        else:
-            dashed, solid = middle.collections[-2:]
-            lines.append([c.get_paths()[0].vertices[:, 0] for c in (dashed, solid)])
-    np.testing.assert_array_equal(lines[0][0], lines[1][0])
-    assert not np.array_equal(lines[0][1], lines[1][1])
+    for best in (0, 1):
+        moved = dataset.assign(loss_mean=0 * dataset.loss_mean + np.abs(times - best) + 1)
+        dashed, solid = _map_lines(moved)
+        np.testing.assert_array_equal(solid, dataset.cell_x.values[best])
+        lines.append(dashed)
+    np.testing.assert_array_equal(*lines)
+
+
+def test_the_networks_map_has_the_costs_of_the_networks():
+    x = np.linspace(0, 1, 5)
+    cost = 0.002 * x * np.ones((5, 1))  # at 1e-3 where x is 1/2
+    cells, named = ("cell_row", "cell_x"), {"long_name": "axis"}
+    data = {"loss_theory": (("row", "x"), cost), "loss_mean": (cells, 0.8 * cost)}
+    dataset = xr.Dataset(
+        {**data, "loss_std": (cells, cost)},
+        {"x": ("x", x, named), "row": ("row", x, named), "cell_x": x, "cell_row": x},
+        {"diagram": "misalignment", "seeds": 4},
+    )
+    dashed, solid = _map_lines(dataset)
+    np.testing.assert_allclose(dashed, 0.5)
+    np.testing.assert_allclose(solid, 0.625)
