@@ -457,14 +457,13 @@ def linear_transfer_boundary(theta: ArrayLike, sigma: ArrayLike) -> Boundary:
 
 
 @problems.in_float64
-def linear_transfer_angle(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> Array:
-    """Computes the angle beyond which linear transfer hurts, exactly at finite n and d.
+def linear_transfer_sin2(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> Array:
+    """Computes sin^2 of the angle beyond which linear transfer hurts, exactly at finite n and d.
 
     With R = `scratch_risk`(n, d, sigma), the mean risks are equal where
 
         sin^2 = ((n - 2) R - sigma^2) / (n - 1).
 
-    Angles beyond pi/2 are as good as pi less them, since the refitted weight may be negative.
     `linear_transfer_boundary` is the limit n, d -> inf.
 
     Args:
@@ -473,22 +472,23 @@ def linear_transfer_angle(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> Array
       sigma: Standard deviation of the label noise, >= 0.
 
     Returns:
-      Angles in [0, pi/2], with the broadcast shape of the arguments; 0 where linear transfer hurts
-      at every angle, pi/2 where it hurts at none.
+      Values in [0, 1], with the broadcast shape of the arguments; 0 where linear transfer hurts at
+      every angle, 1 where it hurts at none.
 
     Raises:
       ValueError: If an argument is out of range.
 
-    >>> angle = linear_transfer_angle(50, 100, 0.5)
+    >>> angle = jnp.arcsin(jnp.sqrt(linear_transfer_sin2(50, 100, 0.5)))
     >>> bool(abs(transferability("linear", 50, 100, angle, 0.5)) < 1e-6)
     True
     """
     problems.check("n", n, lambda n: (n >= 1) & (n < np.inf), "a finite number of samples >= 1")
     scratch = scratch_risk(n, d, sigma, allow_infinite=True)
     n, sigma = jnp.asarray(n, dtype=float), jnp.asarray(sigma, dtype=float)
-    # n = 1 is no divisor: the refit's mean risk is infinite up to n = 2.
-    share = ((n - 2) * scratch - sigma**2) / jnp.maximum(n - 1, 1.0)
-    return jnp.where(n > 2, jnp.arcsin(jnp.sqrt(jnp.clip(share, 0.0, 1.0))), 0.0)
+    # Up to n = 2 the refit's mean risk is infinite, and a product with R could be 0 inf.
+    more = n > 2
+    share = (jnp.where(more, n - 2, 1.0) * scratch - sigma**2) / jnp.where(more, n - 1, 1.0)
+    return jnp.where(more, jnp.clip(share, 0.0, 1.0), 0.0)
 
 
 @problems.in_float64

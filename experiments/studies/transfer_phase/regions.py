@@ -72,7 +72,8 @@ def zero(
     low, high = loads
     if mode == "linear":
         load = np.linspace(max(low, 2 / d), high, points)
-        angle = np.asarray(dl.linear_transfer_angle(load * d, d, sigma), float)
+        sin2 = np.asarray(dl.linear_transfer_sin2(load * d, d, sigma), float)
+        angle = np.arcsin(np.sqrt(sin2))
     else:
         # The line may fall within a thousandth of n = d: points crowd there.
         near = 1 - np.geomspace(1e-2, 1e-7, points // 4)
