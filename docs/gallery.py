@@ -36,19 +36,20 @@ PICTURES: Mapping[str, Picture] = {
         "linear_transfer",
         "",
         "Where linear transfer helps (orange) and hurts (violet), by the number of samples and the "
-        "angle between the tasks: closed form, simulation, and slices of both.",
+        "angle between the tasks: closed form (its line of no gain is dashed), least squares on "
+        "random data (theirs is solid, with its standard error), and slices of both.",
     ),
     "ridge_transfer": Picture(
         "ridge",
         "",
-        "Risk of linear transfer against the ridge, exact and simulated: with many samples none is "
-        "best, with few some is.",
+        "Risk of linear transfer against the ridge, exact and on random data: with many samples "
+        "none is best, with few some is.",
     ),
     "transfer_factors": Picture(
         "transfer_by_spectrum",
         "",
-        "Transferability by the load and by how fast the spectrum of the inputs decays, in theory "
-        "and by simulation.",
+        "Transferability by the load and by how fast the spectrum of the inputs decays, in theory, "
+        "and on random data: least squares, and the estimator of fine-tuning, averaged over data.",
     ),
     "relu_transfer": Picture(
         "laws",
@@ -65,7 +66,7 @@ PICTURES: Mapping[str, Picture] = {
         "perturbation",
         "",
         "Pre-training loss of two-layer networks under noise, by pre-training time and noise: "
-        "closed form, networks, and the time after which more pre-training hurts.",
+        "closed form, networks, and for each the time after which more pre-training hurts.",
     ),
     "overtraining_language": Picture(
         "perturbation",

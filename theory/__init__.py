@@ -1,5 +1,6 @@
-"""Closed forms from theory papers, each beside a simulator of the same quantity.
+"""Closed forms from theory papers, and simulators of what they predict.
 
-Every folder covers one paper or topic and pairs formulas with simulators that do not use them. The
-modules called `claims` compare the two; `sail-jax verify` runs all of these comparisons.
+Every folder covers one paper or topic. The modules called `claims` compare predictions with
+simulations, or with averages of an estimator over random data; `sail-jax verify` runs all of these
+comparisons.
 """

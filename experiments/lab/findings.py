@@ -14,6 +14,8 @@ from scipy import special
 
 LEVEL = 0.05
 """The probability of a wrong verdict that tests allow."""
+MARGIN = 0.1
+"""How far a measured mean may lie from theory and still agree, as a share of theory's size."""
 VERDICTS = ("holds", "fails", "undecided", "not tested")
 """What can become of a claim."""
 
@@ -75,6 +77,75 @@ def judged(where: str, claim: str, paper: str, here: str, margins: ArrayLike) ->
     # Student's distribution by its function alone: scipy.stats takes a second to import.
     p = float(2 * special.stdtr(len(values) - 1, -abs(effect) * len(values) ** 0.5))
     return _decided(Finding(where, claim, paper, here, "undecided", p, effect), p < LEVEL)
+
+
+def agrees(
+    where: str,
+    claim: str,
+    paper: str,
+    values: ArrayLike,
+    theory: float,
+    *,
+    margin: float = MARGIN,
+    digits: int = 3,
+) -> Finding:
+    """Tests the claim that the mean of repeated measurements equals theory to within a margin.
+
+    This is a test of equivalence. With D the mean of `values` less `theory`, and m = margin
+    |theory|, the claim holds if Student's 95 % interval of D lies within [-m, m]. It fails if the
+    interval lies outside of [-m, m]. Otherwise it is undecided: few repetitions show no agreement.
+    A margin of 0, which a theory of 0 has, can therefore only be missed. If |D| is m, a verdict is
+    wrong with a probability of at most `LEVEL`, half of it to each side.
+
+    Args:
+      where: The paper, and its section, table or figure.
+      claim: What is claimed, as a sentence. The margin is added to it.
+      paper: The figures that the paper prints.
+      values: One measurement for each repetition, in an array of any shape.
+      theory: What they are compared with.
+      margin: The share of |theory| by which the mean may differ, stated before the measurement.
+      digits: The number of decimals of the figures.
+
+    Returns:
+      The finding. Its text has both numbers, their difference with its interval, and the margin.
+
+    Raises:
+      ValueError: If `margin` is not a positive number.
+
+    References:
+      Schuirmann, A comparison of the two one-sided tests procedure, 1987.
+
+    >>> [agrees("", "", "", v, 1.0).verdict for v in ([1, 1.01], [2, 2.01], [1, 1.2])]
+    ['holds', 'fails', 'undecided']
+    """
+    if not (margin > 0 and np.isfinite(margin)):
+        raise ValueError(f"margin must be a positive share of theory; got {margin}")
+    apart = np.asarray(values, float).ravel() - theory
+    reach = margin * abs(theory)
+    half = _half_interval(apart)
+    mean = float(apart.mean()) if len(apart) else np.nan
+    here = (
+        f"{mean + theory:+.{digits}f} against {theory:+.{digits}f}, difference {mean:+.{digits}f} "
+        f"in [{mean - half:+.{digits}f}, {mean + half:+.{digits}f}], margin ± {reach:.{digits}f}"
+    )
+    # The mean of these margins is m - |D|: `judged` then tests the side that is nearer. Its two
+    # halves of LEVEL are that the mean lies within m though it does not, and the reverse.
+    return judged(
+        where,
+        f"{claim} to within {margin:.0%} of its size (agreement)",
+        paper,
+        here,
+        reach - np.copysign(1.0, mean) * apart,
+    )
+
+
+def _half_interval(values: np.ndarray) -> float:
+    """Returns half the length of Student's interval of the mean; NaN of fewer than two values."""
+    count = len(values)
+    if count < 2:
+        return np.nan
+    t = float(special.stdtrit(count - 1, 1 - LEVEL / 2))
+    return t * float(values.std(ddof=1)) / count**0.5
 
 
 def _decided(finding: Finding, rejected: bool) -> Finding:
@@ -163,7 +234,14 @@ def rule(findings: Sequence[Finding]) -> str:
     return (
         f"Verdicts: Student's two-sided test over repetitions, corrected for the number of claims, "
         f"{count} (Holm), to {LEVEL:.0%} in all; d: mean over standard deviation."
+        f"{_AGREEMENT if any(f.claim.endswith('(agreement)') for f in findings) else ''}"
     )
+
+
+_AGREEMENT = (
+    " Agreement: the 95 % interval of the difference lies within the margin, before that "
+    "correction; d is there the margin less the difference, over the standard deviation."
+)
 
 
 def mean_and_error(values: xr.DataArray, over: str = "seed") -> tuple[np.ndarray, np.ndarray]:

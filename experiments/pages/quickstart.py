@@ -47,8 +47,9 @@ STUDIES = {
     "transfer_phase": Part(
         "Transfer against training from scratch",
         "A network trained on one task can help or hurt on another. For linear networks there is a "
-        "formula for the gain (left), and simulated data sets agree with it (middle). Orange: "
-        "transfer helps; purple: training from scratch is better; the black line divides them.",
+        "formula for the gain (left), which is compared with means over random data (middle). "
+        "Orange: transfer helps; purple: training from scratch is better. They meet on the dashed "
+        "line by the formula, and on the solid line as measured.",
         "sail-jax run transfer_phase --preset figure_6_7",
         "default",
         "quick",
@@ -65,7 +66,7 @@ STUDIES = {
     ),
     "ledger": Part(
         "The theorems, checked",
-        "Each row sets a theorem of one of five papers beside a simulation of the same quantity. "
+        "Each row compares a theorem of one of five papers with a computation of what it is about. "
         "What is wrong as printed stays in the ledger, next to its correction.",
         "sail-jax verify",
         "main",

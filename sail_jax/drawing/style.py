@@ -101,26 +101,40 @@ def logarithmic(ax: Axes, *which: str) -> None:
 def heatmap(ax: Axes, values: np.ndarray, *, label: str | None = "", **options):
     """Draws a matrix as a map of colours, with a colour bar.
 
+    An end of the bar is pointed where values lie beyond it, which have the colour of the end.
+
     Args:
       ax: The axes to draw on.
       values: Shape `[y, x]`.
       label: The name of the colour bar. None draws no bar: another map beside it has one for both.
       options: `x=` and `y=` are the coordinates of columns and rows, their indices by default.
-        Others go to `pcolormesh`; `cmap` is `SEQUENTIAL` by default.
+        `also=` has the values of other maps that the bar stands for. Others go to `pcolormesh`;
+        `cmap` is `SEQUENTIAL` by default.
 
     Returns:
       The mesh that `pcolormesh` drew.
     """
     x = options.pop("x", np.arange(values.shape[1]))
     y = options.pop("y", np.arange(values.shape[0]))
+    also = options.pop("also", values)
     options.setdefault("cmap", SEQUENTIAL)
     mesh = ax.pcolormesh(x, y, values, shading="nearest", rasterized=True, **options)
     ax.grid(visible=False)
     if label is not None:
-        bar = ax.figure.colorbar(mesh, ax=ax, label=label)
+        shown = np.concatenate([np.ravel(values), np.ravel(also)])
+        low, high = (bool((side > 0).any()) for side in _beyond(shown, mesh.norm))
+        extend = {(False, False): "neither", (True, False): "min", (False, True): "max"}
+        bar = ax.figure.colorbar(mesh, ax=ax, label=label, extend=extend.get((low, high), "both"))
         bar.ax.tick_params(labelsize=9)
         bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     return mesh
+
+
+def _beyond(values: np.ndarray, norm) -> tuple[np.ndarray, np.ndarray]:
+    """Returns how far values lie below and above the range of a norm, but for rounding."""
+    finite = values[np.isfinite(values)]
+    slack = 1e-6 * (norm.vmax - norm.vmin)
+    return norm.vmin - finite - slack, finite - norm.vmax - slack
 
 
 def png(fig: Figure) -> bytes:

@@ -332,6 +332,17 @@ def linear_boundary(theta, sigma):
     return (b - root) / 2, (b + root) / 2, over
 
 
+def equal_sin2(n, d, sigma):
+    """sin^2 at which the mean risks are equal; each is infinite somewhere."""
+    deviation(sigma)
+    need(n >= 1, d >= 1)
+    if n <= 2:
+        return mp.mpf(0)
+    if sigma and abs(n - d) <= 1:
+        return mp.mpf(1)
+    return min(max(((n - 2) * scratch(n, d, sigma) - sigma**2) / mp.mpf(n - 1), 0), 1)
+
+
 def fine_tune_boundary(gamma, sigma, depth):
     load(gamma)
     deviation(sigma)
@@ -506,6 +517,16 @@ ROWS = [
     Row(overlaps.scale_by_seen, ("mass", "seen", "depth"), scale, 128, few=60),
     Row(overlaps.null_scale, ("mass", "seen", "depth"), null_scale, 128, few=60),
     Row(risks.linear_transfer_boundary, ("theta", "sigma"), linear_boundary),
+    Row(
+        risks.linear_transfer_sin2,
+        ("n", "d", "sigma"),
+        equal_sin2,
+        parts=lambda n, d, sigma: (
+            1 + 0 * n
+            if n <= 2 or abs(n - d) <= 1
+            else ((n - 2) * scratch(n, d, sigma) + sigma**2) / mp.mpf(n - 1)
+        ),
+    ),
     Row(risks.fine_tune_boundary, ("gamma", "sigma", "depth"), fine_tune_boundary, few=60),
     Row(training_time.linear_transfer_flow_risk, ("n", "theta", "sigma", "time"), linear_flow),
     Row(pretraining.source_limit, ("gamma", "theta", "sigma"), source_limit),

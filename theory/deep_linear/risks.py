@@ -457,6 +457,41 @@ def linear_transfer_boundary(theta: ArrayLike, sigma: ArrayLike) -> Boundary:
 
 
 @problems.in_float64
+def linear_transfer_sin2(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> Array:
+    """Computes sin^2 of the angle beyond which linear transfer hurts, exactly at finite n and d.
+
+    With R = `scratch_risk`(n, d, sigma), the mean risks are equal where
+
+        sin^2 = ((n - 2) R - sigma^2) / (n - 1).
+
+    `linear_transfer_boundary` is the limit n, d -> inf.
+
+    Args:
+      n: Number of samples, >= 1.
+      d: Dimension, >= 1.
+      sigma: Standard deviation of the label noise, >= 0.
+
+    Returns:
+      Values in [0, 1], with the broadcast shape of the arguments; 0 where linear transfer hurts at
+      every angle, 1 where it hurts at none.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> angle = jnp.arcsin(jnp.sqrt(linear_transfer_sin2(50, 100, 0.5)))
+    >>> bool(abs(transferability("linear", 50, 100, angle, 0.5)) < 1e-6)
+    True
+    """
+    problems.check("n", n, lambda n: (n >= 1) & (n < np.inf), "a finite number of samples >= 1")
+    scratch = scratch_risk(n, d, sigma, allow_infinite=True)
+    n, sigma = jnp.asarray(n, dtype=float), jnp.asarray(sigma, dtype=float)
+    # Up to n = 2 the refit's mean risk is infinite, and a product with R could be 0 inf.
+    more = n > 2
+    share = (jnp.where(more, n - 2, 1.0) * scratch - sigma**2) / jnp.where(more, n - 1, 1.0)
+    return jnp.where(more, jnp.clip(share, 0.0, 1.0), 0.0)
+
+
+@problems.in_float64
 def fine_tune_boundary(gamma: ArrayLike, sigma: ArrayLike, depth: ArrayLike = 2) -> Array:
     """Computes the angle beyond which fine-tuning hurts, arccos(c / 2), in the limit.
 

@@ -8,6 +8,35 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+COSTS = 1e-3
+"""What the last of pre-training has to add to the loss, of |A|^2, to be counted as a cost."""
+
+
+def best_times(dataset: "xr.Dataset") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Finds the times after which the loss of trained networks no longer falls.
+
+    Args:
+      dataset: A finished run.
+
+    Returns:
+      For each row of networks the time at which their mean loss is least, of the times at which it
+      was computed; and the nearest times before and after it whose loss is greater by more than the
+      standard error of the difference, or the ends of the range. NaN where the least loss is the
+      last one: then more pre-training was not seen to hurt.
+    """
+    times, mean = dataset.cell_x.values, dataset.loss_mean.values
+    error = dataset.loss_std.values / np.sqrt(dataset.attrs["seeds"])
+    best = mean.argmin(1)
+    out = np.full((3, len(mean)), np.nan)
+    for row, i in enumerate(best):
+        if i == len(times) - 1:
+            continue
+        worse = np.flatnonzero(mean[row] - mean[row, i] > np.hypot(error[row], error[row, i]))
+        before, after = worse[worse < i].max(initial=0), worse[worse > i]
+        out[:, row] = times[[i, before, after.min(initial=len(times) - 1)]]
+    return out[0], out[1], out[2]
+
+
 def summary(dataset: "xr.Dataset") -> str:
     """Describes when more pre-training hurts, and how far networks are from the theory.
 
@@ -25,7 +54,7 @@ def summary(dataset: "xr.Dataset") -> str:
         f"{np.median(gap):.1%} of the largest value in the median, {gap.max():.1%} at most."
     )
     if dataset.attrs["diagram"] == "misalignment":
-        harmed = (dataset.loss_theory.values > 1e-3).mean()
+        harmed = (dataset.loss_theory.values > COSTS).mean()
         return f"The last of pre-training costs something in {harmed:.0%} of the plane. {agree}"
     if dataset.attrs["diagram"] == "trade_off":
         rows = []

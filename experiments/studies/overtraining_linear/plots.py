@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from experiments.studies.overtraining_linear.findings import COSTS, best_times
+
 if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.figure import Figure
@@ -27,9 +29,10 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
 
 
 def _diagram(dataset: "xr.Dataset") -> "Figure":
-    """Draws a map of the closed form, one of the simulation, and rows of both.
+    """Draws a map of the closed form, one of trained networks, and rows of both.
 
-    Bars are one standard error over networks.
+    Theory's line is dashed on both maps; that of the networks is solid, on theirs. Bars are one
+    standard error over networks.
     """
     from matplotlib.colors import LogNorm
 
@@ -38,7 +41,7 @@ def _diagram(dataset: "xr.Dataset") -> "Figure":
     cost = dataset.attrs["diagram"] == "misalignment"
     label = "cost of the last pre-training, of $|A|^2$" if cost else "pre-training loss afterwards"
     figure, ((left, middle, right),) = style.figure(1, 3, width=4.8, height=3.9)
-    top = float(dataset.loss_theory.max())
+    top = float(max(dataset.loss_theory.max(), dataset.loss_mean.max()))
     # Losses range over decades, costs start at 0.
     scale = (
         {"vmin": 0, "vmax": top}
@@ -49,22 +52,27 @@ def _diagram(dataset: "xr.Dataset") -> "Figure":
         (left, dataset.x, dataset.row, dataset.loss_theory, "closed form", None),
         (middle, dataset.cell_x, dataset.cell_row, dataset.loss_mean, _networks(dataset), label),
     )
-    white = "from here it costs" if cost else "best time; after it, more hurts"
     for ax, x, y, values, title, bar in maps:
-        style.heatmap(ax, values.values, x=x.values, y=y.values, label=bar, **scale)
+        drawn = {"x": x.values, "y": y.values, "also": dataset.loss_theory.values}
+        style.heatmap(ax, values.values, label=bar, **drawn, **scale)
         if cost:
-            ax.contour(
-                dataset.x, dataset.row, dataset.loss_theory, [1e-3], colors="white", linewidths=1.6
-            )
+            _contour(ax, dataset.x, dataset.row, dataset.loss_theory, "dashed")
         else:
-            ax.plot(dataset.inflection, dataset.row, color="white", lw=1.8)
+            ax.plot(dataset.inflection, dataset.row, color="white", lw=1.8, ls="--")
         ax.set(
             xlabel=dataset.x.attrs["long_name"],
             ylabel=dataset.row.attrs["long_name"],
-            title=f"{title}\nwhite: {white}",
+            title=title,
             xlim=(x.values[0], x.values[-1]),
             ylim=(y.values[0], y.values[-1]),
         )
+    if cost:
+        _contour(middle, dataset.cell_x, dataset.cell_row, dataset.loss_mean, "solid")
+    else:
+        best, low, high = best_times(dataset)
+        bars = (best - low, high - best)
+        middle.errorbar(best, dataset.cell_row, xerr=bars, fmt="o-", ms=4, lw=1.4, color="white")
+    _legend(figure, "from here it costs" if cost else "best time; after it, more hurts", cost)
     for i, row in enumerate(dataset.cell_row.values):
         color = style.PALETTE[i % len(style.PALETTE)]
         curve = dataset.loss_theory.interp(row=row)
@@ -85,6 +93,29 @@ def _diagram(dataset: "xr.Dataset") -> "Figure":
         title=dataset.row.attrs["long_name"], frameon=False, fontsize=8, ncols=2, loc="best"
     )
     return figure
+
+
+def _contour(ax, x, y, values, style: str) -> None:
+    """Draws where the last of pre-training begins to cost something."""
+    ax.contour(x, y, values, [COSTS], colors="white", linewidths=1.6, linestyles=style)
+
+
+def _legend(figure: "Figure", line: str, cost: bool) -> None:
+    """Says which white line is theory's and which is measured."""
+    from matplotlib.lines import Line2D
+
+    bars = "" if cost else " (bars: to times whose loss is more than 1 s.e. above the least)"
+    look = {"color": "white", "lw": 1.6}
+    legend = figure.legend(
+        [Line2D([], [], ls="--", **look), Line2D([], [], marker="" if cost else "o", **look)],
+        [f"{line}: closed form", f"{line}: networks{bars}"],
+        loc="outside lower left",
+        ncols=2,
+        fontsize=9,
+        facecolor="#8C8C8C",
+        labelcolor="white",
+    )
+    legend.get_frame().set_linewidth(0)
 
 
 def _networks(dataset: "xr.Dataset") -> str:

@@ -25,6 +25,26 @@ def measured_boundary(dataset: "xr.Dataset", gain: str = "gain") -> np.ndarray:
     return np.array([st.crossing(dataset.n.values, row) for row in dataset[gain].values])
 
 
+def boundary_error(dataset: "xr.Dataset", risk: str = "linear_risk") -> np.ndarray:
+    """Computes the standard error of the logarithm of `measured_boundary`, over teachers.
+
+    It is that of the jackknife: sqrt((k - 1) / k sum (b_i - mean b)^2), b_i without teacher i.
+
+    Args:
+      dataset: The study's dataset.
+      risk: The risk of transfer that is meant, "linear_risk" or "descended_risk".
+
+    Returns:
+      The errors `(mu,)`; NaN where the boundary is not found without one of the teachers.
+    """
+    gain = ((dataset.scratch_risk - dataset[risk]) / dataset.variance).mean("draw")
+    count = gain.sizes["teacher"]
+    left_out = (gain.sum("teacher") - gain) / (count - 1)
+    rows = left_out.transpose("teacher", "mu", "n").values
+    edges = np.log([[st.crossing(dataset.n.values, row) for row in one] for one in rows])
+    return np.sqrt((count - 1) * edges.var(0))
+
+
 def kernel_distance(dataset: "xr.Dataset", name: str) -> float:
     """Computes the relative distance of a kernel matrix from that of the source teacher.
 

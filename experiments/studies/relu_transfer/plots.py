@@ -4,7 +4,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.studies.relu_transfer.findings import kernel_distance, measured_boundary
+from experiments.studies.relu_transfer.findings import (
+    boundary_error,
+    kernel_distance,
+    measured_boundary,
+)
 from theory import student_teacher as st
 
 if TYPE_CHECKING:
@@ -155,22 +159,25 @@ def _draw_phase(dataset: "xr.Dataset", name: str, how: str) -> "Figure":
         mu,
         edge,
         (edge - bottom, top - edge),
-        fmt="o",
+        fmt="o--",
         ms=6,
         color=style.INK,
         mfc="white",
         lw=1,
-        label="predicted, $A n^{-ν} = |P_⊥ f_t|^2$",
+        label="predicted (95 %), $A n^{-ν} = |P_⊥ f_t|^2$",
         clip_on=True,
     )
-    ax.plot(
+    risk = "linear_risk" if name == "gain" else "descended_risk"
+    ax.errorbar(
         mu,
         np.log10(measured_boundary(dataset, name)),
-        "x",
+        boundary_error(dataset, risk) / np.log(10),
+        fmt="x-",
         color=style.INK,
         ms=7,
         mew=2,
-        label="measured",
+        lw=1.4,
+        label="measured (± 1 s.e. over teachers)",
     )
     ax.set(
         xlabel="missing features $μ$",

@@ -7,7 +7,8 @@ between the tasks. They go beyond Tahir et al., Features are fate, 2024 (arXiv 2
   time      training stopped at t = value; the two-point equivalent (one layer)
   source    pretraining on value * d samples; limits of the law of the fitted source
 
-Theory stands beside a simulation of the same quantity. Preset `early_stopping` asks what stopping
-does to fine-tuned two-layer networks near n = d, where the paper's own points are not converged;
-theory there is the limit t -> inf alone.
+Theory stands beside means over random data. Those of fine-tuning are of the estimator, whose scale
+is that of theory, except where training time varies: there gradient flow is solved numerically.
+Preset `early_stopping` asks what stopping does to fine-tuned two-layer networks near n = d, where
+the paper's own points are not converged; theory there is the limit t -> inf alone.
 """

@@ -26,13 +26,22 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
         finding
         for mode, name in NAMES.items()
         for finding in judged_regions(
-            f"{name}, by load and {dataset.attrs['factor']},",
+            f"{name} ({_source(dataset, mode)}) by load and {dataset.attrs['factor']}",
             *where,
             dataset[f"{mode}_region"],
             dataset[f"{mode}_region_theory"],
         )
     ]
     return [*declared, _stopping(dataset)] if _stops(dataset) else declared
+
+
+def _source(dataset: xr.Dataset, mode: str) -> str:
+    """Names what was averaged over random data."""
+    if mode == "linear":
+        return "least squares on random data"
+    # The last of the times may be infinite, where the estimator stands for the flow.
+    timed = dataset.attrs["factor"] == "time"
+    return "gradient flow on random data" if timed else "estimator, averaged over data"
 
 
 def _stops(dataset: xr.Dataset) -> bool:
@@ -69,8 +78,8 @@ def summary(dataset: xr.Dataset) -> str:
       dataset: The study's dataset.
 
     Returns:
-      Where transfer hurts at the ends of the factor's range, and how well theory and simulation
-      agree; where trainings were stopped, also what that does to the risk.
+      Where transfer hurts at the ends of the factor's range, and how far measurements are from
+      theory; where trainings were stopped, also what that does to the risk.
     """
     factor, sentences = dataset.attrs["factor"], []
     for mode, name in NAMES.items():
@@ -84,8 +93,8 @@ def summary(dataset: xr.Dataset) -> str:
         ends = " and ".join(dict.fromkeys([*hurts.values()][i] for i in (0, -1)))
         z = np.abs(z[np.isfinite(z)])
         sentences.append(
-            f"{name[:1].upper()}{name[1:]} hurts at {ends}; median |z| of simulation against "
-            f"theory {np.median(z):.2f}."
+            f"{name[:1].upper()}{name[1:]} hurts at {ends}; median |z| of {_source(dataset, mode)} "
+            f"against theory {np.median(z):.2f}."
         )
     if _stops(dataset):
         nearest = int(np.abs(dataset.gamma.values - 1).argmin())

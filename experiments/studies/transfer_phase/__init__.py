@@ -2,9 +2,12 @@
 
 The subject is Figures 1, 3, 6 and 7 of Tahir et al., Features are fate, 2024 (arXiv 2410.08194):
 the transferability of linear transfer and of fine-tuning over the load gamma = n/d and the angle
-theta. Closed form stands beside simulation, with the line on which transfer neither helps nor hurts
-(in the limit n, d -> inf). The closed form of linear transfer is exact at finite n and d. That of
-fine-tuning is a limit, with the correction of Thm 3.9, which depends on depth and noise.
+theta. Two maps stand side by side: the closed form, and means over random data. The line on which
+transfer neither helps nor hurts is dashed in closed form, and solid as measured. The closed form of
+linear transfer is exact at finite n and d; its data are fitted by least squares. The closed form of
+fine-tuning is a limit, with the correction of Thm 3.9, which depends on depth and noise. Its data
+are fitted by the estimator with the same correction: that map shows how fast the limit is reached,
+and is no test of the correction. Gradient flow (`flowed`) and trained networks are.
 
 Beyond the figures there are diagrams for every depth from 1 to infinity, and for noise from none to
 as much as signal. The paper's figures train networks, which the option `train` adds: closed form,

@@ -15,6 +15,8 @@ WHERE = {
     "linear": ("features are fate, eq. 13, Figs. 1 and 6", "the limit n, d → ∞, and slices"),
     "fine_tune": ("features are fate, eq. 17, Fig. 3", "it helps up to 60 degrees, whatever σ"),
 }
+# Both are averages over random data. The estimator of fine-tuning has the c of the closed form.
+SOURCE = {"linear": "simulation", "fine_tune": "estimator, averaged over data,"}
 
 
 def _shown(dataset: "xr.Dataset") -> "Iterator[tuple[str, str, xr.Dataset]]":
@@ -27,11 +29,12 @@ def _shown(dataset: "xr.Dataset") -> "Iterator[tuple[str, str, xr.Dataset]]":
     if "linear_theory" in dataset:
         yield "linear", "linear transfer", at
     if "fine_tune_theory" in dataset:
-        yield "fine_tune", f"fine-tuning ({layers(depth)})", at.sel(depth=depth)
+        name = f"fine-tuning ({layers(depth)}; estimator, averaged over data)"
+        yield "fine_tune", name, at.sel(depth=depth)
 
 
 def findings(dataset: "xr.Dataset") -> list[Finding]:
-    """Judges whether transfer hurts and helps where theory says, at the most noise.
+    """Judges whether transfer hurts and helps where and as much as theory says, at the most noise.
 
     Where networks were trained, it also judges whether they do as theory says.
 
@@ -54,8 +57,32 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
             at[f"{mode}_region_theory"],
         )
     ]
+    judgements += _of_flows(dataset)
     judgements += [f for at in _trained(dataset) for f in _of_networks(*at)]
     return judgements + list(_of_starts(dataset))
+
+
+def _by_region(gain: np.ndarray, theory: np.ndarray) -> "tuple[xr.DataArray, xr.DataArray]":
+    """Averages gains [draw, row, column] and theory [row, column] over each region."""
+    split = regions.split(theory, np.array(True))
+    named = {"region": list(regions.REGIONS)}
+    return (
+        xr.DataArray(regions.means(gain, split), named, ("region", "draw")),
+        xr.DataArray(regions.means(theory[None], split)[:, 0], named, ("region",)),
+    )
+
+
+def _of_flows(dataset: "xr.Dataset") -> Iterator[Finding]:
+    """Judges whether gradient flow of fine-tuned networks does as theory says."""
+    if "flow_gain" not in dataset:
+        return
+    at = dataset.attrs
+    yield from judged_regions(
+        f"fine-tuning by gradient flow ({layers(at['flow_depth'])}, d = {at['flow_d']}, "
+        f"t = {at['flow_time']:g}) at σ = {at['flow_sigma']:g}",
+        *WHERE["fine_tune"],
+        *_by_region(dataset.flow_gain.values, dataset.flow_theory.values),
+    )
 
 
 def _trained(
@@ -86,20 +113,8 @@ def _of_networks(
     the data set, and that the gradient flow, stopped at the same time, is nearer to the network.
     """
     where, paper = f"{WHERE[mode][0]}, App. D.1", WHERE[mode][1]
-    split = regions.split(theory.values, np.array(True))
     network = gain.sel(kind="network")
-    dims = ("region", "draw")
-    yield from judged_regions(
-        name,
-        where,
-        paper,
-        xr.DataArray(regions.means(network.values, split), {"region": list(regions.REGIONS)}, dims),
-        xr.DataArray(
-            regions.means(theory.values[None], split)[:, 0],
-            {"region": list(regions.REGIONS)},
-            dims[:1],
-        ),
-    )
+    yield from judged_regions(name, where, paper, *_by_region(network.values, theory.values))
     cells = ("cell_gamma", "cell_theta")
     estimator, flow = gain.sel(kind="estimator"), gain.sel(kind="flow")
     trained = abs(network - estimator).mean(cells)
@@ -168,7 +183,7 @@ def summary(dataset: "xr.Dataset") -> str:
       dataset: The study's dataset.
 
     Returns:
-      In how much of the plane transfer hurts, and how well theory and simulation agree; where
+      In how much of the plane transfer hurts, and how far measurements are from theory; where
       networks were trained, also how far they are from theory, and why.
     """
     sentences = []
@@ -181,9 +196,9 @@ def summary(dataset: "xr.Dataset") -> str:
         z = (mean - theory)[stderr > ROUNDING] / stderr[stderr > ROUNDING]
         sentences.append(
             f"{name[:1].upper()}{name[1:]} hurts in {np.mean(theory < -ROUNDING):.0%} of the "
-            f"(γ, θ) plane at σ = {float(at.sigma):g}; where |T| exceeds 4 standard errors, theory "
-            f"and simulation agree on the sign in {agree:.1%} of the points, and the median |z| "
-            f"over all points is {np.median(np.abs(z)):.2f}."
+            f"(γ, θ) plane at σ = {float(at.sigma):g}; where |T| exceeds 4 standard errors, closed "
+            f"form and {SOURCE[mode]} have the same sign in {agree:.1%} of the points, and the "
+            f"median |z| over all points is {np.median(np.abs(z)):.2f}."
         )
     sentences.extend(_distances(name, gain, at) for _, name, gain, at in _trained(dataset))
     if "risk" in dataset:

@@ -1,11 +1,13 @@
 """The figures of phase diagrams of transfer, for `transfer_phase` and `transfer_factors`."""
 
+from fractions import Fraction
 from math import pi
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from experiments.lab.findings import mean_and_error
+from experiments.studies.transfer_phase import regions
 from experiments.studies.transfer_phase.compared import gains, parts
 from sail_jax.drawing import style
 
@@ -16,6 +18,13 @@ if TYPE_CHECKING:
 
 
 NAMES = {"linear": "Linear transfer", "fine_tune": "Fine-tuning"}
+MEASURED = {
+    "linear": "simulation: least squares",
+    # What is averaged has the scale c that theory has, too: it is no test of it.
+    "fine_tune": "estimator, averaged over data",
+}
+DOTS = {"linear": "least squares", "fine_tune": "estimator"}
+CLOSED = {"linear": "closed form", "fine_tune": "closed form (limit)"}
 NEAR = 0.1  # |gamma - 1| below which means are ruled by rare draws, and quantiles are shown
 
 
@@ -35,7 +44,7 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     modes = [mode for mode in NAMES if f"{mode}_theory" in dataset]
     figures = {}
     for sigma in sorted({noisy, calm}, reverse=True):
-        suffix = "" if sigma == noisy else "_noiseless" if sigma == 0 else f"_sigma{sigma:g}"
+        suffix = _suffix(sigma, noisy)
         for mode in modes:
             at = dataset.sel(sigma=sigma)
             at = at.sel(depth=depth) if mode == "fine_tune" else at
@@ -49,11 +58,18 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
             figures[f"{mode}_noise"] = _family(at, mode, "sigma")
     if "risk" in dataset:
         for sigma in sorted({noisy, calm}, reverse=True):
-            suffix = "" if sigma == noisy else "_noiseless" if sigma == 0 else f"_sigma{sigma:g}"
+            suffix = _suffix(sigma, noisy)
             for mode in dataset.mode.values:
                 name = {"linear": "linear_transfer", "fine_tune": "fine_tuning"}[mode]
                 figures[f"{name}_trained{suffix}"] = _networks(dataset.sel(sigma=sigma), mode)
     return figures
+
+
+def _suffix(sigma: float, noisy: float) -> str:
+    """Ends the name of a figure; names have no dots."""
+    if sigma == noisy:
+        return ""
+    return "_noiseless" if sigma == 0 else f"_sigma{sigma:g}".replace(".", "_").replace("+", "")
 
 
 def layers(depth: float) -> str:
@@ -76,18 +92,31 @@ def _title(at: "xr.Dataset", mode: str) -> str:
 
 
 def _diagram(at: "xr.Dataset", mode: str) -> "Figure":
-    """Draws closed form and simulation over (gamma, theta), and slices of both at three angles."""
-    title, sigma = _title(at, mode), float(at.sigma)
-    figure, ((left, middle, right),) = style.figure(1, 3, width=4.8, height=3.9)
-    for ax, kind, name in (
-        (left, "theory", "closed form" if mode == "linear" else "closed form (limit)"),
-        (middle, "mean", f"simulation ({at.attrs['draws']} draws, d = {at.attrs['d']})"),
+    """Draws what theory says and what was measured over (gamma, theta), and slices of both.
+
+    Where there are gradient flows of fine-tuned networks, their map stands between.
+    """
+    title, sigma, d = _title(at, mode), float(at.sigma), at.attrs["d"]
+    line = {"mode": mode, "sigma": sigma, "depth": float(at.depth) if mode == "fine_tune" else 2}
+    flows = mode == "fine_tune" and "flow_gain" in at and _is_of(at, at.attrs["flow_sigma"])
+    figure, (axes,) = style.figure(1, 4 if flows else 3, width=4.8, height=4.1)
+    left, middle, right = axes[0], axes[1], axes[-1]
+    theory, mean = at[f"{mode}_theory"].values, at[f"{mode}_mean"].values
+    error = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
+    reach = _reach(theory, mean)
+    draws = f"{at.attrs['draws']} data sets, $d$ = {d}"
+    x, y = at.gamma.values, at.theta.values
+    for ax, values, name in (
+        (left, theory, CLOSED[mode]),
+        (middle, mean, f"{MEASURED[mode]} ({draws})"),
     ):
-        heat(ax, at.gamma.values, at.theta.values, at[f"{mode}_{kind}"].values.T)
-        _draw_boundary(ax, at, mode)
-        ax.set(xlabel="load $γ = n/d$", ylabel="angle $θ$ (rad)", title=f"{title}: {name}")
-        _angle_axis(ax)
-        ax.set_xlim(at.gamma.values[[0, -1]])
+        heat(ax, x, y, values.T, reach)
+        _draw_boundary(ax, x[[0, -1]], y, d=d, **line)
+        _dress_map(ax, x, y, f"{title}, $σ$ = {sigma:g}\n{name}")
+    _draw_measured(middle, x, y, mean, error, np.abs(at.n.values - d) >= regions.FAR)
+    if flows:
+        _draw_flows(axes[2], at, line, reach, title)
+    _legend(figure, mode)
     for i, angle in enumerate(at.slice.values):
         color = style.PALETTE[i]
         curve = at[f"{mode}_curve"].isel(slice=i).values
@@ -112,7 +141,7 @@ def _diagram(at: "xr.Dataset", mode: str) -> "Figure":
         xlabel="load $γ = n/d$",
         ylabel="transferability $T$",
         ylim=(low, high),
-        title=f"slices at $σ$ = {sigma:g} (± 1 s.e."
+        title=f"slices: {CLOSED[mode]} (lines),\n{DOTS[mode]} (± 1 s.e."
         + ("; open: median, 68 %)" if sigma > 0 else ")"),
     )
     right.legend(title="angle $θ$", frameon=False, fontsize=9, loc="best")
@@ -126,22 +155,29 @@ def _networks(at: "xr.Dataset", mode: str) -> "Figure":
     """
     depth = at.attrs["trained_layers"]
     at = at.sel(depth=depth) if mode == "fine_tune" else at
-    mean = gains(at, near=True).sel(mode=mode).mean("network")
+    every = gains(at, near=True).sel(mode=mode)
+    mean, error = every.mean("network"), every.std("network", ddof=1) / at.sizes["network"] ** 0.5
     draws = f"{at.sizes['network']} draws, d = {at.attrs['trained_d']}"
     maps = {
-        "closed form" if mode == "linear" else "closed form (limit)": at.cell_theory.sel(mode=mode),
-        f"estimator ({draws})": mean.sel(kind="estimator"),
-        f"trained ({layers(depth)}, $α$ = {at.attrs['trained_alpha']:g})": mean.sel(kind="network"),
+        CLOSED[mode]: (None, at.cell_theory.sel(mode=mode)),
+        f"estimator, averaged over data ({draws})": ("estimator", mean.sel(kind="estimator")),
+        f"trained ({layers(depth)}, $α$ = {at.attrs['trained_alpha']:g})": (
+            "network",
+            mean.sel(kind="network"),
+        ),
     }
+    shared = _reach(*(values.values for _, values in maps.values()))
+    x, y, d = at.cell_gamma.values, at.cell_theta.values, at.attrs["trained_d"]
     half = np.diff(at.cell_gamma.values[:2]) / 2
     reach = at.cell_gamma.values[[0, -1]] + [-half[0], half[0]]
-    figure, ((*axes, last),) = style.figure(1, 4, width=4.6, height=3.9)
-    for ax, (name, values) in zip(axes, maps.items(), strict=True):
-        heat(ax, at.cell_gamma.values, at.cell_theta.values, values.values.T)
-        _draw_boundary(ax, at, mode)
-        ax.set(xlabel="load $γ = n/d$", ylabel="angle $θ$ (rad)", title=f"{NAMES[mode]}: {name}")
-        ax.set_xlim(reach)
-        _angle_axis(ax)
+    figure, ((*axes, last),) = style.figure(1, 4, width=4.6, height=4.1)
+    for ax, (name, (kind, values)) in zip(axes, maps.items(), strict=True):
+        heat(ax, x, y, values.values.T, shared)
+        _draw_boundary(ax, reach, y, mode=mode, d=d, sigma=float(at.sigma), depth=depth)
+        _dress_map(ax, reach, y, f"{NAMES[mode]}\n{name}")
+        if kind:
+            far = np.abs(at.cell_n.values - d) >= regions.FAR
+            _draw_measured(ax, x, y, values.values, error.sel(kind=kind).values, far)
     far = gains(at).sel(mode=mode)
     whole = far.sel(kind="network") - far.sel(kind="estimator")
     looks: list[dict[str, Any]] = [
@@ -172,6 +208,7 @@ def _networks(at: "xr.Dataset", mode: str) -> "Figure":
         frameon=False,
         fontsize=9,
     )
+    _legend(figure, mode)
     return figure
 
 
@@ -182,23 +219,26 @@ def by_factor(dataset: "xr.Dataset") -> "Figure":
       dataset: The dataset of `transfer_factors`.
 
     Returns:
-      The figure: theory, simulation, and curves of both.
+      The figure: theory, what was measured, and curves of both.
     """
     factor, values = dataset.attrs["factor"], dataset.value.values
     figure, axes = style.figure(2, 3, width=4.8, height=3.8)
     rows = np.arange(values.size)
     for (left, middle, right), mode in zip(axes, NAMES, strict=True):
-        name = NAMES[mode]
+        name, measured, dots = NAMES[mode], MEASURED[mode], DOTS[mode]
+        if mode == "fine_tune" and dataset.attrs["factor"] == "time":
+            measured = dots = "gradient flow"
         if mode == "fine_tune":
             name += f" {layers(dataset.attrs['depth'])}"
-        draws = f"{dataset.attrs['draws']} draws, d = {dataset.attrs['d']}"
+        draws = f"{dataset.attrs['draws']} data sets, $d$ = {dataset.attrs['d']}"
+        reach = _reach(dataset[f"{mode}_theory"].values, dataset[f"{mode}_mean"].values)
         for ax, kind, title in (
             (left, "theory", "theory"),
-            (middle, "mean", f"simulation ({draws})"),
+            (middle, "mean", f"{measured} ({draws})"),
         ):
-            heat(ax, dataset.gamma.values, rows, dataset[f"{mode}_{kind}"].values)
+            heat(ax, dataset.gamma.values, rows, dataset[f"{mode}_{kind}"].values, reach)
             ax.set_yticks(rows, [_value(v) for v in values])
-            ax.set(xlabel="load $γ = n/d$", ylabel=FACTORS[factor], title=f"{name}: {title}")
+            ax.set(xlabel="load $γ = n/d$", ylabel=FACTORS[factor], title=f"{name}\n{title}")
         for i, value in enumerate(values):
             color = style.PALETTE[i % len(style.PALETTE)]
             at = dataset.isel(value=i)
@@ -211,7 +251,7 @@ def by_factor(dataset: "xr.Dataset") -> "Figure":
             xlabel="load $γ = n/d$",
             ylabel="transferability $T$",
             ylim=(-reach, reach),
-            title="theory, simulation ± 1 s.e. (open: median)",
+            title=f"theory (lines), {dots}\n(± 1 s.e.; open: median)",
         )
     handles, labels = axes[0, 2].get_legend_handles_labels()
     figure.legend(
@@ -302,6 +342,96 @@ def heat(ax: "Axes", x: np.ndarray, y: np.ndarray, values: np.ndarray, reach: fl
     return style.heatmap(ax, values, x=x, y=y, label="$T$", **limits)
 
 
+def _reach(*maps: np.ndarray) -> float:
+    """Returns the value of the strongest colours, which follows the data.
+
+    19 of 20 values of the sign that is smaller lie below it, and three quarters of all. Near n = d
+    gains have no bound: at their scale the losses would not be seen. What lies beyond is clipped,
+    and the bar has a pointed end.
+    """
+    values = np.concatenate([np.ravel(values) for values in maps])
+    some = values[np.isfinite(values) & (np.abs(values) > regions.ROUNDING)]
+    if not some.size:
+        return 1.0
+    signs = [np.abs(side) for side in (some[some > 0], some[some < 0]) if side.size]
+    smaller = min(float(np.quantile(side, 0.95)) for side in signs)
+    return max(smaller, float(np.quantile(np.abs(some), 0.75)))
+
+
+def _is_of(at: "xr.Dataset", sigma: float) -> bool:
+    """Returns whether the flows are of the noise and the depth that are drawn."""
+    return bool(float(at.sigma) == sigma and float(at.depth) == at.attrs["flow_depth"])
+
+
+def _draw_flows(ax: "Axes", at: "xr.Dataset", line: dict, reach: float, title: str) -> None:
+    """Draws the transferability that gradient flow of fine-tuned networks has."""
+    x, y, d = at.flow_gamma.values, at.flow_theta.values, at.attrs["flow_d"]
+    mean, error = mean_and_error(at.flow_gain, "flow_draw")
+    half = float(np.diff(x[:2])[0]) / 2
+    ends = x[[0, -1]] + [-half, half]
+    heat(ax, x, y, mean.T, reach)
+    _draw_boundary(ax, ends, y, d=d, **line)
+    _draw_measured(ax, x, y, mean, error, np.abs(x * d - d) > regions.FAR - 0.5)
+    name = f"gradient flow, solved numerically ({at.sizes['flow_draw']} data sets, $d$ = {d})"
+    _dress_map(ax, ends, y, f"{title}, $σ$ = {line['sigma']:g}\n{name}")
+
+
+def _dress_map(ax: "Axes", x: np.ndarray, y: np.ndarray, title: str) -> None:
+    """Labels a map over load and angle, and cuts lines off at its edge."""
+    half = float(np.diff(y[-2:])[0]) / 2
+    ax.set(xlabel="load $γ = n/d$", ylabel="angle $θ$ (rad)", title=title)
+    ax.set(xlim=(x[0], x[-1]), ylim=(float(y[0]) - half, float(y[-1]) + half))
+    _angle_axis(ax, float(y[-1]))
+
+
+def _legend(figure: "Figure", mode: str) -> None:
+    """Says which line is theory's and which is measured."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    where = "at this $n$ and $d$" if mode == "linear" else "limit $n, d → ∞$"
+    band = Patch(color=BAND, alpha=0.6, lw=0), Line2D([], [], color=style.INK, lw=1.4)
+    looks: Any = [Line2D([], [], color=style.INK, lw=1.6, ls="--"), band]  # a pair is one entry
+    figure.legend(
+        looks,
+        [f"$T = 0$ in closed form, {where}", "$T = 0$ as measured (band: ± 1 s.e. of $T$)"],
+        loc="outside lower left",
+        ncols=2,
+        frameon=False,
+        fontsize=9,
+    )
+
+
+BAND = style.PALETTE[2]  # the uncertainty of a measured line: neither colour of the maps
+
+
+def _draw_measured(
+    ax: "Axes", x: np.ndarray, y: np.ndarray, mean: np.ndarray, error: np.ndarray, far: np.ndarray
+) -> None:
+    """Draws the line on which measured means change sign, and where they are within 1 s.e. of 0.
+
+    `mean` and `error` are [x, y]. Columns that are not `far` from n = d have no mean, and values
+    that are 0 but for rounding have no sign: no line is drawn through either.
+    """
+    signed = far[:, None] & (np.abs(mean) > regions.ROUNDING)
+    if not ((mean[signed] < 0).any() and (mean[signed] > 0).any()):
+        return
+    # On a finer grid, since the error may change much from one column to the next.
+    x, y, mean, error = _finer(x, y, np.where(signed, mean, np.nan), error)
+    z = np.ma.masked_invalid(mean / np.maximum(error, regions.ROUNDING)).T
+    ax.contourf(x, y, z, [-1, 1], colors=[BAND], alpha=0.6)
+    ax.contour(x, y, z, [0], colors=style.INK, linewidths=1.4, linestyles="solid")
+
+
+def _finer(x: np.ndarray, y: np.ndarray, *maps: np.ndarray) -> "tuple[np.ndarray, ...]":
+    """Interpolates maps [x, y] linearly between their points, eight times as fine."""
+    from scipy.interpolate import RegularGridInterpolator
+
+    fine = [np.interp(np.linspace(0, k.size - 1, 8 * k.size - 7), range(k.size), k) for k in (x, y)]
+    points = np.stack(np.meshgrid(*fine, indexing="ij"), axis=-1)
+    return (*fine, *(RegularGridInterpolator((x, y), values)(points) for values in maps))
+
+
 def points(
     ax: "Axes",
     at: "xr.Dataset",
@@ -312,7 +442,7 @@ def points(
     label: str | None = None,
     quantiles: bool = True,
 ) -> None:
-    """Draws simulated means with standard errors.
+    """Draws measured means with standard errors.
 
     Near gamma = 1, where the variance is infinite, open markers show the median and the central 68
     % of the draws in their place.
@@ -336,52 +466,56 @@ def points(
         ax.errorbar(at[x].values[near], middle, (middle - low, high - middle), mfc="white", **look)
 
 
-def _draw_boundary(ax: "Axes", at: "xr.Dataset", mode: str, color: str = style.INK, **look) -> None:
-    """Draws the line on which transfer neither helps nor hurts, in the limit n, d -> inf."""
-    lines = {"color": color, "lw": 1.6, **look}
+def _draw_boundary(
+    ax: "Axes",
+    loads: np.ndarray,
+    angles: np.ndarray,
+    *,
+    mode: str,
+    d: int,
+    sigma: float,
+    depth: float,
+    color: str = style.INK,
+    **look,
+) -> None:
+    """Draws theory's line on which transfer neither helps nor hurts, dashed, at this d."""
+    load, angle = regions.zero(mode, d, sigma, depth, loads=(float(loads[0]), float(loads[-1])))
+    lines = {"color": color, "lw": 1.6, "ls": "--", **look}
+    ax.plot(load, angle, **lines)
     if mode == "fine_tune":
-        ax.plot(at.below, at.fine_tune_edge, **lines)
         ax.axvline(1, color=style.INK, lw=0.8, ls=":")
-    else:
-        # Below the angle at which a region begins the two are equal, in older results but for
-        # rounding.
-        exists = (at.linear_upper - at.linear_lower > 1e-9).values
-        theta = at.edge.values
-        # Without noise the two regions touch at gamma = 1: no change of sign there.
-        apart = (at.linear_over - at.linear_upper > 1e-9).values & (theta > 0)
-        below, above = exists, (exists & apart)[::-1]
-        # One line: back along the upper edge, from the largest angle on, then along the lower one.
-        ax.plot(
-            np.concatenate([at.linear_upper.values[::-1][above], at.linear_lower.values[below]]),
-            np.concatenate([theta[::-1][above], theta[below]]),
-            **lines,
-        )
-        ax.plot(at.linear_over.values[apart], theta[apart], **{**lines, "label": None})
+    elif angles[-1] > pi / 2 + regions.ROUNDING:
+        # A refitted weight may be negative: the opposite source is as good.
+        ax.plot(load, pi - angle, **{**lines, "label": None})
 
 
 def _family(dataset: "xr.Dataset", mode: str, along: str) -> "Figure":
     """Draws the closed-form diagram at every value of `along`, "depth" or "sigma".
 
-    Dots on the boundaries are simulated changes of sign. The last panel has all boundaries.
+    Dots on the boundaries are measured changes of sign. The last panel has all boundaries.
     """
     values = dataset[along].values
-    columns = 3
+    columns = 2 if values.size == 3 else 3
     rows = -(-(values.size + 1) // columns)
     figure, axes = style.figure(rows, columns, width=4.6, height=3.7)
     last = axes.flat[values.size]
+    x, y = dataset.gamma.values, dataset.theta.values
+    reach = _reach(dataset[f"{mode}_theory"].values)
     for i, (ax, value) in enumerate(zip(axes.flat, values, strict=False)):
         at = dataset.sel({along: value})
+        line = {"mode": mode, "d": at.attrs["d"], "sigma": float(at.sigma)}
+        line["depth"] = float(at.depth) if mode == "fine_tune" else 2
         name = layers(value) if along == "depth" else f"$σ$ = {value:g}"
-        heat(ax, at.gamma.values, at.theta.values, at[f"{mode}_theory"].values.T)
-        _draw_boundary(ax, at, mode)
+        heat(ax, x, y, at[f"{mode}_theory"].values.T, reach)
+        _draw_boundary(ax, x[[0, -1]], y, **line)
         color = style.PALETTE[i % len(style.PALETTE)]
-        _draw_boundary(last, at, mode, color, label=name)
+        _draw_boundary(last, x[[0, -1]], y, **line, color=color, label=name)
         for panel, ink in ((ax, style.INK), (last, color)):
             _draw_crossings(panel, at, mode, ink)
-        ax.set(title=f"{NAMES[mode]}, {name}: closed form", ylabel="angle $θ$ (rad)")
+        _dress_map(ax, x, y, f"{NAMES[mode]}, {name}: {CLOSED[mode]}")
     if mode == "fine_tune":
         last.axhline(pi / 3, color=style.FAINT, ls="--", label="$π/3$, as printed")
-    last.set(title="where $T$ = 0 (dots: simulation, ± 1 s.e.)", ylabel="angle $θ$ (rad)")
+    _dress_map(last, x, y, f"$T$ = 0: closed form (dashed),\ndots: {MEASURED[mode]} (± 1 s.e.)")
     figure.legend(
         *last.get_legend_handles_labels(),
         title="boundaries",
@@ -390,46 +524,52 @@ def _family(dataset: "xr.Dataset", mode: str, along: str) -> "Figure":
         frameon=False,
         fontsize=9,
     )
-    for ax in axes.flat[: values.size + 1]:
-        ax.set(xlabel="load $γ = n/d$", xlim=dataset.gamma.values[[0, -1]], ylim=(0, pi / 2))
-        _angle_axis(ax)
     for ax in axes.flat[values.size + 1 :]:
         ax.set_axis_off()
     return figure
 
 
 def _draw_crossings(ax: "Axes", at: "xr.Dataset", mode: str, color: str) -> None:
-    """Draws the angles at which the simulated T changes sign, for every load."""
+    """Draws the angles at which the measured T changes sign, for every load."""
     mean = at[f"{mode}_mean"].values
     stderr = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
-    crossings = np.array(
-        [_crossing(at.theta.values, m, s) for m, s in zip(mean, stderr, strict=True)]
-    )
     # From n = d on fine-tuning equals scratch training; near it the mean is ruled by rare draws.
     keep = at.gamma.values < 1 if mode == "fine_tune" else np.abs(at.gamma.values - 1) > NEAR / 2
-    crossings[~keep] = np.nan
-    ax.errorbar(at.gamma.values, crossings[:, 0], crossings[:, 1], fmt="o", ms=3, lw=1, color=color)
+    found = [
+        (load, *crossing)
+        for load, m, s in zip(at.gamma.values[keep], mean[keep], stderr[keep], strict=True)
+        for crossing in _crossings(at.theta.values, m, s)
+    ]
+    if found:
+        load, angle, error = np.array(found).T
+        ax.errorbar(load, angle, error, fmt="o", ms=3, lw=1, color=color)
 
 
-def _crossing(theta: np.ndarray, gain: np.ndarray, bar: np.ndarray) -> tuple[float, float]:
-    """Returns where `gain` first turns negative, by linear interpolation, and its standard error.
+def _crossings(theta: np.ndarray, gain: np.ndarray, bar: np.ndarray) -> list[tuple[float, float]]:
+    """Returns where `gain` changes sign, by linear interpolation, with standard errors.
 
-    The error is that of the gain, divided by its slope.
+    An error is that of the gain, divided by its slope.
     """
-    turned = np.flatnonzero(gain < 0)
-    if turned.size == 0 or turned[0] == 0:
-        return np.nan, np.nan
-    i = turned[0]
-    slope = (gain[i] - gain[i - 1]) / (theta[i] - theta[i - 1])
-    return float(theta[i] - gain[i] / slope), float(abs(bar[i] / slope))
+    found = []
+    for i in np.flatnonzero(gain[:-1] * gain[1:] < 0) + 1:
+        slope = (gain[i] - gain[i - 1]) / (theta[i] - theta[i - 1])
+        found.append((float(theta[i] - gain[i] / slope), float(abs(bar[i] / slope))))
+    return found
 
 
 def _angle_axis(ax: "Axes", top: float = pi / 2) -> None:
-    ticks = [k * pi / 8 for k in range(5) if k * pi / 8 <= top]
+    step = 1 if top <= 0.6 * pi else 2
+    ticks = [k * pi / 8 for k in range(0, 9, step) if k * pi / 8 <= top + 1e-9]
     ax.set_yticks(ticks, [_as_pi(t) for t in ticks])
 
 
 def _as_pi(angle: float) -> str:
-    """Spells an angle as a multiple of pi/8."""
-    eighths = round(angle / pi * 8)
-    return {0: "0", 1: "$π/8$", 2: "$π/4$", 3: "$3π/8$", 4: "$π/2$"}[eighths]
+    """Spells an angle as a multiple of pi/8, or of pi if it is none."""
+    eighths = angle / pi * 8
+    if abs(eighths - round(eighths)) > 1e-3:
+        return f"{angle / pi:.3g} $π$"
+    whole = Fraction(round(eighths), 8)
+    if whole == 0:
+        return "0"
+    over = "" if whole.denominator == 1 else f"/{whole.denominator}"
+    return f"${'' if whole.numerator == 1 else whole.numerator}π{over}$"

@@ -9,7 +9,8 @@ import numpy as np
 import xarray as xr
 from jaxtyping import Bool, Float
 
-from experiments.lab.findings import Finding, judged, stated
+from experiments.lab.findings import Finding, agrees, judged, stated
+from theory import deep_linear as dl
 
 REGIONS = ("hurts", "helps", "disputed")
 # What rounding may do to a transferability.
@@ -42,6 +43,49 @@ def split(
     return np.stack([hurts, helps, hurts & (printed > ROUNDING)]) & far
 
 
+def zero(
+    mode: str,
+    d: int,
+    sigma: float,
+    depth: float = 2,
+    *,
+    loads: tuple[float, float] = (0.0, 2.0),
+    points: int = 2000,
+) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
+    """Computes the line on which transfer neither helps nor hurts in theory, at finite d.
+
+    That of linear transfer is exact for n samples in d dimensions, here also between whole n. That
+    of fine-tuning is known in the limit n, d -> inf only, and ends at n = d.
+
+    Args:
+      mode: "linear" or "fine_tune".
+      d: Input dimension.
+      sigma: Standard deviation of the label noise.
+      depth: Number of layers, for fine-tuning.
+      loads: The least and the largest load n/d.
+      points: The number of loads.
+
+    Returns:
+      Loads, ascending, and angles up to pi/2; the angle is NaN where transfer helps at every angle,
+      or hurts at every one.
+    """
+    low, high = loads
+    if mode == "linear":
+        load = np.linspace(max(low, 2 / d), high, points)
+        sin2 = np.asarray(dl.linear_transfer_sin2(load * d, d, sigma), float)
+        angle = np.arcsin(np.sqrt(sin2))
+    else:
+        # The line may fall within a thousandth of n = d: points crowd there.
+        near = 1 - np.geomspace(1e-2, 1e-7, points // 4)
+        load = np.concatenate([np.linspace(max(low, 0.0), 0.99, points, endpoint=False), near])
+        load = load[(load >= low) & (load <= high)]
+        angle = np.asarray(dl.fine_tune_boundary(load, sigma, depth), float)
+    ends = np.isclose(angle, 0, atol=1e-9) | np.isclose(angle, np.pi / 2, atol=1e-9)
+    # The first point at an end stays, so that the line reaches it.
+    inner = np.pad(~ends, 1)
+    return load, np.where(ends & ~inner[:-2] & ~inner[2:], np.nan, angle)
+
+
 def means(
     gain: Float[np.ndarray, "draw row column *rest"],
     regions: Bool[np.ndarray, "region row column *rest"],
@@ -63,7 +107,10 @@ def means(
 def judged_regions(
     name: str, where: str, paper: str, gain: xr.DataArray, theory: xr.DataArray
 ) -> Iterator[Finding]:
-    """Judges, region by region, whether transfer hurts or helps as theory says.
+    """Judges, region by region, whether transfer hurts or helps as theory says, and as much.
+
+    That transfer hurts or helps at all is the same sign. That it does so as much as theory says is
+    agreement, a test of equivalence (`experiments.lab.findings.agrees`).
 
     Args:
       name: What is judged, such as "linear transfer at σ = 0.2".
@@ -76,10 +123,10 @@ def judged_regions(
       The findings. An empty region is "not tested", or left out if it is "disputed".
     """
     claims = {
-        "hurts": f"{name} hurts where theory says so, in the mean over those points",
-        "helps": f"{name} helps where theory says so, in the mean over those points",
-        "disputed": f"{name} helps where the paper's formula says so and the corrected one does "
-        "not, in the mean over those points",
+        "hurts": f"{name} hurts in the mean over the points where theory says so (same sign)",
+        "helps": f"{name} helps in the mean over the points where theory says so (same sign)",
+        "disputed": f"{name} helps in the mean over the points where the paper's formula says so "
+        "and the corrected one does not",
     }
     for region, claim in claims.items():
         by_draw = gain.sel(region=region)
@@ -87,7 +134,11 @@ def judged_regions(
             if region != "disputed":
                 yield Finding(where, claim, paper, "there is no such point", "not tested")
             continue
-        ours = f"T = {stated(by_draw, 3)}, in theory {float(theory.sel(region=region)):+.3f}"
+        expected = float(theory.sel(region=region))
+        ours = f"T = {stated(by_draw, 3)}, in theory {expected:+.3f}"
         yield judged(
             where, claim, paper, ours, -by_draw.values if region == "hurts" else by_draw.values
         )
+        if region != "disputed":
+            same = f"{name}: T, in the mean over the points where it {region}, equals theory's"
+            yield agrees(where, same, paper, by_draw.values, expected)

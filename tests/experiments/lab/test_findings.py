@@ -5,7 +5,9 @@ from scipy import stats
 
 from experiments.lab.findings import (
     LEVEL,
+    MARGIN,
     Finding,
+    agrees,
     corrected,
     judged,
     mean_and_error,
@@ -106,3 +108,91 @@ def test_savings_count_what_came_before():
     assert found.level[:, 0].tolist() == [2, 2.5, 2]
     assert found.reached[:, 0].tolist() == [True, False, True]
     assert found.saved[:, 0].tolist() == [0, 5, 15]
+
+
+def _agreement(values, theory=1.0):
+    return agrees("", "T agrees with theory", "", values, theory)
+
+
+def _share(mean, spread, count, verdict, trials=2000):
+    """How many of many measurements of this mean and spread get the verdict."""
+    draws = np.random.default_rng(3).normal(mean, spread, (trials, count))
+    return np.mean([_agreement(one).verdict == verdict for one in draws])
+
+
+def _power(off, spread, count):
+    """The chance that Student's interval lies within the margin, by quadrature over the variance.
+
+    Given the standard deviation s of the sample, the mean has to lie within m - t s / sqrt(n)."""
+    t = stats.t.ppf(1 - LEVEL / 2, count - 1)
+    grid = (np.arange(4000) + 0.5) / 4000
+    s = spread * np.sqrt(stats.chi2.ppf(grid, count - 1) / (count - 1))
+    room = np.maximum(MARGIN - t * s / count**0.5, 0)
+    error = spread / count**0.5
+    within = stats.norm.cdf((room - off) / error) - stats.norm.cdf((-room - off) / error)
+    return float(np.where(room > 0, within, 0).mean())
+
+
+@pytest.mark.parametrize(("off", "verdict"), [(1.0, "holds"), (1.0, "fails"), (-1.0, "fails")])
+def test_agreement_is_wrong_in_a_fortieth_of_the_cases_at_the_margin(off, verdict):
+    """Null: the mean differs by the margin, where neither verdict is right. The share is LEVEL / 2;
+    z = 4 on 2000 trials is 1.4 %, so that a test at 5 % to each side (z = 7) is seen."""
+    share = _share(1 + off * MARGIN, 0.2, 20, verdict)
+    assert share == pytest.approx(LEVEL / 2, abs=4 * np.sqrt(0.025 * 0.975 / 2000))
+
+
+@pytest.mark.parametrize(("off", "spread"), [(0.0, 0.1), (0.0, 0.15), (0.05, 0.1)])
+def test_agreement_has_the_power_that_theory_says(off, spread):
+    """z = 4 on 2000 trials: 4.5 % at most, so that an interval longer or shorter by a tenth is
+    seen."""
+    expected = _power(off, spread, 20)
+    assert 0.2 < expected < 0.99
+    share = _share(1 + off, spread, 20, "holds")
+    assert share == pytest.approx(expected, abs=4 * np.sqrt(expected * (1 - expected) / 2000))
+
+
+def test_a_mean_within_the_margin_is_no_agreement_without_its_interval():
+    """The mean is exactly theory's, its interval is five times the margin: nothing is shown."""
+    wide = [0.4, 1.6, 0.8, 1.2]
+    assert np.mean(wide) == 1
+    assert _agreement(wide).verdict == "undecided"
+    assert _agreement([2 * (w - 1) * MARGIN / 5 + 1 for w in wide]).verdict == "holds"
+
+
+@pytest.mark.parametrize(
+    ("mean", "theory", "error"), [(-0.513, -0.478, 0.012), (0.278, 0.317, 0.014)]
+)
+def test_the_right_sign_is_no_agreement(mean, theory, error):
+    """Two means that the same sign was once called agreement of, 2.9 standard errors off."""
+    values = np.array([-1.0, 1.0] * 10)
+    values = mean + error * 20**0.5 * values / values.std(ddof=1)
+    assert judged(*[""] * 4, np.sign(theory) * values).verdict == "holds"
+    assert _agreement(values, theory).verdict == "undecided"
+
+
+def test_agreement_prints_both_numbers_their_difference_and_the_margin():
+    found = _agreement([0.9, 1.0, 1.1, 1.2], 2.0)
+    half = stats.t.ppf(0.975, 3) * np.std([0.9, 1.0, 1.1, 1.2], ddof=1) / 2
+    assert found.here == (
+        f"+1.050 against +2.000, difference -0.950 in [{-0.95 - half:+.3f}, {-0.95 + half:+.3f}], "
+        "margin ± 0.200"
+    )
+    assert found.claim == "T agrees with theory to within 10% of its size (agreement)"
+    assert "within the margin" in rule([found])
+    assert "within the margin" not in rule([judged(*[""] * 4, [1.0, 2.0])])
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [1.0, np.nan]])
+def test_what_says_nothing_agrees_with_nothing(values):
+    assert _agreement(values).verdict == "undecided"
+
+
+def test_with_a_theory_of_0_agreement_can_only_be_missed():
+    assert _agreement([1e-9, -1e-9, 2e-9], 0.0).verdict == "undecided"
+    assert _agreement([1.0, 1.1, 0.9], 0.0).verdict == "fails"
+
+
+@pytest.mark.parametrize("margin", [0.0, -0.1, np.nan, np.inf])
+def test_agreement_takes_a_margin(margin):
+    with pytest.raises(ValueError, match="margin must be a positive share"):
+        agrees("", "", "", [1.0, 2.0], 1.0, margin=margin)

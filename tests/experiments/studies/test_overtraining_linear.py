@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+import xarray as xr
+from tiny_runs import tiny_run
 
 from experiments.lab import registry
 from experiments.lab.config import varied
+from experiments.studies.overtraining_linear.findings import best_times
 from experiments.studies.overtraining_linear.run import closed_forms
 from theory.two_layer import fine_tuning, inflection_index, modes
 
@@ -103,3 +106,72 @@ def test_noise_moves_the_inflection_where_definition_4_2_puts_it():
 def test_bad_configurations_are_named(changes, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         varied(ol.presets["default"], **changes)
+
+
+def _trained(loss, std=0.0):
+    """Mean losses of networks [row, time] at times 1, 2, 3, ..."""
+    loss = np.asarray(loss, float)
+    return xr.Dataset(
+        {
+            "loss_mean": (("cell_row", "cell_x"), loss),
+            "loss_std": (("cell_row", "cell_x"), np.full(loss.shape, std)),
+        },
+        {"cell_x": np.arange(loss.shape[1]) + 1.0},
+        {"seeds": 4},
+    )
+
+
+def test_the_best_time_of_networks_is_that_of_their_losses():
+    best, low, high = best_times(_trained([[5, 3, 1, 2, 6], [5, 4, 3, 2, 1]]))
+    np.testing.assert_array_equal([best[0], low[0], high[0]], [3, 2, 4])
+    # What falls to the end was not seen to hurt.
+    assert np.isnan([best[1], low[1], high[1]]).all()
+
+
+def test_a_best_time_is_known_to_the_nearest_times_that_are_clearly_worse():
+    """The error of a difference is sqrt(2) std / sqrt(4 seeds): 1.41 for 2."""
+    best, low, high = best_times(_trained([[5, 3, 1, 2, 6]], std=2.0))
+    np.testing.assert_array_equal([best[0], low[0], high[0]], [3, 2, 5])
+    _, low, high = best_times(_trained([[1.1, 1.2, 1, 1.3, 1.1]], std=2.0))
+    assert (low[0], high[0]) == (1, 5)  # the whole range
+
+
+def _map_lines(dataset):
+    """The lines on the networks' map, after a look at that of the closed form."""
+    name = dataset.attrs["diagram"]
+    left, middle = ol.plot(dataset)[name].axes[:2]
+    if name == "misalignment":
+        assert len(left.collections) == 2  # the map, and one line
+        return [c.get_paths()[0].vertices[:, 0] for c in middle.collections[-2:]]
+    assert [line.get_linestyle() for line in left.lines] == ["--"]
+    dashed, solid = middle.lines[:2]
+    assert (dashed.get_linestyle(), solid.get_linestyle()) == ("--", "-")
+    return [dashed.get_xdata(), solid.get_xdata()]
+
+
+def test_the_networks_map_has_the_best_time_of_the_networks():
+    """Theory's is dashed on both maps; what was measured is moved, and its line alone follows."""
+    dataset = tiny_run("overtraining_linear").dataset
+    times = np.arange(dataset.sizes["cell_x"])
+    lines = []
+    for best in (0, 1):
+        moved = dataset.assign(loss_mean=0 * dataset.loss_mean + np.abs(times - best) + 1)
+        dashed, solid = _map_lines(moved)
+        np.testing.assert_array_equal(solid, dataset.cell_x.values[best])
+        lines.append(dashed)
+    np.testing.assert_array_equal(*lines)
+
+
+def test_the_networks_map_has_the_costs_of_the_networks():
+    x = np.linspace(0, 1, 5)
+    cost = 0.002 * x * np.ones((5, 1))  # at 1e-3 where x is 1/2
+    cells, named = ("cell_row", "cell_x"), {"long_name": "axis"}
+    data = {"loss_theory": (("row", "x"), cost), "loss_mean": (cells, 0.8 * cost)}
+    dataset = xr.Dataset(
+        {**data, "loss_std": (cells, cost)},
+        {"x": ("x", x, named), "row": ("row", x, named), "cell_x": x, "cell_row": x},
+        {"diagram": "misalignment", "seeds": 4},
+    )
+    dashed, solid = _map_lines(dataset)
+    np.testing.assert_allclose(dashed, 0.5)
+    np.testing.assert_allclose(solid, 0.625)

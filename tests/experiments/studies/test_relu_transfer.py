@@ -5,12 +5,14 @@ import math
 import jax
 import numpy as np
 import pytest
+import xarray as xr
 from pictures import flaws
 from tiny_runs import tiny_run
 
 from experiments.lab import registry
 from experiments.lab.config import varied
 from experiments.studies.relu_transfer import run
+from experiments.studies.relu_transfer.findings import boundary_error
 from theory import student_teacher as st
 
 relu_transfer = registry.load("relu_transfer")
@@ -115,3 +117,20 @@ def test_without_sources_only_the_scratch_law_is_measured(dataset):
     np.testing.assert_array_equal(alone.exponent, dataset.exponent)
     assert list(relu_transfer.plot(alone)) == ["law"]
     assert relu_transfer.summary(alone).startswith("The scratch risk falls as")
+
+
+def test_the_error_of_the_measured_boundary_is_that_of_the_jackknife():
+    """Gains of teachers that are straight in log n: each mean without one has its zero known."""
+    logs = np.log([1.0, 100.0])
+    zeros = np.array([1.0, 2.0, 3.0, 4.0])  # in log n, at equal slopes: means have mean zeros
+    gain = zeros[:, None] - logs
+    dataset = xr.Dataset(
+        {
+            "scratch_risk": (("teacher", "draw", "n"), gain[:, None]),
+            "linear_risk": (("mu", "teacher", "draw", "n"), np.zeros((1, 4, 1, 2))),
+            "variance": ("teacher", np.ones(4)),
+        },
+        {"n": [1.0, 100.0]},
+    )
+    # For a mean the jackknife's error is the standard error.
+    np.testing.assert_allclose(boundary_error(dataset), zeros.std(ddof=1) / 2)

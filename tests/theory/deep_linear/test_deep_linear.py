@@ -127,6 +127,29 @@ def test_linear_boundary_are_the_sign_changes(theta, sigma):
     assert lower <= upper
 
 
+@pytest.mark.parametrize(
+    ("n", "d", "sigma"), [(5, 100, 0.5), (50, 100, 0.0), (16, 100, 1.2), (150, 100, 0.2)]
+)
+def test_linear_transfer_sin2_is_the_sign_change(n, d, sigma):
+    """Against a root of the transferability itself."""
+    found = float(np.arcsin(np.sqrt(dl.linear_transfer_sin2(n, d, sigma))))
+    with jax.enable_x64(True):
+        gain = lambda theta: float(dl.transferability("linear", n, d, theta, sigma))  # noqa: E731
+        assert found == pytest.approx(optimize.brentq(gain, 0.0, np.pi / 2), rel=1e-6)
+        assert gain(np.pi - found - 1e-3) < 0 < gain(np.pi - found + 1e-3)
+
+
+def test_linear_transfer_sin2_ends_where_nothing_changes_sign():
+    """At d = 100, sigma = 1.2 some samples hurt below what the limit n, d -> inf has; n = d has an
+    infinite risk from scratch, n = 2 one of linear transfer."""
+    np.testing.assert_array_equal(dl.linear_transfer_sin2([1, 2, 3], 100, 1.2), 0)
+    np.testing.assert_array_equal(dl.linear_transfer_sin2([30, 99, 100], 100, 1.2), 1)
+    hurts = dl.transferability("linear", np.arange(3, 19), 100, np.pi / 2, 1.2)
+    assert (np.asarray(hurts) < 0).all()
+    lower = dl.linear_transfer_boundary(np.pi / 2, 1.2)
+    assert float(lower.lower) == float(lower.upper)
+
+
 def test_without_a_region_its_two_ends_are_equal():
     """Compiled with much else, as a study does, they must not be rounded apart: a line between them
     would be drawn where nothing changes sign."""

@@ -1,0 +1,90 @@
+"""Fine-tuning by gradient flow, solved numerically: no formula for where it ends is used.
+
+`run` averages the estimator of fine-tuning, which has the same scale c as the closed form. Here the
+predictor of a balanced network follows its differential equation from the source task on. At these
+small dimensions that takes seconds.
+"""
+
+from functools import partial
+from math import pi
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.lab.progress import Stage
+from experiments.lab.store import direct
+from experiments.studies.transfer_phase import regions
+from experiments.studies.transfer_phase.config import Config
+from theory import deep_linear as dl
+from theory import problems
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+D = 24
+DRAWS = 12
+COUNTS = np.arange(3, D - regions.FAR + 1, 4)  # of samples; nearer to d the flow takes too long
+ANGLES = 7
+TIME = 200.0  # at unit rate; the slowest direction has a rate of about (1 - sqrt(n/d))^2 = 0.01
+
+
+def flowed(config: Config, stage: Stage = direct) -> "xr.Dataset":
+    """Computes the transferability of fine-tuning from its gradient flow, at the most noise.
+
+    Args:
+      config: The config. Its seed, its noise and its depths are used: two layers if they are among
+        the depths, else the last depth that is finite.
+      stage: What computes or restores the parts of the run.
+
+    Returns:
+      `flow_gain` (flow_draw, flow_gamma, flow_theta): the risk of the least-squares fit of minimum
+      norm, where training from scratch ends, less that of the network that was fine-tuned, on the
+      same data. `flow_theory` is the closed form, a limit. The attributes have dimension, noise and
+      depth. Empty if no finite depth is fine-tuned.
+    """
+    import xarray as xr
+
+    depths = [depth for depth in config.depths if np.isfinite(depth)]
+    if "fine_tune" not in config.modes or not depths:
+        return xr.Dataset()
+    depth, sigma = float(2 if 2 in depths else depths[-1]), float(max(config.sigmas))
+    theta = np.linspace(0, pi / 2, ANGLES)
+    with jax.enable_x64(True):
+        # Neither the draws of the averaged estimator nor those of trained networks.
+        key = jax.random.fold_in(jax.random.key(config.seed), 2)
+        compute = partial(_computed, key, theta, sigma, depth)
+        gain = stage("gradient flows", compute)["gain"]
+        theory = dl.transferability("fine_tune", COUNTS[:, None], D, theta, sigma, depth=depth)
+    grid = ("flow_gamma", "flow_theta")
+    return xr.Dataset(
+        {"flow_gain": (("flow_draw", *grid), gain), "flow_theory": (grid, np.asarray(theory))},
+        {"flow_gamma": COUNTS / D, "flow_theta": theta},
+        {"flow_d": D, "flow_sigma": sigma, "flow_depth": depth, "flow_time": TIME},
+    )
+
+
+def _computed(key: jax.Array, *about) -> dict[str, np.ndarray]:
+    return jax.tree.map(np.asarray, _gains(key, *about))
+
+
+@partial(jax.jit, static_argnums=3)
+def _gains(key: jax.Array, theta: jax.Array, sigma: float, depth: float) -> dict[str, jax.Array]:
+    """Computes R_scratch - R_fine_tuned [draw, load, angle]."""
+    rows = int(COUNTS.max())
+
+    def at(key: jax.Array, n: jax.Array, theta: jax.Array) -> jax.Array:
+        # Every load has one shape: the other rows are 0, and X^T X / rows is what X^T X / n was.
+        scale = jnp.where(jnp.arange(rows) < n, jnp.sqrt(rows / n), 0.0)
+        sample = problems.draw(key, rows, D, theta, sigma)
+        x, y = scale[:, None] * sample.x, scale * sample.y
+        tuned = dl.fine_tune_flow(x, y, sample.beta_s, jnp.array([TIME]), depth)[0]
+        scratch = dl.scratch_fit(x, y)
+        return problems.risk(scratch, sample.beta_t) - problems.risk(tuned, sample.beta_t)
+
+    # All angles of a data set share their inputs and their noise.
+    over_angles = jax.vmap(at, (None, None, 0))
+    keys = jax.random.split(key, (DRAWS, len(COUNTS)))
+    over_loads = jax.vmap(over_angles, (0, 0, None))
+    return {"gain": jax.vmap(over_loads, (0, None, None))(keys, jnp.asarray(COUNTS), theta)}
