@@ -134,7 +134,7 @@ def advise(
       ValueError: If an argument is out of range.
 
     >>> advise(50, 500, 0.3, 0.2).method
-    'fine-tuning'
+    'L2-SP'
     >>> advise(98, 100, 1.5, 0.2).method
     'ridge from scratch'
     >>> advise(98, 100, 1.5, 0.2, against="unregularised").method
@@ -176,7 +176,7 @@ def advise_tasks(
       ValueError: If an argument is out of range or shapes do not conform.
 
     >>> advise_tasks(jnp.array([1.0, 0.0]), jnp.array([1.0, 0.5]), 50, 0.1).method
-    'scratch'
+    'L2-SP'
     """
     _check_against(against)
     theta, size = angle(beta_s, beta_t), jnp.linalg.norm(jnp.asarray(beta_t, dtype=float))
