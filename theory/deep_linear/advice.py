@@ -343,6 +343,7 @@ def advise_sample(
       ValueError: If shapes do not conform, a value is not finite, `blocks` is out of range, or the
         sample shows no linear dependence of y on x.
     """
+    _check_against(against)
     x, y, beta_s = (jnp.asarray(v, dtype=float) for v in (x, y, beta_s))
     check_data(x, y, beta_s)
     n, d = x.shape

@@ -45,6 +45,7 @@ def first_order(n, d, distance, sigma):
 # --- the closed forms -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 49, 50, 51, 400])
 def test_isotropic_risk_is_the_minimum_over_penalties(n):
     """Against `covariance.scratch_risk`, which solves for kappa; errors of rounding only."""
@@ -88,6 +89,7 @@ def test_risk_of_any_covariance_is_the_minimum_over_penalties(n, sigma):
     assert float(risk) == pytest.approx(float(again), rel=1e-7)
 
 
+@pytest.mark.slow
 def test_a_start_at_the_target_learns_nothing():
     penalty, risk = penalised.best_risk_of(np.array([2.0, 1.0]), np.zeros(2), 5, 0.3)
     assert np.isinf(penalty)
