@@ -11,8 +11,9 @@ import yaml
 
 HOW_FAR = {
     "faithful": "computed or run here as the paper has it, at its sizes where it prints any",
-    "reduced": "the same question, run here with smaller networks, other data or fewer "
-    "repetitions; a preset with the paper's own setting, where it is named, was not run at length",
+    "reduced": "the same question, run here with smaller networks, other data, fewer repetitions, "
+    "coarser steps, a special case or a corrected formula; a preset with the paper's own setting, "
+    "where it is named, was not run at length",
     "needs files": "there is a command for it, which waits for data or checkpoints of yours; here "
     "it was tried on tiny files of the same formats only",
     "not done": "not here, or not as printed",

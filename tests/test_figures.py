@@ -4,6 +4,7 @@ there is."""
 import fnmatch
 import functools
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -56,6 +57,13 @@ def test_lines_say_how_far_and_why(key, line):
     ran = bool(line.here or line.claims)
     assert ran or line.how_far in ("not done", "nothing to run")
     assert line.why or line.how_far not in ("reduced", "not done")
+
+
+@BY_ITEM
+def test_a_faithful_line_is_the_paper_s_own_setting(key, line):
+    """Words for another setting contradict it."""
+    if line.how_far == "faithful":
+        assert not re.search(r"in place of|times as|\bten times|corrected|\bonly\b", line.why)
 
 
 def _known(study, *words):

@@ -33,6 +33,7 @@ from theory.deep_linear import (
     covariance,
     divergences,
     overlaps,
+    penalised,
     pretraining,
     risks,
     subspace,
@@ -274,6 +275,23 @@ def best_ridge(n, theta, sigma):
     return (sigma**2 + mp.sin(theta) ** 2) / cos2 if cos2 else mp.inf
 
 
+def least_penalty(n, d, distance, sigma):
+    deviation(sigma)
+    need(n >= 1, d >= 1, distance >= 0)
+    if sigma == 0 or distance == 0:
+        return mp.inf if sigma else mp.mpf(0)
+    return d * sigma**2 / (n * distance**2)
+
+
+def penalised_risk(n, d, distance, sigma):
+    """The root of the quadratic, with digits for what cancels."""
+    deviation(sigma)
+    need(n >= 1, d >= 1, distance >= 0)
+    with mp.workdps(400):
+        b = distance**2 * (1 - mp.mpf(n) / d) - sigma**2
+        return (b + mp.sqrt(b**2 + 4 * (distance * sigma) ** 2)) / 2
+
+
 def scale(p, seen, depth):
     """Bisection of p e^{-x} + q e^{-x / depth} = 1."""
     need(depth >= 1)
@@ -478,6 +496,8 @@ ROWS = [
     ),
     Row(risks.linear_transfer_limit, ("theta", "ridge"), linear_limit),
     Row(risks.optimal_ridge, ("n", "theta", "sigma"), best_ridge),
+    Row(penalised.best_penalty, ("n", "d", "nonnegative", "sigma"), least_penalty),
+    Row(penalised.best_risk, ("n", "d", "nonnegative", "sigma"), penalised_risk),
     Row(
         risks.fine_tune_risk,
         ("gamma", "theta", "sigma", "depth", "size"),
@@ -840,6 +860,13 @@ FEW: dict[str, list[Callable]] = {
         lambda s, u: covariance.sigma_angle(jnp.array(s), jnp.ones(3), jnp.array(u)),
         SPECTRUM,
         ((1.0, 1.0, 1.0), (-1.0, -1.0, -1.0), (1.0, -1.0, 1.0), (0.0, 1.0, 0.0)),
+    ),
+    "deep_linear.penalised.best_risk_of": over(
+        # At the minimum the risk has no slope, so the penalty has half of its digits.
+        lambda s, n, sigma: penalised.best_risk_of(jnp.array(s), jnp.ones(3), n, sigma)[1],
+        SPECTRUM,
+        (1, 2, 3, 9, 10**6),
+        SIGMAS,
     ),
     "deep_linear.distributions.fine_tune_law": over(
         lambda n, theta, sigma: (

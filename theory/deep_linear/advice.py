@@ -2,10 +2,16 @@
 
 `advise` takes numbers, `advise_tasks` the two weight vectors, `advise_features` a matrix of
 features, and `advise_sample` nothing but a sample of the target task. The risks come from `risks`,
-`covariance` and `subspace`.
+`covariance`, `subspace` and `penalised`.
+
+Methods at their best are compared with other methods at their best: whoever may choose a penalty
+for transfer may choose one from scratch. The candidates with a penalty are ridge transfer, ridge
+regression from scratch, and L2-SP, which pulls the weights towards the source. Each has the penalty
+of least expected risk, which knows the noise and the angle. The paper compares transfer with
+scratch training without a penalty; `against="unregularised"` does that.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,16 +19,18 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from theory import problems
-from theory.deep_linear import covariance, risks, subspace
+from theory.deep_linear import covariance, penalised, risks, subspace
 from theory.deep_linear.estimators import check_data
+
+Against = Literal["regularised", "unregularised"]
 
 
 class Advice(NamedTuple):
     """The method of least expected risk, compared with the others.
 
     Attributes:
-      method: Name of the best method: "scratch", "linear transfer", "ridge transfer" or
-        "fine-tuning".
+      method: Name of the best method: "scratch", "ridge from scratch", "linear transfer",
+        "ridge transfer", "fine-tuning" or "L2-SP".
       risk: Its expected risk.
       runner_up: Name of the second-best method.
       margin: By how much the runner-up's risk is larger.
@@ -44,11 +52,14 @@ def transfer_risks(
     *,
     depth: ArrayLike = 2,
     size: ArrayLike = 1.0,
+    against: Against = "regularised",
 ) -> dict[str, Array]:
     """Computes the expected risk of every method, for isotropic inputs.
 
     "scratch", "linear transfer" and "ridge transfer" (at the best ridge) are exact at finite n and
-    d. "fine-tuning" is the exact scratch risk minus the limiting gain (n, d -> inf).
+    d. "fine-tuning" is the exact scratch risk minus the limiting gain (n, d -> inf). "ridge from
+    scratch" and "L2-SP", at the best penalty, are deterministic equivalents (n and d large).
+    `penalised.best_penalty` and `optimal_ridge` have the penalties.
 
     Args:
       n: Number of target samples, >= 1.
@@ -56,7 +67,9 @@ def transfer_risks(
       theta: Angle between source and target in radians, in [0, pi].
       sigma: Standard deviation of the label noise in units of |beta_t|, >= 0.
       depth: Number of weight matrices, >= 1, inf allowed; it matters for fine-tuning only.
-      size: |beta_s| / |beta_t|; it matters for fine-tuning only.
+      size: |beta_s| / |beta_t|; it matters for fine-tuning and L2-SP only.
+      against: "regularised" has ridge regression from scratch and L2-SP among the candidates, each
+        at its best penalty; "unregularised" leaves both out, as the paper does.
 
     Returns:
       The risk of each method in units of |beta_t|^2, with the broadcast shape of the arguments; inf
@@ -65,18 +78,42 @@ def transfer_risks(
     Raises:
       ValueError: If an argument is out of range.
 
-    >>> {name: round(float(risk), 2) for name, risk in transfer_risks(50, 500, 0.3, 0.5).items()}
-    {'scratch': 0.93, 'linear transfer': 0.09, 'ridge transfer': 0.09, 'fine-tuning': 0.11}
+    References:
+      Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thms 3.6 to 3.9, without the
+      candidates of `penalised`.
+
+    >>> for name, risk in transfer_risks(98, 100, jnp.pi / 2, 0.2).items():
+    ...     print(f"{name}: {risk:.2f}")
+    scratch: 3.94
+    ridge from scratch: 0.19
+    linear transfer: 1.01
+    ridge transfer: 1.00
+    fine-tuning: 3.97
+    L2-SP: 0.28
     """
+    _check_against(against)
     scratch = risks.scratch_risk(n, d, sigma, allow_infinite=True)
     gain = risks.transferability("fine_tune", n, d, theta, sigma, depth=depth, size=size)
     by_method = {"scratch": scratch, **_refits(n, theta, sigma), "fine-tuning": scratch - gain}
+    if against == "regularised":
+        by_method = _with_penalised(
+            by_method,
+            penalised.best_risk(n, d, 1.0, sigma),
+            penalised.best_risk(n, d, _distance(theta, size), sigma),
+        )
     shape = jnp.broadcast_shapes(*(v.shape for v in by_method.values()))
     return {name: jnp.broadcast_to(value, shape) for name, value in by_method.items()}
 
 
 def advise(
-    n: int, d: int, theta: float, sigma: float, *, depth: float = 2, size: float = 1.0
+    n: int,
+    d: int,
+    theta: float,
+    sigma: float,
+    *,
+    depth: float = 2,
+    size: float = 1.0,
+    against: Against = "regularised",
 ) -> Advice:
     """Recommends how to use a source at a given angle to the target.
 
@@ -87,6 +124,8 @@ def advise(
       sigma: Standard deviation of the label noise in units of |beta_t|, >= 0.
       depth: Number of weight matrices, >= 1, inf allowed.
       size: |beta_s| / |beta_t|.
+      against: "regularised" has ridge regression from scratch and L2-SP among the candidates, each
+        at its best penalty; "unregularised" leaves both out, as the paper does.
 
     Returns:
       The advice, with risks in units of |beta_t|^2.
@@ -95,11 +134,13 @@ def advise(
       ValueError: If an argument is out of range.
 
     >>> advise(50, 500, 0.3, 0.2).method
-    'fine-tuning'
-    >>> advise(2000, 500, 1.2, 0.2).method
-    'scratch'
+    'L2-SP'
+    >>> advise(98, 100, 1.5, 0.2).method
+    'ridge from scratch'
+    >>> advise(98, 100, 1.5, 0.2, against="unregularised").method
+    'ridge transfer'
     """
-    return _advice(transfer_risks(n, d, theta, sigma, depth=depth, size=size))
+    return _advice(transfer_risks(n, d, theta, sigma, depth=depth, size=size, against=against))
 
 
 def advise_tasks(
@@ -110,11 +151,13 @@ def advise_tasks(
     *,
     inputs: Float[ArrayLike, "d d"] | None = None,
     depth: float = 2,
+    against: Against = "regularised",
 ) -> Advice:
     """Recommends how to use a source, given the weight vectors of both tasks.
 
-    With `inputs`, the risks of scratch training and fine-tuning are deterministic equivalents (n
-    and d large). The others are exact.
+    With `inputs`, the risks of scratch training, of fine-tuning and of the methods of `penalised`
+    are deterministic equivalents (n and d large). The others are exact. Without, they are those of
+    `transfer_risks`.
 
     Args:
       beta_s: Source task `(d,)`, nonzero.
@@ -123,6 +166,8 @@ def advise_tasks(
       sigma: Standard deviation of the label noise, in the units of the labels.
       inputs: Covariance matrix of x, `(d, d)`; the identity if None.
       depth: Number of weight matrices, >= 1, inf allowed.
+      against: "regularised" has ridge regression from scratch and L2-SP among the candidates, each
+        at its best penalty; "unregularised" leaves both out, as the paper does.
 
     Returns:
       The advice, with risks |beta - beta_t|^2, in the norm of Sigma if `inputs` is given.
@@ -131,13 +176,20 @@ def advise_tasks(
       ValueError: If an argument is out of range or shapes do not conform.
 
     >>> advise_tasks(jnp.array([1.0, 0.0]), jnp.array([1.0, 0.5]), 50, 0.1).method
-    'scratch'
+    'L2-SP'
     """
+    _check_against(against)
     theta, size = angle(beta_s, beta_t), jnp.linalg.norm(jnp.asarray(beta_t, dtype=float))
     if inputs is None:
         ratio = jnp.linalg.norm(jnp.asarray(beta_s, dtype=float)) / size
         by_method = transfer_risks(
-            n, jnp.size(beta_t), theta, jnp.asarray(sigma) / size, depth=depth, size=ratio
+            n,
+            jnp.size(beta_t),
+            theta,
+            jnp.asarray(sigma) / size,
+            depth=depth,
+            size=ratio,
+            against=against,
         )
         return _advice(by_method, float(size**2))
     s, source, target = covariance.diagonalise(inputs, beta_s, beta_t)
@@ -148,17 +200,29 @@ def advise_tasks(
         **{name: size2 * value for name, value in refits.items()},
         "fine-tuning": covariance.fine_tune_risk(s, source, target, n, sigma, depth),
     }
+    if against == "regularised":
+        by_method = _with_penalised(
+            by_method,
+            penalised.best_risk_of(s, target, n, sigma)[1],
+            penalised.best_risk_of(s, target - source, n, sigma)[1],
+        )
     return _advice(by_method)
 
 
 def advise_features(
-    features: Float[ArrayLike, "d k"], target: Float[ArrayLike, "d m"], n: int, sigma: float
+    features: Float[ArrayLike, "d k"],
+    target: Float[ArrayLike, "d m"],
+    n: int,
+    sigma: float,
+    *,
+    against: Against = "regularised",
 ) -> Advice:
     """Recommends how to use a source that left k features, for a target of m outputs.
 
-    The choice is between scratch training, linear transfer and ridge transfer at its best ridge.
-    Fine-tuning from k > 1 features has no known law and is left out. The ridge risk is a
-    deterministic equivalent (n and k large), the others are exact.
+    Fine-tuning from k > 1 features without a penalty has no known law and is left out. "scratch"
+    and "linear transfer" are exact. The methods with a penalty are deterministic equivalents (n and
+    k large), each at its best penalties. Of L2-SP the source gives only the features: the part of
+    the fit outside their span is pulled to 0 with one penalty, and the part inside with another.
 
     Args:
       features: Feature matrix `(d, k)` with linearly independent columns, not necessarily
@@ -166,6 +230,8 @@ def advise_features(
       target: Target map `(d, m)`.
       n: Number of target samples.
       sigma: Standard deviation of the label noise of each output.
+      against: "regularised" has ridge regression from scratch and L2-SP among the candidates, each
+        at its best penalty; "unregularised" leaves both out, as the paper does.
 
     Returns:
       The advice, with risks |B_hat - B|_F^2.
@@ -174,6 +240,7 @@ def advise_features(
       ValueError: If shapes do not conform, a value is not finite, the columns are linearly
         dependent, or a number is out of range.
     """
+    _check_against(against)
     U, B = jnp.asarray(features, dtype=float), jnp.asarray(target, dtype=float)
     if U.ndim != 2 or 0 in U.shape:
         raise ValueError(f"features must have shape [d, k]; got {U.shape}")
@@ -195,7 +262,28 @@ def advise_features(
         signal = jnp.zeros(of.k).at[0].set(of.explained)
         at = covariance.equivalent(jnp.ones(of.k), n, best)
         by_method["ridge transfer"] = of.missed + at.risk(signal, jnp.sqrt(noise))
+    if against == "regularised":
+        d, sigma_all = len(U), jnp.sqrt(of.m) * sigma  # the noise of all outputs together
+        scratch = penalised.best_risk(n, d, jnp.linalg.norm(B), sigma_all)
+        by_method = _with_penalised(by_method, scratch, _around(of, d, n, sigma_all))
     return _advice(by_method)
+
+
+def _around(of: subspace.Overlap, d: int, n: int, sigma: Array) -> Array:
+    """Computes the risk of ridge regression with one penalty inside the features' span and another
+    outside, at the best of both.
+
+    The best penalties are inverse to the mean square of a coefficient, as in
+    `penalised.best_penalty`. In coordinates in which both penalties are 1 the inputs have these
+    mean squares as eigenvalues, and every coefficient has mean square 1.
+    """
+    inside, outside = of.explained / of.k, of.missed / max(d - of.k, 1)
+    scale = jnp.maximum(inside, outside)
+    some = scale > 0  # else the target is 0, and infinite penalties leave no risk
+    unit = jnp.where(some, scale, 1.0)
+    spread = jnp.where(jnp.arange(d) < of.k, inside, outside) / unit
+    at = covariance.equivalent(jnp.where(some, spread, 1.0), n, sigma**2 / (n * unit))
+    return jnp.where(some, at.risk(jnp.full(d, unit), sigma), 0.0)
 
 
 class SampleAdvice(NamedTuple):
@@ -230,6 +318,7 @@ def advise_sample(
     *,
     depth: float = 2,
     blocks: int = 20,
+    against: Against = "regularised",
 ) -> SampleAdvice:
     """Recommends how to use a source, given only a sample of the target task.
 
@@ -244,6 +333,8 @@ def advise_sample(
       beta_s: Source task `(d,)`, nonzero.
       depth: Number of weight matrices, >= 1, inf allowed.
       blocks: Number of blocks of the jackknife, from 2 to n / 2.
+      against: "regularised" has ridge regression from scratch and L2-SP among the candidates, each
+        at its best penalty; "unregularised" leaves both out, as the paper does.
 
     Returns:
       The advice and the estimates, with risks in the units of y^2.
@@ -252,6 +343,7 @@ def advise_sample(
       ValueError: If shapes do not conform, a value is not finite, `blocks` is out of range, or the
         sample shows no linear dependence of y on x.
     """
+    _check_against(against)
     x, y, beta_s = (jnp.asarray(v, dtype=float) for v in (x, y, beta_s))
     check_data(x, y, beta_s)
     n, d = x.shape
@@ -279,7 +371,9 @@ def advise_sample(
     sigma = jnp.sqrt(jnp.maximum(included @ y**2 / count - size2, 0.0))
     size = jnp.sqrt(size2)
     theta = jnp.arccos(jnp.clip(inner / (length * size), -1, 1))
-    by_method = transfer_risks(n, d, theta, sigma / size, depth=depth, size=length / size)
+    by_method = transfer_risks(
+        n, d, theta, sigma / size, depth=depth, size=length / size, against=against
+    )
     advice = _advice({k: v[0] for k, v in by_method.items()}, float(size2[0]))
     stderr = {}
     for name in by_method:
@@ -328,6 +422,27 @@ def angle(beta_s: Float[ArrayLike, " d"], beta_t: Float[ArrayLike, " d"]) -> Arr
             f"beta_s and beta_t must have one shape; got {source.shape} and {target.shape}"
         )
     return problems.angle(source, target)
+
+
+def _check_against(against: str) -> None:
+    """Refuses an unknown baseline."""
+    if against not in get_args(Against):
+        raise ValueError(f"against must be 'regularised' or 'unregularised'; got {against!r}")
+
+
+@problems.in_float64
+def _distance(theta: ArrayLike, size: ArrayLike) -> Array:
+    """Computes |beta_t - beta_s| for a target of norm 1, without cancellation at small angles."""
+    problems.check("size", size, lambda r: (r > 0) & (r < np.inf), "a finite norm > 0")
+    size = jnp.asarray(size, dtype=float)
+    half = jnp.sin(jnp.asarray(theta, dtype=float) / 2)
+    return jnp.sqrt((1 - size) ** 2 + 4 * size * half**2)
+
+
+def _with_penalised(by_method: dict[str, Array], ridge: Array, towards: Array) -> dict[str, Array]:
+    """Adds ridge regression from scratch and L2-SP to the methods that the paper compares."""
+    scratch = by_method.pop("scratch")
+    return {"scratch": scratch, "ridge from scratch": ridge, **by_method, "L2-SP": towards}
 
 
 def _refits(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Array]:

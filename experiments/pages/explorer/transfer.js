@@ -75,6 +75,7 @@ const rows = WAYS.map((way, k) => {
 })
 const simulated_at = on_coarse ? "the same point"
   : `the nearest simulated point, n/d = ${shown(grids.coarse.loads[near.load])}, θ = ${grids.coarse.angles[near.theta].toFixed(0)}°`
+const [own, towards] = Object.values(penalised).map((tables) => number(tables, index))
 const used = notes.filter(([way, when]) => when === ""
   || when === "below" && samples[index.load] < d && (way !== "scratch" || !stopped)
   || when === "beyond" && samples[index.load] > d && (way !== "scratch" || !stopped)
@@ -83,6 +84,9 @@ const exact = index.source > 0 || stopped
   ? "limits of large n and d where the source is finite or training is stopped, exact otherwise (fine-tuning: the limit)"
   : "exact at this n and d; fine-tuning: the limit of large n and d"
 details.text = `<p aria-live="polite"><b>${where}</b>:<br><b>${WAYS[best(values)]}</b> wins, with a risk of ${shown(values[best(values)])}.</p>`
+  + `<p>With a penalty at its best, ridge regression from scratch leaves ${shown(own)}`
+  + `${own < values[best(values)] ? ", <b>less than every way below</b>" : ""}. A penalty towards the source (L2-SP) leaves ${shown(towards)}. `
+  + `Scratch and fine-tuning below have no penalty.</p>`
   + (ignored ? "<p><b>Training time is not used:</b> a closed form for stopped training exists for depth 1 only. Shown: trained to the end.</p>" : "")
   + (index.source > 0 ? "<p>The source is fitted to a finite sample, whose labels are as noisy as the target's.</p>" : "")
   + (stopped ? "<p>Ridge transfer is left out: it has no closed form in time.</p>" : "")

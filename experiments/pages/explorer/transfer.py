@@ -18,9 +18,11 @@ from experiments.lab.progress import Stage
 from experiments.pages.explorer.tables import Table, table
 from theory import deep_linear as dl
 
-__all__ = ["ROWS", "WAYS", "Grid", "compute"]
+__all__ = ["PENALISED", "ROWS", "WAYS", "Grid", "compute"]
 
 WAYS = ("scratch", "linear transfer", "ridge transfer", "fine-tuning")
+# Beside the ways that the paper compares, as numbers only: what a penalty leaves at its best.
+PENALISED = ("ridge from scratch", "L2-SP")
 
 # The rows of the ledger that the numbers rest on: of a way, where they matter ("", or below or
 # beyond n = d, with a source of finitely many samples, stopped early).
@@ -145,6 +147,8 @@ AXES = {
     "linear transfer": "source time sigma theta load",
     "ridge transfer": "source ridge sigma theta load",
     "fine-tuning": "source course sigma theta load",
+    "ridge from scratch": "sigma load",
+    "L2-SP": "source sigma theta load",
     "boundary load": "sigma point",
     "boundary theta": "sigma point",
     "tuned load": "point",
@@ -216,6 +220,8 @@ def _closed_forms(
         "linear transfer": own(linear, ended["linear transfer"][:1]),
         "ridge transfer": own(ended["ridge transfer"][:1], fixed),
         "fine-tuning": own(ended["fine-tuning"], stopped),
+        "ridge from scratch": ended["ridge from scratch"][0, 0, :, 0],
+        "L2-SP": ended["L2-SP"][0],
         "best ridge": dl.optimal_ridge(n, source.theta, noise),
         # Down the one side of the region that hurts, up the other; then the line beyond n = d.
         "boundary load": jnp.concatenate([lower[:, ::-1], upper, gap, over], 1),

@@ -186,6 +186,7 @@ def _transfer(grid: transfer.Grid, tables: Mapping[str, Table], painted: Painted
                 | ({"gain": tables[f"error of gain, {way}"]} if way != "scratch" else {}))
                 for way in risks
             },
+            "penalised": _tables({way: tables[way] for way in transfer.PENALISED}),
             "edges": _tables({
                 "linear_load": tables["boundary load"], "linear_theta": tables["boundary theta"],
                 "tuned_load": tables["tuned load"], "tuned_theta": tables["tuned theta"],

@@ -105,7 +105,7 @@ def test_a_page_stands_alone_and_holds_the_tables(tmp_path, capsys, monkeypatch)
     assert parts.loads == []
     assert "default-src 'none'" in text[:4000]
     found = embedded(json.loads(parts.json), [])
-    assert len(found) == 3 * 4 - 1 + 4 + 4 + len(second)
+    assert len(found) == 3 * 4 - 1 + 4 + 4 + len(transfer.PENALISED) + len(second)
     for name, shown in [*first.items(), *second.items()]:
         inside = [values for _, values in found if values.axes == shown.axes]
         assert any(np.array_equal(values.values, shown.values) for values in inside), name
@@ -124,9 +124,12 @@ def test_tables_are_the_closed_forms():
         for way, at in {**late, "fine-tuning": (0, 1, 1)}.items():
             expected = plain[way][0] if way == "scratch" else plain[way]
             np.testing.assert_allclose(found[way][at], expected, rtol=1e-12)
+        tuned = dl.transfer_risks(n, grid.d, source.theta, sigma, depth=2, size=source.size)
+        own = tuned["ridge from scratch"][0]
+        np.testing.assert_allclose(found["ridge from scratch"][1], own, rtol=1e-12)
+        np.testing.assert_allclose(found["L2-SP"][1, 1], tuned["L2-SP"], rtol=1e-12)
         ridge = dl.linear_transfer_risk(n, source.theta, sigma, grid.ridges[0])
         np.testing.assert_allclose(found["ridge transfer"][1, 1, 1], ridge, rtol=1e-12)
-        tuned = dl.transfer_risks(n, grid.d, source.theta, sigma, depth=2, size=source.size)
         np.testing.assert_allclose(found["fine-tuning"][1, 1, 1], tuned["fine-tuning"], rtol=1e-12)
         # stopped, at depth 1: the course after all depths
         offset = np.zeros(grid.d)
@@ -298,6 +301,8 @@ def test_sliders_show_what_python_computes(tmp_path):
     assert "n/d = 1.500 (n = 60, d = 40), θ = 27°" in moved["details"]
     for risk in table[:, 3, 7]:
         assert f"<td>{risk:.3f}<br>" in moved["details"]
+    assert f"from scratch leaves {risks['ridge from scratch'][0, 7]:.3f}" in moved["details"]
+    assert f"(L2-SP) leaves {risks['L2-SP'][3, 7]:.3f}" in moved["details"]
     assert "features-are-fate/T3.9-over/exact" in moved["details"]
     assert "eq17-L2" in wins["details"]
     assert "eq17-L2" not in moved["details"]

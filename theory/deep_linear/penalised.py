@@ -1,0 +1,183 @@
+"""Least squares with a penalty on the distance from a start, at the penalty of least expected risk.
+
+The objective is
+
+    |y - X b|^2 / (2n) + penalty |b - start|^2 / 2.
+
+Start 0 is ridge regression from scratch. Start beta_s is L2-SP: the penalty pulls towards the
+source. Both are one problem, since b - start is ridge regression of the offset beta_t - start. The
+best penalty knows the noise and the distance of the offset, as `risks.optimal_ridge` does.
+
+For isotropic inputs the best penalty is exact at any n and d. The risks are deterministic
+equivalents, that is limits of large n and d. At finite n and d the mean is larger, by at most
+|offset|^2 / (4d) to first order (`best_risk`). `covariance` has the equivalents.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from theory import problems
+from theory.deep_linear import covariance
+
+Spectrum = Float[Array, " d"]
+
+POINTS = 256  # penalties that are tried at once
+ROUNDS = 4  # each narrows the interval around the best of them by POINTS / 2
+
+
+@problems.in_float64
+def best_penalty(n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLike) -> Array:
+    """Computes the penalty of least expected risk for isotropic inputs, exactly.
+
+        sigma^2 d / (n distance^2)
+
+    By rotation invariance the risk is its mean over offsets of this length in all directions. That
+    mean depends on their second moment alone, which is also the one of a Gaussian prior, and the
+    posterior mean under that prior has this penalty.
+
+    Args:
+      n: Number of samples, >= 1.
+      d: Dimension, >= 1.
+      distance: |beta_t - start|, >= 0.
+      sigma: Standard deviation of the label noise, >= 0.
+
+    Returns:
+      The penalty, with the broadcast shape of the arguments. It is inf where the start is the
+      target, and 0 without noise.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    References:
+      Dobriban and Wager, High-dimensional asymptotics of prediction, 2018 (arXiv 1507.03003),
+      Thm 2.1. That limit is the best also at finite n and d, by the argument above.
+
+    >>> round(float(best_penalty(98, 100, 1.0, 0.2)), 4)
+    0.0408
+    """
+    n, d, distance, sigma = _checked(n, d, distance, sigma)
+    still = distance == 0
+    penalty = sigma**2 * d / (n * jnp.where(still, 1.0, distance) ** 2)
+    return jnp.where(sigma == 0, 0.0, jnp.where(still, jnp.inf, penalty))
+
+
+@problems.in_float64
+def best_risk(n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLike) -> Array:
+    """Computes the risk at `best_penalty`, for isotropic inputs, in the limit of large n and d.
+
+    It is the root R >= 0 of
+
+        R^2 - b R - distance^2 sigma^2 = 0,  b = distance^2 (1 - n/d) - sigma^2,
+
+    which is the deterministic equivalent of `covariance.scratch_risk` at this penalty. There is no
+    peak at n = d: with a distance of 1 and little noise the risk is about sigma there.
+
+    At finite n and d the mean is larger. To first order in 1/d the difference is
+
+        sigma^2 / 4 (1 / sqrt(A + c) - 1 / sqrt(B + c))^2 <= distance^2 / (4d)
+
+    with A, B = (sqrt(n) -+ sqrt(d))^2 and c = d sigma^2 / distance^2, by the central limit theorem
+    for linear statistics of Wishart matrices. It matters where sigma < 1/d and n is close to d.
+
+    Args:
+      n: Number of samples, >= 1.
+      d: Dimension, >= 1.
+      distance: |beta_t - start|, >= 0: 1 from scratch, where the target has norm 1.
+      sigma: Standard deviation of the label noise, >= 0.
+
+    Returns:
+      The limiting risk, with the broadcast shape of the arguments.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    References:
+      Dobriban and Wager, High-dimensional asymptotics of prediction, 2018 (arXiv 1507.03003),
+      Thm 2.1. Li et al., Explicit inductive bias for transfer learning, 2018 (arXiv 1802.01483),
+      has L2-SP. Bai and Silverstein, CLT for linear spectral statistics of large-dimensional sample
+      covariance matrices, 2004, Thm 1.1, has the first order of the difference.
+
+    >>> float(best_risk(98, 100, 1.0, 0.2))
+    0.1902...
+    """
+    n, d, distance, sigma = _checked(n, d, distance, sigma)
+    # Written such that sigma = 0 leaves distance^2 (1 - n/d), as scratch training does, to the bit.
+    b = distance**2 * ((d - n) / d) - sigma**2
+    root = jnp.hypot(b, 2 * distance * sigma)
+    falls = b < 0
+    # The other root's sum does not cancel where b < 0; their product is distance^2 sigma^2.
+    other = jnp.where(falls, root - b, 1.0)
+    return jnp.where(falls, 2 * (distance * sigma) ** 2 / other, (b + root) / 2)
+
+
+@problems.in_float64
+def best_risk_of(
+    eigenvalues: Spectrum, offset: Spectrum, n: ArrayLike, sigma: ArrayLike
+) -> tuple[Array, Array]:
+    """Finds the penalty >= 0 of least expected risk for inputs of any covariance, and the risk.
+
+    The risk is the deterministic equivalent of `covariance`, in the norm of Sigma. The search is
+    over kappa, on a grid that is refined. Penalties 0 and inf are tried, too.
+
+    Args:
+      eigenvalues: Eigenvalues of Sigma `(d,)`, >= 0, not all 0.
+      offset: beta_t - start in the eigenbasis of Sigma, `(d,)`.
+      n: Number of samples, > 0; one number.
+      sigma: Standard deviation of the label noise, >= 0; one number.
+
+    Returns:
+      The penalty, inf where it is best not to learn, and the limiting risk.
+
+    Raises:
+      ValueError: If an argument is out of range or shapes do not conform.
+
+    References:
+      Hastie et al., Surprises in high-dimensional ridgeless least squares interpolation, 2022
+      (arXiv 1903.08560), has the risk at a given penalty.
+
+    >>> penalty, risk = best_risk_of(jnp.ones(100), jnp.eye(100)[0], 98, 0.2)
+    >>> round(float(penalty), 4), round(float(risk), 4)
+    (0.0408, 0.1902)
+    """
+    covariance.check_vectors(eigenvalues, offset=offset)
+    problems.check_sigma(sigma)
+    free = covariance.equivalent(eigenvalues, n)  # no penalty
+    s, n = free.eigenvalues, free.n
+    offset2 = jnp.asarray(offset, dtype=float) ** 2
+    least = jnp.min(jnp.where(s > 0, s, jnp.inf))
+    # Below the first and above the second end, the risk is the one of no and of infinite penalty
+    # to 1e-8.
+    ends = jnp.where(free.kappa > 0, free.kappa, 1e-8 * least), 1e8 * s.max()
+
+    def at(kappa: Array) -> covariance.Equivalent:
+        share = s / (s + kappa[:, None])
+        ridge = jnp.maximum(kappa * (1 - share.sum(-1) / n), 0.0)
+        return covariance.Equivalent(s, n, kappa, ridge)
+
+    def narrower(_, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        kappa = jnp.geomspace(*ends, POINTS)
+        i = jnp.argmin(at(kappa).risk(offset2, sigma))
+        return kappa[jnp.maximum(i - 1, 0)], kappa[jnp.minimum(i + 1, POINTS - 1)]
+
+    ends = jax.lax.fori_loop(0, ROUNDS, narrower, ends)
+    found = at(jnp.sqrt(ends[0] * ends[1])[None])
+    penalties = jnp.stack([jnp.zeros(()), jnp.asarray(jnp.inf), found.ridge[0]])
+    still = (s * offset2).sum()
+    values = jnp.stack([free.risk(offset2, sigma), still, found.risk(offset2, sigma)[0]])
+    i = jnp.argmin(values)
+    return penalties[i], values[i]
+
+
+def _checked(
+    n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLike
+) -> tuple[Array, Array, Array, Array]:
+    """Checks the arguments of the isotropic forms, and returns them as arrays."""
+    problems.check("n", n, lambda n: (n >= 1) & (n < np.inf), "a finite number of samples >= 1")
+    problems.check("d", d, lambda d: (d >= 1) & (d < np.inf), "a finite dimension >= 1")
+    problems.check("distance", distance, lambda v: (v >= 0) & (v < np.inf), "finite and >= 0")
+    problems.check_sigma(sigma)
+    n, d, distance, sigma = (jnp.asarray(v, dtype=float) for v in (n, d, distance, sigma))
+    return n, d, distance, sigma
