@@ -130,10 +130,10 @@ def _draw(config: Config, key: jax.Array) -> dict[str, jax.Array]:
     pretrained, pretraining_steps, pretraining_loss = _pretrained(config, source)
     budget = options.steps, options.loss
     betas, steps, loss = _descended(config, lambda x, y: small, pretrained, cells, *budget)
-    narrow = _narrow(config, small, networks.predictor(pretrained))
+    growing, learned = _narrow(config, small, networks.predictor(pretrained))
     # As many steps as the network took, so that only the size of its weights differs.
-    walked, *_ = _descended(config, *narrow, cells, steps)
-    flow = _flows(config, *narrow, cells, steps)
+    walked, *_ = _descended(config, growing, learned, cells, steps)
+    flow = _flows(config, growing, learned, cells, steps)
     risks = problems.risk(jnp.stack([flow, walked, betas]), cells.beta_t)
     limits = _limits(config, dl.nested_overlaps(x, noise, jnp.eye(d, 2), ns.tolist()))
     found = {"risk": jnp.concatenate([limits[None], risks]), "steps": steps, "loss": loss}
@@ -273,7 +273,8 @@ def _descended(
 
         of_load, of_cell = (cells.x, *cells.problem[:2]), (cells.y, *cells.problem[2:])
         spread = _spread(cells.problem)
-        ended = directions.descend(*_each(at, of_load, of_cell), spread, rate, steps, until)
+        first, last = _each(at, of_load, of_cell)
+        ended = directions.descend(first, last, spread, rate, steps, until)
         return directions.predictor(spread, ended), ended.steps, ended.loss
 
     def all_layers(start: Start, steps: Array) -> tuple[Array, Array, Array]:
@@ -326,19 +327,18 @@ def _limits(config: Config, overlaps: dl.Overlaps) -> Array:
     """Computes the risks `[way, load, angle, noise]` of estimators, where training ends."""
     depth = config.networks.layers
 
-    def at(overlaps: dl.Overlaps, of_cell: tuple[Array, Array]) -> Array:
+    def at(overlaps: dl.Overlaps, theta: Array, sigma: Array) -> Array:
         by_way = {
             "scratch": overlaps.scratch,
             "linear": overlaps.linear_transfer,
             "fine_tune": partial(overlaps.fine_tune, depth=depth),
         }
-        return jnp.stack([by_way[way](*of_cell) for way in _ways(config)])
+        return jnp.stack([by_way[way](theta, sigma) for way in _ways(config)])
 
-    theta, sigma = jnp.asarray(_angles(config)), jnp.asarray(config.sigmas, float)
-    of_cell = jnp.meshgrid(theta, sigma, indexing="ij")
-    over_sigma = jax.vmap(at, (None, 0), -1)
-    over_theta = jax.vmap(over_sigma, (None, 0), -2)
-    return jax.vmap(over_theta, (0, None), -3)(overlaps, tuple(of_cell))
+    over_sigma = jax.vmap(at, (None, None, 0), -1)
+    over_theta = jax.vmap(over_sigma, (None, 0, None), -2)
+    over_loads = jax.vmap(over_theta, (0, None, None), -3)
+    return over_loads(overlaps, jnp.asarray(_angles(config)), jnp.asarray(config.sigmas, float))
 
 
 def _condensed(

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from tiny_runs import tiny_run
 
+from experiments.lab import registry, store
+from experiments.lab.config import varied
 from experiments.studies.transfer_phase import plots
+from experiments.studies.transfer_phase.config import PRESETS
 from theory import deep_linear as dl
 
 
@@ -28,3 +31,13 @@ def test_where_the_line_is_drawn_transfer_changes_sign(rounded):
         assert np.all(np.abs(gain) < 1e-12 * (1 + (sigma / (1 - gamma)) ** 2))
         drawn += gamma.size
     assert drawn > 100
+
+
+@pytest.mark.slow
+def test_noises_of_any_number_of_digits_are_drawn(tmp_path):
+    config = varied(PRESETS["tiny"], sigmas=(0.2, 0.5), modes=("linear",), draws=2)
+    study = registry.load("transfer_phase")
+    with store.Run.open(tmp_path, study.name, config) as run:
+        _, figures = store.complete(run, study, config)
+    assert {"linear_transfer", "linear_transfer_sigma0_2"} <= figures.keys()
+    assert (tmp_path / "linear_transfer_sigma0_2.png").exists()
