@@ -13,6 +13,7 @@ import ast
 import dataclasses
 import functools
 import importlib
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,17 @@ class Study:
 
     @property
     def plot(self) -> Callable[[Any], dict[str, Any]]:
-        """The function that draws a dataset: Matplotlib figures by name."""
-        return self._in("plots").plot
+        """The function that draws a dataset: Matplotlib figures by name.
+
+        Names are made safe for files: what is neither a letter nor a digit, "_" or "-" becomes "_",
+        such as the point of a number.
+        """
+        drawn = self._in("plots").plot
+
+        def safely_named(dataset: Any) -> dict[str, Any]:
+            return {re.sub(r"[^\w-]", "_", name): fig for name, fig in drawn(dataset).items()}
+
+        return safely_named
 
     def _in(self, file: str) -> Any:
         """Imports one file of the study."""

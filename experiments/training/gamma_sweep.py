@@ -279,31 +279,40 @@ def barrier(one: xr.Dataset) -> bool:
 
 
 def is_known(one: xr.Dataset) -> bool:
-    """Tells whether the seeds agree on the best gamma.
+    """Tells whether the seeds agree on the best gamma, and the grid holds it for all of them.
 
     Args:
-      one: The dataset of one case, with the variable `best` by "seed".
+      one: The dataset of one case, with the variable `best` by "seed" and the grid `gamma`.
 
     Returns:
-      Whether its standard error is at most `SHARP`.
+      Whether its standard error is at most `SHARP`, and no seed has its best at an end of the grid:
+      such a seed's best may lie anywhere beyond.
     """
-    return float(mean_and_error(one["best"])[1]) <= SHARP
+    return _beyond(one) == 0 and float(mean_and_error(one["best"])[1]) <= SHARP
+
+
+def _beyond(one: xr.Dataset) -> int:
+    """How many seeds have their best gamma at an end of the grid."""
+    grid = one["gamma"].values
+    return int(np.isin(one["best"].values, grid[[0, -1]]).sum())
 
 
 def stated_best(one: xr.Dataset) -> str:
     """Puts the best gamma of one case into words.
 
     Args:
-      one: The dataset of the case, with the variables `best` and `end_excess`.
+      one: The dataset of the case, with the variables `best` and `end_excess` and the grid `gamma`.
 
     Returns:
-      Mean ± standard error; if a barrier parts the seeds, how many of them are below it.
+      Mean ± standard error, and how many seeds have their best at an end of the grid; if a barrier
+      parts the seeds, how many of them are below it.
     """
     below, count = int((one["best"] < 0.5).sum()), one["best"].size
+    beyond = f" ({_beyond(one)} of {count} seeds at an end of the grid)" if _beyond(one) else ""
     if not barrier(one):
-        return stated(one["best"])
+        return f"{stated(one['best'])}{beyond}"
     if below in (0, count):
-        return f"{stated(one['best'])} (a barrier at 1/2)"
+        return f"{stated(one['best'])} (a barrier at 1/2){beyond}"
     return f"either side of a barrier at 1/2 ({below} of {count} seeds below)"
 
 

@@ -7,7 +7,7 @@ trainings of one seed.
 import numpy as np
 import xarray as xr
 
-from experiments.lab.findings import Finding, judged, stated
+from experiments.lab.findings import Finding, corrected, judged, stated
 
 TABLE = "SAIL, Table 4"
 SCALE = "SiT-B/2, ImageNet 256 x 256"
@@ -143,7 +143,7 @@ def summary(dataset: xr.Dataset) -> str:
         for way in dataset["way"].values.astype(str)
     )
     floor = stated(dataset["fd_real"], sign=False)
-    verdicts = [finding.verdict for finding in findings(dataset)]
+    verdicts = [finding.verdict for finding in corrected(findings(dataset))]
     counted = ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))
     steps, seeds = dataset.attrs["steps"], dataset.sizes["seed"]
     return (

@@ -183,7 +183,7 @@ PRESETS: dict[str, Config] = {
         modes=("fine_tune",),
     ),
     "noise": varied(DEFAULT, sigmas=(0.0, 0.2, 0.5, 1.0), depths=(2,)),
-    # Trained as the paper says, for an accelerator.
+    # Trained as the paper says: hours of a processor.
     "networks": varied(
         DEFAULT,
         train=True,

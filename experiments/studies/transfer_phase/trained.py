@@ -6,7 +6,7 @@ Beside each network stands what theory says of the very same data sets; `compare
 from collections.abc import Callable
 from functools import partial, reduce
 from math import pi
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,8 @@ from experiments.studies.transfer_phase.compared import KINDS
 from experiments.studies.transfer_phase.config import Config
 from theory import deep_linear as dl
 from theory import problems
-from theory.deep_linear import networks
+from theory.claims import optimised
+from theory.deep_linear import directions, networks
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -28,6 +29,8 @@ STARTS = ("normal", "orthogonal")  # weights of networks that begin from scratch
 # How many draws lie between two points at which a run can be resumed; more where there are several
 # devices.
 DRAWS = 1
+# What the predictors of two layers may lose by training in the directions in which they move.
+NEGLIGIBLE = 1e-6
 
 
 def trained(config: Config, stage: Stage) -> "xr.Dataset":
@@ -99,6 +102,7 @@ def _closed_forms(config: Config) -> dict[str, np.ndarray]:
         return {mode: np.asarray(closed(mode, n, d, theta, sigma)) for mode in config.modes}
 
 
+@optimised()
 def _trained(
     index: np.ndarray, *, keys: jax.Array, train: Callable[[jax.Array], Any]
 ) -> dict[str, np.ndarray]:
@@ -117,81 +121,224 @@ def _draw(config: Config, key: jax.Array) -> dict[str, jax.Array]:
     """Trains all networks of one draw of data and of initial weights."""
     options, ns = config.networks, config.trained_counts()
     d, depth = options.d, options.layers
-    budget = options.rate, options.steps, options.loss
     key_x, key_noise, key_source, key_target = jax.random.split(key, 4)
     x = jax.random.normal(key_x, (ns[-1], d))
     noise = jax.random.normal(key_noise, (ns[-1],))
     small = networks.gaussian_weights(key_target, d, depth, options.alpha)
     source = networks.gaussian_weights(key_source, d, depth, options.alpha)
-    beta_s, _ = problems.tasks(d, 0.0)
-    pretrained = networks.pretrain(source, beta_s, *budget)
-    beta_0 = networks.predictor(pretrained.weights)
+    cells = _cells(config, x, noise)
+    pretrained, pretraining_steps, pretraining_loss = _pretrained(config, source)
+    budget = options.steps, options.loss
+    betas, steps, loss = _descended(config, lambda x, y: small, pretrained, cells, *budget)
+    growing, learned = _narrow(config, small, networks.predictor(pretrained))
+    # As many steps as the network took, so that only the size of its weights differs.
+    walked, *_ = _descended(config, growing, learned, cells, steps)
+    flow = _flows(config, growing, learned, cells, steps)
+    risks = problems.risk(jnp.stack([flow, walked, betas]), cells.beta_t)
+    limits = _limits(config, dl.nested_overlaps(x, noise, jnp.eye(d, 2), ns.tolist()))
+    found = {"risk": jnp.concatenate([limits[None], risks]), "steps": steps, "loss": loss}
     if options.orthogonal:
         # Of the norm that alpha times normal entries have: |W_L| = alpha sqrt(d).
         orthogonal, orthogonal_source = (
             networks.small_weights(jax.random.fold_in(k, 1), d, depth, options.alpha * np.sqrt(d))
             for k in (key_target, key_source)
         )
-        again = networks.pretrain(orthogonal_source, beta_s, *budget)
+        again, *_ = _pretrained(config, orthogonal_source)
+        betas, *_ = _descended(config, lambda x, y: orthogonal, again, cells, *budget)
+        found["orthogonal_risk"] = problems.risk(betas, cells.beta_t)
+        least = jnp.stack([networks.least_invariant(w) for w in (small, orthogonal)])
+        found["invariant"] = least / options.alpha**2
+    return {
+        **found,
+        "pretraining_steps": pretraining_steps,
+        "pretraining_loss": pretraining_loss,
+    }
 
-    def point(overlaps: dl.Overlaps, data: tuple[Array, Array], theta: Array, sigma: Array):
-        (x, noise), beta_t = data, problems.tasks(d, theta)[1]
-        y = x @ beta_t + sigma * noise
-        estimated = {
+
+class _Cells(NamedTuple):
+    """The data sets of one draw, by load, angle and noise.
+
+    Attributes:
+      x: Condensed inputs `[load, k, d]`.
+      y: Condensed labels `[load, angle, noise, k]`.
+      beta_t: Target tasks `[angle, 1, d]`.
+      problem: The same losses in coordinates of their own; basis and scale belong to a load.
+    """
+
+    x: Array
+    y: Array
+    beta_t: Array
+    problem: directions.Problem
+
+
+def _cells(config: Config, x: Array, noise: Array) -> _Cells:
+    """Lays out the data sets of one draw."""
+    rows, kept = jax.vmap(partial(_condensed, x, noise))(jnp.asarray(config.trained_counts()))
+    beta_t = jnp.stack([problems.tasks(config.networks.d, theta)[1] for theta in _angles(config)])
+    clean = jnp.einsum("lkd,td->ltk", rows, beta_t)
+    sigma = jnp.asarray(config.sigmas, float)
+    y = clean[:, :, None] + sigma[:, None] * kept[:, None, None]
+    return _Cells(rows, y, beta_t[:, None], _problems(rows, y))
+
+
+def _problems(x: Array, y: Array) -> directions.Problem:
+    """States the loss of each cell; basis and scale have no more axes than the load's."""
+    shared = directions.Problem(None, None, 0, 0)  # type: ignore[arg-type]
+    of_samples = jax.vmap(jax.vmap(directions.of_samples, (None, 0), shared), (None, 0), shared)
+    return jax.vmap(of_samples)(x, y)
+
+
+def _each(fn: Callable[..., Any], of_load: Any, of_cell: Any) -> Any:
+    """Applies a function to each cell; what belongs to a load is shared by its cells."""
+    return jax.vmap(jax.vmap(jax.vmap(fn, (None, 0)), (None, 0)))(of_load, of_cell)
+
+
+# Makes the weights that training from scratch begins with, from x and y.
+Start = Callable[[Array, Array], networks.Weights]
+
+
+def _narrow(
+    config: Config, small: networks.Weights, beta_0: Array
+) -> tuple[Start, networks.Weights]:
+    """Finds the networks of rank one that grow as small weights do, and that pretraining made."""
+    depth = config.networks.layers
+
+    def growing(x: Array, y: Array) -> networks.Weights:
+        # Of more than two small layers no start of growth is known.
+        known = depth <= 2
+        beta = networks.start_of_growth(small, x, y) if known else jnp.full_like(beta_0, jnp.nan)
+        return networks.narrow_weights(beta, depth)
+
+    return growing, networks.narrow_weights(beta_0, depth)
+
+
+def _hidden(
+    config: Config, weights: networks.Weights, problem: directions.Problem
+) -> Float[Array, "k h"]:
+    """Finds the hidden directions in which two layers are trained."""
+    # The square of |N(0)| in `directions`, which is what two directions lose in order of size.
+    lost = 4 * config.networks.alpha**2 * config.networks.d
+    if lost > NEGLIGIBLE:
+        return jnp.eye(weights[1].size)
+    return directions.moving(weights, problem)
+
+
+def _pretrained(config: Config, source: networks.Weights) -> tuple[networks.Weights, Array, Array]:
+    """Trains the network of the source task: its weights, steps and loss."""
+    options = config.networks
+    budget = options.rate, options.steps, options.loss
+    beta_s, _ = problems.tasks(options.d, 0.0)
+    if options.layers != 2:
+        network = networks.pretrain(source, beta_s, *budget)
+        return network.weights, network.steps, network.loss
+    problem = directions.of_task(beta_s)
+    hidden = _hidden(config, source, problem)
+    ended = directions.descend(*directions.reduced(source, problem, hidden), problem, *budget)
+    return directions.restored(source, problem, hidden, ended), ended.steps, ended.loss
+
+
+def _descended(
+    config: Config,
+    scratch: Start,
+    learned: networks.Weights,
+    cells: _Cells,
+    steps: Array | int,
+    until: float = 0.0,
+) -> tuple[Array, Array, Array]:
+    """Trains networks in each way and each cell: predictors, steps and losses `[way, load, ...]`.
+
+    All cells of a way are trained in one loop.
+    """
+    rate = config.networks.rate
+
+    def last_alone(steps: Array) -> tuple[Array, Array, Array]:
+        """One layer on the features that the others compute, each coordinate by itself."""
+        *frozen, last = learned
+        features = reduce(jnp.matmul, frozen)
+        problem = _problems(cells.x @ features, cells.y)
+        spread = _spread(problem)
+        start = (spread.basis @ last)[..., None, :]
+        unit = jnp.ones(1)
+        ended = directions.descend(start, unit, spread, rate, steps, until, True)
+        betas = directions.predictor(spread, ended) @ features.T
+        return betas, ended.steps, ended.loss
+
+    def two_layers(start: Start, steps: Array) -> tuple[Array, Array, Array]:
+        """All of two layers, in the directions in which they move."""
+
+        def at(of_load: tuple[Array, ...], of_cell: tuple[Array, ...]) -> tuple[Array, Array]:
+            (x, *shared), (y, *own) = of_load, of_cell
+            here, weights = directions.Problem(*shared, *own), start(x, y)
+            return directions.reduced(weights, here, _hidden(config, weights, here))
+
+        of_load, of_cell = (cells.x, *cells.problem[:2]), (cells.y, *cells.problem[2:])
+        spread = _spread(cells.problem)
+        first, last = _each(at, of_load, of_cell)
+        ended = directions.descend(first, last, spread, rate, steps, until)
+        return directions.predictor(spread, ended), ended.steps, ended.loss
+
+    def all_layers(start: Start, steps: Array) -> tuple[Array, Array, Array]:
+        """All of any other number of layers, by the plain loop."""
+
+        def at(x: Array, of_cell: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+            y, most = of_cell
+            network = networks.fine_tune(start(x, y), x, y, rate, most, until)
+            return networks.predictor(network.weights), network.steps, network.loss
+
+        return _each(at, cells.x, (cells.y, steps))
+
+    def train(way: str, steps: Array) -> tuple[Array, Array, Array]:
+        if way == "linear":
+            return last_alone(steps)
+        start = scratch if way == "scratch" else lambda x, y: learned
+        return (two_layers if config.networks.layers == 2 else all_layers)(start, steps)
+
+    ways = _ways(config)
+    steps = jnp.broadcast_to(steps, (len(ways), *cells.y.shape[:-1]))
+    parts = map(train, ways, steps)
+    return jax.tree.map(lambda *by_way: jnp.stack(by_way), *parts)
+
+
+def _spread(problem: directions.Problem) -> directions.Problem:
+    """Gives what belongs to a load axes for the angle and the noise."""
+    basis, scale = (part[:, None, None] for part in problem[:2])
+    return problem._replace(basis=basis, scale=scale)
+
+
+def _flows(
+    config: Config, scratch: Start, learned: networks.Weights, cells: _Cells, steps: Array
+) -> Array:
+    """Computes the gradient flow of networks of rank one `[way, load, ...]`, at the same time."""
+
+    def flow(way: str, steps: Array) -> Array:
+        solve = _linear_flow if way == "linear" else _flow
+
+        def at(x: Array, of_cell: tuple[Array, Array]) -> Array:
+            y, taken = of_cell
+            weights = scratch(x, y) if way == "scratch" else learned
+            return solve(weights, x, y, (taken * config.networks.rate)[None])
+
+        return _each(at, cells.x, (cells.y, steps))
+
+    return jnp.stack([flow(*each) for each in zip(_ways(config), steps, strict=True)])
+
+
+def _limits(config: Config, overlaps: dl.Overlaps) -> Array:
+    """Computes the risks `[way, load, angle, noise]` of estimators, where training ends."""
+    depth = config.networks.layers
+
+    def at(overlaps: dl.Overlaps, theta: Array, sigma: Array) -> Array:
+        by_way = {
             "scratch": overlaps.scratch,
             "linear": overlaps.linear_transfer,
             "fine_tune": partial(overlaps.fine_tune, depth=depth),
         }
+        return jnp.stack([by_way[way](theta, sigma) for way in _ways(config)])
 
-        def way(name: str) -> tuple[Array, Array, Array]:
-            descend = networks.linear_transfer if name == "linear" else networks.fine_tune
-            weights = small if name == "scratch" else pretrained.weights
-            network = descend(weights, x, y, *budget)
-            # The first two are flow and narrow descent, and stay NaN where no flow is known.
-            fits = [jnp.full((2, d), jnp.nan), networks.predictor(network.weights)[None]]
-            if name != "scratch" or depth <= 2:
-                start = beta_0 if name != "scratch" else networks.start_of_growth(small, x, y)
-                narrow = networks.narrow_weights(start, depth)
-                # As many steps as the network took, so that only the size of its weights differs.
-                walked = descend(narrow, x, y, options.rate, network.steps)
-                time = (network.steps * options.rate)[None]
-                flow = _linear_flow if name == "linear" else _flow
-                fits[0] = jnp.stack([flow(narrow, x, y, time), networks.predictor(walked.weights)])
-            risks = problems.risk(jnp.concatenate(fits), beta_t)
-            limit = estimated[name](theta, sigma)
-            return jnp.concatenate([limit[None], risks]), network.steps, network.loss
-
-        results = [way(name) for name in _ways(config)]
-        risk, steps, loss = (jnp.stack(parts, axis=-1) for parts in zip(*results, strict=True))
-        found = {"risk": risk, "steps": steps, "loss": loss}
-        if options.orthogonal:
-            ended = [
-                (networks.linear_transfer if name == "linear" else networks.fine_tune)(
-                    orthogonal if name == "scratch" else again.weights, x, y, *budget
-                )
-                for name in _ways(config)
-            ]
-            betas = jnp.stack([networks.predictor(network.weights) for network in ended])
-            found["orthogonal_risk"] = problems.risk(betas, beta_t)
-        return found
-
-    overlaps = dl.nested_overlaps(x, noise, jnp.eye(d, 2), ns.tolist())
-    data = jax.vmap(partial(_condensed, x, noise))(jnp.asarray(ns))
-    # Data outermost, so that angles and noises share them: products with X are of matrices.
-    over_sigma = jax.vmap(point, (None, None, None, 0), -1)
-    over_theta = jax.vmap(over_sigma, (None, None, 0, None), -2)
-    over_loads = jax.vmap(over_theta, (0, 0, None, None), -3)
-    theta, sigma = jnp.asarray(_angles(config)), jnp.asarray(config.sigmas, float)
-    starts = {}
-    if options.orthogonal:
-        least = jnp.stack([networks.least_invariant(w) for w in (small, orthogonal)])
-        starts["invariant"] = least / options.alpha**2
-    return {
-        **starts,
-        **over_loads(overlaps, data, theta, sigma),
-        "pretraining_steps": pretrained.steps,
-        "pretraining_loss": pretrained.loss,
-    }
+    over_sigma = jax.vmap(at, (None, None, 0), -1)
+    over_theta = jax.vmap(over_sigma, (None, 0, None), -2)
+    over_loads = jax.vmap(over_theta, (0, None, None), -3)
+    return over_loads(overlaps, jnp.asarray(_angles(config)), jnp.asarray(config.sigmas, float))
 
 
 def _condensed(

@@ -128,7 +128,7 @@ def test_a_barrier_is_told_from_a_valley():
                 "end_excess": (("seed", "end"), loss),
                 "best": ("seed", np.array([0.0, 1.0, 0.1])),
             },
-            {"end": list(line.ENDS)},
+            {"end": list(line.ENDS), "gamma": np.linspace(-1, 2, 31)},
         )
 
     assert line.barrier(case(0.5))
@@ -138,6 +138,13 @@ def test_a_barrier_is_told_from_a_valley():
     assert line.is_known(one_side)
     assert not line.is_known(case(0.5))
     assert not line.barrier(case(0.05))
+    # At an end of the grid the best is not known, however well the seeds agree.
+    for best, count in (([2.0, 2.0, 2.0], 3), ([-1.0, -0.9, -0.9], 1), ([1.9, 1.9, 1.9], 0)):
+        at = case(0.05).assign(best=("seed", np.array(best)))
+        assert line.is_known(at) is (count == 0)
+        assert (f"({count} of 3 seeds at an end of the grid)" in line.stated_best(at)) is (
+            count > 0
+        )
 
 
 # Two spirals

@@ -20,7 +20,7 @@ from experiments.lab import registry, store
 from experiments.lab.config import varied
 from experiments.lab.findings import told
 from experiments.models import presets
-from experiments.studies.sail_diffusion import data, networks, quality
+from experiments.studies.sail_diffusion import data, findings, networks, quality
 from experiments.studies.sail_diffusion import run as study
 from experiments.studies.sail_diffusion.findings import PRINTED
 from experiments.studies.sail_diffusion.functions import Functions, Traced
@@ -477,6 +477,17 @@ def test_findings_of_made_up_runs():
     assert "FID 78.2 -> 67.6 after 50K steps, SiT-B/2" in text
     assert "of 80 steps, +12 ± 0 if they are not counted" in text
     assert "sit 3.00 ± 0.06, repa 1.00 ± 0.06, sail 0.50 ± 0.06" in sd.summary(made)
+
+
+def test_the_summary_counts_verdicts_after_correction():
+    """Margins of p = .01 to .04 in a run of many claims decide none of them."""
+    falling = np.linspace(9, 1, 9)
+    made = made_up(falling, falling, falling)
+    for measure in ("fd", "sfd", "inception", "precision"):
+        made[measure].loc[{"way": "sail"}] += np.array([0.9, 1.2, 1.5])[:, None]
+    alone, judged = ([f.verdict for f in fn(made)] for fn in (findings.findings, sd.findings))
+    assert judged.count("undecided") > alone.count("undecided")
+    assert f"{judged.count('undecided')} undecided" in sd.summary(made)
 
 
 def test_features_by_path_need_no_encoder():

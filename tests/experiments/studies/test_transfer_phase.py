@@ -11,6 +11,7 @@ import xarray as xr
 from matplotlib.lines import Line2D
 from tiny_runs import tiny_run
 
+from experiments.lab import registry, store
 from experiments.lab.config import varied
 from experiments.studies.transfer_phase import findings, plots, regions
 from experiments.studies.transfer_phase.config import PRESETS
@@ -230,3 +231,13 @@ def test_figures_of_a_run_have_both_lines():
     figure = plots.plot(tiny_run("transfer_phase").dataset)["linear_transfer"]
     assert any(line.get_linestyle() == "--" for line in figure.axes[1].lines)
     assert len(figure.axes[1].collections) == 3  # map, band, line
+
+
+@pytest.mark.slow
+def test_noises_of_any_number_of_digits_are_drawn(tmp_path):
+    config = varied(PRESETS["tiny"], sigmas=(0.2, 0.5), modes=("linear",), draws=2)
+    study = registry.load("transfer_phase")
+    with store.Run.open(tmp_path, study.name, config) as run:
+        _, figures = store.complete(run, study, config)
+    assert {"linear_transfer", "linear_transfer_sigma0_2"} <= figures.keys()
+    assert (tmp_path / "linear_transfer_sigma0_2.png").exists()

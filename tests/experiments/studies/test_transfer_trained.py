@@ -294,6 +294,74 @@ def test_the_study_keeps_the_protocol_with_networks(tmp_path):
     np.testing.assert_allclose(stored.invariant.sel(start="orthogonal"), TINY.networks.d)
 
 
+def _plainly(weights, x, y, rate, steps, until, frozen=False):
+    """Gradient descent of both layers in NumPy, from its definition."""
+    first, last = (np.array(w) for w in weights)
+    for _ in range(steps):
+        missing = x @ (first @ last) - y
+        if missing @ missing / (2 * len(x)) <= until:
+            break
+        gradient = x.T @ missing / len(x)
+        pulled = first.T @ gradient
+        if not frozen:
+            first = first - rate * np.outer(gradient, last)
+        last = last - rate * pulled
+    return first, last
+
+
+def _errors(config):
+    """How far the risks of one cell are from the plain loop's, from scratch and after transfer."""
+    dataset = trained.trained(config, store.direct)
+    nets, n = config.networks, config.trained_counts()
+    d, budget = nets.d, (nets.rate, nets.steps, nets.loss)
+    key = jax.random.split(jax.random.fold_in(jax.random.key(config.seed), 1), nets.draws)[0]
+    key_x, key_noise, key_source, key_target = jax.random.split(key, 4)
+    x = np.array(jax.random.normal(key_x, (n[-1], d)))[: n[2]]
+    noise = np.array(jax.random.normal(key_noise, (n[-1],)))[: n[2]]
+    angle = float(dataset.cell_theta[1])
+    beta_s, beta_t = np.eye(d)[0], np.cos(angle) * np.eye(d)[0] + np.sin(angle) * np.eye(d)[1]
+    small, source = (
+        networks.gaussian_weights(k, d, 2, nets.alpha) for k in (key_target, key_source)
+    )
+    # |beta - beta_s|^2 / 2, as rows sqrt(d) e_i have it
+    pretrained = _plainly(source, np.sqrt(d) * np.eye(d), np.sqrt(d) * beta_s, *budget)
+    data = x, x @ beta_t + config.sigmas[-1] * noise
+    ends = {
+        "scratch": _plainly(small, *data, *budget),
+        "linear": _plainly(pretrained, *data, *budget, frozen=True),
+        "fine_tune": _plainly(pretrained, *data, *budget),
+    }
+    found = dataset.risk.isel(network=0, cell_gamma=2, cell_theta=1, sigma=-1).sel(kind="network")
+    return {
+        way: abs(float(found.sel(way=way)) - float(np.sum((first @ last - beta_t) ** 2)))
+        for way, (first, last) in ends.items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alpha", [1e-5, 1e-2])
+def test_networks_are_those_of_the_plain_loop(alpha):
+    """In the directions in which small weights move, and in all of them where they are large."""
+    config = varied(TINY, networks={"draws": 2, "alpha": alpha, "orthogonal": False})
+    few = 4 * alpha**2 * config.networks.d <= trained.NEGLIGIBLE
+    assert few is (alpha < 1e-3)
+    assert max(_errors(config).values()) < (1e-6 if few else 1e-12)
+
+
+@pytest.mark.slow
+def test_networks_in_other_directions_are_not(monkeypatch):
+    """The comparison sees a subspace in which weights do not move."""
+
+    def elsewhere(weights, problem):
+        spanning = jnp.stack([weights[1], jnp.ones_like(weights[1])], -1)
+        return jnp.linalg.qr(spanning)[0].T
+
+    monkeypatch.setattr(trained.directions, "moving", elsewhere)
+    # Another number of steps, so that nothing compiled before is used.
+    config = varied(TINY, networks={"draws": 2, "alpha": 1e-5, "orthogonal": False, "steps": 1001})
+    assert _errors(config)["scratch"] > 1e-5
+
+
 @functools.cache
 def _sizes(**changes):
     """Of the parts, in the mean over all points, at a fixed time."""

@@ -1,0 +1,244 @@
+r"""Gradient descent of two layers in the few hidden directions in which the weights really move.
+
+Two layers compute beta = W w, with W of shape `(d, h)`. On a quadratic loss with gradient g at
+beta, a step of descent at rate r is
+
+    W <- W - r g w^T,    w <- w - r W^T g.                                                     (1)
+
+Let S be a subspace of the hidden space with w(0) in S, and P the projection on it. Split
+
+    W = A + N,  A = W P,  N = W (I - P),        w = c + m,  c = P w,  m = (I - P) w.
+
+Rows of A and c lie in S, rows of N and m in its complement. So A m = 0, N c = 0, and (1) reads
+
+    beta = A c + N m                                                                           (2)
+    A <- A - r g c^T,    c <- c - r A^T g                                                      (3)
+    N <- N - r g m^T,    m <- m - r N^T g,    m(0) = 0.                                        (4)
+
+(3) is (1) of a network with dim S hidden units. It feels the rest only through N m in (2).
+
+*Exact.* g lies in the row space R of X. If S also holds W(0)^T v for every v in R, then N^T g = 0
+at the first step. By (4) m stays 0 and N stays as it is, and N^T g = 0 at every later step, too.
+Then N m = 0: the network in S takes exactly the steps of the whole one. It has at most
+min(n, d) + 1 units.
+
+*Small weights.* For given g, (4) is linear in (N, m). So N m is quadratic in N(0), for any S that
+holds w(0). Weights of standard deviation alpha have |N(0)| of about 2 alpha sqrt(d) or less, and a
+smaller S costs O(alpha^2 d) in beta. Two directions suffice,
+
+    S = span{w(0), W(0)^T g(0)}.                                                               (5)
+
+From scratch the second is needed. Without it (N, m) grows as fast as the network does, by
+1 / alpha, while g is still g(0). With it N^T g(0) = 0, and nothing in (N, m) moves until A c turns
+g away from g(0). After that the sum of r g over all steps stays of order 1, because training ends
+where g is 0. A pretrained network has rank one up to alpha, and w(0) is its direction.
+
+*The last layer alone.* With W frozen g need not end at 0, and the sum of r g grows with time. But
+the loss is quadratic in w: one layer on the features X W, which needs no approximation.
+
+*Data.* In the basis of the right singular vectors of X the loss is a sum over coordinates
+(`Problem`). A step takes O(d) operations for each hidden direction. No closed form is used here,
+and the rate is the plain loop's: `networks` takes the same steps, in O(d^2).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from theory.deep_linear import networks
+
+
+class Problem(NamedTuple):
+    """A quadratic loss |scale z - pull|^2 / 2 + rest of the coordinates z = basis beta.
+
+    Attributes:
+      basis: An orthogonal matrix `(d, d)`, coordinates first.
+      scale: The square root of the curvature along each coordinate, `(d,)`.
+      pull: What `scale z` is to be, `(d,)`.
+      rest: The least loss, a scalar.
+    """
+
+    basis: Float[Array, "*b d d"]
+    scale: Float[Array, "*b d"]
+    pull: Float[Array, "*b d"]
+    rest: Float[Array, "*b"]
+
+
+class Descended(NamedTuple):
+    """Networks after gradient descent, with leading axes for many of them.
+
+    Attributes:
+      first: The first layer, hidden direction first, in the coordinates of the problem.
+      last: The last layer, by hidden direction.
+      loss: The loss that is left.
+      steps: How many steps were taken.
+    """
+
+    first: Float[Array, "*b k d"]
+    last: Float[Array, "*b k"]
+    loss: Float[Array, "*b"]
+    steps: Array
+
+
+def of_task(beta_s: Float[Array, " d"]) -> Problem:
+    """States the population loss |beta - beta_s|^2 / 2.
+
+    Args:
+      beta_s: The source task.
+
+    Returns:
+      The problem, in the coordinates of beta itself.
+    """
+    return Problem(jnp.eye(beta_s.size), jnp.ones_like(beta_s), beta_s, jnp.zeros(()))
+
+
+def of_samples(x: Float[Array, "n d"], y: Float[Array, " n"]) -> Problem:
+    """States the training loss |y - X beta|^2 / (2n).
+
+    Args:
+      x: Inputs.
+      y: Labels.
+
+    Returns:
+      The problem, in the coordinates of the right singular vectors of X, those of unseen directions
+      included.
+    """
+    n, d = x.shape
+    # Rows of zeros change no loss, and give a basis of all d directions.
+    fill = max(d - n, 0)
+    u, s, vt = jnp.linalg.svd(jnp.pad(x, ((0, fill), (0, 0))), full_matrices=False)
+    pull = u.T @ jnp.pad(y, (0, fill)) / jnp.sqrt(n)
+    rest = jnp.maximum(y @ y / n - pull @ pull, 0.0) / 2
+    return Problem(vt, s / jnp.sqrt(n), pull, rest)
+
+
+def moving(weights: networks.Weights, problem: Problem) -> Float[Array, "k h"]:
+    """Finds the two hidden directions of eq. (5) above.
+
+    Args:
+      weights: Two layers, `[d, h]` and `[h]`.
+      problem: The loss that they are trained on.
+
+    Returns:
+      Orthonormal directions; one if there is one hidden unit only.
+    """
+    first, last = weights
+    scale, basis = problem.scale, problem.basis
+    gradient = basis.T @ (scale * (scale * (basis @ (first @ last)) - problem.pull))
+    # Each has size 1 before they are made orthogonal: their sizes may be alpha apart.
+    tiny = jnp.finfo(last.dtype).tiny
+    spanning = (v / jnp.maximum(jnp.linalg.norm(v), tiny) for v in (last, first.T @ gradient))
+    return jnp.linalg.qr(jnp.stack(list(spanning), -1))[0].T
+
+
+def reduced(
+    weights: networks.Weights, problem: Problem, hidden: Float[Array, "k h"]
+) -> tuple[Float[Array, "k d"], Float[Array, " k"]]:
+    """Restricts two layers to some hidden directions, in the coordinates of a problem.
+
+    Args:
+      weights: Two layers, `[d, h]` and `[h]`.
+      problem: The problem.
+      hidden: The directions, orthonormal.
+
+    Returns:
+      The first layer, hidden direction first, and the last layer.
+    """
+    first, last = weights
+    return (problem.basis @ (first @ hidden.T)).T, hidden @ last
+
+
+def restored(
+    weights: networks.Weights, problem: Problem, hidden: Float[Array, "k h"], ended: Descended
+) -> networks.Weights:
+    """Puts what descent made of some hidden directions back in the place of what it began with.
+
+    Args:
+      weights: The two layers that descent began with.
+      problem: The problem.
+      hidden: The directions.
+      ended: What descent made of `reduced(weights, problem, hidden)`.
+
+    Returns:
+      Two layers of the shapes of `weights`.
+    """
+    first, last = weights
+    before = reduced(weights, problem, hidden)
+    moved = problem.basis.T @ (ended.first - before[0]).T
+    return first + moved @ hidden, last + (ended.last - before[1]) @ hidden
+
+
+def predictor(problem: Problem, ended: Descended) -> Float[Array, "*b d"]:
+    """Computes the linear map beta of networks after descent.
+
+    Args:
+      problem: Their problems.
+      ended: The networks.
+
+    Returns:
+      The maps, in the coordinates of the inputs.
+    """
+    return jnp.einsum("...cd,...c->...d", problem.basis, _coordinates(ended.first, ended.last))
+
+
+def descend(
+    first: Float[Array, "*b k d"],
+    last: Float[Array, "*b k"],
+    problem: Problem,
+    rate: ArrayLike,
+    steps: ArrayLike,
+    until: ArrayLike = 0.0,
+    freeze_last: bool = False,
+) -> Descended:
+    """Takes the steps of gradient descent of many networks in one loop, each until it stops.
+
+    Leading axes run over networks and broadcast. A network stops by itself; the loop ends with the
+    last of them.
+
+    Args:
+      first: First layers, hidden direction first, in the coordinates of the problems.
+      last: Last layers.
+      problem: The problems.
+      rate: Learning rate.
+      steps: The largest number of steps.
+      until: The loss at which training stops earlier, from 0.
+      freeze_last: Whether the last layer stays as it is.
+
+    Returns:
+      The networks.
+    """
+    shape = jnp.broadcast_shapes(
+        first.shape[:-2], last.shape[:-1], problem.rest.shape, jnp.shape(steps)
+    )
+    first = jnp.broadcast_to(first, (*shape, *first.shape[-2:]))
+    last = jnp.broadcast_to(last, (*shape, *last.shape[-1:]))
+
+    def missed(first: Array, last: Array) -> tuple[Array, Array]:
+        """The differences along each coordinate, and the loss."""
+        missing = problem.scale * _coordinates(first, last) - problem.pull
+        return missing, jnp.sum(missing**2, -1) / 2 + problem.rest
+
+    def step(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        taken, going, first, last = state
+        missing, loss = missed(first, last)
+        # The loss belongs to the weights before the step: those that reach `until` are kept as they
+        # are, and a NaN ends it, too.
+        going = going & (loss > until) & (taken < steps)
+        gradient = problem.scale * missing
+        pace = jnp.where(going, rate, 0.0)
+        moved = first - (pace[..., None] * last)[..., None] * gradient[..., None, :]
+        if not freeze_last:
+            pulled = jnp.einsum("...kd,...d->...k", first, gradient)
+            last = last - pace[..., None] * pulled
+        return taken + going, going, moved, last
+
+    start = jnp.zeros(shape, int), jnp.ones(shape, bool), first, last
+    taken, _, first, last = jax.lax.while_loop(lambda state: state[1].any(), step, start)
+    return Descended(first, last, missed(first, last)[1], taken)
+
+
+def _coordinates(first: Float[Array, "*b k d"], last: Float[Array, "*b k"]) -> Array:
+    return jnp.sum(first * last[..., None], -2)
