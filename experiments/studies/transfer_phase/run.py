@@ -13,6 +13,7 @@ from experiments.lab.store import direct
 from experiments.lab.sweep import over_devices, sweep
 from experiments.studies.transfer_phase import regions
 from experiments.studies.transfer_phase.config import Config
+from experiments.studies.transfer_phase.flowed import flowed
 from experiments.studies.transfer_phase.trained import trained
 from theory import deep_linear as dl
 
@@ -27,7 +28,7 @@ CHUNK = 5
 
 
 def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
-    """Computes transferability in theory and by simulation on one grid of loads and angles.
+    """Computes transferability in theory and on random data, on one grid of loads and angles.
 
         T = R_scratch - R_transfer  (eq. 7 of Features are fate)
 
@@ -41,18 +42,18 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
       difference between risks on the same data. `*_std` is its standard deviation, and `*_low`,
       `*_median` and `*_high` are quantiles (16, 50 and 84 %), which exist where moments do not:
       near n = d. `*_curve` are slices along fine curves, `*_region` means over `regions.REGIONS`.
-      The variables of `trained` are added if `config.train`.
+      The variables of `flowed` are added, and those of `trained` if `config.train`.
     """
     simulated = simulate(config, stage)
     dataset = _dataset(config, simulated, stage("closed forms", partial(_closed_forms, config)))
-    if not config.train:
-        return dataset
-    networks = trained(config, stage)
-    return dataset.merge(networks).assign_attrs(networks.attrs)
+    for measured in (flowed, *([trained] if config.train else [])):
+        more = measured(config, stage)
+        dataset = dataset.merge(more).assign_attrs(more.attrs)
+    return dataset
 
 
 def simulate(config: Config, stage: Stage = direct) -> dict[str, np.ndarray]:
-    """Simulates the transferability of every draw.
+    """Computes the transferability of every draw by the estimators of both methods.
 
     Args:
       config: The config.
@@ -77,14 +78,14 @@ def _angles(config: Config) -> np.ndarray:
 def _draws(
     index: np.ndarray, *, keys: np.ndarray, gains: Callable[[jax.Array], Any]
 ) -> dict[str, np.ndarray]:
-    """Simulates the transferability of some draws."""
+    """Computes the transferability of some draws."""
     with jax.enable_x64(True):
         linear, tuned = gains(jax.random.wrap_key_data(jax.numpy.asarray(keys[index])))
     return {"linear": np.asarray(linear), "fine_tune": np.asarray(tuned)}
 
 
 def _gains(config: Config, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Simulates one draw for each key: transferability by linear transfer, and by fine-tuning."""
+    """Draws data for each key: transferability by linear transfer, and by fine-tuning."""
     overlaps = dl.simulate_overlaps(keys, config.counts().tolist(), config.d)
     return _differences(overlaps, _angles(config), config.sigmas, config.depths)
 
@@ -104,17 +105,16 @@ def _differences(overlaps: dl.Overlaps, theta, sigma, depth) -> tuple[jax.Array,
 
 
 def _closed_forms(config: Config) -> dict[str, np.ndarray]:
-    """Computes what theory says: on the grid, along fine curves, and the boundaries."""
+    """Computes the closed forms on the grid and along fine curves."""
     curve = np.linspace(3 / config.d, config.gamma_max, FINE)
     # Between n = d-1 and d+1 the mean is infinite (with noise): leave a gap in the curve.
     curve = curve[np.abs(curve * config.d - config.d) > 1]
-    below, edge = curve[curve < 1], np.linspace(0, pi / 2, FINE)
     theta = _angles(config)
     slices = theta[list(_slice_index(config))]
 
     # Everything is an argument: XLA would spend a minute on folding constants.
     @jax.jit
-    def evaluate(n, theta, n_curve, slices, edge, below, sigma, depth):
+    def evaluate(n, theta, n_curve, slices, sigma, depth):
         def gains(n, theta):
             n, theta = n[:, None, None], theta[:, None]
             tuned = dl.transferability(
@@ -123,24 +123,18 @@ def _closed_forms(config: Config) -> dict[str, np.ndarray]:
             return dl.transferability("linear", n, config.d, theta, sigma), tuned
 
         on_grid, on_curve = gains(n, theta), gains(n_curve, slices)
-        edges = dl.linear_transfer_boundary(edge[:, None], sigma)
         return {
             "linear_theory": on_grid[0],
             "fine_tune_theory": on_grid[1],
             "linear_curve": on_curve[0],
             "fine_tune_curve": on_curve[1],
-            "linear_lower": edges.lower,
-            "linear_upper": edges.upper,
-            "linear_over": edges.over,
-            "fine_tune_edge": dl.fine_tune_boundary(below[:, None, None], sigma[:, None], depth),
         }
 
     with jax.enable_x64(True):
         sigma, depth = np.array(config.sigmas), np.array(config.depths, dtype=float)
         n, n_curve = config.counts().astype(float), curve * config.d
-        curves = evaluate(n, theta, n_curve, slices, edge, below, sigma, depth)
-    coordinates = {"curve": curve, "below": below, "edge": edge}
-    return coordinates | {name: np.asarray(value) for name, value in curves.items()}
+        curves = evaluate(n, theta, n_curve, slices, sigma, depth)
+    return {"curve": curve} | {name: np.asarray(value) for name, value in curves.items()}
 
 
 def _slice_index(config: Config) -> tuple[int, ...]:
@@ -161,7 +155,7 @@ def _regions(config: Config, mode: str, theory: np.ndarray) -> np.ndarray:
 
 
 def _dataset(config: Config, simulated: Mapping, theory: Mapping) -> "xr.Dataset":
-    """Makes the dataset of theory and simulation."""
+    """Makes the dataset of theory and of what the draws gave."""
     import xarray as xr
 
     n = config.counts()
@@ -182,11 +176,6 @@ def _dataset(config: Config, simulated: Mapping, theory: Mapping) -> "xr.Dataset
         )
         of_theory = regions.means(theory[f"{mode}_theory"][None], parts)[:, 0]
         data[f"{mode}_region_theory"] = (("region", *dims[2:]), of_theory)
-    if "linear" in config.modes:
-        for edge in ("lower", "upper", "over"):
-            data[f"linear_{edge}"] = (("edge", "sigma"), theory[f"linear_{edge}"])
-    if "fine_tune" in config.modes:
-        data["fine_tune_edge"] = (("below", "sigma", "depth"), theory["fine_tune_edge"])
     angles = _angles(config)
     coords = {
         "gamma": ("gamma", n / config.d, {"long_name": "load n/d", "units": "1"}),
@@ -195,8 +184,6 @@ def _dataset(config: Config, simulated: Mapping, theory: Mapping) -> "xr.Dataset
         "depth": ("depth", list(config.depths), {"long_name": "layers"}),
         "curve": ("curve", theory["curve"], {"long_name": "load n/d", "units": "1"}),
         "slice": ("slice", angles[list(_slice_index(config))], {"units": "rad"}),
-        "edge": ("edge", theory["edge"], {"long_name": "angle", "units": "rad"}),
-        "below": ("below", theory["below"], {"long_name": "load n/d < 1", "units": "1"}),
         "region": list(regions.REGIONS),
     }
     return xr.Dataset(data, coords, {"draws": config.draws, "d": config.d})
