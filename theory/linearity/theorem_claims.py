@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array
 
 from theory.claims import Claim, measured
-from theory.linearity import bounds
+from theory.linearity import bounds, domains
 from theory.linearity.tasks import (
     HALVES,
     ORDER,
@@ -157,6 +157,7 @@ def _theorem() -> list[Claim]:
             lambda: supremum_bound(tanh_loss, first_two(tanh_experts()), PAIR),
             measured(_loss_gap),
             relation="<=",
+            attack=domains.SUPREMUM,
         ),
         row(
             "T1-integral/ours",

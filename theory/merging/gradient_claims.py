@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from theory.claims import Claim, Relation, beside, measured
+from theory.merging import domains
 from theory.merging.bounds import chi_square, excess_risk_bound
 from theory.merging.quadratic import constants
 from theory.merging.tasks import QuadraticTasks
@@ -58,6 +59,7 @@ def _theorem_2() -> list[Claim]:
                 f"{MIXED}; quadratics, ηL ≤ 1",
                 drawn(mixed, "surrogate_gradient", RUNS),
                 relation="<=",
+                attack={"corrected": domains.SURROGATE},
                 corrected=(
                     "E|∇f̃(x_avg)|² ≤ (1-η/2C)^{2 min K}(2L gap + Σλζ²) + ηLΣλ²σ²/b",
                     bound(mixed, "surrogate", "corrected"),
@@ -148,6 +150,8 @@ def _closest(
         measured(partial(side, left)),
         relation=relation,
         effect=None,
+        without=None,
+        attack=None,
         **{status: (said[status][0], partial(side, right), said[status][1]) for status in said},
     )
 
