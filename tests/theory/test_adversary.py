@@ -78,6 +78,16 @@ def test_logarithmic_boxes_span_orders_of_magnitude():
 
 ATTACKED = [claim for claim in claims.all_claims() if claim.attack is not None]
 KINDS = {
+    "sail/T2-eq6/exact": "attained",
+    "sail/T2-descent/exact": "attained",
+    "sail/T2-gradient/exact": "attained",
+    "sail/T2-eq7/exact": "attained",
+    "features-are-fate/eq60/exact": "attained",
+    "features-are-fate/LB.1-remainder/ours": "attained",
+    "cross-task-linearity/T1/ours": "attained",
+    "unified-merging/eq7/exact": "within 2",
+    "unified-merging/eq7-tight/ours": "attained",
+    "unified-merging/L4/exact": "attained",
     "features-are-fate/eq46/exact": "not sharp",
     "features-are-fate/eq46/ours": "attained",
     "features-are-fate/eq59/corrected": "not sharp",

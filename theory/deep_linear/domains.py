@@ -4,6 +4,7 @@ Gradient flow conserves D_l = W_l^T W_l - W_{l+1} W_{l+1}^T, of which the lemmas
 least lambda I. So every network with such D_l is one at which the bounds have to hold.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -127,3 +128,32 @@ REVERSED = Domain(
     _reversed,
     _reversed_again,
 )
+
+
+def _tail(of_start: bool, p: Any) -> Any:
+    """|W_1|_F^2 - |W_1|_op^2 beside |W_1(0)|_F^2 - |W_2(0)|_F^2, and the same of operator norms."""
+    kept = p["least"] * jnp.eye(2) + p["more"] @ p["more"].T
+    lesser, _ = _eigenvalues(jnp.outer(p["last"], p["last"]) + kept)
+    start = _both(p)[1] if of_start else 0.0
+    return lesser / (kept[0, 0] + kept[1, 1] + start)
+
+
+def _tail_again(of_start: bool, p: Any) -> float:
+    kept = p["least"] * np.eye(2) + p["more"] @ p["more"].T
+    w, w0 = (np.linalg.cholesky(np.outer(v, v) + kept) for v in (p["last"], p["start"]))
+    bound = np.sum(w0**2) - p["start"] @ p["start"]
+    if of_start:
+        bound += np.linalg.norm(w0, 2) ** 2 - p["start"] @ p["start"]
+    return float((np.sum(w**2) - np.linalg.norm(w, 2) ** 2) / bound)
+
+
+def tail(of_start: bool) -> Domain:
+    """Returns the problems of eq. (60).
+
+    Args:
+      of_start: Whether the bound has the operator norms at the start, as printed.
+
+    Returns:
+      The domain.
+    """
+    return replace(REVERSED, ratio=partial(_tail, of_start), again=partial(_tail_again, of_start))

@@ -469,6 +469,7 @@ def _claims() -> list[Claim]:
                 lemma.alpha**2 * value,
                 _end(_tail, lemma, 1e-6),
                 relation="<=",
+                attack=domains.tail(of_start="exact" in name),
             )
             for name, text, value in (
                 (

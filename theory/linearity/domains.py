@@ -84,6 +84,43 @@ SUPREMUM = Domain(
 )
 
 
+def _third(coefficients: Any) -> Any:
+    """The Frobenius norm of D^3 f, no less than its largest value along a unit vector."""
+    xxx, xxy, xyy, yyy = coefficients[3:]
+    return jnp.sqrt(36 * xxx**2 + 12 * xxy**2 + 12 * xyy**2 + 36 * yyy**2)
+
+
+def _taylor(p: Any, main: bool = True, rest: bool = True) -> Any:
+    a, origin = _weights(p), p["origin"]
+    norm = bounds.curvature(_polynomial, origin, p["coefficients"])
+    first = bounds.main_term(norm, p["models"], a) if main else 0.0
+    last = bounds.remainder(_third(p["coefficients"]), p["models"], a, origin) if rest else 0.0
+    return _gap(p) / (first + last)
+
+
+def _taylor_again(p: Any) -> float:
+    """The bound as it is stated, in NumPy."""
+    gap, a, middle = _gap_again(p)
+    models, origin = np.asarray(p["models"]), np.asarray(p["origin"])
+    first = np.linalg.norm(_hessian(origin, p["coefficients"]), 2) * a[0] * a[1] / 2
+    far = [np.linalg.norm(theta - origin) ** 3 for theta in (middle, *models)]
+    rest = float(_third(p["coefficients"])) / 6 * (far[0] + a @ far[1:])
+    return float(gap / (first * np.sum((models[0] - models[1]) ** 2) + rest))
+
+
+TAYLOR = Domain(
+    f"polynomials of degree 3 in 2 parameters, any θ₀, {_APART}",
+    {**BOXES, "origin": Box(-2.0, 2.0, (2,))},
+    _taylor,
+    _taylor_again,
+    allowed=_apart,
+    without={
+        "the Hessian": partial(_taylor, main=False),
+        "ℰ": partial(_taylor, rest=False),
+    },
+)
+
+
 def _cross_entropy(logits: Any) -> Any:
     """Of one example of the first of two classes."""
     return jnp.logaddexp(0.0, logits[1] - logits[0])

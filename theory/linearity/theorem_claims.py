@@ -139,6 +139,7 @@ def _theorem() -> list[Claim]:
             lambda: _worst_case()[0],
             measured(_worst_delta),
             relation="<=",
+            attack=domains.TAYLOR,
         ),
         row(
             "T1-supremum-cube/ours",

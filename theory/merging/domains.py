@@ -3,6 +3,8 @@
 The ratio is that of closed forms; `again` follows the steps of the experts one by one.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -111,3 +113,60 @@ SURROGATE = Domain(
         "ηLΣλ²σ²/b": lambda p: _surrogate(p, "variance"),
     },
 )
+
+
+# --- gradients of several tasks (eq. 7, Lemma 4) --------------------------------------------------
+
+Sides = Callable[[Any], tuple[Any, dict[str, Any]]]
+
+
+def _squares(p: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
+    """|grad f|^2, |grad f~|^2, sum w |grad f_i|^2, sum w zeta^2, and both chi-squares."""
+    g, w = p["gradients"], p["weights"] / p["weights"].sum()
+    plain, weighted = g.mean(0), w @ g
+    zeta2, away = w @ ((g - plain) ** 2).sum(1), (1 / w.size - w) ** 2
+    each = w @ (g**2).sum(1)
+    return (
+        (plain**2).sum(), (weighted**2).sum(), each, zeta2, (away / w**2).sum(), (away / w).sum()
+    )  # fmt: skip
+
+
+def _lemma_4(p: Any) -> tuple[Any, dict[str, Any]]:
+    _, weighted, each, zeta2, _, _ = _squares(p)
+    return each, {"|∇f̃|²": weighted, "Σλζ²": zeta2}
+
+
+def _eq_7(p: Any) -> tuple[Any, dict[str, Any]]:
+    plain, weighted, _, zeta2, printed, _ = _squares(p)
+    return plain, {"2(χ²+1)|∇f̃|²": 2 * (printed + 1) * weighted, "2χ²Σλζ²": 2 * printed * zeta2}
+
+
+def _eq_7_tight(p: Any) -> tuple[Any, dict[str, Any]]:
+    plain, weighted, _, zeta2, _, chi2 = _squares(p)
+    return plain, {"2|∇f̃|²": 2 * weighted, "2χ²Σλζ²": 2 * chi2 * zeta2}
+
+
+def _of(sides: Sides, lacking: str, p: Any) -> Any:
+    left, terms = sides(p)
+    return left / sum(term for name, term in terms.items() if name != lacking)
+
+
+def _of_again(sides: Sides, p: Any) -> float:
+    """In long double."""
+    left, terms = sides({name: np.asarray(v, np.longdouble) for name, v in p.items()})
+    return float(left / sum(terms.values()))
+
+
+def _gradients(sides: Sides, *terms: str) -> Domain:
+    return Domain(
+        "4 gradients in 3 dimensions, weights down to .01 of one another",
+        {"gradients": Box(-1.0, 1.0, (4, 3)), "weights": Box(0.01, 1.0, (4,), log=True)},
+        partial(_of, sides, ""),
+        partial(_of_again, sides),
+        without={term: partial(_of, sides, term) for term in terms},
+    )
+
+
+LEMMA_4 = _gradients(_lemma_4, "|∇f̃|²", "Σλζ²")
+EQ_7 = _gradients(_eq_7, "2(χ²+1)|∇f̃|²", "2χ²Σλζ²")
+EQ_7_TIGHT = _gradients(_eq_7_tight, "2|∇f̃|²", "2χ²Σλζ²")
