@@ -54,7 +54,7 @@ def _again(ratio: Callable[[Any], Any], p: Any) -> float:
     before, slope = start @ H @ start / 2, np.sum((H @ start) ** 2)
     rate = p["pace"] / largest
     left = (path[-1] @ H @ path[-1] / 2 / before) ** (1 / STEPS)
-    found = {
+    found: dict[Any, Any] = {
         _eq_6: rate * least / (1 - left),
         _descent: path[0] @ H @ path[0] / 2 / (before - rate * (1 - largest * rate / 2) * slope),
         _slope: 2 * least * before / slope,
