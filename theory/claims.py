@@ -11,7 +11,7 @@ import importlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +22,8 @@ from sail_jax.checks import nearest
 # JAX, slow to import, is imported where claims are checked: what shows verdicts needs none.
 if TYPE_CHECKING:
     from jaxtyping import Array
+
+    from theory.adversary import Domain
 
 # Rooms of the theory that hand on a tuple CLAIMS.
 ROOMS = (
@@ -52,6 +54,7 @@ ROUNDING = 1e-12
 # What a claim is to its paper, by the last part of its id.
 STATUSES = {
     "exact": "exact as printed",
+    "open": "holds here, unproved",
     "limit": "holds in the stated limit",
     "printed": "wrong as printed",
     "corrected": "corrected",
@@ -119,6 +122,8 @@ class Claim:
       draws: A name for the random numbers; None means "paper/statement". Claims of one name are
         simulated with one key: a statement as printed and as corrected stands beside one number,
         which is computed once.
+      without: By the name of a term of the prediction: what computes the prediction without it.
+      attack: The problems on which a bound can be attacked; None where none are declared.
     """
 
     id: str
@@ -131,6 +136,8 @@ class Claim:
     note: str = ""
     effect: float | None = None
     draws: str | None = None
+    without: Mapping[str, Callable[[], float]] = field(default_factory=dict)
+    attack: "Domain | None" = None
 
     @property
     def status(self) -> str:
@@ -151,6 +158,8 @@ def beside(
     *,
     relation: Relation | Mapping[str, Relation] = "=",
     effect: float | None = None,
+    without: Mapping[str, Mapping[str, Callable[[], float]]] | None = None,
+    attack: "Mapping[str, Domain] | None" = None,
     **said: tuple[str, Callable[[], float]] | tuple[str, Callable[[], float], str],
 ) -> list[Claim]:
     """Makes the claims of one statement, as printed and as it is true, beside one simulator.
@@ -162,6 +171,8 @@ def beside(
       simulate: The simulator.
       relation: What is compared, for all claims or by status.
       effect: The change of the prediction that the simulation is made to see, as for `Claim`.
+      without: By status: the prediction without each of its terms, as for `Claim`.
+      attack: By status: the problems on which the bound can be attacked.
       **said: By status: what is claimed, its prediction, and a note if there is one.
 
     Returns:
@@ -182,6 +193,8 @@ def beside(
             relations[status],
             "".join(note),
             effect,
+            without=(without or {}).get(status, {}),
+            attack=(attack or {}).get(status),
         )
         for status, (statement, predict, *note) in said.items()
     ]
@@ -332,19 +345,26 @@ def measured(compute: Callable[[], Any], tolerance: float = ROUNDING) -> Simulat
 class Power:
     """What a comparison can see, for errors that are Gaussian, or within the tolerance.
 
+    An equality is taken to be true, a bound and a misprint to be as far off as the simulation
+    finds them.
+
     Attributes:
-      effect: The change of the prediction that the claim is made to see. For a misprint it is that
-        by which the print misses.
+      effect: The change of the prediction that the claim is made to see. For a misprint it is the
+        distance by which the print misses. A bound is tightened by it.
       sees: The smallest change that is overlooked with a chance of at most `MISS`.
-      false_alarm: The chance that a claim which is true does not hold; that of a bound is largest
-        where it is attained.
-      miss: The chance that a prediction which is wrong by `effect` holds.
+      false_alarm: The chance that a claim which is true does not hold; for a bound it is largest
+        where the bound is attained.
+      miss: The chance that the claim still holds with a prediction that is changed by `effect`. For
+        a misprint it is the chance that the print holds.
+      slack: The room that a bound which should hold leaves, predicted - simulated or the reverse;
+        0 for other claims.
     """
 
     effect: float
     sees: float
     false_alarm: float
     miss: float
+    slack: float = 0.0
 
     @property
     def enough(self) -> bool:
@@ -374,6 +394,7 @@ class Verdict:
       note: The claim's note.
       power: What the comparison can see.
       seconds: How long it took.
+      unnoticed: Names of wrong predictions, see `mutants`, with which the claim would hold too.
     """
 
     id: str
@@ -392,6 +413,7 @@ class Verdict:
     note: str
     power: Power
     seconds: float
+    unnoticed: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -418,7 +440,8 @@ def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
         predicted = float(claim.predict())
         name = claim.draws or claim.id.rpartition("/")[0]
         estimate = _simulated(claim.simulate, name, seed, quick)
-    return judge(claim, predicted, estimate, time.perf_counter() - start)
+        wrong = mutants(claim, predicted)
+    return judge(claim, predicted, estimate, time.perf_counter() - start, wrong)
 
 
 # Claims of one statement follow one another: few have others of other statements between them.
@@ -428,7 +451,26 @@ def _simulated(simulate: Simulate, draws: str, seed: int, quick: bool) -> Estima
     return simulate(claim_key(draws, seed), quick)
 
 
-def judge(claim: Claim, predicted: float, estimate: Estimate, seconds: float = 0.0) -> Verdict:
+def _score(predicted: float, estimate: Estimate) -> float:
+    """(simulated - predicted) in standard errors, or in tolerances."""
+    difference = estimate.value - predicted
+    unit = estimate.stderr if estimate.stderr is not None else estimate.tolerance
+    # Without an error nothing but equality agrees; inf * 0 would be NaN.
+    return difference / unit if unit else difference * math.inf if difference else 0.0
+
+
+def _holds(relation: Relation, score: float, estimate: Estimate) -> bool:
+    excess = {"=": abs(score), "<=": score, ">=": -score}[relation]
+    return excess <= (Z_MAX if estimate.stderr is not None else 1.0)  # NaN does not hold
+
+
+def judge(
+    claim: Claim,
+    predicted: float,
+    estimate: Estimate,
+    seconds: float = 0.0,
+    wrong: Mapping[str, float] | None = None,
+) -> Verdict:
     """Compares the two sides of a claim.
 
     Args:
@@ -436,16 +478,12 @@ def judge(claim: Claim, predicted: float, estimate: Estimate, seconds: float = 0
       predicted: What its formula gives.
       estimate: What its simulation gives.
       seconds: How long both took.
+      wrong: Wrong predictions by name, see `mutants`; None for none.
 
     Returns:
       The verdict.
     """
-    difference = estimate.value - predicted
-    unit = estimate.stderr if estimate.stderr is not None else estimate.tolerance
-    # Without an error nothing but equality agrees; inf * 0 would be NaN.
-    score = difference / unit if unit else difference * math.inf if difference else 0.0
-    limit = Z_MAX if estimate.stderr is not None else 1.0
-    excess = {"=": abs(score), "<=": score, ">=": -score}[claim.relation]
+    score = _score(predicted, estimate)
     return Verdict(
         id=claim.id,
         status=claim.status,
@@ -459,11 +497,46 @@ def judge(claim: Claim, predicted: float, estimate: Estimate, seconds: float = 0
         score=score,
         score_name="z" if estimate.stderr is not None else "err/tol",
         expected=claim.expected,
-        holds=excess <= limit,  # NaN does not hold
+        holds=_holds(claim.relation, score, estimate),
         note=claim.note,
         power=power(claim, predicted, estimate),
         seconds=seconds,
+        unnoticed=tuple(
+            name
+            for name, value in (wrong or {}).items()
+            if _holds(claim.relation, _score(value, estimate), estimate)
+        ),
     )
+
+
+def _effect(claim: Claim, predicted: float) -> float:
+    """The change of its prediction that a claim which should hold is made to see."""
+    return EFFECT * (abs(predicted) or 1.0) if claim.effect is None else claim.effect
+
+
+def mutants(claim: Claim, predicted: float) -> dict[str, float]:
+    """Makes wrong predictions from that of a claim which should hold.
+
+    An equality is moved by its effect in both directions, a bound is tightened by it. Where a claim
+    names the terms of its prediction, each is left out in turn.
+
+    Args:
+      claim: The claim.
+      predicted: Its prediction.
+
+    Returns:
+      Wrong predictions by what is wrong. There are none for a misprint, which is wrong already.
+    """
+    if not claim.expected:
+        return {}
+    effect = _effect(claim, predicted)
+    moved = {
+        "=": {"raised": predicted + effect, "lowered": predicted - effect},
+        "<=": {"tightened": predicted - effect},
+        ">=": {"tightened": predicted + effect},
+    }[claim.relation]
+    left_out = {f"without {term}": float(rest()) for term, rest in claim.without.items()}
+    return {**moved, **left_out}
 
 
 def power(claim: Claim, predicted: float, estimate: Estimate) -> Power:
@@ -472,27 +545,30 @@ def power(claim: Claim, predicted: float, estimate: Estimate) -> Power:
     Args:
       claim: The claim; its relation, effect and whether it is expected to hold count.
       predicted: Its prediction.
-      estimate: Its simulation; the error counts, and for a misprint the value.
+      estimate: Its simulation; the error counts, and the value except for equalities.
 
     Returns:
-      The effect, the smallest change that is seen, and the two chances of error.
+      The effect, the smallest change that is seen, the two chances of error, and the slack.
     """
     two_sided, normal = claim.relation == "=", NormalDist()
+    inside = {"=": 0.0, "<=": predicted - estimate.value, ">=": estimate.value - predicted}
+    room = float(inside[claim.relation])
     if claim.expected:
-        usual = EFFECT * (abs(predicted) or 1.0)
-        effect = usual if claim.effect is None else claim.effect
+        effect, slack = _effect(claim, predicted), room
     else:
-        missed = float(estimate.value) - predicted
-        effect = {"=": abs(missed), "<=": missed, ">=": -missed}[claim.relation]
+        effect, slack = abs(estimate.value - predicted) if two_sided else -room, 0.0
     if estimate.stderr is None:
-        # The simulated value may be off by the tolerance, and may differ by as much again.
-        sees = (2 if claim.expected else 1) * float(estimate.tolerance or 0.0)
-        return Power(effect, sees, 0.0, float(not effect > sees))
+        # Where the true value is not known, it may be off by the tolerance, and the simulated one
+        # by as much again.
+        unknown = 2 if claim.expected and two_sided else 1
+        sees = slack + unknown * float(estimate.tolerance or 0.0)
+        return Power(effect, sees, 0.0, float(not effect > sees), slack)
     stderr = float(estimate.stderr)
-    sees = (Z_MAX + normal.inv_cdf(1 - MISS)) * stderr
-    ratio = effect / stderr if stderr else math.copysign(math.inf, effect)
+    sees = slack + (Z_MAX + normal.inv_cdf(1 - MISS)) * stderr
+    beyond = effect - slack
+    ratio = beyond / stderr if stderr else math.copysign(math.inf, beyond)
     miss = normal.cdf(Z_MAX - ratio) - (normal.cdf(-Z_MAX - ratio) if two_sided else 0.0)
-    return Power(effect, sees, (1 + two_sided) * normal.cdf(-Z_MAX), miss)
+    return Power(effect, sees, (1 + two_sided) * normal.cdf(-Z_MAX), miss, slack)
 
 
 def claim_key(name: str, seed: int) -> "Array":

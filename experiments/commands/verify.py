@@ -1,12 +1,19 @@
 """`sail-jax verify`: checks the papers' claims, each closed form beside a simulation."""
 
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from experiments.lab.progress import reporting
 from sail_jax.cli.kernels import compiled_quickly, remember_kernels
-from sail_jax.cli.options import Parser, UsageError, seed
+from sail_jax.cli.options import Parser, UsageError, numbers, seed
 from sail_jax.cli.progress import show
+
+if TYPE_CHECKING:
+    from experiments.studies.ledger.config import Config
+    from theory.adversary import Attack, Domain
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
@@ -52,8 +59,25 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     parser.add_argument(
         "--power",
         action="store_true",
-        help="also print the smallest error of a prediction that each claim sees, and the chances "
-        "of a false alarm and of a miss",
+        help="also print the smallest error of a prediction that each claim sees, the slack of "
+        "each bound, and the chances of a false alarm and of a miss",
+    )
+    parser.add_argument(
+        "--mutate",
+        action="store_true",
+        help="also list the claims that would hold with a wrong prediction: moved by the effect "
+        "that the claim is made to see, or without one of its terms",
+    )
+    parser.add_argument(
+        "--attack",
+        action="store_true",
+        help="search for problems that break the bounds, in place of checking each claim at one",
+    )
+    parser.add_argument(
+        "--budget",
+        metavar="S",
+        type=_seconds,
+        help="seconds of the whole search; default: 10 for each bound",
     )
     parser.add_argument(
         "--coverage",
@@ -63,6 +87,10 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     args = parser.read(argv)
     if args.coverage and len(argv) > 1:
         raise UsageError("--coverage simulates nothing, and takes no other option")
+    if args.budget and not args.attack:
+        raise UsageError("--budget is for --attack")
+    if args.attack and (args.table or args.quick or args.power or args.mutate):
+        raise UsageError("--attack takes --claims, --budget, --seed and --json")
     from experiments.lab import store
     from experiments.studies.ledger import findings
     from experiments.studies.ledger.config import Config
@@ -79,6 +107,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         config = Config(claims=args.claims, seed=args.seed, quick=args.quick)
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
+    if args.attack:
+        return _attack(config, args.budget, args.json)
     # Files are looked at now: a simulation of minutes must not end in one that cannot be written.
     if args.table and args.table.suffix not in findings.TABLES:
         raise UsageError(f"--table: expected a name in .csv or .tex, got {args.table}")
@@ -99,12 +129,64 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     if args.power:
         _print_table(*findings.power(dataset))
         show(findings.blind(dataset))
+    if args.mutate:
+        show(findings.mutations(dataset))
     if args.json:
         about = {**store.config_record(config), **provenance()}
         disk.write_atomic(args.json, findings.as_json(dataset, about))
     if args.table:
         disk.write_atomic(args.table, findings.TABLES[args.table.suffix][0](dataset))
     return 0 if dataset["ok"].values.all() else 1
+
+
+def _seconds(text: str) -> float:
+    values = numbers(text)
+    if len(values) != 1:
+        raise ArgumentTypeError(f"expected one number of seconds, got '{text}'")
+    return values[0]
+
+
+def _attack(config: "Config", budget: float | None, file: str | None) -> int:
+    """Attacks the bounds that name a domain; an interrupt ends the search, not what it found."""
+    from experiments.lab import store
+    from experiments.studies.ledger import findings
+    from sail_jax import disk
+    from sail_jax.provenance import provenance
+    from theory import adversary, claims
+
+    if file:
+        disk.admit(Path(file), findings.ATTACKS, "a list of attacks")
+        disk.probe(Path(file).parent)
+    chosen = claims.select(config.claims)
+    domains = {claim.id: claim.attack for claim in chosen if claim.attack is not None}
+    each = 10.0 if budget is None else budget / max(len(domains), 1)
+    stage, found, stopped = reporting(store.direct), [], False
+    remember_kernels()
+    try:
+        for name, domain in domains.items():
+            kept: list[adversary.Attack] = []
+            stage(name, partial(_one_attack, name, domain, config.seed, each, kept))
+            found += kept
+    except KeyboardInterrupt:
+        stopped = True
+    _print_table(*findings.attack_rows(found))
+    text, sound = findings.attacked(found, chosen)
+    show(text)
+    if stopped:
+        show(f"Interrupted after {len(found)} of {len(domains)} attacks.")
+    if file:
+        about = {**store.config_record(config), **provenance()}
+        disk.write_atomic(file, findings.attacks_as_json(found, about))
+    return 130 if stopped else 0 if sound else 1
+
+
+def _one_attack(
+    name: str, domain: "Domain", seed: int, seconds: float, kept: "list[Attack]"
+) -> dict[str, float]:
+    from theory import adversary
+
+    kept.append(adversary.attack(name, domain, seed=seed, seconds=seconds))
+    return {"ratio": kept[-1].ratio}
 
 
 def _print_table(header: Sequence[str], *rows: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -88,21 +89,19 @@ def test_false_alarms_are_as_rare_as_stated():
 
 @pytest.mark.parametrize("relation", ["=", "<=", ">="])
 def test_power_is_what_repetition_finds(relation):
-    """Null: the miss is as computed. A prediction moved by z standard errors holds in a share of
-    4,000 seeds that is binomial (4 s.d.: 3 % of it); 400 draws make the mean's z Gaussian to 1 %.
-    """
-    draws, seeds, effect = 400, 4_000, 0.2
+    """Null: the miss is as computed. A bound with room to spare, or an equality, holds with a
+    prediction moved by the effect in a share of 4,000 seeds that is binomial (4 s.d.: 3 % of it);
+    400 draws make the mean's z Gaussian to 1 %."""
+    draws, seeds, room = 400, 4_000, 0.1
+    truth = {"=": 0.0, "<=": -room, ">=": room}[relation]
+    claim = make(relation, effect=0.2 if relation == "=" else 0.2 + room)
+    miss = claims.power(claim, 0.0, Estimate(truth, stderr=draws**-0.5)).miss
+    assert 0.3 < miss < 0.7
     rng = np.random.default_rng(0)
-    shift = -effect if relation == ">=" else effect
-    held, misses = 0, []
-    claim = make(relation, effect=effect)
-    for _ in range(seeds):
-        verdict = claims.judge(claim, 0.0, Estimate.mean(rng.normal(shift, 1.0, draws)))
-        held += verdict.holds
-        misses.append(verdict.power.miss)
-    expected = np.mean(misses)
-    assert 0.3 < expected < 0.7
-    assert abs(held / seeds - expected) < 4 * math.sqrt(expected * (1 - expected) / seeds) + 0.01
+    estimates = [Estimate.mean(rng.normal(truth, 1.0, draws)) for _ in range(seeds)]
+    for moved in claims.mutants(claim, 0.0).values():
+        held = sum(claims.judge(claim, moved, estimate).holds for estimate in estimates)
+        assert abs(held / seeds - miss) < 4 * math.sqrt(miss * (1 - miss) / seeds) + 0.01
 
 
 def test_what_power_says():
@@ -117,6 +116,35 @@ def test_what_power_says():
         make(simulate=lambda k, q: Estimate(1.0, stderr=0.5), variant="printed", relation="<=")
     )
     assert (wrong.power.effect, wrong.power.enough) == (1.0, False)
+
+
+@pytest.mark.parametrize("error", [{"tolerance": 1e-9}, {"stderr": 1e-3}])
+@pytest.mark.parametrize(("relation", "sign"), [("<=", 1), (">=", -1)])
+@pytest.mark.parametrize(("room", "seen"), [(0.0, True), (0.04, True), (0.06, False), (1e9, False)])
+def test_a_bound_with_room_to_spare_does_not_see_its_effect(relation, sign, error, room, seen):
+    """The effect is 5 % of 1; the room counts, as a ratio of the two sides does."""
+    estimate = Estimate(1.0 - sign * room, **error)
+    found = claims.check(make(relation, 1.0, simulate=lambda k, q: estimate))
+    assert found.holds
+    assert found.power.slack == pytest.approx(room)
+    assert found.power.enough is seen
+    assert found.unnoticed == (() if seen else ("tightened",))
+
+
+def test_what_a_claim_does_not_notice():
+    """An equality is moved both ways, a bound loses its terms in turn, a misprint is wrong."""
+
+    def unnoticed(value, relation="=", **more):
+        claim = make(relation, 1.0, lambda k, q: Estimate(value, tolerance=0.02), **more)
+        return claims.check(claim).unnoticed
+
+    assert unnoticed(1.0) == ()
+    assert unnoticed(1.04) == ("raised",)
+    assert unnoticed(0.96) == ("lowered",)
+    terms = {"first": lambda: 0.2, "second": lambda: 0.8}
+    assert unnoticed(0.99, "<=", without=terms) == ()
+    assert unnoticed(0.5, "<=", without=terms) == ("tightened", "without second")
+    assert unnoticed(0.5, "<=", variant="printed") == ()
 
 
 def test_results_depend_on_seed_and_name_of_draws_alone():
@@ -202,18 +230,61 @@ def test_claims_fare_as_expected(room):
     assert not [verdict for verdict in verdicts if not verdict.ok]
 
 
+# Of a whole run: what each claim would overlook, one claim a line. A claim that is not here sees
+# its effect, and needs each term of its prediction that it names.
+UNNOTICED = dict(
+    line.split(": ") for line in (Path(__file__).parent / "unnoticed.txt").read_text().splitlines()
+)
+# A whole check of these takes as long as a quick one, or nearly.
+QUICK = "sail/C-last/*,sail/T1-independent-d3/*,features-are-fate/eq44/*"
+
+
+def _unnoticed(found):
+    return {v.id: "; ".join(v.unnoticed) for v in found if v.unnoticed}
+
+
+def _listed(chosen):
+    return {c.id: UNNOTICED[c.id] for c in chosen if c.id in UNNOTICED}
+
+
+def test_only_claims_of_the_ledger_are_listed_as_blind():
+    assert set(UNNOTICED) <= {c.id for c in claims.all_claims() if c.expected}
+
+
+def test_few_claims_overlook_what_is_listed_and_no_more():
+    chosen = claims.select(QUICK)
+    found = _unnoticed(map(claims.check, chosen))
+    assert found == _listed(chosen)
+    assert 0 < len(found) < len(chosen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", claims.ROOMS)
+def test_claims_overlook_what_is_listed_and_no_more(room):
+    """A new claim without power is noticed here, and so is one that gains some."""
+    chosen = importlib.import_module(room).CLAIMS
+    assert _unnoticed(map(claims.check, chosen)) == _listed(chosen)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("room", claims.ROOMS)
-def test_every_claim_sees_its_effect(room):
-    """A prediction that is wrong by a claim's effect is refused: by the chances computed from the
-    standard errors of a whole run, and, where two sides are equal, by the verdict itself."""
-    weak = []
-    for claim in importlib.import_module(room).CLAIMS:
-        found = claims.check(claim)
-        power = found.power
-        limit = claims.Z_MAX * found.stderr if found.stderr is not None else power.sees / 2
-        moved = power.effect - abs(found.simulated - found.predicted)
-        flips = not claim.expected or claim.relation != "=" or moved > limit
-        if not (power.enough and flips):
-            weak.append((claim.id, power, found.simulated - found.predicted))
-    assert not weak
+def test_every_equality_and_misprint_sees_its_effect(room):
+    """By the chances computed from the errors of a whole run."""
+    found = map(claims.check, importlib.import_module(room).CLAIMS)
+    of = [v for v in found if not v.expected or v.relation == "="]
+    assert not [(v.id, v.power) for v in of if not v.power.enough]
+
+
+@pytest.mark.parametrize(
+    ("globs", "status"),
+    [
+        ("overtrained/A.17/*,overtrained/A.19/*,overtrained/A.20/*", "open"),
+        ("overtrained/A.22-bound/*", "open"),
+        ("sail/F1-*", "corrected"),
+    ],
+)
+def test_no_claim_is_called_exact_whose_print_or_proof_is_wrong(globs, status):
+    """The proofs rest on Lemmas A.16 and A.18, which fail; the factors of F1 do not conform."""
+    found = {claim.id.rsplit("/", 1)[-1] for claim in claims.select(globs)}
+    assert status in found
+    assert found <= {status, "corrected"}

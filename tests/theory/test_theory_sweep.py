@@ -1370,8 +1370,9 @@ def edge(start: two_layer.Layers, target: np.ndarray, anchor: float) -> float:
     return 1 / (2 * (1 + anchor) * max(operator(target), sizes))
 
 
-def rise(losses: Sequence[float]) -> float:
-    return next((r for r, (a, b) in enumerate(itertools.pairwise(losses)) if a < b), np.nan)
+def rise(losses: Sequence[float], first: int = 1) -> float:
+    rises = enumerate(itertools.pairwise(losses))
+    return next((r for r, (a, b) in rises if r >= first and a < b), np.nan)
 
 
 def risen(losses: Sequence[float]) -> float:
@@ -1456,7 +1457,12 @@ REFERENCES: dict[str, list[tuple[Callable, Callable]]] = {
         for r in range(4)
     ],
     "two_layer.modes.inflection": [
-        (lambda x=x: or_nan(modes.inflection(np.array(x))), partial(rise, x)) for x in LOSSES
+        (
+            lambda x=x, r=r: or_nan(modes.inflection(np.array(x), first=r)),
+            partial(rise, x, r),
+        )
+        for x in LOSSES
+        for r in (0, 1)
     ],
     "two_layer.modes.monotone_from": [
         (lambda x=x: or_nan(modes.monotone_from(np.array(x))), partial(risen, x)) for x in LOSSES

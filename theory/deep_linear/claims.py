@@ -28,6 +28,7 @@ from theory.deep_linear.regressions import (
     transferred,
 )
 
+NOISY = Setting(1, 40, 0.0, 1.5)
 LABELS = 16  # of the same inputs, where the noise of labels is most of the error
 DIFFERENCE = "seen: .05, a difference of risks of order 1"
 
@@ -145,6 +146,33 @@ def _scratch_claims() -> list[Claim]:
     return claims
 
 
+def _first_sample(key: Array, quick: bool) -> Estimate:
+    """Slope of the risk in γ at its start: d (E R - 1) with one sample; E R = 1 without."""
+    risk = mean_risk(least_squares, NOISY, 40_000)(key, quick)
+    return Estimate(NOISY.d * (risk.value - 1), stderr=NOISY.d * (risk.stderr or 0.0))
+
+
+def _descent_claims() -> list[Claim]:
+    said = partial(row, source="after Thm 3.6, p. 6", domain=NOISY, simulate=_first_sample)
+    slope = NOISY.sigma**2 * NOISY.d / (NOISY.d - 2) - 1
+    return [
+        said(
+            "T3.6-descent/printed",
+            "γ < 1: the risk first decreases: its slope in γ, from no sample to one, is < 0",
+            predict=0.0,
+            relation="<=",
+            note="right for σ < 1 only",
+        ),
+        said(
+            "T3.6-descent/corrected",
+            "γ < 1: the slope in γ, from no sample to one, is σ²d/(d-2) - 1: < 0 iff σ² < 1 - 2/d",
+            predict=slope,
+            note="seen: .15, a tenth of the slope",
+            effect=0.15,
+        ),
+    ]
+
+
 def _linear_transfer_claims() -> list[Claim]:
     at, both = Setting(8, 20, pi / 4, 0.5), Setting(10, 20, 3 * pi / 8, 0.2)
     alpha = 1e-3
@@ -198,6 +226,33 @@ def _diagram_claim(
         note=f"seen: {effect:g}, a difference of risks of order 1",
         effect=effect,
     )
+
+
+def _noisy_target_claims() -> list[Claim]:
+    """σ > 1, at the largest angle, where transfer is worth least."""
+    wide, few = Limit(0.3, 40, pi / 2, 1.2), Setting(8, 100, pi / 2, 1.2)
+    said = "σ > 1 (SNR < 1): pretraining is always beneficial"
+    return [
+        row(
+            "eq13-snr/limit",
+            f"{said}: T_lt > 0, here at θ = π/2",
+            "after eq. (13), p. 8",
+            wide,
+            0.0,
+            limit_risk(transferred(), wide, 2_000, least_squares, LABELS),
+            relation=">=",
+        ),
+        row(
+            "eq13-snr/printed",
+            f"{said}: T_lt > 0 at every n and d",
+            "after eq. (13), p. 8, at finite n and d",
+            few,
+            0.0,
+            mean_risk(transferred(), few, 4_000, least_squares),
+            relation=">=",
+            note="right in the limit: the refit of few samples costs (σ²+sin²θ)/(n-2)",
+        ),
+    ]
 
 
 def _diagram_claims() -> list[Claim]:
@@ -434,8 +489,10 @@ def _fine_tuning_claims() -> list[Claim]:
 
 CLAIMS: tuple[Claim, ...] = (
     *_scratch_claims(),
+    *_descent_claims(),
     *_linear_transfer_claims(),
     *_diagram_claims(),
+    *_noisy_target_claims(),
     *_ridge_claims(),
     *_fine_tuning_claims(),
 )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, reduce
 from itertools import pairwise
-from math import exp, log2
+from math import exp, factorial, log2
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jaxtyping import Array
 from scipy.special import betainc
 
 from theory.claims import Claim, Estimate, Simulate, generator, once
-from theory.deep_linear import networks
+from theory.deep_linear import domains, networks
 from theory.deep_linear.claims import small_weights
 from theory.deep_linear.networks import Weights
 from theory.deep_linear.regressions import PAPER, Setting, one_sample, row
@@ -377,6 +377,17 @@ def _claims() -> list[Claim]:
             _least(lambda w: np.linalg.svd(_features(w), compute_uv=False)[-1] ** 2, deep),
             relation=">=",
             note="tolerance for the rate; it starts at L! times the bound",
+            attack=domains.features(),
+        ),
+        row(
+            "eq46/ours",
+            "λ_min(ΦᵀΦ) ≥ (L-1)! (α²λ)^(L-1), as σ_min(W_l)² ≥ σ_min(W_{l+1})² + α²λ",
+            "eqs. (42)-(46), p. 17, sharpened",
+            f"{deep}, least at times 0 to 19",
+            factorial(deep.depth - 1) * deep.alpha ** (2 * (deep.depth - 1)),
+            _least(lambda w: np.linalg.svd(_features(w), compute_uv=False)[-1] ** 2, deep),
+            relation=">=",
+            attack=domains.features(2.0),
         ),
         row(
             "eq48/reading",
@@ -435,6 +446,19 @@ def _claims() -> list[Claim]:
             thick.alpha**2 * (1 - top[0]),
             _least(lambda w: _top(w[0]) - _top(w[-1]), thick),
             relation=">=",
+            note="never sharp: the left side is ≥ 0, the right side ≤ 0",
+            attack=domains.REVERSED,
+        ),
+        row(
+            "eq59/ours",
+            "|W_l|²_op - |W_L|²_op ≥ (L-l) α²λ, here of the first layer",
+            f"{bound}, sharpened",
+            f"{thick}, least at times 0 to 19",
+            (thick.depth - 1) * thick.alpha**2,
+            _least(lambda w: _top(w[0]) - _top(w[-1]), thick),
+            relation=">=",
+            note="tolerance for the rate; attained, as D̄_l is a multiple of I",
+            attack=domains.DIFFERENCE,
         ),
         *(
             row(
@@ -445,6 +469,7 @@ def _claims() -> list[Claim]:
                 lemma.alpha**2 * value,
                 _end(_tail, lemma, 1e-6),
                 relation="<=",
+                attack=domains.tail(of_start="exact" in name),
             )
             for name, text, value in (
                 (

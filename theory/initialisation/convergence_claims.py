@@ -10,7 +10,7 @@ from jaxtyping import Array
 from scipy import integrate, special
 
 from theory.claims import Claim, Estimate, Simulate, beside, compiled, generator, measured
-from theory.initialisation import descent, proximity
+from theory.initialisation import descent, domains, proximity
 from theory.initialisation.settings import PAPER
 
 # A target of |theta*|^2 = 2; the features of a task move one direction of the parameters (rank 1).
@@ -227,6 +227,7 @@ def _theorem_2() -> list[Claim]:
             f"{CONVEX}, T={FEW}",
             measured(lambda: _walk()[0][FEW]),
             relation="<=",
+            attack={"exact": domains.CONTRACTION},
             exact=(
                 "η ∈ (0, 1/L): J(θ_T) - J* ≤ (1 - ημ)^T (J(θ_0) - J*)",
                 lambda: compiled(descent.contraction, MU, SLOW, FEW) * _excess(FAR),
@@ -238,6 +239,7 @@ def _theorem_2() -> list[Claim]:
             CONVEX,
             measured(lambda: _walk()[0][1]),
             relation="<=",
+            attack={"exact": domains.DESCENT},
             exact=("J(θ - η∇J) - J* ≤ J(θ) - J* - η(1 - Lη/2)|∇J|²", descended),
         ),
         *beside(
@@ -246,6 +248,7 @@ def _theorem_2() -> list[Claim]:
             CONVEX,
             measured(lambda: _walk()[1]),
             relation=">=",
+            attack={"exact": domains.SLOPE},
             exact=("|∇J|² ≥ 2μ (J(θ) - J*)", lambda: 2 * MU * _excess(FAR)),
         ),
         *beside(
@@ -276,6 +279,7 @@ def _theorem_2() -> list[Claim]:
             CONVEX,
             measured(lambda: _walk()[0][0]),
             relation="<=",
+            attack={"exact": domains.EXCESS},
             exact=(
                 "J(θ) - J* ≤ L|θ - θ*|²/2",
                 lambda: float(descent.excess_bound(SMOOTH, float(np.linalg.norm(FAR)))),

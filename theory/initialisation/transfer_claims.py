@@ -327,10 +327,10 @@ def _appendix_f() -> list[Claim]:
                 width,
                 f"{sizes}; the slope in a drawn direction",
                 measured(partial(_slope, side, formula=False), 1e-9),
-                reading=(
+                corrected=(
                     f"∂L/∂c_{name} = {gradient}, G = ∂L/∂(c_in θ c_outᵀ)",
                     partial(_slope, side, formula=True),
-                    "the chain rule is printed without the order of its factors",
+                    "printed: G·θc_outᵀ and G·(c_in θ)ᵀ, factors that do not conform",
                 ),
             )
         ),
@@ -339,9 +339,10 @@ def _appendix_f() -> list[Claim]:
             width,
             f"{sizes}; the first entry",
             measured(partial(_grown, formula=False)),
-            exact=(
+            corrected=(
                 "c_in = W_in Ũᵀ, c_out = W_out Ṽᵀ: c_in θ c_outᵀ = W_in Σ̃ W_outᵀ",
                 partial(_grown, formula=True),
+                "Ũ is printed with d'_in rows and Ṽ with d'_out, which do not conform",
             ),
         ),
         *beside(

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array
 
 from theory.claims import Claim, measured
-from theory.linearity import bounds
+from theory.linearity import bounds, domains
 from theory.linearity.tasks import (
     HALVES,
     ORDER,
@@ -139,6 +139,7 @@ def _theorem() -> list[Claim]:
             lambda: _worst_case()[0],
             measured(_worst_delta),
             relation="<=",
+            attack=domains.TAYLOR,
         ),
         row(
             "T1-supremum-cube/ours",
@@ -157,6 +158,7 @@ def _theorem() -> list[Claim]:
             lambda: supremum_bound(tanh_loss, first_two(tanh_experts()), PAIR),
             measured(_loss_gap),
             relation="<=",
+            attack=domains.SUPREMUM,
         ),
         row(
             "T1-integral/ours",

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from theory.adversary import Domain
 from theory.claims import Claim, Relation, beside, measured
+from theory.merging import domains
 from theory.merging.bounds import chi_square, excess_risk_bound
 from theory.merging.quadratic import constants
 from theory.merging.tasks import QuadraticTasks
@@ -58,6 +60,7 @@ def _theorem_2() -> list[Claim]:
                 f"{MIXED}; quadratics, ηL ≤ 1",
                 drawn(mixed, "surrogate_gradient", RUNS),
                 relation="<=",
+                attack={"corrected": domains.SURROGATE},
                 corrected=(
                     "E|∇f̃(x_avg)|² ≤ (1-η/2C)^{2 min K}(2L gap + Σλζ²) + ηLΣλ²σ²/b",
                     bound(mixed, "surrogate", "corrected"),
@@ -133,6 +136,7 @@ def _closest(
     left: Callable[[_Squares], np.ndarray],
     right: Callable[[_Squares], np.ndarray],
     relation: Relation = "<=",
+    attack: Domain | None = None,
     **said: tuple[str, str],
 ) -> list[Claim]:
     """Compares two sides in the draw in which the left is the largest part of the right."""
@@ -148,6 +152,8 @@ def _closest(
         measured(partial(side, left)),
         relation=relation,
         effect=None,
+        without=None,
+        attack=None if attack is None else dict.fromkeys(said, attack),
         **{status: (said[status][0], partial(side, right), said[status][1]) for status in said},
     )
 
@@ -172,6 +178,7 @@ def _objectives() -> list[Claim]:
             squared,
             lambda s: s.plain,
             lambda s: 2 * (s.printed + 1) * s.weighted + 2 * s.printed * s.zeta2,
+            attack=domains.EQ_7,
             exact=("|∇f|² ≤ 2(χ²+1)|∇f̃|² + 2χ²Σλζ² with the printed χ²", ""),
         ),
         *_closest(
@@ -179,6 +186,7 @@ def _objectives() -> list[Claim]:
             "eq. (7) (Section IV-A), sharpened",
             lambda s: s.plain,
             lambda s: 2 * s.weighted + 2 * s.divergence * s.zeta2,
+            attack=domains.EQ_7_TIGHT,
             ours=("|∇f|² ≤ 2|∇f̃|² + 2χ²Σλζ² with the chi-square divergence", ""),
         ),
         *_closest(
@@ -186,6 +194,7 @@ def _objectives() -> list[Claim]:
             "Lemma 4 and eq. (18) (Appendix A-A)",
             lambda s: s.each,
             lambda s: s.weighted + s.zeta2,
+            attack=domains.LEMMA_4,
             exact=(
                 "Σλ|∇fᵢ|² ≤ |∇f̃|² + Σλζ²",
                 "Assumption 6's κ² = Σλζ² ≤ 1 is no consequence of it",

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from theory.claims import Claim, Estimate, beside, generator, measured
+from theory.merging import domains
 from theory.merging.bounds import Form, local_stability
 from theory.merging.quadratic import constants, exact
 from theory.merging.testbeds import (
@@ -220,6 +221,7 @@ def _lemma_3() -> list[Claim]:
             domain,
             drawn(bed, "local_stability", SOME),
             relation={"printed": "<=", "corrected": "<=", "ours": "="},
+            attack={"corrected": domains.STABILITY},
             printed=(
                 "η=Θ(1/KL): E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n)",
                 partial(_local, bed, "printed"),

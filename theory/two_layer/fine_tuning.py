@@ -255,7 +255,9 @@ def misalignment_threshold(lam: ArrayLike = 0.0) -> Array:
     return 2 + jnp.asarray(lam, dtype=float)
 
 
-def inflection(sigma_pre: Spectrum, sigma_ft: Spectrum, anchor: ArrayLike = 0.0) -> int | None:
+def inflection(
+    sigma_pre: Spectrum, sigma_ft: Spectrum, anchor: ArrayLike = 0.0, *, first: int = 1
+) -> int | None:
     """Returns the number of modes after which the fine-tuned model's pre-training loss rises.
 
     It never falls as lambda grows (Theorem 4.7; Theorem A.25 prints the opposite).
@@ -264,6 +266,7 @@ def inflection(sigma_pre: Spectrum, sigma_ft: Spectrum, anchor: ArrayLike = 0.0)
       sigma_pre: Singular values of A_pre `(d,)`.
       sigma_ft: Singular values of A_ft `(d,)`.
       anchor: Strength lambda of the anchor, finite and >= 0.
+      first: The smallest number that counts: 1 as in Definition 4.2, or 0 (see `modes.inflection`).
 
     Returns:
       The number r(lambda), or None if the loss never rises.
@@ -275,16 +278,21 @@ def inflection(sigma_pre: Spectrum, sigma_ft: Spectrum, anchor: ArrayLike = 0.0)
       Springer et al., 2025 (arXiv 2503.19206), Definition 4.2 and Theorem 4.7.
 
     >>> pre, ft = jnp.array([3.0, 2.0, 1.0]), jnp.array([9.0, 7.0, 4.5])
-    >>> [inflection(pre, ft, anchor) for anchor in (0.5, 1.0, 2.0, 3.0)]
+    >>> [inflection(pre, ft, anchor, first=0) for anchor in (0.5, 1.0, 2.0, 3.0)]
     [0, 1, 2, None]
     """
-    return modes.inflection(pretraining_losses(sigma_pre, sigma_ft, anchor))
+    return modes.inflection(pretraining_losses(sigma_pre, sigma_ft, anchor), first=first)
 
 
 def unaligned_losses(
     target_pre: Float[ArrayLike, "o i"], target_ft: Float[ArrayLike, "o i"], anchor: ArrayLike = 0.0
 ) -> tuple[Float[Array, " stages"], Float[Array, " stages"]]:
     """Computes both losses after fine-tuning on a task with singular vectors in general position.
+
+    The losses are those in general position. A mode of the target that is orthogonal to all that
+    the start has learned is never learned: the flow then ends at a saddle, with a larger
+    fine-tuning loss (`modes.learned_modes` has the like for pre-training). Aligned tasks with
+    spectra in another order are such a case. Rounding leaves the saddle after a while.
 
     The flow conserves the rank n of the start. With [.]_n for the best approximation of rank n, it
     ends at [(A_ft + lambda [A_pre]_n) / (1 + lambda)]_n, the minimum of |theta - A_ft|^2 + lambda

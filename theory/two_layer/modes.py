@@ -195,19 +195,23 @@ def learned_modes(target: Float[ArrayLike, "d d"]) -> np.ndarray:
     return np.array(learned)
 
 
-def inflection(losses: Float[Array | np.ndarray, " stages"]) -> int | None:
-    """Returns the smallest r with L(r) < L(r + 1), where the loss starts to rise.
+def inflection(losses: Float[Array | np.ndarray, " stages"], *, first: int = 1) -> int | None:
+    """Returns the smallest r >= first with L(r) < L(r + 1), where the loss starts to rise.
+
+    Definition 4.2 runs over r = 1, ..., d. With `first=0` the network that has learned nothing
+    counts, too: r = 0 says that already the first mode raises the loss.
 
     Args:
       losses: Losses at 0, 1, ..., d learned modes.
+      first: The smallest r that counts, 0 or 1.
 
     Returns:
-      r, or None if the loss never rises.
+      r, or None if the loss never rises from there on.
 
     References:
       Springer et al., 2025 (arXiv 2503.19206), Definition 4.2.
     """
-    rising = np.flatnonzero(np.diff(np.asarray(losses)) > 0)
+    rising = first + np.flatnonzero(np.diff(np.asarray(losses)[first:]) > 0)
     return int(rising[0]) if rising.size else None
 
 

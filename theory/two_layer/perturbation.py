@@ -115,22 +115,28 @@ def plateau_losses(sigma: Float[ArrayLike, " d"], gamma: ArrayLike) -> Float[Arr
 
 
 def inflection_index(
-    singular_values: Sequence[float] | Float[ArrayLike, " modes"], d: int, gamma: float
+    singular_values: Sequence[float] | Float[ArrayLike, " modes"],
+    d: int,
+    gamma: float,
+    *,
+    first: int = 1,
 ) -> int | None:
     """Returns the number of modes after which more pre-training raises the perturbed loss.
 
-    It is r, one less than the smallest n with 2 d gamma^2 > sigma_n. (The text after Proposition
-    4.3 calls that n the inflection point.) The same r bounds the best moment of continuous
-    training: with r >= 1 it lies within the stage that learns mode r, when
-    y_r = sigma_r - d gamma^2 (`turning_times`).
+    It is r, one less than the smallest n > first with 2 d gamma^2 > sigma_n. (The text after
+    Proposition 4.3 calls that n the inflection point.) The r of `first=0` bounds the best moment of
+    continuous training: with r >= 1 it lies within the stage that learns mode r, when
+    y_r = sigma_r - d gamma^2 (`turning_times`); with r = 0 no stage lowers the loss.
 
     Args:
       singular_values: Singular values of the target, descending, at most d of them.
       d: Width of the square layers.
       gamma: Standard deviation of the noise, finite and >= 0.
+      first: The smallest r that counts: 1 as in Definition 4.2, or 0, with which the network that
+        has learned nothing counts, too.
 
     Returns:
-      r, or None if the loss never rises.
+      r, or None if the loss never rises from there on.
 
     Raises:
       ValueError: If an argument is out of range or the singular values are not descending.
@@ -146,7 +152,7 @@ def inflection_index(
     if not d >= sigma.size:
         raise ValueError(f"d must be at least the number of modes, {sigma.size}; got {d}")
     # The increment of stage n, (2 d gamma^2 - sigma_n) sigma_n, is positive from here on.
-    rising = np.flatnonzero(2 * d * gamma**2 > sigma)
+    rising = first + np.flatnonzero(2 * d * gamma**2 > sigma[first:])
     return int(rising[0]) if rising.size else None
 
 

@@ -35,6 +35,9 @@ from theory.two_layer.tasks import (
 GAMMA = 0.35  # of the noise, unless said otherwise
 ANYTIME, LATE, PRODUCT, QUADRATIC, NETWORK = 0.3, 0.2, 0.7, 0.3, 0.5
 TIMES = [0.5, 1.0, 1.5, 2.0]
+STRONG = 0.6  # noise with which every mode raises the loss
+SMALLER = (1.1, 0.825, 0.33, 0.165)  # .55 `PRE`
+DECAYING = (2.0, 0.84, 0.054, 0.007)  # as steep as the cube of `PRE`
 SMALL, LOUD = (0.103, 0.102, 0.101, 0.1), 20.0  # singular values and noise for Lemma A.6
 
 
@@ -73,13 +76,31 @@ def _threshold(key: Array, quick: bool) -> Estimate:
     return Estimate(free / mean.value, stderr=(mean.stderr or 0.0) * free / mean.value**2)
 
 
-def _inflection(key: Array, quick: bool) -> Estimate:
-    """Definition 4.2 on mean losses with common noise; every increment is > 10 s.e. from 0, so that
-    the draws of a quick check are enough."""
-    target = task()
-    losses = [_noisy(key, ideal(target, n), GAMMA, True, target) for n in range(D + 1)]
-    inflection = modes.inflection(np.mean(losses, axis=1))
-    return Estimate(math.nan if inflection is None else inflection, tolerance=0.25)
+def _inflection(
+    sigma: tuple[float, ...] = PRE, gamma: float = GAMMA
+) -> Callable[[Array, bool], Estimate]:
+    """Definition 4.2 on mean losses with common noise; every increment is > 4 s.e. from 0, with the
+    draws of a quick check, too."""
+
+    def simulate(key: Array, quick: bool) -> Estimate:
+        del quick
+        target = task(sigma)
+        mean = [_noisy(key, ideal(target, n), gamma, True, target).mean() for n in range(D + 1)]
+        found = next((r for r in range(1, D) if mean[r] < mean[r + 1]), math.nan)
+        return Estimate(found, tolerance=0.25)
+
+    return simulate
+
+
+def _moves(sigma: tuple[float, ...]) -> Simulate:
+    """The inflection point of a spectrum less that of `PRE`."""
+    return lambda key, quick: Estimate(
+        _inflection(sigma)(key, quick).value - _inflection()(key, quick).value, tolerance=0.25
+    )
+
+
+def _index(sigma: tuple[float, ...] = PRE, gamma: float = GAMMA) -> float:
+    return float(perturbation.inflection_index(sigma, D, gamma) or math.nan)
 
 
 def _anytime(key: Array, quick: bool) -> Estimate:
@@ -182,7 +203,7 @@ def _perturbation() -> list[Claim]:
             f"{PAPER}/D4.2",
             "after Prop 4.3 (Section 4.2), by Definition 4.2",
             f"{SIZES}, γ={GAMMA}",
-            _inflection,
+            _inflection(),
             effect=1.0,
             printed=(
                 "the inflection point is the smallest n with 2dγ² > σ_n",
@@ -194,6 +215,37 @@ def _perturbation() -> list[Claim]:
                 lambda: float(smallest - 1),
                 "seen: 1, an index",
             ),
+        ),
+        *beside(
+            f"{PAPER}/D4.2-first",
+            "Definition 4.2 (Section 4.1): t_1, ..., t_d",
+            f"{SIZES}, γ={STRONG}: 2dγ² > σ_1",
+            _inflection(gamma=STRONG),
+            effect=1.0,
+            exact=(
+                "the inflection point is at least 1, also where the first mode hurts already",
+                lambda: _index(gamma=STRONG),
+                "seen: 1, an index",
+            ),
+        ),
+        *(
+            claim
+            for name, which, sigma in (
+                ("smaller", "smaller", SMALLER),
+                ("decay", "more quickly decaying", DECAYING),
+            )
+            for claim in beside(
+                f"{PAPER}/D4.2-{name}",
+                "after Prop 4.3 (Section 4.2)",
+                f"{SIZES} and {sigma}, γ={GAMMA}",
+                _moves(sigma),
+                effect=1.0,
+                exact=(
+                    f"{which} features have a smaller inflection point: its change",
+                    lambda sigma=sigma: _index(sigma) - _index(),
+                    "seen: 1, an index",
+                ),
+            )
         ),
         *beside(
             f"{PAPER}/T4.4",

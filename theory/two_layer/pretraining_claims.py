@@ -29,10 +29,20 @@ TIMES = [0.5, 1.0, 1.5, 2.0]
 IMBALANCE = 0.3
 EARLY, LATE = 8.0, 12.0  # tau
 TAU = 4.0
+RANK_TAUS = 5.0, 7.0
 
 
 def _quarters(time: float) -> list[float]:
     return [time / 4, time / 2, 3 * time / 4, time]
+
+
+def _rank_rate() -> float:
+    """Rate at which theta(t_R) nears a target of rank R = 2 < d, with tau."""
+    target, gaps = task((*PRE[:2], 0.0, 0.0)), []
+    for tau in RANK_TAUS:
+        end = at(trained(identity_start(D, tau), target, _quarters(tau / PRE[1])), -1)
+        gaps.append(np.linalg.norm(np.asarray(theta(end)) - np.asarray(target)))
+    return float(np.log(gaps[0] / gaps[1])) / (RANK_TAUS[1] - RANK_TAUS[0])
 
 
 def _plateau_rate(of: str) -> float:
@@ -110,6 +120,17 @@ def _claims() -> list[Claim]:
                 "|θ(t_i) - UΣ^iVᵀ|_F ~ e^(-Cτ), t_i = τ/(σ_i+σ_{i+1}), C = 2(σ_i-σ_{i+1}) t_i/τ",
                 lambda: rate,
                 "the product, not the layers; tolerance: next order in e^(-Cτ)",
+            ),
+        ),
+        *beside(
+            f"{PAPER}/A.1-rank",
+            "Theorem A.1 (Appendix A.1), R < d",
+            f"d={D}, σ={(*PRE[:2], 0, 0)}, U ≠ V, τ={RANK_TAUS[0]:g} and {RANK_TAUS[1]:g}",
+            deterministic(_rank_rate, 0.02),
+            corrected=(
+                "A of rank R < d: |θ(t_R) - A|_F ~ e^(-Cτ), t_R = τ/σ_R, C = 2",
+                lambda: 2.0,
+                "the product, not the layers; tolerance: next order in e^(-τ)",
             ),
         ),
         *beside(

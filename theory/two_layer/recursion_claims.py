@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from theory.claims import Claim, beside
-from theory.two_layer import fine_tuning, networks
+from theory.two_layer import domains, fine_tuning, networks
 from theory.two_layer.layers import Layers, ideal, identity_start, theta
 from theory.two_layer.tasks import (
     BOTH,
@@ -244,6 +244,7 @@ def _recursion() -> list[Claim]:
             f"{at_one}, mode 2",
             contracted,
             relation="<=",
+            attack={"corrected": domains.contraction(False), "ours": domains.contraction(True)},
             corrected=(
                 "|f^(k)(σ_0) - σ*| ≤ (1 - 2η min{σ²,σ_0²})^k |σ_0 - σ*|, with the true σ*",
                 lambda: _contracted(2 * RATE * least),
@@ -336,6 +337,7 @@ def _convergence() -> list[Claim]:
             f"{free}, η={FAST}, infinite batch",
             deterministic(lambda: _distance(LEARNED, 0.0, FAST, _enough(4 * FAST))),
             relation="<=",
+            attack={"corrected": domains.STEPS},
             corrected=("K ≥ log(100Γ/ε)/(4η(1+λ) min{σ_pre,σ_ft}): the same bound", near),
         ),
         *beside(

@@ -13,14 +13,18 @@ import numpy as np
 from jaxtyping import Array
 
 from theory.claims import Claim, beside
-from theory.two_layer import fine_tuning, modes
+from theory.two_layer import fine_tuning, modes, networks
 from theory.two_layer.layers import ideal, theta
 from theory.two_layer.tasks import (
     BOTH,
+    EVERY,
     PAPER,
     PRE,
+    RATE,
+    STEPS,
     TARGET,
     D,
+    at,
     deterministic,
     distance2,
     losses,
@@ -31,6 +35,7 @@ from theory.two_layer.tasks import (
 STEEP = (5.0, 4.0, 2.5, 1.5)  # ratios to PRE 2.5, 2.67, 4.17, 5
 MIXED = (2.5, 1.4, 0.9, 0.2)  # above and below PRE
 TIGHT, LOOSE = 2.5, 0.55  # lambda_1 > lambda_2 of Theorem A.25
+EXCHANGED = (0.5, 2.5, 0.4, 0.3)  # the second mode is the largest
 SINGULAR, DEGREES = (2.5, 1.5, 0.9, 0.4), 60  # of a target with other singular vectors
 
 
@@ -47,14 +52,14 @@ def _degradations(anchor: float, sigma_ft: tuple[float, ...] = TARGET) -> np.nda
 
 
 def _trained_inflection(anchor: float) -> int:
-    inflection = modes.inflection(losses(task(), STEEP, anchor))
+    inflection = modes.inflection(losses(task(), STEEP, anchor), first=0)
     if inflection is None:
         raise RuntimeError("no inflection: choose a smaller anchor")
     return inflection
 
 
 def _inflection(anchor: float) -> float:
-    return float(fine_tuning.inflection(jnp.array(PRE), jnp.array(STEEP), anchor) or 0)
+    return float(fine_tuning.inflection(jnp.array(PRE), jnp.array(STEEP), anchor, first=0) or 0)
 
 
 def _turned_target() -> Array:
@@ -68,6 +73,14 @@ def _turned_target() -> Array:
 def _turned_step(lost: Array | np.ndarray) -> float:
     """Delta_pre(2) - Delta_pre(1) from the losses after fine-tuning."""
     return float(lost[2] - lost[1]) + PRE[1] ** 2
+
+
+def _exchanged() -> float:
+    """The fine-tuning loss from one learned mode, if both spectra share singular vectors, in
+    another order. The vectors are the axes: zeros that are not exact would leave the saddle."""
+    start, target = ideal(jnp.diag(jnp.array(PRE)), 1), jnp.diag(jnp.array(EXCHANGED))
+    path = networks.descend(start, target, RATE, STEPS, anchored_to=theta(start), every=EVERY)
+    return distance2(theta(at(path, -1)), target)
 
 
 def _claims() -> list[Claim]:
@@ -229,6 +242,17 @@ def _claims() -> list[Claim]:
                 ),
                 lambda: _turned_step(fine_tuning.unaligned_losses(task(), _turned_target())[0]),
                 "tolerance: what gradient descent leaves after 1000 steps",
+            ),
+        ),
+        *beside(
+            f"{PAPER}/T4.6-exchanged",
+            "Theorem 4.6 (Section 4.3), without an order of the spectrum of A_ft",
+            f"d={D}, σ_pre={PRE}, σ_ft={EXCHANGED}, U = V = I, λ=0, n=1",
+            deterministic(_exchanged, 1e-6),
+            ours=(
+                "a mode orthogonal to the start is never learned: |θ¹ - A_ft|² = Σ_{i>1} σ_ft,i²",
+                lambda: sum(s**2 for s in EXCHANGED[1:]),
+                "a saddle, which `unaligned_losses`, for general position, does not have",
             ),
         ),
     ]

@@ -135,7 +135,7 @@ def closed_forms(grid: Grid) -> dict[str, np.ndarray]:
         [[grid.times(decay, tau)[::FINER] for tau in grid.taus] for decay in grid.decays]
     )
     spectra = [grid.spectrum(decay) for decay in grid.decays]
-    last = [[inflection_index(s, grid.d, gamma) for gamma in grid.gammas] for s in spectra]
+    last = [[inflection_index(s, grid.d, gamma, first=0) for gamma in grid.gammas] for s in spectra]
     found["inflection"] = np.array(last, float)  # None becomes NaN: no rise
     return found
 

@@ -4,18 +4,23 @@ The command `sail-jax verify` shows and writes them.
 """
 
 import csv
+import dataclasses
 import io
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import xarray as xr
 
 from theory import claims, coverage
+from theory.adversary import Attack
 
 SCHEMA = "sail-jax ledger 1"
+ATTACKS = "sail-jax attacks 1"
+KINDS = ("attained", "within 2", "not sharp", "not confirmed", "broken")
 
 
 def wording(holds: bool, expected: bool) -> str:
@@ -48,10 +53,14 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
+# The wrong predictions of `theory.claims.mutants` that differ by the effect.
+MOVED = ("raised", "lowered", "tightened")
+
 # What each comparison can see, in units of the prediction's own.
 POWER: dict[str, Callable[[dict[str, Any]], str]] = {
     **{name: COLUMNS[name] for name in ("claim", "relation", "predicted", "simulated")},
     "made to see": lambda record: f"{record['effect']:.2g}",
+    "slack": lambda record: _slack(record),
     "sees": lambda record: f"{record['sees']:.2g}",
     "false alarm": lambda record: f"{record['false_alarm']:.1g}",
     "miss": lambda record: f"{record['miss']:.1g}",
@@ -61,6 +70,22 @@ POWER: dict[str, Callable[[dict[str, Any]], str]] = {
 def _spread(stderr: float) -> str:
     """A standard error in text; nothing where there is none."""
     return "" if math.isnan(stderr) else f" ± {stderr:.2g}"
+
+
+def _is_bound(record: Mapping[str, Any]) -> bool:
+    return record["expected"] and record["relation"] != "="
+
+
+def _slack(record: Mapping[str, Any]) -> str:
+    """How far inside its bound the simulation lies, as a ratio where both have one sign."""
+    if not _is_bound(record):
+        return ""
+    smaller, larger = record["simulated"], record["predicted"]
+    if record["relation"] == ">=":
+        smaller, larger = larger, smaller
+    if smaller * larger <= 0:
+        return f"by {record['slack']:.2g}"
+    return f"x {larger / smaller if larger > 0 else smaller / larger:.3g}"
 
 
 def table(dataset: xr.Dataset, *omitted: str) -> list[tuple[str, ...]]:
@@ -105,15 +130,135 @@ def blind(dataset: xr.Dataset) -> str:
       dataset: The dataset of `run`.
 
     Returns:
-      A sentence. It lists the claims that miss their effect with a chance above `claims.MISS`, or
-      says that there are none.
+      A sentence on equalities and misprints and one on bounds. Each lists the claims that miss
+      their effect with a chance above `claims.MISS`.
     """
-    missed = dataset["claim"].values[~(dataset["miss"].values <= claims.MISS)]
-    if not len(missed):
-        return f"Every claim sees its effect: it is missed with a chance below {claims.MISS:.0%}."
+    records = _records(dataset)
+    bounds = [r for r in records if _is_bound(r)]
+    others = [r for r in records if not _is_bound(r)]
     quick = " (quick: a whole run sees more)" if dataset.attrs["quick"] else ""
-    too_weak = f"{len(missed)} of {dataset.sizes['claim']} claims are too weak{quick}"
-    return f"{too_weak}: {', '.join(missed)}."
+    seen = "see the effect that they are made to see: the chance of a miss is below"
+    parts = []
+    for what, of, weak in (
+        ("equalities and misprints", others, "overlook their effect"),
+        ("bounds", bounds, "may hold when they are tightened by their effect, and do not see it"),
+    ):
+        missed = [r["claim"] for r in of if not r["miss"] <= claims.MISS]
+        if missed:
+            parts.append(f"{len(missed)} of {len(of)} {what} {weak}{quick}: {', '.join(missed)}.")
+        elif of:
+            parts.append(f"All {len(of)} {what} {seen} {claims.MISS:.0%}.")
+    return "\n".join(parts)
+
+
+def mutations(dataset: xr.Dataset) -> str:
+    """Lists which claims would hold with a wrong prediction too.
+
+    Args:
+      dataset: The dataset of `run`.
+
+    Returns:
+      A line for each such claim, with what is wrong and the slack of a bound, and a line of counts
+      for each paper.
+    """
+    records = [r for r in _records(dataset) if r["expected"]]
+    lines = [
+        f"  {r['claim']}: {r['unnoticed']}" + (f" (slack {_slack(r)})" if _slack(r) else "")
+        for r in records
+        if r["unnoticed"]
+    ]
+    text = ["No claim holds with a wrong prediction."]
+    if lines:
+        text = ["These claims hold with a wrong prediction, too:", *lines]
+    for paper in dict.fromkeys(r["claim"].split("/")[0] for r in records):
+        counts = []
+        own = [r for r in records if r["claim"].split("/")[0] == paper]
+        for what, of in (
+            ("equalities", [r for r in own if not _is_bound(r)]),
+            ("bounds", [r for r in own if _is_bound(r)]),
+        ):
+            moved = sum(not set(r["unnoticed"].split("; ")).isdisjoint(MOVED) for r in of)
+            counts.append(f"{moved} of {len(of)} {what}")
+        text.append(f"{paper}: {' and '.join(counts)} hold when moved by their effect.")
+    return "\n".join(text)
+
+
+def attack_rows(found: Sequence[Attack]) -> list[tuple[str, ...]]:
+    """Tabulates as text how near each attacked bound came to being broken.
+
+    Args:
+      found: The attacks.
+
+    Returns:
+      A row of column names, and a row for each attack.
+    """
+    rows = [("claim", "problems", "tried", "without a term", "at", "found")]
+    for attack in found:
+        terms = ", ".join(
+            f"{term}: {'breaks' if ratio > 1 else f'holds ({ratio:.3g})'}"
+            for term, ratio in attack.terms.items()
+        )
+        at = ", ".join(
+            f"{name}={np.array2string(np.array(value), precision=3, separator=' ')}"
+            for name, value in attack.at.items()
+            if np.size(value) <= 2
+        )
+        tried = f"{attack.evaluations}"
+        rows.append((attack.id, attack.problems, tried, terms, at, attack.finding))
+    return rows
+
+
+def attacked(found: Sequence[Attack], chosen: Sequence[claims.Claim]) -> tuple[str, bool]:
+    """Counts what attacks found, paper by paper, and lists the bounds that were not attacked.
+
+    Args:
+      found: The attacks.
+      chosen: The claims among which those with a domain were attacked.
+
+    Returns:
+      The text, and whether no bound that should hold was broken.
+    """
+    expected = {claim.id: claim.expected for claim in chosen}
+    bounds = [claim.id for claim in chosen if claim.relation != "=" and claim.expected]
+    lines = []
+    for paper in dict.fromkeys(name.split("/")[0] for name in bounds):
+        own = [a for a in found if a.id.split("/")[0] == paper and expected[a.id]]
+        counts = Counter(attack.kind for attack in own)
+        said = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind]) or "none"
+        of = sum(name.split("/")[0] == paper for name in bounds)
+        lines.append(f"{paper}: {len(own)} of {of} bounds attacked: {said}.")
+    names = {attack.id for attack in found}
+    if left := [name for name in bounds if name not in names]:
+        lines.append(f"Not attacked: {', '.join(left)}.")
+    prints = [a for a in found if not expected[a.id]]
+    if prints:
+        broken = sum(attack.broken for attack in prints)
+        lines.append(f"{broken} of {len(prints)} misprints attacked are broken.")
+    wrong = [a.id for a in found if expected[a.id] and a.broken]
+    if wrong:
+        lines.append(f"BROKEN, expected to hold: {', '.join(wrong)}.")
+    return "\n".join(lines), not wrong
+
+
+def attacks_as_json(found: Sequence[Attack], about: Mapping[str, Any]) -> bytes:
+    """Writes attacks as JSON for other programs.
+
+    Args:
+      found: The attacks.
+      about: Fields to put before them, such as versions; values that JSON can hold.
+
+    Returns:
+      The bytes of the file, in UTF-8.
+    """
+
+    def plain(value: Any) -> Any:
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+    records = [
+        {k: plain(v) for k, v in dataclasses.asdict(a).items()} | {"kind": a.kind} for a in found
+    ]
+    whole = {"schema": ATTACKS, **about, "attacks": records}
+    return (json.dumps(whole, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def summary(dataset: xr.Dataset) -> str:
@@ -176,6 +321,8 @@ def as_json(dataset: xr.Dataset, about: Mapping[str, Any]) -> bytes:
     """
 
     def plain(field: str, value: Any) -> Any:
+        if field == "unnoticed":
+            return value.split("; ") if value else []
         if not isinstance(value, float) or math.isfinite(value):
             return value
         return None if field == "stderr" else str(value)

@@ -23,7 +23,8 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
     Returns:
       The fields of `theory.claims.Verdict` and of its power over `claim`, and `ok`, whether the
-      verdict is the expected one. The attribute `quick` is 1 for smaller simulations.
+      verdict is the expected one. `unnoticed` is one text. The attribute `quick` is 1 for smaller
+      simulations.
     """
 
     def verdict(claim: claims.Claim) -> dict[str, Any]:
@@ -31,7 +32,8 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         record = dataclasses.asdict(checked)
         power = record.pop("power")
         stderr = math.nan if checked.stderr is None else checked.stderr
-        return {**record, **power, "stderr": stderr, "ok": checked.ok}
+        unnoticed = "; ".join(checked.unnoticed)
+        return {**record, **power, "stderr": stderr, "ok": checked.ok, "unnoticed": unnoticed}
 
     rows = [stage(claim.id, partial(verdict, claim)) for claim in claims.select(config.claims)]
     columns = {field: np.array([row[field] for row in rows]) for field in rows[0]}

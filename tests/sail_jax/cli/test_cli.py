@@ -23,14 +23,15 @@ import xarray as xr
 from experiments.commands import bench
 from experiments.lab import registry, store
 from experiments.pages import quickstart
-from experiments.studies.ledger.findings import SCHEMA
+from experiments.studies.ledger.findings import ATTACKS, SCHEMA
 from sail_jax import disk
 from sail_jax.cli import main as cli
 from sail_jax.cli import stopping
 from sail_jax.cli.options import Parser
 from sail_jax.drawing import pages, style
-from theory import claims, coverage
-from theory.claims import Power, Verdict
+from theory import adversary, claims, coverage
+from theory.adversary import Attack, Box, Domain
+from theory.claims import Claim, Power, Verdict
 
 _load = registry.load
 HEAVY = ("jax", "flax", "optax", "orbax", "matplotlib", "xarray", "rich", "scipy", "numpy")
@@ -449,12 +450,127 @@ def verdicts(monkeypatch):
     return of
 
 
+@pytest.mark.slow
+def test_the_readme_shows_what_verify_prints(call):
+    text = (Path(__file__).parents[3] / "README.md").read_text()
+    ((globs, lines, shown),) = re.findall(
+        r"```sh\nsail-jax verify --claims '(.*)' --mutate \| tail -n (\d+) .*\n```\n\n"
+        r"```text\n((?:.*\n)*?)```",
+        text,
+    )
+    code, out, _ = call("verify", "--claims", globs, "--mutate")
+    assert code == 0
+    assert out.splitlines()[-int(lines) :] == shown.splitlines()
+
+
 def test_verify_says_what_is_too_weak(verdicts, call):
-    verdicts([*GOOD, _verdict("p/strong", power=Power(0.05, 0.01, 6e-5, 1e-9))])
+    strong, blind = Power(0.05, 0.01, 6e-5, 1e-9), Power(0.05, 2.0, 6e-5, 1.0, 1.6)
+    wide = {"relation": "<=", "simulated": 0.4, "predicted": 2.0}
+    verdicts([*GOOD, _verdict("p/strong", power=strong), _verdict("p/wide", power=blind, **wide)])
     code, out, _ = call("verify", "--power")
     assert code == 0
     assert "made to see" in out
-    assert "3 of 4 claims are too weak: p/one, p/two, p/bound." in out
+    assert "x 5 " in out  # the slack
+    assert "2 of 3 equalities and misprints overlook their effect: p/one, p/two." in out
+    assert (
+        "2 of 2 bounds may hold when they are tightened by their effect, and do not see it: "
+        "p/bound, p/wide." in out
+    )
+    verdicts([_verdict("p/strong", power=strong)])
+    assert "All 1 equalities and misprints see the effect" in call("verify", "--power")[1]
+
+
+def test_verify_lists_the_claims_that_hold_with_a_wrong_prediction(verdicts, call, tmp_path):
+    file = tmp_path / "ledger.json"
+    wide = {
+        "relation": ">=",
+        "simulated": 3.0,
+        "predicted": -1.0,
+        "unnoticed": ("tightened", "without a"),
+    }
+    verdicts([*GOOD, _verdict("p/wide", power=Power(0.05, 4.1, 6e-5, 1.0, 4.0), **wide)])
+    code, out, _ = call("verify", "--mutate", "--json", str(file))
+    assert code == 0
+    assert "  p/wide: tightened; without a (slack by 4)\n" in out
+    assert "p: 0 of 1 equalities and 1 of 2 bounds hold when moved by their effect.\n" in out
+    found = {v["id"]: v["unnoticed"] for v in json.loads(file.read_text())["verdicts"]}
+    assert found == {"p/one": [], "p/two": [], "p/bound": [], "p/wide": ["tightened", "without a"]}
+    verdicts(GOOD)
+    assert "No claim holds with a wrong prediction.\n" in call("verify", "--mutate")[1]
+
+
+def _attackable(name, ratio, **more):
+    domain = Domain("x in [0, 1]", {"x": Box(0.0, 1.0)}, None, None)
+    found = Attack(name, "x in [0, 1]", ratio, ratio, {"x": 0.5}, 7, {"a": 2.0, "b": 0.5})
+    fields = {"relation": "<=", "attack": domain, **more}
+    return Claim(name, "s", "src", "dom", float, lambda k, q: None, **fields), found
+
+
+@pytest.mark.parametrize(
+    ("ratio", "code", "said"),
+    [
+        (0.99, 0, "p: 1 of 2 bounds attacked: 1 attained.\n"),
+        (1.5, 1, "BROKEN, expected to hold: p/wide/ours.\n"),
+    ],
+)
+def test_verify_attacks_bounds(call, tmp_path, monkeypatch, ratio, code, said):
+    made = [
+        _attackable("p/wide/ours", ratio),
+        _attackable("p/wrong/printed", 1.2),
+        _attackable("p/other/ours", 0.5, attack=None),
+    ]
+    found = {one.id: attack for one, attack in made}
+    asked = []
+
+    def attack(name, domain, *, seed, seconds):
+        asked.append((name, seed, seconds))
+        return found[name]
+
+    monkeypatch.setattr(claims, "select", lambda globs: [one for one, _ in made])
+    monkeypatch.setattr(adversary, "attack", attack)
+    file = tmp_path / "attacks.json"
+    got, out, _ = call("verify", "--attack", "--budget", "3", "--seed", "4", "--json", str(file))
+    assert got == code
+    assert asked == [("p/wide/ours", 4, 1.5), ("p/wrong/printed", 4, 1.5)]
+    assert said in out
+    assert "Not attacked: p/other/ours.\n" in out
+    assert "1 of 1 misprints attacked are broken.\n" in out
+    assert "a: breaks, b: holds (0.5)" in out
+    kept = json.loads(file.read_text())
+    assert kept["schema"] == ATTACKS
+    assert [a["ratio"] for a in kept["attacks"]] == [ratio, 1.2]
+
+
+def test_an_interrupted_attack_prints_what_it_found(call, monkeypatch):
+    made = [_attackable(f"p/{name}/ours", 0.9) for name in "abc"]
+    found = iter([made[0][1], KeyboardInterrupt()])
+
+    def attack(*args, **options):
+        if isinstance(one := next(found), KeyboardInterrupt):
+            raise one
+        return one
+
+    monkeypatch.setattr(claims, "select", lambda globs: [one for one, _ in made])
+    monkeypatch.setattr(adversary, "attack", attack)
+    code, out, _ = call("verify", "--attack")
+    assert code == 130
+    assert "within 1.11 x" in out
+    assert "Interrupted after 1 of 3 attacks.\n" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--budget", "3"], "--budget is for --attack"),
+        (["--attack", "--quick"], "--attack takes --claims, --budget, --seed and --json"),
+        (["--attack", "--budget", "1,2"], "expected one number of seconds"),
+        (["--attack", "--budget", "nan"], "expected positive numbers"),
+    ],
+)
+def test_verify_refuses_attacks_that_make_no_sense(call, options, said):
+    code, _, err = call("verify", *options)
+    assert code == 2
+    assert said in err
 
 
 def test_verify_says_what_holds(verdicts, call, tmp_path):
@@ -480,6 +596,7 @@ def test_verify_says_what_holds(verdicts, call, tmp_path):
         "simulated": 1.1, "stderr": None, "score": "-inf", "score_name": "err/tol",
         "note": "", "seconds": 0, "expected": False, "holds": False, "ok": True,
         "effect": 0.05, "sees": 0.3, "false_alarm": 6e-5, "miss": 0.5,
+        "slack": 0.0, "unnoticed": [],
     }  # fmt: skip
 
 

@@ -75,8 +75,8 @@ def test_perturbed_loss_at_every_time_and_on_the_plateaus():
 @pytest.mark.parametrize("gamma", [0.15, 0.25, 0.35, 0.42])
 def test_inflection_and_the_best_time(gamma):
     """Definition 4.2 on the plateaus; in continuous time the minimum is in the stage of mode r."""
-    r = tl.inflection_index(PRE, len(PRE), gamma)
-    assert r == modes.inflection(perturbation.plateau_losses(PRE, gamma))
+    r = tl.inflection_index(PRE, len(PRE), gamma, first=0)
+    assert r == modes.inflection(perturbation.plateau_losses(PRE, gamma), first=0)
     start = np.full(4, np.exp(-2 * 20.0))
     times = np.linspace(0, 100, 200_001)
     y = modes.mode(times[:, None], start, PRE)
@@ -94,10 +94,23 @@ def test_inflection_and_the_best_time(gamma):
         assert float(own[-1] - own.min()) == pytest.approx((4 * gamma**2) ** 2, rel=1e-5)
 
 
+def test_inflection_points_run_from_one_to_d_as_in_definition_4_2():
+    """Spelt out: the smallest r in 1, ..., d - 1 with L(r) < L(r + 1), for losses of any shape."""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        losses = rng.normal(size=5)
+        rises = [r for r in range(1, 4) if losses[r] < losses[r + 1]]
+        assert modes.inflection(losses) == (rises[0] if rises else None)
+    assert tl.inflection_index(PRE, len(PRE), 10.0) == 1
+    assert tl.inflection_index([2.0], 1, 10.0) is None
+    pre, ft = np.array([3.0, 2.0, 1.0]), np.array([9.0, 7.0, 4.5])
+    assert fine_tuning.inflection(pre, ft, 0.5) == 1
+
+
 def test_no_noise_never_hurts():
     assert tl.inflection_index(PRE, len(PRE), 0.0) is None
     assert np.isinf(perturbation.turning_times(PRE, 0.0, np.full(4, 1e-8))).all()
-    assert tl.inflection_index(PRE, len(PRE), 10.0) == 0
+    assert tl.inflection_index(PRE, len(PRE), 10.0, first=0) == 0
     assert (np.asarray(perturbation.turning_times(PRE, 10.0, np.full(4, 1e-8))) == 0).all()
 
 
@@ -148,7 +161,7 @@ def test_threshold_inflection_and_misalignment():
             rises = np.diff(fine_tuning.pretraining_losses(PRE, ratio * PRE, anchor))
             assert (np.sign(rises) == sign).all()
     anchors = np.linspace(0, 3.5, 36)
-    found = [fine_tuning.inflection(PRE, RAISED, a) for a in anchors]
+    found = [fine_tuning.inflection(PRE, RAISED, a, first=0) for a in anchors]
     r = np.array([4 if f is None else f for f in found])
     assert (np.diff(r) >= 0).all()
     assert set(r) == {0, 1, 2, 3, 4}

@@ -1,0 +1,292 @@
+"""A search that tries to break a bound: random starts, then ascent of simulated / predicted.
+
+A claim that is an inequality may name a `Domain`, the problems to which it applies. `attack` looks
+there for the problem at which the bound is nearest to being broken, by gradients where both sides
+are smooth, by CMA-ES where they are not. What it finds is evaluated again by other code, `again`.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from jaxtyping import Array
+
+# A bound is attained where the ratio of its sides comes as near to 1, and loose below half.
+ATTAINED, LOOSE = 0.95, 0.5
+# A ratio above 1 by rounding is no counterexample.
+ROUNDING = 1e-9
+
+STARTS, CLIMBERS, STEPS, ROUNDS = 512, 8, 300, 4
+RATE = 0.05  # of Adam, in units in which the box is about 10 wide
+
+
+@dataclass(frozen=True)
+class Box:
+    """The range of one number, or of each entry of an array.
+
+    Attributes:
+      low: The least value.
+      high: The largest value.
+      shape: Shape of the array; () for a number.
+      log: Whether the logarithm is uniform at the random starts; `low` is positive then.
+    """
+
+    low: float
+    high: float
+    shape: tuple[int, ...] = ()
+    log: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+    def place(self, share: Any) -> Any:
+        """Maps shares in [0, 1] to values, by arithmetic that JAX can differentiate.
+
+        Args:
+          share: The shares.
+
+        Returns:
+          The values.
+        """
+        if self.log:
+            return self.low * (self.high / self.low) ** share
+        return self.low + (self.high - self.low) * share
+
+
+Problem = Mapping[str, Any]
+Ratio = Callable[[Problem], Any]
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The problems to which a bound applies.
+
+    Attributes:
+      problems: What they are, in words.
+      boxes: The range of each of their parts, by name.
+      ratio: The ratio of both sides at a problem, which the bound says is at most 1: simulated /
+        predicted of a bound "<=", and the reverse of one ">=".
+      again: The same ratio by other code, in NumPy and without derivatives.
+      allowed: A number that is >= 0 where a problem satisfies the bound's assumptions; None if the
+        boxes do.
+      smooth: Whether JAX can differentiate `ratio` and `allowed`; if not they take NumPy arrays.
+      without: By the name of a term of the bound: the ratio with the bound that lacks it.
+    """
+
+    problems: str
+    boxes: Mapping[str, Box]
+    ratio: Ratio
+    again: Ratio
+    allowed: Ratio | None = None
+    smooth: bool = True
+    without: Mapping[str, Ratio] = field(default_factory=dict)
+
+    def at(self, shares: Any) -> dict[str, Any]:
+        """Returns the problem at a point of the unit cube.
+
+        Args:
+          shares: A vector with an entry in [0, 1] for each number of the boxes.
+
+        Returns:
+          Its parts by name.
+        """
+        found, start = {}, 0
+        for name, box in self.boxes.items():
+            part = shares[start : start + box.size].reshape(box.shape)
+            found[name] = box.place(part)
+            start += box.size
+        return found
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What a search found.
+
+    Attributes:
+      id: The claim's.
+      problems: Where it was looked for, in words.
+      ratio: The largest ratio of both sides; at most 1 if the bound holds.
+      again: The same by other code, at the same problem.
+      at: The problem.
+      evaluations: How many problems were tried.
+      terms: By the name of a term: the largest ratio found with the bound that lacks it.
+    """
+
+    id: str
+    problems: str
+    ratio: float
+    again: float
+    at: dict[str, Any]
+    evaluations: int
+    terms: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def broken(self) -> bool:
+        """Whether both evaluations find that the bound does not hold."""
+        return min(self.ratio, self.again) > 1 + ROUNDING
+
+    @property
+    def kind(self) -> str:
+        """How sharp the bound is, in a word."""
+        ratio = min(self.ratio, self.again)
+        if self.broken:
+            return "broken"
+        if self.ratio > 1 + ROUNDING:
+            return "not confirmed"
+        return "attained" if ratio >= ATTAINED else "within 2" if ratio >= LOOSE else "not sharp"
+
+    @property
+    def finding(self) -> str:
+        """How sharp the bound is, in words."""
+        ratio = min(self.ratio, self.again)
+        match self.kind:
+            case "not sharp" if not ratio > 0:
+                return "never near: the sides have opposite signs"
+            case "not sharp":
+                return f"slack {1 / ratio:.2g}: not sharp"
+            case "within 2":
+                return f"within {1 / ratio:.3g} x"
+            case "not confirmed":
+                return f"not confirmed ({self.ratio:.4g}, again {self.again:.4g})"
+            case kind:
+                return f"{kind} ({ratio:.4g})"
+
+
+def attack(name: str, domain: Domain, *, seed: int = 0, seconds: float = 10.0) -> Attack:
+    """Looks for the problem at which a bound is nearest to being broken, in float64.
+
+    Args:
+      name: The claim's id.
+      domain: Where to look.
+      seed: Seed of the random starts.
+      seconds: For how long to look; a round that has begun is finished.
+
+    Returns:
+      What was found. The outcome depends on the seed, and on the time only if that is too short for
+      all rounds.
+    """
+    import jax
+
+    with jax.enable_x64(True):
+        parts = 1 + len(domain.without)
+        shares, ratio, evaluations = _search(domain, seed, seconds / parts)
+        terms = {}
+        for term, weaker in domain.without.items():
+            _, terms[term], more = _search(replace(domain, ratio=weaker), seed, seconds / parts)
+            evaluations += more
+        problem = {k: np.asarray(v) for k, v in domain.at(shares).items()}
+        again = float(domain.again(problem))
+    return Attack(
+        id=name,
+        problems=domain.problems,
+        ratio=ratio,
+        again=again,
+        at={k: v.tolist() for k, v in problem.items()},
+        evaluations=evaluations,
+        terms=terms,
+    )
+
+
+def _search(domain: Domain, seed: int, seconds: float) -> tuple[np.ndarray, float, int]:
+    """The best point of the unit cube, its ratio, and the number of evaluations."""
+    deadline = time.perf_counter() + seconds
+    rng = np.random.default_rng(seed)
+    size = sum(box.size for box in domain.boxes.values())
+    search = _climb if domain.smooth else _evolve
+    return search(domain, rng, size, deadline)
+
+
+def _climb(
+    domain: Domain, rng: np.random.Generator, size: int, deadline: float
+) -> tuple[np.ndarray, float, int]:
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    def value(z: "Array") -> tuple["Array", "Array"]:
+        """The ratio, and by how much the problem is outside of the domain."""
+        problem = domain.at(jax.nn.sigmoid(z))
+        outside = 0.0 if domain.allowed is None else jnp.maximum(-domain.allowed(problem), 0.0)
+        return domain.ratio(problem), jnp.asarray(outside)
+
+    def loss(z: "Array") -> tuple["Array", "Array"]:
+        ratio, outside = value(z)
+        kept = jnp.where(outside > 0, -jnp.inf, ratio)
+        # The logarithm, where there is one: ratios differ by orders of magnitude.
+        gain = jnp.where(ratio > 0, jnp.log(jnp.where(ratio > 0, ratio, 1.0)), ratio - 1)
+        return 10 * outside - gain, jnp.where(jnp.isfinite(kept), kept, -jnp.inf)
+
+    adam = optax.adam(RATE)
+
+    @jax.jit
+    @jax.vmap
+    def climb(z: "Array") -> tuple["Array", "Array"]:
+        def step(carry: Any, _: None) -> tuple[Any, None]:
+            z, state, best, most = carry
+            (_, kept), slope = jax.value_and_grad(loss, has_aux=True)(z)
+            best, most = jnp.where(kept > most, z, best), jnp.maximum(kept, most)
+            slope = jnp.where(jnp.isfinite(slope), slope, 0.0)
+            change, state = adam.update(slope, state)
+            return (jnp.clip(z + change, -30, 30), state, best, most), None
+
+        start = z, adam.init(z), z, -jnp.inf
+        (_, _, best, most), _ = jax.lax.scan(step, start, None, STEPS)
+        return best, most
+
+    several = jax.jit(jax.vmap(lambda z: loss(z)[1]))
+    best, most, evaluations = np.zeros(size), -math.inf, 0
+    for _ in range(ROUNDS):
+        starts = rng.logistic(size=(STARTS, size))
+        ratios = np.asarray(several(starts))
+        # Starts outside of the domain come last; the ascent brings them back.
+        chosen = starts[np.argsort(-ratios)[:CLIMBERS]]
+        places, found = map(np.asarray, climb(chosen))
+        evaluations += STARTS + CLIMBERS * STEPS
+        if found.max() > most:
+            best, most = places[found.argmax()], float(found.max())
+        if time.perf_counter() > deadline:
+            break
+    return np.asarray(jax.nn.sigmoid(best)), most, evaluations
+
+
+def _evolve(
+    domain: Domain, rng: np.random.Generator, size: int, deadline: float
+) -> tuple[np.ndarray, float, int]:
+    import cmaes
+
+    def value(shares: np.ndarray) -> float:
+        """The ratio; outside of the domain a negative number that rises towards it."""
+        problem = domain.at(shares)
+        margin = math.inf if domain.allowed is None else float(domain.allowed(problem))
+        ratio = float(domain.ratio(problem)) if margin >= 0 else margin - 1
+        return ratio if math.isfinite(ratio) else -math.inf
+
+    starts = rng.uniform(size=(STARTS // 8, size))
+    ratios = [value(shares) for shares in starts]
+    order = np.argsort(ratios)[::-1]
+    best, most = starts[order[0]], ratios[order[0]]
+    evaluations = len(starts)
+    bounds = np.tile([0.0, 1.0], (size, 1))
+    for mean in starts[order[:ROUNDS]]:
+        strategy = cmaes.CMA(mean, 0.2, bounds=bounds, seed=int(rng.integers(2**31)))
+        for _ in range(STEPS // 3):
+            asked = [strategy.ask() for _ in range(strategy.population_size)]
+            values = [value(shares) for shares in asked]
+            evaluations += len(asked)
+            if max(values) > most:
+                best, most = asked[int(np.argmax(values))], max(values)
+            if strategy.should_stop() or time.perf_counter() > deadline:
+                break
+            worst = min((v for v in values if math.isfinite(v)), default=0.0)
+            kept = [v if math.isfinite(v) else worst - 1 for v in values]
+            strategy.tell([(s, -v) for s, v in zip(asked, kept, strict=True)])
+        if time.perf_counter() > deadline:
+            break
+    return best, most, evaluations

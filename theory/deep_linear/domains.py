@@ -1,0 +1,159 @@
+"""Problems on which the bounds of Lemma 3.3 and Lemma B.1 of features-are-fate are attacked.
+
+Gradient flow conserves D_l = W_l^T W_l - W_{l+1} W_{l+1}^T, of which the lemmas ask that it is at
+least lambda I. So every network with such D_l is one at which the bounds have to hold.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from theory.adversary import Box, Domain
+
+_SQUARE = Box(-1.5, 1.5, (2, 2))
+
+
+def _root(square: Any) -> Any:
+    """The square root of a positive 2 x 2 matrix, by Cayley and Hamilton."""
+    det = jnp.sqrt(square[0, 0] * square[1, 1] - square[0, 1] * square[1, 0])
+    return (square + det * jnp.eye(2)) / jnp.sqrt(square[0, 0] + square[1, 1] + 2 * det)
+
+
+def _turn(angle: Any) -> Any:
+    c, s = jnp.cos(angle), jnp.sin(angle)
+    return jnp.stack([jnp.stack([c, -s]), jnp.stack([s, c])])
+
+
+def _layers(p: Any) -> tuple[Any, Any, Any]:
+    """W_1, W_2 and the column W_3, with D_l = lambda I + a square."""
+    last, layers = p["last"][:, None], []
+    for more, angle in zip(p["more"], p["angles"], strict=True):
+        upper = layers[-1] if layers else last
+        square = upper @ upper.T + p["least"] * jnp.eye(2) + more @ more.T
+        layers.append(_turn(angle) @ _root(square))
+    second, first = layers
+    return first, second, last
+
+
+def _eigenvalues(square: Any) -> tuple[Any, Any]:
+    """The lesser and the larger eigenvalue of a symmetric 2 x 2 matrix."""
+    half = (square[0, 0] + square[1, 1]) / 2
+    det = square[0, 0] * square[1, 1] - square[0, 1] ** 2
+    larger = half + jnp.sqrt(jnp.maximum(half**2 - det, 1e-30))
+    return det / larger, larger
+
+
+def _features(factor: float, p: Any) -> Any:
+    first, second, _ = _layers(p)
+    phi = first @ second
+    return factor * p["least"] ** 2 / _eigenvalues(phi.T @ phi)[0]
+
+
+def _features_again(factor: float, p: Any) -> float:
+    first, second, _ = map(np.asarray, _layers(p))
+    least = np.linalg.svd(first @ second, compute_uv=False)[-1]
+    return float(factor * p["least"] ** 2 / least**2)
+
+
+BOXES = {
+    "last": Box(-1.5, 1.5, (2,)),
+    "more": Box(-1.5, 1.5, (2, 2, 2)),
+    "angles": Box(0.0, 2 * np.pi, (2,)),
+    "least": Box(1e-2, 1.0, log=True),
+}
+_WORDS = "L = 3, 2 x 2 layers, D_l ≽ α²λ I"
+
+
+def features(factor: float = 1.0) -> Domain:
+    """Returns the problems of eq. (46).
+
+    Args:
+      factor: The bound is this times (alpha^2 lambda)^(L-1).
+
+    Returns:
+      The domain.
+    """
+    return Domain(_WORDS, BOXES, partial(_features, factor), partial(_features_again, factor))
+
+
+def _difference(p: Any) -> Any:
+    first, _, last = _layers(p)
+    return 2 * p["least"] / (_eigenvalues(first.T @ first)[1] - jnp.sum(last**2))
+
+
+def _difference_again(p: Any) -> float:
+    first, _, last = map(np.asarray, _layers(p))
+    norms = [np.linalg.norm(w, 2) ** 2 for w in (first, last)]
+    return float(2 * p["least"] / (norms[0] - norms[1]))
+
+
+DIFFERENCE = Domain(_WORDS, BOXES, _difference, _difference_again)
+
+
+def _both(p: Any) -> Any:
+    """The start, and a network with the same D_1, L = 2: only the last layer differs."""
+    sizes = []
+    kept = p["least"] * jnp.eye(2) + p["more"] @ p["more"].T
+    for last in (p["last"], p["start"]):
+        first = jnp.outer(last, last) + kept
+        sizes.append(_eigenvalues(first)[1] - jnp.sum(last**2))
+    return sizes
+
+
+def _reversed(p: Any) -> Any:
+    """-(|W_1|^2 - |W_2|^2) beside |W_1(0)|^2 - |W_2(0)|^2."""
+    now, start = _both(p)
+    return -now / start
+
+
+def _reversed_again(p: Any) -> float:
+    kept = p["least"] * np.eye(2) + p["more"] @ p["more"].T
+    now, start = (
+        np.linalg.eigvalsh(np.outer(w, w) + kept)[-1] - w @ w for w in (p["last"], p["start"])
+    )
+    return float(-now / start)
+
+
+REVERSED = Domain(
+    "L = 2, 2 x 2 layers, D_1 ≽ α²λ I, the same at the start",
+    {
+        "last": Box(-1.5, 1.5, (2,)),
+        "start": Box(-1.5, 1.5, (2,)),
+        "more": _SQUARE,
+        "least": Box(1e-2, 1.0, log=True),
+    },
+    _reversed,
+    _reversed_again,
+)
+
+
+def _tail(of_start: bool, p: Any) -> Any:
+    """|W_1|_F^2 - |W_1|_op^2 beside |W_1(0)|_F^2 - |W_2(0)|_F^2, and the same of operator norms."""
+    kept = p["least"] * jnp.eye(2) + p["more"] @ p["more"].T
+    lesser, _ = _eigenvalues(jnp.outer(p["last"], p["last"]) + kept)
+    start = _both(p)[1] if of_start else 0.0
+    return lesser / (kept[0, 0] + kept[1, 1] + start)
+
+
+def _tail_again(of_start: bool, p: Any) -> float:
+    kept = p["least"] * np.eye(2) + p["more"] @ p["more"].T
+    w, w0 = (np.linalg.cholesky(np.outer(v, v) + kept) for v in (p["last"], p["start"]))
+    bound = np.sum(w0**2) - p["start"] @ p["start"]
+    if of_start:
+        bound += np.linalg.norm(w0, 2) ** 2 - p["start"] @ p["start"]
+    return float((np.sum(w**2) - np.linalg.norm(w, 2) ** 2) / bound)
+
+
+def tail(of_start: bool) -> Domain:
+    """Returns the problems of eq. (60).
+
+    Args:
+      of_start: Whether the bound has the operator norms at the start, as printed.
+
+    Returns:
+      The domain.
+    """
+    return replace(REVERSED, ratio=partial(_tail, of_start), again=partial(_tail_again, of_start))
