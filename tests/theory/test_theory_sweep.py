@@ -51,7 +51,9 @@ EPS = float(np.finfo(np.float32).eps)
 SHAPE = 64
 PRECISIONS = (np.float32, np.float64)
 LEDGERS = (
+    "adversary",
     "claims",
+    "domains",
     "coverage",
     "settings",
     "testbeds",
@@ -1499,6 +1501,13 @@ def test_values_are_those_of_numpy(of, dtype):
 
 # Values by chance, by training, or of networks that are given: their own files hold them.
 SIMULATED = [
+    "deep_linear.directions.descend",
+    "deep_linear.directions.moving",
+    "deep_linear.directions.of_samples",
+    "deep_linear.directions.of_task",
+    "deep_linear.directions.predictor",
+    "deep_linear.directions.reduced",
+    "deep_linear.directions.restored",
     "deep_linear.networks.fine_tune",
     "deep_linear.networks.gaussian_weights",
     "deep_linear.networks.least_invariant",

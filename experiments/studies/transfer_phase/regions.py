@@ -10,7 +10,6 @@ import xarray as xr
 from jaxtyping import Bool, Float
 
 from experiments.lab.findings import Finding, agrees, judged, stated
-from theory import deep_linear as dl
 
 REGIONS = ("hurts", "helps", "disputed")
 # What rounding may do to a transferability.
@@ -69,6 +68,9 @@ def zero(
       Loads, ascending, and angles up to pi/2; the angle is NaN where transfer helps at every angle,
       or hurts at every one.
     """
+    # Findings and pages read this module and need no JAX.
+    from theory import deep_linear as dl
+
     low, high = loads
     if mode == "linear":
         load = np.linspace(max(low, 2 / d), high, points)
