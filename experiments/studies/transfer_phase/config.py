@@ -4,8 +4,7 @@ from math import log, sqrt
 from typing import Annotated, Literal
 
 import numpy as np
-from annotated_types import Ge
-from pydantic import AfterValidator
+from annotated_types import Ge, Gt, Le
 
 from experiments.lab.config import (
     Different,
@@ -16,13 +15,6 @@ from experiments.lab.config import (
     config,
     varied,
 )
-
-
-def _with_slices(thetas: int) -> int:
-    """Checks that pi/8, pi/4 and 3 pi/8 are among so many angles from 0 to pi/2."""
-    if thetas % 8 != 1:
-        raise ValueError("must be 8 k + 1 (9, 17, ..., 41, ...)")
-    return thetas
 
 
 @config
@@ -81,12 +73,16 @@ class Config:
     """Input dimension."""
     draws: Annotated[int, Ge(2)] = 20
     """Independent target data sets for each point."""
+    limits: Positive | None = None
+    """Value of T at the strongest colours of the maps; by default it follows the data."""
     gammas: Annotated[int, Ge(2)] = 40
     """Number of loads gamma = n/d, the midpoints of as many equal parts of (0, gamma_max)."""
     gamma_max: Positive = 2.0
     """Largest load."""
-    thetas: Annotated[int, Ge(9), AfterValidator(_with_slices)] = 41
-    """Number of angles from 0 to pi/2; 8 k + 1, so that pi/8, pi/4 and 3 pi/8 are among them."""
+    thetas: Annotated[int, Ge(5)] = 41
+    """Number of angles from 0 to the largest."""
+    theta_max: Annotated[float, Gt(0), Le(1)] = 0.5
+    """Largest angle, in units of pi."""
     sigmas: Different[NotNegative] = (0.0, 0.2)
     """Standard deviations of the label noise."""
     depths: Different[Annotated[float, Ge(1)]] = (1, 2, 4)
@@ -146,6 +142,17 @@ class Config:
                 f"networks.steps must be at least {least / nets.rate:.3g} for {nets.layers} layers "
                 f"of alpha = {nets.alpha:g} to leave 0 at rate = {nets.rate:g}; got {nets.steps}"
             )
+
+    def angles(self, count: int | None = None) -> np.ndarray:
+        """Computes the angles of the grid.
+
+        Args:
+          count: How many angles there are; by default `thetas`.
+
+        Returns:
+          Angles from 0 to the largest in equal steps, in radians, `(count,)`.
+        """
+        return np.linspace(0, np.pi * self.theta_max, count or self.thetas)
 
     def counts(self) -> np.ndarray:
         """Computes the number of samples n at each load of the grid.

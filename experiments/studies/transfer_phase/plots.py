@@ -103,7 +103,7 @@ def _diagram(at: "xr.Dataset", mode: str) -> "Figure":
     left, middle, right = axes[0], axes[1], axes[-1]
     theory, mean = at[f"{mode}_theory"].values, at[f"{mode}_mean"].values
     error = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
-    reach = _reach(theory, mean)
+    reach = _limits(at, theory, mean)
     draws = f"{at.attrs['draws']} data sets, $d$ = {d}"
     x, y = at.gamma.values, at.theta.values
     for ax, values, name in (
@@ -166,7 +166,7 @@ def _networks(at: "xr.Dataset", mode: str) -> "Figure":
             mean.sel(kind="network"),
         ),
     }
-    shared = _reach(*(values.values for _, values in maps.values()))
+    shared = _limits(at, *(values.values for _, values in maps.values()))
     x, y, d = at.cell_gamma.values, at.cell_theta.values, at.attrs["trained_d"]
     half = np.diff(at.cell_gamma.values[:2]) / 2
     reach = at.cell_gamma.values[[0, -1]] + [-half[0], half[0]]
@@ -231,7 +231,7 @@ def by_factor(dataset: "xr.Dataset") -> "Figure":
         if mode == "fine_tune":
             name += f" {layers(dataset.attrs['depth'])}"
         draws = f"{dataset.attrs['draws']} data sets, $d$ = {dataset.attrs['d']}"
-        reach = _reach(dataset[f"{mode}_theory"].values, dataset[f"{mode}_mean"].values)
+        reach = _limits(dataset, *(dataset[f"{mode}_{k}"].values for k in ("theory", "mean")))
         for ax, kind, title in (
             (left, "theory", "theory"),
             (middle, "mean", f"{measured} ({draws})"),
@@ -340,6 +340,11 @@ def heat(ax: "Axes", x: np.ndarray, y: np.ndarray, values: np.ndarray, reach: fl
     """
     limits: dict[str, Any] = {"cmap": style.DIVERGING, "vmin": -reach, "vmax": reach}
     return style.heatmap(ax, values, x=x, y=y, label="$T$", **limits)
+
+
+def _limits(at: "xr.Dataset", *maps: np.ndarray) -> float:
+    """Returns the value of the strongest colours: as the run states it, or else by the data."""
+    return at.attrs.get("limits") or _reach(*maps)
 
 
 def _reach(*maps: np.ndarray) -> float:
@@ -500,7 +505,7 @@ def _family(dataset: "xr.Dataset", mode: str, along: str) -> "Figure":
     figure, axes = style.figure(rows, columns, width=4.6, height=3.7)
     last = axes.flat[values.size]
     x, y = dataset.gamma.values, dataset.theta.values
-    reach = _reach(dataset[f"{mode}_theory"].values)
+    reach = _limits(dataset, dataset[f"{mode}_theory"].values)
     for i, (ax, value) in enumerate(zip(axes.flat, values, strict=False)):
         at = dataset.sel({along: value})
         line = {"mode": mode, "d": at.attrs["d"], "sigma": float(at.sigma)}

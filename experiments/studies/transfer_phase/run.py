@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from math import pi
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -71,10 +70,6 @@ def simulate(config: Config, stage: Stage = direct) -> dict[str, np.ndarray]:
     return sweep(draws, np.arange(config.draws), stage, "draws", chunk=CHUNK)
 
 
-def _angles(config: Config) -> np.ndarray:
-    return np.linspace(0, pi / 2, config.thetas)
-
-
 def _draws(
     index: np.ndarray, *, keys: np.ndarray, gains: Callable[[jax.Array], Any]
 ) -> dict[str, np.ndarray]:
@@ -87,7 +82,7 @@ def _draws(
 def _gains(config: Config, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Draws data for each key: transferability by linear transfer, and by fine-tuning."""
     overlaps = dl.simulate_overlaps(keys, config.counts().tolist(), config.d)
-    return _differences(overlaps, _angles(config), config.sigmas, config.depths)
+    return _differences(overlaps, config.angles(), config.sigmas, config.depths)
 
 
 @jax.jit
@@ -109,7 +104,7 @@ def _closed_forms(config: Config) -> dict[str, np.ndarray]:
     curve = np.linspace(3 / config.d, config.gamma_max, FINE)
     # Between n = d-1 and d+1 the mean is infinite (with noise): leave a gap in the curve.
     curve = curve[np.abs(curve * config.d - config.d) > 1]
-    theta = _angles(config)
+    theta = config.angles()
     slices = theta[list(_slice_index(config))]
 
     # Everything is an argument: XLA would spend a minute on folding constants.
@@ -138,16 +133,15 @@ def _closed_forms(config: Config) -> dict[str, np.ndarray]:
 
 
 def _slice_index(config: Config) -> tuple[int, ...]:
-    """Returns where pi/8, pi/4 and 3 pi/8 lie on the grid of angles."""
-    step = (config.thetas - 1) // 4
-    return step, 2 * step, 3 * step
+    """Returns which angles of the grid are nearest to a quarter, a half and three of the range."""
+    return tuple(round(k * (config.thetas - 1) / 4) for k in (1, 2, 3))
 
 
 def _regions(config: Config, mode: str, theory: np.ndarray) -> np.ndarray:
     """Returns the regions of the grid; the paper's formula that is corrected is eq. (17)."""
     n = config.counts()
     # Of (1 - gamma)(2 cos theta - 1), which is 0 from n = d on, only the sign is wanted.
-    eq_17 = np.multiply.outer(n < config.d, 2 * np.cos(_angles(config)) - 1)
+    eq_17 = np.multiply.outer(n < config.d, 2 * np.cos(config.angles()) - 1)
     rest = [1] * (theory.ndim - 2)
     far = (np.abs(n - config.d) >= regions.FAR).reshape(-1, 1, *rest)
     printed = eq_17.reshape(*eq_17.shape, *rest) if mode == "fine_tune" else np.nan
@@ -176,7 +170,7 @@ def _dataset(config: Config, simulated: Mapping, theory: Mapping) -> "xr.Dataset
         )
         of_theory = regions.means(theory[f"{mode}_theory"][None], parts)[:, 0]
         data[f"{mode}_region_theory"] = (("region", *dims[2:]), of_theory)
-    angles = _angles(config)
+    angles = config.angles()
     coords = {
         "gamma": ("gamma", n / config.d, {"long_name": "load n/d", "units": "1"}),
         "theta": ("theta", angles, {"long_name": "source-target angle", "units": "rad"}),
@@ -186,4 +180,6 @@ def _dataset(config: Config, simulated: Mapping, theory: Mapping) -> "xr.Dataset
         "slice": ("slice", angles[list(_slice_index(config))], {"units": "rad"}),
         "region": list(regions.REGIONS),
     }
-    return xr.Dataset(data, coords, {"draws": config.draws, "d": config.d})
+    about = {"draws": config.draws, "d": config.d}
+    limits = {} if config.limits is None else {"limits": config.limits}
+    return xr.Dataset(data, coords, about | limits)

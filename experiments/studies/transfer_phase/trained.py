@@ -5,7 +5,6 @@ Beside each network stands what theory says of the very same data sets; `compare
 
 from collections.abc import Callable
 from functools import partial, reduce
-from math import pi
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -89,7 +88,7 @@ def _ways(config: Config) -> tuple[str, ...]:
 
 
 def _angles(config: Config) -> np.ndarray:
-    return np.linspace(0, pi / 2, config.networks.cells[1])
+    return config.angles(config.networks.cells[1])
 
 
 def _closed_forms(config: Config) -> dict[str, np.ndarray]:

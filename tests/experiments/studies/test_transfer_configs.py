@@ -13,8 +13,9 @@ from experiments.lab.config import varied
     [
         ("transfer_phase", {"d": 3}, "d must be at least 4; got 3"),
         ("transfer_phase", {"seed": -1}, "seed must be at least 0"),
-        ("transfer_phase", {"thetas": 42}, r"thetas must be 8 k \+ 1 .*; got 42"),
-        ("transfer_phase", {"thetas": 1}, "thetas must be at least 9"),
+        ("transfer_phase", {"thetas": 4}, r"thetas must be .*5.*; got 4"),
+        ("transfer_phase", {"theta_max": 1.5}, r"theta_max must be .*1.*; got 1.5"),
+        ("transfer_phase", {"thetas": 1}, "thetas must be at least 5"),
         ("transfer_phase", {"gamma_max": inf}, "gamma_max must be finite"),
         ("transfer_phase", {"sigmas": (0.2, 0.2)}, "sigmas must be .* all different"),
         ("transfer_phase", {"sigmas": (-0.1,)}, r"sigmas\[0\] must be at least 0"),

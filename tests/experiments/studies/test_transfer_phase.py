@@ -241,3 +241,16 @@ def test_noises_of_any_number_of_digits_are_drawn(tmp_path):
         _, figures = store.complete(run, study, config)
     assert {"linear_transfer", "linear_transfer_sigma0_2"} <= figures.keys()
     assert (tmp_path / "linear_transfer_sigma0_2.png").exists()
+
+
+@pytest.mark.slow
+def test_any_number_of_angles_up_to_pi_is_run_and_drawn():
+    """Slices are angles of the grid: their curves and their points are at the same angle."""
+    config = varied(PRESETS["tiny"], thetas=12, theta_max=1.0, limits=0.6, modes=("linear",))
+    dataset = registry.load("transfer_phase").run(config)
+    np.testing.assert_allclose(dataset.theta, np.linspace(0, pi, 12))
+    assert set(dataset.slice.values) <= set(dataset.theta.values)
+    left, middle = plots.plot(dataset)["linear_transfer"].axes[:2]
+    for ax in (left, middle):
+        (drawn,) = [x for x in ax.collections if x.get_array() is not None and x.get_clim()[0] < 0]
+        assert drawn.get_clim() == (-0.6, 0.6)
