@@ -97,7 +97,6 @@ def _diagram(at: "xr.Dataset", mode: str) -> "Figure":
     Where there are gradient flows of fine-tuned networks, their map stands between.
     """
     title, sigma, d = _title(at, mode), float(at.sigma), at.attrs["d"]
-    line = {"mode": mode, "sigma": sigma, "depth": float(at.depth) if mode == "fine_tune" else 2}
     flows = mode == "fine_tune" and "flow_gain" in at and _is_of(at, at.attrs["flow_sigma"])
     figure, (axes,) = style.figure(1, 4 if flows else 3, width=4.8, height=4.1)
     left, middle, right = axes[0], axes[1], axes[-1]
@@ -111,11 +110,11 @@ def _diagram(at: "xr.Dataset", mode: str) -> "Figure":
         (middle, mean, f"{MEASURED[mode]} ({draws})"),
     ):
         heat(ax, x, y, values.T, reach)
-        _draw_boundary(ax, x[[0, -1]], y, d=d, **line)
+        _draw_boundary(ax, at[f"{mode}_zero"], y)
         _dress_map(ax, x, y, f"{title}, $σ$ = {sigma:g}\n{name}")
     _draw_measured(middle, x, y, mean, error, np.abs(at.n.values - d) >= regions.FAR)
     if flows:
-        _draw_flows(axes[2], at, line, reach, title)
+        _draw_flows(axes[2], at, reach, title)
     _legend(figure, mode)
     for i, angle in enumerate(at.slice.values):
         color = style.PALETTE[i]
@@ -168,12 +167,13 @@ def _networks(at: "xr.Dataset", mode: str) -> "Figure":
     }
     shared = _limits(at, *(values.values for _, values in maps.values()))
     x, y, d = at.cell_gamma.values, at.cell_theta.values, at.attrs["trained_d"]
+    zero = at.cell_linear_zero if mode == "linear" else at.fine_tune_zero
     half = np.diff(at.cell_gamma.values[:2]) / 2
     reach = at.cell_gamma.values[[0, -1]] + [-half[0], half[0]]
     figure, ((*axes, last),) = style.figure(1, 4, width=4.6, height=4.1)
     for ax, (name, (kind, values)) in zip(axes, maps.items(), strict=True):
         heat(ax, x, y, values.values.T, shared)
-        _draw_boundary(ax, reach, y, mode=mode, d=d, sigma=float(at.sigma), depth=depth)
+        _draw_boundary(ax, zero, y)
         _dress_map(ax, reach, y, f"{NAMES[mode]}\n{name}")
         if kind:
             far = np.abs(at.cell_n.values - d) >= regions.FAR
@@ -368,17 +368,17 @@ def _is_of(at: "xr.Dataset", sigma: float) -> bool:
     return bool(float(at.sigma) == sigma and float(at.depth) == at.attrs["flow_depth"])
 
 
-def _draw_flows(ax: "Axes", at: "xr.Dataset", line: dict, reach: float, title: str) -> None:
+def _draw_flows(ax: "Axes", at: "xr.Dataset", reach: float, title: str) -> None:
     """Draws the transferability that gradient flow of fine-tuned networks has."""
     x, y, d = at.flow_gamma.values, at.flow_theta.values, at.attrs["flow_d"]
     mean, error = mean_and_error(at.flow_gain, "flow_draw")
     half = float(np.diff(x[:2])[0]) / 2
     ends = x[[0, -1]] + [-half, half]
     heat(ax, x, y, mean.T, reach)
-    _draw_boundary(ax, ends, y, d=d, **line)
+    _draw_boundary(ax, at.fine_tune_zero, y)  # a limit, for all dimensions
     _draw_measured(ax, x, y, mean, error, np.abs(x * d - d) > regions.FAR - 0.5)
     name = f"gradient flow, solved numerically ({at.sizes['flow_draw']} data sets, $d$ = {d})"
-    _dress_map(ax, ends, y, f"{title}, $σ$ = {line['sigma']:g}\n{name}")
+    _dress_map(ax, ends, y, f"{title}, $σ$ = {float(at.sigma):g}\n{name}")
 
 
 def _dress_map(ax: "Axes", x: np.ndarray, y: np.ndarray, title: str) -> None:
@@ -472,22 +472,13 @@ def points(
 
 
 def _draw_boundary(
-    ax: "Axes",
-    loads: np.ndarray,
-    angles: np.ndarray,
-    *,
-    mode: str,
-    d: int,
-    sigma: float,
-    depth: float,
-    color: str = style.INK,
-    **look,
+    ax: "Axes", zero: "xr.DataArray", angles: np.ndarray, *, color: str = style.INK, **look
 ) -> None:
-    """Draws theory's line on which transfer neither helps nor hurts, dashed, at this d."""
-    load, angle = regions.zero(mode, d, sigma, depth, loads=(float(loads[0]), float(loads[-1])))
+    """Draws theory's line on which transfer neither helps nor hurts, dashed: angles by load."""
+    load, angle = zero[zero.dims[0]].values, zero.values
     lines = {"color": color, "lw": 1.6, "ls": "--", **look}
     ax.plot(load, angle, **lines)
-    if mode == "fine_tune":
+    if zero.name == "fine_tune_zero":
         ax.axvline(1, color=style.INK, lw=0.8, ls=":")
     elif angles[-1] > pi / 2 + regions.ROUNDING:
         # A refitted weight may be negative: the opposite source is as good.
@@ -508,13 +499,11 @@ def _family(dataset: "xr.Dataset", mode: str, along: str) -> "Figure":
     reach = _limits(dataset, dataset[f"{mode}_theory"].values)
     for i, (ax, value) in enumerate(zip(axes.flat, values, strict=False)):
         at = dataset.sel({along: value})
-        line = {"mode": mode, "d": at.attrs["d"], "sigma": float(at.sigma)}
-        line["depth"] = float(at.depth) if mode == "fine_tune" else 2
         name = layers(value) if along == "depth" else f"$σ$ = {value:g}"
         heat(ax, x, y, at[f"{mode}_theory"].values.T, reach)
-        _draw_boundary(ax, x[[0, -1]], y, **line)
+        _draw_boundary(ax, at[f"{mode}_zero"], y)
         color = style.PALETTE[i % len(style.PALETTE)]
-        _draw_boundary(last, x[[0, -1]], y, **line, color=color, label=name)
+        _draw_boundary(last, at[f"{mode}_zero"], y, color=color, label=name)
         for panel, ink in ((ax, style.INK), (last, color)):
             _draw_crossings(panel, at, mode, ink)
         _dress_map(ax, x, y, f"{NAMES[mode]}, {name}: {CLOSED[mode]}")

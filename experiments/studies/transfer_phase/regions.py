@@ -45,46 +45,49 @@ def split(
 def zero(
     mode: str,
     d: int,
-    sigma: float,
-    depth: float = 2,
+    sigma: Float[np.ndarray, "*sigma"] | float,
+    depth: Float[np.ndarray, "*depth"] | float = 2.0,
     *,
-    loads: tuple[float, float] = (0.0, 2.0),
-    points: int = 2000,
-) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
+    most: float = 2.0,
+    points: int = 1000,
+) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k *broadcast"]]:
     """Computes the line on which transfer neither helps nor hurts in theory, at finite d.
 
-    That of linear transfer is exact for n samples in d dimensions, here also between whole n. That
-    of fine-tuning is known in the limit n, d -> inf only, and ends at n = d.
+    The line of linear transfer is exact for n samples in d dimensions, here also between whole n.
+    The line of fine-tuning is known in the limit n, d -> inf only, and ends at n = d.
 
     Args:
       mode: "linear" or "fine_tune".
       d: Input dimension.
-      sigma: Standard deviation of the label noise.
-      depth: Number of layers, for fine-tuning.
-      loads: The least and the largest load n/d.
-      points: The number of loads.
+      sigma: Standard deviations of the label noise.
+      depth: Numbers of layers, for fine-tuning.
+      most: The largest load n/d.
+      points: About how many loads there are.
 
     Returns:
-      Loads, ascending, and angles up to pi/2; the angle is NaN where transfer helps at every angle,
-      or hurts at every one.
+      Loads, ascending, and angles up to pi/2 for each load and the broadcast of `sigma` and
+      `depth`; the angle is NaN where transfer helps at every angle, or hurts at every one.
     """
     # Findings and pages read this module and need no JAX.
     from theory import deep_linear as dl
 
-    low, high = loads
+    rest = np.broadcast_shapes(np.shape(sigma), np.shape(depth) if mode == "fine_tune" else ())
     if mode == "linear":
-        load = np.linspace(max(low, 2 / d), high, points)
-        sin2 = np.asarray(dl.linear_transfer_sin2(load * d, d, sigma), float)
-        angle = np.arcsin(np.sqrt(sin2))
+        load = np.linspace(2 / d, most, points)
     else:
         # The line may fall within a thousandth of n = d: points crowd there.
         near = 1 - np.geomspace(1e-2, 1e-7, points // 4)
-        load = np.concatenate([np.linspace(max(low, 0.0), 0.99, points, endpoint=False), near])
-        load = load[(load >= low) & (load <= high)]
-        angle = np.asarray(dl.fine_tune_boundary(load, sigma, depth), float)
+        load = np.concatenate([np.linspace(0.0, 0.99, points, endpoint=False), near])
+        load = load[load <= most]
+    column = load.reshape(-1, *[1] * len(rest))
+    if mode == "linear":
+        sin2 = np.asarray(dl.linear_transfer_sin2(column * d, d, sigma), float)
+        angle = np.arcsin(np.sqrt(sin2))
+    else:
+        angle = np.asarray(dl.fine_tune_boundary(column, sigma, depth), float)
     ends = np.isclose(angle, 0, atol=1e-9) | np.isclose(angle, np.pi / 2, atol=1e-9)
     # The first point at an end stays, so that the line reaches it.
-    inner = np.pad(~ends, 1)
+    inner = np.pad(~ends, [(1, 1)] + [(0, 0)] * len(rest))
     return load, np.where(ends & ~inner[:-2] & ~inner[2:], np.nan, angle)
 
 

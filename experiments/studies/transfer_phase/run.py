@@ -40,8 +40,9 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
       depth. For each mode, `*_theory` is the closed form and `*_mean` the mean over draws of the
       difference between risks on the same data. `*_std` is its standard deviation, and `*_low`,
       `*_median` and `*_high` are quantiles (16, 50 and 84 %), which exist where moments do not:
-      near n = d. `*_curve` are slices along fine curves, `*_region` means over `regions.REGIONS`.
-      The variables of `flowed` are added, and those of `trained` if `config.train`.
+      near n = d. `*_curve` are slices along fine curves, `*_zero` the angles at which the closed
+      form gains nothing, and `*_region` means over `regions.REGIONS`. The variables of `flowed` are
+      added, and those of `trained` if `config.train`.
     """
     simulated = simulate(config, stage)
     dataset = _dataset(config, simulated, stage("closed forms", partial(_closed_forms, config)))
@@ -129,7 +130,15 @@ def _closed_forms(config: Config) -> dict[str, np.ndarray]:
         sigma, depth = np.array(config.sigmas), np.array(config.depths, dtype=float)
         n, n_curve = config.counts().astype(float), curve * config.d
         curves = evaluate(n, theta, n_curve, slices, sigma, depth)
-    return {"curve": curve} | {name: np.asarray(value) for name, value in curves.items()}
+        most = config.gamma_max
+        lines = {
+            "linear": regions.zero("linear", config.d, sigma, most=most),
+            "fine_tune": regions.zero("fine_tune", config.d, sigma[:, None], depth, most=most),
+        }
+    out = {"curve": curve} | {name: np.asarray(value) for name, value in curves.items()}
+    for mode, (load, angle) in lines.items():
+        out |= {f"{mode}_line": load, f"{mode}_zero": angle}
+    return out
 
 
 def _slice_index(config: Config) -> tuple[int, ...]:
@@ -161,6 +170,7 @@ def _dataset(config: Config, simulated: Mapping, theory: Mapping) -> "xr.Dataset
         data[f"{mode}_mean"] = (dims, simulated[mode].mean(axis=0))
         data[f"{mode}_std"] = (dims, simulated[mode].std(axis=0, ddof=1))
         data[f"{mode}_curve"] = (("curve", "slice", *dims[2:]), theory[f"{mode}_curve"])
+        data[f"{mode}_zero"] = ((f"{mode}_line", *dims[2:]), theory[f"{mode}_zero"])
         for name, share in QUANTILES.items():
             data[f"{mode}_{name}"] = (dims, np.quantile(simulated[mode], share, axis=0))
         parts = _regions(config, mode, theory[f"{mode}_theory"])
@@ -180,6 +190,8 @@ def _dataset(config: Config, simulated: Mapping, theory: Mapping) -> "xr.Dataset
         "slice": ("slice", angles[list(_slice_index(config))], {"units": "rad"}),
         "region": list(regions.REGIONS),
     }
+    for mode in config.modes:
+        coords[f"{mode}_line"] = (f"{mode}_line", theory[f"{mode}_line"], {"long_name": "load n/d"})
     about = {"draws": config.draws, "d": config.d}
     limits = {} if config.limits is None else {"limits": config.limits}
     return xr.Dataset(data, coords, about | limits)

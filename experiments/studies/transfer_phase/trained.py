@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from experiments.lab.progress import Stage
 from experiments.lab.sweep import over_devices, sweep
+from experiments.studies.transfer_phase import regions
 from experiments.studies.transfer_phase.compared import KINDS
 from experiments.studies.transfer_phase.config import Config
 from theory import deep_linear as dl
@@ -67,6 +68,15 @@ def trained(config: Config, stage: Stage) -> "xr.Dataset":
         "cell_theory": (("mode", *cells), np.stack([theory[mode] for mode in config.modes])),
         "cell_n": ("cell_gamma", n, {"long_name": "target samples"}),
     }
+    line = {}
+    if "linear" in config.modes:
+        # The line of linear transfer is that of these networks' own dimension.
+        with jax.enable_x64(True):
+            load, angle = regions.zero(
+                "linear", config.networks.d, np.array(config.sigmas), most=config.gamma_max
+            )
+        data["cell_linear_zero"] = (("cell_line", "sigma"), angle)
+        line = {"cell_line": ("cell_line", load, {"long_name": "load n/d"})}
     if config.networks.orthogonal:
         data["orthogonal_risk"] = (("network", "way", *cells), found["orthogonal_risk"])
         data["invariant"] = (("network", "start"), found["invariant"])
@@ -78,6 +88,7 @@ def trained(config: Config, stage: Stage) -> "xr.Dataset":
         "cell_gamma": ("cell_gamma", n / config.networks.d, {"long_name": "load n/d"}),
         "cell_theta": ("cell_theta", _angles(config), {"units": "rad"}),
         "sigma": list(config.sigmas),
+        **line,
     }
     about = ("d", "layers", "alpha", "rate", "steps")
     return xr.Dataset(data, coords, {f"trained_{k}": getattr(config.networks, k) for k in about})

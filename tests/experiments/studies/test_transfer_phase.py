@@ -98,7 +98,10 @@ def _dataset(mode, angles=12, top=pi, shift=0.0):
     data = {f"{mode}_{k}": (dims, mean + shift) for k in ("mean", "low", "median", "high")}
     data |= {f"{mode}_theory": (dims, mean), f"{mode}_std": (dims, np.full(mean.shape, 0.3))}
     data |= {f"{mode}_curve": (("curve", "slice"), np.zeros((30, 3))), "n": ("gamma", 100 * gamma)}
+    line, zero = regions.zero(mode, 100, 0.2)
+    data[f"{mode}_zero"] = ((f"{mode}_line",), zero)
     coords = {"gamma": gamma, "theta": theta, "curve": curve, "slice": theta[[2, 5, 8]]}
+    coords[f"{mode}_line"] = line
     coords |= {"sigma": 0.2, "depth": 2.0}
     return xr.Dataset(data, coords, {"draws": 9, "d": 100})
 

@@ -288,7 +288,7 @@ def test_the_study_keeps_the_protocol_with_networks(tmp_path):
     figures = study.plot(stored)
     for name in ("linear_transfer", "fine_tuning"):
         assert {f"{name}_trained", f"{name}_trained_noiseless"} < figures.keys()
-    assert len({finding.claim for finding in study.findings(stored)}) == 23
+    assert len({finding.claim for finding in study.findings(stored)}) == 27
     # normal weights break eq. (22), orthogonal ones of the same norm alpha sqrt(d) satisfy it
     assert (stored.invariant.sel(start="normal") < 0).all()
     np.testing.assert_allclose(stored.invariant.sel(start="orthogonal"), TINY.networks.d)
