@@ -16,8 +16,10 @@ import numpy as np
 if TYPE_CHECKING:
     from jaxtyping import Array
 
-# A bound is attained where the ratio of its sides comes as near to 1, and loose below half.
-ATTAINED, LOOSE = 0.95, 0.5
+# A bound is attained where the ratio of its sides comes as near to 1. It is not sharp where the
+# ratio does not come as near to a half, which several bounds reach to the last bit.
+ATTAINED = 0.95
+LOOSE = ATTAINED / 2
 # A ratio above 1 by rounding is no counterexample.
 ROUNDING = 1e-9
 
