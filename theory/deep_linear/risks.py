@@ -460,7 +460,7 @@ def linear_transfer_boundary(theta: ArrayLike, sigma: ArrayLike) -> Boundary:
 def linear_transfer_sin2(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> Array:
     """Computes sin^2 of the angle beyond which linear transfer hurts, exactly at finite n and d.
 
-    With R = `scratch_risk`(n, d, sigma), the mean risks are equal where
+    With R the risk from scratch (`scratch_risk`), the mean risks are equal where
 
         sin^2 = ((n - 2) R - sigma^2) / (n - 1).
 
