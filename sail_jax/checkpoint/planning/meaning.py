@@ -45,23 +45,36 @@ class Vocabularies:
         Returns:
           The vocabulary; None if no file beside the tensors holds one that can be read.
         """
-        if model.ref in self._by_ref:
-            return self._by_ref[model.ref]
+        if model.ref not in self._by_ref:
+            self._by_ref[model.ref] = None
+            try:
+                self._by_ref[model.ref] = self.read(model)
+            except (StoreError, ValueError) as error:
+                self._notes.append(f"{model.ref}: its tokenizer is not compared: {error}")
+        return self._by_ref[model.ref]
+
+    def read(self, model: Input) -> Vocabulary | None:
+        """Returns the vocabulary of an input for a merge that needs it.
+
+        Args:
+          model: The input.
+
+        Returns:
+          The vocabulary; None without a file that holds one.
+
+        Raises:
+          StoreError: If a file of the tokenizer cannot be read.
+          ValueError: If it does not hold a vocabulary.
+        """
         extras = model.opened.extras
-        files = [name for name in _FILES if name in extras]
-        vocabulary = None
-        try:
-            digest = hashlib.sha256()
-            for name in files:
+        digest = hashlib.sha256()
+        for name in _FILES:
+            if name in extras:
                 digest.update(b"%s\0%s\0" % (name.encode(), content(extras[name])))
-            key = digest.digest()
-            if key not in self._by_content:
-                self._by_content[key] = read_vocabulary(extras)
-            vocabulary = self._by_content[key]
-        except (StoreError, ValueError) as error:
-            self._notes.append(f"{model.ref}: its tokenizer is not compared: {error}")
-        self._by_ref[model.ref] = vocabulary
-        return vocabulary
+        key = digest.digest()
+        if key not in self._by_content:
+            self._by_content[key] = read_vocabulary(extras)
+        return self._by_content[key]
 
 
 _FILES = ("tokenizer.json", "vocab.json", "added_tokens.json")

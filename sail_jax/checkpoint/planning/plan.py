@@ -598,7 +598,7 @@ class _Planner:
             if embedding is None:
                 raise RecipeError(spec.where, f"{ref} has no token embedding to go by")
             sizes[ref] = embedding.shape[0]
-        vocabularies = {ref: self.vocabularies(model) for ref, model in self.inputs.items()}
+        vocabularies = {ref: self.vocabularies.read(m) for ref, m in self.inputs.items()}
         donor = spec.source if isinstance(spec.source, Ref) else self.first.ref
         extras = self.inputs[donor].opened.extras
         base = self.recipe.base_model

@@ -85,6 +85,19 @@ def test_other_cores_are_sent_to_the_base(tmp_path, run):
     assert run(a, b, more="tokenizer: {source: base}")[0] == 0
 
 
+@pytest.mark.parametrize("broken", ["a", "b"])
+def test_a_tokenizer_that_cannot_be_read_is_refused_where_rows_follow_tokens(tmp_path, run, broken):
+    a, b = (write(tmp_path / n, s, 20, CORE) for n, s in (("a", 1), ("b", 2)))
+    twice = {"model": {"vocab": {"x": 1, "y": 1}}, "added_tokens": []}
+    (tmp_path / broken / "tokenizer.json").write_text(json.dumps(twice))
+    code, printed, _ = run(a, b, more="tokenizer: {source: base}")
+    assert code == 2
+    assert "share the id 1" in printed.err
+    code, printed, _ = run(a, b)
+    assert code == 0
+    assert "its tokenizer is not compared" in printed.err
+
+
 def test_rows_of_equal_tokens_merge_without_a_word(tmp_path, run):
     a, b = (write(tmp_path / n, s, 20, CORE | {"<end>": 16}) for n, s in (("a", 1), ("b", 2)))
     code, printed, _ = run(a, b)
