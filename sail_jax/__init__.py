@@ -2,9 +2,10 @@
 
 Merging: `methods` has a function for each published method. It returns a `Merge`, which is called
 on pytrees of parameters, or given to `merge_checkpoints` for files on disk. Growing and aligning:
-`spec` names the feature space of every array axis, the functions of `growth` and `align` return
-maps between such spaces (`SpaceMap`), and `change_basis` applies them to parameters; `exactness`
-and `certificate` say whether the network still computes the same function. Every name is imported
+`spec_of` infers the feature space of every array axis from a forward pass (`spec` takes their names
+from a table), the functions of `growth` and `align` return maps between such spaces (`SpaceMap`),
+and `change_basis` applies them to parameters; `exactness` and `certificate` report whether the
+network still computes the same function. Every name is imported
 when it is first used, so that `import sail_jax` stays fast.
 
 >>> import jax.numpy as jnp
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from sail_jax.merging.combining import Reduction, Transform, chain, masked
     from sail_jax.merging.merge import Merge
     from sail_jax.merging.task_vectors import TaskVectors, apply, task_vectors
+    from sail_jax.tracing import Checked, Inferred, check_spec, spec_of
 
 __version__ = "0.1.0"
 
@@ -65,6 +67,7 @@ _HOMES = {
     "merging.combining": "Reduction Transform chain masked",
     "merging.merge": "Merge",
     "merging.task_vectors": "TaskVectors apply task_vectors",
+    "tracing": "Checked Inferred check_spec spec_of",
 }
 
 __getattr__, __dir__ = lazily(
@@ -74,7 +77,9 @@ __getattr__, __dir__ = lazily(
 __all__ = [
     "NONLINEARITIES",
     "Certificate",
+    "Checked",
     "Family",
+    "Inferred",
     "Merge",
     "Reduction",
     "Report",
@@ -90,6 +95,7 @@ __all__ = [
     "certificate",
     "chain",
     "change_basis",
+    "check_spec",
     "checkpoint",
     "classify",
     "compose",
@@ -108,6 +114,7 @@ __all__ = [
     "reductions",
     "select",
     "spec",
+    "spec_of",
     "task_vectors",
     "transforms",
     "unfuse",

@@ -154,17 +154,29 @@ def _factor(name: str, rule: str, block: int = 0) -> Factor:
 
 
 def format_axes(axes: Iterable[Axis]) -> str:
-    """Writes axes as an axes string, the inverse of `parse_axes` but for ties.
+    """Writes axes as an axes string, the inverse of `parse_axes`.
 
     Args:
       axes: The factors of each array axis.
 
     Returns:
-      The axes string. A tied leaf is written in its first use alone.
+      The axes string. The second use of a tied leaf reads what the first one writes, and writes
+      what that one reads.
 
     >>> format_axes(parse_axes("resid*   (head v)* _"))
     'resid* (head* v*) _'
+    >>> format_axes(parse_axes("vocab* resid | vocab resid*"))
+    'vocab* resid | vocab resid*'
     """
+    axes = list(axes)
+    if any(f.tied for axis in axes for f in axis):
+        swap: dict[Role, Role] = {"write": "read", "read": "write", "gain": "write"}
+        uses = ([f._replace(tied=False) for f in axis] for axis in axes)
+        other = (
+            [f._replace(tied=False, role=swap[f.role] if f.tied else f.role) for f in axis]
+            for axis in axes
+        )
+        return " | ".join(format_axes(map(tuple, use)) for use in (uses, other))
     words = []
     for axis in axes:
         parts = ([f.space + "*" * (f.role == "read") for f in part] for part in blocks(axis))

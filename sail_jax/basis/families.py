@@ -62,6 +62,7 @@ NONLINEARITIES: dict[str, Family] = {
     "rmsnorm": Family.ISOMETRIC,
     "relu": Family.POSITIVE_MONOMIAL,
     "odd": Family.SIGNED_SELECTION,
+    "gated": Family.MONOMIAL,
     "elementwise": Family.SELECTION,
     "layernorm": Family.EVEN_DUPLICATION,
     "dot": Family.INVERTIBLE,
@@ -79,6 +80,8 @@ Each family is sufficient; a network may allow more.
 - "relu": any positively homogeneous function, unit by unit.
 - "odd": any odd function, unit by unit (tanh). Also attention over its heads: with the sign of a
   head, its logits stay and its values change sign.
+- "gated": a product unit by unit, of which the other factor is written by gains ("diag") alone: the
+  gates of gated units.
 - "elementwise": any function unit by unit, also one of several writers (gated units).
 - "dot": linear but for its size: queries and keys, whose product is divided by the root of their
   number.

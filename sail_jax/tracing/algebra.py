@@ -1,0 +1,348 @@
+"""What operations do to the units of an axis: which are alike, and what a change of units costs.
+
+A network may allow more than an order of its units. With x the units of one space, let one entry
+of every array that has it be multiplied by c_i^e, where i is the unit and e the *exponent* of this
+array at this axis. The network computes the same for every c if the exponents fit together:
+
+    y = a * b               e(y) = e(a) + e(b)
+    y = a + b, max(a, b)    e(y) = e(a) = e(b)
+    sum_i a_i b_i           e(a) + e(b) = 0
+    y = exp(a), sum_i a_i   e(a) = 0
+
+These are linear equations for exponents of arrays. Three kinds of change have such equations, over
+three domains, and they differ only in few rules:
+
+- *scale*: c_i > 0. Exponents are rational numbers.
+- *sign*: c_i = +-1. Exponents are 0 or 1, and 1 + 1 = 0. An even function forgets them.
+- *share*: a unit i becomes several with shares c that sum to 1: what is multiplied by c^0 is
+  copied, what is multiplied by c^1 is shared out. A sum of products over units then has exponents
+  that sum to 1, not to 0. Every other equation is that of scale.
+
+An `Algebra` unifies the terms of a forward pass. Where these have atoms, it also writes down their
+equations, which `sail_jax.tracing.roles` solves.
+"""
+
+import enum
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from sail_jax.basis.families import Family
+from sail_jax.tracing.terms import (
+    Atom,
+    Label,
+    Product,
+    Sum,
+    Term,
+    Variable,
+    align,
+    atoms,
+    fix,
+    resolve,
+)
+
+__all__ = ["Algebra", "Change", "Equation", "Event"]
+
+
+class Change(enum.Flag):
+    """Kinds of change that an equation is about."""
+
+    SCALE = 1
+    SIGN = 2
+    SHARE = 4
+    ALL = SCALE | SIGN | SHARE
+
+
+class Equation(NamedTuple):
+    """A linear equation for exponents of one space: the sum of factor * exponent is a constant.
+
+    Attributes:
+      slots: The exponents' numbers.
+      factors: What each is multiplied by.
+      change: The kinds of change for which it holds.
+      share: The constant for shares; it is 0 for scales and signs.
+    """
+
+    slots: tuple[int, ...]
+    factors: tuple[Fraction, ...]
+    change: Change = Change.ALL
+    share: int = 0
+
+
+class Event(NamedTuple):
+    """Something that no equation states: it limits the family of maps of a space.
+
+    Attributes:
+      slots: The exponents of the arrays that met there.
+      parametric: For each whether its array was computed from parameters alone. Such an array that
+        has exponent 0 is a gain, and does not count.
+      family: What maps have to be, if two of the arrays count (or the only one).
+    """
+
+    slots: tuple[int, ...]
+    parametric: tuple[bool, ...]
+    family: Family
+
+
+class Algebra:
+    """Unifies terms, and collects equations and events for those with atoms.
+
+    Attributes:
+      where: What is being computed, for reasons: a primitive and a line of source.
+      spaces: The space of each slot.
+      equations: The equations, in the order in which they came up.
+      events: The events.
+    """
+
+    def __init__(self) -> None:
+        self.where = ""
+        self.spaces: list[Variable] = []
+        self.equations: list[Equation] = []
+        self.events: list[Event] = []
+
+    def atom(self, space: Variable) -> Atom:
+        """Makes an atom with an exponent of its own.
+
+        Args:
+          space: Its space.
+
+        Returns:
+          The atom.
+        """
+        self.spaces.append(space)
+        return Atom(space, len(self.spaces) - 1)
+
+    def invariant(self, space: Variable) -> Atom:
+        """Makes an atom with exponent 0.
+
+        Args:
+          space: Its space.
+
+        Returns:
+          The atom.
+        """
+        new = self.atom(space)
+        self._state([new], [1])
+        return new
+
+    def renewed(self, label: Label) -> Label:
+        """Copies a label, with exponents of its own.
+
+        Args:
+          label: The label.
+
+        Returns:
+          The same term with new atoms.
+        """
+        if label is None:
+            return None
+        term = resolve(label)
+        if isinstance(term, Atom):
+            return self.atom(term.space)
+        if isinstance(term, Product | Sum) and atoms(term):
+            parts = (self.renewed(part) for part in term.parts)
+            return type(term)(tuple(part for part in parts if part is not None))
+        return term
+
+    def fixed(self, label: Label, what: str = "") -> None:
+        """Fixes the order of units.
+
+        Args:
+          label: What is fixed.
+          what: Why, in addition to `where`.
+        """
+        fix(label, f"{what}: {self.where}" if what else self.where)
+
+    def same(self, *labels: Label) -> Label:
+        """Makes labels one, as of the operands of a sum.
+
+        Args:
+          *labels: The labels; None for values that are constant along the axis.
+
+        Returns:
+          The label of the outcome; None if there is none.
+        """
+        given, columns = self._matched(labels)
+        for column in columns:
+            for other in column[1:]:
+                if other is not column[0]:
+                    self._state([column[0], other], [1, -1])
+        return given[0] if given else None
+
+    def multiplied(
+        self,
+        factors: Sequence[tuple[Label, Fraction | int]],
+        parametric: Sequence[bool],
+        *,
+        finite: bool = False,
+    ) -> Label:
+        """Multiplies powers unit by unit.
+
+        Args:
+          factors: The labels, and the power of each; None for values that are constant.
+          parametric: For each whether its array was computed from parameters alone.
+          finite: Whether what is divided by is known not to be 0.
+
+        Returns:
+          The label of the outcome.
+        """
+        kept = [k for k, (label, _) in enumerate(factors) if label is not None]
+        given, columns = self._matched([factors[k][0] for k in kept])
+        if not given:
+            return None
+        powers = [Fraction(factors[k][1]) for k in kept]
+        if len(given) == 1 and powers[0] == 1:
+            return given[0]
+        out = self.renewed(given[0])
+        for new, column in zip(atoms(out), columns, strict=False):
+            rational, sign = [Fraction(-1), *powers], Change.SIGN
+            self._state([new, *column], rational, Change.SCALE | Change.SHARE)
+            whole = [power.denominator == 1 for power in powers]
+            if all(whole):
+                self._state([new, *column], [1, *powers], sign)
+            else:
+                # A root needs numbers that are never negative, and gives such.
+                for atom in (new, *column):
+                    self._state([atom], [1], sign)
+            family = Family.MONOMIAL
+            if min(powers) < 0 and not finite:
+                # Units that are added as zeros would divide by zero.
+                family |= Family.INVERTIBLE
+            self._event(column, [parametric[k] for k in kept], family)
+        return out
+
+    def curved(
+        self,
+        label: Label,
+        parametric: bool,
+        *,
+        scale: bool = False,
+        sign: bool = False,
+        finite: bool = True,
+    ) -> None:
+        """Notes that a function acts unit by unit.
+
+        Args:
+          label: The label of its argument.
+          parametric: Whether the argument was computed from parameters alone.
+          scale: Whether f(c x) = c f(x) for positive c.
+          sign: Whether f(-x) = -f(x).
+          finite: Whether f(0) is a number.
+        """
+        change = Change.ALL
+        if scale:
+            change &= ~(Change.SCALE | Change.SHARE)
+        if sign:
+            change &= ~Change.SIGN
+        for atom in atoms(label):
+            if change:
+                self._state([atom], [1], change)
+            family = Family.MONOMIAL if finite else Family.MONOMIAL | Family.INVERTIBLE
+            self._event([atom], [parametric], family)
+
+    def magnitude(self, label: Label, parametric: bool, *, of_sign: bool) -> Label:
+        """Splits units into magnitude and sign.
+
+        Args:
+          label: The label of the argument.
+          parametric: Whether it was computed from parameters alone.
+          of_sign: Whether the sign is wanted, else the magnitude.
+
+        Returns:
+          The label of the outcome.
+        """
+        out = self.renewed(label)
+        for new, old in zip(atoms(out), atoms(label), strict=True):
+            lost = Change.SCALE | Change.SHARE if of_sign else Change.SIGN
+            self._state([new], [1], lost)
+            self._state([new, old], [1, -1], Change.ALL & ~lost)
+            self._event([old], [parametric], Family.MONOMIAL)
+        return out
+
+    def contracted(self, a: Label, b: Label, parametric: tuple[bool, bool]) -> None:
+        """Sums products over units.
+
+        Args:
+          a: The label of one side.
+          b: The label of the other.
+          parametric: For each whether its array was computed from parameters alone.
+        """
+        given, columns = self._matched([a, b])
+        if len(given) < 2:
+            if given:
+                self.summed(given[0], parametric[a is None])
+            return
+        for column in columns:
+            self._state(column, [1, 1], share=1)
+            if not any(parametric):
+                # Such a product is often divided by a number that depends on how many units there
+                # are, as in attention; with as many units it stays right.
+                self._event(column, parametric, Family.INVERTIBLE)
+
+    def summed(self, label: Label, parametric: bool) -> None:
+        """Sums over units.
+
+        Args:
+          label: The label of the units.
+          parametric: Whether their array was computed from parameters alone.
+        """
+        for atom in atoms(label):
+            self._state([atom], [1], share=1)
+            self._event([atom], [parametric], Family.MONOMIAL)
+
+    def averaged(self, label: Label, parametric: bool) -> None:
+        """Takes the mean over units: a sum that is divided by their number.
+
+        Args:
+          label: The label of the units.
+          parametric: Whether their array was computed from parameters alone.
+        """
+        for atom in atoms(label):
+            self._state([atom], [1])
+            self._event([atom], [parametric], Family.MONOMIAL | Family.ISOMETRIC)
+
+    def squares(self, label: Label, parametric: bool, *, mean: bool) -> None:
+        """Takes the sum or the mean of squares over units.
+
+        Args:
+          label: The label of the units before they were squared.
+          parametric: Whether their array was computed from parameters alone.
+          mean: Whether the sum is divided by the number of units.
+        """
+        for atom in atoms(label):
+            self._state([atom], [1], Change.SHARE)
+            family = Family.ISOMETRIC if mean else Family.ORTHOGONAL
+            self._event([atom], [parametric], family)
+
+    def counted(self, label: Label) -> None:
+        """Notes that units are numbered, by an integer that says which.
+
+        Args:
+          label: The label of the units.
+        """
+        for atom in atoms(label):
+            self._state([atom], [1])
+            self._event([atom], [False], Family.PERMUTATION)
+
+    def _matched(self, labels: Sequence[Label]) -> tuple[list[Term], list[list[Atom]]]:
+        """The terms that there are, aligned; and the atoms that stand at one place in all."""
+        given = [label for label in labels if label is not None]
+        for label in given[1:]:
+            align(given[0], label, self.where, self.invariant)
+        # A later one may have refined the first.
+        for label in given[1:]:
+            align(given[0], label, self.where, self.invariant)
+        return given, [list(c) for c in zip(*map(atoms, given), strict=False)]
+
+    def _state(
+        self,
+        of: Sequence[Atom],
+        factors: Sequence[Fraction | int],
+        change: Change = Change.ALL,
+        share: int = 0,
+    ) -> None:
+        slots = tuple(atom.slot for atom in of)
+        self.equations.append(Equation(slots, tuple(map(Fraction, factors)), change, share))
+
+    def _event(self, of: Sequence[Atom], parametric: Sequence[bool], family: Family) -> None:
+        self.events.append(Event(tuple(atom.slot for atom in of), tuple(parametric), family))

@@ -1,0 +1,151 @@
+"""Linear equations with few terms: over the rational numbers, and over 0 and 1 with 1 + 1 = 0."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+__all__ = ["Solver"]
+
+
+class Solver:
+    """Equations in solved form: some unknowns expressed by the others, which are free.
+
+    Attributes:
+      modulus: 2 for numbers 0 and 1, 0 for rational ones.
+      consistent: Whether the equations so far have a solution.
+    """
+
+    def __init__(self, modulus: int = 0) -> None:
+        self.modulus = modulus
+        self.consistent = True
+        # unknown -> ({free unknown: factor}, constant)
+        self._solved: dict[int, tuple[dict[int, Any], Any]] = {}
+        # free unknown -> the solved ones in which it occurs
+        self._within: dict[int, set[int]] = {}
+
+    def copy(self) -> "Solver":
+        """Copies the equations.
+
+        Returns:
+          A solver that may take more of them.
+        """
+        other = Solver(self.modulus)
+        other.consistent = self.consistent
+        other._solved = {k: (dict(terms), c) for k, (terms, c) in self._solved.items()}
+        other._within = {k: set(v) for k, v in self._within.items()}
+        return other
+
+    def _number(self, value: Any) -> Any:
+        if not self.modulus:
+            return Fraction(value)
+        value = Fraction(value)
+        return value.numerator * pow(value.denominator, -1, self.modulus) % self.modulus
+
+    def reduced(self, terms: Mapping[int, Any], constant: Any) -> tuple[dict[int, Any], Any]:
+        """Writes a sum by free unknowns.
+
+        Args:
+          terms: The factor of each unknown.
+          constant: What is added.
+
+        Returns:
+          The factors of free unknowns, without zeros, and the constant.
+        """
+        out: dict[int, Any] = {}
+        total = self._number(constant)
+        for unknown, factor in terms.items():
+            factor = self._number(factor)
+            inner, inner_constant = self._solved.get(unknown, ({unknown: 1}, 0))
+            total += factor * inner_constant
+            for free, inside in inner.items():
+                out[free] = out.get(free, 0) + factor * inside
+        if self.modulus:
+            total %= self.modulus
+            out = {k: v % self.modulus for k, v in out.items()}
+        return {k: v for k, v in out.items() if v}, total
+
+    def add(self, terms: Mapping[int, Any], constant: Any = 0) -> bool:
+        """Adds an equation: the sum of factor * unknown is the constant.
+
+        Args:
+          terms: The factor of each unknown.
+          constant: The constant.
+
+        Returns:
+          Whether there is still a solution. An equation that excludes the others is left out.
+        """
+        left, total = self.reduced(terms, -self._number(constant))
+        if not left:
+            if total:
+                self.consistent = False
+            return not total
+        # The youngest is expressed by the older ones, which people meet first.
+        pivot = max(left)
+        factor = left.pop(pivot)
+        inverse = pow(factor, -1, self.modulus) if self.modulus else 1 / Fraction(factor)
+        solution = {k: self._number(-v * inverse) for k, v in left.items()}
+        value = self._number(-total * inverse)
+        for outer in self._within.pop(pivot, ()):
+            inside, constant = self._solved[outer]
+            times = inside.pop(pivot)
+            constant = constant + times * value
+            for k, v in solution.items():
+                new = inside.get(k, 0) + times * v
+                new = new % self.modulus if self.modulus else new
+                if new:
+                    inside[k] = new
+                    self._within.setdefault(k, set()).add(outer)
+                elif k in inside:
+                    del inside[k]
+                    self._within[k].discard(outer)
+            self._solved[outer] = (inside, constant % self.modulus if self.modulus else constant)
+        self._solved[pivot] = (solution, value)
+        for k in solution:
+            self._within.setdefault(k, set()).add(pivot)
+        return True
+
+    def value(self, unknown: int) -> Any:
+        """Looks up an unknown that has one value.
+
+        Args:
+          unknown: The unknown.
+
+        Returns:
+          Its value; None if it depends on a free unknown.
+        """
+        terms, constant = self.reduced({unknown: 1}, 0)
+        return None if terms else constant
+
+    def choose(self, unknowns: Iterable[int], values: Sequence[Any]) -> dict[int, Any] | None:
+        """Finds a solution in which some unknowns have one of a few values.
+
+        Args:
+          unknowns: The unknowns.
+          values: What each may be, the preferred value first.
+
+        Returns:
+          A value for each; None if none was found. The search goes through the unknowns in order
+          and does not go back, but where the last unknowns of an equation leave no choice.
+        """
+        trial = self.copy()
+        order = list(unknowns)
+        allowed = [self._number(value) for value in values]
+        for unknown in order:
+            if trial.value(unknown) is None:
+                for value in allowed:
+                    further = trial.copy()
+                    further.add({unknown: 1}, value)
+                    if _possible(further, order, allowed):
+                        trial = further
+                        break
+                else:
+                    return None
+        settled = {unknown: trial.value(unknown) for unknown in order}
+        if any(value not in allowed for value in settled.values()):
+            return None
+        return {unknown: values[allowed.index(value)] for unknown, value in settled.items()}
+
+
+def _possible(solver: Solver, unknowns: Iterable[int], allowed: Sequence[Any]) -> bool:
+    """Whether every unknown that is settled has an allowed value."""
+    return all((value := solver.value(u)) is None or value in allowed for u in unknowns)

@@ -1,0 +1,142 @@
+"""Rules of primitives that look entries up, or put them somewhere, by integers."""
+
+from jax.extend import core
+
+from sail_jax.tracing.terms import Fixed, Label, Variable
+from sail_jax.tracing.values import Tracer, Value, parametric, rule, shape, whole
+
+__all__: list[str] = []
+
+
+@rule("gather")
+def _gathered(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+    (x, index), algebra = ins, tracer.algebra
+    (old, indices), new = map(shape, eqn.invars), shape(eqn.outvars[0])
+    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    window = [
+        k
+        for k in range(len(old))
+        if k not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    ]
+    axes: list[Label] = [None] * len(new)
+    batch = [k for k in range(len(new)) if k not in numbers.offset_dims]
+    for at, k in zip(batch, range(len(indices) - 1), strict=True):
+        axes[at] = index.axes[k]
+    # What is looked up by units of an axis has the order of that axis, not its exponents.
+    for k, label in enumerate(axes):
+        axes[k] = algebra.renewed(label)
+        algebra.curved(axes[k], False)
+    batched = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+    for mine, its in batched:
+        at = batch[its]
+        flags = (x.parametric, index.parametric)
+        axes[at] = algebra.multiplied([(x.axes[mine], 1), (axes[at], 1)], flags)
+    algebra.fixed(index.axes[-1], "which axis an index is for")
+    for at, k in zip(numbers.offset_dims, window, strict=True):
+        if sizes[k] == old[k]:
+            # The whole axis: wherever it should start, it is moved back inside.
+            axes[at] = x.axes[k]
+        else:
+            algebra.fixed(x.axes[k], "a part of it is looked up")
+            axes[at] = Fixed(sizes[k])
+    partial = [k for k in numbers.start_index_map if sizes[k] != old[k]]
+    units = index.numbers
+    if (
+        units is not None
+        and len(numbers.start_index_map) == len(partial) == 1
+        and sizes[partial[0]] == 1
+        and units.size == old[partial[0]]
+        and x.axes[partial[0]] is not None
+    ):
+        label = algebra.same(x.axes[partial[0]], units)
+        algebra.counted(label)
+    else:
+        whole(tracer, index)
+        for k in partial:
+            algebra.fixed(x.axes[k], "looked up by number")
+    return [
+        Value(
+            tuple(axes),
+            numbers=x.numbers,
+            positive=x.positive,
+            parametric=parametric(ins),
+        )
+    ]
+
+
+@rule("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter_mul", "scatter-min",
+      "scatter_min", "scatter-max", "scatter_max")  # fmt: skip
+def _scattered(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+    (x, index, updates), algebra = ins, tracer.algebra
+    (old, indices, pieces) = map(shape, eqn.invars)
+    numbers = eqn.params["dimension_numbers"]
+    whole(tracer, *ins)
+    algebra.fixed(index.axes[-1], "which axis an index is for")
+    window = [
+        k
+        for k in range(len(old))
+        if k not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    ]
+    linear = eqn.primitive.name.replace("_", "-") in ("scatter", "scatter-add")
+    axes: list[Label] = [
+        Variable(n) if label is None else label for label, n in zip(x.axes, old, strict=True)
+    ]
+    batch = [k for k in range(len(pieces)) if k not in numbers.update_window_dims]
+    for at, k in zip(batch, range(len(indices) - 1), strict=True):
+        algebra.same(updates.axes[at], index.axes[k])
+        algebra.curved(updates.axes[at], False)
+    batched = zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
+    for mine, its in batched:
+        axes[mine] = algebra.same(axes[mine], index.axes[its], updates.axes[batch[its]])
+    whole_axes = set()
+    for at, k in zip(numbers.update_window_dims, window, strict=True):
+        if pieces[at] == old[k]:
+            whole_axes.add(k)
+            if updates.axes[at] is None and not updates.zero:
+                algebra.curved(axes[k], False)
+            axes[k] = algebra.same(axes[k], updates.axes[at])
+        else:
+            algebra.fixed(axes[k], "a part of it is written")
+            algebra.fixed(updates.axes[at], "a part of it is written")
+    for k in numbers.scatter_dims_to_operand_dims:
+        if k not in whole_axes:
+            algebra.fixed(axes[k], "written by number")
+    for label in axes:
+        if not linear:
+            algebra.curved(label, False)
+    return [Value(tuple(axes))]
+
+
+@rule("dynamic_slice")
+def _dynamically_sliced(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+    x = ins[0]
+    whole(tracer, *ins[1:])
+    axes: list[Label] = []
+    for label, old, new in zip(
+        x.axes, shape(eqn.invars[0]), eqn.params["slice_sizes"], strict=True
+    ):
+        if old == new or label is None:
+            axes.append(label)
+        else:
+            tracer.algebra.fixed(label, "a part of it is looked up")
+            axes.append(Fixed(new))
+    return [Value(tuple(axes), numbers=x.numbers, positive=x.positive, parametric=parametric(ins))]
+
+
+@rule("dynamic_update_slice")
+def _dynamically_updated(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+    x, update = ins[:2]
+    whole(tracer, *ins)
+    axes: list[Label] = []
+    for k, (old, new) in enumerate(zip(shape(eqn.invars[0]), shape(eqn.invars[1]), strict=True)):
+        if old == new:
+            label = tracer.algebra.same(x.axes[k], update.axes[k])
+            pairs = ((x, x.axes[k]), (update, update.axes[k]))
+            if label is not None and any(t is None and not v.zero for v, t in pairs):
+                tracer.algebra.curved(label, False)
+            axes.append(label)
+        else:
+            tracer.algebra.fixed(x.axes[k], "a part of it is written")
+            tracer.algebra.fixed(update.axes[k], "a part of it is written")
+            axes.append(Fixed(old))
+    return [Value(tuple(axes))]

@@ -1,0 +1,334 @@
+"""The spec of any network, from its forward pass: `spec_of`."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sail_jax.basis.axes import Axis, Factor, Role, format_axes, parse_axes
+from sail_jax.basis.spaces import Leaf, Space, Spec
+from sail_jax.checks import nearest
+from sail_jax.tracing.interpreter import Interpreter
+from sail_jax.tracing.roles import Found, Place, solve, words_of
+from sail_jax.tracing.terms import (
+    Atom,
+    Fixed,
+    Label,
+    Product,
+    Sum,
+    Term,
+    Variable,
+    atoms,
+    fix,
+    reason,
+    resolve,
+)
+from sail_jax.tracing.values import Value, settled
+from sail_jax.trees import leaf_paths
+
+__all__ = ["Inferred", "spec_of"]
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """What a forward pass shows of its parameters; `print` shows the axes string of each.
+
+    Attributes:
+      spec: The spaces of the parameters.
+      why: For each leaf and number of an axis that is in no space: the primitive that fixed its
+        order and the line of source, or what the axis lacks.
+      unknown: Names of primitives without a rule. All axes that meet one are fixed.
+      unused: Paths of parameters on which no output depends.
+    """
+
+    spec: Spec
+    why: Mapping[tuple[str, int], str]
+    unknown: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+
+    @property
+    def rules(self) -> dict[str, str]:
+        """The axes string of each leaf, for `sail_jax.spec`, where they can be edited."""
+        return {leaf.path: format_axes(leaf.axes) for leaf in self.spec.leaves}
+
+    def __str__(self) -> str:
+        lines = [f"{path}: {text!r}" for path, text in self.rules.items()]
+        return "\n".join([*lines, str(self.spec)])
+
+
+def spec_of(
+    apply: Callable[..., Any],
+    params: Any,
+    *inputs: Any,
+    names: Mapping[str, str] | None = None,
+) -> Inferred:
+    """Infers the feature space of every axis of every parameter from the forward pass.
+
+    Nothing is computed: the forward pass is traced, and each of its operations relates the axes of
+    its operands. Two axes are in one space where every permutation of the units of one needs the
+    same permutation of the other. What an unknown operation touches is in no space.
+
+    Args:
+      apply: The network, called as `apply(params, *inputs)`; it may return any pytree of arrays.
+      params: The parameters, any pytree of arrays or ShapeDtypeStructs.
+      *inputs: Inputs, in the same way.
+      names: Names of spaces, as axes strings by the path of a leaf. A space that occurs in such a
+        string is called as there; others are called by a leaf that writes them.
+
+    Returns:
+      The spec, and why axes are in no space.
+
+    Raises:
+      ValueError: If `names` names an unknown leaf, or one space in two ways.
+
+    >>> def net(p, x):
+    ...     return jax.nn.relu(x @ p["in"] + p["bias"]) @ p["out"]
+    >>> layers = {"in": jnp.zeros((3, 8)), "bias": jnp.zeros(8), "out": jnp.zeros((8, 2))}
+    >>> print(spec_of(net, layers, jnp.zeros((5, 3))))
+    bias: 'in'
+    in: '_ in'
+    out: 'in* _'
+    space  size  nonlinearity  writers   readers  gains
+    in     8     relu          bias, in  out      -
+    """
+    traced = jax.make_jaxpr(apply)(params, *inputs)
+    paths = leaf_paths(params)
+    shapes = [tuple(v.aval.shape) for v in traced.jaxpr.invars[: len(paths)]]
+    floating = [
+        jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in traced.jaxpr.invars[: len(paths)]
+    ]
+    used = _used(traced.jaxpr)
+    unused = [p for p, v in zip(paths, traced.jaxpr.invars, strict=False) if v not in used]
+    variables = [
+        tuple(Variable(n) if real else Fixed(n) for n in size)
+        for size, real in zip(shapes, floating, strict=True)
+    ]
+    labels: list[tuple[Label, ...]] = list(variables)
+    first = Interpreter()
+    _run(first, traced, labels)
+    _express(labels)
+    while True:
+        second, atomic = _with_atoms(traced, labels)
+        late = {id(s): s for s in second.algebra.spaces if s.why and s.bound is None}
+        if not late:
+            break
+        for space in late.values():
+            space.bound = Fixed(space.size)
+    found = {}
+    for space, one in _solved(second, atomic, shapes).items():
+        lack = _lacks(one)
+        if lack:
+            space.why = lack
+        else:
+            found[space] = one
+    called = _names(paths, atomic, found, names or {})
+    spec = _spec(paths, atomic, found, called)
+    why = {
+        (path, k): reason(variable) or "nothing reads it"
+        for path, own, axes in zip(paths, variables, atomic, strict=True)
+        if path not in unused
+        for k, (variable, label) in enumerate(zip(own, axes, strict=True))
+        if isinstance(variable, Variable) and variable.size > 1
+        and not any(atom.space in found for atom in atoms(label))
+    }  # fmt: skip
+    return Inferred(spec, why, tuple(sorted(first.unknown)), tuple(unused))
+
+
+def _used(jaxpr: Any) -> set[Any]:
+    """The variables on which the outcome depends."""
+    wanted = {v for v in jaxpr.outvars if not hasattr(v, "val")}
+    for eqn in reversed(jaxpr.eqns):
+        if not wanted.isdisjoint(eqn.outvars):
+            wanted |= {v for v in eqn.invars if not hasattr(v, "val")}
+    return wanted
+
+
+def _run(interpreter: Interpreter, traced: Any, labels: list[tuple[Label, ...]]) -> None:
+    """The forward pass on labels; its inputs and outputs have an order."""
+    values = [
+        Value(
+            tuple(None if label is not None and label.size == 1 else label for label in axes),
+            parametric=True,
+            view=True,
+        )
+        for axes in labels
+    ]
+    rest = traced.jaxpr.invars[len(labels) :]
+    values += [Value(tuple(Fixed(n) for n in v.aval.shape)) for v in rest]
+    for value in interpreter.run(traced, values):
+        value = settled(interpreter, value)
+        interpreter.algebra.where = "the network's output"
+        if value.numbers is not None:
+            interpreter.algebra.fixed(value.numbers)
+        for label in value.axes:
+            interpreter.algebra.fixed(label)
+
+
+def _express(labels: list[tuple[Label, ...]]) -> None:
+    """Fixes what axes strings cannot write: a sum inside of a product."""
+    for axes in labels:
+        for label in axes:
+            if label is None:
+                continue
+            term = resolve(label)
+            for part in term.parts if isinstance(term, Sum) else (term,):
+                if isinstance(part, Product):
+                    for factor in part.parts:
+                        if isinstance(factor, Sum):
+                            fix(factor, "a sum within a product, which axes strings cannot write")
+
+
+def _with_atoms(
+    traced: Any, labels: list[tuple[Label, ...]]
+) -> tuple[Interpreter, list[tuple[Label, ...]]]:
+    """Another forward pass, with an exponent at every place."""
+    interpreter = Interpreter()
+
+    def atomic(term: Term) -> Term:
+        term = resolve(term)
+        if isinstance(term, Variable):
+            return interpreter.algebra.atom(term)
+        if isinstance(term, Product | Sum):
+            return type(term)(tuple(map(atomic, term.parts)))
+        return term
+
+    places: list[tuple[Label, ...]] = [
+        tuple(None if label is None else atomic(label) for label in axes) for axes in labels
+    ]
+    _run(interpreter, traced, places)
+    return interpreter, places
+
+
+def _solved(
+    interpreter: Interpreter, labels: list[tuple[Label, ...]], shapes: list[tuple[int, ...]]
+) -> dict[Variable, Found]:
+    """Roles and the family of every space of parameters."""
+    algebra = interpreter.algebra
+    places: dict[Variable, list[Place]] = {}
+    for axes, size in zip(labels, shapes, strict=True):
+        own = [atom for label in axes for atom in atoms(label)]
+        matrix = sum(n > 1 for n in size) > 1 or len(own) > 1
+        for atom in own:
+            for slot in interpreter.uses.get(atom.slot, ()):
+                places.setdefault(atom.space, []).append(Place(slot, atom.slot, matrix))
+    equations: dict[Variable, list] = {space: [] for space in places}
+    for of in algebra.equations:
+        equations.get(algebra.spaces[of.slots[0]], []).append(of)
+    events: dict[Variable, list] = {space: [] for space in places}
+    for event in algebra.events:
+        events.get(algebra.spaces[event.slots[0]], []).append(event)
+    return {
+        space: solve(sorted(own), equations[space], events[space]) for space, own in places.items()
+    }
+
+
+def _lacks(found: Found) -> str:
+    """What a space lacks: both a writer and a reader have to be there."""
+    roles = set(found.roles.values())
+    if found.tied or {"write", "read"} <= roles:
+        return ""
+    return "no parameter reads it" if "read" not in roles else "no parameter writes it"
+
+
+# Ends of paths that do not distinguish the leaves of a module.
+_ENDS = re.compile(r"(?<=.)[/.](kernel|weight|w|embedding|scale|value)(?=[/.]value$|$)")
+
+
+def _names(
+    paths: list[str],
+    labels: list[tuple[Label, ...]],
+    found: Mapping[Variable, Found],
+    asked: Mapping[str, str],
+) -> dict[Variable, str]:
+    """Names of spaces: as asked for, or by the first leaf that writes them."""
+    called = _asked(paths, labels, asked)
+    taken = set(called.values())
+    leaf = {
+        atom.slot: p for p, ts in zip(paths, labels, strict=True) for t in ts for atom in atoms(t)
+    }
+    for space, of in found.items():
+        if space in called:
+            continue
+        writer = next(leaf[root] for root, role in of.roles.items() if role == "write")
+        stem = re.sub(r"[^\w./:-]", "-", _ENDS.sub("", writer)) or "space"
+        name, k = stem, 1
+        while name in taken:
+            k += 1
+            name = f"{stem}:{k}"
+        taken.add(name)
+        called[space] = name
+    return called
+
+
+def _asked(
+    paths: list[str], labels: list[tuple[Label, ...]], asked: Mapping[str, str]
+) -> dict[Variable, str]:
+    known = dict(zip(paths, labels, strict=True))
+    called: dict[Variable, str] = {}
+    for path, text in asked.items():
+        if path not in known:
+            raise ValueError(f"names[{path!r}] names no leaf{nearest(path, known)}")
+        axes = parse_axes(text)
+        if len(axes) != len(known[path]):
+            raise ValueError(f"names[{path!r}] must name {len(known[path])} axes, got {text!r}")
+        for axis, label in zip(axes, known[path], strict=True):
+            spaces = [atom.space for atom in atoms(label)]
+            if len(spaces) != len(axis):
+                # Fixed parts have no name, so that names could be given to the wrong ones.
+                continue
+            for factor, space in zip(axis, spaces, strict=True):
+                if called.setdefault(space, factor.space) != factor.space:
+                    raise ValueError(
+                        f"names[{path!r}] calls a space {factor.space!r} that another leaf calls "
+                        f"{called[space]!r}"
+                    )
+    twice = [name for name, n in Counter(called.values()).items() if n > 1]
+    if twice:
+        raise ValueError(f"names calls two spaces {twice[0]!r}: the forward pass keeps them apart")
+    return called
+
+
+def _spec(
+    paths: list[str],
+    labels: list[tuple[Label, ...]],
+    found: Mapping[Variable, Found],
+    called: Mapping[Variable, str],
+) -> Spec:
+    """The spec of the parameters in terms of these spaces."""
+    spaces = {
+        name: Space(name, space.size, words_of(found[space].family))
+        for space, name in called.items()
+        if space in found
+    }
+
+    def factor(term: Term, block: int) -> Factor:
+        if isinstance(term, Atom) and term.space in found:
+            of = found[term.space]
+            role: Role = of.roles.get(term.slot, "write")
+            return Factor(called[term.space], role, term.slot in of.tied, block)
+        # Part of an axis whose other parts are free.
+        name = f"order-{term.size}"
+        spaces.setdefault(name, Space(name, term.size, "outer"))
+        return Factor(name, "write", False, block)
+
+    def axis(label: Label) -> Axis:
+        if label is None or not any(atom.space in found for atom in atoms(label)):
+            return ()
+        term = resolve(label)
+        blocks = term.parts if isinstance(term, Sum) else (term,)
+        return tuple(
+            factor(resolve(part), k)
+            for k, block in enumerate(blocks)
+            for part in (block.parts if isinstance(block, Product) else (block,))
+        )
+
+    made = tuple(
+        Leaf(path, tuple(axis(label) for label in axes))
+        for path, axes in zip(paths, labels, strict=True)
+    )
+    used = {f.space for leaf in made for axis in leaf.axes for f in axis}
+    return Spec(made, tuple(spaces[name] for name in sorted(used)))

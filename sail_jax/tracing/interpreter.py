@@ -1,0 +1,142 @@
+"""Carries out a jaxpr on labels: each primitive by its rule, in one pass."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jax.extend import core
+
+from sail_jax.tracing import control, elementwise, indexing, shapes, sums
+from sail_jax.tracing.algebra import Algebra
+from sail_jax.tracing.terms import atoms
+from sail_jax.tracing.values import RULES, Value, constant, opaque, settled, shape
+
+__all__ = ["Interpreter"]
+
+# Their rules are registered by the import.
+_ROOMS = (control, elementwise, indexing, shapes, sums)
+# Frames of these packages are not where a user wrote an operation.
+_LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "torchax", "torch")
+
+
+class Interpreter:
+    """Labels of every value of a forward pass.
+
+    Attributes:
+      algebra: What unifies labels.
+      unknown: Names of primitives without a rule.
+      seen: Names of all primitives.
+      uses: For each atom of a parameter the atoms of the operations that use it there.
+      trail: The outcome of every equation, in order, if it is kept.
+    """
+
+    def __init__(self, *, keep: bool = False) -> None:
+        self.algebra = Algebra()
+        self.unknown: set[str] = set()
+        self.seen: set[str] = set()
+        self.uses: dict[int, list[int]] = {}
+        self.trail: list[tuple[core.JaxprEqn, list[Value]]] | None = [] if keep else None
+        self._roots: dict[int, int] = {}
+
+    def run(self, jaxpr: Any, values: Sequence[Value]) -> list[Value]:
+        """Carries out a jaxpr.
+
+        Args:
+          jaxpr: The jaxpr, closed or not.
+          values: Its arguments.
+
+        Returns:
+          What it returns; squares and sums may be unsettled.
+        """
+        consts: Sequence[Any] = ()
+        if hasattr(jaxpr, "jaxpr"):
+            jaxpr, consts = jaxpr.jaxpr, jaxpr.consts
+        known: dict[Any, Value] = dict(zip(jaxpr.constvars, map(constant, consts), strict=True))
+        known |= zip(jaxpr.invars, values, strict=True)
+
+        def read(variable: Any) -> Value:
+            literal = isinstance(variable, core.Literal)
+            return constant(variable.val) if literal else known[variable]
+
+        where = self.algebra.where
+        for eqn in _alive(jaxpr):
+            name = eqn.primitive.name
+            self.seen.add(name)
+            self.algebra.where = f"{name} ({_source(eqn)})"
+            ins = [read(v) for v in eqn.invars]
+            if name not in RULES.lazy:
+                ins = [settled(self, x) for x in ins]
+            if name not in RULES.views and name not in _INSIDE:
+                ins = [self._used(x) for x in ins]
+            outs = self._outcome(eqn, ins)
+            for variable, out in zip(eqn.outvars, outs, strict=True):
+                sizes = shape(variable)
+                axes = (None if n == 1 else t for t, n in zip(out.axes, sizes, strict=True))
+                known[variable] = out.shaped(tuple(axes))
+            if self.trail is not None and name not in _INSIDE:
+                self.trail.append((eqn, [known[v] for v in eqn.outvars]))
+        self.algebra.where = where
+        return [read(v) for v in jaxpr.outvars]
+
+    def _outcome(self, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+        rule = RULES.rules.get(eqn.primitive.name)
+        if rule is not None:
+            return rule(self, eqn, ins)
+        self.unknown.add(eqn.primitive.name)
+        return opaque(self, eqn, ins)
+
+    def _used(self, value: Value) -> Value:
+        """A parameter where it is used: two uses may differ in what they do with its units."""
+        if not value.view:
+            return value
+        axes = []
+        for label in value.axes:
+            new = self.algebra.renewed(label)
+            for mine, its in zip(atoms(new), atoms(label), strict=True):
+                root = self._roots.get(its.slot, its.slot)
+                self._roots[mine.slot] = root
+                self.uses.setdefault(root, []).append(mine.slot)
+            axes.append(new)
+        return replace(value, axes=tuple(axes), view=False)
+
+
+# These hand their operands to other jaxprs as they are.
+_INSIDE = frozenset((*control.CALLS, "scan", "while", "cond"))
+
+
+def _alive(jaxpr: Any) -> list[core.JaxprEqn]:
+    """The equations on which the outcome depends."""
+    wanted = {v for v in jaxpr.outvars if not isinstance(v, core.Literal)}
+    kept = []
+    for eqn in reversed(jaxpr.eqns):
+        if wanted.isdisjoint(eqn.outvars):
+            continue
+        kept.append(eqn)
+        wanted |= {v for v in eqn.invars if not isinstance(v, core.Literal)}
+    return kept[::-1]
+
+
+def _source(eqn: core.JaxprEqn) -> str:
+    """The line of source that asked for an equation, outside of libraries where there is one."""
+    trace = eqn.source_info.traceback
+    if trace is None:
+        return "no source"
+    found = ""
+    for name, line in _frames(trace):
+        parts = Path(name).parts
+        if "site-packages" in parts:
+            package = parts[parts.index("site-packages") + 1]
+            if package in _LIBRARIES:
+                continue
+        if Path(name).parent == Path(__file__).parent:
+            continue
+        found = found or f"{Path(name).name}:{line}"
+    return found or "no source"
+
+
+def _frames(trace: Any) -> Iterable[tuple[str, int]]:
+    python = trace.as_python_traceback()
+    while python is not None:
+        yield python.tb_frame.f_code.co_filename, python.tb_lineno
+        python = python.tb_next

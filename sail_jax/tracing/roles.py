@@ -1,0 +1,223 @@
+"""Roles and families: what each parameter does with a space, and which maps of it are harmless.
+
+The equations of `sail_jax.tracing.algebra` are solved for each space by itself.
+
+1. *Readers* are shared out where units are doubled, all else is copied: the equations for shares
+   need a solution in 0 and 1. Without one, units cannot be doubled.
+2. *Writers* carry scale and sign into the space, *gains* only multiply it: with exponent -1 at
+   readers, the equations for scales need a solution in 0 and 1; else those for signs.
+3. What remains without a solution, and every event, makes the family of maps smaller.
+"""
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from sail_jax.basis.axes import Role
+from sail_jax.basis.families import NONLINEARITIES, Family
+from sail_jax.tracing.algebra import Change, Equation, Event
+from sail_jax.tracing.equations import Solver
+
+__all__ = ["Found", "Place", "solve", "words_of"]
+
+
+class Place(NamedTuple):
+    """A place where a parameter is used in a space.
+
+    Attributes:
+      slot: The number of its exponent.
+      root: Which axis of which parameter it is: places with one root are uses of one axis.
+      matrix: Whether the parameter has another axis of several units.
+    """
+
+    slot: int
+    root: int
+    matrix: bool
+
+
+class Found(NamedTuple):
+    """What was found of a space.
+
+    Attributes:
+      roles: The role of each root; of several uses, the first. Matrices come first, in the order in
+        which they are used.
+      tied: Roots whose uses have several roles.
+      family: The maps of the space that are harmless.
+    """
+
+    roles: dict[int, Role]
+    tied: frozenset[int]
+    family: Family
+
+
+def solve(places: Sequence[Place], equations: Sequence[Equation], events: Sequence[Event]) -> Found:
+    """Finds roles and the family of one space.
+
+    Args:
+      places: Where parameters are used in the space.
+      equations: The equations of its exponents.
+      events: Its events.
+
+    Returns:
+      The roles and the family; the family never holds a map that the equations exclude.
+    """
+    slots = [place.slot for place in places]
+    family = Family.LINEAR
+    # 1. Readers.
+    share = Solver()
+    for of in equations:
+        if of.change & Change.SHARE:
+            share.add(_terms(of), of.share)
+    shares = share.choose(slots, (0, 1)) if share.consistent else None
+    if shares is None:
+        family |= Family.INVERTIBLE
+        shares = _guessed(places, equations, events)
+    readers = {slot for slot, value in shares.items() if value == 1}
+    # 2. Writers and gains.
+    writers, allowed = _writers(places, equations, events, readers)
+    family |= allowed
+    roles: dict[int, Role] = {
+        slot: "read" if slot in readers else "write" if slot in writers else "gain"
+        for slot in slots
+    }
+    # 3. Events, where more than gains meet.
+    sizes = _exponents(equations, roles)
+    for event in events:
+        counted = [
+            not parametric or sizes.get(slot, 1) != 0
+            for slot, parametric in zip(event.slots, event.parametric, strict=True)
+        ]
+        if sum(counted) >= min(2, len(counted)):
+            family |= event.family
+    if Family.NONNEGATIVE in family:
+        family |= Family.MONOMIAL
+    if Family.MONOMIAL not in family and Family.UNIT in family:
+        # Nothing acts unit by unit, and scales are no symmetry: rotations may be.
+        family = (family & ~Family.UNIT) | Family.ORTHOGONAL
+    by_root: dict[int, list[Role]] = {}
+    for place in places:
+        by_root.setdefault(place.root, []).append(roles[place.slot])
+    tied = frozenset(root for root, uses in by_root.items() if len(set(uses)) > 1)
+    if any("gain" in by_root[root] for root in tied):
+        family |= Family.PERMUTATION
+    vectors = {place.root: not place.matrix for place in places}
+    order = sorted(by_root, key=lambda root: vectors[root])
+    return Found({root: by_root[root][0] for root in order}, tied, family)
+
+
+def _terms(of: Equation) -> dict[int, Fraction]:
+    out: dict[int, Fraction] = {}
+    for slot, factor in zip(of.slots, of.factors, strict=True):
+        out[slot] = out.get(slot, Fraction(0)) + factor
+    return out
+
+
+def _guessed(
+    places: Sequence[Place], equations: Sequence[Equation], events: Sequence[Event]
+) -> dict[int, int]:
+    """Which uses read, where units cannot be doubled: those that scale against the others."""
+    scale = _system(equations, Change.SCALE)
+    gains = _gains(places, events)
+    slots = [place.slot for place in places]
+    for multiply in (gains, set[int]()):
+        trial = scale.copy()
+        fits = [trial.add({slot: 1}, 0) for slot in multiply]
+        rest = [slot for slot in slots if slot not in multiply]
+        chosen = trial.choose(rest, (1, -1)) if all(fits) else None
+        if chosen:
+            return {slot: int(chosen.get(slot) == -1) for slot in slots}
+    # Contractions alone, one after the other.
+    share = Solver()
+    for of in sorted(equations, key=lambda of: -of.share):
+        if of.change & Change.SHARE and len(of.slots) == 2:
+            share.add(_terms(of), of.share)
+    found: dict[int, int] = {}
+    for slot in slots:
+        if share.value(slot) is None:
+            share.add({slot: 1}, 0)
+        found[slot] = int(share.value(slot) == 1)
+    return found
+
+
+def _writers(
+    places: Sequence[Place],
+    equations: Sequence[Equation],
+    events: Sequence[Event],
+    readers: set[int],
+) -> tuple[set[int], Family]:
+    """Which of the other uses carry scale and sign, and what maps have to be if not all can."""
+    others = [place for place in places if place.slot not in readers]
+    matrices = {place.slot for place in others if place.matrix}
+    found: list[set[int]] = []
+    for change in (Change.SCALE, Change.SIGN):
+        solver = _system(equations, change)
+        fits = [solver.add({slot: 1}, -1) for slot in readers]
+        chosen = solver.choose([p.slot for p in others], (1, 0)) if all(fits) else None
+        found.append({slot for slot, value in (chosen or {}).items() if value})
+    # More matrices that write go before more maps: heads are written by queries, keys and values.
+    writers = max(found, key=lambda slots: len(slots & matrices))
+    if not writers & matrices:
+        writers = {place.slot for place in others} - _gains(others, events)
+    family = Family.LINEAR
+    for change, lost in ((Change.SCALE, Family.UNIT), (Change.SIGN, Family.NONNEGATIVE)):
+        solver = _system(equations, change)
+        exponents = {p.slot: int(p.slot in writers) for p in others} | dict.fromkeys(readers, -1)
+        fits = [solver.add({slot: 1}, value) for slot, value in exponents.items()]
+        if not all(fits):
+            family |= lost
+    return writers, family
+
+
+def _system(equations: Sequence[Equation], change: Change) -> Solver:
+    """The equations of one kind of change that have no constant."""
+    solver = Solver(2 if change is Change.SIGN else 0)
+    for of in equations:
+        if of.change & change:
+            solver.add(_terms(of))
+    return solver
+
+
+def _gains(places: Sequence[Place], events: Sequence[Event]) -> set[int]:
+    """Uses of vectors as a factor of a product unit by unit."""
+    factors = {
+        slot
+        for event in events
+        if len(event.slots) > 1
+        for slot, parametric in zip(event.slots, event.parametric, strict=True)
+        if parametric
+    }
+    return {place.slot for place in places if not place.matrix and place.slot in factors}
+
+
+def _exponents(equations: Sequence[Equation], roles: Mapping[int, Role]) -> dict[int, int]:
+    """Exponents of scale or sign at every slot for which the roles decide it."""
+    solver = _system(equations, Change.SIGN)
+    for slot, role in roles.items():
+        solver.add({slot: 1}, 0 if role == "gain" else 1)
+    found = {}
+    for slot in {slot for of in equations for slot in of.slots}:
+        value = solver.value(slot)
+        if value is not None:
+            found[slot] = int(value)
+    return found
+
+
+def words_of(family: Family) -> str:
+    """Writes a family in words of `NONLINEARITIES`.
+
+    Args:
+      family: The family.
+
+    Returns:
+      One or two words whose maps all lie within the family, and as many as there are such.
+    """
+    best: tuple[int, int, str] | None = None
+    usable = [(word, of) for word, of in NONLINEARITIES.items() if word not in ("outer", "stack")]
+    for k, (word, of) in enumerate(usable):
+        for other, more in [("", Family.LINEAR), *usable[k + 1 :]]:
+            both = of | more
+            if family in both:
+                score = both.value.bit_count(), bool(other), f"{word} {other}".strip()
+                best = min(best, score) if best else score
+    assert best is not None
+    return best[2]

@@ -1,0 +1,481 @@
+"""Terms: what can be permuted along one axis of a value, and what equal axes learn of one another.
+
+An axis of eight units may be free, or a product of two heads and four units each, or two blocks
+laid end to end. A forward pass reveals this step by step. So a term has variables, and to `unify`
+two terms binds the variables of one to parts of the other, as in the inference of types:
+
+- `Variable`: units that may be permuted among each other;
+- `Atom`: such a variable at one place in the network, where it also has an exponent (see
+  `sail_jax.tracing.exponents`);
+- `Fixed`: units in an order that matters;
+- `Product`: the row-major product of its parts; `Sum`: its parts laid end to end.
+
+Where None stands for a term, the value is the same all along the axis.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+__all__ = [
+    "Atom",
+    "Fixed",
+    "Label",
+    "Product",
+    "Sum",
+    "Term",
+    "Variable",
+    "align",
+    "atoms",
+    "cut",
+    "fix",
+    "leaves",
+    "product",
+    "reason",
+    "resolve",
+    "split",
+    "total",
+]
+
+
+@dataclass(eq=False, slots=True)
+class Variable:
+    """Units that may be permuted, until something binds them.
+
+    Attributes:
+      size: The number of units.
+      bound: What it turned out to be; None while it is free.
+      why: Why it was fixed, "" if it was not.
+      became: What it was first bound to, through which a reason can be followed.
+    """
+
+    size: int
+    bound: "Term | None" = None
+    why: str = ""
+    became: "Term | None" = None
+
+
+@dataclass(eq=False, slots=True)
+class Atom:
+    """A free variable at one place in the network.
+
+    Attributes:
+      space: The variable.
+      slot: The number of the unknown exponent there.
+    """
+
+    space: Variable
+    slot: int
+
+    @property
+    def size(self) -> int:
+        """The number of units."""
+        return self.space.size
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Units in an order that matters.
+
+    Attributes:
+      size: The number of units.
+    """
+
+    size: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Product:
+    """The row-major product of its parts.
+
+    Attributes:
+      parts: The factors.
+      size: The product of their sizes.
+    """
+
+    parts: "tuple[Term, ...]"
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", math.prod(part.size for part in self.parts))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Sum:
+    """Its parts, laid end to end.
+
+    Attributes:
+      parts: The blocks.
+      size: The sum of their sizes.
+    """
+
+    parts: "tuple[Term, ...]"
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", sum(part.size for part in self.parts))
+
+
+Term: TypeAlias = Variable | Atom | Fixed | Product | Sum
+Label: TypeAlias = Term | None
+
+
+def resolve(term: Term) -> Term:
+    """Follows bindings, and writes a term in its one normal form.
+
+    Args:
+      term: Any term.
+
+    Returns:
+      The same term. Products lie in no products, sums in no sums, fixed neighbours are joined,
+      parts of one unit (of none, in a sum) are left out, and a bound variable is what it is bound
+      to.
+    """
+    if isinstance(term, Variable):
+        seen = []
+        end: Term = term
+        while isinstance(end, Variable) and end.bound is not None:
+            seen.append(end)
+            end = end.bound
+        if not isinstance(end, Variable):
+            end = resolve(end)
+        for variable in seen:
+            variable.bound = end
+        return Fixed(1) if isinstance(end, Variable) and end.size == 1 else end
+    if isinstance(term, Atom | Fixed):
+        return term
+    parts: list[Term] = []
+    for part in map(resolve, term.parts):
+        if isinstance(part, type(term)):
+            new = part.parts
+        elif part.size == (1 if isinstance(term, Product) else 0):
+            continue
+        else:
+            new = (part,)
+        for one in new:
+            before = parts[-1] if parts else None
+            if isinstance(one, Fixed) and isinstance(before, Fixed):
+                joined = before.size * one.size if isinstance(term, Product) else 0
+                parts[-1] = Fixed(joined or before.size + one.size)
+            else:
+                parts.append(one)
+    if not parts:
+        return Fixed(term.size)
+    return parts[0] if len(parts) == 1 else type(term)(tuple(parts))
+
+
+def leaves(label: Label) -> Iterator[Variable | Atom]:
+    """Lists the free parts of a label.
+
+    Args:
+      label: A term, or None.
+
+    Yields:
+      Its free variables and its atoms, from left to right.
+    """
+    if label is None:
+        return
+    term = resolve(label)
+    if isinstance(term, Variable | Atom):
+        yield term
+    elif isinstance(term, Product | Sum):
+        for part in term.parts:
+            yield from leaves(part)
+
+
+def atoms(label: Label) -> list[Atom]:
+    """Lists the atoms of a label.
+
+    Args:
+      label: A term, or None.
+
+    Returns:
+      The atoms, from left to right.
+    """
+    return [leaf for leaf in leaves(label) if isinstance(leaf, Atom)]
+
+
+def product(*parts: Term) -> Term:
+    """Multiplies terms.
+
+    Args:
+      *parts: The factors, the slowest first.
+
+    Returns:
+      Their product.
+    """
+    return resolve(Product(parts))
+
+
+def total(*parts: Term) -> Term:
+    """Lays terms end to end.
+
+    Args:
+      *parts: The blocks.
+
+    Returns:
+      Their sum.
+    """
+    return resolve(Sum(parts))
+
+
+def fix(label: Label, why: str) -> None:
+    """Fixes the order of units.
+
+    Args:
+      label: What is fixed; nothing happens where it is None.
+      why: Why, for people.
+    """
+    for leaf in list(leaves(label)):
+        space = leaf.space if isinstance(leaf, Atom) else leaf
+        if not space.why:
+            space.why = why
+        if isinstance(leaf, Variable):
+            leaf.bound = Fixed(leaf.size)
+
+
+def reason(variable: Variable) -> str:
+    """Finds out why units are fixed.
+
+    Args:
+      variable: A variable, as it was before anything bound it.
+
+    Returns:
+      Why a part of it was fixed, "" if none was.
+    """
+    waiting: list[Term] = [variable]
+    while waiting:
+        term = waiting.pop(0)
+        if isinstance(term, Product | Sum):
+            waiting.extend(term.parts)
+        elif isinstance(term, Variable):
+            if term.why:
+                return term.why
+            if term.became is not None:
+                waiting.append(term.became)
+    return ""
+
+
+def split(term: Term, first: int) -> tuple[Term, Term] | None:
+    """Splits a term into a product of two, and refines its variables where it has to.
+
+    Args:
+      term: The term.
+      first: The size of the first factor.
+
+    Returns:
+      Both factors; None if the term is no such product.
+    """
+    term = resolve(term)
+    if first < 1 or term.size % first:
+        return None
+    if first == term.size:
+        return term, Fixed(1)
+    if first == 1:
+        return Fixed(1), term
+    rest = term.size // first
+    match term:
+        case Variable():
+            outer, inner = Variable(first), Variable(rest)
+            _refine(term, Product((outer, inner)))
+            return outer, inner
+        case Fixed():
+            return Fixed(first), Fixed(rest)
+        case Product():
+            return _split_product(term, first)
+        case Sum():
+            return _split_sum(term, rest)
+    return None
+
+
+def _split_product(term: Product, first: int) -> tuple[Term, Term] | None:
+    taken = 1
+    for k, part in enumerate(term.parts):
+        need = first // taken
+        if part.size >= need:
+            halves = split(part, need) if first % taken == 0 else None
+            if halves is None:
+                return None
+            return product(*term.parts[:k], halves[0]), product(halves[1], *term.parts[k + 1 :])
+        taken *= part.size
+    return None
+
+
+def _split_sum(term: Sum, rest: int) -> tuple[Term, Term] | None:
+    """Blocks (a, r), (b, r), ... as ((a + b + ...), r), where all have one r."""
+    if any(part.size % rest for part in term.parts):
+        return None
+    outer, inner = [], None
+    for part in term.parts:
+        halves = split(part, part.size // rest)
+        if halves is None:
+            return None
+        outer.append(halves[0])
+        if inner is not None and not _same_space(inner, halves[1]):
+            return None
+        inner = halves[1]
+    assert inner is not None
+    return total(*outer), inner
+
+
+def _same_space(a: Term, b: Term) -> bool:
+    """Whether both become one free space, or are fixed; binds variables to each other."""
+    if atoms(a) or atoms(b):
+        # Two places with exponents of their own cannot become one here.
+        return resolve(a) is resolve(b)
+    align(a, b, "equal blocks")
+    return True
+
+
+def _refine(variable: Variable, term: Term) -> None:
+    variable.bound = variable.became = term
+
+
+def cut(term: Term, start: int, stop: int, why: str) -> Term:
+    """Takes some units of a term, and refines its variables where it has to.
+
+    Args:
+      term: The term.
+      start: The first unit.
+      stop: The unit after the last.
+      why: Why units are fixed that cannot be cut there.
+
+    Returns:
+      The term of these units.
+    """
+    term = resolve(term)
+    if (start, stop) == (0, term.size):
+        return term
+    if stop <= start:
+        return Fixed(0)
+    match term:
+        case Fixed():
+            return Fixed(stop - start)
+        case Variable():
+            before, middle, after = (Variable(n) for n in (start, stop - start, term.size - stop))
+            _refine(term, Sum((before, middle, after)))
+            return middle
+        case Sum():
+            taken, at = [], 0
+            for part in term.parts:
+                low, high = max(start, at), min(stop, at + part.size)
+                if low < high:
+                    taken.append(cut(part, low - at, high - at, why))
+                at += part.size
+            return total(*taken)
+        case Product():
+            first, rest = term.parts[0], product(*term.parts[1:])
+            if start % rest.size == 0 and stop % rest.size == 0:
+                outer = cut(first, start // rest.size, stop // rest.size, why)
+                return product(outer, rest)
+            if start // rest.size == (stop - 1) // rest.size:
+                one = start // rest.size
+                cut(first, one, one + 1, why)
+                return cut(rest, start % rest.size, start % rest.size + stop - start, why)
+    fix(term, f"{why}: units {start} to {stop} of {term.size} cut across its parts")
+    return Fixed(stop - start)
+
+
+Invariant = Callable[[Variable], Atom]
+
+
+def _no_atoms(space: Variable) -> Atom:
+    raise AssertionError(f"an atom of {space} where there should be none")
+
+
+def align(a: Term, b: Term, why: str, invariant: Invariant = _no_atoms) -> None:
+    """Unifies two terms: both have one structure afterwards.
+
+    Args:
+      a: A term.
+      b: Another of the same size.
+      why: Why units are fixed where the structures exclude each other.
+      invariant: Makes an atom of a space at which nothing but the order of units can change; a
+        variable that meets atoms is bound to such.
+    """
+    a, b = resolve(a), resolve(b)
+    if a is b:
+        return
+    match a, b:
+        case (Fixed(), _) | (_, Fixed()):
+            _exclude(a, b, why)
+        case (Variable(), _):
+            _bind(a, b, invariant)
+        case (_, Variable()):
+            _bind(b, a, invariant)
+        case (Atom(), Atom()):
+            if a.space is not b.space:
+                # Not free after all: the caller begins again with both fixed.
+                _exclude(a, b, why)
+        case (Product(), Product()):
+            _align_products(a, b, why, invariant)
+        case (Sum(), Sum()):
+            _align_sums(a, b, why, invariant)
+        case (Sum(), _):
+            _align_blocks(a, b, why, invariant)
+        case (_, Sum()):
+            _align_blocks(b, a, why, invariant)
+        case _:
+            # An atom is refined already, and is no product.
+            _exclude(a, b, why)
+
+
+def _exclude(a: Term, b: Term, why: str) -> None:
+    fix(a, why)
+    fix(b, why)
+
+
+def _bind(variable: Variable, term: Term, invariant: Invariant) -> None:
+    if any(leaf is variable for leaf in leaves(term)):
+        fix(term, "a space within itself")
+        return
+    _refine(variable, _invariant(term, invariant) if atoms(term) else term)
+
+
+def _invariant(term: Term, invariant: Invariant) -> Term:
+    """The same term, at a place where nothing but the order of its units can change."""
+    if isinstance(term, Atom):
+        return invariant(term.space)
+    if isinstance(term, Product | Sum):
+        return type(term)(tuple(_invariant(part, invariant) for part in term.parts))
+    return term
+
+
+def _align_products(a: Product, b: Product, why: str, invariant: Invariant) -> None:
+    left, right = list(a.parts), list(b.parts)
+    while left and right:
+        p, q = resolve(left[0]), resolve(right[0])
+        if p.size == q.size:
+            align(p, q, why, invariant)
+            del left[0], right[0]
+            continue
+        big, small, parts = (p, q, left) if p.size > q.size else (q, p, right)
+        halves = split(big, small.size)
+        if halves is None:
+            fix(Product((*left, *right)), f"{why}: the products do not fit")
+            return
+        parts[0:1] = halves
+
+
+def _align_sums(a: Sum, b: Sum, why: str, invariant: Invariant) -> None:
+    left, right = list(a.parts), list(b.parts)
+    while left and right:
+        p, q = resolve(left[0]), resolve(right[0])
+        if p.size == q.size:
+            align(p, q, why, invariant)
+            del left[0], right[0]
+            continue
+        big, small, parts = (p, q, left) if p.size > q.size else (q, p, right)
+        parts[0:1] = [cut(big, 0, small.size, why), cut(big, small.size, big.size, why)]
+
+
+def _align_blocks(blocks: Sum, other: Term, why: str, invariant: Invariant) -> None:
+    # The places are listed before anything is refined.
+    at, places = 0, []
+    for part in blocks.parts:
+        places.append((part, at, at + part.size))
+        at += part.size
+    for part, start, stop in places:
+        piece = cut(other, start, stop, why)
+        align(part, piece, why, invariant)

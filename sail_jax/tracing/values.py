@@ -1,0 +1,289 @@
+"""What is known of one value of a forward pass: what rules of primitives take and return."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from sail_jax.tracing.algebra import Algebra
+from sail_jax.tracing.terms import Fixed, Label, Term, leaves
+
+__all__ = [
+    "RULES",
+    "Pending",
+    "Rule",
+    "Tracer",
+    "Value",
+    "constant",
+    "is_floating",
+    "literal",
+    "opaque",
+    "parametric",
+    "rule",
+    "scaled",
+    "settled",
+    "shape",
+    "whole",
+]
+
+
+class Pending(NamedTuple):
+    """A sum that may yet turn out to be a mean.
+
+    Attributes:
+      labels: Of the axes over which it went; of what was squared, if squares were summed.
+      count: How many entries were summed.
+      squares: Whether squares were summed.
+    """
+
+    labels: tuple[Label, ...]
+    count: int
+    squares: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """What is known of one value.
+
+    Attributes:
+      axes: A label for each axis. A value of which every entry is the same along an axis has None
+        there.
+      numbers: The units that its integers number; None if it numbers none.
+      zero: Whether it is known to be 0, or False.
+      positive: Whether it is known to be at least 0.
+      nonzero: Whether it is known not to be 0, whatever the parameters are.
+      parametric: Whether its free axes vary as parameters and constants alone make them: it was
+        computed from such, and perhaps multiplied by something without free axes.
+      view: Whether it is a parameter, or holds entries of one in another shape.
+      square: Whether it is the square of a value with these axes. Then the labels are those of
+        that value, until it is known whether the squares are summed.
+      pending: A sum of which it is a multiple.
+    """
+
+    axes: tuple[Label, ...]
+    numbers: Term | None = None
+    zero: bool = False
+    positive: bool = False
+    nonzero: bool = False
+    parametric: bool = False
+    view: bool = False
+    square: bool = False
+    pending: Pending | None = None
+
+    def shaped(self, axes: Sequence[Label]) -> "Value":
+        """Describes the same entries with other axes.
+
+        Args:
+          axes: Their labels.
+
+        Returns:
+          The value.
+        """
+        return replace(self, axes=tuple(axes))
+
+
+class Tracer(Protocol):
+    """What rules may ask of the interpreter.
+
+    Attributes:
+      algebra: What unifies labels.
+    """
+
+    algebra: Algebra
+
+    def run(self, jaxpr: Any, values: Sequence[Value]) -> list[Value]:
+        """Carries out a jaxpr.
+
+        Args:
+          jaxpr: The jaxpr, closed or not.
+          values: Its arguments.
+
+        Returns:
+          What it returns.
+        """
+        ...
+
+
+Rule = Callable[[Tracer, core.JaxprEqn, list[Value]], list[Value]]
+
+
+@dataclass
+class _Registry:
+    """Rules by the name of their primitive, and which of them look at unsettled values."""
+
+    rules: dict[str, Rule] = field(default_factory=dict)
+    lazy: set[str] = field(default_factory=set)
+    views: set[str] = field(default_factory=set)
+
+
+RULES = _Registry()
+
+
+def rule(*names: str, lazy: bool = False, view: bool = False) -> Callable[[Rule], Rule]:
+    """Registers the rule of some primitives.
+
+    Args:
+      *names: The primitives' names.
+      lazy: Whether it takes squares and sums before it is known what becomes of them.
+      view: Whether its outcome holds the entries of its operand in another shape.
+
+    Returns:
+      A decorator.
+    """
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            RULES.rules[name] = function
+            if lazy or view:
+                RULES.lazy.add(name)
+            if view:
+                RULES.views.add(name)
+        return function
+
+    return register
+
+
+def shape(variable: Any) -> tuple[int, ...]:
+    """Looks up the shape of a variable of a jaxpr.
+
+    Args:
+      variable: The variable, or a literal.
+
+    Returns:
+      Its shape.
+    """
+    return tuple(variable.aval.shape)
+
+
+def is_floating(variable: Any) -> bool:
+    """Finds out whether a variable of a jaxpr holds real or complex numbers.
+
+    Args:
+      variable: The variable, or a literal.
+
+    Returns:
+      Whether it does.
+    """
+    return jax.numpy.issubdtype(variable.aval.dtype, jax.numpy.inexact)
+
+
+def literal(variable: Any) -> float | None:
+    """Reads a scalar literal of a jaxpr.
+
+    Args:
+      variable: A variable, or a literal.
+
+    Returns:
+      Its value; None if it is no real scalar.
+    """
+    if not isinstance(variable, core.Literal) or np.ndim(variable.val) != 0:
+        return None
+    value = np.asarray(variable.val)
+    return float(value) if value.dtype.kind != "c" else None
+
+
+def constant(array: Any) -> Value:
+    """Describes a constant.
+
+    It counts as varying along every axis: a table of cosines for one position has equal entries,
+    and for two it has not.
+
+    Args:
+      array: The constant.
+
+    Returns:
+      Its description.
+    """
+    axes = tuple(None if n == 1 else Fixed(n) for n in np.shape(array))
+    number = np.asarray(array) if np.ndim(array) == 0 else None
+    if number is None or number.dtype.kind not in "fiub":
+        return Value(axes, parametric=True)
+    return Value(
+        axes,
+        zero=bool(number == 0),
+        positive=bool(number >= 0),
+        nonzero=bool(number != 0),
+        parametric=True,
+    )
+
+
+def settled(tracer: Tracer, value: Value) -> Value:
+    """Settles a value that is used as it is: its sum is no mean, its square is a curve.
+
+    Args:
+      tracer: The interpreter.
+      value: The value.
+
+    Returns:
+      The value, with labels of its own.
+    """
+    algebra = tracer.algebra
+    if value.pending is not None:
+        for label in value.pending.labels:
+            if value.pending.squares:
+                algebra.squares(label, value.parametric, mean=False)
+            else:
+                algebra.summed(label, value.parametric)
+        value = replace(value, pending=None)
+    if value.square:
+        axes = (algebra.multiplied([(label, 2)], [value.parametric]) for label in value.axes)
+        value = replace(value, square=False, axes=tuple(axes), positive=True)
+    return value
+
+
+def parametric(values: Sequence[Value]) -> bool:
+    """Finds out whether what is computed from some values is parametric.
+
+    Args:
+      values: The values.
+
+    Returns:
+      Whether all of them are.
+    """
+    return all(value.parametric for value in values)
+
+
+def scaled(values: Sequence[Value]) -> bool:
+    """Finds out whether a product of some values is parametric.
+
+    Args:
+      values: The factors. Those without free axes do not count.
+
+    Returns:
+      Whether it is.
+    """
+    free = [value for value in values if any(True for t in value.axes for _ in leaves(t))]
+    return parametric(free if free else values)
+
+
+def whole(tracer: Tracer, *values: Value) -> None:
+    """Fixes the units that integers number, as the integers are computed with.
+
+    Args:
+      tracer: The interpreter.
+      *values: The values whose integers these are.
+    """
+    for value in values:
+        if value.numbers is not None:
+            tracer.algebra.fixed(value.numbers, "units are numbered")
+
+
+def opaque(tracer: Tracer, eqn: core.JaxprEqn, values: Sequence[Value]) -> list[Value]:
+    """Fixes every axis: the rule of primitives that have none, right whatever they compute.
+
+    Args:
+      tracer: The interpreter.
+      eqn: The equation.
+      values: Its operands.
+
+    Returns:
+      Its outcome.
+    """
+    whole(tracer, *values)
+    for value in values:
+        for label in value.axes:
+            tracer.algebra.fixed(label, "no rule for this primitive")
+    return [Value(tuple(map(Fixed, shape(v)))) for v in eqn.outvars]
