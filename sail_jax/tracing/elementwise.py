@@ -137,6 +137,10 @@ def _alike(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> tuple[Label,
 
 @rule("add", "sub", "add_any")
 def _added(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+    x, number = ins[0], literal(eqn.invars[1])
+    if x.numbers is not None and number == x.numbers.size and eqn.primitive.name == "add":
+        # An index that may be counted from the end; whether this is used is seen later.
+        return [replace(x, beyond=True)]
     whole(tracer, *ins)
     positive = eqn.primitive.name != "sub" and all(x.positive for x in ins)
     nonzero = positive and any(x.nonzero for x in ins)
@@ -202,12 +206,13 @@ def _compared(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
     return [Value(axes, parametric=x.parametric)]
 
 
-@rule("select_n")
+@rule("select_n", lazy=True)
 def _selected(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     which, *cases = ins
     rank = len(shape(eqn.outvars[0]))
     if which.zero:
         return [cases[0]]
+    which, *cases = ins = [settled(tracer, x) for x in ins]
     whole(tracer, which)
     numbers = [x.numbers for x in cases if x.numbers is not None]
     together = None

@@ -52,6 +52,7 @@ class Value:
       axes: A label for each axis. A value of which every entry is the same along an axis has None
         there.
       numbers: The units that its integers number; None if it numbers none.
+      beyond: Whether their count was added to such integers, as is done with negative ones.
       zero: Whether it is known to be 0, or False.
       positive: Whether it is known to be at least 0.
       nonzero: Whether it is known not to be 0, whatever the parameters are.
@@ -65,6 +66,7 @@ class Value:
 
     axes: tuple[Label, ...]
     numbers: Term | None = None
+    beyond: bool = False
     zero: bool = False
     positive: bool = False
     nonzero: bool = False
@@ -221,6 +223,9 @@ def settled(tracer: Tracer, value: Value) -> Value:
       The value, with labels of its own.
     """
     algebra = tracer.algebra
+    if value.beyond:
+        whole(tracer, value)
+        value = replace(value, beyond=False, numbers=None)
     if value.pending is not None:
         for label in value.pending.labels:
             if value.pending.squares:

@@ -1,0 +1,149 @@
+"""Each rule by itself: operands permuted as labels allow give an outcome permuted likewise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rule_cases import CASES
+
+from sail_jax.tracing.interpreter import Interpreter
+from sail_jax.tracing.terms import Fixed, Product, Sum, Variable, leaves, resolve
+from sail_jax.tracing.values import RULES, Value, settled
+
+
+def place(label, size, orders):
+    """For each new position of an axis the old one, when free units are put in these orders."""
+    if label is None:
+        return np.arange(size)
+    term = resolve(label)
+    if isinstance(term, Fixed):
+        return np.arange(size)
+    if isinstance(term, Variable):
+        return orders[id(term)]
+    parts = [place(part, part.size, orders) for part in term.parts]
+    if isinstance(term, Product):
+        out = np.zeros(1, int)
+        for part in parts:
+            out = (out[:, None] * len(part) + part).reshape(-1)
+        return out
+    ends = np.cumsum([0, *map(len, parts)])
+    return np.concatenate([part + end for part, end in zip(parts, ends, strict=False)])
+
+
+def moved(x, value, orders):
+    """An array whose axes are permuted, and whose integers number units that were."""
+    x = np.asarray(x)
+    for k, label in enumerate(value.axes):
+        x = np.take(x, place(label, x.shape[k], orders), axis=k)
+    if value.numbers is not None:
+        x = np.argsort(place(value.numbers, value.numbers.size, orders))[x]
+    return x
+
+
+def orders_of(rng, labels):
+    """An order for each free part, never the one that changes nothing."""
+    orders = {}
+    for label in labels:
+        for leaf in leaves(label):
+            while (order := rng.permutation(leaf.size)).tolist() == list(range(leaf.size)):
+                pass
+            orders.setdefault(id(leaf), order)
+    return orders
+
+
+def free(labels, letters):
+    def word(label):
+        term = resolve(label)
+        if isinstance(term, Fixed):
+            return "_"
+        if isinstance(term, Variable):
+            return letters.setdefault(id(term), "abcdefgh"[len(letters)])
+        joint = "+" if isinstance(term, Sum) else ""
+        return f"({joint.join(map(word, term.parts))})"
+
+    return "".join(map(word, labels))
+
+
+def traced(f, *arrays, keep=False):
+    jaxpr = jax.make_jaxpr(f)(*arrays)
+    labels = [tuple(Variable(n) for n in np.shape(x)) for x in arrays]
+    interpreter = Interpreter(keep=keep)
+    values = [
+        Value(tuple(None if n == 1 else t for t, n in zip(own, np.shape(x), strict=True)))
+        for own, x in zip(labels, arrays, strict=True)
+    ]
+    outs = [settled(interpreter, out) for out in interpreter.run(jaxpr, values)]
+    return labels, values, outs, interpreter
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rule_says_how_permutations_pass_through(name):
+    """Sums in another order differ by their rounding, in float64 1e-12 of numbers of order one."""
+    case = CASES[name]
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        arrays = [jnp.asarray(rng.normal(size=shape)) for shape in case.shapes]
+        labels, values, outs, interpreter = traced(case.f, *arrays)
+        letters = {}
+        assert " ".join(free(own, letters) for own in labels) == case.free
+        assert not interpreter.unknown
+        # the outcome's own parts, such as the units of an iota, follow the arguments' or are free
+        orders = orders_of(rng, [t for x in (*values, *outs) for t in x.axes if t is not None])
+        for out in outs:
+            if out.numbers is not None:
+                orders = orders_of(rng, [out.numbers]) | orders
+        before = jax.tree.leaves(case.f(*arrays))
+        shuffled = [moved(x, v, orders) for x, v in zip(arrays, values, strict=True)]
+        after = jax.tree.leaves(case.f(*map(jnp.asarray, shuffled)))
+    assert len(before) == len(outs)
+    for x, y, out in zip(before, after, outs, strict=True):
+        np.testing.assert_allclose(y, moved(x, out, orders), rtol=1e-12, atol=1e-12)
+
+
+def seen(case):
+    jaxpr = jax.make_jaxpr(case.f)(*(jnp.ones(shape) for shape in case.shapes))
+    interpreter = Interpreter()
+    interpreter.run(jaxpr, [Value(tuple(map(Fixed, s))) for s in case.shapes])
+    return interpreter.seen
+
+
+# Primitives that jax 0.10.2 does not make, but that older or newer versions may.
+ELSEWHERE = {
+    "pjit", "closed_call", "core_call", "remat", "checkpoint", "custom_vjp_call_jaxpr",
+    "custom_lin", "copy_p", "sharding_constraint", "device_put", "pvary", "reshard", "add_any",
+    "expand_dims", "reduce_window", "scatter_add", "scatter_mul", "scatter_min", "scatter_max",
+    "mul_add",
+}  # fmt: skip
+
+
+def test_every_rule_has_a_case():
+    covered = set().union(*(seen(case) for case in CASES.values()))
+    assert set(RULES.rules) - covered <= ELSEWHERE
+
+
+@pytest.mark.parametrize("name", sorted(set(RULES.rules) - ELSEWHERE))
+def test_a_rule_that_is_wrong_is_noticed(name, monkeypatch):
+    """Without its rule a primitive fixes all axes: some case then keeps less than it should.
+
+    A rule that frees too much is noticed by the permutations of the cases.
+    """
+    monkeypatch.delitem(RULES.rules, name)
+    cases = {k: case for k, case in CASES.items() if k.split(",")[0] == name or name in seen_in(k)}
+    assert cases
+    wrong = []
+    for case in cases.values():
+        arrays = [jnp.ones(shape) for shape in case.shapes]
+        labels, *_ = traced(case.f, *arrays)
+        letters = {}
+        wrong.append(" ".join(free(own, letters) for own in labels) != case.free)
+    assert any(wrong)
+
+
+SEEN = {}
+
+
+def seen_in(k):
+    if k not in SEEN:
+        jaxpr = jax.make_jaxpr(CASES[k].f)(*(jnp.ones(shape) for shape in CASES[k].shapes))
+        SEEN[k] = {eqn.primitive.name for eqn in jaxpr.jaxpr.eqns}
+    return SEEN[k]
