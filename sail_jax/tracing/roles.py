@@ -126,10 +126,10 @@ def _guessed(
         chosen = trial.choose(rest, (1, -1)) if all(fits) else None
         if chosen:
             return {slot: int(chosen.get(slot) == -1) for slot in slots}
-    # Contractions alone, one after the other.
+    # What is left of the equations for shares, if sums that have no solution go last.
     share = Solver()
-    for of in sorted(equations, key=lambda of: -of.share):
-        if of.change & Change.SHARE and len(of.slots) == 2:
+    for of in sorted(equations, key=lambda of: (of.share == 1 and len(of.slots) == 1, -of.share)):
+        if of.change & Change.SHARE:
             share.add(_terms(of), of.share)
     found: dict[int, int] = {}
     for slot in slots:
