@@ -312,7 +312,10 @@ def _any_delta(p: Any) -> Any:
 
 def _any_delta_again(p: Any) -> float:
     sizes = [float(np.hypot(size, p["sigma"])) for size in (_far_task(p), p["f"])]
-    means = [float(stats.halfnorm.mean(scale=size)) for size in sizes]
+    means = [
+        integrate.quad(lambda y, s=s: 2 * y * stats.norm.pdf(y, scale=s), 0, 12 * s)[0]
+        for s in sizes
+    ]
     return float(p["delta"] / (means[0] - means[1]))
 
 
