@@ -15,7 +15,7 @@ from jaxtyping import Array
 
 from sail_jax import distances
 from theory.claims import Claim, Estimate, Simulate, generator, once
-from theory.deep_linear import divergence_domains, divergences, risks
+from theory.deep_linear import divergence_domains, divergences, misprint_domains, risks
 from theory.deep_linear.grid import simulate_overlaps
 from theory.deep_linear.overlaps import Overlaps
 from theory.deep_linear.regressions import row
@@ -213,6 +213,7 @@ def _metric_claims() -> list[Claim]:
             dudley,
             relation=">=",
             note="|h|_∞ ≤ 1 bounds γ_β by 2 whatever the laws",
+            attack=misprint_domains.DUDLEY,
         ),
         row(
             "T2.2-Dudley/corrected",
@@ -243,6 +244,7 @@ def _metric_claims() -> list[Claim]:
             cosines,
             relation=">=",
             note="cos a - cos b ≥ -(a² + b²), not a² + b²",
+            attack=misprint_domains.COSINES,
         ),
         row(
             "T2.2-eq28/corrected",
@@ -261,6 +263,7 @@ def _metric_claims() -> list[Claim]:
             excess,
             relation=">=",
             note="that metric is twice the total variation, at most 2",
+            attack=misprint_domains.VARIATION,
         ),
         row(
             "T2.2-TV/corrected",
@@ -336,6 +339,7 @@ def _divergence_claims() -> list[Claim]:
             1.0,
             chosen,
             relation=">=",
+            attack=misprint_domains.CHOICE,
         ),
         row(
             "T2.2-KL-choice/corrected",

@@ -245,6 +245,18 @@ def _dudley_again(p: Any) -> float:
     a, L = np.asarray(p["witness"]) / np.linalg.norm(p["witness"]), float(p["slope"])
     spreads = [sqrt(a @ c @ a) for c in _covariances(p)]
     means = [L * _clipped_again(s, 2 * (1 - L) / L) for s in spreads]
+    return abs(means[0] - means[1]) / dudley_upper(p)
+
+
+def dudley_upper(p: Any) -> float:
+    """Computes the bound of the Dudley metric by quadrature and search, in NumPy.
+
+    Args:
+      p: The tasks `source` and `target`, and `sigma`.
+
+    Returns:
+      The bound.
+    """
     gap = float(np.linalg.norm(np.subtract(p["source"], p["target"])))
 
     def falling(log_slope: float) -> float:
@@ -254,7 +266,7 @@ def _dudley_again(p: Any) -> float:
     optimum: Any = optimize.minimize_scalar(falling, bounds=(-25, -1e-9), method="bounded")
     shared = -float(optimum.fun)
     w1, tv = _upper_again(p), 2 / pi * np.arctan(gap / (2 * p["sigma"]))
-    return abs(means[0] - means[1]) / min(shared, 2 * w1 * tv / (w1 + 2 * tv))
+    return float(min(shared, 2 * w1 * tv / (w1 + 2 * tv)))
 
 
 def _far_apart(of: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -182,6 +182,30 @@ REVERSED = Domain(
 )
 
 
+def _top_at_start(p: Any) -> Any:
+    """|W̄_2|^2 + alpha^2 (|W̄_2|^2 - |W̄_1|^2) beside |W_1|^2, where the network starts at alpha W̄."""
+    now, start = _both(p)
+    bound = jnp.sum(p["start"] ** 2) / p["alpha"] ** 2 - start
+    return bound / (now + jnp.sum(p["last"] ** 2))
+
+
+def _top_at_start_again(p: Any) -> float:
+    kept = p["least"] * np.eye(2) + p["more"] @ p["more"].T
+    now, first = (np.linalg.cholesky(np.outer(w, w) + kept) for w in (p["last"], p["start"]))
+    size = p["start"] @ p["start"]
+    bound = size / p["alpha"] ** 2 + size - np.linalg.norm(first, 2) ** 2
+    return float(bound / np.linalg.norm(now, 2) ** 2)
+
+
+TOP_PRINTED = replace(
+    REVERSED,
+    problems=f"{REVERSED.problems}, α from .05 to 1",
+    boxes={**REVERSED.boxes, "alpha": Box(0.05, 1.0, log=True)},
+    ratio=_top_at_start,
+    again=_top_at_start_again,
+)
+
+
 def _tail(of_start: bool, p: Any) -> Any:
     """|W_1|_F^2 - |W_1|_op^2 beside |W_1(0)|_F^2 - |W_2(0)|_F^2, and the same of operator norms."""
     kept = p["least"] * jnp.eye(2) + p["more"] @ p["more"].T

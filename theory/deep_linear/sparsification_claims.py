@@ -441,6 +441,7 @@ def _claims() -> list[Claim]:
             _least(lambda w: _top(w[0]), thick),
             relation=">=",
             note="W̄_L for W_L: at the start every layer is of order α",
+            attack=domains.TOP_PRINTED,
         ),
         row(
             "eq59/corrected",
