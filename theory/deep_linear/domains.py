@@ -4,7 +4,7 @@ Gradient flow conserves D_l = W_l^T W_l - W_{l+1} W_{l+1}^T, of which the lemmas
 least lambda I. So every network with such D_l is one at which the bounds have to hold.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
@@ -206,30 +206,38 @@ TOP_PRINTED = replace(
 )
 
 
-def _tail(of_start: bool, p: Any) -> Any:
-    """|W_1|_F^2 - |W_1|_op^2 beside |W_1(0)|_F^2 - |W_2(0)|_F^2, and the same of operator norms."""
+FROBENIUS, OPERATOR = "|W̄|_F", "|W̄|_op"
+
+
+def _tail(norms: Sequence[str], p: Any) -> Any:
+    """|W_1|_F^2 - |W_1|_op^2 beside |W_1(0)|^2 - |W_2(0)|^2, the sum of it in several norms."""
     kept = p["least"] * jnp.eye(2) + p["more"] @ p["more"].T
     lesser, _ = eigenvalues(jnp.outer(p["last"], p["last"]) + kept)
-    start = _both(p)[1] if of_start else 0.0
-    return lesser / (kept[0, 0] + kept[1, 1] + start)
+    bounds = {FROBENIUS: kept[0, 0] + kept[1, 1], OPERATOR: _both(p)[1]}
+    return lesser / sum(bounds[norm] for norm in norms)
 
 
-def _tail_again(of_start: bool, p: Any) -> float:
+def _tail_again(norms: Sequence[str], p: Any) -> float:
     kept = p["least"] * np.eye(2) + p["more"] @ p["more"].T
     w, w0 = (np.linalg.cholesky(np.outer(v, v) + kept) for v in (p["last"], p["start"]))
-    bound = np.sum(w0**2) - p["start"] @ p["start"]
-    if of_start:
-        bound += np.linalg.norm(w0, 2) ** 2 - p["start"] @ p["start"]
+    sizes = {FROBENIUS: np.sum(w0**2), OPERATOR: np.linalg.norm(w0, 2) ** 2}
+    bound = sum(float(sizes[norm]) - p["start"] @ p["start"] for norm in norms)
     return float((np.sum(w**2) - np.linalg.norm(w, 2) ** 2) / bound)
 
 
-def tail(of_start: bool) -> Domain:
+def tail(*norms: str) -> Domain:
     """Returns the problems of eq. (60).
 
     Args:
-      of_start: Whether the bound has the operator norms at the start, as printed.
+      *norms: The norms at the start that the bound has, of `FROBENIUS` and `OPERATOR`.
 
     Returns:
       The domain.
     """
-    return replace(REVERSED, ratio=partial(_tail, of_start), again=partial(_tail_again, of_start))
+    fewer = {norm: tuple(other for other in norms if other != norm) for norm in norms}
+    return replace(
+        REVERSED,
+        ratio=partial(_tail, norms),
+        again=partial(_tail_again, norms),
+        without={norm: partial(_tail, rest) for norm, rest in fewer.items() if rest},
+    )

@@ -474,15 +474,24 @@ def _claims() -> list[Claim]:
                 lemma.alpha**2 * value,
                 _end(_tail, lemma, 1e-6),
                 relation="<=",
-                attack=domains.tail(of_start="exact" in name),
+                note=note,
+                attack=domains.tail(*norms),
             )
-            for name, text, value in (
+            for name, text, value, norms, note in (
                 (
                     "eq60/exact",
                     "|W̄_l|²_F - |W̄_L|²_F + |W̄_l|²_op - |W̄_L|²_op",
                     whole[0] - 1 + top[0] - 1,
+                    (domains.FROBENIUS, domains.OPERATOR),
+                    "the operator norms never matter, as LB.1-remainder holds without",
                 ),
-                ("LB.1-remainder/ours", "|W̄_l|²_F - |W̄_L|²_F", whole[0] - 1),
+                (
+                    "LB.1-remainder/ours",
+                    "|W̄_l|²_F - |W̄_L|²_F",
+                    whole[0] - 1,
+                    (domains.FROBENIUS,),
+                    "",
+                ),
             )
         ),
         *(
