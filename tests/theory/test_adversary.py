@@ -166,6 +166,16 @@ def test_only_inequalities_are_attacked():
     assert set(KINDS) == {claim.id for claim in ATTACKED}
 
 
+def test_a_bound_without_a_domain_has_a_reason():
+    papers = {"features-are-fate", "cross-task-linearity", "sail"}
+    bounds = [c for c in claims.all_claims() if c.relation != "=" and c.expected]
+    own = [c for c in bounds if c.id.split("/")[0] in papers]
+    assert [c.id for c in own if c.attack is None] == []
+    reasons = {c.id: c.attack for c in own if isinstance(c.attack, str)}
+    assert len(reasons) < len(own) / 5
+    assert all(reason.startswith("a ") and len(reason) < 100 for reason in reasons.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("claim", ATTACKED, ids=lambda claim: claim.id)
 def test_both_evaluations_of_an_attack_agree(claim):

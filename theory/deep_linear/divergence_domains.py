@@ -13,9 +13,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import erfc
-from scipy import integrate, linalg, optimize, stats
+from scipy import integrate, linalg, optimize, special
 
-from theory.adversary import Box, Domain
+from theory.adversary import Box, Domain, quadrature
 from theory.deep_linear import divergences
 
 MEAN = sqrt(2 / pi)  # of |N(0, 1)|
@@ -73,19 +73,17 @@ def _upper(p: Any) -> Any:
     return divergences.wasserstein1_bounds(p["source"], p["target"], p["sigma"]).upper
 
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(200)
-
-
 def _mean_length_again(covariance: np.ndarray) -> float:
     """E|v|, v normal: by quadrature over the sphere."""
     values, basis = np.linalg.eigh(covariance)
     root = basis * np.sqrt(np.maximum(values, 0))
-    phi = np.arange(400) * 2 * pi / 400
-    across = np.sqrt(1 - _NODES**2)[:, None]
-    sphere = np.stack([across * np.cos(phi), across * np.sin(phi), _NODES[:, None] + 0 * phi])
+    phi, (nodes, weights) = np.arange(400) * 2 * pi / 400, quadrature(200)
+    height = 2 * nodes[:, None] - 1
+    across = np.sqrt(1 - height**2)
+    sphere = np.stack([across * np.cos(phi), across * np.sin(phi), height + 0 * phi])
     lengths = np.linalg.norm(np.einsum("ij,jkl->ikl", root, sphere), axis=0)
-    # E|z| in three dimensions, and the weights add up to 2.
-    return float(2 * MEAN * (_WEIGHTS @ lengths.mean(1)) / 2)
+    # 2 MEAN is E|z| in three dimensions.
+    return float(2 * MEAN * (weights @ lengths.mean(1)))
 
 
 def _upper_again(p: Any) -> float:
@@ -220,7 +218,7 @@ def _clipped(spread: Any, clip: Any) -> Any:
 
 def _clipped_again(spread: float, clip: float) -> float:
     def survival(x: float) -> float:
-        return float(2 * stats.norm.sf(x / spread))
+        return float(2 * special.ndtr(-x / spread))
 
     # Beyond 9 deviations nothing is left.
     end = min(clip, 9 * spread)
@@ -292,7 +290,7 @@ FAR, SLOPE, REACHED_DELTA = 1e6, 2e-4, 1.97
 
 
 def _reach(p: Any) -> Any:
-    """1.97 beside what the witness M - min(L |y|, 2 M) finds at |g| = 1e6."""
+    """1.97 over what the witness M - min(L |y|, 2 M) finds at |g| = 1e6."""
     near, far = (jnp.sqrt(size**2 + p["sigma"] ** 2) for size in (p["f"], FAR))
     means = [_clipped(s, 2 * (1 - SLOPE) / SLOPE) for s in (near, far)]
     return REACHED_DELTA / (SLOPE * (means[1] - means[0]))
@@ -313,7 +311,7 @@ DUDLEY_REACH = Domain(
 
 
 def _far_task(p: Any) -> Any:
-    """|g| that suffices for delta: E|y| is at least sqrt(2/pi) |g|, and at most that of |f| + σ."""
+    """|g| large enough for delta: E|y| / sqrt(2/pi) is at least |g|, and at most |f| + σ at f."""
     return p["delta"] / MEAN + p["f"] + p["sigma"]
 
 
@@ -324,10 +322,7 @@ def _any_delta(p: Any) -> Any:
 
 def _any_delta_again(p: Any) -> float:
     sizes = [float(np.hypot(size, p["sigma"])) for size in (_far_task(p), p["f"])]
-    means = [
-        integrate.quad(lambda y, s=s: 2 * y * stats.norm.pdf(y, scale=s), 0, 12 * s)[0]
-        for s in sizes
-    ]
+    means = [_clipped_again(size, 12 * size) for size in sizes]
     return float(p["delta"] / (means[0] - means[1]))
 
 

@@ -25,7 +25,7 @@ def _turn_of(square: Any) -> Any:
 
 
 def _form(printed: bool, p: Any) -> Any:
-    """v_1.D_1 v_1 beside alpha^2 |D̄_1|_op, or its square, D_1 = alpha^2 D̄_1."""
+    """v_1.D_1 v_1 over alpha^2 |D̄_1|_op, or its square, D_1 = alpha^2 D̄_1."""
     first, last = layers(p)
     square = first.T @ first
     D = square - last @ last.T
@@ -58,7 +58,7 @@ def _starts(p: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _alignment(left_out: Term | None, p: Any) -> Any:
-    """1 - (v_1.u_2)^2 beside alpha^2 C_1 / s_2^2."""
+    """1 - (v_1.u_2)^2 over alpha^2 C_1 / s_2^2."""
     (first, second, _), (start, _, last) = _starts(p)
     upper = second @ second.T
     apart = (1 - _turn_of(first.T @ first) @ _turn_of(upper)) / 2
@@ -92,7 +92,7 @@ ALIGNMENT = Domain(
 
 
 def _product(p: Any) -> Any:
-    """(|X beta| / |X|_op)^2 beside the product of s_l^2, where the network fits X beta."""
+    """(|X beta| / |X|_op)^2 over the product of s_l^2, where the network fits X beta."""
     square, last = p["square"], p["last"]
     fit = p["inputs"] @ (square[0] @ (square[1] @ last))
     size = eigenvalues(p["inputs"].T @ p["inputs"])[1]
@@ -175,7 +175,7 @@ def _log_fall_again(p: Any) -> float:
 
 
 def _pace(p: Any) -> Any:
-    """2 alpha^2 lambda lambda_min(X X^T) t / n beside the fall of log L."""
+    """2 alpha^2 lambda lambda_min(X X^T) t / n over the fall of log L."""
     x, _ = _data(p)
     return p["least"] * eigenvalues(x @ x.T)[0] * p["time"] / _log_fall(p)
 
@@ -187,7 +187,7 @@ def _pace_again(p: Any) -> float:
 
 
 def _far_from_fit(p: Any) -> Any:
-    """So that the loss is no rounding."""
+    """A loss near 0 would be rounding."""
     (x, y), (first, last) = _data(p), layers(p)
     return jnp.sum((x @ (first @ last[:, 0]) - y) ** 2) - 0.01
 

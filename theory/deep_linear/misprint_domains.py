@@ -7,13 +7,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import erf
-from scipy import integrate, stats
+from scipy import integrate, special
 
-from theory.adversary import Box, Domain
+from theory.adversary import Box, Domain, quadrature
 from theory.deep_linear import divergences
 from theory.deep_linear.divergence_domains import dudley_upper
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(200)
 _SIZES = {"f": Box(0.05, 2.0, log=True), "sigma": Box(0.05, 2.0, log=True)}
 _DELTA = {"delta": Box(0.1, 10.0, log=True)}
 
@@ -26,7 +25,7 @@ def _of_proof(p: Any) -> Any:
 
 
 def _dudley_of_proof(p: Any) -> Any:
-    """Delta beside an upper bound of the Dudley metric."""
+    """Delta over an upper bound of the Dudley metric."""
     upper = divergences.dudley_bounds(p["source"], p["target"], p["sigma"]).upper
     return p["delta"] / upper
 
@@ -40,10 +39,10 @@ DUDLEY = Domain(
 
 
 def _variation(p: Any) -> Any:
-    """Delta beside twice the total variation: over x it is erf(|f-g| |x| / (2 sqrt(2) sigma))."""
+    """Delta over twice the total variation: over x it is erf(|f-g| |x| / (2 sqrt(2) sigma))."""
     gap = jnp.abs(p["source"][0] - p["target"][0])
     # With u = P(|x| <= x) the mean over x is one over (0, 1), here by t = x / (1 + x).
-    t, dt = (_NODES + 1) / 2, _WEIGHTS / 2
+    t, dt = quadrature(200)
     x = t / (1 - t)
     density = 2 * np.exp(-(x**2) / 2) / sqrt(2 * pi) / (1 - t) ** 2 * dt
     return p["delta"] / (2 * jnp.sum(density * erf(gap * x / (2 * sqrt(2) * p["sigma"]))))
@@ -54,7 +53,8 @@ def _variation_again(p: Any) -> float:
 
     def excess(x: float) -> float:
         """Of one law of y over the other, given x."""
-        return float((2 * stats.norm.cdf(gap * x / (2 * p["sigma"])) - 1) * 2 * stats.norm.pdf(x))
+        density = 2 * np.exp(-(x**2) / 2) / sqrt(2 * pi)
+        return float((2 * special.ndtr(gap * x / (2 * p["sigma"])) - 1) * density)
 
     return float(p["delta"] / (2 * integrate.quad(excess, 0, 12, points=[0.01, 0.1, 1])[0]))
 
@@ -67,7 +67,7 @@ VARIATION = replace(
 
 
 def _cosines(p: Any) -> Any:
-    """(28) beside (27), E cos(f.x) by quadrature."""
+    """(28) over (27), E cos(f.x) by quadrature."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     means = [jnp.sum(weights * jnp.cos(size * nodes)) / sqrt(2 * pi) for size in p["sizes"]]
     return jnp.sum(p["sizes"] ** 2) / jnp.abs(means[0] - means[1])
@@ -89,7 +89,7 @@ def _choice(p: Any) -> tuple[Any, Any]:
 
 
 def _divergence(p: Any) -> Any:
-    """Delta beside E_f log p_f / p_g, by quadrature over x and noise."""
+    """Delta over E_f log p_f / p_g, by quadrature over x and noise."""
     gap, delta = _choice(p)
     nodes, weights = np.polynomial.hermite_e.hermegauss(20)
     x, noise = nodes[:, None], nodes

@@ -1,7 +1,7 @@
 """Problems on which statements about mean risks of deep linear networks are attacked.
 
-Risks are made of their parts: what no data show, and the noise times the mean of an inverse
-chi-square or of the inverse of a Marchenko-Pastur eigenvalue, which are integrals here.
+A risk has two parts. One is what no data show. The other is the noise times the mean inverse of a
+chi-square, or of a Marchenko-Pastur eigenvalue. These means are integrals here.
 """
 
 from itertools import pairwise
@@ -9,25 +9,26 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from scipy import integrate, optimize, stats
+from scipy import integrate, optimize, special
 
-from theory.adversary import Box, Domain
-
-_T, _DT = np.polynomial.legendre.leggauss(64)
-_V, _DV = (_T + 1) / 2, _DT / 2
+from theory.adversary import Box, Domain, quadrature
 
 
 def _inverse(dim: Any) -> Any:
     """E[1 / chi^2_dim] from the mean of exp(-t chi^2), v = (1 + 2 t)^(-1/2)."""
-    return jnp.sum(_DV * jnp.power(_V, dim - 3))
+    v, dv = quadrature(64)
+    return jnp.sum(dv * jnp.power(v, dim - 3))
 
 
 def _inverse_again(dim: float) -> float:
-    def part(x: float) -> float:
-        return float(stats.chi2.pdf(x, dim) / x)
+    """From its chance to be below y."""
 
+    def part(y: float) -> float:
+        return float(special.chdtr(dim, y) / y**2)
+
+    # It is 1 beyond the last of the ends.
     ends = [0.0, dim / 4, dim, 3 * dim, 20 * dim + 100]
-    return sum(integrate.quad(part, a, b)[0] for a, b in pairwise(ends))
+    return sum(integrate.quad(part, a, b)[0] for a, b in pairwise(ends)) + 1 / ends[-1]
 
 
 def _scratch(inverse: Any, p: Any) -> Any:
@@ -56,7 +57,7 @@ SNR_PRINTED = Domain(
 
 
 def _first_sample(inverse: Any, p: Any) -> Any:
-    """The risk with one sample, beside 1 without."""
+    """The risk with one sample, over 1 without."""
     return _scratch(inverse, {"samples": 1.0, "more": p["d"] - 1, "sigma": p["sigma"]})
 
 
@@ -71,7 +72,7 @@ _ANGLES = (np.arange(400) + 0.5) * np.pi / 400
 
 
 def _limit(p: Any) -> Any:
-    """The limit of R_lt beside that of R_sc, at eigenvalues 1 + load + 2 sqrt(load) cos(t)."""
+    """The limit of R_lt over the limit of R_sc, at eigenvalues 1 + load + 2 sqrt(load) cos(t)."""
     load = p["load"]
     eigenvalue = 1 + load + 2 * jnp.sqrt(load) * jnp.cos(_ANGLES)
     inverse = 2 * jnp.mean(jnp.sin(_ANGLES) ** 2 / eigenvalue**2)

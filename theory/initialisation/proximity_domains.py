@@ -10,12 +10,11 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from scipy import integrate, special, stats
+from scipy import integrate, special
 
-from theory.adversary import Box, Domain
+from theory.adversary import Box, Domain, quadrature
 
 NODES = 400  # of Gauss-Legendre quadrature
-_T, _DT = np.polynomial.legendre.leggauss(NODES)
 
 
 def _below(y: float, dim: float, length: float) -> float:
@@ -33,18 +32,19 @@ def _below_again(y: float, dim: float, length: float, weight: float = 1.0) -> fl
         return float(special.ndtr(reach - middle) - special.ndtr(-reach - middle))
     # The normal density is below 1e-22 beyond 10.
     ends = np.arcsin(np.clip(np.array([middle - 10, middle + 10]) / reach, -1, 1))
-    half = (ends[1] - ends[0]) / 2
-    t = ends.mean() + half * _T
+    nodes, weights = quadrature(NODES)
+    t = ends[0] + (ends[1] - ends[0]) * nodes
     z = reach * np.sin(t)
     density = np.exp(-((z - middle) ** 2) / 2) / np.sqrt(2 * np.pi) * reach * np.cos(t)
     rest = special.chdtr(dim - 1, np.maximum(y - weight * z**2, 0))
-    return float(half * np.sum(_DT * density * rest))
+    return float((ends[1] - ends[0]) * np.sum(weights * density * rest))
 
 
 def _inverse(dim: float, length: float) -> float:
     """E[1 / Y] as a mixture of central ones."""
     j = np.arange(int(length / 2 + 12 * np.sqrt(length / 2 + 1)) + 30)
-    return float(np.sum(stats.poisson.pmf(j, length / 2) / (dim + 2 * j - 2)))
+    chance = np.exp(special.xlogy(j, length / 2) - length / 2 - special.gammaln(j + 1))
+    return float(np.sum(chance / (dim + 2 * j - 2)))
 
 
 def _inverse_again(dim: float, length: float) -> float:
@@ -75,7 +75,7 @@ def _markov(inverse: bool, p: Any) -> float:
 def _markov_again(inverse: bool, p: Any) -> float:
     x, chances, dim, length = _places(p)
     nearer = chances @ [_below_again(y, dim, length) for y in x]
-    # The mean is that of sums of squares.
+    # The mean of a sum of squares.
     mean = (dim - 1) + (1 + np.sqrt(length) ** 2)
     return nearer / (chances @ x * (_inverse_again(dim, length) if inverse else 1 / mean))
 
@@ -109,7 +109,7 @@ def markov(low: float, high: float, inverse: bool = False) -> Domain:
 def _union(of_models: bool, p: Any) -> float:
     """P(rho > 1/2) / (n (2L/mu) E X E[1/Y]): the first direction is the steepest.
 
-    The models stand at places of the first axis, whose mean is what they are merged to.
+    The models stand on the first axis, and are merged to the mean of their places.
     """
     n, dim, steep = int(p["models"]), float(p["dim"]), float(p["steep"])
     places = p["places"][:n] * np.sqrt(dim)
@@ -129,7 +129,9 @@ def _union_again(p: Any) -> float:
     ends = sorted({min(end, room) for end in (0.0, *ends)})
 
     def density(x: float) -> float:
-        return float(stats.chi2.pdf(x, dim - 1) * special.chdtr(1, (room - x) / steep))
+        k = (dim - 1) / 2
+        flat = np.exp(special.xlogy(k - 1, x / 2) - x / 2 - special.gammaln(k)) / 2
+        return float(flat * special.chdtr(1, (room - x) / steep))
 
     pairs = pairwise(ends)
     chance = sum(integrate.quad(density, *ends, epsabs=1e-14)[0] for ends in pairs)
@@ -138,10 +140,10 @@ def _union_again(p: Any) -> float:
 
 
 UNION = Domain(
-    "1 to 3 models on the steepest axis, d from 3 to 1e4, L/μ from 1 to 10",
+    "1 to 3 models on the steepest axis, d from 3 to 1e5, L/μ from 1 to 10",
     {
         "models": Box(1.0, 3.999),
-        "dim": Box(3.0, 1e4, log=True),
+        "dim": Box(3.0, 1e5, log=True),
         "steep": Box(1.0, 10.0, log=True),
         "places": Box(-2.0, 2.0, (3,)),
     },

@@ -56,7 +56,7 @@ def _own(p: Any) -> Any:
 
 
 def _increase(p: Any) -> Any:
-    """What is outside of two neurons beside what is outside of one of them."""
+    """What is outside of two neurons over what is outside of one of them."""
     return _outside(_own(p), 2) / _outside(_own(p), 1)
 
 
@@ -82,7 +82,7 @@ NESTED = Domain(
 
 
 def _floor(p: Any) -> Any:
-    """|P_perp f|^2 beside the risk of least squares on a sample."""
+    """|P_perp f|^2 over the risk of least squares on a sample."""
     phi = jnp.maximum(p["sample"] @ p["neurons"].T, 0)
     f = jnp.maximum(p["sample"] @ p["target"].T, 0) @ p["output"]
     c = _solve(phi.T @ phi, phi.T @ f)
