@@ -177,6 +177,21 @@ def test_a_bound_without_a_domain_has_a_reason():
 
 
 @pytest.mark.slow
+def test_the_alignment_of_layers_is_within_2_percent_of_its_bound():
+    """Where W_2 is nearly isotropic, D_1 is small and turns the top singular vector of W_1."""
+    (domain,) = (c.attack for c in ATTACKED if c.id == "features-are-fate/eq69/corrected")
+    last = np.array([1.5, 1.5])
+    across, along = np.outer([1, -1], [1, -1]) / 2, np.outer([1, 1], [1, 1]) / 2
+    more = np.stack([1.0002 * np.linalg.norm(last) * across, 0.05 * along])
+    problem = {"last": last, "start": last, "more": more, "angles": np.zeros(2), "least": 0.01}
+    with jax.enable_x64(True):
+        ratios = [float(domain.ratio(problem)), float(domain.again(problem))]
+        left_out = {name: float(ratio(problem)) for name, ratio in domain.without.items()}
+    assert ratios == pytest.approx([0.98, 0.98], abs=0.005)
+    assert {name for name, ratio in left_out.items() if ratio > 1} == {"|W̄|_F"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("claim", ATTACKED, ids=lambda claim: claim.id)
 def test_both_evaluations_of_an_attack_agree(claim):
     """At drawn problems of the domain; differences of networks 1e-6 apart are good to 1e-4."""
