@@ -5,6 +5,7 @@ there for the problem at which the bound is nearest to being broken, by gradient
 are smooth, by CMA-ES where they are not. What it finds is evaluated again by other code, `again`.
 """
 
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -159,6 +160,24 @@ class Attack:
                 return f"not confirmed ({self.ratio:.4g}, again {self.again:.4g})"
             case kind:
                 return f"{kind} ({ratio:.4g})"
+
+
+@functools.cache
+def quadrature(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Computes the nodes of Gauss-Legendre quadrature over [0, 1], for both sides of a bound.
+
+    Args:
+      count: How many nodes.
+
+    Returns:
+      The nodes and their weights.
+
+    >>> nodes, weights = quadrature(3)
+    >>> round(float(weights @ nodes**5), 12)
+    0.166666666667
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(count)
+    return (nodes + 1) / 2, weights / 2
 
 
 def attack(name: str, domain: Domain, *, seed: int = 0, seconds: float = 10.0) -> Attack:

@@ -342,6 +342,7 @@ CLAIMS: tuple[Claim, ...] = (
         _fine_tune_kolmogorov,
         relation="<=",
         note="two-sample Kolmogorov-Smirnov: exceeded with probability 1e-3 if the laws agree",
+        attack="a statistical test of a whole law: its bound is exceeded by chance",
     ),
     *(
         _beyond(

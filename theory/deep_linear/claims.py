@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array
 
 from theory.claims import Claim, Estimate, Simulate, compiled
-from theory.deep_linear import networks, risks
+from theory.deep_linear import networks, risk_domains, risks
 from theory.deep_linear.regressions import (
     Fit,
     Limit,
@@ -162,6 +162,7 @@ def _descent_claims() -> list[Claim]:
             predict=0.0,
             relation="<=",
             note="right for σ < 1 only",
+            attack=risk_domains.DESCENT_PRINTED,
         ),
         said(
             "T3.6-descent/corrected",
@@ -231,7 +232,7 @@ def _diagram_claim(
 def _noisy_target_claims() -> list[Claim]:
     """σ > 1, at the largest angle, where transfer is worth least."""
     wide, few = Limit(0.3, 40, pi / 2, 1.2), Setting(8, 100, pi / 2, 1.2)
-    said = "σ > 1 (SNR < 1): pretraining is always beneficial"
+    said = "γ < 1, σ > 1 (SNR < 1): pretraining is always beneficial"
     return [
         row(
             "eq13-snr/limit",
@@ -241,6 +242,8 @@ def _noisy_target_claims() -> list[Claim]:
             0.0,
             limit_risk(transferred(), wide, 2_000, least_squares, LABELS),
             relation=">=",
+            note="the paragraph is on γ < 1: beyond γ = 1 + σ²/sin²θ transfer is negative",
+            attack=risk_domains.SNR,
         ),
         row(
             "eq13-snr/printed",
@@ -251,6 +254,7 @@ def _noisy_target_claims() -> list[Claim]:
             mean_risk(transferred(), few, 4_000, least_squares),
             relation=">=",
             note="right in the limit: the refit of few samples costs (σ²+sin²θ)/(n-2)",
+            attack=risk_domains.SNR_PRINTED,
         ),
     ]
 

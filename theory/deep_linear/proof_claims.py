@@ -194,6 +194,7 @@ def _claims() -> list[Claim]:
             _kolmogorov,
             relation="<=",
             note="Kolmogorov-Smirnov: exceeded with probability 1e-3 if the law is exact",
+            attack="a statistical test of a whole law: its bound is exceeded by chance",
         ),
     ]
 

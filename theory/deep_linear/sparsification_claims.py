@@ -19,7 +19,7 @@ from jaxtyping import Array
 from scipy.special import betainc
 
 from theory.claims import Claim, Estimate, Simulate, generator, once
-from theory.deep_linear import domains, networks
+from theory.deep_linear import domains, lemma_domains, networks
 from theory.deep_linear.claims import small_weights
 from theory.deep_linear.networks import Weights
 from theory.deep_linear.regressions import PAPER, Setting, one_sample, row
@@ -352,19 +352,22 @@ def _claims() -> list[Claim]:
                 _counterexample,
                 relation=">=",
                 note=note,
+                attack=attack,
             )
-            for status, statement, predict, note in (
+            for status, statement, predict, note, attack in (
                 (
                     "printed",
                     "(43) to (44): ΦᵀΦ ≽ (W_{L-1}ᵀW_{L-1})^(L-1), as forms at u",
                     _power_of_last,
                     "squaring is not monotone; (46) holds all the same",
+                    domains.POWER,
                 ),
                 (
                     "corrected",
                     "ΦᵀΦ ≽ (α²λ)^(L-1) I, from σ_min(AB) ≥ σ_min(A) σ_min(B)",
                     FLOOR**3,
-                    "(46) without (44)",
+                    "(46) without (44); not sharp: the search comes within 6 x, (L-1)! is missing",
+                    domains.features(depth=4),
                 ),
             )
         ),
@@ -397,7 +400,8 @@ def _claims() -> list[Claim]:
             exp(-2 * wide.alpha**2 * time),
             _loss_left(wide, time),
             relation="<=",
-            note="loose: the late rate does not depend on α",
+            note="attained at short times; loose later: the late rate does not depend on α",
+            attack=lemma_domains.POPULATION,
         ),
         *(
             row(
@@ -437,6 +441,7 @@ def _claims() -> list[Claim]:
             _least(lambda w: _top(w[0]), thick),
             relation=">=",
             note="W̄_L for W_L: at the start every layer is of order α",
+            attack=domains.TOP_PRINTED,
         ),
         row(
             "eq59/corrected",
@@ -469,15 +474,24 @@ def _claims() -> list[Claim]:
                 lemma.alpha**2 * value,
                 _end(_tail, lemma, 1e-6),
                 relation="<=",
-                attack=domains.tail(of_start="exact" in name),
+                note=note,
+                attack=domains.tail(*norms),
             )
-            for name, text, value in (
+            for name, text, value, norms, note in (
                 (
                     "eq60/exact",
                     "|W̄_l|²_F - |W̄_L|²_F + |W̄_l|²_op - |W̄_L|²_op",
                     whole[0] - 1 + top[0] - 1,
+                    (domains.FROBENIUS, domains.OPERATOR),
+                    "the operator norms never matter, as LB.1-remainder holds without",
                 ),
-                ("LB.1-remainder/ours", "|W̄_l|²_F - |W̄_L|²_F", whole[0] - 1),
+                (
+                    "LB.1-remainder/ours",
+                    "|W̄_l|²_F - |W̄_L|²_F",
+                    whole[0] - 1,
+                    (domains.FROBENIUS,),
+                    "",
+                ),
             )
         ),
         *(
@@ -490,10 +504,11 @@ def _claims() -> list[Claim]:
                 _end(_form, small, 1e-4),
                 relation="<=",
                 note="a norm is squared that is not; attained, as D̄_1 is a multiple of I",
+                attack=attack,
             )
-            for status, power, value in (
-                ("printed", "²_op", small.size**4),
-                ("corrected", "_op", small.size**2),
+            for status, power, value, attack in (
+                ("printed", "²_op", small.size**4, lemma_domains.FORM_PRINTED),
+                ("corrected", "_op", small.size**2, lemma_domains.FORM),
             )
         ),
         row(
@@ -504,6 +519,9 @@ def _claims() -> list[Claim]:
             1 - lemma.alpha**2 * constant,
             _end(_alignment, lemma, 1e-4),
             relation=">=",
+            note="the search comes within 1.2 x, an instance within 2 %; |D̄_l|_op and the operator "
+            "norms never matter, as |W̄_l|²_F - |W̄_L|²_F is enough",
+            attack=lemma_domains.ALIGNMENT,
         ),
         row(
             "T3.4/limit",
@@ -531,6 +549,7 @@ def _claims() -> list[Claim]:
             lambda: np.sum(one_sample(AT)[1] ** 2) / np.linalg.norm(one_sample(AT)[0], 2) ** 2,
             _end(lambda w: np.prod([_top(v) for v in w]), thick, 1e-3, at=AT),
             relation=">=",
+            attack=lemma_domains.PRODUCT,
         ),
         row(
             "T3.5/limit",
@@ -557,8 +576,12 @@ def _claims() -> list[Claim]:
                 loss_in_sight,
                 relation="<=",
                 note="the 1/n of the loss is missing in the printed exponent",
+                attack=attack,
             )
-            for status, over, n in (("printed", "", 1), ("corrected", "/n", AT.n))
+            for status, over, n, attack in (
+                ("printed", "", 1, lemma_domains.SAMPLE_PRINTED),
+                ("corrected", "/n", AT.n, lemma_domains.SAMPLE),
+            )
         ),
         row(
             "eq90/exact",

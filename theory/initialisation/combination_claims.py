@@ -18,6 +18,7 @@ from sail_jax.proximal import (
     tv_bias,
 )
 from theory.claims import Claim, beside, measured
+from theory.initialisation import domains
 from theory.initialisation.discriminant import lda_parameters, lda_total_variation, symmetric
 from theory.initialisation.settings import MEANS, PAPER, TARGET
 
@@ -311,6 +312,7 @@ def _section_4_4() -> list[Claim]:
             thirds,
             measured(lambda: pair_weight(*_embedded(), squared=True, model=2)),
             relation=">=",
+            attack={"ours": domains.WEIGHT},
             ours=(
                 (
                     f"{quotient} ≥ ½ where D₁ is farther from D_t than D₂, as the split makes it:"

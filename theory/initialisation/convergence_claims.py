@@ -10,7 +10,7 @@ from jaxtyping import Array
 from scipy import integrate, special
 
 from theory.claims import Claim, Estimate, Simulate, beside, compiled, generator, measured
-from theory.initialisation import descent, domains, proximity
+from theory.initialisation import descent, domains, proximity, proximity_domains
 from theory.initialisation.settings import PAPER
 
 # A target of |theta*|^2 = 2; the features of a task move one direction of the parameters (rank 1).
@@ -100,6 +100,7 @@ def _theorem_1() -> list[Claim]:
             f"d={dim}, |θ*|²={length:g}; that of 60 y where the sides are closest",
             measured(lambda dim=dim, length=length: _widest(dim, length)[1]),
             relation="<=",
+            attack={"ours": proximity_domains.markov(dim, dim)},
             ours=(
                 "P(X ≥ αY) ≤ E X / (α E Y) for d ≥ 2, as P(Y ≤ y) ≤ y / E Y",
                 lambda dim=dim, length=length: _widest(dim, length)[0],
@@ -113,6 +114,7 @@ def _theorem_1() -> list[Claim]:
             f"d=1, |θ*|=0, E X = {RATIO} α",
             _exceeds(1, RATIO, 0.0),
             relation="<=",
+            attack={"printed": proximity_domains.markov(1.0, 1.0)},
             printed=(
                 "α ∈ (0,1): P(X ≥ αY) ≤ E X / (α E Y)",
                 lambda: RATIO / float(proximity.mean_distance(1)),
@@ -125,6 +127,7 @@ def _theorem_1() -> list[Claim]:
             f"d=5, X = L²τ²χ²₁ independent of Y, |θ*|²={LENGTH:g}, E X = {RATIO} α",
             _exceeds(5, RATIO),
             relation="<=",
+            attack={"corrected": proximity_domains.markov(3.0, 1e5, inverse=True)},
             corrected=(
                 "P(X ≥ αY) ≤ E X E[1/Y] / α, d ≥ 3",
                 lambda: compiled(proximity.tail_bound, RATIO, dim=5, squared_length=LENGTH),
@@ -332,9 +335,11 @@ def _appendix_c() -> list[Claim]:
             f"n={models}, d=4, curvatures {MIXED}, τ={NEAR}",
             _half(MIXED, models),
             relation="<=",
+            attack={"ours": proximity_domains.UNION},
             ours=(
                 "P(ρ > ½) ≤ n (2L/μ) E X E[1/Y]: a union over n models",
                 lambda: models * float(proximity.tail_bound(2 * smooth / mu * NEAR**2, 4)),
+                "n never matters: Markov's inequality for the mean of X over models needs none",
             ),
         ),
         *beside(
@@ -353,6 +358,10 @@ def _appendix_c() -> list[Claim]:
             f"J* = {best:g}, excess {excess} of θ_rand, half of it of θ^P",
             measured(lambda: _descended((1.0,), (sqrt(excess),), FAST, 0)),
             relation="<=",
+            attack={
+                "printed": proximity_domains.HALF_PRINTED,
+                "corrected": proximity_domains.HALF,
+            },
             printed=(
                 "J(θ^P) - J* ≤ ½ J(θ_rand) - J*",
                 lambda: random / 2 - best,

@@ -1,11 +1,13 @@
-"""Problems on which the bounds of SAIL's Theorem 2 are attacked: quadratics in three dimensions."""
+"""Problems on which bounds of SAIL are attacked: quadratics for Theorem 2, laws for Section 4.4."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
+from sail_jax.proximal import pair_weight
 from theory.adversary import Box, Domain
 
 STEPS = 4
@@ -78,3 +80,46 @@ def _quadratics(ratio: Callable[[Any], Any]) -> Domain:
 
 
 CONTRACTION, DESCENT, SLOPE, EXCESS = map(_quadratics, (_eq_6, _descent, _slope, _eq_7))
+
+
+def _embedded(p: Any) -> tuple[Any, Any, Any]:
+    """Squared MMD, with a Gaussian kernel, of laws on 4 points: D_1t, D_2t, D_12."""
+    kernel = jnp.exp(-((p["points"][:, None] - p["points"]) ** 2) / 2)
+    first, second, target = (law / law.sum() for law in p["laws"])
+    changes = (first - target, second - target, first - second)
+    one, two, between = (change @ kernel @ change for change in changes)
+    return one, two, between
+
+
+def _half_beside_weight(p: Any) -> Any:
+    one, two, between = _embedded(p)
+    return 0.5 / ((one + between - two) / (2 * between))
+
+
+def _half_beside_weight_again(p: Any) -> float:
+    """By sums over pairs of points, with the weight of `sail_jax`."""
+    x, laws = p["points"], [np.asarray(law) / np.sum(law) for law in p["laws"]]
+
+    def inner(a: np.ndarray, b: np.ndarray) -> float:
+        pairs = ((i, j) for i in range(len(x)) for j in range(len(x)))
+        return sum(a[i] * b[j] * float(np.exp(-((x[i] - x[j]) ** 2) / 2)) for i, j in pairs)
+
+    one, two, between = (
+        inner(laws[i], laws[i]) + inner(laws[j], laws[j]) - 2 * inner(laws[i], laws[j])
+        for i, j in ((0, 2), (1, 2), (0, 1))
+    )
+    return 0.5 / float(pair_weight(one, two, between, squared=True, model=2))
+
+
+def _second_nearer(p: Any) -> Any:
+    one, two, between = _embedded(p)
+    return jnp.minimum(one - two, between - 1e-3)
+
+
+WEIGHT = Domain(
+    "laws on 4 points, Gaussian kernel, D₁ farther from D_t than D₂, D₁₂² of .001 or more",
+    {"points": Box(-3.0, 3.0, (4,)), "laws": Box(0.01, 1.0, (3, 4))},
+    _half_beside_weight,
+    _half_beside_weight_again,
+    allowed=_second_nearer,
+)

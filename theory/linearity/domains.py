@@ -1,8 +1,9 @@
 """Problems on which the bounds of cross-task linearity are attacked.
 
-They are polynomials of degree three in two parameters, and logits of two classes.
+They are polynomials of degree three in two parameters, logits of two classes, and linear models.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from theory.adversary import Box, Domain
-from theory.linearity import bounds, networks
+from theory.adversary import Box, Domain, Ratio
+from theory.linearity import bounds, networks, trees
 
 POWERS = ((2, 0), (1, 1), (0, 2), (3, 0), (2, 1), (1, 2), (0, 3))
 
@@ -81,6 +82,21 @@ SUPREMUM = Domain(
     _supremum,
     _supremum_again,
     allowed=_apart,
+)
+
+
+def _of_cubes(ratio: Ratio) -> Ratio:
+    """At polynomials without squares: their Hessian vanishes at 0."""
+    no_squares = [0.0, 0.0, 0.0]
+    return lambda p: ratio({**p, "coefficients": [*no_squares, *p["cubes"]]})
+
+
+SUPREMUM_CUBE = replace(
+    SUPREMUM,
+    problems=f"polynomials in 2 parameters of cubic terms alone, θ₀ = 0, {_APART}",
+    boxes={"models": BOXES["models"], "cubes": Box(-1.0, 1.0, (4,)), "share": BOXES["share"]},
+    ratio=_of_cubes(_supremum),
+    again=_of_cubes(_supremum_again),
 )
 
 
@@ -162,3 +178,134 @@ LOSS = Domain(
         "√2 |gap|": partial(_loss, lipschitz=False),
     },
 )
+
+
+def _growth(p: Any) -> Any:
+    """The gap of all beside growth x the largest gap of a pair, models merged one by one."""
+    a, models, pairs = p["parts"] / jnp.sum(p["parts"]), p["models"], []
+    middle, total, growth = models[0], a[0], 0.0
+    for weight, theta in zip(a[1:], models[1:], strict=True):
+        share = jnp.stack([total, weight]) / (total + weight)
+        both = jnp.stack([middle, theta])
+        pairs.append(jnp.abs(networks.gap(_polynomial, both, share, p["coefficients"])))
+        middle, total = share @ both, total + weight
+        growth += total
+    whole = jnp.abs(networks.gap(_polynomial, models, a, p["coefficients"]))
+    return whole / (growth * jnp.max(jnp.stack(pairs)))
+
+
+def _growth_again(p: Any) -> float:
+    """By sums over the models merged so far, with the growth of `trees`."""
+    a, models = np.asarray(p["parts"]) / np.sum(p["parts"]), np.asarray(p["models"])
+    means = [a[:k] @ models[:k] / a[:k].sum() for k in range(1, 4)]
+    values = [float(_polynomial(theta, p["coefficients"])) for theta in models]
+    at_means = [float(_polynomial(theta, p["coefficients"])) for theta in means]
+    pairs = [
+        abs(at_means[k] - (a[:k].sum() * at_means[k - 1] + a[k] * values[k]) / a[: k + 1].sum())
+        for k in range(1, 3)
+    ]
+    growth = trees.growth(a, trees.chain(3))
+    return abs(at_means[-1] - a @ values) / (growth * max(pairs))
+
+
+GROWTH = Domain(
+    "3 models of any weights merged one by one, polynomials of degree 3 in 2 parameters",
+    {
+        "models": Box(-2.0, 2.0, (3, 2)),
+        "coefficients": BOXES["coefficients"],
+        "parts": Box(0.05, 1.0, (3,)),
+    },
+    _growth,
+    _growth_again,
+)
+
+
+def _readouts(p: Any) -> tuple[Any, Any]:
+    """Two linear models of one loss, and that loss."""
+    x, y = p["inputs"], p["labels"]
+    (a, b), (_, d) = gram = x.T @ x
+    turned = jnp.stack([jnp.stack([d, -b]), jnp.stack([-b, a])])
+    least = turned @ (x.T @ y) / (a * d - b * gram[1][0])
+    floor = jnp.mean((x @ least - y) ** 2)
+    steps = jnp.sqrt(p["rise"] / jnp.mean((x @ p["away"].T) ** 2, 0))
+    return least + steps[:, None] * p["away"], floor + p["rise"]
+
+
+def _equal_losses(p: Any) -> Any:
+    both, level = _readouts(p)
+    return jnp.mean((p["inputs"] @ (_weights(p) @ both) - p["labels"]) ** 2) / level
+
+
+def _readouts_apart(p: Any) -> Any:
+    """So are the models, and the inputs from a line."""
+    (first, second), _ = _readouts(p)
+    spread = jnp.linalg.det(p["inputs"].T @ p["inputs"])
+    return jnp.minimum(spread, jnp.sum((first - second) ** 2)) - 0.01
+
+
+def _equal_losses_again(p: Any) -> float:
+    """By least squares of NumPy; the level is the larger of the two models' own losses."""
+    x, y = np.asarray(p["inputs"]), np.asarray(p["labels"])
+    least = np.linalg.lstsq(x, y)[0]
+    both = []
+    for way in np.asarray(p["away"]):
+        both.append(least + way * np.sqrt(p["rise"] * len(y)) / np.linalg.norm(x @ way))
+    losses = [np.square(x @ w - y).mean() for w in both]
+    merged = p["share"] * both[0] + (1 - p["share"]) * both[1]
+    return float(np.square(x @ merged - y).mean() / max(losses))
+
+
+EQUAL_LOSSES = Domain(
+    "linear models of 2 inputs on 3 examples, squared loss, two readouts of one loss, apart by .1",
+    {
+        "inputs": Box(-1.0, 1.0, (3, 2)),
+        "labels": Box(-1.0, 1.0, (3,)),
+        "away": Box(-1.0, 1.0, (2, 2)),
+        "rise": Box(0.01, 1.0, log=True),
+        "share": BOXES["share"],
+    },
+    _equal_losses,
+    _equal_losses_again,
+    allowed=_readouts_apart,
+)
+
+
+def _symmetric(p: Any) -> Any:
+    (a, b), c = p["diagonal"], p["between"]
+    return jnp.stack([jnp.stack([a, c]), jnp.stack([c, b])])
+
+
+def _extremes(p: Any) -> tuple[Any, Any]:
+    """The least and the largest absolute value of the two eigenvalues."""
+    (a, b), c = p["diagonal"], p["between"]
+    half, root = jnp.abs(a + b) / 2, jnp.sqrt((a - b) ** 2 / 4 + c**2 + 1e-30)
+    return jnp.abs(half - root), half + root
+
+
+def _form(p: Any) -> Any:
+    return p["offset"] @ _symmetric(p) @ p["offset"]
+
+
+def _least_form(p: Any) -> Any:
+    return _extremes(p)[0] * jnp.sum(p["offset"] ** 2) / _form(p)
+
+
+def _largest_form(p: Any) -> Any:
+    return -_form(p) / (_extremes(p)[1] * jnp.sum(p["offset"] ** 2))
+
+
+def _forms_again(printed: bool, p: Any) -> float:
+    (a, b), c, v = p["diagonal"], p["between"], np.asarray(p["offset"])
+    form = a * v[0] ** 2 + 2 * c * v[0] * v[1] + b * v[1] ** 2
+    sizes = np.linalg.svd(np.array([[a, c], [c, b]]), compute_uv=False) * (v @ v)
+    return float(sizes[-1] / form if printed else -form / sizes[0])
+
+
+FORM = Domain(
+    "symmetric Hessians 2 x 2, any θ - θ₀ of length .1 or more",
+    {"diagonal": Box(-2.0, 2.0, (2,)), "between": Box(-2.0, 2.0), "offset": Box(-1.0, 1.0, (2,))},
+    _largest_form,
+    partial(_forms_again, False),
+    allowed=lambda p: jnp.sum(p["offset"] ** 2) - 0.01,
+)
+FORM_PRINTED = replace(FORM, ratio=_least_form, again=partial(_forms_again, True))

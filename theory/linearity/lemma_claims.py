@@ -120,6 +120,7 @@ def _lemma_1() -> list[Claim]:
             LEVEL,
             measured(lambda: _merged_readout_loss(np.linspace(0.05, 0.95, 19)).max()),
             relation="<=",
+            attack=domains.EQUAL_LOSSES,
         ),
         row(
             "L1-proportional/ours",
@@ -260,6 +261,7 @@ def _lemma_2() -> list[Claim]:
             merged_gap,
             relation="<=",
             note="uniform weights: log2 k at powers of two; one by one (k + 1)/2 - 1/k",
+            attack=domains.GROWTH,
         ),
         row(
             "L2-quadratic/ours",

@@ -149,6 +149,7 @@ def _theorem() -> list[Claim]:
             lambda: supremum_bound(_cube, jnp.stack(_ends(1)), HALVES),
             measured(lambda: _delta(lambda t: t[0] ** 3, *_ends(1))),
             relation="<=",
+            attack=domains.SUPREMUM_CUBE,
         ),
         row(
             "T1-supremum/ours",
@@ -188,14 +189,16 @@ def _theorem() -> list[Claim]:
                 measured(lambda: offset @ hessian @ offset / 2),
                 relation=">=",
                 note="a norm bounds from one side; the step is not used",
+                attack=attack,
             )
-            for status, statement, bound in (
+            for status, statement, bound, attack in (
                 (
                     "printed",
                     "½(θ-θ₀)ᵀ∇²f(θ-θ₀) ≥ ½λ_min|θ-θ₀|² with λ_min ≤ ‖∇²f(θ₀)‖ ≤ λ_max",
                     0.5,
+                    domains.FORM_PRINTED,
                 ),
-                ("corrected", "½(θ-θ₀)ᵀ∇²f(θ-θ₀) ≥ -½λ_max|θ-θ₀|²", -0.5),
+                ("corrected", "½(θ-θ₀)ᵀ∇²f(θ-θ₀) ≥ -½λ_max|θ-θ₀|²", -0.5, domains.FORM),
             )
         ),
         row(

@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from theory.claims import Claim, Estimate, Simulate, generator, once, optimised
 from theory.deep_linear.regressions import row
-from theory.student_teacher import arc_cosine, networks, projection, transfer
+from theory.student_teacher import arc_cosine, domains, networks, projection, transfer
 
 D, M, TEACHER = 10, 60, 10
 
@@ -118,6 +118,7 @@ PACE = 2.0  # the rate; at 1 the falls differ by an eighth of their standard err
 LONG, POINTS = 2000, 20
 MUS = (0.2, MU, 0.8)
 STUDENTS = "features-are-fate/S4"  # the draws of all claims on these students
+MEASURED = "a measurement on trained networks: each point is a training run"
 TASKS, FEWER = 16, 8  # students that are trained at once
 
 
@@ -423,6 +424,7 @@ def _pretraining_claims() -> list[Claim]:
             relation="<=",
             note=f"{decade}; seen: .5 of it, from few tasks",
             effect=0.5,
+            attack=MEASURED,
         ),
         row(
             "F4ab-plain/ours",
@@ -436,6 +438,7 @@ def _pretraining_claims() -> list[Claim]:
             note=f"{decade}; it stalls: neurons of small or negative c keep other directions; "
             "seen: .1",
             effect=0.1,
+            attack=MEASURED,
         ),
         row(
             "F4ab-weighted/ours",
@@ -448,6 +451,7 @@ def _pretraining_claims() -> list[Claim]:
             relation="<=",
             note=f"{decade}; features count by their output weight; seen: .6 of it, from few tasks",
             effect=0.6,
+            attack=MEASURED,
         ),
         row(
             "F4ab-gain/reading",
@@ -460,6 +464,7 @@ def _pretraining_claims() -> list[Claim]:
             relation="<=",
             note="seen: .2, from few tasks",
             effect=0.2,
+            attack=MEASURED,
         ),
     ]
 
@@ -477,6 +482,7 @@ def _transfer_claims() -> list[Claim]:
             _monotone,
             relation=">=",
             note="tolerance: rounding",
+            attack=domains.NESTED,
         ),
         row(
             "F4d-trained/reading",
@@ -487,6 +493,7 @@ def _transfer_claims() -> list[Claim]:
             _monotone_trained,
             draws=STUDENTS,
             relation=">=",
+            attack=MEASURED,
         ),
         row(
             "eq21-floor/reading",
@@ -497,6 +504,7 @@ def _transfer_claims() -> list[Claim]:
             _least_risk,
             relation=">=",
             note="tolerance: rounding",
+            attack=domains.FLOOR,
         ),
         row(
             "eq21-order/ours",

@@ -517,7 +517,7 @@ def test_verify_attacks_bounds(call, tmp_path, monkeypatch, ratio, code, said):
     made = [
         _attackable("p/wide/ours", ratio),
         _attackable("p/wrong/printed", 1.2),
-        _attackable("p/other/ours", 0.5, attack=None),
+        _attackable("p/other/ours", 0.5, attack="a measurement"),
     ]
     found = {one.id: attack for one, attack in made}
     asked = []
