@@ -45,9 +45,11 @@ class Checked(NamedTuple):
 
     Attributes:
       trials: The changes that were tried.
+      skipped: Copies of units with which there is no such network, and the first line of its error.
     """
 
     trials: tuple[Trial, ...]
+    skipped: tuple[str, ...] = ()
 
     @property
     def failed(self) -> tuple[Trial, ...]:
@@ -87,7 +89,8 @@ def check_spec(
       params: Its parameters. Zeros and ones hide mistakes: draw them.
       *inputs: Inputs to run it on.
       resized: Builds the network of other sizes: called with a spec, it returns what is called as
-        `apply` is. Without it no units are copied, as networks state sizes of their own.
+        `apply` is. What it or the network raises shows that there is no such network. Without it no
+        units are copied, as networks state sizes of their own.
       seed: Seed of the random maps.
 
     Returns:
@@ -111,6 +114,7 @@ def check_spec(
         if space.size > 1 and not {"outer", "stack"} & set(space.nonlinearity.split())
     ]
     trials: list[Trial] = []
+    skipped: list[str] = []
 
     # Every space has a dense map in every trial, so that one program does them all.
     still = {name: identity(spec.space(name).size) for name in inner}
@@ -121,7 +125,14 @@ def check_spec(
         if grows and resized is None:
             return
         moved = move(params, {n: _plain(m) for n, m in (still | maps).items()})
-        other = resized(spec.resized(maps)) if grows and resized is not None else None
+        other = None
+        if grows and resized is not None:
+            try:
+                other = resized(spec.resized(maps))
+                jax.eval_shape(lambda p: other(p, *inputs), moved)
+            except Exception as error:  # whatever the network's own code raises
+                skipped.append(f"{name}: {change}: {str(error).splitlines()[0]}")
+                return
         measured = _compared(run, params, moved, inputs, other)
         leaves = "" if measured.preserved else _culprits(run, spec, params, inputs, maps)
         trials.append(Trial(name, change, measured, leaves))
@@ -134,7 +145,7 @@ def check_spec(
         for change, m in _members(rng, spec.space(name).size):
             if not exactness(spec, {name: m}).lost:
                 tried(name, change, {name: m})
-    return Checked(tuple(trials))
+    return Checked(tuple(trials), tuple(skipped))
 
 
 def _plain(m: SpaceMap) -> SpaceMap:

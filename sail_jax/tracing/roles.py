@@ -94,6 +94,8 @@ def solve(places: Sequence[Place], equations: Sequence[Equation], events: Sequen
     if Family.MONOMIAL not in family and Family.UNIT in family:
         # Nothing acts unit by unit, and scales are no symmetry: rotations may be.
         family = (family & ~Family.UNIT) | Family.ORTHOGONAL
+    if (Family.SIGNED_SELECTION | Family.INVERTIBLE) in family:
+        family |= Family.SIGNED_PERMUTATION
     by_root: dict[int, list[Role]] = {}
     for place in places:
         by_root.setdefault(place.root, []).append(roles[place.slot])

@@ -33,6 +33,7 @@ def family(words):
 
 def free(axis, spec):
     """The factors of an axis that can be permuted."""
+
     def is_free(factor):
         space = spec.space(factor.space)
         return space.size > 1 and not {"outer", "stack"} & set(space.nonlinearity.split())

@@ -1,0 +1,236 @@
+"""`spec_of` and `check_spec` on small networks whose spaces are plain to see."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+from sail_jax import change_basis, check_spec, exactness, growth, spec, spec_of
+from sail_jax.basis.families import Family
+from sail_jax.tracing.roles import words_of
+
+
+def drawn(seed=0, **shapes):
+    rng = np.random.default_rng(seed)
+    return {k: jnp.asarray(rng.normal(size=s), jnp.float32) for k, s in shapes.items()}
+
+
+X = jnp.asarray(np.random.default_rng(9).normal(size=(5, 3)), jnp.float32)
+
+
+def mlp(p, x):
+    return jax.nn.relu(x @ p["in"] + p["bias"]) @ p["out"]
+
+
+MLP = {"in": (3, 8), "bias": (8,), "out": (8, 2)}
+
+
+def test_why_an_axis_is_in_no_space():
+    found = spec_of(mlp, drawn(**MLP, spare=(4,)), X)
+    assert found.rules == {"bias": "in", "in": "_ in", "out": "in* _", "spare": "_"}
+    assert re.fullmatch(r"dot_general \(test_infer.py:\d+\)", found.why["in", 0])
+    assert found.why["out", 1] == "the network's output"
+    assert found.unused == ("spare",)
+    assert found.unknown == ()
+    assert set(found.why) == {("in", 0), ("out", 1)}
+
+
+def test_shapes_are_enough_and_what_is_printed_can_be_edited():
+    params = drawn(**MLP)
+    like = jax.eval_shape(lambda: params)
+    found = spec_of(mlp, like, jax.ShapeDtypeStruct(X.shape, X.dtype))
+    assert found == spec_of(mlp, params, X)
+    assert "in: '_ in'" in str(found)
+    again = spec(params, found.rules, spaces={"in": found.spec.space("in").nonlinearity})
+    assert again == found.spec
+
+
+def test_names_of_spaces_can_be_given():
+    named = spec_of(mlp, drawn(**MLP), X, names={"bias": "hidden"})
+    assert named.rules["out"] == "hidden* _"
+    with pytest.raises(ValueError, match=r"names\['bais'\] names no leaf.*'bias'"):
+        spec_of(mlp, drawn(**MLP), X, names={"bais": "hidden"})
+    with pytest.raises(ValueError, match=r"names\['out'\] must name 2 axes, got 'hidden'"):
+        spec_of(mlp, drawn(**MLP), X, names={"out": "hidden"})
+    with pytest.raises(ValueError, match="calls a space 'b' that another leaf calls 'a'"):
+        spec_of(mlp, drawn(**MLP), X, names={"bias": "a", "out": "b _"})
+
+    def two(p, x):
+        return jnp.tanh(jnp.tanh(x @ p["a"]) @ p["b"]) @ p["c"]
+
+    params = drawn(a=(3, 4), b=(4, 4), c=(4, 2))
+    with pytest.raises(ValueError, match="two spaces 'h'"):
+        spec_of(two, params, X, names={"a": "_ h", "c": "h _"})
+
+
+def test_a_leaf_that_is_used_in_two_senses_is_tied():
+    """What was once called exact: units of a tied stream, doubled."""
+
+    def net(p, tokens):
+        h = p["embed"][tokens]
+        return jnp.tanh(h @ p["w"]) @ p["u"] @ p["embed"].T
+
+    params = drawn(embed=(7, 4), w=(4, 6), u=(6, 4))
+    tokens = jnp.array([[0, 3, 5]])
+    found = spec_of(net, params, tokens).spec
+    assert found.axes("embed")[1][0].tied
+    maps = {found.axes("embed")[1][0].space: growth.widen(4, 8)}
+    assert "tied leaf 'embed'" in exactness(found, maps).lost
+    assert not check_spec(found, net, params, tokens[:, :2]).failed
+
+
+def test_a_weight_norm_keeps_its_reader():
+    """The norm forgets a sign that the reader still has."""
+
+    def net(p, x):
+        w = p["gain"] * p["v"] / jnp.linalg.norm(p["v"], axis=0)
+        return jnp.tanh(x @ w) @ p["out"]
+
+    params = drawn(v=(3, 8), gain=(8,), out=(8, 2))
+    found = spec_of(net, params, X)
+    (normed,), (reads,) = found.spec.axes("v")[1], found.spec.axes("out")[0]
+    assert (reads.space, reads.role) == (normed.space, "read")
+    assert not check_spec(found.spec, net, params, X).failed
+
+
+def test_a_constant_is_never_judged_by_its_entries():
+    """Cosines of one position are all one: for two they are not, and the order of units matters."""
+    tables = {n: np.cos(np.arange(n)[:, None] * np.array([1.0, 0.1, 0.01, 0.001])) for n in (1, 2)}
+
+    def net(p, x):
+        return jnp.tanh(x @ p["in"] * tables[x.shape[0]].astype(np.float32)) @ p["out"]
+
+    params = drawn(**{"in": (3, 4), "out": (4, 2)})
+    assert (tables[1] == 1).all()
+    assert spec_of(net, params, X[:1]).spec.spaces == ()
+    assert spec_of(net, params, X[:1]).spec == spec_of(net, params, X[:2]).spec
+
+
+def test_what_no_rule_is_for_is_left_alone_and_named():
+    def double(h):
+        shape = jax.ShapeDtypeStruct(h.shape, h.dtype)
+        return jax.pure_callback(lambda a: np.cumsum(np.asarray(a), -1), shape, h)
+
+    def net(p, x):
+        return jnp.tanh(double(jnp.tanh(x @ p["in"])) @ p["mid"]) @ p["out"]
+
+    params = drawn(**{"in": (3, 6), "mid": (6, 5), "out": (5, 2)})
+    found = spec_of(net, params, X)
+    assert found.unknown == ("pure_callback",)
+    assert found.rules == {"in": "_ _", "mid": "_ mid", "out": "mid* _"}
+    assert "pure_callback" in found.why["in", 1]
+    assert "no rule for this primitive" in found.why["in", 1]
+    assert not check_spec(found.spec, net, params, X).failed
+
+
+def test_what_has_no_reader_or_is_no_number_is_in_no_space():
+    def net(p, x):
+        return (x @ p["w"]).sum(-1) + p["table"][p["index"]].sum()
+
+    params = drawn(w=(3, 8), table=(4, 2)) | {"index": jnp.array([1, 2])}
+    found = spec_of(net, params, X)
+    assert found.spec.spaces == ()
+    assert found.why["w", 1] in ("no parameter reads it", "no parameter writes it")
+    assert ("index", 0) not in found.why
+
+
+@pytest.mark.parametrize(
+    ("act", "word"),
+    [
+        (jax.nn.relu, "relu"), (jax.nn.leaky_relu, "relu"), (jnp.abs, "relu"),
+        (jnp.tanh, "odd"), (jnp.sin, "odd"), (jax.nn.gelu, "elementwise"),
+        (lambda h: h, "linear"), (lambda h: h**2, "elementwise"),
+        (lambda h: 3 * jnp.tanh(h / 3), "odd"), (lambda h: h * jax.nn.sigmoid(h), "elementwise"),
+        (lambda h: h * (h > 0), "relu"), (lambda h: jnp.where(h > 0, h, 0.1 * h), "relu"),
+        (lambda h: h + 1, "elementwise"), (lambda h: jax.nn.softmax(h, -1), "softmax"),
+        (lambda h: h / jnp.sqrt((h * h).mean(-1, keepdims=True) + 1e-6), "rmsnorm"),
+        (lambda h: h / jnp.linalg.norm(h, axis=-1, keepdims=True), "dot rmsnorm"),
+        (lambda h: h - h.mean(-1, keepdims=True), "layernorm"),
+        (lambda h: h - h.max(-1, keepdims=True), "elementwise"),
+    ],
+)  # fmt: skip
+def test_nonlinearities_are_known_by_what_they_commute_with(act, word):
+    def net(p, x):
+        return act(x @ p["in"]) @ p["out"]
+
+    params = drawn(**{"in": (3, 6), "out": (6, 2)})
+    found = spec_of(net, params, X).spec
+    assert sorted(found.space("in").nonlinearity.split()) == sorted(word.split())
+    checked = check_spec(found, net, params, X[:4], resized=lambda _: net)
+    assert not checked.failed, checked
+    assert not checked.skipped
+
+
+def test_words_lie_within_their_family():
+    from functools import reduce
+    from operator import or_
+
+    from sail_jax.basis.families import NONLINEARITIES
+
+    for bits in range(32):
+        family = Family(bits)
+        words = [NONLINEARITIES[w] for w in words_of(family).split()]
+        assert family in reduce(or_, words)
+
+
+def test_both_libraries_of_flax():
+    class Block(nnx.Module):
+        def __init__(self, rngs):
+            self.norm = nnx.LayerNorm(8, rngs=rngs)
+            self.up = nnx.Linear(8, 12, rngs=rngs)
+            self.down = nnx.Linear(12, 8, rngs=rngs)
+
+        def __call__(self, x):
+            return x + self.down(nnx.gelu(self.up(self.norm(x))))
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.first = nnx.Linear(3, 8, rngs=rngs)
+            self.block = Block(rngs)
+            self.last = nnx.Linear(8, 2, rngs=rngs)
+
+        def __call__(self, x):
+            return self.last(self.block(self.first(x)))
+
+    graph, state = nnx.split(Net(nnx.Rngs(0)))
+    found = spec_of(lambda state, x: nnx.merge(graph, state)(x), state, X)
+    sizes = {space.size: space.nonlinearity for space in found.spec.spaces}
+    assert sizes == {8: "layernorm", 12: "elementwise"}
+    assert not check_spec(found.spec, lambda s, x: nnx.merge(graph, s)(x), state, X[:2]).failed
+
+    module = linen.Sequential([linen.Dense(6), linen.relu, linen.Dense(2)])
+    variables = module.init(jax.random.key(0), X)
+    found = spec_of(module.apply, variables, X)
+    assert [space.nonlinearity for space in found.spec.spaces] == ["relu"]
+
+
+def test_a_wrong_spec_is_found_and_the_axis_named():
+    """One axis of two is left out: the other is to blame for that, and said so."""
+    params = drawn(**MLP)
+    rules = {"in": "x* h", "bias": "_", "out": "h* y"}
+    wrong = spec(params, rules, spaces={"h": "relu", "{x,y}": "outer"})
+    failed = check_spec(wrong, mlp, params, X).failed
+    assert {trial.change for trial in failed} >= {"permutation", "scales"}
+
+    def stream(p, x):
+        h = x @ p["in"]
+        return (h + jnp.tanh(h @ p["up"]) @ p["down"]) @ p["out"]
+
+    params = drawn(**{"in": (3, 5), "up": (5, 6), "down": (6, 5), "out": (5, 2)})
+    rules = {"in": "x* h", "up": "h* u", "down": "u* h", "out": "h* y"}
+    right = spec(params, rules, spaces={"h": "linear", "u": "odd", "{x,y}": "outer"})
+    assert not check_spec(right, stream, params, X).failed
+    wrong = spec(params, rules, spaces={"h": "linear", "u": "linear", "{x,y}": "outer"})
+    (worst, *_) = check_spec(wrong, stream, params, X).failed
+    assert worst.space == "u"
+    assert "WRONG" in str(check_spec(wrong, stream, params, X))
+
+
+def test_a_spec_moves_parameters():
+    params = drawn(**MLP)
+    found = spec_of(mlp, params, X).spec
+    grown = change_basis(params, found, {"in": growth.widen(8, 13)}, require_exact=True)
+    np.testing.assert_allclose(mlp(grown, X), mlp(params, X), rtol=1e-5, atol=1e-6)
