@@ -158,7 +158,9 @@ def _attack(config: "Config", budget: float | None, file: str | None) -> int:
         disk.admit(Path(file), findings.ATTACKS, "a list of attacks")
         disk.probe(Path(file).parent)
     chosen = claims.select(config.claims)
-    domains = {claim.id: claim.attack for claim in chosen if claim.attack is not None}
+    domains = {
+        claim.id: claim.attack for claim in chosen if isinstance(claim.attack, adversary.Domain)
+    }
     each = 10.0 if budget is None else budget / max(len(domains), 1)
     stage, found, stopped = reporting(store.direct), [], False
     remember_kernels()
