@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from theory.claims import Claim, Estimate, beside, generator
-from theory.two_layer import domains, networks
+from theory.two_layer import batch_domains as domains
+from theory.two_layer import networks
 from theory.two_layer.layers import Layers, ideal, theta
 from theory.two_layer.tasks import (
     BOTH,
@@ -248,6 +249,7 @@ def _claims() -> list[Claim]:
             f"{batches}: m={printed}, at least Lemma A.12's d + log(1/δ)",
             partial(_failures, batch=printed),
             relation="<=",
+            attack={"printed": domains.batch_size(False)},
             printed=(
                 "m ≥ C_1²(d - log(10Kδ))/ε²: P(max_k |Σ_k - I| > ε) ≤ δ",
                 lambda: FAILURE,
@@ -260,6 +262,7 @@ def _claims() -> list[Claim]:
             f"{batches}: m={corrected}",
             partial(_failures, batch=corrected),
             relation="<=",
+            attack={"corrected": domains.batch_size(True)},
             effect=0.04,
             corrected=(
                 "m ≥ C_1²(d + log(2K/δ))/ε²: P(max_k |Σ_k - I| > ε) ≤ δ",
@@ -307,6 +310,7 @@ def _claims() -> list[Claim]:
                 lambda: _distance(_sgd(ideal(task(), D), _batches()), _sgd(_other(), _batches()))
             ),
             relation="<=",
+            attack={"open": domains.starts(False), "corrected": domains.starts(True)},
             open=(
                 "|W(k) - W̄(k)|_op ≤ (1+32ηΓ)^k e^(-Cτ), e^(-Cτ) the distance of the starts",
                 _start_bound,
@@ -324,6 +328,7 @@ def _claims() -> list[Claim]:
             f"{sgd}, starts {APART:g} apart by entry",
             deterministic(lambda: _distance(_sgd(_other(), _batches()), _infinite_batch())),
             relation="<=",
+            attack={"open": domains.both(False), "corrected": domains.both(True)},
             without={
                 "open": {"e^(-Cτ)": _batch_bound, "ϵ": _start_bound},
                 "corrected": {
@@ -348,6 +353,7 @@ def _claims() -> list[Claim]:
             " ϵ/(1+32ηΓ)^K",
             deterministic(_real_product),
             relation="<=",
+            attack={"open": domains.PRODUCT},
             open=(
                 "|θⁿ(k) - θ̂ⁿ(k)|_F ≤ min|σ_pre-σ_ft|²/(1000(λ_0+1)²Γ)",
                 lambda: _near() / 1000,

@@ -16,6 +16,7 @@ from jaxtyping import Array
 
 from theory.claims import Claim, Estimate, beside
 from theory.two_layer import modes, networks, perturbation, riccati, sharpness
+from theory.two_layer import sensitivity_domains as domains
 from theory.two_layer.layers import Layers, ideal, identity_start, loss
 from theory.two_layer.tasks import (
     PAPER,
@@ -170,6 +171,7 @@ def _perturbation() -> list[Claim]:
             second,
             _increment(2, GAMMA),
             relation=">=",
+            attack={"exact": domains.INCREMENT},
             exact=("L̃(n) - L̃(n-1) ≥ (2dγ² - σ_n) σ_n, n > 1", partial(_rise, 2)),
         ),
         *beside(
@@ -253,6 +255,7 @@ def _perturbation() -> list[Claim]:
             f"{SIZES}, ideal start, n=d, γ² = 1.02 σ_d/d",
             _plateau(D, sufficient),
             relation=">=",
+            attack={"exact": domains.HARMFUL},
             exact=(
                 "γ² > σ_d/d: L̃(n) ≥ L̃(n-1) at the end of training",
                 lambda: float(_plateaus(np.array(PRE), sufficient)[D - 1]),
@@ -297,6 +300,7 @@ def _perturbation() -> list[Claim]:
             small,
             deterministic(lambda: _real_gap(_printed_radius)),
             relation="<=",
+            attack={"printed": domains.real_starts(False)},
             printed=(
                 (
                     "|W_i - W̄_i| ≤ min{σ_1/2, 1/4, σ_d²/(16dσ_1(2σ_1+γ²))}: |L̃(real) - L̃(ideal)| ≤"
@@ -312,6 +316,7 @@ def _perturbation() -> list[Claim]:
             small,
             deterministic(lambda: _real_gap(_corrected_radius)),
             relation="<=",
+            attack={"corrected": domains.real_starts(True)},
             corrected=(
                 "the same within min{√S, T/(3√S), σ_d²/(√S(18T + 12dγ²))}, S = Σσ_i, T² = Σσ_i²",
                 lambda: SMALL[-1] ** 2 / 2,
@@ -399,6 +404,7 @@ def _sharpness() -> list[Claim]:
             f"{SIZES}, U ≠ V, τ=3, from t={TIMES[early]:g} to {TIMES[late]:g}",
             deterministic(lambda: np.trace(_hessian_at(3.0, False, TIMES[late])), 1e-8),
             relation=">=",
+            attack={"ours": domains.SHARPENING},
             ours=(
                 "tr(H) = 2d(|W_1|² + |W_2|²) grows throughout training",
                 lambda: float(sharpness.trace(at(_exact_path(), early))),
