@@ -19,7 +19,8 @@ DESCENT = 4000  # steps at most
 
 def _sorted(p: Any) -> tuple[Any, Any]:
     """Both spectra, descending."""
-    return tuple(-jnp.sort(-jnp.asarray(p[name])) for name in ("pre", "ft"))
+    pre, ft = (-jnp.sort(-jnp.asarray(p[name])) for name in ("pre", "ft"))
+    return pre, ft
 
 
 def _ends(p: Any, anchor: Any) -> tuple[Any, Any, Any]:
@@ -119,8 +120,7 @@ def misaligned(n: int) -> Domain:
 
 def _inflection(lost: Any) -> int:
     """After how many modes the loss first rises; all of them if it never does."""
-    rising = np.flatnonzero(np.diff(np.asarray(lost)) > 0)
-    return int(rising[0]) if rising.size else len(lost) - 1
+    return next((n for n in range(len(lost) - 1) if lost[n + 1] > lost[n]), len(lost) - 1)
 
 
 def _direction(minima: Minima, reverse: bool, p: Any) -> float:

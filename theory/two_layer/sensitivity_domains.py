@@ -1,4 +1,4 @@
-"""Problems on which overtrained's bounds of the loss under noise are attacked, and of its curvature.
+"""Problems on which overtrained's bounds of the loss under noise and its curvature are attacked.
 
 The loss is of degree two in each weight, so that its mean under Gaussian noise is its mean over all
 signs of noise of that size, and over the nodes of a Gaussian quadrature.
@@ -13,24 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from theory.adversary import Box, Domain
+from theory.two_layer.planes import turn
 
 # --- noise on layers that have learned n of two modes (Proposition 4.3, Theorem 4.4) --------------
 
 TWO = 2
 _ANGLE = Box(0.0, 6.3)
-
-
-def turn(angle: Any) -> Any:
-    """Returns a rotation of the plane.
-
-    Args:
-      angle: The angle.
-
-    Returns:
-      The matrix.
-    """
-    c, s = jnp.cos(angle), jnp.sin(angle)
-    return jnp.array([[c, -s], [s, c]])
 
 
 def _learned(p: Any, n: int) -> tuple[Any, Any, Any]:
@@ -135,7 +123,7 @@ def _noisy(p: Any, layers: Any) -> Any:
     target, size = jnp.diag(p["sigma"]), 2 * THREE**2
     steps = p["gamma"] * jnp.eye(size).reshape(size, 2, THREE, THREE)
     up, down = (_loss(layers[0] + s[:, 0], layers[1] + s[:, 1], target) for s in (steps, -steps))
-    plain = _loss(*layers, target)
+    plain = _loss(layers[0], layers[1], target)
     return plain + (up + down - 2 * plain).sum() / 2
 
 
@@ -180,7 +168,7 @@ def real_starts(corrected: bool) -> Domain:
 
 # --- the trace of the Hessian (Appendix D) --------------------------------------------------------
 
-LEGS, PER_LEG = 8, 6  # steps of Runge and Kutta
+SPANS, EVERY = 12, 3  # steps of Runge and Kutta, in all and between two times
 
 
 def _speed(layers: Any, target: Any) -> Any:
@@ -189,22 +177,25 @@ def _speed(layers: Any, target: Any) -> Any:
     return jnp.stack([-2 * off @ w2.T, -2 * w1.T @ off])
 
 
+def _symmetric(p: Any) -> Any:
+    u = turn(p["left"])
+    return (u * p["sigma"]) @ u.T
+
+
 def _path(p: Any) -> Any:
     """Networks along gradient flow from a multiple of the identity."""
-    start, h = jnp.stack([jnp.eye(TWO)] * 2) * jnp.exp(-p["tau"]), p["time"] / (LEGS * PER_LEG)
+    start, target = jnp.stack([jnp.eye(TWO)] * 2) * jnp.exp(-p["tau"]), _symmetric(p)
+    h = p["time"] / SPANS
 
-    def step(w: Any, _: None) -> tuple[Any, None]:
-        a = _speed(w, p["target"])
-        b = _speed(w + h / 2 * a, p["target"])
-        c = _speed(w + h / 2 * b, p["target"])
-        d = _speed(w + h * c, p["target"])
-        return w + h / 6 * (a + 2 * b + 2 * c + d), None
-
-    def leg(w: Any, _: None) -> tuple[Any, Any]:
-        w = jax.lax.scan(step, w, None, PER_LEG)[0]
+    def step(w: Any, _: None) -> tuple[Any, Any]:
+        a = _speed(w, target)
+        b = _speed(w + h / 2 * a, target)
+        c = _speed(w + h / 2 * b, target)
+        d = _speed(w + h * c, target)
+        w = w + h / 6 * (a + 2 * b + 2 * c + d)
         return w, w
 
-    return jnp.concatenate([start[None], jax.lax.scan(leg, start, None, LEGS)[1]])
+    return jnp.concatenate([start[None], jax.lax.scan(step, start, None, SPANS)[1]])
 
 
 def _curvature(layers: Any, target: Any) -> Any:
@@ -212,12 +203,12 @@ def _curvature(layers: Any, target: Any) -> Any:
     size = 2 * TWO**2
     steps = jnp.eye(size).reshape(size, 2, TWO, TWO)
     up, down = (_loss(layers[0] + s[:, 0], layers[1] + s[:, 1], target) for s in (steps, -steps))
-    return (up + down - 2 * _loss(*layers, target)).sum()
+    return (up + down - 2 * _loss(layers[0], layers[1], target)).sum()
 
 
 def _sharpened(p: Any) -> Any:
     """The largest ratio of the trace at neighbouring times, the earlier one above."""
-    traces = jax.vmap(lambda layers: _curvature(layers, p["target"]))(_path(p))
+    traces = jax.vmap(lambda layers: _curvature(layers, _symmetric(p)))(_path(p)[::EVERY])
     return (traces[:-1] / traces[1:]).max()
 
 
@@ -225,7 +216,7 @@ def _sharpened_again(p: Any) -> float:
     """By another scheme of SciPy, and the Hessian by autodiff."""
     from scipy.integrate import solve_ivp
 
-    target = np.asarray(p["target"])
+    target = np.asarray(_symmetric(p))
 
     def speed(_: float, flat: np.ndarray) -> np.ndarray:
         w1, w2 = flat.reshape(2, TWO, TWO)
@@ -233,30 +224,27 @@ def _sharpened_again(p: Any) -> float:
         return -2 * np.concatenate([(off @ w2.T).ravel(), (w1.T @ off).ravel()])
 
     start = np.concatenate([np.eye(TWO).ravel()] * 2) * np.exp(-p["tau"])
-    times = np.linspace(0.0, float(p["time"]), LEGS + 1)
+    times = np.linspace(0.0, float(p["time"]), SPANS // EVERY + 1)
     path = solve_ivp(speed, times[[0, -1]], start, "DOP853", times, rtol=1e-10, atol=1e-12).y.T
 
     def loss(flat: Any) -> Any:
         w1, w2 = flat.reshape(2, TWO, TWO)
         return _loss(w1, w2, target)
 
-    traces = np.array([np.trace(jax.hessian(loss)(jnp.asarray(flat))) for flat in path])
+    curvature = jax.jit(lambda flat: jnp.trace(jax.hessian(loss)(flat)))
+    traces = np.array([curvature(jnp.asarray(flat)) for flat in path])
     return float((traces[:-1] / traces[1:]).max())
 
 
-def _aligned(p: Any) -> Any:
-    """tr A less what makes the start's trace stand still."""
-    return jnp.trace(p["target"]) - TWO * jnp.exp(-2 * p["tau"])
-
-
 SHARPENING = Domain(
-    f"d = 2, starts e^(-τ)I, tr A ≥ d e^(-2τ), {LEGS} spans of time",
+    f"d = 2, U = V, starts e^(-τ)I, σ_d ≥ e^(-2τ), {SPANS // EVERY} spans of time",
     {
-        "target": Box(-2.0, 2.0, (TWO, TWO)),
+        "sigma": Box(0.05, 3.0, (TWO,)),
+        "left": _ANGLE,
         "tau": Box(0.5, 4.0),
-        "time": Box(0.05, 2.0, log=True),
+        "time": Box(0.05, 0.6, log=True),
     },
     _sharpened,
     _sharpened_again,
-    allowed=_aligned,
+    allowed=lambda p: p["sigma"].min() - jnp.exp(-2 * p["tau"]),
 )

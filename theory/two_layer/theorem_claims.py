@@ -160,6 +160,7 @@ def _claims() -> list[Claim]:
             corrected=(
                 "(4,r)-misaligned, λ = 0: L_pre(n) > L_pre(n-1) for n > r",
                 lambda: before(last),
+                "the search finds it not sharp: 2 in place of 4 is enough, see T4.7-threshold",
             ),
         ),
         *beside(
