@@ -9,6 +9,7 @@ from jaxtyping import Array
 from scipy.optimize import root_scalar
 
 from theory.claims import Claim, Estimate, beside, generator, measured
+from theory.merging import inequality_domains, stability_domains
 from theory.merging.bounds import Constants, excess_risk_bound, surrogate_gradient
 from theory.merging.effective_steps import adam_steps, effective_steps, simulate_movement
 from theory.merging.tasks import QuadraticTasks, Training
@@ -187,6 +188,7 @@ def _samples_and_batch() -> list[Claim]:
             f"{bed}; all samples in every batch, against b=1",
             drawn(full, "stability", 20_000),
             relation={"printed": ">=", "corrected": "="},
+            attack={"printed": stability_domains.SMALL_BATCHES},
             printed=(
                 "a large b makes the algorithm more sensitive to data perturbations",
                 expected(single, "stability"),
@@ -224,6 +226,7 @@ def _steps() -> list[Claim]:
             f"{tied}, against K={FEW}",
             measured(partial(_epsilon, LONG), 10.0),
             relation={"printed": "<=", "corrected": "="},
+            attack={"printed": inequality_domains.MORE_STEPS},
             printed=("ε_sgd decreases with K̄, typically as 1/√K̄ or 1/K̄", partial(_epsilon, FEW)),
             corrected=(
                 "ε_sgd grows as its last term, 12NL²ζ²(K-1)",
@@ -298,6 +301,7 @@ def _tasks() -> list[Claim]:
             f"centres normal, s=1, n={SAMPLES}, h=1, equal weights, N={MANY}, against {SOME}",
             _drawn_heterogeneity,
             relation={"printed": ">=", "corrected": "="},
+            attack={"printed": inequality_domains.MORE_TASKS},
             printed=(
                 f"Σλζ² accumulates at least linearly with N: {MANY // SOME} times that at N={SOME}",
                 lambda: MANY / SOME * limit(SOME),

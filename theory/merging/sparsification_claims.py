@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from sail_jax.merging.task_vectors import TaskVectors
 from sail_jax.merging.transforms import drop, elect, trim
 from theory.claims import Claim, Estimate, Simulate, beside, compiled, generator, measured
+from theory.merging import sparsification_domains as domains
 from theory.merging.heterogeneity import dare_heterogeneity, effect, heterogeneity, updates
 from theory.merging.quadratic import dare
 from theory.merging.tasks import QuadraticTasks
@@ -123,6 +124,7 @@ def _corollary() -> list[Claim]:
             f"Δ = {', '.join(map(str, CLOSE.tolist()))}; top half",
             measured(_trimmed, 1e-7),
             relation={"printed": "<=", "corrected": "="},
+            attack={"printed": domains.TRIMMED},
             printed=(
                 "updates below a threshold set to 0: V = Σλ|Δᵢ-Δ̄|² falls",
                 lambda: _dispersion(CLOSE, np.full(2, 0.5)),
@@ -139,6 +141,7 @@ def _corollary() -> list[Claim]:
             f"{normal}, plus {SHARED:g} times a shared one; top {KEPT:.0%}",
             _ties,
             relation="<=",
+            attack={"printed": domains.TIES},
             printed=(
                 "TIES reduces V, here from D(1 - Σλ²) in the mean",
                 lambda: D * mean,
@@ -151,6 +154,7 @@ def _corollary() -> list[Claim]:
             f"{worst}, top {KEPT:.0%}",
             measured(partial(_closest, TRIMMED, TIES, TIES)),
             relation="<=",
+            attack={"corrected": domains.TIES_ELECTED},
             corrected=(
                 "the election in TIES does not raise V of what trimming left",
                 partial(_closest, TRIMMED, TIES, TRIMMED),
@@ -162,6 +166,7 @@ def _corollary() -> list[Claim]:
             worst,
             measured(partial(_closest, ORIGINAL, ELECTED, ELECTED)),
             relation="<=",
+            attack={"exact": domains.ELECTED},
             exact=(
                 "sign consensus reduces V: Δ → max(±Δ, 0) entrywise is a contraction",
                 partial(_closest, ORIGINAL, ELECTED, ORIGINAL),
@@ -174,6 +179,7 @@ def _corollary() -> list[Claim]:
             f"{conflict}; the last",
             measured(lambda: _squares()[1][-1]),
             relation="<=",
+            attack={"printed": domains.CONFLICTING},
             printed=(
                 "an entry of conflicting sign comes closer to the mean: (0-Δ̄')² < (Δᵢ-Δ̄)²",
                 lambda: _squares()[0][-1],
@@ -186,6 +192,7 @@ def _corollary() -> list[Claim]:
             conflict,
             measured(lambda: _squares()[1].mean()),
             relation="<=",
+            attack={"corrected": domains.IN_THE_MEAN},
             corrected=("in the mean over tasks it does: V' ≤ V", lambda: _squares()[0].mean()),
         ),
         *beside(
@@ -194,6 +201,7 @@ def _corollary() -> list[Claim]:
             dropped,
             _dropped(True),
             relation={"printed": "<=", "corrected": "="},
+            attack={"printed": domains.DROPPED},
             printed=(
                 "DARE reduces V",
                 lambda: _dispersion(np.asarray(_fixed()), np.array(WEIGHTS)),
