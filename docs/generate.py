@@ -594,12 +594,19 @@ def _anchor(name: str) -> str:
 
 
 def _claim(name: str, claim: Any) -> str:
+    from experiments.studies.ledger import attacks
+
+    found, reason = attacks.read().get(name), claim.attack if isinstance(claim.attack, str) else ""
+    sharp = attacks.sharpness(name, claim.expected and claim.relation != "=", reason)
+    if found:
+        sharp += f"; problems: {found.problems}; nearest at {attacks.point(found)}"
     facts = [
         f"**Status.** {claim.status}" + ("" if claim.expected else ": expected to fail"),
         f"**Claim.** {_escaped(claim.statement)}",
         f"**Source.** {_escaped(claim.source)}",
         f"**Evaluated at.** {_escaped(claim.domain)}",
         f"**Compared.** simulated {_escaped(claim.relation)} predicted",
+        f"**Sharpness.** {_escaped(sharp)}" if sharp else "",
         f"**Note.** {_escaped(claim.note)}" if claim.note else "",
     ]
     body = "\n".join(f"- {fact}" for fact in facts if fact)

@@ -123,7 +123,8 @@ class Claim:
         simulated with one key: a statement as printed and as corrected stands beside one number,
         which is computed once.
       without: By the name of a term of the prediction: what computes the prediction without it.
-      attack: The problems on which a bound can be attacked; None where none are declared.
+      attack: The problems on which a bound can be attacked, or the reason why there is no search;
+        None where neither is declared.
     """
 
     id: str
@@ -137,7 +138,7 @@ class Claim:
     effect: float | None = None
     draws: str | None = None
     without: Mapping[str, Callable[[], float]] = field(default_factory=dict)
-    attack: "Domain | None" = None
+    attack: "Domain | str | None" = None
 
     @property
     def status(self) -> str:
@@ -159,7 +160,7 @@ def beside(
     relation: Relation | Mapping[str, Relation] = "=",
     effect: float | None = None,
     without: Mapping[str, Mapping[str, Callable[[], float]]] | None = None,
-    attack: "Mapping[str, Domain] | None" = None,
+    attack: "Mapping[str, Domain | str] | None" = None,
     **said: tuple[str, Callable[[], float]] | tuple[str, Callable[[], float], str],
 ) -> list[Claim]:
     """Makes the claims of one statement, as printed and as it is true, beside one simulator.
@@ -172,7 +173,7 @@ def beside(
       relation: What is compared, for all claims or by status.
       effect: The change of the prediction that the simulation is made to see, as for `Claim`.
       without: By status: the prediction without each of its terms, as for `Claim`.
-      attack: By status: the problems on which the bound can be attacked.
+      attack: By status: the problems on which the bound can be attacked, or why there is no search.
       **said: By status: what is claimed, its prediction, and a note if there is one.
 
     Returns:
@@ -395,6 +396,7 @@ class Verdict:
       power: What the comparison can see.
       seconds: How long it took.
       unnoticed: Names of wrong predictions, see `mutants`, with which the claim would hold too.
+      unsearched: Why no search tries to break the bound, if the claim says so.
     """
 
     id: str
@@ -414,6 +416,7 @@ class Verdict:
     power: Power
     seconds: float
     unnoticed: tuple[str, ...] = ()
+    unsearched: str = ""
 
     @property
     def ok(self) -> bool:
@@ -506,6 +509,7 @@ def judge(
             for name, value in (wrong or {}).items()
             if _holds(claim.relation, _score(value, estimate), estimate)
         ),
+        unsearched=claim.attack if isinstance(claim.attack, str) else "",
     )
 
 
