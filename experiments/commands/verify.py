@@ -197,12 +197,14 @@ def _print_table(header: Sequence[str], *rows: Sequence[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*header, show_lines=False, pad_edge=False)
+    table = Table(show_lines=False, pad_edge=False)
+    for name in header:
+        table.add_column(name, overflow="fold")  # the whole of a name, to be copied
     for row in rows:
         style = "bold red" if row[-1].split()[0].isupper() else ""
         table.add_row(*(Text(cell, style=style) for cell in row))
     console = Console()
     # rich would take what is no terminal for 80 columns, and wrap.
     if not console.is_terminal:
-        console.width = 200
+        console.width = 220
     console.print(table)

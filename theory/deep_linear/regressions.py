@@ -18,6 +18,9 @@ from theory.claims import Estimate, Simulate, generator
 
 PAPER = "features-are-fate"
 row = partial(claims.row, PAPER)
+# What a row of the ledger says where the estimator that is averaged is in closed form: it tests the
+# average. That networks end at this estimator is tested by other rows.
+AVERAGED = "estimator, averaged over data"
 # x [draws n d], y [draws n labels] -> [draws labels d]
 Fit = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -199,7 +202,7 @@ def rescaled(
 
 
 def fine_tuned(depth: float) -> Fit:
-    """Returns the limit of fine-tuning; a network's own is in `networks`.
+    """Returns the limit of fine-tuning in closed form; networks that train are in `flow_claims`.
 
     Args:
       depth: As in `rescaled`.
