@@ -33,6 +33,7 @@ ROOMS = (
     "theory.deep_linear.claims",
     "theory.deep_linear.beyond_claims",
     "theory.deep_linear.flow_claims",
+    "theory.deep_linear.penalised_claims",
     "theory.student_teacher.claims",
     "theory.two_layer.claims",
     "theory.linearity.claims",

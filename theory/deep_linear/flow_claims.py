@@ -16,7 +16,7 @@ from jaxtyping import Array
 from theory.claims import Claim, Estimate, generator
 from theory.deep_linear import covariance, directions, distributions, networks, pretraining
 from theory.deep_linear.laws import overlaps_law
-from theory.deep_linear.regressions import Setting, row
+from theory.deep_linear.regressions import Setting, extrapolate, row
 
 ALPHA = 1e-3  # size of the weights that pretraining begins with
 # A step of the flow in units of 1 / the largest curvature of the loss. Two layers are stable while
@@ -131,10 +131,7 @@ def _covariance(key: Array, quick: bool) -> Estimate:
     small, large = (
         _mean_risk(jax.random.fold_in(key, d), d, draws) for d in (SMALL, TIMES * SMALL)
     )
-    # With R(d) = R + a/d, the weights cancel a.
-    value = (TIMES * large.value - small.value) / (TIMES - 1)
-    errors = TIMES * (large.stderr or 0.0), small.stderr or 0.0
-    return Estimate(value, stderr=float(np.hypot(*errors)) / (TIMES - 1))
+    return extrapolate(small, large, times=TIMES)
 
 
 def _equivalent() -> float:
