@@ -128,6 +128,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     _print_table(*findings.table(dataset, "statement", "where"))
     show(findings.summary(dataset))
     show(findings.statuses(dataset))
+    if sharp := findings.sharpness(dataset):
+        show(sharp)
     if args.power:
         _print_table(*findings.power(dataset))
         show(findings.blind(dataset))

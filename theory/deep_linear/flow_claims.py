@@ -1,4 +1,4 @@
-"""Fine-tuning of networks that train, on many random data sets, beside the closed forms.
+"""Fine-tuning of networks that train, on many random data sets, for comparison with closed forms.
 
 Other rows average an estimator in closed form over data, and its scale c is the one of the closed
 form. Here both layers of every network follow their gradient flow (`directions.flow`): from small

@@ -8,7 +8,8 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from theory.adversary import Attack
 
 SCHEMA = "sail-jax attacks 1"
 FILE = Path(__file__).with_name("attacks.json")
+KINDS = ("attained", "within 2", "not sharp", "not confirmed", "broken")
 SHOWN = 4  # the most numbers of a part of a problem that a text lists
 
 
@@ -86,6 +88,20 @@ def sharpness(name: str, bound: bool, reason: str = "") -> str:
     if not bound:
         return ""
     return f"not attacked: {reason}" if reason else "not attacked"
+
+
+def tally(bounds: Iterable[str]) -> str:
+    """Counts bounds by how sharp the last search found them.
+
+    Args:
+      bounds: The ids of their claims.
+
+    Returns:
+      The counts with their kinds.
+    """
+    none, found = "not attacked", read()
+    counts = Counter(found[name].kind if name in found else none for name in bounds)
+    return ", ".join(f"{counts[kind]} {kind}" for kind in (*KINDS, none) if counts[kind])
 
 
 def point(attack: Attack) -> str:

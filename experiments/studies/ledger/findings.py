@@ -18,7 +18,6 @@ from theory import claims, coverage
 from theory.adversary import Attack
 
 SCHEMA = "sail-jax ledger 1"
-KINDS = ("attained", "within 2", "not sharp", "not confirmed", "broken")
 
 
 def wording(holds: bool, expected: bool) -> str:
@@ -218,7 +217,9 @@ def attacked(found: Sequence[Attack], chosen: Sequence[claims.Claim]) -> tuple[s
     for paper in dict.fromkeys(name.split("/")[0] for name in bounds):
         own = [a for a in found if a.id.split("/")[0] == paper and expected[a.id]]
         counts = Counter(attack.kind for attack in own)
-        said = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind]) or "none"
+        said = (
+            ", ".join(f"{counts[kind]} {kind}" for kind in attacks.KINDS if counts[kind]) or "none"
+        )
         of = sum(name.split("/")[0] == paper for name in bounds)
         lines.append(f"{paper}: {len(own)} of {of} bounds attacked: {said}.")
     names = {attack.id for attack in found}
@@ -268,6 +269,19 @@ def statuses(dataset: xr.Dataset) -> str:
     counts = Counter(dataset["status"].values.astype(str).tolist())
     named = (f"{name} {counts[name]}" for name in claims.STATUSES.values() if counts[name])
     return ", ".join(named) + "."
+
+
+def sharpness(dataset: xr.Dataset) -> str:
+    """Counts the bounds by how near the last search came to breaking them.
+
+    Args:
+      dataset: The ledger.
+
+    Returns:
+      The counts as a sentence; empty if there is no bound.
+    """
+    bounds = [record["claim"] for record in _records(dataset) if _is_bound(record)]
+    return f"Bounds: {attacks.tally(bounds)}." if bounds else ""
 
 
 def accounted() -> tuple[str, bool]:

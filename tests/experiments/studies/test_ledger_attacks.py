@@ -70,6 +70,7 @@ def test_the_ledger_shows_how_sharp_its_bounds_are(recorded, monkeypatch):
     assert [v["nearest"] for v in verdicts] == [attacks.point(FOUND), "", "", ""]
     assert b"within 1.25 x & holds" in findings.as_latex(dataset)
     assert findings.as_csv(dataset).splitlines()[0].endswith(b"sharpness,nearest")
+    assert findings.sharpness(dataset) == "Bounds: 1 within 2, 2 not attacked."
     text, sound = findings.attacked([FOUND], made)
     assert sound
     assert "Not attacked: p/b/ours.\nNot attacked: p/c/exact: a limit." in text
