@@ -125,8 +125,8 @@ class Claim:
         simulated with one key: a statement as printed and as corrected stands beside one number,
         which is computed once.
       without: By the name of a term of the prediction: what computes the prediction without it.
-      attack: The problems on which a bound can be attacked, or the reason why there is no search;
-        None where neither is declared.
+      attack: The problems on which a bound can be attacked, or why there are none; None for
+        equalities and misprints.
     """
 
     id: str
@@ -175,7 +175,7 @@ def beside(
       relation: What is compared, for all claims or by status.
       effect: The change of the prediction that the simulation is made to see, as for `Claim`.
       without: By status: the prediction without each of its terms, as for `Claim`.
-      attack: By status: the problems on which the bound can be attacked, or why there is no search.
+      attack: By status: the problems on which the bound can be attacked, or why there are none.
       **said: By status: what is claimed, its prediction, and a note if there is one.
 
     Returns:
