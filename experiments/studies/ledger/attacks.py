@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from theory.adversary import Attack
+from theory.adversary import ROUNDING, Attack
 
 SCHEMA = "sail-jax attacks 1"
 FILE = Path(__file__).with_name("attacks.json")
@@ -80,11 +80,14 @@ def sharpness(name: str, bound: bool, reason: str = "") -> str:
       reason: Why there is no search, if there is a reason.
 
     Returns:
-      What was found, such as "attained (0.998)"; or that there was no search. It is empty for
-      equalities, and for misprints that were not attacked: their own row breaks them.
+      What was found, such as "attained (0.998)", with the terms that the bound does not need; or
+      that there was no search. It is empty for equalities, and for misprints that were not
+      attacked: their own row breaks them.
     """
     if name in read():
-        return read()[name].finding
+        found = read()[name]
+        idle = [term for term, ratio in found.terms.items() if not ratio > 1 + ROUNDING]
+        return found.finding + (f"; holds without {', '.join(idle)}" if idle else "")
     if not bound:
         return ""
     return f"not attacked: {reason}" if reason else "not attacked"

@@ -45,6 +45,8 @@ def test_sharpness_in_words(recorded):
     assert attacks.sharpness("p/a/ours", True) == "within 1.25 x"
     assert attacks.sharpness("p/a/ours", False) == "within 1.25 x"  # a misprint that was attacked
     assert attacks.sharpness("p/b/ours", True) == "not attacked"
+    attacks.read()["p/a/ours"].terms["e"] = 0.5  # a term that no problem needs
+    assert attacks.sharpness("p/a/ours", True) == "within 1.25 x; holds without e"
     assert attacks.sharpness("p/b/ours", True, "a limit") == "not attacked: a limit"
     assert attacks.sharpness("p/b/exact", False) == ""
 
