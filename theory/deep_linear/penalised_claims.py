@@ -2,7 +2,7 @@
 
 The simulator minimises twice. It solves the penalised least squares of every data set, and searches
 the penalty at which their mean risk is least. It uses no formula of either. All penalties are tried
-on the same data sets, so that the differences between them have little noise.
+on the same data sets: differences between them have little noise.
 """
 
 from collections.abc import Callable
@@ -133,7 +133,7 @@ class Offset(NamedTuple):
     draws: tuple[int, int]
 
     def at(self, d: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Builds the problem in one dimension.
+        """Makes the problem of one dimension.
 
         Args:
           d: The dimension, a multiple of 4 and of the number of eigenvalues.

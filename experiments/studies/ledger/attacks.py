@@ -20,7 +20,7 @@ from theory.adversary import ROUNDING, Attack
 SCHEMA = "sail-jax attacks 1"
 FILE = Path(__file__).with_name("attacks.json")
 KINDS = ("attained", "within 2", "not sharp", "not confirmed", "broken")
-SHOWN = 4  # the most numbers of a part of a problem that a text lists
+SHOWN = 4  # a text lists no more numbers of one part of a problem
 
 
 def as_json(found: Sequence[Attack], about: Mapping[str, Any]) -> bytes:
