@@ -473,6 +473,7 @@ def paper_pages() -> dict[str, str]:
     Returns:
       The pages in Markdown, by file name.
     """
+    from experiments.studies.ledger import attacks
     from theory import claims, coverage
 
     papers, printed = bibliography(), figures.read()
@@ -495,11 +496,14 @@ def paper_pages() -> dict[str, str]:
             f"{equations} numbered equations, {len(statements)} statements, {len(own)} claims, "
             f"{wrong} of them wrong as printed"
         )
+        bounds = [i for i, claim in own.items() if claim.expected and claim.relation != "="]
         found = printed[key].counts()
         lines = [_figure(line, key, own) for line in printed[key].lines]
         pages[f"paper-{key}.md"] = (
             f"# {papers[key]['title']}\n\n{_citation(papers[key])}\n\n{counts}. Check them: "
-            f"`sail-jax verify --claims '{key}/*'`.\n\n## Figures, tables and settings\n\n"
+            f"`sail-jax verify --claims '{key}/*'`. Bounds: {attacks.tally(bounds)} "
+            "(see [Read a row of the ledger](../tutorials/ledger.md)).\n\n"
+            "## Figures, tables and settings\n\n"
             f"Of {sum(found.values())} figures (by panel, where these differ), tables and "
             f"settings: {', '.join(f'{n} {status}' for status, n in found.items() if n)}. "
             "[What these words mean](#how-far). Studies are run by `sail-jax run`.\n\n"
@@ -594,12 +598,19 @@ def _anchor(name: str) -> str:
 
 
 def _claim(name: str, claim: Any) -> str:
+    from experiments.studies.ledger import attacks
+
+    found, reason = attacks.read().get(name), claim.attack if isinstance(claim.attack, str) else ""
+    sharp = attacks.sharpness(name, claim.expected and claim.relation != "=", reason)
+    if found:
+        sharp += f"; problems: {found.problems}; nearest at {attacks.point(found)}"
     facts = [
         f"**Status.** {claim.status}" + ("" if claim.expected else ": expected to fail"),
         f"**Claim.** {_escaped(claim.statement)}",
         f"**Source.** {_escaped(claim.source)}",
         f"**Evaluated at.** {_escaped(claim.domain)}",
         f"**Compared.** simulated {_escaped(claim.relation)} predicted",
+        f"**Sharpness.** {_escaped(sharp)}" if sharp else "",
         f"**Note.** {_escaped(claim.note)}" if claim.note else "",
     ]
     body = "\n".join(f"- {fact}" for fact in facts if fact)

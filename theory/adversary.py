@@ -23,6 +23,9 @@ ATTAINED = 0.95
 LOOSE = ATTAINED / 2
 # A ratio above 1 by rounding is no counterexample.
 ROUNDING = 1e-9
+# How far apart two evaluations of one ratio may be: differences of networks 1e-6 apart are good to
+# four digits.
+AGREES = 1e-3
 
 STARTS, CLIMBERS, STEPS, ROUNDS = 512, 8, 300, 4
 RATE = 0.05  # of Adam, in units in which the box is about 10 wide
@@ -180,14 +183,14 @@ def quadrature(count: int) -> tuple[np.ndarray, np.ndarray]:
     return (nodes + 1) / 2, weights / 2
 
 
-def attack(name: str, domain: Domain, *, seed: int = 0, seconds: float = 10.0) -> Attack:
+def attack(name: str, domain: Domain, *, seed: int = 0, seconds: float = math.inf) -> Attack:
     """Looks for the problem at which a bound is nearest to being broken, in float64.
 
     Args:
       name: The claim's id.
       domain: Where to look.
       seed: Seed of the random starts.
-      seconds: For how long to look; a round that has begun is finished.
+      seconds: For how long to look at most; a round that has begun is finished.
 
     Returns:
       What was found. The outcome depends on the seed, and on the time only if that is too short for

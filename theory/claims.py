@@ -32,6 +32,8 @@ ROOMS = (
     "theory.deep_linear.proof_claims",
     "theory.deep_linear.claims",
     "theory.deep_linear.beyond_claims",
+    "theory.deep_linear.flow_claims",
+    "theory.deep_linear.penalised_claims",
     "theory.student_teacher.claims",
     "theory.two_layer.claims",
     "theory.linearity.claims",
@@ -396,6 +398,7 @@ class Verdict:
       power: What the comparison can see.
       seconds: How long it took.
       unnoticed: Names of wrong predictions, see `mutants`, with which the claim would hold too.
+      unsearched: Why no search tries to break the bound, if the claim says so.
     """
 
     id: str
@@ -415,6 +418,7 @@ class Verdict:
     power: Power
     seconds: float
     unnoticed: tuple[str, ...] = ()
+    unsearched: str = ""
 
     @property
     def ok(self) -> bool:
@@ -507,6 +511,7 @@ def judge(
             for name, value in (wrong or {}).items()
             if _holds(claim.relation, _score(value, estimate), estimate)
         ),
+        unsearched=claim.attack if isinstance(claim.attack, str) else "",
     )
 
 

@@ -1,5 +1,6 @@
 """`sail-jax verify`: checks the papers' claims, each closed form beside a simulation."""
 
+import math
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from functools import partial
@@ -77,7 +78,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         "--budget",
         metavar="S",
         type=_seconds,
-        help="seconds of the whole search; default: 10 for each bound",
+        help="seconds of the whole search; default: as long as it takes, some 2 for each bound: "
+        "what is found then depends on --seed alone",
     )
     parser.add_argument(
         "--coverage",
@@ -126,6 +128,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     _print_table(*findings.table(dataset, "statement", "where"))
     show(findings.summary(dataset))
     show(findings.statuses(dataset))
+    if sharp := findings.sharpness(dataset):
+        show(sharp)
     if args.power:
         _print_table(*findings.power(dataset))
         show(findings.blind(dataset))
@@ -149,17 +153,17 @@ def _seconds(text: str) -> float:
 def _attack(config: "Config", budget: float | None, file: str | None) -> int:
     """Attacks the bounds that name a domain; an interrupt ends the search, not what it found."""
     from experiments.lab import store
-    from experiments.studies.ledger import findings
+    from experiments.studies.ledger import attacks, findings
     from sail_jax import disk
     from sail_jax.provenance import provenance
     from theory import adversary, claims
 
     if file:
-        disk.admit(Path(file), findings.ATTACKS, "a list of attacks")
+        disk.admit(Path(file), attacks.SCHEMA, "a list of attacks")
         disk.probe(Path(file).parent)
     chosen = claims.select(config.claims)
     domains = {c.id: c.attack for c in chosen if isinstance(c.attack, adversary.Domain)}
-    each = 10.0 if budget is None else budget / max(len(domains), 1)
+    each = math.inf if budget is None else budget / max(len(domains), 1)
     stage, found, stopped = reporting(store.direct), [], False
     remember_kernels()
     try:
@@ -176,7 +180,7 @@ def _attack(config: "Config", budget: float | None, file: str | None) -> int:
         show(f"Interrupted after {len(found)} of {len(domains)} attacks.")
     if file:
         about = {**store.config_record(config), **provenance()}
-        disk.write_atomic(file, findings.attacks_as_json(found, about))
+        disk.write_atomic(file, attacks.as_json(found, about))
     return 130 if stopped else 0 if sound else 1
 
 
@@ -195,12 +199,14 @@ def _print_table(header: Sequence[str], *rows: Sequence[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*header, show_lines=False, pad_edge=False)
+    table = Table(show_lines=False, pad_edge=False)
+    for name in header:
+        table.add_column(name, overflow="fold")  # the whole of a name, to be copied
     for row in rows:
         style = "bold red" if row[-1].split()[0].isupper() else ""
         table.add_row(*(Text(cell, style=style) for cell in row))
     console = Console()
     # rich would take what is no terminal for 80 columns, and wrap.
     if not console.is_terminal:
-        console.width = 200
+        console.width = 220
     console.print(table)

@@ -1502,6 +1502,7 @@ def test_values_are_those_of_numpy(of, dtype):
 # Values by chance, by training, or of networks that are given: their own files hold them.
 SIMULATED = [
     "deep_linear.directions.descend",
+    "deep_linear.directions.flow",
     "deep_linear.directions.moving",
     "deep_linear.directions.of_samples",
     "deep_linear.directions.of_task",

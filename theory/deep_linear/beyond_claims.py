@@ -1,7 +1,9 @@
 """Transfer past features-are-fate: any covariance, training time, finite source data, rank k.
 
-Laws that the paper does not have, each beside a simulation of real data or of the real network. The
-deterministic equivalents hold for n, d large: the simulation is extrapolated from d and 2 d.
+Laws that the paper does not have, each beside a simulation of real data or of the real network.
+Where the estimator of fine-tuning is averaged over data the row says so, and `flow_claims` has
+networks. The deterministic equivalents hold for n, d large: the simulation is extrapolated from d
+and 2 d.
 """
 
 from collections.abc import Callable
@@ -29,6 +31,7 @@ from theory.deep_linear.claims import ONE, network_risk, tuned_for
 from theory.deep_linear.laws import overlaps_law
 from theory.deep_linear.proof_claims import KOLMOGOROV
 from theory.deep_linear.regressions import (
+    AVERAGED,
     PAPER,
     Setting,
     extrapolate,
@@ -199,7 +202,8 @@ def _any_covariance() -> list[Claim]:
                 f"covariance-{method}",
                 statement,
                 source,
-                f"{sizes} and {2 * A.d} extrapolated",
+                f"{sizes} and {2 * A.d} extrapolated"
+                + (f", {AVERAGED}" if method.startswith("fine-tune") else ""),
                 partial(_equivalent, method),
             )(
                 _limit_risk(method),
@@ -336,7 +340,7 @@ CLAIMS: tuple[Claim, ...] = (
         "T3.9-law",
         "the sampler has the law of R_ft: √(mm'/(m+m')) sup|F̂ - F̂'| ≤ 1.95",
         "Thm 3.9, p. 9, the whole law",
-        f"{AT}, L={DEPTH}",
+        f"{AT}, L={DEPTH}, {AVERAGED}",
         KOLMOGOROV,
     )(
         _fine_tune_kolmogorov,
@@ -349,10 +353,13 @@ CLAIMS: tuple[Claim, ...] = (
             f"finite-source-{mode}",
             f"{text} from a source fitted to n_s samples: E R with the law of (|β̂_s|, θ̂)",
             "Thms 3.7 and 3.9 without infinite source data",
-            f"{AT}, n_s={SOURCE.n}, σ_s={SOURCE.sigma}",
+            f"{AT}, n_s={SOURCE.n}, σ_s={SOURCE.sigma}, {how}",
             partial(_source_theory, mode),
         )(_finite_source(mode))
-        for mode, text in (("linear", "linear transfer"), ("fine-tune", "fine-tuning, L=2,"))
+        for mode, text, how in (
+            ("linear", "linear transfer", "least squares"),
+            ("fine-tune", "fine-tuning, L=2,", AVERAGED),
+        )
     ),
     *(
         _beyond(

@@ -1,7 +1,9 @@
 """features-are-fate (arXiv 2410.08194), Section 3: as printed, and as true.
 
 Means are over independent Gaussian data sets (`regressions`); networks are trained by gradient
-descent (`networks`). Neither side of a claim knows the other's formula.
+descent (`networks`). Rows of fine-tuning that average its estimator over data say so: their
+simulator has the estimator's c, in closed form, and no formula of the mean. `flow_claims` has
+networks in its place.
 """
 
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from jaxtyping import Array
 from theory.claims import Claim, Estimate, Simulate, compiled
 from theory.deep_linear import networks, risk_domains, risks
 from theory.deep_linear.regressions import (
+    AVERAGED,
     Fit,
     Limit,
     Setting,
@@ -421,7 +424,7 @@ def _fine_tuning_claims() -> list[Claim]:
                 f"eq17-L{depth}/printed",
                 "γ ≤ 1: T_ft = (γ-1)(1 - 2cos θ)",
                 "Thm 3.9, eqs. (16), (17), p. 9",
-                f"{noisy}, L={depth}",
+                f"{noisy}, L={depth}, {AVERAGED}",
                 printed(noisy),
                 simulated,
                 note="right for σ = 0 only",
@@ -430,7 +433,7 @@ def _fine_tuning_claims() -> list[Claim]:
                 f"eq17-L{depth}/corrected",
                 "γ < 1: T_ft → (1-γ) c (2cos θ - c), c = N^(1-1/L), N² = γ + γσ²/(1-γ) + (1-γ) c²",
                 "Thm 3.9, eqs. (16), (17), p. 9, corrected",
-                f"{noisy}, L={depth}",
+                f"{noisy}, L={depth}, {AVERAGED}",
                 partial(
                     risks.transferability_limit,
                     "fine_tune",
@@ -457,7 +460,7 @@ def _fine_tuning_claims() -> list[Claim]:
             "eq17-noiseless/limit",
             "σ = 0, γ ≤ 1: T_ft → (γ-1)(1 - 2cos θ)",
             "Thm 3.9, eqs. (16), (17), p. 9",
-            f"{quiet}, L=2",
+            f"{quiet}, L=2, {AVERAGED}",
             printed(quiet),
             gain(quiet, 2, draws=6_000),
             note="seen: .025, a difference of risks of order 1",
@@ -467,7 +470,7 @@ def _fine_tuning_claims() -> list[Claim]:
             "eq17-boundary/printed",
             "T_ft > 0 for θ < π/3, T_ft < 0 for θ > π/3, so T_ft = 0 at θ = π/3",
             after,
-            f"{third}, L=2",
+            f"{third}, L=2, {AVERAGED}",
             0.0,
             gain(third, 2, draws=2_000),
             note="the sign of T_ft depends on γ, σ and L",
@@ -476,7 +479,7 @@ def _fine_tuning_claims() -> list[Claim]:
             "eq17-boundary/corrected",
             "T_ft → 0 at cos θ = c/2",
             f"{after}, corrected",
-            f"{edge}, L=2",
+            f"{edge}, L=2, {AVERAGED}",
             0.0,
             gain(edge, 2),
         ),
@@ -484,7 +487,7 @@ def _fine_tuning_claims() -> list[Claim]:
             "T3.9-over/exact",
             "γ > 1: E R_ft = E R_sc, here σ²d/(n-d-1)",
             "Thm 3.9, eq. (16), p. 9",
-            f"{over}, L=3",
+            f"{over}, L=3, {AVERAGED}",
             partial(risks.scratch_risk, over.n, over.d, over.sigma),
             mean_risk(fine_tuned(3), over, 20_000),
         ),

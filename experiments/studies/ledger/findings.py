@@ -4,7 +4,6 @@ The command `sail-jax verify` shows and writes them.
 """
 
 import csv
-import dataclasses
 import io
 import json
 import math
@@ -12,15 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import xarray as xr
 
+from experiments.studies.ledger import attacks
 from theory import claims, coverage
 from theory.adversary import Attack
 
 SCHEMA = "sail-jax ledger 1"
-ATTACKS = "sail-jax attacks 1"
-KINDS = ("attained", "within 2", "not sharp", "not confirmed", "broken")
 
 
 def wording(holds: bool, expected: bool) -> str:
@@ -49,6 +46,7 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "predicted": lambda record: f"{record['predicted']:.5g}",
     "simulated": lambda record: f"{record['simulated']:.5g}{_spread(record['stderr'])}",
     "score": lambda record: f"{record['score_name']} = {record['score']:.3g}",
+    "sharpness": lambda record: record["sharpness"],
     "verdict": lambda record: wording(record["holds"], record["expected"]),
 }
 
@@ -192,18 +190,13 @@ def attack_rows(found: Sequence[Attack]) -> list[tuple[str, ...]]:
     Returns:
       A row of column names, and a row for each attack.
     """
-    rows = [("claim", "problems", "tried", "without a term", "at", "found")]
+    rows = [("claim", "problems", "tried", "without a term", "at", "sharpness")]
     for attack in found:
         terms = ", ".join(
             f"{term}: {'breaks' if ratio > 1 else f'holds ({ratio:.3g})'}"
             for term, ratio in attack.terms.items()
         )
-        at = ", ".join(
-            f"{name}={np.array2string(np.array(value), precision=3, separator=' ')}"
-            for name, value in attack.at.items()
-            if np.size(value) <= 2
-        )
-        tried = f"{attack.evaluations}"
+        tried, at = f"{attack.evaluations}", attacks.point(attack)
         rows.append((attack.id, attack.problems, tried, terms, at, attack.finding))
     return rows
 
@@ -224,12 +217,17 @@ def attacked(found: Sequence[Attack], chosen: Sequence[claims.Claim]) -> tuple[s
     for paper in dict.fromkeys(name.split("/")[0] for name in bounds):
         own = [a for a in found if a.id.split("/")[0] == paper and expected[a.id]]
         counts = Counter(attack.kind for attack in own)
-        said = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind]) or "none"
+        said = (
+            ", ".join(f"{counts[kind]} {kind}" for kind in attacks.KINDS if counts[kind]) or "none"
+        )
         of = sum(name.split("/")[0] == paper for name in bounds)
         lines.append(f"{paper}: {len(own)} of {of} bounds attacked: {said}.")
     names = {attack.id for attack in found}
-    if left := [name for name in bounds if name not in names]:
-        lines.append(f"Not attacked: {', '.join(left)}.")
+    reasons = {claim.id: claim.attack for claim in chosen if isinstance(claim.attack, str)}
+    left = [name for name in bounds if name not in names]
+    if unexplained := [name for name in left if name not in reasons]:
+        lines.append(f"Not attacked: {', '.join(unexplained)}.")
+    lines += [f"Not attacked: {name}: {reasons[name]}." for name in left if name in reasons]
     prints = [a for a in found if not expected[a.id]]
     if prints:
         broken = sum(attack.broken for attack in prints)
@@ -238,27 +236,6 @@ def attacked(found: Sequence[Attack], chosen: Sequence[claims.Claim]) -> tuple[s
     if wrong:
         lines.append(f"BROKEN, expected to hold: {', '.join(wrong)}.")
     return "\n".join(lines), not wrong
-
-
-def attacks_as_json(found: Sequence[Attack], about: Mapping[str, Any]) -> bytes:
-    """Writes attacks as JSON for other programs.
-
-    Args:
-      found: The attacks.
-      about: Fields to put before them, such as versions; values that JSON can hold.
-
-    Returns:
-      The bytes of the file, in UTF-8.
-    """
-
-    def plain(value: Any) -> Any:
-        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-    records = [
-        {k: plain(v) for k, v in dataclasses.asdict(a).items()} | {"kind": a.kind} for a in found
-    ]
-    whole = {"schema": ATTACKS, **about, "attacks": records}
-    return (json.dumps(whole, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def summary(dataset: xr.Dataset) -> str:
@@ -292,6 +269,19 @@ def statuses(dataset: xr.Dataset) -> str:
     counts = Counter(dataset["status"].values.astype(str).tolist())
     named = (f"{name} {counts[name]}" for name in claims.STATUSES.values() if counts[name])
     return ", ".join(named) + "."
+
+
+def sharpness(dataset: xr.Dataset) -> str:
+    """Counts the bounds by how near the last search came to breaking them.
+
+    Args:
+      dataset: The ledger.
+
+    Returns:
+      The counts as a sentence; empty if there is no bound.
+    """
+    bounds = [record["claim"] for record in _records(dataset) if _is_bound(record)]
+    return f"Bounds: {attacks.tally(bounds)}." if bounds else ""
 
 
 def accounted() -> tuple[str, bool]:
@@ -352,8 +342,8 @@ def as_csv(dataset: xr.Dataset) -> bytes:
 
 
 LATEX = r"""% Needs longtable, and lualatex or xelatex with a font of mathematical letters.
-\begin{longtable}{p{.12\linewidth}p{.36\linewidth}llll}
-status & statement & source & predicted & simulated & verdict \\ \hline \endhead
+\begin{longtable}{p{.12\linewidth}p{.3\linewidth}lllp{.12\linewidth}l}
+status & statement & source & predicted & simulated & sharpness & verdict \\ \hline \endhead
 """
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 SPECIAL |= {letter: "\\" + letter for letter in "&%$#_{}"}
@@ -373,7 +363,7 @@ def as_latex(dataset: xr.Dataset) -> bytes:
     lines = []
     for record in _records(dataset):
         paper = record["claim"].split("/")[0]
-        shown = ("status", "statement", "source", "predicted", "simulated", "verdict")
+        shown = ["status", "statement", "source", "predicted", "simulated", "sharpness", "verdict"]
         # The citation names the paper already.
         record["source"] = record["source"].removeprefix(paper).lstrip()
         cells = [COLUMNS[name](record).translate(str.maketrans(SPECIAL)) for name in shown]

@@ -10,6 +10,7 @@ import xarray as xr
 
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
+from experiments.studies.ledger import attacks
 from experiments.studies.ledger.config import Config
 from theory import claims
 
@@ -23,8 +24,9 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
     Returns:
       The fields of `theory.claims.Verdict` and of its power over `claim`, and `ok`, whether the
-      verdict is the expected one. `unnoticed` is one text. The attribute `quick` is 1 for smaller
-      simulations.
+      verdict is the expected one. `unnoticed` is one text. `sharpness` is what the last search for
+      problems that break the bound found, and `nearest` the problem at which it came nearest. The
+      attribute `quick` is 1 for smaller simulations.
     """
 
     def verdict(claim: claims.Claim) -> dict[str, Any]:
@@ -36,7 +38,20 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         return {**record, **power, "stderr": stderr, "ok": checked.ok, "unnoticed": unnoticed}
 
     rows = [stage(claim.id, partial(verdict, claim)) for claim in claims.select(config.claims)]
+    # Not in a stage: what is resumed shows what this version knows.
+    known = [_sharpness(row) for row in rows]
+    rows = [{**row, **found} for row, found in zip(rows, known, strict=True)]
     columns = {field: np.array([row[field] for row in rows]) for field in rows[0]}
     ids = columns.pop("id")
     data = {field: ("claim", values) for field, values in columns.items()}
     return xr.Dataset(data, {"claim": ids}, {"quick": int(config.quick)})
+
+
+def _sharpness(row: dict[str, Any]) -> dict[str, str]:
+    """Takes the reason why there is no search out of a row, in which all values are arrays."""
+    name, bound = str(row["id"]), bool(row["expected"]) and str(row["relation"]) != "="
+    found = attacks.read().get(name)
+    return {
+        "sharpness": attacks.sharpness(name, bound, str(row.pop("unsearched", ""))),
+        "nearest": attacks.point(found) if found else "",
+    }

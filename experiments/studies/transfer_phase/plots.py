@@ -35,9 +35,10 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
       dataset: The study's dataset.
 
     Returns:
-      The figures by name: for each way of transfer, one at the most and one at the least noise; one
-      with all depths of fine-tuning, where there are several; for each way, one with all levels of
-      noise, where there are more than two; and those of trained networks, where there are any.
+      The figures by name: for each way of transfer, one at the most and one at the least noise; for
+      fine-tuning at the most noise, one with the formula that is printed next to the corrected one;
+      one with all depths of fine-tuning, where there are several; for each way, one with all levels
+      of noise, where there are more than two; and those of trained networks, where there are any.
     """
     noisy, calm = float(dataset.sigma.max()), float(dataset.sigma.min())
     depth = 2 if 2 in dataset.depth else float(dataset.depth[-1])
@@ -50,6 +51,8 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
             at = at.sel(depth=depth) if mode == "fine_tune" else at
             name = {"linear": "linear_transfer", "fine_tune": "fine_tuning"}[mode]
             figures[f"{name}{suffix}"] = _diagram(at, mode)
+    if "fine_tune_printed" in dataset:
+        figures["fine_tuning_printed"] = _printed(dataset.sel(sigma=noisy, depth=depth))
     if "fine_tune" in modes and dataset.sizes["depth"] > 1:
         figures["fine_tuning_depth"] = _family(dataset.sel(sigma=noisy), "fine_tune", "depth")
     if dataset.sizes["sigma"] > 2:
@@ -144,6 +147,33 @@ def _diagram(at: "xr.Dataset", mode: str) -> "Figure":
         + ("; open: median, 68 %)" if sigma > 0 else ")"),
     )
     right.legend(title="angle $θ$", frameon=False, fontsize=9, loc="best")
+    return figure
+
+
+def _printed(at: "xr.Dataset") -> "Figure":
+    """Draws fine-tuning over (gamma, theta) as the paper prints it, and corrected, in one scale."""
+    figure, ((left, right),) = style.figure(1, 2, width=4.8, height=4.1)
+    maps = at.fine_tune_printed.values, at.fine_tune_theory.values
+    reach = _limits(at, *maps)
+    x, y, sigma = at.gamma.values, at.theta.values, float(at.sigma)
+    looks: dict[str, Any] = {"color": style.INK, "lw": 1.6, "ls": "--"}
+    left.plot([0, 1], [pi / 3, pi / 3], **looks)  # the printed formula's own line T = 0
+    left.axvline(1, color=style.INK, lw=0.8, ls=":")
+    _draw_boundary(right, at.fine_tune_zero, y)
+    heading = f"{_title(at, 'fine_tune')}, $σ$ = {sigma:g}"
+    for ax, values, name in (
+        (left, maps[0], "as printed: eq. (17), for every $σ$ and depth"),
+        (right, maps[1], "corrected"),
+    ):
+        heat(ax, x, y, values.T, reach)
+        _dress_map(ax, x, y, f"{heading}\n{name}")
+    figure.legend(
+        [left.lines[0]],
+        ["$T = 0$ by the formula (limit $n, d → ∞$)"],
+        loc="outside lower left",
+        frameon=False,
+        fontsize=9,
+    )
     return figure
 
 

@@ -41,8 +41,9 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
       difference between risks on the same data. `*_std` is its standard deviation, and `*_low`,
       `*_median` and `*_high` are quantiles (16, 50 and 84 %), which exist where moments do not:
       near n = d. `*_curve` are slices along fine curves, `*_zero` the angles at which the closed
-      form gains nothing, and `*_region` means over `regions.REGIONS`. The variables of `flowed` are
-      added, and those of `trained` if `config.train`.
+      form gains nothing, and `*_region` means over `regions.REGIONS`. `fine_tune_printed` is eq.
+      (17) as printed. The variables of `flowed` are added, and those of `trained` if
+      `config.train`.
     """
     simulated = simulate(config, stage)
     dataset = _dataset(config, simulated, stage("closed forms", partial(_closed_forms, config)))
@@ -146,13 +147,17 @@ def _slice_index(config: Config) -> tuple[int, ...]:
     return tuple(round(k * (config.thetas - 1) / 4) for k in (1, 2, 3))
 
 
+def _printed(config: Config) -> np.ndarray:
+    """Computes eq. (17) as printed, [gamma, theta]: (1 - gamma)(2 cos theta - 1), 0 from n = d."""
+    unseen = np.maximum(1 - config.counts() / config.d, 0.0)
+    return np.multiply.outer(unseen, 2 * np.cos(config.angles()) - 1)
+
+
 def _regions(config: Config, mode: str, theory: np.ndarray) -> np.ndarray:
     """Returns the regions of the grid; the paper's formula that is corrected is eq. (17)."""
-    n = config.counts()
-    # Of (1 - gamma)(2 cos theta - 1), which is 0 from n = d on, only the sign is wanted.
-    eq_17 = np.multiply.outer(n < config.d, 2 * np.cos(config.angles()) - 1)
     rest = [1] * (theory.ndim - 2)
-    far = (np.abs(n - config.d) >= regions.FAR).reshape(-1, 1, *rest)
+    far = (np.abs(config.counts() - config.d) >= regions.FAR).reshape(-1, 1, *rest)
+    eq_17 = _printed(config)
     printed = eq_17.reshape(*eq_17.shape, *rest) if mode == "fine_tune" else np.nan
     return regions.split(theory, far, printed)
 
@@ -180,6 +185,8 @@ def _dataset(config: Config, simulated: Mapping, theory: Mapping) -> "xr.Dataset
         )
         of_theory = regions.means(theory[f"{mode}_theory"][None], parts)[:, 0]
         data[f"{mode}_region_theory"] = (("region", *dims[2:]), of_theory)
+    if "fine_tune" in config.modes:
+        data["fine_tune_printed"] = (("gamma", "theta"), _printed(config))
     angles = config.angles()
     coords = {
         "gamma": ("gamma", n / config.d, {"long_name": "load n/d", "units": "1"}),

@@ -14,6 +14,7 @@ from tiny_runs import tiny_run
 from experiments.lab import registry, store
 from experiments.lab.config import varied
 from experiments.studies.transfer_phase import findings, plots, regions
+from experiments.studies.transfer_phase import run as phase
 from experiments.studies.transfer_phase.config import PRESETS
 from experiments.studies.transfer_phase.flowed import flowed
 from sail_jax.drawing import style
@@ -226,6 +227,28 @@ def test_flows_stand_in_the_figure_of_fine_tuning_and_are_judged():
     claims = [one.claim for one in findings._of_flows(at.assign_attrs(about))]
     assert len(claims) == 4
     assert all("by gradient flow" in claim for claim in claims)
+
+
+def test_the_printed_formula_stands_next_to_the_corrected_one_in_one_scale():
+    """Eq. (17), from its definition, and the limit of Theorem 3.9 as corrected."""
+    config = varied(PRESETS["tiny"], depths=(2,), sigmas=(1.0,))
+    printed = phase._printed(config)
+    load, angle = np.meshgrid(config.counts() / config.d, config.angles(), indexing="ij")
+    expected = np.where(load < 1, (load - 1) * (1 - 2 * np.cos(angle)), 0.0)
+    np.testing.assert_allclose(printed, expected, atol=1e-15)
+    at = _dataset("fine_tune", top=pi / 2)
+    at["fine_tune_printed"] = at.fine_tune_theory + 3.0
+    figure = plots._printed(at)
+    left, right = figure.axes[:2]
+    assert [ax.get_title().split("\n")[1][:10] for ax in (left, right)] == [
+        "as printed",
+        "corrected",
+    ]
+    shown = [ax.collections[0] for ax in (left, right)]
+    assert shown[0].get_clim() == shown[1].get_clim()
+    np.testing.assert_allclose(shown[0].get_array(), shown[1].get_array() + 3)
+    assert left.lines[0].get_ydata() == pytest.approx([pi / 3, pi / 3])
+    assert not pictures.flaws(figure)
 
 
 @pytest.mark.slow

@@ -23,7 +23,8 @@ import xarray as xr
 from experiments.commands import bench
 from experiments.lab import registry, store
 from experiments.pages import quickstart
-from experiments.studies.ledger.findings import ATTACKS, SCHEMA
+from experiments.studies.ledger.attacks import SCHEMA as ATTACKS
+from experiments.studies.ledger.findings import SCHEMA
 from sail_jax import disk
 from sail_jax.cli import main as cli
 from sail_jax.cli import stopping
@@ -596,7 +597,7 @@ def test_verify_says_what_holds(verdicts, call, tmp_path):
         "simulated": 1.1, "stderr": None, "score": "-inf", "score_name": "err/tol",
         "note": "", "seconds": 0, "expected": False, "holds": False, "ok": True,
         "effect": 0.05, "sees": 0.3, "false_alarm": 6e-5, "miss": 0.5,
-        "slack": 0.0, "unnoticed": [],
+        "slack": 0.0, "unnoticed": [], "sharpness": "", "nearest": "",
     }  # fmt: skip
 
 

@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import integrate
 
-from theory import problems
-from theory.deep_linear import directions, networks
+from theory import claims, problems
+from theory.deep_linear import directions, flow_claims, networks, regressions
 
 D, RATE, STEPS = 12, 0.05, 800
 
@@ -128,3 +129,47 @@ def test_the_last_layer_alone_is_one_layer_on_the_features():
     np.testing.assert_allclose(
         beta, np.matmul(*_plain(weights, s.x, s.y, frozen=True)), rtol=0, atol=1e-12
     )
+
+
+def _ode(weights, x, y, time):
+    """Gradient flow of both layers from its definition, by another solver."""
+    first, last = map(np.asarray, weights)
+    x, y = np.asarray(x), np.asarray(y)
+
+    def speed(_, z):
+        w, v = z[:-D].reshape(D, D), z[-D:]
+        gradient = x.T @ (x @ (w @ v) - y) / len(x)
+        return -np.concatenate([np.outer(gradient, v).ravel(), w.T @ gradient])
+
+    start = np.concatenate([first.ravel(), last])
+    z = integrate.solve_ivp(speed, (0, time), start, "DOP853", rtol=1e-11, atol=1e-13).y[:, -1]
+    return z[:-D].reshape(D, D) @ z[-D:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [5, D, 20])
+def test_the_flow_is_the_one_of_the_whole_network_to_fourth_order(n):
+    """Where the data do not see everything, what they do not see needs no coordinates."""
+    s, weights, time = _sample(n), _small(0.3), 4.0
+    problem = directions.of_samples(s.x, s.y, unseen=False)
+    assert problem.scale.shape == (min(n, D),)
+    start = directions.reduced(weights, problem, jnp.eye(D))
+    expected, gaps = _ode(weights, s.x, s.y, time), []
+    for steps in (200, 400):
+        ended = directions.flow(*start, problem, time, steps)
+        whole = directions.restored(weights, problem, jnp.eye(D), ended)
+        gaps.append(np.linalg.norm(networks.predictor(whole) - expected))
+    assert np.linalg.norm(expected - networks.predictor(weights)) > 0.3
+    assert gaps[1] < 1e-6
+    assert gaps[0] / gaps[1] == pytest.approx(16, rel=0.2)
+
+
+@pytest.mark.slow
+def test_rows_of_trained_networks_see_the_scale_that_was_printed():
+    """Fine-tuning keeps c (I - P) beta_s; the paper has c = 1, which the networks do not."""
+    rng, at = np.random.default_rng(5), flow_claims.AT
+    claim = next(c for c in flow_claims.CLAIMS if c.id == "features-are-fate/T3.9-networks-L2/ours")
+    found = claims.check(claim)
+    printed = regressions.risks(regressions.fine_tuned(1), at, rng, 20_000)
+    assert found.holds
+    assert found.simulated - printed.mean() > 10 * found.stderr

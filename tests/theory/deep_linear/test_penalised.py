@@ -15,7 +15,7 @@ from scipy import optimize
 
 from theory import deep_linear as dl
 from theory import problems
-from theory.deep_linear import advice, covariance, penalised
+from theory.deep_linear import advice, covariance, penalised, penalised_claims
 
 Z_MAX = 4.0  # fixed seeds; two-sided 6e-5 under the null
 
@@ -40,6 +40,42 @@ def first_order(n, d, distance, sigma):
     low, high = (sqrt(n) - sqrt(d)) ** 2, (sqrt(n) + sqrt(d)) ** 2
     c = d * sigma**2 / distance**2
     return sigma**2 / 4 * (1 / sqrt(low + c) - 1 / sqrt(high + c)) ** 2
+
+
+def test_the_ledger_solves_the_penalised_problems():
+    """Its simulator finds the risks of minimisers, and the penalty of least mean risk."""
+    n, s, offset, sigma, draws = (
+        4,
+        np.array([1.0, 0.5, 0.5, 0.2, 0.1]),
+        np.arange(1.0, 6.0),
+        0.3,
+        30,
+    )
+    found = penalised_claims.ridges(np.random.default_rng(3), s, offset, n, sigma, draws)
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((draws, n, s.size)) * np.sqrt(s)
+    y = x @ offset + sigma * rng.standard_normal((draws, n))
+
+    def mean(penalty):
+        fits = np.array([minimiser(*one, penalty) for one in zip(x, y, strict=True)])
+        return np.sum(s * (fits - offset) ** 2, -1)
+
+    np.testing.assert_allclose(found.risk(0.2), mean(0.2), rtol=1e-10)
+    penalty, risk = found.best()
+    least = optimize.minimize_scalar(lambda t: mean(np.exp(t)).mean(), bounds=(-9, 3))
+    assert np.log(penalty.value) == pytest.approx(least.x, abs=1e-4)
+    assert risk.value == pytest.approx(least.fun, rel=1e-8)
+
+
+@pytest.mark.slow
+def test_the_error_of_the_best_penalty_is_what_repetition_finds():
+    """Over 200 repetitions z has variance 1 (chi-square, 4 s.d.): the error is that of a root."""
+    rng, scores = np.random.default_rng(0), []
+    for _ in range(200):
+        found = penalised_claims.ridges(rng, np.ones(8), np.eye(8)[0], 6, 0.5, 2_000)
+        penalty, _ = found.best()
+        scores.append((penalty.value - 0.25 * 8 / 6) / penalty.stderr)
+    assert abs(np.mean(np.square(scores)) - 1) < 4 * sqrt(2 / 200)
 
 
 # --- the closed forms -----------------------------------------------------------------------------
