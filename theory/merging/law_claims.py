@@ -9,7 +9,7 @@ from jaxtyping import Array
 from scipy.optimize import root_scalar
 
 from theory.claims import Claim, Estimate, beside, generator, measured
-from theory.merging import inequality_domains, quadratic_domains
+from theory.merging import inequality_domains, stability_domains
 from theory.merging.bounds import Constants, excess_risk_bound, surrogate_gradient
 from theory.merging.effective_steps import adam_steps, effective_steps, simulate_movement
 from theory.merging.tasks import QuadraticTasks, Training
@@ -188,7 +188,7 @@ def _samples_and_batch() -> list[Claim]:
             f"{bed}; all samples in every batch, against b=1",
             drawn(full, "stability", 20_000),
             relation={"printed": ">=", "corrected": "="},
-            attack={"printed": quadratic_domains.SMALL_BATCHES},
+            attack={"printed": stability_domains.SMALL_BATCHES},
             printed=(
                 "a large b makes the algorithm more sensitive to data perturbations",
                 expected(single, "stability"),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from theory.claims import Claim, Estimate, beside, generator, measured
-from theory.merging import inequality_domains, quadratic_domains
+from theory.merging import inequality_domains, stability_domains
 from theory.merging.bounds import Form, local_stability
 from theory.merging.quadratic import constants, exact
 from theory.merging.testbeds import (
@@ -67,7 +67,7 @@ def _generalisation() -> list[Claim]:
         repaired, own = statement.format("mean|∇ℓ(x;zᵢ)|²"), field == "excess"
         loose = "the search finds that (L/2) stability never matters"
         loose += "" if own else ", and the bound not sharp: at least {} times too large"
-        attacked = partial(quadratic_domains.lemma_1, of_optimisation=own)
+        attacked = partial(stability_domains.lemma_1, of_optimisation=own)
         claims += [
             *beside(
                 f"{PAPER}/{name}-minimisers",
@@ -242,8 +242,8 @@ def _lemma_3() -> list[Claim]:
             drawn(bed, "local_stability", SOME),
             relation={"printed": "<=", "corrected": "<=", "ours": "="},
             attack={
-                "printed": quadratic_domains.STABILITY_PRINTED,
-                "corrected": quadratic_domains.STABILITY,
+                "printed": stability_domains.STABILITY_PRINTED,
+                "corrected": stability_domains.STABILITY,
             },
             printed=(
                 "η=Θ(1/KL): E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n)",
@@ -265,7 +265,7 @@ def _lemma_3() -> list[Claim]:
             few,
             drawn(small, "local_stability", SOME),
             relation="<=",
-            attack={"ours": quadratic_domains.STABILITY_FEW},
+            attack={"ours": stability_domains.STABILITY_FEW},
             ours=(
                 "E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n) while K ≤ (8 - 1/b)(n - 1)",
                 partial(_local, small, "printed"),
@@ -320,8 +320,8 @@ def _theorem_1() -> list[Claim]:
             drawn(bed, "stability", SOME),
             relation="<=",
             attack={
-                "printed": quadratic_domains.MERGED_PRINTED,
-                "corrected": quadratic_domains.MERGED,
+                "printed": stability_domains.MERGED_PRINTED,
+                "corrected": stability_domains.MERGED,
             },
             printed=(
                 "E|x_avg - x̃_avg|² ≤ 16η²ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/nᵢ)",
@@ -336,7 +336,7 @@ def _theorem_1() -> list[Claim]:
             MIXED,
             drawn(mixed, "stability", SOME),
             relation="<=",
-            attack={"corrected": quadratic_domains.MERGED},
+            attack={"corrected": stability_domains.MERGED},
             corrected=(repaired, bound(mixed, "stability", "corrected")),
         ),
         *beside(

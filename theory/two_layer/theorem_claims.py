@@ -14,6 +14,7 @@ from jaxtyping import Array
 
 from theory.claims import Claim, beside
 from theory.two_layer import fine_tuning, modes, networks
+from theory.two_layer import fine_tuning_domains as domains
 from theory.two_layer.layers import ideal, theta
 from theory.two_layer.tasks import (
     BOTH,
@@ -114,6 +115,7 @@ def _claims() -> list[Claim]:
             f"d={D}, σ_pre={PRE}, σ_ft={MIXED}, λ=1, n=2",
             deterministic(lambda: _degradations(1.0, MIXED)[2]),
             relation=">=",
+            attack={"exact": domains.MONOTONE},
             exact=(
                 "Δ_pre(n) ≥ Δ_pre(n-1)",
                 lambda: _closed(fine_tuning.degradations, 1, 1.0, MIXED),
@@ -141,6 +143,7 @@ def _claims() -> list[Claim]:
             f"{misaligned}, n={index}",
             rises[index],
             relation=">=",
+            attack={"printed": domains.misaligned(1)},
             printed=(
                 "(4,r)-misaligned, λ = 0: L_pre(n) > L_pre(n-1) for n ≤ r",
                 lambda: before(index),
@@ -153,9 +156,11 @@ def _claims() -> list[Claim]:
             f"{misaligned}, n={last}",
             rises[last],
             relation=">=",
+            attack={"corrected": domains.misaligned(2)},
             corrected=(
                 "(4,r)-misaligned, λ = 0: L_pre(n) > L_pre(n-1) for n > r",
                 lambda: before(last),
+                "the search finds it not sharp: 2 in place of 4 is enough, see T4.7-threshold",
             ),
         ),
         *beside(
@@ -197,6 +202,7 @@ def _claims() -> list[Claim]:
             f"{steep}, λ_1={TIGHT}, λ_2={LOOSE}",
             inflected,
             relation={"printed": "<=", "corrected": ">="},
+            attack={"printed": domains.direction(True), "corrected": domains.direction(False)},
             printed=(
                 "r(λ_1) ≤ r(λ_2) for λ_1 > λ_2 > 0",
                 partial(_inflection, LOOSE),
@@ -210,6 +216,7 @@ def _claims() -> list[Claim]:
             f"{BOTH}, n=2, λ=λ_1=1, λ_2=1/2",
             deterministic(lambda: losses(task(TARGET), TARGET, 1.0)[2]),
             relation={"exact": ">=", "ours": "="},
+            attack={"exact": domains.ANCHORS},
             exact=(
                 "|θ_1ⁿ - A_ft|² > |θ_2ⁿ - A_ft|² for λ_1 > λ_2 > 0",
                 lambda: _closed(fine_tuning.fine_tuning_losses, 2, 0.5),
@@ -225,6 +232,7 @@ def _claims() -> list[Claim]:
             f"{turned}, λ_1=1/2, λ_2=0, n=2",
             deterministic(lambda: losses(_turned_target(), anchor=0.5, target=_turned_target())[2]),
             relation=">=",
+            attack={"ours": domains.UNALIGNED},
             ours=(
                 "other singular vectors: |θⁿ - A_ft|² still grows with λ",
                 lambda: float(fine_tuning.unaligned_losses(task(), _turned_target())[1][2]),

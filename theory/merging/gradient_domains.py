@@ -1,0 +1,163 @@
+"""Two quadratic tasks, on which Theorems 2 to 4 and Corollary 2 of unified-merging are attacked."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+
+from theory.adversary import Domain
+from theory.merging.bounds import excess_risk_bound, surrogate_gradient
+from theory.merging.quadratic import constants, exact
+from theory.merging.task_domains import (
+    BOXES,
+    PACED,
+    ROOT,
+    TIED,
+    Side,
+    admissible,
+    bound,
+    domain,
+    paced,
+    quantity,
+    tied,
+)
+from theory.merging.tasks import QuadraticTasks
+
+UNTRAINED = 1e-12  # a rate
+
+
+# --- the gradient of the surrogate (Theorems 2 and 4, Corollary 2) --------------------------------
+
+
+def _surrogate_without(name: str, tasks: QuadraticTasks, **options: Any) -> Any:
+    """The bound without what a constant stands in."""
+    given = constants(tasks)
+    given = given._replace(**{name: 0.0 * getattr(given, name)})
+    return surrogate_gradient(given, tasks.training, **options)
+
+
+def _surrogate_terms(**options: Any) -> dict[str, Side]:
+    named = {"gap": "gap", "σ²": "variance", "ζ²": "heterogeneity"}
+    return {
+        term: partial(_surrogate_without, constant, **options) for term, constant in named.items()
+    }
+
+
+SURROGATE = domain(
+    PACED,
+    BOXES,
+    paced,
+    quantity("surrogate_gradient"),
+    bound("surrogate", "corrected"),
+    lambda f: f.surrogate / f.surrogate_bound,
+    _surrogate_terms(form="corrected"),
+)
+
+
+def surrogate_printed(coefficient: float, *, restricted: bool) -> Domain:
+    """Returns the problems of the printed bound.
+
+    Args:
+      coefficient: Of its last term.
+      restricted: Whether the rate is at most 1 / (8 K L), too.
+
+    Returns:
+      The domain.
+    """
+    return domain(
+        ROOT + ("≤ 1/(8KL)" if restricted else "< 2/L, centres within .01"),
+        BOXES if restricted else TIED,
+        admissible if restricted else tied,
+        quantity("surrogate_gradient"),
+        bound("surrogate", "printed", coefficient=coefficient),
+        lambda f: f.surrogate / f.surrogate_printed(coefficient),
+        _surrogate_terms(coefficient=coefficient) if restricted else None,
+    )
+
+
+def _at_start(tasks: QuadraticTasks) -> Any:
+    """16 |grad f~|^2 of a model that is all but untrained."""
+    return 16 * exact(replace(tasks, rate=jnp.asarray(UNTRAINED))).surrogate_gradient
+
+
+VACUOUS_SURROGATE = domain(
+    ROOT + "≤ 1/(8KL)",
+    BOXES,
+    admissible,
+    _at_start,
+    bound("surrogate", "printed"),
+    lambda f: 16 * f.start_gradient / f.surrogate_printed(5.0),
+    _surrogate_terms(),
+)
+
+# --- the excess risk (Theorem 3) ------------------------------------------------------------------
+
+
+def _excess_without(term: str, tasks: QuadraticTasks) -> Any:
+    found = excess_risk_bound(constants(tasks), tasks.training, form="corrected")
+    terms = {
+        "(L/2)S": constants(tasks).smoothness / 2 * found.stability,
+        "√(S(B + mean(ζ²+σ²)))": jnp.sqrt(found.stability * found.sample_gradient),
+        "CB": constants(tasks).pl * found.gradient,
+    }
+    return found.least - terms[term]
+
+
+EXCESS_TERMS = ("(L/2)S", "√(S(B + mean(ζ²+σ²)))", "CB")
+EXCESS = domain(
+    PACED,
+    BOXES,
+    paced,
+    quantity("excess"),
+    bound("least", "corrected"),
+    lambda f: f.excess / f.excess_bound,
+    {term: partial(_excess_without, term) for term in EXCESS_TERMS},
+)
+
+
+def _excess_printed_without(term: str, tasks: QuadraticTasks) -> Any:
+    given = constants(tasks)
+    found = excess_risk_bound(given, tasks.training)
+    # The printed B is half of what bounds |grad f|^2.
+    terms = {
+        "8(L+1)η²S": (given.smoothness + 1) / 2 * found.stability,
+        "(2C+1)B": (given.pl + 0.5) * found.gradient,
+    }
+    return found.excess - terms[term]
+
+
+_EXCESS_PRINTED = {
+    term: partial(_excess_printed_without, term) for term in ("8(L+1)η²S", "(2C+1)B")
+}
+
+
+def excess_printed(*, restricted: bool) -> Domain:
+    """Returns the problems of Theorem 3 as printed.
+
+    Args:
+      restricted: Whether the rate is at most 1 / (8 K L), too.
+
+    Returns:
+      The domain.
+    """
+    return domain(
+        ROOT + ("≤ 1/(8KL)" if restricted else "< 2/L, centres within .01"),
+        BOXES if restricted else TIED,
+        admissible if restricted else tied,
+        quantity("excess"),
+        bound("excess", "printed"),
+        lambda f: f.excess / f.excess_printed,
+        _EXCESS_PRINTED if restricted else None,
+    )
+
+
+VACUOUS_EXCESS = domain(
+    ROOT + "≤ 1/(8KL)",
+    BOXES,
+    admissible,
+    lambda tasks: 32 * exact(tasks).gap,
+    bound("excess", "printed"),
+    lambda f: 32 * f.gap / f.excess_printed,
+    _EXCESS_PRINTED,
+)

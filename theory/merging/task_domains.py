@@ -1,0 +1,209 @@
+"""Two quadratic tasks, on which the bounds of unified-merging are attacked.
+
+The ratio is that of closed forms; `again` follows the steps of the experts one by one
+(`followed`). Sizes are whole numbers, with the slope of real ones.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from theory.adversary import Box, Domain
+from theory.merging.bounds import Form, excess_risk_bound
+from theory.merging.followed import Followed
+from theory.merging.quadratic import constants, exact
+from theory.merging.tasks import QuadraticTasks
+
+STEPS, MANY = 200, 700
+
+Tasks = Callable[[Any], QuadraticTasks]
+
+
+def _whole(size: Any) -> Any:
+    return size + jax.lax.stop_gradient(jnp.floor(size) - size)
+
+
+def sizes(p: Any) -> tuple[Any, Any, Any]:
+    """Returns the samples, steps and batches of both tasks, as whole numbers.
+
+    Args:
+      p: The problem.
+
+    Returns:
+      The three sizes, each for both tasks.
+    """
+    return _whole(p["samples"]), _whole(p["steps"]), _whole(p["batch"])
+
+
+def _built(p: Any, curvature: Any, rate: Any, of: tuple[Any, Any, Any]) -> QuadraticTasks:
+    weights = jnp.stack([p["weight"], 1 - p["weight"]])
+    return QuadraticTasks(curvature, p["centres"], p["noise"], *of, rate, weights, p["start"])
+
+
+def paced(p: Any) -> QuadraticTasks:
+    """Builds tasks whose rate is a share of 1 / L.
+
+    Args:
+      p: The problem.
+
+    Returns:
+      The tasks.
+    """
+    return _built(p, p["curvature"], p["pace"] / jnp.max(p["curvature"]), sizes(p))
+
+
+def slow(p: Any) -> QuadraticTasks:
+    """Builds tasks whose rate is a share of 1 / (8 K L), K the larger number of steps.
+
+    Args:
+      p: The problem.
+
+    Returns:
+      The tasks.
+    """
+    of = sizes(p)
+    rate = p["pace"] / (8 * jnp.max(p["curvature"]) * jnp.max(of[1]))
+    return _built(p, p["curvature"], rate, of)
+
+
+def minimised(p: Any) -> QuadraticTasks:
+    """Builds tasks whose experts are the minimisers of their empirical risks.
+
+    Args:
+      p: The problem.
+
+    Returns:
+      The tasks.
+    """
+    samples = _whole(p["samples"])
+    return _built(p, p["curvature"], 1 / p["curvature"][0], (samples, 1, jnp.inf))
+
+
+def tied(p: Any) -> QuadraticTasks:
+    """Builds tasks whose rate is sqrt(N / mean K), and below 2 / L by a share of it.
+
+    Args:
+      p: The problem.
+
+    Returns:
+      The tasks.
+    """
+    of = sizes(p)
+    rate = jnp.sqrt(2 / jnp.mean(of[1]))
+    steepest = 2 * (1 - p["below"]) / rate
+    return _built(p, p["curvature"] / jnp.max(p["curvature"]) * steepest, rate, of)
+
+
+def admissible(p: Any) -> QuadraticTasks:
+    """Builds tasks whose rate is sqrt(N / mean K), and at most 1 / (8 K L) for both K.
+
+    Args:
+      p: The problem.
+
+    Returns:
+      The tasks.
+    """
+    of = sizes(p)
+    rate = jnp.sqrt(2 / jnp.mean(of[1]))
+    steepest = p["pace"] / (8 * jnp.max(of[1]) * rate)
+    return _built(p, p["curvature"] / jnp.max(p["curvature"]) * steepest, rate, of)
+
+
+BOXES = {
+    "curvature": Box(0.05, 1.0, (2,), log=True),
+    "centres": Box(-1.0, 1.0, (2, 2)),
+    "start": Box(-3.0, 3.0, (2,)),
+    "noise": Box(1e-3, 2.0, log=True),
+    "samples": Box(2, 100, (2,), log=True),
+    "steps": Box(1, STEPS, (2,), log=True),
+    "batch": Box(1, 32, (2,), log=True),
+    "pace": Box(1e-3, 1.0, log=True),
+    "weight": Box(0.0, 1.0),
+}
+_ONE = {"curvature": Box(0.1, 1.0, (1,)), "centres": Box(-1.0, 1.0, (2, 1))}
+_ONE |= {"start": Box(-3.0, 3.0, (1,))}
+MINIMISED = {n: BOXES[n] for n in ("noise", "samples", "weight")} | _ONE
+LONG = {**BOXES, "steps": Box(1, MANY, (2,), log=True), "pace": Box(1e-4, 1.0, log=True)}
+TIED = {
+    **BOXES,
+    "below": Box(1e-5, 1.0 - 1e-3, log=True),
+    "centres": Box(-0.01, 0.01, (2, 2)),
+    "noise": Box(1e-4, 1.0, log=True),
+}
+WORDS = "two quadratic tasks of one curvature in {} dimensions, 2 to 100 samples, "
+PACED = WORDS.format(2) + f"1 to {STEPS} steps, η ≤ 1/L"
+ROOT = WORDS.format(2) + f"1 to {STEPS} steps, η = √(N/K̄) "
+
+
+Side = Callable[[QuadraticTasks], Any]
+
+
+def _ratio(tasks: Tasks, left: Side, right: Side, p: Any) -> Any:
+    given = tasks(p)
+    return jnp.max(left(given) / right(given))
+
+
+def domain(
+    words: str,
+    boxes: Mapping[str, Box],
+    tasks: Tasks,
+    left: Side,
+    right: Side,
+    again: Callable[[Followed], Any],
+    without: Mapping[str, Side] | None = None,
+) -> Domain:
+    """Compares two quantities of tasks, the larger of both ratios where there is one per task.
+
+    Args:
+      words: What the problems are.
+      boxes: The range of each of their parts.
+      tasks: Builds the tasks of a problem.
+      left: What the bound says is smaller.
+      right: The bound.
+      again: The ratio of both for experts that are followed step by step.
+      without: By the name of a term of the bound: the bound without it.
+
+    Returns:
+      The domain.
+    """
+    return Domain(
+        words,
+        boxes,
+        partial(_ratio, tasks, left, right),
+        lambda p: float(np.max(again(Followed(tasks(p))))),
+        without={
+            name: partial(_ratio, tasks, left, rest) for name, rest in (without or {}).items()
+        },
+    )
+
+
+def quantity(name: str) -> Side:
+    """Returns what computes a quantity in closed form.
+
+    Args:
+      name: A field of `Quantities`.
+
+    Returns:
+      The function of tasks.
+    """
+    return lambda tasks: getattr(exact(tasks), name)
+
+
+def bound(name: str, form: Form, **options: Any) -> Side:
+    """Returns what computes a part of the bound of the excess risk.
+
+    Args:
+      name: A field of `Bound`.
+      form: "printed" or "corrected".
+      **options: Further arguments of `excess_risk_bound`.
+
+    Returns:
+      The function of tasks.
+    """
+    return lambda tasks: getattr(
+        excess_risk_bound(constants(tasks), tasks.training, form=form, **options), name
+    )

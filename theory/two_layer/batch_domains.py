@@ -1,0 +1,301 @@
+"""Problems on which Lemmas A.17 to A.22 of overtrained are attacked: runs of several steps.
+
+Both sides are written out here for small layers, to first order in small differences; `again` takes
+differences of networks that are trained by stochastic gradient descent.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from math import sqrt
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from theory.adversary import Box, Domain
+from theory.two_layer import networks
+from theory.two_layer.layers import Layers, ideal
+from theory.two_layer.planes import symmetric, top
+
+# --- many steps from ideal starts (A.17) ----------------------------------------------------------
+
+RUN = 12  # steps
+TINY = 1e-6  # |Sigma_k - I|
+
+
+def _run(p: Any) -> tuple[Any, Any, Any, Any]:
+    """The start, the target and the batches' directions of a run, and Gamma."""
+    start, target = jnp.diag(jnp.sqrt(p["pre"])), jnp.diag(p["ft"])
+    off = jax.vmap(symmetric)(p["batches"])
+    return start, target, off, jnp.maximum(p["pre"].max(), p["ft"].max())
+
+
+def _drift(bound: Callable[[Any, Any], Any], p: Any) -> Any:
+    """Of the run with batches from that with all data, per unit of eps, to first order."""
+    start, target, off, size = _run(p)
+
+    def end(eps: Any) -> Layers:
+        def step(w: Layers, s: Any) -> tuple[Layers, None]:
+            theta = w.w1 @ w.w2
+            pull = (theta - target) @ (jnp.eye(2) + eps * s) + p["anchor"] * (theta - start**2)
+            first = w.w1 - 2 * p["rate"] * pull @ w.w2.T
+            return Layers(first, w.w2 - 2 * p["rate"] * w.w1.T @ pull), None
+
+        return jax.lax.scan(step, Layers(start, start), off)[0]
+
+    _, drift = jax.jvp(end, (0.0,), (1.0,))
+    return jnp.maximum(top(drift.w1), top(drift.w2)) / bound(p, size)
+
+
+def _drift_again(bound: Callable[[Any, Any], Any], p: Any) -> float:
+    """By stochastic gradient descent with two inputs a batch."""
+    _, target, off, size = _run(p)
+    start = ideal(jnp.diag(jnp.asarray(p["pre"])), 2)
+    values, vectors = np.linalg.eigh(np.eye(2) + TINY * np.asarray(off))
+    x = sqrt(2) * np.sqrt(values)[:, :, None] * vectors.swapaxes(1, 2)
+    plain = np.broadcast_to(sqrt(2) * np.eye(2), x.shape)
+    ends = [
+        networks.sgd(start, target, jnp.asarray(batches), p["rate"], anchor=p["anchor"])
+        for batches in (x, plain)
+    ]
+    gaps = [np.linalg.norm(np.asarray(a - b), 2) for a, b in zip(*ends, strict=True)]
+    return float(max(gaps)) / TINY / float(bound(p, size))
+
+
+def _drift_printed(p: Any, size: Any) -> Any:
+    return 2 * (1 + 16 * p["rate"] * size) ** RUN * jnp.sqrt(size)
+
+
+def _drift_corrected(p: Any, size: Any) -> Any:
+    growth = 26 * (1 + p["anchor"])
+    return 20 / growth * ((1 + growth * p["rate"] * size) ** RUN - 1) * jnp.sqrt(size)
+
+
+def _drift_linear(p: Any, size: Any) -> Any:
+    """The corrected bound without the growth of what earlier steps have added."""
+    return 20 * RUN * p["rate"] * size**1.5
+
+
+def batches(corrected: bool) -> Domain:
+    """Returns the problems of Lemma A.17.
+
+    Args:
+      corrected: Whether the bound is the corrected one.
+
+    Returns:
+      The domain.
+    """
+    bound = _drift_corrected if corrected else _drift_printed
+    return Domain(
+        f"d = 2, ideal starts, {RUN} steps, any small ϵ, 4η(λ+2)Γ < 1",
+        {
+            "pre": Box(0.01, 3.0, (2,)),
+            "ft": Box(0.01, 3.0, (2,)),
+            "batches": Box(-1.0, 1.0, (RUN, 2, 2)),
+            "rate": Box(1e-4, 0.12, log=True),
+            "anchor": Box(0.0, 10.0),
+        },
+        partial(_drift, bound),
+        partial(_drift_again, bound),
+        allowed=_allowed,
+        without={"growth": partial(_drift, _drift_linear)} if corrected else {},
+    )
+
+
+# --- many steps from real starts (A.19, A.20, A.22) -----------------------------------------------
+
+_RUNS = {
+    "pre": Box(0.01, 3.0, (2,)),
+    "ft": Box(0.01, 3.0, (2,)),
+    **dict.fromkeys(("v1", "v2"), Box(-2.0, 2.0, (2, 2))),
+    "batches": Box(-1.0, 1.0, (RUN, 2, 2)),
+    "rate": Box(1e-3, 0.12, log=True),
+    "anchor": Box(0.0, 10.0),
+    "share": Box(0.0, 1.0),
+}
+
+
+def _way(p: Any) -> Layers:
+    """The direction of the difference of two starts, of operator norm 1."""
+    size = jnp.maximum(top(p["v1"]), top(p["v2"]))
+    return Layers(p["v1"] / size, p["v2"] / size)
+
+
+def _trained(p: Any, apart: Any, eps: Any) -> Layers:
+    """The end of a run that starts beside the ideal start, anchored to its own start."""
+    start, target, off, _ = _run(p)
+    first, second = (start + apart * v for v in _way(p))
+    anchored = first @ second
+
+    def step(w: Layers, s: Any) -> tuple[Layers, None]:
+        theta = w.w1 @ w.w2
+        pull = (theta - target) @ (jnp.eye(2) + eps * s) + p["anchor"] * (theta - anchored)
+        return Layers(
+            w.w1 - 2 * p["rate"] * pull @ w.w2.T, w.w2 - 2 * p["rate"] * w.w1.T @ pull
+        ), None
+
+    return jax.lax.scan(step, Layers(first, second), off)[0]
+
+
+def _trained_again(p: Any, apart: float, eps: float) -> list[np.ndarray]:
+    """By stochastic gradient descent with two inputs a batch."""
+    start, target, off, _ = _run(p)
+    layers = Layers(*(jnp.asarray(start + apart * v) for v in _way(p)))
+    values, vectors = np.linalg.eigh(np.eye(2) + eps * np.asarray(off))
+    x = sqrt(2) * np.sqrt(values)[:, :, None] * vectors.swapaxes(1, 2)
+    end = networks.sgd(layers, target, jnp.asarray(x), float(p["rate"]), anchor=float(p["anchor"]))
+    return [np.asarray(w) for w in end]
+
+
+def _allowed(p: Any) -> Any:
+    size = jnp.maximum(p["pre"].max(), p["ft"].max())
+    return 1 - 4 * p["rate"] * (p["anchor"] + 2) * size
+
+
+def _power(constant: Any, p: Any) -> Any:
+    return (1 + constant * p["rate"] * _run(p)[3]) ** RUN
+
+
+def _same_eps(p: Any) -> Any:
+    """The deviation of the batches that both runs see: a share of what the lemma allows."""
+    return p["share"] / (4 * _power(32, p))
+
+
+def _start_printed(p: Any) -> Any:
+    return _power(32, p)
+
+
+def _start_corrected(p: Any, eps: Any, anchors: bool = True) -> Any:
+    growth = 26 * (1 + eps + p["anchor"])
+    h = 16 * p["anchor"] / growth if anchors else 0.0
+    return _power(growth, p) * (1 + h) - h
+
+
+def _apart(bound: Callable[[Any], Any], p: Any) -> Any:
+    """The growth of a small difference of starts, less 1, beside its bound less 1."""
+    eps = _same_eps(p)
+    _, way = jax.jvp(lambda apart: _trained(p, apart, eps), (0.0,), (1.0,))
+    return (jnp.maximum(top(way.w1), top(way.w2)) - 1) / (bound(p) - 1)
+
+
+def _apart_again(bound: Callable[[Any], Any], p: Any) -> float:
+    ends = [_trained_again(p, apart, float(_same_eps(p))) for apart in (TINY, -TINY)]
+    gaps = [np.linalg.norm(a - b, 2) / (2 * TINY) for a, b in zip(*ends, strict=True)]
+    return float((max(gaps) - 1) / (bound(p) - 1))
+
+
+def starts(corrected: bool) -> Domain:
+    """Returns the problems of Lemma A.19.
+
+    Args:
+      corrected: Whether the bound is the corrected one.
+
+    Returns:
+      The domain.
+    """
+
+    def bound(p: Any, anchors: bool = True) -> Any:
+        return _start_corrected(p, _same_eps(p), anchors) if corrected else _start_printed(p)
+
+    return Domain(
+        f"d = 2, near ideal starts, {RUN} steps, ϵ as allowed, 4η(λ+2)Γ < 1; both sides less 1",
+        _RUNS,
+        partial(_apart, bound),
+        partial(_apart_again, bound),
+        allowed=_allowed,
+        without={"h": partial(_apart, partial(bound, anchors=False))} if corrected else {},
+    )
+
+
+def _terms(corrected: bool, p: Any) -> tuple[Any, Any]:
+    """The bounds of Lemmas A.19 and A.17, for a start apart by the share, and the rest for eps."""
+    size, apart, eps = _run(p)[3], p["share"], 1 - p["share"]
+    if corrected:
+        return apart * _start_corrected(p, 0.0), eps * _drift_corrected(p, size)
+    return apart * _start_printed(p), eps * _drift_printed(p, size)
+
+
+def _real(p: Any) -> Any:
+    """The deviation of a real run from the ideal one, to first order."""
+    way = p["share"], 1 - p["share"]
+    _, change = jax.jvp(lambda apart, eps: _trained(p, apart, eps), (0.0, 0.0), way)
+    return jnp.maximum(top(change.w1), top(change.w2))
+
+
+def _both(corrected: bool, p: Any) -> Any:
+    return (_real(p) - p["share"]) / (sum(_terms(corrected, p)) - p["share"])
+
+
+def _only(corrected: bool, which: int, p: Any) -> Any:
+    return _real(p) / _terms(corrected, p)[which]
+
+
+def _both_again(corrected: bool, p: Any) -> float:
+    apart, eps = TINY * float(p["share"]), TINY * (1 - float(p["share"]))
+    ends = [_trained_again(p, sign * apart, sign * eps) for sign in (1, -1)]
+    gaps = [np.linalg.norm(a - b, 2) / (2 * TINY) for a, b in zip(*ends, strict=True)]
+    return float((max(gaps) - p["share"]) / (sum(_terms(corrected, p)) - p["share"]))
+
+
+def both(corrected: bool) -> Domain:
+    """Returns the problems of Lemma A.20.
+
+    Args:
+      corrected: Whether the bound is the corrected one.
+
+    Returns:
+      The domain.
+    """
+    return Domain(
+        f"d = 2, near ideal starts, {RUN} steps, any small ϵ, 4η(λ+2)Γ < 1;"
+        " both sides less the distance of the starts",
+        _RUNS,
+        partial(_both, corrected),
+        partial(_both_again, corrected),
+        allowed=_allowed,
+        without={"e^(-Cτ)": partial(_only, corrected, 1), "ϵ": partial(_only, corrected, 0)},
+    )
+
+
+def _precision(p: Any) -> tuple[Any, Any]:
+    """min |sigma_pre - sigma_ft|^2 / ((lambda_0 + 1)^2 Gamma), and the epsilon below it."""
+    near = ((p["pre"] - p["ft"]) ** 2).min() / ((1 + p["anchor"]) ** 2 * _run(p)[3])
+    return near, near / (4000 * 2 * _run(p)[3])
+
+
+def _product(p: Any) -> Any:
+    """|theta - theta_ideal|_F beside its bound; both are linear in a small epsilon."""
+    size, (near, epsilon) = _run(p)[3], _precision(p)
+    shrunk = epsilon / _power(32, p)
+    way = jnp.sqrt(size) * shrunk, shrunk
+    _, change = jax.jvp(lambda apart, eps: jnp.matmul(*_trained(p, apart, eps)), (0.0, 0.0), way)
+    return jnp.sqrt(jnp.sum(change**2)) / (near / 1000)
+
+
+def _product_again(p: Any) -> float:
+    size, (near, epsilon) = _run(p)[3], _precision(p)
+    ratio = float(epsilon / _power(32, p)) / TINY
+    apart = TINY * float(jnp.sqrt(size))
+    ends = [np.matmul(*_trained_again(p, sign * apart, sign * TINY)) for sign in (1, -1)]
+    return float(np.linalg.norm(ends[0] - ends[1]) / 2 * ratio / (near / 1000))
+
+
+def _enough(p: Any) -> Any:
+    """By how much the steps exceed what item 3 of Assumption A.21 asks for, as printed."""
+    least = jnp.minimum(p["pre"].min(), p["ft"].min())
+    return RUN - jnp.log(100 * _run(p)[3] / _precision(p)[1]) / least
+
+
+PRODUCT = Domain(
+    f"d = 2, λ_0 = λ, {RUN} steps, as many as item 3 asks for; ϵ and the start as far as allowed",
+    {
+        **{name: box for name, box in _RUNS.items() if name != "share"},
+        **dict.fromkeys(("pre", "ft"), Box(1.0, 6.0, (2,))),
+        "rate": Box(1e-4, 0.02, log=True),
+        "anchor": Box(0.0, 5.0),
+    },
+    _product,
+    _product_again,
+    allowed=lambda p: jnp.minimum(_allowed(p), _enough(p)),
+)

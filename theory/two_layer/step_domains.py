@@ -1,0 +1,196 @@
+"""Problems on which Lemmas A.13 to A.18 of overtrained are attacked: batches, and one step.
+
+Both sides are written out here for small layers; `again` uses the networks of the claims.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from math import sqrt
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from theory.adversary import Box, Domain
+from theory.two_layer import networks
+from theory.two_layer.layers import Layers
+from theory.two_layer.planes import symmetric, top, within
+
+# --- one step (A.15, A.16, A.18) -----------------------------------------------------------------
+
+
+def _deviating(p: Any) -> tuple[Any, Any, Any, Any]:
+    """Layers of norm <= 2, a target of norm <= 1 and the direction in which a batch is off."""
+    first, second = within(p["w1"], 2.0), within(p["w2"], 2.0)
+    return first, second, within(p["target"], 1.0), symmetric(p["batch"])
+
+
+def _deviation(constant: float, p: Any) -> Any:
+    """Of one step of rate 1 with the batch from that with all data, eps = Gamma = 1."""
+    w1, w2, target, off = _deviating(p)
+    wrong = (w1 @ w2 - target) @ off
+    return 2 * jnp.maximum(top(wrong @ w2.T), top(w1.T @ wrong)) / constant
+
+
+def _deviation_again(constant: float, p: Any, eps: float = 0.5) -> float:
+    """By autodiff of the loss of a batch with that covariance."""
+    w1, w2, target, off = _deviating(p)
+    values, vectors = np.linalg.eigh(np.eye(2) + eps * np.asarray(off))
+    x = sqrt(2) * np.sqrt(values)[:, None] * vectors.T
+    layers = Layers(w1, w2)
+    noisy = jax.grad(networks.batch_objective)(layers, jnp.asarray(x), target, 0.0, target)
+    exact = jax.grad(networks.objective)(layers, target, 0.0, target)
+    size = max(np.linalg.norm(np.asarray(a - b), 2) for a, b in zip(noisy, exact, strict=True))
+    return float(size) / (constant * eps)
+
+
+MATRIX = Box(-2.0, 2.0, (2, 2))
+
+
+def batch_step(constant: float) -> Domain:
+    """Returns the problems of Lemma A.15.
+
+    Args:
+      constant: The bound is this times eta eps Gamma^(3/2).
+
+    Returns:
+      The domain.
+    """
+    return Domain(
+        "2 x 2 layers of norm <= 2√Γ, |A| <= Γ, any batch",
+        dict.fromkeys(("w1", "w2", "target", "batch"), MATRIX),
+        partial(_deviation, constant),
+        partial(_deviation_again, constant),
+    )
+
+
+def _moved(p: Any) -> tuple[Layers, Layers, Any, Any]:
+    """Layers of norm <= 2, the direction of their difference, the target and the anchored map."""
+    layers = Layers(within(p["w1"], 2.0), within(p["w2"], 2.0))
+    way = Layers(p["v1"], p["v2"])
+    size = jnp.maximum(top(way.w1), top(way.w2))
+    anchored = within(p["anchored"], 1.0)
+    return layers, Layers(way.w1 / size, way.w2 / size), within(p["target"], 1.0), anchored
+
+
+def _stepped(layers: Layers, target: Any, anchored: Any, p: Any) -> Layers:
+    """One step, Sigma_k = I, written out."""
+    rate, anchor = p["rate"], p["anchor"]
+    pull = layers.w1 @ layers.w2 - target + anchor * (layers.w1 @ layers.w2 - anchored)
+    first = layers.w1 - 2 * rate * pull @ layers.w2.T
+    return Layers(first, layers.w2 - 2 * rate * layers.w1.T @ pull)
+
+
+def _growth(bound: Callable[[Any], Any], p: Any) -> Any:
+    """Of a small difference of two networks in one step, less 1, beside a bound of it: without
+    the 1 the bound would be attained by steps that are small."""
+    layers, way, target, anchored = _moved(p)
+    _, change = jax.jvp(lambda at: _stepped(at, target, anchored, p), (layers,), (way,))
+    return (jnp.maximum(top(change.w1), top(change.w2)) - 1) / bound(p)
+
+
+def _growth_again(bound: Callable[[Any], Any], p: Any, apart: float = 1e-6) -> float:
+    """By gradient descent of two networks that are apart, both inside of the ball."""
+    layers, way, target, anchored = _moved(p)
+    shrunk = Layers(*((1 - apart) * w for w in layers))
+    ends = []
+    for near in (0.0, apart):
+        w = Layers(*(a + near * v for a, v in zip(shrunk, way, strict=True)))
+        slope = jax.grad(networks.objective)(w, target, p["anchor"], anchored)
+        ends.append([np.asarray(a - p["rate"] * g) for a, g in zip(w, slope, strict=True)])
+    gaps = [np.linalg.norm(a - b, 2) for a, b in zip(*ends, strict=True)]
+    return float(max(gaps) / apart - 1) / float(bound(p))
+
+
+def _corrected(p: Any) -> Any:
+    return 26 * p["rate"] * (1 + p["anchor"])
+
+
+def growth(constant: float | None = None) -> Domain:
+    """Returns the problems of Lemmas A.16 and A.18, with batches as good as all data.
+
+    Args:
+      constant: c of the bound 1 + c eta Gamma as printed; None for the corrected bound.
+
+    Returns:
+      The domain.
+    """
+    bound = _corrected if constant is None else lambda p: constant * p["rate"]
+    return Domain(
+        "2 x 2 layers of norm <= 2√Γ, Γ = 1, |A|, |θ(0)| <= 1, 4η(λ+2) < 1",
+        {
+            **dict.fromkeys(("w1", "w2", "v1", "v2", "target", "anchored"), MATRIX),
+            "rate": Box(1e-3, 0.12, log=True),
+            "anchor": Box(0.0, 10.0),
+        },
+        partial(_growth, bound),
+        partial(_growth_again, bound),
+        allowed=lambda p: 1 - 4 * p["rate"] * (p["anchor"] + 2),
+    )
+
+
+# --- the size of a batch (A.13) -------------------------------------------------------------------
+
+CONSTANT = 6.0  # C_1
+
+
+def _batch_size(corrected: bool, p: Any) -> int:
+    """As few samples as the lemma allows, and Lemma A.12."""
+    steps, delta = int(p["steps"]), float(p["delta"])
+    log = np.log(2 * steps / delta) if corrected else -np.log(10 * steps * delta)
+    asked = CONSTANT**2 * (1 + log) / float(p["eps"]) ** 2
+    return int(np.ceil(max(asked, 1 - np.log(delta))))
+
+
+def _chance(single: float, p: Any) -> float:
+    """Of one of all batches to be off, beside what is allowed."""
+    return float(-np.expm1(int(p["steps"]) * np.log1p(-single)) / p["delta"])
+
+
+def _failing(corrected: bool, p: Any) -> float:
+    from scipy.special import gammainc, gammaincc
+
+    half, eps = _batch_size(corrected, p) / 2, float(p["eps"])
+    below = gammainc(half, half * (1 - eps)) if eps < 1 else 0.0
+    return _chance(below + gammaincc(half, half * (1 + eps)), p)
+
+
+def _failing_again(corrected: bool, p: Any) -> float:
+    """By quadrature of the density of the mean square of normal numbers."""
+    from scipy.integrate import quad
+    from scipy.special import gammaln
+
+    half, eps = _batch_size(corrected, p) / 2, float(p["eps"])
+
+    def density(x: float) -> float:
+        return float(
+            np.exp(half * np.log(half) + (half - 1) * np.log(x) - half * x - gammaln(half))
+        )
+
+    far = 1 + eps + 60 / half + 60 / np.sqrt(half)
+    above = quad(density, 1 + eps, far, limit=500, epsabs=0.0)[0]
+    below = quad(density, 0.0, 1 - eps, limit=500, epsabs=0.0)[0] if eps < 1 else 0.0
+    return _chance(above + below, p)
+
+
+def batch_size(corrected: bool) -> Domain:
+    """Returns the problems of Assumption A.13.
+
+    Args:
+      corrected: Whether the size is the corrected one.
+
+    Returns:
+      The domain.
+    """
+    return Domain(
+        f"d = 1, C_1 = {CONSTANT:g}, m as small as allowed, and at least that of Lemma A.12",
+        {
+            "steps": Box(1, 1e5, log=True),
+            "delta": Box(1e-3, 0.99, log=True),
+            "eps": Box(0.2, 5.0, log=True),
+        },
+        partial(_failing, corrected),
+        partial(_failing_again, corrected),
+        smooth=False,
+    )
