@@ -91,9 +91,22 @@ KINDS = {
     "features-are-fate/eq46/ours": "attained",
     "features-are-fate/eq59/corrected": "not sharp",
     "features-are-fate/eq59/ours": "attained",
+    "cross-task-linearity/L1-approximate/ours": "attained",
+    "cross-task-linearity/T1-supremum/ours": "attained",
+    "overtrained/P4.3/exact": "attained",
+    "overtrained/T4.4/exact": "within 2",
+    "overtrained/A.6/printed": "broken",
+    "overtrained/A.6/corrected": "within 2",
+    "overtrained/D.1-sharpening/ours": "attained",
+    "overtrained/A.9/exact": "attained",
     "overtrained/A.28-rate/corrected": "within 2",
     "overtrained/A.28-rate/ours": "attained",
+    "overtrained/A.10/corrected": "not sharp",
+    "overtrained/A.21-steps/printed": "broken",
     "overtrained/A.21-steps/corrected": "not sharp",
+    "overtrained/A.23/exact": "not sharp",
+    "overtrained/A.13/printed": "broken",
+    "overtrained/A.13/corrected": "not sharp",
     "overtrained/A.15/exact": "within 2",
     "overtrained/A.15/ours": "attained",
     "overtrained/A.16/printed": "broken",
@@ -102,8 +115,18 @@ KINDS = {
     "overtrained/A.18/corrected": "within 2",
     "overtrained/A.17/open": "not sharp",
     "overtrained/A.17/corrected": "not sharp",
-    "cross-task-linearity/L1-approximate/ours": "attained",
-    "cross-task-linearity/T1-supremum/ours": "attained",
+    "overtrained/A.19/open": "not sharp",
+    "overtrained/A.19/corrected": "not sharp",
+    "overtrained/A.20/open": "not sharp",
+    "overtrained/A.20/corrected": "not sharp",
+    "overtrained/A.22-bound/open": "not sharp",
+    "overtrained/T4.6-monotone/exact": "attained",
+    "overtrained/A.25-index/printed": "broken",
+    "overtrained/A.25-index/corrected": "not sharp",
+    "overtrained/A.25-direction/printed": "broken",
+    "overtrained/A.25-direction/corrected": "attained",
+    "overtrained/A.27-loss/exact": "attained",
+    "overtrained/A.27-unaligned/ours": "attained",
     "unified-merging/L1-minimisers/printed": "broken",
     "unified-merging/L1-minimisers/corrected": "within 2",
     "unified-merging/L1-mixed/corrected": "within 2",
@@ -145,6 +168,22 @@ KINDS = {
     "unified-merging/law-steps-optimisation/printed": "broken",
     "unified-merging/law-tasks/printed": "broken",
 }
+# Terms of bounds that no search misses: the bound holds without them.
+IDLE = {
+    "overtrained/A.17/corrected": {"growth"},
+    "overtrained/A.19/corrected": {"h"},
+    "unified-merging/L1-minimisers/corrected": {"L/2 stability"},
+    "unified-merging/L1-mixed/corrected": {"L/2 stability"},
+    "unified-merging/eq5-minimisers/corrected": {"L/2 stability"},
+    "unified-merging/eq5-mixed/corrected": {"L/2 stability"},
+    "unified-merging/T2-admissible/reading": {"σ²", "ζ²"},
+    "unified-merging/C2-admissible/reading": {"σ²", "ζ²"},
+    "unified-merging/T2-vacuous/ours": {"σ²", "ζ²"},
+    "unified-merging/eq7/exact": {"2χ²|∇f̃|²"},
+    "unified-merging/T3/corrected": {"(L/2)S"},
+    "unified-merging/T3-admissible/reading": {"8(L+1)η²S"},
+    "unified-merging/T3-vacuous/ours": {"8(L+1)η²S"},
+}
 
 
 def test_only_inequalities_are_attacked():
@@ -178,3 +217,39 @@ def test_bounds_are_as_sharp_as_listed(claim):
     found = adversary.attack(claim.id, replace(claim.attack, without={}), seconds=20)
     assert found.kind == KINDS[claim.id]
     assert math.isfinite(found.ratio)
+
+
+@pytest.mark.parametrize("paper", ["overtrained", "unified-merging"])
+def test_every_bound_that_should_hold_is_attacked_or_says_why_not(paper):
+    bounds = [c for c in claims.all_claims() if c.relation != "=" and c.expected]
+    own = [c for c in bounds if c.id.startswith(f"{paper}/")]
+    assert own
+    assert [c.id for c in own if c.attack is None] == []
+
+
+@pytest.mark.parametrize("paper", ["overtrained", "unified-merging"])
+def test_a_corrected_bound_that_is_not_attained_says_so(paper):
+    own = [c for c in ATTACKED if c.id.startswith(f"{paper}/") and c.status == "corrected"]
+    loose = [c for c in own if KINDS[c.id] != "attained"]
+    assert loose
+    assert [c.id for c in loose if "not sharp" not in c.note] == []
+
+
+def test_a_term_that_never_matters_is_named_in_its_row():
+    rows = {claim.id: claim for claim in ATTACKED}
+    assert [name for name in IDLE if "never matter" not in rows[name].note] == []
+
+
+@pytest.mark.slow
+@pytest.mark.thirds(slow=True)
+@pytest.mark.parametrize(
+    "claim", [c for c in ATTACKED if c.expected and c.attack.without], ids=lambda claim: claim.id
+)
+def test_a_bound_breaks_without_each_term_that_matters(claim):
+    """In one round of the search for each term."""
+    idle = set()
+    for term, weaker in claim.attack.without.items():
+        alone = replace(claim.attack, ratio=weaker, again=lambda p: 0.0, without={})
+        if not adversary.attack(claim.id, alone, seconds=0).ratio > 1 + adversary.ROUNDING:
+            idle.add(term)
+    assert idle == IDLE.get(claim.id, set())

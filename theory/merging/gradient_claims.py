@@ -97,7 +97,7 @@ def _theorem_2() -> list[Claim]:
             ours=(
                 "16|∇f̃(x₀)|² ≤ ε_sgd where both step sizes hold: it says less than not training",
                 lambda: bound(admissible, "surrogate")() / 16,
-                "compared: E|∇f̃(x₀)|² and ε_sgd/16, of whose terms only 4gap/√(NK̄) matters",
+                "compared: E|∇f̃(x₀)|² and ε_sgd/16, whose terms in σ² and ζ² never matter",
             ),
         ),
         *beside(

@@ -319,7 +319,7 @@ def _claims() -> list[Claim]:
             corrected=(
                 "|W(k) - W̄(k)|_op ≤ ((1+g)^k (1+h) - h) e^(-Cτ), g = 26η(1+ϵ+λ)Γ, h = 16ηλΓ/g",
                 partial(_start_bound, True),
-                "the search finds it not sharp, 13 times too large; h, for two anchors, never matters",
+                "the search finds it not sharp, 13 times too large; h (two anchors) never matters",
             ),
         ),
         *beside(
