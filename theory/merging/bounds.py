@@ -151,10 +151,11 @@ def local_stability(
         printed:    16 K rate^2 (sigma^2 + 3 b zeta^2) / n
         corrected:  2 sigma^2 ((rate K)^2 / (n (n - 1)) + rate^2 K / (b n))
 
-    "printed" is violated from K of about 8 n on. "corrected" holds for convex losses and
-    rates <= 2 / L, with batches at the same places for both experts. In general it carries a factor
-    exp(2 rate L K). It has n (n - 1) because sigma^2 is about the mean of n samples, while two
-    samples of a task differ by 2 sigma^2 n / (n - 1).
+    "corrected" holds for convex losses and rates <= 2 / L, with batches at the same places for both
+    experts. In general it carries a factor exp(2 rate L K). It has n (n - 1) because sigma^2 is
+    about the mean of n samples, while two samples of a task differ by 2 sigma^2 n / (n - 1). Where
+    "corrected" holds, "printed" holds up to K = (8 - 1/b) (n - 1). It is violated from K of about
+    8 n on.
 
     Args:
       constants: Constants of the losses.

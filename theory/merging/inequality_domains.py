@@ -1,4 +1,4 @@
-"""Problems on which inequalities of unified-merging are attacked that speak of no experts.
+"""Problems on which those inequalities of unified-merging are attacked that need no experts.
 
 They are about gradients, sizes and constants alone.
 """

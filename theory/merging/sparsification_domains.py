@@ -1,6 +1,6 @@
 """Problems on which Corollary 1 of unified-merging is attacked: three task vectors and weights.
 
-The ratio is that of heterogeneities, after a step and before it.
+The ratio compares heterogeneities, after a step and before it.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Two quadratic tasks, on which the bounds of unified-merging are attacked.
 
-The ratio is that of closed forms; `again` follows the steps of the experts one by one
+The ratio compares closed forms; `again` follows the steps of the experts one by one
 (`followed`). Sizes are whole numbers, with the slope of real ones.
 """
 
@@ -45,7 +45,7 @@ def _built(p: Any, curvature: Any, rate: Any, of: tuple[Any, Any, Any]) -> Quadr
 
 
 def paced(p: Any) -> QuadraticTasks:
-    """Builds tasks whose rate is a share of 1 / L.
+    """Builds tasks with a rate that is a share of 1 / L.
 
     Args:
       p: The problem.
@@ -57,7 +57,7 @@ def paced(p: Any) -> QuadraticTasks:
 
 
 def slow(p: Any) -> QuadraticTasks:
-    """Builds tasks whose rate is a share of 1 / (8 K L), K the larger number of steps.
+    """Builds tasks with a rate that is a share of 1 / (8 K L), K the larger number of steps.
 
     Args:
       p: The problem.
@@ -71,7 +71,7 @@ def slow(p: Any) -> QuadraticTasks:
 
 
 def minimised(p: Any) -> QuadraticTasks:
-    """Builds tasks whose experts are the minimisers of their empirical risks.
+    """Builds tasks with experts at the minimisers of their empirical risks.
 
     Args:
       p: The problem.
@@ -84,7 +84,7 @@ def minimised(p: Any) -> QuadraticTasks:
 
 
 def tied(p: Any) -> QuadraticTasks:
-    """Builds tasks whose rate is sqrt(N / mean K), and below 2 / L by a share of it.
+    """Builds tasks with the rate sqrt(N / mean K), below 2 / L by a share of it.
 
     Args:
       p: The problem.
@@ -99,7 +99,7 @@ def tied(p: Any) -> QuadraticTasks:
 
 
 def admissible(p: Any) -> QuadraticTasks:
-    """Builds tasks whose rate is sqrt(N / mean K), and at most 1 / (8 K L) for both K.
+    """Builds tasks with the rate sqrt(N / mean K), at most 1 / (8 K L) for both K.
 
     Args:
       p: The problem.
@@ -159,10 +159,10 @@ def domain(
     """Compares two quantities of tasks, the larger of both ratios where there is one per task.
 
     Args:
-      words: What the problems are.
+      words: The problems, in words.
       boxes: The range of each of their parts.
       tasks: Builds the tasks of a problem.
-      left: What the bound says is smaller.
+      left: What is smaller if the bound holds.
       right: The bound.
       again: The ratio of both for experts that are followed step by step.
       without: By the name of a term of the bound: the bound without it.

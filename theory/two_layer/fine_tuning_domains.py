@@ -1,6 +1,6 @@
 """Problems on which overtrained's theorems on the end of fine-tuning are attacked.
 
-The ratio is that of minima of the objective; `again` trains the network to its end.
+The ratio compares minima of the objective; `again` trains the network to its end.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Problems on which overtrained's bounds of the loss under noise and its curvature are attacked.
 
-The loss is of degree two in each weight, so that its mean under Gaussian noise is its mean over all
-signs of noise of that size, and over the nodes of a Gaussian quadrature.
+The loss is of degree two in each weight. Its mean under Gaussian noise is therefore its mean over
+all signs of noise of that size, and its mean over the nodes of a Gaussian quadrature.
 """
 
 from functools import partial
