@@ -269,7 +269,7 @@ def _lemma_3() -> list[Claim]:
             ours=(
                 "E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n) while K ≤ (8 - 1/b)(n - 1)",
                 partial(_local, small, "printed"),
-                "while K ≤ 8n it need not: n=2, K=16, b=1 break it by 1.2",
+                "n=2, K=8n=16, b=1 break it by 1.2; 3bζ²/n never matters",
             ),
         ),
     ]

@@ -73,9 +73,26 @@ def _few(p: Any) -> Any:
     return jnp.min((8 - 1 / b) * (n - 1) - k)
 
 
+def _printed_without(name: str, tasks: QuadraticTasks) -> Any:
+    """The printed bound of Lemma 3 without what a constant stands in."""
+    given = constants(tasks)
+    given = given._replace(**{name: 0.0 * getattr(given, name)})
+    return local_stability(given, tasks.training, form="printed")
+
+
 STABILITY_FEW = replace(
-    STABILITY_PRINTED,
-    problems=WORDS.format(2) + "η ≤ 1/(8KL), K ≤ (8 - 1/b)(n - 1)",
+    domain(
+        WORDS.format(2) + "η ≤ 1/(8KL), K ≤ (8 - 1/b)(n - 1)",
+        LONG,
+        slow,
+        quantity("local_stability"),
+        _local("printed"),
+        lambda f: f.local / f.local_printed,
+        {
+            "σ²/n": partial(_printed_without, "variance"),
+            "3bζ²/n": partial(_printed_without, "heterogeneity"),
+        },
+    ),
     allowed=_few,
 )
 MERGED = domain(

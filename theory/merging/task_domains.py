@@ -134,7 +134,9 @@ TIED = {
     "centres": Box(-0.01, 0.01, (2, 2)),
     "noise": Box(1e-4, 1.0, log=True),
 }
-WORDS = "two quadratic tasks of one curvature in {} dimensions, 2 to 100 samples, "
+WORDS = (
+    "two quadratic tasks of one curvature in {} dimensions, 2 to 100 samples (sizes rounded down), "
+)
 PACED = WORDS.format(2) + f"1 to {STEPS} steps, η ≤ 1/L"
 ROOT = WORDS.format(2) + f"1 to {STEPS} steps, η = √(N/K̄) "
 
