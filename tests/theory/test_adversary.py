@@ -142,6 +142,7 @@ def test_the_alignment_of_layers_is_within_2_percent_of_its_bound():
 
 
 @pytest.mark.slow
+@pytest.mark.thirds(slow=True)
 @pytest.mark.parametrize("claim", ATTACKED, ids=lambda claim: claim.id)
 def test_both_evaluations_of_an_attack_agree(claim):
     """At drawn problems of the domain; differences of networks 1e-6 apart are good to 1e-4."""
@@ -163,6 +164,7 @@ def test_both_evaluations_of_an_attack_agree(claim):
 
 
 @pytest.mark.slow
+@pytest.mark.thirds(slow=True)
 @pytest.mark.parametrize("claim", KNOWN, ids=lambda claim: claim.id)
 def test_bounds_are_as_sharp_as_recorded(claim):
     """A search finds what the recorded one found: the ledger shows it."""
