@@ -14,9 +14,9 @@ three domains, and they differ only in few rules:
 
 - *scale*: c_i > 0. Exponents are rational numbers.
 - *sign*: c_i = +-1. Exponents are 0 or 1, and 1 + 1 = 0. An even function forgets them.
-- *share*: a unit i becomes several with shares c that sum to 1: what is multiplied by c^0 is
-  copied, what is multiplied by c^1 is shared out. A sum of products over units then has exponents
-  that sum to 1, not to 0. Every other equation is that of scale.
+- *share*: a unit i becomes several copies, with shares c that sum to 1. Exponent 0 copies an entry,
+  exponent 1 shares it out. The exponents in a sum of products over units then sum to 1, not to 0.
+  Every other equation is the one for scale.
 
 An `Algebra` unifies the terms of a forward pass. Where these have atoms, it also writes down their
 equations, which `sail_jax.tracing.roles` solves.
@@ -88,7 +88,7 @@ class Algebra:
     """Unifies terms, and collects equations and events for those with atoms.
 
     Attributes:
-      where: What is being computed, for reasons: a primitive and a line of source.
+      where: The primitive at work and its line of source, for reasons.
       spaces: The space of each slot.
       equations: The equations, in the order in which they came up.
       events: The events.
@@ -181,7 +181,7 @@ class Algebra:
         Args:
           factors: The labels, and the power of each; None for values that are constant.
           parametric: For each whether its array was computed from parameters alone.
-          finite: Whether what is divided by is known not to be 0.
+          finite: Whether the divisor cannot be 0.
 
         Returns:
           The label of the outcome.
@@ -315,7 +315,7 @@ class Algebra:
             self._event([atom], [parametric], family)
 
     def counted(self, label: Label) -> None:
-        """Notes that units are numbered, by an integer that says which.
+        """Notes that an integer numbers the units.
 
         Args:
           label: The label of the units.

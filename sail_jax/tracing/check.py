@@ -1,4 +1,4 @@
-"""`check_spec`: does a network compute the same in every basis in which its spec says that it does?
+"""`check_spec`: does a network compute the same in every basis that its spec allows?
 
 This needs no second opinion: the network itself is run on re-expressed parameters.
 """
@@ -20,7 +20,7 @@ from sail_jax.basis.spaces import Leaf, Spec, table
 
 __all__ = ["Checked", "Trial", "check_spec"]
 
-# A table of scales within a factor of four, so that no exponential overflows by them.
+# Scales within a factor of four: no exponential overflows by them.
 _SCALES = (0.5, 2.0)
 
 
@@ -45,7 +45,7 @@ class Checked(NamedTuple):
 
     Attributes:
       trials: The changes that were tried.
-      skipped: Copies of units with which there is no such network, and the first line of its error.
+      skipped: Copies of units that the network's own code refused, with the first line of its error.
     """
 
     trials: tuple[Trial, ...]
@@ -77,8 +77,7 @@ def check_spec(
 ) -> Checked:
     """Checks a spec by running the network: every change of basis that it allows must not matter.
 
-    Units of all inner spaces are permuted at once, then those of each space alone. Then each space
-    is changed by a random member of every kind of map that its nonlinearity, its gains and its ties
+    All inner spaces are permuted at once, then each space alone. Then each space is changed by a random member of every kind of map that its nonlinearity, its gains and its ties
     allow: signs, scales, rotations, any invertible map, and copies of units. Inputs should not be
     those from which a spec was inferred: another batch, and another length, show what held by
     chance.
@@ -88,14 +87,14 @@ def check_spec(
       apply: The network, called as `apply(params, *inputs)`.
       params: Its parameters. Zeros and ones hide mistakes: draw them.
       *inputs: Inputs to run it on.
-      resized: Builds the network of other sizes: called with a spec, it returns what is called as
-        `apply` is. What it or the network raises shows that there is no such network. Without it no
-        units are copied, as networks state sizes of their own.
+      resized: Builds the network of other sizes. It takes a spec and returns a function like
+        `apply`; what it or the network raises is recorded in `skipped`. Without it no units are
+        copied, as the code of networks states sizes.
       seed: Seed of the random maps.
 
     Returns:
-      What was tried, with the difference of outputs; `failed` lists what is wrong, and which leaf
-      and axis explains it.
+      The trials with the difference of outputs. `failed` lists those that went wrong, and the leaf
+      and axis that explains each.
 
     >>> def net(p, x):
     ...     return jnp.tanh(x @ p["in"]) @ p["out"]
@@ -116,7 +115,7 @@ def check_spec(
     trials: list[Trial] = []
     skipped: list[str] = []
 
-    # Every space has a dense map in every trial, so that one program does them all.
+    # Every space has a dense map in every trial: one program does them all.
     still = {name: identity(spec.space(name).size) for name in inner}
     move = jax.jit(lambda p, maps: change_basis(p, spec, maps))
 

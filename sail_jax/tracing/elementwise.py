@@ -130,7 +130,7 @@ def _alike(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> tuple[Label,
         axes.append(label)
         varying = [x for x, t in column if t is not None]
         if label is not None and not all(x.zero for x in ins if x not in varying):
-            # What is constant along the axis, and not 0, fixes scale and sign.
+            # A summand that is constant along the axis, and not 0, fixes scale and sign.
             tracer.algebra.curved(label, parametric(ins))
     return tuple(axes)
 
@@ -197,7 +197,7 @@ def _compared(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
         return _mixed(tracer, eqn, ins)
     whole(tracer, *ins)
     x = b if a.zero else a
-    # The comparison itself has no scale: its labels are those of the sign.
+    # The comparison forgets the scale and keeps the sign.
     rank = len(shape(eqn.outvars[0]))
     labels = x.axes if len(x.axes) == rank else (None,) * rank
     axes = tuple(tracer.algebra.magnitude(t, x.parametric, of_sign=True) for t in labels)
@@ -228,7 +228,7 @@ def _selected(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
         if label is not None and any(x.axes[k] is None and not x.zero for x in cases):
             tracer.algebra.curved(label, alone)
         if chosen is not None and label is not None:
-            # What is chosen unit by unit: the choice has no exponent of its own.
+            # A choice unit by unit has exponent 0.
             label = tracer.algebra.multiplied(
                 [(label, 1), (chosen, 1)], [parametric(cases), which.parametric]
             )

@@ -22,7 +22,7 @@ def _gathered(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
     batch = [k for k in range(len(new)) if k not in numbers.offset_dims]
     for at, k in zip(batch, range(len(indices) - 1), strict=True):
         axes[at] = index.axes[k]
-    # What is looked up by units of an axis has the order of that axis, not its exponents.
+    # An outcome that is looked up along an axis has the order of that axis, not its exponents.
     for k, label in enumerate(axes):
         axes[k] = algebra.renewed(label)
         algebra.curved(axes[k], False)

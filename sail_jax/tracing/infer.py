@@ -278,7 +278,7 @@ def _asked(
         for axis, label in zip(axes, known[path], strict=True):
             spaces = [atom.space for atom in atoms(label)]
             if len(spaces) != len(axis):
-                # Fixed parts have no name, so that names could be given to the wrong ones.
+                # Fixed parts have names of their own, and it is unclear which name is whose part.
                 continue
             for factor, space in zip(axis, spaces, strict=True):
                 if called.setdefault(space, factor.space) != factor.space:
@@ -310,7 +310,7 @@ def _spec(
             of = found[term.space]
             role: Role = of.roles.get(term.slot, "write")
             return Factor(called[term.space], role, term.slot in of.tied, block)
-        # Part of an axis whose other parts are free.
+        # The other parts of this axis are free.
         name = f"order-{term.size}"
         spaces.setdefault(name, Space(name, term.size, "outer"))
         return Factor(name, "write", False, block)

@@ -47,7 +47,7 @@ class Interpreter:
           values: Its arguments.
 
         Returns:
-          What it returns; squares and sums may be unsettled.
+          Its outcome; squares and sums may be unsettled.
         """
         consts: Sequence[Any] = ()
         if hasattr(jaxpr, "jaxpr"):

@@ -1,6 +1,6 @@
 """Roles and families: what each parameter does with a space, and which maps of it are harmless.
 
-The equations of `sail_jax.tracing.algebra` are solved for each space by itself.
+The equations of `sail_jax.tracing.algebra` are solved space by space.
 
 1. *Readers* are shared out where units are doubled, all else is copied: the equations for shares
    need a solution in 0 and 1. Without one, units cannot be doubled.
@@ -26,7 +26,7 @@ class Place(NamedTuple):
 
     Attributes:
       slot: The number of its exponent.
-      root: Which axis of which parameter it is: places with one root are uses of one axis.
+      root: The number of the parameter's axis. Several uses of one axis have one root.
       matrix: Whether the parameter has another axis of several units.
     """
 
@@ -41,7 +41,7 @@ class Found(NamedTuple):
     Attributes:
       roles: The role of each root; of several uses, the first. Matrices come first, in the order in
         which they are used.
-      tied: Roots whose uses have several roles.
+      tied: Roots with several roles.
       family: The maps of the space that are harmless.
     """
 
@@ -92,7 +92,7 @@ def solve(places: Sequence[Place], equations: Sequence[Equation], events: Sequen
     if Family.NONNEGATIVE in family:
         family |= Family.MONOMIAL
     if Family.MONOMIAL not in family and Family.UNIT in family:
-        # Nothing acts unit by unit, and scales are no symmetry: rotations may be.
+        # Nothing acts unit by unit, and only scales are excluded: rotations remain.
         family = (family & ~Family.UNIT) | Family.ORTHOGONAL
     if (Family.SIGNED_SELECTION | Family.INVERTIBLE) in family:
         family |= Family.SIGNED_PERMUTATION
@@ -128,7 +128,7 @@ def _guessed(
         chosen = trial.choose(rest, (1, -1)) if all(fits) else None
         if chosen:
             return {slot: int(chosen.get(slot) == -1) for slot in slots}
-    # What is left of the equations for shares, if sums that have no solution go last.
+    # The equations for shares, as far as they go together; sums over units give way.
     share = Solver()
     for of in sorted(equations, key=lambda of: (of.share == 1 and len(of.slots) == 1, -of.share)):
         if of.change & Change.SHARE:
@@ -211,7 +211,7 @@ def words_of(family: Family) -> str:
       family: The family.
 
     Returns:
-      One or two words whose maps all lie within the family, and as many as there are such.
+      One or two words; their maps lie within the family, and are as many as possible.
     """
     best: tuple[int, int, str] | None = None
     usable = [(word, of) for word, of in NONLINEARITIES.items() if word not in ("outer", "stack")]

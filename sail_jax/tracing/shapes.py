@@ -87,7 +87,7 @@ def _run(tracer: Tracer, source: Sequence[tuple[Label, int]], target: Sequence[i
     if len(source) == 1 and sum(size != 1 for size in target) == 1:
         return [source[0][0] if size != 1 else None for size in target]
     axes: list[Label] = []
-    # None's are kept apart where the factors fit, so that a repeated axis stays constant.
+    # A repeated axis stays constant where the factors fit.
     rest = list(source)
     for place, size in enumerate(target):
         if size == 1:
@@ -228,5 +228,5 @@ def _iota(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     size, axis = shape(eqn.outvars[0]), eqn.params["dimension"]
     units = Variable(size[axis])
     axes = [units if k == axis else None for k in range(len(size))]
-    # A permutation moves the entries, and renames what they number.
+    # A permutation moves the entries, and renames the units that they number.
     return [Value(tuple(axes), numbers=units, positive=True, parametric=True)]

@@ -45,9 +45,9 @@ class Variable:
 
     Attributes:
       size: The number of units.
-      bound: What it turned out to be; None while it is free.
+      bound: The term that it turned out to be; None while it is free.
       why: Why it was fixed, "" if it was not.
-      became: What it was first bound to, through which a reason can be followed.
+      became: The term to which it was first bound; a reason is followed through it.
     """
 
     size: int
@@ -128,9 +128,8 @@ def resolve(term: Term) -> Term:
       term: Any term.
 
     Returns:
-      The same term. Products lie in no products, sums in no sums, fixed neighbours are joined,
-      parts of one unit (of none, in a sum) are left out, and a bound variable is what it is bound
-      to.
+      The same term. No product lies in a product, and no sum in a sum. Fixed neighbours are joined.
+      Parts of one unit (of none, in a sum) are left out. Bound variables are replaced.
     """
     if isinstance(term, Variable):
         seen = []
@@ -224,7 +223,7 @@ def fix(label: Label, why: str) -> None:
     """Fixes the order of units.
 
     Args:
-      label: What is fixed; nothing happens where it is None.
+      label: The label to fix; None is left alone.
       why: Why, for people.
     """
     for leaf in list(leaves(label)):
@@ -265,7 +264,7 @@ def split(term: Term, first: int) -> tuple[Term, Term] | None:
       first: The size of the first factor.
 
     Returns:
-      Both factors; None if the term is no such product.
+      Both factors; None if the term cannot be split so.
     """
     term = resolve(term)
     if first < 1 or term.size % first:
@@ -417,7 +416,7 @@ def align(a: Term, b: Term, why: str, invariant: Invariant = _no_atoms) -> None:
         case (_, Sum()):
             _align_blocks(b, a, why, invariant)
         case _:
-            # An atom is refined already, and is no product.
+            # An atom is refined already: a product beside it excludes it.
             _exclude(a, b, why)
 
 

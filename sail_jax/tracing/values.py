@@ -1,4 +1,4 @@
-"""What is known of one value of a forward pass: what rules of primitives take and return."""
+"""A value of a forward pass on labels, and the rules of primitives that act on such values."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,11 +46,10 @@ class Pending(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """What is known of one value.
+    """A value of the forward pass, as far as its labels go.
 
     Attributes:
-      axes: A label for each axis. A value of which every entry is the same along an axis has None
-        there.
+      axes: A label for each axis; None where all entries along the axis are equal.
       numbers: The units that its integers number; None if it numbers none.
       beyond: Whether their count was added to such integers, as is done with negative ones.
       zero: Whether it is known to be 0, or False.
@@ -59,9 +58,9 @@ class Value:
       parametric: Whether its free axes vary as parameters and constants alone make them: it was
         computed from such, and perhaps multiplied by something without free axes.
       view: Whether it is a parameter, or holds entries of one in another shape.
-      square: Whether it is the square of a value with these axes. Then the labels are those of
-        that value, until it is known whether the squares are summed.
-      pending: A sum of which it is a multiple.
+      square: Whether it is the square of a value with these labels. It keeps them until the next
+        operation shows whether the squares are summed.
+      pending: A sum over units, if the value is a multiple of one.
     """
 
     axes: tuple[Label, ...]
@@ -179,7 +178,7 @@ def literal(variable: Any) -> float | None:
       variable: A variable, or a literal.
 
     Returns:
-      Its value; None if it is no real scalar.
+      Its value; None for anything but a real scalar.
     """
     if not isinstance(variable, core.Literal) or np.ndim(variable.val) != 0:
         return None
@@ -213,7 +212,7 @@ def constant(array: Any) -> Value:
 
 
 def settled(tracer: Tracer, value: Value) -> Value:
-    """Settles a value that is used as it is: its sum is no mean, its square is a curve.
+    """Settles a value that is used as it is: a sum that is not a mean, a square that is a curve.
 
     Args:
       tracer: The interpreter.
@@ -240,7 +239,7 @@ def settled(tracer: Tracer, value: Value) -> Value:
 
 
 def parametric(values: Sequence[Value]) -> bool:
-    """Finds out whether what is computed from some values is parametric.
+    """Finds out whether some values are all parametric, and so their outcome.
 
     Args:
       values: The values.
@@ -269,7 +268,7 @@ def whole(tracer: Tracer, *values: Value) -> None:
 
     Args:
       tracer: The interpreter.
-      *values: The values whose integers these are.
+      *values: The values with these integers.
     """
     for value in values:
         if value.numbers is not None:
