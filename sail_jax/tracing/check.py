@@ -45,7 +45,7 @@ class Checked(NamedTuple):
 
     Attributes:
       trials: The changes that were tried.
-      skipped: Copies of units that the network's own code refused, with the first line of its error.
+      skipped: Copies of units that the network's own code refused, and the line that it raised.
     """
 
     trials: tuple[Trial, ...]
@@ -77,10 +77,10 @@ def check_spec(
 ) -> Checked:
     """Checks a spec by running the network: every change of basis that it allows must not matter.
 
-    All inner spaces are permuted at once, then each space alone. Then each space is changed by a random member of every kind of map that its nonlinearity, its gains and its ties
-    allow: signs, scales, rotations, any invertible map, and copies of units. Inputs should not be
-    those from which a spec was inferred: another batch, and another length, show what held by
-    chance.
+    All inner spaces are permuted at once, then each space alone. Then each space is changed by a
+    random member of every kind of map that its nonlinearity, its gains and its ties allow: signs,
+    scales, rotations, any invertible map, and copies of units. The inputs should not be those from
+    which a spec was inferred: another batch, and another length, show what held by chance.
 
     Args:
       spec: The spec, however it was made.
