@@ -4,12 +4,19 @@ from functools import reduce
 from operator import or_
 
 import jax
+import jax.numpy as jnp
 import known_networks
 import numpy as np
 import pytest
+from jax.extend import core
+from permutations import moved, orders_of
 
 from sail_jax import check_spec, spec_of
 from sail_jax.basis.families import NONLINEARITIES, Family
+from sail_jax.tracing.infer import _run
+from sail_jax.tracing.interpreter import Interpreter, _alive
+from sail_jax.tracing.terms import Variable
+from sail_jax.tracing.values import Value
 
 NAMES = known_networks.NAMES
 # What a table states too narrowly, by the beginning of a space's name: its own word, and the
@@ -90,3 +97,55 @@ def test_the_same_spec_comes_from_another_batch(name):
     apply = model.apply(model.spec)
     one = jax.tree.map(lambda x: np.asarray(x)[:1], model.inputs)
     assert spec_of(apply, model.params, one).spec == spec_of(apply, model.params, model.inputs).spec
+
+
+def outcomes(jaxpr, values):
+    """Every intermediate of a forward pass, in order."""
+    known = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
+    known |= zip(jaxpr.jaxpr.invars, values, strict=True)
+    found = []
+    for eqn in _alive(jaxpr.jaxpr):
+        ins = [v.val if isinstance(v, core.Literal) else known[v] for v in eqn.invars]
+        inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+        if inner is not None:
+            outs, more = outcomes(inner, ins)
+            found += more
+        else:
+            outs = eqn.primitive.bind(*ins, **eqn.params)
+            outs = outs if eqn.primitive.multiple_results else [outs]
+            found.append(outs)
+        known |= zip(eqn.outvars, outs, strict=True)
+    last = [v.val if isinstance(v, core.Literal) else known[v] for v in jaxpr.jaxpr.outvars]
+    return last, found
+
+
+def doubled(x):
+    """In double precision, unless it holds integers."""
+    return jnp.asarray(x, float) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "qwen3", "t5", "vit", "flax resnet"])
+def test_every_intermediate_is_permuted_as_its_labels_say(name):
+    """In float64, so that a sum in another order differs by 1e-12 of the largest entry at most."""
+    model = known_networks.model(name)
+    with jax.enable_x64(True):
+        params, inputs = (jax.tree.map(doubled, tree) for tree in (model.params, model.inputs))
+        traced = jax.make_jaxpr(model.apply(model.spec))(params, inputs)
+        leaves = jax.tree.leaves(params)
+        labels = [tuple(Variable(n) for n in x.shape) for x in leaves]
+        interpreter = Interpreter(keep=True)
+        _run(interpreter, traced, labels)
+        values = [Value(own) for own in labels]
+        trail = [out for _, outs in interpreter.trail for out in outs]
+        orders = orders_of(np.random.default_rng(0), [t for v in (*values, *trail) for t in v.axes])
+        rest = jax.tree.leaves(inputs)
+        shuffled = [jnp.asarray(moved(x, v, orders)) for x, v in zip(leaves, values, strict=True)]
+        _, before = outcomes(traced, [*leaves, *rest])
+        _, after = outcomes(traced, [*shuffled, *rest])
+    assert len(before) == len(interpreter.trail)
+    for x, y, (eqn, outs) in zip(before, after, interpreter.trail, strict=True):
+        for a, b, value in zip(x, y, outs, strict=True):
+            expected = moved(a, value, orders)
+            scale = np.abs(expected[np.isfinite(expected)]).max(initial=1.0) if a.size else 1.0
+            np.testing.assert_allclose(b, expected, rtol=0, atol=1e-11 * scale, err_msg=str(eqn))

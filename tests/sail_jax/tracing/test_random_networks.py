@@ -36,6 +36,7 @@ def test_axes_that_are_free_are_found_free(seed):
 
 
 @pytest.mark.slow
+@pytest.mark.thirds(slow=True)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_network_computes_the_same_in_every_basis_that_its_spec_allows(seed):
     """The tolerance is the certificate's: ten times the change when every parameter is rounded."""
