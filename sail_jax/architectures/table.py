@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from sail_jax.basis.axes import path_pattern
+from sail_jax.basis.axes import format_axes, path_pattern
 from sail_jax.basis.spaces import Spec, spec
 from sail_jax.checks import nearest
 from sail_jax.configurations import EPSILONS
@@ -68,6 +68,23 @@ class Rules(NamedTuple):
     head_power: float = 0.0
     untied: Mapping[str, Any] = {}
     scales: Mapping[str, tuple[str, float]] = {}
+
+    @classmethod
+    def of(cls, spec: Spec) -> "Rules":
+        """Makes the rules of one network from its spec.
+
+        Args:
+          spec: The spec, such as that of `sail_jax.spec_of`.
+
+        Returns:
+          Rules that give this spec again. They state no entries of a configuration, so that growth
+          takes new sizes by the names of spaces.
+        """
+        return cls(
+            axes=tuple((leaf.path, format_axes(leaf.axes)) for leaf in spec.leaves),
+            spaces={space.name: space.nonlinearity for space in spec.spaces if space.nonlinearity},
+            sizes={space.name: space.size for space in spec.spaces},
+        )
 
     def spec(self, params: PyTree) -> Spec:
         """Applies the rules to parameters.

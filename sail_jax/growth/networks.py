@@ -66,9 +66,9 @@ def grow(
       **options: The other arguments of `plan`, and the options of the method.
 
     Returns:
-      The parameters of the grown network, in a flat dictionary where `params` is one, else in
-      nested dictionaries; and the growth, with the new configuration and the report of what the
-      axes show to be lost. Neither network is run.
+      The parameters of the grown network, in a pytree of the same structure if there are as many of
+      them, else in dictionaries, flat where `params` is; and the growth, with the new configuration
+      and the report of what the axes show to be lost. Neither network is run.
 
     Raises:
       TypeError: As `plan`.
@@ -82,8 +82,11 @@ def grow(
     ([[1.0, 1.5, 2.0]], [3])
     """
     growth = plan(params, config, to, method, key=key, **options)
-    arrays = dict(zip(leaf_paths(params), jax.tree.leaves(params), strict=True))
+    leaves, structure = jax.tree.flatten(params)
+    arrays = dict(zip(leaf_paths(params), leaves, strict=True))
     new = {path: growth.leaf(path, arrays) for path in growth.leaves}
+    if new.keys() == arrays.keys():
+        return jax.tree.unflatten(structure, [new[path] for path in arrays]), growth
     return (new if _is_flat(params) else _nested(new)), growth
 
 
@@ -120,8 +123,9 @@ def plan(
         lossless growth, not sufficient: neither network is run here. To see that the function is
         preserved, compare outputs (`sail_jax.certificate`), or grow a checkpoint on disk with
         `grow_checkpoint(..., require_lossless=True)`, which runs both networks.
-      rules: For an architecture that is not known: its `Rules`, or a function that makes them from
-        a configuration.
+      rules: For an architecture that is not known: its spec (see `sail_jax.spec_of`); or its
+        `Rules`, or a function that makes them from a configuration. With a spec, `config` may be
+        empty, and `to` names spaces.
       **options: The options of the method and of the depth method, see `METHODS`.
 
     Returns:
@@ -158,6 +162,7 @@ def plan(
                 f"leaf {path!r} is {x.dtype}, which has no arithmetic: cast the network first, "
                 "with the scales that belong to it"
             )
+    rules = Rules.of(rules) if isinstance(rules, Spec) else rules
     make = rules_of(config, rules)
     old_rules = make(config)
     old_spec = old_rules.spec(flat)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from sail_jax import change_basis, check_spec, exactness, growth, spec, spec_of
+from sail_jax import certificate, change_basis, check_spec, exactness, growth, spec, spec_of
 from sail_jax.basis.families import Family
 from sail_jax.tracing.roles import words_of
 
@@ -176,29 +176,60 @@ def test_words_lie_within_their_family():
         assert family in reduce(or_, words)
 
 
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.norm = nnx.RMSNorm(8, rngs=rngs)
+        self.gate = nnx.Linear(8, 12, use_bias=False, rngs=rngs)
+        self.up = nnx.Linear(8, 12, use_bias=False, rngs=rngs)
+        self.down = nnx.Linear(12, 8, rngs=rngs)
+
+    def __call__(self, x):
+        y = self.norm(x)
+        return x + self.down(nnx.silu(self.gate(y)) * self.up(y))
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.first = nnx.Linear(3, 8, rngs=rngs)
+        self.block = Block(rngs)
+        self.last = nnx.Linear(8, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(self.block(self.first(x)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method", ["lemon", "net2net", "hypercloning", "fpi", "pad", "interpolate"]
+)
+@pytest.mark.parametrize("to", [{"hidden": "2x"}, {"stream": 16, "hidden": 15}, {"stream": 13}])
+def test_growth_of_a_network_without_a_table_is_exact_where_its_report_finds_nothing(method, to):
+    """Every nonlinearity of this network is stated, so that what is not lost is kept."""
+    graph, params = nnx.split(Net(nnx.Rngs(0)))
+    params = jax.tree.map(lambda p: p + 0.3 * jax.random.normal(jax.random.key(5), p.shape), params)
+
+    def net(params, x):
+        return nnx.merge(graph, params)(x)
+
+    names = {"first/bias/value": "stream", "block/up/kernel/value": "stream* hidden"}
+    found = spec_of(net, params, X, names=names).spec
+    assert {s.name: s.nonlinearity for s in found.spaces} == {
+        "stream": "rmsnorm",
+        "hidden": "gated",
+    }
+    key = jax.random.key(0)
+    large, grown = growth.grow(params, {}, to, method, key=key, rules=found)
+    assert type(large) is type(params)
+    sizes = {name: grown.spec.resized(grown.maps).space(name).size for name in to}
+    assert sizes == {name: 24 if size == "2x" else size for name, size in to.items()}
+    assert certificate(net, params, large, X).preserved == (not grown.report.lost)
+
+
 def test_both_libraries_of_flax():
-    class Block(nnx.Module):
-        def __init__(self, rngs):
-            self.norm = nnx.LayerNorm(8, rngs=rngs)
-            self.up = nnx.Linear(8, 12, rngs=rngs)
-            self.down = nnx.Linear(12, 8, rngs=rngs)
-
-        def __call__(self, x):
-            return x + self.down(nnx.gelu(self.up(self.norm(x))))
-
-    class Net(nnx.Module):
-        def __init__(self, rngs):
-            self.first = nnx.Linear(3, 8, rngs=rngs)
-            self.block = Block(rngs)
-            self.last = nnx.Linear(8, 2, rngs=rngs)
-
-        def __call__(self, x):
-            return self.last(self.block(self.first(x)))
-
     graph, state = nnx.split(Net(nnx.Rngs(0)))
     found = spec_of(lambda state, x: nnx.merge(graph, state)(x), state, X)
     sizes = {space.size: space.nonlinearity for space in found.spec.spaces}
-    assert sizes == {8: "layernorm", 12: "elementwise"}
+    assert sizes == {8: "rmsnorm", 12: "gated"}
     assert not check_spec(found.spec, lambda s, x: nnx.merge(graph, s)(x), state, X[:2]).failed
 
     module = linen.Sequential([linen.Dense(6), linen.relu, linen.Dense(2)])
