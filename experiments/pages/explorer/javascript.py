@@ -5,9 +5,11 @@ Each step that is left becomes a loop over Float64Arrays. Arrays are views, as N
 is broadcast, sliced or transposed is not copied, and is computed once for all of its places.
 """
 
+import collections
 import itertools
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +25,7 @@ __all__ = ["PRELUDE", "javascript"]
 ELEMENTWISE = {
     "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
     "max": "Math.max({0}, {1})", "min": "Math.min({0}, {1})", "square": "{0} * {0}",
-    "pow": "pow({0}, {1})", "integer_pow": "pow({0}, {y})", "atan2": "Math.atan2({0}, {1})",
+    "pow": "pow({0}, {1})", "integer_pow": "Math.pow({0}, {y})", "atan2": "Math.atan2({0}, {1})",
     "clamp": "Math.min(Math.max({1}, {0}), {2})", "copy": "{0}", "stop_gradient": "{0}",
     "eq": "+({0} === {1})", "ne": "+({0} !== {1})", "lt": "+({0} < {1})", "le": "+({0} <= {1})",
     "gt": "+({0} > {1})", "ge": "+({0} >= {1})", "and": "{0} & {1}", "or": "{0} | {1}",
@@ -44,7 +46,7 @@ CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_cal
          "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "remat2": "jaxpr",
          "checkpoint": "jaxpr"}  # fmt: skip
 # JavaScript's power of 1 to infinity is NaN.
-PRELUDE = "const pow = (x, y) => x === 1 ? 1 : y === 2 ? x * x : Math.pow(x, y)\n"
+PRELUDE = "const pow = (x, y) => x === 1 ? 1 : Math.pow(x, y)\n"
 
 
 def javascript(function: Callable[..., Mapping[str, Any]], *shapes: tuple[int, ...]) -> str:
@@ -62,7 +64,7 @@ def javascript(function: Callable[..., Mapping[str, Any]], *shapes: tuple[int, .
       NotImplementedError: If the function has a step that is not translated; the message names it.
 
     >>> javascript(lambda x: {"twice": 2 * x}, ())
-    '(() => {\\nreturn (x0) => {\\nconst x1 = 2 * x0\\nreturn {"twice": x1}\\n}\\n})()'
+    '(() => {\\nreturn (z0) => {\\nconst x0 = 2 * z0\\nconst x1 = x0\\nreturn {"twice": x1}\\n}\\n})()'
     """
     with jax.enable_x64(True):
         arguments = [jax.ShapeDtypeStruct(shape, float) for shape in shapes]
@@ -74,12 +76,19 @@ def javascript(function: Callable[..., Mapping[str, Any]], *shapes: tuple[int, .
 
         closed = jax.make_jaxpr(flat)(*arguments)
     code = _Code()
-    inputs = [code.named(shape) for shape in shapes]
-    results = code.block(closed.jaxpr, closed.consts, inputs)
-    entries = (f'"{name}": {code.whole(x)}' for name, x in zip(names, results, strict=True))
+    inputs = [
+        _View(f"z{k}", shape, _contiguous(shape), 0, math.prod(shape) == 1)
+        for k, shape in enumerate(shapes)
+    ]
+    results = map(code.whole, code.block(closed.jaxpr, closed.consts, inputs))
+    entries = [
+        f'"{name}": {x.name}' + ".slice()" * (not x.number)
+        for name, x in zip(names, results, strict=True)
+    ]
     code.lines.append(f"return {{{', '.join(entries)}}}")
+    buffers, lines = code.text()
     head = f"return ({', '.join(x.name for x in inputs)}) => {{"
-    return "\n".join(["(() => {", *code.buffers, head, *code.lines, "}", "})()"])
+    return "\n".join(["(() => {", *buffers, head, *lines, "}", "})()"])
 
 
 class _Pair(NamedTuple):
@@ -209,66 +218,107 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(0 if n == 1 else math.prod(shape[k + 1 :]) for k, n in enumerate(shape))
 
 
+class _Loop(NamedTuple):
+    """A loop of steps, each a number's definition, which is stored where others need it."""
+
+    sizes: tuple[int, ...]
+    steps: dict[str, str]
+
+    def text(self, used: Mapping[str, int]) -> str:
+        places = [f"j{k}" for k in range(len(self.sizes))]
+        entry = _View("", self.sizes, _contiguous(self.sizes)).at(places)
+        body = [
+            f"const {_local(name)} = {step}" + f"; {name}{entry} = {_local(name)}" * (name in used)
+            for name, step in self.steps.items()
+        ]
+        return _loops(zip(places, self.sizes, strict=True), body)
+
+
+def _local(name: str) -> str:
+    return name.replace("x", "y")
+
+
+def _loops(sizes: Iterable[tuple[str, int]], body: list[str]) -> str:
+    heads = [f"for (let {i} = 0; {i} < {n}; {i}++)" for i, n in sizes if n > 1]
+    return " ".join([*heads, "{", "; ".join(body), "}"])
+
+
 class _Code:
     """Lines of JavaScript, and the arrays that they use, made once for all calls."""
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.buffers: list[str] = []
+        self.lines: list[str | _Loop] = []
+        self.buffers: dict[str, str] = {}
         self.count = itertools.count()
 
-    def named(self, shape: tuple[int, ...], prefix: str = "x") -> _View:
-        """A new name, of a number if there is one entry."""
-        name, number = f"{prefix}{next(self.count)}", math.prod(shape) == 1
-        return _View(name, shape, _contiguous(shape), 0, number)
+    def text(self) -> tuple[list[str], list[str]]:
+        """Returns the arrays and the lines, without arrays that nothing reads."""
+        names = re.compile(r"\bx\d+\b")
+        every = [x if isinstance(x, str) else "; ".join(x.steps.values()) for x in self.lines]
+        used = collections.Counter(names.findall("\n".join(every)))
+        lines = [x if isinstance(x, str) else x.text(used) for x in self.lines]
+        return [text for name, text in self.buffers.items() if name in used], lines
 
-    def buffer(self, shape: tuple[int, ...]) -> _View:
-        view = self.named(shape)
-        if not view.number:
-            self.buffers.append(f"const {view.name} = new Float64Array({math.prod(shape)})")
-        return view
+    def array(self, shape: tuple[int, ...], values: str | None = None) -> _View:
+        """A new array, or a new number, which is not yet declared, if there is one entry."""
+        name, number = f"x{next(self.count)}", math.prod(shape) == 1
+        if not number:
+            made = f"new Float64Array({math.prod(shape)})" if values is None else values
+            self.buffers[name] = f"const {name} = {made}"
+        return _View(name, shape, _contiguous(shape), 0, number)
 
     def constant(self, value: Any, shape: tuple[int, ...]) -> _View:
         values = np.broadcast_to(np.asarray(value, float), shape).ravel()
         texts = [_spelled(v) for v in values.tolist()]
-        if len(texts) and len(set(texts)) == 1:
+        if len(set(texts)) == 1:
             return _View(texts[0], shape, (0,) * len(shape), 0, True)
-        view = self.named(shape)
-        self.buffers.append(f"const {view.name} = Float64Array.of({', '.join(texts)})")
-        return view
+        return self.array(shape, f"Float64Array.of({', '.join(texts)})")
 
-    def loops(self, sizes: Mapping[str, int], body: list[str]) -> None:
-        heads = [f"for (let {i} = 0; {i} < {n}; {i}++)" for i, n in sizes.items()]
-        self.lines.append(" ".join([*heads, "{", "; ".join(body), "}"]))
-
-    def fill(self, out: _View, views: list[_View], expression: str) -> _View:
+    def fill(self, shape: tuple[int, ...], views: list[_View], expression: str) -> _View:
         """Computes an expression of views of one shape, once where all of them repeat."""
-        moving = [any(v.strides[k] for v in views) for k in range(len(out.shape))]
-        shape = tuple(n if m else 1 for n, m in zip(out.shape, moving, strict=True))
-        index = [f"i{k}" for k in range(len(shape))]
-        text = expression.format(*(_safe(v.at(index)) for v in views))
-        if not any(moving):
-            self.lines.append(f"const {out.name} = {text}")
-            return _View(out.name, out.shape, (0,) * len(shape), 0, True)
-        out = _View(out.name, out.shape, _contiguous(shape))
-        self.buffers.append(f"const {out.name} = new Float64Array({math.prod(shape)})")
-        sizes = {i: n for i, n in zip(index, shape, strict=True) if n > 1}
-        self.loops(sizes, [f"{out.at(index)} = {text}"])
-        return out
+        # A number among arrays has no axes of its own.
+        views = [v._replace(strides=(0,) * len(shape)) if v.number else v for v in views]
+        moving = [k for k in range(len(shape)) if any(v.strides[k] for v in views)]
+        sizes = tuple(shape[k] for k in moving)
+        places = ["0"] * len(shape)
+        for place, k in enumerate(moving):
+            places[k] = f"j{place}"
+        own = _contiguous(sizes)
+        strides = tuple(own[moving.index(k)] if k in moving else 0 for k in range(len(shape)))
+        loop = self.lines[-1] if self.lines and isinstance(self.lines[-1], _Loop) else None
+        inside = [v for v in views if loop and v.name in loop.steps]
+        aligned = all((v.offset, v.strides) == (0, strides) for v in inside)
+        if loop and inside and not (loop.sizes == sizes and aligned):
+            loop = None  # what is needed was computed there, but in another order
+        entries = [_local(v.name) if loop and v in inside else v.at(places) for v in views]
+        entries = [f"({entry})" if entry.startswith("-") else entry for entry in entries]
+        text = expression.format(*entries)
+        if not moving:
+            out = self.array(())
+            place = len(self.lines) - 1 if loop else len(self.lines)
+            self.lines.insert(place, f"const {out.name} = {text}")
+            return out._replace(shape=shape, strides=strides)
+        if loop is None or loop.sizes != sizes:
+            loop = _Loop(sizes, {})
+            self.lines.append(loop)
+        out = self.array(sizes)
+        loop.steps[out.name] = text
+        return _View(out.name, shape, strides)
 
     def copy(self, view: _View, out: _View) -> None:
-        """Copies entries into an array that exists, in C's order."""
-        index = [f"i{k}" for k in range(len(view.shape))]
-        sizes = {i: n for i, n in zip(index, view.shape, strict=True) if n > 1}
-        self.loops(sizes, [f"{out.at(index)} = {view.at(index)}"])
+        """Copies entries into what exists already."""
+        places = [f"j{k}" for k in range(len(view.shape))]
+        body = [f"{out.at(places)} = {view.at(places)}"]
+        self.lines.append(_loops(zip(places, view.shape, strict=True), body))
 
-    def whole(self, view: _View) -> str:
-        """Returns the expression of a number, or of a new array in C's order."""
-        if math.prod(view.shape) == 1:
-            return view.at(["0"] * len(view.shape))
-        out = self.buffer(view.shape)
-        self.copy(view, out)
-        return f"{out.name}.slice()"
+    def whole(self, view: _View) -> _View:
+        """Returns a copy of its own: a number, or an array in C's order."""
+        out = self.array(view.shape)
+        if out.number:
+            self.lines.append(f"const {out.name} = {view.at(['0'] * len(view.shape))}")
+        else:
+            self.copy(view, out)
+        return out
 
     def block(self, jaxpr: Any, consts: Any, inputs: list[_View]) -> list[_View]:
         """Translates all steps that matter for the results."""
@@ -301,7 +351,8 @@ class _Code:
         truths = all(v.aval.dtype == bool for v in eqn.invars)
         whole = all(jnp.issubdtype(v.aval.dtype, jnp.integer) for v in eqn.invars)
         if name in ELEMENTWISE and not (name in TRUTHS and not truths):
-            text = ELEMENTWISE[name].replace("{y}", str(params.get("y")))
+            squared = name == "integer_pow" and params["y"] == 2
+            text = ELEMENTWISE["square" if squared else name].replace("{y}", str(params.get("y")))
             text = f"Math.trunc({text})" if name == "div" and whole else text
         elif name == "convert_element_type":
             kind = params["new_dtype"]
@@ -314,78 +365,77 @@ class _Code:
         elif method := getattr(self, f"_{name}", None):
             return method(eqn, views)
         elif name in REDUCTIONS or name in ("argmin", "argmax"):
-            return [self.reduced(name, views[0], params["axes"], out.shape)]
+            return [self.reduced(name, views[0], params["axes"])]
         else:
             raise NotImplementedError(f"{name} has no translation into JavaScript: {eqn}")
-        # A number among arrays has no axes of its own.
-        views = [v._replace(strides=(0,) * out.ndim) if v.number else v for v in views]
-        return [self.fill(self.named(out.shape), views, text)]
+        return [self.fill(out.shape, views, text)]
 
-    def reduced(self, name: str, view: _View, axes: Any, shape: tuple[int, ...]) -> _View:
-        out, index = self.buffer(shape), [f"i{k}" for k in range(len(view.shape))]
-        kept = [i for k, i in enumerate(index) if k not in axes]
-        sizes = {i: view.shape[index.index(i)] for i in kept if view.shape[index.index(i)] > 1}
-        inner = " ".join(f"for (let {index[k]} = 0; {index[k]} < {view.shape[k]}; {index[k]}++)" for k in axes)
-        entry = view.at(index)
+    def reduced(self, name: str, view: _View, axes: tuple[int, ...]) -> _View:
+        rest = [k for k in range(len(view.shape)) if k not in axes]
+        shape, strides = (tuple(x[k] for k in rest) for x in (view.shape, view.strides))
+        if all(view.shape[k] == 1 for k in axes) and not name.startswith("arg"):
+            return view._replace(shape=shape, strides=strides)
+        out, places = self.array(shape), [f"j{k}" for k in range(len(view.shape))]
+        entry = view.at(places)
         if name.startswith("arg"):
             (axis,) = axes
-            i, sign = index[axis], "<" if name == "argmin" else ">"
-            start = f"let b = {view.at([*index[:axis], '0', *index[axis + 1 :]])}, s = 0"
+            sign = "<" if name == "argmin" else ">"
+            first = view.at([p if k != axis else "0" for k, p in enumerate(places)])
+            start = f"let b = {first}, s = 0"
             # The first NaN wins, as in NumPy.
-            step = f"const v = {entry}; if (v {sign} b || (v !== v && b === b)) {{ b = v; s = {i} }}"
+            better = f"v {sign} b || (v !== v && b === b)"
+            step = [f"const v = {entry}", f"if ({better}) {{ b = v; s = {places[axis]} }}"]
         else:
-            first, step = REDUCTIONS[name]
-            start, step = f"let s = {first}", f"s = {step.format('s', entry)}"
+            first, total = REDUCTIONS[name]
+            start, step = f"let s = {first}", [f"s = {total.format('s', entry)}"]
+        inner = _loops([(places[k], view.shape[k]) for k in axes], step)
+        kept = [places[k] for k in rest]
         self.lines += [f"let {out.name}"] if out.number else []
-        self.loops(sizes, [start, f"{inner} {{ {step} }}", f"{out.at(kept)} = s"])
+        body = [start, inner, f"{out.at(kept)} = s"]
+        self.lines.append(_loops(zip(kept, shape, strict=True), body))
         return out
 
     def _dot_general(self, eqn: Any, views: list[_View]) -> list[_View]:
-        (left, right), batch = eqn.params["dimension_numbers"]
-        a, b = views
-        index = [[f"{side}{k}" for k in range(len(v.shape))] for side, v in zip("ab", views, strict=True)]
-        for one, other in [*zip(left, right, strict=True), *zip(*batch, strict=True)]:
-            index[1][other] = index[0][one]
-        free = [[i for k, i in enumerate(index[s]) if k not in (left, right)[s] and k not in batch[s]] for s in (0, 1)]
-        order = [index[0][k] for k in batch[0]] + free[0] + free[1]
-        size = {i: n for s in (0, 1) for i, n in zip(index[s], views[s].shape, strict=True)}
-        out = self.buffer(eqn.outvars[0].aval.shape)
-        inner = " ".join(f"for (let {index[0][k]} = 0; {index[0][k]} < {a.shape[k]}; {index[0][k]}++)" for k in left)
-        total = f"{inner} {{ s += {a.at(index[0])} * {b.at(index[1])} }}"
-        self.lines += [f"let {out.name}"] if out.number else []
-        self.loops({i: size[i] for i in order}, ["let s = 0", total, f"{out.at(order)} = s"])
-        return [out]
+        summed, batch = eqn.params["dimension_numbers"]
+        free = [
+            [k for k in range(len(v.shape)) if k not in (*summed[i], *batch[i])]
+            for i, v in enumerate(views)
+        ]
+        # Both get the axes: batch, free ones of the left, free ones of the right, summed.
+        wide = []
+        for i, view in enumerate(views):
+            left, right = (len(free[0]), 0) if i else (0, len(free[1]))
+            order = [*batch[i], *[None] * left, *free[i], *[None] * right, *summed[i]]
+            strides = tuple(0 if k is None else view.strides[k] for k in order)
+            wide.append(view._replace(strides=strides))
+        ends = [[v.shape[k] for k in axes] for v, axes in zip(views, free, strict=True)]
+        shape = tuple(
+            [*(views[0].shape[k] for k in batch[0]), *ends[0], *ends[1],
+             *(views[0].shape[k] for k in summed[0])]
+        )  # fmt: skip
+        products = self.fill(shape, wide, "{0} * {1}")
+        return [self.reduced("reduce_sum", products, tuple(range(len(shape)))[-len(summed[0]) :])]
 
     def _scan(self, eqn: Any, views: list[_View]) -> list[_View]:
-        inner, fixed, moved = (eqn.params[k] for k in ("jaxpr", "num_consts", "num_carry"))
-        shapes = [v.aval.shape for v in eqn.outvars]
-        state = [self.buffer(shape) for shape in shapes[:moved]]
-        out = [self.buffer(shape) for shape in shapes[moved:]]
-        for x, start in zip(state, views[fixed : fixed + moved], strict=True):
-            self.lines += [f"let {x.name} = {start.at(['0'] * len(start.shape))}"] if x.number else []
-            if not x.number:
-                self.copy(start, x)
+        inner, fixed, moved, length = (
+            eqn.params[k] for k in ("jaxpr", "num_consts", "num_carry", "length")
+        )
+        out = [self.array(v.aval.shape) for v in eqn.outvars]
         self.lines += [f"let {x.name}" for x in out if x.number]
-        length = eqn.params["length"]
+        for x, start in zip(out, views[fixed : fixed + moved], strict=False):
+            self.copy(start, x)
         count = f"k{next(self.count)}"
         place = f"{length - 1} - {count}" if eqn.params["reverse"] else count
         self.lines.append(f"for (let {count} = 0; {count} < {length}; {count}++) {{")
         each = [self.row(v, place) for v in views[fixed + moved :]]
-        results = self.block(inner.jaxpr, inner.consts, [*views[:fixed], *state, *each])
-        # First all are copied, since one part of the state may be what another was.
-        kept = []
-        for view in results[:moved]:
-            x = self.buffer(view.shape)
-            self.lines += [f"const {x.name} = {view.at(['0'] * len(view.shape))}"] if x.number else []
-            if not x.number:
-                self.copy(view, x)
-            kept.append(x)
-        for x, new in zip(state, kept, strict=True):
-            self.lines.append(f"{x.name} = {new.name}" if x.number else f"{x.name}.set({new.name})")
-        for x, view in zip(out, results[moved:], strict=True):
+        results = self.block(inner.jaxpr, inner.consts, [*views[:fixed], *out[:moved], *each])
+        # First all are copied, since one part of the state may become what another was.
+        for x, new in zip(out, [self.whole(v) for v in results[:moved]], strict=False):
+            self.copy(new, x)
+        for x, view in zip(out[moved:], results[moved:], strict=True):
             self.copy(view, self.row(x, place))
         self.lines.append("}")
-        return [*state, *out]
+        return out
 
     def row(self, view: _View, place: str) -> _View:
         """One entry of the first axis, at an index that is known when the code runs."""
@@ -412,10 +462,12 @@ class _Code:
 
     def _slice(self, eqn: Any, views: list[_View]) -> list[_View]:
         view, start = views[0], eqn.params["start_indices"]
-        by = eqn.params["strides"] or (1,) * len(start)
+        by, shape = eqn.params["strides"] or (1,) * len(start), eqn.outvars[0].aval.shape
         offset = view.offset + sum(s * k for s, k in zip(view.strides, start, strict=True))
-        strides = tuple(s * k for s, k in zip(view.strides, by, strict=True))
-        return [view._replace(shape=eqn.outvars[0].aval.shape, strides=strides, offset=offset)]
+        strides = tuple(
+            s * k if n > 1 else 0 for s, k, n in zip(view.strides, by, shape, strict=True)
+        )
+        return [view._replace(shape=shape, strides=strides, offset=offset)]
 
     def _rev(self, eqn: Any, views: list[_View]) -> list[_View]:
         view, axes = views[0], eqn.params["dimensions"]
@@ -428,18 +480,15 @@ class _Code:
 
     def _reshape(self, eqn: Any, views: list[_View]) -> list[_View]:
         view, shape = views[0], eqn.outvars[0].aval.shape
-        if view.number or not any(view.strides):
-            return [view._replace(shape=shape, strides=(0,) * len(shape))]
-        long = [s for s, n in zip(view.strides, view.shape, strict=True) if n > 1]
-        if [n for n in view.shape if n > 1] == [n for n in shape if n > 1]:
-            rest = iter(long)
-            return [view._replace(shape=shape, strides=tuple(next(rest) if n > 1 else 0 for n in shape))]
-        out = self.buffer(view.shape)
-        self.copy(view, out)
-        return [out._replace(shape=shape, strides=_contiguous(shape))]
+        if [n for n in view.shape if n > 1] != [n for n in shape if n > 1] and any(view.strides):
+            view = self.whole(view)
+            return [view._replace(shape=shape, strides=_contiguous(shape))]
+        rest = iter(s for s, n in zip(view.strides, view.shape, strict=True) if n > 1)
+        strides = tuple(next(rest, 0) if n > 1 else 0 for n in shape)
+        return [view._replace(shape=shape, strides=strides)]
 
     def _concatenate(self, eqn: Any, views: list[_View]) -> list[_View]:
-        out, axis, start = self.buffer(eqn.outvars[0].aval.shape), eqn.params["dimension"], 0
+        out, axis, start = self.array(eqn.outvars[0].aval.shape), eqn.params["dimension"], 0
         for view in views:
             offset = start * out.strides[axis]
             self.copy(view, out._replace(shape=view.shape, offset=offset))
@@ -455,8 +504,3 @@ class _Code:
 def _spelled(value: float) -> str:
     text = {math.inf: "Infinity", -math.inf: "-Infinity"}.get(value, "NaN" if value != value else repr(value))
     return text.removesuffix(".0")
-
-
-def _safe(text: str) -> str:
-    """In brackets if it is a negative number, which has no place right of a minus."""
-    return f"({text})" if text.startswith("-") else text
