@@ -13,13 +13,44 @@ from jaxtyping import Array, Float
 from theory import deep_linear as dl
 from theory.two_layer import fine_tuning, modes, perturbation
 
-__all__ = ["WAYS", "WIDTH", "learned", "pretraining", "spectrum", "times", "transfer"]
+__all__ = ["PRETRAINING_ROWS", "TRANSFER_ROWS", "WAYS", "pretraining", "transfer"]
 
 WAYS = (
     "scratch", "linear transfer", "ridge transfer", "fine-tuning", "ridge from scratch", "L2-SP",
 )  # fmt: skip
 WIDTH = 12  # of all layers, in pre-training
 LARGEST = 2.0  # singular value of the pre-training task
+TIMES = 2401  # of a curve: the least loss is sought among them
+
+# The rows of the ledger that each way's numbers rest on, where they matter: "" everywhere, below or
+# beyond n = d, with a source of finitely many samples, stopped early.
+TRANSFER_ROWS: tuple[tuple[str, str, str], ...] = (
+    ("scratch", "below", "features-are-fate/T3.6-under/ours"),
+    ("scratch", "beyond", "features-are-fate/T3.6-over/ours"),
+    ("scratch", "stopped", "features-are-fate/covariance-time/ours"),
+    ("linear transfer", "", "features-are-fate/T3.7/exact"),
+    ("linear transfer", "", "features-are-fate/eq13/ours"),
+    ("linear transfer", "source", "features-are-fate/finite-source-linear/ours"),
+    ("ridge transfer", "", "features-are-fate/T3.8/exact"),
+    ("ridge transfer", "", "features-are-fate/T3.8-monotone/ours"),
+    ("fine-tuning", "", "features-are-fate/T3.9-estimator-L2/corrected"),
+    ("fine-tuning", "below", "features-are-fate/eq17-L2/corrected"),
+    ("fine-tuning", "below", "features-are-fate/eq17-boundary/corrected"),
+    ("fine-tuning", "beyond", "features-are-fate/T3.9-over/exact"),
+    ("fine-tuning", "source", "features-are-fate/finite-source-fine-tune/ours"),
+    ("fine-tuning", "stopped", "features-are-fate/covariance-time/ours"),
+)
+# And those of each of the two curves of pre-training.
+PRETRAINING_ROWS: tuple[tuple[str, str, str], ...] = tuple(
+    (curve, "", f"overtrained/{row}")
+    for curve, rows in {
+        "perturbation": ("A.1-sigmoid/ours", "P4.3-anytime/ours", "T4.4-continuous/ours",
+                         "D4.2/corrected"),
+        "fine-tuning": ("A.7-flow/ours", "T4.6/exact", "T4.7-threshold/ours",
+                        "T4.7-inflection/ours"),
+    }.items()
+    for row in rows
+)  # fmt: skip
 
 
 def transfer(
@@ -74,7 +105,6 @@ def transfer(
             for start, noise in ((1.0, 0.0), (0.0, 1.0))
         )
         apart2 = 1 + size**2 - 2 * size * jnp.cos(seen.theta)
-        gain = (1 - apart2) * bias
         risks |= {
             "scratch": bias + sigma**2 * variance,
             "linear transfer": dl.linear_transfer_flow_risk(n, seen.theta, sigma, time),
@@ -82,42 +112,14 @@ def transfer(
             "fine-tuning": apart2 * bias + sigma**2 * variance,
         }
     gains = {f"gain of {way}": risks["scratch"] - risks[way] for way in WAYS[1:]}
-    # Where both means are infinite, at n = d, the difference is not.
-    found = {way: risks[way] for way in WAYS} | gains | {"gain of fine-tuning": gain}
+    if time is None:  # where both means are infinite, at n = d, the difference is not
+        gains["gain of fine-tuning"] = gain
+    found = {way: risks[way] for way in WAYS} | gains
     shape = jnp.broadcast_shapes(*(jnp.shape(v) for v in found.values()))
     return {name: jnp.broadcast_to(value, shape) for name, value in found.items()}
 
 
-def spectrum(decay: ArrayLike) -> Float[Array, " d"]:
-    """Computes the singular values of the pre-training task, LARGEST i^-decay.
-
-    Args:
-      decay: Exponent by which they fall, >= 0.
-
-    Returns:
-      The values, `(WIDTH,)`, the largest first.
-    """
-    return LARGEST * jnp.arange(1.0, WIDTH + 1) ** -jnp.asarray(decay, float)
-
-
-def times(decay: ArrayLike, tau: ArrayLike, count: int) -> Float[Array, " count"]:
-    """Computes pre-training times, from before the first mode is learned to after the last.
-
-    Args:
-      decay: As in `spectrum`.
-      tau: The initial weights are e^-tau I.
-      count: How many.
-
-    Returns:
-      The times, evenly spaced in their logarithm.
-    """
-    sigma = spectrum(decay)
-    ends = jnp.log(0.25 * tau / sigma[0]), jnp.log(1.5 * tau / sigma[-1])
-    return jnp.exp(jnp.linspace(*ends, count))
-
-
 def pretraining(
-    time: ArrayLike,
     gamma: ArrayLike,
     decay: ArrayLike,
     tau: ArrayLike,
@@ -125,43 +127,49 @@ def pretraining(
     anchor: ArrayLike,
     duration: ArrayLike,
 ) -> dict[str, Array]:
-    """Computes the losses of a two-layer network that was pre-trained for some time.
+    """Computes the losses of a two-layer network along pre-training, and when they are least.
+
+    The singular values of its task are `LARGEST` i^-decay, i = 1, ..., `WIDTH`.
 
     Args:
-      time: Times of pre-training, `(...)`.
       gamma: Standard deviation of the noise on the weights.
-      decay: As in `spectrum`.
+      decay: Exponent by which the singular values fall, >= 0.
       tau: The initial weights are e^-tau I.
       ratio: Singular values of the fine-tuning task, as multiples of those of pre-training.
       anchor: Strength lambda of the anchor in fine-tuning.
       duration: Time of fine-tuning.
 
     Returns:
-      The losses, `(...)`: "not perturbed", "perturbed", and after fine-tuning "pre-training task"
-      and "new task".
+      Along "time", `(TIMES,)`: the losses "not perturbed" and "perturbed", and after fine-tuning
+      "old task" and "new task". As numbers: the "turn of perturbed", the time where that loss is
+      least, "least perturbed", and the same of "old task", NaN where the loss never rises again;
+      "learned", the modes after which learning one more raises the perturbed loss (Definition 4.2).
 
     Raises:
       ValueError: If an argument is out of range.
     """
-    sigma = spectrum(decay)
-    y = modes.mode(jnp.asarray(time)[..., None], jnp.exp(-2 * jnp.asarray(tau, float)), sigma)
+    sigma = LARGEST * jnp.arange(1.0, WIDTH + 1) ** -jnp.asarray(decay, float)
+    # From before the first mode is learned to after the last, evenly in the logarithm.
+    first, last = 0.25 * tau / sigma[0], 1.5 * tau / sigma[-1]
+
+    def at(place: Array) -> Array:
+        return first * (last / first) ** (place / (TIMES - 1))
+
+    time = at(jnp.arange(TIMES, dtype=float))
+    y = modes.mode(time[:, None], jnp.exp(-2 * jnp.asarray(tau, float)), sigma)
     after = fine_tuning.mode(duration, y, ratio * sigma, anchor)
-    return {
+    losses = {
         "not perturbed": perturbation.perturbed_mode_loss(y, sigma, 0.0),
         "perturbed": perturbation.perturbed_mode_loss(y, sigma, gamma),
-        "pre-training task": jnp.sum((after - sigma) ** 2, -1),
+        "old task": jnp.sum((after - sigma) ** 2, -1),
         "new task": jnp.sum((after - ratio * sigma) ** 2, -1),
     }
-
-
-def learned(gamma: ArrayLike, decay: ArrayLike) -> Array:
-    """Counts the modes after which learning one more raises the perturbed loss (Definition 4.2).
-
-    Args:
-      gamma: Standard deviation of the noise on the weights.
-      decay: As in `spectrum`.
-
-    Returns:
-      The number, `WIDTH` if it never rises.
-    """
-    return jnp.argmin(perturbation.plateau_losses(spectrum(decay), gamma))
+    found = {"time": time, **losses}
+    for name in ("perturbed", "old task"):
+        loss = losses[name]
+        least = jnp.min(loss)
+        rises = loss[-1] - least > 1e-6 * loss[0]  # visibly
+        found[f"turn of {name}"] = jnp.where(rises, at(jnp.argmin(loss).astype(float)), jnp.nan)
+        found[f"least {name}"] = jnp.where(rises, least, jnp.nan)
+    found["learned"] = jnp.argmin(perturbation.plateau_losses(sigma, gamma))
+    return found
