@@ -119,25 +119,26 @@ const known = (x) => Number.isNaN(x) ? Infinity : x
 const bound = (values) => 1.01 * Math.min(...values.map(known)) + 1e-6
 const best = (values) => values.findIndex((v) => v <= bound(values))
 
-// Lines on which values change sign, between the points of a grid. None ends at a value of 0.
-function zeros(xs, ys, at) {
-  const joined = new Map()
+// Lines on which values change sign, between the points of a grid: `cell` gives the values at four
+// corners, or null where no line matters. No line is drawn where one of them is 0 or not known.
+function zeros(xs, ys, cell) {
+  const joined = new Map(), places = new Map()
   const join = (a, b) => { for (const [x, y] of [[a, b], [b, a]]) joined.set(x, [...joined.get(x) ?? [], y]) }
   const share = (a, b) => Math.abs(b) === Infinity ? (Math.abs(a) === Infinity ? 0.5 : 0)
     : Math.abs(a) === Infinity ? 1 : a / (a - b)
   for (let i = 0; i + 1 < xs.length; i++) for (let j = 0; j + 1 < ys.length; j++) {
-    const corners = [[i, j], [i + 1, j], [i + 1, j + 1], [i, j + 1]]
-    const values = corners.map(([k, l]) => at(k, l))
-    if (values.some((v) => !(v < 0 || v > 0))) continue
-    const names = [`h${i},${j}`, `v${i + 1},${j}`, `h${i},${j + 1}`, `v${i},${j}`]
-    const crossed = names.filter((_, k) => values[k] * values[(k + 1) % 4] < 0)
+    const corners = [[i, j], [i + 1, j], [i + 1, j + 1], [i, j + 1]], values = cell(corners)
+    if (!values || values.some((v) => !(v < 0 || v > 0))) continue
+    const names = [`h${i},${j}`, `v${i + 1},${j}`, `h${i},${j + 1}`, `v${i},${j}`], crossed = []
+    names.forEach((name, k) => {
+      const next = (k + 1) % 4, [x, y] = corners[k], [u, v] = corners[next]
+      if (values[k] * values[next] > 0) return
+      const t = share(values[k], values[next])
+      places.set(name, [xs[x] + t * (xs[u] - xs[x]), ys[y] + t * (ys[v] - ys[y])])
+      crossed.push(name)
+    })
     if (crossed.length === 4 && values[0] * values.reduce((s, v) => s + v) > 0) crossed.push(crossed.shift())
     for (let k = 0; k < crossed.length; k += 2) join(crossed[k], crossed[k + 1])
-  }
-  const place = (name) => {
-    const [i, j] = name.slice(1).split(",").map(Number)
-    const [k, l] = name[0] === "h" ? [i + 1, j] : [i, j + 1], t = share(at(i, j), at(k, l))
-    return [xs[i] + t * (xs[k] - xs[i]), ys[j] + t * (ys[l] - ys[j])]
   }
   const lines = [], done = new Set()
   const ends = [...joined].sort((a, b) => a[1].length - b[1].length)  // ends of open lines first
@@ -146,7 +147,7 @@ function zeros(xs, ys, at) {
     const line = []
     for (let name = start; name !== undefined; name = joined.get(name).find((next) => !done.has(next))) {
       done.add(name)
-      line.push(place(name))
+      line.push(places.get(name))
     }
     if (joined.get(start).length === 2 && line.length > 2) line.push(line[0])  // closed
     lines.push(line)
@@ -188,6 +189,25 @@ function nearest() {
 }
 $("nearest").addEventListener("click", nearest)
 
+// Borders between regions: those of way k towards the ways after it. In between two points, a border is
+// where the way leaves the bound that the other ways near by set.
+function borders(among, found) {
+  const winners = found.map((all) => Array.from(angles, (_, j) => best(among.map((way) => all[way][j]))))
+  return among.map((_, k) => (corners) => {
+    const here = corners.map(([i, j]) => winners[i][j]), near = [...new Set(here)]
+    if (near.length === 1 || !near.includes(k)) return null
+    return corners.map(([i, j], corner) => {
+      const risk = (way) => known(found[i][among[way]][j])
+      const excess = near.filter((way) => way <= k).map(
+        (way) => risk(way) - bound(near.filter((other) => other !== way).map(risk)))
+      const value = Math.min(...excess)  // with the sign of what is best, also where a third way matters
+      return here[corner] <= k ? Math.min(value, -1e-12) : Math.max(value, 1e-12)
+    })
+  })
+}
+
+const stroke = (color, dashes) => `<svg width="34" height="10" aria-hidden="true"><path d="M0 5H34"
+  stroke="${color}" stroke-width="3" stroke-dasharray="${dashes}"/></svg>`
 function drawMap() {
   const {d, view} = state, among = compared(), name = `gain of ${view}`
   const step = Math.ceil(2 * d / 120), n = []
@@ -212,13 +232,9 @@ function drawMap() {
   if (view === "fine-tuning") for (let k = 0; k < 24; k++) at.add(d - step * 2 ** -k)
   const samples = [...at].sort((a, b) => a - b), found = samples.map(column)
   const loads = samples.map((k) => k / d), lines = {xs: [], ys: []}
-  const values = among ? found.map((all) => Array.from(angles, (_, j) => among.map((way) => all[way][j]))) : null
-  const excess = values?.map((rows) => rows.map((risk) => risk.map((v) => known(v) - bound(risk))))
-  const edges = among
-    ? among.map((_, way) => (i, j) => Math.max(excess[i][j][way], ...excess[i][j].slice(0, way).map((v) => -v)))
-    : [(i, j) => found[i][name][j]]
-  for (const edge of edges) {
-    const {xs, ys} = zeros(loads, angles, edge)
+  const lines_of = among ? borders(among, found) : [(corners) => corners.map(([i, j]) => found[i][name][j])]
+  for (const cell of lines_of) {
+    const {xs, ys} = zeros(loads, angles, cell)
     lines.xs.push(...xs)
     lines.ys.push(...ys)
   }
@@ -236,11 +252,10 @@ function drawMap() {
   }))
   find("estimated").data = marks
   find("point").data = {x: [state.n / d], y: [state.theta]}
-  const line = (color, dash) => `<svg width="34" height="10" aria-hidden="true"><path d="M0 5H34" stroke="${color}" stroke-width="3" stroke-dasharray="${dash}"/></svg>`
   const ink = "var(--ink)", parts = []
   if (among) parts.push(...among.map((way) => `<i style="background:${data.colors[way]}"></i>${way}`))
-  else parts.push(line(ink, "7 5") + (isPrinted ? "theory, corrected: no gain at cos θ = c/2" : "theory: no gain"))
-  if (isPrinted) parts.push(line("#0072B2", "none") + "theory, as printed: 60°")
+  else parts.push(stroke(ink, "7 5") + (isPrinted ? "theory, corrected: no gain at cos θ = c/2" : "theory: no gain"))
+  if (isPrinted) parts.push(stroke("#0072B2", "none") + "theory, as printed: 60°")
   if (marks.x.length) parts.push(`<svg width="14" height="14" aria-hidden="true"><circle cx="7" cy="7" r="5" fill="none" stroke="${ink}" stroke-width="1.5"/></svg>estimator, averaged over ${grid.draws} data sets`)
   $("legend").innerHTML = parts.map((part) => `<span>${part}</span>`).join("")
 }
@@ -344,9 +359,9 @@ function paint() {
     for (const grid of plot.center) grid.setv({grid_line_color: line})
     for (const title of plot.above) title.setv({text_color: ink})
     for (const [k, curve] of (CURVES[name] ?? []).entries()) find(curve).glyph.line_color = [blue, red][k]
-    const dash = (color, dashes) => `<svg width="34" height="10" aria-hidden="true"><path d="M0 5H34" stroke="${color}" stroke-width="3" stroke-dasharray="${dashes}"/></svg>`
-    if (CURVES[name]) $(`${name}-legend`).innerHTML = CURVES[name].map((curve, k) => `<span>${dash([blue, red][k], ["none", "7 5"][k])}${curve}</span>`).join("")
+    if (CURVES[name]) $(`${name}-legend`).innerHTML = CURVES[name].map((curve, k) => `<span>${stroke([blue, red][k], ["none", "7 5"][k])}${curve}</span>`).join("")
       + "<span>▼ more hurts from here</span>"
+    if (CURVES[name]) find(`${name} mark`).glyph.setv({line_color: ink, fill_color: ink})
   }
   find("bar").setv({title_text_color: ink, major_label_text_color: ink})
 }

@@ -32,7 +32,7 @@ from theory.two_layer import claims as two_layer_claims
 __all__ = ["GENERATOR", "render"]
 
 GENERATOR = "sail-jax explore"
-ANGLES = 91  # rows of the map, from 0 to 180 degrees
+ANGLES = 92  # rows of the map, from 0 to 180 degrees: no other multiple of 30 is one of them
 # Okabe and Ito's, by way: their lightness differs, too.
 COLORS = dict(
     zip(
@@ -197,7 +197,7 @@ def _plots() -> dict[str, Any]:
         for curve, dash in zip(curves, ("solid", [7, 5]), strict=True):
             plot.line("time", curve, source=source, line_width=3, line_dash=dash, name=curve)
         turn = _source(f"{name} turn", x=[], y=[])
-        plot.scatter("x", "y", source=turn, marker="inverted_triangle", size=16, name="turn")
+        plot.scatter("x", "y", source=turn, marker="inverted_triangle", size=16, name=f"{name} mark")
         plot.xaxis.formatter = NumeralTickFormatter(format="0.[00]")
         plot.y_range.start = 0
         plots[name] = plot
