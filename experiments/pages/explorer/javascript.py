@@ -29,7 +29,7 @@ ELEMENTWISE = {
     "clamp": "Math.min(Math.max({1}, {0}), {2})", "copy": "{0}", "stop_gradient": "{0}",
     "eq": "+({0} === {1})", "ne": "+({0} !== {1})", "lt": "+({0} < {1})", "le": "+({0} <= {1})",
     "gt": "+({0} > {1})", "ge": "+({0} >= {1})", "and": "{0} & {1}", "or": "{0} | {1}",
-    "not": "1 - {0}", "is_finite": "+Number.isFinite({0})", "rsqrt": "1 / Math.sqrt({0})",
+    "not": "1 - {0}", "rem": "{0} % {1}", "is_finite": "+Number.isFinite({0})", "rsqrt": "1 / Math.sqrt({0})",
     **{name: f"Math.{name}({{0}})" for name in (
         "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "exp", "expm1", "floor", "log",
         "log1p", "sign", "sin", "sinh", "sqrt", "tan", "tanh",
@@ -208,9 +208,8 @@ class _View(NamedTuple):
     def at(self, index: list[str]) -> str:
         if self.number:
             return self.name
-        terms = [
-            i if s == 1 else f"{s} * {i}" for s, i in zip(self.strides, index, strict=True) if s
-        ]
+        axes = zip(self.strides, index, self.shape, strict=True)
+        terms = [i if s == 1 else f"{s} * {i}" for s, i, n in axes if s and n > 1]
         return f"{self.name}[{' + '.join(([str(self.offset)] if self.offset else []) + terms) or 0}]"
 
 
@@ -276,9 +275,10 @@ class _Code:
 
     def fill(self, shape: tuple[int, ...], views: list[_View], expression: str) -> _View:
         """Computes an expression of views of one shape, once where all of them repeat."""
-        # A number among arrays has no axes of its own.
-        views = [v._replace(strides=(0,) * len(shape)) if v.number else v for v in views]
-        moving = [k for k in range(len(shape)) if any(v.strides[k] for v in views)]
+        # A single entry among arrays, of which it may be one, has no axes of its own.
+        none = {"shape": shape, "strides": (0,) * len(shape)}
+        views = [v if len(v.shape) == len(shape) else v._replace(**none) for v in views]
+        moving = [k for k, n in enumerate(shape) if n > 1 and any(v.strides[k] for v in views)]
         sizes = tuple(shape[k] for k in moving)
         places = ["0"] * len(shape)
         for place, k in enumerate(moving):
@@ -402,19 +402,17 @@ class _Code:
             for i, v in enumerate(views)
         ]
         # Both get the axes: batch, free ones of the left, free ones of the right, summed.
+        shape = [views[0].shape[k] for k in (*batch[0], *free[0])]
+        shape += [views[1].shape[k] for k in free[1]] + [views[0].shape[k] for k in summed[0]]
         wide = []
         for i, view in enumerate(views):
             left, right = (len(free[0]), 0) if i else (0, len(free[1]))
             order = [*batch[i], *[None] * left, *free[i], *[None] * right, *summed[i]]
             strides = tuple(0 if k is None else view.strides[k] for k in order)
-            wide.append(view._replace(strides=strides))
-        ends = [[v.shape[k] for k in axes] for v, axes in zip(views, free, strict=True)]
-        shape = tuple(
-            [*(views[0].shape[k] for k in batch[0]), *ends[0], *ends[1],
-             *(views[0].shape[k] for k in summed[0])]
-        )  # fmt: skip
-        products = self.fill(shape, wide, "{0} * {1}")
-        return [self.reduced("reduce_sum", products, tuple(range(len(shape)))[-len(summed[0]) :])]
+            wide.append(view._replace(shape=tuple(shape), strides=strides))
+        products = self.fill(tuple(shape), wide, "{0} * {1}")
+        last = tuple(range(len(shape) - len(summed[0]), len(shape)))
+        return [self.reduced("reduce_sum", products, last)]
 
     def _scan(self, eqn: Any, views: list[_View]) -> list[_View]:
         inner, fixed, moved, length = (
@@ -462,12 +460,10 @@ class _Code:
 
     def _slice(self, eqn: Any, views: list[_View]) -> list[_View]:
         view, start = views[0], eqn.params["start_indices"]
-        by, shape = eqn.params["strides"] or (1,) * len(start), eqn.outvars[0].aval.shape
+        by = eqn.params["strides"] or (1,) * len(start)
         offset = view.offset + sum(s * k for s, k in zip(view.strides, start, strict=True))
-        strides = tuple(
-            s * k if n > 1 else 0 for s, k, n in zip(view.strides, by, shape, strict=True)
-        )
-        return [view._replace(shape=shape, strides=strides, offset=offset)]
+        strides = tuple(s * k for s, k in zip(view.strides, by, strict=True))
+        return [view._replace(shape=eqn.outvars[0].aval.shape, strides=strides, offset=offset)]
 
     def _rev(self, eqn: Any, views: list[_View]) -> list[_View]:
         view, axes = views[0], eqn.params["dimensions"]
