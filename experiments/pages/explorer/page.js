@@ -37,7 +37,7 @@ for (const [key, select] of Object.entries(chosen)) {
 
 // What a text means as the value of a control; undefined if nothing.
 function read(key, text) {
-  if (key in chosen) {
+  if (Object.hasOwn(chosen, key)) {
     text = text === special[key] ? "∞" : text
     if (![...chosen[key].options].some((option) => option.value === text)) return undefined
     return key === "view" ? text : text === "∞" ? Infinity : Number(text)
@@ -55,8 +55,7 @@ function set(changes) {
     state[key] = value
     if (controls[key] && value !== null) controls[key].last = value
   }
-  controls.n.high = 2 * state.d
-  state.n = Math.min(state.n, controls.n.high)
+  state.n = Math.min(state.n, 2 * state.d)
   show(document.activeElement)
   schedule()
 }
@@ -64,10 +63,10 @@ function set(changes) {
 // The controls show the state; a field in which the reader types is left alone.
 function show(typing) {
   for (const [key, {low, high, step, rise, range, field, box, last}] of Object.entries(controls)) {
-    const value = state[key] ?? last
-    Object.assign(range, rise ? {min: 0, max: 200, step: 1} : {min: low, max: high, step})
+    const value = state[key] ?? last, max = key === "n" ? 2 * state.d : high
+    Object.assign(range, rise ? {min: 0, max: 200, step: 1} : {min: low, max, step})
     range.value = rise ? Math.log(value / low) / rise * 200 : value
-    Object.assign(field, {min: low, max: high})
+    Object.assign(field, {min: low, max})
     if (typing !== field) field.value = value
     if (box) box.checked = state[key] === null
     range.disabled = field.disabled = state[key] === null || (key === "time" && state.depth !== 1)
@@ -84,7 +83,7 @@ function load() {
   const changes = {}
   for (const entry of location.hash.slice(1).split("&")) {
     const [key, text] = entry.split("=")
-    try { if (key in state) changes[key] = read(key, decodeURIComponent(text ?? "")) } catch { /* no text */ }
+    try { if (Object.hasOwn(state, key)) changes[key] = read(key, decodeURIComponent(text ?? "")) } catch { /* no text */ }
   }
   set(changes)
 }
@@ -331,10 +330,10 @@ function drawPretraining() {
   $("pretraining-notes").lastElementChild.innerHTML = listed(data.notes.pretraining)
 }
 
-// Drawn once a frame, and only what has changed.
+// Drawn once for all events that wait, and only what has changed.
 let waiting = false, drawn = {}
 function schedule() {
-  if (!waiting) requestAnimationFrame(draw)
+  if (!waiting) setTimeout(draw)
   waiting = true
 }
 function draw() {

@@ -68,7 +68,7 @@ class Control(NamedTuple):
 
 
 TRANSFER = (
-    Control("n", "target samples n", 75, 1, 400, 1),
+    Control("n", "target samples n", 75, 1, 2000, 1),
     Control("theta", "angle θ between the tasks, degrees", 45, 0, 180, 0.5),
     Control("sigma", "noise σ of the labels", 0.5, 0, 2),
     Control("d", "dimension d", 200, 2, 1000, 1),
