@@ -8,7 +8,7 @@ import math
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from theory import deep_linear as dl
 from theory.two_layer import fine_tuning, modes, perturbation
@@ -98,7 +98,7 @@ def transfer(
     if time is not None:
         if depth != 1:
             raise ValueError(f"depth must be 1 where time is given; got {depth}")
-        # With equal eigenvalues the flow depends on n/d alone, and is linear in what it starts from.
+        # With equal eigenvalues the flow depends on n/d alone.
         load, one = jnp.asarray(n, float) / d, jnp.ones(1)
         bias, variance = (
             dl.flow_risk(one, start * one, load, noise, jnp.reshape(time, 1))[..., 0]
@@ -153,7 +153,7 @@ def pretraining(
     first, last = 0.25 * tau / sigma[0], 1.5 * tau / sigma[-1]
 
     def at(place: Array) -> Array:
-        return first * (last / first) ** (place / (TIMES - 1))
+        return jnp.asarray(first * (last / first) ** (place / (TIMES - 1)))
 
     time = at(jnp.arange(TIMES, dtype=float))
     y = modes.mode(time[:, None], jnp.exp(-2 * jnp.asarray(tau, float)), sigma)

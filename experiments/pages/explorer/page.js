@@ -293,12 +293,10 @@ function drawPoint() {
   if (state.time !== null && depth !== 1) notes.push("Training time is not used: a closed form for stopped training exists for depth 1 only. Shown: trained to the end.")
   if (stopped) notes.push("Ridge transfer has no closed form in time. A penalty's fit is one to the end.")
   if (state.source !== null) notes.push("The source is fitted to a finite sample, and its labels are as noisy as the target's.")
-  $("details").innerHTML = `<p><b>${summary}</b>: <b>${ways[winner]}</b> is best, with a risk of ${number(values[winner])}. `
-    + `Of the paper's four ways, without a penalty from scratch, it is ${ways[paper]} with ${number(values[paper])}.</p>`
-    + notes.map((note) => `<p>${note}</p>`).join("")
+  $("summary").innerHTML = `<b>${summary}</b>: <b>${ways[winner]}</b> is best, with a risk of ${number(values[winner])}. `
+    + `Of the paper's four ways, without a penalty from scratch, it is ${ways[paper]} with ${number(values[paper])}.`
+  $("details").innerHTML = notes.map((note) => `<p>${note}</p>`).join("")
     + `<div class="wide"><table><thead><tr><th scope="col">way</th><th scope="col">risk${averaged}</th><th scope="col">gain${averaged}</th></tr></thead><tbody>${rows.join("")}</tbody></table></div>`
-    + `<p class="soft">Risk: mean of |β̂ − β<sub>t</sub>|², in units of |β<sub>t</sub>|². Gain: risk from scratch less that of the way. The simplest way is best among those within 1 % of the least risk. `
-    + `Scratch, linear and ridge transfer are exact at this n and d; fine-tuning, penalties from scratch and L2-SP (a penalty towards the source), finite sources and stopped training are limits of large n and d. Penalties are the best ones.</p>`
     + (index ? `<p class="soft">± one standard error. What is averaged is the closed form of the estimator on each data set.</p>` : "")
   const given = {n, d, theta: `math.radians(${theta})`, sigma, depth: depth === Infinity ? "math.inf" : depth}
   for (const key of ["source", "ridge", ...stopped ? ["time"] : []]) given[key] = state[key] ?? controls[key].python
@@ -324,7 +322,6 @@ function drawPretraining() {
   $("losses").innerHTML = `<p>${told("After noise", "perturbed")}`
     + (found.learned === data.width ? "" : ` Counted in modes: after ${found.learned} of ${data.width} learned modes (Definition 4.2), since 2dγ² exceeds the next σ.`) + "</p>"
     + `<p>${told("After fine-tuning, on the pre-training task", "old task")} Learning one mode more raises that loss, once fine-tuned to the end, if σ<sub>ft</sub>/σ<sub>pre</sub> = ${ratio} exceeds 2 + λ = ${2 + anchor}: <b>${ratio > 2 + anchor ? "it does" : "it does not"}</b>.</p>`
-    + `<p class="soft">Closed forms, exact for gradient flow on the squared norm of W₁W₂ − A from W₁ = W₂ = e<sup>−τ</sup> I; A has equal left and right singular vectors, and its ${data.width} singular values are σ<sub>i</sub> = ${data.largest} i<sup>−decay</sup>. Time is that of gradient flow at unit rate; losses are squared Frobenius norms.</p>`
   $("pretraining-python").textContent = python("pretraining", Object.fromEntries(PARAMETERS.map((key) => [key, state[key]])),
     `("turn of perturbed", "least perturbed", "turn of old task", "least old task", "learned")`)
   $("pretraining-notes").lastElementChild.innerHTML = listed(data.notes.pretraining)

@@ -47,8 +47,8 @@ class Grid(NamedTuple):
 
 
 TINY = Grid(
-    d=40, draws=4, n=(10, 60), theta=(30, 60, 90), sigma=(0.0, 0.5), depth=(1, 2), ridge=(None, 0.1),
-    source=(np.inf, 2.0), time=(3.0, None),
+    d=40, draws=4, n=(10, 60), theta=(30, 60, 90), sigma=(0.0, 0.5), depth=(1, 2),
+    ridge=(None, 0.1), source=(np.inf, 2.0), time=(3.0, None),
 )  # fmt: skip
 
 # Of each way: settings that it depends on, in the order of its numbers.
@@ -88,7 +88,7 @@ def compute(grid: Grid, key: Array, stage: Stage) -> dict[str, np.ndarray]:
 
 
 def simulate(grid: Grid, key: Array) -> dict[str, np.ndarray]:
-    """Averages nothing yet: computes every way on the same data sets, and the source on its own.
+    """Computes every way on the same data sets, and the source on data sets of its own.
 
     Args:
       grid: Where.

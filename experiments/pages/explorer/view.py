@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
+from bokeh.core.types import ID
 from bokeh.embed import json_item
 from bokeh.models import (
     ColorBar,
     ColumnDataSource,
     FixedTicker,
+    Image,
     LinearColorMapper,
     NumeralTickFormatter,
     Title,
@@ -99,7 +101,7 @@ def render(grid: Grid, estimates: Mapping[str, np.ndarray], about: Mapping[str, 
       The whole HTML document. It needs no other file and no network.
     """
     data = {
-        "items": {name: json_item(plot, name) for name, plot in _plots().items()},
+        "items": {name: json_item(plot, ID(name)) for name, plot in _plots().items()},
         "grid": {key: _plain(values) for key, values in grid._asdict().items()},
         "axes": {way: axes.split() for way, axes in AXES.items()},
         "estimates": {
@@ -111,9 +113,11 @@ def render(grid: Grid, estimates: Mapping[str, np.ndarray], about: Mapping[str, 
             "transfer": _notes(formulas.TRANSFER_ROWS),
             "pretraining": _notes(formulas.PRETRAINING_ROWS),
         },
-        "width": formulas.WIDTH, "largest": formulas.LARGEST,
+        "width": formulas.WIDTH,
     }  # fmt: skip
-    maps = {way: f"gain of {way}" for way in ("fine-tuning", *formulas.WAYS[1:3], *formulas.WAYS[4:])}
+    maps = {
+        way: f"gain of {way}" for way in ("fine-tuning", *formulas.WAYS[1:3], *formulas.WAYS[4:])
+    }
     maps |= {"all": "which way is best", "paper": "which way is best, of the paper's four"}
     page = jinja2.Environment(autoescape=True, trim_blocks=True).from_string(_file("page.html"))
     return page.render(
@@ -127,6 +131,8 @@ def render(grid: Grid, estimates: Mapping[str, np.ndarray], about: Mapping[str, 
         maps=maps,
         transfer=TRANSFER,
         pretraining=PRETRAINING,
+        width=formulas.WIDTH,
+        largest=formulas.LARGEST,
         depths=["∞" if math.isinf(depth) else depth for depth in DEPTHS],
     )
 
@@ -162,9 +168,8 @@ def _plots() -> dict[str, Any]:
     mapper = LinearColorMapper(palette=_diverging(), low=-1, high=1, nan_color="#999999")
     mapper.name = "mapper"
     cells = _source("cells", image=[np.zeros((1, 1))], x=[0], y=[0], dw=[2], dh=[180])
-    gain.image(
-        "image", source=cells, x="x", y="y", dw="dw", dh="dh", color_mapper=mapper, level="image"
-    )  # fmt: skip
+    image = Image(image="image", x="x", y="y", dw="dw", dh="dh", color_mapper=mapper)
+    gain.add_glyph(cells, image, level="image")
     line = {"line_color": "#000000", "line_width": 2.5}
     gain.multi_line("xs", "ys", source=_source("zeros", xs=[], ys=[]), line_dash=[7, 5], **line)
     printed = gain.multi_line("xs", "ys", source=_source("printed", xs=[], ys=[]))
@@ -174,8 +179,12 @@ def _plots() -> dict[str, Any]:
         line_color="#000000", fill_color={"field": "value", "transform": mapper},
     )  # fmt: skip
     point = _source("point", x=[], y=[])
-    gain.scatter("x", "y", source=point, size=20, line_color="#ffffff", line_width=5, fill_color=None)
-    gain.scatter("x", "y", source=point, size=20, line_color="#000000", line_width=2, fill_color=None)
+    gain.scatter(
+        "x", "y", source=point, size=20, line_color="#ffffff", line_width=5, fill_color=None
+    )
+    gain.scatter(
+        "x", "y", source=point, size=20, line_color="#000000", line_width=2, fill_color=None
+    )
     bar = ColorBar(
         color_mapper=mapper, name="bar", height=12, padding=4, background_fill_color=None,
         title="gain: orange helps, violet hurts; beyond ±1 as at the ends",
@@ -197,9 +206,11 @@ def _plots() -> dict[str, Any]:
         for curve, dash in zip(curves, ("solid", [7, 5]), strict=True):
             plot.line("time", curve, source=source, line_width=3, line_dash=dash, name=curve)
         turn = _source(f"{name} turn", x=[], y=[])
-        plot.scatter("x", "y", source=turn, marker="inverted_triangle", size=16, name=f"{name} mark")
+        plot.scatter(
+            "x", "y", source=turn, marker="inverted_triangle", size=16, name=f"{name} mark"
+        )
         plot.xaxis.formatter = NumeralTickFormatter(format="0.[00]")
-        plot.y_range.start = 0
+        plot.y_range.update(start=0)
         plots[name] = plot
     return plots
 
