@@ -96,19 +96,21 @@ addEventListener("hashchange", () => { if (location.hash !== spelled()) load() }
 
 // Risks of all ways, and gains over scratch, at one n and the angles of the map.
 const isStopped = () => state.depth === 1 && state.time !== null
-function risks(n, degrees) {
+const needs_ridge = () => ["ridge transfer", "all", "paper"].includes(state.view)
+function risks(n, degrees, with_ridge = true) {
   const {d, sigma, depth, ridge, time} = state
   const theta = degrees.map(radians), source = state.source ?? Infinity
   if (isStopped()) return formulas.stopped(n, d, theta, sigma, source, time)
+  if (!with_ridge) return formulas.without_ridge(n, d, theta, sigma, depth, source)
   if (ridge !== null) return formulas.with_ridge(n, d, theta, sigma, depth, source, ridge)
   return formulas.transfer(n, d, theta, sigma, depth, source)
 }
 const first = (found) => Object.fromEntries(Object.entries(found).map(([name, values]) => [name, values[0]]))
 const kept = {key: null, columns: new Map()}
 function column(n) {  // kept until a setting changes that matters to all of them
-  const key = ["d", "sigma", "depth", "source", "ridge", "time"].map((name) => state[name]).join()
+  const key = [...["d", "sigma", "depth", "source", "ridge", "time"].map((name) => state[name]), needs_ridge()].join()
   if (key !== kept.key) Object.assign(kept, {key, columns: new Map()})
-  if (!kept.columns.has(n)) kept.columns.set(n, risks(n, angles))
+  if (!kept.columns.has(n)) kept.columns.set(n, risks(n, angles, needs_ridge()))
   return kept.columns.get(n)
 }
 const compared = () => state.view === "all" ? ways : state.view === "paper" ? ways.slice(0, 4) : null
@@ -228,7 +230,7 @@ function drawMap() {
 
   // Boundaries: every n near d counts, and as the gain of fine-tuning is that of a limit, parts of n do.
   const at = new Set([...n, ...[-3, -2, -1, 0, 1, 2, 3].map((k) => d + k).filter((k) => k >= 1 && k <= 2 * d)])
-  if (view === "fine-tuning") for (let k = 0; k < 24; k++) at.add(d - step * 2 ** -k)
+  if (view === "fine-tuning") for (let k = 0; k < 12; k++) at.add(d - step * 2 ** -k)
   const samples = [...at].sort((a, b) => a - b), found = samples.map(column)
   const loads = samples.map((k) => k / d), lines = {xs: [], ys: []}
   const lines_of = among ? borders(among, found) : [(corners) => corners.map(([i, j]) => found[i][name][j])]

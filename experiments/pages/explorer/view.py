@@ -145,7 +145,12 @@ def _formulas() -> str:
     def stopped(n, d, theta, sigma, source, time):
         return formulas.transfer(n, d, theta, sigma, 1, source, None, time)
 
+    def without_ridge(*x):  # what most maps need: this quadrature is most of the work
+        found = formulas.transfer(*x).items()
+        return {name: value for name, value in found if not name.endswith("ridge transfer")}
+
     translated = {
+        "without_ridge": javascript(without_ridge, *transfer),
         "transfer": javascript(lambda *x: formulas.transfer(*x), *transfer),
         "with_ridge": javascript(lambda *x: formulas.transfer(*x), *transfer, number),
         "stopped": javascript(stopped, *transfer),
