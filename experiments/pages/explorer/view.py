@@ -119,7 +119,9 @@ def render(grid: Grid, estimates: Mapping[str, np.ndarray], about: Mapping[str, 
         way: f"gain of {way}" for way in ("fine-tuning", *formulas.WAYS[1:3], *formulas.WAYS[4:])
     }
     maps |= {"all": "which way is best", "paper": "which way is best, of the paper's four"}
-    page = jinja2.Environment(autoescape=True, trim_blocks=True).from_string(_file("page.html"))
+    page = jinja2.Environment(
+        autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined
+    ).from_string(_file("page.html"))
     return page.render(
         generator=GENERATOR,
         style=_raw(_file("page.css")),
