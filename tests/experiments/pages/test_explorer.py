@@ -176,6 +176,23 @@ def test_risks_are_those_of_fits_in_numpy():
 
 
 @pytest.mark.slow
+def test_training_that_is_stopped_late_ends_and_early_has_not_begun():
+    at = {"d": 200, "sigma": 0.3, "depth": 1, "source": 2.0}
+    late, early = (theory(60, 40, time=time, **at) for time in (1e6, 1e-9))
+    with jax.enable_x64(True):
+        seen = dl.source_limit(2.0, math.radians(40), 0.3)
+        ends = {
+            "scratch": dl.scratch_limit(0.3, 0.3),
+            "fine-tuning": dl.fine_tune_risk(0.3, seen.theta, 0.3, 1, seen.size),
+            "linear transfer": dl.linear_transfer_risk(60, seen.theta, 0.3),
+        }
+    for way, end in ends.items():
+        assert late[way] == pytest.approx(float(end), rel=1e-6), way
+        start = 1 + (way == "fine-tuning") * (seen.size**2 - 2 * seen.size * np.cos(seen.theta))
+        assert early[way] == pytest.approx(float(start), rel=1e-6), way
+
+
+@pytest.mark.slow
 def test_where_means_are_infinite_and_what_is_refused():
     at = theory(np.array([1, 199, 200, 201]), 50, d=200, sigma=0.5)
     assert np.isinf(at["scratch"]).tolist() == [False, True, True, True]
@@ -397,7 +414,7 @@ def test_the_page_shows_what_python_computes(quick, tmp_path):
     random, rng = [*settings(12)], np.random.default_rng(0)
     maps = [f"{random[0].partition('&view=')[0]}&{CLEAN}&view={view}" for view in ("all", "paper")]
     lines = [
-        f"n=30&theta=45&sigma=0.5&d=200&depth=3&{CLEAN}&view=fine-tuning",
+        f"n=30&theta=45&sigma=0.1&d=200&depth=3&{CLEAN}&view=fine-tuning",
         f"n=30&theta=45&sigma=0.5&d=100&{CLEAN}&view=linear%20transfer",
     ]
     on = "n=10&theta=60&sigma=0.5&d=40&depth=2&source=2&ridge=0.1&time=inf&view=fine-tuning"
@@ -431,7 +448,7 @@ def test_the_page_shows_what_python_computes(quick, tmp_path):
     load, angle = np.array(fine["zeros"]["xs"][0]), np.array(fine["zeros"]["ys"][0])
     below = (load < 1) & (angle > 10)
     with jax.enable_x64(True):
-        exact = np.degrees(dl.fine_tune_boundary(load[below], 0.5, 3))
+        exact = np.degrees(dl.fine_tune_boundary(load[below], 0.1, 3))
         sin2 = dl.linear_transfer_sin2(np.arange(10, 90.0), 100, 0.5)
     assert len(fine["zeros"]["xs"]) == 1
     assert load.min() == pytest.approx(4 / 200)

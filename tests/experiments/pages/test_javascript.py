@@ -46,7 +46,9 @@ def parted(x, y):
     flipped = wide.transpose(2, 0, 1).reshape(10, 4)[::-1, 1:4:2].sum(0)
     single = x[:1, 1:2].squeeze() * y - x[:1].squeeze(0), x[1:2, 2:3] - x, x[:, None] * y[None]
     joined = jnp.concatenate([x, y[:, :2], jnp.zeros((4, 1))], 1)
-    return flipped, wide[:, 1, ::2].T, single, joined, x[::-1] - y[:, ::-1] + x[0, 0]
+    grown = jnp.exp(x[:, :4])  # read in another order than it is computed in
+    turned = grown + grown[::-1], grown * grown.T, grown + grown[:1]
+    return flipped, turned, wide[:, 1, ::2].T, single, joined, x[::-1] - y[:, ::-1] + x[0, 0]
 
 
 def reduced(x, y):
