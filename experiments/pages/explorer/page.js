@@ -258,6 +258,7 @@ function drawMap() {
   else parts.push(stroke(ink, "7 5") + (isPrinted ? "theory, corrected: no gain at cos θ = c/2" : "theory: no gain"))
   if (isPrinted) parts.push(stroke("#0072B2", "none") + "theory, as printed: 60°")
   if (marks.x.length) parts.push(`<svg width="14" height="14" aria-hidden="true"><circle cx="7" cy="7" r="5" fill="none" stroke="${ink}" stroke-width="1.5"/></svg>estimator, averaged over ${grid.draws} data sets`)
+  if (!among) parts.push("gain: orange helps, violet hurts; beyond ±1 as at the ends")
   $("legend").innerHTML = parts.map((part) => `<span>${part}</span>`).join("")
 }
 
@@ -286,7 +287,7 @@ function drawPoint() {
   const cell = (name) => `<td><data value="${found[name]}">${number(found[name])}</data>${average(name)}</td>`
   const rows = ways.map((way, k) => `<tr${k === winner ? ' class="best"' : ""}><th scope="row"><i style="background:${data.colors[way]}"></i>${way}</th>`
     + cell(way) + (k ? cell(`gain of ${way}`) : "<td></td>") + "</tr>")
-  const averaged = index ? `<br><small>estimator, averaged<br>over ${grid.draws} data sets</small>` : ""
+  const averaged = index ? `<caption>Small: estimator, averaged over ${grid.draws} data sets, ± one standard error. Its closed form is averaged.</caption>` : ""
   const summary = `n/d = ${(n / d).toFixed(3)} (n = ${n}, d = ${d}), θ = ${Number(theta.toFixed(2))}°`
   $("map").setAttribute("aria-label", `Map: ${chosen.view.selectedOptions[0].text}, over load and angle. The point is at ${summary}.`)
   const notes = []
@@ -298,8 +299,7 @@ function drawPoint() {
   $("summary").innerHTML = `<b>${summary}</b>: <b>${ways[winner]}</b> is best, with a risk of ${number(values[winner])}. `
     + `Of the paper's four ways, without a penalty from scratch, it is ${ways[paper]} with ${number(values[paper])}.`
   $("details").innerHTML = notes.map((note) => `<p>${note}</p>`).join("")
-    + `<div class="wide"><table><thead><tr><th scope="col">way</th><th scope="col">risk${averaged}</th><th scope="col">gain${averaged}</th></tr></thead><tbody>${rows.join("")}</tbody></table></div>`
-    + (index ? `<p class="soft">± one standard error. What is averaged is the closed form of the estimator on each data set.</p>` : "")
+    + `<div class="wide"><table>${averaged}<thead><tr><th scope="col">way</th><th scope="col">risk</th><th scope="col">gain</th></tr></thead><tbody>${rows.join("")}</tbody></table></div>`
   const given = {n, d, theta: `math.radians(${theta})`, sigma, depth: depth === Infinity ? "math.inf" : depth}
   for (const key of ["source", "ridge", ...stopped ? ["time"] : []]) given[key] = state[key] ?? controls[key].python
   $("transfer-python").textContent = python("transfer", given, "found")
@@ -355,13 +355,12 @@ function paint() {
     for (const axis of [...plot.below, ...plot.left]) if (axis.axis_label_text_color !== undefined) axis.setv({
       axis_label_text_color: ink, major_label_text_color: ink, axis_line_color: ink, major_tick_line_color: ink})
     for (const grid of plot.center) grid.setv({grid_line_color: line})
-    for (const title of plot.above) title.setv({text_color: ink})
     for (const [k, curve] of (CURVES[name] ?? []).entries()) find(curve).glyph.line_color = [blue, red][k]
     if (CURVES[name]) $(`${name}-legend`).innerHTML = CURVES[name].map((curve, k) => `<span>${stroke([blue, red][k], ["none", "7 5"][k])}${curve}</span>`).join("")
       + "<span>▼ more hurts from here</span>"
     if (CURVES[name]) find(`${name} mark`).glyph.setv({line_color: ink, fill_color: ink})
   }
-  find("bar").setv({title_text_color: ink, major_label_text_color: ink})
+  find("bar").major_label_text_color = ink
 }
 
 for (const button of document.querySelectorAll(".copy")) button.addEventListener("click", async () => {

@@ -18,7 +18,6 @@ from bokeh.models import (
     Image,
     LinearColorMapper,
     NumeralTickFormatter,
-    Title,
 )
 from bokeh.plotting import figure
 from bokeh.resources import Resources
@@ -181,9 +180,11 @@ def _plots() -> dict[str, Any]:
     gain.multi_line("xs", "ys", source=_source("zeros", xs=[], ys=[]), line_dash=[7, 5], **line)
     printed = gain.multi_line("xs", "ys", source=_source("printed", xs=[], ys=[]))
     printed.glyph.update(line_color="#0072B2", line_width=3)
+    marks = _source("estimated", x=[], y=[], value=[])
+    gain.scatter("x", "y", source=marks, size=14, line_color=None, fill_color="#ffffff")
     gain.scatter(
-        "x", "y", source=_source("estimated", x=[], y=[], value=[]), size=11, line_width=1.5,
-        line_color="#000000", fill_color={"field": "value", "transform": mapper},
+        "x", "y", source=marks, size=11, line_width=1.5, line_color="#000000",
+        fill_color={"field": "value", "transform": mapper},
     )  # fmt: skip
     point = _source("point", x=[], y=[])
     gain.scatter(
@@ -194,21 +195,18 @@ def _plots() -> dict[str, Any]:
     )
     bar = ColorBar(
         color_mapper=mapper, name="bar", height=12, padding=4, background_fill_color=None,
-        title="gain: orange helps, violet hurts; beyond ±1 as at the ends",
-        title_text_font_size="13px", title_text_font_style="normal",
         major_label_text_font_size="13px",
     )  # fmt: skip
     gain.add_layout(bar, "below")
     plots = {"map": gain}
-    for name, title, curves in (
-        ("noise", "after noise of size γ on the weights", ("perturbed", "not perturbed")),
-        ("tuning", "after fine-tuning on the new task", ("old task", "new task")),
+    for name, curves in (
+        ("noise", ("perturbed", "not perturbed")),
+        ("tuning", ("old task", "new task")),
     ):
         plot = _figure(
             name, "pre-training time t (gradient flow)", "loss (squared Frobenius norm)",
             x_axis_type="log",
         )  # fmt: skip
-        plot.add_layout(Title(text=f"Loss {title}", text_font_size="15px"), "above")
         source = _source(f"{name} curves", time=[1, 10], **{curve: [0, 1] for curve in curves})
         for curve, dash in zip(curves, ("solid", [7, 5]), strict=True):
             plot.line("time", curve, source=source, line_width=3, line_dash=dash, name=curve)
