@@ -5,12 +5,14 @@ them here.
 """
 
 import math
+from collections import OrderedDict
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from theory import deep_linear as dl
+from theory import problems
 from theory.two_layer import fine_tuning, modes, perturbation
 
 __all__ = ["PRETRAINING_ROWS", "TRANSFER_ROWS", "WAYS", "pretraining", "transfer"]
@@ -53,6 +55,7 @@ PRETRAINING_ROWS: tuple[tuple[str, str, str], ...] = tuple(
 )  # fmt: skip
 
 
+@problems.in_float64
 def transfer(
     n: ArrayLike,
     d: ArrayLike,
@@ -116,9 +119,11 @@ def transfer(
         gains["gain of fine-tuning"] = gain
     found = {way: risks[way] for way in WAYS} | gains
     shape = jnp.broadcast_shapes(*(jnp.shape(v) for v in found.values()))
-    return {name: jnp.broadcast_to(value, shape) for name, value in found.items()}
+    # JAX sorts the keys of other dictionaries.
+    return OrderedDict((name, jnp.broadcast_to(value, shape)) for name, value in found.items())
 
 
+@problems.in_float64
 def pretraining(
     gamma: ArrayLike,
     decay: ArrayLike,

@@ -85,7 +85,7 @@ def javascript(function: Callable[..., Mapping[str, Any]], *shapes: tuple[int, .
     """
     with jax.enable_x64(True):
         arguments = [jax.ShapeDtypeStruct(shape, float) for shape in shapes]
-        names = sorted(jax.eval_shape(function, *arguments))
+        names = [*jax.eval_shape(function, *arguments)]
 
         def flat(*values: Any) -> list[Any]:
             traced = jax.make_jaxpr(function)(*values)
@@ -279,6 +279,7 @@ class _Code:
     def __init__(self) -> None:
         self.lines: list[str | _Loop] = []
         self.buffers: dict[str, str] = {}
+        self.constants: dict[tuple[str, tuple[int, ...]], _View] = {}
         self.count = itertools.count()
 
     def text(self) -> tuple[list[str], list[str]]:
@@ -300,7 +301,10 @@ class _Code:
         texts = [re.sub("inf", "Infinity", repr(v)).replace("nan", "NaN") for v in values.tolist()]
         if len(set(texts)) == 1:
             return _View.whole(texts[0].removesuffix(".0"), ()).to(shape)
-        return self.array(shape, f"[{', '.join(texts)}]")
+        text = f"[{', '.join(texts)}]"
+        if (text, shape) not in self.constants:
+            self.constants[text, shape] = self.array(shape, text)
+        return self.constants[text, shape]
 
     def fill(self, shape: tuple[int, ...], views: list[_View], expression: str) -> _View:
         """Computes an expression of views of one shape, once where all of them repeat."""
@@ -368,7 +372,7 @@ class _Code:
 
     def step(self, eqn: Any, views: list[_View]) -> list[_View]:
         name, params, shape = eqn.primitive.name, eqn.params, eqn.outvars[0].aval.shape
-        whole = all(v.aval.dtype.kind in "bi" for v in eqn.invars)
+        whole = all(v.aval.dtype.kind in "biu" for v in eqn.invars)
         if name in CALLS:  # of the rules for complex numbers
             return self.block(params[CALLS[name]].jaxpr, params[CALLS[name]].consts, views)
         if name in VIEWS:
@@ -383,7 +387,9 @@ class _Code:
             return getattr(self, name)(params, views, [v.aval.shape for v in eqn.outvars])
         if name == "convert_element_type":
             kind = np.dtype(params["new_dtype"]).kind
-            text = {"b": "+({0} !== 0)", "i": "Math.trunc({0})"}.get(kind, "{0}")
+            text = {"b": "+({0} !== 0)", "i": "Math.trunc({0})", "u": "Math.trunc({0})"}.get(
+                kind, "{0}"
+            )
         elif name == "select_n":
             text = "{1}"
             for k in range(2, len(views)):

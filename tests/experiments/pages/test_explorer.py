@@ -9,6 +9,7 @@ import re
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from browser import browse, chromium
@@ -181,6 +182,7 @@ def test_training_that_is_stopped_late_ends_and_early_has_not_begun():
     late, early = (theory(60, 40, time=time, **at) for time in (1e6, 1e-9))
     with jax.enable_x64(True):
         seen = dl.source_limit(2.0, math.radians(40), 0.3)
+        apart2 = float(1 + seen.size**2 - 2 * seen.size * jnp.cos(seen.theta))
         ends = {
             "scratch": dl.scratch_limit(0.3, 0.3),
             "fine-tuning": dl.fine_tune_risk(0.3, seen.theta, 0.3, 1, seen.size),
@@ -188,8 +190,12 @@ def test_training_that_is_stopped_late_ends_and_early_has_not_begun():
         }
     for way, end in ends.items():
         assert late[way] == pytest.approx(float(end), rel=1e-6), way
-        start = 1 + (way == "fine-tuning") * (seen.size**2 - 2 * seen.size * np.cos(seen.theta))
-        assert early[way] == pytest.approx(float(start), rel=1e-6), way
+        start = apart2 if way == "fine-tuning" else 1.0
+        assert early[way] == pytest.approx(start, rel=1e-6), way
+    single = formulas.transfer(60, theta=math.radians(40), time=1e6, **at)  # without 64 bits
+    for way, value in single.items():
+        assert value.dtype == np.float32
+        np.testing.assert_allclose(value, late[way], rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -239,8 +245,8 @@ def test_losses_of_pretraining_are_those_of_the_flow():
     assert found["learned"] == 2
     with jax.enable_x64(True):
         calm = formulas.pretraining(**PRETRAINING | {"gamma": 0.0})
-    assert np.isnan(calm["turn of perturbed"])
-    assert calm["learned"] == 12
+        assert jnp.isnan(calm["turn of perturbed"])
+        assert calm["learned"] == 12
 
 
 SCRIPT = """
