@@ -117,7 +117,7 @@ const compared = () => state.view === "all" ? ways : state.view === "paper" ? wa
 
 // The ways are in the order of their simplicity: the first within 1 % of the least risk is best.
 const known = (x) => Number.isNaN(x) ? Infinity : x
-const bound = (values) => 1.01 * Math.min(...values.map(known)) + 1e-6
+const bound = (values) => 1.01 * values.reduce((least, v) => v < least ? v : least, Infinity) + 1e-6
 const best = (values) => values.findIndex((v) => v <= bound(values))
 
 // Lines on which values change sign, between the points of a grid: `cell` gives the values at four
@@ -192,8 +192,7 @@ $("nearest").addEventListener("click", nearest)
 
 // Borders between regions: those of way k towards the ways after it. In between two points, a border is
 // where the way leaves the bound that the other ways near by set.
-function borders(among, found) {
-  const winners = found.map((all) => Array.from(angles, (_, j) => best(among.map((way) => all[way][j]))))
+function borders(among, found, winners) {
   return among.map((_, k) => (corners) => {
     const here = corners.map(([i, j]) => winners[i][j]), near = [...new Set(here)]
     if (near.length === 1 || !near.includes(k)) return null
@@ -215,10 +214,13 @@ function drawMap() {
   for (let k = step; k <= 2 * d; k += step) n.push(k)
   const image = new Float64Array(n.length * angles.length)
   const clear = (x) => Number.isNaN(x) ? x : between(x, -9, 9)
+  const winners = new Map(), winner = (k) => {
+    if (!winners.has(k)) winners.set(k, Array.from(angles, (_, j) => best(among.map((way) => column(k)[way][j]))))
+    return winners.get(k)
+  }
   n.forEach((k, i) => {
-    const found = column(k)
-    for (let j = 0; j < angles.length; j++) image[j * n.length + i] = among
-      ? best(among.map((way) => found[way][j])) : clear(found[name][j])
+    const values = among ? winner(k) : column(k)[name].map(clear)
+    for (let j = 0; j < angles.length; j++) image[j * n.length + i] = values[j]
   })
   const cells = find("cells"), NDArray = cells.data.image[0].constructor, half = 90 / (angles.length - 1)
   cells.data = {image: [new NDArray(image, [angles.length, n.length])], x: [step / 2 / d], y: [-half],
@@ -233,8 +235,8 @@ function drawMap() {
   if (view === "fine-tuning") for (let k = 0; k < 12; k++) at.add(d - step * 2 ** -k)
   const samples = [...at].sort((a, b) => a - b), found = samples.map(column)
   const loads = samples.map((k) => k / d), lines = {xs: [], ys: []}
-  const lines_of = among ? borders(among, found) : [(corners) => corners.map(([i, j]) => found[i][name][j])]
-  for (const cell of lines_of) {
+  const gain = (corners) => corners.map(([i, j]) => found[i][name][j])
+  for (const cell of among ? borders(among, found, samples.map(winner)) : [gain]) {
     const {xs, ys} = zeros(loads, angles, cell)
     lines.xs.push(...xs)
     lines.ys.push(...ys)
@@ -254,10 +256,13 @@ function drawMap() {
   find("estimated").data = marks
   find("point").data = {x: [state.n / d], y: [state.theta]}
   const ink = "var(--ink)", parts = []
+  const isExact = view.endsWith(" transfer") && state.source === null && !isStopped()
+  const gainless = (isPrinted ? "theory, corrected: no gain at cos θ = c/2" : "theory: no gain")
+    + (isExact ? " (at this n and d)" : " (limit of large n and d)")
   if (among) parts.push(...among.map((way) => `<i style="background:${data.colors[way]}"></i>${way}`))
-  else parts.push(stroke(ink, "7 5") + (isPrinted ? "theory, corrected: no gain at cos θ = c/2" : "theory: no gain"))
+  parts.push(stroke(ink, "7 5") + (among ? "theory: another way is best from here" : gainless))
   if (isPrinted) parts.push(stroke("#0072B2", "none") + "theory, as printed: 60°")
-  if (marks.x.length) parts.push(`<svg width="14" height="14" aria-hidden="true"><circle cx="7" cy="7" r="5" fill="none" stroke="${ink}" stroke-width="1.5"/></svg>estimator, averaged over ${grid.draws} data sets`)
+  if (marks.x.length) parts.push(`<b class="ring"></b>estimator, averaged over ${grid.draws} data sets`)
   if (!among) parts.push("gain: orange helps, violet hurts; beyond ±1 as at the ends")
   $("legend").innerHTML = parts.map((part) => `<span>${part}</span>`).join("")
 }
