@@ -230,8 +230,11 @@ function drawMap() {
     : {palette: data.diverging, low: -1, high: 1})
   find("bar").visible = !among
 
-  // Boundaries: every n near d counts, and as the gain of fine-tuning is that of a limit, parts of n do.
-  const at = new Set([...n, ...[-3, -2, -1, 0, 1, 2, 3].map((k) => d + k).filter((k) => k >= 1 && k <= 2 * d)])
+  // Boundaries: where n is small or near d each one counts, and as the gain of fine-tuning is that of a
+  // limit, parts of n do.
+  const at = new Set(n)
+  for (let k = 1; k < step; k++) at.add(k)
+  for (let k = -3; k <= 3; k++) at.add(between(d + k, 1, 2 * d))
   if (view === "fine-tuning") for (let k = 0; k < 12; k++) at.add(d - step * 2 ** -k)
   const samples = [...at].sort((a, b) => a - b), found = samples.map(column)
   const loads = samples.map((k) => k / d), lines = {xs: [], ys: []}
@@ -264,6 +267,7 @@ function drawMap() {
   if (isPrinted) parts.push(stroke("#0072B2", "none") + "theory, as printed: 60°")
   if (marks.x.length) parts.push(`<b class="ring"></b>estimator, averaged over ${grid.draws} data sets`)
   if (!among) parts.push("gain: orange helps, violet hurts; beyond ±1 as at the ends")
+  if (image.some(Number.isNaN)) parts.push(`grey: ${isStopped() ? "no closed form in time" : "both means are infinite"}`)
   $("legend").innerHTML = parts.map((part) => `<span>${part}</span>`).join("")
 }
 

@@ -311,6 +311,7 @@ RUBBISH = (
     "n=0&theta=-1e308&sigma=1e308&d=1&depth=inf&view=%E0%A4%A&constructor=1&__proto__=2&=&tau=0x5",
     "n=1&theta=0&sigma=0&d=2&depth=inf&view=linear%20transfer",
     "n=200&theta=90&sigma=0.5&d=200&view=fine-tuning&depth=3&source=inf",
+    "n=1&theta=90&sigma=1&d=2&view=linear%20transfer",
     "n=1&theta=180&sigma=1&d=2&view=all&gamma=0&ratio=0.5&anchor=4&decay=0&duration=0",
 )
 CLEAN = "source=inf&ridge=best&time=inf"
@@ -443,9 +444,13 @@ def test_the_page_shows_what_python_computes(quick, tmp_path):
     assert "sigma=2&d=2&source=inf" in rubbish[1]["hash"]
     assert "mean risk of training from scratch without a penalty is infinite" in rubbish[3]["text"]
     assert "∞" in rubbish[3]["text"]
+    assert "both means are infinite" not in rubbish[3]["legend"]
+    undefined = next(s for s in results if s["hash"].startswith("#n=1&theta=90&sigma=1&d=2"))
+    assert "both means are infinite" in undefined["legend"]
+    assert "–" in undefined["text"]
     assert "infinite" not in rubbish[2]["text"].partition("Copy")[0]  # no noise
-    assert "Up to n = 2" in rubbish[4]["text"]
-    assert "never hurts" in rubbish[4]["text"]
+    assert "Up to n = 2" in rubbish[-1]["text"]
+    assert "never hurts" in rubbish[-1]["text"]
     # a link shows what its sender saw
     for fragment, shown in zip(random, rest, strict=False):
         assert {*fragment.split("&")} <= {*shown["hash"].removeprefix("#").split("&")}
@@ -457,7 +462,7 @@ def test_the_page_shows_what_python_computes(quick, tmp_path):
         exact = np.degrees(dl.fine_tune_boundary(load[below], 0.1, 3))
         sin2 = dl.linear_transfer_sin2(np.arange(10, 90.0), 100, 0.5)
     assert len(fine["zeros"]["xs"]) == 1
-    assert load.min() == pytest.approx(4 / 200)
+    assert load.min() == pytest.approx(1 / 200)
     assert angle.min() == 0  # it ends at the edge
     np.testing.assert_allclose(angle[below], exact, atol=0.1)
     assert fine["printed"] == {"xs": [[0, 1]], "ys": [[60, 60]]}
