@@ -92,6 +92,9 @@ def transfer(
     """
     seen = dl.source_limit(source, theta, sigma)
     size = dl.source_limit(source, 0.0, sigma).size  # no angle in it: one number for many angles
+    # With noise and as many source samples as dimensions the source is infinitely long.
+    endless = jnp.isinf(size)
+    size = jnp.where(endless, 1e6, size)
     risks = dl.transfer_risks(n, d, seen.theta, sigma, depth=depth, size=size)
     gain = dl.transferability("fine_tune", n, d, seen.theta, sigma, depth=depth, size=size)
     if ridge is not None:
@@ -114,9 +117,14 @@ def transfer(
             "ridge transfer": jnp.nan * apart2,
             "fine-tuning": apart2 * bias + sigma**2 * variance,
         }
+    # From n = d on the source is forgotten; of infinite depth, its direction alone matters.
+    kept = (jnp.asarray(n) < d) & jnp.isfinite(depth)
+    lost = endless & (kept if time is None else True)
+    risks["fine-tuning"] = jnp.where(lost, jnp.inf, risks["fine-tuning"])
+    risks["L2-SP"] = jnp.where(endless & (jnp.asarray(n) <= d), jnp.inf, risks["L2-SP"])
     gains = {f"gain of {way}": risks["scratch"] - risks[way] for way in WAYS[1:]}
     if time is None:  # where both means are infinite, at n = d, the difference is not
-        gains["gain of fine-tuning"] = gain
+        gains["gain of fine-tuning"] = jnp.where(lost, -jnp.inf, gain)
     found = {way: risks[way] for way in WAYS} | gains
     shape = jnp.broadcast_shapes(*(jnp.shape(v) for v in found.values()))
     # JAX sorts the keys of other dictionaries.

@@ -11,7 +11,7 @@ const special = {source: "inf", time: "inf", ridge: "best", depth: "inf"}
 const state = {}, controls = {}
 const between = (x, low, high) => Math.min(Math.max(x, low), high)
 for (const box of document.querySelectorAll(".control[data-key]")) {
-  const {key, low, high, step, value, python} = box.dataset
+  const {key, low, high, step, value, python, other} = box.dataset
   const control = {
     low: Number(low), high: Number(high), step: Number(step), python,
     range: box.querySelector("[type=range]"), field: box.querySelector("[type=number]"),
@@ -21,7 +21,7 @@ for (const box of document.querySelectorAll(".control[data-key]")) {
   control.rise = control.step ? null : Math.log(control.high / control.low)  // a logarithmic scale
   controls[key] = control
   state[key] = value === "" ? null : Number(value)
-  control.last = state[key] ?? 1  // what comes back when the box is no longer checked
+  control.last = state[key] ?? Number(other)  // what comes back when the box is no longer checked
   const to = (text) => set({[key]: read(key, text)})
   control.range.addEventListener("input", () => to(control.rise
     ? (control.low * Math.exp(control.rise * control.range.value / 200)).toPrecision(3) : control.range.value))
@@ -304,6 +304,7 @@ function drawPoint() {
   if (!stopped && found["linear transfer"] === Infinity) notes.push("Up to n = 2 the mean risk of linear transfer is infinite.")
   if (state.time !== null && depth !== 1) notes.push("Training time is not used: a closed form for stopped training exists for depth 1 only. Shown: trained to the end.")
   if (stopped) notes.push("Ridge transfer has no closed form in time. A penalty's fit is one to the end.")
+  if (state.source === 1 && sigma > 0) notes.push("With as many source samples as dimensions the source is infinitely long, and what starts at it has an infinite risk.")
   if (state.source !== null) notes.push("The source is fitted to a finite sample, and its labels are as noisy as the target's.")
   $("summary").innerHTML = `<b>${summary}</b>: <b>${ways[winner]}</b> is best, with a risk of ${number(values[winner])}. `
     + `Of the paper's four ways, without a penalty from scratch, it is ${ways[paper]} with ${number(values[paper])}.`

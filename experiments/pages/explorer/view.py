@@ -56,6 +56,7 @@ class Control(NamedTuple):
       step: Between the values that the slider has; 0 for a logarithmic scale.
       special: What None means, such as "∞"; "" if it may not be None.
       python: How Python spells None.
+      other: The value instead, at first.
     """
 
     key: str
@@ -66,6 +67,7 @@ class Control(NamedTuple):
     step: float = 0.01
     special: str = ""
     python: str = "None"
+    other: float = 1
 
 
 TRANSFER = (
@@ -73,9 +75,11 @@ TRANSFER = (
     Control("theta", "angle θ between the tasks, degrees", 45, 0, 180, 0.5),
     Control("sigma", "noise σ of the labels", 0.5, 0, 2),
     Control("d", "dimension d", 200, 2, 1000, 1),
-    Control("source", "source samples n_s/d", None, 0.1, 10, 0, "∞: population", "math.inf"),
-    Control("ridge", "penalty λ of ridge transfer", None, 0.001, 10, 0, "best at each point"),
-    Control("time", "training time t, for depth 1", None, 0.1, 1000, 0, "∞: to the end"),
+    Control("source", "source samples n_s/d", None, 0.1, 10, 0, "∞: population", "math.inf", 2),
+    Control(
+        "ridge", "penalty λ of ridge transfer", None, 0.001, 10, 0, "best at each point", other=0.1
+    ),
+    Control("time", "training time t, for depth 1", None, 0.1, 1000, 0, "∞: to the end", other=10),
 )
 DEPTHS = (*range(1, 11), math.inf)
 PRETRAINING = (

@@ -207,6 +207,14 @@ def test_where_means_are_infinite_and_what_is_refused():
     assert np.isfinite(at["L2-SP"]).all()
     assert not any(np.isnan(v).any() for v in at.values())
     assert np.isnan(theory(1, 50, d=2, sigma=0.5)["gain of linear transfer"])
+    # an infinitely long source: the limit of long ones
+    n = np.array([50, 350])
+    for depth, time in ((1, None), (2, None), (math.inf, None), (1, 3.0)):
+        at = {"d": 200, "sigma": 0.3, "depth": depth, "time": time}
+        endless, long = (theory(n, 40, source=source, **at) for source in (1.0, 1 + 1e-13))
+        for name, value in endless.items():
+            limit = np.where(abs(long[name]) > 1e4, np.copysign(np.inf, long[name]), long[name])
+            np.testing.assert_allclose(value, limit, rtol=1e-5, atol=1e-6, err_msg=name)
     with pytest.raises(ValueError, match="depth must be 1 where time is given; got 2"):
         theory(5, 50, d=9, sigma=0.5, depth=2, time=1.0)
 
@@ -311,7 +319,10 @@ RUBBISH = (
     "n=0&theta=-1e308&sigma=1e308&d=1&depth=inf&view=%E0%A4%A&constructor=1&__proto__=2&=&tau=0x5",
     "n=1&theta=0&sigma=0&d=2&depth=inf&view=linear%20transfer",
     "n=200&theta=90&sigma=0.5&d=200&view=fine-tuning&depth=3&source=inf",
-    "n=1&theta=90&sigma=1&d=2&view=linear%20transfer",
+    "n=9&theta=50&sigma=0.5&d=20&depth=2&source=1&view=fine-tuning",
+    "n=9&theta=50&sigma=0.5&d=20&depth=1&source=1&time=3&view=fine-tuning",
+    "n=9&theta=50&sigma=0.5&d=20&depth=inf&source=1&time=inf&view=all",
+    "n=1&theta=90&sigma=1&d=2&source=inf&view=linear%20transfer",
     "n=1&theta=180&sigma=1&d=2&view=all&gamma=0&ratio=0.5&anchor=4&decay=0&duration=0",
 )
 CLEAN = "source=inf&ridge=best&time=inf"
@@ -433,7 +444,7 @@ def test_the_page_shows_what_python_computes(quick, tmp_path):
     for shown in results:
         assert not re.search("NaN|undefined|null", shown["text"])
     assert sum(shows_what_python_computes(shown, rng) for shown in results) > 100
-    for shown in results[1:12:3]:
+    for shown in results[1:15:3]:
         prints_what_it_shows(shown)
     rubbish, rest = results[: len(RUBBISH)], results[len(RUBBISH) :]
     # what means nothing is ignored, and what is out of range becomes the nearest value
