@@ -1,4 +1,4 @@
-"""One page on which two theories can be explored: computed in Python, looked up in the browser."""
+"""One page on which two theories can be explored: it evaluates Python's formulas in the browser."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import jax
 
 from experiments.lab.progress import reporting
 from experiments.lab.store import direct
-from experiments.pages.explorer import pretraining, transfer
+from experiments.pages.explorer import simulated
 from sail_jax import disk
 from sail_jax.cli.progress import show
 from sail_jax.provenance import provenance
@@ -19,12 +19,12 @@ MISSING = (
 
 
 def main(out: str | Path, *, seed: int, quick: bool) -> int:
-    """Computes the tables and writes the page.
+    """Averages estimators over data sets and writes the page.
 
     Args:
       out: The file; it may replace an earlier explorer, nothing else.
       seed: Seed of the simulated data sets.
-      quick: Whether the grids are coarse.
+      quick: Whether there are few settings and few data sets.
 
     Returns:
       0, the exit code.
@@ -40,13 +40,9 @@ def main(out: str | Path, *, seed: int, quick: bool) -> int:
         raise disk.RefusedError(MISSING) from exc
     out = Path(out)
     _admit(out, f'content="{view.GENERATOR}"'.encode())
-    transfers = transfer.TINY if quick else transfer.Grid()
-    pretrained = pretraining.TINY if quick else pretraining.Grid()
-    stage = reporting(direct)
-    first = transfer.compute(transfers, jax.random.key(seed), stage)
-    second = pretraining.compute(pretrained, stage)
-    about = {**provenance()["versions"], "seed": str(seed)}
-    page = view.render((transfers, first), (pretrained, second), about).encode()
+    grid = simulated.TINY if quick else simulated.Grid()
+    estimates = simulated.compute(grid, jax.random.key(seed), reporting(direct))
+    page = view.render(grid, estimates, {**provenance()["versions"], "seed": str(seed)}).encode()
     disk.write_atomic(out, page)
     show(f"Look at {out} ({len(page) / 1e6:.1f} MB)")
     return 0

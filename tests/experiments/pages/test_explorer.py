@@ -1,33 +1,28 @@
-"""The explorer: its tables beside the closed forms, and its page in a browser."""
+"""The explorer: its estimators beside the closed forms, and its page in a browser."""
 
-import base64
-import gzip
-import html
+import contextlib
 import html.parser
+import io
 import json
+import math
 import re
-import shutil
-import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from browser import browse, chromium
 
 from experiments.lab.store import direct
-from experiments.pages.explorer import pretraining, transfer
-from experiments.pages.explorer.tables import Table, table
+from experiments.pages.explorer import formulas, simulated
 from sail_jax.cli import main as cli
 from theory import deep_linear as dl
 from theory.claims import all_claims
-from theory.two_layer import fine_tuning, modes, perturbation
 
 pytest.importorskip("bokeh")
 
-TRANSFER, PRETRAINING = transfer.TINY, pretraining.TINY
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
+GRID = simulated.TINY
 
 
 class Parts(html.parser.HTMLParser):
@@ -35,138 +30,66 @@ class Parts(html.parser.HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.loads, self.json, self.inside = [], "", False
+        self.loads, self.json, self.inside, self.ids = [], "", False, []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         attrs = dict(attrs)
         self.inside = tag == "script" and attrs.get("type") == "application/json"
         self.loads += [v for k, v in attrs.items() if k in ("src", "href", "srcset", "data")]
+        self.ids += [attrs["id"]] if "id" in attrs else []
 
     def handle_data(self, data):
         self.json += data if self.inside else ""
 
 
-def embedded(value, found):
-    """Collects the tables of a page and their names: [name, {axes, values}] at any depth."""
-    if isinstance(value, dict):
-        for name, inner in value.get("entries", ()):
-            entries = (
-                dict(inner["entries"]) if isinstance(inner, dict) and "entries" in inner else {}
-            )
-            if entries.keys() == {"axes", "values"}:
-                array = entries["values"]
-                data = base64.b64decode(array["array"]["data"])
-                data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
-                numbers = np.frombuffer(data, array["dtype"]).reshape(array["shape"])
-                found.append((name, Table(tuple(entries["axes"]), numbers)))
-        for inner in value.values():
-            embedded(inner, found)
-    elif isinstance(value, list):
-        for inner in value:
-            embedded(inner, found)
-    return found
-
-
-SIZES = {
-    "source": 2, "time": 2, "sigma": 2, "ridge": 2, "course": 3, "depth": 2, "theta": 11,
-    "load": 10, "point": 5,
-}  # fmt: skip
-CURVES = {
-    "decay": 1, "tau": 1, "gamma": 2, "ratio": 1, "anchor": 2, "duration": 1, "time": 12, "turn": 2,
-}  # fmt: skip
-
-
-def fakes(axes, sizes):
-    """Tables of random numbers by name."""
-    numbers = np.random.default_rng(0)
-    return {
-        name: table(of, numbers.random([sizes[axis] for axis in of.split()]))
-        for name, of in axes.items()
+def sizes(grid):
+    course = len(grid.depth) + len(grid.time) - 1
+    return {name: len(v) for name, v in grid._asdict().items() if isinstance(v, tuple)} | {
+        "course": course
     }
 
 
-def test_a_page_stands_alone_and_holds_the_tables(tmp_path, capsys, monkeypatch):
-    first = fakes(transfer.AXES, SIZES)
-    coarse = fakes(transfer.SIMULATED, SIZES | {"theta": 3, "load": 2})
-    for kind in ("simulated ", "error of ", "error of gain, "):
-        first |= {kind + way: coarse[way] for way in transfer.WAYS}
-    second = fakes(pretraining.AXES, CURVES)
-    monkeypatch.setattr(transfer, "compute", lambda grid, key, stage: first)
-    monkeypatch.setattr(pretraining, "compute", lambda grid, stage: second)
-    out = tmp_path / "page.html"
+def fakes(grid):
+    """Random means and errors."""
+    numbers, size = np.random.default_rng(0), sizes(grid)
+    return {
+        kind + way: numbers.random([size[axis] for axis in axes.split()])
+        for way, axes in simulated.AXES.items()
+        for kind in ("", "error of ", "gain of ", "error of gain of ")
+    }
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """A page around random estimates, and these."""
+    out, patch = tmp_path_factory.mktemp("explorer") / "page.html", pytest.MonkeyPatch()
     out.write_text('<meta name="generator" content="sail-jax explore">')  # may be replaced
-    assert cli.main(["explore", "--quick", "--out", str(out)]) == 0
-    assert f"Look at {out}" in capsys.readouterr().out
-    assert [*tmp_path.iterdir()] == [out]
-    text = out.read_text()
+    with patch.context() as m:
+        m.setattr(simulated, "compute", lambda grid, key, stage: fakes(grid))
+        assert cli.main(["explore", "--quick", "--out", str(out)]) == 0
+    assert [*out.parent.iterdir()] == [out]
+    return out.read_text(), fakes(GRID)
+
+
+@pytest.mark.slow
+def test_a_page_stands_alone_and_is_read_in_order(quick):
+    text, estimates = quick
     assert len(text.encode()) < 6e6
     parts = Parts(text)
     assert parts.loads == []
     assert "default-src 'none'" in text[:4000]
-    found = embedded(json.loads(parts.json), [])
-    assert len(found) == 3 * 4 - 1 + 4 + 4 + len(transfer.PENALISED) + len(second)
-    for name, shown in [*first.items(), *second.items()]:
-        inside = [values for _, values in found if values.axes == shown.axes]
-        assert any(np.array_equal(values.values, shown.values) for values in inside), name
-
-
-@pytest.mark.slow
-def test_tables_are_the_closed_forms():
-    grid = TRANSFER
-    with jax.enable_x64(True):
-        found = transfer.closed_forms(grid)
-        n, theta = grid.samples(), grid.theta()[:, None]
-        sigma, far = grid.sigmas[1], grid.sources[1]
-        source = dl.source_limit(far, theta, sigma)
-        plain = dl.transfer_risks(n, grid.d, theta, sigma, depth=2)
-        late = {"scratch": (-1, 1), "linear transfer": (0, -1, 1), "ridge transfer": (0, 0, 1)}
-        for way, at in {**late, "fine-tuning": (0, 1, 1)}.items():
-            expected = plain[way][0] if way == "scratch" else plain[way]
-            np.testing.assert_allclose(found[way][at], expected, rtol=1e-12)
-        tuned = dl.transfer_risks(n, grid.d, source.theta, sigma, depth=2, size=source.size)
-        own = tuned["ridge from scratch"][0]
-        np.testing.assert_allclose(found["ridge from scratch"][1], own, rtol=1e-12)
-        np.testing.assert_allclose(found["L2-SP"][1, 1], tuned["L2-SP"], rtol=1e-12)
-        ridge = dl.linear_transfer_risk(n, source.theta, sigma, grid.ridges[0])
-        np.testing.assert_allclose(found["ridge transfer"][1, 1, 1], ridge, rtol=1e-12)
-        np.testing.assert_allclose(found["fine-tuning"][1, 1, 1], tuned["fine-tuning"], rtol=1e-12)
-        # stopped, at depth 1: the course after all depths
-        offset = np.zeros(grid.d)
-        offset[:2] = np.cos(theta[4, 0]) - 1, np.sin(theta[4, 0])
-        flow = dl.flow_risk(np.ones(grid.d), offset, n, sigma, [grid.times[0]])[:, 0]
-        np.testing.assert_allclose(found["fine-tuning"][0, 2, 1, 4], flow, rtol=1e-9)
-    assert {row[-1] for row in (*transfer.ROWS, *pretraining.ROWS)} <= {c.id for c in all_claims()}
-
-
-def losses(grid, time, gamma):
-    """Perturbed and fine-tuned losses of the second tab at its first decay and tau."""
-    sigma, time = grid.spectrum(grid.decays[0]), np.asarray(time, float)[:, None]
-    with jax.enable_x64(True):
-        y = modes.mode(time, np.exp(-2 * grid.taus[0]), sigma)
-        after = fine_tuning.mode(grid.durations[0], y, grid.ratios[0] * sigma, grid.anchors[1])
-        perturbed = perturbation.perturbed_mode_loss(y, sigma, gamma)
-        return np.asarray(perturbed), np.sum((np.asarray(after) - sigma) ** 2, -1)
-
-
-@pytest.mark.slow
-def test_curves_are_the_closed_forms_and_turn_where_they_are_least():
-    grid = PRETRAINING
-    found = pretraining.compute(grid, direct)
-    time = found["time"].at(decay=0, tau=0)
-    noisy, tuned = losses(grid, time, grid.gammas[1])
-    np.testing.assert_allclose(found["perturbed"].at(decay=0, tau=0, gamma=1), noisy, rtol=1e-5)
-    old = found["tuned old task"].at(decay=0, tau=0, ratio=0, anchor=1, duration=0)
-    np.testing.assert_allclose(old, tuned, rtol=1e-5)
-    turn, least = found["turn of perturbed"].at(decay=0, tau=0, gamma=1)
-    assert least <= noisy.min()
-    assert time[noisy.argmin() - 1] < turn < time[noisy.argmin() + 1]
-    assert np.isnan(found["turn of perturbed"].at(decay=0, tau=0, gamma=0)).all()  # no noise
-    assert np.isnan(found["inflection"].at(decay=0, gamma=0))
+    assert "unsafe-eval" not in text[:4000]
+    held = json.loads(parts.json)["estimates"]
+    assert held.keys() == estimates.keys()
+    for name, values in estimates.items():
+        np.testing.assert_allclose(held[name], values.ravel(), rtol=1e-3)
+    order = [parts.ids.index(name) for name in ("map", "n", "theta", "nearest", "details", "noise")]
+    assert order == sorted(order)
 
 
 def test_what_cannot_be_written_is_refused_first(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(transfer, "compute", lambda *_: pytest.fail("computed"))
+    monkeypatch.setattr(simulated, "compute", lambda *_: pytest.fail("computed"))
     other = tmp_path / "other.html"
     other.write_text("mine")
     for out, why in ((other, "is no explorer"), (tmp_path / "no" / "page", "is not a directory")):
@@ -185,142 +108,402 @@ def test_what_cannot_be_written_is_refused_first(tmp_path, capsys, monkeypatch):
     assert "pip install 'sail-jax[explore]'" in said
 
 
+@pytest.mark.parametrize(("ci", "ends"), [("true", pytest.fail), ("", pytest.skip)])
+def test_without_a_browser_ci_fails(ci, ends, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CI", ci)
+    with pytest.raises(ends.Exception, match="no Chromium"):
+        chromium()
+
+
 @pytest.mark.slow
-def test_simulated_data_sets_agree_with_the_closed_forms():
-    grid = TRANSFER._replace(d=100, draws=150)
-    found = transfer.compute(grid, jax.random.key(1), direct)
-    loads, angles = grid.simulated()
-    for way in transfer.WAYS:
-        theory = found[way].values[..., loads]
-        theory = theory[None, :, :, None] if way == "scratch" else theory[..., angles, :]
-        apart = found[f"simulated {way}"].values - theory
-        # closed forms of fine-tuning, sources and times are limits: right up to a few in d
-        assert np.all(abs(apart) <= 4.5 * found[f"error of {way}"].values + 3 / grid.d)
-        assert abs(apart).mean() < 0.01
+def test_rows_are_in_the_ledger():
+    rows = (*formulas.TRANSFER_ROWS, *formulas.PRETRAINING_ROWS)
+    assert {row[-1] for row in rows} <= {claim.id for claim in all_claims()}
+    assert {row[0] for row in formulas.TRANSFER_ROWS} <= {*formulas.WAYS}
+
+
+def theory(n, theta, **setting):
+    """`transfer` in double precision; the page's names of settings, and angles in degrees."""
+    with jax.enable_x64(True):
+        found = formulas.transfer(n, theta=np.radians(theta), **setting)
+        return {name: np.asarray(value) for name, value in found.items()}
+
+
+@pytest.mark.slow
+def test_estimators_agree_with_the_closed_forms():
+    grid = GRID._replace(d=100, draws=50, n=(20, 180))
+    found, size = simulated.compute(grid, jax.random.key(1), direct), sizes(grid)
+    n, angles = np.array(grid.n), np.array(grid.theta)[:, None]
+    checked = 0
+    for way, axes in simulated.AXES.items():
+        names = axes.split()[:-2]  # of all but theta and n
+        for place in np.ndindex(*(size[axis] for axis in names)):
+            at = dict(zip(names, place, strict=True))
+            source, sigma = grid.source[at["source"]], grid.sigma[at["sigma"]]
+            ridge = grid.ridge[at.get("ridge", 0)]
+            course = at.get("course", 0 if "ridge" in at else len(grid.depth) + at.get("time", 0))
+            early = course - len(grid.depth)
+            time = grid.time[early] if early >= 0 else None
+            depth = grid.depth[course] if early < 0 else 1
+            expected = theory(
+                n, angles, d=grid.d, sigma=sigma, depth=depth, source=source, ridge=ridge, time=time
+            )
+            for name in (way, f"gain of {way}") if way != "scratch" else (way,):
+                apart = abs(found[name][place] - expected[name])
+                # limits are right up to a few in d
+                assert np.all(apart <= 4.5 * found[f"error of {name}"][place] + 3 / grid.d), name
+                assert apart.mean() < 0.05
+                checked += 1
+    assert checked == 8 + 2 * (8 + 8 + 12)
+
+
+@pytest.mark.slow
+def test_risks_are_those_of_fits_in_numpy():
+    n, d, sigma, draws = 9, 5, 0.3, 4000
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(draws, n, d))
+    target = np.eye(d)[0] * math.cos(1.0) + np.eye(d)[1] * math.sin(1.0)
+    y = x @ target + sigma * rng.normal(size=(draws, n))
+    scale = (x[..., 0] * y).sum(-1) / ((x[..., 0] ** 2).sum(-1) + n * 0.2)
+    fits = {
+        "scratch": np.einsum("kdn,kn->kd", np.linalg.pinv(x), y),
+        "ridge transfer": scale[:, None] * np.eye(d)[0],
+    }
+    found = theory(n, math.degrees(1.0), d=d, sigma=sigma, ridge=0.2)
+    for way, beta in fits.items():
+        risk = ((beta - target) ** 2).sum(-1)
+        assert abs(risk.mean() - found[way]) < 4 * risk.std() / math.sqrt(draws), way
+
+
+@pytest.mark.slow
+def test_training_that_is_stopped_late_ends_and_early_has_not_begun():
+    at = {"d": 200, "sigma": 0.3, "depth": 1, "source": 2.0}
+    late, early = (theory(60, 40, time=time, **at) for time in (1e6, 1e-9))
+    with jax.enable_x64(True):
+        seen = dl.source_limit(2.0, math.radians(40), 0.3)
+        apart2 = float(1 + seen.size**2 - 2 * seen.size * jnp.cos(seen.theta))
+        ends = {
+            "scratch": dl.scratch_limit(0.3, 0.3),
+            "fine-tuning": dl.fine_tune_risk(0.3, seen.theta, 0.3, 1, seen.size),
+            "linear transfer": dl.linear_transfer_risk(60, seen.theta, 0.3),
+        }
+    for way, end in ends.items():
+        assert late[way] == pytest.approx(float(end), rel=1e-6), way
+        start = apart2 if way == "fine-tuning" else 1.0
+        assert early[way] == pytest.approx(start, rel=1e-6), way
+    single = formulas.transfer(60, theta=math.radians(40), time=1e6, **at)  # without 64 bits
+    for way, value in single.items():
+        assert value.dtype == np.float32
+        np.testing.assert_allclose(value, late[way], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_where_means_are_infinite_and_what_is_refused():
+    at = theory(np.array([1, 199, 200, 201]), 50, d=200, sigma=0.5)
+    assert np.isinf(at["scratch"]).tolist() == [False, True, True, True]
+    assert at["gain of linear transfer"].tolist()[:3] == [-math.inf, math.inf, math.inf]
+    assert np.isfinite(at["gain of fine-tuning"]).all()
+    assert np.isfinite(at["L2-SP"]).all()
+    assert not any(np.isnan(v).any() for v in at.values())
+    assert np.isnan(theory(1, 50, d=2, sigma=0.5)["gain of linear transfer"])
+    # an infinitely long source: the limit of long ones
+    n = np.array([50, 350])
+    for depth, time in ((1, None), (2, None), (math.inf, None), (1, 3.0)):
+        at = {"d": 200, "sigma": 0.3, "depth": depth, "time": time}
+        endless, long = (theory(n, 40, source=source, **at) for source in (1.0, 1 + 1e-13))
+        for name, value in endless.items():
+            limit = np.where(abs(long[name]) > 1e4, np.copysign(np.inf, long[name]), long[name])
+            np.testing.assert_allclose(value, limit, rtol=1e-5, atol=1e-6, err_msg=name)
+    with pytest.raises(ValueError, match="depth must be 1 where time is given; got 2"):
+        theory(5, 50, d=9, sigma=0.5, depth=2, time=1.0)
+
+
+PRETRAINING = {
+    "gamma": 0.2, "decay": 1.0, "tau": 4.0, "ratio": 3.0, "anchor": 0.5, "duration": 0.2,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_losses_of_pretraining_are_those_of_the_flow():
+    with jax.enable_x64(True):
+        found = {k: np.asarray(v) for k, v in formulas.pretraining(**PRETRAINING).items()}
+    sigma = 2 / np.arange(1.0, 13)
+    time = found["time"][:, None]
+    assert time[0, 0] == pytest.approx(0.25 * 4 / 2)
+    y0 = math.exp(-8)
+    y = sigma / (1 + (sigma / y0 - 1) * np.exp(-4 * sigma * time))
+    noise = 2 * 12 * 0.2**2 * y.sum(-1) + 12**3 * 0.2**4
+    np.testing.assert_allclose(found["perturbed"], ((y - sigma) ** 2).sum(-1) + noise, rtol=1e-9)
+
+    # the equation of a mode with an anchor, by steps of the midpoint rule
+    def flow(z):
+        return 4 * z * (3 * sigma - z + 0.5 * (y - z))
+
+    after, step = y, 0.2 / 1000
+    for _ in range(1000):
+        after = after + step * flow(after + step / 2 * flow(after))
+    np.testing.assert_allclose(found["old task"], ((after - sigma) ** 2).sum(-1), rtol=1e-4)
+    for name in ("perturbed", "old task"):
+        least = found[name].argmin()
+        assert 0 < least < found[name].size - 1
+        assert found[f"turn of {name}"] == pytest.approx(found["time"][least])
+        assert found[f"least {name}"] == found[name].min()
+    # 2 d gamma^2 = 0.96 is below the first two of 2, 1, 0.67, ...
+    assert found["learned"] == 2
+    with jax.enable_x64(True):
+        calm = formulas.pretraining(**PRETRAINING | {"gamma": 0.0})
+        assert jnp.isnan(calm["turn of perturbed"])
+        assert calm["learned"] == 12
 
 
 SCRIPT = """
-<script>
-const settings = SETTINGS
-const read = async (doc) => {
-  const model = (name) => doc.get_model_by_name(name), results = []
-  for (const setting of settings) {
-    for (const [name, value] of Object.entries(setting)) {
-      const control = model(name)
-      control[name === "mode" ? "active" : "value"] = value
-    }
-    await new Promise((done) => setTimeout(done, 100))  // callbacks run after their events
-    results.push({
-      fine: Array.from(model("fine").data.image[0]),
-      coarse: Array.from(model("coarse").data.image[0]),
-      details: model("details").text, told: model("details of pre-training").text,
-      time: model("perturbed").data.time, noisy: model("perturbed").data.noisy,
-      old: model("tuned").data.old, turn: model("turn of perturbed").data.x,
-    })
-  }
-  // a tap on the map, and a key on the first slider
-  const all = (root, selector) => [...root.querySelectorAll(selector),
-    ...[...root.querySelectorAll("*")].flatMap(
-      (e) => e.shadowRoot ? all(e.shadowRoot, selector) : [])]
-  const map = all(document, ".bk-events")[0], box = map.getBoundingClientRect()
-  for (const kind of ["pointerdown", "pointerup"]) map.dispatchEvent(new PointerEvent(kind, {
-    bubbles: true, composed: true, pointerId: 1, isPrimary: true,
-    clientX: box.left + 0.97 * box.width, clientY: box.top + 0.5 * box.height}))
-  const key = {key: "ArrowLeft", bubbles: true}
-  all(document, ".noUi-handle")[0].dispatchEvent(new KeyboardEvent("keydown", key))
-  await new Promise((done) => setTimeout(done, 500))
-  const [load, sigma] = [model("load").value, model("sigma").value]
-  results.push({load, sigma, details: model("details").text})
-  const pre = document.createElement("pre")
-  pre.id = "results"
-  pre.textContent = JSON.stringify(results)
-  document.body.append(pre)
+const sleep = (ms) => new Promise((done) => setTimeout(done, ms))
+const settled = async () => {
+  await sleep(50)
+  while (waiting) await sleep(20)
+  await sleep(250)  // then the address is written
 }
-const wait = () => {
-  const doc = (window.Bokeh && Bokeh.documents[0]) || null
-  if (doc && doc.is_idle) setTimeout(() => read(doc), 200)
-  else setTimeout(wait, 50)
+while (drawn.n === undefined) await sleep(50)
+const numbers = (root) => Array.from(
+  document.querySelectorAll(`${root} data`), (e) => e.getAttribute("value"))
+const report = () => ({
+  state: {...state}, hash: location.hash, text: document.body.innerText,
+  numbers: numbers("#details"),
+  estimates: document.querySelectorAll("#details td small").length, losses: numbers("#losses"),
+  python: [$("transfer-python").textContent, $("pretraining-python").textContent],
+  notes: $("transfer-notes").textContent, legend: $("legend").textContent,
+  image: Array.from(find("cells").data.image[0], String), shape: find("cells").data.image[0].shape,
+  place: ["x", "y", "dw", "dh"].map((name) => find("cells").data[name][0]),
+  zeros: find("zeros").data, printed: find("printed").data, marks: find("estimated").data,
+  curve: Array.from(find("tuning curves").data["old task"]), turn: find("noise turn").data.x,
+})
+const results = []
+for (const hash of HASHES) {
+  location.hash = hash
+  await settled()
+  results.push(report())
 }
-wait()
-</script>
+const use = async (element, changes, kind = "input") => {
+  Object.assign(element, changes)
+  element.dispatchEvent(new Event(kind, {bubbles: true}))
+  await sleep(50)
+}
+const box = (key, kind) => document.querySelector(`[data-key=${key}] [type=${kind}]`)
+await use($("n"), {value: "30"})
+await use(box("theta", "range"), {value: "100.5"})
+await use(box("source", "checkbox"), {checked: false}, "change")
+await use(box("source", "range"), {value: "200"})
+await use($("depth"), {value: "∞"}, "change")
+await use($("sigma"), {value: "1e99"})
+await use($("gamma"), {value: ""})
+await settled()
+results.push(report())
+$("nearest").click()
+await settled()
+results.push(report())
+const all = (root, kind) => [...root.querySelectorAll(kind),
+  ...[...root.querySelectorAll("*")].flatMap((e) => e.shadowRoot ? all(e.shadowRoot, kind) : [])]
+const [area] = all($("map"), ".bk-events"), rect = area.getBoundingClientRect()
+const tap = {bubbles: true, composed: true, pointerId: 1, isPrimary: true,
+  clientX: rect.left + 0.97 * rect.width, clientY: rect.top + 0.3 * rect.height}
+for (const kind of ["pointerdown", "pointerup"]) area.dispatchEvent(new PointerEvent(kind, tap))
+await settled()
+results.push(report())
+return results
 """
+START = {"n": 75, "theta": 180, "sigma": 0, "d": 200, "source": None, "ridge": None, "time": None,
+         "depth": 2, "view": "fine-tuning", "gamma": 0.2}  # fmt: skip
+RUBBISH = (
+    "n=NaN&theta=720&sigma=-5&d=1e999&source=&ridge=zzz&time=[]&depth=0&view=%3Cimg%3E&gamma=&junk",
+    "n=0&theta=-1e308&sigma=1e308&d=1&depth=inf&view=%E0%A4%A&constructor=1&__proto__=2&=&tau=0x5",
+    "n=1&theta=0&sigma=0&d=2&depth=inf&view=linear%20transfer",
+    "n=200&theta=90&sigma=0.5&d=200&view=fine-tuning&depth=3&source=inf",
+    "n=9&theta=50&sigma=0.5&d=20&depth=2&source=1&view=fine-tuning",
+    "n=9&theta=50&sigma=0.5&d=20&depth=1&source=1&time=3&view=fine-tuning",
+    "n=9&theta=50&sigma=0.5&d=20&depth=inf&source=1&time=inf&view=all",
+    "n=1&theta=90&sigma=1&d=2&source=inf&view=linear%20transfer",
+    "n=1&theta=180&sigma=1&d=2&view=all&gamma=0&ratio=0.5&anchor=4&decay=0&duration=0",
+)
+CLEAN = "source=inf&ridge=best&time=inf"
 
 
-def browse(page, settings):
-    """The page in a browser at several settings of its controls, and what its console says."""
-    head, _, tail = page.read_text().rpartition("</body>")
-    copy = page.with_name("copy.html")
-    copy.write_text(head + SCRIPT.replace("SETTINGS", json.dumps(settings)) + "</body>" + tail)
-    command = [
-        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-        f"--user-data-dir={page.parent / 'browser'}", "--virtual-time-budget=20000", "--dump-dom",
-        copy.as_uri(),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    results = re.search(r'<pre id="results">(.*?)</pre>', done.stdout, re.S)
-    assert results, said
-    return json.loads(html.unescape(results[1])), said
+def settings(count):
+    """Random states of the controls, as fragments of an address."""
+    rng = np.random.default_rng(7)
+    views = ("fine-tuning", "linear transfer", "ridge transfer", "ridge from scratch", "L2-SP")
+    for k in range(count):
+        d = int(rng.integers(2, 400))
+        depth = rng.choice(["1", "2", "3", "7", "inf"])
+        source, ridge, time = (f"{10 ** rng.uniform(-1, high):.6g}" for high in (1, 1, 3))
+        state = {
+            "n": rng.integers(1, 2 * d + 1), "theta": f"{rng.uniform(0, 180):.6g}",
+            "sigma": f"{rng.uniform(0, 2):.6g}", "d": d, "depth": depth,
+            "source": ("inf", source)[k % 2], "ridge": ("best", ridge)[k // 2 % 2],
+            "time": ("inf", time)[k // 3 % 2], "view": views[k % len(views)],
+            "gamma": f"{rng.uniform(0, 0.5):.6g}", "decay": f"{rng.uniform(0, 2):.6g}",
+            "tau": f"{rng.uniform(2, 12):.6g}", "ratio": f"{rng.uniform(0.5, 6):.6g}",
+            "anchor": f"{rng.uniform(0, 4):.6g}", "duration": f"{rng.uniform(0, 3):.6g}",
+        }  # fmt: skip
+        yield "&".join(f"{key}={value}" for key, value in state.items()).replace(" ", "%20")
+
+
+def setting(state):
+    """The arguments of `transfer` beyond n and theta."""
+    at = {key: state[key] for key in ("d", "sigma", "ridge", "time")}
+    at["depth"] = state["depth"] or math.inf  # JSON has no infinity
+    at["source"] = state["source"] or math.inf
+    return at | {"time": state["time"] if at["depth"] == 1 else None}
+
+
+POINTS = 24  # of the lines of a map, and of its cells
+
+
+def shows_what_python_computes(shown, rng):
+    state = shown["state"]
+    at, name = setting(state), f"gain of {state['view']}"
+    rows, columns = shown["shape"]
+    x, y, dw, dh = shown["place"]
+    step, turn = dw / columns * state["d"], dh / rows
+    i, j = rng.integers(rows, size=POINTS), rng.integers(columns, size=POINTS)
+    cells = np.round(x * state["d"] + (j + 0.5) * step), y + (i + 0.5) * turn
+    # On a line, and on both sides of it by as much as the points of the map are apart.
+    load, angle = (
+        np.concatenate([[], *shown["zeros"][axis]]).astype(float) for axis in ("xs", "ys")
+    )
+    some = rng.integers(load.size, size=POINTS) if load.size else np.zeros(0, int)
+    line = (load[some] * state["d"], angle[some]) if load.size else cells
+    beside = [
+        (np.maximum(line[0], 1 + dn) + side * dn, np.clip(line[1], da, 180 - da) + side * da)
+        for dn, da in ((0, turn), (step, 0))
+        for side in (-1, 0, 1)
+    ]
+    # All at once: every other shape would be compiled anew.
+    n, theta = (np.stack(v) for v in zip(cells, line, *beside, strict=True))
+    n, theta = np.append(n, state["n"]), np.append(theta, state["theta"])
+    found = theory(n, theta, **at)
+    own = {key: value[-1] for key, value in found.items()}
+    found = {key: value[:-1].reshape(-1, POINTS) for key, value in found.items()}
+    exact = {"rtol": 1e-9, "atol": 1e-12}
+    order = [k for way in formulas.WAYS for k in (way, f"gain of {way}") if k in own]
+    if not shown["estimates"]:
+        values = [*map(number, shown["numbers"])]
+        np.testing.assert_allclose(values, [own[k] for k in order], **exact)
+    image = np.array([*map(number, shown["image"])]).reshape(rows, columns)[i, j]
+    if state["view"] in formulas.WAYS:
+        np.testing.assert_allclose(image, np.clip(found[name][0], -9, 9), **exact)
+        # Gains are 0 on the lines, but for the curvature between two points.
+        there, sides = found[name][1], found[name][2:].reshape(2, 3, -1)
+        with np.errstate(invalid="ignore"):
+            curved = abs(sides[:, 0] - 2 * sides[:, 1] + sides[:, 2]).max(0)
+        smooth = np.isfinite(there) & np.isfinite(curved) & (load.size > 0)
+        assert np.all(abs(there[smooth]) <= 0.5 * curved[smooth] + 1e-9)
+        return load.size > 0 and smooth.sum()
+    ways = formulas.WAYS[: 6 if state["view"] == "all" else 4]
+    risks = np.nan_to_num(np.stack([found[way][0] for way in ways]), nan=np.inf, posinf=np.inf)
+    np.testing.assert_array_equal(image, (risks <= 1.01 * risks.min(0) + 1e-6).argmax(0))
+    return 0
+
+
+def prints_what_it_shows(shown):
+    """What is copied as Python prints the numbers that the page shows."""
+    numbers = [*map(number, shown["numbers"])]
+    # the page has each gain beside its risk, the snippet all gains at the end
+    order = [numbers[0], *numbers[1::2], *numbers[2::2]]
+    assert printed(shown["python"][0]) == pytest.approx(order, abs=5.1e-5, nan_ok=True)
+    losses = [v for v in printed(shown["python"][1])[:4] if not math.isnan(v)]
+    assert losses == pytest.approx([*map(float, shown["losses"])], abs=5.1e-5)
+
+
+def number(text):
+    return float(text.replace("Infinity", "inf"))
+
+
+def printed(code):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(code, {})
+    return [float(line.partition(": ")[2]) for line in said.getvalue().splitlines()]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium on PATH")
-def test_sliders_show_what_python_computes(tmp_path):
-    page = tmp_path / "page.html"
-    assert cli.main(["explore", "--quick", "--seed", "3", "--out", str(page)]) == 0
-    start = {"sigma": "0.5", "depth": "2", "anchor": "1", "gamma": "0.3"}
-    results, said = browse(
-        page,
-        [
-            start | {"layer": "which way wins"},
-            {"layer": "fine-tuning"},
-            {"load": 1.5, "theta": 27.0, "gamma": "0"},
-            {"source": "2", "time": "3"},
-            {"depth": "1", "layer": "scratch"},
-            {"layer": "ridge transfer", "mode": 1, "ridge": "0.1", "time": "∞"},
-        ],
-    )
+def test_the_page_shows_what_python_computes(quick, tmp_path):
+    text, estimates = quick
+    random, rng = [*settings(12)], np.random.default_rng(0)
+    maps = [f"{random[0].partition('&view=')[0]}&{CLEAN}&view={view}" for view in ("all", "paper")]
+    lines = [
+        f"n=30&theta=45&sigma=0.1&d=200&depth=3&{CLEAN}&view=fine-tuning",
+        f"n=30&theta=45&sigma=0.5&d=100&{CLEAN}&view=linear%20transfer",
+    ]
+    on = "n=10&theta=60&sigma=0.5&d=40&depth=2&source=2&ridge=0.1&time=inf&view=fine-tuning"
+    hashes = [*RUBBISH, *random, *maps, *lines, on]
+    script = SCRIPT.replace("HASHES", json.dumps(hashes))
+    results, said = browse(text, tmp_path, script)
     wrong = [line for line in said if re.search("error|refused|warn|uncaught", line, re.I)]
     assert wrong == []
-    grid, sigma = TRANSFER, 0.5
-    n, theta = grid.samples(), grid.theta()[:, None]
-    wins, tuned, moved, far, stopped, simulated, touched = results
+    for shown in results:
+        assert not re.search("NaN|undefined|null", shown["text"])
+    assert sum(shows_what_python_computes(shown, rng) for shown in results) > 100
+    for shown in results[1:15:3]:
+        prints_what_it_shows(shown)
+    rubbish, rest = results[: len(RUBBISH)], results[len(RUBBISH) :]
+    # what means nothing is ignored, and what is out of range becomes the nearest value
+    assert rubbish[0]["state"].items() >= START.items()
+    nearest = {"n": 1, "theta": 0, "sigma": 2, "d": 2, "depth": None}
+    assert rubbish[1]["state"].items() >= nearest.items()
+    assert rubbish[1]["state"]["tau"] == 5
+    assert "sigma=2&d=2&source=inf" in rubbish[1]["hash"]
+    assert "mean risk of training from scratch without a penalty is infinite" in rubbish[3]["text"]
+    assert "∞" in rubbish[3]["text"]
+    assert "both means are infinite" not in rubbish[3]["legend"]
+    undefined = next(s for s in results if s["hash"].startswith("#n=1&theta=90&sigma=1&d=2"))
+    assert "both means are infinite" in undefined["legend"]
+    assert "–" in undefined["text"]
+    assert "infinite" not in rubbish[2]["text"].partition("Copy")[0]  # no noise
+    assert "Up to n = 2" in rubbish[-1]["text"]
+    assert "never hurts" in rubbish[-1]["text"]
+    # a link shows what its sender saw
+    for fragment, shown in zip(random, rest, strict=False):
+        assert {*fragment.split("&")} <= {*shown["hash"].removeprefix("#").split("&")}
+    *_, fine, linear, simulated_at, used, near, tapped = results
+    # beside the boundaries in closed form
+    load, angle = np.array(fine["zeros"]["xs"][0]), np.array(fine["zeros"]["ys"][0])
+    below = (load < 1) & (angle > 10)
     with jax.enable_x64(True):
-        risks = dl.transfer_risks(n, grid.d, theta, sigma, depth=2)
-        table = np.stack([risks[way] for way in transfer.WAYS])
-        best = (table <= 1.01 * table.min(0) + 1e-6).argmax(0)
-        gain = dl.transferability("fine_tune", n, grid.d, theta, sigma, depth=2)
-    noisy, old = losses(PRETRAINING, wins["time"], 0.3)
-    np.testing.assert_array_equal(np.reshape(wins["fine"], best.shape), best)
-    np.testing.assert_allclose(np.reshape(tuned["fine"], gain.shape), gain, atol=1e-6)
-    np.testing.assert_allclose(wins["noisy"], noisy, rtol=1e-4)
-    np.testing.assert_allclose(wins["old"], old, rtol=1e-4)
-    assert wins["turn"]
-    assert f"t = {wins['turn'][0]:.3g}" in wins["told"]
-    # at the point that was moved to
-    assert "n/d = 1.500 (n = 60, d = 40), θ = 27°" in moved["details"]
-    for risk in table[:, 3, 7]:
-        assert f"<td>{risk:.3f}<br>" in moved["details"]
-    assert f"from scratch leaves {risks['ridge from scratch'][0, 7]:.3f}" in moved["details"]
-    assert f"(L2-SP) leaves {risks['L2-SP'][3, 7]:.3f}" in moved["details"]
-    assert "features-are-fate/T3.9-over/exact" in moved["details"]
-    assert "eq17-L2" in wins["details"]
-    assert "eq17-L2" not in moved["details"]
-    assert moved["turn"] == []
-    assert "never hurts" in moved["told"]
-    # no closed form in time but for depth 1
-    assert "Training time is not used" in far["details"]
-    assert "finite-source-fine-tune" in far["details"]
-    assert "Training time is not used" not in stopped["details"]
-    assert "covariance-time" in stopped["details"]
-    assert "Ridge transfer is left out" in stopped["details"]
-    assert "NaN" not in stopped["details"]
-    with jax.enable_x64(True):
-        tables = transfer.compute(grid, jax.random.key(3), direct)
-    at = {"source": 1, "time": 1, "ridge": 1, "sigma": 1}
-    gain = tables["simulated scratch"].at(**at) - tables["simulated ridge transfer"].at(**at)
-    np.testing.assert_allclose(np.reshape(simulated["coarse"], gain.shape), gain, atol=1e-6)
-    # touched, and moved by a key
-    assert touched["load"] > 1.8
-    assert "n/d = 1.900" in touched["details"]
-    assert touched["sigma"] == "0"
+        exact = np.degrees(dl.fine_tune_boundary(load[below], 0.1, 3))
+        sin2 = dl.linear_transfer_sin2(np.arange(10, 90.0), 100, 0.5)
+    assert len(fine["zeros"]["xs"]) == 1
+    assert load.min() == pytest.approx(1 / 200)
+    assert angle.min() == 0  # it ends at the edge
+    np.testing.assert_allclose(angle[below], exact, atol=0.1)
+    assert fine["printed"] == {"xs": [[0, 1]], "ys": [[60, 60]]}
+    assert "cos θ = c/2" in fine["legend"]
+    assert "as printed: 60°" in fine["legend"]
+    load, angle = (np.concatenate(linear["zeros"][axis]) for axis in ("xs", "ys"))
+    whole = (abs(load * 100 - np.round(load * 100)) < 1e-9) & (load < 0.9) & (load >= 0.1)
+    expected = np.degrees(np.arcsin(np.sqrt(sin2[np.round(100 * load[whole]).astype(int) - 10])))
+    assert whole.sum() > 40
+    np.testing.assert_allclose(np.minimum(angle, 180 - angle)[whole], expected, atol=0.2)
+    assert linear["printed"] == {"xs": [], "ys": []}
+    # simulated numbers stand where they were simulated, and nowhere else
+    for shown in (simulated_at, near):
+        assert shown["estimates"] == 7
+        assert "averaged over 4 data sets" in shown["legend"]
+        assert len(shown["marks"]["x"]) == len(GRID.n) * len(GRID.theta)
+    for shown in (*results[:-4], used):
+        assert shown["estimates"] == 0
+        assert "data sets" not in shown["text"]
+        assert shown["marks"]["x"] == []
+    gain = estimates["gain of fine-tuning"][1, 1, 1]  # source 2, depth 2, sigma 0.5
+    np.testing.assert_allclose(simulated_at["marks"]["value"], gain.T.ravel(), rtol=1e-3)
+    mean, error = (estimates[f"{kind}fine-tuning"][1, 1, 1, 1, 0] for kind in ("", "error of "))
+    assert f"{float(f'{mean:.4g}'):.4f} ± {float(f'{error:.4g}'):.4f}" in simulated_at["text"]
+    # controls
+    state = used["state"]
+    assert (state["n"], state["theta"], state["source"], state["depth"]) == (30, 100.5, 10, None)
+    assert (state["sigma"], state["gamma"]) == (2, simulated_at["state"]["gamma"])
+    nearest = {"d": 40, "n": 10, "theta": 90, "sigma": 0.5, "source": 2, "ridge": 0.1, "depth": 2}
+    assert near["state"].items() >= nearest.items()
+    assert tapped["state"]["n"] > 70
+    assert "eq17-L2" in simulated_at["notes"]
+    assert "eq17-L2" not in tapped["notes"]

@@ -592,7 +592,7 @@ WORK = (
     *("experiments.lab.store.complete", "experiments.studies.ledger.run.run"),
     *(
         "experiments.data.example_checkpoints.train",
-        "experiments.pages.explorer.transfer.compute",
+        "experiments.pages.explorer.simulated.compute",
     ),
 )
 

@@ -1,0 +1,188 @@
+"""What the explorer's page computes: functions of theory, put together for its two sections.
+
+The page evaluates these very functions, translated by `javascript`; its "copy as Python" calls
+them here.
+"""
+
+import math
+from collections import OrderedDict
+
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from theory import deep_linear as dl
+from theory import problems
+from theory.two_layer import fine_tuning, modes, perturbation
+
+__all__ = ["PRETRAINING_ROWS", "TRANSFER_ROWS", "WAYS", "pretraining", "transfer"]
+
+WAYS = (
+    "scratch", "linear transfer", "ridge transfer", "fine-tuning", "ridge from scratch", "L2-SP",
+)  # fmt: skip
+WIDTH = 12  # of all layers, in pre-training
+LARGEST = 2.0  # singular value of the pre-training task
+TIMES = 2401  # of a curve: the least loss is sought among them
+
+# The rows of the ledger that each way's numbers rest on, where they matter: "" everywhere, below or
+# beyond n = d, with a source of finitely many samples, stopped early.
+TRANSFER_ROWS: tuple[tuple[str, str, str], ...] = (
+    ("scratch", "below", "features-are-fate/T3.6-under/ours"),
+    ("scratch", "beyond", "features-are-fate/T3.6-over/ours"),
+    ("scratch", "stopped", "features-are-fate/covariance-time/ours"),
+    ("linear transfer", "", "features-are-fate/T3.7/exact"),
+    ("linear transfer", "", "features-are-fate/eq13/ours"),
+    ("linear transfer", "source", "features-are-fate/finite-source-linear/ours"),
+    ("ridge transfer", "", "features-are-fate/T3.8/exact"),
+    ("ridge transfer", "", "features-are-fate/T3.8-monotone/ours"),
+    ("fine-tuning", "", "features-are-fate/T3.9-estimator-L2/corrected"),
+    ("fine-tuning", "below", "features-are-fate/eq17-L2/corrected"),
+    ("fine-tuning", "below", "features-are-fate/eq17-boundary/corrected"),
+    ("fine-tuning", "beyond", "features-are-fate/T3.9-over/exact"),
+    ("fine-tuning", "source", "features-are-fate/finite-source-fine-tune/ours"),
+    ("fine-tuning", "stopped", "features-are-fate/covariance-time/ours"),
+)
+# And those of each of the two curves of pre-training.
+PRETRAINING_ROWS: tuple[tuple[str, str, str], ...] = tuple(
+    (curve, "", f"overtrained/{row}")
+    for curve, rows in {
+        "perturbation": ("A.1-sigmoid/ours", "P4.3-anytime/ours", "T4.4-continuous/ours",
+                         "D4.2/corrected"),
+        "fine-tuning": ("A.7-flow/ours", "T4.6/exact", "T4.7-threshold/ours",
+                        "T4.7-inflection/ours"),
+    }.items()
+    for row in rows
+)  # fmt: skip
+
+
+@problems.in_float64
+def transfer(
+    n: ArrayLike,
+    d: ArrayLike,
+    theta: ArrayLike,
+    sigma: ArrayLike,
+    depth: ArrayLike = 2,
+    source: ArrayLike = math.inf,
+    ridge: ArrayLike | None = None,
+    time: ArrayLike | None = None,
+) -> dict[str, Array]:
+    """Computes the risk of every way to use a source, and its gain over training from scratch.
+
+    Args:
+      n: Number of target samples, >= 1.
+      d: Dimension, >= 1.
+      theta: Angle between the tasks in radians, in [0, pi].
+      sigma: Standard deviation of the label noise, of the source's labels, too.
+      depth: Number of layers of the network that is fine-tuned, >= 1, inf allowed.
+      source: Samples of pre-training over d, > 0; inf is the population.
+      ridge: Penalty of ridge transfer; None for the best one.
+      time: Time at which scratch training, linear transfer and fine-tuning are stopped; None for
+        training to the end. Only a linear model has such a closed form: depth must be 1, and
+        ridge transfer has none, NaN.
+
+    Returns:
+      Risks by the names in `WAYS`, gains by "gain of ..."; inf where a mean is infinite, NaN where
+      the gain is a difference of two infinite means.
+
+    Raises:
+      ValueError: If an argument is out of range.
+
+    >>> float(transfer(250, 500, 1.0, 0.2)["scratch"])
+    0.54...
+    """
+    seen = dl.source_limit(source, theta, sigma)
+    size = dl.source_limit(source, 0.0, sigma).size  # no angle in it: one number for many angles
+    # With noise and as many source samples as dimensions the source is infinitely long.
+    endless = jnp.isinf(size)
+    size = jnp.where(endless, 1e6, size)
+    risks = dl.transfer_risks(n, d, seen.theta, sigma, depth=depth, size=size)
+    gain = dl.transferability("fine_tune", n, d, seen.theta, sigma, depth=depth, size=size)
+    if ridge is not None:
+        risks["ridge transfer"] = dl.linear_transfer_risk(
+            n, seen.theta, sigma, ridge, allow_infinite=True
+        )
+    if time is not None:
+        if depth != 1:
+            raise ValueError(f"depth must be 1 where time is given; got {depth}")
+        # With equal eigenvalues the flow depends on n/d alone.
+        load, one = jnp.asarray(n, float) / d, jnp.ones(1)
+        bias, variance = (
+            dl.flow_risk(one, start * one, load, noise, jnp.reshape(time, 1))[..., 0]
+            for start, noise in ((1.0, 0.0), (0.0, 1.0))
+        )
+        apart2 = 1 + size**2 - 2 * size * jnp.cos(seen.theta)
+        risks |= {
+            "scratch": bias + sigma**2 * variance,
+            "linear transfer": dl.linear_transfer_flow_risk(n, seen.theta, sigma, time),
+            "ridge transfer": jnp.nan * apart2,
+            "fine-tuning": apart2 * bias + sigma**2 * variance,
+        }
+    # From n = d on the source is forgotten; of infinite depth, its direction alone matters.
+    kept = (jnp.asarray(n) < d) & jnp.isfinite(depth)
+    lost = endless & (kept if time is None else True)
+    risks["fine-tuning"] = jnp.where(lost, jnp.inf, risks["fine-tuning"])
+    risks["L2-SP"] = jnp.where(endless & (jnp.asarray(n) <= d), jnp.inf, risks["L2-SP"])
+    gains = {f"gain of {way}": risks["scratch"] - risks[way] for way in WAYS[1:]}
+    if time is None:  # where both means are infinite, at n = d, the difference is not
+        gains["gain of fine-tuning"] = jnp.where(lost, -jnp.inf, gain)
+    found = {way: risks[way] for way in WAYS} | gains
+    shape = jnp.broadcast_shapes(*(jnp.shape(v) for v in found.values()))
+    # JAX sorts the keys of other dictionaries.
+    return OrderedDict((name, jnp.broadcast_to(value, shape)) for name, value in found.items())
+
+
+@problems.in_float64
+def pretraining(
+    gamma: ArrayLike,
+    decay: ArrayLike,
+    tau: ArrayLike,
+    ratio: ArrayLike,
+    anchor: ArrayLike,
+    duration: ArrayLike,
+) -> dict[str, Array]:
+    """Computes the losses of a two-layer network along pre-training, and when they are least.
+
+    The singular values of its task are `LARGEST` i^-decay, i = 1, ..., `WIDTH`.
+
+    Args:
+      gamma: Standard deviation of the noise on the weights.
+      decay: Exponent by which the singular values fall, >= 0.
+      tau: The initial weights are e^-tau I.
+      ratio: Singular values of the fine-tuning task, as multiples of those of pre-training.
+      anchor: Strength lambda of the anchor in fine-tuning.
+      duration: Time of fine-tuning.
+
+    Returns:
+      Along "time", `(TIMES,)`: the losses "not perturbed" and "perturbed", and after fine-tuning
+      "old task" and "new task". As numbers: the "turn of perturbed", the time where that loss is
+      least, "least perturbed", and the same of "old task", NaN where the loss never rises again;
+      "learned", the modes after which learning one more raises the perturbed loss (Definition 4.2).
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    sigma = LARGEST * jnp.arange(1.0, WIDTH + 1) ** -jnp.asarray(decay, float)
+    # From before the first mode is learned to after the last, evenly in the logarithm.
+    first, last = 0.25 * tau / sigma[0], 1.5 * tau / sigma[-1]
+
+    def at(place: Array) -> Array:
+        return jnp.asarray(first * (last / first) ** (place / (TIMES - 1)))
+
+    time = at(jnp.arange(TIMES, dtype=float))
+    y = modes.mode(time[:, None], jnp.exp(-2 * jnp.asarray(tau, float)), sigma)
+    after = fine_tuning.mode(duration, y, ratio * sigma, anchor)
+    losses = {
+        "not perturbed": perturbation.perturbed_mode_loss(y, sigma, 0.0),
+        "perturbed": perturbation.perturbed_mode_loss(y, sigma, gamma),
+        "old task": jnp.sum((after - sigma) ** 2, -1),
+        "new task": jnp.sum((after - ratio * sigma) ** 2, -1),
+    }
+    found = {"time": time, **losses}
+    for name in ("perturbed", "old task"):
+        loss = losses[name]
+        least = jnp.min(loss)
+        rises = loss[-1] - least > 1e-6 * loss[0]  # visibly
+        found[f"turn of {name}"] = jnp.where(rises, at(jnp.argmin(loss).astype(float)), jnp.nan)
+        found[f"least {name}"] = jnp.where(rises, least, jnp.nan)
+    found["learned"] = jnp.argmin(perturbation.plateau_losses(sigma, gamma))
+    return found

@@ -1,0 +1,462 @@
+"""Functions of JAX in JavaScript: a page computes what Python does, from one formula.
+
+A function is traced; calls inside of it are inlined and complex numbers become pairs of real ones.
+Each step that is left becomes part of a loop over Float64Arrays. Arrays are views, as NumPy's are:
+what is broadcast, sliced or transposed is not copied, and is computed once for all of its places.
+"""
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from sail_jax.checks import concrete
+
+__all__ = ["PRELUDE", "javascript"]
+
+# Elementwise steps: what JavaScript has for them. Truth values are the numbers 0 and 1.
+ELEMENTWISE = {
+    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}", "neg": "-{0}",
+    "max": "Math.max({0}, {1})", "min": "Math.min({0}, {1})", "square": "{0} * {0}",
+    "pow": "pow({0}, {1})", "integer_pow": "Math.pow({0}, {y})", "atan2": "Math.atan2({0}, {1})",
+    "eq": "+({0} === {1})", "ne": "+({0} !== {1})", "lt": "+({0} < {1})", "le": "+({0} <= {1})",
+    "gt": "+({0} > {1})", "ge": "+({0} >= {1})", "and": "{0} & {1}", "or": "{0} | {1}",
+    "not": "1 - {0}", "clamp": "Math.min(Math.max({1}, {0}), {2})", "stop_gradient": "{0}",
+    "is_finite": "+Number.isFinite({0})",
+    **{name: f"Math.{name}({{0}})" for name in (
+        "abs", "acos", "asin", "atan", "ceil", "cos", "exp", "expm1", "floor", "log", "log1p",
+        "sign", "sin", "sqrt", "tan", "tanh",
+    )},
+}  # fmt: skip
+TRUTHS = {"and", "or", "not"}  # of integers they would mean their bits
+# Where a reduction starts, and what it does with each entry v at the place i.
+REDUCTIONS = {
+    "reduce_sum": ("let s = 0", "s += v"),
+    "reduce_max": ("let s = -Infinity", "s = Math.max(s, v)"),
+    "reduce_min": ("let s = Infinity", "s = Math.min(s, v)"),
+    # The first NaN wins, as in NumPy.
+    "argmin": ("let s = 0, b = Infinity", "if (v < b || (v !== v && b === b)) { b = v; s = i }"),
+}
+# Steps that only look at an array in another way, as NumPy does.
+VIEWS: dict[str, Callable[[np.ndarray, Mapping[str, Any]], np.ndarray]] = {
+    "broadcast_in_dim": lambda m, p: np.broadcast_to(
+        np.expand_dims(m, [*{*range(len(p["shape"]))} - {*p["broadcast_dimensions"]}]), p["shape"]
+    ),
+    "transpose": lambda m, p: m.transpose(p["permutation"]),
+    "slice": lambda m, p: m[
+        tuple(map(slice, p["start_indices"], p["limit_indices"], p["strides"] or [None] * m.ndim))
+    ],
+    "rev": lambda m, p: np.flip(m, p["dimensions"]),
+    "squeeze": lambda m, p: m.squeeze(tuple(p["dimensions"])),
+    "reshape": lambda m, p: m.reshape(p["new_sizes"]),
+}
+CALLS = {"jit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
+# JavaScript's power of 1 to infinity is NaN.
+PRELUDE = "const pow = (x, y) => x === 1 ? 1 : Math.pow(x, y)\n"
+
+
+def javascript(function: Callable[..., Mapping[str, Any]], *shapes: tuple[int, ...]) -> str:
+    """Translates a function of arrays into JavaScript.
+
+    Args:
+      function: A function that JAX can trace; it returns arrays by name.
+      *shapes: The shape of each argument, `()` for a number.
+
+    Returns:
+      An expression: a function of numbers and Float64Arrays, flat in C's order, which returns an
+      object of them. The code that contains it begins with `PRELUDE`.
+
+    Raises:
+      NotImplementedError: If the function has a step that is not translated; the message names it.
+
+    >>> print(javascript(lambda x: {"twice": 2 * x}, ()))
+    (() => {
+    return (z0) => {
+    const x0 = 2 * z0
+    return {"twice": x0}
+    }
+    })()
+    """
+    with jax.enable_x64(True):
+        arguments = [jax.ShapeDtypeStruct(shape, float) for shape in shapes]
+        names = [*jax.eval_shape(function, *arguments)]
+
+        def flat(*values: Any) -> list[Any]:
+            traced = jax.make_jaxpr(function)(*values)
+            return _real(traced.jaxpr, traced.consts, *values)
+
+        closed = jax.make_jaxpr(flat)(*arguments)
+    code = _Code()
+    inputs = [_View.whole(f"z{k}", shape) for k, shape in enumerate(shapes)]
+    results = code.block(closed.jaxpr, closed.consts, inputs)
+    texts = [x.at([]) if x.size == 1 else f"{code.copied(x).name}.slice()" for x in results]
+    entries = ", ".join(f'"{name}": {text}' for name, text in zip(names, texts, strict=True))
+    buffers, lines = code.text()
+    head = f"return ({', '.join(x.name for x in inputs)}) => {{"
+    returned = f"return {{{entries}}}"
+    return "\n".join(["(() => {", *buffers, head, *lines, returned, "}", "})()"])
+
+
+class _Pair(NamedTuple):
+    """A complex array."""
+
+    re: Any
+    im: Any
+
+
+def _times(x: _Pair, y: _Pair, **_: Any) -> _Pair:
+    return _Pair(x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re)
+
+
+def _over(x: _Pair, y: _Pair, **_: Any) -> _Pair:
+    # Scaled, since the square of a large number could overflow.
+    scale = jnp.maximum(jnp.abs(y.re), jnp.abs(y.im))
+    re, im = y.re / scale, y.im / scale
+    found, size = _times(x, _Pair(re, -im)), (re * re + im * im) * scale
+    return _Pair(found.re / size, found.im / size)
+
+
+def _power(x: _Pair, y: int) -> _Pair:
+    if y < 1:
+        raise NotImplementedError(f"complex integer_pow of {y} has no translation into JavaScript")
+    return x if y == 1 else _times(x, _power(x, y - 1))
+
+
+def _product(x: _Pair, y: _Pair, dimension_numbers: Any, **_: Any) -> _Pair:
+    (re, one), (two, im) = ([jax.lax.dot_general(a, b, dimension_numbers) for b in y] for a in x)
+    return _Pair(re - im, one + two)
+
+
+COMPLEX: dict[str, Callable[..., Any]] = {
+    "mul": _times,
+    "div": _over,
+    "integer_pow": _power,
+    "dot_general": _product,
+    "conj": lambda x, **_: _Pair(x.re, -x.im),
+    "real": lambda x: x.re,
+    "abs": lambda x: jnp.hypot(x.re, x.im),
+}
+# These do to a pair what they do to each of its halves.
+HALVED = {"add", "sub", "concatenate", "reduce_sum", *VIEWS}
+
+
+def _is_complex(kind: Any) -> bool:
+    return jnp.issubdtype(kind.dtype, jnp.complexfloating)
+
+
+def _pair(x: Any) -> _Pair:
+    """Halves a complex array; a pair stays as it is."""
+    if isinstance(x, _Pair):
+        return x
+    known: Any = concrete(x)
+    return _Pair(x, jnp.zeros_like(x)) if known is None else _Pair(known.real, known.imag)
+
+
+def _real(jaxpr: Any, consts: Any, *values: Any) -> list[Any]:
+    """Computes what a jaxpr does, without calls and without complex numbers."""
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
+    for eqn in jaxpr.eqns:
+        name, params = eqn.primitive.name, eqn.params
+        given = [v.val if isinstance(v, core.Literal) else env[v] for v in eqn.invars]
+        is_complex = any(_is_complex(v.aval) for v in (*eqn.invars, *eqn.outvars))
+        if name in CALLS:
+            inner = params[CALLS[name]]
+            found = _real(inner.jaxpr, inner.consts, *given)
+        elif name == "scan":
+            found = _scanned(params, given)
+        elif not is_complex:
+            found = eqn.primitive.bind(*given, **params)
+        elif name == "convert_element_type":
+            found = _pair(given[0])
+        elif name in HALVED:
+            halves = zip(*map(_pair, given), strict=True)
+            found = _Pair(*(eqn.primitive.bind(*half, **params) for half in halves))
+        elif name in COMPLEX:
+            found = COMPLEX[name](*map(_pair, given), **params)
+        else:
+            raise NotImplementedError(f"complex {name} has no translation into JavaScript")
+        several = eqn.primitive.multiple_results
+        env.update(zip(eqn.outvars, found if several else [found], strict=True))
+    return [v.val if isinstance(v, core.Literal) else env[v] for v in jaxpr.outvars]
+
+
+def _scanned(params: Mapping[str, Any], given: list[Any]) -> list[Any]:
+    """A loop whose state may hold pairs."""
+    inner, fixed = params["jaxpr"], params["num_consts"]
+    if len(given) > fixed + params["num_carry"] or len(inner.out_avals) > params["num_carry"]:
+        raise NotImplementedError("scan over rows has no translation into JavaScript")
+    state = [
+        _pair(x) if _is_complex(kind) else x
+        for x, kind in zip(given[fixed:], inner.in_avals[fixed:], strict=True)
+    ]
+
+    def step(state: list[Any], _: None) -> tuple[list[Any], None]:
+        return _real(inner.jaxpr, inner.consts, *given[:fixed], *state), None
+
+    return jax.lax.scan(step, state, length=params["length"])[0]
+
+
+class _View(NamedTuple):
+    """An array in JavaScript, or a part of one; a number if it has one entry in all."""
+
+    name: str
+    memory: (
+        np.ndarray
+    )  # of bytes, as many as `base` has: its strides and offset are those of `name`
+    base: np.ndarray
+
+    @classmethod
+    def whole(cls, name: str, shape: tuple[int, ...]) -> "_View":
+        base = np.zeros(shape, np.int8)
+        return cls(name, base, base)
+
+    @property
+    def size(self) -> int:
+        return self.memory.size
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return tuple(s if n > 1 else 0 for n, s in zip(*self._axes(), strict=True))
+
+    @property
+    def offset(self) -> int:
+        first, start = (x.__array_interface__["data"][0] for x in (self.memory, self.base))
+        return first - start
+
+    @property
+    def key(self) -> Any:
+        return self.name, self.memory.shape, self.strides, self.offset
+
+    def _axes(self) -> Any:
+        return self.memory.shape, self.memory.strides
+
+    def to(self, shape: tuple[int, ...]) -> "_View":
+        return self._replace(memory=np.broadcast_to(self.memory, shape))
+
+    def at(self, index: list[str]) -> str:
+        """The entry at an index, in JavaScript."""
+        if self.base.size == 1:
+            return self.name
+        terms = [str(self.offset)] if self.offset else []
+        terms += [i if s == 1 else f"{s} * {i}" for s, i in zip(self.strides, index) if s]  # noqa: B905
+        return f"{self.name}[{' + '.join(terms) or 0}]"
+
+
+def _loops(sizes: Iterable[tuple[str, int]], body: list[str]) -> str:
+    heads = [f"for (let {i} = 0; {i} < {n}; {i}++)" for i, n in sizes if n > 1]
+    return " ".join([*heads, "{", "; ".join(body), "}"])
+
+
+class _Loop(NamedTuple):
+    """A loop of steps, each the definition of a number, which is stored where others need it."""
+
+    sizes: tuple[int, ...]
+    steps: dict[str, str]
+
+    def text(self, used: set[str]) -> str:
+        places = [f"j{k}" for k in range(len(self.sizes))]
+        body = []
+        for name, step in self.steps.items():
+            body.append(f"const {_local(name)} = {step}")
+            if name in used:
+                body.append(f"{_View.whole(name, self.sizes).at(places)} = {_local(name)}")
+        return _loops(zip(places, self.sizes, strict=True), body)
+
+
+def _local(name: str) -> str:
+    return name.replace("x", "y")
+
+
+class _Code:
+    """Lines of JavaScript, and the arrays that they use, made once for all calls."""
+
+    def __init__(self) -> None:
+        self.lines: list[str | _Loop] = []
+        self.buffers: dict[str, str] = {}
+        self.constants: dict[tuple[str, tuple[int, ...]], _View] = {}
+        self.count = itertools.count()
+
+    def text(self) -> tuple[list[str], list[str]]:
+        """Returns the arrays and the lines, without arrays that nothing reads."""
+        every = [x if isinstance(x, str) else "; ".join(x.steps.values()) for x in self.lines]
+        used = set(re.findall(r"\bx\d+\b", "\n".join(every)))
+        lines = [x if isinstance(x, str) else x.text(used) for x in self.lines]
+        return [text for name, text in self.buffers.items() if name in used], lines
+
+    def array(self, shape: tuple[int, ...], values: str = "") -> _View:
+        """A new array; or a new number, which is not yet declared."""
+        view = _View.whole(f"x{next(self.count)}", shape)
+        if view.size > 1:
+            self.buffers[view.name] = f"const {view.name} = new Float64Array({values or view.size})"
+        return view
+
+    def constant(self, value: Any, shape: tuple[int, ...]) -> _View:
+        values = np.broadcast_to(np.asarray(value, float), shape).ravel()
+        texts = [re.sub("inf", "Infinity", repr(v)).replace("nan", "NaN") for v in values.tolist()]
+        if len(set(texts)) == 1:
+            return _View.whole(texts[0].removesuffix(".0"), ()).to(shape)
+        text = f"[{', '.join(texts)}]"
+        if (text, shape) not in self.constants:
+            self.constants[text, shape] = self.array(shape, text)
+        return self.constants[text, shape]
+
+    def fill(self, shape: tuple[int, ...], views: list[_View], expression: str) -> _View:
+        """Computes an expression of views of one shape, once where all of them repeat."""
+        views = [v.to(shape) for v in views]
+        moving = [k for k in range(len(shape)) if any(v.strides[k] for v in views)]
+        sizes = tuple(shape[k] for k in moving)
+        places = [f"j{moving.index(k)}" if k in moving else "" for k in range(len(shape))]
+        out = self.array(sizes)
+        still = [k for k in range(len(shape)) if k not in moving]
+        found = out._replace(memory=np.expand_dims(out.memory, still)).to(shape)
+        # What was computed in the loop that is still open need not be stored and read again.
+        loop = self.lines[-1] if self.lines and isinstance(self.lines[-1], _Loop) else None
+        inside = [loop is not None and v.name in loop.steps for v in views]
+        same = [(v.offset, v.strides) == (0, found.strides) for v in views]
+        if loop and any(inside) and (loop.sizes != sizes or any(map(np.less, same, inside))):
+            loop, inside = None, [False] * len(views)
+        entries = [
+            _local(v.name) if i else v.at(places) for v, i in zip(views, inside, strict=True)
+        ]
+        text = expression.format(*(f"({e})" if e.startswith("-") else e for e in entries))
+        if not moving:
+            self.lines.insert(len(self.lines) - (loop is not None), f"const {out.name} = {text}")
+            return found
+        if loop is None or loop.sizes != sizes:
+            loop = _Loop(sizes, {})
+            self.lines.append(loop)
+        loop.steps[out.name] = text
+        return found
+
+    def copy(self, view: _View, out: _View) -> None:
+        """Copies entries into what exists already."""
+        places = [f"j{k}" for k in range(view.memory.ndim)]
+        body = [f"{out.at(places)} = {view.at(places)}"]
+        self.lines.append(_loops(zip(places, view.memory.shape, strict=True), body))
+
+    def copied(self, view: _View) -> _View:
+        """Returns a copy, in C's order."""
+        out = self.array(view.memory.shape)
+        self.lines += [f"let {out.name}"] if out.size == 1 else []
+        self.copy(view, out)
+        return out
+
+    def block(self, jaxpr: Any, consts: Any, inputs: list[_View]) -> list[_View]:
+        """Translates all steps that matter for the results."""
+        env: dict[Any, _View] = dict(zip(jaxpr.invars, inputs, strict=True))
+        for var, value in zip(jaxpr.constvars, consts, strict=True):
+            env[var] = self.constant(value, var.aval.shape)
+
+        def read(v: Any) -> _View:
+            return self.constant(v.val, np.shape(v.val)) if isinstance(v, core.Literal) else env[v]
+
+        needed, steps = {v for v in jaxpr.outvars if not isinstance(v, core.Literal)}, []
+        for eqn in reversed(jaxpr.eqns):
+            if needed.intersection(eqn.outvars):
+                steps.append(eqn)
+                needed.update(v for v in eqn.invars if not isinstance(v, core.Literal))
+        done: dict[Any, list[_View]] = {}  # what is computed twice, as both sides of a difference
+        for eqn in reversed(steps):
+            views = [read(v) for v in eqn.invars]
+            key = eqn.primitive.name, str(eqn.params), *(v.key for v in views)
+            if key not in done:
+                done[key] = self.step(eqn, views)
+            env.update(zip(eqn.outvars, done[key], strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def step(self, eqn: Any, views: list[_View]) -> list[_View]:
+        name, params, shape = eqn.primitive.name, eqn.params, eqn.outvars[0].aval.shape
+        whole = all(v.aval.dtype.kind in "biu" for v in eqn.invars)
+        if name in CALLS:  # of the rules for complex numbers
+            return self.block(params[CALLS[name]].jaxpr, params[CALLS[name]].consts, views)
+        if name in VIEWS:
+            return [self.viewed(views[0], lambda memory: VIEWS[name](memory, params))]
+        if name in REDUCTIONS:
+            return [self.reduced(name, views[0], params["axes"])]
+        if name == "iota":
+            places = np.arange(params["shape"][params["dimension"]])
+            rest = [k for k in range(len(shape)) if k != params["dimension"]]
+            return [self.constant(np.expand_dims(places, rest), shape)]
+        if name in ("scan", "dot_general", "concatenate"):
+            return getattr(self, name)(params, views, [v.aval.shape for v in eqn.outvars])
+        if name == "convert_element_type":
+            kind = np.dtype(params["new_dtype"]).kind
+            text = {"b": "+({0} !== 0)", "i": "Math.trunc({0})", "u": "Math.trunc({0})"}.get(
+                kind, "{0}"
+            )
+        elif name == "select_n":
+            text = "{1}"
+            for k in range(2, len(views)):
+                text = f"({{0}} === {k - 1} ? {{{k}}} : {text})"
+        elif name not in ELEMENTWISE or (name in TRUTHS and eqn.invars[0].aval.dtype != bool):
+            raise NotImplementedError(f"{name} has no translation into JavaScript: {eqn}")
+        else:
+            squared = name == "integer_pow" and params["y"] == 2
+            text = ELEMENTWISE["square" if squared else name].replace("{y}", str(params.get("y")))
+            text = f"Math.trunc({text})" if name == "div" and whole else text
+        return [self.fill(shape, views, text)]
+
+    def viewed(self, view: _View, look: Callable[[np.ndarray], np.ndarray]) -> _View:
+        memory = look(view.memory)
+        if view.base.size == 1:  # a number has no strides, whatever NumPy copies
+            memory = np.broadcast_to(view.base.reshape(()), memory.shape)
+        elif not np.may_share_memory(memory, view.base):  # as a transposed array of another shape
+            view = self.copied(view)
+            memory = look(view.memory)
+        return view._replace(memory=memory)
+
+    def reduced(self, name: str, view: _View, axes: tuple[int, ...]) -> _View:
+        sizes = view.memory.shape
+        if math.prod(sizes[k] for k in axes) == 1 and name != "argmin":
+            return self.viewed(view, lambda memory: memory.squeeze(tuple(axes)))
+        places, rest = [f"j{k}" for k in range(len(sizes))], sorted({*range(len(sizes))} - {*axes})
+        out, kept = self.array(tuple(sizes[k] for k in rest)), [places[k] for k in rest]
+        start, step = REDUCTIONS[name]
+        each = [f"const v = {view.at(places)}, i = {places[axes[0]] if sizes[axes[0]] > 1 else 0}"]
+        inner = _loops([(places[k], sizes[k]) for k in axes], [*each, step])
+        self.lines += [f"let {out.name}"] if out.size == 1 else []
+        body = [start, inner, f"{out.at(kept)} = s"]
+        self.lines.append(_loops(zip(kept, out.memory.shape, strict=True), body))
+        return out
+
+    def dot_general(self, params: Any, views: list[_View], _: Any) -> list[_View]:
+        (left, right), (one, two) = params["dimension_numbers"]
+        a, b = (v.memory for v in views)
+        free = [
+            [k for k in range(m.ndim) if k not in {*gone, *batch}]
+            for m, gone, batch in ((a, left, one), (b, right, two))
+        ]
+        # Both get the axes: batch, free ones of the left, free ones of the right, summed.
+        start, middle = len(one), len(one) + len(free[0])
+        end = middle + len(free[1])
+        a = np.expand_dims(a.transpose(*one, *free[0], *left), [*range(middle, end)])
+        b = np.expand_dims(b.transpose(*two, *free[1], *right), [*range(start, middle)])
+        wide = [v._replace(memory=m) for v, m in zip(views, (a, b), strict=True)]
+        products = self.fill(np.broadcast_shapes(a.shape, b.shape), wide, "{0} * {1}")
+        return [self.reduced("reduce_sum", products, tuple(range(end, end + len(left))))]
+
+    def concatenate(self, params: Any, views: list[_View], shapes: Any) -> list[_View]:
+        out, axis, start = self.array(shapes[0]), params["dimension"], 0
+        for view in views:
+            part = range(start, start := start + view.memory.shape[axis])
+            memory = out.memory[(slice(None),) * axis + (slice(part.start, part.stop),)]
+            self.copy(view, out._replace(memory=memory))
+        return [out]
+
+    def scan(self, params: Any, views: list[_View], _: Any) -> list[_View]:
+        inner, fixed, length = params["jaxpr"], params["num_consts"], params["length"]
+        state = [self.copied(v) for v in views[fixed:]]
+        count = f"k{next(self.count)}"
+        self.lines.append(f"for (let {count} = 0; {count} < {length}; {count}++) {{")
+        results = self.block(inner.jaxpr, inner.consts, [*views[:fixed], *state])
+        # First all are copied, since one part of the state may become what another was.
+        for x, new in zip(state, [self.copied(v) for v in results], strict=True):
+            self.copy(new, x)
+        self.lines.append("}")
+        return state
