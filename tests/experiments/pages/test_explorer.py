@@ -279,8 +279,11 @@ const report = () => ({
   curve: Array.from(find("tuning curves").data["old task"]), turn: find("noise turn").data.x,
 })
 const results = []
+await settled()
 for (const hash of HASHES) {
+  const changed = new Promise((done) => addEventListener("hashchange", done, {once: true}))
   location.hash = hash
+  await Promise.race([changed, sleep(5000)])
   await settled()
   results.push(report())
 }
