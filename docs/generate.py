@@ -14,6 +14,7 @@ from typing import Any
 
 import figures
 import gallery
+import spaces
 
 HERE = Path(__file__).parent
 
@@ -54,6 +55,7 @@ def write_all(folder: Path) -> None:
         "commands.md": commands_page(),
         "studies.md": studies_page(),
         "gallery.md": gallery.page(),
+        "spaces.svg": spaces.picture(),
         **paper_pages(),
     }
     for old in {path.name for path in folder.iterdir()} - pages.keys():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-GENERATED = re.compile(r"(\.\./)?generated/[\w.-]+\.(md|rst)(#[\w-]+)?")
+GENERATED = re.compile(r"(\.\./)?generated/[\w.-]+\.(md|rst|svg)(#[\w-]+)?")
 WRITTEN = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
