@@ -10,7 +10,7 @@ from jax.extend import core
 from sail_jax.tracing import control, elementwise, indexing, shapes, sums
 from sail_jax.tracing.algebra import Algebra
 from sail_jax.tracing.terms import atoms
-from sail_jax.tracing.values import RULES, Value, constant, opaque, settled, shape
+from sail_jax.tracing.values import RULES, Value, constant, joined, opaque, settled, shape
 
 __all__ = ["Interpreter"]
 
@@ -67,6 +67,8 @@ class Interpreter:
             ins = [read(v) for v in eqn.invars]
             if name not in RULES.lazy:
                 ins = [settled(self, x) for x in ins]
+            elif name not in RULES.views and name not in control.CALLS:
+                ins = [joined(self, x) for x in ins]
             if name not in RULES.views and name not in _INSIDE:
                 ins = [self._used(x) for x in ins]
             outs = self._outcome(eqn, ins)

@@ -6,10 +6,26 @@ from dataclasses import replace
 
 from jax.extend import core
 
-from sail_jax.tracing.terms import Fixed, Label, Term, Variable, cut, product, split, total
-from sail_jax.tracing.values import Tracer, Value, parametric, rule, settled, shape, whole
+from sail_jax.tracing.terms import (
+    Fixed,
+    Index,
+    Label,
+    Part,
+    Product,
+    Term,
+    Variable,
+    cut,
+    product,
+    resolve,
+    split,
+    total,
+)
+from sail_jax.tracing.values import Tracer, Value, joined, parametric, rule, settled, shape, whole
 
 __all__: list[str] = []
+
+# More parts than queries, keys, values and a gate have are heads, which nothing cuts one by one.
+_MANY = 4
 
 
 def _solid(label: Label, size: int) -> Term:
@@ -53,22 +69,27 @@ def _reshaped(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
         for label in x.axes:
             tracer.algebra.fixed(label)
         return [Value(tuple(map(Fixed, shape(eqn.outvars[0]))))]
-    return [x.shaped(_regrouped(tracer, x, shape(eqn.invars[0]), shape(eqn.outvars[0])))]
-
-
-def _regrouped(tracer: Tracer, x: Value, old: Sequence[int], new: Sequence[int]) -> list[Label]:
-    """Labels after a reshape: runs of axes with one product are split and multiplied."""
+    old, new = shape(eqn.invars[0]), shape(eqn.outvars[0])
+    runs = _runs(old, new)
+    for source, target in runs:
+        kept = len(source) == 1 and sum(new[k] > 1 for k in target) == 1
+        parted = [isinstance(x.axes[k], Index | Part) for k in source]
+        if any(parted) and not kept and (len(source) > 1 or isinstance(x.axes[source[0]], Index)):
+            x = joined(tracer, x)
     axes: list[Label] = []
+    for source, target in runs:
+        axes += _run(tracer, [(x.axes[k], old[k]) for k in source], [new[k] for k in target])
+    return [x.shaped(axes)]
+
+
+def _runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Splits a reshape into runs of axes, before and after, of equal products."""
+    runs = []
     i = j = 0
     while i < len(old) or j < len(new):
-        source, target = [i], [j]
-        i, j = i + 1, j + 1
-        if source[0] >= len(old):
-            source = []
-        if target[0] >= len(new):
-            target = []
-        have = math.prod(old[k] for k in source)
-        want = math.prod(new[k] for k in target)
+        source, target = [i][: len(old) - i], [j][: len(new) - j]
+        i, j = i + len(source), j + len(target)
+        have, want = math.prod(old[k] for k in source), math.prod(new[k] for k in target)
         while have != want:
             if have < want:
                 source.append(i)
@@ -76,8 +97,21 @@ def _regrouped(tracer: Tracer, x: Value, old: Sequence[int], new: Sequence[int])
             else:
                 target.append(j)
                 want, j = want * new[j], j + 1
-        axes += _run(tracer, [(x.axes[k], old[k]) for k in source], [new[k] for k in target])
-    return axes
+        runs.append((source, target))
+    return runs
+
+
+def _halves(label: Label, size: int, of: int, alone: bool) -> tuple[Label, Label] | None:
+    """A label split into a first factor and the rest; `alone` if this is all that is split."""
+    if label is None:
+        return None, None
+    if isinstance(label, Part):
+        return label.halves(size)
+    if alone and size <= _MANY and size < of and not isinstance(resolve(label), Product):
+        # Perhaps it is cut along the first axis.
+        index = Index(label, size)
+        return index, Part(index, of // size)
+    return split(label, size)
 
 
 def _run(tracer: Tracer, source: Sequence[tuple[Label, int]], target: Sequence[int]) -> list[Label]:
@@ -103,7 +137,9 @@ def _run(tracer: Tracer, source: Sequence[tuple[Label, int]], target: Sequence[i
             need = size // count
             halves = None
             if size % count == 0 and extent % need == 0:
-                halves = (None, None) if label is None else split(label, need)
+                # Only the first factor of an axis alone may be an index.
+                alone = not taken and len(source) == 1
+                halves = _halves(label, need, extent, alone)
             if halves is None:
                 everything = [*taken, (label, extent), *rest]
                 for one, _ in everything:
@@ -113,9 +149,24 @@ def _run(tracer: Tracer, source: Sequence[tuple[Label, int]], target: Sequence[i
             rest.insert(0, (halves[1], extent // need))
         if all(one is None for one, _ in taken):
             axes.append(None)
+        elif len(taken) == 1:
+            axes.append(taken[0][0])
         else:
             axes.append(product(*(_solid(one, n) for one, n in taken)))
     return axes
+
+
+def _place(tracer: Tracer, x: Value, axis: int, place: int) -> Value:
+    """A value at one place along an index."""
+    index, why = x.axes[axis], tracer.algebra.where
+    assert isinstance(index, Index)
+
+    def there(label: Label) -> Label:
+        if isinstance(label, Part) and label.index is index:
+            return label.of(index.at(place, why), why)
+        return None if label is index else label
+
+    return x.shaped([there(label) for label in x.axes])
 
 
 @rule("slice", view=True)
@@ -124,6 +175,12 @@ def _sliced(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]
     strides = eqn.params["strides"] or [1] * len(new)
     axes: list[Label] = []
     starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
+    cuts = [k for k in range(len(new)) if new[k] != old[k]]
+    for k in cuts:
+        if isinstance(x.axes[k], Index) and new[k] == 1:
+            x = _place(tracer, x, k, starts[k])
+    if any(isinstance(x.axes[k], Index | Part) for k in cuts):
+        x = joined(tracer, x)
     for k, (label, stride) in enumerate(zip(x.axes, strides, strict=True)):
         if label is None or new[k] == old[k]:
             axes.append(label)
@@ -149,6 +206,10 @@ def _every(tracer: Tracer, label: Label, start: int, stride: int, old: int, new:
 @rule("split", view=True)
 def _split(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     x, axis, at, outs = ins[0], eqn.params["axis"], 0, []
+    if isinstance(x.axes[axis], Index) and set(eqn.params["sizes"]) == {1}:
+        return [_place(tracer, x, axis, k) for k in range(len(eqn.outvars))]
+    if isinstance(x.axes[axis], Index | Part):
+        x = joined(tracer, x)
     for size in eqn.params["sizes"]:
         label = x.axes[axis]
         part = label and cut(label, at, at + size, tracer.algebra.where)

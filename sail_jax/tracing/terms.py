@@ -21,7 +21,9 @@ from typing import TypeAlias
 __all__ = [
     "Atom",
     "Fixed",
+    "Index",
     "Label",
+    "Part",
     "Product",
     "Sum",
     "Term",
@@ -117,7 +119,104 @@ class Sum:
         object.__setattr__(self, "size", sum(part.size for part in self.parts))
 
 
-Term: TypeAlias = Variable | Atom | Fixed | Product | Sum
+class Index:
+    """The first axis of a term that was reshaped into several, while it may still be cut there.
+
+    A matrix of queries, keys and values is often reshaped to (3, width), and then cut along the 3.
+    Its term is then a sum of three. Had it been split into a product at once, the three would have
+    one order of units.
+
+    Attributes:
+      whole: The term before.
+      size: The number of parts.
+    """
+
+    def __init__(self, whole: "Term", size: int) -> None:
+        self.whole = whole
+        self.size = size
+        self._split: tuple[Term, Term] | None = None
+
+    def at(self, part: int, why: str) -> "Term":
+        """Cuts one part out of the term.
+
+        Args:
+          part: Its number.
+          why: Why units are fixed that cannot be cut there.
+
+        Returns:
+          The term of the part.
+        """
+        rest = self.whole.size // self.size
+        return cut(self.whole, part * rest, (part + 1) * rest, why)
+
+    def factors(self, why: str) -> "tuple[Term, Term]":
+        """Splits the term into a product after all.
+
+        Args:
+          why: Why units are fixed where that is impossible.
+
+        Returns:
+          The terms of the first axis, and of the others together.
+        """
+        if self._split is None:
+            self._split = split(self.whole, self.size)
+        if self._split is None:
+            fix(self.whole, why)
+            self._split = Fixed(self.size), Fixed(self.whole.size // self.size)
+        return self._split
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """An axis after an `Index`: which it is depends on the place along the index.
+
+    Attributes:
+      index: The index.
+      size: The number of units.
+      steps: How the axis comes from the whole part: the sizes of first factors, and which of the
+        two factors is meant each time.
+    """
+
+    index: Index
+    size: int
+    steps: tuple[tuple[int, int], ...] = ()
+
+    def halves(self, first: int) -> "tuple[Part, Part] | None":
+        """Splits the axis.
+
+        Args:
+          first: The size of the first factor.
+
+        Returns:
+          Both factors; None if it has no such factor.
+        """
+        if self.size % first:
+            return None
+        return (
+            Part(self.index, first, (*self.steps, (first, 0))),
+            Part(self.index, self.size // first, (*self.steps, (first, 1))),
+        )
+
+    def of(self, term: "Term", why: str) -> "Term":
+        """Finds the axis in the term of one part, or of all.
+
+        Args:
+          term: The term.
+          why: Why units are fixed where it cannot be split so.
+
+        Returns:
+          The term of the axis.
+        """
+        for first, which in self.steps:
+            factors = split(term, first)
+            if factors is None:
+                fix(term, why)
+                factors = Fixed(first), Fixed(term.size // first)
+            term = factors[which]
+        return term
+
+
+Term: TypeAlias = Variable | Atom | Fixed | Product | Sum | Index | Part
 Label: TypeAlias = Term | None
 
 
@@ -142,7 +241,7 @@ def resolve(term: Term) -> Term:
         for variable in seen:
             variable.bound = end
         return Fixed(1) if isinstance(end, Variable) and end.size == 1 else end
-    if isinstance(term, Atom | Fixed):
+    if isinstance(term, Atom | Fixed | Index | Part):
         return term
     parts: list[Term] = []
     for part in map(resolve, term.parts):

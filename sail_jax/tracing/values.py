@@ -9,7 +9,7 @@ import numpy as np
 from jax.extend import core
 
 from sail_jax.tracing.algebra import Algebra
-from sail_jax.tracing.terms import Fixed, Label, Term, leaves
+from sail_jax.tracing.terms import Fixed, Index, Label, Part, Term, leaves
 
 __all__ = [
     "RULES",
@@ -19,6 +19,7 @@ __all__ = [
     "Value",
     "constant",
     "is_floating",
+    "joined",
     "literal",
     "opaque",
     "parametric",
@@ -222,6 +223,7 @@ def settled(tracer: Tracer, value: Value) -> Value:
       The value, with labels of its own.
     """
     algebra = tracer.algebra
+    value = joined(tracer, value)
     if value.beyond:
         whole(tracer, value)
         value = replace(value, beyond=False, numbers=None)
@@ -236,6 +238,28 @@ def settled(tracer: Tracer, value: Value) -> Value:
         axes = (algebra.multiplied([(label, 2)], [value.parametric]) for label in value.axes)
         value = replace(value, square=False, axes=tuple(axes), positive=True)
     return value
+
+
+def joined(tracer: Tracer, value: Value) -> Value:
+    """Joins the parts of a value that were kept apart to be cut: none of them was, or not all.
+
+    Args:
+      tracer: The interpreter.
+      value: The value.
+
+    Returns:
+      The value, with one term for each axis.
+    """
+    where = tracer.algebra.where
+
+    def whole_term(label: Label) -> Label:
+        if isinstance(label, Index):
+            return label.factors(where)[0]
+        return label.of(label.index.factors(where)[1], where) if isinstance(label, Part) else label
+
+    if not any(isinstance(label, Index | Part) for label in value.axes):
+        return value
+    return value.shaped([whole_term(label) for label in value.axes])
 
 
 def parametric(values: Sequence[Value]) -> bool:

@@ -190,20 +190,28 @@ def _attention(m: _Maker, at: str, width: int) -> Any:
     qk, v = 4, int(m.pick(2, 3))
     rotary, qk_norm = bool(m.rng.integers(2)), bool(m.rng.integers(3) == 0)
     free = () if rotary else (1,)
-    m.add(f"{at}/q", (width, heads * groups * qk), 0, 1)
-    m.add(f"{at}/k", (width, heads * qk), 0, 1)
-    m.add(f"{at}/v", (width, heads * v), 0, 1)
+    fused = bool(m.rng.integers(3) == 0) and groups == 1
+    if fused:
+        v = qk
+        m.add(f"{at}/qkv", (width, 3 * heads * qk), 0, 1)
+    else:
+        m.add(f"{at}/q", (width, heads * groups * qk), 0, 1)
+        m.add(f"{at}/k", (width, heads * qk), 0, 1)
+        m.add(f"{at}/v", (width, heads * v), 0, 1)
     m.add(f"{at}/o", (heads * groups * v, width), 0, 1)
     if qk_norm:
         m.add(f"{at}/qn", (qk,), *(0 for _ in free))
         m.add(f"{at}/kn", (qk,), *(0 for _ in free))
-    fused = bool(m.rng.integers(4) == 0) and groups == 1
 
     def body(p: Any, x: Any) -> Any:
         b, t, _ = x.shape
-        q = (x @ p[f"{at}/q"]).reshape(b, t, heads, groups, qk)
-        k = (x @ p[f"{at}/k"]).reshape(b, t, heads, qk)
-        value = (x @ p[f"{at}/v"]).reshape(b, t, heads, v)
+        if fused:
+            y = jnp.moveaxis((x @ p[f"{at}/qkv"]).reshape(b, t, 3, heads, qk), 2, 0)
+            q, k, value = y[0][:, :, :, None], y[1], y[2]
+        else:
+            q = (x @ p[f"{at}/q"]).reshape(b, t, heads, groups, qk)
+            k = (x @ p[f"{at}/k"]).reshape(b, t, heads, qk)
+            value = (x @ p[f"{at}/v"]).reshape(b, t, heads, v)
         if qk_norm:
             q, k = _rmsnorm(q, {"g": p[f"{at}/qn"]}), _rmsnorm(k, {"g": p[f"{at}/kn"]})
         if rotary:

@@ -113,6 +113,14 @@ SHAPES = {
     "reshape, repeat": Case(
         lambda x: jnp.broadcast_to(x[:, :, None], (3, 4, 2)).reshape(3, 8), ((3, 4),), "ab"
     ),
+    "reshape, cut": Case(
+        lambda x: (x.reshape(2, 3, 4)[:, 0] + 1, x.reshape(2, 3, 4)[:, 2].reshape(2, 2, 2) * 3),
+        ((2, 12),),
+        "a(b+c+(de))",
+    ),
+    "split, parts": Case(
+        lambda x: tuple(jnp.split(x.reshape(3, 2, 4).transpose(1, 0, 2), 2)), ((3, 8),), "a(b+c)"
+    ),
     "slice": Case(lambda x: x[:, 1:3], ((3, 5),), "a(_+b+c)"),
     "slice, strided": Case(lambda x: x[:, 1::2], ((3, 6),), "a(b_)"),
     "split": Case(lambda x: tuple(jnp.split(x, [2, 5], axis=1)), ((3, 8),), "a(b+c+d)"),
