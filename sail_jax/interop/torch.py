@@ -4,6 +4,7 @@ Torch and torchax are imported when a module is given, never before.
 """
 
 import contextlib
+import functools
 import importlib
 import inspect
 import threading
@@ -48,14 +49,13 @@ def jax_function(
       ImportError: If torch or torchax is not installed.
       TypeError: If the module is not of torch.
     """
-    torch, env = _torchax()
+    torch, env = _environment()
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
     if "use_cache" in inspect.signature(module.forward).parameters:
         settings.setdefault("use_cache", False)
     weights = _weights(module)
     params = {name: _array(x) for name, x in weights.items()}
-    constants = {name: _constant(x) for name, x in _constants(module, weights).items()}
 
     def apply(params: Mapping[str, Any], *inputs: Any) -> Any:
         """Calls the module with other parameters."""
@@ -67,7 +67,7 @@ def jax_function(
         # One at a time: torch has one set of modes, and the module holds other tensors meanwhile.
         with _LOCK, _ready(module), env:
             tensors, given, named = jax.tree.map(
-                lambda x: env.j2t_iso(jnp.asarray(x)), (own | constants, given, dict(named))
+                lambda x: env.j2t_iso(jnp.asarray(x)), (own, given, dict(named))
             )
             out = torch.func.functional_call(module, tensors, given, settings | named)
         return _arrays(torch, env, outputs(out) if outputs else _chosen(out))
@@ -75,16 +75,36 @@ def jax_function(
     return apply, params
 
 
-def _torchax() -> tuple[Any, Any]:
-    """Torch, and the environment in which torchax carries it out."""
+@functools.cache
+def _environment() -> tuple[Any, Any]:
+    """Torch, and an environment of torchax in which tensors of torch are constants."""
     try:
         torch = importlib.import_module("torch")
         with _named_overloads(torch):
-            torchax = importlib.import_module("torchax")
-            env = torchax.default_env()
+            importlib.import_module("torchax")
+            tensor = importlib.import_module("torchax.tensor")
+            view = importlib.import_module("torchax.view")
+            pytree = importlib.import_module("torch.utils._pytree")
+
+            class Environment(tensor.Environment):
+                """Computes on tensors of torchax by JAX, and on all others by torch."""
+
+                def t2j_copy(self, args: Any) -> Any:
+                    """Makes arrays of tensors of torch."""
+                    return pytree.tree_map_only(torch.Tensor, _constant, args)
+
+                def t2j_iso(self, torchtensors: Any) -> Any:
+                    """Takes arrays out of tensors, also where both kinds meet."""
+
+                    def own(x: Any) -> Any:
+                        known = isinstance(x, tensor.Tensor | view.View)
+                        return x if known else self.j2t_iso(self.t2j_copy(x))
+
+                    return super().t2j_iso(pytree.tree_map_only(torch.Tensor, own, torchtensors))
+
+            return torch, Environment()
     except ImportError as error:
         raise ImportError(f"{error.name or error}: run pip install 'sail-jax[torch]'") from None
-    return torch, env
 
 
 @contextlib.contextmanager
@@ -114,24 +134,11 @@ def _named_overloads(torch: Any) -> Iterator[None]:
 
 def _weights(module: Any) -> dict[str, Any]:
     """Parameters, and buffers of real numbers that torch saves with them; ties once."""
-    first: dict[int, str] = {}
+    first: dict[int, tuple[str, Any]] = {}
     for name, x in module.state_dict(keep_vars=True).items():
         if hasattr(x, "is_floating_point") and x.is_floating_point():
-            first.setdefault(id(x), name)
-    state = module.state_dict(keep_vars=True)
-    return {name: state[name] for name in first.values()}
-
-
-def _constants(module: Any, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """All other tensors that a module or a part of it has."""
-    known = {id(x) for x in weights.values()}
-    found = {}
-    for prefix, part in module.named_modules():
-        own = {**vars(part), **part._buffers, **part._parameters}
-        for name, x in own.items():
-            if hasattr(x, "is_floating_point") and id(x) not in known:
-                found[f"{prefix}.{name}" if prefix else name] = x
-    return found
+            first.setdefault(id(x), (name, x))
+    return dict(first.values())
 
 
 def _array(tensor: Any) -> Any:
@@ -144,12 +151,14 @@ def _array(tensor: Any) -> Any:
 
 
 def _constant(tensor: Any) -> Any:
-    """The same, with a value that shows where there is none."""
+    """The same, with values that show it where there are none."""
     array = _array(tensor)
     if not isinstance(array, jax.ShapeDtypeStruct):
         return array
+    # An array of NumPy is a constant that is not looked into. One that JAX fills would be known to
+    # be the same all along its axes.
     unknown = np.nan if jnp.issubdtype(array.dtype, jnp.inexact) else -1
-    return np.full(array.shape, unknown).astype(array.dtype)
+    return jnp.asarray(np.full(array.shape, unknown).astype(array.dtype))
 
 
 @contextlib.contextmanager
