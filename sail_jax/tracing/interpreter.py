@@ -38,6 +38,7 @@ class Interpreter:
         self.uses: dict[int, list[int]] = {}
         self.trail: list[tuple[core.JaxprEqn, list[Value]]] | None = [] if keep else None
         self._roots: dict[int, int] = {}
+        self._line = ""
 
     def run(self, jaxpr: Any, values: Sequence[Value]) -> list[Value]:
         """Carries out a jaxpr.
@@ -63,13 +64,16 @@ class Interpreter:
         for eqn in _alive(jaxpr):
             name = eqn.primitive.name
             self.seen.add(name)
-            self.algebra.where = f"{name} ({_source(eqn)})"
+            # What JAX traced before, and kept, has no line: that of its caller stands for it.
+            line, self._line = self._line, _source(eqn) or self._line
+            self.algebra.where = f"{name} ({self._line or 'no source'})"
             ins = [read(v) for v in eqn.invars]
             if name not in RULES.lazy:
                 ins = [settled(self, x) for x in ins]
             if name not in RULES.views and name not in _INSIDE:
                 ins = [self._used(x) for x in ins]
             outs = self._outcome(eqn, ins)
+            self._line = line
             for variable, out in zip(eqn.outvars, outs, strict=True):
                 sizes = shape(variable)
                 axes = (None if n == 1 else t for t, n in zip(out.axes, sizes, strict=True))
@@ -118,12 +122,10 @@ def _alive(jaxpr: Any) -> list[core.JaxprEqn]:
 
 
 def _source(eqn: core.JaxprEqn) -> str:
-    """The line of source that asked for an equation, outside of libraries where there is one."""
+    """The innermost line of source outside of libraries that asked for an equation, if any."""
     trace = eqn.source_info.traceback
-    if trace is None:
-        return "no source"
     found = ""
-    for name, line in _frames(trace):
+    for name, line in _frames(trace) if trace is not None else ():
         parts = Path(name).parts
         if "site-packages" in parts:
             package = parts[parts.index("site-packages") + 1]
@@ -131,8 +133,9 @@ def _source(eqn: core.JaxprEqn) -> str:
                 continue
         if Path(name).parent == Path(__file__).parent:
             continue
-        found = found or f"{Path(name).name}:{line}"
-    return found or "no source"
+        # The outermost frames come first.
+        found = f"{Path(name).name}:{line}"
+    return found
 
 
 def _frames(trace: Any) -> Iterable[tuple[str, int]]:

@@ -109,6 +109,37 @@ def test_a_constant_is_never_judged_by_its_entries():
     assert spec_of(net, params, X[:1]).spec == spec_of(net, params, X[:2]).spec
 
 
+def test_a_reason_has_the_innermost_line_of_the_users_source():
+    def look_up(table, numbers):
+        return jnp.take(table, numbers, axis=0)
+
+    def net(p, numbers):
+        return jnp.tanh(look_up(p["table"], numbers)) @ p["out"]
+
+    params, numbers = drawn(table=(5, 4), out=(4, 2)), jnp.array([3, 1])
+    line = f"(test_infer.py:{look_up.__code__.co_firstlineno + 1})"
+    # The second time, JAX has kept what it traced of `take`, without its lines.
+    for _ in range(2):
+        assert spec_of(net, params, numbers).why["table", 0].endswith(line)
+
+
+def test_experts_that_are_looked_up_may_be_reordered():
+    """No parameter reads the experts' space: the router numbers them, and stacks are looked up."""
+
+    def net(p, x):
+        weights, chosen = jax.lax.top_k(jax.nn.softmax(x @ p["router"]), 2)
+        hidden = jax.nn.gelu(jnp.einsum("ni,nkih->nkh", x, p["up"][chosen]))
+        return jnp.einsum("nk,nkh,nkho->no", weights, hidden, p["down"][chosen])
+
+    params = drawn(router=(3, 4), up=(4, 3, 6), down=(4, 6, 2))
+    found = spec_of(net, params, X)
+    assert found.rules == {"down": "router up* _", "router": "_ router", "up": "router _ up"}
+    assert found.spec.space("router").nonlinearity == "softmax"
+    checked = check_spec(found.spec, net, params, X[:3])
+    assert ("router", "permutation") in [trial[:2] for trial in checked.trials]
+    assert not checked.failed
+
+
 def test_what_no_rule_is_for_is_left_alone_and_named():
     def double(h):
         shape = jax.ShapeDtypeStruct(h.shape, h.dtype)
