@@ -1,10 +1,11 @@
 """Carries out a jaxpr on labels: each primitive by its rule, in one pass."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jax.extend import core
 
 from sail_jax.tracing import control, elementwise, indexing, shapes, sums
@@ -72,7 +73,7 @@ class Interpreter:
                 ins = [settled(self, x) for x in ins]
             if name not in RULES.views and name not in _INSIDE:
                 ins = [self._used(x) for x in ins]
-            outs = self._outcome(eqn, ins)
+            outs = _computed(eqn, ins) or self._outcome(eqn, ins)
             self._line = line
             for variable, out in zip(eqn.outvars, outs, strict=True):
                 sizes = shape(variable)
@@ -84,11 +85,13 @@ class Interpreter:
         return [read(v) for v in jaxpr.outvars]
 
     def _outcome(self, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-        rule = RULES.rules.get(eqn.primitive.name)
-        if rule is not None:
-            return rule(self, eqn, ins)
-        self.unknown.add(eqn.primitive.name)
-        return opaque(self, eqn, ins)
+        name = eqn.primitive.name
+        rule = RULES.rules.get(name)
+        if rule is None:
+            self.unknown.add(name)
+            return opaque(self, eqn, ins)
+        outs = rule(self, eqn, ins)
+        return outs if name in _INSIDE else [replace(out, number=None) for out in outs]
 
     def _used(self, value: Value) -> Value:
         """A parameter where it is used: two uses may differ in what they do with its units."""
@@ -107,6 +110,23 @@ class Interpreter:
 
 # These hand their operands to other jaxprs as they are.
 _INSIDE = frozenset((*control.CALLS, "scan", "while", "cond"))
+
+
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "gt": np.greater, "lt": np.less,
+    "ge": np.greater_equal, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
+    "convert_element_type": lambda x: x,
+}  # fmt: skip
+
+
+def _computed(eqn: core.JaxprEqn, ins: list[Value]) -> list[Value] | None:
+    """The outcome itself, where it is a number: JAX counts what it divides by in this way."""
+    act = _ARITHMETIC.get(eqn.primitive.name)
+    numbers = [x.number for x in ins]
+    if act is None or None in numbers or shape(eqn.outvars[0]):
+        return None
+    known = (np.asarray(x, v.aval.dtype) for x, v in zip(numbers, eqn.invars, strict=True))
+    return [constant(np.asarray(act(*known)).astype(eqn.outvars[0].aval.dtype))]
 
 
 def _alive(jaxpr: Any) -> list[core.JaxprEqn]:

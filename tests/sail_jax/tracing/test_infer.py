@@ -180,6 +180,8 @@ def test_what_has_no_reader_or_is_no_number_is_in_no_space():
         (lambda h: h / jnp.sqrt((h * h).mean(-1, keepdims=True) + 1e-6), "rmsnorm"),
         (lambda h: h / jnp.linalg.norm(h, axis=-1, keepdims=True), "dot rmsnorm"),
         (lambda h: h - h.mean(-1, keepdims=True), "layernorm"),
+        (lambda h: (h - h.mean(-1, keepdims=True)) / jnp.sqrt(h.var(-1, keepdims=True) + 1e-6),
+         "layernorm"),
         (lambda h: h - h.max(-1, keepdims=True), "elementwise"),
     ],
 )  # fmt: skip
@@ -193,6 +195,24 @@ def test_nonlinearities_are_known_by_what_they_commute_with(act, word):
     checked = check_spec(found, net, params, X[:4], resized=lambda _: net)
     assert not checked.failed, checked
     assert not checked.skipped
+
+
+def test_a_scale_of_half_precision_leaves_scales_free():
+    """Numbers of bfloat16 are no numbers of NumPy; and what is no number is not taken for one."""
+
+    def net(p, x):
+        return jax.nn.relu(x @ p["in"] * 2) @ p["out"]
+
+    half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), drawn(**{"in": (3, 6), "out": (6, 2)}))
+    assert spec_of(net, half, X.astype(jnp.bfloat16)).spec.space("in").nonlinearity == "relu"
+    for number, word in ((6.0, "layernorm"), (5.0, "softmax"), (np.nan, "softmax")):
+
+        def mean(p, x, number=number):
+            h = x @ p["in"]
+            return (h - h.sum(-1, keepdims=True) / number) @ p["out"]
+
+        found = spec_of(mean, drawn(**{"in": (3, 6), "out": (6, 2)}), X)
+        assert found.spec.space("in").nonlinearity == word
 
 
 def test_words_lie_within_their_family():
