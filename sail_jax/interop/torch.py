@@ -48,12 +48,17 @@ def jax_function(
     Raises:
       ImportError: If torch or torchax is not installed.
       TypeError: If the module is not of torch.
+      ValueError: If the module has a layer that torchax computes wrongly.
     """
     torch, env = _environment()
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
     if "use_cache" in inspect.signature(module.forward).parameters:
         settings.setdefault("use_cache", False)
+    for name, part in module.named_modules():
+        # torchax 0.0.13 takes the channels of the groups in another order.
+        if 1 < getattr(part, "groups", 1) < getattr(part, "in_channels", 1) and part.transposed:
+            raise ValueError(f"module {name!r}: torchax has no transposed convolution in groups")
     weights = _weights(module)
     params = {name: _array(x) for name, x in weights.items()}
 
@@ -155,10 +160,10 @@ def _constant(tensor: Any) -> Any:
     array = _array(tensor)
     if not isinstance(array, jax.ShapeDtypeStruct):
         return array
-    # An array of NumPy is a constant that is not looked into. One that JAX fills would be known to
-    # be the same all along its axes.
+    # Taken out of an array of NumPy, of which nothing is known: what JAX fills would be known to be
+    # the same all along its axes.
     unknown = np.nan if jnp.issubdtype(array.dtype, jnp.inexact) else -1
-    return jnp.asarray(np.full(array.shape, unknown).astype(array.dtype))
+    return jnp.squeeze(jnp.asarray(np.full((1, *array.shape), unknown).astype(array.dtype)), 0)
 
 
 @contextlib.contextmanager
