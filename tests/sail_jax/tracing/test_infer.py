@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from sail_jax import change_basis, check_spec, exactness, growth, spec, spec_of
+from sail_jax import SpaceMap, change_basis, check_spec, exactness, growth, spec, spec_of
 from sail_jax.basis.families import Family
 from sail_jax.tracing.roles import words_of
 
@@ -213,6 +213,32 @@ def test_a_scale_of_half_precision_leaves_scales_free():
 
         found = spec_of(mean, drawn(**{"in": (3, 6), "out": (6, 2)}), X)
         assert found.spec.space("in").nonlinearity == word
+
+
+def test_what_is_averaged_is_copied_evenly():
+    """Of units that are normed in groups, and scaled by what comes after, none has more copies."""
+
+    def net(p, x, size=2):
+        h = (x @ p["in"]).reshape(-1, 4, size)
+        h = h - h.mean(-1, keepdims=True)
+        h = h / jnp.sqrt((h * h).mean(-1, keepdims=True) + 1e-6)
+        return jax.nn.relu(h.reshape(-1, 4 * size) * p["gain"] + p["bias"]) @ p["out"]
+
+    params = drawn(**{"in": (3, 8), "gain": (8,), "bias": (8,), "out": (8, 2)})
+    found = spec_of(net, params, X).spec
+    (name,) = [space.name for space in found.spaces if space.size == 2]
+    # Three copies of one unit and one of the other, as many after scaling: isometric, not even.
+    write = np.array([[1, 0], [1, 0], [1, 0], [0, 3**0.5]]) * (2 / 3) ** 0.5
+    read = np.linalg.pinv(write)
+    family = Family.ISOMETRIC | Family.POSITIVE_MONOMIAL
+    uneven = SpaceMap(jnp.asarray(write), jnp.asarray(read), family)
+    grown = change_basis(params, found, {name: uneven})
+    assert np.abs(net(grown, X, 4) - net(params, X)).max() > 0.1
+    assert exactness(found, {name: uneven}).lost
+    even = growth.widen(2, 4)
+    assert not exactness(found, {name: even}).lost
+    grown = change_basis(params, found, {name: even})
+    np.testing.assert_allclose(net(grown, X, 4), net(params, X), rtol=1e-5, atol=1e-5)
 
 
 def test_words_lie_within_their_family():
