@@ -5,9 +5,9 @@ Each case is a small model of transformers with random weights, as a function in
 only the order differs in which numbers are rounded: a tolerance of 1e-5 of the largest logit is
 eighty roundings in float32, about one for each operation that follows another in two layers.
 
-Its spec is inferred from one batch and length. `check_spec` then changes the basis of every space at
-another batch and length: permutations, and signs, scales, rotations and invertible maps where the
-spec allows them. A case in which one of these changes matters fails. The last column has how
+Its spec is inferred from one batch and length. `check_spec` then changes the basis of every space
+at another batch and length: permutations, and signs, scales, rotations and invertible maps where
+the spec allows them. A case in which one of these changes matters fails. The last column has how
 many were tried, how many axes of parameters are in a space, of those with more than one unit, and
 what fixed the others.
 
@@ -153,7 +153,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], Inputs]] = {
                   | {"shared_expert_intermediate_size": 28}, tokens),
     "Qwen3-MoE": ("Qwen3MoeForCausalLM", _HEADS | _EXPERTS, tokens),
     "OLMoE": ("OlmoeForCausalLM", _GROUPED | _EXPERTS, tokens),
-    "GPT-OSS": ("GptOssForCausalLM", _HEADS | {"num_local_experts": 4, "sliding_window": 4}, tokens),
+    "GPT-OSS": ("GptOssForCausalLM", _HEADS | {"num_local_experts": 4, "sliding_window": 4},
+                tokens),
     "DeepSeek-V3": ("DeepseekV3ForCausalLM", _TEXT | _MLA, tokens),
     "Mamba": ("MambaForCausalLM", _MAMBA | {"time_step_rank": 5}, tokens),
     "Mamba 2": ("Mamba2ForCausalLM", _MAMBA | {"num_heads": 6, "head_dim": 8, "n_groups": 2,

@@ -125,8 +125,9 @@ def _computed(eqn: core.JaxprEqn, ins: list[Value]) -> list[Value] | None:
     numbers = [x.number for x in ins]
     if act is None or None in numbers or shape(eqn.outvars[0]):
         return None
-    known = (np.asarray(x, v.aval.dtype) for x, v in zip(numbers, eqn.invars, strict=True))
-    return [constant(np.asarray(act(*known)).astype(eqn.outvars[0].aval.dtype))]
+    dtypes: list[Any] = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+    known = (np.asarray(x, of.dtype) for x, of in zip(numbers, dtypes, strict=False))
+    return [constant(np.asarray(act(*known)).astype(dtypes[-1].dtype))]
 
 
 def _alive(jaxpr: Any) -> list[core.JaxprEqn]:
