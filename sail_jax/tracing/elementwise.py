@@ -11,7 +11,6 @@ from sail_jax.tracing.values import (
     Tracer,
     Value,
     is_floating,
-    literal,
     parametric,
     rule,
     scaled,
@@ -108,8 +107,8 @@ def _powered(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value
 
 @rule("pow", lazy=True)
 def _pow(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    exponent = literal(eqn.invars[1])
-    if exponent is not None and float(exponent).is_integer():
+    exponent = ins[1].number
+    if exponent is not None and exponent.is_integer():
         whole(tracer, *ins)
         return [_to_the(tracer, ins[0], Fraction(int(exponent)))]
     return _mixed(tracer, eqn, [settled(tracer, x) for x in ins])
@@ -137,7 +136,7 @@ def _alike(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> tuple[Label,
 
 @rule("add", "sub", "add_any")
 def _added(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    x, number = ins[0], literal(eqn.invars[1])
+    x, number = ins[0], ins[1].number
     if x.numbers is not None and number == x.numbers.size and eqn.primitive.name == "add":
         # An index that may be counted from the end; whether this is used is seen later.
         return [replace(x, beyond=True)]
@@ -212,6 +211,8 @@ def _selected(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
     rank = len(shape(eqn.outvars[0]))
     if which.zero:
         return [cases[0]]
+    if which.number is not None:
+        return [cases[int(which.number)]]
     which, *cases = ins = [settled(tracer, x) for x in ins]
     whole(tracer, which)
     numbers = [x.numbers for x in cases if x.numbers is not None]
@@ -266,7 +267,7 @@ def _multiplied(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Va
 
 def _by_a_number(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> Value | None:
     """A value times or over a number; a sum over the count of its entries is a mean."""
-    numbers = [literal(v) for v in eqn.invars]
+    numbers = [x.number for x in ins]
     known = [k for k, number in enumerate(numbers) if number is not None]
     divides = eqn.primitive.name == "div"
     if len(known) != 1 or (divides and known[0] == 0):

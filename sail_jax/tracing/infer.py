@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from sail_jax.basis.axes import Axis, Factor, Role, format_axes, parse_axes
+from sail_jax.basis.families import Family
 from sail_jax.basis.spaces import Leaf, Space, Spec
 from sail_jax.checks import nearest
 from sail_jax.tracing.interpreter import Interpreter
@@ -227,9 +228,9 @@ def _solved(
 
 
 def _lacks(found: Found) -> str:
-    """What a space lacks: both a writer and a reader have to be there."""
+    """What a space lacks: a writer and a reader have to be there, but for mere permutations."""
     roles = set(found.roles.values())
-    if found.tied or {"write", "read"} <= roles:
+    if found.tied or {"write", "read"} <= roles or Family.PERMUTATION in found.family:
         return ""
     return "no parameter reads it" if "read" not in roles else "no parameter writes it"
 

@@ -1,10 +1,11 @@
 """Carries out a jaxpr on labels: each primitive by its rule, in one pass."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jax.extend import core
 
 from sail_jax.tracing import control, elementwise, indexing, shapes, sums
@@ -38,6 +39,7 @@ class Interpreter:
         self.uses: dict[int, list[int]] = {}
         self.trail: list[tuple[core.JaxprEqn, list[Value]]] | None = [] if keep else None
         self._roots: dict[int, int] = {}
+        self._line = ""
 
     def run(self, jaxpr: Any, values: Sequence[Value]) -> list[Value]:
         """Carries out a jaxpr.
@@ -63,7 +65,9 @@ class Interpreter:
         for eqn in _alive(jaxpr):
             name = eqn.primitive.name
             self.seen.add(name)
-            self.algebra.where = f"{name} ({_source(eqn)})"
+            # What JAX traced before, and kept, has no line: that of its caller stands for it.
+            line, self._line = self._line, _source(eqn) or self._line
+            self.algebra.where = f"{name} ({self._line or 'no source'})"
             ins = [read(v) for v in eqn.invars]
             if name not in RULES.lazy:
                 ins = [settled(self, x) for x in ins]
@@ -71,7 +75,8 @@ class Interpreter:
                 ins = [joined(self, x) for x in ins]
             if name not in RULES.views and name not in _INSIDE:
                 ins = [self._used(x) for x in ins]
-            outs = self._outcome(eqn, ins)
+            outs = _computed(eqn, ins) or self._outcome(eqn, ins)
+            self._line = line
             for variable, out in zip(eqn.outvars, outs, strict=True):
                 sizes = shape(variable)
                 axes = (None if n == 1 else t for t, n in zip(out.axes, sizes, strict=True))
@@ -82,11 +87,13 @@ class Interpreter:
         return [read(v) for v in jaxpr.outvars]
 
     def _outcome(self, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-        rule = RULES.rules.get(eqn.primitive.name)
-        if rule is not None:
-            return rule(self, eqn, ins)
-        self.unknown.add(eqn.primitive.name)
-        return opaque(self, eqn, ins)
+        name = eqn.primitive.name
+        rule = RULES.rules.get(name)
+        if rule is None:
+            self.unknown.add(name)
+            return opaque(self, eqn, ins)
+        outs = rule(self, eqn, ins)
+        return outs if name in _INSIDE else [replace(out, number=None) for out in outs]
 
     def _used(self, value: Value) -> Value:
         """A parameter where it is used: two uses may differ in what they do with its units."""
@@ -107,6 +114,24 @@ class Interpreter:
 _INSIDE = frozenset((*control.CALLS, "scan", "while", "cond"))
 
 
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "gt": np.greater, "lt": np.less,
+    "ge": np.greater_equal, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
+    "convert_element_type": lambda x: x,
+}  # fmt: skip
+
+
+def _computed(eqn: core.JaxprEqn, ins: list[Value]) -> list[Value] | None:
+    """The outcome itself, where it is a number: JAX counts what it divides by in this way."""
+    act = _ARITHMETIC.get(eqn.primitive.name)
+    numbers = [x.number for x in ins]
+    if act is None or None in numbers or shape(eqn.outvars[0]):
+        return None
+    dtypes: list[Any] = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+    known = (np.asarray(x, of.dtype) for x, of in zip(numbers, dtypes, strict=False))
+    return [constant(np.asarray(act(*known)).astype(dtypes[-1].dtype))]
+
+
 def _alive(jaxpr: Any) -> list[core.JaxprEqn]:
     """The equations on which the outcome depends."""
     wanted = {v for v in jaxpr.outvars if not isinstance(v, core.Literal)}
@@ -120,12 +145,10 @@ def _alive(jaxpr: Any) -> list[core.JaxprEqn]:
 
 
 def _source(eqn: core.JaxprEqn) -> str:
-    """The line of source that asked for an equation, outside of libraries where there is one."""
+    """The innermost line of source outside of libraries that asked for an equation, if any."""
     trace = eqn.source_info.traceback
-    if trace is None:
-        return "no source"
     found = ""
-    for name, line in _frames(trace):
+    for name, line in _frames(trace) if trace is not None else ():
         parts = Path(name).parts
         if "site-packages" in parts:
             package = parts[parts.index("site-packages") + 1]
@@ -133,8 +156,9 @@ def _source(eqn: core.JaxprEqn) -> str:
                 continue
         if Path(name).parent == Path(__file__).parent:
             continue
-        found = found or f"{Path(name).name}:{line}"
-    return found or "no source"
+        # The outermost frames come first.
+        found = f"{Path(name).name}:{line}"
+    return found
 
 
 def _frames(trace: Any) -> Iterable[tuple[str, int]]:

@@ -81,7 +81,8 @@ def solve(places: Sequence[Place], equations: Sequence[Equation], events: Sequen
         for slot in slots
     }
     # 3. Events, where more than gains meet.
-    sizes = _exponents(equations, roles)
+    sizes = _exponents(equations, roles, Change.SIGN)
+    scales = _exponents(equations, roles, Change.SCALE)
     for event in events:
         counted = [
             not parametric or sizes.get(slot, 1) != 0
@@ -89,6 +90,11 @@ def solve(places: Sequence[Place], equations: Sequence[Equation], events: Sequen
         ]
         if sum(counted) >= min(2, len(counted)):
             family |= event.family
+            if event.family & Family.ORTHOGONAL == Family.ISOMETRIC and any(
+                abs(scales.get(slot, 0)) != 1 for slot in event.slots
+            ):
+                # A mean over units that maps copy, but do not scale: the copies have to be even.
+                family |= Family.SIGNED_EVEN_DUPLICATION
     if Family.NONNEGATIVE in family:
         family |= Family.MONOMIAL
     if Family.MONOMIAL not in family and Family.UNIT in family:
@@ -191,11 +197,13 @@ def _gains(places: Sequence[Place], events: Sequence[Event]) -> set[int]:
     return {place.slot for place in places if not place.matrix and place.slot in factors}
 
 
-def _exponents(equations: Sequence[Equation], roles: Mapping[int, Role]) -> dict[int, int]:
+def _exponents(
+    equations: Sequence[Equation], roles: Mapping[int, Role], change: Change
+) -> dict[int, int]:
     """Exponents of scale or sign at every slot for which the roles decide it."""
-    solver = _system(equations, Change.SIGN)
+    solver = _system(equations, change)
     for slot, role in roles.items():
-        solver.add({slot: 1}, 0 if role == "gain" else 1)
+        solver.add({slot: 1}, {"gain": 0, "write": 1, "read": -1}[role])
     found = {}
     for slot in {slot for of in equations for slot in of.slots}:
         value = solver.value(slot)

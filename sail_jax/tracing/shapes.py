@@ -236,6 +236,26 @@ def _joined(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]
     return [Value(tuple(axes), zero=all(x.zero for x in ins), parametric=parametric(ins))]
 
 
+@rule("stack")
+def _stacked(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+    whole(tracer, *ins)
+    zero = all(x.zero for x in ins)
+    axes = _common(tracer, ins)
+    axes.insert(eqn.params["axis"], None if zero else Fixed(len(ins)))
+    return [Value(tuple(axes), zero=zero, parametric=parametric(ins))]
+
+
+@rule("unstack", view=True)
+def _unstacked(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+    x, axis = ins[0], eqn.params["axis"]
+    if isinstance(x.axes[axis], Index):
+        places = (_place(tracer, x, axis, k) for k in range(len(eqn.outvars)))
+        return [y.shaped([*y.axes[:axis], *y.axes[axis + 1 :]]) for y in places]
+    x = joined(tracer, x)
+    tracer.algebra.fixed(x.axes[axis])
+    return [x.shaped([*x.axes[:axis], *x.axes[axis + 1 :]]) for _ in eqn.outvars]
+
+
 def _common(tracer: Tracer, ins: Sequence[Value], skipped: int = -1) -> list[Label]:
     """Labels of arrays that are laid side by side: the axes that they share are alike."""
     axes: list[Label] = []

@@ -1,5 +1,6 @@
 """A value of a forward pass on labels, and the rules of primitives that act on such values."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
@@ -20,7 +21,6 @@ __all__ = [
     "constant",
     "is_floating",
     "joined",
-    "literal",
     "opaque",
     "parametric",
     "rule",
@@ -53,6 +53,7 @@ class Value:
       axes: A label for each axis; None where all entries along the axis are equal.
       numbers: The units that its integers number; None if it numbers none.
       beyond: Whether their count was added to such integers, as is done with negative ones.
+      number: The real number that it is, if it is a scalar that constants alone make.
       zero: Whether it is known to be 0, or False.
       positive: Whether it is known to be at least 0.
       nonzero: Whether it is known not to be 0, whatever the parameters are.
@@ -67,6 +68,7 @@ class Value:
     axes: tuple[Label, ...]
     numbers: Term | None = None
     beyond: bool = False
+    number: float | None = None
     zero: bool = False
     positive: bool = False
     nonzero: bool = False
@@ -172,21 +174,6 @@ def is_floating(variable: Any) -> bool:
     return jax.numpy.issubdtype(variable.aval.dtype, jax.numpy.inexact)
 
 
-def literal(variable: Any) -> float | None:
-    """Reads a scalar literal of a jaxpr.
-
-    Args:
-      variable: A variable, or a literal.
-
-    Returns:
-      Its value; None for anything but a real scalar.
-    """
-    if not isinstance(variable, core.Literal) or np.ndim(variable.val) != 0:
-        return None
-    value = np.asarray(variable.val)
-    return float(value) if value.dtype.kind != "c" else None
-
-
 def constant(array: Any) -> Value:
     """Describes a constant.
 
@@ -200,14 +187,17 @@ def constant(array: Any) -> Value:
       Its description.
     """
     axes = tuple(None if n == 1 else Fixed(n) for n in np.shape(array))
-    number = np.asarray(array) if np.ndim(array) == 0 else None
-    if number is None or number.dtype.kind not in "fiub":
+    dtype = jax.numpy.result_type(array)
+    real = any(jax.numpy.issubdtype(dtype, kind) for kind in (np.floating, np.integer, np.bool_))
+    number = float(array) if np.ndim(array) == 0 and real else math.nan
+    if math.isnan(number):
         return Value(axes, parametric=True)
     return Value(
         axes,
-        zero=bool(number == 0),
-        positive=bool(number >= 0),
-        nonzero=bool(number != 0),
+        number=number,
+        zero=number == 0,
+        positive=number >= 0,
+        nonzero=number != 0,
         parametric=True,
     )
 

@@ -126,6 +126,8 @@ SHAPES = {
     "split": Case(lambda x: tuple(jnp.split(x, [2, 5], axis=1)), ((3, 8),), "a(b+c+d)"),
     "rev": Case(lambda x: jnp.flip(x, 0), ((3, 4),), "_a"),
     "concatenate": Case(lambda x, y: jnp.concatenate([x, y], 1), ((3, 4), (3, 2)), "ab ac"),
+    "stack": Case(lambda x, y: jnp.stack([x, y], 1), TWO, "ab ab"),
+    "unstack": Case(lambda x: lax.unstack(x, axis=1)[1], ((3, 2, 4),), "a_b"),
     "pad": Case(lambda x: jnp.pad(x, ((0, 0), (2, 1))), ((3, 4),), "ab"),
     "pad, inside": Case(lambda x: lax.pad(x, 0.0, ((0, 0, 0), (0, 0, 1))), ((3, 4),), "a_"),
     "tile": Case(lambda x: lax.tile(x, (1, 2)) if hasattr(lax, "tile") else jnp.tile(x, (1, 2)),

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from sail_jax import certificate, change_basis, check_spec, exactness, growth, spec, spec_of
+from sail_jax import (
+    SpaceMap,
+    certificate,
+    change_basis,
+    check_spec,
+    exactness,
+    growth,
+    spec,
+    spec_of,
+)
 from sail_jax.basis.families import Family
 from sail_jax.tracing.roles import words_of
 
@@ -109,6 +118,37 @@ def test_a_constant_is_never_judged_by_its_entries():
     assert spec_of(net, params, X[:1]).spec == spec_of(net, params, X[:2]).spec
 
 
+def test_a_reason_has_the_innermost_line_of_the_users_source():
+    def look_up(table, numbers):
+        return jnp.take(table, numbers, axis=0)
+
+    def net(p, numbers):
+        return jnp.tanh(look_up(p["table"], numbers)) @ p["out"]
+
+    params, numbers = drawn(table=(5, 4), out=(4, 2)), jnp.array([3, 1])
+    line = f"(test_infer.py:{look_up.__code__.co_firstlineno + 1})"
+    # The second time, JAX has kept what it traced of `take`, without its lines.
+    for _ in range(2):
+        assert spec_of(net, params, numbers).why["table", 0].endswith(line)
+
+
+def test_experts_that_are_looked_up_may_be_reordered():
+    """No parameter reads the experts' space: the router numbers them, and stacks are looked up."""
+
+    def net(p, x):
+        weights, chosen = jax.lax.top_k(jax.nn.softmax(x @ p["router"]), 2)
+        hidden = jax.nn.gelu(jnp.einsum("ni,nkih->nkh", x, p["up"][chosen]))
+        return jnp.einsum("nk,nkh,nkho->no", weights, hidden, p["down"][chosen])
+
+    params = drawn(router=(3, 4), up=(4, 3, 6), down=(4, 6, 2))
+    found = spec_of(net, params, X)
+    assert found.rules == {"down": "router up* _", "router": "_ router", "up": "router _ up"}
+    assert found.spec.space("router").nonlinearity == "softmax"
+    checked = check_spec(found.spec, net, params, X[:3])
+    assert ("router", "permutation") in [trial[:2] for trial in checked.trials]
+    assert not checked.failed
+
+
 def test_what_no_rule_is_for_is_left_alone_and_named():
     def double(h):
         shape = jax.ShapeDtypeStruct(h.shape, h.dtype)
@@ -149,6 +189,8 @@ def test_what_has_no_reader_or_is_no_number_is_in_no_space():
         (lambda h: h / jnp.sqrt((h * h).mean(-1, keepdims=True) + 1e-6), "rmsnorm"),
         (lambda h: h / jnp.linalg.norm(h, axis=-1, keepdims=True), "dot rmsnorm"),
         (lambda h: h - h.mean(-1, keepdims=True), "layernorm"),
+        (lambda h: (h - h.mean(-1, keepdims=True)) / jnp.sqrt(h.var(-1, keepdims=True) + 1e-6),
+         "layernorm"),
         (lambda h: h - h.max(-1, keepdims=True), "elementwise"),
     ],
 )  # fmt: skip
@@ -162,6 +204,50 @@ def test_nonlinearities_are_known_by_what_they_commute_with(act, word):
     checked = check_spec(found, net, params, X[:4], resized=lambda _: net)
     assert not checked.failed, checked
     assert not checked.skipped
+
+
+def test_a_scale_of_half_precision_leaves_scales_free():
+    """Numbers of bfloat16 are no numbers of NumPy; and what is no number is not taken for one."""
+
+    def net(p, x):
+        return jax.nn.relu(x @ p["in"] * 2) @ p["out"]
+
+    half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), drawn(**{"in": (3, 6), "out": (6, 2)}))
+    assert spec_of(net, half, X.astype(jnp.bfloat16)).spec.space("in").nonlinearity == "relu"
+    for number, word in ((6.0, "layernorm"), (5.0, "softmax"), (np.nan, "softmax")):
+
+        def mean(p, x, number=number):
+            h = x @ p["in"]
+            return (h - h.sum(-1, keepdims=True) / number) @ p["out"]
+
+        found = spec_of(mean, drawn(**{"in": (3, 6), "out": (6, 2)}), X)
+        assert found.spec.space("in").nonlinearity == word
+
+
+def test_what_is_averaged_is_copied_evenly():
+    """Of units that are normed in groups, and scaled by what comes after, none has more copies."""
+
+    def net(p, x, size=2):
+        h = (x @ p["in"]).reshape(-1, 4, size)
+        h = h - h.mean(-1, keepdims=True)
+        h = h / jnp.sqrt((h * h).mean(-1, keepdims=True) + 1e-6)
+        return jax.nn.relu(h.reshape(-1, 4 * size) * p["gain"] + p["bias"]) @ p["out"]
+
+    params = drawn(**{"in": (3, 8), "gain": (8,), "bias": (8,), "out": (8, 2)})
+    found = spec_of(net, params, X).spec
+    (name,) = [space.name for space in found.spaces if space.size == 2]
+    # Three copies of one unit and one of the other, as many after scaling: isometric, not even.
+    write = np.array([[1, 0], [1, 0], [1, 0], [0, 3**0.5]]) * (2 / 3) ** 0.5
+    read = np.linalg.pinv(write)
+    family = Family.ISOMETRIC | Family.POSITIVE_MONOMIAL
+    uneven = SpaceMap(jnp.asarray(write), jnp.asarray(read), family)
+    grown = change_basis(params, found, {name: uneven})
+    assert np.abs(net(grown, X, 4) - net(params, X)).max() > 0.1
+    assert exactness(found, {name: uneven}).lost
+    even = growth.widen(2, 4)
+    assert not exactness(found, {name: even}).lost
+    grown = change_basis(params, found, {name: even})
+    np.testing.assert_allclose(net(grown, X, 4), net(params, X), rtol=1e-5, atol=1e-5)
 
 
 def test_words_lie_within_their_family():

@@ -1,0 +1,1 @@
+"""Networks of other frameworks as functions in JAX, each in a module that imports its framework."""
