@@ -54,6 +54,8 @@ LEDGERS = (
     "adversary",
     "claims",
     "domains",
+    "followed",  # what domains alone use
+    "planes",
     "coverage",
     "settings",
     "testbeds",

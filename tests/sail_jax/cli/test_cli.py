@@ -534,7 +534,7 @@ def test_verify_attacks_bounds(call, tmp_path, monkeypatch, ratio, code, said):
     assert got == code
     assert asked == [("p/wide/ours", 4, 1.5), ("p/wrong/printed", 4, 1.5)]
     assert said in out
-    assert "Not attacked: p/other/ours.\n" in out
+    assert "Not attacked: p/other/ours: a measurement.\n" in out
     assert "1 of 1 misprints attacked are broken.\n" in out
     assert "a: breaks, b: holds (0.5)" in out
     kept = json.loads(file.read_text())
