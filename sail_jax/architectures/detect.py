@@ -100,8 +100,9 @@ def of(config: Config) -> Architecture:
         raise ValueError("the configuration states neither 'model_type' nor 'architectures'")
     if name not in _BY_TYPE:
         raise ValueError(
-            f"no table for the architecture {name!r} (known: {', '.join(_BY_TYPE)}): draft "
-            f"one ({argument('draft', 'True')}, or architectures.draft), answer what it asks, and "
-            f"give it, {argument('rules', '...')}"
+            f"no table for the architecture {name!r} (known: {', '.join(_BY_TYPE)}): let its "
+            "spaces be inferred (pip install 'sail-jax[torch]'), or draft a table "
+            f"({argument('draft', 'True')}, or architectures.draft), answer what it asks, and give "
+            f"it, {argument('rules', '...')}"
         )
     return _BY_TYPE[name]

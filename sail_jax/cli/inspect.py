@@ -201,6 +201,7 @@ def _spec(
 
     from sail_jax import architectures
     from sail_jax.checkpoint.recipe import tables
+    from sail_jax.interop import transformers
 
     shapes = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in checkpoint.tensors.items()}
     if args.spec is not None:
@@ -220,8 +221,18 @@ def _spec(
                 (),
             )
         except (ValueError, TypeError, LookupError) as error:
-            # No known architecture, or tensors that its table does not fit: say so, and draft.
+            # No known architecture, or tensors that its table does not fit: say so, and infer the
+            # spaces from the forward pass, or draft them.
             notes.append(_line(error))
+        if transformers.available() and transformers.name_of(config):
+            by = transformers.name_of(config)
+            try:
+                found = transformers.spec_of_config(config, shapes)
+            except (ValueError, TypeError) as error:
+                notes.append(f"no spaces from the forward pass of {by}: {_line(error)}")
+            else:
+                notes[-1] = f"the spaces are inferred from the forward pass of {by}"
+                return str(config["model_type"]), found.spec, notes, ()
     try:
         drafted = architectures.draft(shapes)
         spec = drafted.rules.spec(shapes)

@@ -19,6 +19,7 @@ from sail_jax.basis.certificate import Verdict, certificate
 from sail_jax.checkpoint.engine.executor import resident
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checks import argument
+from sail_jax.interop import transformers
 from sail_jax.merging.tensors import Tensors, read_whole
 
 __all__ = ["Agreement", "Certify", "agreement", "certified", "verdict", "wanted"]
@@ -165,7 +166,7 @@ def certified(
     # The networks are run in real dtypes, to which complex tensors cannot be cast.
     if any(np.iscomplexobj(np.empty(0, x.dtype)) for x in tensors.values()):
         return ()
-    forward = _given(certify) if callable(certify) else _known(config)
+    forward = _given(certify) if callable(certify) else _known(config, len(tensors))
     if forward is None:
         return ()
     # Without this, JAX would make float64 tensors float32, and certify another network.
@@ -194,12 +195,17 @@ def _given(function: Callable[..., Any]) -> _Forward:
     return _Forward(name, lambda config: partial(outputs, config))
 
 
-def _known(config: Mapping[str, Any]) -> _Forward | None:
+def _known(config: Mapping[str, Any], tensors: int) -> _Forward | None:
     """The forward pass of an architecture, on inputs drawn for it; None if it is unknown."""
     try:
         family = architectures.of(config)
     except ValueError:
-        return None
+        if not (transformers.available() and transformers.name_of(config)):
+            return None
+        return _Forward(
+            f"the forward pass of {transformers.name_of(config)}",
+            lambda config: transformers.outputs_of_config(config, tensors),
+        )
     outputs = family.outputs
     if outputs is None:
         return None

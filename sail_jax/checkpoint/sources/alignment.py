@@ -34,6 +34,7 @@ from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument, nearest
 from sail_jax.configurations import differences
 from sail_jax.growth.targets import check_stated, layer_count
+from sail_jax.interop import transformers
 from sail_jax.merging import random_bits
 
 __all__ = [
@@ -89,7 +90,8 @@ def spec_of(
       checkpoint: The checkpoint; only shapes and dtypes are looked at.
       config: The configuration of the network; by default its config.json.
       spec: The spec itself, or rules that give it. By default the rules of the architecture that
-        the configuration names.
+        the configuration names; where no table knows it, what the forward pass of its class in
+        transformers shows, if that is installed with torch and torchax.
 
     Returns:
       The spec.
@@ -110,7 +112,13 @@ def spec_of(
             f"({argument('config', '...')}), or which spaces the tensors live in "
             f"({argument('spec', '...')})"
         )
-    rules = architectures.of(config).rules(config)
+    try:
+        family = architectures.of(config)
+    except ValueError:
+        if not transformers.available():
+            raise
+        return transformers.spec_of_config(config, shapes).spec
+    rules = family.rules(config)
     resolved = rules.spec(shapes)
     check_stated(config, rules, resolved, layer_count(rules, shapes))
     return resolved
@@ -275,10 +283,16 @@ def _differing(
     own = config_of(reference.extras)
     if spec is not None or not own or not config:
         return []
-    rules = architectures.of(config).rules(config)
+    try:
+        family = architectures.of(config)
+        sizes = set(dict(family.rules(config).settings))
+    except ValueError:
+        # Of another architecture it is not known which entries state sizes: any number may.
+        sizes = {key for key, value in own.items() if isinstance(value, int | float)}
+        sizes = {key for key in sizes if not key.endswith("_token_id")}
     notes = []
     for key, (mine, theirs) in differences(own, config).items():
-        if key in dict(rules.settings):
+        if key in sizes:
             raise CheckpointError(
                 f"{reference.path} states {key!r}: {mine!r}, the other {theirs!r}: only networks "
                 "of one architecture can be aligned"

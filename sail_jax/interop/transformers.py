@@ -1,0 +1,174 @@
+"""Feature spaces of a Hugging Face checkpoint, from the forward pass of its class in transformers.
+
+For architectures that no table of `sail_jax.architectures` describes. Nothing is downloaded, no
+code of the checkpoint is run, and no weight is read: the class is built on the meta device.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sail_jax.basis.spaces import Leaf, Spec
+from sail_jax.configurations import LAYER_KEYS
+from sail_jax.interop.torch import jax_function
+from sail_jax.tracing import Inferred, spec_of
+
+__all__ = ["available", "name_of", "outputs_of_config", "spec_of_config"]
+
+LENGTH = 8  # of the tokens that are traced
+
+
+def available() -> bool:
+    """Finds out whether torch, torchax and transformers are installed.
+
+    Returns:
+      Whether they are; none of them is imported.
+    """
+    return all(importlib.util.find_spec(name) for name in ("torch", "torchax", "transformers"))
+
+
+def spec_of_config(
+    config: Mapping[str, Any], shapes: Mapping[str, jax.ShapeDtypeStruct]
+) -> Inferred:
+    """Infers the spaces of a checkpoint's tensors from the class that its configuration names.
+
+    Args:
+      config: The configuration, a config.json with `model_type` and `architectures`.
+      shapes: The tensors of the checkpoint, by name.
+
+    Returns:
+      The spec of these tensors, and why axes are in no space. Tensors on which no output depends
+      are in no space, and listed as unused.
+
+    Raises:
+      ImportError: If torch, torchax or transformers is not installed.
+      ValueError: If the class is not one of transformers, its inputs are unknown, or its tensors
+        are not those of the checkpoint.
+    """
+    module = _module(config, len(shapes), "meta")
+    apply, params = jax_function(module)
+    found = spec_of(apply, params, _inputs(module))
+    known = {path: tuple(x.shape) for path, x in params.items()}
+    for name, x in shapes.items():
+        if name in known and known[name] != tuple(x.shape):
+            raise ValueError(
+                f"tensor {name!r} is {list(x.shape)}, but the configuration makes it "
+                f"{list(known[name])}"
+            )
+    if missing := sorted(known.keys() - shapes.keys()):
+        raise ValueError(
+            f"the checkpoint has no tensor {missing[0]!r}, which its configuration asks for"
+        )
+    axes = dict(found.spec.leaves)
+    leaves = tuple(Leaf(name, axes.get(name, ((),) * len(x.shape))) for name, x in shapes.items())
+    extra = tuple(name for name in shapes if name not in known)
+    spec = Spec(leaves, found.spec.spaces)
+    return Inferred(spec, found.why, found.unknown, (*found.unused, *extra))
+
+
+def outputs_of_config(
+    config: Mapping[str, Any], tensors: int
+) -> Callable[[Mapping[str, Any]], Any]:
+    """Builds the network of a configuration, with inputs to run it on.
+
+    Args:
+      config: The configuration, as for `spec_of_config`.
+      tensors: How many tensors the checkpoint has.
+
+    Returns:
+      A function of the tensors by name: the outputs of the class in transformers, computed by JAX,
+      on inputs that are drawn from a fixed seed.
+
+    Raises:
+      ImportError: As `spec_of_config`.
+      ValueError: As `spec_of_config`; the function raises it too, where the network cannot be run.
+    """
+    module = _module(config, tensors, "cpu")
+    apply, _ = jax_function(module)
+    rng = np.random.default_rng(0)
+    text = module.config.get_text_config()
+    inputs = {
+        name: rng.normal(size=x.shape).astype(np.float32)
+        if jnp.issubdtype(x.dtype, jnp.inexact)
+        else rng.integers(0, text.vocab_size, x.shape).astype(np.int32)
+        for name, x in _inputs(module).items()
+    }
+    run = jax.jit(lambda tensors: apply(tensors, inputs))
+
+    def outputs(tensors: Mapping[str, Any]) -> Any:
+        try:
+            return run(dict(tensors))
+        except Exception as error:  # whatever the class makes of tensors that do not fit
+            line = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ValueError(f"{type(module).__name__} cannot be run: {line}") from error
+
+    return outputs
+
+
+def name_of(config: Mapping[str, Any]) -> str:
+    """Names the class of a configuration, for people.
+
+    Args:
+      config: The configuration.
+
+    Returns:
+      The class, and the version of transformers; "" if the configuration names no class.
+    """
+    classes = config.get("architectures")
+    if not (isinstance(classes, list | tuple) and classes and isinstance(classes[0], str)):
+        return ""
+    return f"{classes[0]} in transformers {importlib.metadata.version('transformers')}"
+
+
+def _module(config: Mapping[str, Any], tensors: int, device: str) -> Any:
+    """The model of a configuration."""
+    torch = importlib.import_module("torch")
+    transformers = importlib.import_module("transformers")
+    classes = config.get("architectures") or [None]
+    name = classes[0] if isinstance(classes, list | tuple) else None
+    made = getattr(transformers, name, None) if isinstance(name, str) else None
+    base = transformers.PreTrainedModel
+    if not (isinstance(made, type) and issubclass(made, base)):
+        raise ValueError(f"transformers {transformers.__version__} has no class {name!r}")
+    for key in LAYER_KEYS:
+        # Each layer has a tensor at least: more would be built for hours.
+        count = config.get(key)
+        if isinstance(count, int) and count > max(tensors, 1):
+            raise ValueError(f"the configuration's {key!r} is {count}, for {tensors} tensors")
+    stated = {k: v for k, v in config.items() if k not in ("auto_map", "quantization_config")}
+    kind = made.config_class
+    if kind.model_type != config.get("model_type"):
+        raise ValueError(f"{name} is not of the model type {config.get('model_type')!r}")
+    try:
+        own = kind.from_dict(stated)
+        with torch.device(device):
+            return made._from_config(own, attn_implementation="eager").eval()
+    except Exception as error:  # whatever the class makes of entries that do not fit
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{name} cannot be built from the configuration: {line}") from error
+
+
+def _inputs(module: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of the inputs of a model: tokens, images, or both."""
+    config, main = module.config, module.main_input_name
+    tokens = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)
+    given: dict[str, jax.ShapeDtypeStruct] = {}
+    if main == "input_ids":
+        given["input_ids"] = tokens
+        if getattr(config, "is_encoder_decoder", False):
+            given["decoder_input_ids"] = tokens
+    vision = getattr(config, "vision_config", config)
+    size = getattr(vision, "image_size", None)
+    if main == "pixel_values" or (size is not None and vision is not config):
+        height, width = size if isinstance(size, list | tuple) else (size or 32, size or 32)
+        channels = getattr(vision, "num_channels", 3)
+        given["pixel_values"] = jax.ShapeDtypeStruct((1, channels, height, width), jnp.float32)
+    if not given:
+        raise ValueError(f"inputs of the kind {main!r} are not known here")
+    return given
