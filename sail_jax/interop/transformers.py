@@ -52,7 +52,7 @@ def spec_of_config(
         are not those of the checkpoint.
     """
     module = _module(config, len(shapes), "meta")
-    apply, params = jax_function(module)
+    apply, params = _saved(module)
     found = spec_of(apply, params, _inputs(module))
     known = {path: tuple(x.shape) for path, x in params.items()}
     for name, x in shapes.items():
@@ -90,7 +90,7 @@ def outputs_of_config(
       ValueError: As `spec_of_config`; the function raises it too, where the network cannot be run.
     """
     module = _module(config, tensors, "cpu")
-    apply, _ = jax_function(module)
+    apply, _ = _saved(module)
     rng = np.random.default_rng(0)
     text = module.config.get_text_config()
     inputs = {
@@ -152,6 +152,26 @@ def _module(config: Mapping[str, Any], tensors: int, device: str) -> Any:
     except Exception as error:  # whatever the class makes of entries that do not fit
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{name} cannot be built from the configuration: {line}") from error
+
+
+def _saved(module: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """A model as a function of its parameters by the names that they have on disk.
+
+    transformers saves some models with older names. Where it also saves other tensors, such as the
+    matrices of single experts, they are not found by their names.
+    """
+    apply, params = jax_function(module)
+    loading = importlib.import_module("transformers.core_model_loading")
+    inside = module.state_dict(keep_vars=True)
+    saved = loading.revert_weight_conversion(module, dict(inside))
+    known = {id(x): name for name, x in saved.items()}
+    # A tied tensor is saved by one of its names: its own, if that is there.
+    names = {n: n if n in saved else known.get(id(inside[n]), n) for n in params}
+
+    def renamed(own: Mapping[str, Any], *inputs: Any) -> Any:
+        return apply({name: own[there] for name, there in names.items()}, *inputs)
+
+    return renamed, {there: params[name] for name, there in names.items()}
 
 
 def _inputs(module: Any) -> dict[str, jax.ShapeDtypeStruct]:

@@ -1,0 +1,61 @@
+"""Folders of architectures that no table of sail-jax knows.
+
+`sail-jax align` infers the spaces from the forward pass of the class in transformers, puts the
+units of one model into the order of another's, and runs both. Here transformers loads what came
+out. Its logits are those of the model before: only the order changed in which numbers are rounded.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from cases import Case, Outcome, loaded, logits, rounding, sail_jax
+
+TEXT = {
+    "vocab_size": 50, "hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 64, "initializer_range": 0.3,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+GROUPED = TEXT | {"num_key_value_heads": 2}
+HEADS = GROUPED | {"head_dim": 8}
+OPT = TEXT | {"ffn_dim": 36, "word_embed_proj_dim": 24, "init_std": 0.3}
+MODELS: dict[str, dict[str, Any]] = {
+    "Gemma2ForCausalLM": HEADS,
+    "Phi3ForCausalLM": GROUPED,
+    "Olmo2ForCausalLM": GROUPED,
+    "CohereForCausalLM": GROUPED,
+    "OPTForCausalLM": {k: v for k, v in OPT.items() if k != "intermediate_size"},
+    "GPTNeoXForCausalLM": TEXT,
+    "StableLmForCausalLM": GROUPED,
+    "Starcoder2ForCausalLM": GROUPED,
+}
+
+
+def aligned(name: str, folder: Path) -> Outcome:
+    """Aligns two random models, and compares the second with itself before."""
+    kind = getattr(transformers, name)
+    for seed, at in enumerate(("a", "b")):
+        torch.manual_seed(seed)
+        model = kind(kind.config_class(**MODELS[name]))
+        # norms and biases that are ones and zeros hide mistakes
+        for weight in model.parameters():
+            if weight.ndim == 1:
+                weight.data += 0.3 * torch.randn(weight.shape)
+        model.save_pretrained(folder / at)
+    said = sail_jax("align", folder / "a", folder / "b", folder / "out")
+    if f"run by the forward pass of {name} in transformers" not in said:
+        raise RuntimeError(said.splitlines()[-1])
+    moved = sum(len(line.split()) > 3 and line.split()[1] == "permutation"
+                for line in said.splitlines())  # fmt: skip
+    before, after = logits(loaded(folder / "b")), logits(loaded(folder / "out"))
+    difference = float((before - after).abs().max())
+    scale, tolerance = float(before.abs().max()), rounding(loaded(folder / "b"), 1)
+    return Outcome(difference, scale, tolerance, f"{moved} spaces aligned")
+
+
+CASES = [
+    Case(name, "a model before and after it is aligned with another", partial(aligned, name))
+    for name in MODELS
+]
