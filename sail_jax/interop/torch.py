@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["jax_function"]
+__all__ = ["jax_function", "on_arrays"]
 
 # Values that a later call would start from: they are no result.
 _CACHES = ("past_key_values", "cache_params", "mems", "state", "states")
@@ -78,6 +78,22 @@ def jax_function(
         return _arrays(torch, env, outputs(out) if outputs else _chosen(out))
 
     return apply, params
+
+
+def on_arrays(function: Callable[[dict[str, Any]], dict[str, Any]], arrays: Any) -> dict[str, Any]:
+    """Calls a function of tensors of torch with arrays of JAX.
+
+    Args:
+      function: Takes a dict of tensors and returns one, as its operations in torch define it.
+      arrays: A dict of arrays; they may be traced.
+
+    Returns:
+      The arrays that come of it.
+    """
+    _, env = _environment()
+    with _LOCK, env:
+        found = function({name: env.j2t_iso(jnp.asarray(x)) for name, x in arrays.items()})
+        return {name: env.t2j_iso(x) for name, x in found.items()}
 
 
 @functools.cache

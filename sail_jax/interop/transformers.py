@@ -16,7 +16,7 @@ import numpy as np
 
 from sail_jax.basis.spaces import Leaf, Spec
 from sail_jax.configurations import LAYER_KEYS
-from sail_jax.interop.torch import jax_function
+from sail_jax.interop.torch import jax_function, on_arrays
 from sail_jax.tracing import Inferred, spec_of
 
 __all__ = ["available", "name_of", "outputs_of_config", "spec_of_config"]
@@ -52,9 +52,10 @@ def spec_of_config(
         are not those of the checkpoint.
     """
     module = _module(config, len(shapes), "meta")
-    apply, params = _saved(module)
-    found = spec_of(apply, params, _inputs(module))
-    known = {path: tuple(x.shape) for path, x in params.items()}
+    apply, params = jax_function(module)
+    stored = _stored(module)
+    found = spec_of(apply, params, _inputs(module), stored=stored)
+    known = {path: tuple(x.shape) for path, x in jax.eval_shape(stored, params).items()}
     for name, x in shapes.items():
         if name in known and known[name] != tuple(x.shape):
             raise ValueError(
@@ -90,7 +91,10 @@ def outputs_of_config(
       ValueError: As `spec_of_config`; the function raises it too, where the network cannot be run.
     """
     module = _module(config, tensors, "cpu")
-    apply, _ = _saved(module)
+    apply, params = jax_function(module)
+    # Every entry is stored once: to put it back is to transpose how it is stored.
+    back = jax.linear_transpose(_stored(module), params)
+    known = jax.eval_shape(_stored(module), params)
     rng = np.random.default_rng(0)
     text = module.config.get_text_config()
     inputs = {
@@ -99,11 +103,11 @@ def outputs_of_config(
         else rng.integers(0, text.vocab_size, x.shape).astype(np.int32)
         for name, x in _inputs(module).items()
     }
-    run = jax.jit(lambda tensors: apply(tensors, inputs))
+    run = jax.jit(lambda own: apply(back(own)[0], inputs))
 
     def outputs(tensors: Mapping[str, Any]) -> Any:
         try:
-            return run(dict(tensors))
+            return run({name: jnp.asarray(tensors[name], x.dtype) for name, x in known.items()})
         except Exception as error:  # whatever the class makes of tensors that do not fit
             line = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ValueError(f"{type(module).__name__} cannot be run: {line}") from error
@@ -154,24 +158,17 @@ def _module(config: Mapping[str, Any], tensors: int, device: str) -> Any:
         raise ValueError(f"{name} cannot be built from the configuration: {line}") from error
 
 
-def _saved(module: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """A model as a function of its parameters by the names that they have on disk.
+def _stored(module: Any) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """What transformers saves of a model's parameters: their parts, by the names on disk.
 
-    transformers saves some models with older names. Where it also saves other tensors, such as the
-    matrices of single experts, they are not found by their names.
+    Some models are saved with older names, or with each expert by itself.
     """
-    apply, params = jax_function(module)
     loading = importlib.import_module("transformers.core_model_loading")
-    inside = module.state_dict(keep_vars=True)
-    saved = loading.revert_weight_conversion(module, dict(inside))
-    known = {id(x): name for name, x in saved.items()}
-    # A tied tensor is saved by one of its names: its own, if that is there.
-    names = {n: n if n in saved else known.get(id(inside[n]), n) for n in params}
 
-    def renamed(own: Mapping[str, Any], *inputs: Any) -> Any:
-        return apply({name: own[there] for name, there in names.items()}, *inputs)
+    def stored(params: Mapping[str, Any]) -> dict[str, Any]:
+        return on_arrays(lambda own: loading.revert_weight_conversion(module, own), params)
 
-    return renamed, {there: params[name] for name, there in names.items()}
+    return stored
 
 
 def _inputs(module: Any) -> dict[str, jax.ShapeDtypeStruct]:

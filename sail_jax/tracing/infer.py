@@ -28,7 +28,7 @@ from sail_jax.tracing.terms import (
     reason,
     resolve,
 )
-from sail_jax.tracing.values import Value, settled
+from sail_jax.tracing.values import Value, joined, settled
 from sail_jax.trees import leaf_paths
 
 __all__ = ["Inferred", "spec_of"]
@@ -66,6 +66,7 @@ def spec_of(
     params: Any,
     *inputs: Any,
     names: Mapping[str, str] | None = None,
+    stored: Callable[[Any], Any] | None = None,
 ) -> Inferred:
     """Infers the feature space of every axis of every parameter from the forward pass.
 
@@ -79,6 +80,8 @@ def spec_of(
       *inputs: Inputs, in the same way.
       names: Names of spaces, as axes strings by the path of a leaf. A space that occurs in such a
         string is called as there; others are called by a leaf that writes them.
+      stored: A function of the parameters that returns what is stored of them, such as the
+        tensors of a file: their parts, with other names and shapes. The spec is of these.
 
     Returns:
       The spec, and why axes are in no space.
@@ -109,11 +112,13 @@ def spec_of(
         for size, real in zip(shapes, floating, strict=True)
     ]
     labels: list[tuple[Label, ...]] = list(variables)
+    storing = None if stored is None else jax.make_jaxpr(stored)(params)
     first = Interpreter()
     _run(first, traced, labels)
-    _express(labels)
+    _express(labels if storing is None else _stored(first, storing, labels))
     while True:
         second, atomic = _with_atoms(traced, labels)
+        kept = atomic if storing is None else _stored(second, storing, atomic)
         late = {id(s): s for s in second.algebra.spaces if s.why and s.bound is None}
         if not late:
             break
@@ -126,8 +131,6 @@ def spec_of(
             space.why = lack
         else:
             found[space] = one
-    called = _names(paths, atomic, found, names or {})
-    spec = _spec(paths, atomic, found, called)
     why = {
         (path, k): reason(variable) or "nothing reads it"
         for path, own, axes in zip(paths, variables, atomic, strict=True)
@@ -136,6 +139,11 @@ def spec_of(
         if isinstance(variable, Variable) and variable.size > 1
         and not any(atom.space in found for atom in atoms(label))
     }  # fmt: skip
+    if stored is not None:
+        paths = leaf_paths(jax.eval_shape(stored, params))
+        why = {where: text for where, text in why.items() if where[0] in paths}
+    called = _names(paths, kept, found, names or {})
+    spec = _spec(paths, kept, found, called)
     return Inferred(spec, why, tuple(sorted(first.unknown)), tuple(unused))
 
 
@@ -148,9 +156,9 @@ def _used(jaxpr: Any) -> set[Any]:
     return wanted
 
 
-def _run(interpreter: Interpreter, traced: Any, labels: list[tuple[Label, ...]]) -> None:
-    """The forward pass on labels; its inputs and outputs have an order."""
-    values = [
+def _parameters(labels: list[tuple[Label, ...]]) -> list[Value]:
+    """Parameters with these labels."""
+    return [
         Value(
             tuple(None if label is not None and label.size == 1 else label for label in axes),
             parametric=True,
@@ -158,6 +166,19 @@ def _run(interpreter: Interpreter, traced: Any, labels: list[tuple[Label, ...]])
         )
         for axes in labels
     ]
+
+
+def _stored(
+    interpreter: Interpreter, storing: Any, labels: list[tuple[Label, ...]]
+) -> list[tuple[Label, ...]]:
+    """Labels of what is stored of parameters. Their atoms stay those of the parameters."""
+    outs = interpreter.run(storing, _parameters(labels))
+    return [joined(interpreter, out).axes for out in outs]
+
+
+def _run(interpreter: Interpreter, traced: Any, labels: list[tuple[Label, ...]]) -> None:
+    """The forward pass on labels; its inputs and outputs have an order."""
+    values = _parameters(labels)
     rest = traced.jaxpr.invars[len(labels) :]
     values += [Value(tuple(Fixed(n) for n in v.aval.shape)) for v in rest]
     for value in interpreter.run(traced, values):
