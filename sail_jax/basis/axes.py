@@ -14,6 +14,8 @@ An *axes string* names the space of each array axis, in order, separated by spac
                          may have its star, or the group has one: "(head v)* resid"
     "resid* (head qk + head qk* + head v)"
                          fused matrices: one array axis that is several, laid end to end
+    "resid* (diag(hidden) + hidden)"
+                         a gate, fused with what it multiplies
     "_ hidden"           an axis in no space
     "vocab* resid | vocab resid*"
                          a tied leaf, used in both ways
@@ -83,7 +85,8 @@ def blocks(axis: Axis) -> tuple[Axis, ...]:
 # One word of an axes string: a group, perhaps under diag or a star, or one name; the lookahead
 # refuses what is glued to a closing parenthesis.
 _TOKEN = re.compile(
-    r"\s*(?:(?P<diag>diag)?\((?P<group>[^()]*)\)(?P<stars>\*?)|(?P<name>[\w./:-]+\*?))(?=\s|$)"
+    r"\s*(?:(?P<diag>diag)?\((?P<group>(?:diag\([^()]*\)|[^()])*)\)(?P<stars>\*?)"
+    r"|(?P<name>[\w./:-]+\*?))(?=\s|$)"
 )
 _NAME = re.compile(r"[\w./:-]+")
 # The most wildcards between two separators, and the most that cross separators in all. A pattern
@@ -146,7 +149,9 @@ def _parse_use(text: str, rule: str) -> tuple[Axis, ...]:
 
 
 def _factor(name: str, rule: str, block: int = 0) -> Factor:
-    """The factor that a name with or without a star stands for; `rule` as in `_parse_use`."""
+    """The factor that a name stands for, alone, with a star, or under diag in a group."""
+    if name.startswith("diag(") and name.endswith(")"):
+        return _factor(name[5:-1], rule, block)._replace(role="gain")
     space, star = (name[:-1], True) if name.endswith("*") else (name, False)
     if space == "_" or not _NAME.fullmatch(space):
         raise ValueError(f"{name!r} is not the name of a space, in the axes {rule!r}")
@@ -165,6 +170,8 @@ def format_axes(axes: Iterable[Axis]) -> str:
 
     >>> format_axes(parse_axes("resid*   (head v)* _"))
     'resid* (head* v*) _'
+    >>> format_axes(parse_axes("resid* (diag(hidden) + hidden)"))
+    'resid* (diag(hidden) + hidden)'
     >>> format_axes(parse_axes("vocab* resid | vocab resid*"))
     'vocab* resid | vocab resid*'
     """
@@ -179,11 +186,20 @@ def format_axes(axes: Iterable[Axis]) -> str:
         return " | ".join(format_axes(map(tuple, use)) for use in (uses, other))
     words = []
     for axis in axes:
-        parts = ([f.space + "*" * (f.role == "read") for f in part] for part in blocks(axis))
+        gains = [f.role == "gain" for f in axis]
+        mixed = any(gains) and not all(gains)
+        parts = ([_word(f, mixed) for f in part] for part in blocks(axis))
         names = " + ".join(map(" ".join, parts))
-        gain = any(f.role == "gain" for f in axis)
-        words.append(f"diag({names})" if gain else f"({names})" if len(axis) > 1 else names or "_")
+        group = "diag" * (any(gains) and not mixed)
+        words.append(f"{group}({names})" if group or len(axis) > 1 else names or "_")
     return " ".join(words)
+
+
+def _word(factor: Factor, mixed: bool) -> str:
+    """A factor as a word of an axes string; `mixed` if not all factors of its axis are gains."""
+    if factor.role == "gain":
+        return f"diag({factor.space})" if mixed else factor.space
+    return factor.space + "*" * (factor.role == "read")
 
 
 def path_pattern(text: str, *, stars: bool = True) -> re.Pattern[str]:

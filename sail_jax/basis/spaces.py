@@ -281,7 +281,8 @@ def spec(
 
     A typing error in a rule must not become a new space. So every leaf must match exactly one rule;
     every rule and every entry of `spaces` and `sizes` must be used; every axis must have a name;
-    every space must have one size, a writer and a reader; and only floating leaves may have spaces.
+    every space must have one size, a writer and a reader (or be stated as "softmax" and occur
+    twice); and only floating leaves may have spaces.
 
     The keys of `spaces` and `sizes` are names of spaces as they appear in axes strings. In a key,
     `{i}` stands for any text without "/" and ".", and `{a,b}` for alternatives.
@@ -510,6 +511,9 @@ def _check_sides(out: Spec) -> None:
                 problems.append(
                     f"{name!r} is a stack, but leaf {readers[0]!r} reads {name + '*'!r}"
                 )
+        elif "softmax" in words.split() and len(uses) > 1:
+            # Units that are only permuted need no roles: experts and the router that ranks them.
+            continue
         elif "outer" not in words.split() and not (writers and readers):
             near = nearest(name, [other for other in names if other != name])
             have, lack = ("written", "reads") if writers else ("read", "writes")

@@ -269,13 +269,15 @@ def _names(
     """Names of spaces: as asked for, or by the first leaf that writes them."""
     called = _asked(paths, labels, asked)
     taken = set(called.values())
-    leaf = {
-        atom.slot: p for p, ts in zip(paths, labels, strict=True) for t in ts for atom in atoms(t)
-    }
+    leaf: dict[int, str] = {}
+    for path, axes in zip(paths, labels, strict=True):
+        for atom in (atom for label in axes for atom in atoms(label)):
+            leaf.setdefault(atom.slot, path)
     for space, of in found.items():
         if space in called:
             continue
-        writer = next(leaf[root] for root, role in of.roles.items() if role == "write")
+        users = [root for root in of.roles if root in leaf]
+        writer = leaf[min(users, key=lambda root: of.roles[root] != "write")]
         stem = re.sub(r"[^\w./:-]", "-", _ENDS.sub("", writer)) or "space"
         name, k = stem, 1
         while name in taken:

@@ -355,3 +355,40 @@ def test_a_spec_moves_parameters():
     found = spec_of(mlp, params, X).spec
     grown = change_basis(params, found, {"in": growth.widen(8, 13)}, require_exact=True)
     np.testing.assert_allclose(mlp(grown, X), mlp(params, X), rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_stored_of_parameters_has_their_spaces():
+    """Experts that are stored one by one keep their order; what is fused may be stored apart."""
+
+    def net(p, x):
+        weight = jax.nn.softmax(x @ p["router"], -1)
+        gate, up = jnp.split(jnp.einsum("bd,edh->beh", x, p["w"]), 2, axis=-1)
+        y = jnp.einsum("beh,eho->beo", jax.nn.silu(gate) * up, p["u"])
+        return (y * weight[..., None]).sum(1)
+
+    def stored(p):
+        parts = {"gate": p["router"].T}
+        for e in range(2):
+            gate, up = jnp.split(p["w"][e], 2, axis=-1)
+            parts |= {f"{e}.gate": gate.T, f"{e}.up": up.T, f"{e}.down": p["u"][e].T}
+        return parts
+
+    def loaded(parts, x):
+        both = [jnp.concatenate([parts[f"{e}.{n}"].T for n in ("gate", "up")], -1) for e in (0, 1)]
+        u = jnp.stack([parts[f"{e}.down"].T for e in (0, 1)])
+        return net({"router": parts["gate"].T, "w": jnp.stack(both), "u": u}, x)
+
+    params = drawn(router=(3, 2), w=(2, 3, 10), u=(2, 5, 3))
+    found = spec_of(net, params, X, stored=stored)
+    assert found.rules == {
+        "gate": "_ _",
+        **{f"{e}.gate": "diag(0.up) _" for e in (0, 1)},
+        **{f"{e}.up": "0.up _" for e in (0, 1)},
+        **{f"{e}.down": "_ 0.up*" for e in (0, 1)},
+    }
+    parts = stored(params)
+    assert list(found.rules) == sorted(parts)
+    np.testing.assert_allclose(loaded(parts, X), net(params, X), rtol=1e-5)
+    checked = check_spec(found.spec, loaded, parts, X[:2])
+    assert len(checked.trials) == 4
+    assert not checked.failed

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from random_networks import random_network
 
-from sail_jax import check_spec, spec_of
+from sail_jax import check_spec, spec, spec_of
 from sail_jax.basis.families import Family
 from sail_jax.tracing.algebra import Algebra, Change
 
@@ -33,6 +33,9 @@ def test_axes_that_are_free_are_found_free(seed):
     assert found.unknown == found.unused == ()
     fixed = [where for where in network.free if not is_free(found, *where)]
     assert not fixed, network.blocks
+    words = {space.name: space.nonlinearity for space in found.spec.spaces}
+    sizes = {space.name: space.size for space in found.spec.spaces}
+    assert spec(network.params, found.rules, spaces=words, sizes=sizes) == found.spec
 
 
 @pytest.mark.slow
