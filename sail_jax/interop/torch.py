@@ -60,6 +60,8 @@ def jax_function(
         if 1 < getattr(part, "groups", 1) < getattr(part, "in_channels", 1) and part.transposed:
             raise ValueError(f"module {name!r}: torchax has no transposed convolution in groups")
     weights = _weights(module)
+    known = {id(x) for x in weights.values()}
+    buffers = {name: x for name, x in module.named_buffers() if id(x) not in known}
     params = {name: _array(x) for name, x in weights.items()}
 
     def apply(params: Mapping[str, Any], *inputs: Any) -> Any:
@@ -68,7 +70,8 @@ def jax_function(
         given = inputs[:-1] if named else inputs
         if missing := weights.keys() - params.keys():
             raise ValueError(f"params must have {min(missing)!r}, a parameter of the module")
-        own = {name: params[name] for name in weights}
+        own = {name: _constant(x) for name, x in buffers.items()}
+        own |= {name: params[name] for name in weights}
         # One at a time: torch has one set of modes, and the module holds other tensors meanwhile.
         with _LOCK, _ready(module), env:
             tensors, given, named = jax.tree.map(
