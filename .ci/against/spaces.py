@@ -11,12 +11,18 @@ the spec allows them. A case in which one of these changes matters fails. The la
 many were tried, how many axes of parameters are in a space, of those with more than one unit, and
 what fixed the others.
 
+The last case has no weights: a page's own lines trace a Llama of 8 billion parameters on the meta
+device. It counts the leaves of its first layers, of the embedding and of the head with other axes
+than those of the small Llama.
+
 By itself, `python .ci/against/spaces.py [CASE ...]` prints a line for each case.
 """
 
 import collections
+import json
 import re
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -270,7 +276,39 @@ def _short(why: str) -> str:
     return re.sub(r" \(.*?\)$", "", why)
 
 
+_PAGE = Path(__file__).parents[2] / "docs/how_to/own_networks.md"
+_MEASURED = """
+import json, resource, time
+import jax.numpy, torch, transformers.models.llama.modeling_llama
+start, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+{code}
+took = time.process_time() - start
+more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(json.dumps([took, more / 1e3, module.num_parameters(), list(found.unknown), found.rules]))
+"""
+
+
+def page(_folder: Path) -> Outcome:
+    """Runs the lines of the page for a large model, and compares its axes with the small one's."""
+    section = _PAGE.read_text().split("\n## A torch module\n")[1]
+    code = section.split("```python\n")[1].split("```")[0]
+    run = [sys.executable, "-c", _MEASURED.format(code=code)]
+    printed = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    took, memory, count, unknown, large = json.loads(printed.splitlines()[-1])
+    model, inputs = build("Llama")
+    small = spec_of(*jax_function(model), inputs(0)).rules
+    # The order that rotary embeddings fix is of as many units as a head has.
+    wrong = [k for k, axes in small.items() if re.sub("order-8", "order-128", axes) != large[k]]
+    note = f"{count / 1e9:.1f} billion parameters in {took:.0f} s and {memory:.0f} MB"
+    if unknown:
+        note += f"; no rule for {', '.join(unknown)}"
+    return Outcome(len(wrong), len(small), 0, note)
+
+
 CASES = [Case(name, MODELS[name][0], partial(compare, name)) for name in MODELS]
+CASES.append(
+    Case("8 billion parameters", "shapes alone: leaves with other axes than the small", page)
+)
 
 
 def main(wanted: list[str]) -> None:

@@ -112,7 +112,8 @@ def _environment() -> tuple[Any, Any]:
 
             return torch, Environment()
     except ImportError as error:
-        raise ImportError(f"{error.name or error}: run pip install 'sail-jax[torch]'") from None
+        what = error.name or "torchax"
+        raise ImportError(f"{what} cannot be imported: pip install 'sail-jax[torch]'") from None
 
 
 @contextlib.contextmanager
