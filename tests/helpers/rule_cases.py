@@ -181,6 +181,12 @@ INDEXED = {
     "gather, batched": Case(
         lambda x, y: jnp.take_along_axis(y, x.argmax(1)[:, None], axis=1), ((3, 4), (3, 4)), "ab ab"
     ),
+    "gather, by two units": Case(
+        lambda x, y: y[lax.iota(jnp.int32, 3), x.argmax(1)], ((3, 4), (3, 4)), "ab ab"
+    ),
+    "gather, by columns that are used twice": Case(
+        lambda x, y: _twice(x, y), ((3, 4), (3, 4)), "__ __"
+    ),
     "scatter-add": Case(lambda x, y: x.at[jnp.array([0, 2])].add(y), ((3, 4), (2, 4)), "_a _a"),
     "scatter": Case(lambda x, y: x.at[jnp.array([1])].set(y), ((3, 4), (1, 4)), "_a _a"),
     "scatter-mul": Case(lambda x, y: x.at[jnp.array([1])].multiply(y), ((3, 4), (1, 4)), "_a _a"),
@@ -195,6 +201,13 @@ INDEXED = {
         ((3, 4), (2, 4)), "_a _a",
     ),
 }  # fmt: skip
+
+
+def _twice(x, y):
+    rows = lax.iota(jnp.int32, 3)[:, None]
+    index = jnp.concatenate([rows, x.argmax(1)[:, None]], 1)
+    numbers = lax.GatherDimensionNumbers((), (0, 1), (0, 1))
+    return lax.gather(y, index, numbers, (1, 1)), index[:, :1] + 1
 
 
 def _recurrent(w, x):
