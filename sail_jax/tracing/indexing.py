@@ -40,13 +40,15 @@ def _gathered(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
             algebra.fixed(x.axes[k], "a part of it is looked up")
             axes[at] = Fixed(sizes[k])
     columns = index.columns or (index.numbers,) * len(numbers.start_index_map)
+    if not index.columns and len(columns) > 1:
+        # Which axis an index is for cannot be seen.
+        whole(tracer, index)
+        columns = (None,) * len(columns)
     for k, units in zip(numbers.start_index_map, columns, strict=True):
-        label = x.axes[k]
-        alone = index.columns or len(columns) == 1
-        if alone and label is not None and units is not None and sizes[k] == 1 < old[k]:
-            if units.size == old[k]:
-                algebra.counted(algebra.same(label, units))
-                continue
+        label, one = x.axes[k], sizes[k] == 1 < old[k]
+        if one and label is not None and units is not None and units.size == old[k]:
+            algebra.counted(algebra.same(label, units))
+            continue
         if units is not None:
             algebra.fixed(units, "units are numbered")
         if sizes[k] != old[k]:
