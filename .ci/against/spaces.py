@@ -5,18 +5,24 @@ Each case is a small model of transformers with random weights, as a function in
 only the order differs in which numbers are rounded: a tolerance of 1e-5 of the largest logit is
 eighty roundings in float32, about one for each operation that follows another in two layers.
 
-Its spec is inferred from one batch and length. `check_spec` then changes the basis of every space
-at another batch and length: permutations, and signs, scales, rotations and invertible maps where
-the spec allows them. A case in which one of these changes matters fails. The last column has how
-many were tried, how many axes of parameters are in a space, of those with more than one unit, and
-what fixed the others.
+Its spec is inferred from one batch and length. It has to be the same from another, and from one
+token or image. `check_spec` then changes the basis of every space at the other batch and length:
+permutations, and signs, scales, rotations and invertible maps where the spec allows them. A case in
+which one of these changes matters fails. The last column has how many were tried, how many axes of
+parameters are in a space, of those with more than one unit, and what fixed the others.
+
+The last case has no weights: a page's own lines trace a Llama of 8 billion parameters on the meta
+device. It counts the leaves of its first layers, of the embedding and of the head with other axes
+than those of the small Llama.
 
 By itself, `python .ci/against/spaces.py [CASE ...]` prints a line for each case.
 """
 
 import collections
+import json
 import re
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -242,6 +248,9 @@ def compare(name: str, _folder: Path) -> Outcome:
     difference = max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
     scale = max(float(np.abs(a).max()) for a in theirs)
     found = spec_of(apply, params, first)
+    one = {key: x[:1, :1] if key.endswith("ids") else x[:1] for key, x in first.items()}
+    if any(spec_of(apply, params, other).spec != found.spec for other in (second, one)):
+        raise RuntimeError("inputs of another shape give another spec")
     checked = check_spec(found.spec, apply, params, second)
     if checked.failed:
         trial = checked.failed[0]
@@ -270,7 +279,38 @@ def _short(why: str) -> str:
     return re.sub(r" \(.*?\)$", "", why)
 
 
+_PAGE = Path(__file__).parents[2] / "docs/how_to/own_networks.md"
+_MEASURED = """
+import json, re, time
+import jax.numpy, torch, transformers.models.llama.modeling_llama
+def peak():
+    return int(re.search("VmHWM:[^0-9]*([0-9]+)", open("/proc/self/status").read())[1]) / 1e3
+start, before = time.process_time(), peak()
+{code}
+took, more = time.process_time() - start, peak() - before
+print(json.dumps([took, more, module.num_parameters(), list(found.unknown), found.rules]))
+"""
+
+
+def page(_folder: Path) -> Outcome:
+    """Runs the lines of the page for a large model, and compares its axes with the small one's."""
+    section = _PAGE.read_text().split("\n## A torch module\n")[1]
+    code = section.split("```python\n")[1].split("```")[0]
+    run = [sys.executable, "-c", _MEASURED.format(code=code)]
+    printed = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    took, memory, count, unknown, large = json.loads(printed.splitlines()[-1])
+    model, inputs = build("Llama")
+    small = spec_of(*jax_function(model), inputs(0)).rules
+    # The order that rotary embeddings fix is of as many units as a head has.
+    wrong = [k for k, axes in small.items() if re.sub("order-8", "order-128", axes) != large[k]]
+    note = f"{count / 1e9:.1f} billion parameters in {took:.0f} s and {memory:.0f} MB"
+    if unknown:
+        note += f"; no rule for {', '.join(unknown)}"
+    return Outcome(len(wrong), len(small), 0, note)
+
+
 CASES = [Case(name, MODELS[name][0], partial(compare, name)) for name in MODELS]
+CASES.append(Case("8 billion parameters", "leaves with other axes than in the small Llama", page))
 
 
 def main(wanted: list[str]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 __all__ = ["jax_function", "on_arrays"]
 
 # Values that a later call would start from: they are no result.
-_CACHES = ("past_key_values", "cache_params", "mems", "state", "states")
+_CACHES = ("past_key_values", "cache_params")
 _LOCK = threading.Lock()
 
 
@@ -57,9 +57,11 @@ def jax_function(
         settings.setdefault("use_cache", False)
     for name, part in module.named_modules():
         # torchax 0.0.13 takes the channels of the groups in another order.
-        if 1 < getattr(part, "groups", 1) < getattr(part, "in_channels", 1) and part.transposed:
+        if getattr(part, "transposed", False) and 1 < part.groups < part.in_channels:
             raise ValueError(f"module {name!r}: torchax has no transposed convolution in groups")
     weights = _weights(module)
+    known = {id(x) for x in weights.values()}
+    buffers = {name: x for name, x in module.named_buffers() if id(x) not in known}
     params = {name: _array(x) for name, x in weights.items()}
 
     def apply(params: Mapping[str, Any], *inputs: Any) -> Any:
@@ -68,9 +70,12 @@ def jax_function(
         given = inputs[:-1] if named else inputs
         if missing := weights.keys() - params.keys():
             raise ValueError(f"params must have {min(missing)!r}, a parameter of the module")
-        own = {name: params[name] for name in weights}
+        own = {name: _constant(x) for name, x in buffers.items()}
+        own |= {name: params[name] for name in weights}
         # One at a time: torch has one set of modes, and the module holds other tensors meanwhile.
         with _LOCK, _ready(module), env:
+            # Each call draws the same numbers, and starts from no key of an earlier trace.
+            env.manual_seed(0)
             tensors, given, named = jax.tree.map(
                 lambda x: env.j2t_iso(jnp.asarray(x)), (own, given, dict(named))
             )
@@ -125,7 +130,8 @@ def _environment() -> tuple[Any, Any]:
 
             return torch, Environment()
     except ImportError as error:
-        raise ImportError(f"{error.name or error}: run pip install 'sail-jax[torch]'") from None
+        what = error.name or "torchax"
+        raise ImportError(f"{what} cannot be imported: pip install 'sail-jax[torch]'") from None
 
 
 @contextlib.contextmanager

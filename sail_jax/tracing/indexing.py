@@ -39,21 +39,20 @@ def _gathered(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
         else:
             algebra.fixed(x.axes[k], "a part of it is looked up")
             axes[at] = Fixed(sizes[k])
-    partial = [k for k in numbers.start_index_map if sizes[k] != old[k]]
-    units = index.numbers
-    if (
-        units is not None
-        and len(numbers.start_index_map) == len(partial) == 1
-        and sizes[partial[0]] == 1
-        and units.size == old[partial[0]]
-        and x.axes[partial[0]] is not None
-    ):
-        label = algebra.same(x.axes[partial[0]], units)
-        algebra.counted(label)
-    else:
+    columns = index.columns or (index.numbers,) * len(numbers.start_index_map)
+    if not index.columns and len(columns) > 1:
+        # Which axis an index is for cannot be seen.
         whole(tracer, index)
-        for k in partial:
-            algebra.fixed(x.axes[k], "looked up by number")
+        columns = (None,) * len(columns)
+    for k, units in zip(numbers.start_index_map, columns, strict=True):
+        label, one = x.axes[k], sizes[k] == 1 < old[k]
+        if one and label is not None and units is not None and units.size == old[k]:
+            algebra.counted(algebra.same(label, units))
+            continue
+        if units is not None:
+            algebra.fixed(units, "units are numbered")
+        if sizes[k] != old[k]:
+            algebra.fixed(label, "looked up by number")
     return [
         Value(
             tuple(axes),

@@ -11,7 +11,7 @@ from jax.extend import core
 from sail_jax.tracing import control, elementwise, indexing, shapes, sums
 from sail_jax.tracing.algebra import Algebra
 from sail_jax.tracing.terms import atoms
-from sail_jax.tracing.values import RULES, Value, constant, joined, opaque, settled, shape
+from sail_jax.tracing.values import RULES, Value, constant, joined, opaque, settled, shape, whole
 
 __all__ = ["Interpreter"]
 
@@ -69,6 +69,8 @@ class Interpreter:
             line, self._line = self._line, _source(eqn) or self._line
             self.algebra.where = f"{name} ({self._line or 'no source'})"
             ins = [read(v) for v in eqn.invars]
+            if name != "gather":
+                ins = [self._apart(x) for x in ins]
             if name not in RULES.lazy:
                 ins = [settled(self, x) for x in ins]
             elif name not in RULES.views and name not in control.CALLS:
@@ -84,7 +86,7 @@ class Interpreter:
             if self.trail is not None and name not in _INSIDE:
                 self.trail.append((eqn, [known[v] for v in eqn.outvars]))
         self.algebra.where = where
-        return [read(v) for v in jaxpr.outvars]
+        return [self._apart(read(v)) for v in jaxpr.outvars]
 
     def _outcome(self, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
         name = eqn.primitive.name
@@ -94,6 +96,13 @@ class Interpreter:
             return opaque(self, eqn, ins)
         outs = rule(self, eqn, ins)
         return outs if name in _INSIDE else [replace(out, number=None) for out in outs]
+
+    def _apart(self, value: Value) -> Value:
+        """Integers side by side, for an operation that does not expect them."""
+        if not value.columns:
+            return value
+        whole(self, value)
+        return replace(value, columns=())
 
     def _used(self, value: Value) -> Value:
         """A parameter where it is used: two uses may differ in what they do with its units."""

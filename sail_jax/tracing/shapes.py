@@ -228,12 +228,15 @@ def _reversed(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
 
 @rule("concatenate")
 def _joined(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    axis = eqn.params["dimension"]
-    whole(tracer, *ins)
+    axis, columns = eqn.params["dimension"], tuple(x.numbers for x in ins)
+    if axis + 1 < len(ins[0].axes) or any(shape(v)[axis] != 1 for v in eqn.invars):
+        columns = ()
+        whole(tracer, *ins)
     parts = [_solid(x.axes[axis], shape(v)[axis]) for x, v in zip(ins, eqn.invars, strict=True)]
     axes = _common(tracer, ins, skipped=axis)
     axes[axis] = None if all(x.zero for x in ins) else total(*parts)
-    return [Value(tuple(axes), zero=all(x.zero for x in ins), parametric=parametric(ins))]
+    zero = all(x.zero for x in ins)
+    return [Value(tuple(axes), columns=columns, zero=zero, parametric=parametric(ins))]
 
 
 @rule("stack")

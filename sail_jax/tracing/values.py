@@ -52,6 +52,8 @@ class Value:
     Attributes:
       axes: A label for each axis; None where all entries along the axis are equal.
       numbers: The units that its integers number; None if it numbers none.
+      columns: Of such integers side by side along the last axis, the units that each numbers.
+        Only the next operation may use them.
       beyond: Whether their count was added to such integers, as is done with negative ones.
       number: The real number that it is, if it is a scalar that constants alone make.
       zero: Whether it is known to be 0, or False.
@@ -67,6 +69,7 @@ class Value:
 
     axes: tuple[Label, ...]
     numbers: Term | None = None
+    columns: tuple[Term | None, ...] = ()
     beyond: bool = False
     number: float | None = None
     zero: bool = False
@@ -285,8 +288,9 @@ def whole(tracer: Tracer, *values: Value) -> None:
       *values: The values with these integers.
     """
     for value in values:
-        if value.numbers is not None:
-            tracer.algebra.fixed(value.numbers, "units are numbered")
+        for units in (value.numbers, *value.columns):
+            if units is not None:
+                tracer.algebra.fixed(units, "units are numbered")
 
 
 def opaque(tracer: Tracer, eqn: core.JaxprEqn, values: Sequence[Value]) -> list[Value]:

@@ -189,6 +189,12 @@ INDEXED = {
     "gather, batched": Case(
         lambda x, y: jnp.take_along_axis(y, x.argmax(1)[:, None], axis=1), ((3, 4), (3, 4)), "ab ab"
     ),
+    "gather, by two units": Case(
+        lambda x, y: y[lax.iota(jnp.int32, 3), x.argmax(1)], ((3, 4), (3, 4)), "ab ab"
+    ),
+    "gather, by columns in another order": Case(
+        lambda x, y: _crossed(x, y), ((4, 4), (4, 4)), "__ __"
+    ),
     "scatter-add": Case(lambda x, y: x.at[jnp.array([0, 2])].add(y), ((3, 4), (2, 4)), "_a _a"),
     "scatter": Case(lambda x, y: x.at[jnp.array([1])].set(y), ((3, 4), (1, 4)), "_a _a"),
     "scatter-mul": Case(lambda x, y: x.at[jnp.array([1])].multiply(y), ((3, 4), (1, 4)), "_a _a"),
@@ -203,6 +209,12 @@ INDEXED = {
         ((3, 4), (2, 4)), "_a _a",
     ),
 }  # fmt: skip
+
+
+def _crossed(x, y):
+    rows = lax.iota(jnp.int32, 4)[:, None]
+    index = jnp.concatenate([rows, x.argmax(1)[:, None]], 1)
+    return lax.gather(y, index[:, ::-1], lax.GatherDimensionNumbers((), (0, 1), (0, 1)), (1, 1))
 
 
 def _recurrent(w, x):
