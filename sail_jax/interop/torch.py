@@ -7,6 +7,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -20,6 +21,8 @@ __all__ = ["jax_function", "on_arrays"]
 # Values that a later call would start from: they are no result.
 _CACHES = ("past_key_values", "cache_params")
 _LOCK = threading.Lock()
+# Entries of a buffer on the meta device, which a trace needs as an array: half a gigabyte.
+_LARGEST = 1 << 26
 
 
 def jax_function(
@@ -182,6 +185,8 @@ def _constant(tensor: Any) -> Any:
     array = _array(tensor)
     if not isinstance(array, jax.ShapeDtypeStruct):
         return array
+    if math.prod(array.shape) > _LARGEST:
+        raise ValueError(f"a buffer of shape {list(array.shape)} is too large to be traced")
     # Taken out of an array of NumPy, of which nothing is known: what JAX fills would be known to be
     # the same all along its axes.
     unknown = np.nan if jnp.issubdtype(array.dtype, jnp.inexact) else -1

@@ -7,6 +7,7 @@ code of the checkpoint is run, and no weight is read: the class is built on the 
 import importlib
 import importlib.metadata
 import importlib.util
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from sail_jax.tracing import Inferred, spec_of
 __all__ = ["available", "name_of", "outputs_of_config", "spec_of_config"]
 
 LENGTH = 8  # of the tokens that are traced
+_MOST = 64  # times as many tensors and parameters as before a network may have when it has grown
 
 
 def available() -> bool:
@@ -54,7 +56,6 @@ def spec_of_config(
     module = _module(config, len(shapes), "meta")
     apply, params = jax_function(module)
     stored = _stored(module)
-    found = spec_of(apply, params, _inputs(module), stored=stored)
     known = {path: tuple(x.shape) for path, x in jax.eval_shape(stored, params).items()}
     for name, x in shapes.items():
         if name in known and known[name] != tuple(x.shape):
@@ -66,6 +67,11 @@ def spec_of_config(
         raise ValueError(
             f"the checkpoint has no tensor {missing[0]!r}, which its configuration asks for"
         )
+    try:
+        found = spec_of(apply, params, _inputs(module), stored=stored)
+    except Exception as error:  # whatever the class raises where its entries do not fit
+        name = type(module).__name__
+        raise ValueError(f"{name} cannot be traced: {_first_line(error)}") from error
     axes = dict(found.spec.leaves)
     leaves = tuple(Leaf(name, axes.get(name, ((),) * len(x.shape))) for name, x in shapes.items())
     extra = tuple(name for name in shapes if name not in known)
@@ -74,13 +80,14 @@ def spec_of_config(
 
 
 def outputs_of_config(
-    config: Mapping[str, Any], tensors: int
+    config: Mapping[str, Any], tensors: Mapping[str, Any]
 ) -> Callable[[Mapping[str, Any]], Any]:
     """Builds the network of a configuration, with inputs to run it on.
 
     Args:
       config: The configuration, as for `spec_of_config`.
-      tensors: How many tensors the checkpoint has.
+      tensors: The tensors of the checkpoint, or of one from which it was grown; their sizes bound
+        the sizes of the network that is built.
 
     Returns:
       A function of the tensors by name: the outputs of the class in transformers, computed by JAX,
@@ -90,7 +97,11 @@ def outputs_of_config(
       ImportError: As `spec_of_config`.
       ValueError: As `spec_of_config`; the function raises it too, where the network cannot be run.
     """
-    module = _module(config, tensors, "cpu")
+    entries = sum(math.prod(x.shape) for x in tensors.values())
+    asked = sum(p.numel() for p in _module(config, _MOST * len(tensors), "meta").parameters())
+    if asked > _MOST * entries:
+        raise ValueError(f"the configuration asks for {asked} parameters, for {entries}")
+    module = _module(config, _MOST * len(tensors), "cpu")
     apply, params = jax_function(module)
     # Every entry is stored once: to put it back is to transpose how it is stored.
     back = jax.linear_transpose(_stored(module), params)
@@ -109,8 +120,8 @@ def outputs_of_config(
         try:
             return run({name: jnp.asarray(tensors[name], x.dtype) for name, x in known.items()})
         except Exception as error:  # whatever the class makes of tensors that do not fit
-            line = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ValueError(f"{type(module).__name__} cannot be run: {line}") from error
+            name = type(module).__name__
+            raise ValueError(f"{name} cannot be run: {_first_line(error)}") from error
 
     return outputs
 
@@ -138,7 +149,7 @@ def _module(config: Mapping[str, Any], tensors: int, device: str) -> Any:
     name = classes[0] if isinstance(classes, list | tuple) else None
     made = getattr(transformers, name, None) if isinstance(name, str) else None
     base = transformers.PreTrainedModel
-    if not (isinstance(made, type) and issubclass(made, base)):
+    if not (isinstance(made, type) and issubclass(made, base) and made.config_class):
         raise ValueError(f"transformers {transformers.__version__} has no class {name!r}")
     for key in LAYER_KEYS:
         # Each layer has a tensor at least: more would be built for hours.
@@ -154,8 +165,12 @@ def _module(config: Mapping[str, Any], tensors: int, device: str) -> Any:
         with torch.device(device):
             return made._from_config(own, attn_implementation="eager").eval()
     except Exception as error:  # whatever the class makes of entries that do not fit
-        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        line = _first_line(error)
         raise ValueError(f"{name} cannot be built from the configuration: {line}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _stored(module: Any) -> Callable[[Mapping[str, Any]], dict[str, Any]]:

@@ -166,7 +166,7 @@ def certified(
     # The networks are run in real dtypes, to which complex tensors cannot be cast.
     if any(np.iscomplexobj(np.empty(0, x.dtype)) for x in tensors.values()):
         return ()
-    forward = _given(certify) if callable(certify) else _known(config, len(tensors))
+    forward = _given(certify) if callable(certify) else _known(config, tensors)
     if forward is None:
         return ()
     # Without this, JAX would make float64 tensors float32, and certify another network.
@@ -195,7 +195,7 @@ def _given(function: Callable[..., Any]) -> _Forward:
     return _Forward(name, lambda config: partial(outputs, config))
 
 
-def _known(config: Mapping[str, Any], tensors: int) -> _Forward | None:
+def _known(config: Mapping[str, Any], tensors: Tensors) -> _Forward | None:
     """The forward pass of an architecture, on inputs drawn for it; None if it is unknown."""
     try:
         family = architectures.of(config)
