@@ -29,6 +29,8 @@ PACKAGES = (
     "sail_jax.architectures",
     "sail_jax.architectures.forward",
     "sail_jax.checkpoint",
+    "sail_jax.interop.torch",
+    "sail_jax.interop.transformers",
     "sail_jax.lora",
     "sail_jax.probe",
     "sail_jax.proximal",
