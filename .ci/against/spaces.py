@@ -1,9 +1,10 @@
 """Feature spaces of torch modules, inferred from their forward pass.
 
-Each case is a small model of transformers with random weights, as a function in JAX
-(`sail_jax.interop.torch`). Its logits are compared with those of torch. Weights are the same, and
-only the order differs in which numbers are rounded: a tolerance of 1e-5 of the largest logit is
-eighty roundings in float32, about one for each operation that follows another in two layers.
+Each case is a small model of transformers, or layers of torch, with random weights, as a function
+in JAX (`sail_jax.interop.torch`). Its logits are compared with those of torch. Weights are the
+same, and only the order differs in which numbers are rounded: a tolerance of 1e-5 of the largest
+logit is eighty roundings in float32, about one for each operation that follows another in two
+layers.
 
 Its spec is inferred from one batch and length. It has to be the same from another, and from one
 token or image. `check_spec` then changes the basis of every space at the other batch and length:
@@ -37,6 +38,8 @@ import numpy as np
 import torch
 import transformers
 from cases import Case, Outcome
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from sail_jax import check_spec, spec_of
 from sail_jax.interop.torch import jax_function
@@ -122,6 +125,41 @@ def waves(other: int) -> dict[str, np.ndarray]:
     shape = (2 + other, 200 + 40 * other)
     return {"input_values": np.random.default_rng(other).normal(size=shape).astype(np.float32)}
 
+
+def rows(other: int) -> dict[str, np.ndarray]:
+    """Sequences of vectors."""
+    shape = (2 + other, 7 - 2 * other, 6)
+    return {"input": np.random.default_rng(other).normal(size=shape).astype(np.float32)}
+
+
+class First(nn.Module):
+    """The first of several outputs."""
+
+    def forward(self, outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Takes it."""
+        return outputs[0]
+
+
+# Layers of torch, between linear ones.
+LAYERS: dict[str, tuple[Callable[[], list[nn.Module]], Inputs]] = {
+    "LSTM": (lambda: [nn.Linear(6, 8), nn.LSTM(8, 10, 2, batch_first=True, bidirectional=True),
+                      First(), nn.Linear(20, 3)], rows),
+    "GRU": (lambda: [nn.Linear(6, 8), nn.GRU(8, 10, batch_first=True), First(),
+                     nn.Linear(10, 3)], rows),
+    "encoder layer": (lambda: [nn.Linear(6, 8),
+                               nn.TransformerEncoderLayer(8, 2, 12, batch_first=True),
+                               nn.Linear(8, 3)], rows),
+    "weight norm": (lambda: [weight_norm(nn.Linear(6, 8)), nn.Mish(), weight_norm(nn.Linear(8, 8)),
+                             nn.GLU(), nn.Linear(4, 2)], rows),
+    "convolutions": (lambda: [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Hardswish(),
+                              nn.MaxPool2d(2), nn.Conv2d(8, 12, 3, groups=2), nn.GroupNorm(4, 12),
+                              nn.ReLU(), nn.ConvTranspose2d(12, 5, 2, stride=2), nn.Softplus(),
+                              nn.Upsample(scale_factor=2), nn.Conv2d(5, 2, 1)],
+                     partial(images, name="input")),
+    "pixel shuffle": (lambda: [nn.Conv2d(3, 8, 1), nn.ReLU(), nn.PixelShuffle(2),
+                               nn.Conv2d(2, 5, 1), nn.Tanh(), nn.PixelUnshuffle(2),
+                               nn.Conv2d(20, 2, 1)], partial(images, name="input")),
+}  # fmt: skip
 
 # A name, the class, what its configuration has, and its inputs.
 MODELS: dict[str, tuple[str, dict[str, Any], Inputs]] = {
@@ -219,12 +257,16 @@ MODELS: dict[str, tuple[str, dict[str, Any], Inputs]] = {
 
 def build(name: str) -> tuple[Any, Inputs]:
     """A small model with random weights, none of them 0 or 1 as at its start, and its inputs."""
-    path, settings, inputs = MODELS[name]
-    kind: Any = transformers
-    for part in path.split("."):
-        kind = getattr(kind, part)
     torch.manual_seed(0)
-    model = kind(kind.config_class(**settings)).eval()
+    if name in LAYERS:
+        layers, inputs = LAYERS[name]
+        model: Any = nn.Sequential(*layers()).eval()
+    else:
+        path, settings, inputs = MODELS[name]
+        kind: Any = transformers
+        for part in path.split("."):
+            kind = getattr(kind, part)
+        model = kind(kind.config_class(**settings)).eval()
     with torch.no_grad():
         for key, x in model.state_dict(keep_vars=True).items():
             if x.is_floating_point():
@@ -243,6 +285,7 @@ def compare(name: str, _folder: Path) -> Outcome:
     ours = jax.tree.leaves(jax.jit(apply)(params, second))
     with torch.no_grad():
         made = model(**{key: torch.from_numpy(x) for key, x in second.items()})
+    made = {"": made} if isinstance(made, torch.Tensor) else made
     names = [key for key in made if "logits" in key] or list(made)[:1]
     theirs = [made[key].numpy() for key in sorted(names)]
     difference = max(float(np.abs(a - b).max()) for a, b in zip(ours, theirs, strict=True))
@@ -310,6 +353,7 @@ def page(_folder: Path) -> Outcome:
 
 
 CASES = [Case(name, MODELS[name][0], partial(compare, name)) for name in MODELS]
+CASES += [Case(name, "layers of torch", partial(compare, name)) for name in LAYERS]
 CASES.append(Case("8 billion parameters", "leaves with other axes than in the small Llama", page))
 
 
