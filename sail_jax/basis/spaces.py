@@ -506,12 +506,13 @@ def _check_sides(out: Spec) -> None:
     for name, _, words in out.spaces:
         uses = out.uses(name)
         writers, readers = _users(uses, "write"), _users(uses, "read")
+        permuted, several = "softmax" in words.split(), len(uses) > 1
         if "stack" in words.split():
             if readers:
                 problems.append(
                     f"{name!r} is a stack, but leaf {readers[0]!r} reads {name + '*'!r}"
                 )
-        elif "softmax" in words.split() and len(uses) > 1:
+        elif permuted and several:
             # Units that are only permuted need no roles: experts and the router that ranks them.
             continue
         elif "outer" not in words.split() and not (writers and readers):
