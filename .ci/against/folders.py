@@ -3,6 +3,9 @@
 `sail-jax align` infers the spaces from the forward pass of the class in transformers, puts the
 units of one model into the order of another's, and runs both. Here transformers loads what came
 out. Its logits are those of the model before: only the order changed in which numbers are rounded.
+`sail-jax grow` builds the class with other entries of its configuration, one at a time. That shows
+which entry states which space, and which tensors a layer has.
+
 The tolerance is eighty roundings of the largest logit, about one for each operation that follows
 another.
 """
@@ -40,17 +43,33 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def saved(name: str, seed: int, folder: Path) -> None:
+    """Saves a random model. Norms and biases that are ones and zeros would hide mistakes."""
+    torch.manual_seed(seed)
+    kind = getattr(transformers, name)
+    model = kind(kind.config_class(**MODELS[name]))
+    for weight in model.parameters():
+        if weight.ndim == 1:
+            weight.data += 0.3 * torch.randn(weight.shape)
+    model.save_pretrained(folder)
+
+
+def grown(name: str, folder: Path) -> Outcome:
+    """Grows a random model to twice its width and depth, and compares it with itself before."""
+    saved(name, 0, folder / "a")
+    said = sail_jax("grow", folder / "a", folder / "out", "--width", "2x", "--depth", "2x")
+    before, after = logits(loaded(folder / "a")), logits(loaded(folder / "out"))
+    difference, scale = float((before - after).abs().max()), float(before.abs().max())
+    if "exactness: exact" not in said:
+        # Measured and stated, as where a network multiplies by the root of its width.
+        return Outcome(0.0, scale, 0.0, f"not exact, and printed so: off by {difference:.1g}")
+    return Outcome(difference, scale, 80 * EPS * scale, "")
+
+
 def aligned(name: str, folder: Path) -> Outcome:
     """Aligns two random models, and compares the second with itself before."""
-    kind = getattr(transformers, name)
     for seed, at in enumerate(("a", "b")):
-        torch.manual_seed(seed)
-        model = kind(kind.config_class(**MODELS[name]))
-        # norms and biases that are ones and zeros hide mistakes
-        for weight in model.parameters():
-            if weight.ndim == 1:
-                weight.data += 0.3 * torch.randn(weight.shape)
-        model.save_pretrained(folder / at)
+        saved(name, seed, folder / at)
     said = sail_jax("align", folder / "a", folder / "b", folder / "out")
     if f"run by the forward pass of {name} in transformers" not in said:
         raise RuntimeError(said.splitlines()[-1])
@@ -64,5 +83,8 @@ def aligned(name: str, folder: Path) -> Outcome:
 
 CASES = [
     Case(name, "a model before and after it is aligned with another", partial(aligned, name))
+    for name in MODELS
+] + [
+    Case(f"{name}, grown", "a model and itself at twice its width and depth", partial(grown, name))
     for name in MODELS
 ]

@@ -15,12 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sail_jax.architectures import Rules
 from sail_jax.basis.spaces import Leaf, Spec
 from sail_jax.configurations import LAYER_KEYS
+from sail_jax.interop.settings import rules_by_probing
 from sail_jax.interop.torch import jax_function, on_arrays
 from sail_jax.tracing import Inferred, spec_of
 
-__all__ = ["available", "name_of", "outputs_of_config", "spec_of_config"]
+__all__ = ["available", "name_of", "outputs_of_config", "rules_of_config", "spec_of_config"]
 
 LENGTH = 8  # of the tokens that are traced
 _MOST = 64  # times as many tensors and parameters as before a network may have when it has grown
@@ -77,6 +79,36 @@ def spec_of_config(
     extra = tuple(name for name in shapes if name not in known)
     spec = Spec(leaves, found.spec.spaces)
     return Inferred(spec, found.why, found.unknown, (*found.unused, *extra))
+
+
+def rules_of_config(
+    config: Mapping[str, Any], tensors: int
+) -> Callable[[Mapping[str, Any]], Rules]:
+    """Finds the rules of an architecture, for growth: spaces, and the entries that state them.
+
+    Args:
+      config: The configuration, as for `spec_of_config`.
+      tensors: How many tensors the checkpoint has.
+
+    Returns:
+      A function from a configuration to its rules.
+
+    Raises:
+      ImportError: As `spec_of_config`.
+      ValueError: As `spec_of_config`.
+    """
+
+    def probe(changed: Mapping[str, Any]) -> tuple[Spec, dict[str, tuple[int, ...]]]:
+        module = _module(changed, _MOST * tensors, "meta")
+        apply, params = jax_function(module)
+        stored = _stored(module)
+        try:
+            found = spec_of(apply, params, _inputs(module), stored=stored).spec
+            return found, {n: tuple(x.shape) for n, x in jax.eval_shape(stored, params).items()}
+        except Exception as error:  # whatever the class raises where its entries do not fit
+            raise ValueError(_first_line(error)) from error
+
+    return rules_by_probing(config, probe)
 
 
 def outputs_of_config(

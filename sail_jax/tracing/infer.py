@@ -260,6 +260,11 @@ def _lacks(found: Found) -> str:
 _ENDS = re.compile(r"(?<=.)[/.](kernel|weight|w|embedding|scale|value)(?=[/.]value$|$)")
 
 
+def _stem(path: str) -> str:
+    """A path as the beginning of a space's name."""
+    return re.sub(r"[^\w./:-]", "-", _ENDS.sub("", path)) or "space"
+
+
 def _names(
     paths: list[str],
     labels: list[tuple[Label, ...]],
@@ -278,7 +283,7 @@ def _names(
             continue
         users = [root for root in of.roles if root in leaf]
         writer = leaf[min(users, key=lambda root: of.roles[root] != "write")]
-        stem = re.sub(r"[^\w./:-]", "-", _ENDS.sub("", writer)) or "space"
+        stem = _stem(writer)
         name, k = stem, 1
         while name in taken:
             k += 1
@@ -329,29 +334,32 @@ def _spec(
         if space in found
     }
 
-    def factor(term: Term, block: int) -> Factor:
+    def factor(term: Term, block: int, stem: str) -> Factor:
         if isinstance(term, Atom) and term.space in found:
             of = found[term.space]
             role: Role = of.roles.get(term.slot, "write")
             return Factor(called[term.space], role, term.slot in of.tied, block)
         # The other parts of this axis are free.
-        name = f"order-{term.size}"
-        spaces.setdefault(name, Space(name, term.size, "outer"))
+        name, k = f"{stem}.order", 1
+        while name in spaces:
+            k += 1
+            name = f"{stem}.order:{k}"
+        spaces[name] = Space(name, term.size, "outer")
         return Factor(name, "write", False, block)
 
-    def axis(label: Label) -> Axis:
+    def axis(path: str, label: Label) -> Axis:
         if label is None or not any(atom.space in found for atom in atoms(label)):
             return ()
         term = resolve(label)
         blocks = term.parts if isinstance(term, Sum) else (term,)
         return tuple(
-            factor(resolve(part), k)
+            factor(resolve(part), k, _stem(path))
             for k, block in enumerate(blocks)
             for part in (block.parts if isinstance(block, Product) else (block,))
         )
 
     made = tuple(
-        Leaf(path, tuple(axis(label) for label in axes))
+        Leaf(path, tuple(axis(path, label) for label in axes))
         for path, axes in zip(paths, labels, strict=True)
     )
     used = {f.space for leaf in made for axis in leaf.axes for f in axis}

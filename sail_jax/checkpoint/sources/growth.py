@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from sail_jax import architectures
 from sail_jax.architectures import Rules
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError, strict_json
@@ -22,6 +23,7 @@ from sail_jax.checkpoint.sources.computed import grown
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument
 from sail_jax.growth import networks
+from sail_jax.interop import transformers
 from sail_jax.merging import random_bits
 
 __all__ = ["growth_view", "measured", "read_target", "require_exact"]
@@ -99,7 +101,8 @@ def growth_view(
     key = random_bits.key(seed)
     wide = any(x.dtype == np.float64 for x in checkpoint.tensors.values())
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
-        made = networks.plan(shapes, own, read_target(to), method, key=key, rules=rules, **options)
+        known = _found(own, len(shapes)) if rules is None else rules
+        made = networks.plan(shapes, own, read_target(to), method, key=key, rules=known, **options)
     # Everything that the numbers depend on: a resumed run must find the same mark.
     text = json.dumps(
         [method, seed, own, made.config, repr(rules), sorted(options.items())], default=repr
@@ -109,6 +112,16 @@ def growth_view(
         mark=hashlib.sha256(text.encode()).hexdigest(), allow_nonfinite=allow_nonfinite,
     )  # fmt: skip
     return view, made
+
+
+def _found(config: Mapping[str, Any], tensors: int) -> Any:
+    """Rules of an architecture without a table, where its class can be asked; None for others."""
+    try:
+        architectures.of(config)
+    except ValueError:
+        if transformers.available() and transformers.name_of(config):
+            return transformers.rules_of_config(config, tensors)
+    return None
 
 
 def measured(

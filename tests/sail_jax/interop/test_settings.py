@@ -1,0 +1,120 @@
+"""Rules found by building networks of other sizes: a transformer whose table nobody has written."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sail_jax import growth, spec_of
+from sail_jax.interop.settings import rules_by_probing
+
+CONFIG = {
+    "num_layers": 3, "width": 8, "heads": 4, "kv_heads": 2, "inner": 12, "vocab_size": 11,
+    "tie_word_embeddings": True, "kinds": ["full", "full", "full"], "pad_token_id": 1,
+}  # fmt: skip
+TOKENS = np.array([[1, 4, 7, 2, 9]])
+
+
+def shapes(config):
+    width, heads, kv = (config[k] for k in ("width", "heads", "kv_heads"))
+    if width % heads or heads % kv:
+        raise ValueError("heads must divide the width")
+    head = width // heads
+    out = {"embed": (config["vocab_size"], width), "norm": (width,)}
+    for i in range(config["num_layers"]):
+        out |= {
+            f"blocks.{i}.norm": (width,),
+            f"blocks.{i}.q": (width, width), f"blocks.{i}.k": (width, kv * head),
+            f"blocks.{i}.v": (width, kv * head), f"blocks.{i}.o": (width, width),
+            f"blocks.{i}.up": (width, config["inner"]),
+            f"blocks.{i}.down": (config["inner"], width),
+        }  # fmt: skip
+    if not config["tie_word_embeddings"]:
+        out["head"] = (config["vocab_size"], width)
+    return out
+
+
+def rms(x, gain):
+    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * gain
+
+
+def net(config):
+    heads, kv = config["heads"], config["kv_heads"]
+
+    def apply(p, tokens):
+        x = p["embed"][tokens]
+        b, t, _ = x.shape
+        for i in range(config["num_layers"]):
+            at = f"blocks.{i}."
+            h = rms(x, p[at + "norm"])
+            q = (h @ p[at + "q"]).reshape(b, t, kv, heads // kv, -1)
+            k, v = ((h @ p[at + n]).reshape(b, t, kv, -1) for n in "kv")
+            scores = jnp.einsum("btkgd,bskd->bkgts", q, k) / q.shape[-1] ** 0.5
+            y = jnp.einsum("bkgts,bskd->btkgd", jax.nn.softmax(scores, -1), v)
+            x = x + y.reshape(b, t, -1) @ p[at + "o"]
+            x = x + jax.nn.gelu(x @ p[at + "up"]) @ p[at + "down"]
+        return rms(x, p["norm"]) @ p["embed" if config["tie_word_embeddings"] else "head"].T
+
+    return apply
+
+
+def probe(config):
+    like = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes(config).items()}
+    return spec_of(net(config), like, TOKENS).spec, shapes(config)
+
+
+def test_entries_and_layers_are_found():
+    rules = rules_by_probing(CONFIG, probe)(CONFIG)
+    assert rules.layers == {"num_layers": "blocks.{i}."}
+    assert set(rules.settings) >= {
+        ("width", "embed"),
+        ("inner", "blocks.{i}.up"),
+        ("kv_heads", "blocks.{i}.q"),
+        ("heads", "blocks.{i}.q blocks.{i}.q:3"),
+    }
+    assert not {key for key, _ in rules.settings} & {"vocab_size", "pad_token_id", "num_layers"}
+    assert rules.sizes["blocks.{i}.q:3"] == 2  # heads over kv_heads
+    assert rules.optional == {"head"}
+    axes = dict(rules.axes)
+    assert axes["embed"] == "vocabulary embed | vocabulary embed*"
+    assert axes["head"] == "vocabulary embed*"
+    assert axes["blocks.{i}.up"] == "embed* blocks.{i}.up"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("to", "method"),
+    [
+        ({"width": 2}, "lemon"), ({"width": 2, "depth": 2}, "hypercloning"),
+        ({"inner": 17}, "net2net"), ({"num_layers": 5}, "lemon"),
+    ],
+)  # fmt: skip
+def test_what_was_found_grows_networks_that_compute_the_same(to, method):
+    rng = np.random.default_rng(0)
+    params = {
+        k: jnp.asarray(rng.normal(size=s) * 0.3, jnp.float32) for k, s in shapes(CONFIG).items()
+    }
+    make = rules_by_probing(CONFIG, probe)
+    key = jax.random.key(0)
+    new, grown = growth.grow(params, CONFIG, to, method, key=key, rules=make)
+    assert {k: x.shape for k, x in new.items()} == shapes(grown.config)
+    assert not grown.report.lost
+
+    old, after = net(CONFIG)(params, TOKENS), net(grown.config)(new, TOKENS)
+    np.testing.assert_allclose(after, old, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_that_differ_are_refused():
+    def other(config):
+        found, sizes = probe(config)
+        if config["num_layers"] > 1:
+            first = dict(sizes)
+            found = spec_of(
+                lambda p, x: net(config)(p, x) + p["blocks.1.up"].sum(),
+                {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in first.items()},
+                TOKENS,
+            ).spec
+        return found, sizes
+
+    with pytest.raises(ValueError, match=r"the layers of 'blocks\.\{i\}"):
+        rules_by_probing(CONFIG, other)
