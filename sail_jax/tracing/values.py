@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -92,6 +92,7 @@ class Value:
         return replace(self, axes=tuple(axes))
 
 
+@runtime_checkable
 class Tracer(Protocol):
     """What rules may ask of the interpreter.
 

@@ -15,7 +15,7 @@ from sail_jax import check_spec, spec_of
 from sail_jax.basis.families import NONLINEARITIES, Family
 from sail_jax.tracing.infer import _run
 from sail_jax.tracing.interpreter import Interpreter, _alive
-from sail_jax.tracing.terms import Variable
+from sail_jax.tracing.terms import Index, Part, Variable
 from sail_jax.tracing.values import Value
 
 NAMES = known_networks.NAMES
@@ -119,6 +119,11 @@ def outcomes(jaxpr, values):
     return last, found
 
 
+def is_whole(value):
+    """Whether a value has a term for each axis: others wait for a cut along the first of them."""
+    return not any(isinstance(label, Index | Part) for label in value.axes)
+
+
 def doubled(x):
     """In double precision, unless it holds integers."""
     return jnp.asarray(x, float) if jnp.issubdtype(x.dtype, jnp.inexact) else x
@@ -137,7 +142,7 @@ def test_every_intermediate_is_permuted_as_its_labels_say(name):
         interpreter = Interpreter(keep=True)
         _run(interpreter, traced, labels)
         values = [Value(own) for own in labels]
-        trail = [out for _, outs in interpreter.trail for out in outs]
+        trail = [out for _, outs in interpreter.trail for out in outs if is_whole(out)]
         orders = orders_of(np.random.default_rng(0), [t for v in (*values, *trail) for t in v.axes])
         rest = jax.tree.leaves(inputs)
         shuffled = [jnp.asarray(moved(x, v, orders)) for x, v in zip(leaves, values, strict=True)]
@@ -146,6 +151,8 @@ def test_every_intermediate_is_permuted_as_its_labels_say(name):
     assert len(before) == len(interpreter.trail)
     for x, y, (eqn, outs) in zip(before, after, interpreter.trail, strict=True):
         for a, b, value in zip(x, y, outs, strict=True):
+            if not is_whole(value):
+                continue
             expected = moved(a, value, orders)
             scale = np.abs(expected[np.isfinite(expected)]).max(initial=1.0) if a.size else 1.0
             np.testing.assert_allclose(b, expected, rtol=0, atol=1e-11 * scale, err_msg=str(eqn))
