@@ -43,8 +43,8 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-# What these compute depends on their width: Gemma multiplies embeddings by its root, and OLMo adds
-# an epsilon to means of squares that copies change.
+# Gemma multiplies embeddings by the root of its width. OLMo 2 is off in depth alone: it normalises
+# what a layer writes, and added layers write zero but for rounding.
 INEXACT = {"Gemma2ForCausalLM", "Olmo2ForCausalLM"}
 
 
