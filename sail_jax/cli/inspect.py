@@ -224,8 +224,7 @@ def _spec(
             # No known architecture, or tensors that its table does not fit: say so, and infer the
             # spaces from the forward pass, or draft them.
             notes.append(_line(error))
-        if transformers.available() and transformers.name_of(config):
-            by = transformers.name_of(config)
+        if by := transformers.name_of(config):
             try:
                 found = transformers.spec_of_config(config, shapes)
             except (ValueError, TypeError) as error:

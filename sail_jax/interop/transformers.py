@@ -69,11 +69,7 @@ def spec_of_config(
         raise ValueError(
             f"the checkpoint has no tensor {missing[0]!r}, which its configuration asks for"
         )
-    try:
-        found = spec_of(apply, params, _inputs(module), stored=stored)
-    except Exception as error:  # whatever the class raises where its entries do not fit
-        name = type(module).__name__
-        raise ValueError(f"{name} cannot be traced: {_first_line(error)}") from error
+    found = _traced(module, apply, params, stored)
     axes = dict(found.spec.leaves)
     leaves = tuple(Leaf(name, axes.get(name, ((),) * len(x.shape))) for name, x in shapes.items())
     extra = tuple(name for name in shapes if name not in known)
@@ -102,11 +98,8 @@ def rules_of_config(
         module = _module(changed, _MOST * tensors, "meta")
         apply, params = jax_function(module)
         stored = _stored(module)
-        try:
-            found = spec_of(apply, params, _inputs(module), stored=stored).spec
-            return found, {n: tuple(x.shape) for n, x in jax.eval_shape(stored, params).items()}
-        except Exception as error:  # whatever the class raises where its entries do not fit
-            raise ValueError(_first_line(error)) from error
+        found = _traced(module, apply, params, stored).spec
+        return found, {n: tuple(x.shape) for n, x in jax.eval_shape(stored, params).items()}
 
     return rules_by_probing(config, probe)
 
@@ -165,10 +158,16 @@ def name_of(config: Mapping[str, Any]) -> str:
       config: The configuration.
 
     Returns:
-      The class, and the version of transformers; "" if the configuration names no class.
+      The class, and the version of transformers; "" if the configuration names no class, or there
+      is nothing to ask it with.
     """
     classes = config.get("architectures")
-    if not (isinstance(classes, list | tuple) and classes and isinstance(classes[0], str)):
+    if not (
+        available()
+        and isinstance(classes, list | tuple)
+        and classes
+        and isinstance(classes[0], str)
+    ):
         return ""
     return f"{classes[0]} in transformers {importlib.metadata.version('transformers')}"
 
@@ -199,6 +198,15 @@ def _module(config: Mapping[str, Any], tensors: int, device: str) -> Any:
     except Exception as error:  # whatever the class makes of entries that do not fit
         line = _first_line(error)
         raise ValueError(f"{name} cannot be built from the configuration: {line}") from error
+
+
+def _traced(module: Any, apply: Any, params: Any, stored: Any) -> Inferred:
+    """The spaces of what is stored of a model."""
+    try:
+        return spec_of(apply, params, _inputs(module), stored=stored)
+    except Exception as error:  # whatever the class raises where its entries do not fit
+        name = type(module).__name__
+        raise ValueError(f"{name} cannot be traced: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -13,7 +13,7 @@ from sail_jax.basis.axes import Axis, Factor, Role, format_axes, parse_axes
 from sail_jax.basis.families import Family
 from sail_jax.basis.spaces import Leaf, Space, Spec
 from sail_jax.checks import nearest
-from sail_jax.tracing.interpreter import Interpreter
+from sail_jax.tracing.interpreter import Interpreter, alive
 from sail_jax.tracing.roles import Found, Place, solve, words_of
 from sail_jax.tracing.terms import (
     Atom,
@@ -105,7 +105,7 @@ def spec_of(
     floating = [
         jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in traced.jaxpr.invars[: len(paths)]
     ]
-    used = _used(traced.jaxpr)
+    _, used = alive(traced.jaxpr)
     unused = [p for p, v in zip(paths, traced.jaxpr.invars, strict=False) if v not in used]
     variables = [
         tuple(Variable(n) if real else Fixed(n) for n in size)
@@ -145,15 +145,6 @@ def spec_of(
     called = _names(paths, kept, found, names or {})
     spec = _spec(paths, kept, found, called)
     return Inferred(spec, why, tuple(sorted(first.unknown)), tuple(unused))
-
-
-def _used(jaxpr: Any) -> set[Any]:
-    """The variables on which the outcome depends."""
-    wanted = {v for v in jaxpr.outvars if not hasattr(v, "val")}
-    for eqn in reversed(jaxpr.eqns):
-        if not wanted.isdisjoint(eqn.outvars):
-            wanted |= {v for v in eqn.invars if not hasattr(v, "val")}
-    return wanted
 
 
 def _parameters(labels: list[tuple[Label, ...]]) -> list[Value]:

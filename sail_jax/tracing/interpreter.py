@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from sail_jax.tracing.algebra import Algebra
 from sail_jax.tracing.terms import atoms
 from sail_jax.tracing.values import RULES, Value, constant, joined, opaque, settled, shape, whole
 
-__all__ = ["Interpreter"]
+__all__ = ["Interpreter", "alive"]
 
 # Their rules are registered by the import.
 _ROOMS = (control, elementwise, indexing, shapes, sums)
@@ -62,7 +63,7 @@ class Interpreter:
             return constant(variable.val) if literal else known[variable]
 
         where = self.algebra.where
-        for eqn in _alive(jaxpr):
+        for eqn in alive(jaxpr)[0]:
             name = eqn.primitive.name
             self.seen.add(name)
             # What JAX traced before, and kept, has no line: that of its caller stands for it.
@@ -141,8 +142,15 @@ def _computed(eqn: core.JaxprEqn, ins: list[Value]) -> list[Value] | None:
     return [constant(np.asarray(act(*known)).astype(dtypes[-1].dtype))]
 
 
-def _alive(jaxpr: Any) -> list[core.JaxprEqn]:
-    """The equations on which the outcome depends."""
+def alive(jaxpr: Any) -> tuple[list[core.JaxprEqn], set[Any]]:
+    """Finds what the outcome of a jaxpr depends on.
+
+    Args:
+      jaxpr: The jaxpr, not closed.
+
+    Returns:
+      The equations, in their order, and the variables, its arguments among them.
+    """
     wanted = {v for v in jaxpr.outvars if not isinstance(v, core.Literal)}
     kept = []
     for eqn in reversed(jaxpr.eqns):
@@ -150,7 +158,7 @@ def _alive(jaxpr: Any) -> list[core.JaxprEqn]:
             continue
         kept.append(eqn)
         wanted |= {v for v in eqn.invars if not isinstance(v, core.Literal)}
-    return kept[::-1]
+    return kept[::-1], wanted
 
 
 def _source(eqn: core.JaxprEqn) -> str:
@@ -158,16 +166,19 @@ def _source(eqn: core.JaxprEqn) -> str:
     trace = eqn.source_info.traceback
     found = ""
     for name, line in _frames(trace) if trace is not None else ():
-        parts = Path(name).parts
-        if "site-packages" in parts:
-            package = parts[parts.index("site-packages") + 1]
-            if package in _LIBRARIES:
-                continue
-        if Path(name).parent == Path(__file__).parent:
-            continue
         # The outermost frames come first.
-        found = f"{Path(name).name}:{line}"
+        if short := _file(name):
+            found = f"{short}:{line}"
     return found
+
+
+@cache  # every equation has dozens of frames, of the same few files
+def _file(path: str) -> str:
+    """The name of a file of source; "" for those of libraries, and of this room."""
+    parts = Path(path).parts
+    package = parts[parts.index("site-packages") + 1] if "site-packages" in parts else ""
+    own = Path(path).parent == Path(__file__).parent
+    return "" if own or package in _LIBRARIES else parts[-1]
 
 
 def _frames(trace: Any) -> Iterable[tuple[str, int]]:

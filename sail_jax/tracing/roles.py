@@ -64,10 +64,7 @@ def solve(places: Sequence[Place], equations: Sequence[Equation], events: Sequen
     slots = [place.slot for place in places]
     family = Family.LINEAR
     # 1. Readers.
-    share = Solver()
-    for of in equations:
-        if of.change & Change.SHARE:
-            share.add(_terms(of), of.share)
+    share = _system(equations, Change.SHARE)
     shares = share.choose(slots, (0, 1)) if share.consistent else None
     if shares is None:
         family |= Family.INVERTIBLE
@@ -135,10 +132,8 @@ def _guessed(
         if chosen:
             return {slot: int(chosen.get(slot) == -1) for slot in slots}
     # The equations for shares, as far as they go together; sums over units give way.
-    share = Solver()
-    for of in sorted(equations, key=lambda of: (of.share == 1 and len(of.slots) == 1, -of.share)):
-        if of.change & Change.SHARE:
-            share.add(_terms(of), of.share)
+    order = sorted(equations, key=lambda of: (of.share == 1 and len(of.slots) == 1, -of.share))
+    share = _system(order, Change.SHARE)
     found: dict[int, int] = {}
     for slot in slots:
         if share.value(slot) is None:
@@ -177,11 +172,11 @@ def _writers(
 
 
 def _system(equations: Sequence[Equation], change: Change) -> Solver:
-    """The equations of one kind of change that have no constant."""
+    """The equations of one kind of change; those of shares alone have constants."""
     solver = Solver(2 if change is Change.SIGN else 0)
     for of in equations:
         if of.change & change:
-            solver.add(_terms(of))
+            solver.add(_terms(of), of.share if change is Change.SHARE else 0)
     return solver
 
 

@@ -200,10 +200,11 @@ def _known(config: Mapping[str, Any], tensors: Tensors) -> _Forward | None:
     try:
         family = architectures.of(config)
     except ValueError:
-        if not (transformers.available() and transformers.name_of(config)):
+        name = transformers.name_of(config)
+        if not name:
             return None
         return _Forward(
-            f"the forward pass of {transformers.name_of(config)}",
+            f"the forward pass of {name}",
             lambda config: transformers.outputs_of_config(config, tensors),
         )
     outputs = family.outputs

@@ -119,7 +119,7 @@ def _found(config: Mapping[str, Any], tensors: int) -> Any:
     try:
         architectures.of(config)
     except ValueError:
-        if transformers.available() and transformers.name_of(config):
+        if transformers.name_of(config):
             return transformers.rules_of_config(config, tensors)
     return None
 

@@ -14,7 +14,7 @@ from permutations import moved, orders_of
 from sail_jax import check_spec, spec_of
 from sail_jax.basis.families import NONLINEARITIES, Family
 from sail_jax.tracing.infer import _run
-from sail_jax.tracing.interpreter import Interpreter, _alive
+from sail_jax.tracing.interpreter import Interpreter, alive
 from sail_jax.tracing.terms import Index, Part, Variable
 from sail_jax.tracing.values import Value
 
@@ -104,7 +104,7 @@ def outcomes(jaxpr, values):
     known = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
     known |= zip(jaxpr.jaxpr.invars, values, strict=True)
     found = []
-    for eqn in _alive(jaxpr.jaxpr):
+    for eqn in alive(jaxpr.jaxpr)[0]:
         ins = [v.val if isinstance(v, core.Literal) else known[v] for v in eqn.invars]
         inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
         if inner is not None:
