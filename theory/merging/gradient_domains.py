@@ -1,12 +1,13 @@
 """Two quadratic tasks, on which Theorems 2 to 4 and Corollary 2 of unified-merging are attacked."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 
-from theory.adversary import Domain
+from theory.adversary import Box, Domain
 from theory.merging.bounds import excess_risk_bound, surrogate_gradient
 from theory.merging.quadratic import constants, exact
 from theory.merging.task_domains import (
@@ -55,6 +56,15 @@ SURROGATE = domain(
 )
 
 
+def _rooted(
+    restricted: bool,
+) -> tuple[str, Mapping[str, Box], Callable[[Any], QuadraticTasks]]:
+    """Problems at the rate sqrt(N / mean K): in words, their boxes, and what builds their tasks."""
+    if restricted:
+        return ROOT + "≤ 1/(8KL)", BOXES, admissible
+    return ROOT + "< 2/L, centres within .01", TIED, tied
+
+
 def surrogate_printed(coefficient: float, *, restricted: bool) -> Domain:
     """Returns the problems of the printed bound.
 
@@ -66,9 +76,7 @@ def surrogate_printed(coefficient: float, *, restricted: bool) -> Domain:
       The domain.
     """
     return domain(
-        ROOT + ("≤ 1/(8KL)" if restricted else "< 2/L, centres within .01"),
-        BOXES if restricted else TIED,
-        admissible if restricted else tied,
+        *_rooted(restricted),
         quantity("surrogate_gradient"),
         bound("surrogate", "printed", coefficient=coefficient),
         lambda f: f.surrogate / f.surrogate_printed(coefficient),
@@ -142,9 +150,7 @@ def excess_printed(*, restricted: bool) -> Domain:
       The domain.
     """
     return domain(
-        ROOT + ("≤ 1/(8KL)" if restricted else "< 2/L, centres within .01"),
-        BOXES if restricted else TIED,
-        admissible if restricted else tied,
+        *_rooted(restricted),
         quantity("excess"),
         bound("excess", "printed"),
         lambda f: f.excess / f.excess_printed,
