@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from sail_jax.architectures import files
 from sail_jax.architectures.forward.inputs import Inputs, tokens
 from sail_jax.architectures.table import Config, Rules
 from sail_jax.checks import argument
@@ -98,9 +99,14 @@ def of(config: Config) -> Architecture:
         name = {"xlmroberta": "xlm-roberta"}.get(name, name)
     if not name:
         raise ValueError("the configuration states neither 'model_type' nor 'architectures'")
+    if name in files.model_types():
+        table = files.read(name)
+        table.check(config)
+        return Architecture(name, table.rules)
     if name not in _BY_TYPE:
+        known = ", ".join([*_BY_TYPE, *files.model_types()])
         raise ValueError(
-            f"no table for the architecture {name!r} (known: {', '.join(_BY_TYPE)}): let its "
+            f"no table for the architecture {name!r} (known: {known}): let its "
             "spaces be inferred (pip install 'sail-jax[torch]'), or draft a table "
             f"({argument('draft', 'True')}, or architectures.draft), answer what it asks, and give "
             f"it, {argument('rules', '...')}"

@@ -1,211 +1,641 @@
-"""Which entries of a configuration state which spaces, found by building a network of other sizes.
+"""Tables of architectures, found by building networks of other sizes and settings.
 
-What makes it hard: a table of known architectures states that `hidden_size` is the stream, and
-that the size of a head is `hidden_size` over `num_attention_heads`. For other architectures nobody
-has written that down, but their class knows it: with another entry it makes other tensors. So the
-class is built with one entry changed at a time. Every space then has as many sizes as there are
-networks, and an entry, a quotient or a product of entries that has the same values states it.
+What makes it hard: a table states that `hidden_size` is the stream, and that the size of a head is
+`hidden_size` over `num_attention_heads`. For most architectures nobody has written that down, but
+their class knows it: with another entry it makes other tensors. So the class is built with one
+entry changed at a time. Every space then has as many sizes as there are networks, and an entry, a
+quotient or a product of entries that has the same values states it. An entry that changes which
+tensors there are makes them optional; one that changes their axes bounds what the table holds for.
 """
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
-from sail_jax.architectures import Rules
+from sail_jax.architectures.files import Table
+from sail_jax.architectures.table import look, put
 from sail_jax.basis.axes import Axis, Factor, format_axes
-from sail_jax.basis.spaces import Leaf, Spec
-from sail_jax.configurations import LAYER_KEYS
+from sail_jax.basis.spaces import Spec
+from sail_jax.interop.naming import Place, named
+from sail_jax.tracing.numbers import Number, changed
 
-__all__ = ["rules_by_probing"]
+__all__ = ["Network", "Probe", "table_by_probing", "united"]
 
 Config = Mapping[str, Any]
-Shapes = Mapping[str, tuple[int, ...]]
-Probe = Callable[[Config], tuple[Spec, Shapes]]
+Axes = dict[str, tuple[Axis, ...]]
 
-TIE, VOCAB = "tie_word_embeddings", "vocab_size"
 
+class Network(NamedTuple):
+    """What a class makes of a configuration.
+
+    Attributes:
+      spec: The spaces of its tensors.
+      shapes: The shapes of its tensors, by name.
+      numbers: What its forward pass multiplies by; None if that is not known.
+    """
+
+    spec: Spec
+    shapes: Mapping[str, tuple[int, ...]]
+    numbers: tuple[Number, ...] | None = None
+
+    @property
+    def axes(self) -> Axes:
+        """The axes of each leaf."""
+        return dict(self.spec.leaves)
+
+
+Probe = Callable[[Config], Network]
+
+TIE = "tie_word_embeddings"
+
+_LAYERS = re.compile(
+    r"(.*\.)?(num_(hidden_|encoder_|decoder_)?layers|n_layers?|(encoder|decoder)_layers)"
+)
 # Entries that count something else than units, tokens among them, though they are whole numbers.
-_OTHERS = re.compile(
-    r"(_token_id|_idx)$|^(vocab_size|max_position_embeddings|image_size|patch_size)$"
+_OTHERS = re.compile(r".*(_token_id|_idx)|(.*\.)?(image_size|patch_size|torch_dtype)")
+# Sizes of inputs and outputs, and how tables call their axes.
+_ENDS = {
+    "vocab_size": "vocab", "max_position_embeddings": "position", "n_positions": "position",
+    "type_vocab_size": "segment", "num_channels": "channel",
+    "relative_attention_num_buckets": "bucket",
+}  # fmt: skip
+_ACTIVATIONS = re.compile(r"(.*\.)?(hidden_act|hidden_activation|activation(_function)?)")
+_ANY = "gelu"
+# Real numbers that can only scale what a network computes, or that only training reads.
+_SCALES = re.compile(
+    r".*(eps|epsilon|theta|drop|initializer|std|coef|prob|rate|decay|factor|range|scal|alpha|bias|"
+    r"temperature|cap|limit|multiplier).*"
+)
+_TRAINING = re.compile(
+    r"(.*\.)?(use_cache|return_dict|output_.*|tie_encoder_decoder|is_encoder_decoder|is_decoder|"
+    r"add_cross_attention|gradient_checkpointing|torchscript|use_bfloat16|.*chunk_size.*|pruned.*)"
 )
 
 
-def rules_by_probing(config: Config, probe: Probe) -> Callable[[Config], Rules]:
-    """Finds rules of an architecture that no table describes, for every configuration of it.
+def table_by_probing(
+    config: Config,
+    probe: Probe,
+    *,
+    vary: bool = False,
+    prefix: str = "",
+    resolve: Callable[[Config], Config] | None = None,
+    names: Mapping[str, str] | None = None,
+) -> Table:
+    """Finds the table of an architecture from the networks that its class makes.
 
     Args:
       config: A configuration of the architecture.
-      probe: Infers the spec of a configuration, and the shapes of its tensors; raises ValueError
-        where there is no such network.
+      probe: Infers the network of a configuration; raises ValueError where there is none.
+      vary: Whether entries are varied that state no sizes: which tensors are optional, and for
+        which values the table holds. Without it the table holds for configurations that differ in
+        sizes and in the number of layers alone.
+      prefix: A prefix of names that networks without a head do not have, such as "model.".
+      resolve: Gives a configuration the entries that it does not state; None if nothing is known.
+      names: Axes strings of a table by pattern, from which spaces take their names.
 
     Returns:
-      A function from a configuration to its rules, for `sail_jax.growth`.
+      The table.
 
     Raises:
-      ValueError: If the network of the configuration itself, with two layers, cannot be built.
+      ValueError: If the network of the configuration itself, with two layers, cannot be built, or
+        layers differ.
     """
-    counts = [key for key in LAYER_KEYS if _is_count(config.get(key))]
+    flat = dict(_flat(config))
+    counts = [k for k, n in flat.items() if _LAYERS.fullmatch(k) and _is_count(n)]
     # Lists with an entry for each layer are left to the defaults, which fit any number of layers.
-    depths = {config[key] for key in counts}
-    small: dict[str, Any] = {
+    depths = {flat[key] for key in counts}
+    small: Config = {
         k: v for k, v in config.items() if not (isinstance(v, list) and len(v) in depths)
     }
-    small |= dict.fromkeys(counts, 2)
-    base, shapes = probe(small)
-    layers = {key: prefix for key in counts if (prefix := _prefix(small, key, base, probe))}
-    heads = _head(small, base, probe)
-    table = _Table(base, shapes, layers, heads, small.get(VOCAB))
+    for key in counts:
+        small = put(small, key, 2)
+    base, loose = _loose(small, probe)
+    # A tied head joins spaces that it would else keep apart. What holds then holds untied too.
+    small = small | ({TIE: True} if loose else {})
+    layers, deep = {}, {}
+    for key in counts:
+        start, found = _prefix(small, key, base, probe)
+        if start:
+            layers[key], deep[key] = start, found
     entries = {
-        k: int(v)
-        for k, v in small.items()
-        if _is_count(v) and k not in counts and not _OTHERS.search(k)
+        k: n
+        for k, n in flat.items()
+        if _is_count(n) and k not in counts and not _OTHERS.fullmatch(k)
     }
-    configs, specs = [small], [base]
-    for key, value in entries.items():
-        alone = [{key: n} for n in (2 * value, value + 1, 3 * value)]
-        # Some entries have to divide others: two are doubled then, or all.
-        pairs = [{key: 2 * value, other: 2 * n} for other, n in entries.items() if other != key]
-        for change in (*alone, *pairs, {k: 2 * n for k, n in entries.items()}):
-            try:
-                other, _ = probe(small | change)
-            except ValueError:
-                continue
-            if [leaf.axes for leaf in other.leaves] == [leaf.axes for leaf in base.leaves]:
-                configs.append(small | change)
-                specs.append(other)
-                break
-    sizes = {
-        name: tuple(spec.space(one).size for spec in specs) for name, one in table.members.items()
-    }
-    values = {key: tuple(int(c[key]) for c in configs) for key in entries}
-    moving = {key: v for key, v in values.items() if len(set(v)) > 1}
-    derived = {name: _stated(own, moving) for name, own in sizes.items()}
-    settings = tuple(
-        (key, " ".join(names))
-        for key, own in moving.items()
-        for names in _products(own, sizes, table.together)
+    configs, networks = _resized(small, base, entries, probe)
+    known = {p.replace(f"{{{prefix},}}", prefix): text for p, text in (names or {}).items()}
+    made = _Maker(base, layers, deep, configs, networks, entries, known)
+    if loose:
+        default = resolve({k: v for k, v in config.items() if k != TIE}) if resolve else {}
+        made.untie(loose, default.get(TIE) is True)
+    if vary:
+        _varied(made, small, probe)
+    return _prefixed(made.table(resolve), prefix)
+
+
+def _prefixed(table: Table, prefix: str) -> Table:
+    """The table with patterns that match with a prefix of names and without."""
+    if not prefix:
+        return table
+
+    def either(pattern: str) -> str:
+        own = pattern.startswith(prefix)
+        return f"{{{prefix},}}{pattern[len(prefix) :]}" if own else pattern
+
+    return table._replace(
+        axes={either(p): text for p, text in table.axes.items()},
+        tied={either(p): text for p, text in table.tied.items()},
+        scales={either(p): own for p, own in table.scales.items()},
+        layers={key: either(p) for key, p in table.layers.items()},
+        optional=tuple(map(either, table.optional)),
+        single=tuple(map(either, table.single)),
     )
 
-    def rules(config: Config) -> Rules:
-        found = {name: of(config) for name, of in derived.items() if of is not None}
-        known = {name: n for name, n in found.items() if n is not None}
-        optional = frozenset(heads)
-        made = Rules(table.axes, table.spaces, known, optional, settings=settings, layers=layers)
-        return made if config.get(TIE) is True else made.loose()
 
-    return rules
+def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> Table:
+    """Unites the tables of the classes of one architecture: one body, with one of several heads.
+
+    Args:
+      table: The table of the main class.
+      heads: The tables of classes with other heads, by class, with names of spaces as in `table`.
+      bare: The tables of classes without a head, which hand out the states of the body.
+
+    Returns:
+      The table of all of them. Tensors that not all have are optional.
+    """
+    known = (table, *heads.values(), *bare)
+    axes: dict[str, str] = {}
+    for other in known:
+        axes |= {p: text for p, text in other.axes.items() if p not in axes}
+    missing = {p for p in axes for other in known if p not in other.axes}
+    # Without a head a space is the output, which keeps its order.
+    ends: dict[str, tuple[str, ...]] = {}
+    for other in bare:
+        own = {p: text for p, text in axes.items() if p not in other.axes}
+        for name in _spaces(axes[p] for p in other.axes) - _spaces(other.axes.values()):
+            ends[name] = tuple(p for p, text in own.items() if f"{name}*" in text.split())
+    spaces: dict[str, str] = {}
+    sizes: dict[str, str] = {}
+    for other in known:
+        for name, words in other.spaces.items():
+            spaces[name] = _both(
+                spaces.get(name, ""), "" if name in ends and other in bare else words
+            )
+        sizes = {**other.sizes, **sizes}
+    settings = dict.fromkeys(one for other in known for one in other.settings)
+    # Some classes use a tensor of one name in different ways.
+    classes = {
+        name: own
+        for name, other in heads.items()
+        if (own := {p: text for p, text in other.axes.items() if text != axes[p]})
+    }
+    return table._replace(
+        classes=classes, axes=axes, spaces=spaces, sizes=sizes, settings=tuple(settings), ends=ends,
+        optional=tuple(sorted({*missing}.union(*(other.optional for other in known)))),
+    )  # fmt: skip
+
+
+def _spaces(texts: Iterable[str]) -> set[str]:
+    words = {word for text in texts for word in re.findall(r"[\w./:{}-]+", text)}
+    return words - {"_", "diag"}
+
+
+def _flat(config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The entries of a configuration by dotted key."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and (key.endswith("_config") or key == "rope_parameters"):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _head(small: Config, base: Spec, probe: Probe) -> dict[str, tuple[Axis, ...]]:
-    """The tensors that a network has when its table is not tied, which it is here."""
-    if small.get(TIE) is not True:
-        return {}
+def _loose(small: Config, probe: Probe) -> tuple[Network, Network | None]:
+    """The network, tied if it can be, and then the one with a head of its own."""
+    own = probe(small)
     try:
-        loose, _ = probe(dict(small) | {TIE: False})
+        other = probe({**small, TIE: small.get(TIE) is not True})
     except ValueError:
-        return {}
-    own = {leaf.path for leaf in base.leaves}
-    return {leaf.path: leaf.axes for leaf in loose.leaves if leaf.path not in own}
+        return own, None
+    tied, loose = (own, other) if len(own.shapes) < len(other.shapes) else (other, own)
+    return (tied, loose) if len(tied.shapes) < len(loose.shapes) else (own, None)
 
 
-def _prefix(small: Config, key: str, base: Spec, probe: Probe) -> str:
-    """The prefix of the tensors of a layer, with a place for its number; "" if there is none."""
+def _prefix(small: Config, key: str, base: Network, probe: Probe) -> tuple[str, Network]:
+    """The prefix of a layer's tensors, with a place for its number, and a network of 3 layers."""
     try:
-        more, _ = probe(dict(small) | {key: 3})
+        more = probe(put(small, key, 3))
     except ValueError:
-        return ""
-    own = {leaf.path for leaf in base.leaves}
-    new = [leaf.path for leaf in more.leaves if leaf.path not in own]
+        return "", base
+    new = [path for path in more.shapes if path not in base.shapes]
     starts = {match[1] for path in new if (match := re.match(r"(.*?[./])2(?=[./])", path))}
     if len(starts) != 1 or not all(path.startswith(f"{min(starts)}2") for path in new):
-        return ""
-    return f"{min(starts)}{{i}}."
+        return "", base
+    return f"{min(starts)}{{i}}.", more
 
 
-class _Table:
-    """The axes and spaces of a spec, with the numbers of layers left open."""
+def _resized(
+    small: Config, base: Network, entries: Mapping[str, int], probe: Probe
+) -> tuple[list[Config], list[Network]]:
+    """Networks with the same axes and other sizes, one for each entry where there is one."""
+    configs, networks = [small], [base]
+
+    def changed(change: Mapping[str, int]) -> Config:
+        out = small
+        for key, n in change.items():
+            out = put(out, key, n)
+        return out
+
+    for key, value in entries.items():
+        alone = [{key: n} for n in (2 * value, value + 1, 3 * value)]
+        # Some entries have to divide others: two are doubled then, or all.
+        pairs = [{key: 2 * value, other: 2 * n} for other, n in entries.items() if other != key]
+        for change in (*alone, *pairs, {k: 2 * n for k, n in entries.items()}):
+            try:
+                other = probe(changed(change))
+            except ValueError:
+                continue
+            if other.axes == base.axes:
+                configs.append(changed(change))
+                networks.append(other)
+                break
+    return configs, networks
+
+
+class _Maker:
+    """Collects what networks have in common, and makes the table."""
 
     def __init__(
         self,
-        spec: Spec,
-        shapes: Shapes,
+        base: Network,
         layers: Mapping[str, str],
-        heads: Mapping[str, tuple[Axis, ...]],
-        vocabulary: Any,
+        deep: Mapping[str, Network],
+        configs: Sequence[Config],
+        networks: Sequence[Network],
+        entries: Mapping[str, int],
+        names: Mapping[str, str],
     ) -> None:
+        self.base, self.layers = base, layers
         self.starts = [prefix.partition("{i}")[0] for prefix in layers.values()]
-        # Spaces by their name with an open number, and one of each.
-        self.members: dict[str, str] = {}
-        self.spaces: dict[str, str] = {}
-        self.together: set[tuple[str, ...]] = set()
-        axes: dict[str, str] = {}
-        for leaf in (*spec.leaves, *(Leaf(path, axes) for path, axes in heads.items())):
-            pattern, number = self._open(leaf.path, None)
-            names = {f.space: self._open(f.space, number)[0] for axis in leaf.axes for f in axis}
-            for one, name in names.items():
-                self.members.setdefault(name, one)
-                self.spaces[name] = spec.space(one).nonlinearity
-            tied = any(f.tied for axis in leaf.axes for f in axis)
-            opened = tuple(
-                tuple(f._replace(space=names[f.space]) for f in axis) for axis in leaf.axes
+        self.values = {key: tuple(look(c, key) for c in configs) for key in entries}
+        self.configs = configs
+        self.shapes = [network.shapes for network in networks]
+        self.axes = self._ended(base)
+        self.words = {space.name: space.nonlinearity for space in base.spec.spaces}
+        self.sizes = {
+            name: tuple(network.spec.space(name).size for network in networks)
+            for name in self.words
+        }
+        for key, name in _ENDS.items():
+            sizes = [self.values[k] for k in self.values if k.rpartition(".")[2] == key]
+            if sizes:
+                self.words[name], self.sizes[name] = "outer", sizes[0]
+        # The size in one of the networks; in networks of other sizes not all spaces are there.
+        self.once = {name: sizes[0] for name, sizes in self.sizes.items()}
+        self.optional: set[str] = set()
+        self.tied: Axes = {}
+        self.ties = False
+        self.head: tuple[str, ...] = ()
+        self.overrides: dict[str, dict[str, dict[str, str]]] = {}
+        self.holds: dict[str, tuple[Any, ...]] = {}
+        self.names = names
+        self.free, self.scales = self._numbers(networks)
+        for network in deep.values():
+            self.add(network)
+        self._layered(deep)
+
+    def _ended(self, network: Network) -> Axes:
+        """The axes of a network, those of inputs and outputs with a name where an entry has it."""
+        moving = {
+            _ENDS[key.rpartition(".")[2]]: values
+            for key, values in self.values.items()
+            if key.rpartition(".")[2] in _ENDS and len(set(values)) > 1
+        }
+
+        def end(path: str, k: int) -> str:
+            known = [shapes[path][k] for shapes in self.shapes if path in shapes]
+            fitting = (name for name, values in moving.items() if list(values) == known)
+            return next(fitting, "")
+
+        out: Axes = {}
+        for path, axes in network.axes.items():
+            tied = any(f.tied for axis in axes for f in axis)
+            reads = any(f.role == "write" and not f.tied for axis in axes for f in axis)
+            reads |= any(f.role == "write" and f.tied for axis in axes for f in axis)
+            role = "read" if reads else "write"
+            out[path] = tuple(
+                (Factor(name, role, tied),) if not axis and (name := end(path, k)) else axis
+                for k, axis in enumerate(axes)
             )
-            if tied or leaf.path in heads:
-                # The table and the head that it may become have one vocabulary.
-                opened = _with_vocabulary(opened, shapes.get(leaf.path), vocabulary)
-                self.spaces["vocabulary"] = "outer"
-            self.together |= {tuple(f.space for f in axis if f.block == 0) for axis in opened}
-            text = format_axes(opened)
+        return out
+
+    def _numbers(
+        self, networks: Sequence[Network]
+    ) -> tuple[set[str], dict[str, tuple[str, float]]]:
+        """The spaces whose sizes are not used as numbers, and the leaves that are multiplied.
+
+        A leaf is multiplied by a power of the size of one of its spaces.
+        """
+        free: set[str] = set()
+        scales: dict[str, tuple[str, float]] = {}
+        for k, network in enumerate(networks[1:], 1):
+            ratios = {n: own[k] / own[0] for n, own in self.sizes.items() if own[k] != own[0]}
+            if self.base.numbers is None or network.numbers is None:
+                return set(), {}
+            found = changed(self.base.numbers, network.numbers)
+            if found == []:
+                free.update(ratios)
+            for number, ratio in found or ():
+                for axis in self.axes.get(number.leaf, ()):
+                    for f in axis:
+                        if f.space in ratios and ratio > 0 and self.words[f.space] != "outer":
+                            power = math.log(ratio) / math.log(ratios[f.space])
+                            scales[number.leaf] = (f.space, round(power, 6))
+        return free, scales
+
+    def _layered(self, deep: Mapping[str, Network]) -> None:
+        """Finds the leaves that some layers do not have."""
+        self.single: set[str] = set()
+        for key, prefix in self.layers.items():
+            start = prefix.partition("{i}")[0]
+            by_layer: dict[str, set[str]] = {}
+            for path in deep[key].shapes:
+                if path.startswith(start):
+                    number, _, rest = path[len(start) :].partition(".")
+                    by_layer.setdefault(number, set()).add(rest)
+            common = set.intersection(*by_layer.values())
+            for rest in set.union(*by_layer.values()) - common:
+                pattern = prefix + rest
+                self.optional.add(pattern)
+                first = by_layer.get("0", set())
+                if rest in first and all(own < first for n, own in by_layer.items() if n != "0"):
+                    self.single.add(pattern)
+
+    def add(self, network: Network, *, joins: bool = False) -> dict[str, str] | None:
+        """Adds the leaves of another network; None if its axes are not those of the base.
+
+        Returns the names of the base's spaces by those of the network. With `joins`, spaces that
+        are apart in the network may be one in the base, and tied leaves have their first use alone.
+        """
+        renaming: dict[str, str] = {}
+        axes = self._ended(network)
+        for path, own in axes.items():
+            known = self.tied.get(path, self.axes.get(path, own))
+            if _pattern(own, joins) != _pattern(known, joins):
+                return None
+            for a, b in zip(own, known if path in self.axes else (), strict=False):
+                for f, g in zip(a, b, strict=True):
+                    if renaming.setdefault(f.space, g.space) != g.space:
+                        return None
+        if not joins and len(set(renaming.values())) < len(renaming):
+            return None
+        for space in network.spec.spaces:
+            name = renaming.setdefault(space.name, space.name)
+            if joins:
+                self.words[name] = _both(self.words.get(name, ""), space.nonlinearity)
+            self.words.setdefault(name, space.nonlinearity)
+            self.once.setdefault(name, space.size)
+        for path, own in axes.items():
+            if joins or path not in self.axes:
+                self.axes[path] = _renamed(own, renaming)
+        return renaming
+
+    def untie(self, network: Network, by_default: bool) -> None:
+        """Adds the network in which the head is a tensor of its own."""
+        tied = {p: own for p, own in self.axes.items() if any(f.tied for a in own for f in a)}
+        if self.add(network, joins=True) is None:
+            raise ValueError("a tied head changes the axes of other tensors")
+        self.tied, self.ties = tied, by_default
+        self.head = tuple(path for path in network.shapes if path not in self.base.shapes)
+        count = self.sizes.get("vocab", (0,))[0]
+        for path in self.head:
+            ended = zip(self.axes[path], network.shapes[path], strict=True)
+            self.axes[path] = tuple(
+                (Factor("vocab", "write"),) if not axis and n == count else axis
+                for axis, n in ended
+            )
+        self.optional |= {*self.head}
+
+    def vary(self, key: str, value: Any, old: Any, network: Network) -> None:
+        """Adds a network in which an entry has another value."""
+        renaming = self.add(network)
+        if renaming is None:
+            # The laws of any activation are those of this one too.
+            if value != "relu":
+                self.holds[key] = (old,)
+            return
+        self.optional |= self.base.shapes.keys() ^ network.shapes.keys()
+        words = {
+            renaming[space.name]: space.nonlinearity
+            for space in network.spec.spaces
+            if self.words[renaming[space.name]] != space.nonlinearity
+        }
+        if not words:
+            return
+        if value == _ANY:
+            # What holds for an activation without any law holds for those that are not tried.
+            own = {name: self.words[name] for name in words}
+            self.overrides.setdefault(key, {})[str(old)] = own
+            self.words |= words
+        else:
+            self.overrides.setdefault(key, {})[str(value)] = words
+
+    def opened(self, path: str) -> str:
+        """A path with {i} for the number of its layer."""
+        return self._open(path)[0]
+
+    def _open(self, path: str) -> tuple[str, str]:
+        for start in self.starts:
+            match = re.match(rf"{re.escape(start)}(\d+)(?=[./])", path)
+            if match:
+                return f"{start}{{i}}{path[match.end() :]}", f"{start}{match[1]}"
+        return path, ""
+
+    def table(self, resolve: Callable[[Config], Config] | None) -> Table:
+        """Makes the table."""
+        places: dict[str, list[Place]] = {}
+        for path, own in self.axes.items():
+            pattern, layer = self._open(path)
+            for k, axis in enumerate(own):
+                for n, f in enumerate(axis):
+                    block = [g for g in axis if g.block == f.block]
+                    at = (n - axis.index(block[0]), len(block))
+                    others = [g.role for m, other in enumerate(own) if m != k for g in other]
+                    where = Place(path, pattern, layer, k, n, *at, f.role, "write" in others)
+                    places.setdefault(f.space, []).append(where)
+        ends = {*_ENDS.values()} - {space.name for space in self.base.spec.spaces}
+        prefixes = tuple(self.layers.values())
+        called = named(places, self.words, self.once, prefixes, self.names, ends)
+        axes: dict[str, str] = {}
+        for path, own in self.axes.items():
+            pattern, text = self.opened(path), format_axes(_renamed(own, called))
             if axes.setdefault(pattern, text) != text:
                 raise ValueError(
                     f"the layers of {pattern!r} differ: {axes[pattern]!r} and {text!r}"
                 )
-        self.axes = tuple(axes.items())
+        sizes, alone = {}, {}
+        for name, own in self.sizes.items():
+            if name in called and (text := self._stated(own)):
+                sizes[called[name]] = text
+        for name, where in places.items():
+            alone[called[name]] = any(place.count == 1 and place.n == 0 for place in where)
+        sizes = {name: text for name, text in sizes.items() if not alone[name]}
+        together = {
+            tuple(called[f.space] for f in block)
+            for own in self.axes.values()
+            for axis in own
+            for block in _blocks(axis)
+            if len(block) > 1
+        }
+        by_name = {called[name]: own for name, own in self.sizes.items() if name in called}
+        settings = tuple(
+            (key, " ".join(names))
+            for key, own in self.values.items()
+            if len(set(own)) > 1
+            for names in _products(own, by_name, together)
+        )
+        defaults: dict[str, Any] = {}
+        if resolve is not None:
+            sizes = self._absent(sizes, resolve, defaults)
+        words: dict[str, str] = {}
+        for name, own in self.words.items():
+            if name in called:
+                words[called[name]] = _both(words.get(called[name], ""), own)
+        for name in self.free:
+            # Logits that are not divided by the root of the size are a sum like any other.
+            if name in called and words[called[name]] == "dot":
+                words[called[name]] = "linear"
+        made = Table(
+            axes=_sorted(axes),
+            spaces={name: word for name, word in words.items() if word},
+            scales={
+                self.opened(path): (called[name], power)
+                for path, (name, power) in self.scales.items()
+            },
+            sizes=sizes,
+            settings=settings,
+            layers=self.layers,
+            optional=tuple(sorted({*map(self.opened, self.optional)})),
+            single=tuple(sorted(self.single)),
+            tied={
+                self.opened(p): format_axes(_renamed(own, called)) for p, own in self.tied.items()
+            },
+            ties=self.ties,
+            head=self.head,
+            words={
+                key: {
+                    value: {called[n]: word for n, word in words.items() if n in called}
+                    for value, words in values.items()
+                }
+                for key, values in self.overrides.items()
+            },
+            defaults=defaults,
+            holds=self.holds,
+        )
+        return made
 
-    def _open(self, path: str, number: str | None) -> tuple[str, str | None]:
-        """A path or a name with {i} for the number of its layer, if that is the one expected."""
-        for start in self.starts:
-            match = re.match(rf"{re.escape(start)}(\d+)(?=[./])", path)
-            if match and number in (None, match[1]):
-                return f"{start}{{i}}{path[match.end() :]}", match[1]
-        return path, None
+    def _stated(self, sizes: Sequence[int]) -> str:
+        """What computes sizes from the configurations; "" if nothing does."""
+        if len(set(sizes)) == 1:
+            return ""
+        moving = {key: own for key, own in self.values.items() if len(set(own)) > 1}
+        for key, own in moving.items():
+            if tuple(own) == tuple(sizes):
+                return key
+        for above, own in moving.items():
+            if own[0] % sizes[0] == 0 and all(
+                x * sizes[0] == s * own[0] for x, s in zip(own, sizes, strict=True)
+            ):
+                return f"{above} / {own[0] // sizes[0]}"
+        for pair in combinations(moving, 2):
+            for a, b in (pair, pair[::-1]):
+                ratios = {(x, s * y) for x, y, s in zip(moving[a], moving[b], sizes, strict=True)}
+                if all(x == s for x, s in ratios):
+                    return f"{a} / {b}"
+        return ""
+
+    def _absent(
+        self, sizes: Mapping[str, str], resolve: Callable[[Config], Config], into: dict[str, Any]
+    ) -> dict[str, str]:
+        """Adds to sizes what they are where an entry is not stated, and its default to `into`."""
+        keys = {key for text in sizes.values() for key in text.split(" / ") if not key.isdigit()}
+        instead: dict[str, str] = {}
+        for key in sorted(keys):
+            values = []
+            for config in self.configs:
+                without = {k: v for k, v in config.items() if k != key}
+                try:
+                    values.append(look(resolve(without), key))
+                except ValueError:
+                    break
+            if len(values) < len(self.configs) or not all(map(_is_count, values)):
+                continue
+            if len(set(values)) == 1:
+                into[key] = values[0]
+            elif text := self._stated(values):
+                instead[key] = text
+        out = {}
+        for name, text in sizes.items():
+            choices = [text]
+            for key, other in instead.items():
+                parts = text.split(" / ")
+                if key == parts[0]:
+                    choices.append(" / ".join([other, *parts[1:]]))
+                elif key in parts[1:] and " / " not in other:
+                    choices.append(" / ".join(other if p == key else p for p in parts))
+            # What is the same in all networks is 1 there: a group of as many heads as there are.
+            out[name] = " | ".join(dict.fromkeys(choices))
+        return out
 
 
-def _with_vocabulary(
-    axes: tuple[Axis, ...], shape: tuple[int, ...] | None, vocabulary: Any
-) -> tuple[Axis, ...]:
-    """Axes of a table, of which the one without a space is the vocabulary."""
-    free = [k for k, axis in enumerate(axes) if not axis]
-    if len(free) != 1 or (shape is not None and shape[free[0]] != vocabulary):
-        return axes
-    tied = any(f.tied for axis in axes for f in axis)
-    role = "read" if tied and axes[1 - free[0]][0].role == "read" else "write"
-    new = (Factor("vocabulary", role),)
-    return tuple(new if k == free[0] else axis for k, axis in enumerate(axes))
+def _varied(made: _Maker, small: Config, probe: Probe) -> None:
+    """Varies the entries that state no size: truths, activations, and real numbers."""
+    # Activations come last: the others are compared with the network as it is.
+    for key, value in sorted(_flat(small), key=lambda item: bool(_ACTIVATIONS.fullmatch(item[0]))):
+        if key == TIE or _TRAINING.fullmatch(key):
+            continue
+        others: list[Any] = []
+        if isinstance(value, bool):
+            others = [not value]
+        elif isinstance(value, str) and _ACTIVATIONS.fullmatch(key):
+            others = [name for name in (_ANY, "relu") if name != value]
+        elif isinstance(value, float) and ("rotary" in key or not _SCALES.fullmatch(key)):
+            others = [value / 2 if value else 0.5]
+        for other in others:
+            try:
+                network = probe(put(small, key, other))
+            except ValueError:
+                continue
+            made.vary(key, other, value, network)
 
 
-def _stated(
-    sizes: Sequence[int], values: Mapping[str, Sequence[int]]
-) -> Callable[[Config], int | None] | None:
-    """What computes the size of a space from a configuration; None if nothing does."""
-    if len(set(sizes)) == 1:
-        return None
-    for key, own in values.items():
-        if tuple(own) == tuple(sizes):
-            return lambda config: config.get(key)
-    for above, below in combinations(values, 2):
-        for a, b in ((above, below), (below, above)):
-            if all(x == s * y for x, y, s in zip(values[a], values[b], sizes, strict=True)):
-                return lambda config: _quotient(config.get(a), config.get(b))
-    return None
+def _both(first: str, second: str) -> str:
+    """The words of a space of which each of two statements is true."""
+    return " ".join(dict.fromkeys([*first.split(), *second.split()]))
 
 
-def _quotient(a: Any, b: Any) -> int | None:
-    return a // b if _is_count(a) and _is_count(b) and a % b == 0 else None
+def _pattern(axes: tuple[Axis, ...], loose: bool) -> list[list[Factor]]:
+    """Axes without the names of spaces; `loose` without what a tied head makes of them."""
+    return [[f._replace(space="", tied=f.tied and not loose) for f in axis] for axis in axes]
+
+
+def _renamed(axes: tuple[Axis, ...], names: Mapping[str, str]) -> tuple[Axis, ...]:
+    return tuple(
+        tuple(f._replace(space=names.get(f.space, f.space)) for f in axis) for axis in axes
+    )
+
+
+def _blocks(axis: Axis) -> list[list[Factor]]:
+    return [[f for f in axis if f.block == k] for k in dict.fromkeys(f.block for f in axis)]
+
+
+def _sorted(axes: Mapping[str, str]) -> dict[str, str]:
+    return dict(sorted(axes.items(), key=lambda item: ("{i}" in item[0], item[0])))
 
 
 def _products(

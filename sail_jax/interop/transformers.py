@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,13 +19,21 @@ import numpy as np
 from sail_jax.architectures import Rules
 from sail_jax.basis.spaces import Leaf, Spec
 from sail_jax.configurations import LAYER_KEYS
-from sail_jax.interop.settings import rules_by_probing
+from sail_jax.interop.settings import Network, table_by_probing
 from sail_jax.interop.torch import jax_function, on_arrays
 from sail_jax.tracing import Inferred, spec_of
 
-__all__ = ["available", "name_of", "outputs_of_config", "rules_of_config", "spec_of_config"]
+__all__ = [
+    "available",
+    "name_of",
+    "outputs_of_config",
+    "probe_config",
+    "rules_of_config",
+    "spec_of_config",
+]
 
 LENGTH = 8  # of the tokens that are traced
+_SMALL = 1 << 20  # parameters of a network that is built in memory
 _MOST = 64  # times as many tensors and parameters as before a network may have when it has grown
 
 
@@ -94,14 +103,32 @@ def rules_of_config(
       ValueError: As `spec_of_config`.
     """
 
-    def probe(changed: Mapping[str, Any]) -> tuple[Spec, dict[str, tuple[int, ...]]]:
-        module = _module(changed, _MOST * tensors, "meta")
-        apply, params = jax_function(module)
-        stored = _stored(module)
-        found = _traced(module, apply, params, stored).spec
-        return found, {n: tuple(x.shape) for n, x in jax.eval_shape(stored, params).items()}
+    return table_by_probing(config, partial(probe_config, tensors=_MOST * tensors)).rules
 
-    return rules_by_probing(config, probe)
+
+def probe_config(config: Mapping[str, Any], tensors: int) -> Network:
+    """Infers the network that a class of transformers makes of a configuration.
+
+    Args:
+      config: The configuration, as for `spec_of_config`.
+      tensors: How many layers it may have.
+
+    Returns:
+      The spaces and the shapes of its tensors.
+
+    Raises:
+      ImportError: As `spec_of_config`.
+      ValueError: As `spec_of_config`.
+    """
+    module = _module(config, tensors, "meta")
+    if sum(p.numel() for p in module.parameters()) < _SMALL:
+        # Numbers that are kept as tensors, such as the scale of embeddings, are computed then.
+        module = _module(config, tensors, "cpu")
+    apply, params = jax_function(module)
+    stored = _stored(module)
+    found = _traced(module, apply, params, stored)
+    shapes = {n: tuple(x.shape) for n, x in jax.eval_shape(stored, params).items()}
+    return Network(found.spec, shapes, found.numbers)
 
 
 def outputs_of_config(

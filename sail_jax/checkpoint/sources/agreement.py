@@ -200,6 +200,9 @@ def _known(config: Mapping[str, Any], tensors: Tensors) -> _Forward | None:
     try:
         family = architectures.of(config)
     except ValueError:
+        family = None
+    outputs = family and family.outputs
+    if family is None or outputs is None:
         name = transformers.name_of(config)
         if not name:
             return None
@@ -207,9 +210,6 @@ def _known(config: Mapping[str, Any], tensors: Tensors) -> _Forward | None:
             f"the forward pass of {name}",
             lambda config: transformers.outputs_of_config(config, tensors),
         )
-    outputs = family.outputs
-    if outputs is None:
-        return None
     # Drawn once for both networks, with a fixed seed: the same command has the same certificate.
     inputs = family.inputs(stated(config), np.random.default_rng(0))
 

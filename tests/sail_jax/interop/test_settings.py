@@ -1,12 +1,15 @@
 """Rules found by building networks of other sizes: a transformer whose table nobody has written."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from sail_jax import growth, spec_of
-from sail_jax.interop.settings import rules_by_probing
+from sail_jax.architectures.files import written
+from sail_jax.interop.settings import Network, table_by_probing
 
 CONFIG = {
     "num_layers": 3, "width": 8, "heads": 4, "kv_heads": 2, "inner": 12, "vocab_size": 11,
@@ -60,25 +63,41 @@ def net(config):
 
 def probe(config):
     like = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes(config).items()}
-    return spec_of(net(config), like, TOKENS).spec, shapes(config)
+    return Network(spec_of(net(config), like, TOKENS).spec, shapes(config))
 
 
 def test_entries_and_layers_are_found():
-    rules = rules_by_probing(CONFIG, probe)(CONFIG)
-    assert rules.layers == {"num_layers": "blocks.{i}."}
-    assert set(rules.settings) >= {
-        ("width", "embed"),
-        ("inner", "blocks.{i}.up"),
-        ("kv_heads", "blocks.{i}.q"),
-        ("heads", "blocks.{i}.q blocks.{i}.q:3"),
+    table = table_by_probing(CONFIG, probe)
+    assert table.layers == {"num_layers": "blocks.{i}."}
+    assert {*table.settings} == {
+        ("width", "resid"),
+        ("width", "head.{i} group.{i} qk.{i}"),
+        ("width", "head.{i} group.{i} v.{i}"),
+        ("inner", "hidden.{i}"),
+        ("kv_heads", "head.{i}"),
+        ("heads", "head.{i} group.{i}"),
+        ("vocab_size", "vocab"),
     }
-    assert not {key for key, _ in rules.settings} & {"vocab_size", "pad_token_id", "num_layers"}
-    assert rules.sizes["blocks.{i}.q:3"] == 2  # heads over kv_heads
-    assert rules.optional == {"head"}
-    axes = dict(rules.axes)
-    assert axes["embed"] == "vocabulary embed | vocabulary embed*"
-    assert axes["head"] == "vocabulary embed*"
-    assert axes["blocks.{i}.up"] == "embed* blocks.{i}.up"
+    assert table.sizes == {
+        "head.{i}": "kv_heads",
+        "group.{i}": "heads / kv_heads",
+        "qk.{i}": "width / heads",
+        "v.{i}": "width / heads",
+    }
+    assert table.axes["embed"] == "vocab* resid"
+    assert table.tied["embed"] == "vocab* resid | vocab resid*"
+    assert table.axes["head"] == "vocab resid*"
+    assert table.axes["blocks.{i}.up"] == "resid* hidden.{i}"
+    assert table.axes["blocks.{i}.o"] == "(head.{i}* group.{i}* v.{i}*) resid"
+    assert table.optional == table.head == ("head",)
+
+
+def test_a_table_in_a_file_is_the_same():
+    table = table_by_probing(CONFIG, probe)
+    parts = json.loads(written(table))
+    assert parts["axes"] == dict(table.axes)
+    rules = table.rules(CONFIG)
+    assert rules.sizes == {"head.{i}": 2, "group.{i}": 2, "qk.{i}": 2, "v.{i}": 2}
 
 
 @pytest.mark.slow
@@ -94,7 +113,7 @@ def test_what_was_found_grows_networks_that_compute_the_same(to, method):
     params = {
         k: jnp.asarray(rng.normal(size=s) * 0.3, jnp.float32) for k, s in shapes(CONFIG).items()
     }
-    make = rules_by_probing(CONFIG, probe)
+    make = table_by_probing(CONFIG, probe).rules
     key = jax.random.key(0)
     new, grown = growth.grow(params, CONFIG, to, method, key=key, rules=make)
     assert {k: x.shape for k, x in new.items()} == shapes(grown.config)
@@ -114,7 +133,7 @@ def test_layers_that_differ_are_refused():
                 {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in first.items()},
                 TOKENS,
             ).spec
-        return found, sizes
+        return Network(found, sizes)
 
     with pytest.raises(ValueError, match=r"the layers of 'blocks\.\{i\}"):
-        rules_by_probing(CONFIG, other)
+        table_by_probing(CONFIG, other)

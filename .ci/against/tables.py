@@ -1,0 +1,224 @@
+"""Tables of architectures as data, found by tracing the classes of transformers.
+
+`python .ci/against/tables.py [TYPE ...]` writes `sail_jax/architectures/tables/TYPE.json`, for all
+types or some. As a subject of `.ci/peers`, each case finds its table again and compares it with the
+file. It then builds every class of the type with other sizes and another number of layers, infers
+the spaces of its tensors, and compares them with what the file's table states for these tensors:
+the difference is the number of axes that are not the same.
+"""
+
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import transformers
+from cases import Case, Outcome
+from spaces import MODELS
+from transformers.models.auto import modeling_auto
+
+from sail_jax import architectures
+from sail_jax.architectures.files import Table, read, written
+from sail_jax.basis.spaces import Spec
+from sail_jax.interop.settings import Network, table_by_probing, united
+from sail_jax.interop.transformers import probe_config
+
+FILES = Path(architectures.__file__).parent / "tables"
+_MOST = 1000
+
+# Sizes that a configuration is built with where it has the entry.
+_SMALL = {
+    "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2,
+    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 50, "max_position_embeddings": 36,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "type_vocab_size": 3,
+    "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20, "image_size": 16, "patch_size": 4, "sliding_window": 4,
+}  # fmt: skip
+
+# Model types, and what differs from the sizes above.
+_PLAIN = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo", "olmo2"),
+    *("olmo3", "phi", "phi3", "cohere", "cohere2", "granite", "glm", "glm4", "nemotron", "smollm3"),
+    *("stablelm", "starcoder2", "gpt_neox", "gpt2", "gpt_bigcode", "gptj", "gpt_neo", "opt"),
+    *("bloom", "falcon", "mpt", "codegen", "arcee", "apertus", "helium", "seed_oss", "exaone4"),
+    *("ernie4_5", "ministral", "biogpt", "xglm", "persimmon", "nanochat", "vaultgemma"),
+    *("hunyuan_v1_dense", "bitnet", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"),
+    *("granitemoe", "phimoe", "mamba", "falcon_mamba", "bert", "roberta", "xlm-roberta"),
+    *("camembert", "distilbert", "albert", "electra", "mpnet", "modernbert", "deberta-v2"),
+    *("megatron-bert", "roformer", "nystromformer", "esm", "data2vec-text", "ernie", "t5", "mt5"),
+    *("umt5", "bart", "mbart", "pegasus", "marian", "m2m_100", "blenderbot", "vit", "deit"),
+    *("dinov2", "dinov2_with_registers", "vit_msn", "beit", "ijepa", "clip", "siglip", "whisper"),
+    *("clip_text_model", "clip_vision_model", "siglip_vision_model", "siglip_text_model"),
+)
+_TASKS = (
+    *("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_CLASSIFICATION"),
+    *("SPEECH_SEQ_2_SEQ", "PRETRAINING", "SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION"),
+    *("QUESTION_ANSWERING", "MASKED_IMAGE_MODELING"),
+)
+
+
+def classes(model_type: str) -> tuple[str, list[str], list[str]]:
+    """The main class of a model type, its other classes with heads, and those without."""
+    found: list[str] = []
+    for task in _TASKS:
+        names = getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").get(model_type, ())
+        found += [names] if isinstance(names, str) else names
+    bare = modeling_auto.MODEL_MAPPING_NAMES.get(model_type, ())
+    without = [bare] if isinstance(bare, str) else [*bare]
+    found = [name for name in dict.fromkeys(found) if name not in without]
+    return (found or without)[0], found[1:], without if found else []
+
+
+def configuration(model_type: str, name: str) -> dict[str, Any]:
+    """A small configuration of a class."""
+    kind = getattr(transformers, name).config_class
+    others = [own for cls, own, _ in MODELS.values() if cls == name]
+    default = kind()
+    small = {k: n for k, n in _SMALL.items() if isinstance(getattr(default, k, None), int)}
+    made = kind(**(others[0] if others else small))
+    return made.to_dict() | {"architectures": [name], "model_type": model_type}
+
+
+def _probe(prefix: str, config: Mapping[str, Any]) -> Network:
+    """The network of a configuration, with names as in a class with a head."""
+    found = probe_config(config, _MOST)
+    if not prefix or any(path.startswith(prefix) for path in found.shapes):
+        return found
+    leaves = tuple(leaf._replace(path=f"{prefix}{leaf.path}") for leaf in found.spec.leaves)
+    return Network(
+        Spec(leaves, found.spec.spaces), {f"{prefix}{p}": s for p, s in found.shapes.items()}
+    )
+
+
+def _resolve(kind: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a class takes the entries of a configuration for, those that it lacks included."""
+    try:
+        return kind.from_dict({k: v for k, v in config.items() if k != "architectures"}).to_dict()
+    except Exception as error:  # whatever the class makes of entries that do not fit
+        raise ValueError(str(error)) from error
+
+
+def make(model_type: str, names: Mapping[str, str] | None = None) -> Table:
+    """Finds the table of a model type."""
+    main, others, bare = classes(model_type)
+    kind = getattr(transformers, main)
+    prefix = f"{kind.base_model_prefix}." if others or bare else ""
+    find = partial(
+        table_by_probing, probe=partial(_probe, prefix), prefix=prefix,
+        resolve=partial(_resolve, kind.config_class),
+    )  # fmt: skip
+    table = find(configuration(model_type, main), vary=True, names=names)
+    made: dict[str, dict[str, Table]] = {"heads": {}, "bare": {}}
+    axes = dict(table.axes)
+    for group, listed in (("heads", others), ("bare", bare)):
+        for name in listed:
+            try:
+                found = find(configuration(model_type, name), names=axes)
+            except (ValueError, AttributeError) as error:
+                print(f"  {model_type}: no {name}: {str(error)[:150]}", file=sys.stderr)
+                continue
+            axes = {**found.axes, **axes}
+            made[group][name] = found
+    return united(table, made["heads"], [*made["bare"].values()])
+
+
+def _others(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Configurations with other sizes and depths, of which the first that can be built counts."""
+    sizes = {
+        k: 2 * v for k, v in config.items()
+        if k in _SMALL and isinstance(v, int) and not k.endswith("_id") and v > 2
+    }  # fmt: skip
+    yield {**config, **sizes}
+    yield {**config, **{k: v for k, v in sizes.items() if k != "head_dim"}}
+    yield dict(config)
+
+
+def compare(model_type: str, _folder: Path) -> Outcome:
+    """Finds a table again, and compares it with what other networks show."""
+    kept = read(model_type)
+    if written(make(model_type, kept.axes)) != (FILES / f"{model_type}.json").read_text("utf-8"):
+        raise RuntimeError("the table that is found now is not the one in the file")
+    return elsewhere(model_type, kept)
+
+
+def elsewhere(model_type: str, kept: Table) -> Outcome:
+    """Compares a table with what networks of other sizes show."""
+    wrong, total, notes = 0, 0, []
+    main, others, bare = classes(model_type)
+    for name in (main, *others, *bare):
+        for config in _others(configuration(model_type, name)):
+            try:
+                found = probe_config(config, _MOST)
+            except (ValueError, AttributeError):
+                continue
+            shapes = {
+                path: jax.ShapeDtypeStruct(size, jnp.float32) for path, size in found.shapes.items()
+            }
+            a, b = _axes_apart(kept.rules(config).spec(shapes), found.spec)
+            wrong, total = wrong + a, total + b
+            notes.append(name)
+            break
+    return Outcome(wrong, max(total, 1), 0, f"{total} axes of {', '.join(notes)}")
+
+
+def _axes_apart(ours: Spec, theirs: Spec) -> tuple[int, int]:
+    """How many axes are in a space that inference does not give them, and how many there are."""
+    names: dict[str, str] = {}
+    other = dict(theirs.leaves)
+    wrong = total = 0
+    for path, axes in ours.leaves:
+        for mine, found in zip(axes, other[path], strict=True):
+            total += 1
+            inner = [f for f in mine if "outer" not in ours.space(f.space).nonlinearity.split()]
+            if not inner:
+                continue
+            same = len(mine) == len(found) and all(
+                f.role == g.role and f.block == g.block
+                and ours.space(f.space).size == theirs.space(g.space).size
+                and names.setdefault(f.space, g.space) == g.space
+                for f, g in zip(mine, found, strict=False) if f in inner
+            )  # fmt: skip
+            wrong += not same
+    for name, own in names.items():
+        said = {*theirs.space(own).nonlinearity.split()}
+        wrong += not said <= {*ours.space(name).nonlinearity.split()}
+    return wrong, total
+
+
+CASES = [
+    Case(name, "axes that a network of other sizes shows otherwise", partial(compare, name))
+    for name in _PLAIN
+    if (FILES / f"{name}.json").exists()
+]
+
+
+def main(wanted: list[str]) -> None:
+    """Writes the tables."""
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    for name in wanted or _PLAIN:
+        start = time.process_time()
+        path = FILES / f"{name}.json"
+        try:
+            text = written(make(name, read(name).axes if path.exists() else None))
+            path.write_text(text, "utf-8")
+            read.cache_clear()
+            got = elsewhere(name, read(name))
+            line = f"{got.difference} of {got.note}"
+            if got.difference:
+                path.unlink()
+        except Exception as error:
+            path.unlink(missing_ok=True)
+            line = f"FAILED {type(error).__name__}: {str(error)[:300]}"
+            if len(wanted) == 1:
+                raise
+        print(f"{name}: {line} [{time.process_time() - start:.1f} s]", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

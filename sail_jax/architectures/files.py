@@ -1,0 +1,188 @@
+"""Tables of architectures that stand in files: what was found by tracing forward passes, as data.
+
+`tables/TYPE.json` has the table of a model type of transformers. `.ci/tables` writes the files: it
+traces the classes of that type at many configurations, and states what all of them have in common.
+A file holds these parts; only `axes` has to be there.
+
+axes, spaces, optional, settings, layers, single, ends, scales: as `Rules` has them
+tied: the axes of leaves while the head is the table of the embeddings
+ties: whether it is where the configuration does not say
+head: patterns of the head, which is required unless it is tied
+classes: axes of tensors that a class uses in another way
+sizes: for a space, what states its size: an entry of the configuration, or a quotient of two; the
+  first that gives a whole number is taken ("head_dim | hidden_size / num_attention_heads")
+words: for an entry and its value, words of spaces that differ then
+defaults: what entries are where the configuration does not state them
+holds: values of entries for which the table was found to hold, where others give another one
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from importlib import resources
+from typing import Any, NamedTuple
+
+from sail_jax.architectures.forward.heads import has_vocabulary
+from sail_jax.architectures.table import Config, Rules, look
+from sail_jax.configurations import class_of
+
+__all__ = ["Table", "model_types", "read", "written"]
+
+
+class Table(NamedTuple):
+    """The table of an architecture for every configuration, as it stands in a file.
+
+    Attributes:
+      axes: The axes strings, by pattern.
+      spaces: What is applied to each space.
+      sizes: What states the size of a space.
+      settings: Pairs of an entry and the spaces the product of whose sizes it states.
+      layers: The prefix of layers, by the entry that counts them.
+      optional: Patterns that need not match.
+      single: Patterns under a prefix of layers that one layer alone has.
+      tied: Axes strings of leaves while the head is tied.
+      ties: Whether the head is tied where the configuration does not state it.
+      head: The patterns of the head.
+      classes: Axes strings that differ, by the name of a class and by pattern.
+      ends: Spaces that are the output, unless one of these patterns matches.
+      words: Words of spaces that differ, by entry, value and space.
+      defaults: The values of entries that are not stated.
+      holds: The values of entries for which the table holds.
+      folds: As the attribute of `Rules`.
+      scales: As the attribute of `Rules`.
+    """
+
+    axes: Mapping[str, str]
+    spaces: Mapping[str, str] = {}
+    sizes: Mapping[str, str] = {}
+    settings: tuple[tuple[str, str], ...] = ()
+    layers: Mapping[str, str] = {}
+    optional: tuple[str, ...] = ()
+    single: tuple[str, ...] = ()
+    tied: Mapping[str, str] = {}
+    ties: bool = False
+    head: tuple[str, ...] = ()
+    classes: Mapping[str, Mapping[str, str]] = {}
+    ends: Mapping[str, tuple[str, ...]] = {}
+    words: Mapping[str, Mapping[str, Mapping[str, str]]] = {}
+    defaults: Mapping[str, Any] = {}
+    holds: Mapping[str, tuple[Any, ...]] = {}
+    folds: Mapping[str, tuple[str, ...]] = {}
+    scales: Mapping[str, tuple[str, float]] = {}
+
+    def _entry(self, config: Config, key: str) -> Any:
+        value = look(config, key)
+        return self.defaults.get(key) if value is None else value
+
+    def check(self, config: Config) -> None:
+        """Checks that the table holds for a configuration.
+
+        Args:
+          config: The configuration.
+
+        Raises:
+          ValueError: If it does not.
+        """
+        for key, values in self.holds.items():
+            value = self._entry(config, key)
+            if value is not None and value not in values:
+                raise ValueError(
+                    f"the configuration's {key!r} is {value!r}, and the table of this architecture "
+                    f"holds for {' or '.join(map(repr, values))}: let the spaces be inferred "
+                    "(pip install 'sail-jax[torch]')"
+                )
+
+    def rules(self, config: Config) -> Rules:
+        """Makes the rules of one configuration.
+
+        Args:
+          config: The configuration.
+
+        Returns:
+          The rules.
+
+        Raises:
+          ValueError: If the table does not hold for an entry of the configuration.
+        """
+        self.check(config)
+        entry = partial(self._entry, config)
+        worded = has_vocabulary(config)
+        tie = entry("tie_word_embeddings")
+        tied = worded and bool(self.tied) and (self.ties if tie is None else tie is True)
+        own = self.classes.get(class_of(config), {})
+        axes = {**self.axes, **(self.tied if tied else {}), **own}
+        optional = frozenset(self.optional)
+        if worded and not tied:
+            optional -= {*self.head}
+        spaces = dict(self.spaces)
+        for key, values in self.words.items():
+            spaces |= values.get(str(entry(key)), {})
+        sizes = {name: n for name, text in self.sizes.items() if (n := _size(text, entry))}
+        ends = {} if tied or (worded and not self.head) else self.ends
+        return Rules(
+            tuple(axes.items()), spaces, sizes, optional, ends, settings=self.settings,
+            folds=self.folds, layers=self.layers, single=frozenset(self.single), scales=self.scales,
+        )  # fmt: skip
+
+
+def _size(text: str, entry: Callable[[str], Any]) -> int | None:
+    """The first of several quotients of entries that is a whole number."""
+    for choice in text.split(" | "):
+        above, *below = choice.split(" / ")
+        value = int(above) if above.isdigit() else entry(above)
+        for key in below:
+            divisor = int(key) if key.isdigit() else entry(key)
+            if not (_is_count(value) and _is_count(divisor)) or value % divisor:
+                value = None
+                break
+            value //= divisor
+        if _is_count(value):
+            return value
+    return None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+@cache
+def model_types() -> tuple[str, ...]:
+    """Lists the model types that have a table in a file.
+
+    Returns:
+      Their names, in order.
+    """
+    files = resources.files("sail_jax.architectures").joinpath("tables").iterdir()
+    return tuple(sorted(f.name.removesuffix(".json") for f in files if f.name.endswith(".json")))
+
+
+@cache
+def read(model_type: str) -> Table:
+    """Reads the table of a model type.
+
+    Args:
+      model_type: One of `model_types()`.
+
+    Returns:
+      The table.
+    """
+    files = resources.files("sail_jax.architectures").joinpath("tables")
+    parts = json.loads(files.joinpath(f"{model_type}.json").read_text("utf-8"))
+    for key in ("settings", "optional", "single", "head"):
+        parts[key] = tuple(tuple(x) if isinstance(x, list) else x for x in parts.get(key, ()))
+    for key in ("ends", "holds", "folds", "scales"):
+        parts[key] = {name: tuple(x) for name, x in parts.get(key, {}).items()}
+    return Table(**parts)
+
+
+def written(table: Table) -> str:
+    """Writes a table as the text of its file.
+
+    Args:
+      table: The table.
+
+    Returns:
+      The text, JSON.
+    """
+    parts = {k: v for k, v in table._asdict().items() if v not in ((), {}, False)}
+    return json.dumps(parts, indent=1, ensure_ascii=False) + "\n"
