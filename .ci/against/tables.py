@@ -89,9 +89,13 @@ def _probe(prefix: str, config: Mapping[str, Any]) -> Network:
     found = probe_config(config, _MOST)
     if not prefix or any(path.startswith(prefix) for path in found.shapes):
         return found
-    leaves = tuple(leaf._replace(path=f"{prefix}{leaf.path}") for leaf in found.spec.leaves)
     return Network(
-        Spec(leaves, found.spec.spaces), {f"{prefix}{p}": s for p, s in found.shapes.items()}
+        Spec(
+            tuple(leaf._replace(path=f"{prefix}{leaf.path}") for leaf in found.spec.leaves),
+            found.spec.spaces,
+        ),
+        {f"{prefix}{path}": size for path, size in found.shapes.items()},
+        tuple(n._replace(leaf=f"{prefix}{n.leaf}" if n.leaf else "") for n in found.numbers or ()),
     )
 
 
@@ -185,8 +189,10 @@ def _axes_apart(ours: Spec, theirs: Spec) -> tuple[int, int]:
             )  # fmt: skip
             wrong += not same
     for name, own in names.items():
-        said = {*theirs.space(own).nonlinearity.split()}
-        wrong += not said <= {*ours.space(name).nonlinearity.split()}
+        mine = {*ours.space(name).nonlinearity.split()}
+        # Whether logits are divided by the root of a size is seen at two sizes alone.
+        mine |= {"dot"} if "linear" in mine else set()
+        wrong += not {*theirs.space(own).nonlinearity.split()} <= mine
     return wrong, total
 
 
