@@ -27,6 +27,7 @@ from sail_jax.architectures.files import Table, read, written
 from sail_jax.basis.spaces import Spec
 from sail_jax.interop.settings import Network, table_by_probing, united
 from sail_jax.interop.transformers import probe_config
+from sail_jax.tracing.multiples import Multiples
 
 FILES = Path(architectures.__file__).parent / "tables"
 _MOST = 1000
@@ -85,17 +86,29 @@ def configuration(model_type: str, name: str) -> dict[str, Any]:
 
 
 def _probe(prefix: str, config: Mapping[str, Any]) -> Network:
-    """The network of a configuration, with names as in a class with a head."""
+    """The network of a configuration, with the prefix of names that the main class has."""
     found = probe_config(config, _MOST)
+    own = f"{getattr(transformers, config['architectures'][0]).base_model_prefix}."
     if not prefix or any(path.startswith(prefix) for path in found.shapes):
         return found
+    bare = not any(path.startswith(own) for path in found.shapes)
+
+    def named(path: str) -> str:
+        if bare:
+            return prefix + path
+        return prefix + path.removeprefix(own) if path.startswith(own) else path
+
+    known = found.multiples or Multiples()
     return Network(
         Spec(
-            tuple(leaf._replace(path=f"{prefix}{leaf.path}") for leaf in found.spec.leaves),
+            tuple(leaf._replace(path=named(leaf.path)) for leaf in found.spec.leaves),
             found.spec.spaces,
         ),
-        {f"{prefix}{path}": size for path, size in found.shapes.items()},
-        tuple(n._replace(leaf=f"{prefix}{n.leaf}" if n.leaf else "") for n in found.numbers or ()),
+        {named(path): size for path, size in found.shapes.items()},
+        Multiples(
+            tuple(n._replace(leaf=named(n.leaf) if n.leaf else "") for n in known.numbers),
+            {named(g): tuple(map(named, r)) for g, r in known.readers.items()},
+        ),
     )
 
 
@@ -111,16 +124,18 @@ def make(model_type: str, names: Mapping[str, str] | None = None) -> Table:
     """Finds the table of a model type."""
     main, others, bare = classes(model_type)
     kind = getattr(transformers, main)
-    prefix = f"{kind.base_model_prefix}." if others or bare else ""
+    listed = [getattr(transformers, name) for name in (main, *others)] if others or bare else []
+    prefixes = tuple(dict.fromkeys(f"{one.base_model_prefix}." for one in listed))
+    prefix = prefixes[0] if prefixes else ""
     find = partial(
-        table_by_probing, probe=partial(_probe, prefix), prefix=prefix,
+        table_by_probing, probe=partial(_probe, prefix), prefixes=prefixes,
         resolve=partial(_resolve, kind.config_class),
     )  # fmt: skip
     table = find(configuration(model_type, main), vary=True, names=names)
     made: dict[str, dict[str, Table]] = {"heads": {}, "bare": {}}
     axes = dict(table.axes)
-    for group, listed in (("heads", others), ("bare", bare)):
-        for name in listed:
+    for group, kinds in (("heads", others), ("bare", bare)):
+        for name in kinds:
             try:
                 found = find(configuration(model_type, name), names=axes)
             except (ValueError, AttributeError) as error:

@@ -185,4 +185,15 @@ def written(table: Table) -> str:
       The text, JSON.
     """
     parts = {k: v for k, v in table._asdict().items() if v not in ((), {}, False)}
-    return json.dumps(parts, indent=1, ensure_ascii=False) + "\n"
+    lines = ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in parts.items())
+    return f"{{\n{lines}\n}}\n"
+
+
+def _lines(value: Any) -> str:
+    """A part of a file, with a line for each of its items."""
+    if isinstance(value, Mapping):
+        items = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in value.items()]
+        return "{\n  " + ",\n  ".join(items) + "\n}"
+    if isinstance(value, tuple):
+        return "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n]"
+    return json.dumps(value)

@@ -19,7 +19,7 @@ from sail_jax.architectures.table import look, put
 from sail_jax.basis.axes import Axis, Factor, format_axes
 from sail_jax.basis.spaces import Spec
 from sail_jax.interop.naming import Place, named
-from sail_jax.tracing.numbers import Number, changed
+from sail_jax.tracing.multiples import Multiples, changed
 
 __all__ = ["Network", "Probe", "table_by_probing", "united"]
 
@@ -33,12 +33,12 @@ class Network(NamedTuple):
     Attributes:
       spec: The spaces of its tensors.
       shapes: The shapes of its tensors, by name.
-      numbers: What its forward pass multiplies by; None if that is not known.
+      multiples: What its forward pass multiplies by; None if that is not known.
     """
 
     spec: Spec
     shapes: Mapping[str, tuple[int, ...]]
-    numbers: tuple[Number, ...] | None = None
+    multiples: Multiples | None = None
 
     @property
     def axes(self) -> Axes:
@@ -79,7 +79,7 @@ def table_by_probing(
     probe: Probe,
     *,
     vary: bool = False,
-    prefix: str = "",
+    prefixes: Sequence[str] = (),
     resolve: Callable[[Config], Config] | None = None,
     names: Mapping[str, str] | None = None,
 ) -> Table:
@@ -91,7 +91,8 @@ def table_by_probing(
       vary: Whether entries are varied that state no sizes: which tensors are optional, and for
         which values the table holds. Without it the table holds for configurations that differ in
         sizes and in the number of layers alone.
-      prefix: A prefix of names that networks without a head do not have, such as "model.".
+      prefixes: A prefix of names that networks without a head do not have, such as "model.", and
+        what other classes have in its place.
       resolve: Gives a configuration the entries that it does not state; None if nothing is known.
       names: Axes strings of a table by pattern, from which spaces take their names.
 
@@ -125,29 +126,32 @@ def table_by_probing(
         if _is_count(n) and k not in counts and not _OTHERS.fullmatch(k)
     }
     configs, networks = _resized(small, base, entries, probe)
-    known = {p.replace(f"{{{prefix},}}", prefix): text for p, text in (names or {}).items()}
+    either = f"{{{','.join(prefixes)},}}" if prefixes else ""
+    known = {
+        p.replace(either, prefixes[0]) if prefixes else p: text for p, text in (names or {}).items()
+    }
     made = _Maker(base, layers, deep, configs, networks, entries, known)
     if loose:
         default = resolve({k: v for k, v in config.items() if k != TIE}) if resolve else {}
         made.untie(loose, default.get(TIE) is True)
     if vary:
         _varied(made, small, probe)
-    return _prefixed(made.table(resolve), prefix)
+    table = made.table(resolve)
+    return _prefixed(table, prefixes[0], either) if prefixes else table
 
 
-def _prefixed(table: Table, prefix: str) -> Table:
+def _prefixed(table: Table, prefix: str, instead: str) -> Table:
     """The table with patterns that match with a prefix of names and without."""
-    if not prefix:
-        return table
 
     def either(pattern: str) -> str:
         own = pattern.startswith(prefix)
-        return f"{{{prefix},}}{pattern[len(prefix) :]}" if own else pattern
+        return f"{instead}{pattern[len(prefix) :]}" if own else pattern
 
     return table._replace(
         axes={either(p): text for p, text in table.axes.items()},
         tied={either(p): text for p, text in table.tied.items()},
         scales={either(p): own for p, own in table.scales.items()},
+        folds={either(p): tuple(map(either, own)) for p, own in table.folds.items()},
         layers={key: either(p) for key, p in table.layers.items()},
         optional=tuple(map(either, table.optional)),
         single=tuple(map(either, table.single)),
@@ -185,6 +189,12 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
             )
         sizes = {**other.sizes, **sizes}
     settings = dict.fromkeys(one for other in known for one in other.settings)
+    folds = {
+        gain: tuple(dict.fromkeys(p for other in known for p in other.folds.get(gain, ())))
+        for gain in table.folds
+        if all(gain in other.folds for other in heads.values() if gain in other.axes)
+    }
+    optional = missing.union(*(other.optional for other in known))
     # Some classes use a tensor of one name in different ways.
     classes = {
         name: own
@@ -192,8 +202,8 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
         if (own := {p: text for p, text in other.axes.items() if text != axes[p]})
     }
     return table._replace(
-        classes=classes, axes=axes, spaces=spaces, sizes=sizes, settings=tuple(settings), ends=ends,
-        optional=tuple(sorted({*missing}.union(*(other.optional for other in known)))),
+        classes=classes, folds=folds, axes=axes, spaces=spaces, sizes=sizes,
+        settings=tuple(settings), ends=ends, optional=tuple(sorted(optional)),
     )  # fmt: skip
 
 
@@ -301,6 +311,7 @@ class _Maker:
         self.tied: Axes = {}
         self.ties = False
         self.head: tuple[str, ...] = ()
+        self.readers = dict(base.multiples.readers) if base.multiples else {}
         self.overrides: dict[str, dict[str, dict[str, str]]] = {}
         self.holds: dict[str, tuple[Any, ...]] = {}
         self.names = names
@@ -345,9 +356,9 @@ class _Maker:
         scales: dict[str, tuple[str, float]] = {}
         for k, network in enumerate(networks[1:], 1):
             ratios = {n: own[k] / own[0] for n, own in self.sizes.items() if own[k] != own[0]}
-            if self.base.numbers is None or network.numbers is None:
+            if self.base.multiples is None or network.multiples is None:
                 return set(), {}
-            found = changed(self.base.numbers, network.numbers)
+            found = changed(self.base.multiples.numbers, network.multiples.numbers)
             if found == []:
                 free.update(ratios)
             for number, ratio in found or ():
@@ -411,6 +422,8 @@ class _Maker:
         if self.add(network, joins=True) is None:
             raise ValueError("a tied head changes the axes of other tensors")
         self.tied, self.ties = tied, by_default
+        # A gain is not multiplied into the table of the embeddings.
+        self.readers = dict(network.multiples.readers) if network.multiples else {}
         self.head = tuple(path for path in network.shapes if path not in self.base.shapes)
         count = self.sizes.get("vocab", (0,))[0]
         for path in self.head:
@@ -510,7 +523,18 @@ class _Maker:
             # Logits that are not divided by the root of the size are a sum like any other.
             if name in called and words[called[name]] == "dot":
                 words[called[name]] = "linear"
+        folds: dict[str, dict[str, None]] = {}
+        for gain, readers in self.readers.items():
+            if any(f.role == "gain" for axis in self.axes.get(gain, ()) for f in axis):
+                into = folds.setdefault(self.opened(gain), {})
+                into |= dict.fromkeys(map(self.opened, readers))
+        rms = {name for name, word in words.items() if word.split() == ["rmsnorm"]}
         made = Table(
+            folds={
+                gain: tuple(readers)
+                for gain, readers in folds.items()
+                if axes[gain] in {f"diag({name})" for name in rms}
+            },
             axes=_sorted(axes),
             spaces={name: word for name, word in words.items() if word},
             scales={

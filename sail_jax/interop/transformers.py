@@ -128,7 +128,7 @@ def probe_config(config: Mapping[str, Any], tensors: int) -> Network:
     stored = _stored(module)
     found = _traced(module, apply, params, stored)
     shapes = {n: tuple(x.shape) for n, x in jax.eval_shape(stored, params).items()}
-    return Network(found.spec, shapes, found.numbers)
+    return Network(found.spec, shapes, found.multiples)
 
 
 def outputs_of_config(

@@ -14,7 +14,7 @@ from sail_jax.basis.families import Family
 from sail_jax.basis.spaces import Leaf, Space, Spec
 from sail_jax.checks import nearest
 from sail_jax.tracing.interpreter import Interpreter, alive
-from sail_jax.tracing.numbers import Number, numbers_of
+from sail_jax.tracing.multiples import Multiples, multiples
 from sail_jax.tracing.roles import Found, Place, solve, words_of
 from sail_jax.tracing.terms import (
     Atom,
@@ -45,14 +45,15 @@ class Inferred:
         order and the line of source, or what the axis lacks.
       unknown: Names of primitives without a rule. All axes that meet one are fixed.
       unused: Paths of parameters on which no output depends.
-      numbers: What the forward pass multiplies by, to be compared with those at another size.
+      multiples: What the forward pass multiplies by: numbers, to be compared with those at another
+        size, and gains that matrices alone read.
     """
 
     spec: Spec
     why: Mapping[tuple[str, int], str]
     unknown: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
-    numbers: tuple[Number, ...] = ()
+    multiples: Multiples = Multiples()  # noqa: RUF009
 
     @property
     def rules(self) -> dict[str, str]:
@@ -104,7 +105,7 @@ def spec_of(
     """
     traced = jax.make_jaxpr(apply)(params, *inputs)
     paths = leaf_paths(params)
-    numbers = numbers_of(traced, paths)
+    scaled = multiples(traced, paths)
     shapes = [tuple(v.aval.shape) for v in traced.jaxpr.invars[: len(paths)]]
     floating = [
         jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in traced.jaxpr.invars[: len(paths)]
@@ -148,7 +149,7 @@ def spec_of(
         why = {where: text for where, text in why.items() if where[0] in paths}
     called = _names(paths, kept, found, names or {})
     spec = _spec(paths, kept, found, called)
-    return Inferred(spec, why, tuple(sorted(first.unknown)), tuple(unused), numbers)
+    return Inferred(spec, why, tuple(sorted(first.unknown)), tuple(unused), scaled)
 
 
 def _parameters(labels: list[tuple[Label, ...]]) -> list[Value]:

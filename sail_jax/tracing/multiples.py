@@ -1,0 +1,194 @@
+"""What a forward pass multiplies by: numbers, and the gains of norms.
+
+Attention divides by the root of a head's size, some networks multiply embeddings by the root of
+their width. In a jaxpr both are numbers. Traced at another size the same operations have other
+numbers where they follow from that size. A gain that nothing but matrices read can be multiplied
+into these.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.extend import core
+
+__all__ = ["Multiples", "Number", "changed", "multiples"]
+
+# These hand on what they are given, in another form.
+_SAME = {
+    *("convert_element_type", "reshape", "transpose", "broadcast_in_dim", "squeeze", "copy"),
+    *("expand_dims", "gather", "stop_gradient", "sharding_constraint"),
+}
+_ROOTS = {"sqrt": 0.5, "rsqrt": -0.5, "square": 2.0}
+
+
+class Number(NamedTuple):
+    """A number that a value is multiplied by, added to, or compared with.
+
+    Attributes:
+      primitive: The primitive; a division is a multiplication.
+      value: The number.
+      leaf: The path of the parameter that is multiplied, if it is looked up or used as it is.
+    """
+
+    primitive: str
+    value: float
+    leaf: str = ""
+
+
+class Multiples(NamedTuple):
+    """What a forward pass multiplies by.
+
+    Attributes:
+      numbers: The numbers, in the order of its operations.
+      readers: For the path of a gain, the paths of the matrices that alone read what it scales.
+    """
+
+    numbers: tuple[Number, ...] = ()
+    readers: Mapping[str, tuple[str, ...]] = {}
+
+
+class _Seen(NamedTuple):
+    """What is known of a value: its number, the parameter it is, its gain, the terms it sums."""
+
+    number: float | None = None
+    leaf: str = ""
+    gain: str = ""
+    count: int = 0
+
+
+_NOTHING = _Seen()
+
+
+def multiples(traced: Any, paths: Sequence[str]) -> Multiples:
+    """Finds what a forward pass multiplies by.
+
+    A division of a sum by the number of its terms is a mean, and not listed.
+
+    Args:
+      traced: The closed jaxpr, its parameters before its inputs.
+      paths: The paths of the parameters.
+
+    Returns:
+      The numbers, and what reads the gains.
+    """
+    walk = _Walk()
+    rest = len(traced.jaxpr.invars) - len(paths)
+    outs = walk.run(traced, [*(_Seen(leaf=path) for path in paths), *[_NOTHING] * rest])
+    walk.read({out.gain for out in outs}, "")
+    readers = {g: tuple(sorted(r)) for g, r in walk.readers.items() if g and "" not in r}
+    return Multiples(tuple(walk.numbers), readers)
+
+
+def changed(first: Sequence[Number], second: Sequence[Number]) -> list[tuple[Number, float]] | None:
+    """Compares the numbers of a network at two sizes.
+
+    Args:
+      first: Those at one size.
+      second: Those at another.
+
+    Returns:
+      Each that differs, with what it is multiplied by from the first to the second size; None if
+      the two do not have the same operations.
+    """
+    if [(a.primitive, a.leaf) for a in first] != [(b.primitive, b.leaf) for b in second]:
+        return None
+    return [
+        (a, b.value / a.value if a.value else math.inf)
+        for a, b in zip(first, second, strict=True)
+        if not math.isclose(a.value, b.value, rel_tol=1e-6, abs_tol=1e-30)
+    ]
+
+
+class _Walk:
+    """A walk through a jaxpr and those within it."""
+
+    def __init__(self) -> None:
+        self.numbers: list[Number] = []
+        self.readers: dict[str, set[str]] = {}
+
+    def read(self, gains: set[str], by: str) -> None:
+        """Notes what reads what gains scale: a matrix, or anything else ("")."""
+        for gain in gains - {""}:
+            self.readers.setdefault(gain, set()).add(by)
+
+    def run(self, jaxpr: Any, values: Sequence[_Seen]) -> list[_Seen]:
+        """Goes through the equations of a jaxpr."""
+        consts: Sequence[Any] = ()
+        if hasattr(jaxpr, "jaxpr"):
+            jaxpr, consts = jaxpr.jaxpr, jaxpr.consts
+        known: dict[Any, _Seen] = dict(zip(jaxpr.constvars, map(_constant, consts), strict=True))
+        known |= zip(jaxpr.invars, values, strict=True)
+
+        def read(variable: Any) -> _Seen:
+            literal = isinstance(variable, core.Literal)
+            return _constant(variable.val) if literal else known.get(variable, _NOTHING)
+
+        for eqn in jaxpr.eqns:
+            outs = self._outcome(eqn, [read(v) for v in eqn.invars])
+            known |= zip(eqn.outvars, outs or [_NOTHING] * len(eqn.outvars), strict=True)
+        return [read(v) for v in jaxpr.outvars]
+
+    def _outcome(self, eqn: Any, ins: list[_Seen]) -> list[_Seen] | None:
+        name, params = eqn.primitive.name, eqn.params
+        if name in _SAME:
+            return [ins[0]]
+        within = [params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params]
+        if within and name != "scan":
+            return self.run(within[0], ins[len(ins) - len(_arguments(within[0])) :])
+        numbers = [x.number for x in ins]
+        known = [n for n in numbers if n is not None]
+        if ins and len(known) == len(ins):
+            return [_Seen(_computed(name, known))]
+        self.read({x.gain for x in ins}, self._matrix(name, ins))
+        for key in ("jaxpr", "cond_jaxpr", "body_jaxpr", "branches"):
+            inner = params.get(key, ())
+            for jaxpr in inner if isinstance(inner, tuple) else (inner,):
+                self.run(jaxpr, [_NOTHING] * len(_arguments(jaxpr)))
+        if name == "reduce_sum":
+            sizes = eqn.invars[0].aval.shape
+            return [_Seen(count=math.prod(sizes[k] for k in params["axes"]))]
+        if len(ins) != 2:
+            return None
+        if known:
+            at = 0 if numbers[0] is not None else 1
+            if np.issubdtype(eqn.invars[at].aval.dtype, np.floating):
+                self._by(name, known[0], ins[1 - at], divides=at == 1)
+        elif name == "mul" and bool(ins[0].leaf) != bool(ins[1].leaf):
+            return [_Seen(gain=ins[0].leaf or ins[1].leaf)]
+        return None
+
+    def _matrix(self, name: str, ins: list[_Seen]) -> str:
+        """The parameter that a value is contracted with, if that is what happens to it."""
+        return (ins[0].leaf or ins[1].leaf) if name == "dot_general" else ""
+
+    def _by(self, name: str, number: float, x: _Seen, *, divides: bool) -> None:
+        if name == "div" and divides and number:
+            name, number = "mul", 1 / number
+        mean = name == "mul" and x.count and math.isclose(number * x.count, 1, rel_tol=1e-5)
+        if not mean:
+            self.numbers.append(Number(name, number, x.leaf if name == "mul" else ""))
+
+
+def _constant(value: Any) -> _Seen:
+    array = np.asarray(value)
+    plain = array.size == 1 and (
+        array.dtype.kind in "iu" or np.issubdtype(array.dtype, np.floating)
+    )
+    return _Seen(float(array.reshape(()))) if plain else _NOTHING
+
+
+def _arguments(jaxpr: Any) -> Sequence[Any]:
+    return jaxpr.jaxpr.invars if hasattr(jaxpr, "jaxpr") else jaxpr.invars
+
+
+def _computed(name: str, numbers: list[float]) -> float | None:
+    if name in _ROOTS and numbers[0] > 0:
+        return numbers[0] ** _ROOTS[name]
+    if len(numbers) == 2:
+        a, b = numbers
+        if name == "div":
+            return a / b if b else None
+        return {"mul": a * b, "add": a + b, "sub": a - b}.get(name)
+    return None
