@@ -39,6 +39,7 @@ _SMALL = {
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "type_vocab_size": 3,
     "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
     "moe_intermediate_size": 20, "image_size": 16, "patch_size": 4, "sliding_window": 4,
+    "encoder_stride": 4,
 }  # fmt: skip
 
 # Model types, and what differs from the sizes above.
@@ -150,7 +151,7 @@ def _others(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Configurations with other sizes and depths, of which the first that can be built counts."""
     sizes = {
         k: 2 * v for k, v in config.items()
-        if k in _SMALL and isinstance(v, int) and not k.endswith("_id") and v > 2
+        if k in _SMALL and isinstance(v, int) and v > 2
     }  # fmt: skip
     yield {**config, **sizes}
     yield {**config, **{k: v for k, v in sizes.items() if k != "head_dim"}}

@@ -246,9 +246,15 @@ def _stored(module: Any) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
     Some models are saved with older names, or with each expert by itself.
     """
     loading = importlib.import_module("transformers.core_model_loading")
+    # A tensor of two names is saved by the second of these.
+    tied = getattr(module, "all_tied_weights_keys", {})
+
+    def named(params: Mapping[str, Any]) -> dict[str, Any]:
+        other = {name: tied[name] for name in params if tied.get(name, name) not in params}
+        return {other.get(name, name): x for name, x in params.items()}
 
     def stored(params: Mapping[str, Any]) -> dict[str, Any]:
-        return on_arrays(lambda own: loading.revert_weight_conversion(module, own), params)
+        return on_arrays(lambda own: loading.revert_weight_conversion(module, own), named(params))
 
     return stored
 
@@ -268,6 +274,11 @@ def _inputs(module: Any) -> dict[str, jax.ShapeDtypeStruct]:
         height, width = size if isinstance(size, list | tuple) else (size or 32, size or 32)
         channels = getattr(vision, "num_channels", 3)
         given["pixel_values"] = jax.ShapeDtypeStruct((1, channels, height, width), jnp.float32)
+    if type(module).__name__.endswith("ForMaskedImageModeling"):
+        # Patches that are hidden, without which the token of masked patches is not used.
+        side = getattr(vision, "patch_size", 16)
+        count = math.prod(n // side for n in given["pixel_values"].shape[2:])
+        given["bool_masked_pos"] = jax.ShapeDtypeStruct((1, count), jnp.bool_)
     if not given:
         raise ValueError(f"inputs of the kind {main!r} are not known here")
     return given
