@@ -11,7 +11,7 @@ pairs lie side by side.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,10 +19,21 @@ from jaxtyping import PyTree
 
 from sail_jax.architectures.detect import architecture
 from sail_jax.architectures.table import Config, Rules, flag, pairs, setting
-from sail_jax.checks import nearest
 from sail_jax.trees import leaf_paths
 
-__all__ = ["FAMILIES", "Place", "Row", "maxtext", "of_tree", "places", "rows", "tunix"]
+__all__ = [
+    "DECODERS",
+    "GEMMA3_PATTERN",
+    "Place",
+    "Row",
+    "family_of",
+    "maxtext",
+    "of_tree",
+    "places",
+    "recognised",
+    "rows",
+    "tunix",
+]
 
 
 class Row(NamedTuple):
@@ -75,84 +86,105 @@ class Place(NamedTuple):
         return f"{self.folder}{first}{self.suffix}/{rest}"
 
 
-# The decoders of each framework, and which of the tables below are theirs, by the model types of
-# Hugging Face.
-FAMILIES = {
+# What each framework calls its decoders, by the model types of Hugging Face.
+DECODERS = {
     "maxtext": {
-        **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), "llama"),
+        **{"llama": "llama2", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3"},
         **{"gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3"},
     },
     "tunix": {
-        **dict.fromkeys(("llama", "qwen2", "qwen3"), "llama"),
+        **{"llama": "llama3", "qwen2": "qwen2", "qwen3": "qwen3"},
         **{"gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3"},
     },
 }
 
-_NORM = "e -> e", "diag(resid)"
+
+def family_of(decoder: str) -> str:
+    """Returns which of the tables below a decoder of a framework has.
+
+    Args:
+      decoder: One of the values of `DECODERS`.
+
+    Returns:
+      "llama", "gemma", "gemma2" or "gemma3".
+    """
+    return decoder if decoder.startswith("gemma") else "llama"
 
 
-def _row(leaf: str, tensors: str, layout: str, axes: str) -> Row:
-    """A row, whose leaf is optional if a "?" stands in front of it."""
-    return Row(leaf.removeprefix("?"), tuple(tensors.split()), layout, axes, leaf[0] == "?")
+def _table(text: str) -> tuple[Row, ...]:
+    """Reads rows: a leaf (optional with "?" in front), its tensors, the layout, and the spaces.
+
+    Names of tensors that do not end in "bias" end in ".weight".
+    """
+    out = []
+    for line in text.strip().splitlines():
+        leaf, names, layout, axes = (cell.strip() for cell in line.split("|"))
+        tensors = tuple(n if n.endswith("bias") else f"{n}.weight" for n in names.split())
+        out.append(Row(leaf.removeprefix("?"), tensors, layout, axes, leaf[0] == "?"))
+    return tuple(out)
 
 
-_MAXTEXT_BLOCK = (
-    _row("self_attention/query/kernel", "self_attn.q_proj.weight", "(h d) e -> e h d", "resid* (head group) qk"),
-    _row("self_attention/key/kernel", "self_attn.k_proj.weight", "(k d) e -> e k d", "resid* head qk*"),
-    _row("self_attention/value/kernel", "self_attn.v_proj.weight", "(k d) e -> e k d", "resid* head v"),
-    _row("self_attention/out/kernel", "self_attn.o_proj.weight", "e (h d) -> h d e", "(head group)* v* resid"),
-    _row("?self_attention/query/bias", "self_attn.q_proj.bias", "(h d) -> h d", "(head group) qk"),
-    _row("?self_attention/key/bias", "self_attn.k_proj.bias", "(k d) -> k d", "head qk*"),
-    _row("?self_attention/value/bias", "self_attn.v_proj.bias", "(k d) -> k d", "head v"),
-    _row("?self_attention/query_norm/scale", "self_attn.q_norm.weight", "d -> d", "diag(qk)"),
-    _row("?self_attention/key_norm/scale", "self_attn.k_norm.weight", "d -> d", "diag(qk)"),
-    _row("mlp/wi_0/kernel", "mlp.gate_proj.weight", "f e -> e f", "resid* hidden"),
-    _row("mlp/wi_1/kernel", "mlp.up_proj.weight", "f e -> e f", "resid* hidden"),
-    _row("mlp/wo/kernel", "mlp.down_proj.weight", "e f -> f e", "hidden* resid"),
-)  # fmt: skip
-_MAXTEXT_ENDS = (
-    _row("token_embedder/embedding", "model.embed_tokens.weight", "v e -> v e", "vocab* resid"),
-    _row("decoder/decoder_norm/scale", "model.norm.weight", *_NORM),
-    _row("?decoder/logits_dense/kernel", "lm_head.weight", "v e -> e v", "resid* vocab"),
-)
-_TUNIX_MLP = (
-    _row("mlp/gate_proj/kernel", "mlp.gate_proj.weight", "f e -> e f", "resid* hidden"),
-    _row("mlp/up_proj/kernel", "mlp.up_proj.weight", "f e -> e f", "resid* hidden"),
-    _row("mlp/down_proj/kernel", "mlp.down_proj.weight", "e f -> f e", "hidden* resid"),
-)
-_TUNIX_LLAMA = (
-    _row("attn/q_proj/w", "self_attn.q_proj.weight", "(h d) e -> e h d", "resid* (head group) qk"),
-    _row("attn/k_proj/w", "self_attn.k_proj.weight", "(k d) e -> e k d", "resid* head qk*"),
-    _row("attn/v_proj/w", "self_attn.v_proj.weight", "(k d) e -> e k d", "resid* head v"),
-    _row("attn/o_proj/w", "self_attn.o_proj.weight", "e (h d) -> h d e", "(head group)* v* resid"),
-    _row("?attn/q_bias", "self_attn.q_proj.bias", "(h d) -> (h d)", "(head group qk)"),
-    _row("?attn/k_bias", "self_attn.k_proj.bias", "(k d) -> (k d)", "(head qk*)"),
-    _row("?attn/v_bias", "self_attn.v_proj.bias", "(k d) -> (k d)", "(head v)"),
-    _row("?attn/q_norm/w", "self_attn.q_norm.weight", "d -> d", "diag(qk)"),
-    _row("?attn/k_norm/w", "self_attn.k_norm.weight", "d -> d", "diag(qk)"),
-    *_TUNIX_MLP,
-    _row("input_layernorm/w", "input_layernorm.weight", *_NORM),
-    _row("post_attention_layernorm/w", "post_attention_layernorm.weight", *_NORM),
+_MAXTEXT_BLOCK = _table("""
+    self_attention/query/kernel | self_attn.q_proj | (h d) e -> e h d | resid* (head group) qk
+    self_attention/key/kernel | self_attn.k_proj | (k d) e -> e k d | resid* head qk*
+    self_attention/value/kernel | self_attn.v_proj | (k d) e -> e k d | resid* head v
+    self_attention/out/kernel | self_attn.o_proj | e (h d) -> h d e | (head group)* v* resid
+    ?self_attention/query/bias | self_attn.q_proj.bias | (h d) -> h d | (head group) qk
+    ?self_attention/key/bias | self_attn.k_proj.bias | (k d) -> k d | head qk*
+    ?self_attention/value/bias | self_attn.v_proj.bias | (k d) -> k d | head v
+    ?self_attention/query_norm/scale | self_attn.q_norm | d -> d | diag(qk)
+    ?self_attention/key_norm/scale | self_attn.k_norm | d -> d | diag(qk)
+    mlp/wi_0/kernel | mlp.gate_proj | f e -> e f | resid* hidden
+    mlp/wi_1/kernel | mlp.up_proj | f e -> e f | resid* hidden
+    mlp/wo/kernel | mlp.down_proj | e f -> f e | hidden* resid
+""")
+_MAXTEXT_ENDS = _table("""
+    token_embedder/embedding     | model.embed_tokens | v e -> v e | vocab* resid
+    decoder/decoder_norm/scale   | model.norm         | e -> e     | diag(resid)
+    ?decoder/logits_dense/kernel | lm_head            | v e -> e v | resid* vocab
+""")
+_TUNIX_MLP = """
+    mlp/gate_proj/kernel       | mlp.gate_proj         | f e -> e f       | resid* hidden
+    mlp/up_proj/kernel         | mlp.up_proj           | f e -> e f       | resid* hidden
+    mlp/down_proj/kernel       | mlp.down_proj         | e f -> f e       | hidden* resid
+"""
+_TUNIX_LLAMA = _table(
+    """
+    attn/q_proj/w              | self_attn.q_proj      | (h d) e -> e h d | resid* (head group) qk
+    attn/k_proj/w              | self_attn.k_proj      | (k d) e -> e k d | resid* head qk*
+    attn/v_proj/w              | self_attn.v_proj      | (k d) e -> e k d | resid* head v
+    attn/o_proj/w              | self_attn.o_proj      | e (h d) -> h d e | (head group)* v* resid
+    ?attn/q_bias               | self_attn.q_proj.bias | (h d) -> (h d)   | (head group qk)
+    ?attn/k_bias               | self_attn.k_proj.bias | (k d) -> (k d)   | (head qk*)
+    ?attn/v_bias               | self_attn.v_proj.bias | (k d) -> (k d)   | (head v)
+    ?attn/q_norm/w             | self_attn.q_norm      | d -> d           | diag(qk)
+    ?attn/k_norm/w             | self_attn.k_norm      | d -> d           | diag(qk)
+    input_layernorm/w          | input_layernorm       | e -> e           | diag(resid)
+    post_attention_layernorm/w | post_attention_layernorm | e -> e        | diag(resid)
+"""
+    + _TUNIX_MLP.lstrip("\n")
 )
 # Keys and values share an array, with a space each on its last axis. What cannot be told from the
 # other is in no space.
-_K_V = "self_attn.k_proj.weight self_attn.v_proj.weight"
-_TUNIX_GEMMA = (
-    _row("?attn/qkv_einsum/w", f"self_attn.q_proj.weight {_K_V}", "(k d) e -> k e d", "_ head resid* _"),
-    _row("?attn/q_einsum/w", "self_attn.q_proj.weight", "(h d) e -> h e d", "(head group) resid* _"),
-    _row("?attn/kv_einsum/w", _K_V, "(k d) e -> k e d", "_ head resid* _"),
-    _row("attn/attn_vec_einsum/w", "self_attn.o_proj.weight", "e (h d) -> h d e", "(head group)* _ resid"),
-    _row("?attn/_query_norm/scale", "self_attn.q_norm.weight", "d -> d", "_"),
-    _row("?attn/_key_norm/scale", "self_attn.k_norm.weight", "d -> d", "_"),
-    *_TUNIX_MLP,
-)  # fmt: skip
+_Q, _KV = "self_attn.q_proj", "self_attn.k_proj self_attn.v_proj"
+_TUNIX_GEMMA = _table(
+    f"""
+    ?attn/qkv_einsum/w         | {_Q} {_KV}            | (k d) e -> k e d | _ head resid* _
+    ?attn/q_einsum/w           | {_Q}                  | (h d) e -> h e d | (head group) resid* _
+    ?attn/kv_einsum/w          | {_KV}                 | (k d) e -> k e d | _ head resid* _
+    attn/attn_vec_einsum/w     | self_attn.o_proj      | e (h d) -> h d e | (head group)* _ resid
+    ?attn/_query_norm/scale    | self_attn.q_norm      | d -> d           | _
+    ?attn/_key_norm/scale      | self_attn.k_norm      | d -> d           | _
+"""
+    + _TUNIX_MLP.lstrip("\n")
+)
 
 
-def _norms(names: str, leaf: str = "{}/scale") -> tuple[Row, ...]:
+def _norms(names: str) -> tuple[Row, ...]:
     """The rows of norms, from pairs of their names in a tree and at Hugging Face."""
     words = names.split()
     both = zip(words[::2], words[1::2], strict=True)
-    return tuple(_row(leaf.format(ours), f"{theirs}.weight", *_NORM) for ours, theirs in both)
+    return _table("\n".join(f"{ours}/scale | {hf} | e -> e | diag(resid)" for ours, hf in both))
 
 
 _PRE, _POST = "pre_self_attention_norm", "post_self_attention_norm"
@@ -191,7 +223,7 @@ def rows(framework: str, family: str) -> tuple[tuple[Row, ...], tuple[Row, ...]]
 
     Args:
       framework: "maxtext" or "tunix".
-      family: One of the values of `FAMILIES`.
+      family: What `family_of` returns.
 
     Returns:
       The rows of a layer, and those of leaves outside of layers.
@@ -199,11 +231,8 @@ def rows(framework: str, family: str) -> tuple[tuple[Row, ...], tuple[Row, ...]]
     ends = _MAXTEXT_ENDS
     if framework == "tunix":
         norm = "final_norm/w" if family == "llama" else "final_norm/scale"
-        ends = (
-            _row("embedder/input_embedding", *ends[0].tensors, *ends[0][2:4]),
-            _row(norm, *ends[1].tensors, *_NORM),
-            _row("?lm_head/w", *ends[2].tensors, *ends[2][2:4]),
-        )
+        names = "embedder/input_embedding", norm, "lm_head/w"
+        ends = tuple(row._replace(leaf=leaf) for row, leaf in zip(ends, names, strict=True))
     return _LAYERS[framework][family], ends
 
 
@@ -212,7 +241,7 @@ def places(framework: str, family: str, scanned: bool) -> tuple[Place, ...]:
 
     Args:
       framework: "maxtext" or "tunix".
-      family: One of the values of `FAMILIES`.
+      family: What `family_of` returns.
       scanned: Whether layers are stacked.
 
     Returns:
@@ -274,8 +303,8 @@ def _rules(framework: str, family: str, scanned: bool, axis: int, tied: bool) ->
 def maxtext(config: Config) -> Rules:
     """Gives the rules of the trees of MaxText's decoders, with or without scanned layers.
 
-    Spaces inside of stacked layers are shared by these: `align` can match each layer by itself, with
-    `within={"hidden": "layer", ...}`.
+    Stacked layers share the spaces inside of them. `sail_jax.align` can match each layer by itself,
+    with `within={"hidden": "layer", ...}`.
 
     Args:
       config: A configuration with entries that MaxText's own has: `decoder_block` ("llama2", also
@@ -294,18 +323,10 @@ def maxtext(config: Config) -> Rules:
     >>> dict(rules.axes)["**decoder/layers/mlp/wo/kernel"]
     'hidden* layer resid'
     """
-    names = {"llama2": "llama", "gemma3": "gemma3_text"}
-    known = {"llama2", "gemma3", *FAMILIES["maxtext"]} - {"llama", "gemma3_text"}
-    block = setting(config, "decoder_block")
-    if block not in known:
-        raise ValueError(
-            f"the configuration's 'decoder_block' must be one of {', '.join(sorted(known))}, got "
-            f"{block!r}{nearest(str(block), known)}"
-        )
+    family = family_of(_decoder(config, "decoder_block", "maxtext"))
     axis = setting(config, "param_scan_axis", default=1)
     if axis not in (0, 1) or isinstance(axis, bool):
         raise ValueError(f"the configuration's 'param_scan_axis' must be 0 or 1, got {axis!r}")
-    family = FAMILIES["maxtext"][names.get(block, block)]
     scanned = flag(config, "scan_layers", default=True)
     return _rules(
         "maxtext", family, scanned, axis, flag(config, "logits_via_embedding", default=False)
@@ -331,17 +352,19 @@ def tunix(config: Config) -> Rules:
     >>> dict(rules.axes)["**embedder/input_embedding"]
     'vocab* resid | vocab resid*'
     """
-    names = {"llama3": "llama", "gemma3": "gemma3_text"}
-    known = {"llama3", "gemma3", *FAMILIES["tunix"]} - {"llama", "gemma3_text"}
-    decoder = setting(config, "decoder")
-    if decoder not in known:
-        raise ValueError(
-            f"the configuration's 'decoder' must be one of {', '.join(sorted(known))}, got "
-            f"{decoder!r}{nearest(str(decoder), known)}"
-        )
-    family = FAMILIES["tunix"][names.get(decoder, decoder)]
+    family = family_of(_decoder(config, "decoder", "tunix"))
     tied = family != "llama" or flag(config, "use_tied_embedding", default=False)
     return _rules("tunix", family, False, 0, tied)
+
+
+def _decoder(config: Config, key: str, framework: str) -> str:
+    """The entry of a configuration that names a decoder, checked to be one that is known."""
+    known, name = tuple(DECODERS[framework].values()), setting(config, key)
+    if name not in known:
+        raise ValueError(
+            f"the configuration's {key!r} must be one of {', '.join(known)}, got {name!r}"
+        )
+    return name
 
 
 def of_tree(params: PyTree) -> dict[str, Any] | None:
@@ -367,11 +390,22 @@ def of_tree(params: PyTree) -> dict[str, Any] | None:
 
 
 def recognised(shapes: Mapping[str, Sequence[int]]) -> dict[str, Any] | None:
-    """Recognises the tree of a framework, as `of_tree` does, from shapes by path."""
+    """Recognises the tree of a framework from shapes.
+
+    Args:
+      shapes: The shapes of its leaves by path. The tree may lie inside of another.
+
+    Returns:
+      As `of_tree`.
+
+    Raises:
+      ValueError: As `of_tree` does.
+    """
     paths = list(shapes)
 
     def first(pattern: str) -> str | None:
-        return next(_matching(paths, pattern), None)
+        compiled = re.compile(rf"(?:.*/)?{pattern}(?:/value)?")
+        return next((path for path in paths if compiled.fullmatch(path)), None)
 
     if first(r"embedder/input_embedding") and first(r"layers/\d+/mlp/down_proj/kernel"):
         if first(r"layers/\d+/attn/q_proj/w"):
@@ -386,7 +420,7 @@ def recognised(shapes: Mapping[str, Sequence[int]]) -> dict[str, Any] | None:
             return {"model_type": "tunix", "decoder": decoder}
         return None
     stream, layer = first(r"decoder/decoder_norm/scale"), r"decoder/layers(?:_\d+|/layers_\d+)?/"
-    if not stream or not first(r"token_embedder/embedding"):
+    if stream is None or not first(r"token_embedder/embedding"):
         return None
     kinds = (
         ("gemma3", "post_ffw_norm/scale"),
@@ -414,9 +448,3 @@ def recognised(shapes: Mapping[str, Sequence[int]]) -> dict[str, Any] | None:
             )
         config["param_scan_axis"] = int(shape[0] == width)
     return config
-
-
-def _matching(paths: Iterable[str], pattern: str) -> Iterator[str]:
-    """The paths that end in a pattern, after a separator or nothing."""
-    compiled = re.compile(rf"(?:.*/)?{pattern}(?:/value)?")
-    return (path for path in paths if compiled.fullmatch(path))

@@ -21,19 +21,30 @@ import numpy as np
 from jaxtyping import PyTree
 
 from sail_jax.architectures.frameworks import (
-    FAMILIES,
+    DECODERS,
     GEMMA3_PATTERN,
     Place,
     Row,
+    family_of,
     places,
     recognised,
     rows,
 )
 from sail_jax.architectures.table import Config, count, divided, flag, setting
-from sail_jax.checks import nearest
-from sail_jax.trees import leaf_paths, some_paths
+from sail_jax.checks import argument, nearest
+from sail_jax.trees import factor_of, leaf_paths, some_paths
 
-__all__ = ["Link", "from_hugging_face", "links", "links_of", "matched", "to_hugging_face"]
+__all__ = [
+    "Found",
+    "Link",
+    "check_placed",
+    "from_hugging_face",
+    "links",
+    "links_of",
+    "matched",
+    "to_hugging_face",
+    "tree_config",
+]
 
 Shape = tuple[int, ...]
 
@@ -68,16 +79,20 @@ class Link(NamedTuple):
         """Whether every bit returns, whatever the dtype."""
         return not self.shift and math.frexp(self.scale)[0] == 0.5
 
-    def axis(self, shape: Sequence[int]) -> int:
-        """Returns the axis along which tensors are stacked.
+    def at(self, n: int, shape: Sequence[int]) -> tuple[Any, ...]:
+        """Returns where a tensor lies in the leaf.
 
         Args:
-          shape: The shape of one tensor's part of the leaf, or any of its length.
+          n: The number of the tensor.
+          shape: The shape of the leaf.
 
         Returns:
-          `stack`, or the last axis of a leaf that has fewer.
+          The index of its part of the leaf.
         """
-        return min(self.stack or 0, len(shape))
+        if self.stack is None:
+            return (...,)
+        # A leaf with fewer axes is stacked on its last.
+        return (*[slice(None)] * min(self.stack, len(shape) - 1), n)
 
     def part(self, shape: Sequence[int]) -> Shape:
         """Computes the shape that a tensor has inside of the leaf.
@@ -111,7 +126,7 @@ class Link(NamedTuple):
         part = self.part(shape)
         if self.stack is None:
             return part
-        axis = self.axis(part)
+        axis = min(self.stack, len(part))
         return (*part[:axis], len(self.tensors), *part[axis:])
 
     def tensor(self, shape: Sequence[int]) -> Shape:
@@ -129,7 +144,7 @@ class Link(NamedTuple):
         part = tuple(shape)
         left, right = _sides(self.layout)
         if self.stack is not None:
-            axis = self.axis(part[1:])
+            axis = min(self.stack, len(part) - 1)
             if len(part) != len(right) + 1 or part[axis] != len(self.tensors):
                 raise ValueError(
                     f"{self.leaf!r}: expected {len(self.tensors)} tensors on axis {axis} of "
@@ -140,38 +155,36 @@ class Link(NamedTuple):
         whole = tuple(math.prod(known[x] for x in group) for group in left)
         return (whole[0] - self.padding, *whole[1:]) if self.padding else whole
 
-    def put(self, tensor: np.ndarray) -> np.ndarray:
+    def put(self, tensor: np.ndarray, dtype: Any = None) -> np.ndarray:
         """Lays out one tensor as it lies in the leaf.
 
         Args:
           tensor: The tensor.
+          dtype: The dtype of the leaf; that of the tensor by default.
 
         Returns:
-          Its part of the leaf, of the same dtype.
+          Its part of the leaf.
 
         Raises:
           ValueError: If the tensor does not fit the layout.
         """
         part = self.part(tensor.shape)
         if self.padding:
-            tensor = np.concatenate(
-                [tensor, np.zeros_like(tensor, shape=(self.padding, *tensor.shape[1:]))]
-            )
+            rows = np.zeros_like(tensor, shape=(self.padding, *tensor.shape[1:]))
+            tensor = np.concatenate([tensor, rows])
         left, right = _sides(self.layout)
-        known = _solved(left, tensor.shape, self.sizes, self.tensors[0])
-        split = tensor.reshape([known[x] for x in "".join(left)])
-        order = ["".join(left).index(x) for x in "".join(right)]
-        out = split.transpose(order).reshape(part)
-        if self.scale == 1 and not self.shift:
-            return out
-        # In float64, so that only the last step rounds.
-        return (out.astype(np.float64) * self.scale + self.shift).astype(tensor.dtype)
+        out = _permuted(tensor, left, right, self.sizes, self.tensors[0]).reshape(part)
+        if self.scale != 1 or self.shift:
+            # In float64, so that only the last step rounds. Rows of padding stay 0.
+            out = out.astype(np.float64) * self.scale + self.shift
+        return out.astype(dtype or tensor.dtype, copy=False)
 
-    def take(self, part: np.ndarray) -> np.ndarray:
+    def take(self, part: np.ndarray, dtype: Any = None) -> np.ndarray:
         """Undoes `put`.
 
         Args:
           part: A part of the leaf.
+          dtype: The dtype of the tensor; that of the leaf by default.
 
         Returns:
           The tensor, without rows of padding.
@@ -181,14 +194,12 @@ class Link(NamedTuple):
         """
         left, right = _sides(self.layout)
         known = _solved(right, part.shape, self.sizes, self.leaf)
-        split = part.reshape([known[x] for x in "".join(right)])
-        order = ["".join(right).index(x) for x in "".join(left)]
         whole = [math.prod(known[x] for x in group) for group in left]
-        out = split.transpose(order).reshape(whole)
+        out = _permuted(part, right, left, self.sizes, self.leaf).reshape(whole)
         out = out[: len(out) - self.padding] if self.padding else out
-        if self.scale == 1 and not self.shift:
-            return out
-        return ((out.astype(np.float64) - self.shift) / self.scale).astype(part.dtype)
+        if self.scale != 1 or self.shift:
+            out = (out.astype(np.float64) - self.shift) / self.scale
+        return out.astype(dtype or part.dtype, copy=False)
 
 
 def links(
@@ -237,17 +248,18 @@ def links(
     >>> link.shape((32, 16))
     (16, 2, 4, 8)
     """
-    if framework not in FAMILIES:
-        raise ValueError(f"framework: expected {' or '.join(FAMILIES)}, got {framework!r}")
+    if framework not in DECODERS:
+        raise ValueError(f"framework: expected {' or '.join(DECODERS)}, got {framework!r}")
     if param_scan_axis not in (0, 1):
         raise ValueError(f"param_scan_axis: expected 0 or 1, got {param_scan_axis!r}")
     kind = setting(config, "model_type")
-    if "text_config" in config or kind not in FAMILIES[framework]:
+    known = DECODERS[framework]
+    if "text_config" in config or kind not in known:
         raise ValueError(
             f"no layout of {framework} is known for the model type {kind!r} (known: "
-            f"{', '.join(FAMILIES[framework])}, of text alone){nearest(str(kind), FAMILIES[framework])}"
+            f"{', '.join(known)}, of text alone){nearest(str(kind), known)}"
         )
-    family = FAMILIES[framework][kind]
+    family = family_of(known[kind])
     heads = count(config, "num_attention_heads")
     shared = count(config, "num_key_value_heads", default=heads)
     divided(heads, shared, "num_key_value_heads among num_attention_heads")
@@ -277,9 +289,7 @@ def links(
 
     for row in ends:
         # The table of a tied network is stored once. A head that is stored too is not read.
-        if "lm_head" in row.tensors[0] and flag(
-            config, "tie_word_embeddings", default=kind.startswith("gemma")
-        ):
+        if "lm_head" in row.tensors[0] and is_tied(config):
             continue
         out.append(linked(row, row.leaf, row.tensors, None))
     fused = heads == shared
@@ -290,12 +300,41 @@ def links(
                 if row.leaf.endswith("einsum/w") and "attn_vec" not in row.leaf:
                     if ("qkv" in row.leaf) != fused:
                         continue
-                    row = row._replace(optional=False)  # noqa: PLW2901
+                    row = row._replace(optional=False)
                 names = tuple(f"model.layers.{n}.{t}" for n in numbers for t in row.tensors)
                 several = len(row.tensors) > 1
                 stack = param_scan_axis if place.stacked else 0 if several else None
                 out.append(linked(row, place.path(row.leaf).replace("{i}", i), names, stack))
     return tuple(out)
+
+
+def is_tied(config: Config) -> bool:
+    """Whether the embeddings are the table of the outputs, too; of Gemma where not stated."""
+    gemma = str(config.get("model_type")).startswith("gemma")
+    return flag(config, "tie_word_embeddings", default=gemma)
+
+
+def tree_config(
+    framework: str, config: Config, *, scan_layers: bool = True, param_scan_axis: int = 1
+) -> dict[str, Any]:
+    """Writes the configuration of a tree, for `sail_jax.architectures.of` and for the way back.
+
+    Args:
+      framework: "maxtext" or "tunix".
+      config: The configuration of the network at Hugging Face.
+      scan_layers: As in `links`.
+      param_scan_axis: As in `links`.
+
+    Returns:
+      The configuration; its entry `hugging_face` is that of Hugging Face.
+    """
+    decoder = DECODERS[framework][config["model_type"]]
+    if framework == "tunix":
+        about = {"decoder": decoder, "use_tied_embedding": is_tied(config)}
+    else:
+        about = {"decoder_block": decoder, "logits_via_embedding": is_tied(config)}
+        about |= {"scan_layers": scan_layers, "param_scan_axis": param_scan_axis}
+    return {"model_type": framework, **about, "hugging_face": dict(config)}
 
 
 def _llama31(config: Config) -> bool:
@@ -343,9 +382,21 @@ def _layers(place: Place, family: str, layers: int) -> list[tuple[str, range]]:
     return [(str(n), range(n, n + 1)) for n in range(layers)]
 
 
-def links_of(
-    shapes: Mapping[str, Sequence[int]], config: Config, **options: Any
-) -> tuple[str, tuple[Link, ...]]:
+class Found(NamedTuple):
+    """A tree that was recognised.
+
+    Attributes:
+      framework: "maxtext" or "tunix".
+      links: Its leaves, with the paths that they have there, and their tensors.
+      left: What lies around it: the state of an optimiser, counters, other towers.
+    """
+
+    framework: str
+    links: tuple[Link, ...]
+    left: tuple[str, ...]
+
+
+def links_of(shapes: Mapping[str, Sequence[int]], config: Config, **options: Any) -> Found:
     """Lists the links of a tree that is recognised by its paths and shapes.
 
     Args:
@@ -355,11 +406,11 @@ def links_of(
       **options: Those of `links` that are not to be read from the tree.
 
     Returns:
-      The framework and its links. Leaves have the paths of the tree.
+      The links.
 
     Raises:
       ValueError: If the tree is of no known framework, lies there twice, or does not fit the
-        configuration.
+        configuration. The message names the leaf.
     """
     about = recognised(shapes)
     if about is None:
@@ -373,7 +424,19 @@ def links_of(
     prefix, suffix = _surroundings(shapes, table)
     given["vocab_size"] = int(shapes[f"{prefix}{table}{suffix}"][0])
     made = links(framework, config, **{**given, **options})
-    return framework, tuple(x._replace(leaf=f"{prefix}{x.leaf}{suffix}") for x in made)
+    tops = {link.leaf.split("/")[0] for link in made}
+    made = [link._replace(leaf=f"{prefix}{link.leaf}{suffix}") for link in made]
+    made = tuple(matched(made, shapes, "leaf"))
+    left = tuple(path for path in shapes if path not in {link.leaf for link in made})
+    for path in left:
+        if path.startswith(prefix) and path.removeprefix(prefix).split("/")[0] in tops:
+            if factor_of(path):
+                raise ValueError(
+                    f"{path!r} is a factor of low rank beside its weight: fold it first, "
+                    f"{argument('lora_alpha', '...')}, or sail_jax.lora.fold"
+                )
+            raise ValueError(f"{path!r} has no tensor at Hugging Face in a network of this kind")
+    return Found(framework, made, left)
 
 
 def _surroundings(paths: Iterable[str], table: str) -> tuple[str, str]:
@@ -419,10 +482,19 @@ def matched(made: Iterable[Link], have: Iterable[str], side: str) -> list[Link]:
 _UNREAD = re.compile(r"(?:.*\.)?rotary_emb\.inv_freq|lm_head\.weight")
 
 
-def unplaced(made: Iterable[Link], names: Iterable[str]) -> list[str]:
-    """Lists tensors of Hugging Face that a tree has no leaf for, other than buffers and copies."""
+def check_placed(made: Iterable[Link], names: Iterable[str]) -> None:
+    """Checks that every tensor of Hugging Face has a leaf, but for buffers and copies.
+
+    Args:
+      made: The links.
+      names: The names of the tensors.
+
+    Raises:
+      ValueError: If one has none; the message names it.
+    """
     placed = {name for link in made for name in link.tensors}
-    return [name for name in names if name not in placed and not _UNREAD.fullmatch(name)]
+    if rest := [name for name in names if name not in placed and not _UNREAD.fullmatch(name)]:
+        raise ValueError(f"the tree has no place for {some_paths(rest)}")
 
 
 def to_hugging_face(tree: PyTree, config: Config, **options: Any) -> dict[str, np.ndarray]:
@@ -456,20 +528,14 @@ def to_hugging_face(tree: PyTree, config: Config, **options: Any) -> dict[str, n
     >>> sorted(back) == sorted(tensors) and all((back[k] == x).all() for k, x in tensors.items())
     True
     """
-    leaves = dict(zip(leaf_paths(tree), map(np.asarray, jax.tree.leaves(tree)), strict=True))
-    _, made = links_of({path: x.shape for path, x in leaves.items()}, config, **options)
+    leaves = dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))
+    found = links_of({path: np.shape(x) for path, x in leaves.items()}, config, **options)
     out = {}
-    for link in matched(made, leaves, "leaf"):
-        leaf = leaves[link.leaf]
+    for link in found.links:
+        leaf = np.asarray(leaves[link.leaf])
         link.tensor(leaf.shape)
-        if link.stack is None:
-            parts = [leaf]
-        else:
-            axis = link.axis(leaf.shape[1:])
-            parts = [np.take(leaf, n, axis) for n in range(len(link.tensors))]
-        out |= {
-            n: np.ascontiguousarray(link.take(p)) for n, p in zip(link.tensors, parts, strict=True)
-        }
+        for n, name in enumerate(link.tensors):
+            out[name] = np.ascontiguousarray(link.take(leaf[link.at(n, leaf.shape)]))
     return out
 
 
@@ -492,30 +558,35 @@ def from_hugging_face(
         configuration.
     """
     made = matched(links(framework, config, **options), tensors, "tensors")
-    if rest := unplaced(made, tensors):
-        raise ValueError(f"a tree of {framework} has no place for {some_paths(rest)}")
+    check_placed(made, tensors)
     out: dict[str, Any] = {}
     for link in made:
-        parts = [link.put(np.asarray(tensors[name])) for name in link.tensors]
-        leaf = parts[0] if link.stack is None else np.stack(parts, link.axis(parts[0].shape))
+        arrays = [np.asarray(tensors[name]) for name in link.tensors]
+        leaf = np.empty(link.shape(arrays[0].shape), arrays[0].dtype)
+        for n, array in enumerate(arrays):
+            leaf[link.at(n, leaf.shape)] = link.put(array)
         *folders, last = link.leaf.split("/")
         node = out
         for name in folders:
             node = node.setdefault(name, {})
-        node[last] = np.ascontiguousarray(leaf)
+        node[last] = leaf
     return out
 
 
 def _sides(layout: str) -> tuple[list[str], list[str]]:
     """The axes of both sides of a layout, each with the letters of its factors."""
-    left, right = layout.split("->")
-    return tuple(
-        [
-            (group or letter).replace(" ", "")
-            for group, letter in re.findall(r"\(([^)]*)\)|(\w)", side)
-        ]
-        for side in (left, right)
-    )  # type: ignore[return-value]
+    found = (re.findall(r"\(([^)]*)\)|(\w)", side) for side in layout.split("->"))
+    left, right = ([(a or b).replace(" ", "") for a, b in side] for side in found)
+    return left, right
+
+
+def _permuted(
+    x: np.ndarray, old: list[str], new: list[str], sizes: Mapping[str, int], name: str
+) -> np.ndarray:
+    """An array with one axis for each letter, in the order of the new side."""
+    known = _solved(old, x.shape, sizes, name)
+    split = x.reshape([known[letter] for letter in "".join(old)])
+    return split.transpose(["".join(old).index(letter) for letter in "".join(new)])
 
 
 def _solved(

@@ -127,7 +127,11 @@ def maxtext(params: Any, tokens: Any, config: dict[str, Any], axis: int = 1) -> 
     x = params["token_embedder"]["embedding"][tokens]
     for n in range(config["num_hidden_layers"]):
         if kind == "gemma2":
-            folder = cut(decoder["layers"], n // 2) if "layers" in decoder else decoder[f"layers_{n // 2}"]
+            folder = (
+                cut(decoder["layers"], n // 2)
+                if "layers" in decoder
+                else decoder[f"layers_{n // 2}"]
+            )
             x = layer(x, folder, ("_local", "_global")[n % 2], n)
         elif kind == "gemma3_text" and "layers_0" not in decoder:
             whole = config["num_hidden_layers"] // PATTERN * PATTERN
@@ -174,7 +178,10 @@ def tunix(params: Any, tokens: Any, config: dict[str, Any]) -> jax.Array:
         else:
             q, k, v = (jnp.einsum("TD,DNH->TNH", y, at[f"{i}_proj"]["w"]) for i in "qkv")
             if "q_bias" in at:
-                q, k, v = (i + at[f"{m}_bias"].reshape(i.shape[1:]) for i, m in ((q, "q"), (k, "k"), (v, "v")))
+                q, k, v = (
+                    i + at[f"{m}_bias"].reshape(i.shape[1:])
+                    for i, m in ((q, "q"), (k, "k"), (v, "v"))
+                )
             if "q_norm" in at:
                 q, k = norm(q, at["q_norm"]), norm(k, at["k_norm"])
         q, k = _rope(q, config, local), _rope(k, config, local)
