@@ -386,7 +386,7 @@ def fold(params: PyTree, alpha: float, *, spec: Spec | None = None) -> PyTree:
     if not pairs:
         raise ValueError("params: expected leaves such as 'kernel_lora_a' of qwix, got none")
     for path, (a, b) in pairs.items():
-        reads = None if spec is None else reading(spec, path)
+        reads = None if spec is None else _reading(spec, path)
         leaves[path] = folded(leaves[path], leaves[a], leaves[b], alpha, path, reads)
     return _without_factors(treedef.unflatten(leaves.values()))
 
@@ -422,8 +422,8 @@ def factors(paths: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     return {weight: (pair["a"], pair["b"]) for weight, pair in found.items()}
 
 
-def reading(spec: Spec, path: str) -> tuple[int, ...]:
-    """Returns the axes of a leaf that read a space."""
+def _reading(spec: Spec, path: str) -> tuple[int, ...]:
+    """The axes of a leaf that read a space."""
     axes = enumerate(spec.axes(path))
     return tuple(i for i, axis in axes if any(f.role == "read" for f in axis))
 

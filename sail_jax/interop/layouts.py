@@ -289,7 +289,7 @@ def links(
 
     for row in ends:
         # The table of a tied network is stored once. A head that is stored too is not read.
-        if "lm_head" in row.tensors[0] and is_tied(config):
+        if "lm_head" in row.tensors[0] and _is_tied(config):
             continue
         out.append(linked(row, row.leaf, row.tensors, None))
     fused = heads == shared
@@ -308,7 +308,7 @@ def links(
     return tuple(out)
 
 
-def is_tied(config: Config) -> bool:
+def _is_tied(config: Config) -> bool:
     """Whether the embeddings are the table of the outputs, too; of Gemma where not stated."""
     gemma = str(config.get("model_type")).startswith("gemma")
     return flag(config, "tie_word_embeddings", default=gemma)
@@ -330,9 +330,9 @@ def tree_config(
     """
     decoder = DECODERS[framework][config["model_type"]]
     if framework == "tunix":
-        about = {"decoder": decoder, "use_tied_embedding": is_tied(config)}
+        about = {"decoder": decoder, "use_tied_embedding": _is_tied(config)}
     else:
-        about = {"decoder_block": decoder, "logits_via_embedding": is_tied(config)}
+        about = {"decoder_block": decoder, "logits_via_embedding": _is_tied(config)}
         about |= {"scan_layers": scan_layers, "param_scan_axis": param_scan_axis}
     return {"model_type": framework, **about, "hugging_face": dict(config)}
 

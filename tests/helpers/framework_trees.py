@@ -122,7 +122,9 @@ def maxtext(params: Any, tokens: Any, config: dict[str, Any], axis: int = 1) -> 
         return x + out
 
     def cut(tree: Any, n: int) -> Any:
-        return jax.tree.map(lambda x: jnp.take(x, n, axis), tree)
+        return jax.tree.map(
+            lambda x: jax.lax.index_in_dim(x, n, min(axis, x.ndim - 1), False), tree
+        )
 
     x = params["token_embedder"]["embedding"][tokens]
     for n in range(config["num_hidden_layers"]):

@@ -7,6 +7,7 @@ from pathlib import Path
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checks import argument
 from sail_jax.trees import factor_of
 
 __all__ = ["check_model", "not_a_model"]
@@ -74,8 +75,8 @@ def not_a_model(
     if factor := next(filter(factor_of, names), None):
         return (
             f"holds factors of low rank that qwix stores beside weights ({factor}). The product of "
-            "averages is not the average of products: fold them into their weights first, with "
-            f"sail-jax convert {name} OUT --lora-alpha ALPHA, or sail_jax.lora.fold"
+            "averages is not the average of products: fold them into their weights first, by "
+            f"sail-jax convert with {argument('lora_alpha', '...')}, or by sail_jax.lora.fold"
         )
     parts = {x: _SPLIT.split(x) for x in names}
     factors = [x for x in names if any(map(_FACTOR.fullmatch, parts[x]))]

@@ -128,6 +128,13 @@ def _converted(
     """What a checkpoint is, the view of it as another, and what a user should know."""
     shapes = {name: x.shape for name, x in checkpoint.tensors.items()}
     notes: list[str] = []
+
+    def widths(own: np.dtype) -> np.dtype:
+        return dtype or own
+
+    def widest(own: np.dtype) -> np.dtype:
+        return own if dtype is None else np.promote_types(own, dtype)
+
     reading = {"rope": options["rope"]} if "rope" in options else {}
     try:
         if not config:
@@ -144,13 +151,14 @@ def _converted(
             source, made, left = layouts.links_of(shapes, config, **reading)
             if left:
                 notes.append(f"left out: {some_paths(left)}")
-            # On the way from tree to tree the last step chooses the dtype, so as to round once.
-            view = as_hugging_face(checkpoint, made, config, dtype=dtype)
+            # From tree to tree the last step alone rounds to a narrower dtype.
+            between = widths if to == "hugging-face" else widest
+            view = as_hugging_face(checkpoint, made, config, between)
         if to != "hugging-face":
             other = layouts.links(to, config, **options)
             made = (*made, *other)
             stacking = {k: options[k] for k in ("scan_layers", "param_scan_axis") if k in options}
-            view = as_tree(view, other, layouts.tree_config(to, config, **stacking), dtype=dtype)
+            view = as_tree(view, other, layouts.tree_config(to, config, **stacking), widths)
     except CheckpointError:
         raise
     except ValueError as error:
@@ -158,8 +166,8 @@ def _converted(
     if rounded := [link for link in made if not link.exact]:
         kinds = sorted({link.leaf.rsplit("/", 2)[-2] for link in rounded})
         notes.append(
-            f"scaled or shifted, and rounded once: {', '.join(kinds)}. Tensors in bfloat16 come back "
-            "bit for bit by way of float32"
+            f"scaled or shifted, and rounded once: {', '.join(kinds)}. Tensors in bfloat16 come "
+            "back bit for bit by way of float32"
         )
     if padding := max((link.padding for link in made), default=0):
         notes.append(f"{padding} rows of padding in the vocabulary of the tree")

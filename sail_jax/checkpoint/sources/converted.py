@@ -6,7 +6,7 @@ until the last of them has been formed.
 
 import math
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -22,6 +22,10 @@ from sail_jax.lora import factors, folded
 from sail_jax.merging.tensors import OnDemand, Tensor, held, read_whole
 
 __all__ = ["as_hugging_face", "as_tree", "without_factors"]
+
+
+Widths = Callable[[np.dtype], np.dtype]
+"""The dtype that becomes of a dtype."""
 
 
 class _Leaf(OnDemand):
@@ -102,8 +106,7 @@ def as_tree(
     checkpoint: Checkpoint,
     links: Iterable[Link],
     config: Mapping[str, Any],
-    *,
-    dtype: np.dtype | None = None,
+    widths: Widths,
 ) -> View:
     """Makes a checkpoint of Hugging Face one with the leaves of a framework's tree.
 
@@ -111,7 +114,7 @@ def as_tree(
       checkpoint: The checkpoint.
       links: The leaves and their tensors; see `sail_jax.interop.layouts.links`.
       config: What its config.json becomes.
-      dtype: The dtype of the leaves; those of the tensors by default.
+      widths: The dtype of a leaf, from that of its tensors.
 
     Returns:
       The view, whose leaves are computed as they are read.
@@ -125,7 +128,7 @@ def as_tree(
         layouts.check_placed(links, have)
         for link in links:
             parts = [have[name] for name in link.tensors]
-            tensors[link.leaf] = _Leaf(link, parts, dtype or parts[0].dtype)
+            tensors[link.leaf] = _Leaf(link, parts, widths(parts[0].dtype))
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
     return View([checkpoint], tensors, config)
@@ -135,8 +138,7 @@ def as_hugging_face(
     checkpoint: Checkpoint,
     links: Iterable[Link],
     config: Mapping[str, Any],
-    *,
-    dtype: np.dtype | None = None,
+    widths: Widths,
 ) -> View:
     """Makes a checkpoint with a framework's tree one with the tensors of Hugging Face.
 
@@ -144,7 +146,7 @@ def as_hugging_face(
       checkpoint: The checkpoint.
       links: The leaves and their tensors; see `sail_jax.interop.layouts.links_of`.
       config: What its config.json becomes.
-      dtype: The dtype of the tensors; those of the leaves by default.
+      widths: The dtype of a tensor, from that of its leaf.
 
     Returns:
       The view, whose tensors are computed as they are read.
@@ -158,7 +160,7 @@ def as_hugging_face(
             leaf = have[link.leaf]
             shared = _Shared(leaf, len(link.tensors))
             for n, name in enumerate(link.tensors):
-                tensors[name] = _Part(link, n, shared, dtype or leaf.dtype)
+                tensors[name] = _Part(link, n, shared, widths(leaf.dtype))
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
     return View([checkpoint], tensors, config)
