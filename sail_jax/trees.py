@@ -75,7 +75,7 @@ _FACTOR = re.compile(r"(.+)_lora_([ab])((?:/value)?)")
 
 
 def factor_of(path: str) -> tuple[str, str] | None:
-    """Finds out whether a leaf is a factor of low rank, as qwix stores them beside a weight.
+    """Finds out whether a leaf is a factor of low rank, as qwix stores them next to a weight.
 
     Args:
       path: The path of the leaf.

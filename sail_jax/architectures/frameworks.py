@@ -226,7 +226,7 @@ def rows(framework: str, family: str) -> tuple[tuple[Row, ...], tuple[Row, ...]]
       family: What `family_of` returns.
 
     Returns:
-      The rows of a layer, and those of leaves outside of layers.
+      The rows of a layer, and the rows of leaves outside of layers.
     """
     ends = _MAXTEXT_ENDS
     if framework == "tunix":
@@ -313,8 +313,8 @@ def maxtext(config: Config) -> Rules:
         (false).
 
     Returns:
-      The rules. They state no entries of a configuration, so that growth takes new sizes by the
-      names of spaces.
+      The rules. They state no entries of a configuration: growth takes new sizes by the names
+      of spaces.
 
     Raises:
       ValueError: If an entry is missing or not of its kind.
@@ -342,8 +342,8 @@ def tunix(config: Config) -> Rules:
         "gemma3". It may have `use_tied_embedding` (false where not stated; Gemma's is always tied).
 
     Returns:
-      The rules. They state no entries of a configuration, so that growth takes new sizes by the
-      names of spaces.
+      The rules. They state no entries of a configuration: growth takes new sizes by the names
+      of spaces.
 
     Raises:
       ValueError: If an entry is missing or not of its kind.

@@ -50,7 +50,7 @@ def add_arguments(parser: Any) -> None:
         "--lora-alpha",
         metavar="ALPHA",
         type=_positive,
-        help="add the factors that qwix stores beside weights to these, with this alpha",
+        help="add the factors that qwix stores next to weights to these, with this alpha",
     )
     add(
         "--no-scan-layers",

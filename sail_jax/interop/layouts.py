@@ -1,12 +1,12 @@
 """The trees of MaxText and Tunix as tensors of Hugging Face, and back.
 
-A `Link` has one leaf of a tree, the tensors that it holds, and what is done to each of them: its
+A `Link` has one leaf of a tree, the tensors that it holds, and the steps that lay out each of them: its
 axes are split, permuted and joined, its entries scaled and shifted, rows of padding added, and the
-results stacked. Each of these has an inverse, which is computed from the same link. So there is no
-second table for the way back.
+results stacked. Each of these has an inverse, which is computed from the same link. One table
+serves both ways.
 
-Splitting, permuting, padding and stacking keep every bit. A shift, or a scale that is no power of
-two, rounds once. In one dtype no scale could keep all bits: between 2/c and 2 there are more floats
+Splitting, permuting, padding and stacking keep every bit. A shift rounds once, and so does a
+scale other than a power of two. In one dtype no scale could keep all bits: between 2/c and 2 there are more floats
 than between 2 and 2c have room for. What `links` cannot keep in one dtype, it keeps for tensors in
 bfloat16 that become leaves in float32: scales always, shifts from 2^-16 on.
 """
@@ -175,7 +175,7 @@ class Link(NamedTuple):
         left, right = _sides(self.layout)
         out = _permuted(tensor, left, right, self.sizes, self.tensors[0]).reshape(part)
         if self.scale != 1 or self.shift:
-            # In float64, so that only the last step rounds. Rows of padding stay 0.
+            # In float64: only the last step rounds. Rows of padding stay 0.
             out = out.astype(np.float64) * self.scale + self.shift
         return out.astype(dtype or tensor.dtype, copy=False)
 
@@ -326,7 +326,7 @@ def tree_config(
       param_scan_axis: As in `links`.
 
     Returns:
-      The configuration; its entry `hugging_face` is that of Hugging Face.
+      The configuration; its entry `hugging_face` has the one of Hugging Face.
     """
     decoder = DECODERS[framework][config["model_type"]]
     if framework == "tunix":
@@ -338,7 +338,7 @@ def tree_config(
 
 
 def _llama31(config: Config) -> bool:
-    """Whether a configuration is that of a Llama 3.1."""
+    """Whether a configuration is of a Llama 3.1."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
     return config.get("model_type") == "llama" and kind == "llama3"
@@ -432,7 +432,7 @@ def links_of(shapes: Mapping[str, Sequence[int]], config: Config, **options: Any
         if path.startswith(prefix) and path.removeprefix(prefix).split("/")[0] in tops:
             if factor_of(path):
                 raise ValueError(
-                    f"{path!r} is a factor of low rank beside its weight: fold it first, "
+                    f"{path!r} is a factor of low rank of another leaf: fold it first, "
                     f"{argument('lora_alpha', '...')}, or sail_jax.lora.fold"
                 )
             raise ValueError(f"{path!r} has no tensor at Hugging Face in a network of this kind")
@@ -477,7 +477,7 @@ def matched(made: Iterable[Link], have: Iterable[str], side: str) -> list[Link]:
     return out
 
 
-# What a checkpoint of Hugging Face may have beside its weights: buffers of old releases, and a
+# What a checkpoint of Hugging Face may have besides its weights: buffers of old releases, and a
 # second copy of a tied table.
 _UNREAD = re.compile(r"(?:.*\.)?rotary_emb\.inv_freq|lm_head\.weight")
 

@@ -71,9 +71,9 @@ def convert_checkpoint(
       out: Where the other one goes.
       to: "hugging-face", "maxtext" or "tunix".
       config: The configuration of the network at Hugging Face, or its path; by default the
-        config.json beside the input.
-      dtype: The dtype of the output, such as "float32"; that of the input by default.
-      lora_alpha: Adds the factors that qwix stores beside weights to these first; the alpha of its
+        config.json next to the input.
+      dtype: The dtype of the output, such as "float32"; by default the one of the input.
+      lora_alpha: Adds the factors that qwix stores next to weights to these first; the alpha of its
         rule.
       run: How it runs, and into which files it writes.
       **options: For a tree of MaxText that is written, those of `sail_jax.interop.layouts.links`:
@@ -98,7 +98,7 @@ def convert_checkpoint(
     admit(Path(out), [path], run.resume)
     with opened(path, run, adapters=True) as checkpoint:
         known = config_of(checkpoint.extras) if config is None else read_target(config)
-        # Beside a tree that was written here lies a configuration that has Hugging Face's.
+        # A tree that was written here has a configuration that holds the one of Hugging Face.
         known = known.get("hugging_face", known)
         view: Checkpoint = checkpoint
         if lora_alpha is not None:

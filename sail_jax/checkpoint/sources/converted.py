@@ -1,4 +1,4 @@
-"""Tensors of one program as those of another, computed as they are read.
+"""Tensors laid out for another program, computed as they are read.
 
 Several tensors of Hugging Face may lie in one leaf of a tree. The leaf is then read once, and kept
 until the last of them has been formed.
@@ -41,7 +41,7 @@ class _Leaf(OnDemand):
 
     @property
     def needs(self) -> int:
-        """Bytes of the leaf, and of one tensor and what is made of it."""
+        """Bytes of the leaf, of one tensor, and of its part in the leaf."""
         return _bytes(self) + max(_bytes(x) + held(x) + _wide(x) for x in self._parts)
 
     def form(self) -> np.ndarray:
@@ -82,7 +82,7 @@ class _Part(OnDemand):
 
     @property
     def needs(self) -> int:
-        """Bytes of the leaf, and of what is made of its part."""
+        """Bytes of the leaf, and of the tensor before it is rounded."""
         leaf = self._shared.leaf
         return _bytes(leaf) + held(leaf) + _bytes(self) + _wide(self)
 
@@ -98,7 +98,7 @@ def _bytes(tensor: Tensor | OnDemand) -> int:
 
 
 def _wide(tensor: Tensor | OnDemand) -> int:
-    """The bytes of a tensor in float64, twice: what it is computed with."""
+    """The bytes of a tensor in float64, twice, in which it is computed."""
     return 16 * math.prod(tensor.shape)
 
 
@@ -117,7 +117,7 @@ def as_tree(
       widths: The dtype of a leaf, from that of its tensors.
 
     Returns:
-      The view, whose leaves are computed as they are read.
+      The view; its leaves are computed as they are read.
 
     Raises:
       CheckpointError: If a tensor is missing, has no place in the tree, or does not fit.
@@ -149,7 +149,7 @@ def as_hugging_face(
       widths: The dtype of a tensor, from that of its leaf.
 
     Returns:
-      The view, whose tensors are computed as they are read.
+      The view; its tensors are computed as they are read.
 
     Raises:
       CheckpointError: If a leaf is missing, or does not fit.
@@ -167,7 +167,7 @@ def as_hugging_face(
 
 
 def without_factors(checkpoint: Checkpoint, alpha: float) -> View:
-    """Adds the factors that qwix stores beside weights to these weights.
+    """Adds the factors that qwix stores next to weights to these weights.
 
     Args:
       checkpoint: The checkpoint.

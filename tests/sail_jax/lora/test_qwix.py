@@ -1,4 +1,4 @@
-"""Factors that qwix stores beside weights: their product added, in every layout that it makes."""
+"""Factors that qwix stores next to weights: their product added, in every layout that it makes."""
 
 import jax
 import jax.numpy as jnp

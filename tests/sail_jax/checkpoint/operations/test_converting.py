@@ -134,7 +134,7 @@ def test_qwixs_factors_are_folded_on_the_way(tmp_path, capsys):
     found = load_checkpoint(tmp_path / "out")
     for n in range(2):
         name = f"model.layers.{n}.mlp.gate_proj.weight"
-        # alpha / rank = 2; out = in @ kernel, so that the weight of torch is transposed.
+        # alpha / rank = 2; out = in @ kernel, and the weight of torch is transposed.
         want = tensors[name] + 2.0 * (a[:, n].astype(float) @ b[:, n].astype(float)).T
         np.testing.assert_allclose(found[name], want, atol=20 * np.finfo(np.float32).eps)
     with pytest.raises(ValueError, match="such as 'kernel_lora_a' of qwix, got none"):
