@@ -1,14 +1,15 @@
 """The trees of MaxText and Tunix as tensors of Hugging Face, and back.
 
-A `Link` has one leaf of a tree, the tensors that it holds, and the steps that lay out each of them: its
-axes are split, permuted and joined, its entries scaled and shifted, rows of padding added, and the
-results stacked. Each of these has an inverse, which is computed from the same link. One table
-serves both ways.
+A `Link` has one leaf of a tree, the tensors that it holds, and the steps that lay out each of them.
+Axes are split, permuted and joined, entries scaled and shifted, rows of padding added, and the
+results stacked. Each step can be undone, and what undoes it is computed from the same link. So one
+table serves both ways.
 
-Splitting, permuting, padding and stacking keep every bit. A shift rounds once, and so does a
-scale other than a power of two. In one dtype no scale could keep all bits: between 2/c and 2 there are more floats
-than between 2 and 2c have room for. What `links` cannot keep in one dtype, it keeps for tensors in
-bfloat16 that become leaves in float32: scales always, shifts from 2^-16 on.
+Splitting, permuting, padding and stacking keep every bit. A shift rounds once, and so does a scale
+other than a power of two. In one dtype no rounding could keep all bits of a scale. For a scale c
+between 1 and 2, fewer floats lie between 2 and 2c than between 2/c and 2, which are to become them.
+Tensors in bfloat16 come back bit for bit by way of leaves in float32: scales always, shifts for
+entries from 2^-16 on.
 """
 
 import math

@@ -74,8 +74,8 @@ def not_a_model(
     names = list(tensors)
     if factor := next(filter(factor_of, names), None):
         return (
-            f"holds factors of low rank that qwix stores next to weights ({factor}). The product of "
-            "averages is not the average of products: fold them into their weights first, by "
+            f"holds factors of low rank that qwix stores next to weights ({factor}). The product "
+            "of averages is not the average of products: fold them into their weights first, by "
             f"sail-jax convert with {argument('lora_alpha', '...')}, or by sail_jax.lora.fold"
         )
     parts = {x: _SPLIT.split(x) for x in names}
