@@ -80,6 +80,11 @@ class Link(NamedTuple):
         """Whether every bit returns, whatever the dtype."""
         return not self.shift and math.frexp(self.scale)[0] == 0.5
 
+    @property
+    def plain(self) -> bool:
+        """Whether entries stay as they are."""
+        return self.scale == 1 and not self.shift
+
     def at(self, n: int, shape: Sequence[int]) -> tuple[Any, ...]:
         """Returns where a tensor lies in the leaf.
 
@@ -175,10 +180,13 @@ class Link(NamedTuple):
             tensor = np.concatenate([tensor, rows])
         left, right = _sides(self.layout)
         out = _permuted(tensor, left, right, self.sizes, self.tensors[0]).reshape(part)
-        if self.scale != 1 or self.shift:
-            # In float64: only the last step rounds. Rows of padding stay 0.
-            out = out.astype(np.float64) * self.scale + self.shift
-        return out.astype(dtype or tensor.dtype, copy=False)
+        if self.plain:
+            return out.astype(dtype or tensor.dtype, copy=False)
+        # In float64: only the last step rounds. Rows of padding stay 0.
+        wide = out.astype(np.float64)
+        wide *= self.scale
+        wide += self.shift
+        return wide.astype(dtype or tensor.dtype)
 
     def take(self, part: np.ndarray, dtype: Any = None) -> np.ndarray:
         """Undoes `put`.
@@ -198,9 +206,12 @@ class Link(NamedTuple):
         whole = [math.prod(known[x] for x in group) for group in left]
         out = _permuted(part, right, left, self.sizes, self.leaf).reshape(whole)
         out = out[: len(out) - self.padding] if self.padding else out
-        if self.scale != 1 or self.shift:
-            out = (out.astype(np.float64) - self.shift) / self.scale
-        return out.astype(dtype or part.dtype, copy=False)
+        if self.plain:
+            return out.astype(dtype or part.dtype, copy=False)
+        wide = out.astype(np.float64)
+        wide -= self.shift
+        wide /= self.scale
+        return wide.astype(dtype or part.dtype)
 
 
 def links(

@@ -42,7 +42,7 @@ class _Leaf(OnDemand):
     @property
     def needs(self) -> int:
         """Bytes of the leaf, of one tensor, and of its part in the leaf."""
-        return _bytes(self) + max(_bytes(x) + held(x) + _wide(x) for x in self._parts)
+        return _bytes(self) + max(_bytes(x) + held(x) + _wide(self._link, x) for x in self._parts)
 
     def form(self) -> np.ndarray:
         out = np.empty(self.shape, self.dtype)
@@ -84,7 +84,7 @@ class _Part(OnDemand):
     def needs(self) -> int:
         """Bytes of the leaf, and of the tensor before it is rounded."""
         leaf = self._shared.leaf
-        return _bytes(leaf) + held(leaf) + _bytes(self) + _wide(self)
+        return _bytes(leaf) + held(leaf) + _bytes(self) + _wide(self._link, self)
 
     def form(self) -> np.ndarray:
         leaf = self._shared.array()
@@ -97,9 +97,9 @@ def _bytes(tensor: Tensor | OnDemand) -> int:
     return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
-def _wide(tensor: Tensor | OnDemand) -> int:
-    """The bytes of a tensor in float64, twice, in which it is computed."""
-    return 16 * math.prod(tensor.shape)
+def _wide(link: Link, tensor: Tensor | OnDemand) -> int:
+    """The bytes that laying out a tensor takes: a copy, and float64 where it is computed with."""
+    return math.prod(tensor.shape) * (tensor.dtype.itemsize + 8 * (not link.plain))
 
 
 def as_tree(

@@ -97,7 +97,7 @@ def test_every_entry_lies_where_maxtext_reads_it():
     )
 
 
-@pytest.mark.thirds
+@pytest.mark.one
 @pytest.mark.parametrize("framework", ["maxtext", "tunix"])
 @pytest.mark.parametrize("kind", ["llama", "llama31", "qwen2", "qwen3"])
 def test_a_tree_computes_what_hugging_faces_network_does(kind, framework):
