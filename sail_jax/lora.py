@@ -42,6 +42,9 @@ __all__ = [
 
 InputAxis = Literal[-1, 0]
 
+# The most axes of a weight whose factors of qwix are folded.
+_AXES = 8
+
 
 class LowRank(NamedTuple):
     """The two factors of a matrix B A of low rank.
@@ -483,7 +486,8 @@ def _contracted(
         w: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]
     ) -> list[tuple[int, ...]]:
         found = []
-        for n in range(1, len(w)):
+        # The number of choices doubles with each axis.
+        for n in range(1, len(w) if len(w) <= _AXES else 0):
             for axes in itertools.combinations(range(len(w)), n):
                 left = tuple(w[i] for i in axes)
                 right = tuple(x for i, x in enumerate(w) if i not in axes)

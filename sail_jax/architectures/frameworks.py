@@ -325,7 +325,7 @@ def maxtext(config: Config) -> Rules:
     """
     family = family_of(_decoder(config, "decoder_block", "maxtext"))
     axis = setting(config, "param_scan_axis", default=1)
-    if axis not in (0, 1) or isinstance(axis, bool):
+    if not isinstance(axis, int) or isinstance(axis, bool) or axis not in (0, 1):
         raise ValueError(f"the configuration's 'param_scan_axis' must be 0 or 1, got {axis!r}")
     scanned = flag(config, "scan_layers", default=True)
     return _rules(
@@ -420,7 +420,7 @@ def recognised(shapes: Mapping[str, Sequence[int]]) -> dict[str, Any] | None:
             return {"model_type": "tunix", "decoder": decoder}
         return None
     stream, layer = first(r"decoder/decoder_norm/scale"), r"decoder/layers(?:_\d+|/layers_\d+)?/"
-    if stream is None or not first(r"token_embedder/embedding"):
+    if stream is None or not shapes[stream] or not first(r"token_embedder/embedding"):
         return None
     kinds = (
         ("gemma3", "post_ffw_norm/scale"),

@@ -49,6 +49,9 @@ __all__ = [
 
 Shape = tuple[int, ...]
 
+# No network has as many layers; a number in a file may be any.
+_LAYERS = 10_000
+
 
 class Link(NamedTuple):
     """One leaf of a tree and the tensors of Hugging Face that it holds.
@@ -266,7 +269,7 @@ def links(
         raise ValueError(f"param_scan_axis: expected 0 or 1, got {param_scan_axis!r}")
     kind = setting(config, "model_type")
     known = DECODERS[framework]
-    if "text_config" in config or kind not in known:
+    if "text_config" in config or not isinstance(kind, str) or kind not in known:
         raise ValueError(
             f"no layout of {framework} is known for the model type {kind!r} (known: "
             f"{', '.join(known)}, of text alone){nearest(str(kind), known)}"
@@ -278,6 +281,11 @@ def links(
     size = count(config, "head_dim", default=0) or divided(
         count(config, "hidden_size"), heads, "num_attention_heads heads in hidden_size units"
     )
+    if size >= 1 << 31:
+        raise ValueError(f"head_dim: expected less than 2^31, got {size!r:.40}")
+    layers = count(config, "num_hidden_layers")
+    if layers > _LAYERS:
+        raise ValueError(f"num_hidden_layers: expected at most {_LAYERS}, got {layers}")
     vocabulary = count(config, "vocab_size")
     padding = (vocab_size or vocabulary) - vocabulary
     if padding < 0:
@@ -306,7 +314,7 @@ def links(
         out.append(linked(row, row.leaf, row.tensors, None))
     fused = heads == shared
     for place in places(framework, family, scanned):
-        for i, numbers in _layers(place, family, count(config, "num_hidden_layers")):
+        for i, numbers in _layers(place, family, layers):
             for row in block:
                 # Tunix joins queries with keys and values where there are as many heads of each.
                 if row.leaf.endswith("einsum/w") and "attn_vec" not in row.leaf:
@@ -362,7 +370,7 @@ def _as_maxtext(link: Link, row: Row, kind: str, config: Config, rope: str) -> L
     if gemma and row.layout in ("e -> e", "d -> d"):
         return link._replace(shift=1.0)
     if gemma and "embed_tokens" in row.tensors[0]:
-        return link._replace(scale=math.sqrt(count(config, "hidden_size")))
+        return link._replace(scale=_root(config, "hidden_size"))
     if re.match(r"self_attention/(query|key)/", row.leaf):
         if rope == "interleaved":
             layout = row.layout.replace("(h d)", "(h p j)").replace("(k d)", "(k p j)")
@@ -370,9 +378,20 @@ def _as_maxtext(link: Link, row: Row, kind: str, config: Config, rope: str) -> L
             sizes = {**link.sizes, "p": 2, "j": divided(link.sizes["d"], 2, "pairs in head_dim")}
             link = link._replace(layout=layout, sizes=sizes)
         if "query" in row.leaf and kind in ("llama", "mistral", "gemma", "gemma2"):
-            scalar = setting(config, "query_pre_attn_scalar", default=0) if kind == "gemma2" else 0
-            link = link._replace(scale=1 / math.sqrt(scalar or link.sizes["d"]))
+            stated = kind == "gemma2" and config.get("query_pre_attn_scalar") is not None
+            root = _root(config, "query_pre_attn_scalar") if stated else math.sqrt(link.sizes["d"])
+            link = link._replace(scale=1 / root)
     return link
+
+
+def _root(config: Config, key: str) -> float:
+    """The root of an entry of a configuration, checked to be a positive number."""
+    value = setting(config, key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1 << 31:
+        raise ValueError(
+            f"the configuration's {key!r} must be a positive number, got {value!r:.40}"
+        )
+    return math.sqrt(value)
 
 
 def _layers(place: Place, family: str, layers: int) -> list[tuple[str, range]]:
@@ -434,7 +453,10 @@ def links_of(shapes: Mapping[str, Sequence[int]], config: Config, **options: Any
     given = {k: about[k] for k in ("scan_layers", "param_scan_axis") if k in about}
     table = "token_embedder/embedding" if framework == "maxtext" else "embedder/input_embedding"
     prefix, suffix = _surroundings(shapes, table)
-    given["vocab_size"] = int(shapes[f"{prefix}{table}{suffix}"][0])
+    whole = shapes[f"{prefix}{table}{suffix}"]
+    if len(whole) != 2:
+        raise ValueError(f"'{prefix}{table}{suffix}': expected two axes, got shape {tuple(whole)}")
+    given["vocab_size"] = int(whole[0])
     made = links(framework, config, **{**given, **options})
     tops = {link.leaf.split("/")[0] for link in made}
     made = [link._replace(leaf=f"{prefix}{link.leaf}{suffix}") for link in made]

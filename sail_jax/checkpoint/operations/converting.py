@@ -99,7 +99,8 @@ def convert_checkpoint(
     with opened(path, run, adapters=True) as checkpoint:
         known = config_of(checkpoint.extras) if config is None else read_target(config)
         # A tree that was written here has a configuration that holds the one of Hugging Face.
-        known = known.get("hugging_face", known)
+        inner = known.get("hugging_face")
+        known = inner if isinstance(inner, Mapping) else known
         view: Checkpoint = checkpoint
         if lora_alpha is not None:
             view = without_factors(checkpoint, lora_alpha)

@@ -205,12 +205,33 @@ LLAMA, GEMMA2 = trees.config("llama"), trees.config("gemma2")
         (lambda: links("maxtext", LLAMA, vocab_size=3), "at least the 11 rows.*got 3"),
         (lambda: links("maxtext", LLAMA, rope="pairs"), "'halves' or 'interleaved', got 'pairs'"),
         (lambda: links("maxtext", LLAMA, param_scan_axis=2), "expected 0 or 1, got 2"),
+        (changed(LLAMA, num_hidden_layers=10**9), "at most 10000, got 1000000000"),
+        (changed(LLAMA, head_dim=10**400), "head_dim: expected less than 2"),
+        (changed(LLAMA, model_type=["llama"]), "model type"),
+        (changed(GEMMA2, hidden_size=10**400), "'hidden_size' must be a positive number"),
+        (changed(GEMMA2, query_pre_attn_scalar="6"), "must be a positive number, got '6'"),
+        (changed(GEMMA2, query_pre_attn_scalar=0), "must be a positive number, got 0"),
+        (changed(LLAMA, rope_scaling={"rope_type": "llama3"}, head_dim=3), "pairs in head_dim"),
         (lambda: to_hugging_face({"w": np.ones(2)}, LLAMA), "expected a tree of MaxText.*got 'w'"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_trees_of_other_shapes_are_named():
+    tree = from_hugging_face(trees.tensors(LLAMA), "maxtext", LLAMA)
+    layer = tree["decoder"]["layers"]["mlp"]["wi_0"]
+    layer["kernel"] = layer["kernel"][:, :1]
+    with pytest.raises(ValueError, match=r"wi_0/kernel': expected 2 tensors on axis 1 of 3"):
+        to_hugging_face(tree, LLAMA)
+    tree["token_embedder"]["embedding"] = np.float32(1)
+    with pytest.raises(ValueError, match=r"embedding': expected two axes, got shape \(\)"):
+        to_hugging_face(tree, LLAMA)
+    tree["decoder"]["decoder_norm"]["scale"] = np.float32(1)
+    with pytest.raises(ValueError, match="expected a tree of MaxText"):
+        to_hugging_face(tree, LLAMA)
 
 
 def test_leaves_without_a_tensor_are_named():

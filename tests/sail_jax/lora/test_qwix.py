@@ -94,6 +94,7 @@ A, B = {"w_lora_a": np.ones((3, 1))}, {"w_lora_b": np.ones((1, 2))}
             1.0,
             r"'w' of shape \(3, 2\): no factors",
         ),
+        ({"w": np.ones((1,) * 30)} | A | B, 1.0, "no factors of shapes"),
         (W | A | B, float("nan"), "alpha: expected a finite number, got nan"),
     ],
 )
