@@ -29,6 +29,7 @@ PACKAGES = (
     "sail_jax.architectures",
     "sail_jax.architectures.forward",
     "sail_jax.checkpoint",
+    "sail_jax.interop.layouts",
     "sail_jax.interop.torch",
     "sail_jax.interop.transformers",
     "sail_jax.lora",

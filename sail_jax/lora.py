@@ -4,10 +4,15 @@ An adapter stands for a change B A of a matrix of a model, [out, in] as in PyTor
 [out, rank] and A [rank, in]. So y = x W^T becomes y = x W^T + x A^T B^T. Kernels that are laid out
 [in, out] (Flax) are transposed on the way in and out by `input_axis=0`. Factors have no further
 axes: of stacked layers each needs a pair of its own.
+
+Qwix stores two factors next to each weight, in the same tree and with axes of their own. `fold`
+adds their product to the weight.
 """
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +20,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
+from sail_jax.basis.spaces import Spec
 from sail_jax.checks import concrete, nearest
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.task_vectors import apply, task_vectors, task_weights
-from sail_jax.trees import leaf_paths
+from sail_jax.trees import factor_of, leaf_paths
 
 __all__ = [
     "Adapter",
@@ -27,12 +33,17 @@ __all__ = [
     "concatenate",
     "dense",
     "extract",
+    "fold",
+    "folded",
     "merge_adapters",
     "refactor",
     "truncate",
 ]
 
 InputAxis = Literal[-1, 0]
+
+# The most axes of a weight whose factors of qwix are folded.
+_AXES = 8
 
 
 class LowRank(NamedTuple):
@@ -342,6 +353,183 @@ def merge_adapters(
         most = max(pair.rank for pair in pairs.values()) if rank is None else rank
         adapter[path], _ = truncate(merged[path], most, energy)
     return adapter
+
+
+def fold(params: PyTree, alpha: float, *, spec: Spec | None = None) -> PyTree:
+    """Adds the factors that qwix stores next to weights to these weights, and drops them.
+
+    A weight w with `w_lora_a` and `w_lora_b` becomes w + alpha / rank * a b, rounded once. Factor a
+    has the axes of w that are contracted and the rank, b the rank and the other axes. Both may be
+    joined to one axis, and both may be stacked on one of their first two axes, as w is.
+
+    Average runs after folding: the product of averages is not the average of products.
+
+    Args:
+      params: Nested mappings, such as the parameters of a Linen module or an `nnx.State`.
+      alpha: The alpha of qwix's `LoraRule`, a finite number; the tree does not have it.
+      spec: The spaces of the weights. The axes that read a space are those that are contracted.
+        Needed only where shapes leave this open.
+
+    Returns:
+      The parameters without factors, of the same kinds of mappings.
+
+    Raises:
+      ValueError: If there are no factors, one of a pair or its weight is missing, shapes do not fit
+        or leave open which axes are contracted, or `alpha` is not finite. The message names the
+        leaf.
+
+    >>> layer = {"kernel": jnp.zeros((3, 2)), "kernel_lora_a": jnp.ones((3, 1))}
+    >>> layer["kernel_lora_b"] = jnp.array([[1.0, 2.0]])
+    >>> fold({"layer": layer}, alpha=0.5)["layer"]["kernel"][0].tolist()
+    [0.5, 1.0]
+    """
+    flat, treedef = jax.tree.flatten(params)
+    leaves = dict(zip(leaf_paths(params), flat, strict=True))
+    pairs = factors(leaves)
+    if not pairs:
+        raise ValueError("params: expected leaves such as 'kernel_lora_a' of qwix, got none")
+    for path, (a, b) in pairs.items():
+        reads = None if spec is None else _reading(spec, path)
+        leaves[path] = folded(leaves[path], leaves[a], leaves[b], alpha, path, reads)
+    return _without_factors(treedef.unflatten(leaves.values()))
+
+
+def factors(paths: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Pairs the factors that qwix stores next to weights.
+
+    Args:
+      paths: The leaves of a tree by path; their values are not looked at.
+
+    Returns:
+      The paths of the factors a and b, by the path of the weight.
+
+    Raises:
+      ValueError: If one of a pair is missing, or its weight.
+
+    >>> factors({"w": 0, "w_lora_a": 1, "w_lora_b": 2})
+    {'w': ('w_lora_a', 'w_lora_b')}
+    """
+    found: dict[str, dict[str, str]] = {}
+    for path in paths:
+        if factor := factor_of(path):
+            found.setdefault(factor[0], {})[factor[1]] = path
+    for weight, pair in found.items():
+        if len(pair) < 2:
+            (one,) = pair.values()
+            raise ValueError(f"{one!r}: the other factor of {weight!r} is missing")
+        if weight not in paths:
+            raise ValueError(
+                f"{pair['a']!r}: its weight {weight!r} is missing; a quantised weight has to be "
+                "dequantised first, and factors that were saved alone put next to their weights"
+            )
+    return {weight: (pair["a"], pair["b"]) for weight, pair in found.items()}
+
+
+def _reading(spec: Spec, path: str) -> tuple[int, ...]:
+    """The axes of a leaf that read a space."""
+    axes = enumerate(spec.axes(path))
+    return tuple(i for i, axis in axes if any(f.role == "read" for f in axis))
+
+
+def folded(
+    weight: Array, a: Array, b: Array, alpha: float, path: str, reads: Sequence[int] | None = None
+) -> Array:
+    """Adds the product of qwix's factors to their weight.
+
+    Args:
+      weight: The weight.
+      a: The factor with the contracted axes.
+      b: The factor with the other axes.
+      alpha: The alpha of the rule.
+      path: The path of the weight, for messages.
+      reads: The axes that are contracted. None: to be found from the shapes.
+
+    Returns:
+      The weight + alpha / rank * a b, of its dtype.
+
+    Raises:
+      ValueError: As `fold` does.
+    """
+    if not math.isfinite(alpha):
+        raise ValueError(f"alpha: expected a finite number, got {alpha}")
+    stack, chosen = _contracted(weight.shape, a.shape, b.shape, path, reads)
+
+    def delta(shape: tuple[int, ...], a: Array, b: Array) -> Array:
+        others = [i for i in range(len(shape)) if i not in chosen]
+        left = a.reshape(-1, a.shape[-1])
+        product = _mm(left, b.reshape(b.shape[0], -1))
+        product = product.reshape([shape[i] for i in (*chosen, *others)])
+        return product.transpose(np.argsort([*chosen, *others]))
+
+    wide = jnp.promote_types(jnp.result_type(weight, a, b), jnp.float32)
+    a, b = a.astype(wide), b.astype(wide)
+    if stack is None:
+        out = delta(weight.shape, a, b)
+    else:
+        shape = weight.shape[:stack] + weight.shape[stack + 1 :]
+        at = min(stack, a.ndim - 1), min(stack, b.ndim - 1)
+        out = jax.vmap(lambda a, b: delta(shape, a, b), at, stack)(a, b)
+    rank = np.delete(a.shape, [] if stack is None else min(stack, a.ndim - 1))[-1]
+    return (weight.astype(wide) + alpha / float(rank) * out).astype(weight.dtype)
+
+
+def _contracted(
+    w: tuple[int, ...],
+    a: tuple[int, ...],
+    b: tuple[int, ...],
+    path: str,
+    reads: Sequence[int] | None,
+) -> tuple[int | None, tuple[int, ...]]:
+    """The axis of a stack, and the axes of the weight inside of it that are contracted."""
+
+    def fitting(
+        w: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]
+    ) -> list[tuple[int, ...]]:
+        found = []
+        # The number of choices doubles with each axis.
+        for n in range(1, len(w) if len(w) <= _AXES else 0):
+            for axes in itertools.combinations(range(len(w)), n):
+                left = tuple(w[i] for i in axes)
+                right = tuple(x for i, x in enumerate(w) if i not in axes)
+                if len(a) < 2 or len(b) < 2 or a[-1] != b[0]:
+                    continue
+                if a[:-1] in (left, (math.prod(left),)) and b[1:] in (right, (math.prod(right),)):
+                    found.append(axes)
+        return found
+
+    stacks: list[tuple[int | None, list[tuple[int, ...]]]] = [(None, fitting(w, a, b))]
+    for t in (0, 1):
+        at = [min(t, len(x) - 1) for x in (w, a, b)]
+        if min(map(len, (w, a, b))) > 2 and w[at[0]] == a[at[1]] == b[at[2]]:
+            cut = [x[:i] + x[i + 1 :] for x, i in zip((w, a, b), at, strict=True)]
+            stacks.append((t, fitting(cut[0], cut[1], cut[2])))
+    found = [(t, axes) for t, choices in stacks for axes in choices]
+    if reads is not None:
+        # Axes of the weight are counted with the stack.
+        found = [
+            (t, axes)
+            for t, axes in found
+            if {i + (t is not None and i >= t) for i in axes} == set(reads)
+        ]
+    elif len(w) == 2 and (None, (0,)) in found:
+        # A square matrix: Flax contracts the first axis.
+        found = [(None, (0,))]
+    if not found:
+        raise ValueError(f"{path!r} of shape {w}: no factors of shapes {a} and {b} are its change")
+    if len(found) > 1:
+        raise ValueError(
+            f"{path!r} of shape {w}, with factors {a} and {b}: which axes are contracted is open "
+            f"({' or '.join(str(axes) for _, axes in found)}); give `spec`, the spaces of the axes"
+        )
+    return found[0]
+
+
+def _without_factors(tree: Any) -> Any:
+    """Nested mappings without the leaves that are factors."""
+    if not isinstance(tree, Mapping):
+        return tree
+    kept = {k: _without_factors(v) for k, v in tree.items() if factor_of(f"/{k}") is None}
+    return type(tree)(kept)  # type: ignore[call-arg]
 
 
 def _pair(path: str, pair: LowRank) -> LowRank:

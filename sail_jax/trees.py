@@ -1,11 +1,12 @@
 """Stable names for the leaves of a pytree, which messages, files and random masks refer to."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-__all__ = ["leaf_paths", "path_str", "some_paths"]
+__all__ = ["factor_of", "leaf_paths", "path_str", "some_paths"]
 
 
 def path_str(path: tuple[Any, ...]) -> str:
@@ -66,3 +67,24 @@ def some_paths(paths: Sequence[str], limit: int = 5) -> str:
     """
     more = f" and {len(paths) - limit} more" if len(paths) > limit else ""
     return ", ".join(map(repr, paths[:limit])) + more
+
+
+# The names that qwix gives to the factors of a change of a weight, which lie next to the weight.
+# Variables of NNX may have their "value" below their name.
+_FACTOR = re.compile(r"(.+)_lora_([ab])((?:/value)?)")
+
+
+def factor_of(path: str) -> tuple[str, str] | None:
+    """Finds out whether a leaf is a factor of low rank, as qwix stores them next to a weight.
+
+    Args:
+      path: The path of the leaf.
+
+    Returns:
+      The path of the weight and which factor it is, "a" or "b"; None for any other leaf.
+
+    >>> factor_of("layers/0/attn/q_proj/w_lora_b"), factor_of("layers/0/attn/q_proj/w")
+    (('layers/0/attn/q_proj/w', 'b'), None)
+    """
+    match = _FACTOR.fullmatch(path)
+    return match and (match[1] + match[3], match[2])

@@ -1,7 +1,8 @@
 """Architectures as data: in which feature space each tensor axis of a known model lives.
 
 A table such as `llama(config)` gives `Rules`, and `rules.spec(params)` gives the spec that
-`change_basis`, `growth` and `align` need. `of(config)` finds the architecture of a configuration.
+`change_basis`, `growth` and `align` need. `of(config)` finds the architecture of a configuration,
+and `of_tree(params)` the configuration of a tree of MaxText or Tunix.
 For a model that no table knows, `draft(params)` makes rules to start from.
 """
 
@@ -17,6 +18,7 @@ from sail_jax.architectures.flax import (
     flax_vit,
     mlp,
 )
+from sail_jax.architectures.frameworks import maxtext, of_tree, tunix
 from sail_jax.architectures.table import Rules
 from sail_jax.architectures.text import bert, gpt2, llama, roberta, t5
 from sail_jax.architectures.vision import clip, clip_text_model, clip_vision_model, vit
@@ -40,9 +42,12 @@ __all__ = [
     "forward",
     "gpt2",
     "llama",
+    "maxtext",
     "mlp",
     "of",
+    "of_tree",
     "roberta",
     "t5",
+    "tunix",
     "vit",
 ]

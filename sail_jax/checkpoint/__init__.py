@@ -2,8 +2,9 @@
 
 `open_checkpoint`, `load_checkpoint` and `save_checkpoint` know the file formats.
 `merge_checkpoints` and `merge_recipe` merge, `grow_checkpoint` makes a larger network,
-`align_checkpoints` brings one network near another, and `compare_checkpoints` says how far networks
-disagree. These read tensors as they are needed, so models may be larger than the memory.
+`align_checkpoints` brings one network near another, `convert_checkpoint` changes names and layouts,
+and `compare_checkpoints` says how far networks disagree. These read tensors as they are needed, so
+models may be larger than the memory.
 """
 
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from sail_jax.merging.tensors import Tensor
 if TYPE_CHECKING:
     from sail_jax.checkpoint.operations.aligning import align_checkpoints
     from sail_jax.checkpoint.operations.comparing import Comparison, compare_checkpoints
+    from sail_jax.checkpoint.operations.converting import convert_checkpoint
     from sail_jax.checkpoint.operations.growing import grow_checkpoint
     from sail_jax.checkpoint.operations.merging import merge_checkpoints, merge_recipe
     from sail_jax.checkpoint.operations.running import RunOptions
@@ -27,6 +29,7 @@ __getattr__, __dir__ = lazily(
         "align_checkpoints": "operations.aligning",
         "Comparison": "operations.comparing",
         "compare_checkpoints": "operations.comparing",
+        "convert_checkpoint": "operations.converting",
         "grow_checkpoint": "operations.growing",
         "merge_checkpoints": "operations.merging",
         "merge_recipe": "operations.merging",
@@ -42,6 +45,7 @@ __all__ = [
     "Tensor",
     "align_checkpoints",
     "compare_checkpoints",
+    "convert_checkpoint",
     "create",
     "grow_checkpoint",
     "load_checkpoint",

@@ -209,7 +209,8 @@ def _spec(
     if adapter := _adapter(checkpoint):
         return adapter, None, ["an adapter has no spaces of its own: inspect its base model"], ()
     notes = []
-    if config:
+    # Runs of MaxText and Tunix have no config.json, and are recognised by their trees.
+    if config := config or architectures.of_tree(shapes) or {}:
         try:
             architecture = architectures.of(config)
             kind = str(config.get("model_type") or architecture.name)

@@ -21,7 +21,7 @@ from sail_jax.checks import concrete
 from sail_jax.merging.evaluate import Leaf, evaluate, is_traced
 from sail_jax.merging.integers import Integers, check_integers, differ, one_of
 from sail_jax.merging.steps import STATIC, kernel
-from sail_jax.trees import leaf_paths, some_paths
+from sail_jax.trees import factor_of, leaf_paths, some_paths
 
 __all__ = [
     "Matched",
@@ -206,6 +206,12 @@ def match(models: Sequence[PyTree], base: PyTree, integers: Integers | None = No
         for path, leaf, like in zip(paths, column, start, strict=True):
             _check_like(f"model {k}, leaf {path!r}", leaf, like, given)
         columns.append(column)
+    if factor := next(filter(factor_of, paths), None):
+        raise ValueError(
+            f"leaf {factor!r} is a factor of low rank. The product of averages is not the average "
+            "of products: fold the factors into their weights first, with "
+            "sail_jax.lora.fold(params, alpha)"
+        )
     floating = list(map(_floating, start))
     for i, path in enumerate(paths):
         if not floating[i] and (_is_numeric(start[i]) or _is_key(start[i])):

@@ -7,6 +7,8 @@ from pathlib import Path
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checks import argument
+from sail_jax.trees import factor_of
 
 __all__ = ["check_model", "not_a_model"]
 
@@ -70,6 +72,12 @@ def not_a_model(
     'holds the state of an optimiser (state.0.exp_avg), and no model'
     """
     names = list(tensors)
+    if factor := next(filter(factor_of, names), None):
+        return (
+            f"holds factors of low rank that qwix stores next to weights ({factor}). The product "
+            "of averages is not the average of products: fold them into their weights first, by "
+            f"sail-jax convert with {argument('lora_alpha', '...')}, or by sail_jax.lora.fold"
+        )
     parts = {x: _SPLIT.split(x) for x in names}
     factors = [x for x in names if any(map(_FACTOR.fullmatch, parts[x]))]
     of_adapter = {*factors, *(x for x in names if x.startswith(_PREFIX))}

@@ -105,7 +105,7 @@ def spec_of(
     shapes = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in checkpoint.tensors.items()}
     if spec is not None:
         return spec.spec(shapes)
-    config = config or config_of(checkpoint.extras)
+    config = config or config_of(checkpoint.extras) or architectures.of_tree(shapes)
     if not config:
         raise CheckpointError(
             f"{checkpoint.path} has no config.json: say where it is "

@@ -89,15 +89,17 @@ def growth_view(
       ValueError: If no configuration and no rules are known, or as `sail_jax.growth.plan` does.
     """
     own = config_of(checkpoint.extras) if config is None else read_target(config)
+    shapes = {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in checkpoint.tensors.items()
+    }
+    if not own and rules is None:
+        own = architectures.of_tree(shapes) or {}
     if not own and rules is None:
         raise CheckpointError(
             f"{checkpoint.path} has no config.json: say where it is "
             f"({argument('config', '...')}), or which spaces the tensors live in "
             f"({argument('rules', '...')})"
         )
-    shapes = {
-        name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in checkpoint.tensors.items()
-    }
     key = random_bits.key(seed)
     wide = any(x.dtype == np.float64 for x in checkpoint.tensors.values())
     with jax.enable_x64(True) if wide else contextlib.nullcontext():

@@ -559,6 +559,10 @@ COMMAND_LINES = {
         ["a", "b", "out", "--spaces", "resid", "--weigh", "lm_head.weight=0", "--no-certify",
          "--family", "resid=signed", "--seed", "2", "--max-sweeps", "3", "--config", "b"],
     ],
+    "convert": [
+        ["a", "out.npz", "--to", "maxtext", "--param-scan-axis", "0", "--vocab-size", "24"],
+        ["a", "out.npz", "--to", "tunix", "--dtype", "float32", "--config", "b", "--quiet"],
+    ],
     "inspect": [
         ["a", "--full"], ["a", "b", "--base", "base", "--data", "x.npz"], ["a", "--draft"],
         ["g", "--spec", "spec.yaml", "--json", "record.json"], ["a", "b", "--json", "j.json"],

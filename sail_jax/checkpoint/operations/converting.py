@@ -1,0 +1,176 @@
+"""Checkpoints of MaxText, Tunix and Hugging Face made into one another, tensor by tensor."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sail_jax.checkpoint.engine.executor import limits
+from sail_jax.checkpoint.formats.extras import carried, config_of
+from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
+from sail_jax.checkpoint.formats.folders import admit
+from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.formats.table import of_file
+from sail_jax.checkpoint.operations.running import DEFAULTS, RunOptions, carried_out, opened
+from sail_jax.checkpoint.sources.converted import as_hugging_face, as_tree, without_factors
+from sail_jax.checkpoint.sources.growth import read_target
+from sail_jax.checkpoint.sources.view import View
+from sail_jax.checks import argument, nearest
+from sail_jax.interop import layouts
+from sail_jax.trees import some_paths
+
+__all__ = ["Converted", "convert_checkpoint"]
+
+Path_ = str | PathLike[str]
+TARGETS = ("hugging-face", "maxtext", "tunix")
+
+
+class Converted(NamedTuple):
+    """What `convert_checkpoint` did.
+
+    Attributes:
+      out: Where the output is.
+      source: What the input is: "hugging-face", "maxtext" or "tunix".
+      tensors: How many tensors were written.
+      notes: What a user should know, a sentence each.
+      seconds: How long it took.
+      unchanged: Whether an earlier call had finished this output.
+    """
+
+    out: Path
+    source: str
+    tensors: int
+    notes: tuple[str, ...]
+    seconds: float
+    unchanged: bool
+
+
+def convert_checkpoint(
+    path: Path_,
+    out: Path_,
+    to: str,
+    *,
+    config: Any = None,
+    dtype: str | None = None,
+    lora_alpha: float | None = None,
+    run: RunOptions = DEFAULTS,
+    **options: Any,
+) -> Converted:
+    """Converts a checkpoint of MaxText, Tunix or Hugging Face into one of another of them.
+
+    Trees are written in orbax's format, tensors of Hugging Face as safetensors. The config.json of
+    the network is needed, and written beside both. A tree is recognised by its paths and shapes,
+    also inside of a training state; what else is there is left out.
+
+    Args:
+      path: The checkpoint.
+      out: Where the other one goes.
+      to: "hugging-face", "maxtext" or "tunix".
+      config: The configuration of the network at Hugging Face, or its path; by default the
+        config.json next to the input.
+      dtype: The dtype of the output, such as "float32"; by default the one of the input.
+      lora_alpha: Adds the factors that qwix stores next to weights to these first; the alpha of its
+        rule.
+      run: How it runs, and into which files it writes.
+      **options: For a tree of MaxText that is written, those of `sail_jax.interop.layouts.links`:
+        `scan_layers`, `param_scan_axis`, `vocab_size`. For one that is read or written, `rope`.
+
+    Returns:
+      What was done.
+
+    Raises:
+      ValueError: If the input is not recognised, does not fit the configuration, or an argument is
+        not one of those above; CheckpointError and MergeError.
+    """
+    began = time.monotonic()
+    if to not in TARGETS:
+        raise ValueError(f"{argument('to')}: expected one of {', '.join(TARGETS)}, got {to!r}")
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(
+            f"{argument('dtype')}: expected the name of a dtype, got {dtype!r}"
+            f"{nearest(dtype, DTYPES)}"
+        )
+    wanted = None if dtype is None else DTYPES[dtype]
+    admit(Path(out), [path], run.resume)
+    with opened(path, run, adapters=True) as checkpoint:
+        known = config_of(checkpoint.extras) if config is None else read_target(config)
+        # A tree that was written here has a configuration that holds the one of Hugging Face.
+        inner = known.get("hugging_face")
+        known = inner if isinstance(inner, Mapping) else known
+        view: Checkpoint = checkpoint
+        if lora_alpha is not None:
+            view = without_factors(checkpoint, lora_alpha)
+        source, view, notes = _converted(view, to, known, wanted, options)
+        works = view.works()
+        # The name of a file states its format; the usual one of folders is not for trees.
+        if to != "hugging-face" and run.format is None and of_file(Path(out)) is None:
+            run = replace(run, format="orbax")
+        mark = repr([to, sorted({getattr(x, "mark", "") for x in view.tensors.values()})])
+        _, unchanged = carried_out(
+            works, Path(out), limits(works, run.max_memory, run.threads), mark, [checkpoint],
+            lambda: {n: data for n, data in view.extras.items() if carried(n)}, run,
+        )  # fmt: skip
+    return Converted(
+        Path(out), source, len(works), tuple(notes), time.monotonic() - began, unchanged
+    )
+
+
+def _converted(
+    checkpoint: Checkpoint,
+    to: str,
+    config: Mapping[str, Any],
+    dtype: np.dtype | None,
+    options: Mapping[str, Any],
+) -> tuple[str, View, list[str]]:
+    """What a checkpoint is, the view of it as another, and what a user should know."""
+    shapes = {name: x.shape for name, x in checkpoint.tensors.items()}
+    notes: list[str] = []
+
+    def widths(own: np.dtype) -> np.dtype:
+        return dtype or own
+
+    def widest(own: np.dtype) -> np.dtype:
+        return own if dtype is None else np.promote_types(own, dtype)
+
+    reading = {"rope": options["rope"]} if "rope" in options else {}
+    try:
+        if not config:
+            raise ValueError(
+                "the config.json of the network at Hugging Face is needed; give it, "
+                f"{argument('config', '...')}"
+            )
+        source, view = "hugging-face", checkpoint
+        if any(name.startswith("model.layers.") for name in shapes):
+            if to == source:
+                raise ValueError("these are tensors of Hugging Face already")
+            made = ()
+        else:
+            source, made, left = layouts.links_of(shapes, config, **reading)
+            if left:
+                notes.append(f"left out: {some_paths(left)}")
+            # From tree to tree the last step alone rounds to a narrower dtype.
+            between = widths if to == "hugging-face" else widest
+            view = as_hugging_face(checkpoint, made, config, between)
+        if to != "hugging-face":
+            other = layouts.links(to, config, **options)
+            made = (*made, *other)
+            stacking = {k: options[k] for k in ("scan_layers", "param_scan_axis") if k in options}
+            view = as_tree(view, other, layouts.tree_config(to, config, **stacking), widths)
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+    if rounded := [link for link in made if not link.exact]:
+        kinds = sorted({link.leaf.rsplit("/", 2)[-2] for link in rounded})
+        notes.append(
+            f"scaled or shifted, and rounded once: {', '.join(kinds)}. Tensors in bfloat16 come "
+            "back bit for bit by way of float32"
+        )
+    if padding := max((link.padding for link in made), default=0):
+        notes.append(f"{padding} rows of padding in the vocabulary of the tree")
+    assert isinstance(view, View)
+    return source, view, notes
