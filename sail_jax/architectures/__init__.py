@@ -1,8 +1,9 @@
 """Architectures as data: in which feature space each tensor axis of a known model lives.
 
-A table such as `llama(config)` gives `Rules`, and `rules.spec(params)` gives the spec that
-`change_basis`, `growth` and `align` need. `of(config)` finds the architecture of a configuration,
-and `of_tree(params)` the configuration of a tree of MaxText or Tunix.
+`of(config)` finds the architecture of a configuration. Its `rules(config)` are `Rules`, and
+`rules.spec(params)` gives the spec that `change_basis`, `growth` and `align` need. Most tables
+stand in files (`files`), and were found by tracing forward passes. `of_tree(params)` finds the
+configuration of a tree of MaxText or Tunix.
 For a model that no table knows, `draft(params)` makes rules to start from.
 """
 
@@ -20,15 +21,14 @@ from sail_jax.architectures.flax import (
 )
 from sail_jax.architectures.frameworks import maxtext, of_tree, tunix
 from sail_jax.architectures.table import Rules
-from sail_jax.architectures.text import bert, gpt2, llama, roberta, t5
-from sail_jax.architectures.vision import clip, clip_text_model, clip_vision_model, vit
+from sail_jax.architectures.text import t5
+from sail_jax.architectures.vision import clip, clip_text_model, clip_vision_model
 
 __all__ = [
     "Architecture",
     "Draft",
     "Question",
     "Rules",
-    "bert",
     "clip",
     "clip_text_model",
     "clip_vision_model",
@@ -40,14 +40,10 @@ __all__ = [
     "flax_sit",
     "flax_vit",
     "forward",
-    "gpt2",
-    "llama",
     "maxtext",
     "mlp",
     "of",
     "of_tree",
-    "roberta",
     "t5",
     "tunix",
-    "vit",
 ]

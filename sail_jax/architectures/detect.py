@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from sail_jax.architectures import files
-from sail_jax.architectures.forward.inputs import Inputs, tokens
+from sail_jax.architectures import files, forward
+from sail_jax.architectures.forward.inputs import Inputs, images, tokens
 from sail_jax.architectures.table import Config, Rules
 from sail_jax.checks import argument
 
@@ -39,6 +39,16 @@ class Architecture(NamedTuple):
 
 
 _BY_TYPE: dict[str, Architecture] = {}
+
+# The forward passes of model types that have a table in a file: their family, what runs it, its
+# inputs, and whether a token's outputs predict the next.
+_FORWARD: dict[str, tuple[str, Callable[..., dict[str, Any]], Inputs, bool]] = {
+    "gpt2": ("gpt2", forward.gpt2, tokens, True),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ("llama", forward.llama, tokens, True)),
+    "bert": ("bert", forward.bert, tokens, False),
+    **dict.fromkeys(("roberta", "xlm-roberta"), ("roberta", forward.roberta, tokens, False)),
+    "vit": ("vit", forward.vit, images, False),
+}
 
 
 def architecture(
@@ -102,7 +112,8 @@ def of(config: Config) -> Architecture:
     if name in files.model_types():
         table = files.read(name)
         table.check(config)
-        return Architecture(name, table.rules)
+        family, outputs, inputs, causal = _FORWARD.get(name, (name, None, tokens, False))
+        return Architecture(family, table.rules, outputs, inputs, causal)
     if name not in _BY_TYPE:
         known = ", ".join([*_BY_TYPE, *files.model_types()])
         raise ValueError(

@@ -8,10 +8,11 @@ axes, spaces, optional, settings, layers, single, ends, scales: as `Rules` has t
 tied: the axes of leaves while the head is the table of the embeddings
 ties: whether it is where the configuration does not say
 head: patterns of the head, which is required unless it is tied
+implied: whether a tied head has no tensor at all
 classes: axes of tensors that a class uses in another way
 sizes: for a space, what states its size: an entry of the configuration, or a quotient of two; the
   first that gives a whole number is taken ("head_dim | hidden_size / num_attention_heads")
-words: for an entry and its value, words of spaces that differ then
+words: for an entry and its value, or for a class, words of spaces that differ then
 defaults: what entries are where the configuration does not state them
 holds: values of entries for which the table was found to hold, where others give another one
 """
@@ -23,7 +24,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from sail_jax.architectures.forward.heads import has_vocabulary
-from sail_jax.architectures.table import Config, Rules, look
+from sail_jax.architectures.table import Config, Rules, count, divided, look
 from sail_jax.configurations import class_of
 
 __all__ = ["Table", "model_types", "read", "written"]
@@ -43,6 +44,7 @@ class Table(NamedTuple):
       tied: Axes strings of leaves while the head is tied.
       ties: Whether the head is tied where the configuration does not state it.
       head: The patterns of the head.
+      implied: Whether a tied head has no tensor.
       classes: Axes strings that differ, by the name of a class and by pattern.
       ends: Spaces that are the output, unless one of these patterns matches.
       words: Words of spaces that differ, by entry, value and space.
@@ -62,6 +64,7 @@ class Table(NamedTuple):
     tied: Mapping[str, str] = {}
     ties: bool = False
     head: tuple[str, ...] = ()
+    implied: bool = False
     classes: Mapping[str, Mapping[str, str]] = {}
     ends: Mapping[str, tuple[str, ...]] = {}
     words: Mapping[str, Mapping[str, Mapping[str, str]]] = {}
@@ -108,7 +111,7 @@ class Table(NamedTuple):
         entry = partial(self._entry, config)
         worded = has_vocabulary(config)
         tie = entry("tie_word_embeddings")
-        tied = worded and bool(self.tied) and (self.ties if tie is None else tie is True)
+        tied = worded and bool(self.head) and (self.ties if tie is None else tie is True)
         own = self.classes.get(class_of(config), {})
         axes = {**self.axes, **(self.tied if tied else {}), **own}
         optional = frozenset(self.optional)
@@ -116,9 +119,10 @@ class Table(NamedTuple):
             optional -= {*self.head}
         spaces = dict(self.spaces)
         for key, values in self.words.items():
-            spaces |= values.get(str(entry(key)), {})
+            value = class_of(config) if key == "class" else str(entry(key))
+            spaces |= values.get(value, {})
         sizes = {name: n for name, text in self.sizes.items() if (n := _size(text, entry))}
-        ends = {} if tied or (worded and not self.head) else self.ends
+        ends = {} if tied and self.implied else self.ends
         return Rules(
             tuple(axes.items()), spaces, sizes, optional, ends, settings=self.settings,
             folds=self.folds, layers=self.layers, single=frozenset(self.single), scales=self.scales,
@@ -126,23 +130,18 @@ class Table(NamedTuple):
 
 
 def _size(text: str, entry: Callable[[str], Any]) -> int | None:
-    """The first of several quotients of entries that is a whole number."""
+    """The first of several quotients of entries that are all stated; None if there is none."""
     for choice in text.split(" | "):
+        keys = [key for key in choice.split(" / ") if not key.isdigit()]
+        if any(entry(key) is None for key in keys):
+            continue
         above, *below = choice.split(" / ")
-        value = int(above) if above.isdigit() else entry(above)
-        for key in below:
-            divisor = int(key) if key.isdigit() else entry(key)
-            if not (_is_count(value) and _is_count(divisor)) or value % divisor:
-                value = None
-                break
-            value //= divisor
-        if _is_count(value):
-            return value
+        size = count({above: entry(above)}, above)
+        for part in below:
+            by = int(part) if part.isdigit() else count({part: entry(part)}, part)
+            size = divided(size, by, f"the configuration's {part!r} must divide {above!r}")
+        return size
     return None
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 @cache

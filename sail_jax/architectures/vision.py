@@ -1,4 +1,4 @@
-"""Tables of vision transformers, for the tensor names of Hugging Face: ViT and CLIP's towers."""
+"""Tables of CLIP and of its towers, for the tensor names of Hugging Face."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,55 +11,7 @@ from sail_jax.architectures.table import Config, Rules, count, divided, pairs, s
 from sail_jax.architectures.text import attention
 from sail_jax.configurations import class_of
 
-__all__ = ["clip", "clip_text_model", "clip_vision_model", "vit"]
-
-
-@architecture(outputs=forward.vit, inputs=images)
-def vit(config: Config) -> Rules:
-    """Gives the rules of ViT, also of DeiT without distillation.
-
-    Pixels are in no space.
-
-    Args:
-      config: A configuration with `hidden_size` and `num_attention_heads`.
-
-    Returns:
-      The rules.
-
-    Raises:
-      ValueError: If an entry is missing or not of its kind, or the heads do not divide the width.
-
-    References:
-      Dosovitskiy et al., An Image is Worth 16x16 Words, 2021 (arXiv 2010.11929).
-    """
-    x = "{vit.,}encoder.layer.{i}."
-    inner = f"{x}attention.attention."
-    table = {
-        "{vit.,}embeddings.cls_token": "_ _ resid",
-        "?{vit.,}embeddings.mask_token": "_ _ resid",
-        "{vit.,}embeddings.position_embeddings": "_ _ resid",
-        "{vit.,}embeddings.patch_embeddings.projection.weight": "resid channel* _ _",
-        "{vit.,}embeddings.patch_embeddings.projection.bias": "resid",
-        **attention(f"{inner}query {inner}key {inner}value {x}attention.output.dense", tag=".{i}"),
-        f"{x}intermediate.dense.weight": "hidden.{i} resid*",
-        f"{x}intermediate.dense.bias": "hidden.{i}",
-        f"{x}output.dense.weight": "resid hidden.{i}*",
-        f"{x}output.dense.bias": "resid",
-        f"{x}layernorm_{{before,after}}.weight": "diag(resid)",
-        f"{x}layernorm_{{before,after}}.bias": "resid",
-        "{vit.,}layernorm.weight": "diag(resid)",
-        "{vit.,}layernorm.bias": "resid",
-        "?{vit.,}pooler.dense.weight": "pooled resid*",
-        "?{vit.,}pooler.dense.bias": "pooled",
-        **head_axes("vit", config),
-    }
-    axes, optional = pairs(table)
-    spaces, sizes, settings = _tower(config)
-    spaces |= {"pooled": "odd", "channel": "outer", **LABELS}
-    settings += (("num_channels", "channel"), ("pooler_output_size", "pooled"))
-    layers = {"num_hidden_layers": x}
-    handed = ends("vit", config)
-    return Rules(axes, spaces, sizes, optional, handed, settings=settings, layers=layers)
+__all__ = ["clip", "clip_text_model", "clip_vision_model"]
 
 
 @architecture(

@@ -5,6 +5,7 @@ short names: what a space is for is seen in how its axes are made of it.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -79,15 +80,22 @@ def named(
 
 
 def _kept(places: Mapping[str, Sequence[Place]], known: Mapping[str, str]) -> dict[str, str]:
-    """The names that an earlier table has in the same places."""
+    """The names that an earlier table has in most of the same places."""
     axes = {pattern: parse_axes(_plain(text)) for pattern, text in known.items()}
-    out = {}
+    votes: Counter[tuple[str, str, str]] = Counter()
     for name, where in places.items():
         for place in where:
             own = axes.get(place.pattern, ())
             if place.axis < len(own) and place.factor < len(own[place.axis]):
-                out[name] = own[place.axis][place.factor].space.replace(":i:", "{i}")
-                break
+                old = own[place.axis][place.factor].space.replace(":i:", "{i}")
+                votes[name, old, place.layer if "{i}" in old else ""] += 1
+    out: dict[str, str] = {}
+    taken: set[tuple[str, str]] = set()
+    for (name, old, layer), _ in votes.most_common():
+        # Within a layer a name is of one space, but for parts that cannot change.
+        if name not in out and ((old, layer) not in taken or name.partition(".order")[1]):
+            out[name] = old
+            taken.add((old, layer))
     return out
 
 
@@ -135,7 +143,8 @@ def _kind(name: str, where: Sequence[Place], words: str, inner: bool) -> str:
     if len({place.layer for place in where}) > 1:
         return "resid"
     module = re.sub(r"[./](weight|bias|kernel)$", "", where[0].path)
-    return ".".join(re.split(r"[./]", module)[-2:])
+    parts = re.split(r"[./]", module)
+    return "pooled" if "pooler" in parts else ".".join(parts[-2:])
 
 
 def _modules(where: Sequence[Place], tower: str, inner: bool) -> list[str]:

@@ -174,19 +174,29 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
     for other in known:
         axes |= {p: text for p, text in other.axes.items() if p not in axes}
     missing = {p for p in axes for other in known if p not in other.axes}
-    # Without a head a space is the output, which keeps its order.
+    # Without a head a space is the output, which keeps its order: unless a head reads it, or reads
+    # what the body makes of it.
     ends: dict[str, tuple[str, ...]] = {}
     for other in bare:
         own = {p: text for p, text in axes.items() if p not in other.axes}
-        for name in _spaces(axes[p] for p in other.axes) - _spaces(other.axes.values()):
-            ends[name] = tuple(p for p, text in own.items() if f"{name}*" in text.split())
+        inner = _spaces(axes[p] for p in other.axes) - _spaces(other.axes.values())
+        for name in inner:
+            read = {name}
+            for text in (axes[p] for p in other.axes):
+                words = {*text.split()}
+                read |= (words & inner) if f"{name}*" in words else set()
+            ends[name] = tuple(
+                p for p, text in own.items() if {*text.split()} & {f"{x}*" for x in read}
+            )
     spaces: dict[str, str] = {}
     sizes: dict[str, str] = {}
+    words: dict[str, dict[str, str]] = {}
+    for name, other in ({"": table} | dict(heads)).items():
+        for space, word in other.spaces.items():
+            if not {*word.split()} <= {*spaces.setdefault(space, word).split()}:
+                words.setdefault(name, {})[space] = _both(spaces[space], word)
     for other in known:
-        for name, words in other.spaces.items():
-            spaces[name] = _both(
-                spaces.get(name, ""), "" if name in ends and other in bare else words
-            )
+        spaces = {**other.spaces, **spaces}
         sizes = {**other.sizes, **sizes}
     settings = dict.fromkeys(one for other in known for one in other.settings)
     folds = {
@@ -194,6 +204,10 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
         for gain in table.folds
         if all(gain in other.folds for other in heads.values() if gain in other.axes)
     }
+    # A tied head may be all that the main class has beyond its body.
+    implied = all(
+        p in other.axes for other in bare for p in table.axes if p not in (*table.head, *other.axes)
+    ) and bool(table.tied)
     optional = missing.union(*(other.optional for other in known))
     # Some classes use a tensor of one name in different ways.
     classes = {
@@ -202,7 +216,8 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
         if (own := {p: text for p, text in other.axes.items() if text != axes[p]})
     }
     return table._replace(
-        classes=classes, folds=folds, axes=axes, spaces=spaces, sizes=sizes,
+        words={**table.words, **({"class": words} if words else {})},
+        classes=classes, implied=implied, folds=folds, axes=axes, spaces=spaces, sizes=sizes,
         settings=tuple(settings), ends=ends, optional=tuple(sorted(optional)),
     )  # fmt: skip
 

@@ -262,7 +262,9 @@ def _stored(module: Any) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
 def _inputs(module: Any) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of the inputs of a model: tokens, images, or both."""
     config, main = module.config, module.main_input_name
-    tokens = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)
+    # Several texts are one input of classes that choose among them.
+    chooses = type(module).__name__.endswith(("ForMultipleChoice", "DoubleHeadsModel"))
+    tokens = jax.ShapeDtypeStruct((1, *[2] * chooses, LENGTH), jnp.int32)
     given: dict[str, jax.ShapeDtypeStruct] = {}
     if main == "input_ids":
         given["input_ids"] = tokens
