@@ -112,7 +112,7 @@ def _decay(weights: Float[Array, " n"]) -> Float[Array, " k"]:
     return jnp.cumsum(weights[::-1])[::-1][1:]
 
 
-def _checked(weights: ArrayLike) -> Float[Array, " n"]:
+def _checked(weights: Numbers) -> Float[Array, " n"]:
     if np.ndim(weights) != 1 or not np.size(weights):
         raise ValueError(
             f"weights must be a vector, one for each checkpoint; got shape {np.shape(weights)}"
@@ -159,7 +159,7 @@ def _moments(problem: NoisyQuadratic, shares: _Shares) -> Moments:
     return Moments(*jnp.broadcast_arrays(bias, variance, h * (bias**2 + variance) / 2))
 
 
-def averaged(problem: NoisyQuadratic, weights: ArrayLike) -> Moments:
+def averaged(problem: NoisyQuadratic, weights: Numbers) -> Moments:
     """Computes the moments of the average of checkpoints, in closed form.
 
     bias = mu_0 sum_j c_j rho^j and variance = v sum_ij c_i c_j rho^|i-j| + (v_0 - v) (sum_j c_j
@@ -188,7 +188,7 @@ def _averaged(problem: NoisyQuadratic, c: Float[Array, " n"]) -> Moments:
     return _moments(problem, _left_by_average(problem, c))
 
 
-def decayed(problem: NoisyQuadratic, weights: ArrayLike) -> Moments:
+def decayed(problem: NoisyQuadratic, weights: Numbers) -> Moments:
     """Computes the moments of SGD at the decayed rates that an average stands for.
 
     Interval i, between checkpoints i - 1 and i, is run at the rate eta d_i, d_i = sum_{j>=i} c_j.
@@ -216,7 +216,7 @@ def _decayed(problem: NoisyQuadratic, c: Float[Array, " n"]) -> Moments:
     return _moments(problem, _left_by_decay(problem, _decay(c)))
 
 
-def break_even(problem: NoisyQuadratic, weights: ArrayLike) -> Float[Array, "*b"]:
+def break_even(problem: NoisyQuadratic, weights: Numbers) -> Float[Array, "*b"]:
     """Computes how far the first checkpoint may be for the average to beat the decay.
 
     Both expected losses are linear in the second moment of x_0, so this is in closed form:
@@ -365,7 +365,7 @@ class Draws(NamedTuple):
     last: Float[Array, " runs"]
 
 
-def simulate_average(key: Array, problem: NoisyQuadratic, weights: ArrayLike, runs: int) -> Draws:
+def simulate_average(key: Array, problem: NoisyQuadratic, weights: Numbers, runs: int) -> Draws:
     """Runs SGD step by step, with constant and with decayed rates, and averages checkpoints.
 
     Args:
