@@ -24,6 +24,7 @@ from jaxtyping import Array, Float
 from scipy.optimize import brentq
 from scipy.special import factorial
 
+from sail_jax.trajectory import decay_of
 from theory.merging.tasks import check_sum
 from theory.problems import check, in_float64, log1p
 
@@ -108,7 +109,7 @@ class _Shares(NamedTuple):
 
 
 def _decay(weights: Float[Array, " n"]) -> Float[Array, " k"]:
-    """d_i = sum_{j>=i} c_j for i = 1..k."""
+    """d_1, ..., d_k, as `sail_jax.trajectory.decay_of`, for weights that JAX traces."""
     return jnp.cumsum(weights[::-1])[::-1][1:]
 
 
@@ -308,6 +309,7 @@ def dense_break_even(time: ArrayLike) -> Float[Array, "*b"]:
     return jnp.sqrt(_dense_break_even(jnp.asarray(time, float)))
 
 
+@jax.jit
 def _dense_break_even(t: Float[Array, "*b"]) -> Float[Array, "*b"]:
     """The square of `dense_break_even`; by the series of both differences where they cancel."""
     n = np.arange(2, TERMS + 2)
@@ -384,7 +386,7 @@ def simulate_average(key: Array, problem: NoisyQuadratic, weights: Numbers, runs
         raise ValueError(f"runs must be >= 1; got {runs}")
     c, p = _checked(weights), int(problem.spacing)
     # Of every step: the decay of its rate, and the weight of a checkpoint after it.
-    rates = np.repeat([np.sum(np.asarray(c)[i:]) for i in range(1, c.size)], p)
+    rates = np.repeat(decay_of(np.asarray(weights, float))[1:], p)
     after = np.where(np.arange(1, rates.size + 1) % p, 0.0, np.repeat(np.asarray(c)[1:], p))
     return _simulate(key, problem, c[0], jnp.asarray(rates, float), jnp.asarray(after), runs)
 

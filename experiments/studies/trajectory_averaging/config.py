@@ -147,6 +147,7 @@ DEFAULT = Config()
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
     "text": varied(DEFAULT, tasks=("text",)),
+    "text_sgd": varied(DEFAULT, tasks=("text",), text={"rule": "sgd", "rate": 0.5}),
     "digits": varied(DEFAULT, tasks=("images",)),
     # Seconds, for tests.
     "tiny": varied(

@@ -87,9 +87,9 @@ def _break_even(dataset: xr.Dataset) -> Figure:
         edge = lines.sel(checkpoints=count).values
         shown = np.where(edge > 0, edge, np.nan)
         label = "every iterate, in closed form" if count == 0 else f"{count} checkpoints"
-        look = {"lw": 2.2, "color": style.INK}
+        look = {"lw": 2.2, "color": style.INK, "ls": (0, (4, 2))}
         if count:
-            look = {"lw": 1.3, "color": style.PALETTE[1 + k], "ls": (0, (4, 2))}
+            look |= {"lw": 1.3, "color": style.PALETTE[1 + k]}
         ax.plot(time, shown, label=label, **look)
     ax.axhline(0.2**0.5, color=style.FAINT, lw=1, ls=":")
     ax.text(time[-1], 0.2**0.5, r"$\sqrt{1/5}$ ", ha="right", va="bottom", fontsize=9)
