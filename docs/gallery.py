@@ -134,6 +134,12 @@ PICTURES: Mapping[str, Picture] = {
         "",
         "Held-out loss of a grown network along training, by the method that grew it.",
     ),
+    "trajectory_averaging": Picture(
+        "windows",
+        "",
+        "Held-out loss of averages of one run's checkpoints and of runs with a decayed rate, by "
+        "the window of both: measured, and predicted by quadratics fitted to the averages.",
+    ),
     "ledger": Picture(
         "ledger",
         "--preset main",

@@ -521,7 +521,17 @@ def paper_pages() -> dict[str, str]:
         )
         overview.append((f"[{papers[key]['title']}](paper-{key}.md)", _citation(papers[key]),
                          str(len(statements)), str(len(own)), str(wrong)))  # fmt: skip
-    keys = "\n".join(f"paper-{key}" for key in coverage.EQUATIONS)
+    single = [key for key in papers if key not in coverage.EQUATIONS]
+    for key in single:
+        own = {i: claim for i, claim in every.items() if i.startswith(f"{key}/")}
+        pages[f"paper-{key}.md"] = (
+            f"# {papers[key]['title']}\n\n{_citation(papers[key])}\n\n"
+            f"The ledger has {len(own)} claims on a single statement of this paper. Check them: "
+            f"`sail-jax verify --claims '{key}/*'`.\n\n## Claims\n\n"
+            + "\n".join(_claim(i, claim) for i, claim in own.items())
+        )
+    others = ", ".join(f"[{papers[key]['title']}](paper-{key}.md)" for key in single)
+    keys = "\n".join(f"paper-{key}" for key in papers)
     head = ("paper", "", "statements", "claims", "wrong as printed")
     total = [
         str(sum(printed[key].counts()[status] for key in printed)) for status in figures.HOW_FAR
@@ -536,6 +546,8 @@ These parts are made from the ledger, as `sail-jax verify --coverage` is; `sail-
 the verdicts.
 
 {_table(head, overview)}
+
+Single claims, and not every statement, are checked of: {others}.
 
 (how-far)=
 ## How far figures and settings were run

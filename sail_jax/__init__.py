@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         methods,
         probe,
         proximal,
+        trajectory,
     )
     from sail_jax.basis.certificate import Certificate, Report, Verdict, certificate, exactness
     from sail_jax.basis.change_basis import change_basis, unfuse
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "": "align architectures checkpoint distances growth lora methods probe proximal",
+    "": "align architectures checkpoint distances growth lora methods probe proximal trajectory",
     "merging.": "reductions transforms",
     "basis.certificate": "Certificate Report Verdict certificate exactness",
     "basis.change_basis": "change_basis unfuse",
@@ -116,6 +117,7 @@ __all__ = [
     "spec",
     "spec_of",
     "task_vectors",
+    "trajectory",
     "transforms",
     "unfuse",
 ]

@@ -34,11 +34,13 @@ LAWS: dict[str, Law] = {
     "nu_max": "second_moments",
     "sum_of_squares": "second_moments",
     "z": "params",
+    "mean": "params",
+    "newer": "params",
 }
 """How the fields of optax states move, by name.
 
 They are those of Adam(W), AMSGrad, Lion, RMSProp, SGD with momentum, `optax.ema` (an average of
-updates), Adagrad, MultiSteps and schedule-free.
+updates), Adagrad, MultiSteps, schedule-free and `trajectory.average_params`.
 """
 
 

@@ -69,6 +69,7 @@ from sail_jax.methods.localize import (
     tall_masks,
 )
 from sail_jax.methods.regmean import grams, regmean, regmean_plus_plus
+from sail_jax.methods.runs import trajectory
 from sail_jax.methods.soups import greedy_soup
 from sail_jax.methods.sparse import (
     breadcrumbs,
@@ -147,6 +148,7 @@ __all__ = [
     "tall_masks",
     "task_arithmetic",
     "ties",
+    "trajectory",
     "tsv_m",
     "wudi",
 ]

@@ -85,6 +85,18 @@ def moved(base, update, scale):
     return {p: base[p].astype(float) + scale * update[p] for p in base}
 
 
+def trajectory(models, base, weights, masks, shape):
+    """Each weight is what the decay loses from a checkpoint to the next, times the model's own."""
+    decayed = {"1-square": lambda x: 1 - x**2}[shape]
+    n, w = len(models), weighing(weights, len(models), False)
+    d = [decayed(i / n) for i in range(n + 1)]
+    c = [w[j] * (d[j] - d[j + 1]) for j in range(n)]
+    return {
+        p: sum(cj * m[p].astype(float) for cj, m in zip(c, models, strict=True)) / sum(c)
+        for p in base
+    }
+
+
 def linear(models, base, weights, masks, normalize=True):
     w = weighing(weights, len(models), normalize)
     return {p: sum(wk * m[p].astype(float) for wk, m in zip(w, models, strict=True)) for p in base}

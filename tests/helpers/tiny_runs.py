@@ -27,6 +27,7 @@ DEAR = (
     "sail_diffusion",
     "sail_language",
     "sail_vision",
+    "trajectory_averaging",
 )
 """Of 5 s and more."""
 

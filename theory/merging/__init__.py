@@ -4,9 +4,23 @@ The subject is Li et al., A Unified Generalization Framework for Model Merging, 
 2601.21690). `tasks`, `quadratic` and `simulation` are a testbed that is solved exactly and
 simulated; `bounds` has the bounds as printed and as corrected; `heterogeneity` treats
 sparsification, `scaling` the dependence on each hyperparameter, `effective_steps` what optimizers
-make of gradients, and `measure` estimates the constants of real training runs.
+make of gradients, and `measure` estimates the constants of real training runs. `averaging` compares
+the average of one run's checkpoints with learning-rate decay (Tian et al., WSM, arXiv 2507.17634).
 """
 
+from theory.merging.averaging import (
+    Dense,
+    Draws,
+    Moments,
+    NoisyQuadratic,
+    averaged,
+    break_even,
+    decayed,
+    dense,
+    dense_break_even,
+    dense_window,
+    simulate_average,
+)
 from theory.merging.bounds import (
     Bound,
     Constants,
@@ -37,19 +51,29 @@ from theory.merging.tasks import QuadraticTasks, Training
 __all__ = [
     "Bound",
     "Constants",
+    "Dense",
+    "Draws",
     "Dropped",
     "Effect",
     "EffectiveSteps",
     "Laws",
     "Measured",
+    "Moments",
+    "NoisyQuadratic",
     "QuadraticTasks",
     "Quantities",
     "Training",
     "adam_steps",
+    "averaged",
+    "break_even",
     "chi_square",
     "constants",
     "dare",
     "dare_heterogeneity",
+    "decayed",
+    "dense",
+    "dense_break_even",
+    "dense_window",
     "effect",
     "effective_steps",
     "exact",
@@ -59,6 +83,7 @@ __all__ = [
     "measure_constants",
     "scaling",
     "simulate",
+    "simulate_average",
     "simulate_movement",
     "surrogate_gradient",
     "updates",

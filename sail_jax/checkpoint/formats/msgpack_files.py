@@ -9,6 +9,7 @@ file they lie.
 import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import msgpack
@@ -18,6 +19,7 @@ from sail_jax.checkpoint.formats.files import (
     DTYPES,
     CheckpointError,
     File,
+    LoadedTensor,
     StoredTensor,
     checked_shape,
     reading,
@@ -39,6 +41,8 @@ _DEPTH = 100
 _WINDOW = 1 << 16
 # The most keys, arrays and other values of a file. Reading so many takes seconds.
 _VALUES = 1 << 20
+# The most numbers of a file that are no arrays.
+_NUMBERS = 1 << 16
 # The most values inside of an extension, which has the shape, dtype and bytes of an array.
 _OF_ARRAY = 100
 
@@ -170,12 +174,12 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
       file: The file.
 
     Returns:
-      The arrays by path, and empty metadata. What is not an array is left out.
+      The arrays and numbers by path, and empty metadata. Text, bytes and None are left out.
 
     Raises:
       CheckpointError: If the file is damaged, does not hold a dictionary, is nested more than 100
-        deep, has more than 2^20 keys and values (an array counts as one), or holds an array of
-        unknown dtype.
+        deep, has more than 2^20 keys and values (an array counts as one) or 2^16 numbers that are
+        no arrays, or holds an array of unknown dtype.
     """
     with reading(file.path):
         scan = _Scan(file, 0, file.size, _VALUES)
@@ -185,24 +189,39 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
         if not isinstance(tree, dict):
             raise ValueError("expected a dictionary of arrays")
         tensors: dict[str, Tensor] = {}
-        for name, array in _arrays(file, tree, ""):
+        numbers = 0
+        for name, value in _leaves(file, tree, ""):
             if name in tensors:
                 raise ValueError(f"the path '{name}' is repeated")
-            tensors[name] = StoredTensor(name, array.dtype, array.shape, file, array.runs)
+            if isinstance(value, _Array):
+                tensors[name] = StoredTensor(name, value.dtype, value.shape, file, value.runs)
+                continue
+            # A number takes one byte in the file, and hundreds as a tensor.
+            numbers += 1
+            if numbers > _NUMBERS:
+                raise ValueError(f"it has more than {_NUMBERS} numbers that are no arrays")
+            load = partial(np.copy, value)
+            tensors[name] = LoadedTensor(name, value.dtype, (), str(file.path), load)
     return tensors, {}
 
 
-def _arrays(file: File, node: Any, at: str, listed: bool = False) -> Iterator[tuple[str, _Array]]:
-    """Yields the arrays in a tree with their paths.
+def _leaves(
+    file: File, node: Any, at: str, listed: bool = False
+) -> Iterator[tuple[str, _Array | np.ndarray]]:
+    """Yields the arrays and the numbers in a tree with their paths.
 
     Chunks in a list (`listed`) are arrays of their own: Flax neither divides an array there nor
     puts one together.
     """
-    # A Python complex number is no array, and is left out like other plain values.
-    if isinstance(node, _Blob) and node.kind == _COMPLEX:
+    # Numbers of Python, such as the step of a state of training.
+    if isinstance(node, bool | float):
+        yield at, np.asarray(node)
+    elif isinstance(node, int):
+        yield at, np.asarray(node, np.int64 if node < 2**63 else np.uint64)
+    elif isinstance(node, _Blob) and node.kind == _COMPLEX:
         match _Scan(file, node.offset, node.offset + node.length, _OF_ARRAY).value():
-            case [float(), float()]:
-                pass
+            case [float(real), float(imaginary)]:
+                yield at, np.asarray(complex(real, imaginary))
             # It is refused and not left out, as it may be a damaged array.
             case _:
                 raise ValueError(f"'{at}' is not a complex number as flax writes it")
@@ -221,7 +240,7 @@ def _arrays(file: File, node: Any, at: str, listed: bool = False) -> Iterator[tu
         items = node.items() if isinstance(node, dict) else enumerate(node)
         for key, child in items:
             inside = listed or isinstance(node, list)
-            yield from _arrays(file, child, joined(at, "/", key), inside)
+            yield from _leaves(file, child, joined(at, "/", key), inside)
 
 
 def _ordered(node: Any) -> list[Any]:

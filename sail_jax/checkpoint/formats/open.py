@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sail_jax.checkpoint.formats import runs
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError, File, contained, reading
 from sail_jax.checkpoint.formats.quantized import quantization
@@ -49,6 +50,7 @@ class Checkpoint:
       rivals: Files of the same format in the folder that are not read, as another was preferred.
       others: Files and folders beside the tensors that are neither read nor carried to an output,
         such as a model's code.
+      step: Which step of a run is read, a sentence; "" if the path names the checkpoint itself.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,6 +62,7 @@ class Checkpoint:
         self.files: dict[Path, os.stat_result] = {}
         self.rivals: tuple[str, ...] = ()
         self.others: tuple[str, ...] = ()
+        self.step = ""
         self._open: list[File] = []
 
     def __enter__(self) -> "Checkpoint":
@@ -148,13 +151,14 @@ def _version(about: os.stat_result) -> tuple[int, int, int]:
 def open_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> Checkpoint:
     """Opens a checkpoint file, or a folder with the weights of one model.
 
-    The formats are safetensors (also in shards, with or without their index), orbax, Flax's
-    msgpack, NumPy's .npz and, with `allow_pickle`, PyTorch's .bin and .pt. Where a folder holds
-    several, the first of this list is read. Only names, dtypes and shapes are read; use the result
-    as a context manager to close its files.
+    The formats are safetensors (also in shards, with or without their index), orbax, Levanter's
+    folders, Flax's msgpack, NumPy's .npz and, with `allow_pickle`, PyTorch's .bin and .pt. Where a
+    folder holds several, the first of this list is read. Only names, dtypes and shapes are read;
+    use the result as a context manager to close its files.
 
     Args:
-      path: The file, the index of shards, or the folder.
+      path: The file, the index of shards, or the folder. Of a training run the newest checkpoint
+        is opened, or the one that "run@1000" names; see `formats.runs`.
       allow_pickle: Whether PyTorch's pickles are read. They are interpreted without running
         anything that is in them.
 
@@ -177,10 +181,14 @@ def open_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> Checkpoi
     checkpoint = Checkpoint(path)
     try:
         with reading(path):
+            if not path.exists():
+                found = runs.named(path)
+                if len(found) > 1:
+                    raise CheckpointError(f"{path} names {len(found)} checkpoints; expected one")
+                checkpoint.path = path = found[0].path
+                checkpoint.step = f"{path.name} is read"
             if path.is_dir():
-                _open_folder(checkpoint, allow_pickle)
-            elif not path.exists():
-                raise CheckpointError(f"{path} does not exist")
+                _open_folder(checkpoint, path, allow_pickle)
             elif path.name.endswith(_INDEX):
                 _open_index(checkpoint, path, allow_pickle)
             else:
@@ -252,9 +260,11 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
         return arrays
 
 
-def _open_folder(checkpoint: Checkpoint, allow_pickle: bool) -> None:
-    """Adds the weights of a folder, in its first format by the table, and its extras."""
-    folder = checkpoint.path
+def _open_folder(checkpoint: Checkpoint, folder: Path, allow_pickle: bool) -> None:
+    """Adds the weights of a folder, in its first format by the table, and its extras.
+
+    A folder without weights may be a run; then it is the newest of its checkpoints.
+    """
     names = sorted(entry.name for entry in folder.iterdir())
     extras = {
         name: contained(folder, name)
@@ -272,7 +282,7 @@ def _open_folder(checkpoint: Checkpoint, allow_pickle: bool) -> None:
             # A library reads these files by itself, so all of them are watched for changes.
             below = (path for path in sorted(folder.rglob("*")) if path.is_file())
             checkpoint.files |= {path: path.stat() for path in below}
-            checkpoint.format = format.name
+            checkpoint.format, checkpoint.others = format.name, ()
             return
         for usual in format.files:
             files = _weights(folder, names, format, usual)
@@ -285,6 +295,10 @@ def _open_folder(checkpoint: Checkpoint, allow_pickle: bool) -> None:
             if files:
                 checkpoint.rivals = _rivals(checkpoint, names, format, files)
                 return
+    if newest := runs.latest(folder):
+        step, checkpoint.step = newest
+        _open_folder(checkpoint, step.path, allow_pickle)
+        return
     formats = ", ".join(FORMATS)
     listing = ", ".join(names[:8]) + ", ..." * (len(names) > 8) or "nothing"
     raise CheckpointError(f"{folder} holds no checkpoint ({formats}): found {listing}")

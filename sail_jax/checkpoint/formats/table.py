@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sail_jax.checkpoint.formats import (
+    levanter_folders,
     msgpack_files,
     npz_files,
     orbax_folders,
@@ -73,6 +74,7 @@ _TABLE = (
         read_folder=orbax_folders.read_folder,
         layout=orbax_folders.layout,
     ),
+    Format(name="levanter", read_folder=levanter_folders.read_folder),
     Format(
         name="msgpack",
         files=("flax_model.msgpack",),

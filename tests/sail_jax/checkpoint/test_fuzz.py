@@ -70,7 +70,8 @@ def _flat(node, at=()):
         node = dict(enumerate(node))
     if isinstance(node, dict):
         return {k: x for key, part in node.items() for k, x in _flat(part, (*at, key)).items()}
-    return {"/".join(map(str, at)): node} if isinstance(node, np.ndarray | np.generic) else {}
+    leaf = isinstance(node, np.ndarray | np.generic | int | float | complex)
+    return {"/".join(map(str, at)): np.asarray(node)} if leaf else {}
 
 
 def _npz(data):

@@ -15,6 +15,7 @@ from sail_jax import growth
 from sail_jax.basis.change_basis import change_basis
 from sail_jax.basis.spaces import spec
 from sail_jax.growth import change_state, learning_rates
+from sail_jax.trajectory import average_params, averaged
 
 KEY = jax.random.key(19)
 EPS = float(np.finfo(np.float32).eps)
@@ -136,6 +137,14 @@ def test_trajectory_under_permutation(name):
         stale, _ = train(optimizer, new, before[1], SECOND)
         gap = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), stale, want)
         assert max(jax.tree.leaves(gap)) > 10 * CLOSE
+
+
+def test_an_average_of_parameters_moves_as_they_do():
+    optimizer = optax.chain(optax.sgd(0.05), average_params("uniform", window=3))
+    maps = DUPLICATIONS["uneven"]
+    before, _, state, report = carried(optimizer, PARAMS, SPEC, maps)
+    assert report.exact
+    chex.assert_trees_all_close(averaged(state), grow(averaged(before[1]), SPEC, maps), atol=CLOSE)
 
 
 @pytest.mark.parametrize("name", ["momentum", "nesterov"])

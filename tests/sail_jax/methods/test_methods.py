@@ -25,6 +25,7 @@ M = len(WEIGHTS)
 SUBJECTS = {
     "linear": ("linear", {}),
     "linear sum": ("linear", {"normalize": False}),
+    "trajectory": ("trajectory", {"shape": "1-square"}),
     "task_arithmetic": ("task_arithmetic", {"scale": 0.4}),
     "ties": ("ties", {}),
     "ties tensor": (
@@ -43,8 +44,9 @@ SUBJECTS = {
         {"elect_by": "weighted", "tie": "positive", "normalize": False, "scale": 1.5},
     ),
 }
-NORMALIZED = ["linear", "ties", "ties tensor", "dare_linear mean", "dare_ties"]
-SCALED = [label for label in SUBJECTS if not label.startswith("linear")]
+BASELESS = ["linear", "linear sum", "trajectory"]
+NORMALIZED = ["linear", "trajectory", "ties", "ties tensor", "dare_linear mean", "dare_ties"]
+SCALED = [label for label in SUBJECTS if label not in BASELESS]
 each_subject = pytest.mark.parametrize("label", SUBJECTS)
 # each step once, for laws of which a subject takes programs of its own, whatever its options
 SLOW = ("ties tensor", "dare_linear mean")
@@ -130,7 +132,7 @@ def test_agrees_with_the_reference(label):
     assert_agrees_with_the_reference(label, jnp.float32, WEIGHTS, 40)
 
 
-@each_subject
+@pytest.mark.parametrize("label", [label for label in SUBJECTS if label != "trajectory"])
 def test_agrees_with_the_reference_with_signed_weights(label):
     """Values below 400: averages over the models that are kept divide by sums as small as 0.1."""
     assert_agrees_with_the_reference(label, jnp.float32, [0.6, -0.5, 0.7], 400)
@@ -171,14 +173,14 @@ def test_reference_with_massive_ties(scope):
 def test_merging_copies_returns_the_copy(label):
     """With weights that sum to 1 and density 1: theta = base + (theta - base), 4 ulp of |theta|."""
     models, base = problem()
-    options = {} if label.startswith("linear") else {"scale": 1.0}
+    options = {} if label in BASELESS else {"scale": 1.0}
     if label.startswith(("ties", "dare")):
         options["density"] = 1.0
     got = call(label, models[:1] * M, base, weights=[0.25, 0.5, 0.25], **options)
     assert_close(got, models[0], 4, size=4)
 
 
-@each_subject
+@pytest.mark.parametrize("label", [label for label in SUBJECTS if label != "trajectory"])
 def test_order_of_models_does_not_matter(label):
     """Sums of three reordered; DARE at density 1, its masks belong to places in the list."""
     models, base = problem()

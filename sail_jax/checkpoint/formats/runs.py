@@ -1,0 +1,238 @@
+"""The checkpoints of a training run, in order: which there are, and which of them a text names.
+
+A run is a folder with a checkpoint for each step, as trainers leave it: `1000`, `step-1000`,
+`ckpt_1000`, `checkpoint-1000`. A text names checkpoints in one of these ways:
+
+    run                     all of them
+    run@last                the newest
+    run@last:10             the ten newest
+    run@1000                that of step 1000
+    run@1000:5000           those of steps 1000 to 5000, both included; either may be left out
+    run@1000:5000:500       those of steps 1000, 1500, ..., 5000: each of them has to be there
+    run/checkpoint-*        files or folders by a pattern; any of the above may follow
+
+What is still being written is no checkpoint.
+"""
+
+import glob
+import json
+import re
+from collections.abc import Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import NamedTuple
+
+from sail_jax.checkpoint.formats.files import CheckpointError, reading
+from sail_jax.checkpoint.formats.orbax_folders import temporary
+from sail_jax.checkpoint.formats.table import SUFFIXES
+
+__all__ = ["Step", "latest", "named", "split", "steps"]
+
+_NUMBERED = re.compile(r"(?:(.*)[_-])?(\d{1,18})", re.DOTALL)
+_NUMBER = re.compile(r"\d{1,18}")
+_CHOICE = re.compile(r"last(?::(\d{1,18}))?|(\d{1,18})|(\d{0,18}):(\d{0,18})(?::(\d{1,18}))?")
+_PATTERN = re.compile(r"[*?\[]")
+# What a finished checkpoint of orbax or Levanter has.
+_MARKS = ("_METADATA", "metadata.json")
+_STATE = "_CHECKPOINT_METADATA"
+
+
+class Step(NamedTuple):
+    """A checkpoint of a run.
+
+    Attributes:
+      number: Its step; None if nothing says so.
+      path: Its folder, or its file.
+    """
+
+    number: int | None
+    path: Path
+
+
+def steps(run: str | PathLike[str]) -> tuple[Step, ...]:
+    """Lists the finished checkpoints of a run by their steps.
+
+    Args:
+      run: The folder that holds them.
+
+    Returns:
+      The checkpoints, the oldest first; none if the folder has no numbered checkpoints.
+
+    Raises:
+      CheckpointError: If the folder cannot be read, or holds checkpoints under several names, such
+        as ckpt_1 and best_1.
+
+    >>> import numpy as np, tempfile
+    >>> from sail_jax.checkpoint import save_checkpoint
+    >>> run = tempfile.mkdtemp()
+    >>> for step in (900, 1000):
+    ...     save_checkpoint(f"{run}/checkpoint-{step}", {"w": np.zeros(2, np.float32)})
+    >>> [step.number for step in steps(run)]
+    [900, 1000]
+    """
+    found: dict[str, list[Step]] = {}
+    with reading(run):
+        for path in sorted(Path(run).iterdir()):
+            match = _NUMBERED.fullmatch(path.name)
+            if match and not temporary(path.name) and _finished(path):
+                found.setdefault(match[1] or "", []).append(Step(int(match[2]), path))
+    if len(found) > 1:
+        names = ", ".join(str(Path(run) / _like(steps[0].path.name)) for steps in found.values())
+        raise CheckpointError(f"{run} holds checkpoints of several names: name one of {names}")
+    return tuple(sorted(*found.values())) if found else ()
+
+
+def _like(name: str) -> str:
+    """The pattern of names that differ in the number at the end only."""
+    return re.sub(r"\d+\Z", "*", name)
+
+
+def _finished(folder: Path) -> bool:
+    """Whether a folder is a checkpoint, and all of it has been written."""
+    if not folder.is_dir():
+        return False
+    # Where folders cannot be renamed, orbax notes here that it has finished.
+    state = folder / _STATE
+    if state.is_file():
+        with reading(state):
+            about = json.loads(state.read_bytes())
+            if isinstance(about, dict) and not about.get("commit_timestamp_nsecs", True):
+                return False
+    inside = [path for path in folder.iterdir() if not temporary(path.name)]
+    return any(
+        path.name in _MARKS
+        or path.name.endswith(".index.json")
+        or path.suffix in SUFFIXES
+        or (path / _MARKS[0]).is_file()
+        for path in inside
+    )
+
+
+def split(text: str | PathLike[str]) -> tuple[str, str | None]:
+    """Parts a text that names checkpoints into a path and what is chosen of it.
+
+    Args:
+      text: A path, or a path and a choice with "@" between them.
+
+    Returns:
+      The path or pattern; and the choice, None without one. A path that exists is taken as it is.
+
+    >>> split("run@last:10"), split("run@v1.0")
+    (('run', 'last:10'), ('run@v1.0', None))
+    """
+    text = fspath(text)
+    path, at, choice = text.rpartition("@")
+    if at and path and _CHOICE.fullmatch(choice) and not Path(text).exists():
+        return path, choice
+    return text, None
+
+
+def named(text: str | PathLike[str]) -> tuple[Step, ...]:
+    """Finds the checkpoints that a text names, as the top of this module says.
+
+    Args:
+      text: A run, a pattern, or either with a choice of steps after "@"; or one checkpoint.
+
+    Returns:
+      The checkpoints, the oldest first; at least one.
+
+    Raises:
+      CheckpointError: If there is none, or one that is asked for is missing.
+
+    >>> import numpy as np, tempfile
+    >>> from sail_jax.checkpoint import save_checkpoint
+    >>> run = tempfile.mkdtemp()
+    >>> for step in (100, 200, 300):
+    ...     save_checkpoint(f"{run}/ckpt_{step}", {"w": np.zeros(2, np.float32)})
+    >>> [step.number for step in named(f"{run}@last:2")]
+    [200, 300]
+    >>> [step.path.name for step in named(f"{run}/ckpt_*@100:300:200")]
+    ['ckpt_100', 'ckpt_300']
+    """
+    text = fspath(text)
+    path, choice = split(text)
+    if Path(path).exists():
+        found = steps(path) if Path(path).is_dir() else ()
+        if not found and choice is not None:
+            raise CheckpointError(f"{path} holds no numbered checkpoints: '@{choice}' names none")
+        found = found or (_step(Path(path)),)
+    elif _PATTERN.search(path):
+        with reading(path):
+            paths = [Path(name) for name in glob.glob(path)]
+        found = [_step(p) for p in paths if not temporary(p.name)]
+        found = tuple(step for step in found if step.path.is_file() or _finished(step.path))
+        if not found:
+            raise CheckpointError(f"{path} fits no checkpoint")
+        # Without numbers the names order them.
+        numbered = all(step.number is not None for step in found)
+        found = tuple(sorted(found, key=lambda s: (s.number if numbered else 0, s.path)))
+    else:
+        raise CheckpointError(f"{path} does not exist")
+    return found if choice is None else _chosen(found, choice, path)
+
+
+def _step(path: Path) -> Step:
+    """A checkpoint with the last number of its name, or of the name of the folder above it."""
+    for name in (path.stem if path.is_file() else path.name, path.parent.name):
+        if numbers := _NUMBER.findall(name):
+            return Step(int(numbers[-1]), path)
+    return Step(None, path)
+
+
+def _chosen(found: Sequence[Step], choice: str, path: str) -> tuple[Step, ...]:
+    """Those of some checkpoints that a choice such as "last:10" names."""
+    match = _CHOICE.fullmatch(choice)
+    assert match is not None
+    last, one, first, end, stride = match.groups()
+    if choice.startswith("last"):
+        count = int(last or 1)
+        if not 0 < count <= len(found):
+            raise CheckpointError(f"{path} has {_counted(found)}: '@{choice}' asks for {count}")
+        return tuple(found[-count:])
+    by_number = {step.number: step for step in found}
+    if None in by_number or len(by_number) < len(found):
+        raise CheckpointError(f"{path}: '@{choice}' asks for steps, which these names do not give")
+    numbers = [number for number in by_number if number is not None]
+    if one is not None:
+        wanted = [int(one)]
+    else:
+        low, high = int(first or numbers[0]), int(end or numbers[-1])
+        wanted = [number for number in numbers if low <= number <= high]
+        if stride is not None:
+            if not int(stride):
+                raise CheckpointError(f"{path}: '@{choice}' has a stride of 0")
+            # A range may be far longer than the run: the first that is missing ends the walk.
+            wanted = range(low, high + 1, int(stride))
+    for number in wanted:
+        if number not in by_number:
+            raise CheckpointError(f"{path} has no step {number}: it has {_counted(found)}")
+    if not wanted:
+        raise CheckpointError(f"{path} has {_counted(found)}: '@{choice}' names none")
+    return tuple(by_number[number] for number in wanted)
+
+
+def _counted(found: Sequence[Step]) -> str:
+    """How many checkpoints there are, and from which step to which."""
+    if len(found) == 1:
+        return "1 checkpoint" if found[0].number is None else f"step {found[0].number} alone"
+    return f"{len(found)} checkpoints" + (
+        "" if found[0].number is None else f", steps {found[0].number} to {found[-1].number}"
+    )
+
+
+def latest(run: Path) -> tuple[Step, str] | None:
+    """Finds the newest checkpoint of a run.
+
+    Args:
+      run: The folder.
+
+    Returns:
+      The checkpoint, and a sentence that says which it is; None if the folder is no run.
+
+    Raises:
+      CheckpointError: As `steps` does.
+    """
+    found = steps(run)
+    if not found:
+        return None
+    return found[-1], f"step {found[-1].number} is read, of {_counted(found)}"

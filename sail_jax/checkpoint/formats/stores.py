@@ -1,0 +1,242 @@
+"""Arrays in a TensorStore, as orbax and Levanter write them: all opened at once, read by blocks.
+
+TensorStore is imported by this module alone, and only when there is such a checkpoint.
+"""
+
+import contextlib
+import math
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sail_jax import disk
+from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, checked_shape
+from sail_jax.merging.tensors import Shape, Tensor, check_read
+
+__all__ = ["StoredArray", "failing", "listed", "opened"]
+
+# How many bytes of small blocks are read at once.
+_RUN = 8 << 20
+# A block may have so many times the bytes of its array: more is a mistake, or an attack.
+_SLACK = 4
+_MANIFEST = "manifest.ocdbt"
+_DRIVERS = {".zarray": "zarr", "zarr.json": "zarr3"}
+"""The file that describes an array, and the driver that reads it."""
+
+
+class StoredArray:
+    """An array that is stored in chunks, read in blocks of whole chunks.
+
+    A block is a run of consecutive entries. If a read ends inside of a block, the block is kept
+    for the next read. It is a `sail_jax.merging.tensors.Tensor`.
+
+    Attributes:
+      name: The tensor's name in the checkpoint.
+      dtype: The type of its entries.
+      shape: Its shape.
+      source: Where it lies, for messages.
+      needs: Bytes held while it is read, at most.
+    """
+
+    def __init__(self, name: str, store: Any, source: str) -> None:
+        """Describes an array; nothing of it is read.
+
+        Args:
+          name: The tensor's name in the checkpoint.
+          store: The open array, a `tensorstore.TensorStore`.
+          source: Where it lies, for messages.
+
+        Raises:
+          CheckpointError: If no array can have its shape, its type is not one of `DTYPES`, or its
+            chunks are far larger than the array.
+        """
+        what = f"{source}: '{name}'"
+        kind = store.dtype.name
+        if kind not in DTYPES:
+            raise CheckpointError(f"{what} has the type {kind}, which is not read")
+        self.name, self.source, self.dtype = name, source, DTYPES[kind]
+        self.shape: Shape = checked_shape(tuple(store.shape), self.dtype.itemsize, what)
+        chunk = checked_shape(
+            tuple(store.chunk_layout.read_chunk.shape or ()),
+            self.dtype.itemsize,
+            f"{what}, a chunk",
+        )
+        size = math.prod(self.shape) * self.dtype.itemsize
+        stored = math.prod(chunk) * self.dtype.itemsize
+        if stored > _SLACK * size + (1 << 20):
+            raise CheckpointError(f"{what} has {size} bytes in chunks of {stored}")
+        # Axes of length 1 in front do not part the entries: the first other axis does.
+        axis = next((i for i, n in enumerate(self.shape) if n != 1), 0)
+        self._at = (0,) * axis
+        rows = self.shape[axis] if self.shape else 1
+        self._height = min(chunk[axis], rows) if chunk else 1
+        self._width = math.prod(self.shape[axis + 1 :])
+        block = self._height * self._width * self.dtype.itemsize
+        # Small blocks are read several at once: each call of TensorStore takes a while.
+        self._most = max(1, _RUN // max(1, block))
+        # TensorStore holds what it decodes and what it decoded.
+        self.needs = 2 * max(stored, min(size, self._most * block))
+        self._store = store
+        self._lock = threading.Lock()
+        self._kept = (-1, np.empty(0))
+
+    def read(self, out: np.ndarray, start: int = 0) -> None:
+        """Reads consecutive entries, in row-major order.
+
+        Args:
+          out: The buffer to fill: flat, contiguous, of the array's dtype.
+          start: Row-major index of the first entry to read.
+
+        Raises:
+          ValueError: If the buffer does not fit, or the array does not have all these entries.
+          CheckpointError: If the entries cannot be read.
+        """
+        check_read(self, out, start)
+        size, total, end = self._height * self._width, math.prod(self.shape), start + out.size
+        at = start
+        while at < end:
+            first, inside = divmod(at, size)
+            # The blocks before this one end before the last entry that is asked for.
+            last = end // size if end < total else -(-total // size)
+            if inside == 0 and last > first:
+                part = self._read(first, min(last, first + self._most))
+            else:
+                part = self._block(first)[inside : inside + end - at]
+                # The engine reads from the first entry to the last: a block is done at its end.
+                if at + part.size == min((first + 1) * size, total):
+                    self._forget(first)
+            out[at - start : at - start + part.size] = part
+            at += part.size
+
+    def _block(self, number: int) -> np.ndarray:
+        """A block that is read in part; it is kept until another one is."""
+        with self._lock:
+            kept, block = self._kept
+            if kept != number:
+                self._kept = (-1, np.empty(0))
+                block = self._read(number, number + 1)
+                self._kept = (number, block)
+            return block
+
+    def _forget(self, number: int) -> None:
+        """Frees a block, if it is the one that is kept."""
+        with self._lock:
+            if self._kept[0] == number:
+                self._kept = (-1, np.empty(0))
+
+    def _read(self, first: int, last: int) -> np.ndarray:
+        """The entries of some blocks, flat."""
+        store = self._store
+        if self.shape:
+            rows = slice(first * self._height, min(last * self._height, self.shape[len(self._at)]))
+            store = store[(*self._at, rows)]
+        with failing(f"read {self.source}: '{self.name}'"):
+            return np.asarray(store.read().result(), self.dtype).reshape(-1)
+
+
+def opened(
+    root: Path, names: Mapping[str, str], driver: str | None = None, *, missing_is_zero: bool = True
+) -> dict[str, Tensor]:
+    """Opens arrays of one store, all at once.
+
+    Args:
+      root: The folder of the store.
+      names: The name of each tensor, and the key of its array in the store.
+      driver: How all arrays are stored, "zarr" or "zarr3".
+      missing_is_zero: Whether chunks that are not there are full of the fill value. Otherwise
+        reading them fails.
+
+    Returns:
+      The arrays by the names of the tensors.
+
+    Raises:
+      CheckpointError: If an array is missing or damaged.
+    """
+    import tensorstore as ts
+
+    store = _store(root)
+    # Nothing that was decoded is kept: the engine reads each entry once. The cache of an OCDBT
+    # store holds the nodes of its tree, which all arrays share.
+    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, **_NODES})
+    pending = {}
+    for name, key in names.items():
+        if any(part in ("", ".", "..") for part in key.split("/")):
+            raise CheckpointError(f"{root}: '{key[:100]}' is no name of an array")
+        spec = {
+            "driver": driver,
+            "kvstore": {**store, "path": f"{store.get('path', '')}{key}/"},
+            "fill_missing_data_reads": missing_is_zero,
+            "recheck_cached_metadata": False,
+            "recheck_cached_data": False,
+        }
+        with failing(f"read {root}: '{name}'"):
+            pending[name] = ts.open(spec, context=context, read=True, open=True)
+    tensors: dict[str, Tensor] = {}
+    for name, future in pending.items():
+        with failing(f"read {root}: '{name}'"):
+            array = future.result()
+        tensors[name] = StoredArray(name, array, str(root))
+    return tensors
+
+
+_NODES = {"cache_pool#nodes": {"total_bytes_limit": 64 << 20}}
+
+
+def _store(root: Path) -> dict[str, Any]:
+    """TensorStore's description of the store in a folder."""
+    base = {"driver": "file", "path": f"{root}/"}
+    if (root / _MANIFEST).exists():
+        return {"driver": "ocdbt", "base": base, "cache_pool": "cache_pool#nodes"}
+    return base
+
+
+def listed(root: Path) -> dict[str, tuple[str, str]]:
+    """Lists the arrays of a store that has no description of its own.
+
+    Args:
+      root: The folder of the store.
+
+    Returns:
+      The key of each array in the store, with its driver, by path; in the order of the paths.
+
+    Raises:
+      CheckpointError: If the store is damaged.
+    """
+    import tensorstore as ts
+
+    with failing(f"read {root}"):
+        store = ts.KvStore.open(_store(root), context=ts.Context(_NODES)).result()
+        keys: Iterable[bytes] = store.list().result()
+        found = {}
+        for key in sorted(key.decode() for key in keys):
+            above, _, last = key.rpartition("/")
+            if above and last in _DRIVERS:
+                found[above] = (above, _DRIVERS[last])
+        return found
+
+
+@contextlib.contextmanager
+def failing(doing: str) -> Iterator[None]:
+    """Turns any exception of orbax or TensorStore into a one-line `CheckpointError`.
+
+    Their errors are of many types, and their messages have many lines.
+
+    Args:
+      doing: What is being done, as the message says it: "read folder: 'name'".
+
+    Yields:
+      Nothing.
+
+    Raises:
+      CheckpointError: If the body of the `with` statement raises an exception.
+    """
+    try:
+        yield
+    except disk.StoreError:
+        raise
+    except Exception as exc:
+        why = " ".join(str(exc).split())[:300] or type(exc).__name__
+        raise CheckpointError(f"cannot {doing}: {why}") from exc

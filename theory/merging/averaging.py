@@ -1,0 +1,415 @@
+"""The average of a run's checkpoints, and learning-rate decay, on one noisy quadratic.
+
+SGD on h x^2 / 2 with gradient noise of standard deviation sigma steps
+x' = (1 - eta h) x - eta sigma xi. The rate is constant, and every `spacing` steps there is a
+checkpoint, x_0 to x_k. Weights c_j give the average sum_j c_j x_j. With U_i = x_i - x_{i-1} it is
+x_0 + sum_i d_i U_i, d_i = sum_{j>=i} c_j: the updates that were made, scaled by a decay. Training
+with the rates eta d_i makes other updates, since it computes its gradients elsewhere. Both start at
+checkpoint 0 here and take the same number of steps.
+
+Of both end points only two numbers matter: the share of x_0 that is left, and the variance of the
+noise since then. The average never has the smaller share, for any decay in [0, 1] and eta h < 1.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import erf
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+from scipy.optimize import brentq
+from scipy.special import factorial
+
+from sail_jax.trajectory import decay_of
+from theory.merging.tasks import check_sum
+from theory.problems import check, in_float64, log1p
+
+Numbers = Any  # a number, or an array of them
+
+# Below this time `dense_break_even` sums a series: its differences of nearly equal numbers cancel.
+SHORT, TERMS = 1.0, 20
+# The break-even of short windows: the squared distance, in stationary variances.
+LEAST = 0.2
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class NoisyQuadratic:
+    """Constant-rate SGD on a quadratic, and where it is at its first checkpoint.
+
+    Fields may be arrays of one shape, or of shapes that broadcast: one problem per entry.
+
+    Attributes:
+      curvature: Curvature h, > 0.
+      rate: Learning rate eta, with 0 < eta h < 2.
+      noise: Standard deviation sigma of a step's gradient, >= 0.
+      spacing: Steps between two checkpoints, a whole number >= 1.
+      mean: Mean of the first checkpoint, measured from the minimum.
+      variance: Variance of the first checkpoint about its mean, >= 0; None for that of a run that
+        has forgotten its start.
+    """
+
+    curvature: Numbers
+    rate: Numbers
+    noise: Numbers
+    spacing: Numbers
+    mean: Numbers = 0.0
+    variance: Numbers | None = None
+
+    def __post_init__(self) -> None:
+        # JAX also makes these objects of placeholders, which are checked where they are traced.
+        if isinstance(self.curvature, float | int | np.ndarray | jax.Array):
+            check("curvature", self.curvature, lambda h: h > 0, "> 0")
+            check(
+                "rate * curvature",
+                jnp.asarray(self.rate) * self.curvature,
+                lambda u: (u > 0) & (u < 2),
+                "in (0, 2)",
+            )
+            check("noise", self.noise, lambda s: s >= 0, ">= 0")
+            check("spacing", self.spacing, lambda p: (p >= 1) & (p == np.floor(p)), "whole, >= 1")
+            if self.variance is not None:
+                check("variance", self.variance, lambda v: v >= 0, ">= 0")
+
+    @property
+    def stationary(self) -> Array:
+        """The variance eta sigma^2 / (h (2 - eta h)) that SGD at this rate ends with."""
+        h, eta = jnp.asarray(self.curvature, float), jnp.asarray(self.rate, float)
+        return eta * jnp.square(jnp.asarray(self.noise, float)) / (h * (2 - eta * h))
+
+    @property
+    def start(self) -> Array:
+        """The variance of the first checkpoint."""
+        return self.stationary if self.variance is None else jnp.asarray(self.variance, float)
+
+
+class Moments(NamedTuple):
+    """Where an average, or a run, ends.
+
+    Attributes:
+      bias: Its mean, measured from the minimum.
+      variance: Its variance.
+      loss: The expected loss h (bias^2 + variance) / 2.
+    """
+
+    bias: Float[Array, "*b"]
+    variance: Float[Array, "*b"]
+    loss: Float[Array, "*b"]
+
+
+class _Shares(NamedTuple):
+    """The share of the first checkpoint that is left, and the variance of the noise since then."""
+
+    left: Float[Array, "*b"]
+    noise: Float[Array, "*b"]
+
+
+def _decay(weights: Float[Array, " n"]) -> Float[Array, " k"]:
+    """d_1, ..., d_k, as `sail_jax.trajectory.decay_of`, for weights that JAX traces."""
+    return jnp.cumsum(weights[::-1])[::-1][1:]
+
+
+def _checked(weights: Numbers) -> Float[Array, " n"]:
+    if np.ndim(weights) != 1 or not np.size(weights):
+        raise ValueError(
+            f"weights must be a vector, one for each checkpoint; got shape {np.shape(weights)}"
+        )
+    known = jnp.asarray(weights, float)
+    check_sum(known)
+    return known
+
+
+def _power(base: Array, exponent: Array) -> Array:
+    """base^exponent for bases in (-1, 1] and whole exponents."""
+    size = jnp.exp(exponent * jnp.log(jnp.abs(base)))
+    return jnp.where((base < 0) & (exponent % 2 == 1), -size, size)
+
+
+def _left_by_average(problem: NoisyQuadratic, c: Float[Array, " n"]) -> _Shares:
+    """The average of checkpoints, by the correlations rho^|i-j| of a stationary run."""
+    u = jnp.asarray(problem.rate, float) * jnp.asarray(problem.curvature, float)
+    rho = _power(1 - u, jnp.asarray(problem.spacing, float))[..., None]
+    age = jnp.arange(c.size)
+    left = jnp.sum(c * rho**age, -1)
+    together = jnp.sum(c[:, None] * c * rho[..., None] ** jnp.abs(age[:, None] - age), (-2, -1))
+    return _Shares(left, problem.stationary * (together - left**2))
+
+
+def _left_by_decay(problem: NoisyQuadratic, d: Float[Array, " k"]) -> _Shares:
+    """A run at the rates eta d_i, `spacing` steps each."""
+    h, eta = (jnp.asarray(x, float)[..., None] for x in (problem.curvature, problem.rate))
+    sigma, p = (jnp.asarray(x, float)[..., None] for x in (problem.noise, problem.spacing))
+    u = eta * h * d
+    kept = _power(1 - u, p)
+    # (eta d sigma)^2 sum_{t<p} (1 - u)^2t, without the division by d^2 that is 0 / 0 where d = 0.
+    log = jnp.where(u < 1, log1p(-jnp.minimum(u, 1.0)), jnp.log(jnp.abs(u - 1)))
+    noise = eta * sigma**2 * d / (h * (2 - u)) * -jnp.expm1(2 * p * log)
+    after = jnp.cumprod(kept[..., ::-1], -1)[..., ::-1]
+    later = jnp.concatenate([after[..., 1:], jnp.ones_like(after[..., :1])], -1)
+    return _Shares(jnp.prod(kept, -1), jnp.sum(noise * later**2, -1))
+
+
+def _moments(problem: NoisyQuadratic, shares: _Shares) -> Moments:
+    bias = jnp.asarray(problem.mean, float) * shares.left
+    variance = problem.start * shares.left**2 + shares.noise
+    h = jnp.asarray(problem.curvature, float)
+    return Moments(*jnp.broadcast_arrays(bias, variance, h * (bias**2 + variance) / 2))
+
+
+def averaged(problem: NoisyQuadratic, weights: Numbers) -> Moments:
+    """Computes the moments of the average of checkpoints, in closed form.
+
+    bias = mu_0 sum_j c_j rho^j and variance = v sum_ij c_i c_j rho^|i-j| + (v_0 - v) (sum_j c_j
+    rho^j)^2, with rho = (1 - eta h)^spacing and the stationary variance v.
+
+    Args:
+      problem: The quadratic.
+      weights: Weights c_j `(n,)` of sum 1, oldest checkpoint first.
+
+    Returns:
+      The moments.
+
+    Raises:
+      ValueError: If the weights are not a vector of sum 1.
+
+    >>> problem = NoisyQuadratic(1.0, rate=0.1, noise=1.0, spacing=7, mean=3.0)
+    >>> found = averaged(problem, [1 / 13] * 13)
+    >>> round(float(found.bias), 3), round(float(found.variance), 4)
+    (0.442, 0.0104)
+    """
+    return _averaged(problem, _checked(weights))
+
+
+@jax.jit
+def _averaged(problem: NoisyQuadratic, c: Float[Array, " n"]) -> Moments:
+    return _moments(problem, _left_by_average(problem, c))
+
+
+def decayed(problem: NoisyQuadratic, weights: Numbers) -> Moments:
+    """Computes the moments of SGD at the decayed rates that an average stands for.
+
+    Interval i, between checkpoints i - 1 and i, is run at the rate eta d_i, d_i = sum_{j>=i} c_j.
+
+    Args:
+      problem: The quadratic; its rate is the highest.
+      weights: Weights c_j `(n,)` of sum 1 of the average, oldest checkpoint first.
+
+    Returns:
+      The moments.
+
+    Raises:
+      ValueError: If the weights are not a vector of sum 1.
+
+    >>> problem = NoisyQuadratic(1.0, rate=0.1, noise=1.0, spacing=7, mean=3.0)
+    >>> found = decayed(problem, [1 / 13] * 13)
+    >>> round(float(found.bias), 3), round(float(found.variance), 4)
+    (0.039, 0.0151)
+    """
+    return _decayed(problem, _checked(weights))
+
+
+@jax.jit
+def _decayed(problem: NoisyQuadratic, c: Float[Array, " n"]) -> Moments:
+    return _moments(problem, _left_by_decay(problem, _decay(c)))
+
+
+def break_even(problem: NoisyQuadratic, weights: Numbers) -> Float[Array, "*b"]:
+    """Computes how far the first checkpoint may be for the average to beat the decay.
+
+    Both expected losses are linear in the second moment of x_0, so this is in closed form:
+    E x_0^2 = (noise of the decay - noise of the average) / (left^2 of the average - left^2 of the
+    decay), and the mean is its root after the variance of x_0 is subtracted. In the rate, the
+    spacing or the number of checkpoints the same equation has no closed form.
+
+    Args:
+      problem: The quadratic; its `mean` does not matter.
+      weights: Weights c_j `(n,)` of sum 1 of the average, oldest checkpoint first.
+
+    Returns:
+      The |mean| below which the average has the smaller loss; 0 if it never has, and inf if the two
+      keep the same share of x_0 and the average has less noise.
+
+    Raises:
+      ValueError: If the weights are not a vector of sum 1.
+    """
+    return _break_even(problem, _checked(weights))
+
+
+@jax.jit
+def _break_even(problem: NoisyQuadratic, c: Float[Array, " n"]) -> Float[Array, "*b"]:
+    average, decay = _left_by_average(problem, c), _left_by_decay(problem, _decay(c))
+    more, less = average.left**2 - decay.left**2, decay.noise - average.noise
+    second = jnp.where(more > 0, less / jnp.where(more > 0, more, 1.0), jnp.inf * less)
+    return jnp.sqrt(jnp.maximum(second - problem.start, 0.0))
+
+
+# --- many steps of a small rate -------------------------------------------------------------------
+
+
+class Dense(NamedTuple):
+    """What is left of the first checkpoint and of the stationary variance, in the dense limit.
+
+    Attributes:
+      bias: The share of the mean.
+      variance: The variance, of a run that was stationary, in units of the stationary one.
+    """
+
+    bias: Float[Array, "*b"]
+    variance: Float[Array, "*b"]
+
+
+@in_float64
+def dense(time: ArrayLike) -> tuple[Dense, Dense]:
+    """Computes the uniform average of all iterates and linear decay to 0, for small rates.
+
+    With T = eta h times the steps, the average keeps (1 - e^-T) / T of the mean and 2 (T - 1 +
+    e^-T) / T^2 of the variance. The decay keeps e^(-T/2) and sqrt(pi / T) erf(sqrt T) / 2.
+
+    Args:
+      time: T > 0, of any shape.
+
+    Returns:
+      The shares of the average, and of the decay.
+
+    Raises:
+      ValueError: If a time is not positive.
+    """
+    check("time", time, lambda t: t > 0, "> 0")
+    t = jnp.asarray(time, float)
+    lost = -jnp.expm1(-t)
+    average = Dense(lost / t, 2 * (t - lost) / t**2)
+    return average, Dense(jnp.exp(-t / 2), jnp.sqrt(jnp.pi / t) * erf(jnp.sqrt(t)) / 2)
+
+
+@in_float64
+def dense_break_even(time: ArrayLike) -> Float[Array, "*b"]:
+    """Computes how far a run may be for its uniform average to beat linear decay, at small rates.
+
+    The run was stationary about its mean. The square of the result is the difference of the
+    variances of `dense` over that of the squared biases. It is 1/5 for short windows, and grows as
+    sqrt(pi) / 2 T^(3/2).
+
+    Args:
+      time: T = eta h times the steps of the window, > 0, of any shape.
+
+    Returns:
+      The |mean| below which the average has the smaller loss, in stationary standard deviations.
+
+    Raises:
+      ValueError: If a time is not positive.
+
+    >>> [round(float(dense_break_even(t)), 2) for t in (1e-3, 1.0, 10.0)]
+    [0.45, 0.59, 3.17]
+    """
+    check("time", time, lambda t: t > 0, "> 0")
+    return jnp.sqrt(_dense_break_even(jnp.asarray(time, float)))
+
+
+@jax.jit
+def _dense_break_even(t: Float[Array, "*b"]) -> Float[Array, "*b"]:
+    """The square of `dense_break_even`; by the series of both differences where they cancel."""
+    n = np.arange(2, TERMS + 2)
+    of_noise = 1 / (factorial(n) * (2 * n + 1)) - 2 / factorial(n + 2)
+    of_bias = (2.0 ** (n + 2) - 2) / factorial(n + 2) - 1 / factorial(n)
+    powers = (-jnp.minimum(t, SHORT)[..., None]) ** (n - 2)
+    short = jnp.sum(of_noise * powers, -1) / jnp.sum(of_bias * powers, -1)
+    average, decay = dense(jnp.maximum(t, SHORT))
+    long = (decay.variance - average.variance) / (average.bias**2 - decay.bias**2)
+    return jnp.where(t < SHORT, short, long)
+
+
+def dense_window(distance: float) -> float:
+    """Computes how long a window must be for its average to beat linear decay, at small rates.
+
+    It is a root of `dense_break_even`, found by Brent's method: there is no closed form.
+
+    Args:
+      distance: |mean| of the run at the start of the window, in stationary standard deviations.
+
+    Returns:
+      The time T = eta h times the steps; 0 if every window is long enough, up to sqrt(1/5).
+
+    Raises:
+      ValueError: If the distance is negative or infinite.
+    """
+    check("distance", distance, lambda x: (x >= 0) & (x < np.inf), "finite and >= 0")
+    if distance**2 <= LEAST:
+        return 0.0
+
+    def beyond(time: float) -> float:
+        return float(dense_break_even(time)) - distance
+
+    high = 1.0
+    while beyond(high) < 0:
+        high *= 2
+    root: Any = brentq(beyond, 1e-9, high)
+    return float(root)
+
+
+# --- simulation -----------------------------------------------------------------------------------
+
+
+class Draws(NamedTuple):
+    """End points of simulated runs, each `(runs,)`.
+
+    Attributes:
+      averaged: The average of the checkpoints of a run of constant rate.
+      decayed: The end of a run of decayed rates, from the same start and with the same noise.
+      last: The last checkpoint of the run of constant rate.
+    """
+
+    averaged: Float[Array, " runs"]
+    decayed: Float[Array, " runs"]
+    last: Float[Array, " runs"]
+
+
+def simulate_average(key: Array, problem: NoisyQuadratic, weights: Numbers, runs: int) -> Draws:
+    """Runs SGD step by step, with constant and with decayed rates, and averages checkpoints.
+
+    Args:
+      key: Random key.
+      problem: The quadratic, one problem of known numbers.
+      weights: Weights c_j `(n,)` of sum 1 of the average, oldest checkpoint first.
+      runs: Number of independent runs, >= 1.
+
+    Returns:
+      The end points.
+
+    Raises:
+      ValueError: If the weights are not a vector of sum 1, or runs < 1.
+    """
+    if runs < 1:
+        raise ValueError(f"runs must be >= 1; got {runs}")
+    c, p = _checked(weights), int(problem.spacing)
+    # Of every step: the decay of its rate, and the weight of a checkpoint after it.
+    rates = np.repeat(decay_of(np.asarray(weights, float))[1:], p)
+    after = np.where(np.arange(1, rates.size + 1) % p, 0.0, np.repeat(np.asarray(c)[1:], p))
+    return _simulate(key, problem, c[0], jnp.asarray(rates, float), jnp.asarray(after), runs)
+
+
+@partial(jax.jit, static_argnames="runs")
+def _simulate(
+    key: Array,
+    problem: NoisyQuadratic,
+    first: Float[Array, ""],
+    rates: Float[Array, " steps"],
+    after: Float[Array, " steps"],
+    runs: int,
+) -> Draws:
+    start_key, key = jax.random.split(key)
+    spread = jnp.sqrt(problem.start) * jax.random.normal(start_key, (runs,))
+    start = jnp.asarray(problem.mean, float) + spread
+
+    def step(at: Draws, now: tuple[Array, Array, Array]) -> tuple[Draws, None]:
+        key, decay, weight = now
+        kick = problem.noise * jax.random.normal(key, (runs,))
+        x = at.last - problem.rate * (problem.curvature * at.last + kick)
+        slower = at.decayed - problem.rate * decay * (problem.curvature * at.decayed + kick)
+        return Draws(at.averaged + weight * x, slower, x), None
+
+    keys = jax.random.split(key, rates.size)
+    return jax.lax.scan(step, Draws(first * start, start, start), (keys, rates, after))[0]
