@@ -7,9 +7,6 @@ they compile as users do, and the soak tests always. What a worker has compiled,
 the others read from disk."""
 
 import collections
-import contextlib
-import functools
-import gc
 import os
 import zlib
 from pathlib import Path
@@ -22,19 +19,12 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # where in Python each operation comes from: 5 % of the time, and nothing here reads it
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
-import jax
+import less_waste
 import pytest
 
 from sail_jax.cli.kernels import quick_flags
 
-FORGET = [jax.clear_caches]
-# JAX lowers each program in a context of its own, which takes 3 ms to make: here one serves all.
-# The function is private, and where it is gone tests only take longer.
-with contextlib.suppress(ImportError, AttributeError):
-    from jax._src.interpreters import mlir
-
-    mlir.make_ir_context = functools.cache(mlir.make_ir_context)
-    FORGET.append(mlir.make_ir_context.cache_clear)
+less_waste.one_context()
 
 
 def pytest_configure(config):
@@ -45,16 +35,9 @@ def pytest_configure(config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """What is imported and collected stays to the end, so the garbage collector does not look
-    through it, neither now nor in later rounds, of which there are fewer than usual: in each, JAX
-    looks through its arrays, too."""
-    gc.disable()
-    try:
+    """The garbage collector leaves what is imported and collected alone."""
+    with less_waste.kept():
         return (yield)
-    finally:
-        gc.freeze()
-        gc.set_threshold(100_000, 20, 20)
-        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by mark
@@ -102,7 +85,7 @@ def forget_compilations():
     Thousands of kept programs take gigabytes."""
     yield
     if memory_is_short():
-        for forget in FORGET:
+        for forget in less_waste.FORGET:
             forget()
 
 

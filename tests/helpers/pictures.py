@@ -46,18 +46,22 @@ def flaws(figure: Figure) -> list[str]:
     """Lists what is wrong with a figure at the size at which it is saved."""
     figure.draw_without_rendering()
     page = Bbox([[0, 0], figure.canvas.get_width_height()])
-    boxes = [(name, text.get_window_extent(), text) for name, text in texts(figure)]
+    named = [(name, text.get_window_extent(), text) for name, text in texts(figure)]
     found = []
-    for i, (name, box, text) in enumerate(boxes):
+    for name, box, text in named:
         if text.get_fontsize() < SMALLEST:
             found.append(f"{name!r} has {text.get_fontsize():g} pt")
         if min(box.x0 - page.x0, box.y0 - page.y0, page.x1 - box.x1, page.y1 - box.y1) < -1:
             found.append(f"{name!r} leaves the figure")
-        for other, second, _ in boxes[:i]:
-            both = Bbox.intersection(box, second)
-            # Boxes have margins: letters touch only if more than a pixel is shared each way.
-            if both is not None and min(both.width, both.height) > 1:
-                found.append(f"{name!r} overlaps {other!r}")
+    low, high = (
+        np.array([corner(box) for _, box, _ in named]).reshape(-1, 2)
+        for corner in (lambda box: box.min, lambda box: box.max)
+    )
+    # Of every two boxes. They have margins: letters touch only if more than a pixel is shared each
+    # way.
+    shared = np.minimum(high[:, None], high) - np.maximum(low[:, None], low)
+    for i, j in np.argwhere(np.tril((shared > 1).all(-1), -1)):
+        found.append(f"{named[i][0]!r} overlaps {named[j][0]!r}")
     for ax in figure.axes:
         found += _covered(ax)
     return found

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 
+import jax
 import many_devices
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ RUN = ("run", "transfer_phase", "--preset", "tiny")
 LOSSES = ("loss", "gamma_loss", "series_loss", "accuracy")
 
 
-def by_two(name, out):
+def by_two(name, out, double):
     """Exit codes, and what each process printed, of a run by two processes of two devices each."""
+    precision = {"JAX_ENABLE_X64": str(int(double))}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -26,7 +28,7 @@ def by_two(name, out):
     started = [
         subprocess.Popen(
             [*command, "--processes", f"{address},2,{rank}"],
-            env=many_devices.environment(2),
+            env=many_devices.environment(2) | precision,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -41,29 +43,31 @@ def by_two(name, out):
     return [process.returncode for process in started], ended
 
 
-# sweeps in float64, on other devices and in other batches; trainings in float32 (eps 1.2e-7) for 40
-# steps whose gradients are summed in another order
+# Sweeps in float64, on other devices and in other batches: one study takes it from JAX, the other
+# sets it. Trainings in float32 (eps 1.2e-7) for 40 steps, which sum gradients in another order.
 @pytest.mark.parametrize(
-    ("name", "variables", "tolerance"),
+    ("name", "variables", "tolerance", "double"),
     [
-        pytest.param("transfer_phase", None, 1e-9, marks=pytest.mark.slow),
-        pytest.param("sail_language", LOSSES, 1e-5, marks=pytest.mark.soak),
+        pytest.param("overtraining_linear", None, 1e-9, True, marks=pytest.mark.slow),
+        pytest.param("transfer_phase", None, 1e-9, False, marks=pytest.mark.soak),
+        pytest.param("sail_language", LOSSES, 1e-5, False, marks=pytest.mark.soak),
     ],
 )
-def test_two_processes_make_one_run(name, variables, tolerance, tmp_path):
-    codes, ((out, err), (silent, _)) = by_two(name, tmp_path / "run")
+def test_two_processes_make_one_run(name, variables, tolerance, double, tmp_path):
+    codes, ((out, err), (silent, _)) = by_two(name, tmp_path / "run", double)
     assert codes == [0, 0], err
     assert "result.nc" in out
     assert "result.nc" not in silent
     run, module = store.reopen(tmp_path / "run"), registry.load(name)
     dataset, _ = store.drawn(run, module)
     assert dataset.attrs["device_count"] == 4
-    direct = tiny_run(name).dataset
+    with jax.enable_x64(double):
+        direct = module.run(module.presets["tiny"]) if double else tiny_run(name).dataset
     for variable in variables or direct:
         np.testing.assert_allclose(
             dataset[variable], direct[variable], rtol=tolerance, atol=tolerance
         )
-    codes, ended = by_two(name, tmp_path / "run")
+    codes, ended = by_two(name, tmp_path / "run", double)
     assert codes == [2, 1]
     assert "finished" in ended[0][1]
     assert "the first of the processes failed" in ended[1][1]

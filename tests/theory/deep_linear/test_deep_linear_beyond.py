@@ -1,5 +1,6 @@
 """Whole distributions of risks, and risks under any covariance, against simulation."""
 
+import functools
 from math import pi
 
 import jax
@@ -273,6 +274,12 @@ def test_bad_subspaces_are_named(call, message):
 # --- advice -------------------------------------------------------------------------------------
 
 
+@functools.cache
+def overlaps(n, d):
+    """Of 500 data sets, which settings share."""
+    return dl.simulate_overlaps(jax.random.split(jax.random.key(6), 500), [n], d)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "theta", "sigma", "best"),
@@ -288,7 +295,7 @@ def test_advice_names_the_method_that_wins_in_simulation(n, theta, sigma, best):
     d = 200
     advised = advice.advise(n, d, theta, sigma, against="unregularised")
     assert advised.method == best
-    at = dl.simulate_overlaps(jax.random.split(jax.random.key(6), 500), [n], d)
+    at = overlaps(n, d)
     simulated = {
         "scratch": at.scratch(theta, sigma),
         "linear transfer": at.linear_transfer(theta, sigma),
