@@ -26,7 +26,7 @@ from sail_jax.checkpoint.formats.files import CheckpointError, reading
 from sail_jax.checkpoint.formats.orbax_folders import temporary
 from sail_jax.checkpoint.formats.table import SUFFIXES
 
-__all__ = ["Step", "latest", "named", "split", "steps"]
+__all__ = ["Step", "latest", "named", "several", "split", "steps"]
 
 _NUMBERED = re.compile(r"(?:(.*)[_-])?(\d{1,18})", re.DOTALL)
 _NUMBER = re.compile(r"\d{1,18}")
@@ -125,6 +125,25 @@ def split(text: str | PathLike[str]) -> tuple[str, str | None]:
     if at and path and _CHOICE.fullmatch(choice) and not Path(text).exists():
         return path, choice
     return text, None
+
+
+def several(text: str | PathLike[str]) -> bool:
+    """Tells whether a text may name more than one checkpoint, and stands for all of them.
+
+    Args:
+      text: A path, a pattern, or either with a choice of steps.
+
+    Returns:
+      True for patterns, and for choices such as "last:10" and "1000:"; False for what exists. A run
+      without a choice stands for its newest checkpoint.
+
+    >>> several("run@last:10"), several("run/checkpoint-*"), several("run@1000"), several("run")
+    (True, True, False, False)
+    """
+    path, choice = split(text)
+    if Path(fspath(text)).exists():
+        return False
+    return ":" in (choice or "") or (_PATTERN.search(path) is not None and not Path(path).exists())
 
 
 def named(text: str | PathLike[str]) -> tuple[Step, ...]:
