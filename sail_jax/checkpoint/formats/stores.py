@@ -16,10 +16,12 @@ from sail_jax import disk
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, checked_shape
 from sail_jax.merging.tensors import Shape, Tensor, check_read
 
-__all__ = ["StoredArray", "failing", "listed", "opened"]
+__all__ = ["StoredArray", "listed", "opened", "write"]
 
 # How many bytes of small blocks are read at once.
 _RUN = 8 << 20
+# How many bytes a chunk has that is written, at most, and how many are written at once.
+_CHUNK, _IN_FLIGHT = 32 << 20, 64 << 20
 # A block may have so many times the bytes of its array: more is a mistake, or an attack.
 _SLACK = 4
 _MANIFEST = "manifest.ocdbt"
@@ -133,7 +135,7 @@ class StoredArray:
         if self.shape:
             rows = slice(first * self._height, min(last * self._height, self.shape[len(self._at)]))
             store = store[(*self._at, rows)]
-        with failing(f"read {self.source}: '{self.name}'"):
+        with _failing(f"read {self.source}: '{self.name}'"):
             return np.asarray(store.read().result(), self.dtype).reshape(-1)
 
 
@@ -172,11 +174,11 @@ def opened(
             "recheck_cached_metadata": False,
             "recheck_cached_data": False,
         }
-        with failing(f"read {root}: '{name}'"):
+        with _failing(f"read {root}: '{name}'"):
             pending[name] = ts.open(spec, context=context, read=True, open=True)
     tensors: dict[str, Tensor] = {}
     for name, future in pending.items():
-        with failing(f"read {root}: '{name}'"):
+        with _failing(f"read {root}: '{name}'"):
             array = future.result()
         tensors[name] = StoredArray(name, array, str(root))
     return tensors
@@ -193,6 +195,53 @@ def _store(root: Path) -> dict[str, Any]:
     return base
 
 
+def write(root: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Writes arrays into a new OCDBT store, in chunks of at most 32 MiB of rows.
+
+    Nothing is flushed to the disk. Little of the arrays is held in memory: 64 MiB, and what
+    they are packed into.
+
+    Args:
+      root: The folder of the store; there must be none yet.
+      arrays: The key in the store and the entries of each array.
+
+    Raises:
+      CheckpointError: If the store cannot be written.
+    """
+    import tensorstore as ts
+
+    base = {"driver": "file", "path": f"{root}/"}
+    store = {"driver": "ocdbt", "base": base, "cache_pool": "cache_pool#nodes"}
+    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False, **_NODES})
+    # Every commit writes the tree of all keys anew: what is small shares one.
+    transaction, held = ts.Transaction(), 0
+    with _failing(f"write {root}"):
+        for key, array in arrays:
+            rows = array.reshape(1, 1) if not array.shape else array
+            height = max(1, min(len(rows), _CHUNK // max(1, rows[:1].nbytes)))
+            chunks = [height, *(max(1, n) for n in array.shape[1:])] if array.shape else []
+            spec = {
+                "driver": "zarr",
+                "kvstore": {**store, "path": f"{key}/"},
+                "metadata": {"compressor": {"id": "zstd", "level": 1}, "chunks": chunks},
+                # A chunk that is missing is a fault to whoever reads it.
+                "store_data_equal_to_fill_value": True,
+            }
+            target = ts.open(
+                spec, context=context, transaction=transaction, create=True,
+                dtype=ts.dtype(array.dtype.name), shape=array.shape,
+            ).result()  # fmt: skip
+            for start in range(0, len(rows), height):
+                some = slice(start, start + height) if array.shape else ...
+                target[some].write(array[some]).result()
+                held += array[some].nbytes
+                if held >= _IN_FLIGHT:
+                    transaction.commit_sync()
+                    transaction, held = ts.Transaction(), 0
+                    target = target.with_transaction(transaction)
+        transaction.commit_sync()
+
+
 def listed(root: Path) -> dict[str, tuple[str, str]]:
     """Lists the arrays of a store that has no description of its own.
 
@@ -207,7 +256,7 @@ def listed(root: Path) -> dict[str, tuple[str, str]]:
     """
     import tensorstore as ts
 
-    with failing(f"read {root}"):
+    with _failing(f"read {root}"):
         store = ts.KvStore.open(_store(root), context=ts.Context(_NODES)).result()
         keys: Iterable[bytes] = store.list().result()
         found = {}
@@ -219,8 +268,8 @@ def listed(root: Path) -> dict[str, tuple[str, str]]:
 
 
 @contextlib.contextmanager
-def failing(doing: str) -> Iterator[None]:
-    """Turns any exception of orbax or TensorStore into a one-line `CheckpointError`.
+def _failing(doing: str) -> Iterator[None]:
+    """Turns any exception of TensorStore into a one-line `CheckpointError`.
 
     Their errors are of many types, and their messages have many lines.
 
