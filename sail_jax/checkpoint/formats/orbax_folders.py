@@ -6,6 +6,7 @@ a tree may have any containers within one another. Orbax itself is not imported.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from sail_jax.checkpoint.formats.layout import Layout, Wanted, staged
 from sail_jax.checkpoint.formats.trees import joined, nested
 from sail_jax.merging.tensors import Tensor
 
-__all__ = ["admit", "layout", "read_folder", "temporary", "write_folder"]
+__all__ = ["admit", "layout", "numbered", "read_folder", "temporary", "write_folder"]
 
 _MARK = "_METADATA"
 _STATE = "_CHECKPOINT_METADATA"
@@ -39,11 +40,26 @@ _FINISHED = {
     "commit_timestamp_nsecs": 1,
     "custom_metadata": {},
 }
+_NUMBERED = re.compile(r"(?:(.*)[_-])?(\d{1,18})", re.DOTALL)
 _OF_DICT = 2
 _STAGE = "tensors"
 # Of several items these are the network: orbax's own name, MaxText's and Tunix's.
 _USUAL = ("default", "items", "model_params")
 _WITHOUT_ARRAY = ("string", "None", "Dict", "List", "Tuple", "NamedTuple")
+
+
+def numbered(name: str) -> tuple[str, int] | None:
+    """Reads the step in the name of a folder, such as "1000", "step-1000" or "ckpt_1000".
+
+    Args:
+      name: The name of the folder, without those above it.
+
+    Returns:
+      What stands before the number, and the number; None if there is no number at the end, or the
+      folder is being written.
+    """
+    match = _NUMBERED.fullmatch(name)
+    return None if match is None or temporary(name) else (match[1] or "", int(match[2]))
 
 
 def temporary(name: str) -> bool:
@@ -68,7 +84,7 @@ def _find(folder: Path) -> Path | None:
     items = {
         p.name: p
         for p in sorted(folder.iterdir())
-        if (p / _MARK).is_file() and not temporary(p.name) and not p.name.isdecimal()
+        if (p / _MARK).is_file() and not temporary(p.name) and not numbered(p.name)
     }
     usual = next((items[name] for name in _USUAL if name in items), None)
     if len(items) > 1 and usual is None:
