@@ -63,7 +63,7 @@ def numbered(name: str) -> tuple[str, int] | None:
 
 
 def temporary(name: str) -> bool:
-    """Tells whether a folder's name is of a checkpoint that is being written.
+    """Checks whether a folder's name is of a checkpoint that is being written.
 
     Args:
       name: The name of the folder, without those above it.

@@ -94,6 +94,7 @@ def test_a_tensor_is_read_by_blocks(tmp_path, monkeypatch, shape):
     )
     with open_checkpoint(tmp_path / "x") as checkpoint:
         tensor = checkpoint.tensors["w"]
+        assert isinstance(tensor, StoredArray)
         for count in (1, 3, array.size):
             for start in range(0, array.size, count):
                 out = np.zeros(min(count, array.size - start), np.float32)
