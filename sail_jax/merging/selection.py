@@ -44,8 +44,8 @@ def selection(leaves: Mapping[str, Any], select: Select = None) -> Selection:
     """Selects leaves of a tree.
 
     Known are a Flax `TrainState` (params, batch_stats), MaxText's state (params/params), Tunix's
-    (model_params), Levanter's (model), and states of NNX modules with random streams (floating
-    leaves outside of `rngs`). Of any other tree all leaves are selected.
+    (model_params), a `model` beside its optimiser (Levanter's, for one), and states of NNX with
+    random streams (floating leaves outside of `rngs`). Of any other tree all leaves are selected.
 
     Args:
       leaves: The leaves by path, with "/" between keys. Each has a `dtype`.
@@ -90,27 +90,35 @@ def _fits(patterns: str) -> Callable[[str], bool]:
 
 def _known(leaves: Mapping[str, Any]) -> tuple[str, str, Callable[[str], bool]]:
     """What a tree is known as, what is selected of it, and whether a path is."""
-    tops = dict.fromkeys(path.split("/")[0] for path in leaves)
+    kind, pattern = _state(leaves)
+    fits = _fits(pattern)
+    parts = {path: path.split("/") for path in leaves}
+    if not any("rngs" in keys for keys in parts.values()):
+        return kind, pattern, fits
+    # NNX keeps random streams, counters and keys between the weights of a module.
+    optimiser = of_optimiser(leaves)
+
+    def is_weight(path: str) -> bool:
+        outside = "rngs" not in parts[path] and path not in optimiser
+        return outside and fits(path) and _is_floating(leaves[path])
+
+    of = f" of {pattern}" if kind else ""
+    return kind or "state of NNX", f"floating leaves{of} outside of rngs", is_weight
+
+
+def _state(leaves: Iterable[str]) -> tuple[str, str]:
+    """The kind of state that the keys at the top show, and the patterns of its weights."""
+    tops = {path.split("/")[0] for path in leaves}
     if "model_params" in tops and len(tops) > 1:
-        return "state of Tunix", "model_params", _fits("model_params")
-    if "params" in tops and _STATES & {*tops}:
+        return "state of Tunix", "model_params"
+    if "params" in tops and _STATES & tops:
         below = {path.split("/")[1] for path in leaves if path.startswith("params/")}
         if "params" in below:
-            return "state of MaxText", "params/params", _fits("params/params")
-        pattern = "params,batch_stats" if "batch_stats" in tops else "params"
-        return "TrainState", pattern, _fits(pattern)
-    if "model" in tops and _STATES & {*tops}:
-        return "state of Levanter", "model", _fits("model")
-    parts = {path: path.split("/") for path in leaves}
-    if any("rngs" in keys for keys in parts.values()):
-        optimiser = of_optimiser(leaves)
-
-        def is_weight(path: str) -> bool:
-            outside = "rngs" not in parts[path] and path not in optimiser
-            return outside and _is_floating(leaves[path])
-
-        return "state of NNX", "floating leaves outside of rngs", is_weight
-    return "", "*", lambda path: True
+            return "state of MaxText", "params/params"
+        return "TrainState", "params,batch_stats" if "batch_stats" in tops else "params"
+    if "model" in tops and _STATES & tops:
+        return "state of training", "model"
+    return "", "*"
 
 
 def _is_floating(leaf: Any) -> bool:
