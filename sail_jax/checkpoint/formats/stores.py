@@ -6,7 +6,7 @@ TensorStore is imported by this module alone, and only when there is such a chec
 import contextlib
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from sail_jax import disk
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, checked_shape
+from sail_jax.checkpoint.formats.layout import Wanted
 from sail_jax.merging.tensors import Shape, Tensor, check_read
 
 __all__ = ["StoredArray", "listed", "opened", "write"]
@@ -70,12 +71,9 @@ class StoredArray:
         stored = math.prod(chunk) * self.dtype.itemsize
         if stored > _SLACK * size + (1 << 20):
             raise CheckpointError(f"{what} has {size} bytes in chunks of {stored}")
-        # Axes of length 1 in front do not part the entries: the first other axis does.
-        axis = next((i for i, n in enumerate(self.shape) if n != 1), 0)
+        axis, rows, self._width = _rows(self.shape)
         self._at = (0,) * axis
-        rows = self.shape[axis] if self.shape else 1
         self._height = min(chunk[axis], rows) if chunk else 1
-        self._width = math.prod(self.shape[axis + 1 :])
         block = self._height * self._width * self.dtype.itemsize
         # Small blocks are read several at once: each call of TensorStore takes a while.
         self._most = max(1, _RUN // max(1, block))
@@ -195,15 +193,16 @@ def _store(root: Path) -> dict[str, Any]:
     return base
 
 
-def write(root: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+def write(root: Path, arrays: Wanted, entries: Callable[[str, int, int], np.ndarray]) -> None:
     """Writes arrays into a new OCDBT store, in chunks of at most 32 MiB of rows.
 
-    Nothing is flushed to the disk. Little of the arrays is held in memory: 64 MiB, and what
-    they are packed into.
+    Nothing is flushed to the disk. Little of the arrays is held in memory: 64 MiB, and what they
+    are packed into.
 
     Args:
       root: The folder of the store; there must be none yet.
-      arrays: The key in the store and the entries of each array.
+      arrays: The dtype and shape of each array, by its key in the store.
+      entries: Returns some entries of an array, flat: `entries(key, first, last + 1)`.
 
     Raises:
       CheckpointError: If the store cannot be written.
@@ -216,10 +215,10 @@ def write(root: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     # Every commit writes the tree of all keys anew: what is small shares one.
     transaction, held = ts.Transaction(), 0
     with _failing(f"write {root}"):
-        for key, array in arrays:
-            rows = array.reshape(1, 1) if not array.shape else array
-            height = max(1, min(len(rows), _CHUNK // max(1, rows[:1].nbytes)))
-            chunks = [height, *(max(1, n) for n in array.shape[1:])] if array.shape else []
+        for key, (dtype, shape) in arrays.items():
+            axis, rows, width = _rows(shape)
+            height = max(1, min(rows, _CHUNK // max(1, width * dtype.itemsize)))
+            chunks = [1] * axis + [height] + [max(1, n) for n in shape[axis + 1 :]] if shape else []
             spec = {
                 "driver": "zarr",
                 "kvstore": {**store, "path": f"{key}/"},
@@ -229,17 +228,29 @@ def write(root: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
             }
             target = ts.open(
                 spec, context=context, transaction=transaction, create=True,
-                dtype=ts.dtype(array.dtype.name), shape=array.shape,
+                dtype=ts.dtype(dtype.name), shape=shape,
             ).result()  # fmt: skip
-            for start in range(0, len(rows), height):
-                some = slice(start, start + height) if array.shape else ...
-                target[some].write(array[some]).result()
-                held += array[some].nbytes
+            for first in range(0, rows, height):
+                last = min(first + height, rows)
+                piece = entries(key, first * width, last * width)
+                place = (*(0,) * axis, slice(first, last)) if shape else ...
+                part = target[place]
+                part.write(piece.reshape(part.shape)).result()
+                held += piece.nbytes
                 if held >= _IN_FLIGHT:
                     transaction.commit_sync()
                     transaction, held = ts.Transaction(), 0
                     target = target.with_transaction(transaction)
         transaction.commit_sync()
+
+
+def _rows(shape: Shape) -> tuple[int, int, int]:
+    """The axis that parts the entries of an array into rows, their number and their length.
+
+    Axes of length 1 in front do not part them: the first other axis does.
+    """
+    axis = next((i for i, n in enumerate(shape) if n != 1), 0)
+    return axis, shape[axis] if shape else 1, math.prod(shape[axis + 1 :])
 
 
 def listed(root: Path) -> dict[str, tuple[str, str]]:
