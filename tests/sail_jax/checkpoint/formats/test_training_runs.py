@@ -249,11 +249,11 @@ def test_a_tensor_is_written_in_chunks_that_orbax_reads(tmp_path, monkeypatch, s
     monkeypatch.setattr(stores, "_CHUNK", 32)
     monkeypatch.setattr(stores, "_IN_FLIGHT", 40)  # two commits for the larger ones
     array = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
-    save_checkpoint(tmp_path / "x", {"a/w": array, "b": np.int8([3])}, format="orbax")
+    save_checkpoint(tmp_path / "x", {"a/w": array, "b": np.full(1, 3, np.int8)}, format="orbax")
     with ocp.StandardCheckpointer() as checkpointer:
         found = checkpointer.restore(tmp_path / "x")
     assert found["a"]["w"].tobytes() == array.tobytes()
     assert (found["a"]["w"].shape, found["b"].tolist()) == (shape, [3])
-    _same(load_checkpoint(tmp_path / "x"), {"a": {"w": array}, "b": np.int8([3])})
+    _same(load_checkpoint(tmp_path / "x"), {"a": {"w": array}, "b": np.full(1, 3, np.int8)})
     with open_checkpoint(tmp_path / "x") as checkpoint:
         assert held(checkpoint.tensors["a/w"]) <= 2 * max(32, array.nbytes)
