@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sail_jax.checkpoint.formats.files import CheckpointError, reading
-from sail_jax.checkpoint.formats.orbax_folders import temporary
+from sail_jax.checkpoint.formats.orbax_folders import numbered, temporary
 from sail_jax.checkpoint.formats.table import SUFFIXES
 
-__all__ = ["Step", "latest", "named", "split", "steps"]
+__all__ = ["Step", "latest", "named", "several", "split", "steps"]
 
-_NUMBERED = re.compile(r"(?:(.*)[_-])?(\d{1,18})", re.DOTALL)
 _NUMBER = re.compile(r"\d{1,18}")
 _CHOICE = re.compile(r"last(?::(\d{1,18}))?|(\d{1,18})|(\d{0,18}):(\d{0,18})(?::(\d{1,18}))?")
 _PATTERN = re.compile(r"[*?\[]")
@@ -73,9 +72,8 @@ def steps(run: str | PathLike[str]) -> tuple[Step, ...]:
     found: dict[str, list[Step]] = {}
     with reading(run):
         for path in sorted(Path(run).iterdir()):
-            match = _NUMBERED.fullmatch(path.name)
-            if match and not temporary(path.name) and _finished(path):
-                found.setdefault(match[1] or "", []).append(Step(int(match[2]), path))
+            if (step := numbered(path.name)) and _finished(path):
+                found.setdefault(step[0], []).append(Step(step[1], path))
     if len(found) > 1:
         names = ", ".join(str(Path(run) / _like(steps[0].path.name)) for steps in found.values())
         raise CheckpointError(f"{run} holds checkpoints of several names: name one of {names}")
@@ -127,6 +125,25 @@ def split(text: str | PathLike[str]) -> tuple[str, str | None]:
     return text, None
 
 
+def several(text: str | PathLike[str]) -> bool:
+    """Checks whether a text may name more than one checkpoint, and stands for all of them.
+
+    Args:
+      text: A path, a pattern, or either with a choice of steps.
+
+    Returns:
+      True for patterns, and for choices such as "last:10" and "1000:"; False for what exists. A run
+      without a choice stands for its newest checkpoint.
+
+    >>> several("run@last:10"), several("run/checkpoint-*"), several("run@1000"), several("run")
+    (True, True, False, False)
+    """
+    path, choice = split(text)
+    if Path(fspath(text)).exists():
+        return False
+    return ":" in (choice or "") or (_PATTERN.search(path) is not None and not Path(path).exists())
+
+
 def named(text: str | PathLike[str]) -> tuple[Step, ...]:
     """Finds the checkpoints that a text names, as the top of this module says.
 
@@ -163,7 +180,7 @@ def named(text: str | PathLike[str]) -> tuple[Step, ...]:
         found = tuple(step for step in found if step.path.is_file() or _finished(step.path))
         if not found:
             raise CheckpointError(f"{path} fits no checkpoint")
-        # Without numbers the names order them.
+        # Names order what has no numbers.
         numbered = all(step.number is not None for step in found)
         found = tuple(sorted(found, key=lambda s: (s.number if numbered else 0, s.path)))
     else:
@@ -227,7 +244,7 @@ def latest(run: Path) -> tuple[Step, str] | None:
       run: The folder.
 
     Returns:
-      The checkpoint, and a sentence that says which it is; None if the folder is no run.
+      The checkpoint, and a sentence for messages; None if the folder is no run.
 
     Raises:
       CheckpointError: As `steps` does.

@@ -6,7 +6,7 @@ TensorStore is imported by this module alone, and only when there is such a chec
 import contextlib
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,15 @@ import numpy as np
 
 from sail_jax import disk
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, checked_shape
+from sail_jax.checkpoint.formats.layout import Wanted
 from sail_jax.merging.tensors import Shape, Tensor, check_read
 
-__all__ = ["StoredArray", "failing", "listed", "opened"]
+__all__ = ["StoredArray", "listed", "opened", "write"]
 
 # How many bytes of small blocks are read at once.
 _RUN = 8 << 20
+# How many bytes a chunk has that is written, at most, and how many are written at once.
+_CHUNK, _IN_FLIGHT = 32 << 20, 64 << 20
 # A block may have so many times the bytes of its array: more is a mistake, or an attack.
 _SLACK = 4
 _MANIFEST = "manifest.ocdbt"
@@ -68,12 +71,9 @@ class StoredArray:
         stored = math.prod(chunk) * self.dtype.itemsize
         if stored > _SLACK * size + (1 << 20):
             raise CheckpointError(f"{what} has {size} bytes in chunks of {stored}")
-        # Axes of length 1 in front do not part the entries: the first other axis does.
-        axis = next((i for i, n in enumerate(self.shape) if n != 1), 0)
+        axis, rows, self._width = _rows(self.shape)
         self._at = (0,) * axis
-        rows = self.shape[axis] if self.shape else 1
         self._height = min(chunk[axis], rows) if chunk else 1
-        self._width = math.prod(self.shape[axis + 1 :])
         block = self._height * self._width * self.dtype.itemsize
         # Small blocks are read several at once: each call of TensorStore takes a while.
         self._most = max(1, _RUN // max(1, block))
@@ -133,7 +133,7 @@ class StoredArray:
         if self.shape:
             rows = slice(first * self._height, min(last * self._height, self.shape[len(self._at)]))
             store = store[(*self._at, rows)]
-        with failing(f"read {self.source}: '{self.name}'"):
+        with _failing(f"read {self.source}: '{self.name}'"):
             return np.asarray(store.read().result(), self.dtype).reshape(-1)
 
 
@@ -172,11 +172,11 @@ def opened(
             "recheck_cached_metadata": False,
             "recheck_cached_data": False,
         }
-        with failing(f"read {root}: '{name}'"):
+        with _failing(f"read {root}: '{name}'"):
             pending[name] = ts.open(spec, context=context, read=True, open=True)
     tensors: dict[str, Tensor] = {}
     for name, future in pending.items():
-        with failing(f"read {root}: '{name}'"):
+        with _failing(f"read {root}: '{name}'"):
             array = future.result()
         tensors[name] = StoredArray(name, array, str(root))
     return tensors
@@ -193,6 +193,66 @@ def _store(root: Path) -> dict[str, Any]:
     return base
 
 
+def write(root: Path, arrays: Wanted, entries: Callable[[str, int, int], np.ndarray]) -> None:
+    """Writes arrays into a new OCDBT store, in chunks of at most 32 MiB of rows.
+
+    Nothing is flushed to the disk. Little of the arrays is held in memory: 64 MiB, and what they
+    are packed into.
+
+    Args:
+      root: The folder of the store; there must be none yet.
+      arrays: The dtype and shape of each array, by its key in the store.
+      entries: Returns some entries of an array, flat: `entries(key, first, last + 1)`.
+
+    Raises:
+      CheckpointError: If the store cannot be written.
+    """
+    import tensorstore as ts
+
+    base = {"driver": "file", "path": f"{root}/"}
+    store = {"driver": "ocdbt", "base": base, "cache_pool": "cache_pool#nodes"}
+    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False, **_NODES})
+    # Every commit writes the tree of all keys anew: what is small shares one.
+    transaction, held = ts.Transaction(), 0
+    with _failing(f"write {root}"):
+        for key, (dtype, shape) in arrays.items():
+            axis, rows, width = _rows(shape)
+            height = max(1, min(rows, _CHUNK // max(1, width * dtype.itemsize)))
+            chunks = [1] * axis + [height] + [max(1, n) for n in shape[axis + 1 :]] if shape else []
+            spec = {
+                "driver": "zarr",
+                "kvstore": {**store, "path": f"{key}/"},
+                "metadata": {"compressor": {"id": "zstd", "level": 1}, "chunks": chunks},
+                # A chunk that is missing is a fault to whoever reads it.
+                "store_data_equal_to_fill_value": True,
+            }
+            target = ts.open(
+                spec, context=context, transaction=transaction, create=True,
+                dtype=ts.dtype(dtype.name), shape=shape,
+            ).result()  # fmt: skip
+            for first in range(0, rows, height):
+                last = min(first + height, rows)
+                piece = entries(key, first * width, last * width)
+                place = (*(0,) * axis, slice(first, last)) if shape else ...
+                part = target[place]
+                part.write(piece.reshape(part.shape)).result()
+                held += piece.nbytes
+                if held >= _IN_FLIGHT:
+                    transaction.commit_sync()
+                    transaction, held = ts.Transaction(), 0
+                    target = target.with_transaction(transaction)
+        transaction.commit_sync()
+
+
+def _rows(shape: Shape) -> tuple[int, int, int]:
+    """The axis that parts the entries of an array into rows, their number and their length.
+
+    Axes of length 1 in front do not part them: the first other axis does.
+    """
+    axis = next((i for i, n in enumerate(shape) if n != 1), 0)
+    return axis, shape[axis] if shape else 1, math.prod(shape[axis + 1 :])
+
+
 def listed(root: Path) -> dict[str, tuple[str, str]]:
     """Lists the arrays of a store that has no description of its own.
 
@@ -207,7 +267,7 @@ def listed(root: Path) -> dict[str, tuple[str, str]]:
     """
     import tensorstore as ts
 
-    with failing(f"read {root}"):
+    with _failing(f"read {root}"):
         store = ts.KvStore.open(_store(root), context=ts.Context(_NODES)).result()
         keys: Iterable[bytes] = store.list().result()
         found = {}
@@ -219,8 +279,8 @@ def listed(root: Path) -> dict[str, tuple[str, str]]:
 
 
 @contextlib.contextmanager
-def failing(doing: str) -> Iterator[None]:
-    """Turns any exception of orbax or TensorStore into a one-line `CheckpointError`.
+def _failing(doing: str) -> Iterator[None]:
+    """Turns any exception of TensorStore into a one-line `CheckpointError`.
 
     Their errors are of many types, and their messages have many lines.
 

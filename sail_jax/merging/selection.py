@@ -1,0 +1,176 @@
+"""Which leaves of a state of training are weights: known from the tree, or given by a pattern.
+
+A state holds more than a network: steps, random keys, and what an optimiser keeps. Only weights are
+merged. An optimiser's second moments have to stay positive, and no merge of weights sees to that.
+"""
+
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from sail_jax.checks import nearest
+
+__all__ = ["Select", "Selection", "check_weights", "of_optimiser", "selection"]
+
+Select = str | Callable[[str], bool] | None
+"""Patterns with "," between them, a function of a leaf's path, or None for what the tree shows."""
+
+_OPTIMISERS = {"opt_state", "optimizer_state", "optimizer", "opt_states"}
+_STATES = {*_OPTIMISERS, "step", "tx", "training_key", "dynamic_scale", "ema_params"}
+
+
+class Selection(NamedTuple):
+    """The leaves that are selected, and the others.
+
+    Attributes:
+      kind: What the tree was known as, such as "TrainState"; "" if it was not, or need not be.
+      pattern: What was selected, as patterns that `selection` reads; "*" for all leaves.
+      chosen: The paths of the selected leaves, in the order of the tree.
+      rest: The paths of the others.
+    """
+
+    kind: str
+    pattern: str
+    chosen: tuple[str, ...]
+    rest: tuple[str, ...]
+
+    def __str__(self) -> str:
+        of = f" of a {self.kind}" if self.kind else ""
+        everything = len(self.chosen) + len(self.rest)
+        return f"selected: {self.pattern}{of}, {len(self.chosen)} of {everything} leaves"
+
+
+def selection(leaves: Mapping[str, Any], select: Select = None) -> Selection:
+    """Selects leaves of a tree.
+
+    Known are a Flax `TrainState` (params, batch_stats), MaxText's state (params/params), Tunix's
+    (model_params), a `model` beside its optimiser (Levanter's, for one), and states of NNX with
+    random streams (floating leaves outside of `rngs`). Of any other tree all leaves are selected.
+
+    Args:
+      leaves: The leaves by path, with "/" between keys. Each has a `dtype`.
+      select: Patterns, such as "params" or "params/*,batch_stats/*". A pattern also selects what
+        lies below the paths that it fits, and "*" fits "/" too. Or a function of a path. By default
+        what the tree is known as decides.
+
+    Returns:
+      The selected leaves, and the others.
+
+    Raises:
+      ValueError: If nothing is selected.
+
+    >>> import numpy as np
+    >>> state = {"params/w": np.ones(2), "opt_state/0/nu/w": np.ones(2), "step": np.int32(7)}
+    >>> print(selection(state))
+    selected: params of a TrainState, 1 of 3 leaves
+    >>> selection(state, "*/w").rest
+    ('step',)
+    """
+    if select is None:
+        kind, pattern, is_chosen = _known(leaves)
+    elif isinstance(select, str):
+        kind, pattern, is_chosen = "", select, _fits(select)
+    else:
+        kind, pattern, is_chosen = "", getattr(select, "__name__", "a function"), select
+    chosen = tuple(path for path in leaves if is_chosen(path))
+    if leaves and not chosen:
+        tops = sorted({path.split("/")[0] for path in leaves})
+        hint = nearest(pattern, tops) or f"; at the top there are {', '.join(tops[:5])}"
+        raise ValueError(f"select: {pattern!r} selects no leaf{hint}")
+    taken = set(chosen)
+    return Selection(kind, pattern, chosen, tuple(path for path in leaves if path not in taken))
+
+
+def _fits(patterns: str) -> Callable[[str], bool]:
+    """A function that says whether one of some patterns fits a path, or a part above it."""
+    parts = [part.strip() for part in patterns.split(",") if part.strip()]
+    ways = [way for part in parts for way in (part, f"{part.rstrip('/')}/*")]
+    return lambda path: any(fnmatch.fnmatchcase(path, way) for way in ways)
+
+
+def _known(leaves: Mapping[str, Any]) -> tuple[str, str, Callable[[str], bool]]:
+    """What a tree is known as, what is selected of it, and whether a path is."""
+    kind, pattern = _state(leaves)
+    fits = _fits(pattern)
+    parts = {path: path.split("/") for path in leaves}
+    if not any("rngs" in keys for keys in parts.values()):
+        return kind, pattern, fits
+    # NNX keeps random streams, counters and keys between the weights of a module.
+    optimiser = of_optimiser(leaves)
+
+    def is_weight(path: str) -> bool:
+        outside = "rngs" not in parts[path] and path not in optimiser
+        return outside and fits(path) and _is_floating(leaves[path])
+
+    of = f" of {pattern}" if kind else ""
+    return kind or "state of NNX", f"floating leaves{of} outside of rngs", is_weight
+
+
+def _state(leaves: Iterable[str]) -> tuple[str, str]:
+    """The kind of state that the keys at the top show, and the patterns of its weights."""
+    tops = {path.split("/")[0] for path in leaves}
+    if "model_params" in tops and len(tops) > 1:
+        return "state of Tunix", "model_params"
+    if "params" in tops and _STATES & tops:
+        below = {path.split("/")[1] for path in leaves if path.startswith("params/")}
+        if "params" in below:
+            return "state of MaxText", "params/params"
+        return "TrainState", "params,batch_stats" if "batch_stats" in tops else "params"
+    if "model" in tops and _STATES & tops:
+        return "state of training", "model"
+    return "", "*"
+
+
+def _is_floating(leaf: Any) -> bool:
+    """Whether a leaf is an array of floating numbers."""
+    name = str(getattr(leaf, "dtype", type(leaf).__name__))
+    return name.startswith(("float", "bfloat", "complex"))
+
+
+def of_optimiser(paths: Iterable[str]) -> frozenset[str]:
+    """Finds the leaves that an optimiser keeps.
+
+    Args:
+      paths: The paths of all leaves of a tree, with "/" between keys.
+
+    Returns:
+      The paths below a key such as "opt_state", and those below "mu" or "nu" where there are both
+      for the same weights.
+
+    >>> sorted(of_optimiser(["w", "0/mu/w", "0/nu/w", "opt_state/1/trace/w"]))
+    ['0/mu/w', '0/nu/w', 'opt_state/1/trace/w']
+    """
+    every = set(paths)
+    found = set()
+    for path in every:
+        keys = path.split("/")
+        if _OPTIMISERS & {*keys[:-1]} or keys[-1] == "opt_state":
+            found.add(path)
+            continue
+        for i, key in enumerate(keys):
+            other = {"mu": "nu", "nu": "mu"}.get(key)
+            if other and "/".join((*keys[:i], other, *keys[i + 1 :])) in every:
+                found.add(path)
+    return frozenset(found)
+
+
+def check_weights(selected: Selection) -> None:
+    """Checks that only weights are selected.
+
+    Args:
+      selected: The selection.
+
+    Raises:
+      ValueError: If a leaf belongs to an optimiser. The message names it, and what to select.
+    """
+    kept = of_optimiser((*selected.chosen, *selected.rest))
+    wrong = [path for path in selected.chosen if path in kept]
+    if not wrong:
+        return
+    tops = dict.fromkeys(path.split("/")[0] for path in (*selected.chosen, *selected.rest))
+    without = _STATES | {path.split("/")[0] for path in kept}
+    other = ",".join(top for top in tops if top not in without)
+    remedy = f"; select: {other} leaves it out" if other else ""
+    raise ValueError(
+        f"{wrong[0]!r} is the state of an optimiser, which is never merged as weights{remedy}"
+    )
