@@ -14,6 +14,7 @@ from sail_jax.basis.families import Family
 from sail_jax.basis.spaces import Leaf, Space, Spec
 from sail_jax.checks import nearest
 from sail_jax.tracing.interpreter import Interpreter, alive
+from sail_jax.tracing.pieces import in_pieces
 from sail_jax.tracing.roles import Found, Place, solve, words_of
 from sail_jax.tracing.terms import (
     Atom,
@@ -99,8 +100,8 @@ def spec_of(
     space  size  nonlinearity  writers   readers  gains
     in     8     relu          bias, in  out      -
     """
-    traced = jax.make_jaxpr(apply)(params, *inputs)
     paths = leaf_paths(params)
+    traced = in_pieces(jax.make_jaxpr(apply)(params, *inputs), len(paths))
     shapes = [tuple(v.aval.shape) for v in traced.jaxpr.invars[: len(paths)]]
     floating = [
         jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in traced.jaxpr.invars[: len(paths)]
@@ -113,6 +114,7 @@ def spec_of(
     ]
     labels: list[tuple[Label, ...]] = list(variables)
     storing = None if stored is None else jax.make_jaxpr(stored)(params)
+    storing = storing and in_pieces(storing, len(paths))
     first = Interpreter()
     _run(first, traced, labels)
     _express(labels if storing is None else _stored(first, storing, labels))

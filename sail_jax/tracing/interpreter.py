@@ -14,7 +14,7 @@ from sail_jax.tracing.algebra import Algebra
 from sail_jax.tracing.terms import atoms
 from sail_jax.tracing.values import RULES, Value, constant, joined, opaque, settled, shape, whole
 
-__all__ = ["Interpreter", "alive"]
+__all__ = ["Interpreter", "alive", "source"]
 
 # Their rules are registered by the import.
 _ROOMS = (control, elementwise, indexing, shapes, sums)
@@ -67,7 +67,7 @@ class Interpreter:
             name = eqn.primitive.name
             self.seen.add(name)
             # What JAX traced before, and kept, has no line: that of its caller stands for it.
-            line, self._line = self._line, _source(eqn) or self._line
+            line, self._line = self._line, source(eqn) or self._line
             self.algebra.where = f"{name} ({self._line or 'no source'})"
             ins = [read(v) for v in eqn.invars]
             if name != "gather":
@@ -161,8 +161,15 @@ def alive(jaxpr: Any) -> tuple[list[core.JaxprEqn], set[Any]]:
     return kept[::-1], wanted
 
 
-def _source(eqn: core.JaxprEqn) -> str:
-    """The innermost line of source outside of libraries that asked for an equation, if any."""
+def source(eqn: core.JaxprEqn) -> str:
+    """Finds the line of source that asked for an equation.
+
+    Args:
+      eqn: The equation.
+
+    Returns:
+      The innermost line outside of libraries, as "file:number"; "" if there is none.
+    """
     trace = eqn.source_info.traceback
     found = ""
     for name, line in _frames(trace) if trace is not None else ():
