@@ -15,13 +15,14 @@ A value may be in two forms between operations:
 Each operation has a `Plan`, or an operand is put together first, which is always right.
 """
 
-import math
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.extend import core, source_info_util
 from jax.extend.core import primitives
 
@@ -29,6 +30,7 @@ from sail_jax.tracing.control import CALLS, called
 from sail_jax.tracing.elementwise import ENTRY_BY_ENTRY
 from sail_jax.tracing.interpreter import source
 from sail_jax.tracing.shapes import runs
+from sail_jax.tracing.values import is_floating
 from sail_jax.tracing.values import shape as shape_of
 
 __all__ = ["Choice", "Pieces", "Plan", "in_pieces"]
@@ -81,40 +83,53 @@ Shape = tuple[int, ...]
 Planner = Callable[[dict[str, Any], Sequence[Shape], int, int, int], Plan | None]
 
 
-def in_pieces(traced: Any, count: int) -> Any:
+def in_pieces(traced: Any, count: int, apart: Mapping[int, int] | None = None) -> Any:
     """Writes a jaxpr anew, in which stacks of parameters are computed piece by piece.
 
-    A stack is what a network makes of parameters of one shape when it puts them side by side.
+    A stack is what a network makes of parameters of one shape when it puts them side by side, or a
+    parameter that is given in slices.
 
     Args:
       traced: The closed jaxpr.
       count: How many of its first arguments are parameters.
+      apart: The numbers of the parameters that are given in slices, and the axis of each.
 
     Returns:
-      A closed jaxpr of the same function; the same one if it stacks nothing. Only for an expert
-      that is looked up by a number out of range the outcome is another.
+      A closed jaxpr of the same function; the same one if there are no stacks. Slices stand in the
+      place of a parameter that is given so. Only for an expert that is looked up by a number out of
+      range the outcome is another.
     """
-    if not _stacks(traced.jaxpr):
+    apart = apart or {}
+    if not apart and not _stacks(traced.jaxpr):
         return traced
 
-    def evaluated(*args: Any) -> list[Any]:
-        run = _Run(args[:count])
-        return [run.whole(x) for x in run.run(traced, list(args))]
+    def evaluated(args: list[Any]) -> list[Any]:
+        run = _Run(jax.tree.leaves(args[:count]))
+        values = [
+            Pieces(tuple(run.single(x, apart[k]) for x in given), apart[k]) if k in apart else given
+            for k, given in enumerate(args)
+        ]
+        return [run.whole(x) for x in run.run(traced, values)]
 
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in traced.jaxpr.invars]
-    return jax.make_jaxpr(evaluated)(*avals)
+    avals: list[Any] = []
+    for k, v in enumerate(traced.jaxpr.invars):
+        size, axis = tuple(v.aval.shape), apart.get(k)
+        rest = size if axis is None else size[:axis] + size[axis + 1 :]
+        one = jax.ShapeDtypeStruct(rest, v.aval.dtype)
+        avals.append(one if axis is None else [one] * size[axis])
+    return jax.make_jaxpr(evaluated)(avals)
 
 
 def _stacks(jaxpr: Any) -> bool:
     """Whether arrays of real numbers and of size 1 are put side by side anywhere."""
     for eqn in jaxpr.eqns:
-        dtype, name = eqn.outvars[0].aval.dtype if eqn.outvars else None, eqn.primitive.name
+        name = eqn.primitive.name
         if name == "stack" or (
             name == "concatenate"
             and len(eqn.invars) > 1
             and all(shape_of(v)[eqn.params["dimension"]] == 1 for v in eqn.invars)
         ):
-            if jax.numpy.issubdtype(dtype, jax.numpy.inexact):
+            if is_floating(eqn.outvars[0]):
                 return True
         elif any(map(_stacks, core.jaxprs_in_params(eqn.params))):
             return True
@@ -234,6 +249,13 @@ class _Run:
         """Whether parameters alone make a value."""
         return id(x) in self.own if _plain(x) else all(map(self._mine, x.parts))
 
+    def single(self, x: Any, axis: int) -> Any:
+        """A value with another axis, of one unit."""
+        size = _shape(x)
+        new = {"shape": (*size[:axis], 1, *size[axis:]), "sharding": None}
+        new["broadcast_dimensions"] = tuple(k + (k >= axis) for k in range(len(size)))
+        return self.act(primitives.broadcast_in_dim_p, new, [x])[0]
+
     def cut(self, x: Any, axis: int, start: int, stop: int) -> Any:
         """Some of the units of a value."""
         size = _shape(x)
@@ -335,7 +357,7 @@ class _Run:
 
 
 def _traced(x: Any) -> bool:
-    return isinstance(x, jax.core.Tracer)
+    return isinstance(x, Tracer)
 
 
 def _real(x: Any) -> bool:
@@ -380,11 +402,11 @@ def _reshaped(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | No
     new = params["new_sizes"]
     if params.get("dimensions") is not None:
         return None
-    for source, target in runs(shapes[0], new):
-        if axis in source:
+    for before, after in runs(shapes[0], new):
+        if axis in before:
             # The pieces have to be the slowest in their run, before and after.
-            first = next((k for k in target if new[k] > 1), None)
-            if first is None or new[first] % n or any(shapes[0][k] > 1 for k in source if k < axis):
+            first = next((k for k in after if new[k] > 1), None)
+            if first is None or new[first] % n or any(shapes[0][k] > 1 for k in before if k < axis):
                 return None
             return Plan((axis,), (first,), params | {"new_sizes": _divided(new, first, n)})
     return None
@@ -508,11 +530,7 @@ def _side_by_side(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> lis
     ):
         return None
     if stacks:
-        rest = _shape(ins[0])
-        sizes = (*rest[:axis], 1, *rest[axis:])
-        dims = tuple(k + (k >= axis) for k in range(len(rest)))
-        made = {"shape": sizes, "broadcast_dimensions": dims, "sharding": None}
-        new = [run.act(primitives.broadcast_in_dim_p, made, [x])[0] for x in ins]
+        new = [run.single(x, axis) for x in ins]
     return [Pieces(tuple(new), axis)]
 
 
@@ -540,7 +558,7 @@ def _parted(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any]
             for k in range(_shape(x)[axis])
         ]
     ends = np.cumsum([0, *params["sizes"]]).tolist()
-    return [run.cut(x, axis, a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    return [run.cut(x, axis, a, b) for a, b in itertools.pairwise(ends)]
 
 
 def _singles(x: Any, axis: int) -> bool:
@@ -631,14 +649,7 @@ def _scanned(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any
         carry = outs[:carries]
         ys.append(outs[carries:])
     columns = list(zip(*(ys[:: -1 if params["reverse"] else 1]), strict=True))
-    stacked = []
-    for column in columns:
-        rest = _shape(column[0])
-        made = {"shape": (1, *rest), "broadcast_dimensions": tuple(range(1, len(rest) + 1))}
-        made["sharding"] = None
-        parts = [run.act(primitives.broadcast_in_dim_p, made, [y])[0] for y in column]
-        stacked.append(Pieces(tuple(parts), 0))
-    return [*carry, *stacked]
+    return [*carry, *(Pieces(tuple(run.single(y, 0) for y in column), 0) for column in columns)]
 
 
 _SPECIAL: dict[str, Any] = {
