@@ -67,13 +67,13 @@ class Plan(NamedTuple):
 
     Attributes:
       cuts: For each operand the axis along which it is cut; None if each piece needs all of it.
-      outs: For each outcome the axis along which pieces are laid end to end, or the primitive that
-        combines them.
+      outs: For each outcome the axis along which pieces are laid end to end; None if they are
+        added.
       params: The parameters of the operation on one piece.
     """
 
     cuts: tuple[int | None, ...]
-    outs: tuple[Any, ...]
+    outs: tuple[int | None, ...]
     params: dict[str, Any]
 
 
@@ -229,13 +229,12 @@ class _Run:
         key: Any = None
         if ins and not any(map(_real, ins)):
             known = (
-                id(x) if _traced(x) or np.ndim(x) else (str(jax.numpy.result_type(x)), int(x))
-                for x in ins
+                (str(jax.numpy.result_type(x)), int(x)) if _is_number(x) else id(x) for x in ins
             )
             key = (primitive, repr(sorted(params.items())), tuple(known))
             if key in self.same:
                 return self.same[key][0]
-        outs = primitive.bind(*ins, **params)
+        outs = primitive.bind(*ins, **primitive.get_bind_params(params))
         outs = list(outs) if primitive.multiple_results else [outs]
         if key is not None:
             # The operands are kept, as others might get their identity.
@@ -255,6 +254,15 @@ class _Run:
         new = {"shape": (*size[:axis], 1, *size[axis:]), "sharding": None}
         new["broadcast_dimensions"] = tuple(k + (k >= axis) for k in range(len(size)))
         return self.act(primitives.broadcast_in_dim_p, new, [x])[0]
+
+    def sliced(self, x: Any, axis: int) -> list[Any]:
+        """The units along an axis, one by one, without the axis."""
+        return [
+            self.act(primitives.squeeze_p, {"dimensions": (axis,)}, [self.cut(x, axis, k, k + 1)])[
+                0
+            ]
+            for k in range(_shape(x)[axis])
+        ]
 
     def cut(self, x: Any, axis: int, start: int, stop: int) -> Any:
         """Some of the units of a value."""
@@ -295,14 +303,14 @@ class _Run:
                 columns.append([self.cut(y, axis, k * each, (k + 1) * each) for k in range(n)])
         rows = [self.act(primitive, plan.params, list(row)) for row in zip(*columns, strict=True)]
         return [
-            Pieces(tuple(parts), out) if isinstance(out, int) else self._folded(out, parts)
+            self._added(parts) if out is None else Pieces(tuple(parts), out)
             for out, parts in zip(plan.outs, zip(*rows, strict=True), strict=True)
         ]
 
-    def _folded(self, primitive: Any, parts: Sequence[Any]) -> Any:
+    def _added(self, parts: Sequence[Any]) -> Any:
         total = parts[0]
         for part in parts[1:]:
-            (total,) = self.act(primitive, {}, [total, part])
+            (total,) = self.act(primitives.add_p, {}, [total, part])
         return total
 
     def _by_choice(
@@ -321,9 +329,6 @@ class _Run:
             if plan is None:
                 return None
             plans.append(plan)
-        kept = [all(isinstance(out, int) for out in plan.outs) for plan in plans]
-        if not all(kept) and name not in ("dot_general", "reduce_sum"):
-            return None
         rows = [list(ins) for _ in x.parts]
         for k, y in enumerate(ins):
             if not isinstance(y, Choice):
@@ -333,10 +338,10 @@ class _Run:
                 and len(y.parts) == len(x.parts)
                 and y.axes == tuple(plan.cuts[k] for plan in plans)
             )
-            other = None if mate else self._joined(y)
-            for row, part in zip(rows, y.parts, strict=False):
-                row[k] = part if mate else other
-        if all(kept):
+            column = y.parts if mate else [self._joined(y)] * len(rows)
+            for row, one in zip(rows, column, strict=True):
+                row[k] = one
+        if all(out is not None for plan in plans for out in plan.outs):
             outs = [self.act(primitive, params, row) for row in rows]
             for plan, axis in zip(plans, x.axes, strict=True):
                 for out, one in zip(plan.outs, outs[0], strict=True):
@@ -353,11 +358,15 @@ class _Run:
             own = self.whole(row[at])
             row[at] = lax.select_n(mask, lax.full_like(own, 0), own)
         outs = [self.act(primitive, params, row)[0] for row in rows]
-        return [self._folded(primitives.add_p, outs)]
+        return [self._added(outs)]
 
 
 def _traced(x: Any) -> bool:
     return isinstance(x, Tracer)
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, int | np.generic | np.ndarray) and np.ndim(x) == 0
 
 
 def _real(x: Any) -> bool:
@@ -371,9 +380,10 @@ def _planned(
     name: str, params: dict[str, Any], shapes: Sequence[Shape], at: int, axis: int, n: int
 ) -> Plan | None:
     if name in ENTRY_BY_ENTRY:
-        whole = shapes[at]
-        cuts = tuple(axis if size == whole else None for size in shapes)
-        return Plan(cuts, (axis,), params) if all(s in (whole, ()) for s in shapes) else None
+        # An operand is a scalar, or has all axes, perhaps with one unit for all.
+        cuts = tuple(axis if size and size[axis] == shapes[at][axis] else None for size in shapes)
+        alike = all(size == () or size[axis] in (1, shapes[at][axis]) for size in shapes)
+        return Plan(cuts, (axis,), params) if alike else None
     planner = _PLANNERS.get(name)
     return planner(params, shapes, at, axis, n) if planner else None
 
@@ -412,13 +422,12 @@ def _reshaped(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | No
     return None
 
 
-def _reduced(params: Any, shapes: Any, at: int, axis: int, n: int, fold: Any = None) -> Plan | None:
+def _reduced(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
+    # To combine the pieces joins their labels as much as to put them together first.
     over = params["axes"]
-    if axis not in over:
-        return Plan((axis,), (axis - sum(k < axis for k in over),), params)
-    # Units of several pieces are counted together: their mean is not the pieces' business.
-    alone = fold is not None and shapes[0][axis] == n
-    return Plan((axis,), (fold,), params) if alone else None
+    if axis in over:
+        return None
+    return Plan((axis,), (axis - sum(k < axis for k in over),), params)
 
 
 def _along(key: str, outcomes: int | None = 1) -> Planner:
@@ -474,11 +483,10 @@ def _unstacked(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | N
 def _contracted(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
     over, batch = params["dimension_numbers"]
     cuts: list[int | None] = [None, None]
-    for pairs, combined in ((over, True), (batch, False)):
+    for pairs, added in ((over, True), (batch, False)):
         if axis in pairs[at]:
             place = list(pairs[at]).index(axis)
-            out = primitives.add_p if combined else place
-            return Plan((pairs[0][place], pairs[1][place]), (out,), params)
+            return Plan((pairs[0][place], pairs[1][place]), (None if added else place,), params)
     free = [[k for k in range(len(s)) if k not in (*over[i], *batch[i])] for i, s in
             enumerate(shapes)]  # fmt: skip
     cuts[at] = axis
@@ -486,19 +494,24 @@ def _contracted(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | 
     return Plan(tuple(cuts), (out,), params)
 
 
-def _folding(fold: Any) -> Planner:
-    return lambda *args: _reduced(*args, fold=fold)
-
-
 _PLANNERS: dict[str, Planner] = {
     "broadcast_in_dim": _broadcast,
     "transpose": _transposed,
     "squeeze": _squeezed,
     "reshape": _reshaped,
-    "reduce_sum": _folding(primitives.add_p),
-    "reduce_max": _folding(primitives.max_p),
-    "reduce_min": _folding(primitives.min_p),
-    **dict.fromkeys(("reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin"), _reduced),
+    **dict.fromkeys(
+        (
+            "reduce_sum",
+            "reduce_max",
+            "reduce_min",
+            "reduce_prod",
+            "reduce_and",
+            "reduce_or",
+            "argmax",
+            "argmin",
+        ),
+        _reduced,
+    ),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along("axis")),
     "sort": _along("dimension", None),
     "top_k": _along("axis", 2),
@@ -553,17 +566,18 @@ def _parted(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any]
     if not isinstance(x, Pieces) or x.axis != axis:
         return None
     if primitive.name == "unstack":
-        return [
-            run.act(primitives.squeeze_p, {"dimensions": (axis,)}, [run.cut(x, axis, k, k + 1)])[0]
-            for k in range(_shape(x)[axis])
-        ]
+        return run.sliced(x, axis)
     ends = np.cumsum([0, *params["sizes"]]).tolist()
     return [run.cut(x, axis, a, b) for a, b in itertools.pairwise(ends)]
 
 
 def _singles(x: Any, axis: int) -> bool:
-    """Whether a value is in pieces of one unit along an axis."""
-    return isinstance(x, Pieces) and x.axis == axis and len(x.parts) == _shape(x)[axis]
+    """Whether a value is in pieces of one unit along an axis, perhaps within other pieces."""
+    if not isinstance(x, Pieces):
+        return False
+    if x.axis == axis:
+        return len(x.parts) == _shape(x)[axis]
+    return all(_singles(part, axis) for part in x.parts)
 
 
 def _clamped(run: _Run, index: Any, n: int) -> Any:
@@ -575,81 +589,68 @@ def _clamped(run: _Run, index: Any, n: int) -> Any:
 
 
 def _looked_up(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any] | None:
-    """Whole pieces looked up by number."""
-    x, index = ins[0], run.whole(ins[1])
-    if not isinstance(x, Pieces):
+    """Single units along one axis, looked up by number."""
+    x, numbers, size = ins[0], params["dimension_numbers"], _shape(ins[0])
+    if len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
         return None
-    numbers, size = params["dimension_numbers"], _shape(x)
-    rest = [k for k in range(len(size)) if k != x.axis]
+    (axis,) = numbers.start_index_map
+    rest = [k for k in range(len(size)) if k != axis]
     if (
-        not _singles(x, x.axis)
-        or tuple(numbers.start_index_map) != (x.axis,)
-        or tuple(numbers.collapsed_slice_dims) != (x.axis,)
-        or numbers.operand_batching_dims
+        not _singles(x, axis)
+        or tuple(numbers.collapsed_slice_dims) != (axis,)
         or any(params["slice_sizes"][k] != size[k] for k in rest)
     ):
         return None
+    index = run.whole(ins[1])
     (index,) = run.act(primitives.squeeze_p, {"dimensions": (np.ndim(index) - 1,)}, [index])
-    index = _clamped(run, index, len(x.parts))
+    index = _clamped(run, index, size[axis])
     window = tuple(numbers.offset_dims)
     batch = tuple(k for k in range(len(window) + np.ndim(index)) if k not in window)
-    sizes = [0] * (len(window) + np.ndim(index))
-    for at, k in zip(window, rest, strict=True):
-        sizes[at] = size[k]
-    for at, n in zip(batch, np.shape(index), strict=True):
-        sizes[at] = n
-    made = {"shape": tuple(sizes), "broadcast_dimensions": window, "sharding": None}
-    parts = []
-    for part in x.parts:
-        (one,) = run.act(primitives.squeeze_p, {"dimensions": (x.axis,)}, [part])
-        parts += run.act(primitives.broadcast_in_dim_p, made, [one])
+    known = dict(zip(window, (size[k] for k in rest), strict=True))
+    known |= zip(batch, np.shape(index), strict=True)
+    made = {"shape": tuple(known[k] for k in sorted(known)), "broadcast_dimensions": window}
+    made["sharding"] = None
+    parts = (run.act(primitives.broadcast_in_dim_p, made, [y])[0] for y in run.sliced(x, axis))
     return [Choice(tuple(parts), index, batch)]
 
 
 def _picked(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any] | None:
-    """One piece looked up by a number that an operation computed."""
-    x, *starts = ins
-    if not isinstance(x, Pieces) or not _singles(x, x.axis):
+    """A single unit along one axis, looked up by a number that an operation computed."""
+    (x, *starts), sizes, size = ins, params["slice_sizes"], _shape(ins[0])
+    short = [k for k in range(len(size)) if sizes[k] != size[k]]
+    if len(short) != 1 or sizes[short[0]] != 1 or not _singles(x, short[0]):
         return None
-    sizes = params["slice_sizes"]
-    if sizes != _divided(_shape(x), x.axis, len(x.parts)):
-        return None
-    index = _clamped(run, run.whole(starts[x.axis]), len(x.parts))
-    return [Choice(x.parts, index, ())]
+    (axis,) = short
+    index = _clamped(run, run.whole(starts[axis]), size[axis])
+    parts = (run.cut(x, axis, k, k + 1) for k in range(size[axis]))
+    return [Choice(tuple(parts), index, ())]
 
 
 def _scanned(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any] | None:
     """A scan over stacked layers, one after another."""
-    constants, carries, length = params["num_consts"], params["num_carry"], params["length"]
+    constants, carries, body = params["num_consts"], params["num_carry"], params["jaxpr"]
+    fixed, carry = ins[:constants], ins[constants : constants + carries]
     xs = ins[constants + carries :]
-    if all(map(_plain, ins)) and not _stacks(params["jaxpr"].jaxpr):
+    if all(map(_plain, ins)) and not _stacks(body.jaxpr):
         return None
-    if not any(_singles(x, 0) for x in xs):
-        fixed = ins[:constants]
+    if any(_singles(x, 0) for x in xs):
+        order = slice(None, None, -1 if params["reverse"] else 1)
+        ys = []
+        for row in list(zip(*(run.sliced(x, 0) for x in xs), strict=True))[order]:
+            outs = run.run(body, [*fixed, *carry, *row])
+            carry = outs[:carries]
+            ys.append(outs[carries:])
+        columns = zip(*ys[order], strict=True)
+        return [*carry, *(Pieces(tuple(run.single(y, 0) for y in ys), 0) for ys in columns)]
 
-        def body(carry: Any, slices: Any) -> Any:
-            inner = run.inside()
-            outs = inner.run(params["jaxpr"], [*fixed, *carry, *slices])
-            outs = list(map(inner.whole, outs))
-            return outs[:carries], outs[carries:]
+    def step(carry: Any, row: Any) -> Any:
+        inner = run.inside()
+        outs = [inner.whole(y) for y in inner.run(body, [*fixed, *carry, *row])]
+        return outs[:carries], outs[carries:]
 
-        rest = list(map(run.whole, ins[constants:]))
-        carry, ys = lax.scan(
-            body, rest[:carries], rest[carries:], length=length, reverse=params["reverse"]
-        )
-        return [*carry, *ys]
-    carry = ins[constants : constants + carries]
-    ys: list[list[Any]] = []
-    for k in range(length)[:: -1 if params["reverse"] else 1]:
-        slices = [
-            run.act(primitives.squeeze_p, {"dimensions": (0,)}, [run.cut(x, 0, k, k + 1)])[0]
-            for x in xs
-        ]
-        outs = run.run(params["jaxpr"], [*ins[:constants], *carry, *slices])
-        carry = outs[:carries]
-        ys.append(outs[carries:])
-    columns = list(zip(*(ys[:: -1 if params["reverse"] else 1]), strict=True))
-    return [*carry, *(Pieces(tuple(run.single(y, 0) for y in column), 0) for column in columns)]
+    carry, xs = list(map(run.whole, carry)), list(map(run.whole, xs))
+    carry, ys = lax.scan(step, carry, xs, length=params["length"], reverse=params["reverse"])
+    return [*carry, *ys]
 
 
 _SPECIAL: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """Stacks taken apart: experts or layers that lie on one axis of a leaf, as leaves of their own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sail_jax.checks import nearest
-from sail_jax.trees import path_str
+from sail_jax.trees import leaf_paths, path_str
 
 __all__ = ["Stack", "stack", "unstack"]
 
@@ -52,7 +52,7 @@ class Stack:
         return f"Stack({self.slices}, axis={self.axis})"
 
 
-def unstack(params: Any, each: Mapping[str, int]) -> Any:
+def unstack(params: Any, each: Mapping[str, int | Sequence[int]]) -> Any:
     """Takes leaves apart along an axis: experts or layers become leaves of their own.
 
     `spec_of` of `lambda parts, *inputs: apply(stack(parts), *inputs)` then finds the spaces of each
@@ -60,7 +60,9 @@ def unstack(params: Any, each: Mapping[str, int]) -> Any:
 
     Args:
       params: Any pytree of arrays or ShapeDtypeStructs.
-      each: The axis by the path of a leaf, or by a pattern of paths such as "layers/*".
+      each: The axis by the path of a leaf, or by a pattern of paths such as "layers/*". Several
+        axes take the slices apart again: `(0, 1)` for experts in layers. The first pattern that
+        matches a path counts.
 
     Returns:
       The same tree with slices in place of these leaves. Their paths end in their number:
@@ -70,33 +72,42 @@ def unstack(params: Any, each: Mapping[str, int]) -> Any:
       ValueError: If a pattern matches no leaf, or a leaf has no such axis.
 
     >>> parts = unstack({"up": jnp.zeros((2, 3, 4)), "in": jnp.zeros((5, 3))}, {"up": 0})
-    >>> jax.tree.map(jnp.shape, parts["up"].slices, is_leaf=lambda x: hasattr(x, "shape"))
-    ((3, 4), (3, 4))
+    >>> [x.shape for x in parts["up"].slices]
+    [(3, 4), (3, 4)]
     >>> stack(parts)["up"].shape
     (2, 3, 4)
     """
-    paths = [path_str(path) for path, _ in jax.tree.leaves_with_path(params)]
+    paths = leaf_paths(params)
     for pattern in each:
         if not any(fnmatchcase(path, pattern) for path in paths):
             raise ValueError(f"each[{pattern!r}] matches no leaf{nearest(pattern, paths)}")
 
-    def apart(path: Any, x: Any) -> Any:
+    def leaf(path: Any, x: Any) -> Any:
         name = path_str(path)
-        axis = next((k for pattern, k in each.items() if fnmatchcase(name, pattern)), None)
-        if axis is None:
-            return x
-        if not -len(x.shape) <= axis < len(x.shape):
+        found = next((axes for pattern, axes in each.items() if fnmatchcase(name, pattern)), ())
+        axes = (found,) if isinstance(found, int) else tuple(found)
+        rank = len(x.shape)
+        own = [axis % rank for axis in axes if -rank <= axis < rank]
+        if len(set(own)) < len(axes):
             raise ValueError(
-                f"leaf {name!r} must have an axis {axis} to be taken apart, got shape "
-                f"{tuple(x.shape)}"
+                f"leaf {name!r} of shape {tuple(x.shape)} must have the axes of `each`, got {found}"
             )
-        axis %= len(x.shape)
-        if isinstance(x, jax.ShapeDtypeStruct):
-            rest = x.shape[:axis] + x.shape[axis + 1 :]
-            return Stack([jax.ShapeDtypeStruct(rest, x.dtype)] * x.shape[axis], axis)
-        return Stack([x[(slice(None),) * axis + (k,)] for k in range(x.shape[axis])], axis)
+        return _apart(x, own)
 
-    return jax.tree_util.tree_map_with_path(apart, params)
+    return jax.tree_util.tree_map_with_path(leaf, params)
+
+
+def _apart(x: Any, axes: Sequence[int]) -> Any:
+    if not axes:
+        return x
+    axis, *later = axes
+    rest = [k - (k > axis) for k in later]
+    if isinstance(x, jax.ShapeDtypeStruct):
+        slices = [jax.ShapeDtypeStruct((*x.shape[:axis], *x.shape[axis + 1 :]), x.dtype)]
+        slices *= x.shape[axis]
+    else:
+        slices = [x[(slice(None),) * axis + (k,)] for k in range(x.shape[axis])]
+    return Stack([_apart(one, rest) for one in slices], axis)
 
 
 def stack(parts: Any) -> Any:
@@ -115,12 +126,13 @@ def stack(parts: Any) -> Any:
     def together(path: Any, x: Any) -> Any:
         if not isinstance(x, Stack):
             return x
-        shapes = {np.shape(one) for one in x.slices}
+        slices = [together(path, one) for one in x.slices]
+        shapes = sorted({np.shape(one) for one in slices})
         if len(shapes) > 1:
             raise ValueError(
                 f"the slices of {path_str(path)!r} must have one shape to be stacked, got "
-                + " and ".join(map(str, sorted(shapes)))
+                + " and ".join(map(str, shapes))
             )
-        return jnp.stack([jnp.asarray(one) for one in x.slices], axis=x.axis)
+        return jnp.stack(slices, axis=x.axis)
 
     return jax.tree_util.tree_map_with_path(together, parts, is_leaf=lambda x: isinstance(x, Stack))
