@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +171,14 @@ def source(eqn: core.JaxprEqn) -> str:
       The innermost line outside of libraries, as "file:number"; "" if there is none.
     """
     trace = eqn.source_info.traceback
+    return "" if trace is None else _line(trace)
+
+
+@lru_cache(1 << 12)  # equations that stand for one another have one
+def _line(trace: Any) -> str:
+    """The innermost line of source outside of libraries among frames; "" if there is none."""
     found = ""
-    for name, line in _frames(trace) if trace is not None else ():
+    for name, line in _frames(trace):
         # The outermost frames come first.
         if short := _file(name):
             found = f"{short}:{line}"

@@ -292,15 +292,6 @@ def test_hidden_units_of_each_expert_are_a_space(net):
     }
     assert {space.nonlinearity for space in found.spec.spaces} == {"relu"}
     assert found.why["up/0", 0].startswith("dot_general (test_pieces.py:")
-    orders = {f"up/{e}": order for e, order in enumerate(_orders(3, 5))}
-    moved = change_basis(parts, found.spec, orders)
-    np.testing.assert_allclose(net(stack(moved), X), net(params, X), rtol=1e-4, atol=1e-6)
-
-
-def _orders(count, size):
-    rng = np.random.default_rng(1)
-    shifts = (np.roll(np.arange(size), k + 1) for k in range(count))
-    return [select(rng.permutation(o), size, family=Family.PERMUTATION) for o in shifts]
 
 
 def _scanned(p, x):
@@ -316,6 +307,7 @@ def _scanned(p, x):
     return h @ p["out"]
 
 
+@pytest.mark.slow
 def test_scanned_networks_are_aligned_layer_by_layer():
     """A permutation for each layer, of another network's units, is found exactly."""
     sizes = {**dict.fromkeys("qkv", (2, 6, 4)), "o": (2, 4, 6), "down": (2, 5, 6)}
@@ -337,13 +329,10 @@ def test_scanned_networks_are_aligned_layer_by_layer():
         for space in found.spec.spaces
     }
     other = change_basis(parts, found.spec, maps)
-    np.testing.assert_allclose(net(other, X), net(parts, X), rtol=1e-4, atol=1e-5)
+    run = jax.jit(net)
+    np.testing.assert_allclose(run(other, X), run(parts, X), rtol=1e-4, atol=1e-5)
     back = change_basis(other, found.spec, align.weight_matching(parts, other, found.spec))
     assert all(map(np.array_equal, jax.tree.leaves(back), jax.tree.leaves(parts)))
-    # One order for all layers finds no such permutation.
-    coarse = spec_of(_scanned, params, X).spec
-    near = change_basis(stack(other), coarse, align.weight_matching(params, stack(other), coarse))
-    assert not np.allclose(near["layers"]["up"], params["layers"]["up"])
 
 
 @pytest.mark.slow
