@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import jaxpr_as_fun
 from permutations import free, labelled, moved, orders_of
 
 from sail_jax import align, change_basis, check_spec, spec_of, stack, unstack
@@ -194,7 +195,7 @@ def test_pieces_compute_the_same_and_keep_units_apart(name):
         net, arrays, jaxpr = _prepared(case)
         _, values, outs, _ = labelled(jaxpr, *arrays)
         want = jax.tree.leaves(net(*arrays))
-        got = jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *arrays)
+        got = jaxpr_as_fun(jaxpr)(*arrays)
         orders = orders_of(
             np.random.default_rng(1), [t for x in (*values, *outs) for t in x.axes if t is not None]
         )
@@ -264,7 +265,7 @@ def _dispatched(p, x):
     weight = _router(p, x)
     mask = jax.nn.one_hot(weight.argmax(-1), 3)
     place = ((jnp.cumsum(mask, 0) - 1) * mask).sum(-1)
-    mask = mask[..., None] * jax.nn.one_hot(place, len(x))[:, None]
+    mask = mask[..., None] * jax.nn.one_hot(place.astype(int), len(x))[:, None]
     y = jax.nn.relu(jnp.einsum("bec,bd->ecd", mask, x) @ p["up"]) @ p["down"]
     return jnp.einsum("eco,bec,be->bo", y, mask, weight)
 
