@@ -1,18 +1,19 @@
 """Forward passes piece by piece: experts and layers that lie on one axis are computed one by one.
 
-A label says what can be permuted along an axis, whatever the place along others. So all experts of
-a stack would have one order of hidden units. Here a jaxpr is written anew, before any label is
-made: a stack of parameters stays in pieces, an operation that treats its axis as a batch is carried
-out on each piece, and the network computes what it computed before. Its labels then depend on the
-place along the axis. Nothing here has to be right about labels: a rule is right if the new jaxpr
-has the same outcome.
+A label holds for every place along the other axes. So all experts of a stack would have one order
+of hidden units. A jaxpr is therefore written anew before labels are made. A stack of parameters
+stays in pieces. An operation that treats its axis as a batch is carried out on each piece. The
+network computes what it computed before, and each piece has labels of its own. A rule here needs to
+know nothing about labels: it is right if the new jaxpr has the same outcome.
 
-A value may be in two forms between operations:
+A value may have two forms between operations:
 
-- `Pieces`: it is its parts, laid end to end along an axis;
-- `Choice`: an integer array picks one of its parts, entry by entry, as where experts are looked up.
+- `Pieces`: parts that are laid end to end along an axis.
+- `Choice`: an array of integers picks one of several parts for each entry, as where experts are
+  looked up.
 
-Each operation has a `Plan`, or an operand is put together first, which is always right.
+An operation follows a `Plan`. Without one its operands are put together first, which is always
+right.
 """
 
 import itertools

@@ -15,6 +15,7 @@ from sail_jax.basis.families import Family
 from sail_jax.basis.maps import select
 from sail_jax.tracing import pieces
 from sail_jax.tracing.pieces import Pieces, in_pieces
+from sail_jax.trees import leaf_paths
 
 # Of three slices [w, h] and three [h, o]: each pair has its own h, and all share w and o.
 APART = "ab ac ad be ce de"
@@ -306,6 +307,38 @@ def _scanned(p, x):
 
     h, _ = lax.scan(jax.checkpoint(layer), x @ p["in"], p["layers"])
     return h @ p["out"]
+
+
+def test_stacks_are_taken_apart_and_put_together():
+    params = {"layers": {"up": np.arange(24.0).reshape(2, 3, 4), "gain": np.ones(2)}, "in": X}
+    parts = unstack(params, {"*/up": (-1, 0), "*/gain": 0})
+    shapes = {
+        path: np.shape(x) for path, x in zip(leaf_paths(parts), jax.tree.leaves(parts), strict=True)
+    }
+    assert shapes == {"in": X.shape, "layers/gain/0": (), "layers/gain/1": ()} | {
+        f"layers/up/{k}/{n}": (3,) for k in range(4) for n in range(2)
+    }
+    jax.tree.map(np.testing.assert_array_equal, stack(parts), params)
+    like = unstack(jax.eval_shape(lambda: params), {"*/up": (2, 0), "*/gain": 0})
+    assert jax.tree.structure(like) == jax.tree.structure(parts)
+    assert [x.shape for x in jax.tree.leaves(like)] == list(shapes.values())
+
+
+def test_what_cannot_be_taken_apart_is_named():
+    params = {"up": np.ones((2, 3)), "gain": np.ones(2)}
+    with pytest.raises(ValueError, match=r"each\['ups'\] matches no leaf \(nearest: 'up'\)"):
+        unstack(params, {"ups": 0})
+    for axes in (2, (0, 0), (0, -2)):
+        with pytest.raises(
+            ValueError, match=r"'up' of shape \(2, 3\) must have the axes of `each`"
+        ):
+            unstack(params, {"up": axes})
+    parts = unstack(params, {"up": 0})
+    parts["up"].slices = (np.ones(3), np.ones(4))
+    with pytest.raises(
+        ValueError, match=r"slices of 'up' must have one shape .* \(3,\) and \(4,\)"
+    ):
+        stack(parts)
 
 
 @pytest.mark.slow
