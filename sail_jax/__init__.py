@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from sail_jax.merging.combining import Reduction, Transform, chain, masked
     from sail_jax.merging.merge import Merge
     from sail_jax.merging.task_vectors import TaskVectors, apply, task_vectors
-    from sail_jax.tracing import Checked, Inferred, check_spec, spec_of
+    from sail_jax.tracing import Checked, Inferred, check_spec, spec_of, stack, unstack
 
 __version__ = "0.1.0"
 
@@ -68,7 +68,7 @@ _HOMES = {
     "merging.combining": "Reduction Transform chain masked",
     "merging.merge": "Merge",
     "merging.task_vectors": "TaskVectors apply task_vectors",
-    "tracing": "Checked Inferred check_spec spec_of",
+    "tracing": "Checked Inferred check_spec spec_of stack unstack",
 }
 
 __getattr__, __dir__ = lazily(
@@ -116,8 +116,10 @@ __all__ = [
     "select",
     "spec",
     "spec_of",
+    "stack",
     "task_vectors",
     "trajectory",
     "transforms",
     "unfuse",
+    "unstack",
 ]

@@ -12,6 +12,8 @@ permutations, and signs, scales, rotations and invertible maps where the spec al
 which one of these changes matters fails. The last column has how many were tried, how many axes of
 parameters are in a space, of those with more than one unit, and what fixed the others.
 
+Experts that lie on one axis are also taken apart (`unstack`): then each has its own spaces.
+
 The last case has no weights: a page's own lines trace a Llama of 8 billion parameters on the meta
 device. It counts the leaves of its first layers, of the embedding and of the head with other axes
 than those of the small Llama.
@@ -41,7 +43,7 @@ from cases import Case, Outcome
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from sail_jax import check_spec, spec_of
+from sail_jax import check_spec, spec_of, stack, unstack
 from sail_jax.interop.torch import jax_function
 from sail_jax.tracing import Inferred
 
@@ -254,6 +256,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], Inputs]] = {
     "wav2vec 2.0": ("Wav2Vec2ForCTC", _SPEECH, waves),
 }  # fmt: skip
 
+# Models whose experts lie on one axis.
+EXPERTS = ("Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE", "GPT-OSS", "DeepSeek-V3")
+
 
 def build(name: str) -> tuple[Any, Inputs]:
     """A small model with random weights, none of them 0 or 1 as at its start, and its inputs."""
@@ -277,10 +282,15 @@ def build(name: str) -> tuple[Any, Inputs]:
     return model, inputs
 
 
-def compare(name: str, _folder: Path) -> Outcome:
-    """Runs a case."""
+def compare(name: str, each: dict[str, int], _folder: Path) -> Outcome:
+    """Runs a case, with some parameters taken apart."""
     model, inputs = build(name)
-    apply, params = jax_function(model)
+    net, whole = jax_function(model)
+    params = unstack(whole, each)
+
+    def apply(parts: Any, *given: Any) -> Any:
+        return net(stack(parts), *given)
+
     first, second = inputs(0), inputs(1)
     ours = jax.tree.leaves(jax.jit(apply)(params, second))
     with torch.no_grad():
@@ -309,7 +319,7 @@ def compare(name: str, _folder: Path) -> Outcome:
 
 def _axes(found: Inferred, params: dict[str, Any]) -> str:
     """How many axes are in a space, and what fixed the others."""
-    sizes = [n for leaf in found.spec.leaves for n in params[leaf.path].shape]
+    sizes = [n for x in jax.tree.leaves(params) for n in x.shape]
     axes = [axis for leaf in found.spec.leaves for axis in leaf.axes]
     free = sum(bool(axis) for axis in axes)
     reasons = collections.Counter(_short(why) for why in found.why.values())
@@ -352,8 +362,12 @@ def page(_folder: Path) -> Outcome:
     return Outcome(len(wrong), len(small), 0, note)
 
 
-CASES = [Case(name, MODELS[name][0], partial(compare, name)) for name in MODELS]
-CASES += [Case(name, "layers of torch", partial(compare, name)) for name in LAYERS]
+CASES = [Case(name, MODELS[name][0], partial(compare, name, {})) for name in MODELS]
+CASES += [
+    Case(f"{name}, each expert", MODELS[name][0], partial(compare, name, {"*.experts.*": 0}))
+    for name in EXPERTS
+]
+CASES += [Case(name, "layers of torch", partial(compare, name, {})) for name in LAYERS]
 CASES.append(Case("8 billion parameters", "leaves with other axes than in the small Llama", page))
 
 

@@ -2,5 +2,6 @@
 
 from sail_jax.tracing.check import Checked, Trial, check_spec
 from sail_jax.tracing.infer import Inferred, spec_of
+from sail_jax.tracing.stacks import Stack, stack, unstack
 
-__all__ = ["Checked", "Inferred", "Trial", "check_spec", "spec_of"]
+__all__ = ["Checked", "Inferred", "Stack", "Trial", "check_spec", "spec_of", "stack", "unstack"]

@@ -1,6 +1,6 @@
 """Rules of primitives that carry out other jaxprs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +9,20 @@ from jax.extend import core
 from sail_jax.tracing.terms import Fixed, Label, Variable
 from sail_jax.tracing.values import Tracer, Value, opaque, rule, settled, shape, whole
 
-__all__ = ["CALLS"]
+__all__ = ["CALLS", "called"]
 
 
-def _called(eqn: core.JaxprEqn) -> Any:
-    """The jaxpr that a primitive merely carries out; None if it has none."""
+def called(params: Mapping[str, Any]) -> Any:
+    """Finds the jaxpr that a primitive merely carries out.
+
+    Args:
+      params: The parameters of the primitive.
+
+    Returns:
+      The jaxpr; None if it has none.
+    """
     keys = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-    return next((eqn.params[key] for key in keys if key in eqn.params), None)
+    return next((params[key] for key in keys if key in params), None)
 
 
 CALLS = (
@@ -26,7 +33,7 @@ CALLS = (
 
 @rule(*CALLS, lazy=True)
 def _call(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    inner = _called(eqn)
+    inner = called(eqn.params)
     if inner is None:
         return opaque(tracer, eqn, [settled(tracer, x) for x in ins])
     return tracer.run(inner, ins)

@@ -7,6 +7,7 @@ from jax.extend import core
 
 from sail_jax.tracing.terms import Label
 from sail_jax.tracing.values import (
+    RULES,
     Rule,
     Tracer,
     Value,
@@ -19,7 +20,7 @@ from sail_jax.tracing.values import (
     whole,
 )
 
-__all__: list[str] = []
+__all__ = ["ENTRY_BY_ENTRY"]
 
 LINEAR = (
     "convert_element_type", "stop_gradient", "copy", "copy_p", "optimization_barrier",
@@ -292,3 +293,9 @@ def _by_a_number(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> Value 
         else:
             tracer.algebra.averaged(label, x.parametric)
     return replace(x, pending=None)
+
+
+# All of them but the one that keeps several arrays of any shapes.
+ENTRY_BY_ENTRY = frozenset(
+    name for name, act in RULES.rules.items() if act.__module__ == __name__
+) - {"optimization_barrier"}

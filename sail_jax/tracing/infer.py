@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from sail_jax.basis.axes import Axis, Factor, Role, format_axes, parse_axes
 from sail_jax.basis.families import Family
@@ -15,6 +14,7 @@ from sail_jax.basis.spaces import Leaf, Space, Spec
 from sail_jax.checks import nearest
 from sail_jax.tracing.interpreter import Interpreter, alive
 from sail_jax.tracing.multiples import Multiples, multiples
+from sail_jax.tracing.pieces import in_pieces
 from sail_jax.tracing.roles import Found, Place, solve, words_of
 from sail_jax.tracing.terms import (
     Atom,
@@ -29,7 +29,7 @@ from sail_jax.tracing.terms import (
     reason,
     resolve,
 )
-from sail_jax.tracing.values import Value, joined, settled
+from sail_jax.tracing.values import Value, is_floating, joined, settled
 from sail_jax.trees import leaf_paths
 
 __all__ = ["Inferred", "spec_of"]
@@ -85,7 +85,8 @@ def spec_of(
       names: Names of spaces, as axes strings by the path of a leaf. A space that occurs in such a
         string is called as there; others are called by a leaf that writes them.
       stored: A function of the parameters that returns what is stored of them, such as the
-        tensors of a file: their parts, with other names and shapes. The spec is of these.
+        tensors of a file: their parts, with other names and shapes. The spec is of these. Experts
+        or layers that lie on one axis, and are stored one by one, each have their own spaces.
 
     Returns:
       The spec, and why axes are in no space.
@@ -93,6 +94,7 @@ def spec_of(
     Raises:
       ValueError: If `names` names an unknown leaf, or one space in two ways.
 
+    >>> import jax.numpy as jnp
     >>> def net(p, x):
     ...     return jax.nn.relu(x @ p["in"] + p["bias"]) @ p["out"]
     >>> layers = {"in": jnp.zeros((3, 8)), "bias": jnp.zeros(8), "out": jnp.zeros((8, 2))}
@@ -103,21 +105,27 @@ def spec_of(
     space  size  nonlinearity  writers   readers  gains
     in     8     relu          bias, in  out      -
     """
-    traced = jax.make_jaxpr(apply)(params, *inputs)
     paths = leaf_paths(params)
+    traced = jax.make_jaxpr(apply)(params, *inputs)
     scaled = multiples(traced, paths)
-    shapes = [tuple(v.aval.shape) for v in traced.jaxpr.invars[: len(paths)]]
-    floating = [
-        jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in traced.jaxpr.invars[: len(paths)]
-    ]
     _, used = alive(traced.jaxpr)
     unused = [p for p, v in zip(paths, traced.jaxpr.invars, strict=False) if v not in used]
+    storing = None if stored is None else jax.make_jaxpr(stored)(params)
+    apart = {} if storing is None else _kept_apart(storing)
+    traced = in_pieces(traced, len(paths), apart)
+    storing = storing and in_pieces(storing, len(paths), apart)
+    paths = [
+        name
+        for k, (path, x) in enumerate(zip(paths, jax.tree.leaves(params), strict=True))
+        for name in ([f"{path}/{n}" for n in range(x.shape[apart[k]])] if k in apart else [path])
+    ]
+    shapes = [tuple(v.aval.shape) for v in traced.jaxpr.invars[: len(paths)]]
+    floating = [is_floating(v) for v in traced.jaxpr.invars[: len(paths)]]
     variables = [
         tuple(Variable(n) if real else Fixed(n) for n in size)
         for size, real in zip(shapes, floating, strict=True)
     ]
     labels: list[tuple[Label, ...]] = list(variables)
-    storing = None if stored is None else jax.make_jaxpr(stored)(params)
     first = Interpreter()
     _run(first, traced, labels)
     _express(labels if storing is None else _stored(first, storing, labels))
@@ -137,7 +145,7 @@ def spec_of(
         else:
             found[space] = one
     why = {
-        (path, k): reason(variable) or "nothing reads it"
+        (path, k): reason(variable) or _unread(variable)
         for path, own, axes in zip(paths, variables, atomic, strict=True)
         if path not in unused
         for k, (variable, label) in enumerate(zip(own, axes, strict=True))
@@ -150,6 +158,32 @@ def spec_of(
     called = _names(paths, kept, found, names or {})
     spec = _spec(paths, kept, found, called)
     return Inferred(spec, why, tuple(sorted(first.unknown)), tuple(unused), scaled)
+
+
+def _unread(variable: Variable) -> str:
+    """Why units are in no space that nothing fixed."""
+    cut = isinstance(variable.became, Sum) and isinstance(resolve(variable), Fixed)
+    return "its units are used one by one" if cut else "nothing reads it"
+
+
+def _kept_apart(storing: Any) -> dict[int, int]:
+    """The parameters of which slices are stored one by one, and along which axis."""
+    sizes = [tuple(v.aval.shape) for v in storing.jaxpr.invars]
+    labels: list[tuple[Label, ...]] = [tuple(map(Variable, size)) for size in sizes]
+    _stored(Interpreter(), storing, labels)
+    apart: dict[int, int] = {}
+    for k, axes in enumerate(labels):
+        for axis, label in enumerate(axes):
+            # It was cut into single units, and not fixed as a whole.
+            if (
+                len(axes) > 1
+                and isinstance(label, Variable)
+                and isinstance(label.became, Sum)
+                and isinstance(resolve(label), Fixed)
+                and not reason(label)
+            ):
+                apart.setdefault(k, axis)
+    return apart
 
 
 def _parameters(labels: list[tuple[Label, ...]]) -> list[Value]:

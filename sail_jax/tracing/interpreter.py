@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from sail_jax.tracing.algebra import Algebra
 from sail_jax.tracing.terms import atoms
 from sail_jax.tracing.values import RULES, Value, constant, joined, opaque, settled, shape, whole
 
-__all__ = ["Interpreter", "alive"]
+__all__ = ["Interpreter", "alive", "source"]
 
 # Their rules are registered by the import.
 _ROOMS = (control, elementwise, indexing, shapes, sums)
@@ -67,7 +67,7 @@ class Interpreter:
             name = eqn.primitive.name
             self.seen.add(name)
             # What JAX traced before, and kept, has no line: that of its caller stands for it.
-            line, self._line = self._line, _source(eqn) or self._line
+            line, self._line = self._line, source(eqn) or self._line
             self.algebra.where = f"{name} ({self._line or 'no source'})"
             ins = [read(v) for v in eqn.invars]
             if name != "gather":
@@ -161,11 +161,24 @@ def alive(jaxpr: Any) -> tuple[list[core.JaxprEqn], set[Any]]:
     return kept[::-1], wanted
 
 
-def _source(eqn: core.JaxprEqn) -> str:
-    """The innermost line of source outside of libraries that asked for an equation, if any."""
+def source(eqn: core.JaxprEqn) -> str:
+    """Finds the line of source that asked for an equation.
+
+    Args:
+      eqn: The equation.
+
+    Returns:
+      The innermost line outside of libraries, as "file:number"; "" if there is none.
+    """
     trace = eqn.source_info.traceback
+    return "" if trace is None else _line(trace)
+
+
+@lru_cache(1 << 12)  # equations that stand for one another have one
+def _line(trace: Any) -> str:
+    """The innermost line of source outside of libraries among frames; "" if there is none."""
     found = ""
-    for name, line in _frames(trace) if trace is not None else ():
+    for name, line in _frames(trace):
         # The outermost frames come first.
         if short := _file(name):
             found = f"{short}:{line}"

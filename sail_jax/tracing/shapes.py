@@ -22,7 +22,7 @@ from sail_jax.tracing.terms import (
 )
 from sail_jax.tracing.values import Tracer, Value, joined, parametric, rule, settled, shape, whole
 
-__all__: list[str] = []
+__all__ = ["runs"]
 
 # More parts than queries, keys, values and a gate have are heads, which nothing cuts one by one.
 _MANY = 4
@@ -70,21 +70,29 @@ def _reshaped(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
             tracer.algebra.fixed(label)
         return [Value(tuple(map(Fixed, shape(eqn.outvars[0]))))]
     old, new = shape(eqn.invars[0]), shape(eqn.outvars[0])
-    runs = _runs(old, new)
-    for source, target in runs:
+    both = runs(old, new)
+    for source, target in both:
         kept = len(source) == 1 and sum(new[k] > 1 for k in target) == 1
         parted = [isinstance(x.axes[k], Index | Part) for k in source]
         if any(parted) and not kept and (len(source) > 1 or isinstance(x.axes[source[0]], Index)):
             x = joined(tracer, x)
     axes: list[Label] = []
-    for source, target in runs:
+    for source, target in both:
         axes += _run(tracer, [(x.axes[k], old[k]) for k in source], [new[k] for k in target])
     return [x.shaped(axes)]
 
 
-def _runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Splits a reshape into runs of axes, before and after, of equal products."""
-    runs = []
+def runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Splits a reshape into runs of axes of equal products.
+
+    Args:
+      old: The shape before.
+      new: The shape after.
+
+    Returns:
+      For each run its axes before and after.
+    """
+    found = []
     i = j = 0
     while i < len(old) or j < len(new):
         source, target = [i][: len(old) - i], [j][: len(new) - j]
@@ -97,8 +105,8 @@ def _runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[
             else:
                 target.append(j)
                 want, j = want * new[j], j + 1
-        runs.append((source, target))
-    return runs
+        found.append((source, target))
+    return found
 
 
 def _halves(label: Label, size: int, of: int, alone: bool) -> tuple[Label, Label] | None:

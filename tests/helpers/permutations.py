@@ -2,7 +2,39 @@
 
 import numpy as np
 
-from sail_jax.tracing.terms import Fixed, Product, Variable, leaves, resolve
+from sail_jax.tracing.interpreter import Interpreter
+from sail_jax.tracing.terms import Fixed, Product, Sum, Variable, leaves, resolve
+from sail_jax.tracing.values import Value, settled
+
+
+def free(labels, letters):
+    """What is free of some labels, as a word: a letter for each space, "_" for an order."""
+
+    def word(label):
+        term = resolve(label)
+        if isinstance(term, Fixed):
+            return "_"
+        if isinstance(term, Variable):
+            return letters.setdefault(id(term), "abcdefghijklmnop"[len(letters)])
+        joint = "+" if isinstance(term, Sum) else ""
+        return f"({joint.join(map(word, term.parts))})"
+
+    return "".join(map(word, labels))
+
+
+def labelled(jaxpr, *arrays):
+    """Labels of arrays whose axes are all free, the same as values, and what a jaxpr makes of it.
+
+    The last is the interpreter that carried it out.
+    """
+    labels = [tuple(Variable(n) for n in np.shape(x)) for x in arrays]
+    interpreter = Interpreter()
+    values = [
+        Value(tuple(None if n == 1 else t for t, n in zip(own, np.shape(x), strict=True)))
+        for own, x in zip(labels, arrays, strict=True)
+    ]
+    outs = [settled(interpreter, out) for out in interpreter.run(jaxpr, values)]
+    return labels, values, outs, interpreter
 
 
 def place(label, size, orders):

@@ -2,8 +2,8 @@
 
 A network is a stream of some width through a few blocks, each drawn from a list: dense layers with
 different activations and norms, gated units, attention with and without rotary positions and shared
-keys, mixtures of experts, recurrences, convolutions over the sequence, ties. Parameters are drawn,
-nothing stays at zero or one.
+keys, mixtures of experts, layers in a scan, recurrences, convolutions over the sequence, ties.
+Parameters are drawn, nothing stays at zero or one.
 """
 
 from typing import Any, NamedTuple
@@ -21,12 +21,15 @@ class Network(NamedTuple):
       params: Its parameters.
       free: Pairs of a path and an axis that its maker knows to be free, at least in part.
       blocks: What it is made of, for messages.
+      apart: Groups of such pairs, the axes of slices of one stack. No two of a group are in one
+        space.
     """
 
     apply: Any
     params: Any
     free: tuple[tuple[str, int], ...]
     blocks: tuple[str, ...]
+    apart: tuple[tuple[tuple[str, int], ...], ...]
 
 
 ACTIVATIONS = {
@@ -87,6 +90,7 @@ class _Maker:
         self.rng = np.random.default_rng(seed)
         self.params: dict[str, Any] = {}
         self.free: list[tuple[str, int]] = []
+        self.apart: list[tuple[tuple[str, int], ...]] = []
 
     def pick(self, *values: Any) -> Any:
         return values[self.rng.integers(len(values))]
@@ -96,6 +100,12 @@ class _Maker:
         self.params[path] = jnp.asarray(self.rng.normal(size=shape) * scale, jnp.float32)
         self.free += [(path, axis) for axis in free]
         return path
+
+    def slices(self, path: str, count: int, shape: tuple[int, ...], *apart: int) -> list[str]:
+        """Slices of a stack, all of whose axes are free, some of them slice by slice."""
+        names = [self.add(f"{path}/{k}", shape, *range(len(shape))) for k in range(count)]
+        self.apart += [tuple((name, axis) for name in names) for axis in apart]
+        return names
 
 
 def random_network(seed: int) -> Network:
@@ -113,7 +123,7 @@ def random_network(seed: int) -> Network:
     steps, names = [], []
     for k in range(int(m.rng.integers(1, 4))):
         make = m.pick(_dense, _dense, _gated, _attention, _attention, _experts, _recurrence,
-                      _convolution, _lora)  # fmt: skip
+                      _convolution, _lora, _each_expert, _layers)  # fmt: skip
         norm = m.pick(*NORMS)
         act, letters = NORMS[norm]
         keys = {c: m.add(f"{k}/norm.{c}", (width,), 0) for c in letters}
@@ -133,7 +143,7 @@ def random_network(seed: int) -> Network:
         return h @ (p["in"].T if tied else p["out"])
 
     names.append("tied" if tied else "untied")
-    return Network(apply, m.params, tuple(m.free), tuple(names))
+    return Network(apply, m.params, tuple(m.free), tuple(names), tuple(m.apart))
 
 
 def _dense(m: _Maker, at: str, width: int) -> Any:
@@ -239,6 +249,58 @@ def _experts(m: _Maker, at: str, width: int) -> Any:
         return jnp.einsum("bteh,ehd,bte->btd", y, p[f"{at}/u"], weight)
 
     return body, f"experts{', the first' if hard else ''}"
+
+
+def _each_expert(m: _Maker, at: str, width: int) -> Any:
+    """Experts whose hidden units have an order of their own; the router's order is then fixed."""
+    count, hidden = 3, int(m.pick(3, 5))
+    m.add(f"{at}/router", (width, count), 0)
+    first = m.slices(f"{at}/w", count, (width, hidden), 1)
+    second = m.slices(f"{at}/u", count, (hidden, width), 0)
+    form, name = str(m.pick("dense", "looked up", "in turn")), str(m.pick(*ACTIVATIONS))
+    act = ACTIVATIONS[name]
+
+    def body(p: Any, x: Any) -> Any:
+        w, u = (jnp.stack([p[path] for path in paths]) for paths in (first, second))
+        weight = jax.nn.softmax(x @ p[f"{at}/router"], -1)
+        if form == "looked up":
+            weight, chosen = jax.lax.top_k(weight, 2)
+            y = act(jnp.einsum("btd,btkdh->btkh", x, w[chosen]))
+            return jnp.einsum("btk,btkh,btkhd->btd", weight, y, u[chosen])
+        if form == "dense":
+            y = act(jnp.einsum("btd,edh->bteh", x, w))
+            return jnp.einsum("bteh,ehd,bte->btd", y, u, weight)
+
+        def step(total: Any, layer: Any) -> Any:
+            one, other, share = layer
+            return total + share[..., None] * (act(x @ one) @ other), None
+
+        return jax.lax.scan(step, 0 * x, (w, u, jnp.moveaxis(weight, -1, 0)))[0]
+
+    return body, f"each expert {form}, {name}"
+
+
+def _layers(m: _Maker, at: str, width: int) -> Any:
+    """Two layers in one scan, of attention and of a gate."""
+    hidden, heads, qk = int(m.pick(3, 5)), 2, 3
+    paths = {c: m.slices(f"{at}/{c}", 2, (width, heads * qk), 1) for c in "qkv"}
+    paths["o"] = m.slices(f"{at}/o", 2, (heads * qk, width), 0)
+    paths |= {c: m.slices(f"{at}/{c}", 2, (width, hidden), 1) for c in ("gate", "up")}
+    paths["down"] = m.slices(f"{at}/down", 2, (hidden, width), 0)
+    name, backwards = str(m.pick(*ACTIVATIONS)), bool(m.rng.integers(2))
+    act = ACTIVATIONS[name]
+
+    def layer(h: Any, w: Any) -> Any:
+        q, k, v = (jnp.reshape(h @ w[c], (*h.shape[:2], heads, qk)) for c in "qkv")
+        mix = jax.nn.softmax(jnp.einsum("bshd,bthd->bhst", q, k) / np.sqrt(qk), -1)
+        h = h + jnp.einsum("bhst,bthd->bshd", mix, v).reshape(*h.shape[:2], -1) @ w["o"]
+        return h + (act(h @ w["gate"]) * (h @ w["up"])) @ w["down"], None
+
+    def body(p: Any, x: Any) -> Any:
+        stacks = {c: jnp.stack([p[path] for path in own]) for c, own in paths.items()}
+        return jax.lax.scan(layer, x, stacks, reverse=backwards)[0]
+
+    return body, f"layers of attention, {name}{', backwards' if backwards else ''}"
 
 
 def _recurrence(m: _Maker, at: str, width: int) -> Any:

@@ -358,7 +358,10 @@ def test_a_spec_moves_parameters():
 
 
 def test_what_is_stored_of_parameters_has_their_spaces():
-    """Experts that are stored one by one keep their order; what is fused may be stored apart."""
+    """Experts that are stored one by one keep their order, and each has units of its own.
+
+    What is fused may be stored apart.
+    """
 
     def net(p, x):
         weight = jax.nn.softmax(x @ p["router"], -1)
@@ -382,13 +385,13 @@ def test_what_is_stored_of_parameters_has_their_spaces():
     found = spec_of(net, params, X, stored=stored)
     assert found.rules == {
         "gate": "_ _",
-        **{f"{e}.gate": "diag(0.up) _" for e in (0, 1)},
-        **{f"{e}.up": "0.up _" for e in (0, 1)},
-        **{f"{e}.down": "_ 0.up*" for e in (0, 1)},
+        **{f"{e}.gate": f"diag({e}.up) _" for e in (0, 1)},
+        **{f"{e}.up": f"{e}.up _" for e in (0, 1)},
+        **{f"{e}.down": f"_ {e}.up*" for e in (0, 1)},
     }
     parts = stored(params)
     assert list(found.rules) == sorted(parts)
     np.testing.assert_allclose(loaded(parts, X), net(params, X), rtol=1e-5)
     checked = check_spec(found.spec, loaded, parts, X[:2])
-    assert len(checked.trials) == 4
+    assert len(checked.trials) == 7
     assert not checked.failed

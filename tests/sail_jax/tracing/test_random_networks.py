@@ -33,6 +33,9 @@ def test_axes_that_are_free_are_found_free(seed):
     assert found.unknown == found.unused == ()
     fixed = [where for where in network.free if not is_free(found, *where)]
     assert not fixed, network.blocks
+    for group in network.apart:
+        spaces = [{f.space for f in found.spec.axes(path)[axis]} for path, axis in group]
+        assert len(set().union(*spaces)) == sum(map(len, spaces)), (network.blocks, group)
     words = {space.name: space.nonlinearity for space in found.spec.spaces}
     sizes = {space.name: space.size for space in found.spec.spaces}
     assert spec(network.params, found.rules, spaces=words, sizes=sizes) == found.spec

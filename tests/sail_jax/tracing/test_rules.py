@@ -4,37 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from permutations import moved, orders_of
+from permutations import free, labelled, moved, orders_of
 from rule_cases import CASES
 
 from sail_jax.tracing.interpreter import Interpreter
-from sail_jax.tracing.terms import Fixed, Sum, Variable, resolve
-from sail_jax.tracing.values import RULES, Value, settled
-
-
-def free(labels, letters):
-    def word(label):
-        term = resolve(label)
-        if isinstance(term, Fixed):
-            return "_"
-        if isinstance(term, Variable):
-            return letters.setdefault(id(term), "abcdefgh"[len(letters)])
-        joint = "+" if isinstance(term, Sum) else ""
-        return f"({joint.join(map(word, term.parts))})"
-
-    return "".join(map(word, labels))
-
-
-def traced(f, *arrays, keep=False):
-    jaxpr = jax.make_jaxpr(f)(*arrays)
-    labels = [tuple(Variable(n) for n in np.shape(x)) for x in arrays]
-    interpreter = Interpreter(keep=keep)
-    values = [
-        Value(tuple(None if n == 1 else t for t, n in zip(own, np.shape(x), strict=True)))
-        for own, x in zip(labels, arrays, strict=True)
-    ]
-    outs = [settled(interpreter, out) for out in interpreter.run(jaxpr, values)]
-    return labels, values, outs, interpreter
+from sail_jax.tracing.terms import Fixed
+from sail_jax.tracing.values import RULES, Value
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -44,7 +19,7 @@ def test_a_rule_says_how_permutations_pass_through(name):
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
         arrays = [jnp.asarray(rng.normal(size=shape)) for shape in case.shapes]
-        labels, values, outs, interpreter = traced(case.f, *arrays)
+        labels, values, outs, interpreter = labelled(jax.make_jaxpr(case.f)(*arrays), *arrays)
         letters = {}
         assert " ".join(free(own, letters) for own in labels) == case.free
         assert not interpreter.unknown
@@ -94,7 +69,7 @@ def test_a_rule_that_is_wrong_is_noticed(name, monkeypatch):
     wrong = []
     for case in cases.values():
         arrays = [jnp.ones(shape) for shape in case.shapes]
-        labels, *_ = traced(case.f, *arrays)
+        labels, *_ = labelled(jax.make_jaxpr(case.f)(*arrays), *arrays)
         letters = {}
         wrong.append(" ".join(free(own, letters) for own in labels) != case.free)
     assert any(wrong)

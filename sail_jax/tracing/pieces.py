@@ -1,0 +1,666 @@
+"""Forward passes piece by piece: experts and layers that lie on one axis are computed one by one.
+
+A label holds for every place along the other axes. So all experts of a stack would have one order
+of hidden units. A jaxpr is therefore written anew before labels are made. A stack of parameters
+stays in pieces. An operation that treats its axis as a batch is carried out on each piece. The
+network computes what it computed before, and each piece has labels of its own. A rule here needs to
+know nothing about labels: it is right if the new jaxpr has the same outcome.
+
+A value may have two forms between operations:
+
+- `Pieces`: parts that are laid end to end along an axis.
+- `Choice`: an array of integers picks one of several parts for each entry, as where experts are
+  looked up.
+
+An operation follows a `Plan`. Without one its operands are put together first, which is always
+right.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+from jax.extend import core, source_info_util
+from jax.extend.core import primitives
+
+from sail_jax.tracing.control import CALLS, called
+from sail_jax.tracing.elementwise import ENTRY_BY_ENTRY
+from sail_jax.tracing.interpreter import source
+from sail_jax.tracing.shapes import runs
+from sail_jax.tracing.values import is_floating
+from sail_jax.tracing.values import shape as shape_of
+
+__all__ = ["Choice", "Pieces", "Plan", "in_pieces"]
+
+
+class Pieces(NamedTuple):
+    """A value as pieces of equal size.
+
+    Attributes:
+      parts: The pieces, which may be in pieces along another axis.
+      axis: The axis along which they are laid end to end.
+    """
+
+    parts: tuple[Any, ...]
+    axis: int
+
+
+class Choice(NamedTuple):
+    """A value of which each entry is that of one of several.
+
+    Attributes:
+      parts: The values. Each has the shape of the whole.
+      index: Integers that pick the part.
+      axes: The axes of the value along which the axes of `index` run.
+    """
+
+    parts: tuple[Any, ...]
+    index: Any
+    axes: tuple[int, ...]
+
+
+class Plan(NamedTuple):
+    """How an operation is carried out piece by piece.
+
+    Attributes:
+      cuts: For each operand the axis along which it is cut; None if each piece needs all of it.
+      outs: For each outcome the axis along which pieces are laid end to end; None if they are
+        added.
+      params: The parameters of the operation on one piece.
+    """
+
+    cuts: tuple[int | None, ...]
+    outs: tuple[int | None, ...]
+    params: dict[str, Any]
+
+
+Shape = tuple[int, ...]
+# Of an operation's parameters, its operands' shapes, which operand is in pieces, along which axis,
+# and in how many.
+Planner = Callable[[dict[str, Any], Sequence[Shape], int, int, int], Plan | None]
+
+
+def in_pieces(traced: Any, count: int, apart: Mapping[int, int] | None = None) -> Any:
+    """Writes a jaxpr anew, in which stacks of parameters are computed piece by piece.
+
+    A stack is what a network makes of parameters of one shape when it puts them side by side, or a
+    parameter that is given in slices.
+
+    Args:
+      traced: The closed jaxpr.
+      count: How many of its first arguments are parameters.
+      apart: The numbers of the parameters that are given in slices, and the axis of each.
+
+    Returns:
+      A closed jaxpr of the same function; the same one if there are no stacks. Slices stand in the
+      place of a parameter that is given so. Only for an expert that is looked up by a number out of
+      range the outcome is another.
+    """
+    apart = apart or {}
+    if not apart and not _stacks(traced.jaxpr):
+        return traced
+
+    def evaluated(args: list[Any]) -> list[Any]:
+        run = _Run(jax.tree.leaves(args[:count]))
+        values = [
+            Pieces(tuple(run.single(x, apart[k]) for x in given), apart[k]) if k in apart else given
+            for k, given in enumerate(args)
+        ]
+        return [run.whole(x) for x in run.run(traced, values)]
+
+    avals: list[Any] = []
+    for k, v in enumerate(traced.jaxpr.invars):
+        size, axis = tuple(v.aval.shape), apart.get(k)
+        rest = size if axis is None else size[:axis] + size[axis + 1 :]
+        one = jax.ShapeDtypeStruct(rest, v.aval.dtype)
+        avals.append(one if axis is None else [one] * size[axis])
+    return jax.make_jaxpr(evaluated)(avals)
+
+
+def _stacks(jaxpr: Any) -> bool:
+    """Whether arrays of real numbers and of size 1 are put side by side anywhere."""
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if name == "stack" or (
+            name == "concatenate"
+            and len(eqn.invars) > 1
+            and all(shape_of(v)[eqn.params["dimension"]] == 1 for v in eqn.invars)
+        ):
+            if is_floating(eqn.outvars[0]):
+                return True
+        elif any(map(_stacks, core.jaxprs_in_params(eqn.params))):
+            return True
+    return False
+
+
+def _shape(x: Any) -> Shape:
+    if isinstance(x, Choice):
+        return _shape(x.parts[0])
+    if isinstance(x, Pieces):
+        one = _shape(x.parts[0])
+        return (*one[: x.axis], one[x.axis] * len(x.parts), *one[x.axis + 1 :])
+    return np.shape(x)
+
+
+def _plain(x: Any) -> bool:
+    return not isinstance(x, Pieces | Choice)
+
+
+class _Run:
+    """One run through a jaxpr.
+
+    Attributes:
+      own: Arrays that parameters alone make, by their identity.
+      same: Outcomes of operations on integers, by what they were computed of: two look-ups by one
+        number are by the same array.
+    """
+
+    def __init__(self, params: Sequence[Any]) -> None:
+        self.own: dict[int, Any] = {id(x): x for x in params}
+        self.same: dict[Any, Any] = {}
+
+    def inside(self) -> "_Run":
+        """A run through a jaxpr whose values do not come out."""
+        other = _Run(())
+        other.own, other.same = dict(self.own), dict(self.same)
+        return other
+
+    def run(self, jaxpr: Any, values: Sequence[Any]) -> list[Any]:
+        """Carries out a jaxpr; values and outcomes may be in pieces."""
+        consts: Sequence[Any] = ()
+        if hasattr(jaxpr, "jaxpr"):
+            jaxpr, consts = jaxpr.jaxpr, jaxpr.consts
+        known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+        known |= zip(jaxpr.invars, values, strict=True)
+
+        def read(v: Any) -> Any:
+            return v.val if isinstance(v, core.Literal) else known[v]
+
+        for eqn in jaxpr.eqns:
+            # What JAX traced before, and kept, has no line: that of its caller stands for it.
+            own = eqn.source_info.traceback if source(eqn) else None
+            trace = own or source_info_util.current().traceback
+            names = source_info_util.current_name_stack()
+            with source_info_util.user_context(trace, name_stack=names):
+                outs = self.act(eqn.primitive, eqn.params, [read(v) for v in eqn.invars])
+            known.update(zip(eqn.outvars, outs, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def act(self, primitive: Any, params: dict[str, Any], ins: list[Any]) -> list[Any]:
+        """Carries out one operation."""
+        name = primitive.name
+        if name in CALLS and (inner := called(params)) is not None:
+            return self.run(inner, ins)
+        special = _SPECIAL.get(name)
+        outs = special(self, primitive, params, ins) if special else None
+        if outs is not None:
+            return outs
+        at = next((k for k, x in enumerate(ins) if not _plain(x)), None)
+        if at is None:
+            return self._bind(primitive, params, ins)
+        way = self._by_pieces if isinstance(ins[at], Pieces) else self._by_choice
+        outs = way(primitive, params, ins, at)
+        if outs is None:
+            outs = self.act(primitive, params, [*ins[:at], self._joined(ins[at]), *ins[at + 1 :]])
+        return outs
+
+    def whole(self, x: Any) -> Any:
+        """A value put together."""
+        while not _plain(x):
+            x = self._joined(x)
+        return x
+
+    def _joined(self, x: Any) -> Any:
+        if isinstance(x, Pieces):
+            parts = [self.whole(part) for part in x.parts]
+            return self._bind(primitives.concatenate_p, {"dimension": x.axis}, parts)[0]
+        parts = [self.whole(part) for part in x.parts]
+        which = x.index
+        if np.ndim(which):
+            which = lax.broadcast_in_dim(which, np.shape(parts[0]), x.axes)
+        if len(parts) == 2:
+            which = lax.eq(which, which.dtype.type(1))
+        return lax.select_n(which, *parts)
+
+    def _bind(self, primitive: Any, params: dict[str, Any], ins: list[Any]) -> list[Any]:
+        key: Any = None
+        if ins and not any(map(_real, ins)):
+            known = (
+                (str(jax.numpy.result_type(x)), int(x)) if _is_number(x) else id(x) for x in ins
+            )
+            key = (primitive, repr(sorted(params.items())), tuple(known))
+            if key in self.same:
+                return self.same[key][0]
+        outs = primitive.bind(*ins, **primitive.get_bind_params(params))
+        outs = list(outs) if primitive.multiple_results else [outs]
+        if key is not None:
+            # The operands are kept, as others might get their identity.
+            self.same[key] = outs, ins
+        own = [id(x) in self.own for x in ins]
+        if any(own) and all(mine or not _traced(x) for mine, x in zip(own, ins, strict=True)):
+            self.own |= {id(x): x for x in outs}
+        return outs
+
+    def _mine(self, x: Any) -> bool:
+        """Whether parameters alone make a value."""
+        return id(x) in self.own if _plain(x) else all(map(self._mine, x.parts))
+
+    def single(self, x: Any, axis: int) -> Any:
+        """A value with another axis, of one unit."""
+        size = _shape(x)
+        new = {"shape": (*size[:axis], 1, *size[axis:]), "sharding": None}
+        new["broadcast_dimensions"] = tuple(k + (k >= axis) for k in range(len(size)))
+        return self.act(primitives.broadcast_in_dim_p, new, [x])[0]
+
+    def sliced(self, x: Any, axis: int) -> list[Any]:
+        """The units along an axis, one by one, without the axis."""
+        return [
+            self.act(primitives.squeeze_p, {"dimensions": (axis,)}, [self.cut(x, axis, k, k + 1)])[
+                0
+            ]
+            for k in range(_shape(x)[axis])
+        ]
+
+    def cut(self, x: Any, axis: int, start: int, stop: int) -> Any:
+        """Some of the units of a value."""
+        size = _shape(x)
+        if (start, stop) == (0, size[axis]):
+            return x
+        if isinstance(x, Pieces) and x.axis == axis:
+            each = size[axis] // len(x.parts)
+            if start % each or stop % each:
+                x = self._joined(x)
+            elif stop - start == each:
+                return x.parts[start // each]
+            else:
+                return Pieces(x.parts[start // each : stop // each], axis)
+        elif isinstance(x, Choice) and axis in x.axes:
+            x = self._joined(x)
+        if not _plain(x):
+            return x._replace(parts=tuple(self.cut(part, axis, start, stop) for part in x.parts))
+        starts, limits = [0] * len(size), list(size)
+        starts[axis], limits[axis] = start, stop
+        params = {"start_indices": tuple(starts), "limit_indices": tuple(limits), "strides": None}
+        return self._bind(primitives.slice_p, params, [x])[0]
+
+    def _by_pieces(
+        self, primitive: Any, params: dict[str, Any], ins: list[Any], at: int
+    ) -> list[Any] | None:
+        x, shapes = ins[at], list(map(_shape, ins))
+        n = len(x.parts)
+        plan = _planned(primitive.name, params, shapes, at, x.axis, n)
+        if plan is None:
+            return None
+        columns = []
+        for y, axis in zip(ins, plan.cuts, strict=True):
+            if axis is None:
+                columns.append([y] * n)
+            else:
+                each = _shape(y)[axis] // n
+                columns.append([self.cut(y, axis, k * each, (k + 1) * each) for k in range(n)])
+        rows = [self.act(primitive, plan.params, list(row)) for row in zip(*columns, strict=True)]
+        return [
+            self._added(parts) if out is None else Pieces(tuple(parts), out)
+            for out, parts in zip(plan.outs, zip(*rows, strict=True), strict=True)
+        ]
+
+    def _added(self, parts: Sequence[Any]) -> Any:
+        total = parts[0]
+        for part in parts[1:]:
+            (total,) = self.act(primitives.add_p, {}, [total, part])
+        return total
+
+    def _by_choice(
+        self, primitive: Any, params: dict[str, Any], ins: list[Any], at: int
+    ) -> list[Any] | None:
+        x, shapes, name = ins[at], list(map(_shape, ins)), primitive.name
+        if name in ("add", "sub", "add_any") and any(
+            _plain(y) and size == shapes[at] != () for y, size in zip(ins, shapes, strict=True)
+        ):
+            # It joins a stream, where all parts have the same units.
+            return None
+        plans = []
+        for axis in x.axes:
+            # An operation acts entry by entry along an axis if it can be cut into single units.
+            plan = _planned(name, params, shapes, at, axis, shapes[at][axis])
+            if plan is None:
+                return None
+            plans.append(plan)
+        rows = [list(ins) for _ in x.parts]
+        for k, y in enumerate(ins):
+            if not isinstance(y, Choice):
+                continue
+            mate = (
+                y.index is x.index
+                and len(y.parts) == len(x.parts)
+                and y.axes == tuple(plan.cuts[k] for plan in plans)
+            )
+            column = y.parts if mate else [self._joined(y)] * len(rows)
+            for row, one in zip(rows, column, strict=True):
+                row[k] = one
+        if all(out is not None for plan in plans for out in plan.outs):
+            outs = [self.act(primitive, params, row) for row in rows]
+            for plan, axis in zip(plans, x.axes, strict=True):
+                for out, one in zip(plan.outs, outs[0], strict=True):
+                    if _shape(one)[out] != shapes[at][axis]:
+                        return None
+            return [
+                Choice(tuple(parts), x.index, tuple(plan.outs[r] for plan in plans))
+                for r, parts in enumerate(zip(*outs, strict=True))
+            ]
+        # A sum over entries of different parts: of each part's entries, with zeros at the others.
+        for e, row in enumerate(rows):
+            here = lax.eq(x.index, x.index.dtype.type(e))
+            mask = lax.broadcast_in_dim(here, shapes[at], x.axes)
+            own = self.whole(row[at])
+            row[at] = lax.select_n(mask, lax.full_like(own, 0), own)
+        outs = [self.act(primitive, params, row)[0] for row in rows]
+        return [self._added(outs)]
+
+
+def _traced(x: Any) -> bool:
+    return isinstance(x, Tracer)
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, int | np.generic | np.ndarray) and np.ndim(x) == 0
+
+
+def _real(x: Any) -> bool:
+    return jax.numpy.issubdtype(jax.numpy.result_type(x), jax.numpy.inexact)
+
+
+# Plans.
+
+
+def _planned(
+    name: str, params: dict[str, Any], shapes: Sequence[Shape], at: int, axis: int, n: int
+) -> Plan | None:
+    if name in ENTRY_BY_ENTRY:
+        # An operand is a scalar, or has all axes, perhaps with one unit for all.
+        cuts = tuple(axis if size and size[axis] == shapes[at][axis] else None for size in shapes)
+        alike = all(size == () or size[axis] in (1, shapes[at][axis]) for size in shapes)
+        return Plan(cuts, (axis,), params) if alike else None
+    planner = _PLANNERS.get(name)
+    return planner(params, shapes, at, axis, n) if planner else None
+
+
+def _divided(sizes: Sequence[int], axis: int, n: int) -> Shape:
+    return (*sizes[:axis], sizes[axis] // n, *sizes[axis + 1 :])
+
+
+def _broadcast(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
+    to = params["broadcast_dimensions"][axis]
+    if params["shape"][to] != shapes[0][axis]:
+        return None
+    return Plan((axis,), (to,), params | {"shape": _divided(params["shape"], to, n)})
+
+
+def _transposed(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
+    return Plan((axis,), (params["permutation"].index(axis),), params)
+
+
+def _squeezed(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
+    gone = [k % len(shapes[0]) for k in params["dimensions"]]
+    return None if axis in gone else Plan((axis,), (axis - sum(k < axis for k in gone),), params)
+
+
+def _reshaped(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
+    new = params["new_sizes"]
+    if params.get("dimensions") is not None:
+        return None
+    for before, after in runs(shapes[0], new):
+        if axis in before:
+            # The pieces have to be the slowest in their run, before and after.
+            first = next((k for k in after if new[k] > 1), None)
+            if first is None or new[first] % n or any(shapes[0][k] > 1 for k in before if k < axis):
+                return None
+            return Plan((axis,), (first,), params | {"new_sizes": _divided(new, first, n)})
+    return None
+
+
+def _reduced(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
+    # To combine the pieces joins their labels as much as to put them together first.
+    over = params["axes"]
+    if axis in over:
+        return None
+    return Plan((axis,), (axis - sum(k < axis for k in over),), params)
+
+
+def _along(key: str, outcomes: int | None = 1) -> Planner:
+    """Of operations along one axis, alike for all operands and outcomes."""
+
+    def planner(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
+        own = params[key] % len(shapes[at])
+        count = len(shapes) if outcomes is None else outcomes
+        return None if axis == own else Plan((axis,) * len(shapes), (axis,) * count, params)
+
+    return planner
+
+
+def _reversed(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
+    return None if axis in params["dimensions"] else Plan((axis,), (axis,), params)
+
+
+def _sliced(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
+    start, stop = params["start_indices"][axis], params["limit_indices"][axis]
+    if (start, stop) != (0, shapes[0][axis]) or (params["strides"] or [1] * (axis + 1))[axis] != 1:
+        return None
+    limits = _divided(params["limit_indices"], axis, n)
+    return Plan((axis,), (axis,), params | {"limit_indices": limits})
+
+
+def _dynamically_sliced(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
+    sizes = params["slice_sizes"]
+    if at or sizes[axis] != shapes[0][axis]:
+        return None
+    cuts = (axis, *(None for _ in shapes[1:]))
+    return Plan(cuts, (axis,), params | {"slice_sizes": _divided(sizes, axis, n)})
+
+
+def _padded(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
+    alone = at == 0 and tuple(params["padding_config"][axis]) == (0, 0, 0)
+    return Plan((axis, None), (axis,), params) if alone else None
+
+
+def _split(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
+    own = params["axis"]
+    return None if axis == own else Plan((axis,), (axis,) * len(params["sizes"]), params)
+
+
+def _stacked(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
+    return Plan((axis,) * len(shapes), (axis + (axis >= params["axis"]),), params)
+
+
+def _unstacked(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
+    own = params["axis"]
+    return None if axis == own else Plan((axis,), (axis - (axis > own),) * shapes[0][own], params)
+
+
+def _contracted(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
+    over, batch = params["dimension_numbers"]
+    cuts: list[int | None] = [None, None]
+    for pairs, added in ((over, True), (batch, False)):
+        if axis in pairs[at]:
+            place = list(pairs[at]).index(axis)
+            return Plan((pairs[0][place], pairs[1][place]), (None if added else place,), params)
+    free = [[k for k in range(len(s)) if k not in (*over[i], *batch[i])] for i, s in
+            enumerate(shapes)]  # fmt: skip
+    cuts[at] = axis
+    out = len(batch[0]) + free[at].index(axis) + (len(free[0]) if at else 0)
+    return Plan(tuple(cuts), (out,), params)
+
+
+_PLANNERS: dict[str, Planner] = {
+    "broadcast_in_dim": _broadcast,
+    "transpose": _transposed,
+    "squeeze": _squeezed,
+    "reshape": _reshaped,
+    **dict.fromkeys(
+        (
+            "reduce_sum",
+            "reduce_max",
+            "reduce_min",
+            "reduce_prod",
+            "reduce_and",
+            "reduce_or",
+            "argmax",
+            "argmin",
+        ),
+        _reduced,
+    ),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along("axis")),
+    "sort": _along("dimension", None),
+    "top_k": _along("axis", 2),
+    "concatenate": _along("dimension"),
+    "rev": _reversed,
+    "slice": _sliced,
+    "dynamic_slice": _dynamically_sliced,
+    "pad": _padded,
+    "split": _split,
+    "stack": _stacked,
+    "unstack": _unstacked,
+    "dot_general": _contracted,
+}
+
+
+# Operations that make pieces, or take them apart.
+
+
+def _side_by_side(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any] | None:
+    """A stack of parameters stays in pieces."""
+    new, stacks = ins, primitive.name == "stack"
+    axis = params["axis" if stacks else "dimension"]
+    dtype = jax.numpy.result_type(*[x for x in ins if _plain(x)] or [np.float32])
+    if (
+        len(ins) < 2
+        or not jax.numpy.issubdtype(dtype, jax.numpy.inexact)
+        or not all(stacks or _shape(x)[axis] == 1 for x in ins)
+        or not all(map(run._mine, ins))
+    ):
+        return None
+    if stacks:
+        new = [run.single(x, axis) for x in ins]
+    return [Pieces(tuple(new), axis)]
+
+
+def _cut_out(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any] | None:
+    (x,), strides = ins, params["strides"]
+    if not isinstance(x, Pieces) or (strides and set(strides) != {1}):
+        return None
+    start, stop = params["start_indices"][x.axis], params["limit_indices"][x.axis]
+    size, each = _shape(x), _shape(x.parts[0])[x.axis]
+    if (start, stop) == (0, size[x.axis]) or start % each or stop % each:
+        return None
+    starts, limits = list(params["start_indices"]), list(params["limit_indices"])
+    starts[x.axis], limits[x.axis] = 0, stop - start
+    rest = params | {"start_indices": tuple(starts), "limit_indices": tuple(limits)}
+    return run.act(primitive, rest, [run.cut(x, x.axis, start, stop)])
+
+
+def _parted(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any] | None:
+    (x,), axis = ins, params["axis"]
+    if not isinstance(x, Pieces) or x.axis != axis:
+        return None
+    if primitive.name == "unstack":
+        return run.sliced(x, axis)
+    ends = np.cumsum([0, *params["sizes"]]).tolist()
+    return [run.cut(x, axis, a, b) for a, b in itertools.pairwise(ends)]
+
+
+def _singles(x: Any, axis: int) -> bool:
+    """Whether a value is in pieces of one unit along an axis, perhaps within other pieces."""
+    if not isinstance(x, Pieces):
+        return False
+    if x.axis == axis:
+        return len(x.parts) == _shape(x)[axis]
+    return all(_singles(part, axis) for part in x.parts)
+
+
+def _clamped(run: _Run, index: Any, n: int) -> Any:
+    """Numbers of parts, in the type that picks them."""
+    zero, last = (jax.numpy.result_type(index).type(k) for k in (0, n - 1))
+    (index,) = run.act(primitives.clamp_p, {}, [zero, index, last])
+    made = {"new_dtype": np.dtype(np.int32), "weak_type": False, "sharding": None}
+    return run.act(primitives.convert_element_type_p, made, [index])[0]
+
+
+def _looked_up(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any] | None:
+    """Single units along one axis, looked up by number."""
+    x, numbers, size = ins[0], params["dimension_numbers"], _shape(ins[0])
+    if len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
+        return None
+    (axis,) = numbers.start_index_map
+    rest = [k for k in range(len(size)) if k != axis]
+    if (
+        not _singles(x, axis)
+        or tuple(numbers.collapsed_slice_dims) != (axis,)
+        or any(params["slice_sizes"][k] != size[k] for k in rest)
+    ):
+        return None
+    index = run.whole(ins[1])
+    (index,) = run.act(primitives.squeeze_p, {"dimensions": (np.ndim(index) - 1,)}, [index])
+    index = _clamped(run, index, size[axis])
+    window = tuple(numbers.offset_dims)
+    batch = tuple(k for k in range(len(window) + np.ndim(index)) if k not in window)
+    known = dict(zip(window, (size[k] for k in rest), strict=True))
+    known |= zip(batch, np.shape(index), strict=True)
+    made = {"shape": tuple(known[k] for k in sorted(known)), "broadcast_dimensions": window}
+    made["sharding"] = None
+    parts = (run.act(primitives.broadcast_in_dim_p, made, [y])[0] for y in run.sliced(x, axis))
+    return [Choice(tuple(parts), index, batch)]
+
+
+def _picked(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any] | None:
+    """A single unit along one axis, looked up by a number that an operation computed."""
+    (x, *starts), sizes, size = ins, params["slice_sizes"], _shape(ins[0])
+    short = [k for k in range(len(size)) if sizes[k] != size[k]]
+    if len(short) != 1 or sizes[short[0]] != 1 or not _singles(x, short[0]):
+        return None
+    (axis,) = short
+    index = _clamped(run, run.whole(starts[axis]), size[axis])
+    parts = (run.cut(x, axis, k, k + 1) for k in range(size[axis]))
+    return [Choice(tuple(parts), index, ())]
+
+
+def _scanned(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any] | None:
+    """A scan over stacked layers, one after another."""
+    constants, carries, body = params["num_consts"], params["num_carry"], params["jaxpr"]
+    fixed, carry = ins[:constants], ins[constants : constants + carries]
+    xs = ins[constants + carries :]
+    if all(map(_plain, ins)) and not _stacks(body.jaxpr):
+        return None
+    if any(_singles(x, 0) for x in xs):
+        order = slice(None, None, -1 if params["reverse"] else 1)
+        ys = []
+        for row in list(zip(*(run.sliced(x, 0) for x in xs), strict=True))[order]:
+            outs = run.run(body, [*fixed, *carry, *row])
+            carry = outs[:carries]
+            ys.append(outs[carries:])
+        columns = zip(*ys[order], strict=True)
+        return [*carry, *(Pieces(tuple(run.single(y, 0) for y in ys), 0) for ys in columns)]
+
+    def step(carry: Any, row: Any) -> Any:
+        inner = run.inside()
+        outs = [inner.whole(y) for y in inner.run(body, [*fixed, *carry, *row])]
+        return outs[:carries], outs[carries:]
+
+    carry, xs = list(map(run.whole, carry)), list(map(run.whole, xs))
+    carry, ys = lax.scan(step, carry, xs, length=params["length"], reverse=params["reverse"])
+    return [*carry, *ys]
+
+
+_SPECIAL: dict[str, Any] = {
+    "concatenate": _side_by_side,
+    "stack": _side_by_side,
+    "slice": _cut_out,
+    "split": _parted,
+    "unstack": _parted,
+    "gather": _looked_up,
+    "dynamic_slice": _picked,
+    "scan": _scanned,
+}
