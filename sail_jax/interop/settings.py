@@ -9,11 +9,12 @@ networks, and an entry, a quotient or a product of entries that has the same val
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
-from typing import Any
+from fractions import Fraction
+from itertools import combinations, permutations
+from typing import Any, TypeGuard
 
 from sail_jax.architectures import Rules
-from sail_jax.basis.axes import Axis, Factor, format_axes
+from sail_jax.basis.axes import Axis, Factor, blocks, format_axes
 from sail_jax.basis.spaces import Leaf, Spec
 from sail_jax.configurations import LAYER_KEYS
 
@@ -80,7 +81,13 @@ def rules_by_probing(config: Config, probe: Probe) -> Callable[[Config], Rules]:
     }
     values = {key: tuple(int(c[key]) for c in configs) for key in entries}
     moving = {key: v for key, v in values.items() if len(set(v)) > 1}
-    derived = {name: _stated(own, moving) for name, own in sizes.items()}
+    derived = {
+        name: _stated(own, moving)
+        or _proportional(own, moving)
+        # The shapes show the size of a space with an axis to itself; that of a part they may not.
+        or (None if name in table.alone else _constant(own))
+        for name, own in sizes.items()
+    }
     settings = tuple(
         (key, " ".join(names))
         for key, own in moving.items()
@@ -97,7 +104,7 @@ def rules_by_probing(config: Config, probe: Probe) -> Callable[[Config], Rules]:
     return rules
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
@@ -143,6 +150,7 @@ class _Table:
         self.members: dict[str, str] = {}
         self.spaces: dict[str, str] = {}
         self.together: set[tuple[str, ...]] = set()
+        self.alone: set[str] = set()
         axes: dict[str, str] = {}
         for leaf in (*spec.leaves, *(Leaf(path, axes) for path, axes in heads.items())):
             pattern, number = self._open(leaf.path, None)
@@ -158,7 +166,8 @@ class _Table:
                 # The table and the head that it may become have one vocabulary.
                 opened = _with_vocabulary(opened, shapes.get(leaf.path), vocabulary)
                 self.spaces["vocabulary"] = "outer"
-            self.together |= {tuple(f.space for f in axis if f.block == 0) for axis in opened}
+            self.alone |= {axis[0].space for axis in opened if len(axis) == 1}
+            self.together |= {tuple(f.space for f in blocks(axis)[0]) for axis in opened}
             text = format_axes(opened)
             if axes.setdefault(pattern, text) != text:
                 raise ValueError(
@@ -202,6 +211,34 @@ def _stated(
             if all(x == s * y for x, y, s in zip(values[a], values[b], sizes, strict=True)):
                 return lambda config: _quotient(config.get(a), config.get(b))
     return None
+
+
+def _proportional(
+    sizes: Sequence[int], values: Mapping[str, Sequence[int]]
+) -> Callable[[Config], int | None] | None:
+    """As `_stated`, for a size in proportion to an entry or a quotient: a quarter of a head's."""
+    if len(set(sizes)) == 1:
+        return None
+    own = {**values, "": [1] * len(sizes)}
+    for a, b in permutations(own, 2):
+        ratios = {Fraction(s * y, x) for x, y, s in zip(own[a], own[b], sizes, strict=True)}
+        if len(ratios) == 1:
+            (ratio,) = ratios
+
+            def size(config: Config, a: str = a, b: str = b, ratio: Fraction = ratio) -> int | None:
+                above, below = (config.get(key) if key else 1 for key in (a, b))
+                if not (_is_count(above) and _is_count(below)):
+                    return None
+                found = ratio * above / below
+                return int(found) if found.denominator == 1 else None
+
+            return size
+    return None
+
+
+def _constant(sizes: Sequence[int]) -> Callable[[Config], int | None] | None:
+    """As `_stated`, for a size that no entry changes."""
+    return (lambda config: sizes[0]) if len(set(sizes)) == 1 else None
 
 
 def _quotient(a: Any, b: Any) -> int | None:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from sail_jax import growth, spec_of
+from sail_jax.basis.axes import parse_axes
+from sail_jax.basis.spaces import Leaf, Space, Spec
 from sail_jax.interop.settings import rules_by_probing
 
 CONFIG = {
@@ -79,6 +81,32 @@ def test_entries_and_layers_are_found():
     assert axes["embed"] == "vocabulary embed | vocabulary embed*"
     assert axes["head"] == "vocabulary embed*"
     assert axes["blocks.{i}.up"] == "embed* blocks.{i}.up"
+
+
+def test_sizes_in_proportion_to_entries_are_found():
+    """A head has a rotary quarter; nothing but the entries shows how it is divided."""
+    rules = {
+        "qkv": "resid* (head (turn + rest + seven))",
+        "up": "resid* hidden",
+        "o": "five* resid",
+    }
+
+    def made(config):
+        width, heads = config["width"], config["heads"]
+        head = width // heads
+        if width % heads or head % 4:
+            raise ValueError("no such network")
+        sizes = {"resid": width, "head": heads, "turn": head // 4, "rest": 3 * head // 4}
+        sizes |= {"seven": 7, "hidden": 4 * width, "five": 5}
+        spaces = tuple(Space(name, n, "") for name, n in sizes.items())
+        found = Spec(tuple(Leaf(path, parse_axes(text)) for path, text in rules.items()), spaces)
+        return found, {leaf.path: found.shape(leaf.path) for leaf in found.leaves}
+
+    rules_of = rules_by_probing({"width": 16, "heads": 2}, made)
+    assert rules_of({"width": 48, "heads": 3}).sizes == {
+        "resid": 48, "head": 3, "turn": 4, "rest": 12, "seven": 7, "hidden": 192,
+    }  # fmt: skip
+    assert "turn" not in rules_of({"width": 10, "heads": 1}).sizes
 
 
 @pytest.mark.slow
