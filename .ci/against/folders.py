@@ -40,6 +40,10 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "StableLmForCausalLM": GROUPED,
     "Starcoder2ForCausalLM": GROUPED,
+    # Queries, keys and values of each head lie together.
+    "BloomForCausalLM": {"vocab_size": 50, "hidden_size": 24, "n_layer": 2, "n_head": 4,
+                         "initializer_range": 0.3, "pad_token_id": 0},
+    "FalconForCausalLM": TEXT,
 }  # fmt: skip
 
 

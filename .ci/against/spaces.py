@@ -192,6 +192,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], Inputs]] = {
     "BLOOM": ("BloomForCausalLM", {"vocab_size": V, "hidden_size": 24, "n_layer": 2, "n_head": 4},
               tokens),
     "Falcon": ("FalconForCausalLM", _TEXT | {"hidden_size": 32}, tokens),
+    "Falcon, grouped": ("FalconForCausalLM", _TEXT | {"hidden_size": 32, "num_kv_heads": 2}
+                        | {"new_decoder_architecture": True}, tokens),
+    "CodeGen": ("CodeGenForCausalLM", _GPT | {"n_embd": 32, "rotary_dim": 4}, tokens),
     "MPT": ("MptForCausalLM", {"vocab_size": V, "d_model": 24, "n_layers": 2, "n_heads": 4,
                                "max_seq_len": 32}, tokens),
     "Mixtral": ("MixtralForCausalLM", _HEADS | {"num_local_experts": 4}, tokens),

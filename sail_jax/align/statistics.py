@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from sail_jax.align.activations import Moments, stream
+from sail_jax.basis.change_basis import change_basis
+from sail_jax.basis.maps import select
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import nearest
 from sail_jax.trees import leaf_paths, path_str
@@ -179,19 +181,15 @@ def _bias(spec: Spec, name: str) -> str:
 
 def _affine(params: PyTree, spec: Spec, name: str, bias: str, scale: Array, shift: Array) -> PyTree:
     """Multiplies every tensor that writes a space by `scale`, and adds `shift` to its bias."""
-    writers = {use.path: use for use in spec.uses(name) if use.role == "write"}
+    # What reads the space stays as it is.
+    maps = {name: select(jnp.arange(len(scale)), len(scale), write=scale)}
 
     def move(path: str, x: Array) -> Array:
-        use, axes = writers[path], spec.axes(path)
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        # One array axis may be a group of spaces: it is split into its factors, and merged again.
-        sizes = [spec.space(f.space).size for f in axes[use.axis]]
-        split = wide.reshape(*x.shape[: use.axis], *sizes, *x.shape[use.axis + 1 :])
-        column = [1] * split.ndim
-        column[use.axis + use.factor] = -1
-        new = (split * scale.reshape(column)).reshape(x.shape)
+        new = change_basis({path: wide}, spec, maps)[path]
         return (new + shift if path == bias else new).astype(x.dtype)
 
+    writers = {use.path for use in spec.uses(name) if use.role == "write"}
     return _replace(params, move, writers)
 
 

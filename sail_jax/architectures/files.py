@@ -10,14 +10,16 @@ ties: whether it is where the configuration does not say
 head: patterns of the head, which is required unless it is tied
 implied: whether a tied head has no tensor at all
 classes: axes of tensors that a class uses in another way
-sizes: for a space, what states its size: an entry of the configuration, or a quotient of two; the
-  first that gives a whole number is taken ("head_dim | hidden_size / num_attention_heads")
+sizes: for a space, what states its size: a quotient of entries of the configuration; of several
+  the first is taken all entries of which are known ("head_dim | hidden_size / num_attention_heads")
 words: for an entry and its value, or for a class, words of spaces that differ then
 defaults: what entries are where the configuration does not state them
 holds: values of entries for which the table was found to hold, where others give another one
 """
 
 import json
+import math
+import re
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib import resources
@@ -132,16 +134,19 @@ class Table(NamedTuple):
 def _size(text: str, entry: Callable[[str], Any]) -> int | None:
     """The first of several quotients of entries that are all stated; None if there is none."""
     for choice in text.split(" | "):
-        keys = [key for key in choice.split(" / ") if not key.isdigit()]
-        if any(entry(key) is None for key in keys):
+        if any(not key.isdigit() and entry(key) is None for key in re.split(r" [*/] ", choice)):
             continue
         above, *below = choice.split(" / ")
-        size = count({above: entry(above)}, above)
-        for part in below:
-            by = int(part) if part.isdigit() else count({part: entry(part)}, part)
-            size = divided(size, by, f"the configuration's {part!r} must divide {above!r}")
+        size = math.prod(_value(key, entry) for key in above.split(" * "))
+        for key in below:
+            what = f"the configuration's {key!r} must divide {above!r}"
+            size = divided(size, _value(key, entry), what)
         return size
     return None
+
+
+def _value(key: str, entry: Callable[[str], Any]) -> int:
+    return int(key) if key.isdigit() else count({key: entry(key)}, key)
 
 
 @cache

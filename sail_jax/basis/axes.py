@@ -16,10 +16,16 @@ An *axes string* names the space of each array axis, in order, separated by spac
                          fused matrices: one array axis that is several, laid end to end
     "resid* (diag(hidden) + hidden)"
                          a gate, fused with what it multiplies
+    "resid* (head (qk + qk* + v))"
+                         blocks within a product: for each head its queries, keys and values; groups
+                         may be nested to any depth
     "_ hidden"           an axis in no space
     "vocab* resid | vocab resid*"
                          a tied leaf, used in both ways
     ""                   a scalar
+
+A group of blocks in front of a factor is multiplied out, as both mean the same entries in the same
+order: "((head + kv) v)" is read as "(head v + kv v)". So blocks within a product always come last.
 
 A gain is not a writer. `g * x` keeps its meaning under a map of x only if g is gathered along, with
 neither sign nor scale. A map that mixes units cannot be expressed by a gain at all, unless the gain
@@ -32,12 +38,24 @@ characters other than "/" and ".", `**` for anything, and `{q,k,v}` for alternat
 like `*`, and captures the text for use in the axes string.
 """
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-__all__ = ["Axis", "Factor", "Role", "blocks", "format_axes", "parse_axes", "path_pattern"]
+__all__ = [
+    "Axis",
+    "Factor",
+    "Role",
+    "blocks",
+    "end_to_end",
+    "format_axes",
+    "parse_axes",
+    "parts",
+    "path_pattern",
+    "times",
+]
 
 Role = Literal["write", "read", "gain"]
 """What an axis does with a space: it writes it, it reads it (a star), or it multiplies it unit by
@@ -52,47 +70,118 @@ class Factor(NamedTuple):
       space: The name of the space.
       role: Whether the axis writes, reads or multiplies the space; of a tied leaf, its first use.
       tied: Whether the leaf is used a second time, with another role for this space.
-      block: The number of the factor's block in a fused axis, 0 in any other. Factors of one block
-        multiply (a product of spaces), blocks lie end to end.
+      block: The number of the block that the factor is in, for each group of blocks around it, the
+        outermost first; () where blocks are not laid end to end.
     """
 
     space: str
     role: Role
     tied: bool = False
-    block: int = 0
+    block: tuple[int, ...] = ()
 
 
 Axis = tuple[Factor, ...]
-"""The factors of one array axis, block by block, row-major; empty for an axis in no space."""
+"""The factors of one array axis, row-major; empty for an axis in no space.
+
+An axis is a small tree, a product of which the last factor may be several axes laid end to end. Its
+factors are listed from left to right, and `Factor.block` holds the place of each in the tree.
+"""
 
 
-def blocks(axis: Axis) -> tuple[Axis, ...]:
-    """Splits a fused axis into its blocks.
+def parts(axis: Axis) -> tuple[Axis, tuple[Axis, ...]]:
+    """Splits an axis into the factors in front of its blocks, and the blocks.
 
     Args:
       axis: The factors of one array axis.
 
     Returns:
-      One `Axis` per block, in order. An axis that is not fused is its own only block, an axis in no
-      space included.
+      The factors that multiply all blocks, and each block as an axis of its own; no blocks for an
+      axis that is not fused.
+
+    >>> lead, inner = parts(parse_axes("(head (qk + v))")[0])
+    >>> format_axes([lead]), [format_axes([block]) for block in inner]
+    ('head', ['qk', 'v'])
+    """
+    lead = tuple(f for f in axis if not f.block)
+    inner = groupby(axis[len(lead) :], key=lambda f: f.block[0])
+    return lead, tuple(tuple(f._replace(block=f.block[1:]) for f in block) for _, block in inner)
+
+
+def blocks(axis: Axis) -> tuple[Axis, ...]:
+    """Lists the blocks of a fused axis, multiplied out.
+
+    Args:
+      axis: The factors of one array axis.
+
+    Returns:
+      One `Axis` per block, in order, none of them fused: of blocks within a product each has the
+      factors in front of it. An axis that is not fused is its own only block, an axis in no space
+      included.
 
     >>> [[f.space for f in block] for block in blocks(parse_axes("(head qk + v)")[0])]
     [['head', 'qk'], ['v']]
+    >>> [[f.space for f in block] for block in blocks(parse_axes("(head (qk + v))")[0])]
+    [['head', 'qk'], ['head', 'v']]
     """
-    return tuple(tuple(group) for _, group in groupby(axis, key=lambda f: f.block)) or ((),)
+    lead, inner = parts(axis)
+    return tuple(lead + block for part in inner for block in blocks(part)) or (lead,)
 
 
-# One word of an axes string: a group, perhaps under diag or a star, or one name; the lookahead
-# refuses what is glued to a closing parenthesis.
-_TOKEN = re.compile(
-    r"\s*(?:(?P<diag>diag)?\((?P<group>(?:diag\([^()]*\)|[^()])*)\)(?P<stars>\*?)"
-    r"|(?P<name>[\w./:-]+\*?))(?=\s|$)"
-)
-_NAME = re.compile(r"[\w./:-]+")
+def end_to_end(axes: Sequence[Axis]) -> Axis:
+    """Lays axes end to end.
+
+    Args:
+      axes: The axes, of which none is empty.
+
+    Returns:
+      The fused axis; an axis that is fused already gives its blocks.
+
+    >>> format_axes([end_to_end(parse_axes("a (b + c d)"))])
+    '(a + b + c d)'
+    """
+    inner: list[Axis] = []
+    for axis in axes:
+        lead, own = parts(axis)
+        inner.extend(own if own and not lead else (axis,))
+    return inner[0] if len(inner) == 1 else _joined(inner)
+
+
+def times(axes: Sequence[Axis]) -> Axis:
+    """Multiplies axes, row-major.
+
+    Args:
+      axes: The axes, the slowest first, of which none is empty.
+
+    Returns:
+      The product; the blocks of an axis are multiplied out with the axes after it.
+
+    >>> format_axes([times(parse_axes("a (b + c) d"))])
+    '(a (b d + c d))'
+    """
+    first, *rest = axes
+    lead, inner = parts(first)
+    if not rest:
+        return first
+    if not inner:
+        return lead + times(rest)
+    return lead + end_to_end([times([block, *rest]) for block in inner])
+
+
+def _joined(inner: Sequence[Axis]) -> Axis:
+    """These blocks as one axis."""
+    return tuple(f._replace(block=(k, *f.block)) for k, block in enumerate(inner) for f in block)
+
+
+# A parenthesis, perhaps under diag or with a star, a plus, or a name; the lookahead refuses what is
+# glued to the end of one.
+_TOKEN = re.compile(r"\s*((?:diag)?\(|\+|(?:\)|[\w./:-]+)\*?(?=[\s()+]|$))")
 # The most wildcards between two separators, and the most that cross separators in all. A pattern
 # that does not match is tried with every way to share the text among its wildcards, which takes the
 # length of the path to the power of their number; patterns may come from files that others wrote.
 _WIDE, _DEEP = 3, 2
+# The most groups around a name, and the most factors of one axis: products of groups are multiplied
+# out, and a short text could ask for any number of factors.
+_NESTED, _FACTORS = 8, 1000
 
 
 def parse_axes(text: str) -> tuple[Axis, ...]:
@@ -106,11 +195,12 @@ def parse_axes(text: str) -> tuple[Axis, ...]:
       its first use, with `tied` set where a later use has another role.
 
     Raises:
-      ValueError: If the text cannot be read, a group is empty, a factor has two roles, or the uses
-        of a tied leaf name different spaces. The message quotes the part at fault.
+      ValueError: If the text cannot be read, a group is empty, groups are nested too deep or make
+        too many factors, a factor has two roles, or the uses of a tied leaf name different spaces.
+        The message quotes the part at fault.
 
     >>> parse_axes("resid* (head v) _")[0]
-    (Factor(space='resid', role='read', tied=False, block=0),)
+    (Factor(space='resid', role='read', tied=False, block=()),)
     """
     first, *others = [_parse_use(use, text) for use in text.split("|")]
     for other in others:
@@ -129,33 +219,60 @@ def _parse_use(text: str, rule: str) -> tuple[Axis, ...]:
     """The axes of one use of a leaf; `rule` is the whole axes string, for messages."""
     axes, position, text = [], 0, text.rstrip()
     while position < len(text):
-        token = _TOKEN.match(text, position)
-        if token is None:
+        axis, end = _parse_word(text, position, rule)
+        if axis is None or (end < len(text) and not text[end].isspace()):
+            # A word is read as a whole: what is glued to its end is at fault as well.
             raise ValueError(f"cannot read {text[position:].strip()!r} in the axes {rule!r}")
-        position = token.end()
-        if token["name"] is not None:
-            axes.append(() if token["name"] == "_" else (_factor(token["name"], rule),))
-            continue
-        parts = [part.split() for part in token["group"].split("+")]
-        if not all(parts):
-            raise ValueError(f"empty group in the axes {rule!r}")
-        factors = tuple(_factor(name, rule, k) for k, part in enumerate(parts) for name in part)
-        if token["diag"] or token["stars"]:
-            if any(f.role != "write" for f in factors) or (token["diag"] and token["stars"]):
-                raise ValueError(f"two roles for one factor in the axes {rule!r}")
-            factors = tuple(f._replace(role="gain" if token["diag"] else "read") for f in factors)
-        axes.append(factors)
+        axes.append(axis)
+        position = end
     return tuple(axes)
 
 
-def _factor(name: str, rule: str, block: int = 0) -> Factor:
-    """The factor that a name stands for, alone, with a star, or under diag in a group."""
-    if name.startswith("diag(") and name.endswith(")"):
-        return _factor(name[5:-1], rule, block)._replace(role="gain")
+def _parse_word(text: str, at: int, rule: str, depth: int = 0) -> tuple[Axis | None, int]:
+    """A name or a group that starts at a position, and where it ends; None if there is neither."""
+    token = _TOKEN.match(text, at)
+    word = token[1] if token else ""
+    if token is None or word in ("+", ")", ")*"):
+        return None, at
+    at = token.end()
+    if not word.endswith("("):
+        if word == "_" and not depth:
+            return (), at
+        return (_factor(word, rule),), at
+    if depth == _NESTED:
+        raise ValueError(f"more than {_NESTED} groups within each other in the axes {rule!r}")
+    rows: list[list[Axis]] = [[]]
+    while (close := _TOKEN.match(text, at)) is not None and close[1] not in (")", ")*"):
+        if close[1] == "+":
+            rows.append([])
+            at = close.end()
+            continue
+        axis, end = _parse_word(text, at, rule, depth + 1)
+        if axis is None:
+            return None, at
+        rows[-1].append(axis)
+        at = end
+    if close is None:
+        return None, at
+    if not all(rows):
+        raise ValueError(f"empty group in the axes {rule!r}")
+    if sum(math.prod(map(len, row)) * len(row) for row in rows) > _FACTORS:
+        raise ValueError(f"more than {_FACTORS} factors, multiplied out, in the axes {rule!r}")
+    axis = end_to_end([times(row) for row in rows])
+    diag, star = word == "diag(", close[1] == ")*"
+    if diag or star:
+        if any(f.role != "write" for f in axis) or (diag and star):
+            raise ValueError(f"two roles for one factor in the axes {rule!r}")
+        axis = tuple(f._replace(role="gain" if diag else "read") for f in axis)
+    return axis, close.end()
+
+
+def _factor(name: str, rule: str) -> Factor:
+    """The factor that a name stands for, alone or with a star."""
     space, star = (name[:-1], True) if name.endswith("*") else (name, False)
-    if space == "_" or not _NAME.fullmatch(space):
+    if space == "_":
         raise ValueError(f"{name!r} is not the name of a space, in the axes {rule!r}")
-    return Factor(space, "read" if star else "write", block=block)
+    return Factor(space, "read" if star else "write")
 
 
 def format_axes(axes: Iterable[Axis]) -> str:
@@ -170,6 +287,8 @@ def format_axes(axes: Iterable[Axis]) -> str:
 
     >>> format_axes(parse_axes("resid*   (head v)* _"))
     'resid* (head* v*) _'
+    >>> format_axes(parse_axes("resid* (head (qk + qk* + v))"))
+    'resid* (head (qk + qk* + v))'
     >>> format_axes(parse_axes("resid* (diag(hidden) + hidden)"))
     'resid* (diag(hidden) + hidden)'
     >>> format_axes(parse_axes("vocab* resid | vocab resid*"))
@@ -188,11 +307,18 @@ def format_axes(axes: Iterable[Axis]) -> str:
     for axis in axes:
         gains = [f.role == "gain" for f in axis]
         mixed = any(gains) and not all(gains)
-        parts = ([_word(f, mixed) for f in part] for part in blocks(axis))
-        names = " + ".join(map(" ".join, parts))
+        names = _format_axis(axis, mixed)
         group = "diag" * (any(gains) and not mixed)
         words.append(f"{group}({names})" if group or len(axis) > 1 else names or "_")
     return " ".join(words)
+
+
+def _format_axis(axis: Axis, mixed: bool) -> str:
+    """An axis without the parentheses around it."""
+    lead, inner = parts(axis)
+    names = [_word(f, mixed) for f in lead]
+    group = " + ".join(_format_axis(block, mixed) for block in inner)
+    return " ".join([*names, f"({group})" if names else group] if inner else names)
 
 
 def _word(factor: Factor, mixed: bool) -> str:

@@ -13,9 +13,10 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PyTree
 
-from sail_jax.basis.axes import Axis, Role, blocks, format_axes
+from sail_jax.basis.axes import Axis, Role, blocks, format_axes, parts
 from sail_jax.basis.certificate import exactness
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import Operator, SpaceMap, along
@@ -106,11 +107,27 @@ class Block(NamedTuple):
 
     Attributes:
       path: The path of the leaf that holds it.
-      index: One slice per axis of that leaf.
+      index: One entry per axis of that leaf: a slice, or the positions of a block within a product,
+        whose entries do not lie together.
     """
 
     path: str
-    index: tuple[slice, ...]
+    index: tuple[slice | np.ndarray, ...]
+
+    def of(self, x: Any) -> Any:
+        """Takes the block out of its leaf.
+
+        Args:
+          x: The leaf, an array or anything that gives its parts by index.
+
+        Returns:
+          The entries of the block.
+        """
+        # Two arrays in one index would be paired, entry by entry.
+        for k, at in enumerate(self.index):
+            if isinstance(at, np.ndarray) or at != slice(None):
+                x = x[(slice(None),) * k + (at,)]
+        return x
 
 
 @lru_cache(maxsize=64)
@@ -165,14 +182,18 @@ def unfuse(params: PyTree, spec: Spec) -> tuple[dict[str, Any], Spec]:
     for path, x in leaves.items():
         _check(path, x, spec, spec.axes(path))
     arrays = {}
-    for name, (path, index) in places.items():
-        if path in leaves:
-            arrays[name] = leaves[path] if name == path else leaves[path][index]
+    for name, place in places.items():
+        if place.path in leaves:
+            arrays[name] = place.of(leaves[place.path])
     return arrays, replace(new, leaves=tuple(leaf for leaf in new.leaves if leaf.path in arrays))
 
 
 def by_block(
-    x: Array, axes: tuple[Axis, ...], spec: Spec, f: Callable[[Array, tuple[Axis, ...]], Array]
+    x: Array,
+    axes: tuple[Axis, ...],
+    spec: Spec,
+    f: Callable[[Array, tuple[Axis, ...]], Array],
+    new: Spec | None = None,
 ) -> Array:
     """Applies a function to each block of a fused array and joins the outcomes.
 
@@ -180,19 +201,27 @@ def by_block(
       x: An array, of shape [extent of each axis].
       axes: The factors of each of its axes.
       spec: The spec that sizes the spaces.
-      f: Called with each block and its axes, of which none is fused; its outcome may have another
-        shape.
+      f: Called with each block and its axes, of which none is fused, in the order of `unfused`.
+      new: The spec that sizes the spaces of the outcomes; None if `f` leaves shapes as they are.
 
     Returns:
-      The outcomes laid end to end along each fused axis; `f(x, axes)` where none is.
+      The outcomes, joined as the blocks were; `f(x, axes)` where no axis is fused.
     """
+    new = new or spec
     for k, axis in enumerate(axes):
-        if len(blocks(axis)) > 1:
-            parts = (
-                by_block(x[(slice(None),) * k + (at,)], (*axes[:k], block, *axes[k + 1 :]), spec, f)
-                for at, block in _split(axis, spec)
-            )
-            return jnp.concatenate(list(parts), axis=k)
+        lead, inner = parts(axis)
+        if inner:
+            # Blocks within a product lie end to end along the second of two axes.
+            before, after = spec.extent(lead), new.extent(lead)
+            ends = np.cumsum([spec.extent(block) for block in inner])
+            wide = x.reshape(*x.shape[:k], before, ends[-1], *x.shape[k + 1 :])
+            done = []
+            for block, piece in zip(inner, jnp.split(wide, ends[:-1], axis=k + 1), strict=True):
+                y = piece.reshape(*x.shape[:k], -1, *x.shape[k + 1 :])
+                y = by_block(y, (*axes[:k], lead + block, *axes[k + 1 :]), spec, f, new)
+                done.append(y.reshape(*y.shape[:k], after, -1, *y.shape[k + 1 :]))
+            y = jnp.concatenate(done, axis=k + 1)
+            return y.reshape(*y.shape[:k], -1, *y.shape[k + 2 :])
     return f(x, axes)
 
 
@@ -204,32 +233,50 @@ def _move(path: str, x: Array, spec: Spec, maps: Mapping[str, SpaceMap], kind: K
         return x
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         raise TypeError(f"leaf {path!r} is {x.dtype}: only floating leaves can change basis")
-    return by_block(as_array(x), axes, spec, lambda y, of: _contract(y, of, spec, maps, kind))
+
+    def block(y: Array, of: tuple[Axis, ...]) -> Array:
+        return _contract(y, of, spec, maps, kind)
+
+    return by_block(as_array(x), axes, spec, block, spec.resized(maps))
 
 
 def _blocks(
     axes: tuple[Axis, ...], spec: Spec
-) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...], tuple[Axis, ...]]]:
-    """The number of each block of a leaf, its slices, and its axes.
+) -> Iterator[tuple[tuple[int, ...], tuple[slice | np.ndarray, ...], tuple[Axis, ...]]]:
+    """The number of each block of a leaf, where it lies, and its axes.
 
     The number has one entry per fused axis, and none for a leaf that is not fused.
     """
-    for parts in itertools.product(*(list(enumerate(_split(axis, spec))) for axis in axes)):
+    for at in itertools.product(*(list(enumerate(_split(axis, spec))) for axis in axes)):
         fused = (len(blocks(axis)) > 1 for axis in axes)
-        number = tuple(k for (k, _), is_fused in zip(parts, fused, strict=True) if is_fused)
-        yield number, tuple(at for _, (at, _) in parts), tuple(block for _, (_, block) in parts)
+        number = tuple(k for (k, _), is_fused in zip(at, fused, strict=True) if is_fused)
+        yield number, tuple(where for _, (where, _) in at), tuple(block for _, (_, block) in at)
 
 
-def _split(axis: Axis, spec: Spec) -> Iterator[tuple[slice, Axis]]:
+def _split(axis: Axis, spec: Spec) -> list[tuple[slice | np.ndarray, Axis]]:
     """Where each block of an axis lies, and its factors; a full slice if it is not fused."""
-    if len(blocks(axis)) < 2:
-        yield slice(None), axis
-        return
-    start = 0
-    for block in blocks(axis):
-        stop = start + spec.extent(block)
-        yield slice(start, stop), block
-        start = stop
+    every = blocks(axis)
+    if len(every) < 2:
+        return [(slice(None), axis)]
+    found = []
+    for at, block in zip(_positions(axis, spec), every, strict=True):
+        first = int(at[0]) if len(at) else 0
+        together = np.array_equal(at, np.arange(first, first + len(at)))
+        found.append((slice(first, first + len(at)) if together else at, block))
+    return found
+
+
+def _positions(axis: Axis, spec: Spec) -> list[np.ndarray]:
+    """The positions of each block along an axis."""
+    lead, inner = parts(axis)
+    at = np.arange(spec.extent(axis)).reshape(spec.extent(lead), -1)
+    if not inner:
+        return [at.ravel()]
+    found, start = [], 0
+    for block in inner:
+        found += [at[:, start + own].ravel() for own in _positions(block, spec)]
+        start += spec.extent(block)
+    return found
 
 
 def _contract(

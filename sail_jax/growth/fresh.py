@@ -5,6 +5,7 @@ they return parameters of the same shapes and dtypes. A *grown* unit is one that
 unit, or is zero; of a dense map, every unit beyond the first `old`.
 """
 
+import itertools
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray, PyTree
 
 from sail_jax.basis.axes import Axis, Factor, blocks, path_pattern
+from sail_jax.basis.change_basis import by_block
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import as_array, nearest
@@ -124,22 +126,16 @@ def _edit(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], edit: _Edit)
                 "basis by these maps: apply change_basis first"
             )
         y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        return block(path, y, axes).astype(x.dtype)
+        fused = any(len(blocks(axis)) > 1 for axis in axes)
+        numbers = itertools.count()
 
-    def block(path: str, x: Array, axes: tuple[Axis, ...]) -> Array:
-        for k, axis in enumerate(axes):
-            if len(parts := blocks(axis)) > 1:
-                # Sizes of the spec after the maps: the array has been re-expressed already.
-                ends = np.cumsum([resized.extent(part) for part in parts])[:-1]
-                return jnp.concatenate(
-                    [
-                        block(f"{path}[{n}]", y, (*axes[:k], part, *axes[k + 1 :]))
-                        for n, (y, part) in enumerate(
-                            zip(jnp.split(x, ends, axis=k), parts, strict=True)
-                        )
-                    ],
-                    axis=k,
-                )
+        def block(x: Array, axes: tuple[Axis, ...]) -> Array:
+            return one(f"{path}[{next(numbers)}]" if fused else path, x, axes)
+
+        # Sizes of the spec after the maps: the array has been re-expressed already.
+        return by_block(y, axes, resized, block).astype(x.dtype)
+
+    def one(path: str, x: Array, axes: tuple[Axis, ...]) -> Array:
         # Each factor of a product of spaces gets an axis of its own, as each may have a map.
         factors = [(k, f) for k, axis in enumerate(axes) for f in axis or (None,)]
         places = [

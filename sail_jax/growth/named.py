@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from sail_jax.basis.axes import blocks
-from sail_jax.basis.change_basis import change_basis, unfuse
+from sail_jax.basis.axes import Axis
+from sail_jax.basis.change_basis import by_block, change_basis, unfused
 from sail_jax.basis.maps import SpaceMap, select
 from sail_jax.basis.spaces import Leaf, Space, Spec
 from sail_jax.growth import depth, fresh, width
@@ -150,16 +150,25 @@ def _svd(params: Params, spec: Spec, maps: Maps, key: Any, options: Options) -> 
     A fused leaf is moved block by block.
     """
     ((path, axes),) = spec.leaves
-    parts, apart = unfuse(params, spec)
+    names = iter(unfused(spec)[1])
+
     # Each block of a fused leaf is a matrix of its own and has singular vectors of its own.
-    fused = [k for k, axis in enumerate(axes) if len(blocks(axis)) > 1]
-    moved = [_free(name, x, apart, maps, key, options) for name, x in parts.items()]
-    return {path: jnp.concatenate(moved, axis=fused[0]) if fused else moved[0]}
+    def block(x: Array, axes: tuple[Axis, ...]) -> Array:
+        return _free(next(names), x, axes, spec, maps, key, options)
+
+    return {path: by_block(params[path], axes, spec, block, spec.resized(maps))}
 
 
-def _free(path: str, x: Array, spec: Spec, maps: Maps, key: Any, options: Options) -> Array:
+def _free(
+    path: str,
+    x: Array,
+    axes: tuple[Axis, ...],
+    spec: Spec,
+    maps: Maps,
+    key: Any,
+    options: Options,
+) -> Array:
     """The leaf under a map of its own for each factor of each axis, both sides being C."""
-    axes = spec.axes(path)
     use = [(f"{k}.{i}", f) for k, axis in enumerate(axes) for i, f in enumerate(axis or (None,))]
     sizes = [x.shape[int(n[0])] if f is None else spec.space(f.space).size for n, f in use]
     split = x.astype(jnp.promote_types(x.dtype, jnp.float32)).reshape(sizes)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from sail_jax.basis.axes import Role, blocks
+from sail_jax.basis.axes import Axis, Role, parts
 from sail_jax.basis.change_basis import change_basis
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap
@@ -260,18 +260,20 @@ def learning_rates(
         axes = spec.axes(path_str(key_path))
         out = jnp.ones((1,) * len(axes))
         for k, axis in enumerate(axes):
-            along = []
-            for block in blocks(axis):
-                # The factors of a product multiply (row-major, as in the axis), blocks are laid end
-                # to end.
-                along.append(jnp.ones(1))
-                for f in block:
-                    # A factor of a product, or a block, needs its full length; else 1 broadcasts.
-                    size = sizes[f.space] if len(axis) > 1 else 1
-                    factor = vectors.get(f.space, {}).get(f.role, jnp.ones(size))
-                    along[-1] = (along[-1][:, None] * factor).reshape(-1)
-            shape = [-1 if i == k else 1 for i in range(len(axes))]
-            out = out * jnp.concatenate(along).reshape(shape)
+            if any(f.space in vectors for f in axis):
+                shape = [-1 if i == k else 1 for i in range(len(axes))]
+                out = out * along(axis).reshape(shape)
+        return out
+
+    def along(axis: Axis) -> Array:
+        """The factors along an axis: those of a product multiply, blocks are laid end to end."""
+        lead, inner = parts(axis)
+        out = jnp.ones(1)
+        for f in lead:
+            factor = vectors.get(f.space, {}).get(f.role, jnp.ones(sizes[f.space]))
+            out = (out[:, None] * factor).reshape(-1)
+        if inner:
+            out = (out[:, None] * jnp.concatenate(list(map(along, inner)))).reshape(-1)
         return out
 
     return jax.tree.map_with_path(leaf, params)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from sail_jax import architectures
 from sail_jax.architectures.table import Config, Rules, look, put, stated
-from sail_jax.basis.axes import path_pattern
+from sail_jax.basis.axes import blocks, path_pattern
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import nearest
 from sail_jax.configurations import EPSILONS, KEPT_ENTRIES, differences
@@ -314,7 +314,13 @@ def _scaled(
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """Every width and depth times its factor; heads are multiplied, and keep their size."""
     sizes = {}
-    grouped = {f.space for leaf in spec.leaves for axis in leaf.axes for f in axis[1:]}
+    grouped = {
+        f.space
+        for leaf in spec.leaves
+        for axis in leaf.axes
+        for block in blocks(axis)
+        for f in block[1:]
+    }
     if "width" in to:
         # Flax configurations have an entry `width` of their own, so {"width": 64} could mean a size
         # as well as a factor. A factor as large as the width itself is surely meant as a size.
@@ -423,7 +429,12 @@ def ends(spec: Spec, name: str) -> bool:
       ValueError: If the spec has no such space.
     """
     # Where it stands after another space on one axis, it holds the units within a head.
-    inner = any(use.factor > 0 for use in spec.uses(name))
+    inner = any(
+        f.space == name
+        for use in spec.uses(name)
+        for block in blocks(spec.axes(use.path)[use.axis])
+        for f in block[1:]
+    )
     return "outer" in spec.space(name).nonlinearity.split() and not inner
 
 

@@ -19,8 +19,8 @@ class Place(NamedTuple):
 
     Attributes:
       path: The path of the leaf.
-      pattern: The path with {i} for the number of its layer.
-      layer: The prefix of its layer with the number, "" outside of layers.
+      pattern: The path with {i} for the number of its layer, and {e} for that of its expert.
+      layer: The path up to the last such number, "" outside of layers.
       axis: The number of the axis.
       factor: The number of the factor on the axis.
       n: The number of the factor in its block.
@@ -71,12 +71,17 @@ def named(
             continue
         layers = {place.layer for place in where}
         inner = len(layers) == 1 and layers != {""}
-        tag = ".{i}" if inner else ""
+        tag = _tag(where[0]) if inner else ""
         tower = _tower(where, towers)
         kind = _kind(name, where, words.get(name, ""), inner)
         choices = [f"{part}{kind}{tag}" for part in (tower, *_modules(where, tower, inner))]
         wanted[name] = [*choices, f"{_opened(name, where)}"]
     return _apart(wanted, places, words, sizes, {*ends, *kept.values()})
+
+
+def _tag(place: Place) -> str:
+    """The numbers of the layer and of the expert that a space is in, left open."""
+    return "".join(f".{number}" for number in re.findall(r"\{[ie]\}", place.pattern))
 
 
 def _kept(places: Mapping[str, Sequence[Place]], known: Mapping[str, str]) -> dict[str, str]:
@@ -87,8 +92,9 @@ def _kept(places: Mapping[str, Sequence[Place]], known: Mapping[str, str]) -> di
         for place in where:
             own = axes.get(place.pattern, ())
             if place.axis < len(own) and place.factor < len(own[place.axis]):
-                old = own[place.axis][place.factor].space.replace(":i:", "{i}")
-                votes[name, old, place.layer if "{i}" in old else ""] += 1
+                old = own[place.axis][place.factor].space
+                old = old.replace(":i:", "{i}").replace(":e:", "{e}")
+                votes[name, old, place.layer if "{" in old else ""] += 1
     out: dict[str, str] = {}
     taken: set[tuple[str, str]] = set()
     for (name, old, layer), _ in votes.most_common():
@@ -100,8 +106,8 @@ def _kept(places: Mapping[str, Sequence[Place]], known: Mapping[str, str]) -> di
 
 
 def _plain(text: str) -> str:
-    """An axes string without braces, which stand for the number of a layer."""
-    return text.replace("{i}", ":i:")
+    """An axes string without braces, which stand for numbers."""
+    return text.replace("{i}", ":i:").replace("{e}", ":e:")
 
 
 def _towers(prefixes: Sequence[str]) -> dict[str, str]:
@@ -142,7 +148,8 @@ def _kind(name: str, where: Sequence[Place], words: str, inner: bool) -> str:
         return "hidden"
     if len({place.layer for place in where}) > 1:
         return "resid"
-    module = re.sub(r"[./](weight|bias|kernel)$", "", where[0].path)
+    writer = min(where, key=lambda place: place.role != "write")
+    module = re.sub(r"[./](weight|bias|kernel)$", "", writer.path)
     parts = re.split(r"[./]", module)
     return "pooled" if "pooler" in parts else ".".join(parts[-2:])
 
@@ -156,11 +163,11 @@ def _modules(where: Sequence[Place], tower: str, inner: bool) -> list[str]:
 
 
 def _opened(name: str, where: Sequence[Place]) -> str:
-    """The present name, with {i} for the number of the layer."""
+    """The present name, with its numbers left open."""
     place = where[0]
-    start = re.sub(r"\d+$", "", place.layer)
     inner = {p.layer for p in where} == {place.layer} and place.layer
-    return name.replace(place.layer, f"{start}{{i}}", 1) if inner else name
+    start = place.pattern[: len(place.pattern) - len(place.path) + len(place.layer)]
+    return name.replace(place.layer, start, 1) if inner else name
 
 
 def _apart(

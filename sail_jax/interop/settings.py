@@ -11,12 +11,13 @@ tensors there are makes them optional; one that changes their axes bounds what t
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
+from fractions import Fraction
+from itertools import combinations, permutations
 from typing import Any, NamedTuple
 
 from sail_jax.architectures.files import Table
 from sail_jax.architectures.table import look, put
-from sail_jax.basis.axes import Axis, Factor, format_axes
+from sail_jax.basis.axes import Axis, Factor, blocks, format_axes
 from sail_jax.basis.spaces import Spec
 from sail_jax.interop.naming import Place, named
 from sail_jax.tracing.multiples import Multiples, changed
@@ -206,7 +207,7 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
     }
     # A tied head may be all that the main class has beyond its body.
     implied = all(
-        p in other.axes for other in bare for p in table.axes if p not in (*table.head, *other.axes)
+        p in (*table.head, *table.optional, *other.axes) for other in bare for p in table.axes
     ) and bool(table.tied)
     optional = missing.union(*(other.optional for other in known))
     # Some classes use a tensor of one name in different ways.
@@ -478,11 +479,22 @@ class _Maker:
         return self._open(path)[0]
 
     def _open(self, path: str) -> tuple[str, str]:
+        """A path with its numbers left open, and its part up to the last of them."""
+        layer = ""
+        pattern = path
         for start in self.starts:
             match = re.match(rf"{re.escape(start)}(\d+)(?=[./])", path)
             if match:
-                return f"{start}{{i}}{path[match.end() :]}", f"{start}{match[1]}"
-        return path, ""
+                layer, pattern = match[0], f"{start}{{i}}{path[match.end() :]}"
+                break
+        expert = re.search(r"(?<=[./])experts[./]\d+(?=[./])", pattern)
+        if expert:
+            number = re.search(r"\d+$", expert[0])
+            assert number
+            at = expert.start() + number.start()
+            pattern = f"{pattern[:at]}{{e}}{pattern[expert.end() :]}"
+            layer = path[: len(path) - len(pattern) + at + len("{e}")]
+        return pattern, layer
 
     def table(self, resolve: Callable[[Config], Config] | None) -> Table:
         """Makes the table."""
@@ -491,8 +503,9 @@ class _Maker:
             pattern, layer = self._open(path)
             for k, axis in enumerate(own):
                 for n, f in enumerate(axis):
-                    block = [g for g in axis if g.block == f.block]
-                    at = (n - axis.index(block[0]), len(block))
+                    names = [[g.space for g in block] for block in blocks(axis)]
+                    block = next(own for own in names if f.space in own)
+                    at = (block.index(f.space), len(block))
                     others = [g.role for m, other in enumerate(own) if m != k for g in other]
                     where = Place(path, pattern, layer, k, n, *at, f.role, "write" in others)
                     places.setdefault(f.space, []).append(where)
@@ -506,18 +519,22 @@ class _Maker:
                 raise ValueError(
                     f"the layers of {pattern!r} differ: {axes[pattern]!r} and {text!r}"
                 )
-        sizes, alone = {}, {}
+        alone = {
+            called[name]
+            for name, where in places.items()
+            if any(place.count == 1 and place.n == 0 for place in where)
+        }
+        sizes = {}
         for name, own in self.sizes.items():
-            if name in called and (text := self._stated(own)):
+            text = self._stated(own) if name in called else ""
+            # Of an axis by itself the shape shows the size, and `settings` has its entry.
+            if text and (" " in text or called[name] not in alone):
                 sizes[called[name]] = text
-        for name, where in places.items():
-            alone[called[name]] = any(place.count == 1 and place.n == 0 for place in where)
-        sizes = {name: text for name, text in sizes.items() if not alone[name]}
         together = {
             tuple(called[f.space] for f in block)
             for own in self.axes.values()
             for axis in own
-            for block in _blocks(axis)
+            for block in blocks(axis)
             if len(block) > 1
         }
         by_name = {called[name]: own for name, own in self.sizes.items() if name in called}
@@ -581,28 +598,28 @@ class _Maker:
     def _stated(self, sizes: Sequence[int]) -> str:
         """What computes sizes from the configurations; "" if nothing does."""
         if len(set(sizes)) == 1:
-            return ""
+            return str(sizes[0])
         moving = {key: own for key, own in self.values.items() if len(set(own)) > 1}
         for key, own in moving.items():
             if tuple(own) == tuple(sizes):
                 return key
-        for above, own in moving.items():
-            if own[0] % sizes[0] == 0 and all(
-                x * sizes[0] == s * own[0] for x, s in zip(own, sizes, strict=True)
-            ):
-                return f"{above} / {own[0] // sizes[0]}"
-        for pair in combinations(moving, 2):
-            for a, b in (pair, pair[::-1]):
-                ratios = {(x, s * y) for x, y, s in zip(moving[a], moving[b], sizes, strict=True)}
-                if all(x == s for x, s in ratios):
-                    return f"{a} / {b}"
+        ones = [1] * len(sizes)
+        for (a, above), (b, below) in permutations([*moving.items(), ("", ones)], 2):
+            ratios = {Fraction(s * y, x) for x, y, s in zip(above, below, sizes, strict=True)}
+            if len(ratios) == 1 and a:
+                (ratio,) = ratios
+                times = f"{ratio.numerator} * " if ratio.numerator > 1 else ""
+                over = f" / {ratio.denominator}" if ratio.denominator > 1 else ""
+                return f"{times}{a}{f' / {b}' if b else ''}{over}"
         return ""
 
     def _absent(
         self, sizes: Mapping[str, str], resolve: Callable[[Config], Config], into: dict[str, Any]
     ) -> dict[str, str]:
         """Adds to sizes what they are where an entry is not stated, and its default to `into`."""
-        keys = {key for text in sizes.values() for key in text.split(" / ") if not key.isdigit()}
+        keys = {
+            key for text in sizes.values() for key in re.split(r" [*/] ", text) if not key.isdigit()
+        }
         instead: dict[str, str] = {}
         for key in sorted(keys):
             values = []
@@ -622,12 +639,11 @@ class _Maker:
         for name, text in sizes.items():
             choices = [text]
             for key, other in instead.items():
-                parts = text.split(" / ")
-                if key == parts[0]:
-                    choices.append(" / ".join([other, *parts[1:]]))
-                elif key in parts[1:] and " / " not in other:
-                    choices.append(" / ".join(other if p == key else p for p in parts))
-            # What is the same in all networks is 1 there: a group of as many heads as there are.
+                parts = text.split(" ")
+                if key in parts and (text == key or " " not in other):
+                    choices.append(" ".join(other if p == key else p for p in parts))
+                elif parts[:1] == [key]:
+                    choices.append(" ".join([other, *parts[1:]]))
             out[name] = " | ".join(dict.fromkeys(choices))
         return out
 
@@ -667,10 +683,6 @@ def _renamed(axes: tuple[Axis, ...], names: Mapping[str, str]) -> tuple[Axis, ..
     return tuple(
         tuple(f._replace(space=names.get(f.space, f.space)) for f in axis) for axis in axes
     )
-
-
-def _blocks(axis: Axis) -> list[list[Factor]]:
-    return [[f for f in axis if f.block == k] for k in dict.fromkeys(f.block for f in axis)]
 
 
 def _sorted(axes: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,15 @@ from typing import Any
 
 import jax
 
-from sail_jax.basis.axes import Axis, Factor, Role, format_axes, parse_axes
+from sail_jax.basis.axes import (
+    Axis,
+    Factor,
+    Role,
+    end_to_end,
+    format_axes,
+    parse_axes,
+    times,
+)
 from sail_jax.basis.families import Family
 from sail_jax.basis.spaces import Leaf, Space, Spec
 from sail_jax.checks import nearest
@@ -25,7 +33,6 @@ from sail_jax.tracing.terms import (
     Term,
     Variable,
     atoms,
-    fix,
     reason,
     resolve,
 )
@@ -128,7 +135,8 @@ def spec_of(
     labels: list[tuple[Label, ...]] = list(variables)
     first = Interpreter()
     _run(first, traced, labels)
-    _express(labels if storing is None else _stored(first, storing, labels))
+    if storing is not None:
+        _stored(first, storing, labels)
     while True:
         second, atomic = _with_atoms(traced, labels)
         kept = atomic if storing is None else _stored(second, storing, atomic)
@@ -218,20 +226,6 @@ def _run(interpreter: Interpreter, traced: Any, labels: list[tuple[Label, ...]])
             interpreter.algebra.fixed(value.numbers)
         for label in value.axes:
             interpreter.algebra.fixed(label)
-
-
-def _express(labels: list[tuple[Label, ...]]) -> None:
-    """Fixes what axes strings cannot write: a sum inside of a product."""
-    for axes in labels:
-        for label in axes:
-            if label is None:
-                continue
-            term = resolve(label)
-            for part in term.parts if isinstance(term, Sum) else (term,):
-                if isinstance(part, Product):
-                    for factor in part.parts:
-                        if isinstance(factor, Sum):
-                            fix(factor, "a sum within a product, which axes strings cannot write")
 
 
 def _with_atoms(
@@ -335,11 +329,13 @@ def _asked(
         if len(axes) != len(known[path]):
             raise ValueError(f"names[{path!r}] must name {len(known[path])} axes, got {text!r}")
         for axis, label in zip(axes, known[path], strict=True):
-            spaces = [atom.space for atom in atoms(label)]
-            if len(spaces) != len(axis):
+            terms, own = _tree(label)
+            parts = (terms[int(f.space)] for f in own)
+            atomic = [part for part in parts if isinstance(part, Atom)]
+            if len(atomic) != len(axis):
                 # Fixed parts have names of their own, and it is unclear which name is whose part.
                 continue
-            for factor, space in zip(axis, spaces, strict=True):
+            for factor, space in zip(axis, (atom.space for atom in atomic), strict=True):
                 if called.setdefault(space, factor.space) != factor.space:
                     raise ValueError(
                         f"names[{path!r}] calls a space {factor.space!r} that another leaf calls "
@@ -349,6 +345,25 @@ def _asked(
     if twice:
         raise ValueError(f"names calls two spaces {twice[0]!r}: the forward pass keeps them apart")
     return called
+
+
+def _tree(label: Label) -> tuple[list[Term], Axis]:
+    """The parts of a label that are no products or sums, and its axis, in which they have numbers.
+
+    A part that is multiplied out stands in several places of the axis.
+    """
+    terms: list[Term] = []
+
+    def made(term: Term) -> Axis:
+        term = resolve(term)
+        if isinstance(term, Product | Sum):
+            of = times if isinstance(term, Product) else end_to_end
+            return of([made(part) for part in term.parts])
+        terms.append(term)
+        return (Factor(str(len(terms) - 1), "write"),)
+
+    axis = () if label is None else made(label)
+    return terms, axis
 
 
 def _spec(
@@ -364,29 +379,25 @@ def _spec(
         if space in found
     }
 
-    def factor(term: Term, block: int, stem: str) -> Factor:
+    def factor(term: Term, stem: str) -> Factor:
         if isinstance(term, Atom) and term.space in found:
             of = found[term.space]
             role: Role = of.roles.get(term.slot, "write")
-            return Factor(called[term.space], role, term.slot in of.tied, block)
+            return Factor(called[term.space], role, term.slot in of.tied)
         # The other parts of this axis are free.
         name, k = f"{stem}.order", 1
         while name in spaces:
             k += 1
             name = f"{stem}.order:{k}"
         spaces[name] = Space(name, term.size, "outer")
-        return Factor(name, "write", False, block)
+        return Factor(name, "write")
 
     def axis(path: str, label: Label) -> Axis:
         if label is None or not any(atom.space in found for atom in atoms(label)):
             return ()
-        term = resolve(label)
-        blocks = term.parts if isinstance(term, Sum) else (term,)
-        return tuple(
-            factor(resolve(part), k, _stem(path))
-            for k, block in enumerate(blocks)
-            for part in (block.parts if isinstance(block, Product) else (block,))
-        )
+        terms, own = _tree(label)
+        named = [factor(term, _stem(path)) for term in terms]
+        return tuple(named[int(f.space)]._replace(block=f.block) for f in own)
 
     made = tuple(
         Leaf(path, tuple(axis(path, label) for label in axes))

@@ -1,5 +1,6 @@
 """Carries out a jaxpr on labels: each primitive by its rule, in one pass."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -28,7 +29,7 @@ class Interpreter:
     Attributes:
       algebra: What unifies labels.
       unknown: Names of primitives without a rule.
-      seen: Names of all primitives.
+      seen: Names of all rules that were wanted: those of primitives, and "cut".
       uses: For each atom of a parameter the atoms of the operations that use it there.
       trail: The outcome of every equation, in order, if it is kept.
     """
@@ -64,12 +65,12 @@ class Interpreter:
 
         where = self.algebra.where
         for eqn in alive(jaxpr)[0]:
-            name = eqn.primitive.name
-            self.seen.add(name)
             # What JAX traced before, and kept, has no line: that of its caller stands for it.
             line, self._line = self._line, source(eqn) or self._line
-            self.algebra.where = f"{name} ({self._line or 'no source'})"
+            self.algebra.where = f"{eqn.primitive.name} ({self._line or 'no source'})"
             ins = [read(v) for v in eqn.invars]
+            name = "cut" if shapes.is_cut(eqn, ins) else eqn.primitive.name
+            self.seen.add(name)
             if name != "gather":
                 ins = [self._apart(x) for x in ins]
             if name not in RULES.lazy:
@@ -78,7 +79,7 @@ class Interpreter:
                 ins = [joined(self, x) for x in ins]
             if name not in RULES.views and name not in _INSIDE:
                 ins = [self._used(x) for x in ins]
-            outs = _computed(eqn, ins) or self._outcome(eqn, ins)
+            outs = _computed(eqn, ins) or self._outcome(name, eqn, ins)
             self._line = line
             for variable, out in zip(eqn.outvars, outs, strict=True):
                 sizes = shape(variable)
@@ -89,8 +90,7 @@ class Interpreter:
         self.algebra.where = where
         return [self._apart(read(v)) for v in jaxpr.outvars]
 
-    def _outcome(self, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-        name = eqn.primitive.name
+    def _outcome(self, name: str, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
         rule = RULES.rules.get(name)
         if rule is None:
             self.unknown.add(name)
@@ -127,7 +127,9 @@ _INSIDE = frozenset((*control.CALLS, "scan", "while", "cond"))
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "gt": np.greater, "lt": np.less,
     "ge": np.greater_equal, "le": np.less_equal, "eq": np.equal, "ne": np.not_equal,
-    "convert_element_type": lambda x: x,
+    "select_n": lambda which, *cases: cases[int(which)],
+    "convert_element_type": lambda x: x, "broadcast_in_dim": lambda x: x,
+    "reshape": lambda x: x, "squeeze": lambda x: x,
 }  # fmt: skip
 
 
@@ -135,11 +137,13 @@ def _computed(eqn: core.JaxprEqn, ins: list[Value]) -> list[Value] | None:
     """The outcome itself, where it is a number: JAX counts what it divides by in this way."""
     act = _ARITHMETIC.get(eqn.primitive.name)
     numbers = [x.number for x in ins]
-    if act is None or None in numbers or shape(eqn.outvars[0]):
+    size = shape(eqn.outvars[0]) if eqn.outvars else (0,)
+    if act is None or None in numbers or math.prod(size) != 1:
         return None
     dtypes: list[Any] = [v.aval for v in (*eqn.invars, *eqn.outvars)]
     known = (np.asarray(x, of.dtype) for x, of in zip(numbers, dtypes, strict=False))
-    return [constant(np.asarray(act(*known)).astype(dtypes[-1].dtype))]
+    value = constant(np.asarray(act(*known)).astype(dtypes[-1].dtype).reshape(size))
+    return None if value.number is None else [value]
 
 
 def alive(jaxpr: Any) -> tuple[list[core.JaxprEqn], set[Any]]:

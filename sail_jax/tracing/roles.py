@@ -161,6 +161,9 @@ def _writers(
     writers = max(found, key=lambda slots: len(slots & matrices))
     if not writers & matrices:
         writers = {place.slot for place in others} - _gains(others, events)
+    # An axis has one role. A head of queries, keys and values is used three times.
+    written = {place.root for place in others if place.slot in writers}
+    writers |= {place.slot for place in others if place.root in written}
     family = Family.LINEAR
     for change, lost in ((Change.SCALE, Family.UNIT), (Change.SIGN, Family.NONNEGATIVE)):
         solver = _system(equations, change)

@@ -1,31 +1,26 @@
 """Rules of primitives that move entries: they add and drop axes, reorder, cut and join."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from jax.extend import core
 
 from sail_jax.tracing.terms import (
+    Face,
     Fixed,
-    Index,
     Label,
-    Part,
-    Product,
     Term,
     Variable,
     cut,
+    faces,
     product,
-    resolve,
     split,
     total,
 )
 from sail_jax.tracing.values import Tracer, Value, joined, parametric, rule, settled, shape, whole
 
-__all__ = ["runs"]
-
-# More parts than queries, keys, values and a gate have are heads, which nothing cuts one by one.
-_MANY = 4
+__all__ = ["is_cut", "runs"]
 
 
 def _solid(label: Label, size: int) -> Term:
@@ -71,15 +66,49 @@ def _reshaped(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
         return [Value(tuple(map(Fixed, shape(eqn.outvars[0]))))]
     old, new = shape(eqn.invars[0]), shape(eqn.outvars[0])
     both = runs(old, new)
-    for source, target in both:
-        kept = len(source) == 1 and sum(new[k] > 1 for k in target) == 1
-        parted = [isinstance(x.axes[k], Index | Part) for k in source]
-        if any(parted) and not kept and (len(source) > 1 or isinstance(x.axes[source[0]], Index)):
-            x = joined(tracer, x)
+    if not all(_adjacent([x.axes[k] for k in source if old[k] != 1]) for source, _ in both):
+        x = joined(tracer, x)
     axes: list[Label] = []
+    rest = list(x.axes)
     for source, target in both:
-        axes += _run(tracer, [(x.axes[k], old[k]) for k in source], [new[k] for k in target])
+        taken = [(rest[k], old[k]) for k in source if old[k] != 1]
+        sizes = tuple(new[k] for k in target)
+        first = taken[0][0] if taken else None
+        if isinstance(first, Face):
+            made, again = _refolded(first, len(taken), sizes)
+            axes, rest = [*map(again, axes), *made], list(map(again, rest))
+        elif len(taken) == 1 and first is not None:
+            axes += faces(first, sizes)
+        else:
+            axes += _run(tracer, taken, sizes)
     return [x.shaped(axes)]
+
+
+def _adjacent(labels: Sequence[Label]) -> bool:
+    """Whether labels are neighbours in one fold, or none of them is of a fold."""
+    folded = [label for label in labels if isinstance(label, Face)]
+    return not folded or (
+        len(folded) == len(labels)
+        and all(
+            label.fold is folded[0].fold and label.axis == folded[0].axis + k
+            for k, label in enumerate(folded)
+        )
+    )
+
+
+def _refolded(
+    first: Face, count: int, sizes: tuple[int, ...]
+) -> tuple[list[Label], Callable[[Label], Label]]:
+    """Some neighbours in a fold in another shape, and what becomes of the fold's other faces."""
+    fold, start, stop = first.fold, first.axis, first.axis + count
+    every = faces(fold.whole, (*fold.sizes[:start], *sizes, *fold.sizes[stop:]))
+
+    def again(label: Label) -> Label:
+        if not isinstance(label, Face) or label.fold is not fold:
+            return label
+        return every[label.axis if label.axis < start else label.axis + len(sizes) - count]
+
+    return every[start : start + len(sizes)], again
 
 
 def runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
@@ -109,25 +138,10 @@ def runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[i
     return found
 
 
-def _halves(label: Label, size: int, of: int, alone: bool) -> tuple[Label, Label] | None:
-    """A label split into a first factor and the rest; `alone` if this is all that is split."""
-    if label is None:
-        return None, None
-    if isinstance(label, Part):
-        return label.halves(size)
-    if alone and size <= _MANY and size < of and not isinstance(resolve(label), Product):
-        # Perhaps it is cut along the first axis.
-        index = Index(label, size)
-        return index, Part(index, of // size)
-    return split(label, size)
-
-
 def _run(tracer: Tracer, source: Sequence[tuple[Label, int]], target: Sequence[int]) -> list[Label]:
-    source = [(label, size) for label, size in source if size != 1]
+    """The labels of several axes in another shape; none of them is of a fold."""
     if all(label is None for label, _ in source):
         return [None] * len(target)
-    if len(source) == 1 and sum(size != 1 for size in target) == 1:
-        return [source[0][0] if size != 1 else None for size in target]
     axes: list[Label] = []
     # A repeated axis stays constant where the factors fit.
     rest = list(source)
@@ -145,9 +159,7 @@ def _run(tracer: Tracer, source: Sequence[tuple[Label, int]], target: Sequence[i
             need = size // count
             halves = None
             if size % count == 0 and extent % need == 0:
-                # Only the first factor of an axis alone may be an index.
-                alone = not taken and len(source) == 1
-                halves = _halves(label, need, extent, alone)
+                halves = (None, None) if label is None else split(label, need)
             if halves is None:
                 everything = [*taken, (label, extent), *rest]
                 for one, _ in everything:
@@ -164,39 +176,83 @@ def _run(tracer: Tracer, source: Sequence[tuple[Label, int]], target: Sequence[i
     return axes
 
 
-def _place(tracer: Tracer, x: Value, axis: int, place: int) -> Value:
-    """A value at one place along an index."""
-    index, why = x.axes[axis], tracer.algebra.where
-    assert isinstance(index, Index)
-
-    def there(label: Label) -> Label:
-        if isinstance(label, Part) and label.index is index:
-            return label.of(index.at(place, why), why)
-        return None if label is index else label
-
-    return x.shaped([there(label) for label in x.axes])
+def _cut(tracer: Tracer, x: Value, axis: int, start: int, stop: int) -> Value:
+    """A value between two places along an axis."""
+    label, axes = x.axes[axis], list(x.axes)
+    if label is None:
+        return x
+    if isinstance(label, Face):
+        parts = label.fold.at(label.axis, start, stop, tracer.algebra.where)
+        for k, other in enumerate(axes):
+            if isinstance(other, Face) and other.fold is label.fold:
+                axes[k] = parts[other.axis]
+    else:
+        axes[axis] = cut(label, start, stop, tracer.algebra.where)
+    return x.shaped(axes)
 
 
 @rule("slice", view=True)
 def _sliced(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     x, old, new = ins[0], shape(eqn.invars[0]), shape(eqn.outvars[0])
     strides = eqn.params["strides"] or [1] * len(new)
-    axes: list[Label] = []
     starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
     cuts = [k for k in range(len(new)) if new[k] != old[k]]
-    for k in cuts:
-        if isinstance(x.axes[k], Index) and new[k] == 1:
-            x = _place(tracer, x, k, starts[k])
-    if any(isinstance(x.axes[k], Index | Part) for k in cuts):
+    if any(strides[k] != 1 and isinstance(x.axes[k], Face) for k in cuts):
         x = joined(tracer, x)
-    for k, (label, stride) in enumerate(zip(x.axes, strides, strict=True)):
-        if label is None or new[k] == old[k]:
-            axes.append(label)
-        elif stride == 1:
-            axes.append(cut(label, starts[k], limits[k], tracer.algebra.where))
-        else:
-            axes.append(_every(tracer, label, starts[k], stride, old[k], new[k]))
-    return [x.shaped(axes)]
+    for k in cuts:
+        if strides[k] == 1:
+            x = _cut(tracer, x, k, starts[k], limits[k])
+        elif x.axes[k] is not None:
+            axes = list(x.axes)
+            axes[k] = _every(tracer, axes[k], starts[k], strides[k], old[k], new[k])
+            x = x.shaped(axes)
+    return [x]
+
+
+def is_cut(eqn: core.JaxprEqn, ins: Sequence[Value]) -> bool:
+    """Finds out whether an operation cuts its first operand at places that are constants.
+
+    Args:
+      eqn: The equation.
+      ins: Its operands.
+
+    Returns:
+      Whether it does, and the rule "cut" is for it.
+    """
+    if eqn.primitive.name == "dynamic_slice":
+        return all(x.number is not None for x in ins[1:])
+    if eqn.primitive.name != "gather" or ins[1].number is None:
+        return False
+    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    if len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
+        return False
+    (axis,), old = numbers.start_index_map, shape(eqn.invars[0])
+    rest = [k for k in range(len(old)) if k != axis]
+    inside = 0 <= ins[1].number <= old[axis] - sizes[axis]
+    collapsed = set(numbers.collapsed_slice_dims) <= {axis}
+    return inside and collapsed and all(sizes[k] == old[k] for k in rest)
+
+
+@rule("cut", view=True)
+def _taken(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
+    x, old, sizes = ins[0], shape(eqn.invars[0]), eqn.params["slice_sizes"]
+    if eqn.primitive.name == "dynamic_slice":
+        axes: Sequence[int] = range(len(old))
+    else:
+        axes = eqn.params["dimension_numbers"].start_index_map
+    for k, place in zip(axes, ins[1:], strict=True):
+        assert place.number is not None
+        if sizes[k] != old[k]:
+            start = min(max(int(place.number), 0), old[k] - sizes[k])
+            x = _cut(tracer, x, k, start, start + sizes[k])
+    if eqn.primitive.name == "dynamic_slice":
+        return [x]
+    numbers, labels = eqn.params["dimension_numbers"], list(x.axes)
+    out: list[Label] = [None] * len(shape(eqn.outvars[0]))
+    kept = (k for k in range(len(old)) if k not in numbers.collapsed_slice_dims)
+    for at, k in zip(numbers.offset_dims, kept, strict=True):
+        out[at] = labels[k]
+    return [x.shaped(out)]
 
 
 def _every(tracer: Tracer, label: Label, start: int, stride: int, old: int, new: int) -> Label:
@@ -214,14 +270,8 @@ def _every(tracer: Tracer, label: Label, start: int, stride: int, old: int, new:
 @rule("split", view=True)
 def _split(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     x, axis, at, outs = ins[0], eqn.params["axis"], 0, []
-    if isinstance(x.axes[axis], Index) and set(eqn.params["sizes"]) == {1}:
-        return [_place(tracer, x, axis, k) for k in range(len(eqn.outvars))]
-    if isinstance(x.axes[axis], Index | Part):
-        x = joined(tracer, x)
     for size in eqn.params["sizes"]:
-        label = x.axes[axis]
-        part = label and cut(label, at, at + size, tracer.algebra.where)
-        outs.append(x.shaped([*x.axes[:axis], part, *x.axes[axis + 1 :]]))
+        outs.append(_cut(tracer, x, axis, at, at + size))
         at += size
     return outs
 
@@ -259,12 +309,12 @@ def _stacked(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value
 @rule("unstack", view=True)
 def _unstacked(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     x, axis = ins[0], eqn.params["axis"]
-    if isinstance(x.axes[axis], Index):
-        places = (_place(tracer, x, axis, k) for k in range(len(eqn.outvars)))
-        return [y.shaped([*y.axes[:axis], *y.axes[axis + 1 :]]) for y in places]
-    x = joined(tracer, x)
-    tracer.algebra.fixed(x.axes[axis])
-    return [x.shaped([*x.axes[:axis], *x.axes[axis + 1 :]]) for _ in eqn.outvars]
+    if isinstance(x.axes[axis], Face):
+        cuts = [_cut(tracer, x, axis, k, k + 1) for k in range(len(eqn.outvars))]
+    else:
+        tracer.algebra.fixed(x.axes[axis])
+        cuts = [x] * len(eqn.outvars)
+    return [y.shaped([*y.axes[:axis], *y.axes[axis + 1 :]]) for y in cuts]
 
 
 def _common(tracer: Tracer, ins: Sequence[Value], skipped: int = -1) -> list[Label]:

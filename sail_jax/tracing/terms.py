@@ -20,10 +20,10 @@ from typing import TypeAlias
 
 __all__ = [
     "Atom",
+    "Face",
     "Fixed",
-    "Index",
+    "Fold",
     "Label",
-    "Part",
     "Product",
     "Sum",
     "Term",
@@ -31,6 +31,7 @@ __all__ = [
     "align",
     "atoms",
     "cut",
+    "faces",
     "fix",
     "leaves",
     "product",
@@ -119,104 +120,108 @@ class Sum:
         object.__setattr__(self, "size", sum(part.size for part in self.parts))
 
 
-class Index:
-    """The first axis of a term that was reshaped into several, while it may still be cut there.
+class Fold:
+    """A term that was reshaped to several axes, while it may still be cut along any of them.
 
-    A matrix of queries, keys and values is often reshaped to (3, width), and then cut along the 3.
-    Its term is then a sum of three. Had it been split into a product at once, the three would have
-    one order of units.
+    A matrix of queries, keys and values is often reshaped to (heads, 3, width), and then cut along
+    the 3. Its term is then a product of heads and a sum of three. Had it been split into a product
+    of three factors at once, queries, keys and values would have one order of units.
 
     Attributes:
       whole: The term before.
-      size: The number of parts.
+      sizes: The size of each axis, all larger than one.
     """
 
-    def __init__(self, whole: "Term", size: int) -> None:
+    def __init__(self, whole: "Term", sizes: tuple[int, ...]) -> None:
         self.whole = whole
-        self.size = size
-        self._split: tuple[Term, Term] | None = None
+        self.sizes = sizes
+        self._factors: tuple[Term, ...] = ()
 
-    def at(self, part: int, why: str) -> "Term":
-        """Cuts one part out of the term.
+    def at(self, axis: int, start: int, stop: int, why: str) -> "list[Label]":
+        """Cuts the term along one axis.
 
         Args:
-          part: Its number.
+          axis: The number of the axis.
+          start: The first place along it.
+          stop: The place after the last.
           why: Why units are fixed that cannot be cut there.
 
         Returns:
-          The term of the part.
+          The label of each axis after the cut.
         """
-        rest = self.whole.size // self.size
-        return cut(self.whole, part * rest, (part + 1) * rest, why)
+        outer, inner = self.sizes[:axis], self.sizes[axis + 1 :]
+        before, after = math.prod(outer), math.prod(inner)
+        halves = split(self.whole, before)
+        if halves is None:
+            fix(self.whole, why)
+            halves = Fixed(before), Fixed(self.sizes[axis] * after)
+        part = cut(halves[1], start * after, stop * after, why)
+        return [*faces(halves[0], outer), *faces(part, (stop - start, *inner))]
 
-    def factors(self, why: str) -> "tuple[Term, Term]":
+    def factors(self, why: str) -> "tuple[Term, ...]":
         """Splits the term into a product after all.
 
         Args:
           why: Why units are fixed where that is impossible.
 
         Returns:
-          The terms of the first axis, and of the others together.
+          The term of each axis.
         """
-        if self._split is None:
-            self._split = split(self.whole, self.size)
-        if self._split is None:
-            fix(self.whole, why)
-            self._split = Fixed(self.size), Fixed(self.whole.size // self.size)
-        return self._split
+        if not self._factors:
+            self._factors = self._split(why)
+        return self._factors
+
+    def _split(self, why: str) -> "tuple[Term, ...]":
+        found, rest = [], self.whole
+        for size in self.sizes[:-1]:
+            halves = split(rest, size)
+            if halves is None:
+                fix(self.whole, f"a reshape across its parts: {why}")
+                return tuple(map(Fixed, self.sizes))
+            found.append(halves[0])
+            rest = halves[1]
+        return (*found, rest)
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """An axis after an `Index`: which it is depends on the place along the index.
+class Face:
+    """One axis of a `Fold`.
 
     Attributes:
-      index: The index.
-      size: The number of units.
-      steps: How the axis comes from the whole part: the sizes of first factors, and which of the
-        two factors is meant each time.
+      fold: The fold.
+      axis: The number of the axis.
     """
 
-    index: Index
-    size: int
-    steps: tuple[tuple[int, int], ...] = ()
+    fold: Fold
+    axis: int
 
-    def halves(self, first: int) -> "tuple[Part, Part] | None":
-        """Splits the axis.
-
-        Args:
-          first: The size of the first factor.
-
-        Returns:
-          Both factors; None if it has no such factor.
-        """
-        if self.size % first:
-            return None
-        return (
-            Part(self.index, first, (*self.steps, (first, 0))),
-            Part(self.index, self.size // first, (*self.steps, (first, 1))),
-        )
-
-    def of(self, term: "Term", why: str) -> "Term":
-        """Finds the axis in the term of one part, or of all.
-
-        Args:
-          term: The term.
-          why: Why units are fixed where it cannot be split so.
-
-        Returns:
-          The term of the axis.
-        """
-        for first, which in self.steps:
-            factors = split(term, first)
-            if factors is None:
-                fix(term, why)
-                factors = Fixed(first), Fixed(term.size // first)
-            term = factors[which]
-        return term
+    @property
+    def size(self) -> int:
+        """The number of units."""
+        return self.fold.sizes[self.axis]
 
 
-Term: TypeAlias = Variable | Atom | Fixed | Product | Sum | Index | Part
+def faces(whole: "Term", sizes: "tuple[int, ...]") -> "list[Label]":
+    """Reshapes a term, which may be cut along any of its axes afterwards.
+
+    Args:
+      whole: The term.
+      sizes: The size of each axis.
+
+    Returns:
+      The label of each axis; None for an axis of one unit.
+    """
+    if 0 in sizes:
+        return [Fixed(size) for size in sizes]
+    kept = tuple(size for size in sizes if size > 1)
+    if len(kept) < 2:
+        return [whole if size > 1 else None for size in sizes]
+    fold = Fold(whole, kept)
+    own = iter(Face(fold, k) for k in range(len(kept)))
+    return [next(own) if size > 1 else None for size in sizes]
+
+
+Term: TypeAlias = Variable | Atom | Fixed | Product | Sum | Face
 Label: TypeAlias = Term | None
 
 
@@ -241,7 +246,7 @@ def resolve(term: Term) -> Term:
         for variable in seen:
             variable.bound = end
         return Fixed(1) if isinstance(end, Variable) and end.size == 1 else end
-    if isinstance(term, Atom | Fixed | Index | Part):
+    if isinstance(term, Atom | Fixed | Face):
         return term
     parts: list[Term] = []
     for part in map(resolve, term.parts):

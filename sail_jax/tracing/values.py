@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend import core
 
 from sail_jax.tracing.algebra import Algebra
-from sail_jax.tracing.terms import Fixed, Index, Label, Part, Term, leaves
+from sail_jax.tracing.terms import Face, Fixed, Label, Term, leaves
 
 __all__ = [
     "RULES",
@@ -55,7 +55,8 @@ class Value:
       columns: Of such integers side by side along the last axis, the units that each numbers.
         Only the next operation may use them.
       beyond: Whether their count was added to such integers, as is done with negative ones.
-      number: The real number that it is, if it is a scalar that constants alone make.
+      number: The real number that it is, if constants alone make it, and it is a scalar or one
+        integer.
       zero: Whether it is known to be 0, or False.
       positive: Whether it is known to be at least 0.
       nonzero: Whether it is known not to be 0, whatever the parameters are.
@@ -182,7 +183,7 @@ def constant(array: Any) -> Value:
     """Describes a constant.
 
     It counts as varying along every axis: a table of cosines for one position has equal entries,
-    and for two it has not.
+    and for two it has not. One integer in an array is an index.
 
     Args:
       array: The constant.
@@ -193,7 +194,9 @@ def constant(array: Any) -> Value:
     axes = tuple(None if n == 1 else Fixed(n) for n in np.shape(array))
     dtype = jax.numpy.result_type(array)
     real = any(jax.numpy.issubdtype(dtype, kind) for kind in (np.floating, np.integer, np.bool_))
-    number = float(array) if np.ndim(array) == 0 and real else math.nan
+    whole = not jax.numpy.issubdtype(dtype, np.floating) and np.size(array) == 1
+    known = real and (whole or np.ndim(array) == 0)
+    number = float(np.reshape(array, ())) if known else math.nan
     if math.isnan(number):
         return Value(axes, parametric=True)
     return Value(
@@ -247,11 +250,9 @@ def joined(tracer: Tracer, value: Value) -> Value:
     where = tracer.algebra.where
 
     def whole_term(label: Label) -> Label:
-        if isinstance(label, Index):
-            return label.factors(where)[0]
-        return label.of(label.index.factors(where)[1], where) if isinstance(label, Part) else label
+        return label.fold.factors(where)[label.axis] if isinstance(label, Face) else label
 
-    if not any(isinstance(label, Index | Part) for label in value.axes):
+    if not any(isinstance(label, Face) for label in value.axes):
         return value
     return value.shaped([whole_term(label) for label in value.axes])
 

@@ -52,6 +52,14 @@ def _convolve(groups):
     return f
 
 
+def _grouped(x):
+    return x[:, :2] + 1, x[:, 2] * 2, x[:, 3] * 3
+
+
+def _beside(x):
+    return x[:3] + 1, x[3] * 2, x[4] * 3
+
+
 TWO = ((3, 4), (3, 4))
 UNARY = {
     **{
@@ -121,6 +129,15 @@ SHAPES = {
     "split, parts": Case(
         lambda x: tuple(jnp.split(x.reshape(3, 2, 4).transpose(1, 0, 2), 2)), ((3, 8),), "a(b+c)"
     ),
+    "reshape, cut inside": Case(
+        lambda x: tuple(jnp.split(x.reshape(2, 3, 4).transpose(1, 2, 0), 3)), ((24,),), "(a(b+c+d))"
+    ),
+    "reshape, cut twice": Case(lambda x: _grouped(x.reshape(3, 4, 2)), ((24,),), "(a((bc)+d+e))"),
+    "reshape, cut beside": Case(lambda x: _beside(x.reshape(5, 3)), ((15,),), "((ab)+c+d)"),
+    "reshape, joined again": Case(
+        lambda x: x.reshape(2, 3, 4).reshape(6, 2, 2)[:, 0].reshape(2, 6)[0] + 1, ((24,),),
+        "(_a(b+c))",
+    ),
     "slice": Case(lambda x: x[:, 1:3], ((3, 5),), "a(_+b+c)"),
     "slice, strided": Case(lambda x: x[:, 1::2], ((3, 6),), "a(b_)"),
     "split": Case(lambda x: tuple(jnp.split(x, [2, 5], axis=1)), ((3, 8),), "a(b+c+d)"),
@@ -182,6 +199,13 @@ SUMS = {
 }  # fmt: skip
 
 INDEXED = {
+    "cut, at one place": Case(
+        lambda x: (x.reshape(3, 2, 4)[:, [0]] + 1, x.reshape(3, 2, 4)[:, [-1]] * 2), ((24,),),
+        "(a(b+c))",
+    ),
+    "cut, at a constant": Case(
+        lambda x: lax.dynamic_slice(x, (0, 1), (3, 2)) + 1, ((3, 4),), "a(_+b+_)"
+    ),
     "gather, by number": Case(lambda x: x[jnp.array([0, 2])], ((3, 4),), "_a"),
     "gather, by unit": Case(
         lambda x, y: jnp.take(y, x.argmax(1), axis=0), ((3, 4), (4, 5)), "ab bc"

@@ -47,28 +47,31 @@ class Unread:
       shape: The shape of the part.
     """
 
-    def __init__(self, tensor: Tensor, index: Any = ()) -> None:
+    def __init__(self, tensor: Tensor, *indices: Any) -> None:
         """Describes a tensor, or a part of one; nothing is read yet.
 
         Args:
           tensor: The tensor.
-          index: Slices of its first axes; the others are whole.
+          *indices: Indices that are applied one after the other, each of slices or positions along
+            first axes; the other axes are whole.
         """
-        self._tensor, self._index = tensor, index
+        self._tensor, self._indices = tensor, indices
         self.dtype = tensor.dtype
-        self.shape = tuple(
-            len(range(*part.indices(n))) if isinstance(part, slice) else n
-            for part, n in zip([*index, *[None] * len(tensor.shape)], tensor.shape, strict=False)
-        )
+        self.shape = tuple(tensor.shape)
+        for index in indices:
+            cut = (
+                len(range(*part.indices(n)) if isinstance(part, slice) else part)
+                for part, n in zip(index, self.shape, strict=False)
+            )
+            self.shape = (*cut, *self.shape[len(index) :])
 
     def __getitem__(self, index: Any) -> "Unread":
-        if self._index:
-            raise IndexError("a part of a part")
-        return type(self)(self._tensor, index)
+        return type(self)(self._tensor, *self._indices, index)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        # Without the ellipsis NumPy would return the entry of a tensor without axes, not an array.
-        array = read_whole(self._tensor)[(*self._index, ...)]
+        array = read_whole(self._tensor)
+        for index in self._indices:
+            array = array[index]
         return array if dtype is None else array.astype(dtype)
 
 

@@ -155,7 +155,8 @@ def test_group_sizes_given_or_inferred():
 
 def test_fused_axes():
     assert parse_axes("(a + b)* x") == parse_axes("(a* + b*) x")
-    assert [f.block for f in parse_axes("(h q + h q* + v)")[0]] == [0, 0, 1, 1, 2]
+    fused = [(0,), (0,), (1,), (1,), (2,)]
+    assert [f.block for f in parse_axes("(h q + h q* + v)")[0]] == fused
     rules = {"in": "x* (h q + h q* + h v)", "out": "(h v)* y"}
     params = {"in": shape(3, 2 * 3 + 2 * 3 + 2 * 4), "out": shape(8, 5)}
     outer = {"{x,y}": "outer"}

@@ -9,6 +9,8 @@ import pytest
 
 from sail_jax import growth, spec_of
 from sail_jax.architectures.files import written
+from sail_jax.basis.axes import parse_axes
+from sail_jax.basis.spaces import Leaf, Space, Spec
 from sail_jax.interop.settings import Network, table_by_probing
 
 CONFIG = {
@@ -100,6 +102,33 @@ def test_a_table_in_a_file_is_the_same():
     assert rules.sizes == {"head.{i}": 2, "group.{i}": 2, "qk.{i}": 2, "v.{i}": 2}
 
 
+def test_sizes_in_proportion_to_entries_are_found():
+    """A head has a rotary quarter; nothing but the entries shows how it is divided."""
+    rules = {
+        "qkv": "resid* (head (turn + rest + seven))",
+        "up": "resid* hidden",
+        "o": "five* resid",
+    }
+
+    def made(config):
+        width, heads = config["width"], config["heads"]
+        head = width // heads
+        if width % heads or head % 4:
+            raise ValueError("no such network")
+        sizes = {"resid": width, "head": heads, "turn": head // 4, "rest": 3 * head // 4}
+        sizes |= {"seven": 7, "hidden": 4 * width, "five": 5}
+        spaces = tuple(Space(name, n, "") for name, n in sizes.items())
+        found = Spec(tuple(Leaf(path, parse_axes(text)) for path, text in rules.items()), spaces)
+        return Network(found, {leaf.path: found.shape(leaf.path) for leaf in found.leaves})
+
+    table = table_by_probing({"width": 16, "heads": 2}, made, names=rules)
+    assert table.rules({"width": 48, "heads": 3}).sizes == {
+        "head": 3, "turn": 4, "rest": 12, "seven": 7, "hidden": 192,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="4 does not divide 10"):
+        table.rules({"width": 10, "heads": 1})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("to", "method"),
@@ -125,7 +154,7 @@ def test_what_was_found_grows_networks_that_compute_the_same(to, method):
 
 def test_layers_that_differ_are_refused():
     def other(config):
-        found, sizes = probe(config)
+        found, sizes, _ = probe(config)
         if config["num_layers"] > 1:
             first = dict(sizes)
             found = spec_of(

@@ -15,7 +15,7 @@ from sail_jax import check_spec, spec_of
 from sail_jax.basis.families import NONLINEARITIES, Family
 from sail_jax.tracing.infer import _run
 from sail_jax.tracing.interpreter import Interpreter, alive
-from sail_jax.tracing.terms import Index, Part, Variable
+from sail_jax.tracing.terms import Face, Variable
 from sail_jax.tracing.values import Value
 
 NAMES = known_networks.NAMES
@@ -121,7 +121,7 @@ def outcomes(jaxpr, values):
 
 def is_whole(value):
     """Whether a value has a term for each axis: others wait for a cut along the first of them."""
-    return not any(isinstance(label, Index | Part) for label in value.axes)
+    return not any(isinstance(label, Face) for label in value.axes)
 
 
 def doubled(x):
