@@ -184,8 +184,8 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
         for name in inner:
             read = {name}
             for text in (axes[p] for p in other.axes):
-                words = {*text.split()}
-                read |= (words & inner) if f"{name}*" in words else set()
+                used = {*text.split()}
+                read |= (used & inner) if f"{name}*" in used else set()
             ends[name] = tuple(
                 p for p, text in own.items() if {*text.split()} & {f"{x}*" for x in read}
             )
