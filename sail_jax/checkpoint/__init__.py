@@ -1,9 +1,10 @@
 """Checkpoints on disk: opened, written, merged, grown, aligned and compared, tensor by tensor.
 
 `open_checkpoint`, `load_checkpoint` and `save_checkpoint` know the file formats.
-`merge_checkpoints` and `merge_recipe` merge, `grow_checkpoint` makes a larger network,
-`align_checkpoints` brings one network near another, and `compare_checkpoints` says how far networks
-disagree. These read tensors as they are needed, so models may be larger than the memory.
+`merge_checkpoints` and `merge_recipe` merge, `average_checkpoints` averages the steps of a training
+run, `grow_checkpoint` makes a larger network, `align_checkpoints` brings one network near another,
+and `compare_checkpoints` says how far networks disagree. These read tensors as they are needed, so
+models may be larger than the memory.
 """
 
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from sail_jax.merging.tensors import Tensor
 
 if TYPE_CHECKING:
     from sail_jax.checkpoint.operations.aligning import align_checkpoints
+    from sail_jax.checkpoint.operations.averaging import average_checkpoints
     from sail_jax.checkpoint.operations.comparing import Comparison, compare_checkpoints
     from sail_jax.checkpoint.operations.growing import grow_checkpoint
     from sail_jax.checkpoint.operations.merging import merge_checkpoints, merge_recipe
@@ -25,6 +27,7 @@ __getattr__, __dir__ = lazily(
     __name__,
     {
         "align_checkpoints": "operations.aligning",
+        "average_checkpoints": "operations.averaging",
         "Comparison": "operations.comparing",
         "compare_checkpoints": "operations.comparing",
         "grow_checkpoint": "operations.growing",
@@ -41,6 +44,7 @@ __all__ = [
     "RunOptions",
     "Tensor",
     "align_checkpoints",
+    "average_checkpoints",
     "compare_checkpoints",
     "create",
     "grow_checkpoint",

@@ -91,7 +91,9 @@ def flag(name: str, value: str) -> str:
     >>> flag("allow_nonfinite", "True"), flag("rules", "...")
     ('--allow-nonfinite', '--spec')
     """
-    return "--" + {"rules": "spec"}.get(name, name).replace("_", "-")
+    return "--" + {"rules": "spec", "select": "params", "write_as": "as"}.get(name, name).replace(
+        "_", "-"
+    )
 
 
 def on_inputs(

@@ -23,6 +23,7 @@ COMMANDS = {
     "merge": Command("Merge checkpoints by a recipe, tensor by tensor.", "sail_jax.cli", True),
     "grow": Command("Grow a checkpoint in width and depth.", "sail_jax.cli", True),
     "align": Command("Permute or rotate a checkpoint to match another.", "sail_jax.cli", True),
+    "average": Command("Average the checkpoints of a training run.", "sail_jax.cli", True),
     "inspect": Command("Spaces, sizes and parameters of a checkpoint.", "sail_jax.cli"),
     "examples": Command("Small real checkpoints and recipes, to try merging on."),
     "quickstart": Command("Four real results in a minute or two, and a page.", resumes=True),

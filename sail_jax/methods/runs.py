@@ -20,7 +20,7 @@ def trajectory(*, shape: Shape = "uniform", decay: float | None = None) -> Merge
     The models are the checkpoints, oldest first, at even distances. The result is sum_j w_j c_j
     theta_j / sum_j w_j c_j, where c are the weights of the shape (`sail_jax.trajectory.weights`).
     It is the point that the same updates reach when they are multiplied by the decay of that shape.
-  
+
 
     Args:
       shape: "uniform" or "linear" (1/n each), "cosine", "1-sqrt", "1-square", "ema" (exponential,

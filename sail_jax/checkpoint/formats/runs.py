@@ -26,7 +26,7 @@ from sail_jax.checkpoint.formats.files import CheckpointError, reading
 from sail_jax.checkpoint.formats.orbax_folders import temporary
 from sail_jax.checkpoint.formats.table import SUFFIXES
 
-__all__ = ["Step", "latest", "named", "split", "steps"]
+__all__ = ["Step", "is_pattern", "is_step", "latest", "named", "split", "steps"]
 
 _NUMBERED = re.compile(r"(?:(.*)[_-])?(\d{1,18})", re.DOTALL)
 _NUMBER = re.compile(r"\d{1,18}")
@@ -127,6 +127,33 @@ def split(text: str | PathLike[str]) -> tuple[str, str | None]:
     return text, None
 
 
+def is_pattern(path: str | PathLike[str]) -> bool:
+    """Tells whether a path is a pattern of several names.
+
+    Args:
+      path: The path, without a choice of steps.
+
+    Returns:
+      Whether it has a wildcard, and nothing has it for a name.
+    """
+    return bool(_PATTERN.search(fspath(path))) and not Path(path).exists()
+
+
+def is_step(name: str) -> bool:
+    """Tells whether a folder of this name could be a step of a run.
+
+    Args:
+      name: The name, without folders above it.
+
+    Returns:
+      Whether it is a number, or ends in one.
+
+    >>> is_step("checkpoint-100"), is_step("100"), is_step("gpt2")
+    (True, True, False)
+    """
+    return _NUMBERED.fullmatch(name) is not None
+
+
 def named(text: str | PathLike[str]) -> tuple[Step, ...]:
     """Finds the checkpoints that a text names, as the top of this module says.
 
@@ -156,7 +183,7 @@ def named(text: str | PathLike[str]) -> tuple[Step, ...]:
         if not found and choice is not None:
             raise CheckpointError(f"{path} holds no numbered checkpoints: '@{choice}' names none")
         found = found or (_step(Path(path)),)
-    elif _PATTERN.search(path):
+    elif is_pattern(path):
         with reading(path):
             paths = [Path(name) for name in glob.glob(path)]
         found = [_step(p) for p in paths if not temporary(p.name)]

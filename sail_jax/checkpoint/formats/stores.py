@@ -6,7 +6,7 @@ TensorStore is imported by this module alone, and only when there is such a chec
 import contextlib
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from sail_jax import disk
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, checked_shape
 from sail_jax.merging.tensors import Shape, Tensor, check_read
 
-__all__ = ["StoredArray", "failing", "listed", "opened"]
+__all__ = ["StoredArray", "belongs", "failing", "in_one", "listed", "opened", "rewrite"]
 
 # How many bytes of small blocks are read at once.
 _RUN = 8 << 20
@@ -25,6 +25,7 @@ _SLACK = 4
 _MANIFEST = "manifest.ocdbt"
 _DRIVERS = {".zarray": "zarr", "zarr.json": "zarr3"}
 """The file that describes an array, and the driver that reads it."""
+_ABOUT = (*_DRIVERS, ".zattrs", ".zgroup")
 
 
 class StoredArray:
@@ -38,16 +39,18 @@ class StoredArray:
       dtype: The type of its entries.
       shape: Its shape.
       source: Where it lies, for messages.
+      key: The key of the array in its store.
       needs: Bytes held while it is read, at most.
     """
 
-    def __init__(self, name: str, store: Any, source: str) -> None:
+    def __init__(self, name: str, store: Any, source: str, key: str) -> None:
         """Describes an array; nothing of it is read.
 
         Args:
           name: The tensor's name in the checkpoint.
           store: The open array, a `tensorstore.TensorStore`.
           source: Where it lies, for messages.
+          key: The key of the array in its store.
 
         Raises:
           CheckpointError: If no array can have its shape, its type is not one of `DTYPES`, or its
@@ -57,7 +60,7 @@ class StoredArray:
         kind = store.dtype.name
         if kind not in DTYPES:
             raise CheckpointError(f"{what} has the type {kind}, which is not read")
-        self.name, self.source, self.dtype = name, source, DTYPES[kind]
+        self.name, self.source, self.key, self.dtype = name, source, key, DTYPES[kind]
         self.shape: Shape = checked_shape(tuple(store.shape), self.dtype.itemsize, what)
         chunk = checked_shape(
             tuple(store.chunk_layout.read_chunk.shape or ()),
@@ -82,6 +85,36 @@ class StoredArray:
         self._store = store
         self._lock = threading.Lock()
         self._kept = (-1, np.empty(0))
+
+    @property
+    def block(self) -> int:
+        """The number of entries of a block: what is read at once, if it is read from its start."""
+        return max(1, self._height * self._width)
+
+    @property
+    def driver(self) -> str:
+        """How the array is stored, "zarr" or "zarr3"."""
+        return self._store.spec().to_json()["driver"]
+
+    def bands(self) -> Iterator[tuple[tuple[Any, ...], int, int]]:
+        """Divides the array into runs of whole chunks as they are written.
+
+        Yields:
+          The place of a run in the array, an index; its first entry; and how many there are.
+        """
+        size, axis = math.prod(self.shape), len(self._at)
+        if not size:
+            return
+        if axis == len(self.shape):
+            yield self._at, 0, size
+            return
+        rows = self.shape[axis]
+        height = self._store.chunk_layout.write_chunk.shape[axis]
+        height *= max(1, _RUN // max(1, height * self._width * self.dtype.itemsize))
+        for first in range(0, rows, height):
+            last = min(first + height, rows)
+            place = (*self._at, slice(first, last))
+            yield place, first * self._width, (last - first) * self._width
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
         """Reads consecutive entries, in row-major order.
@@ -178,7 +211,7 @@ def opened(
     for name, future in pending.items():
         with failing(f"read {root}: '{name}'"):
             array = future.result()
-        tensors[name] = StoredArray(name, array, str(root))
+        tensors[name] = StoredArray(name, array, str(root), names[name])
     return tensors
 
 
@@ -216,6 +249,112 @@ def listed(root: Path) -> dict[str, tuple[str, str]]:
             if above and last in _DRIVERS:
                 found[above] = (above, _DRIVERS[last])
         return found
+
+
+def in_one(root: Path) -> bool:
+    """Tells whether a store keeps its arrays in files that they share.
+
+    Args:
+      root: The folder of the store.
+
+    Returns:
+      True for an OCDBT store; False where each array has a folder of its own.
+    """
+    return (root / _MANIFEST).exists()
+
+
+def belongs(name: str) -> bool:
+    """Tells whether a file or folder beside a manifest belongs to the OCDBT store.
+
+    Args:
+      name: The name of the file or folder.
+
+    Returns:
+      Whether it holds bytes of arrays.
+    """
+    return name in (_MANIFEST, "d") or name.startswith("ocdbt.process_")
+
+
+def rewrite(
+    source: Path,
+    target: Path,
+    arrays: Sequence[StoredArray],
+    values: Callable[[StoredArray, int, int], np.ndarray],
+) -> None:
+    """Gives some arrays of a copied store other values; the rest is copied as it is stored.
+
+    Args:
+      source: The folder of the store.
+      target: The folder of the copy. Where each array has its own folder, it holds all of them
+        already; otherwise nothing of the store.
+      arrays: Those that get other values, as `opened` opened them.
+      values: `values(array, start, count)`: the new entries of an array, flat.
+
+    Raises:
+      CheckpointError: If the store cannot be read or written.
+    """
+    import tensorstore as ts
+
+    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, **_NODES})
+    keys = {array.key: array for array in arrays}
+    with failing(f"write {target}"):
+        if in_one(source):
+            target_store = {
+                "driver": "ocdbt",
+                "base": {"driver": "file", "path": f"{target}/"},
+                "cache_pool": "cache_pool#nodes",
+            }
+            old = ts.KvStore.open(_store(source), context=context).result()
+            new = ts.KvStore.open(target_store, context=context).result()
+            writes = _Writes()
+            for key in old.list().result():
+                above, _, last = key.decode().rpartition("/")
+                # An array's description stays; its chunks are written below.
+                if last in _ABOUT or not _within(above, keys):
+                    value = old.read(key).result().value
+                    writes.add(new.write(key, value), len(value))
+            writes.wait()
+        else:
+            target_store = _store(target)
+        writes = _Writes()
+        for key, array in keys.items():
+            spec = {
+                "driver": array.driver,
+                "kvstore": {**target_store, "path": f"{target_store.get('path', '')}{key}/"},
+                # Orbax may ask for chunks of zeros, too.
+                "store_data_equal_to_fill_value": True,
+            }
+            store = ts.open(spec, context=context, write=True, open=True).result()
+            for place, start, count in array.bands():
+                entries = values(array, start, count)
+                part = store[place]
+                writes.add(part.write(entries.reshape(part.shape)).commit, entries.nbytes)
+        writes.wait()
+
+
+class _Writes:
+    """Writes under way: a store joins those that are under way at once, and memory is bounded."""
+
+    def __init__(self) -> None:
+        self._pending: list[Any] = []
+        self._bytes = 0
+
+    def add(self, future: Any, size: int) -> None:
+        self._pending.append(future)
+        self._bytes += size
+        if self._bytes >= _RUN:
+            self.wait()
+
+    def wait(self) -> None:
+        while self._pending:
+            self._pending.pop().result()
+        self._bytes = 0
+
+
+def _within(folder: str, keys: Mapping[str, Any]) -> bool:
+    """Whether a folder of a store is one of some arrays, or lies within one."""
+    parts = folder.split("/")
+    return any("/".join(parts[:i]) in keys for i in range(1, len(parts) + 1))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,119 @@
+"""A copy of a checkpoint in which some tensors have other values.
+
+Everything else is copied byte for byte: the containers of the tree, metadata, sharding, compression
+and the order of tensors, other items, and the bytes of the other tensors. So the program that wrote
+the checkpoint restores the copy as its own.
+"""
+
+import math
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sail_jax.checkpoint.formats import stores
+from sail_jax.checkpoint.formats.files import CheckpointError, StoredTensor, explained
+from sail_jax.checkpoint.formats.folders import pwrite
+from sail_jax.checkpoint.formats.layout import Layout, staged
+from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.merging.tensors import Tensor
+
+__all__ = ["layout"]
+
+_STAGE = "tensors"
+# Files of these formats have no checksums of tensors, which a new value would contradict.
+_PLAIN = ("safetensors", "msgpack")
+
+
+def layout(checkpoint: Checkpoint, names: Iterable[str]) -> Layout:
+    """Lays out a stage for the new values, of which a copy of a checkpoint is made at the end.
+
+    Args:
+      checkpoint: The open checkpoint that is copied.
+      names: The tensors that get other values, of the same dtype and shape.
+
+    Returns:
+      The layout of the stage, with the function that makes the copy.
+
+    Raises:
+      CheckpointError: If a tensor lies where its value cannot be replaced.
+    """
+    changed = {name: checkpoint.tensors[name] for name in names}
+    for name, tensor in changed.items():
+        stored = isinstance(tensor, stores.StoredArray)
+        if not stored and not (checkpoint.format in _PLAIN and isinstance(tensor, StoredTensor)):
+            raise CheckpointError(
+                f"{checkpoint.path}: '{name}' cannot be replaced in a copy of this "
+                f"{checkpoint.format} checkpoint; write the parameters alone"
+            )
+    stage = staged({name: (x.dtype, x.shape) for name, x in changed.items()}, _STAGE)
+
+    def convert(folder: Path, out: Path) -> None:
+        values = _Staged(folder / _STAGE, {n: r[0].offset for n, r in stage.regions.items()})
+        _copied(checkpoint, out, changed, values)
+
+    return stage._replace(convert=convert, among=True)
+
+
+class _Staged:
+    """The new values in the file of the stage."""
+
+    def __init__(self, path: Path, offsets: Mapping[str, int]) -> None:
+        self._path, self._offsets = path, offsets
+
+    def read(self, tensor: Tensor, start: int, count: int) -> np.ndarray:
+        """Reads entries of a tensor, flat."""
+        at = self._offsets[tensor.name] + start * tensor.dtype.itemsize
+        with explained("read", self._path):
+            raw = np.fromfile(self._path, np.uint8, count * tensor.dtype.itemsize, offset=at)
+        return raw.view(tensor.dtype)
+
+
+def _copied(
+    checkpoint: Checkpoint, out: Path, changed: Mapping[str, Tensor], values: _Staged
+) -> None:
+    """Makes the copy of a file or a folder at `out`."""
+    origin = checkpoint.path
+    in_stores: dict[Path, list[Any]] = {}
+    in_files: dict[Path, list[StoredTensor]] = {}
+    for tensor in changed.values():
+        if isinstance(tensor, StoredTensor):
+            in_files.setdefault(Path(tensor.source), []).append(tensor)
+        else:
+            in_stores.setdefault(Path(tensor.source), []).append(tensor)
+    roots = [root for root in in_stores if stores.in_one(root)]
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        # What holds the bytes of all arrays is made anew below.
+        return set(filter(stores.belongs, names)) if Path(folder).resolve() in roots else set()
+
+    with explained("write", out):
+        if origin.is_dir():
+            shutil.copytree(origin, out, ignore=left_out, dirs_exist_ok=True)
+        else:
+            shutil.copyfile(origin, out)
+
+    def target(source: Path) -> Path:
+        inside = os.path.relpath(source.resolve(), origin.resolve())
+        return out if inside == "." else out / inside
+
+    for root, tensors in in_stores.items():
+        stores.rewrite(root, target(root), tensors, values.read)
+    for path, tensors in in_files.items():
+        with explained("write", target(path)), target(path).open("r+b", buffering=0) as file:
+            for tensor in tensors:
+                for offset, data in _bytes(tensor, values):
+                    pwrite(file.fileno(), data, offset)
+
+
+def _bytes(tensor: StoredTensor, values: _Staged) -> Iterator[tuple[int, memoryview]]:
+    """The new bytes of a tensor in the runs that it has in its file."""
+    entries = values.read(tensor, 0, math.prod(tensor.shape))
+    raw = (entries.byteswap() if tensor.swap else entries).view(np.uint8)
+    start = 0
+    for offset, length in tensor.runs:
+        yield offset, raw[start : start + length].data
+        start += length
