@@ -201,7 +201,7 @@ def _plan(args: Namespace, spec: Any, config: Any) -> int:
     from sail_jax.checkpoint.formats.open import open_values
     from sail_jax.checkpoint.sources import alignment
 
-    with open_values(args.b, allow_pickle=args.allow_pickle) as checkpoint:
+    with open_values(args.b, allow_pickle=args.allow_pickle, select=args.select) as checkpoint:
         resolved = alignment.spec_of(checkpoint, config, spec)
     chosen = alignment.matchable(resolved, args.spaces)
     within = align.nested(resolved)

@@ -81,11 +81,6 @@ def add_arguments(parser: Any) -> None:
         help="read the decay at each checkpoint, or as a mean between two; default: %(default)s",
     )
     add(
-        "--params",
-        metavar="GLOB",
-        help="average the tensors that fit this pattern; default: the weights of a known state",
-    )
-    add(
         "--state",
         choices=("last", "zero", "drop", "average-moments"),
         help="what becomes of the optimiser's state; default: last in a run, else drop",
@@ -120,7 +115,7 @@ def run(args: Namespace) -> int:
     paths, out = (named, Path(last)) if named else ([last], None)
     given: dict[str, Any] = {
         "window": args.window, "shape": args.shape, "decay": args.decay, "weights": args.weights,
-        "at": args.at, "select": args.params, "state": args.state, "write_as": args.write_as,
+        "at": args.at, "state": args.state, "write_as": args.write_as,
     }  # fmt: skip
     checkpoints = _chosen(args, paths)
     if args.plan:

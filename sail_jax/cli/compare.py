@@ -45,7 +45,9 @@ def run(args: Namespace) -> int:
         raise ValueError("--scales are of task vectors: give --base, --data and --linearity, too")
     config = None if args.config is None else read_target(args.config)
     examples = None if args.data is None else trying.read_examples(args.data)
-    comparison = compare_checkpoints(args.checkpoint, args.base, allow_pickle=args.allow_pickle)
+    comparison = compare_checkpoints(
+        args.checkpoint, args.base, allow_pickle=args.allow_pickle, select=args.select
+    )
     record = described(comparison)
     if examples is not None:
         trial = trying.try_average(

@@ -257,7 +257,9 @@ def _draft(args: Namespace) -> int:
     from sail_jax.checkpoint.sources.growth import read_target
 
     config = None if args.config is None else read_target(args.config)
-    with open_values(args.checkpoint, allow_pickle=args.allow_pickle) as checkpoint:
+    with open_values(
+        args.checkpoint, allow_pickle=args.allow_pickle, select=args.select
+    ) as checkpoint:
         show(tables.draft_table(checkpoint, config), end="")
     return 0
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sail_jax.checks import escaped
-from sail_jax.cli.options import add_tables, numbers, on_inputs
+from sail_jax.cli.options import add_params, add_tables, numbers, on_inputs
 from sail_jax.cli.progress import say, show
 
 FIGURE, SCHEMA = "spaces.png", "sail-jax inspect 1"
@@ -41,6 +41,7 @@ def add_arguments(parser: Any) -> None:
         help="with --linearity and --base: scales of task vectors (default: 0.4)",
     )
     add_tables(parser, "CKPT")
+    add_params(parser)
     add("--draft", action="store_true", help="print such a file to start from, and stop")
     add("--full", action="store_true", help="a row for every tensor and space of every layer")
     add(
@@ -82,6 +83,7 @@ def run(args: Namespace) -> int:
         disk.admit(args.json, SCHEMA, "a record of inspect")
     opening = open_values if args.draft else open_checkpoint
     with opening(args.checkpoint[0], allow_pickle=args.allow_pickle) as checkpoint:
+        checkpoint.select(args.select)
         if args.draft:
             config = None if args.config is None else read_target(args.config)
             show(tables.draft_table(checkpoint, config), end="")
@@ -132,6 +134,7 @@ def inspect(checkpoint: Any, args: Namespace) -> tuple[dict[str, Any], Any]:
 
     config = config_of(checkpoint.extras) if args.config is None else read_target(args.config)
     name, spec, notes, questions = _spec(checkpoint, config, args)
+    notes = [*checkpoint.about(), *notes]
     if scheme := quantization(checkpoint.tensors, config):
         notes = [f"quantised by {scheme}: values, shapes and counts are those of codes", *notes]
     if args.config is None and not _adapter(checkpoint):

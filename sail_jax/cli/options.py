@@ -19,6 +19,7 @@ __all__ = [
     "UsageError",
     "add_certify",
     "add_copying",
+    "add_params",
     "add_tables",
     "file",
     "flag",
@@ -91,9 +92,8 @@ def flag(name: str, value: str) -> str:
     >>> flag("allow_nonfinite", "True"), flag("rules", "...")
     ('--allow-nonfinite', '--spec')
     """
-    return "--" + {"rules": "spec", "select": "params", "write_as": "as"}.get(name, name).replace(
-        "_", "-"
-    )
+    options = {"rules": "spec", "select": "params", "write_as": "as"}
+    return "--" + options.get(name, name).replace("_", "-")
 
 
 def on_inputs(
@@ -336,6 +336,7 @@ def add_copying(parser: Any) -> None:
         default=5 * 10**9,
         help="largest size of one file of a sharded output; default: 5GB",
     )
+    add_params(parser)
     add("--allow-nonfinite", action="store_true", help="do not stop at NaN and infinities")
     add(
         "--allow-pickle",
@@ -343,6 +344,21 @@ def add_copying(parser: Any) -> None:
         help="read PyTorch's .bin files; their pickles are parsed, never run",
     )
     add("--quiet", action="store_true", help="show no progress")
+
+
+def add_params(parser: Any) -> None:
+    """Adds --params, which says which tensors of a checkpoint are worked on.
+
+    Args:
+      parser: The parser of the command.
+    """
+    parser.add_argument(
+        "--params",
+        dest="select",
+        metavar="GLOB",
+        help="take only the tensors that these patterns fit, such as 'params/*,batch_stats/*'; "
+        "default: the weights of a state of training, and all tensors of anything else",
+    )
 
 
 def outcome(done: Any, tensors: int) -> str:
@@ -375,5 +391,5 @@ def run_options(args: Any, progress: Any = None) -> Any:
     return RunOptions(
         resume=args.resume, max_memory=args.max_memory, threads=args.threads,
         allow_nonfinite=args.allow_nonfinite, allow_pickle=args.allow_pickle, format=args.format,
-        shard_bytes=args.shard_size, progress=progress,
+        shard_bytes=args.shard_size, select=args.select, progress=progress,
     )  # fmt: skip

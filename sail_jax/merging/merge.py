@@ -27,6 +27,7 @@ from sail_jax.merging.evaluate import Leaf, evaluate, on_one_cpu, will_be_traced
 from sail_jax.merging.integers import Integers
 from sail_jax.merging.leafwise import check_paths
 from sail_jax.merging.reductions import weighted_sum
+from sail_jax.merging.selection import Rest, Select, part
 from sail_jax.merging.steps import NEEDS, Needs, Step, kernel
 from sail_jax.merging.streaming import NotFiniteError
 from sail_jax.merging.task_vectors import (
@@ -228,30 +229,37 @@ class Merge:
         *,
         weights: Weights = None,
         integers: Integers | None = None,
+        select: Select = None,
+        rest: Rest = "last",
     ) -> PyTree:
         """Merges pytrees.
 
         Args:
           models: M pytrees with the same leaf paths and shapes. Floating leaves are merged, in
             float32, or in float64 where a model has it. Integers, bools and random keys are copied.
-            All other leaves have to agree between models.
+            All other leaves have to agree between models. They may be whole states of training,
+            such as a `TrainState` or `nnx.state(model)`: then only their weights are merged.
           base: The pytree from which the models were tuned, of the same paths and shapes.
           weights: Shape `[M]`, finite; 1 for each model by default.
           integers: Whose integers, bools and keys are taken where models differ: those of the base
             or else of the "first" model, of the "last", or the largest ("max"); "refuse" makes it
             an error. By default the first, with a warning; traced values cause none.
+          select: Which leaves are merged: patterns such as "params/*", or a function of a path. By
+            default the weights of a state that `selection` knows, and all leaves of any other tree.
+          rest: Whose other leaves are taken: those of the base or else the "first" model, or of the
+            "last". "error" refuses trees that have any.
 
         Returns:
           A pytree of the structure and dtypes of the base (of the first model without one).
 
         Raises:
           ValueError: For models and weights that do not fit, for values that are not finite, and
-            for outcomes that do not fit their dtype. The message names the merge and the leaf.
-            Traced values are not checked.
+            for outcomes that do not fit their dtype, and where the state of an optimiser is
+            selected. The message names the merge and the leaf. Traced values are not checked.
           TypeError: For dtypes that cannot be merged, and for a missing base.
         """
         try:
-            return self._merged(models, base, weights, integers)
+            return self._merged(models, base, weights, integers, select, rest)
         except (TypeError, ValueError) as error:
             raise _named(self.name, error) from error
 
@@ -261,6 +269,8 @@ class Merge:
         base: PyTree | None,
         weights: Weights,
         integers: Integers | None,
+        select: Select,
+        rest: Rest,
     ) -> PyTree:
         """Merges pytrees; its errors do not name the merge yet."""
         if isinstance(models, str) or not isinstance(models, Sequence):
@@ -268,6 +278,10 @@ class Merge:
         self.check_models(len(models), base is not None)
         # Something has to say which leaves there are and what dtype the outcome has.
         like = models[0] if base is None else base
+        if (parted := part(models, like, select, rest)) is not None:
+            *models, like = parted.trees
+            base = None if base is None else like
+            return parted.whole(self._merged(models, base, weights, integers, "*", rest))
         if self.base == "merged":
             models, weights = [base, *models], with_base(weights)
         w = self.check_weights(weights, len(models))

@@ -16,6 +16,7 @@ from sail_jax.checkpoint.formats.quantized import quantization
 from sail_jax.checkpoint.formats.safetensors_files import read_index
 from sail_jax.checkpoint.formats.table import FORMATS, SUFFIXES, Format, of_file
 from sail_jax.checks import argument
+from sail_jax.merging.selection import Select, Selection, selection
 from sail_jax.merging.tensors import Tensor
 
 __all__ = ["Checkpoint", "changed", "load_checkpoint", "open_checkpoint", "open_values"]
@@ -50,6 +51,8 @@ class Checkpoint:
       rivals: Files of the same format in the folder that are not read, as another was preferred.
       others: Files and folders beside the tensors that are neither read nor carried to an output,
         such as a model's code.
+      rest: Tensors that were not selected, by name; see `select`.
+      selection: Which tensors were selected; None if none were asked for.
       step: Which step of a run is read, a sentence; "" if the path names the checkpoint itself.
     """
 
@@ -62,6 +65,8 @@ class Checkpoint:
         self.files: dict[Path, os.stat_result] = {}
         self.rivals: tuple[str, ...] = ()
         self.others: tuple[str, ...] = ()
+        self.rest: dict[str, Tensor] = {}
+        self.selection: Selection | None = None
         self.step = ""
         self._open: list[File] = []
 
@@ -75,6 +80,29 @@ class Checkpoint:
         """Closes its files; tensors cannot be read afterwards."""
         for file in self._open:
             file.close()
+
+    def select(self, select: Select = None) -> None:
+        """Keeps some of the tensors in `tensors`, and puts the others in `rest`.
+
+        Args:
+          select: Which are kept; see `sail_jax.merging.selection`.
+
+        Raises:
+          ValueError: If none is.
+        """
+        every = {**self.tensors, **self.rest}
+        self.selection = selection(every, select)
+        self.tensors = {name: every[name] for name in self.selection.chosen}
+        self.rest = {name: every[name] for name in self.selection.rest}
+
+    def about(self) -> list[str]:
+        """Says what of the path was opened, if that is not all of it.
+
+        Returns:
+          Sentences: the step of a run, and the leaves of a state.
+        """
+        selected = [str(self.selection)] if self.selection and self.rest else []
+        return [*([self.step] if self.step else []), *selected]
 
     def check_unchanged(self) -> None:
         """Checks that no file was written, replaced or removed since the checkpoint was opened.
@@ -185,8 +213,9 @@ def open_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> Checkpoi
                 found = runs.named(path)
                 if len(found) > 1:
                     raise CheckpointError(f"{path} names {len(found)} checkpoints; expected one")
+                if "@last" in str(checkpoint.path):
+                    checkpoint.step = f"step {found[0].number} is read"
                 checkpoint.path = path = found[0].path
-                checkpoint.step = f"{path.name} is read"
             if path.is_dir():
                 _open_folder(checkpoint, path, allow_pickle)
             elif path.name.endswith(_INDEX):
@@ -202,12 +231,17 @@ def open_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> Checkpoi
     return checkpoint
 
 
-def open_values(path: str | Path, *, allow_pickle: bool = False) -> Checkpoint:
+def open_values(
+    path: str | Path, *, allow_pickle: bool = False, select: Select = None
+) -> Checkpoint:
     """Opens a checkpoint for arithmetic, and refuses one whose tensors are quantised.
+
+    Of a state of training only the weights are in `tensors`, unless others are selected.
 
     Args:
       path: As `open_checkpoint` takes it.
       allow_pickle: As `open_checkpoint` takes it.
+      select: Which tensors are taken; see `sail_jax.merging.selection`.
 
     Returns:
       The open checkpoint.
@@ -215,9 +249,11 @@ def open_values(path: str | Path, *, allow_pickle: bool = False) -> Checkpoint:
     Raises:
       CheckpointError: As `open_checkpoint` does, and if the tensors are codes of a quantisation,
         whose sums and means say nothing.
+      ValueError: If nothing is selected.
     """
     checkpoint = open_checkpoint(path, allow_pickle=allow_pickle)
     try:
+        checkpoint.select(select)
         if scheme := quantization(checkpoint.tensors, config_of(checkpoint.extras)):
             raise CheckpointError(
                 f"{path} is quantised by {scheme}: its numbers are codes. Dequantise it first (in "

@@ -26,7 +26,7 @@ from sail_jax.checkpoint.formats.files import CheckpointError, reading
 from sail_jax.checkpoint.formats.orbax_folders import temporary
 from sail_jax.checkpoint.formats.table import SUFFIXES
 
-__all__ = ["Step", "is_pattern", "is_step", "latest", "named", "split", "steps"]
+__all__ = ["Step", "is_step", "latest", "named", "several", "split", "steps"]
 
 _NUMBERED = re.compile(r"(?:(.*)[_-])?(\d{1,18})", re.DOTALL)
 _NUMBER = re.compile(r"\d{1,18}")
@@ -127,18 +127,6 @@ def split(text: str | PathLike[str]) -> tuple[str, str | None]:
     return text, None
 
 
-def is_pattern(path: str | PathLike[str]) -> bool:
-    """Tells whether a path is a pattern of several names.
-
-    Args:
-      path: The path, without a choice of steps.
-
-    Returns:
-      Whether it has a wildcard, and nothing has it for a name.
-    """
-    return bool(_PATTERN.search(fspath(path))) and not Path(path).exists()
-
-
 def is_step(name: str) -> bool:
     """Tells whether a folder of this name could be a step of a run.
 
@@ -152,6 +140,25 @@ def is_step(name: str) -> bool:
     (True, True, False)
     """
     return _NUMBERED.fullmatch(name) is not None
+
+
+def several(text: str | PathLike[str]) -> bool:
+    """Tells whether a text may name more than one checkpoint, and stands for all of them.
+
+    Args:
+      text: A path, a pattern, or either with a choice of steps.
+
+    Returns:
+      True for patterns, and for choices such as "last:10" and "1000:"; False for what exists. A run
+      without a choice stands for its newest checkpoint.
+
+    >>> several("run@last:10"), several("run/checkpoint-*"), several("run@1000"), several("run")
+    (True, True, False, False)
+    """
+    path, choice = split(text)
+    if Path(fspath(text)).exists():
+        return False
+    return ":" in (choice or "") or (_PATTERN.search(path) is not None and not Path(path).exists())
 
 
 def named(text: str | PathLike[str]) -> tuple[Step, ...]:
@@ -183,7 +190,7 @@ def named(text: str | PathLike[str]) -> tuple[Step, ...]:
         if not found and choice is not None:
             raise CheckpointError(f"{path} holds no numbered checkpoints: '@{choice}' names none")
         found = found or (_step(Path(path)),)
-    elif is_pattern(path):
+    elif _PATTERN.search(path):
         with reading(path):
             paths = [Path(name) for name in glob.glob(path)]
         found = [_step(p) for p in paths if not temporary(p.name)]

@@ -24,6 +24,7 @@ from sail_jax.checkpoint.operations.running import (
     carried_out,
     check_options,
     opened,
+    unselected,
 )
 from sail_jax.checkpoint.sources.agreement import (
     Agreement,
@@ -137,7 +138,7 @@ def align_checkpoints(
             run.max_memory,
         )
         preserved = verdict(agreed)
-        aligned = aligned._replace(notes=(*aligned.notes, *failed))
+        aligned = aligned._replace(notes=(*unselected(other), *aligned.notes, *failed))
         if out is not None:
             maps = [np.asarray(x).tobytes() for x in jax.tree.leaves(aligned.maps)]
             # Tensors of the view are known by their maps: a resumed run with other maps is another

@@ -22,7 +22,7 @@ from sail_jax.checkpoint.formats.table import LAYOUTS, of_output
 from sail_jax.checkpoint.operations.running import DEFAULTS, RunOptions, carried_out, opened
 from sail_jax.checkpoint.sources.averaged import Averaged, Zeros
 from sail_jax.checks import argument
-from sail_jax.merging.selection import check_weights, of_optimiser, selection
+from sail_jax.merging.selection import of_optimiser
 from sail_jax.merging.tensors import Tensor
 from sail_jax.merging.work import Work, copy
 from sail_jax.trajectory import shapes
@@ -160,7 +160,6 @@ def averaging(
     decay: float | None = None,
     weights: Sequence[float] | None = None,
     at: At = "points",
-    select: str | None = None,
     state: State | None = None,
     write_as: WriteAs | None = None,
     run: RunOptions = DEFAULTS,
@@ -175,7 +174,6 @@ def averaging(
       decay: The factor of "ema".
       weights: Weights of one's own.
       at: The convention of weights at uneven steps.
-      select: Which tensors are averaged.
       state: What becomes of the state of an optimiser.
       write_as: What is written.
       run: How it will run.
@@ -192,15 +190,20 @@ def averaging(
     with contextlib.ExitStack() as stack:
         inputs = [stack.enter_context(opened(step.path, run)) for step in steps]
         newest = inputs[-1]
+        selected = newest.selection
+        assert selected is not None
+        for checkpoint in inputs:
+            # What is not selected may be averaged, too, as moments are.
+            checkpoint.select("*")
         write_as = _form(newest, write_as, out)
-        gets, chosen = _treated(newest, select, _state(state, write_as), write_as, c)
+        gets = _treated(newest, selected.chosen, _state(state, write_as), write_as, c)
         works = _works(inputs, gets, c, write_as, run)
         mark = repr(
             [c.tolist(), [str(step.path) for step in steps], write_as, sorted(gets.items())]
         )
         bounds = limits(works, run.max_memory, run.threads)
         yield Averaging(
-            steps, c, shapes.decay_of(c), gets, chosen, out, write_as, works, bounds, mark,
+            steps, c, shapes.decay_of(c), gets, str(selected), out, write_as, works, bounds, mark,
             tuple(inputs),
         )  # fmt: skip
 
@@ -214,7 +217,6 @@ def average_checkpoints(
     decay: float | None = None,
     weights: Sequence[float] | None = None,
     at: At = "points",
-    select: str | None = None,
     state: State | None = None,
     write_as: WriteAs | None = None,
     run: RunOptions = DEFAULTS,
@@ -236,9 +238,6 @@ def average_checkpoints(
       weights: One for each checkpoint, oldest first, in place of a shape. They are divided by their
         sum.
       at: The convention of weights at uneven steps; see `trajectory.weights_at`.
-      select: Patterns of the tensors that are averaged, such as "params". By default the weights
-        of a state that `merging.selection` knows, or else all tensors. What is not floating is
-        taken from the newest checkpoint.
       state: What becomes of the optimiser's state. "last" (the default for a run): it is that of
         the newest checkpoint. "zero": all of it is 0, counts and schedules as well, as it was
         before the first step. "average-moments": its floating tensors are averaged, with the same
@@ -248,7 +247,9 @@ def average_checkpoints(
         differs, so that a trainer restores it as its own (the default for orbax). "params": what is
         averaged, alone, in the format of the input or that of `run`. "safetensors": the same in
         that format.
-      run: How it runs.
+      run: How it runs. `run.select` has patterns of the tensors that are averaged, such as
+        "params". By default they are the weights of a state of training that is known, or else all
+        tensors. What is not floating is taken from the newest checkpoint.
       before: Called once everything but the values is known, before any tensor is read.
 
     Returns:
@@ -271,7 +272,7 @@ def average_checkpoints(
     began = time.monotonic()
     with averaging(
         checkpoints, out, window=window, shape=shape, decay=decay, weights=weights, at=at,
-        select=select, state=state, write_as=write_as, run=run,
+        state=state, write_as=write_as, run=run,
     ) as ready:  # fmt: skip
         _admit(ready, run)
         if before is not None:
@@ -300,7 +301,7 @@ def beside(checkpoints: Path_ | Sequence[Path_]) -> Path:
     """
     first = checkpoints if isinstance(checkpoints, str | PathLike) else checkpoints[0]
     path = Path(runs.split(first)[0])
-    if runs.is_pattern(path) or path.is_file():
+    if runs.several(path) or path.is_file():
         path = path.parent
     path = path if path.name else path.resolve()
     return path.with_name(f"{path.name}-average")
@@ -389,11 +390,9 @@ def _state(state: State | None, write_as: WriteAs) -> State:
 
 
 def _treated(
-    newest: Checkpoint, select: str | None, state: State, write_as: WriteAs, c: np.ndarray
-) -> tuple[dict[str, Gets], str]:
-    """What each tensor gets, and how those that are averaged were chosen, in words."""
-    chosen = selection(newest.tensors, select)
-    check_weights(chosen)
+    newest: Checkpoint, chosen: Sequence[str], state: State, write_as: WriteAs, c: np.ndarray
+) -> dict[str, Gets]:
+    """What each tensor gets, given those that are selected."""
     moments = of_optimiser(newest.tensors)
     if state in ("zero", "average-moments") and not moments:
         raise CheckpointError(
@@ -403,7 +402,7 @@ def _treated(
         raise CheckpointError(
             f"{argument('state')}: a second moment may not be negative, and a weight is"
         )
-    weights = set(chosen.chosen)
+    weights = set(chosen)
     gets: dict[str, Gets] = {}
     for name, tensor in newest.tensors.items():
         floating = _floating(tensor)
@@ -419,7 +418,7 @@ def _treated(
             gets[name] = "last"
     if not any(g == "average" for g in gets.values()):
         raise CheckpointError(f"{newest.path}: no floating tensor is selected")
-    return gets, str(chosen)
+    return gets
 
 
 def _works(

@@ -22,6 +22,7 @@ from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint, open_values
 from sail_jax.checkpoint.planning.inputs import config_of, is_derived
 from sail_jax.configurations import differences
+from sail_jax.merging.selection import Select
 from sail_jax.merging.tensors import Tensor, same_entries
 from sail_jax.probe.networks import Names
 from sail_jax.probe.tasks import Conflict, conflict, sums
@@ -89,6 +90,7 @@ def compare_checkpoints(
     base: str | PathLike[str] | None = None,
     *,
     allow_pickle: bool = False,
+    select: Select = None,
 ) -> Comparison:
     """Compares two or more checkpoints: cosines, norms, sign conflicts and heterogeneity.
 
@@ -100,6 +102,7 @@ def compare_checkpoints(
       paths: The checkpoints, at least two.
       base: What they were tuned from; task vectors are compared only if it is given.
       allow_pickle: Whether PyTorch's pickles are read; see `open_checkpoint`.
+      select: Which tensors are compared; see `sail_jax.merging.selection`.
 
     Returns:
       The comparison, in total and for each tensor.
@@ -127,7 +130,8 @@ def compare_checkpoints(
             raise CheckpointError(f"{second} is named twice: a model says nothing beside itself")
     with contextlib.ExitStack() as stack:
         opened = [
-            stack.enter_context(open_values(path, allow_pickle=allow_pickle)) for path in named
+            stack.enter_context(open_values(path, allow_pickle=allow_pickle, select=select))
+            for path in named
         ]
         names = _alike(opened)
         floating = [n for n in names if jnp.issubdtype(opened[0].tensors[n].dtype, jnp.floating)]

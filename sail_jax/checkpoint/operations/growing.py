@@ -21,6 +21,7 @@ from sail_jax.checkpoint.operations.running import (
     carried_out,
     check_options,
     opened,
+    unselected,
 )
 from sail_jax.checkpoint.planning import cards
 from sail_jax.checkpoint.sources.agreement import Agreement, Certify, verdict
@@ -131,6 +132,7 @@ def growing(
         view, made = growth_view(
             checkpoint, to, method, allow_nonfinite=run.allow_nonfinite, **options
         )
+        made = made._replace(notes=(*unselected(checkpoint), *made.notes))
         works = view.works()
         config = options.get("config")
         before = config_of(checkpoint.extras) if config is None else read_target(config)

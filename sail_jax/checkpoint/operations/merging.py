@@ -112,6 +112,8 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
       ValueError: If the recipe does not fit its inputs, an input cannot be opened, or `run` does
         not give enough memory.
     """
+    if run.select is not None:
+        recipe = recipe.model_copy(update={"select": run.select})
     with contextlib.ExitStack() as stack:
         inputs: list[Checkpoint] = []
 
@@ -235,8 +237,8 @@ def merge_checkpoints(
       measure: Whether norms, cosines and conflicts of each tensor are recorded.
       run: How it runs, and into which files it writes.
       **options: Hyperparameters of a method by name, one number or, where models have their own,
-        one for each; and dtype, out_dtype, scope, seed, rename, missing, extra, integers,
-        tokenizer, chat_template (see `checkpoint.recipe.recipes.simple`).
+        one for each; and dtype, out_dtype, scope, seed, rename, select, rest, missing, extra,
+        integers, tokenizer, chat_template (see `checkpoint.recipe.recipes.simple`).
 
     Returns:
       What was done.

@@ -19,9 +19,11 @@ from sail_jax.checkpoint.formats.files import CheckpointError, reading
 from sail_jax.checkpoint.formats.open import Checkpoint, changed, open_values
 from sail_jax.checkpoint.formats.table import check_written
 from sail_jax.checkpoint.output.writer import create
+from sail_jax.merging.selection import check_weights
 from sail_jax.merging.work import Work
+from sail_jax.trees import some_paths
 
-__all__ = ["DEFAULTS", "RunOptions", "carried_out", "check_options", "opened"]
+__all__ = ["DEFAULTS", "RunOptions", "carried_out", "check_options", "opened", "unselected"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,9 @@ class RunOptions:
       format: The format of the output; see `create`.
       shard_bytes: The most bytes in a file of the output; see `create`.
       sync: Whether the output is on the disk before it takes its name.
+      select: Which tensors of the inputs are worked on: patterns such as "params/*". By default
+        the weights of a state of training that is known, and all tensors of anything else; see
+        `sail_jax.merging.selection`. It says what is done, and all other options how.
       progress: Called as `progress(bytes_done, bytes_in_all, tensor)` when a tensor is finished.
 
     Raises:
@@ -60,6 +65,7 @@ class RunOptions:
     format: str | None = None
     shard_bytes: int = 5_000_000_000
     sync: bool = True
+    select: str | None = None
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
@@ -91,24 +97,47 @@ def opened(path: str | PathLike[str], run: RunOptions, *, adapters: bool = False
     Args:
       path: The checkpoint.
       run: Whether PyTorch's pickles are read.
-      adapters: Whether it may be an adapter, or anything else that is no model.
+      adapters: Whether it may be an adapter, or anything else that is no model. `run.select` says
+        nothing of it.
 
     Returns:
       The open checkpoint.
 
     Raises:
       CheckpointError: As `open_values` and `check_model` do, and if it has no tensors.
+      ValueError: If `run.select` selects no tensor, or the state of an optimiser.
     """
-    checkpoint = open_values(Path(path), allow_pickle=run.allow_pickle)
+    select = None if adapters else run.select
+    checkpoint = open_values(Path(path), allow_pickle=run.allow_pickle, select=select)
     try:
         if not checkpoint.tensors:
             raise CheckpointError(f"{path} is a checkpoint without tensors")
         if not adapters:
+            if checkpoint.selection is not None:
+                check_weights(checkpoint.selection)
             check_model(checkpoint)
     except BaseException:
         checkpoint.close()
         raise
     return checkpoint
+
+
+def unselected(checkpoint: Checkpoint) -> list[str]:
+    """Says what of a checkpoint is worked on, and what the output will lack.
+
+    Args:
+      checkpoint: The open checkpoint.
+
+    Returns:
+      Sentences; none if all of it is worked on.
+    """
+    said = checkpoint.about()
+    if checkpoint.rest:
+        said.append(
+            f"left out, as not selected: {some_paths([*checkpoint.rest], 1)}; the state of an "
+            "optimiser starts anew, or is carried in Python by growth.change_state"
+        )
+    return said
 
 
 BLOCK, BLOCKS = 1 << 12, 1 << 8

@@ -28,7 +28,7 @@ No entry of a tensor is read. The rules by which tensors are matched:
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,6 +72,7 @@ from sail_jax.disk import StoreError
 from sail_jax.merging.merge import Merge, identity
 from sail_jax.merging.tensors import Shape, Tensor
 from sail_jax.merging.work import Work, copy
+from sail_jax.trees import some_paths
 
 __all__ = ["InputSummary", "Plan", "Treatment", "fingerprint", "plan"]
 
@@ -276,13 +277,13 @@ class _Planner:
         self.groups: dict[Any, int] = {}
         self.aliases: dict[str, str] = {}
         self.rowings: dict[tuple, Any] = {}
-        openings = Openings(open, self.notes)
+        openings = self.openings = Openings(open, recipe.select, self.notes)
         self.inputs: dict[Ref, Input] = {}
         for ref in recipe.models():
             try:
                 self.inputs[ref] = Input(ref, openings(ref), recipe=recipe)
             except (TypeError, ValueError) as error:
-                if not ref.steps or isinstance(error, (StoreError, RecipeError)):
+                if isinstance(error, (StoreError, RecipeError)):
                     raise
                 # What growing or aligning refuses does not name a place: it is this model's.
                 raise RecipeError(_where(recipe, ref), f"{ref}: {error}") from error
@@ -296,6 +297,7 @@ class _Planner:
         """Notes what the inputs state otherwise than their tensors, or than each other."""
         merged = [self.inputs[ref] for ref in self.inputs if ref in self._merged()]
         for model in merged:
+            self.notes += [f"{model.ref}: {x}" for x in self.openings.about(model.ref)]
             if rivals := model.opened.rivals:
                 self.notes.append(f"{model.ref}: {', '.join(rivals)} not read: {_read(model)} is")
             vocabulary = self.vocabularies(model)
@@ -322,6 +324,7 @@ class _Planner:
             if treated is not None:
                 treatments.append(treated)
                 self._note_convention(job, treated)
+        treatments += self._rest({t.name for t in treatments})
         if not treatments:
             self.notes.append("nothing to merge: the inputs have no tensors")
         self.notes += self.hyperparameters.notes()
@@ -413,6 +416,26 @@ class _Planner:
         except (TypeError, ValueError) as error:
             raise RecipeError(job.part.where, f"{job.name} ({method}): {error}") from error
         return self._treatment(work, owners, base, weights, note)
+
+    def _rest(self, merged: Set[str]) -> Iterator[Treatment]:
+        """Copies the tensors that are not selected, of the model that the recipe's rule names."""
+        rule = self.recipe.rest
+        sources = [s.model for m in self.recipe.modules for part in m.slices for s in part.sources]
+        ref = sources[-1] if rule == "last" else self.first.ref
+        rest = {name: x for name, x in self.openings.rest(ref).items() if name not in merged}
+        if not rest:
+            return
+        names = some_paths([*rest], 1)
+        if rule == "error":
+            where = self.recipe.at("rest")
+            raise RecipeError(where, f"{ref}: {names} are not selected, and rest is error")
+        if rule == "drop" or ref.steps:
+            self._loses("not selected" if rule == "drop" else f"not selected, as {ref}", *rest)
+            return
+        self.notes.append(f"not selected: {names}; those of the {rule} model, {ref}, are taken")
+        for name, tensor in rest.items():
+            note = f"not selected: that of the {rule} model"
+            yield self._treatment(copy(name, tensor.dtype, tensor), [str(ref)], None, None, note)
 
     def _treatment(
         self,

@@ -7,7 +7,7 @@ which the planner takes like any other.
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sail_jax.checkpoint.contents.kinds import check_model
@@ -17,6 +17,8 @@ from sail_jax.checkpoint.recipe.declared import kind
 from sail_jax.checkpoint.recipe.parts import Alignment, Growth, Ref
 from sail_jax.checkpoint.sources.adapters import with_adapter
 from sail_jax.configurations import look_up
+from sail_jax.merging.selection import check_weights
+from sail_jax.merging.tensors import Tensor
 
 __all__ = ["Openings"]
 
@@ -26,11 +28,14 @@ class Openings:
 
     Args:
       open: Opens a checkpoint by its path.
+      select: Which tensors of each model are taken; see `sail_jax.merging.selection`.
       notes: A list to which is added what the user should know, such as what a growth loses.
     """
 
-    def __init__(self, open: Callable[[str], Checkpoint], notes: list[str]) -> None:
-        self._open, self._notes = open, notes
+    def __init__(
+        self, open: Callable[[str], Checkpoint], select: str | None, notes: list[str]
+    ) -> None:
+        self._open, self._select, self._notes = open, select, notes
         self._opened: dict[str, Checkpoint] = {}
         self._made: dict[Ref, Any] = {}
 
@@ -44,6 +49,28 @@ class Openings:
           The checkpoint, with its adapter, after all that is done to it.
         """
         return self._stepped(ref)
+
+    def rest(self, ref: Ref) -> Mapping[str, Tensor]:
+        """Returns the tensors of a model that were not selected, as they are stored.
+
+        Args:
+          ref: The checkpoint as the recipe names it.
+
+        Returns:
+          The tensors by name.
+        """
+        return self._path(ref.checkpoint).rest
+
+    def about(self, ref: Ref) -> list[str]:
+        """Says what of a model's path was opened, if that is not all of it.
+
+        Args:
+          ref: The checkpoint as the recipe names it.
+
+        Returns:
+          Sentences; none if it is all of it.
+        """
+        return self._path(ref.checkpoint).about()
 
     def _path(self, path: str) -> Checkpoint:
         if path not in self._opened:
@@ -66,6 +93,9 @@ class Openings:
                 made = self._aligned(ref, before, last)
         else:
             made = self._path(ref.checkpoint)
+            made.select(self._select)
+            if made.selection is not None:
+                check_weights(made.selection)
             check_model(made)
             if ref.adapter is not None:
                 made = self._adapted(ref, made, self._path(ref.adapter))

@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from sail_jax.checkpoint.formats import runs
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.declared import Declared, Given, Placed, kind, read
 from sail_jax.checkpoint.recipe.patterns import renaming
@@ -368,6 +369,21 @@ class Slice(Placed):
 
     @field_validator("sources")
     @classmethod
+    def _several(cls, sources: tuple[Source, ...]) -> tuple[Source, ...]:
+        """Puts the checkpoints of a run in the place of a text that names several."""
+        each: list[Source] = []
+        for source in sources:
+            model = source.model
+            if not runs.several(model.checkpoint):
+                each.append(source)
+                continue
+            for step in runs.named(model.checkpoint):
+                ref = model._replace(path=str(step.path), revision=None)
+                each.append(source.model_copy(update={"model": ref}))
+        return tuple(each)
+
+    @field_validator("sources")
+    @classmethod
     def _alike(cls, sources: tuple[Source, ...], info: ValidationInfo) -> tuple[Source, ...]:
         whole = info.data["whole"]
         for source in sources:
@@ -503,6 +519,10 @@ class Recipe(Declared):
       seed: The seed of methods that draw random numbers.
       rename: Regular expressions and their replacements, applied to the tensor names of every
         input.
+      select: Patterns of the tensors that are merged; None for the weights of a state of training
+        that is known, and all tensors of anything else.
+      rest: Whose tensors are taken that are not selected: those of the "last" or the "first" model;
+        "drop" leaves them out, "error" refuses them.
       missing: What happens where a model lacks a tensor: "error", "skip" to leave the model out, or
         "base" to take the base's tensor for it.
       extra: What happens to tensors that the output does not have: "error" or "ignore".
@@ -531,6 +551,8 @@ class Recipe(Declared):
     scope: Literal["tensor", "tree"] | None = None
     seed: Natural = 0
     rename: Annotated[dict[str, str], AfterValidator(_renames)] = Field(default_factory=dict)
+    select: str | None = None
+    rest: Literal["last", "first", "drop", "error"] = "last"
     missing: Literal["error", "skip", "base"] = "error"
     extra: Literal["error", "ignore"] = "error"
     integers: Integers = "first"

@@ -8,6 +8,9 @@ have:
     scope: tensor | tree            of methods that have one
     seed: 0                         of methods that draw random numbers
     rename: {pattern: replacement}  regular expressions, applied to the tensor names of every input
+    select: params/*                patterns of the tensors that are merged, "," between them; by
+                                    default the weights of a state of training that is known
+    rest: last | first | drop | error    whose tensors are taken that are not selected
     missing: error | skip | base    where an input lacks a tensor: left out, or counted as base
     extra: error | ignore           tensors that the output's model lacks
     integers: first | last | max | refuse    whose integers and keys are taken where models differ
@@ -42,6 +45,8 @@ _TOP = [
     "scope",
     "seed",
     "rename",
+    "select",
+    "rest",
     "missing",
     "extra",
     "integers",
@@ -98,8 +103,8 @@ def simple(
         unlike in YAML.
       **options: Hyperparameters of a method by name, under our names or mergekit's. Each is one
         value or, where models may have their own (such as density), a sequence with one per model.
-        And keys of the recipe: dtype, out_dtype, scope, seed, rename, missing, extra, integers,
-        tokenizer ("union", "base" or a model), chat_template.
+        And keys of the recipe: dtype, out_dtype, scope, seed, rename, select, rest, missing, extra,
+        integers, tokenizer ("union", "base" or a model), chat_template.
 
     Returns:
       The recipe, checked as far as it can be without its checkpoints.

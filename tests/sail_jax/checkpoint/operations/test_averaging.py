@@ -155,8 +155,8 @@ def test_parameters_alone(run, tmp_path):
     np.testing.assert_allclose(
         got["params/a/0/kernel"], mean(kernels, [0, 0, 1 / 4, 3 / 4]), rtol=1e-6
     )
-    done = average_checkpoints(folder, tmp_path / "npz", select="params/a", write_as="params",
-                               run=RunOptions(format="npz"))  # fmt: skip
+    done = average_checkpoints(folder, tmp_path / "npz", write_as="params",
+                               run=RunOptions(format="npz", select="params/a"))  # fmt: skip
     assert list(load_checkpoint(tmp_path / "npz")) == ["params/a/0/kernel", "params/a/1/b"]
     assert done.gets["params/half"] == "left out"
 
@@ -266,8 +266,8 @@ def test_window(run):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"select": "opt_state"}, "'opt_state/.*' is the state of an optimiser"),
-        ({"select": "step"}, "no floating tensor is selected"),
+        ({"run": RunOptions(select="opt_state")}, "'opt_state/.*' is the state of an optimiser"),
+        ({"run": RunOptions(select="step")}, "no floating tensor is selected"),
         ({"state": "drop"}, "state: no trainer restores .* got 'drop'"),
         ({"state": "zero", "write_as": "params"}, "state: parameters are .* got 'zero'"),
         ({"weights": [1, 2]}, "weights: expected 4 finite numbers"),
