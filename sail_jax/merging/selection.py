@@ -76,6 +76,7 @@ def selection(leaves: Mapping[str, Any], select: Select = None) -> Selection:
     Raises:
       ValueError: If nothing is selected.
 
+    >>> import numpy as np
     >>> state = {"params/w": np.ones(2), "opt_state/0/nu/w": np.ones(2), "step": np.int32(7)}
     >>> print(selection(state))
     selected: params of a TrainState, 1 of 3 leaves

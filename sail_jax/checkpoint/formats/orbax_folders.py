@@ -1,30 +1,65 @@
-"""Orbax checkpoints, read array by array and written as whole trees.
+"""Orbax checkpoints, read and written array by array.
 
 The reader takes what StandardCheckpointer and PyTreeCheckpointer write, and an item or a step of a
 CheckpointManager. Orbax's description says which arrays there are, and TensorStore reads them. So
-a tree may have any containers within one another. Orbax is imported to write alone.
+a tree may have any containers within one another. Orbax itself is not imported.
 """
 
-from collections.abc import Iterable, Mapping
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from sail_jax import disk
 from sail_jax.checkpoint.formats import stores
-from sail_jax.checkpoint.formats.files import MAX_HEADER, CheckpointError, reading, strict_json
+from sail_jax.checkpoint.formats.files import (
+    MAX_HEADER,
+    CheckpointError,
+    explained,
+    reading,
+    strict_json,
+)
 from sail_jax.checkpoint.formats.layout import Layout, Wanted, staged
 from sail_jax.checkpoint.formats.trees import joined, nested
 from sail_jax.merging.tensors import Tensor
 
-__all__ = ["admit", "layout", "read_folder", "temporary", "write_folder"]
+__all__ = ["admit", "layout", "numbered", "read_folder", "temporary", "write_folder"]
 
 _MARK = "_METADATA"
+_STATE = "_CHECKPOINT_METADATA"
+_HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
+# Orbax also notes times here; without them an output is the same each time.
+_FINISHED = {
+    "item_handlers": _HANDLER,
+    "metrics": {},
+    "performance_metrics": {},
+    "init_timestamp_nsecs": 1,
+    "commit_timestamp_nsecs": 1,
+    "custom_metadata": {},
+}
+_NUMBERED = re.compile(r"(?:(.*)[_-])?(\d{1,18})", re.DOTALL)
+_OF_DICT = 2
 _STAGE = "tensors"
 # Of several items these are the network: orbax's own name, MaxText's and Tunix's.
 _USUAL = ("default", "items", "model_params")
 _WITHOUT_ARRAY = ("string", "None", "Dict", "List", "Tuple", "NamedTuple")
+
+
+def numbered(name: str) -> tuple[str, int] | None:
+    """Reads the step in the name of a folder, such as "1000", "step-1000" or "ckpt_1000".
+
+    Args:
+      name: The name of the folder, without those above it.
+
+    Returns:
+      What stands before the number, and the number; None if there is no number at the end, or the
+      folder is being written.
+    """
+    match = _NUMBERED.fullmatch(name)
+    return None if match is None or temporary(name) else (match[1] or "", int(match[2]))
 
 
 def temporary(name: str) -> bool:
@@ -49,7 +84,7 @@ def _find(folder: Path) -> Path | None:
     items = {
         p.name: p
         for p in sorted(folder.iterdir())
-        if (p / _MARK).is_file() and not temporary(p.name) and not p.name.isdecimal()
+        if (p / _MARK).is_file() and not temporary(p.name) and not numbered(p.name)
     }
     usual = next((items[name] for name in _USUAL if name in items), None)
     if len(items) > 1 and usual is None:
@@ -116,7 +151,7 @@ def admit(names: Iterable[str]) -> None:
 def layout(
     tensors: Wanted, name: str, metadata: Mapping[str, str], shard_bytes: int | None
 ) -> Layout:
-    """Lays out a stage with all tensors, since orbax writes whole trees.
+    """Lays out a stage with all tensors, since a library packs and places them.
 
     Args:
       tensors: The dtype and shape of each tensor, by path.
@@ -136,38 +171,49 @@ def layout(
     stage = staged(tensors, _STAGE)
 
     def convert(folder: Path, out: Path) -> None:
-        # An empty file cannot be mapped into memory.
-        raw = np.empty(0, np.uint8)
-        if stage.sizes[_STAGE]:
-            raw = np.memmap(folder / _STAGE, np.uint8, "r").view(np.ndarray)
-        arrays = {}
-        for key, [(_, start, length)] in stage.regions.items():
+        def mapped(key: str) -> np.ndarray:
             dtype, shape = tensors[key]
-            arrays[key] = raw[start : start + length].view(dtype).reshape(shape)
-        write_folder(out, arrays)
+            [(_, start, length)] = stage.regions[key]
+            # Nothing cannot be mapped into memory. Each tensor is mapped by itself, since pages
+            # that were read count as memory until their map is gone.
+            if not length:
+                return np.empty(shape, dtype)
+            raw = np.memmap(folder / _STAGE, np.uint8, "r", start, (length,))
+            return raw.view(np.ndarray).view(dtype).reshape(shape)
+
+        write_folder(out, {key: partial(mapped, key) for key in tensors})
 
     return stage._replace(convert=convert)
 
 
-def write_folder(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays as nested dictionaries with orbax's StandardCheckpointer.
-
-    Orbax copies all arrays into memory, about twice.
+def write_folder(path: Path, arrays: Mapping[str, Callable[[], np.ndarray]]) -> None:
+    """Writes arrays as nested dictionaries, as orbax's StandardCheckpointer stores them.
 
     Args:
       path: The folder to write; there must be none yet.
-      arrays: The leaves by path, with "/" between keys.
+      arrays: What returns each leaf, by path with "/" between keys. One is asked for at a time.
 
     Raises:
-      CheckpointError: If the paths are not those of a tree, or orbax cannot write.
+      CheckpointError: If the paths are not those of a tree, or the folder cannot be written.
     """
-    import orbax.checkpoint as ocp
-
-    def filled(node: Any) -> Any:
-        if isinstance(node, dict):
-            return {key: filled(child) for key, child in node.items()}
-        return arrays[node]
-
-    with stores.failing(f"write {path}"), ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(path.absolute(), filled(nested(arrays)))
-        checkpointer.wait_until_finished()
+    admit(arrays)
+    described = {}
+    for name in arrays:
+        keys = name.split("/")
+        described[str(tuple(keys))] = {
+            "key_metadata": [{"key": key, "key_type": _OF_DICT} for key in keys],
+            "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
+        }
+    about = {
+        "tree_metadata": described,
+        "use_ocdbt": True,
+        "use_zarr3": False,
+        "store_array_data_equal_to_fill_value": True,
+        "custom_metadata": None,
+    }
+    stores.write(
+        path.absolute(), ((name.replace("/", "."), load()) for name, load in arrays.items())
+    )
+    with explained("write", path):
+        (path / _MARK).write_text(json.dumps(about))
+        (path / _STATE).write_text(json.dumps(_FINISHED))

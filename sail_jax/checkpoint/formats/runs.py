@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sail_jax.checkpoint.formats.files import CheckpointError, reading
-from sail_jax.checkpoint.formats.orbax_folders import temporary
+from sail_jax.checkpoint.formats.orbax_folders import numbered, temporary
 from sail_jax.checkpoint.formats.table import SUFFIXES
 
-__all__ = ["Step", "is_step", "latest", "named", "several", "split", "steps"]
+__all__ = ["Step", "latest", "named", "several", "split", "steps"]
 
-_NUMBERED = re.compile(r"(?:(.*)[_-])?(\d{1,18})", re.DOTALL)
 _NUMBER = re.compile(r"\d{1,18}")
 _CHOICE = re.compile(r"last(?::(\d{1,18}))?|(\d{1,18})|(\d{0,18}):(\d{0,18})(?::(\d{1,18}))?")
 _PATTERN = re.compile(r"[*?\[]")
@@ -73,9 +72,8 @@ def steps(run: str | PathLike[str]) -> tuple[Step, ...]:
     found: dict[str, list[Step]] = {}
     with reading(run):
         for path in sorted(Path(run).iterdir()):
-            match = _NUMBERED.fullmatch(path.name)
-            if match and not temporary(path.name) and _finished(path):
-                found.setdefault(match[1] or "", []).append(Step(int(match[2]), path))
+            if (step := numbered(path.name)) and _finished(path):
+                found.setdefault(step[0], []).append(Step(step[1], path))
     if len(found) > 1:
         names = ", ".join(str(Path(run) / _like(steps[0].path.name)) for steps in found.values())
         raise CheckpointError(f"{run} holds checkpoints of several names: name one of {names}")
@@ -125,21 +123,6 @@ def split(text: str | PathLike[str]) -> tuple[str, str | None]:
     if at and path and _CHOICE.fullmatch(choice) and not Path(text).exists():
         return path, choice
     return text, None
-
-
-def is_step(name: str) -> bool:
-    """Tells whether a folder of this name could be a step of a run.
-
-    Args:
-      name: The name, without folders above it.
-
-    Returns:
-      Whether it is a number, or ends in one.
-
-    >>> is_step("checkpoint-100"), is_step("100"), is_step("gpt2")
-    (True, True, False)
-    """
-    return _NUMBERED.fullmatch(name) is not None
 
 
 def several(text: str | PathLike[str]) -> bool:

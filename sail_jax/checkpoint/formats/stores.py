@@ -16,10 +16,12 @@ from sail_jax import disk
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, checked_shape
 from sail_jax.merging.tensors import Shape, Tensor, check_read
 
-__all__ = ["StoredArray", "belongs", "failing", "in_one", "listed", "opened", "rewrite"]
+__all__ = ["StoredArray", "belongs", "in_one", "listed", "opened", "rewrite", "write"]
 
 # How many bytes of small blocks are read at once.
 _RUN = 8 << 20
+# How many bytes a chunk has that is written, at most, and how many are written at once.
+_CHUNK, _IN_FLIGHT = 32 << 20, 64 << 20
 # A block may have so many times the bytes of its array: more is a mistake, or an attack.
 _SLACK = 4
 _MANIFEST = "manifest.ocdbt"
@@ -166,7 +168,7 @@ class StoredArray:
         if self.shape:
             rows = slice(first * self._height, min(last * self._height, self.shape[len(self._at)]))
             store = store[(*self._at, rows)]
-        with failing(f"read {self.source}: '{self.name}'"):
+        with _failing(f"read {self.source}: '{self.name}'"):
             return np.asarray(store.read().result(), self.dtype).reshape(-1)
 
 
@@ -205,11 +207,11 @@ def opened(
             "recheck_cached_metadata": False,
             "recheck_cached_data": False,
         }
-        with failing(f"read {root}: '{name}'"):
+        with _failing(f"read {root}: '{name}'"):
             pending[name] = ts.open(spec, context=context, read=True, open=True)
     tensors: dict[str, Tensor] = {}
     for name, future in pending.items():
-        with failing(f"read {root}: '{name}'"):
+        with _failing(f"read {root}: '{name}'"):
             array = future.result()
         tensors[name] = StoredArray(name, array, str(root), names[name])
     return tensors
@@ -226,6 +228,49 @@ def _store(root: Path) -> dict[str, Any]:
     return base
 
 
+def write(root: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Writes arrays into a new OCDBT store, in chunks of at most 32 MiB of rows.
+
+    Nothing is flushed to the disk. Little of the arrays is held in memory: 64 MiB, and what
+    they are packed into.
+
+    Args:
+      root: The folder of the store; there must be none yet.
+      arrays: The key in the store and the entries of each array.
+
+    Raises:
+      CheckpointError: If the store cannot be written.
+    """
+    import tensorstore as ts
+
+    base = {"driver": "file", "path": f"{root}/"}
+    store = {"driver": "ocdbt", "base": base, "cache_pool": "cache_pool#nodes"}
+    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False, **_NODES})
+    batch = _Batch()
+    with _failing(f"write {root}"):
+        for key, array in arrays:
+            rows = array.reshape(1, 1) if not array.shape else array
+            height = max(1, min(len(rows), _CHUNK // max(1, rows[:1].nbytes)))
+            chunks = [height, *(max(1, n) for n in array.shape[1:])] if array.shape else []
+            spec = {
+                "driver": "zarr",
+                "kvstore": {**store, "path": f"{key}/"},
+                "metadata": {"compressor": {"id": "zstd", "level": 1}, "chunks": chunks},
+                # A chunk that is missing is a fault to whoever reads it.
+                "store_data_equal_to_fill_value": True,
+            }
+            target = ts.open(
+                spec, context=context, transaction=batch.transaction, create=True,
+                dtype=ts.dtype(array.dtype.name), shape=array.shape,
+            ).result()  # fmt: skip
+            for start in range(0, len(rows), height):
+                some = slice(start, start + height) if array.shape else ...
+                target[some].write(array[some]).result()
+                if batch.wrote(array[some].nbytes):
+                    target = target.with_transaction(batch.transaction)
+        batch.commit()
+
+
 def listed(root: Path) -> dict[str, tuple[str, str]]:
     """Lists the arrays of a store that has no description of its own.
 
@@ -240,7 +285,7 @@ def listed(root: Path) -> dict[str, tuple[str, str]]:
     """
     import tensorstore as ts
 
-    with failing(f"read {root}"):
+    with _failing(f"read {root}"):
         store = ts.KvStore.open(_store(root), context=ts.Context(_NODES)).result()
         keys: Iterable[bytes] = store.list().result()
         found = {}
@@ -295,60 +340,65 @@ def rewrite(
     """
     import tensorstore as ts
 
-    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, **_NODES})
+    # Like all files of an output, those of the copy are flushed when it is complete.
+    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False, **_NODES})
     keys = {array.key: array for array in arrays}
-    with failing(f"write {target}"):
+    place = {**_store(source), "base": {"driver": "file", "path": f"{target}/"}}
+    batch = _Batch()
+    with _failing(f"write {target}"):
         if in_one(source):
-            target_store = {
-                "driver": "ocdbt",
-                "base": {"driver": "file", "path": f"{target}/"},
-                "cache_pool": "cache_pool#nodes",
-            }
             old = ts.KvStore.open(_store(source), context=context).result()
-            new = ts.KvStore.open(target_store, context=context).result()
-            writes = _Writes()
+            new = ts.KvStore.open(place, context=context).result()
             for key in old.list().result():
                 above, _, last = key.decode().rpartition("/")
                 # An array's description stays; its chunks are written below.
                 if last in _ABOUT or not _within(above, keys):
                     value = old.read(key).result().value
-                    writes.add(new.write(key, value), len(value))
-            writes.wait()
+                    new.with_transaction(batch.transaction).write(key, value).result()
+                    batch.wrote(len(value))
+            batch.commit()
         else:
-            target_store = _store(target)
-        writes = _Writes()
+            place = _store(target)
         for key, array in keys.items():
             spec = {
                 "driver": array.driver,
-                "kvstore": {**target_store, "path": f"{target_store.get('path', '')}{key}/"},
+                "kvstore": {**place, "path": f"{place.get('path', '')}{key}/"},
                 # Orbax may ask for chunks of zeros, too.
                 "store_data_equal_to_fill_value": True,
             }
             store = ts.open(spec, context=context, write=True, open=True).result()
-            for place, start, count in array.bands():
-                entries = values(array, start, count)
-                part = store[place]
-                writes.add(part.write(entries.reshape(part.shape)).commit, entries.nbytes)
-        writes.wait()
+            for where, start, count in array.bands():
+                part = store.with_transaction(batch.transaction)[where]
+                part.write(values(array, start, count).reshape(part.shape)).result()
+                batch.wrote(count * array.dtype.itemsize)
+        batch.commit()
 
 
-class _Writes:
-    """Writes under way: a store joins those that are under way at once, and memory is bounded."""
+class _Batch:
+    """Writes that share a commit: every commit of a store writes the tree of all keys anew.
+
+    Attributes:
+      transaction: What they belong to.
+    """
 
     def __init__(self) -> None:
-        self._pending: list[Any] = []
-        self._bytes = 0
+        import tensorstore as ts
 
-    def add(self, future: Any, size: int) -> None:
-        self._pending.append(future)
-        self._bytes += size
-        if self._bytes >= _RUN:
-            self.wait()
+        self._new, self._held = ts.Transaction, 0
+        self.transaction: Any = ts.Transaction()
 
-    def wait(self) -> None:
-        while self._pending:
-            self._pending.pop().result()
-        self._bytes = 0
+    def wrote(self, size: int) -> bool:
+        """Counts bytes that were written; True if they were so many that all are committed now."""
+        self._held += size
+        many = self._held >= _IN_FLIGHT
+        if many:
+            self.commit()
+        return many
+
+    def commit(self) -> None:
+        """Commits what was written, and begins anew."""
+        self.transaction.commit_sync()
+        self.transaction, self._held = self._new(), 0
 
 
 def _within(folder: str, keys: Mapping[str, Any]) -> bool:
@@ -358,8 +408,8 @@ def _within(folder: str, keys: Mapping[str, Any]) -> bool:
 
 
 @contextlib.contextmanager
-def failing(doing: str) -> Iterator[None]:
-    """Turns any exception of orbax or TensorStore into a one-line `CheckpointError`.
+def _failing(doing: str) -> Iterator[None]:
+    """Turns any exception of TensorStore into a one-line `CheckpointError`.
 
     Their errors are of many types, and their messages have many lines.
 

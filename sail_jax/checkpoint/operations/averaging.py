@@ -17,6 +17,7 @@ from sail_jax.checkpoint.formats.extras import carried
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.formats.orbax_folders import numbered
 from sail_jax.checkpoint.formats.runs import Step
 from sail_jax.checkpoint.formats.table import LAYOUTS, of_output
 from sail_jax.checkpoint.operations.running import DEFAULTS, RunOptions, carried_out, opened
@@ -474,7 +475,7 @@ def _admit(ready: Averaging, run: RunOptions) -> None:
     out = ready.out
     admit(out, [checkpoint.path for checkpoint in ready.inputs], run.resume)
     homes = {step.path.resolve().parent for step in ready.steps if step.path.is_dir()}
-    if out.resolve().parent in homes and runs.is_step(out.name):
+    if out.resolve().parent in homes and numbered(out.name):
         raise CheckpointError(
             f"{out} would become a step of the run: choose a place beside it, such as "
             f"{beside(ready.steps[-1].path.parent)}"

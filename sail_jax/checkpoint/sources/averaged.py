@@ -62,7 +62,8 @@ class Averaged:
         """The bytes held while it is read, at most."""
         read = max(tensor.dtype.itemsize for tensor in self._tensors)
         each = max(map(held, self._tensors))
-        return each + self._block * (self._wide.itemsize + read + self.dtype.itemsize)
+        cast = 0 if self.dtype == self._wide else self.dtype.itemsize
+        return each + self._block * (self._wide.itemsize + read + cast)
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
         """Reads consecutive entries, in row-major order.
@@ -83,6 +84,10 @@ class Averaged:
             part = self._of(number)[inside : inside + start + out.size - at]
             out[at - start : at - start + part.size] = part
             at += part.size
+        if at == math.prod(self.shape):
+            # Read to the end: nobody needs the last block after that.
+            with self._lock:
+                self._kept = (-1, np.empty(0))
 
     def _of(self, number: int) -> np.ndarray:
         """A block of the sum; the one read last is kept."""
