@@ -44,14 +44,14 @@ class Layout(NamedTuple):
       convert: None if these files are the output. Otherwise they are a stage, because a library
         writes the output in one go: `convert(stage, out)` makes the output at `out` from the files
         in the folder `stage`.
-      among: Whether the output also has other tensors than those that are written.
+      whole: The size in bytes of what `convert` makes, if that has other tensors as well; else 0.
     """
 
     regions: Mapping[str, Sequence[Region]]
     fixed: Sequence[tuple[str, int, bytes]]
     sizes: Mapping[str, int]
     convert: Callable[[Path, Path], None] | None = None
-    among: bool = False
+    whole: int = 0
 
 
 def staged(tensors: Wanted, file: str) -> Layout:

@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 
 from sail_jax.checkpoint.formats import stores
-from sail_jax.checkpoint.formats.files import CheckpointError, StoredTensor, explained
+from sail_jax.checkpoint.formats.files import (
+    CheckpointError,
+    StoredTensor,
+    contained,
+    explained,
+    reading,
+)
 from sail_jax.checkpoint.formats.folders import pwrite
 from sail_jax.checkpoint.formats.layout import Layout, staged
 from sail_jax.checkpoint.formats.open import Checkpoint
@@ -39,7 +45,8 @@ def layout(checkpoint: Checkpoint, names: Iterable[str]) -> Layout:
       The layout of the stage, with the function that makes the copy.
 
     Raises:
-      CheckpointError: If a tensor lies where its value cannot be replaced.
+      CheckpointError: If a tensor lies where its value cannot be replaced, or a link in the folder
+        of the checkpoint leads out of it.
     """
     changed = {name: checkpoint.tensors[name] for name in names}
     for name, tensor in changed.items():
@@ -55,7 +62,29 @@ def layout(checkpoint: Checkpoint, names: Iterable[str]) -> Layout:
         values = _Staged(folder / _STAGE, {n: r[0].offset for n, r in stage.regions.items()})
         _copied(checkpoint, out, changed, values)
 
-    return stage._replace(convert=convert, among=True)
+    return stage._replace(convert=convert, whole=_size(checkpoint.path))
+
+
+def _size(origin: Path) -> int:
+    """The bytes of a file, or of all files in a folder, of which no link leads out."""
+    with reading(origin):
+        if not origin.is_dir():
+            return max(1, origin.stat().st_size)
+        size = 1
+        for folder, folders, files in os.walk(origin):
+            for name in (*folders, *files):
+                if (Path(folder) / name).is_symlink():
+                    _within(origin, Path(folder) / name)
+            size += sum((Path(folder) / name).stat().st_size for name in files)
+        return size
+
+
+def _within(origin: Path, link: Path) -> None:
+    """CheckpointError for a link that leads out of a folder: its target would be copied."""
+    if link.parent == origin:
+        contained(origin, link.name)
+    elif not link.resolve(strict=True).is_relative_to(origin.resolve()):
+        raise CheckpointError(f"{link} is a link that leads out of the checkpoint's folder")
 
 
 class _Staged:

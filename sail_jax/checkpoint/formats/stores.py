@@ -246,7 +246,7 @@ def write(root: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     base = {"driver": "file", "path": f"{root}/"}
     store = {"driver": "ocdbt", "base": base, "cache_pool": "cache_pool#nodes"}
     context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False, **_NODES})
-    batch = _Batch()
+    batch = _Batch(_IN_FLIGHT)
     with _failing(f"write {root}"):
         for key, array in arrays:
             rows = array.reshape(1, 1) if not array.shape else array
@@ -344,7 +344,7 @@ def rewrite(
     context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False, **_NODES})
     keys = {array.key: array for array in arrays}
     place = {**_store(source), "base": {"driver": "file", "path": f"{target}/"}}
-    batch = _Batch()
+    batch = _Batch(_RUN)
     with _failing(f"write {target}"):
         if in_one(source):
             old = ts.KvStore.open(_store(source), context=context).result()
@@ -381,16 +381,21 @@ class _Batch:
       transaction: What they belong to.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        """Begins.
+
+        Args:
+          most: After how many bytes there is a commit; they are held in memory until then.
+        """
         import tensorstore as ts
 
-        self._new, self._held = ts.Transaction, 0
+        self._new, self._held, self._most = ts.Transaction, 0, most
         self.transaction: Any = ts.Transaction()
 
     def wrote(self, size: int) -> bool:
         """Counts bytes that were written; True if they were so many that all are committed now."""
         self._held += size
-        many = self._held >= _IN_FLIGHT
+        many = self._held >= self._most
         if many:
             self.commit()
         return many

@@ -310,7 +310,7 @@ class Writer:
             there = open_checkpoint(self.out)
         except (OSError, CheckpointError):
             return False
-        among = self._wanted if self._layout.among else there.tensors
+        among = self._wanted if self._layout.whole else there.tensors
         tensors = {n: (x.dtype, x.shape) for n, x in there.tensors.items() if n in among}
         if tensors != self._wanted or there.format != self._format.name:
             there.close()
@@ -331,7 +331,7 @@ class Writer:
                 missing += max(0, size - os.fstat(fd).st_blocks * 512)
             # The output stands beside its stage at the end, so room for both is needed.
             if self._layout.convert:
-                missing += sum(self._layout.sizes.values())
+                missing += self._layout.whole or sum(self._layout.sizes.values())
             free = have.f_bavail * have.f_frsize
             if missing > free > 0:
                 why = f"it needs {missing / 1e9:.2f} GB more, {free / 1e9:.2f} GB are free"

@@ -41,13 +41,14 @@ class Averaged:
 
         Args:
           tensors: The tensor in each checkpoint, oldest first, all of one shape.
-          weights: The weights c, one for each.
+          weights: The weights c, one for each. A tensor of weight 0 is not read.
           allow_nonfinite: Whether NaN and infinities are added like other values.
         """
         last = tensors[-1]
         self.name, self.dtype, self.source = last.name, last.dtype, last.source
         self.shape: Shape = last.shape
-        self._tensors, self._weights = tuple(tensors), tuple(map(float, weights))
+        pairs = [(x, float(c)) for x, c in zip(tensors, weights, strict=True) if c]
+        self._tensors, self._weights = tuple(x for x, _ in pairs), tuple(c for _, c in pairs)
         self._allow_nonfinite = allow_nonfinite
         wide = any(tensor.dtype == np.float64 for tensor in tensors)
         self._wide = np.dtype(np.float64 if wide else np.float32)

@@ -24,6 +24,7 @@ from sail_jax.checkpoint import (
     open_checkpoint,
     save_checkpoint,
 )
+from sail_jax.checkpoint.formats import stores
 from sail_jax.checkpoint.operations import averaging as module
 from sail_jax.cli.main import main
 
@@ -198,6 +199,24 @@ def test_resumed(run, tmp_path, monkeypatch):
         average_checkpoints(folder, tmp_path / "out", shape="wma", run=RunOptions(resume=True))
 
 
+def test_stopped_while_it_is_copied(run, tmp_path, monkeypatch):
+    folder, states = run
+    rewrite = stores.rewrite
+
+    def stops(*args):
+        rewrite(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stores, "rewrite", stops)
+    with pytest.raises(KeyboardInterrupt):
+        average_checkpoints(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    monkeypatch.undo()
+    average_checkpoints(folder, tmp_path / "out", run=RunOptions(resume=True))
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert_average(restored(tmp_path / "out")["state"].params, states, np.full(4, 1 / 4))
+
+
 def hugging_face(folder):
     """checkpoint-* of a trainer: weights in bfloat16, and what belongs to its state."""
     rng = np.random.default_rng(0)
@@ -206,7 +225,8 @@ def hugging_face(folder):
         trees.append({"w": rng.normal(size=(4, 3)).astype(ml_dtypes.bfloat16), "n": np.arange(2)})
         extras = {"config.json": b"{}", "trainer_state.json": b'{"step": %d}' % step}
         place = folder / f"checkpoint-{step}"
-        save_checkpoint(place, trees[-1], extras=extras, metadata={"format": "pt"})
+        metadata = {"format": "pt"}
+        save_checkpoint(place, trees[-1], extras=extras, metadata=metadata, shard_bytes=24)
         (place / "optimizer.pt").write_bytes(b"moments of step %d" % step)
     return trees
 
@@ -228,11 +248,37 @@ def test_folders_of_hugging_face(tmp_path):
     copied = tmp_path / "whole" / "checkpoint-60"
     np.testing.assert_array_equal(load_checkpoint(copied)["w"], got["w"])
     old, new = files(tmp_path / "run" / "checkpoint-60"), files(copied)
-    assert {n for n in old if old[n] != new[n]} == {"model.safetensors"}
+    assert len([n for n in old if n.endswith(".safetensors")]) == 2
+    (shard,) = (n for n in old if old[n] != new[n])
     assert new["optimizer.pt"] == b"moments of step 60"
-    a, b = old["model.safetensors"], new["model.safetensors"]
-    header = 8 + int.from_bytes(a[:8], "little")
-    assert a[:header] == b[:header]
+    header = 8 + int.from_bytes(old[shard][:8], "little")
+    assert old[shard][:header] == new[shard][:header]
+
+
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
+    hugging_face(tmp_path / "run")
+    (tmp_path / "secret").write_bytes(b"of another user")
+    (tmp_path / "run" / "checkpoint-60" / "optimizer.pt").unlink()
+    (tmp_path / "run" / "checkpoint-60" / "optimizer.pt").symlink_to(tmp_path / "secret")
+    with pytest.raises(CheckpointError, match=r"optimizer.pt is a link that leads out"):
+        average_checkpoints(tmp_path / "run", tmp_path / "out", write_as="run")
+    assert not (tmp_path / "out").exists()
+
+
+def test_levanter(tmp_path):
+    """A folder for each array, one of zeros; other files stay."""
+    for step in (1, 2):
+        folder = tmp_path / "run" / f"step-{step}"
+        for name, value in (("model/w", 2.0 * step), ("model/z", 0.0), ("opt_state/mu/w", 1.0)):
+            spec = {"driver": "zarr3", "kvstore": f"file://{folder}/{name}/"}
+            array = ts.open(spec, create=True, dtype=ts.float32, shape=[3, 2]).result()
+            array.write(np.full((3, 2), value, np.float32)).result()
+        (folder / "metadata.json").write_text(f'{{"step": {step}}}')
+    average_checkpoints(tmp_path / "run")
+    old, new = (tmp_path / "run" / "step-2"), (tmp_path / "run-average" / "step-2")
+    assert (load_checkpoint(new)["model/w"] == 3).all()
+    changed = {n for n, b in files(new).items() if files(old).get(n) != b}
+    assert {n for n in changed if not n.startswith("model/z")} == {"model/w/c/0/0"}
 
 
 def test_a_list_of_files(tmp_path):
