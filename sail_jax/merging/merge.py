@@ -26,8 +26,9 @@ from sail_jax.merging.combining import Reduction, Transform
 from sail_jax.merging.evaluate import Leaf, evaluate, on_one_cpu, will_be_traced
 from sail_jax.merging.integers import Integers
 from sail_jax.merging.leafwise import check_paths
+from sail_jax.merging.parting import Rest, part
 from sail_jax.merging.reductions import weighted_sum
-from sail_jax.merging.selection import Rest, Select, part
+from sail_jax.merging.selection import Select
 from sail_jax.merging.steps import NEEDS, Needs, Step, kernel
 from sail_jax.merging.streaming import NotFiniteError
 from sail_jax.merging.task_vectors import (

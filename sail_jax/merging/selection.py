@@ -5,32 +5,15 @@ merged. An optimiser's second moments have to stay positive, and no merge of wei
 """
 
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
-
-import jax
-from jaxtyping import PyTree
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from sail_jax.checks import nearest
-from sail_jax.trees import leaf_paths, some_paths
 
-__all__ = [
-    "Parted",
-    "Rest",
-    "Select",
-    "Selection",
-    "check_weights",
-    "of_optimiser",
-    "part",
-    "selection",
-]
+__all__ = ["Select", "Selection", "check_weights", "of_optimiser", "selection"]
 
 Select = str | Callable[[str], bool] | None
 """Patterns with "," between them, a function of a leaf's path, or None for what the tree shows."""
-
-Rest = Literal["last", "first", "error"]
-"""Whose leaves are taken that are not selected: those of the last model, or those of the base or
-else the first model. "error" makes it an error that there are any."""
 
 _OPTIMISERS = {"opt_state", "optimizer_state", "optimizer", "opt_states"}
 _STATES = {*_OPTIMISERS, "step", "tx", "training_key", "dynamic_scale", "ema_params"}
@@ -61,8 +44,8 @@ def selection(leaves: Mapping[str, Any], select: Select = None) -> Selection:
     """Selects leaves of a tree.
 
     Known are a Flax `TrainState` (params, batch_stats), MaxText's state (params/params), Tunix's
-    (model_params), Levanter's (model), and states of NNX modules with random streams (floating
-    leaves outside of `rngs`). Of any other tree all leaves are selected.
+    (model_params), a `model` beside its optimiser (Levanter's, for one), and states of NNX with
+    random streams (floating leaves outside of `rngs`). Of any other tree all leaves are selected.
 
     Args:
       leaves: The leaves by path, with "/" between keys. Each has a `dtype`.
@@ -92,7 +75,7 @@ def selection(leaves: Mapping[str, Any], select: Select = None) -> Selection:
     chosen = tuple(path for path in leaves if is_chosen(path))
     if leaves and not chosen:
         tops = sorted({path.split("/")[0] for path in leaves})
-        hint = nearest(pattern, tops) or f"; at the top there are {some_paths(tops)}"
+        hint = nearest(pattern, tops) or f"; at the top there are {', '.join(tops[:5])}"
         raise ValueError(f"select: {pattern!r} selects no leaf{hint}")
     taken = set(chosen)
     return Selection(kind, pattern, chosen, tuple(path for path in leaves if path not in taken))
@@ -107,27 +90,35 @@ def _fits(patterns: str) -> Callable[[str], bool]:
 
 def _known(leaves: Mapping[str, Any]) -> tuple[str, str, Callable[[str], bool]]:
     """What a tree is known as, what is selected of it, and whether a path is."""
-    tops = dict.fromkeys(path.split("/")[0] for path in leaves)
+    kind, pattern = _state(leaves)
+    fits = _fits(pattern)
+    parts = {path: path.split("/") for path in leaves}
+    if not any("rngs" in keys for keys in parts.values()):
+        return kind, pattern, fits
+    # NNX keeps random streams, counters and keys between the weights of a module.
+    optimiser = of_optimiser(leaves)
+
+    def is_weight(path: str) -> bool:
+        outside = "rngs" not in parts[path] and path not in optimiser
+        return outside and fits(path) and _is_floating(leaves[path])
+
+    of = f" of {pattern}" if kind else ""
+    return kind or "state of NNX", f"floating leaves{of} outside of rngs", is_weight
+
+
+def _state(leaves: Iterable[str]) -> tuple[str, str]:
+    """The kind of state that the keys at the top show, and the patterns of its weights."""
+    tops = {path.split("/")[0] for path in leaves}
     if "model_params" in tops and len(tops) > 1:
-        return "state of Tunix", "model_params", _fits("model_params")
-    if "params" in tops and _STATES & {*tops}:
+        return "state of Tunix", "model_params"
+    if "params" in tops and _STATES & tops:
         below = {path.split("/")[1] for path in leaves if path.startswith("params/")}
         if "params" in below:
-            return "state of MaxText", "params/params", _fits("params/params")
-        pattern = "params,batch_stats" if "batch_stats" in tops else "params"
-        return "TrainState", pattern, _fits(pattern)
-    if "model" in tops and _STATES & {*tops}:
-        return "state of Levanter", "model", _fits("model")
-    parts = {path: path.split("/") for path in leaves}
-    if any("rngs" in keys for keys in parts.values()):
-        optimiser = of_optimiser(leaves)
-
-        def is_weight(path: str) -> bool:
-            outside = "rngs" not in parts[path] and path not in optimiser
-            return outside and _is_floating(leaves[path])
-
-        return "state of NNX", "floating leaves outside of rngs", is_weight
-    return "", "*", lambda path: True
+            return "state of MaxText", "params/params"
+        return "TrainState", "params,batch_stats" if "batch_stats" in tops else "params"
+    if "model" in tops and _STATES & tops:
+        return "state of training", "model"
+    return "", "*"
 
 
 def _is_floating(leaf: Any) -> bool:
@@ -183,61 +174,3 @@ def check_weights(selected: Selection) -> None:
     raise ValueError(
         f"{wrong[0]!r} is the state of an optimiser, which is never merged as weights{remedy}"
     )
-
-
-class Parted(NamedTuple):
-    """Several trees of which some leaves are selected.
-
-    Attributes:
-      trees: The selected leaves of each tree, by path.
-      whole: Makes a tree of all leaves from the selected ones.
-    """
-
-    trees: list[dict[str, Any]]
-    whole: Callable[[Mapping[str, Any]], PyTree]
-
-
-def part(models: Sequence[PyTree], like: PyTree, select: Select, rest: Rest) -> Parted | None:
-    """Parts trees into the leaves that are merged and the others.
-
-    Args:
-      models: The trees that are merged.
-      like: The tree whose structure the outcome has.
-      select: Which leaves are merged; see `selection`.
-      rest: Whose other leaves the outcome has.
-
-    Returns:
-      The selected leaves of the models, and of `like`; None if all leaves are selected.
-
-    Raises:
-      ValueError: If the state of an optimiser is selected, nothing is, there are others under
-        "error", or the last model lacks one of them.
-    """
-    if rest not in get_args(Rest):
-        raise ValueError(f"rest: expected one of {', '.join(get_args(Rest))}; got {rest!r}")
-    leaves = _by_path(like)
-    selected = selection(leaves, select)
-    check_weights(selected)
-    if not selected.rest:
-        return None
-    if rest == "error":
-        raise ValueError(f"{some_paths(selected.rest)} are not selected, and rest is 'error'")
-    left_out = set(selected.rest)
-    each = [_by_path(tree) for tree in (*models, like)]
-    donor = each[-2] if rest == "last" else leaves
-    for path in selected.rest:
-        if path not in donor:
-            raise ValueError(f"rest: the last model lacks the leaf {path!r}")
-
-    def whole(merged: Mapping[str, Any]) -> PyTree:
-        out = [donor[path] if path in left_out else merged[path] for path in leaves]
-        return jax.tree.structure(like).unflatten(out)
-
-    # What no other tree has is kept here, for the merge to refuse it.
-    chosen = [{p: x for p, x in tree.items() if p not in left_out} for tree in each]
-    return Parted(chosen, whole)
-
-
-def _by_path(tree: PyTree) -> dict[str, Any]:
-    """The leaves of a tree by path."""
-    return dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))

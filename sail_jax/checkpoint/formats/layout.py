@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sail_jax.checkpoint.formats.files import explained
 from sail_jax.merging.tensors import Shape
 
 __all__ = ["Layout", "Region", "Wanted", "staged"]
@@ -52,6 +53,30 @@ class Layout(NamedTuple):
     sizes: Mapping[str, int]
     convert: Callable[[Path, Path], None] | None = None
     whole: int = 0
+
+    def entries(
+        self, folder: Path, name: str, dtype: np.dtype, first: int, last: int
+    ) -> np.ndarray:
+        """Reads entries of a tensor that lies in one run, as those of a stage do.
+
+        Args:
+          folder: The folder of the files.
+          name: The tensor.
+          dtype: Its dtype.
+          first: The index of the first entry.
+          last: The index behind the last one.
+
+        Returns:
+          The entries, flat.
+
+        Raises:
+          CheckpointError: If they cannot be read.
+        """
+        [(file, start, _)] = self.regions[name]
+        at, count = start + first * dtype.itemsize, (last - first) * dtype.itemsize
+        # Not mapped into memory: pages that were read would count until their map is gone.
+        with explained("read", folder / file):
+            return np.fromfile(folder / file, np.uint8, count, offset=at).view(dtype)
 
 
 def staged(tensors: Wanted, file: str) -> Layout:

@@ -96,7 +96,7 @@ class Checkpoint:
         self.rest = {name: every[name] for name in self.selection.rest}
 
     def about(self) -> list[str]:
-        """Says what of the path was opened, if that is not all of it.
+        """Lists what of the path was opened, if that is not all of it.
 
         Returns:
           Sentences: the step of a run, and the leaves of a state.
@@ -210,12 +210,13 @@ def open_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> Checkpoi
     try:
         with reading(path):
             if not path.exists():
-                found = runs.named(path)
-                if len(found) > 1:
-                    raise CheckpointError(f"{path} names {len(found)} checkpoints; expected one")
-                if "@last" in str(checkpoint.path):
-                    checkpoint.step = f"step {found[0].number} is read"
-                checkpoint.path = path = found[0].path
+                step, *others = runs.named(path)
+                if others:
+                    number = 1 + len(others)
+                    raise CheckpointError(f"{path} names {number} checkpoints; expected one")
+                if (runs.split(path)[1] or "").startswith("last"):
+                    checkpoint.step = f"step {step.number} is read"
+                checkpoint.path = path = step.path
             if path.is_dir():
                 _open_folder(checkpoint, path, allow_pickle)
             elif path.name.endswith(_INDEX):

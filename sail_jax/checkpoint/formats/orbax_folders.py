@@ -8,7 +8,6 @@ a tree may have any containers within one another. Orbax itself is not imported.
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +62,7 @@ def numbered(name: str) -> tuple[str, int] | None:
 
 
 def temporary(name: str) -> bool:
-    """Tells whether a folder's name is of a checkpoint that is being written.
+    """Checks whether a folder's name is of a checkpoint that is being written.
 
     Args:
       name: The name of the folder, without those above it.
@@ -171,27 +170,23 @@ def layout(
     stage = staged(tensors, _STAGE)
 
     def convert(folder: Path, out: Path) -> None:
-        def mapped(key: str) -> np.ndarray:
-            dtype, shape = tensors[key]
-            [(_, start, length)] = stage.regions[key]
-            # Nothing cannot be mapped into memory. Each tensor is mapped by itself, since pages
-            # that were read count as memory until their map is gone.
-            if not length:
-                return np.empty(shape, dtype)
-            raw = np.memmap(folder / _STAGE, np.uint8, "r", start, (length,))
-            return raw.view(np.ndarray).view(dtype).reshape(shape)
+        def entries(key: str, first: int, last: int) -> np.ndarray:
+            return stage.entries(folder, key, tensors[key][0], first, last)
 
-        write_folder(out, {key: partial(mapped, key) for key in tensors})
+        write_folder(out, tensors, entries)
 
     return stage._replace(convert=convert)
 
 
-def write_folder(path: Path, arrays: Mapping[str, Callable[[], np.ndarray]]) -> None:
+def write_folder(
+    path: Path, arrays: Wanted, entries: Callable[[str, int, int], np.ndarray]
+) -> None:
     """Writes arrays as nested dictionaries, as orbax's StandardCheckpointer stores them.
 
     Args:
       path: The folder to write; there must be none yet.
-      arrays: What returns each leaf, by path with "/" between keys. One is asked for at a time.
+      arrays: The dtype and shape of each leaf, by path with "/" between keys.
+      entries: Returns some entries of a leaf, flat: `entries(name, first, last + 1)`.
 
     Raises:
       CheckpointError: If the paths are not those of a tree, or the folder cannot be written.
@@ -211,9 +206,9 @@ def write_folder(path: Path, arrays: Mapping[str, Callable[[], np.ndarray]]) -> 
         "store_array_data_equal_to_fill_value": True,
         "custom_metadata": None,
     }
-    stores.write(
-        path.absolute(), ((name.replace("/", "."), load()) for name, load in arrays.items())
-    )
+    names = {name.replace("/", "."): name for name in arrays}
+    wanted = {key: arrays[name] for key, name in names.items()}
+    stores.write(path.absolute(), wanted, lambda key, *some: entries(names[key], *some))
     with explained("write", path):
         (path / _MARK).write_text(json.dumps(about))
         (path / _STATE).write_text(json.dumps(_FINISHED))

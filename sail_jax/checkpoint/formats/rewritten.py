@@ -8,7 +8,7 @@ the checkpoint restores the copy as its own.
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +59,10 @@ def layout(checkpoint: Checkpoint, names: Iterable[str]) -> Layout:
     stage = staged({name: (x.dtype, x.shape) for name, x in changed.items()}, _STAGE)
 
     def convert(folder: Path, out: Path) -> None:
-        values = _Staged(folder / _STAGE, {n: r[0].offset for n, r in stage.regions.items()})
-        _copied(checkpoint, out, changed, values)
+        def entries(tensor: Tensor, first: int, last: int) -> np.ndarray:
+            return stage.entries(folder, tensor.name, tensor.dtype, first, last)
+
+        _copied(checkpoint, out, changed, entries)
 
     return stage._replace(convert=convert, whole=_size(checkpoint.path))
 
@@ -87,22 +89,12 @@ def _within(origin: Path, link: Path) -> None:
         raise CheckpointError(f"{link} is a link that leads out of the checkpoint's folder")
 
 
-class _Staged:
-    """The new values in the file of the stage."""
-
-    def __init__(self, path: Path, offsets: Mapping[str, int]) -> None:
-        self._path, self._offsets = path, offsets
-
-    def read(self, tensor: Tensor, start: int, count: int) -> np.ndarray:
-        """Reads entries of a tensor, flat."""
-        at = self._offsets[tensor.name] + start * tensor.dtype.itemsize
-        with explained("read", self._path):
-            raw = np.fromfile(self._path, np.uint8, count * tensor.dtype.itemsize, offset=at)
-        return raw.view(tensor.dtype)
+_Entries = Callable[[Any, int, int], np.ndarray]
+"""Returns new entries of a tensor, flat: those from the first index to the last one."""
 
 
 def _copied(
-    checkpoint: Checkpoint, out: Path, changed: Mapping[str, Tensor], values: _Staged
+    checkpoint: Checkpoint, out: Path, changed: Mapping[str, Tensor], entries: _Entries
 ) -> None:
     """Makes the copy of a file or a folder at `out`."""
     origin = checkpoint.path
@@ -130,18 +122,18 @@ def _copied(
         return out if inside == "." else out / inside
 
     for root, tensors in in_stores.items():
-        stores.rewrite(root, target(root), tensors, values.read)
+        stores.rewrite(root, target(root), tensors, entries)
     for path, tensors in in_files.items():
         with explained("write", target(path)), target(path).open("r+b", buffering=0) as file:
             for tensor in tensors:
-                for offset, data in _bytes(tensor, values):
+                for offset, data in _bytes(tensor, entries):
                     pwrite(file.fileno(), data, offset)
 
 
-def _bytes(tensor: StoredTensor, values: _Staged) -> Iterator[tuple[int, memoryview]]:
+def _bytes(tensor: StoredTensor, entries: _Entries) -> Iterator[tuple[int, memoryview]]:
     """The new bytes of a tensor in the runs that it has in its file."""
-    entries = values.read(tensor, 0, math.prod(tensor.shape))
-    raw = (entries.byteswap() if tensor.swap else entries).view(np.uint8)
+    whole = entries(tensor, 0, math.prod(tensor.shape))
+    raw = (whole.byteswap() if tensor.swap else whole).view(np.uint8)
     start = 0
     for offset, length in tensor.runs:
         yield offset, raw[start : start + length].data

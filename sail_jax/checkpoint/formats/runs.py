@@ -126,7 +126,7 @@ def split(text: str | PathLike[str]) -> tuple[str, str | None]:
 
 
 def several(text: str | PathLike[str]) -> bool:
-    """Tells whether a text may name more than one checkpoint, and stands for all of them.
+    """Checks whether a text may name more than one checkpoint, and stands for all of them.
 
     Args:
       text: A path, a pattern, or either with a choice of steps.
@@ -180,7 +180,7 @@ def named(text: str | PathLike[str]) -> tuple[Step, ...]:
         found = tuple(step for step in found if step.path.is_file() or _finished(step.path))
         if not found:
             raise CheckpointError(f"{path} fits no checkpoint")
-        # Without numbers the names order them.
+        # Names order what has no numbers.
         numbered = all(step.number is not None for step in found)
         found = tuple(sorted(found, key=lambda s: (s.number if numbered else 0, s.path)))
     else:
@@ -244,7 +244,7 @@ def latest(run: Path) -> tuple[Step, str] | None:
       run: The folder.
 
     Returns:
-      The checkpoint, and a sentence that says which it is; None if the folder is no run.
+      The checkpoint, and a sentence for messages; None if the folder is no run.
 
     Raises:
       CheckpointError: As `steps` does.

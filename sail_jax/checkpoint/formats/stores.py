@@ -14,6 +14,7 @@ import numpy as np
 
 from sail_jax import disk
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, checked_shape
+from sail_jax.checkpoint.formats.layout import Wanted
 from sail_jax.merging.tensors import Shape, Tensor, check_read
 
 __all__ = ["StoredArray", "belongs", "in_one", "listed", "opened", "rewrite", "write"]
@@ -73,12 +74,9 @@ class StoredArray:
         stored = math.prod(chunk) * self.dtype.itemsize
         if stored > _SLACK * size + (1 << 20):
             raise CheckpointError(f"{what} has {size} bytes in chunks of {stored}")
-        # Axes of length 1 in front do not part the entries: the first other axis does.
-        axis = next((i for i, n in enumerate(self.shape) if n != 1), 0)
+        axis, rows, self._width = _rows(self.shape)
         self._at = (0,) * axis
-        rows = self.shape[axis] if self.shape else 1
         self._height = min(chunk[axis], rows) if chunk else 1
-        self._width = math.prod(self.shape[axis + 1 :])
         block = self._height * self._width * self.dtype.itemsize
         # Small blocks are read several at once: each call of TensorStore takes a while.
         self._most = max(1, _RUN // max(1, block))
@@ -102,12 +100,12 @@ class StoredArray:
         """Divides the array into runs of whole chunks as they are written.
 
         Yields:
-          The place of a run in the array, an index; its first entry; and how many there are.
+          The place of a run in the array; the indices of its first entry, and behind its last.
         """
         size, axis = math.prod(self.shape), len(self._at)
         if not size:
             return
-        if axis == len(self.shape):
+        if not self.shape:
             yield self._at, 0, size
             return
         rows = self.shape[axis]
@@ -116,7 +114,7 @@ class StoredArray:
         for first in range(0, rows, height):
             last = min(first + height, rows)
             place = (*self._at, slice(first, last))
-            yield place, first * self._width, (last - first) * self._width
+            yield place, first * self._width, last * self._width
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
         """Reads consecutive entries, in row-major order.
@@ -228,15 +226,16 @@ def _store(root: Path) -> dict[str, Any]:
     return base
 
 
-def write(root: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+def write(root: Path, arrays: Wanted, entries: Callable[[str, int, int], np.ndarray]) -> None:
     """Writes arrays into a new OCDBT store, in chunks of at most 32 MiB of rows.
 
-    Nothing is flushed to the disk. Little of the arrays is held in memory: 64 MiB, and what
-    they are packed into.
+    Nothing is flushed to the disk. Little of the arrays is held in memory: 64 MiB, and what they
+    are packed into.
 
     Args:
       root: The folder of the store; there must be none yet.
-      arrays: The key in the store and the entries of each array.
+      arrays: The dtype and shape of each array, by its key in the store.
+      entries: Returns some entries of an array, flat: `entries(key, first, last + 1)`.
 
     Raises:
       CheckpointError: If the store cannot be written.
@@ -248,10 +247,10 @@ def write(root: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False, **_NODES})
     batch = _Batch(_IN_FLIGHT)
     with _failing(f"write {root}"):
-        for key, array in arrays:
-            rows = array.reshape(1, 1) if not array.shape else array
-            height = max(1, min(len(rows), _CHUNK // max(1, rows[:1].nbytes)))
-            chunks = [height, *(max(1, n) for n in array.shape[1:])] if array.shape else []
+        for key, (dtype, shape) in arrays.items():
+            axis, rows, width = _rows(shape)
+            height = max(1, min(rows, _CHUNK // max(1, width * dtype.itemsize)))
+            chunks = [1] * axis + [height] + [max(1, n) for n in shape[axis + 1 :]] if shape else []
             spec = {
                 "driver": "zarr",
                 "kvstore": {**store, "path": f"{key}/"},
@@ -261,14 +260,26 @@ def write(root: Path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
             }
             target = ts.open(
                 spec, context=context, transaction=batch.transaction, create=True,
-                dtype=ts.dtype(array.dtype.name), shape=array.shape,
+                dtype=ts.dtype(dtype.name), shape=shape,
             ).result()  # fmt: skip
-            for start in range(0, len(rows), height):
-                some = slice(start, start + height) if array.shape else ...
-                target[some].write(array[some]).result()
-                if batch.wrote(array[some].nbytes):
+            for first in range(0, rows, height):
+                last = min(first + height, rows)
+                piece = entries(key, first * width, last * width)
+                place = (*(0,) * axis, slice(first, last)) if shape else ...
+                part = target[place]
+                part.write(piece.reshape(part.shape)).result()
+                if batch.wrote(piece.nbytes):
                     target = target.with_transaction(batch.transaction)
         batch.commit()
+
+
+def _rows(shape: Shape) -> tuple[int, int, int]:
+    """The axis that parts the entries of an array into rows, their number and their length.
+
+    Axes of length 1 in front do not part them: the first other axis does.
+    """
+    axis = next((i for i, n in enumerate(shape) if n != 1), 0)
+    return axis, shape[axis] if shape else 1, math.prod(shape[axis + 1 :])
 
 
 def listed(root: Path) -> dict[str, tuple[str, str]]:
@@ -324,7 +335,7 @@ def rewrite(
     source: Path,
     target: Path,
     arrays: Sequence[StoredArray],
-    values: Callable[[StoredArray, int, int], np.ndarray],
+    entries: Callable[[StoredArray, int, int], np.ndarray],
 ) -> None:
     """Gives some arrays of a copied store other values; the rest is copied as it is stored.
 
@@ -333,7 +344,7 @@ def rewrite(
       target: The folder of the copy. Where each array has its own folder, it holds all of them
         already; otherwise nothing of the store.
       arrays: Those that get other values, as `opened` opened them.
-      values: `values(array, start, count)`: the new entries of an array, flat.
+      entries: Returns new entries of an array, flat: `entries(array, first, last + 1)`.
 
     Raises:
       CheckpointError: If the store cannot be read or written.
@@ -367,10 +378,11 @@ def rewrite(
                 "store_data_equal_to_fill_value": True,
             }
             store = ts.open(spec, context=context, write=True, open=True).result()
-            for where, start, count in array.bands():
+            for where, first, last in array.bands():
+                piece = entries(array, first, last)
                 part = store.with_transaction(batch.transaction)[where]
-                part.write(values(array, start, count).reshape(part.shape)).result()
-                batch.wrote(count * array.dtype.itemsize)
+                part.write(piece.reshape(part.shape)).result()
+                batch.wrote(piece.nbytes)
         batch.commit()
 
 

@@ -1,6 +1,7 @@
 """Growth of checkpoints on disk: planned from shapes, certified, computed while written."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import time
@@ -132,7 +133,7 @@ def growing(
         view, made = growth_view(
             checkpoint, to, method, allow_nonfinite=run.allow_nonfinite, **options
         )
-        made = made._replace(notes=(*unselected(checkpoint), *made.notes))
+        made = dataclasses.replace(made, notes=(*unselected(checkpoint), *made.notes))
         works = view.works()
         config = options.get("config")
         before = config_of(checkpoint.extras) if config is None else read_target(config)

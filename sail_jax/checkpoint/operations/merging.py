@@ -237,7 +237,7 @@ def merge_checkpoints(
       measure: Whether norms, cosines and conflicts of each tensor are recorded.
       run: How it runs, and into which files it writes.
       **options: Hyperparameters of a method by name, one number or, where models have their own,
-        one for each; and dtype, out_dtype, scope, seed, rename, select, rest, missing, extra,
+        one for each; and dtype, out_dtype, scope, seed, rename, rest, missing, extra,
         integers, tokenizer, chat_template (see `checkpoint.recipe.recipes.simple`).
 
     Returns:

@@ -123,7 +123,7 @@ def opened(path: str | PathLike[str], run: RunOptions, *, adapters: bool = False
 
 
 def unselected(checkpoint: Checkpoint) -> list[str]:
-    """Says what of a checkpoint is worked on, and what the output will lack.
+    """Lists what of a checkpoint is worked on, and what the output will lack.
 
     Args:
       checkpoint: The open checkpoint.

@@ -296,8 +296,12 @@ class _Planner:
     def _look(self) -> None:
         """Notes what the inputs state otherwise than their tensors, or than each other."""
         merged = [self.inputs[ref] for ref in self.inputs if ref in self._merged()]
+        opened = {model.ref: self.openings.about(model.ref) for model in merged}
+        for ref, said in opened.items():
+            # What is the same of all, such as the leaves that were selected, takes one line.
+            of_all = [text for text in said if all(text in other for other in opened.values())]
+            self.notes += [text if text in of_all else f"{ref}: {text}" for text in said]
         for model in merged:
-            self.notes += [f"{model.ref}: {x}" for x in self.openings.about(model.ref)]
             if rivals := model.opened.rivals:
                 self.notes.append(f"{model.ref}: {', '.join(rivals)} not read: {_read(model)} is")
             vocabulary = self.vocabularies(model)

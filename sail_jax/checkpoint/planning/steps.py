@@ -62,7 +62,7 @@ class Openings:
         return self._path(ref.checkpoint).rest
 
     def about(self, ref: Ref) -> list[str]:
-        """Says what of a model's path was opened, if that is not all of it.
+        """Lists what of a model's path was opened, if that is not all of it.
 
         Args:
           ref: The checkpoint as the recipe names it.

@@ -45,7 +45,6 @@ _TOP = [
     "scope",
     "seed",
     "rename",
-    "select",
     "rest",
     "missing",
     "extra",
@@ -103,7 +102,7 @@ def simple(
         unlike in YAML.
       **options: Hyperparameters of a method by name, under our names or mergekit's. Each is one
         value or, where models may have their own (such as density), a sequence with one per model.
-        And keys of the recipe: dtype, out_dtype, scope, seed, rename, select, rest, missing, extra,
+        And keys of the recipe: dtype, out_dtype, scope, seed, rename, rest, missing, extra,
         integers, tokenizer ("union", "base" or a model), chat_template.
 
     Returns:

@@ -11,11 +11,12 @@ import numpy as np
 import optax
 import pytest
 
-from sail_jax.checkpoint.formats import runs
+from sail_jax.checkpoint.formats import runs, stores
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import load_checkpoint, open_checkpoint
 from sail_jax.checkpoint.formats.stores import StoredArray
 from sail_jax.checkpoint.output.writer import save_checkpoint
+from sail_jax.merging.tensors import held
 from sail_jax.trees import leaf_paths
 
 ocp = pytest.importorskip("orbax.checkpoint")
@@ -94,6 +95,7 @@ def test_a_tensor_is_read_by_blocks(tmp_path, monkeypatch, shape):
     )
     with open_checkpoint(tmp_path / "x") as checkpoint:
         tensor = checkpoint.tensors["w"]
+        assert isinstance(tensor, StoredArray)
         for count in (1, 3, array.size):
             for start in range(0, array.size, count):
                 out = np.zeros(min(count, array.size - start), np.float32)
@@ -240,3 +242,18 @@ def test_files_and_folders_of_hugging_face(tmp_path):
         (1000, ".safetensors"),
         (1500, ".safetensors"),
     ]
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (1, 9, 4), (40,), (), (0, 3), (3, 0), (1, 1)])
+def test_a_tensor_is_written_in_chunks_that_orbax_reads(tmp_path, monkeypatch, shape):
+    monkeypatch.setattr(stores, "_CHUNK", 32)
+    monkeypatch.setattr(stores, "_IN_FLIGHT", 40)  # two commits for the larger ones
+    array = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+    save_checkpoint(tmp_path / "x", {"a/w": array, "b": np.int8([3])}, format="orbax")
+    with ocp.StandardCheckpointer() as checkpointer:
+        found = checkpointer.restore(tmp_path / "x")
+    assert found["a"]["w"].tobytes() == array.tobytes()
+    assert (found["a"]["w"].shape, found["b"].tolist()) == (shape, [3])
+    _same(load_checkpoint(tmp_path / "x"), {"a": {"w": array}, "b": np.int8([3])})
+    with open_checkpoint(tmp_path / "x") as checkpoint:
+        assert held(checkpoint.tensors["a/w"]) <= 2 * max(32, array.nbytes)

@@ -177,7 +177,7 @@ def test_a_killed_orbax_conversion_is_made_again(tmp_path, monkeypatch):
     pytest.importorskip("orbax.checkpoint")
     wanted = {name: about for name, about in WANTED.items() if name != "empty"}
 
-    def stop(path, arrays):
+    def stop(path, arrays, entries):
         (path.with_name("data.orbax-checkpoint-tmp") / "d").mkdir(parents=True)
         path.mkdir(exist_ok=True)
         raise KeyboardInterrupt
