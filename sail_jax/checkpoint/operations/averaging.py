@@ -231,18 +231,18 @@ def average_checkpoints(
       checkpoints: A run or some of its steps, such as "run@last:10" or "run@1000:5000:500"; a
         pattern, such as "run/checkpoint-*"; or a list of these. Where steps are known, they order
         the checkpoints; otherwise the list has the oldest first.
-      out: Where the output goes, which may not be a step of the run itself. By default it is beside
-        the run: "run-average" for "run".
+      out: Where the output goes, which may not be a step of the run itself. By default it lies next
+        to the run: "run-average" for "run".
       window: Of these checkpoints, those of the last so many steps.
       shape: The shape of the weights; see `trajectory.weights`.
       decay: The factor of "ema", between 0 and 1.
       weights: One for each checkpoint, oldest first, in place of a shape. They are divided by their
         sum.
       at: The convention of weights at uneven steps; see `trajectory.weights_at`.
-      state: What becomes of the optimiser's state. "last" (the default for a run): it is that of
+      state: What becomes of the optimiser's state. "last" (the default for a run): it comes from
         the newest checkpoint. "zero": all of it is 0, counts and schedules as well, as it was
         before the first step. "average-moments": its floating tensors are averaged, with the same
-        weights, which may not be negative; counts are those of the newest. "drop" (the default for
+        weights, which may not be negative; counts come from the newest. "drop" (the default for
         parameters): it is left out.
       write_as: "run": a run with one step, a copy of the newest in which only what is averaged
         differs, so that a trainer restores it as its own (the default for orbax). "params": what is
