@@ -281,7 +281,8 @@ def test_levanter(tmp_path):
     old, new = (tmp_path / "run" / "step-2"), (tmp_path / "run-average" / "step-2")
     assert (load_checkpoint(new)["model/w"] == 3).all()
     changed = {n for n, b in files(new).items() if files(old).get(n) != b}
-    assert {n for n in changed if not n.startswith("model/z")} == {"model/w/c/0/0"}
+    # TensorStore left out the chunk of zeros, which a reader may take for a fault
+    assert changed == {"model/w/c/0/0", "model/z/c/0/0"}
 
 
 def test_a_list_of_files(tmp_path):
