@@ -1,8 +1,9 @@
 """Checkpoints on disk: opened, written, merged, grown, aligned and compared, tensor by tensor.
 
 `open_checkpoint`, `load_checkpoint` and `save_checkpoint` know the file formats.
-`merge_checkpoints` and `merge_recipe` merge, `grow_checkpoint` makes a larger network,
-`align_checkpoints` brings one network near another, `convert_checkpoint` changes names and layouts,
+`merge_checkpoints` and `merge_recipe` merge, `average_checkpoints` averages the steps of a training
+run, `grow_checkpoint` makes a larger network, `align_checkpoints` brings one network near another,
+`convert_checkpoint` changes names and layouts,
 and `compare_checkpoints` says how far networks disagree. These read tensors as they are needed, so
 models may be larger than the memory.
 """
@@ -17,6 +18,7 @@ from sail_jax.merging.tensors import Tensor
 
 if TYPE_CHECKING:
     from sail_jax.checkpoint.operations.aligning import align_checkpoints
+    from sail_jax.checkpoint.operations.averaging import average_checkpoints
     from sail_jax.checkpoint.operations.comparing import Comparison, compare_checkpoints
     from sail_jax.checkpoint.operations.converting import convert_checkpoint
     from sail_jax.checkpoint.operations.growing import grow_checkpoint
@@ -27,6 +29,7 @@ __getattr__, __dir__ = lazily(
     __name__,
     {
         "align_checkpoints": "operations.aligning",
+        "average_checkpoints": "operations.averaging",
         "Comparison": "operations.comparing",
         "compare_checkpoints": "operations.comparing",
         "convert_checkpoint": "operations.converting",
@@ -44,6 +47,7 @@ __all__ = [
     "RunOptions",
     "Tensor",
     "align_checkpoints",
+    "average_checkpoints",
     "compare_checkpoints",
     "convert_checkpoint",
     "create",

@@ -92,7 +92,8 @@ def flag(name: str, value: str) -> str:
     >>> flag("allow_nonfinite", "True"), flag("rules", "...")
     ('--allow-nonfinite', '--spec')
     """
-    return "--" + {"rules": "spec", "select": "params"}.get(name, name).replace("_", "-")
+    options = {"rules": "spec", "select": "params", "write_as": "as"}
+    return "--" + options.get(name, name).replace("_", "-")
 
 
 def on_inputs(

@@ -26,6 +26,7 @@ COMMANDS = {
     "convert": Command(
         "Trees of MaxText and Tunix to Hugging Face's tensors, and back.", "sail_jax.cli", True
     ),
+    "average": Command("Average the checkpoints of a training run.", "sail_jax.cli", True),
     "inspect": Command("Spaces, sizes and parameters of a checkpoint.", "sail_jax.cli"),
     "examples": Command("Small real checkpoints and recipes, to try merging on."),
     "quickstart": Command("Four real results in a minute or two, and a page.", resumes=True),

@@ -12,12 +12,12 @@ have taken other updates.
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Float
 
-from sail_jax.checks import nearest
+from sail_jax.checks import argument, nearest
 
 __all__ = [
     "SHAPES",
@@ -132,7 +132,7 @@ def weights_at(
     """
     check_decay(shape, decay)
     if at not in get_args(At):
-        raise ValueError(f"at: expected 'points' or 'means', got {at!r}")
+        raise ValueError(f"{argument('at')}: expected 'points' or 'means', got {at!r}")
     t = np.asarray(steps, float)
     if t.ndim != 1 or not t.size or not np.isfinite(t).all() or (np.diff(t) <= 0).any():
         raise ValueError(f"steps: expected steps in rising order, got {list(steps)!r}")
@@ -258,15 +258,14 @@ def check_decay(shape: Shape, decay: float | None) -> None:
       ValueError: As `weights` does.
     """
     if shape not in SHAPES:
-        raise ValueError(f"shape: expected one of those known, got {shape!r}{_near(shape)}")
+        near = nearest(str(shape), SHAPES)
+        raise ValueError(f"{argument('shape')}: expected one of those known, got {shape!r}{near}")
     if shape != "ema" and decay is not None:
-        raise ValueError(f"decay: expected none for the shape {shape!r}, got {decay!r}")
+        raise ValueError(f"{argument('decay')}: expected none for {shape!r}, got {decay!r}")
     if shape == "ema" and not (isinstance(decay, float | np.floating) and 0 < decay < 1):
-        raise ValueError(f"decay: expected a number between 0 and 1 for 'ema', got {decay!r}")
-
-
-def _near(word: Any) -> str:
-    return nearest(str(word), SHAPES)
+        raise ValueError(
+            f"{argument('decay')}: expected a number between 0 and 1 for 'ema', got {decay!r}"
+        )
 
 
 def _vector(name: str, values: Sequence[float] | np.ndarray) -> Vector:

@@ -377,6 +377,16 @@ class StoredTensor:
         """The path of the file, for messages."""
         return str(self._file.path)
 
+    @property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """The (offset, length) in bytes of each run of entries in the file."""
+        return self._runs
+
+    @property
+    def swap(self) -> bool:
+        """Whether the bytes of each entry are stored in the other order."""
+        return self._swap
+
     def read(self, out: np.ndarray, start: int = 0) -> None:
         """Fills a buffer with entries of the tensor, in row-major order.
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sail_jax.checkpoint.formats.files import explained
 from sail_jax.merging.tensors import Shape
 
 __all__ = ["Layout", "Region", "Wanted", "staged"]
@@ -44,12 +45,38 @@ class Layout(NamedTuple):
       convert: None if these files are the output. Otherwise they are a stage, because a library
         writes the output in one go: `convert(stage, out)` makes the output at `out` from the files
         in the folder `stage`.
+      whole: The size in bytes of what `convert` makes, if that has other tensors as well; else 0.
     """
 
     regions: Mapping[str, Sequence[Region]]
     fixed: Sequence[tuple[str, int, bytes]]
     sizes: Mapping[str, int]
     convert: Callable[[Path, Path], None] | None = None
+    whole: int = 0
+
+    def entries(
+        self, folder: Path, name: str, dtype: np.dtype, first: int, last: int
+    ) -> np.ndarray:
+        """Reads entries of a tensor that lies in one run, as those of a stage do.
+
+        Args:
+          folder: The folder of the files.
+          name: The tensor.
+          dtype: Its dtype.
+          first: The index of the first entry.
+          last: The index behind the last one.
+
+        Returns:
+          The entries, flat.
+
+        Raises:
+          CheckpointError: If they cannot be read.
+        """
+        [(file, start, _)] = self.regions[name]
+        at, count = start + first * dtype.itemsize, (last - first) * dtype.itemsize
+        # Not mapped into memory: pages that were read would count until their map is gone.
+        with explained("read", folder / file):
+            return np.fromfile(folder / file, np.uint8, count, offset=at).view(dtype)
 
 
 def staged(tensors: Wanted, file: str) -> Layout:

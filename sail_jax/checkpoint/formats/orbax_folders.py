@@ -171,11 +171,7 @@ def layout(
 
     def convert(folder: Path, out: Path) -> None:
         def entries(key: str, first: int, last: int) -> np.ndarray:
-            dtype, _ = tensors[key]
-            [(_, start, _)] = stage.regions[key]
-            at, count = start + first * dtype.itemsize, (last - first) * dtype.itemsize
-            # Not mapped into memory: pages that were read would count until their map is gone.
-            return np.fromfile(folder / _STAGE, np.uint8, count, offset=at).view(dtype)
+            return stage.entries(folder, key, tensors[key][0], first, last)
 
         write_folder(out, tensors, entries)
 

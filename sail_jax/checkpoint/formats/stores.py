@@ -6,7 +6,7 @@ TensorStore is imported by this module alone, and only when there is such a chec
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, checked_s
 from sail_jax.checkpoint.formats.layout import Wanted
 from sail_jax.merging.tensors import Shape, Tensor, check_read
 
-__all__ = ["StoredArray", "listed", "opened", "write"]
+__all__ = ["StoredArray", "belongs", "in_one", "listed", "opened", "rewrite", "write"]
 
 # How many bytes of small blocks are read at once.
 _RUN = 8 << 20
@@ -28,6 +28,7 @@ _SLACK = 4
 _MANIFEST = "manifest.ocdbt"
 _DRIVERS = {".zarray": "zarr", "zarr.json": "zarr3"}
 """The file that describes an array, and the driver that reads it."""
+_ABOUT = (*_DRIVERS, ".zattrs", ".zgroup")
 
 
 class StoredArray:
@@ -41,16 +42,18 @@ class StoredArray:
       dtype: The type of its entries.
       shape: Its shape.
       source: Where it lies, for messages.
+      key: The key of the array in its store.
       needs: Bytes held while it is read, at most.
     """
 
-    def __init__(self, name: str, store: Any, source: str) -> None:
+    def __init__(self, name: str, store: Any, source: str, key: str) -> None:
         """Describes an array; nothing of it is read.
 
         Args:
           name: The tensor's name in the checkpoint.
           store: The open array, a `tensorstore.TensorStore`.
           source: Where it lies, for messages.
+          key: The key of the array in its store.
 
         Raises:
           CheckpointError: If no array can have its shape, its type is not one of `DTYPES`, or its
@@ -60,7 +63,7 @@ class StoredArray:
         kind = store.dtype.name
         if kind not in DTYPES:
             raise CheckpointError(f"{what} has the type {kind}, which is not read")
-        self.name, self.source, self.dtype = name, source, DTYPES[kind]
+        self.name, self.source, self.key, self.dtype = name, source, key, DTYPES[kind]
         self.shape: Shape = checked_shape(tuple(store.shape), self.dtype.itemsize, what)
         chunk = checked_shape(
             tuple(store.chunk_layout.read_chunk.shape or ()),
@@ -82,6 +85,36 @@ class StoredArray:
         self._store = store
         self._lock = threading.Lock()
         self._kept = (-1, np.empty(0))
+
+    @property
+    def block(self) -> int:
+        """The number of entries of a block: what is read at once, if it is read from its start."""
+        return max(1, self._height * self._width)
+
+    @property
+    def driver(self) -> str:
+        """How the array is stored, "zarr" or "zarr3"."""
+        return self._store.spec().to_json()["driver"]
+
+    def bands(self) -> Iterator[tuple[tuple[Any, ...], int, int]]:
+        """Divides the array into runs of whole chunks as they are written.
+
+        Yields:
+          The place of a run in the array; the indices of its first entry, and behind its last.
+        """
+        size, axis = math.prod(self.shape), len(self._at)
+        if not size:
+            return
+        if not self.shape:
+            yield self._at, 0, size
+            return
+        rows = self.shape[axis]
+        height = self._store.chunk_layout.write_chunk.shape[axis]
+        height *= max(1, _RUN // max(1, height * self._width * self.dtype.itemsize))
+        for first in range(0, rows, height):
+            last = min(first + height, rows)
+            place = (*self._at, slice(first, last))
+            yield place, first * self._width, last * self._width
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
         """Reads consecutive entries, in row-major order.
@@ -178,7 +211,7 @@ def opened(
     for name, future in pending.items():
         with _failing(f"read {root}: '{name}'"):
             array = future.result()
-        tensors[name] = StoredArray(name, array, str(root))
+        tensors[name] = StoredArray(name, array, str(root), names[name])
     return tensors
 
 
@@ -212,8 +245,7 @@ def write(root: Path, arrays: Wanted, entries: Callable[[str, int, int], np.ndar
     base = {"driver": "file", "path": f"{root}/"}
     store = {"driver": "ocdbt", "base": base, "cache_pool": "cache_pool#nodes"}
     context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False, **_NODES})
-    # Every commit writes the tree of all keys anew: what is small shares one.
-    transaction, held = ts.Transaction(), 0
+    batch = _Batch(_IN_FLIGHT)
     with _failing(f"write {root}"):
         for key, (dtype, shape) in arrays.items():
             axis, rows, width = _rows(shape)
@@ -227,7 +259,7 @@ def write(root: Path, arrays: Wanted, entries: Callable[[str, int, int], np.ndar
                 "store_data_equal_to_fill_value": True,
             }
             target = ts.open(
-                spec, context=context, transaction=transaction, create=True,
+                spec, context=context, transaction=batch.transaction, create=True,
                 dtype=ts.dtype(dtype.name), shape=shape,
             ).result()  # fmt: skip
             for first in range(0, rows, height):
@@ -236,12 +268,9 @@ def write(root: Path, arrays: Wanted, entries: Callable[[str, int, int], np.ndar
                 place = (*(0,) * axis, slice(first, last)) if shape else ...
                 part = target[place]
                 part.write(piece.reshape(part.shape)).result()
-                held += piece.nbytes
-                if held >= _IN_FLIGHT:
-                    transaction.commit_sync()
-                    transaction, held = ts.Transaction(), 0
-                    target = target.with_transaction(transaction)
-        transaction.commit_sync()
+                if batch.wrote(piece.nbytes):
+                    target = target.with_transaction(batch.transaction)
+        batch.commit()
 
 
 def _rows(shape: Shape) -> tuple[int, int, int]:
@@ -276,6 +305,123 @@ def listed(root: Path) -> dict[str, tuple[str, str]]:
             if above and last in _DRIVERS:
                 found[above] = (above, _DRIVERS[last])
         return found
+
+
+def in_one(root: Path) -> bool:
+    """Tells whether a store keeps its arrays in files that they share.
+
+    Args:
+      root: The folder of the store.
+
+    Returns:
+      True for an OCDBT store; False where each array has a folder of its own.
+    """
+    return (root / _MANIFEST).exists()
+
+
+def belongs(name: str) -> bool:
+    """Tells whether a file or folder beside a manifest belongs to the OCDBT store.
+
+    Args:
+      name: The name of the file or folder.
+
+    Returns:
+      Whether it holds bytes of arrays.
+    """
+    return name in (_MANIFEST, "d") or name.startswith("ocdbt.process_")
+
+
+def rewrite(
+    source: Path,
+    target: Path,
+    arrays: Sequence[StoredArray],
+    entries: Callable[[StoredArray, int, int], np.ndarray],
+) -> None:
+    """Gives some arrays of a copied store other values; the rest is copied as it is stored.
+
+    Args:
+      source: The folder of the store.
+      target: The folder of the copy. Where each array has its own folder, it holds all of them
+        already; otherwise nothing of the store.
+      arrays: Those that get other values, as `opened` opened them.
+      entries: Returns new entries of an array, flat: `entries(array, first, last + 1)`.
+
+    Raises:
+      CheckpointError: If the store cannot be read or written.
+    """
+    import tensorstore as ts
+
+    # Like all files of an output, those of the copy are flushed when it is complete.
+    context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False, **_NODES})
+    keys = {array.key: array for array in arrays}
+    place = {**_store(source), "base": {"driver": "file", "path": f"{target}/"}}
+    batch = _Batch(_RUN)
+    with _failing(f"write {target}"):
+        if in_one(source):
+            old = ts.KvStore.open(_store(source), context=context).result()
+            new = ts.KvStore.open(place, context=context).result()
+            for key in old.list().result():
+                above, _, last = key.decode().rpartition("/")
+                # An array's description stays; its chunks are written below.
+                if last in _ABOUT or not _within(above, keys):
+                    value = old.read(key).result().value
+                    new.with_transaction(batch.transaction).write(key, value).result()
+                    batch.wrote(len(value))
+            batch.commit()
+        else:
+            place = _store(target)
+        for key, array in keys.items():
+            spec = {
+                "driver": array.driver,
+                "kvstore": {**place, "path": f"{place.get('path', '')}{key}/"},
+                # Orbax may ask for chunks of zeros, too.
+                "store_data_equal_to_fill_value": True,
+            }
+            store = ts.open(spec, context=context, write=True, open=True).result()
+            for where, first, last in array.bands():
+                piece = entries(array, first, last)
+                part = store.with_transaction(batch.transaction)[where]
+                part.write(piece.reshape(part.shape)).result()
+                batch.wrote(piece.nbytes)
+        batch.commit()
+
+
+class _Batch:
+    """Writes that share a commit: every commit of a store writes the tree of all keys anew.
+
+    Attributes:
+      transaction: What they belong to.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Begins.
+
+        Args:
+          most: After how many bytes there is a commit; they are held in memory until then.
+        """
+        import tensorstore as ts
+
+        self._new, self._held, self._most = ts.Transaction, 0, most
+        self.transaction: Any = ts.Transaction()
+
+    def wrote(self, size: int) -> bool:
+        """Counts bytes that were written; True if they were so many that all are committed now."""
+        self._held += size
+        many = self._held >= self._most
+        if many:
+            self.commit()
+        return many
+
+    def commit(self) -> None:
+        """Commits what was written, and begins anew."""
+        self.transaction.commit_sync()
+        self.transaction, self._held = self._new(), 0
+
+
+def _within(folder: str, keys: Mapping[str, Any]) -> bool:
+    """Whether a folder of a store is one of some arrays, or lies within one."""
+    parts = folder.split("/")
+    return any("/".join(parts[:i]) in keys for i in range(1, len(parts) + 1))
 
 
 @contextlib.contextmanager

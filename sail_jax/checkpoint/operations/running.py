@@ -182,6 +182,7 @@ def carried_out(
     run: RunOptions,
     *,
     measure: bool = False,
+    rewrites: Checkpoint | None = None,
 ) -> tuple[dict[str, Record], bool]:
     """Executes works, and writes the outcome with the files beside it.
 
@@ -194,6 +195,8 @@ def carried_out(
       extras: Makes the files beside the tensors, for an output that is a folder.
       run: How it runs, and into which files it writes.
       measure: Whether norms, cosines and conflicts are recorded.
+      rewrites: The checkpoint of which the output is a copy, with the outcome in place of its own
+        tensors; None for an output that has nothing but the outcome and `extras`.
 
     Returns:
       The measurements by tensor name; and whether an earlier call had finished the output.
@@ -207,10 +210,10 @@ def carried_out(
     # Part of the fingerprint, so that what was merged from other versions of the inputs is not
     # resumed.
     state = _state(inputs)
-    beside = _consistent(out, extras(), works, run.allow_crimes)
+    beside = {} if rewrites else _consistent(out, extras(), works, run.allow_crimes)
     with create(
         out, {work.name: (work.dtype, work.shape) for work in works},
-        fingerprint=disk.sha256(repr([fingerprint, state]).encode()),
+        fingerprint=disk.sha256(repr([fingerprint, state]).encode()), rewrites=rewrites,
         format=run.format, shard_bytes=run.shard_bytes, resume=run.resume, sync=run.sync,
     ) as writer:  # fmt: skip
         records = execute(

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from sail_jax import disk
+from sail_jax.checkpoint.formats import rewritten
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, checked_shape, explained
 from sail_jax.checkpoint.formats.folders import Flusher, hold, is_empty_folder, pwrite, reserve
 from sail_jax.checkpoint.formats.layout import Layout, Wanted
@@ -56,6 +57,7 @@ def create(
     metadata: Mapping[str, str] | None = None,
     resume: bool = False,
     sync: bool = True,
+    rewrites: Checkpoint | None = None,
 ) -> "Writer":
     """Opens an output for the tensors of a checkpoint, to be written in any order.
 
@@ -76,6 +78,8 @@ def create(
         that is finished already, with these tensors, is compared with what would be written.
       sync: Whether everything is flushed to the disk before the output takes its name. False is for
         measurements only: a crash of the machine may then lose data.
+      rewrites: A checkpoint of which the output is a copy, but for these tensors. A folder is
+        copied into the output under its own name. Neither `format` nor `metadata` counts then.
 
     Returns:
       The writer.
@@ -96,6 +100,11 @@ def create(
     """
     out = Path(out)
     wanted = _checked(tensors)
+    if rewrites is not None:
+        layout = rewritten.layout(rewrites, wanted)
+        folder = rewrites.path.is_dir() or of_output(out) is None
+        copied = Format(name=rewrites.format, files=(rewrites.path.resolve().name,))
+        return Writer(out, wanted, layout, fingerprint, copied, folder, resume, sync)
     check_written(format)
     own = of_output(out)
     chosen = FORMATS[format] if format else own or FORMATS["safetensors"]
@@ -301,7 +310,8 @@ class Writer:
             there = open_checkpoint(self.out)
         except (OSError, CheckpointError):
             return False
-        tensors = {name: (x.dtype, x.shape) for name, x in there.tensors.items()}
+        among = self._wanted if self._layout.whole else there.tensors
+        tensors = {n: (x.dtype, x.shape) for n, x in there.tensors.items() if n in among}
         if tensors != self._wanted or there.format != self._format.name:
             there.close()
             return False
@@ -321,7 +331,7 @@ class Writer:
                 missing += max(0, size - os.fstat(fd).st_blocks * 512)
             # The output stands beside its stage at the end, so room for both is needed.
             if self._layout.convert:
-                missing += sum(self._layout.sizes.values())
+                missing += self._layout.whole or sum(self._layout.sizes.values())
             free = have.f_bavail * have.f_frsize
             if missing > free > 0:
                 why = f"it needs {missing / 1e9:.2f} GB more, {free / 1e9:.2f} GB are free"

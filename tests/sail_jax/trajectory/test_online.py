@@ -95,6 +95,14 @@ def test_before_the_first_update():
     assert_near(averaged(state), start())
 
 
+@pytest.mark.parametrize(("kind", "bytes_each"), [("uniform", 8), ("ema", 4)])
+def test_bytes_for_each_parameter(kind, bytes_each):
+    """Beside three counts and an array of the parameters' dtype."""
+    options = {"uniform": {"window": 2}, "ema": {"decay": 0.5}}[kind]
+    state = average_params(kind, **options).init({"a": jnp.ones(100, jnp.bfloat16)})
+    assert sum(x.nbytes for x in jax.tree.leaves(state)) == 100 * bytes_each + 3 * 4 + 2
+
+
 def test_updates_pass_unchanged():
     average = average_params("uniform", window=3)
     updates = jax.tree.map(lambda x: x + 1, start())

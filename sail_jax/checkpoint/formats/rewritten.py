@@ -1,0 +1,140 @@
+"""A copy of a checkpoint in which some tensors have other values.
+
+Everything else is copied byte for byte: the containers of the tree, metadata, sharding, compression
+and the order of tensors, other items, and the bytes of the other tensors. So the program that wrote
+the checkpoint restores the copy as its own.
+"""
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sail_jax.checkpoint.formats import stores
+from sail_jax.checkpoint.formats.files import (
+    CheckpointError,
+    StoredTensor,
+    contained,
+    explained,
+    reading,
+)
+from sail_jax.checkpoint.formats.folders import pwrite
+from sail_jax.checkpoint.formats.layout import Layout, staged
+from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.merging.tensors import Tensor
+
+__all__ = ["layout"]
+
+_STAGE = "tensors"
+# Files of these formats have no checksums of tensors, which a new value would contradict.
+_PLAIN = ("safetensors", "msgpack")
+
+
+def layout(checkpoint: Checkpoint, names: Iterable[str]) -> Layout:
+    """Lays out a stage for the new values, of which a copy of a checkpoint is made at the end.
+
+    Args:
+      checkpoint: The open checkpoint that is copied.
+      names: The tensors that get other values, of the same dtype and shape.
+
+    Returns:
+      The layout of the stage, with the function that makes the copy.
+
+    Raises:
+      CheckpointError: If a tensor lies where its value cannot be replaced, or a link in the folder
+        of the checkpoint leads out of it.
+    """
+    changed = {name: checkpoint.tensors[name] for name in names}
+    for name, tensor in changed.items():
+        stored = isinstance(tensor, stores.StoredArray)
+        if not stored and not (checkpoint.format in _PLAIN and isinstance(tensor, StoredTensor)):
+            raise CheckpointError(
+                f"{checkpoint.path}: '{name}' cannot be replaced in a copy of this "
+                f"{checkpoint.format} checkpoint; write the parameters alone"
+            )
+    stage = staged({name: (x.dtype, x.shape) for name, x in changed.items()}, _STAGE)
+
+    def convert(folder: Path, out: Path) -> None:
+        def entries(tensor: Tensor, first: int, last: int) -> np.ndarray:
+            return stage.entries(folder, tensor.name, tensor.dtype, first, last)
+
+        _copied(checkpoint, out, changed, entries)
+
+    return stage._replace(convert=convert, whole=_size(checkpoint.path))
+
+
+def _size(origin: Path) -> int:
+    """The bytes of a file, or of all files in a folder, of which no link leads out."""
+    with reading(origin):
+        if not origin.is_dir():
+            return max(1, origin.stat().st_size)
+        size = 1
+        for folder, folders, files in os.walk(origin):
+            for name in (*folders, *files):
+                if (Path(folder) / name).is_symlink():
+                    _within(origin, Path(folder) / name)
+            size += sum((Path(folder) / name).stat().st_size for name in files)
+        return size
+
+
+def _within(origin: Path, link: Path) -> None:
+    """CheckpointError for a link that leads out of a folder: its target would be copied."""
+    if link.parent == origin:
+        contained(origin, link.name)
+    elif not link.resolve(strict=True).is_relative_to(origin.resolve()):
+        raise CheckpointError(f"{link} is a link that leads out of the checkpoint's folder")
+
+
+_Entries = Callable[[Any, int, int], np.ndarray]
+"""Returns new entries of a tensor, flat: those from the first index to the last one."""
+
+
+def _copied(
+    checkpoint: Checkpoint, out: Path, changed: Mapping[str, Tensor], entries: _Entries
+) -> None:
+    """Makes the copy of a file or a folder at `out`."""
+    origin = checkpoint.path
+    in_stores: dict[Path, list[Any]] = {}
+    in_files: dict[Path, list[StoredTensor]] = {}
+    for tensor in changed.values():
+        if isinstance(tensor, StoredTensor):
+            in_files.setdefault(Path(tensor.source), []).append(tensor)
+        else:
+            in_stores.setdefault(Path(tensor.source), []).append(tensor)
+    roots = [root for root in in_stores if stores.in_one(root)]
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        # What holds the bytes of all arrays is made anew below.
+        return set(filter(stores.belongs, names)) if Path(folder).resolve() in roots else set()
+
+    with explained("write", out):
+        if origin.is_dir():
+            shutil.copytree(origin, out, ignore=left_out, dirs_exist_ok=True)
+        else:
+            shutil.copyfile(origin, out)
+
+    def target(source: Path) -> Path:
+        inside = os.path.relpath(source.resolve(), origin.resolve())
+        return out if inside == "." else out / inside
+
+    for root, tensors in in_stores.items():
+        stores.rewrite(root, target(root), tensors, entries)
+    for path, tensors in in_files.items():
+        with explained("write", target(path)), target(path).open("r+b", buffering=0) as file:
+            for tensor in tensors:
+                for offset, data in _bytes(tensor, entries):
+                    pwrite(file.fileno(), data, offset)
+
+
+def _bytes(tensor: StoredTensor, entries: _Entries) -> Iterator[tuple[int, memoryview]]:
+    """The new bytes of a tensor in the runs that it has in its file."""
+    whole = entries(tensor, 0, math.prod(tensor.shape))
+    raw = (whole.byteswap() if tensor.swap else whole).view(np.uint8)
+    start = 0
+    for offset, length in tensor.runs:
+        yield offset, raw[start : start + length].data
+        start += length

@@ -1,0 +1,501 @@
+"""Averages of the checkpoints of a training run, written as a run, or as parameters alone."""
+
+import contextlib
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+
+from sail_jax.checkpoint.engine.executor import Limits, limits, peak, summary
+from sail_jax.checkpoint.formats import runs
+from sail_jax.checkpoint.formats.extras import carried
+from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.formats.folders import admit
+from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.formats.orbax_folders import numbered
+from sail_jax.checkpoint.formats.runs import Step
+from sail_jax.checkpoint.formats.table import LAYOUTS, of_output
+from sail_jax.checkpoint.operations.running import DEFAULTS, RunOptions, carried_out, opened
+from sail_jax.checkpoint.sources.averaged import Averaged, Zeros
+from sail_jax.checks import argument
+from sail_jax.merging.selection import of_optimiser
+from sail_jax.merging.tensors import Tensor
+from sail_jax.merging.work import Work, copy
+from sail_jax.trajectory import shapes
+from sail_jax.trajectory.shapes import At, Shape
+
+__all__ = ["Averaging", "Gets", "State", "WriteAs", "average_checkpoints", "averaging", "beside"]
+
+Path_ = str | PathLike[str]
+State = Literal["last", "zero", "drop", "average-moments"]
+"""What becomes of the state of an optimiser; see `average_checkpoints`."""
+WriteAs = Literal["run", "params", "safetensors"]
+"""What is written; see `average_checkpoints`."""
+Gets = Literal["average", "average of moments", "zero", "last", "left out"]
+"""What a tensor of the output gets: the average, 0, or what the newest checkpoint has."""
+
+
+class Averaging(NamedTuple):
+    """An average of which everything but the values is known.
+
+    Its inputs are open until the context of `averaging` is left.
+
+    Attributes:
+      steps: The checkpoints, oldest first.
+      weights: The weight c of each.
+      decay: The factor d of the update before each.
+      gets: What each tensor of the newest checkpoint gets in the output, by name.
+      selection: How the tensors that are averaged were chosen, in words.
+      out: Where the output goes.
+      write_as: What is written.
+      works: What the executor will do.
+      limits: With how many threads, and how much memory.
+      fingerprint: What identifies this average when it is resumed.
+      inputs: The open checkpoints, oldest first.
+    """
+
+    steps: tuple[Step, ...]
+    weights: np.ndarray
+    decay: np.ndarray
+    gets: Mapping[str, Gets]
+    selection: str
+    out: Path
+    write_as: WriteAs
+    works: tuple[Work, ...]
+    limits: Limits
+    fingerprint: str
+    inputs: tuple[Checkpoint, ...]
+
+    @property
+    def newest(self) -> Checkpoint:
+        """The newest checkpoint."""
+        return self.inputs[-1]
+
+    def memory(self) -> int:
+        """Computes how many bytes the process is expected to use at most.
+
+        Returns:
+          The bytes, the program included.
+        """
+        return peak(self.works, self.limits)
+
+    def summary(self) -> str:
+        """Describes memory and threads.
+
+        Returns:
+          One line.
+        """
+        return summary(self.works, self.limits)
+
+    def about(self) -> str:
+        """Describes the average: steps with their weights, and what tensors get.
+
+        Returns:
+          Several lines.
+        """
+        numbers = [step.number for step in self.steps]
+        names = [step.path.name if step.number is None else str(step.number) for step in self.steps]
+        width = max(4, *map(len, names))
+        lines = [f"{'step':>{width}}  {'c':>9}  {'d':>9}"]
+        for name, c, d in zip(names, self.weights, self.decay, strict=True):
+            lines.append(f"{name:>{width}}  {c:9.6f}  {d:9.6f}")
+        age = shapes.mean_age(self.weights)
+        line = f"n_eff {shapes.effective_number(self.weights):.2f}, mean age {age:.2f} checkpoints"
+        if None not in numbers:
+            t = np.array(numbers, float)
+            line += f", {float(self.weights @ (t[-1] - t)):.0f} steps"
+        lines += [line, self.selection]
+        for gets, names in self.groups().items():
+            shown = ", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4)
+            what = "as in the newest checkpoint" if gets == "last" else gets
+            count = sum(g == gets for g in self.gets.values())
+            lines.append(f"{what}: {count} tensors in {shown}")
+        return "\n".join(lines)
+
+    def groups(self) -> dict[Gets, list[str]]:
+        """Lists the branches of the tree by what their tensors get.
+
+        Returns:
+          The first keys of paths, in the order of the checkpoint.
+        """
+        found: dict[Gets, list[str]] = {}
+        for gets in get_args(Gets):
+            branches = Counter(_branch(n) for n, g in self.gets.items() if g == gets)
+            if branches:
+                found[gets] = list(branches)
+        return found
+
+
+class AveragedRun(NamedTuple):
+    """What `average_checkpoints` did.
+
+    Attributes:
+      steps: The checkpoints that were averaged, oldest first.
+      weights: The weight of each.
+      gets: What each tensor of the newest checkpoint became, by name.
+      out: Where the output is.
+      seconds: How long it took, from opening the inputs on.
+      unchanged: Whether an earlier call had finished this output.
+    """
+
+    steps: tuple[Step, ...]
+    weights: np.ndarray
+    gets: Mapping[str, Gets]
+    out: Path
+    seconds: float
+    unchanged: bool
+
+
+@contextlib.contextmanager
+def averaging(
+    checkpoints: Path_ | Sequence[Path_],
+    out: Path_ | None = None,
+    *,
+    window: int | None = None,
+    shape: Shape = "uniform",
+    decay: float | None = None,
+    weights: Sequence[float] | None = None,
+    at: At = "points",
+    state: State | None = None,
+    write_as: WriteAs | None = None,
+    run: RunOptions = DEFAULTS,
+) -> Iterator[Averaging]:
+    """Opens the checkpoints of a run and plans their average; no tensor is read.
+
+    Args:
+      checkpoints: See `average_checkpoints`, as for all others.
+      out: Where the output goes.
+      window: The last so many steps.
+      shape: The shape of the weights.
+      decay: The factor of "ema".
+      weights: Weights of one's own.
+      at: The convention of weights at uneven steps.
+      state: What becomes of the state of an optimiser.
+      write_as: What is written.
+      run: How it will run.
+
+    Yields:
+      The average, ready to be carried out.
+
+    Raises:
+      ValueError: As `average_checkpoints` does.
+    """
+    out = beside(checkpoints) if out is None else Path(out)
+    steps = _within(_named(checkpoints), window)
+    c = _weights(steps, shape, decay, weights, at)
+    with contextlib.ExitStack() as stack:
+        inputs = [stack.enter_context(opened(step.path, run)) for step in steps]
+        newest = inputs[-1]
+        selected = newest.selection
+        assert selected is not None
+        for checkpoint in inputs:
+            # What is not selected may be averaged, too, as moments are.
+            checkpoint.select("*")
+        write_as = _form(newest, write_as, out)
+        gets = _treated(newest, selected.chosen, _state(state, write_as), write_as, c)
+        works = _works(inputs, gets, c, write_as, run)
+        mark = repr(
+            [c.tolist(), [str(step.path) for step in steps], write_as, sorted(gets.items())]
+        )
+        bounds = limits(works, run.max_memory, run.threads)
+        yield Averaging(
+            steps, c, shapes.decay_of(c), gets, str(selected), out, write_as, works, bounds, mark,
+            tuple(inputs),
+        )  # fmt: skip
+
+
+def average_checkpoints(
+    checkpoints: Path_ | Sequence[Path_],
+    out: Path_ | None = None,
+    *,
+    window: int | None = None,
+    shape: Shape = "uniform",
+    decay: float | None = None,
+    weights: Sequence[float] | None = None,
+    at: At = "points",
+    state: State | None = None,
+    write_as: WriteAs | None = None,
+    run: RunOptions = DEFAULTS,
+    before: Callable[[Averaging], None] | None = None,
+) -> AveragedRun:
+    """Averages the checkpoints of one training run on disk, tensor by tensor.
+
+    One checkpoint is read at a time, block by block. So memory does not grow with their number.
+
+    Args:
+      checkpoints: A run or some of its steps, such as "run@last:10" or "run@1000:5000:500"; a
+        pattern, such as "run/checkpoint-*"; or a list of these. Where steps are known, they order
+        the checkpoints; otherwise the list has the oldest first.
+      out: Where the output goes, which may not be a step of the run itself. By default it lies next
+        to the run: "run-average" for "run".
+      window: Of these checkpoints, those of the last so many steps.
+      shape: The shape of the weights; see `trajectory.weights`.
+      decay: The factor of "ema", between 0 and 1.
+      weights: One for each checkpoint, oldest first, in place of a shape. They are divided by their
+        sum.
+      at: The convention of weights at uneven steps; see `trajectory.weights_at`.
+      state: What becomes of the optimiser's state. "last" (the default for a run): it comes from
+        the newest checkpoint. "zero": all of it is 0, counts and schedules as well, as it was
+        before the first step. "average-moments": its floating tensors are averaged, with the same
+        weights, which may not be negative; counts come from the newest. "drop" (the default for
+        parameters): it is left out.
+      write_as: "run": a run with one step, a copy of the newest in which only what is averaged
+        differs, so that a trainer restores it as its own (the default for orbax). "params": what is
+        averaged, alone, in the format of the input or that of `run`. "safetensors": the same in
+        that format.
+      run: How it runs. `run.select` has patterns of the tensors that are averaged, such as
+        "params". By default they are the weights of a state of training that is known, or else all
+        tensors. What is not floating is taken from the newest checkpoint.
+      before: Called once everything but the values is known, before any tensor is read.
+
+    Returns:
+      What was done.
+
+    Raises:
+      ValueError: CheckpointError for checkpoints that cannot be read or do not fit each other, and
+        for an output that cannot be written; MergeError for too little memory; and for arguments
+        that do not fit.
+
+    >>> import numpy as np, tempfile
+    >>> from sail_jax.checkpoint import load_checkpoint, save_checkpoint
+    >>> folder = tempfile.mkdtemp()
+    >>> for step, value in ((100, 0.0), (200, 3.0), (300, 6.0)):
+    ...     save_checkpoint(f"{folder}/run/checkpoint-{step}", {"w": np.full(2, value, np.float32)})
+    >>> done = average_checkpoints(f"{folder}/run@last:2")
+    >>> done.out.name, load_checkpoint(done.out)["w"]
+    ('run-average', array([4.5, 4.5], dtype=float32))
+    """
+    began = time.monotonic()
+    with averaging(
+        checkpoints, out, window=window, shape=shape, decay=decay, weights=weights, at=at,
+        state=state, write_as=write_as, run=run,
+    ) as ready:  # fmt: skip
+        _admit(ready, run)
+        if before is not None:
+            before(ready)
+        extras = {n: p for n, p in ready.newest.extras.items() if carried(n)}
+        _, unchanged = carried_out(
+            ready.works, ready.out, ready.limits, ready.fingerprint, ready.inputs, lambda: extras,
+            _format(ready, run), rewrites=ready.newest if ready.write_as == "run" else None,
+        )  # fmt: skip
+    return AveragedRun(
+        ready.steps, ready.weights, ready.gets, ready.out, time.monotonic() - began, unchanged
+    )
+
+
+def beside(checkpoints: Path_ | Sequence[Path_]) -> Path:
+    """Names the place of an output for which none is given.
+
+    Args:
+      checkpoints: See `average_checkpoints`.
+
+    Returns:
+      The run's folder with "-average" at the end of its name.
+
+    >>> beside("runs/gpt@last:10").as_posix(), beside("gpt/checkpoint-*").as_posix()
+    ('runs/gpt-average', 'gpt-average')
+    """
+    first = checkpoints if isinstance(checkpoints, str | PathLike) else checkpoints[0]
+    path = Path(runs.split(first)[0])
+    if runs.several(path) or path.is_file():
+        path = path.parent
+    path = path if path.name else path.resolve()
+    return path.with_name(f"{path.name}-average")
+
+
+def _named(checkpoints: Path_ | Sequence[Path_]) -> tuple[Step, ...]:
+    """The checkpoints that are named, oldest first."""
+    one = isinstance(checkpoints, str | PathLike)
+    given = [checkpoints] if one else list(checkpoints)
+    if not given:
+        raise CheckpointError("checkpoints: expected at least one, got none")
+    found = [step for text in given for step in runs.named(text)]
+    numbers = [step.number for step in found]
+    if len(set(numbers)) < len(numbers) or None in numbers:
+        # Such numbers are no steps of one run: the list gives the order.
+        return tuple(Step(None, step.path) for step in found)
+    return tuple(sorted(found))
+
+
+def _within(steps: tuple[Step, ...], window: int | None) -> tuple[Step, ...]:
+    """Those of the last so many steps."""
+    if window is None:
+        return steps
+    if window < 1:
+        raise CheckpointError(f"{argument('window')}: expected a number of steps, got {window}")
+    numbers = [step.number for step in steps if step.number is not None]
+    if len(numbers) < len(steps):
+        raise CheckpointError(f"{argument('window')} asks for steps, which these names do not give")
+    return tuple(s for s, n in zip(steps, numbers, strict=True) if n > numbers[-1] - window)
+
+
+def _weights(
+    steps: Sequence[Step],
+    shape: Shape,
+    decay: float | None,
+    weights: Sequence[float] | None,
+    at: At,
+) -> np.ndarray:
+    """The weight of each checkpoint."""
+    if weights is None:
+        numbers = [step.number for step in steps if step.number is not None]
+        # Names without steps say nothing of distances: they are taken for even.
+        even = numbers if len(numbers) == len(steps) else range(len(steps))
+        return shapes.weights_at(list(even), shape, at, decay=decay)
+    if shape != "uniform" or decay is not None:
+        raise CheckpointError(f"{argument('weights')} and {argument('shape')}: expected only one")
+    c = np.asarray(weights, float)
+    if c.shape != (len(steps),) or not np.isfinite(c).all():
+        raise CheckpointError(
+            f"{argument('weights')}: expected {len(steps)} finite numbers, one for each "
+            f"checkpoint, got {list(weights)}"
+        )
+    if abs(c.sum()) <= 1e-9 * np.abs(c).sum():
+        raise CheckpointError(f"{argument('weights')}: expected a sum other than 0")
+    return c / c.sum()
+
+
+def _form(newest: Checkpoint, write_as: WriteAs | None, out: Path) -> WriteAs:
+    """What is written; for trees of a trainer its own run by default."""
+    if write_as is None:
+        whole = newest.format in ("orbax", "levanter") and of_output(out) is None
+        return "run" if whole else "params"
+    if write_as not in get_args(WriteAs):
+        known = ", ".join(get_args(WriteAs))
+        raise CheckpointError(f"{argument('write_as')}: expected one of {known}; got {write_as!r}")
+    return write_as
+
+
+def _state(state: State | None, write_as: WriteAs) -> State:
+    """What becomes of the optimiser's state."""
+    if state is None:
+        return "last" if write_as == "run" else "drop"
+    if state not in get_args(State):
+        known = ", ".join(get_args(State))
+        raise CheckpointError(f"{argument('state')}: expected one of {known}; got {state!r}")
+    if write_as == "run" and state == "drop":
+        raise CheckpointError(
+            f"{argument('state')}: no trainer restores a run without its state, got 'drop'; "
+            f"{argument('write_as')} 'params' writes the parameters alone"
+        )
+    if write_as != "run" and state != "drop":
+        raise CheckpointError(
+            f"{argument('state')}: parameters are written without a state, got {state!r}"
+        )
+    return state
+
+
+def _treated(
+    newest: Checkpoint, chosen: Sequence[str], state: State, write_as: WriteAs, c: np.ndarray
+) -> dict[str, Gets]:
+    """What each tensor gets, given those that are selected."""
+    moments = of_optimiser(newest.tensors)
+    if state in ("zero", "average-moments") and not moments:
+        raise CheckpointError(
+            f"{argument('state')}: {newest.path} has no state of an optimiser in this item"
+        )
+    if state == "average-moments" and (c < 0).any():
+        raise CheckpointError(
+            f"{argument('state')}: a second moment may not be negative, and a weight is"
+        )
+    weights = set(chosen)
+    gets: dict[str, Gets] = {}
+    for name, tensor in newest.tensors.items():
+        floating = _floating(tensor)
+        if name in weights:
+            gets[name] = "average" if floating else "last"
+        elif write_as != "run":
+            gets[name] = "left out"
+        elif name in moments and state == "zero":
+            gets[name] = "zero"
+        elif name in moments and state == "average-moments" and floating:
+            gets[name] = "average of moments"
+        else:
+            gets[name] = "last"
+    if not any(g == "average" for g in gets.values()):
+        raise CheckpointError(f"{newest.path}: no floating tensor is selected")
+    return gets
+
+
+def _works(
+    inputs: Sequence[Checkpoint],
+    gets: Mapping[str, Gets],
+    c: np.ndarray,
+    write_as: WriteAs,
+    run: RunOptions,
+) -> tuple[Work, ...]:
+    """What is computed: every tensor that is written, for a run those that change."""
+    works = []
+    for name, what in gets.items():
+        last = inputs[-1].tensors[name]
+        if what.startswith("average"):
+            tensor: Tensor = Averaged(_each(inputs, name), c.tolist(), run.allow_nonfinite)
+        elif what == "zero":
+            tensor = Zeros(name, last.dtype, last.shape, last.source)
+        elif what == "last" and write_as != "run":
+            tensor = last
+        else:
+            continue
+        works.append(copy(name, last.dtype, tensor))
+    return tuple(works)
+
+
+def _each(inputs: Sequence[Checkpoint], name: str) -> list[Tensor]:
+    """A tensor in every checkpoint; CheckpointError where it is missing or another."""
+    last = inputs[-1].tensors[name]
+    for checkpoint in inputs:
+        tensor = checkpoint.tensors.get(name)
+        if tensor is None:
+            raise CheckpointError(f"{checkpoint.path} lacks '{name}', which {inputs[-1].path} has")
+        if tensor.shape != last.shape or not _floating(tensor):
+            raise CheckpointError(
+                f"{checkpoint.path}: '{name}' is {tensor.dtype}{list(tensor.shape)}, in "
+                f"{inputs[-1].path} it is {last.dtype}{list(last.shape)}"
+            )
+    return [checkpoint.tensors[name] for checkpoint in inputs]
+
+
+def _floating(tensor: Tensor) -> bool:
+    return tensor.dtype.name.startswith(("float", "bfloat"))
+
+
+def _branch(name: str) -> str:
+    """The first keys of a path, by which tensors are listed together."""
+    keys = name.split("/")
+    return "/".join(keys[: min(2, max(1, len(keys) - 1))])
+
+
+def _admit(ready: Averaging, run: RunOptions) -> None:
+    """Refuses an output that would become a step of the run itself, or has another form."""
+    out = ready.out
+    admit(out, [checkpoint.path for checkpoint in ready.inputs], run.resume)
+    homes = {step.path.resolve().parent for step in ready.steps if step.path.is_dir()}
+    if out.resolve().parent in homes and numbered(out.name):
+        raise CheckpointError(
+            f"{out} would become a step of the run: choose a place beside it, such as "
+            f"{beside(ready.steps[-1].path.parent)}"
+        )
+    if ready.write_as == "run" and of_output(out) and ready.newest.path.is_dir():
+        raise CheckpointError(f"{out}: a run is a folder, and no {out.suffix} file")
+
+
+def _format(ready: Averaging, run: RunOptions) -> RunOptions:
+    """The options of a run, with the format of the output."""
+    if ready.write_as == "run":
+        if run.format is not None:
+            raise CheckpointError(
+                f"{argument('format')}: a run keeps its own, got {run.format!r}; "
+                f"{argument('write_as')} 'params' writes others"
+            )
+        return run
+    if ready.write_as == "safetensors":
+        return dataclasses.replace(run, format="safetensors")
+    own = ready.newest.format if ready.newest.format in LAYOUTS else None
+    if run.format or of_output(ready.out):
+        return run
+    return dataclasses.replace(run, format=own)

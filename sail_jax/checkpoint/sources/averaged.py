@@ -1,0 +1,154 @@
+"""The weighted sum of one tensor over the checkpoints of a run, read block by block.
+
+One checkpoint is read at a time. So memory does not grow with the number of checkpoints: it is that
+of a block, which is the least that every one of them can be read by.
+"""
+
+import math
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checks import argument
+from sail_jax.merging.tensors import Shape, Tensor, check_read, held
+from sail_jax.merging.work import ENTRIES
+
+__all__ = ["Averaged", "Zeros"]
+
+# So many entries are multiplied and added at a time: they stay in the processor's cache.
+_SLICE = 1 << 16
+
+
+class Averaged:
+    """A tensor whose entries are sum_j c_j theta_j, in float32, or in float64 where one has it.
+
+    Several threads may read at once, each from any place; one that reads on from where it stopped
+    computes nothing twice.
+
+    Attributes:
+      name: The name of the tensor.
+      dtype: The dtype of its entries, that of the last checkpoint.
+      shape: Its shape.
+      source: Where it lies, for messages.
+    """
+
+    def __init__(
+        self, tensors: Sequence[Tensor], weights: Sequence[float], allow_nonfinite: bool = False
+    ) -> None:
+        """Describes the sum; nothing is read yet.
+
+        Args:
+          tensors: The tensor in each checkpoint, oldest first, all of one shape.
+          weights: The weights c, one for each. A tensor of weight 0 is not read.
+          allow_nonfinite: Whether NaN and infinities are added like other values.
+        """
+        last = tensors[-1]
+        self.name, self.dtype, self.source = last.name, last.dtype, last.source
+        self.shape: Shape = last.shape
+        pairs = [(x, float(c)) for x, c in zip(tensors, weights, strict=True) if c]
+        self._tensors, self._weights = tuple(x for x, _ in pairs), tuple(c for _, c in pairs)
+        self._allow_nonfinite = allow_nonfinite
+        wide = any(tensor.dtype == np.float64 for tensor in tensors)
+        self._wide = np.dtype(np.float64 if wide else np.float32)
+        size = math.prod(self.shape)
+        block = max(getattr(tensor, "block", 1) for tensor in tensors)
+        self._block = min(max(1, size), block * max(1, ENTRIES // max(1, block)))
+        self._lock = threading.Lock()
+        self._kept = (-1, np.empty(0))
+
+    @property
+    def needs(self) -> int:
+        """The bytes held while it is read, at most."""
+        read = max(tensor.dtype.itemsize for tensor in self._tensors)
+        each = max(map(held, self._tensors))
+        cast = 0 if self.dtype == self._wide else self.dtype.itemsize
+        return each + self._block * (self._wide.itemsize + read + cast)
+
+    def read(self, out: np.ndarray, start: int = 0) -> None:
+        """Reads consecutive entries, in row-major order.
+
+        Args:
+          out: The buffer to fill: flat, contiguous, of the tensor's dtype.
+          start: Row-major index of the first entry to read.
+
+        Raises:
+          ValueError: If the buffer does not fit, or the tensor does not have all these entries.
+          CheckpointError: If a checkpoint cannot be read, or holds NaN or infinity where this is
+            not allowed.
+        """
+        check_read(self, out, start)
+        at = start
+        while at < start + out.size:
+            number, inside = divmod(at, self._block)
+            part = self._of(number)[inside : inside + start + out.size - at]
+            out[at - start : at - start + part.size] = part
+            at += part.size
+        if at == math.prod(self.shape):
+            # Read to the end: nobody needs the last block after that.
+            with self._lock:
+                self._kept = (-1, np.empty(0))
+
+    def _of(self, number: int) -> np.ndarray:
+        """A block of the sum; the one read last is kept."""
+        with self._lock:
+            kept, block = self._kept
+            if kept != number:
+                self._kept = (-1, np.empty(0))
+                block = self._summed(number * self._block)
+                self._kept = (number, block)
+            return block
+
+    def _summed(self, start: int) -> np.ndarray:
+        """The entries of the block that begins at an index."""
+        count = min(self._block, math.prod(self.shape) - start)
+        total = np.zeros(count, self._wide)
+        read: dict[np.dtype, np.ndarray] = {}
+        for tensor, weight in zip(self._tensors, self._weights, strict=True):
+            entries = read.setdefault(tensor.dtype, np.empty(count, tensor.dtype))
+            tensor.read(entries, start)
+            for at in range(0, count, _SLICE):
+                part = entries[at : at + _SLICE].astype(self._wide)
+                part *= self._wide.type(weight)
+                if not self._allow_nonfinite and not np.isfinite(part).all():
+                    raise CheckpointError(
+                        f"NaN or infinity in {tensor.name} of {tensor.source}; "
+                        f"{argument('allow_nonfinite', 'True')} goes on regardless"
+                    )
+                total[at : at + _SLICE] += part
+        del read
+        if total.dtype == self.dtype:
+            return total
+        with np.errstate(over="ignore"):
+            cast = total.astype(self.dtype)
+        if not self._allow_nonfinite and not np.isfinite(cast).all():
+            raise CheckpointError(f"{self.name}: the average does not fit {self.dtype}")
+        return cast
+
+
+class Zeros:
+    """A tensor of zeros.
+
+    Attributes:
+      name: The name of the tensor.
+      dtype: The dtype of its entries.
+      shape: Its shape.
+      source: Where it would lie, for messages.
+    """
+
+    def __init__(self, name: str, dtype: np.dtype, shape: Shape, source: str) -> None:
+        self.name, self.dtype, self.shape, self.source = name, dtype, shape, source
+
+    def read(self, out: np.ndarray, start: int = 0) -> None:
+        """Fills a buffer with zeros.
+
+        Args:
+          out: The buffer to fill: flat, contiguous, of the tensor's dtype.
+          start: Row-major index of the first entry.
+
+        Raises:
+          ValueError: If the buffer does not fit, or the tensor does not have all these entries.
+        """
+        check_read(self, out, start)
+        out[...] = 0

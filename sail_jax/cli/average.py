@@ -1,0 +1,157 @@
+"""`sail-jax average`: averages the checkpoints of a training run."""
+
+import math
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sail_jax.cli.options import add_copying, natural, on_inputs, outcome, run_options
+from sail_jax.cli.progress import Meter, show
+
+# Written out, as are the choices below: the library is imported after the arguments are read.
+SHAPES = ("uniform", "linear", "cosine", "1-sqrt", "1-square", "ema", "wma")
+
+
+def fractions(text: str) -> tuple[float, ...]:
+    """Reads --weights: numbers with commas between them.
+
+    Args:
+      text: The value of the option.
+
+    Returns:
+      The numbers.
+
+    Raises:
+      ArgumentTypeError: If a part is no finite number.
+
+    >>> fractions("1,2,-0.5")
+    (1.0, 2.0, -0.5)
+    """
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or not all(map(math.isfinite, values)):
+        raise ArgumentTypeError(f"expected numbers such as 0.2,0.3,0.5, got '{text}'")
+    return values
+
+
+def add_arguments(parser: Any) -> None:
+    """Adds the arguments of the command.
+
+    Args:
+      parser: The parser of the command.
+    """
+    add = parser.add_argument
+    add(
+        "paths",
+        metavar="RUN [OUT]",
+        nargs="+",
+        help="the folder of a run, a pattern such as 'run/checkpoint-*', or a list of checkpoints; "
+        "then where the average is written, by default beside the run: RUN-average",
+    )
+    steps = parser.add_mutually_exclusive_group()
+    steps.add_argument(
+        "--steps",
+        metavar="A:B:S",
+        help="average the steps from A to B, every S; A, B or S may be left out",
+    )
+    steps.add_argument("--last", metavar="N", type=natural, help="average the N newest checkpoints")
+    steps.add_argument(
+        "--window", metavar="W", type=natural, help="average the checkpoints of the last W steps"
+    )
+    add(
+        "--shape",
+        choices=SHAPES,
+        default="uniform",
+        help="the decay of the learning rate for which the average stands; default: %(default)s",
+    )
+    add("--decay", metavar="B", type=float, help="the factor of --shape ema, between 0 and 1")
+    add(
+        "--weights",
+        metavar="C,C,...",
+        type=fractions,
+        help="a weight for each checkpoint, oldest first, in place of a shape",
+    )
+    add(
+        "--at",
+        choices=("points", "means"),
+        default="points",
+        help="read the decay at each checkpoint, or as a mean between two; default: %(default)s",
+    )
+    add(
+        "--state",
+        choices=("last", "zero", "drop", "average-moments"),
+        help="what becomes of the optimiser's state; default: last in a run, else drop",
+    )
+    add(
+        "--as",
+        dest="write_as",
+        choices=("run", "params", "safetensors"),
+        help="write a run that its trainer restores, or the parameters alone; default: run for the "
+        "checkpoints of orbax",
+    )
+    add("--plan", action="store_true", help="show what would be done, and stop")
+    add("--full", action="store_true", help="with --plan: print a line for every tensor")
+    add_copying(parser)
+
+
+def run(args: Namespace) -> int:
+    """Runs the command.
+
+    Args:
+      args: The arguments of the command line.
+
+    Returns:
+      The exit code, 0.
+
+    Raises:
+      ValueError: As `average_checkpoints` does.
+    """
+    from sail_jax.checkpoint.operations import averaging
+
+    *named, last = args.paths
+    paths, out = (named, Path(last)) if named else ([last], None)
+    given: dict[str, Any] = {
+        "window": args.window, "shape": args.shape, "decay": args.decay, "weights": args.weights,
+        "at": args.at, "state": args.state, "write_as": args.write_as,
+    }  # fmt: skip
+    checkpoints = _chosen(args, paths)
+    if args.plan:
+        with averaging.averaging(checkpoints, out, run=run_options(args), **given) as ready:
+            show(ready.about())
+            if args.full:
+                for name, gets in ready.gets.items():
+                    show(f"  {name}: {gets}")
+            show(ready.summary())
+            show(f"output: {ready.out}, as {ready.write_as}")
+        return 0
+    with Meter(args.quiet) as meter:
+        done = averaging.average_checkpoints(
+            checkpoints, out, run=run_options(args, meter),
+            before=lambda ready: show(ready.about()), **given,
+        )  # fmt: skip
+    show(outcome(done, sum(gets != "left out" for gets in done.gets.values())))
+    return 0
+
+
+def _chosen(args: Namespace, paths: Sequence[str]) -> str | list[str]:
+    """The checkpoints that paths and options name together."""
+    choice = f"last:{args.last}" if args.last is not None else args.steps
+    if choice is None:
+        return paths[0] if len(paths) == 1 else list(paths)
+    option = "--steps" if args.last is None else "--last"
+    if len(paths) > 1:
+        raise ValueError(f"{option} chooses from one run, got {len(paths)} paths")
+    from sail_jax.checkpoint.formats import runs
+
+    if runs.split(paths[0])[1] is not None:
+        raise ValueError(f"{option}: the path names steps already, {paths[0]}")
+    text = f"{paths[0]}@{choice}"
+    if runs.split(text)[1] is None:
+        raise ValueError(f"{option}: expected A:B:S such as 1000:5000:500, got '{choice}'")
+    return text
+
+
+main = on_inputs(add_arguments, run)
