@@ -299,11 +299,12 @@ Maps that are learned by gradients (LiGO, SAIL) are in [`sail_jax.growth.learned
 
 
 def heads_page() -> str:
-    """Makes the table of the heads that the tables of architectures know.
+    """Makes the tables of the architectures that are known, and of the heads that are computed.
 
     Returns:
       The page in Markdown.
     """
+    from sail_jax.architectures.files import Table, model_types, read
     from sail_jax.architectures.forward.heads import HEADS
 
     def row(family: str, head: Any) -> Row:
@@ -312,10 +313,28 @@ def heads_page() -> str:
         tensors = _code(name.removeprefix("?") for name in head.axes) or f"`{head.weight}`"
         return f"`{family}`", tensors, head.about, f"`{head.output}`", of or tied
 
-    rows = [row(family, head) for family, known in HEADS.items() for head in known]
-    return f"""# Heads
+    rows = [row(family, head) for family, listed in HEADS.items() for head in listed]
 
-This page is made from the heads that [the forward passes](sail_jax.architectures.forward.rst)
+    def known(name: str, table: Table) -> Row:
+        holds = (f"`{key}`: {_code(map(str, values))}" for key, values in table.holds.items())
+        scaled = (f"`{size}`^{power:g}" for size, power in table.scales.values())
+        states = dict.fromkeys(key for key, _ in table.settings)
+        return f"`{name}`", _code(states), "; ".join(holds), ", ".join(scaled)
+
+    tables = [known(name, read(name)) for name in model_types()]
+    return f"""# Architectures
+
+These have a table in a file. It states which entries of config.json size the spaces. A network with
+another value of an entry that the third column names is refused, or inferred where torch is
+installed. The last column has what the network multiplies its embeddings by; growth makes up for
+it. Besides, T5, CLIP and its towers, trees of MaxText and Tunix, and the networks of Flax of this
+project are known.
+
+{_table(("model type", "sizes", "holds for", "multiplies by"), tables)}
+
+## Heads
+
+This table is made from the heads that [the forward passes](sail_jax.architectures.forward.rst)
 compute, whose outputs `grow` and `align` compare. Mistral, Qwen 2 and 3 are of the family `llama`,
 and XLM-RoBERTa is of the family `roberta`. A network without a head hands out its states:
 `last_hidden_state`, and `pooler_output` where it has a pooler. CLIP hands out `logits_per_image`,

@@ -194,6 +194,9 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
     words: dict[str, dict[str, str]] = {}
     for name, other in ({"": table} | dict(heads)).items():
         for space, word in other.spaces.items():
+            # What an activation allows is stated already.
+            if any(word == own.get(space) for v in table.words.values() for own in v.values()):
+                continue
             if not {*word.split()} <= {*spaces.setdefault(space, word).split()}:
                 words.setdefault(name, {})[space] = _both(spaces[space], word)
     for other in known:
