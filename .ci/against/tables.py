@@ -7,6 +7,7 @@ the spaces of its tensors, and compares them with what the file's table states f
 the difference is the number of axes that are not the same.
 """
 
+import re
 import sys
 import time
 import warnings
@@ -17,16 +18,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import transformers
 from cases import Case, Outcome
 from spaces import MODELS
 from transformers.models.auto import modeling_auto
 
-from sail_jax import architectures
+from sail_jax import architectures, growth
 from sail_jax.architectures.files import Table, read, written
 from sail_jax.basis.spaces import Spec
 from sail_jax.interop.settings import Network, table_by_probing, united
-from sail_jax.interop.transformers import probe_config
+from sail_jax.interop.transformers import outputs_of_config, probe_config
 from sail_jax.tracing.multiples import Multiples
 
 FILES = Path(architectures.__file__).parent / "tables"
@@ -158,7 +160,57 @@ def make(model_type: str, names: Mapping[str, str] | None = None) -> Table:
                 continue
             axes = {**found.axes, **axes}
             made[group][name] = found
-    return united(table, made["heads"], [*made["bare"].values()])
+    table = united(table, made["heads"], [*made["bare"].values()])
+    return tried(table, configuration(model_type, main))
+
+
+def tried(table: Table, config: Mapping[str, Any]) -> Table:
+    """Adds what shows when networks that have grown are run.
+
+    Where a layer of zero output changes the outputs, norms come after the sums. Where rotary
+    positions turn halves of a head, as growth takes them to, keys are in the dual of queries.
+    """
+    if table.layers and preserved(table, config, {"depth": 2}, "pairs") is False:
+        table = table._replace(post_norm=True)
+    starred = {p: _starred(p, text, table) for p, text in table.axes.items()}
+    if starred != table.axes:
+        turned = table._replace(axes=starred)
+        (size,) = {key for key, name in table.settings if name.startswith("qk")} or {""}
+        if size == "head_dim" and preserved(turned, config, {size: "2x"}, "hypercloning"):
+            table = turned
+    return table
+
+
+def _starred(pattern: str, text: str, table: Table) -> str:
+    """Axes of keys with a star on the units that rotary positions keep in order."""
+    if not re.search(r"[._]k(ey)?(_proj)?[._]", pattern) or table.spaces.get("qk.{i}") != "outer":
+        return text
+    return text.replace("qk.{i})", "qk.{i}*)")
+
+
+def preserved(
+    table: Table, config: Mapping[str, Any], to: Mapping[str, Any], method: str
+) -> bool | None:
+    """Whether a network has the same outputs when it has grown; None if it does not grow."""
+    shapes = probe_config(config, _MOST).shapes
+    rng = np.random.default_rng(0)
+    params = {
+        name: rng.normal(size=size).astype(np.float32) * 0.2 + (len(size) == 1)
+        for name, size in shapes.items()
+    }
+    key = jax.random.key(0)
+    try:
+        new, made = growth.grow(params, dict(config), to, method, key=key, rules=table.rules)
+        before = outputs_of_config(config, params)(params)
+        after = outputs_of_config(made.config, new)(new)
+    except (ValueError, TypeError) as error:
+        print(f"  not grown to {to}: {str(error)[:150]}", file=sys.stderr)
+        return None
+    pairs = [*zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)]
+    if any(a.shape != b.shape for a, b in pairs):
+        return None
+    apart = max(float(jnp.abs(a - b).max() / jnp.abs(a).max()) for a, b in pairs)
+    return apart < 1e-4
 
 
 def _others(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,7 @@
 traces the classes of that type at many configurations, and states what all of them have in common.
 A file holds these parts; only `axes` has to be there.
 
-axes, spaces, optional, settings, layers, single, ends, scales: as `Rules` has them
+axes, spaces, optional, settings, layers, single, ends, folds, scales, post_norm: as in `Rules`
 tied: the axes of leaves while the head is the table of the embeddings
 ties: whether it is where the configuration does not say
 head: patterns of the head, which is required unless it is tied
@@ -54,6 +54,7 @@ class Table(NamedTuple):
       holds: The values of entries for which the table holds.
       folds: As the attribute of `Rules`.
       scales: As the attribute of `Rules`.
+      post_norm: As the attribute of `Rules`.
     """
 
     axes: Mapping[str, str]
@@ -74,6 +75,7 @@ class Table(NamedTuple):
     holds: Mapping[str, tuple[Any, ...]] = {}
     folds: Mapping[str, tuple[str, ...]] = {}
     scales: Mapping[str, tuple[str, float]] = {}
+    post_norm: bool = False
 
     def _entry(self, config: Config, key: str) -> Any:
         value = look(config, key)
@@ -128,6 +130,7 @@ class Table(NamedTuple):
         return Rules(
             tuple(axes.items()), spaces, sizes, optional, ends, settings=self.settings,
             folds=self.folds, layers=self.layers, single=frozenset(self.single), scales=self.scales,
+            post_norm=self.post_norm,
         )  # fmt: skip
 
 

@@ -52,6 +52,8 @@ class Rules(NamedTuple):
         the tied table.
       untied: What else the configuration states once the head is a tensor of its own, beside the
         entry that tells so.
+      post_norm: Whether norms come after the sums, so that a layer of zero output is not the
+        identity.
       scales: By pattern, a size and a power: the network multiplies what it makes of the tensor by
         size^power. The size is the name of a space, or an entry that counts layers.
     """
@@ -68,6 +70,7 @@ class Rules(NamedTuple):
     head_power: float = 0.0
     untied: Mapping[str, Any] = {}
     scales: Mapping[str, tuple[str, float]] = {}
+    post_norm: bool = False
 
     @classmethod
     def of(cls, spec: Spec) -> "Rules":

@@ -364,7 +364,7 @@ def layer_row(
         reason = f"new layers take part with a mask of {options['mask']}"
     elif chain and (odd := _not_idempotent(name, m, spec, rules)):
         reason = f"new layers are identities, but their nonlinearity ({odd}) changes its own output"
-    elif {"layernorm", "elementwise"} <= words:
+    elif rules.post_norm or {"layernorm", "elementwise"} <= words:
         reason = "norms come after the sums, so that a layer of zero output is not the identity"
     elif config.get("scale_attn_by_inverse_layer_idx"):
         reason = "attention is divided by the number of its layer, which changes"

@@ -60,7 +60,7 @@ _OTHERS = re.compile(r".*(_token_id|_idx)|(.*\.)?(image_size|patch_size|torch_dt
 _ENDS = {
     "vocab_size": "vocab", "max_position_embeddings": "position", "n_positions": "position",
     "type_vocab_size": "segment", "num_channels": "channel",
-    "relative_attention_num_buckets": "bucket",
+    "relative_attention_num_buckets": "bucket", "pooler_output_size": "pooled",
 }  # fmt: skip
 _ACTIVATIONS = re.compile(r"(.*\.)?(hidden_act|hidden_activation|activation(_function)?)")
 _ANY = "gelu"
@@ -116,6 +116,9 @@ def table_by_probing(
     base, loose = _loose(small, probe)
     # A tied head joins spaces that it would else keep apart. What holds then holds untied too.
     small = small | ({TIE: True} if loose else {})
+    instead = {
+        key: n for key in flat if flat[key] is None and (n := _unstated(small, key, base, probe))
+    }
     layers, deep = {}, {}
     for key in counts:
         start, found = _prefix(small, key, base, probe)
@@ -135,6 +138,7 @@ def table_by_probing(
     if loose:
         default = resolve({k: v for k, v in config.items() if k != TIE}) if resolve else {}
         made.untie(loose, default.get(TIE) is True)
+    made.instead = instead
     if vary:
         _varied(made, small, probe)
     table = made.table(resolve)
@@ -255,6 +259,22 @@ def _loose(small: Config, probe: Probe) -> tuple[Network, Network | None]:
     return (tied, loose) if len(tied.shapes) < len(loose.shapes) else (own, None)
 
 
+def _unstated(small: Config, key: str, base: Network, probe: Probe) -> tuple[str, ...]:
+    """The spaces that have the size of an entry where it is stated, which it is not."""
+    size = 36
+    if not re.search(r"(size|dim|inner|width|hidden)$", key):
+        return ()
+    try:
+        other = probe(put(small, key, size))
+    except ValueError:
+        return ()
+    if other.axes != base.axes:
+        return ()
+    changed = [s for s in base.spec.spaces if other.spec.space(s.name).size != s.size]
+    fits = all(other.spec.space(space.name).size == size for space in changed)
+    return tuple(space.name for space in changed) if fits else ()
+
+
 def _prefix(small: Config, key: str, base: Network, probe: Probe) -> tuple[str, Network]:
     """The prefix of a layer's tensors, with a place for its number, and a network of 3 layers."""
     try:
@@ -333,6 +353,8 @@ class _Maker:
         self.readers = dict(base.multiples.readers) if base.multiples else {}
         self.overrides: dict[str, dict[str, dict[str, str]]] = {}
         self.holds: dict[str, tuple[Any, ...]] = {}
+        # Entries that are not stated, and the spaces that they size where they are.
+        self.instead: dict[str, tuple[str, ...]] = {}
         self.names = names
         self.free, self.scales = self._numbers(networks)
         for network in deep.values():
@@ -547,6 +569,10 @@ class _Maker:
             if len(set(own)) > 1
             for names in _products(own, by_name, together)
         )
+        for key, spaces in self.instead.items():
+            for name in dict.fromkeys(called[space] for space in spaces):
+                settings += ((key, name),)
+                sizes[name] = " | ".join(filter(None, (key, sizes.get(name, ""))))
         defaults: dict[str, Any] = {}
         if resolve is not None:
             sizes = self._absent(sizes, resolve, defaults)

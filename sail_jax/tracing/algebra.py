@@ -77,11 +77,13 @@ class Event(NamedTuple):
       parametric: For each whether its array was computed from parameters alone. Such an array that
         has exponent 0 is a gain, and does not count.
       family: What maps have to be, if two of the arrays count (or the only one).
+      unitwise: Whether a function acts unit by unit.
     """
 
     slots: tuple[int, ...]
     parametric: tuple[bool, ...]
     family: Family
+    unitwise: bool = False
 
 
 class Algebra:
@@ -219,6 +221,7 @@ class Algebra:
         scale: bool = False,
         sign: bool = False,
         finite: bool = True,
+        shift: bool = False,
     ) -> None:
         """Notes that a function acts unit by unit.
 
@@ -228,6 +231,7 @@ class Algebra:
           scale: Whether f(c x) = c f(x) for positive c.
           sign: Whether f(-x) = -f(x).
           finite: Whether f(0) is a number.
+          shift: Whether the same number is added to all units, as norms do with their mean.
         """
         change = Change.ALL
         if scale:
@@ -238,7 +242,7 @@ class Algebra:
             if change:
                 self._state([atom], [1], change)
             family = Family.MONOMIAL if finite else Family.MONOMIAL | Family.INVERTIBLE
-            self._event([atom], [parametric], family)
+            self._event([atom], [parametric], family, unitwise=not shift)
 
     def magnitude(self, label: Label, parametric: bool, *, of_sign: bool) -> Label:
         """Splits units into magnitude and sign.
@@ -256,7 +260,7 @@ class Algebra:
             lost = Change.SCALE | Change.SHARE if of_sign else Change.SIGN
             self._state([new], [1], lost)
             self._state([new, old], [1, -1], Change.ALL & ~lost)
-            self._event([old], [parametric], Family.MONOMIAL)
+            self._event([old], [parametric], Family.MONOMIAL, unitwise=True)
         return out
 
     def contracted(self, a: Label, b: Label, parametric: tuple[bool, bool]) -> None:
@@ -344,5 +348,14 @@ class Algebra:
         slots = tuple(atom.slot for atom in of)
         self.equations.append(Equation(slots, tuple(map(Fraction, factors)), change, share))
 
-    def _event(self, of: Sequence[Atom], parametric: Sequence[bool], family: Family) -> None:
-        self.events.append(Event(tuple(atom.slot for atom in of), tuple(parametric), family))
+    def _event(
+        self,
+        of: Sequence[Atom],
+        parametric: Sequence[bool],
+        family: Family,
+        *,
+        unitwise: bool = False,
+    ) -> None:
+        self.events.append(
+            Event(tuple(atom.slot for atom in of), tuple(parametric), family, unitwise)
+        )

@@ -131,7 +131,7 @@ def _alike(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> tuple[Label,
         varying = [x for x, t in column if t is not None]
         if label is not None and not all(x.zero for x in ins if x not in varying):
             # A summand that is constant along the axis, and not 0, fixes scale and sign.
-            tracer.algebra.curved(label, parametric(ins))
+            tracer.algebra.curved(label, parametric(ins), shift=True)
     return tuple(axes)
 
 

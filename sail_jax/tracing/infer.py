@@ -23,7 +23,7 @@ from sail_jax.checks import nearest
 from sail_jax.tracing.interpreter import Interpreter, alive
 from sail_jax.tracing.multiples import Multiples, multiples
 from sail_jax.tracing.pieces import in_pieces
-from sail_jax.tracing.roles import Found, Place, solve, words_of
+from sail_jax.tracing.roles import Found, Place, solve
 from sail_jax.tracing.terms import (
     Atom,
     Fixed,
@@ -374,7 +374,7 @@ def _spec(
 ) -> Spec:
     """The spec of the parameters in terms of these spaces."""
     spaces = {
-        name: Space(name, space.size, words_of(found[space].family))
+        name: Space(name, space.size, found[space].words)
         for space, name in called.items()
         if space in found
     }

@@ -43,11 +43,19 @@ class Found(NamedTuple):
         which they are used.
       tied: Roots with several roles.
       family: The maps of the space that are harmless.
+      unitwise: Whether something acts unit by unit, other than gains and the mean of a norm.
     """
 
     roles: dict[int, Role]
     tied: frozenset[int]
     family: Family
+    unitwise: bool = False
+
+    @property
+    def words(self) -> str:
+        """The family in words of `NONLINEARITIES`; "layernorm" by itself if nothing else acts."""
+        words = words_of(self.family)
+        return f"{words} elementwise" if self.unitwise and words == "layernorm" else words
 
 
 def solve(places: Sequence[Place], equations: Sequence[Equation], events: Sequence[Event]) -> Found:
@@ -80,6 +88,7 @@ def solve(places: Sequence[Place], equations: Sequence[Equation], events: Sequen
     # 3. Events, where more than gains meet.
     sizes = _exponents(equations, roles, Change.SIGN)
     scales = _exponents(equations, roles, Change.SCALE)
+    unitwise = False
     for event in events:
         counted = [
             not parametric or sizes.get(slot, 1) != 0
@@ -87,6 +96,7 @@ def solve(places: Sequence[Place], equations: Sequence[Equation], events: Sequen
         ]
         if sum(counted) >= min(2, len(counted)):
             family |= event.family
+            unitwise |= event.unitwise
             if event.family & Family.ORTHOGONAL == Family.ISOMETRIC and any(
                 abs(scales.get(slot, 0)) != 1 for slot in event.slots
             ):
@@ -107,7 +117,7 @@ def solve(places: Sequence[Place], equations: Sequence[Equation], events: Sequen
         family |= Family.PERMUTATION
     vectors = {place.root: not place.matrix for place in places}
     order = sorted(by_root, key=lambda root: vectors[root])
-    return Found({root: by_root[root][0] for root in order}, tied, family)
+    return Found({root: by_root[root][0] for root in order}, tied, family, unitwise)
 
 
 def _terms(of: Equation) -> dict[int, Fraction]:

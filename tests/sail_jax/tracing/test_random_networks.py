@@ -115,8 +115,8 @@ def without_change(change):
 def without_events(family):
     event = Algebra._event
 
-    def weaker(self, of, parametric, needed):
-        event(self, of, parametric, needed & ~family)
+    def weaker(self, of, parametric, needed, **more):
+        event(self, of, parametric, needed & ~family, **more)
 
     return {"_event": weaker}
 
