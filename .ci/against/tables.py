@@ -147,11 +147,12 @@ def make(model_type: str, names: Mapping[str, str] | None = None) -> Table:
     )  # fmt: skip
     table = find(configuration(model_type, main), vary=True, names=names)
     made: dict[str, dict[str, Table]] = {"heads": {}, "bare": {}}
-    axes = dict(table.axes)
+    # What heads add is as wide as the stream.
+    axes, sizing = dict(table.axes), {key for key, name in table.settings if name == "resid"}
     for group, kinds in (("heads", others), ("bare", bare)):
         for name in kinds:
             try:
-                found = find(configuration(model_type, name), names=axes)
+                found = find(configuration(model_type, name), names=axes, only=sizing)
             except (ValueError, AttributeError) as error:
                 if group == "bare":
                     # Without it, nothing would show which spaces such a network hands out.

@@ -165,8 +165,9 @@ def plan(
     rules = Rules.of(rules) if isinstance(rules, Spec) else rules
     make = rules_of(config, rules)
     old_rules = make(config)
-    old_spec = old_rules.spec(flat)
+    # First: a tensor that one layer lacks is named best by what the others have.
     counts = layer_count(old_rules, flat)
+    old_spec = old_rules.spec(flat)
     check_stated(config, old_rules, old_spec, counts)
     goal, given = target(config, to, old_rules, old_spec, counts)
     asked = {name: look(goal, name) for name in counts}

@@ -10,7 +10,7 @@ tensors there are makes them optional; one that changes their axes bounds what t
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations, permutations
 from typing import Any, NamedTuple
@@ -80,6 +80,7 @@ def table_by_probing(
     probe: Probe,
     *,
     vary: bool = False,
+    only: Collection[str] | None = None,
     prefixes: Sequence[str] = (),
     resolve: Callable[[Config], Config] | None = None,
     names: Mapping[str, str] | None = None,
@@ -92,6 +93,7 @@ def table_by_probing(
       vary: Whether entries are varied that state no sizes: which tensors are optional, and for
         which values the table holds. Without it the table holds for configurations that differ in
         sizes and in the number of layers alone.
+      only: The entries that state sizes, if that is known; None to try all.
       prefixes: A prefix of names that networks without a head do not have, such as "model.", and
         what other classes have in its place.
       resolve: Gives a configuration the entries that it does not state; None if nothing is known.
@@ -128,6 +130,7 @@ def table_by_probing(
         k: n
         for k, n in flat.items()
         if _is_count(n) and k not in counts and not _OTHERS.fullmatch(k)
+        if only is None or k in only
     }
     configs, networks = _resized(small, base, entries, probe)
     either = f"{{{','.join(prefixes)},}}" if prefixes else ""

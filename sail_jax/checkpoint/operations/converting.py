@@ -15,7 +15,13 @@ from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.formats.table import of_file
-from sail_jax.checkpoint.operations.running import DEFAULTS, RunOptions, carried_out, opened
+from sail_jax.checkpoint.operations.running import (
+    DEFAULTS,
+    RunOptions,
+    carried_out,
+    opened,
+    unselected,
+)
 from sail_jax.checkpoint.sources.converted import as_hugging_face, as_tree, without_factors
 from sail_jax.checkpoint.sources.growth import read_target
 from sail_jax.checkpoint.sources.view import View
@@ -105,6 +111,7 @@ def convert_checkpoint(
         if lora_alpha is not None:
             view = without_factors(checkpoint, lora_alpha)
         source, view, notes = _converted(view, to, known, wanted, options)
+        notes = [*unselected(checkpoint), *notes]
         works = view.works()
         # The name of a file states its format; the usual one of folders is not for trees.
         if to != "hugging-face" and run.format is None and of_file(Path(out)) is None:

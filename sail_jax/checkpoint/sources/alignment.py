@@ -119,8 +119,9 @@ def spec_of(
             raise
         return transformers.spec_of_config(config, shapes).spec
     rules = family.rules(config)
+    counts = layer_count(rules, shapes)
     resolved = rules.spec(shapes)
-    check_stated(config, rules, resolved, layer_count(rules, shapes))
+    check_stated(config, rules, resolved, counts)
     return resolved
 
 

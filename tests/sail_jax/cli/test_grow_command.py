@@ -663,7 +663,7 @@ def test_a_table_of_no_axes_is_told_from_a_list(gemma, capsys):
     assert "spec.yaml:1:7: axes: expected 1 or more axes; got an empty mapping" in error
 
 
-@pytest.mark.parametrize(("kind", "wrong"), [("whisper", "mistral)"), ("gemma2", "gpt2)")])
+@pytest.mark.parametrize(("kind", "wrong"), [("whisperer", "mistral)"), ("unheard", "gpt2)")])
 def test_an_unknown_architecture_leads_to_a_draft(gemma, capsys, kind, wrong):
     (gemma / "config.json").write_text(json.dumps(GEMMA | {"model_type": kind}))
     told = ["--config", "config.json", "--width", "2x"]

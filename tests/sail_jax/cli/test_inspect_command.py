@@ -89,7 +89,7 @@ def test_layers_are_drawn_once():
     ]
     assert ("hidden.0", "hidden.{i}", 24) in found.spaces
     # one layer that differs is drawn apart
-    del shapes["model.layers.7.mlp.up_proj.weight"]
+    del shapes["model.layers.7.mlp.gate_proj.weight"]
     found = inspect_figure.layout(spec_of(config, shapes), shapes)
     assert [b.repeats for b in found.bands] == [1, 23, 1, 1]
 
@@ -144,7 +144,8 @@ def test_the_command(tmp_path, capsys):
     assert about["architecture"] == "llama (LlamaForCausalLM)"
     assert "model.layers.{0..2}.mlp.up_proj x 3" in shown
     hidden = next(s for s in about["spaces"] if s["name"] == "hidden.1")
-    assert [p.rsplit(".", 2)[1] for p in hidden["writers"]] == ["gate_proj", "up_proj"]
+    assert [p.rsplit(".", 2)[1] for p in hidden["writers"]] == ["up_proj"]
+    assert [p.rsplit(".", 2)[1] for p in hidden["gains"]] == ["gate_proj"]
     assert hidden["parameters"] == 3 * 8 * 12
     resid = next(s for s in about["spaces"] if s["name"] == "resid")
     assert len(resid["gains"]) == 7
