@@ -17,8 +17,9 @@ sail-jax lacks although they hold, and spaces that do not hold. The last column 
 - how many axes are in a space but in no group, and in a group but in no space.
 
 Groups of outputs of the network are left out: users of torch-pruning have to name these layers. A
-group also fails if it names units that an axis does not have, or one for two units. Llama is without grouped queries, and
-caches are off: torch-pruning 1.6.1 does not end otherwise.
+group also fails if it names units that an axis does not have, or one for two units. Llama is
+without grouped queries, and caches are off: with either, torch-pruning 1.6.1 did not end in 20
+seconds.
 
 By itself, `python .ci/against/depgraph.py [CASE ...]` also prints a line for each difference.
 """
@@ -48,7 +49,7 @@ from sail_jax.interop.torch import jax_function
 # The largest difference of logits that rounding explains, of the largest logit: see `spaces`.
 _TOLERANCE = 1e-5
 _NAMES = ("ResNet", "ConvNeXt", "ViT", "Swin", "BERT", "Llama", "GPT-NeoX")
-# With grouped queries, torch-pruning does not end.
+# Without grouped queries: see above.
 _OTHER = {"Llama": {"num_key_value_heads": 4, "head_dim": 6}}
 
 Axes = frozenset[tuple[str, int]]
@@ -69,7 +70,6 @@ class Group(NamedTuple):
 
 def groups(model: Any, inputs: Tensors) -> list[Group]:
     """Lists the groups of torch-pruning; a tied weight has its first name."""
-    # With a cache, it does not end.
     model.config.use_cache = False
     graph = torch_pruning.DependencyGraph().build_dependency(
         model, inputs, output_transform=lambda out: out.logits, verbose=False
