@@ -263,8 +263,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], Inputs]] = {
 EXPERTS = ("Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE", "GPT-OSS", "DeepSeek-V3")
 
 
-def build(name: str) -> tuple[Any, Inputs]:
-    """A small model with random weights, none of them 0 or 1 as at its start, and its inputs."""
+def build(name: str, **other: Any) -> tuple[Any, Inputs]:
+    """A small model with random weights, none of them 0 or 1 as at its start, and its inputs.
+
+    Its configuration has also the other entries.
+    """
     torch.manual_seed(0)
     if name in LAYERS:
         layers, inputs = LAYERS[name]
@@ -274,7 +277,7 @@ def build(name: str) -> tuple[Any, Inputs]:
         kind: Any = transformers
         for part in path.split("."):
             kind = getattr(kind, part)
-        model = kind(kind.config_class(**settings)).eval()
+        model = kind(kind.config_class(**settings | other)).eval()
     with torch.no_grad():
         for key, x in model.state_dict(keep_vars=True).items():
             if x.is_floating_point():
