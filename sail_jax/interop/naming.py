@@ -151,7 +151,7 @@ def _kind(name: str, where: Sequence[Place], words: str, inner: bool) -> str:
     writer = min(where, key=lambda place: place.role != "write")
     module = re.sub(r"[./](weight|bias|kernel)$", "", writer.path)
     parts = re.split(r"[./]", module)
-    return "pooled" if "pooler" in parts else ".".join(parts[-2:])
+    return "pooled" if "pooler" in parts else "_".join(parts[-2:])
 
 
 def _modules(where: Sequence[Place], tower: str, inner: bool) -> list[str]:

@@ -111,7 +111,9 @@ def table_by_probing(
     # Lists with an entry for each layer are left to the defaults, which fit any number of layers.
     depths = {flat[key] for key in counts}
     small: Config = {
-        k: v for k, v in config.items() if not (isinstance(v, list) and len(v) in depths)
+        k: v
+        for k, v in config.items()
+        if k == "architectures" or not (isinstance(v, list) and len(v) in depths)
     }
     for key in counts:
         small = put(small, key, 2)
