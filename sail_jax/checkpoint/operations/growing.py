@@ -113,7 +113,9 @@ def growing(
     run: RunOptions = DEFAULTS,
     **options: Any,
 ) -> Iterator[Growing]:
-    """Opens a checkpoint and plans its growth, as a context manager; no tensor is read.
+    """Opens a checkpoint and plans its growth, as a context manager.
+
+    Only methods that prune read tensors, to decide which units stay.
 
     Args:
       path: The checkpoint of the smaller network.
@@ -163,7 +165,7 @@ def growing(
         yield Growing(view, made, works, bounds, mark, about, checkpoint)
 
 
-_OPTIONS = {"seed", "config", "rules"}
+_OPTIONS = {"seed", "config", "rules", "scores"}
 
 
 def grow_checkpoint(
