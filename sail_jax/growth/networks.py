@@ -128,8 +128,8 @@ def plan(
       rules: For an architecture that is not known: its spec (see `sail_jax.spec_of`); or its
         `Rules`, or a function that makes them from a configuration. With a spec, `config` may be
         empty, and `to` names spaces.
-      scores: For a method that prunes, the score of each unit by the name of its space, where another
-        score than the method's shall decide, such as the mean square of activations.
+      scores: For a method that prunes, the scores of the units by the name of their space. They
+        replace the method's own. The mean squares of activations are one choice.
       **options: The options of the method and of the depth method, see `METHODS`.
 
     Returns:
@@ -201,7 +201,8 @@ def plan(
             raise ValueError(f"the layers of {name!r} are not alike: only identity deepens them")
         if new != old and wide.prunes:
             raise ValueError(
-                f"{method!r} removes units of layers, but {name!r} is {old} and would be {short(new)}"
+                f"{method!r} removes units of layers, but {name!r} is {old} and would be "
+                f"{short(new)}"
             )
         if new != old:
             fixed = int(name not in chains and own_first(flat, old_rules, name))
