@@ -280,7 +280,16 @@ def plan(
     # What follows settles the sizes that the network computes with, what the axes show to be lost,
     # and what becomes of repeated layers.
     deep_rules = make(deep_config)
-    fitted = fit(maps, spec, deep_rules, goal) if wide.lossless else Fitted(maps, goal)
+    fitted = Fitted(maps, goal)
+    if wide.lossless:
+        # Of what is pruned, queries and keys alone: experts are "dot" as well, beside other words.
+        fitting = {
+            name: m
+            for name, m in maps.items()
+            if not wide.prunes or spec.space(name).nonlinearity == "dot"
+        }
+        fitted = fit(fitting, spec, deep_rules, goal)
+        fitted = fitted._replace(maps=maps | fitted.maps)
     rows = judge(spec, maps, fitted, _loses(method, wide, values)).spaces
     others = other_outputs(goal_rules, spec, sizes)
     # What pruning loses depends on the values, which axes and maps alone do not show.

@@ -34,6 +34,8 @@ Read = Callable[[str], np.ndarray]
 """Reads the values of a leaf of the spec, by its path."""
 
 _NORMS = {"layernorm", "rmsnorm"}
+# What a unit gets depends on how many there are. Of "dot" alone that is made up for (`fit`).
+_SHARED = {"softmax", "dot"}
 # A unit that is zero stays zero. "elementwise" may be any function, a sigmoid among them.
 _ZERO_KEPT = {"linear", "rmsnorm", "relu", "odd", "gated", "dot"}
 # Entries that are squared at a time, in float64.
@@ -67,8 +69,8 @@ def unit_scores(
 
     Each leaf that names the space gives a unit the share that its slice has in the sum of the
     squares of the leaf. The score is the sum of these shares. So all leaves count alike, whatever
-    their scale, and a fused leaf counts as one leaf per block. Biases and gains hold one number per
-    unit. They count only where nothing else names the space, as in DepGraph.
+    their scale, and a fused leaf counts as one leaf per block. Leaves with one axis, such as biases
+    and gains, count only where nothing else names the space.
 
     A dead unit has score 0. So has a copy of an earlier unit, which is scored with the readers of
     all its copies (the module's docstring says more).
@@ -265,11 +267,14 @@ def _units(read: Read, spec: Spec, names: list[str]) -> dict[str, _Units]:
         name
         for name in names
         if words[name]
-        and all(w == "dot" or NONLINEARITIES[w] in Family.EVEN_DUPLICATION for w in words[name])
+        and (
+            words[name] == {"dot"}
+            or all(NONLINEARITIES[w] in Family.EVEN_DUPLICATION for w in words[name])
+        )
         and not any(use.tied for use in spec.uses(name))
     }
     digests = {name: [b""] * sizes[name] for name in merging}
-    for factor, rows in _slices(read, spec, merging):
+    for factor, rows, _ in _slices(read, spec, merging):
         if factor.role != "read":
             hashed = digests[factor.space]
             for k, row in enumerate(rows.view(np.uint8)):
@@ -285,7 +290,7 @@ def _units(read: Read, spec: Spec, names: list[str]) -> dict[str, _Units]:
     matrices = {name: np.zeros(n) for name, n in sizes.items()}
     vectors = {name: np.zeros(n) for name, n in sizes.items()}
     silent: dict[tuple[str, str], np.ndarray] = {}
-    for factor, rows in _slices(read, spec, set(names)):
+    for factor, rows, ndim in _slices(read, spec, set(names)):
         name, role = factor.space, factor.role
         squares = _squares(rows, first[name], role == "read")
         if not np.isfinite(squares).all():
@@ -294,13 +299,13 @@ def _units(read: Read, spec: Spec, names: list[str]) -> dict[str, _Units]:
             for side in ("write", "read") if factor.tied else (role,):
                 silent[name, side] = silent.get((name, side), True) & (squares == 0)
         if squares.any():
-            kind = vectors if rows.shape[1] == 1 else matrices
+            kind = vectors if ndim == 1 else matrices
             kind[name] += squares / squares.sum()
     out = {}
     for name, n in sizes.items():
         dead = np.zeros(n, bool)
         unread, unwritten = silent.get((name, "read")), silent.get((name, "write"))
-        if words[name] and "softmax" not in words[name]:
+        if words[name] == {"dot"} or (words[name] and not _SHARED & words[name]):
             # A norm computes with units that nothing reads.
             if unread is not None and not _NORMS & words[name]:
                 dead |= unread
@@ -314,8 +319,8 @@ def _units(read: Read, spec: Spec, names: list[str]) -> dict[str, _Units]:
     return out
 
 
-def _slices(read: Read, spec: Spec, names: set[str]) -> Iterator[tuple[Factor, np.ndarray]]:
-    """Each use of these spaces, and the entries of each unit there: rows of [units, entries]."""
+def _slices(read: Read, spec: Spec, names: set[str]) -> Iterator[tuple[Factor, np.ndarray, int]]:
+    """Each use of these spaces, with the entries of each unit there, and the axes of its leaf."""
     alone, places = unfused(spec)
     path, x = None, np.zeros(0)
     for leaf in alone.leaves:
@@ -325,7 +330,8 @@ def _slices(read: Read, spec: Spec, names: set[str]) -> Iterator[tuple[Factor, n
         if places[leaf.path].path != path:
             path = places[leaf.path].path
             x = read(path)
-        yield from _rows(places[leaf.path].of(x), leaf.axes, spec, names)
+        for factor, rows in _rows(places[leaf.path].of(x), leaf.axes, spec, names):
+            yield factor, rows, len(leaf.axes)
 
 
 def _rows(
