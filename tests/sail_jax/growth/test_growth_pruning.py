@@ -145,6 +145,23 @@ def test_fewer_copies_are_read_as_all_were():
     assert kept_units(magnitude(net, s, {"h": 3})) == [1, 3, 4]
 
 
+def test_queries_and_keys_keep_their_products():
+    """Logits are divided by the root of the number of keys, so what stays is scaled."""
+    p = draw(0, q=(3, 4), k=(3, 4), v=(3, 2))
+    p["q"][:, 1] = p["k"][:, 2] = 0
+
+    def attention(p, x):
+        logits = (x @ p["q"]) @ (x @ p["k"]).T / p["q"].shape[1] ** 0.5
+        return jax.nn.softmax(logits) @ x @ p["v"]
+
+    s = spec_of(attention, p, X, names={"q": "_ qk"}).spec
+    new, growth = grow(p, {}, {"qk": 2}, "magnitude", rules=s, require_lossless=True)
+    assert not growth.report.lost
+    products = p["q"] @ p["k"].T / 2**0.5
+    np.testing.assert_allclose(new["q"] @ new["k"].T, products, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(attention(new, X), attention(p, X), rtol=1e-4, atol=1e-5)
+
+
 def test_experts():
     p = draw(0, router=(3, 4), up=(4, 3, 6), down=(4, 6, 2))
     p["up"][2] *= 0.1
