@@ -1,9 +1,9 @@
 """Whole networks grown: a plan, leaf by leaf, from the shapes and the configuration of one.
 
-`plan` decides everything without looking at a parameter. `Growth.leaf` then computes any tensor
-of the grown network from the few that it needs, so that `grow` in memory and a copy from disk to
-disk are one definition. Depth comes first: layers are renumbered, repeated or mixed as they are,
-and the deep network is then widened by the maps of its spaces.
+`plan` decides everything without looking at a parameter, unless units are pruned. `Growth.leaf`
+then computes any tensor of the grown network from the few that it needs, so that `grow` in memory
+and a copy from disk to disk are one definition. Depth comes first: layers are renumbered, repeated
+or mixed as they are, and the deep network is then widened by the maps of its spaces.
 """
 
 import math
@@ -105,7 +105,7 @@ def plan(
     scores: Mapping[str, ArrayLike] | None = None,
     **options: Any,
 ) -> Growth:
-    """Plans how a network of given shapes and configuration becomes a larger one.
+    """Plans how a network becomes a larger one, or a smaller one by a method that prunes.
 
     Args:
       shapes: The parameters of the network, as arrays or ShapeDtypeStructs, by path or as a pytree;
@@ -114,7 +114,8 @@ def plan(
       to: What it shall become: a whole configuration; or the entries that change, also names of
         spaces ("2x" stands for twice as much); or the factors {"width": 2, "depth": 4}. A factor
         of width multiplies the heads, which keep their size; query heads per key head stay as many.
-      method: The growth method, a name in `METHODS`; one that widens, if any width changes.
+      method: The growth method, a name in `METHODS`; one that widens, if any width grows, and one
+        that prunes, if any shrinks.
       key: A key of `jax.random.key`, which methods need that draw numbers. Some others use it if it
         is given: LEMON shares readers unevenly, Net2Net copies random units.
       depth_method: The method that deepens, a name in `METHODS`. By default the one that goes with
@@ -141,9 +142,9 @@ def plan(
         or `rules` are neither `Rules` nor a function.
       ValueError: If a method or an option is unknown or an option has a value of another kind, the
         configuration contradicts the tensors, `to` cannot be reached by growth, a needed key is
-        missing, a tied table cannot be untied, a leaf is in an 8-bit float format, or
-        `require_lossless` is asked for and something is lost. The message is one sentence that
-        names the entry, space or leaf at fault.
+        missing, a tied table cannot be untied, a leaf is in an 8-bit float format, a method that
+        prunes is given shapes alone, or `require_lossless` is asked for and something is lost. The
+        message is one sentence that names the entry, space or leaf at fault.
 
     >>> config = {"model_type": "mlp", "inputs": 3, "widths": [4]}
     >>> net = {"layers.0.kernel": jnp.zeros((3, 4)), "layers.0.bias": jnp.zeros(4),

@@ -182,7 +182,7 @@ def grow_checkpoint(
     before: Callable[[Growing], None] | None = None,
     **options: Any,
 ) -> Grown:
-    """Grows a checkpoint into one of a larger network, tensor by tensor.
+    """Grows a checkpoint into one of a larger network, or prunes it, tensor by tensor.
 
     The output has the new config.json, the files beside the tensors of the input, a model card, and
     a growth.json that says what was done, what the axes show to be lost, and whether a run of both
