@@ -137,6 +137,8 @@ def test_fewer_copies_are_read_as_all_were():
     net = {"in": np.ones((3, 5)), "out": np.arange(1.0, 6).reshape(5, 1)}
     net["in"][:, 1::2] = 2
     s = spec(net, {"in": "x* h", "out": "h* y"}, spaces={"h": "relu", "{x,y}": "outer"})
+    scores = [3 / 15 + 81 / 117, 12 / 15 + 36 / 117, 0, 0, 0]
+    np.testing.assert_allclose(unit_scores(net, s, ["h"])["h"], scores, rtol=1e-12)
     small = change_basis(net, s, magnitude(net, s, {"h": 3}))
     assert small["in"][0].tolist() == [1, 2, 1]
     assert small["out"].ravel().tolist() == [1 + 5, 2 + 4, 3]
@@ -252,6 +254,7 @@ def test_the_command_prunes_a_checkpoint(tmp_path, capsys):
         np.testing.assert_array_equal(got[name], x)
     assert json.loads((tmp_path / "b" / "config.json").read_text()) == growth.config
     assert growth.config["hidden_size"] == CONFIG["hidden_size"] // 2
+    assert "A network pruned from a larger one" in (tmp_path / "b" / "README.md").read_text()
 
 
 @pytest.mark.slow
