@@ -277,7 +277,8 @@ def growth_page() -> str:
 
     head = ("method", "what it does", "keeps the function", "options", "source")
     wider = [row(name) for name, method in METHODS.items() if method.widens]
-    deeper = [row(name) for name, method in METHODS.items() if not method.widens]
+    deeper = [row(name) for name, method in METHODS.items() if method.deepens]
+    smaller = [row(name) for name, method in METHODS.items() if method.prunes]
     return f"""# Growth methods
 
 This page is made from the registry that the command `sail-jax grow --methods` prints. Whether a
@@ -291,6 +292,10 @@ given network was preserved is not a property of the method alone. A run of both
 ## Depth
 
 {_table(head, deeper)}
+
+## Smaller sizes
+
+{_table(head, smaller)}
 
 Maps that are learned by gradients (LiGO, SAIL) are in [`sail_jax.growth.learned`
 ](sail_jax.growth.learned.rst); the makers of single maps in [`sail_jax.growth`

@@ -1,4 +1,4 @@
-"""`sail-jax grow`: makes a checkpoint larger, tensor by tensor, and says what that preserves."""
+"""`sail-jax grow`: makes a checkpoint larger, or prunes it, and says what that preserves."""
 
 from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
@@ -94,7 +94,7 @@ def add_arguments(parser: Any) -> None:
         metavar="WHAT",
         action="append",
         help="the sizes to grow to: another model's config.json, or one entry of it as KEY=VALUE; "
-        "2x means twice the present value",
+        "2x means twice the present value; smaller sizes are for --method magnitude",
     )
     add(
         "--width",
@@ -265,7 +265,7 @@ def _draft(args: Namespace) -> int:
 
 
 def _show(ready: Any) -> None:
-    """Prints what a growth would do, without reading a tensor."""
+    """Prints what a growth would do."""
     about = ready.about
     show(f"{about['method']}, seed {about['seed']}: {about['source']}")
     for key, (old, new) in about["changes"].items():

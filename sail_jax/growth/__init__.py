@@ -45,6 +45,7 @@ from sail_jax.growth.fresh import (
 from sail_jax.growth.named import METHODS, Method
 from sail_jax.growth.networks import Growth, grow, plan
 from sail_jax.growth.optimizer import change_state, learning_rates
+from sail_jax.growth.pruning import magnitude, unit_scores
 from sail_jax.growth.width import (
     compensate,
     fpi,
@@ -87,6 +88,7 @@ __all__ = [
     "learning_rates",
     "lemon",
     "lemon_gain",
+    "magnitude",
     "mask_units",
     "masked_layernorm",
     "masked_rmsnorm",
@@ -108,6 +110,7 @@ __all__ = [
     "split_readers",
     "stack_layers",
     "tile",
+    "unit_scores",
     "unstack_layers",
     "widen",
 ]

@@ -52,6 +52,7 @@ class Method(NamedTuple):
       edits: What is done to a leaf after that, in order.
       above: Whether a leaf is also computed from the leaf of the next layer.
       draws: Whether it needs a key.
+      prunes: Whether it removes units instead, those of the lowest score (`unit_scores`).
       deepens_by: The depth method that goes with it, unless another is named.
     """
 
@@ -66,11 +67,12 @@ class Method(NamedTuple):
     edits: tuple[Step, ...] = ()
     above: bool = False
     draws: bool = False
+    prunes: bool = False
     deepens_by: str = ""
 
     @property
     def widens(self) -> bool:
-        """Whether the method changes the size of spaces other than layers."""
+        """Whether the method makes spaces other than layers larger."""
         return self.widths is not None
 
     @property
@@ -398,5 +400,14 @@ _WIDTH = {
     ),
 }
 
-METHODS: dict[str, Method] = _WIDTH | _DEPTH
-"""The growth methods by name: those that widen, then those that deepen."""
+_PRUNING = {
+    "magnitude": Method(
+        "smaller sizes: the units with the smallest weights are removed",
+        "Li et al. 2017; DepGraph (Fang et al. 2023)",
+        lossless=True,
+        prunes=True,
+    ),
+}
+
+METHODS: dict[str, Method] = _WIDTH | _DEPTH | _PRUNING
+"""The growth methods by name: those that widen, those that deepen, and those that prune."""

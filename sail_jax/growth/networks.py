@@ -1,14 +1,14 @@
 """Whole networks grown: a plan, leaf by leaf, from the shapes and the configuration of one.
 
-`plan` decides everything without looking at a parameter. `Growth.leaf` then computes any tensor
-of the grown network from the few that it needs, so that `grow` in memory and a copy from disk to
-disk are one definition. Depth comes first: layers are renumbered, repeated or mixed as they are,
-and the deep network is then widened by the maps of its spaces.
+`plan` decides everything without looking at a parameter, unless units are pruned. `Growth.leaf`
+then computes any tensor of the grown network from the few that it needs, so that `grow` in memory
+and a copy from disk to disk are one definition. Depth comes first: layers are renumbered, repeated
+or mixed as they are, and the deep network is then widened by the maps of its spaces.
 """
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from reprlib import repr as short
 from typing import Any
 
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import block_diag
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
 
 from sail_jax.architectures.table import Config, Rules, fill, look, put
 from sail_jax.basis.axes import parse_axes, path_pattern
@@ -30,6 +30,7 @@ from sail_jax.growth.depth import _is_flat, _nested, deepen
 from sail_jax.growth.layers import Source, added, chained, deepened, layer_row, own_first
 from sail_jax.growth.leaves import Growth
 from sail_jax.growth.named import METHODS, Method
+from sail_jax.growth.pruning import prune_units, values_of
 from sail_jax.growth.quantities import Fitted, fit, judge
 from sail_jax.growth.targets import (
     TIES,
@@ -101,18 +102,20 @@ def plan(
     untie: bool | None = None,
     require_lossless: bool = False,
     rules: Any = None,
+    scores: Mapping[str, ArrayLike] | None = None,
     **options: Any,
 ) -> Growth:
-    """Plans how a network of given shapes and configuration becomes a larger one.
+    """Plans how a network becomes a larger one, or a smaller one by a method that prunes.
 
     Args:
       shapes: The parameters of the network, as arrays or ShapeDtypeStructs, by path or as a pytree;
-        their values are not read.
+        their values are read by methods that prune alone.
       config: Its configuration, as `sail_jax.architectures.of` reads it, such as a config.json.
       to: What it shall become: a whole configuration; or the entries that change, also names of
         spaces ("2x" stands for twice as much); or the factors {"width": 2, "depth": 4}. A factor
         of width multiplies the heads, which keep their size; query heads per key head stay as many.
-      method: The growth method, a name in `METHODS`; one that widens, if any width changes.
+      method: The growth method, a name in `METHODS`; one that widens, if any width grows, and one
+        that prunes, if any shrinks.
       key: A key of `jax.random.key`, which methods need that draw numbers. Some others use it if it
         is given: LEMON shares readers unevenly, Net2Net copies random units.
       depth_method: The method that deepens, a name in `METHODS`. By default the one that goes with
@@ -126,6 +129,8 @@ def plan(
       rules: For an architecture that is not known: its spec (see `sail_jax.spec_of`); or its
         `Rules`, or a function that makes them from a configuration. With a spec, `config` may be
         empty, and `to` names spaces.
+      scores: For a method that prunes, the scores of the units by the name of their space. They
+        replace the method's own. The mean squares of activations are one choice.
       **options: The options of the method and of the depth method, see `METHODS`.
 
     Returns:
@@ -137,9 +142,9 @@ def plan(
         or `rules` are neither `Rules` nor a function.
       ValueError: If a method or an option is unknown or an option has a value of another kind, the
         configuration contradicts the tensors, `to` cannot be reached by growth, a needed key is
-        missing, a tied table cannot be untied, a leaf is in an 8-bit float format, or
-        `require_lossless` is asked for and something is lost. The message is one sentence that
-        names the entry, space or leaf at fault.
+        missing, a tied table cannot be untied, a leaf is in an 8-bit float format, a method that
+        prunes is given shapes alone, or `require_lossless` is asked for and something is lost. The
+        message is one sentence that names the entry, space or leaf at fault.
 
     >>> config = {"model_type": "mlp", "inputs": 3, "widths": [4]}
     >>> net = {"layers.0.kernel": jnp.zeros((3, 4)), "layers.0.bias": jnp.zeros(4),
@@ -196,6 +201,11 @@ def plan(
         old, new = counts[name], len(new) if name in chains else new
         if new != old and name in chains and deep.new != "fresh":
             raise ValueError(f"the layers of {name!r} are not alike: only identity deepens them")
+        if new != old and wide.prunes:
+            raise ValueError(
+                f"{method!r} removes units of layers, but {name!r} is {old} and would be "
+                f"{short(new)}"
+            )
         if new != old:
             fixed = int(name not in chains and own_first(flat, old_rules, name))
             layers[name] = _layers(deep, old, new, values, name, fixed, name in chains)
@@ -226,7 +236,7 @@ def plan(
     # target.
     if isinstance(rules, Rules):
         goal_rules = goal_rules._replace(sizes={})
-    sizes = new_sizes(goal_rules, goal, spec, given)
+    sizes = new_sizes(goal_rules, goal, spec, given, method if wide.prunes else "")
 
     # A tied table both writes and reads its space, which only orthogonal maps allow. To stay exact
     # under others, its second use becomes a leaf of its own, made of the same table.
@@ -236,7 +246,9 @@ def plan(
             raise ValueError(f"to states {asked_ties[0]!r}, but the network's tables are not tied")
         untie = True if not to[asked_ties[0]] and untie is None else untie
     broken = any(f.space in sizes for path in tied for axis in spec.axes(path) for f in axis)
-    loose = bool(tied) and (broken and wide.lossless if untie is None else untie)
+    loose = bool(tied) and (
+        broken and wide.lossless and not wide.prunes if untie is None else untie
+    )
     if loose:
         if isinstance(rules, Rules):
             make = rules_of(config, rules.loose())
@@ -248,7 +260,7 @@ def plan(
 
     stacks = {n: m for n, m in sizes.items() if "stack" in spec.space(n).nonlinearity.split()}
     widths = {n: m for n, m in sizes.items() if n not in stacks}
-    if widths and not wide.widens:
+    if widths and not (wide.widens or wide.prunes):
         name = next(iter(widths))
         raise ValueError(
             f"{method!r} only deepens, but {name!r} goes from {spec.space(name).size} to "
@@ -260,15 +272,31 @@ def plan(
     if key is None and ((widths and wide.draws) or ((layers or stacks) and deep.draws)):
         raise ValueError(f"{method!r} draws numbers: give key=jax.random.key(0)")
     maps = wide.widths(spec, widths, key, values) if wide.widths and widths else {}
+    dropped: dict[str, str] = {}
+    if wide.prunes:
+        maps, dropped = prune_units(_reader(shapes, sources), spec, widths, scores)
+    elif scores is not None:
+        raise ValueError(f"scores are for methods that prune, which {method!r} does not")
     layers |= {n: _layers(deep, spec.space(n).size, m, values, n) for n, m in stacks.items()}
 
     # What follows settles the sizes that the network computes with, what the axes show to be lost,
     # and what becomes of repeated layers.
     deep_rules = make(deep_config)
-    fitted = fit(maps, spec, deep_rules, goal) if wide.lossless else Fitted(maps, goal)
+    fitted = Fitted(maps, goal)
+    if wide.lossless:
+        # Of what is pruned, queries and keys alone: experts are "dot" as well, beside other words.
+        fitting = {
+            name: m
+            for name, m in maps.items()
+            if not wide.prunes or spec.space(name).nonlinearity == "dot"
+        }
+        fitted = fit(fitting, spec, deep_rules, goal)
+        fitted = fitted._replace(maps=maps | fitted.maps)
     rows = judge(spec, maps, fitted, _loses(method, wide, values)).spaces
     others = other_outputs(goal_rules, spec, sizes)
-    rows = tuple(row._replace(lost=others.get(row.space, row.lost)) for row in rows)
+    # What pruning loses depends on the values, which axes and maps alone do not show.
+    known = dropped | others
+    rows = tuple(row._replace(lost=known.get(row.space, row.lost)) for row in rows)
     new = added(spec, old_rules, layers, chains, deep, values)
     rows += tuple(
         layer_row(n, m, spec, old_rules, deep, new, n in chains, values, goal)
@@ -329,8 +357,10 @@ def _methods(method: str, depth_method: str | None) -> tuple[Method, Method]:
             name = str(name)
             raise ValueError(f"no growth method {name!r}{nearest(name, METHODS)}")
     wide = METHODS[method]
+    if wide.prunes and depth_method is not None:
+        raise ValueError(f"{method!r} prunes, and takes no depth_method: deepen in a second step")
     if depth_method is None:
-        return wide, wide if wide.deepens else METHODS[wide.deepens_by]
+        return wide, wide if wide.deepens or wide.prunes else METHODS[wide.deepens_by]
     if not METHODS[depth_method].deepens:
         raise ValueError(
             f"depth_method {depth_method!r} does not deepen; those that do: "
@@ -341,6 +371,18 @@ def _methods(method: str, depth_method: str | None) -> tuple[Method, Method]:
             f"two depth methods, {method!r} and {depth_method!r}: name one that widens"
         )
     return wide, METHODS[depth_method]
+
+
+def _reader(shapes: PyTree, sources: Mapping[str, Source]) -> Callable[[str], np.ndarray]:
+    """Reads the leaves of a network whose layers stay, by the paths of its new spec."""
+    leaves = dict(zip(leaf_paths(shapes), jax.tree.leaves(shapes), strict=True))
+
+    def read(path: str) -> np.ndarray:
+        source = sources[path]
+        x = values_of(source.paths[0], leaves[source.paths[0]])
+        return x.T if source.transpose else x
+
+    return read
 
 
 def _check_alike(

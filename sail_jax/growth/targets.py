@@ -12,7 +12,7 @@ from typing import Any, cast
 from sail_jax import architectures
 from sail_jax.architectures.table import Config, Rules, look, put, stated
 from sail_jax.basis.axes import blocks, path_pattern
-from sail_jax.basis.spaces import Spec
+from sail_jax.basis.spaces import Space, Spec
 from sail_jax.checks import nearest
 from sail_jax.configurations import EPSILONS, KEPT_ENTRIES, differences
 
@@ -447,7 +447,11 @@ def _family(config: Config) -> Any:
 
 
 def new_sizes(
-    new_rules: Rules, new_config: Config, spec: Spec, given: Mapping[str, int]
+    new_rules: Rules,
+    new_config: Config,
+    spec: Spec,
+    given: Mapping[str, int],
+    pruning: str = "",
 ) -> dict[str, int]:
     """Finds the new size of every space that changes.
 
@@ -456,13 +460,15 @@ def new_sizes(
       new_config: The new configuration.
       spec: The spec of the network, with its layers as they will be.
       given: Sizes that were given by the name of a space; they come first.
+      pruning: The name of the method, if it makes spaces smaller.
 
     Returns:
       The new size, by space.
 
     Raises:
-      ValueError: If a size is no whole number or too large, a space would shrink, or the space is
-        the network's input or output. States that a network without a head hands out may grow.
+      ValueError: If a size is no whole number or too large, a space would shrink (when pruning:
+        grow, vanish, or lose layers or units told apart), or the space is the network's input or
+        output. States that a network without a head hands out may change.
     """
     single = [(key, text) for key, text in new_rules.settings if len(text.split()) == 1]
     out = {}
@@ -491,14 +497,33 @@ def new_sizes(
                 f"space {space.name!r} is the network's input or output, which growth leaves at "
                 f"{space.size} units, not {new}"
             )
-        if new < space.size:
+        if pruning:
+            _check_pruned(pruning, spec, space, new)
+        elif new < space.size:
             raise ValueError(
                 f"growth was asked for, but space {space.name!r} (leaf "
                 f"{spec.uses(space.name)[0].path!r}) has {space.size} units and would have {new}: "
-                "to shrink it use prune or principal"
+                "to shrink it name the method 'magnitude'"
             )
         out[space.name] = new
     return out
+
+
+def _check_pruned(method: str, spec: Spec, space: Space, new: int) -> None:
+    """ValueError if a space cannot be pruned to a new size."""
+    said = f"space {space.name!r} (leaf {spec.uses(space.name)[0].path!r}) has {space.size} units"
+    words = space.nonlinearity.split()
+    if new > space.size:
+        raise ValueError(f"{method!r} removes units, but {said} and would have {new}")
+    if new < 1:
+        raise ValueError(f"{said}, and at least 1 has to stay, not {new}")
+    if "stack" in words:
+        raise ValueError(f"{method!r} removes units of layers, but {said}, which are layers")
+    if "outer" in words and not ends(spec, space.name):
+        raise ValueError(
+            f"{said} that the network tells apart (such as rotary pairs), of which {method!r} "
+            "removes none: state fewer heads instead"
+        )
 
 
 def other_outputs(rules: Rules, spec: Spec, sizes: Mapping[str, int]) -> dict[str, str]:

@@ -113,7 +113,9 @@ def growing(
     run: RunOptions = DEFAULTS,
     **options: Any,
 ) -> Iterator[Growing]:
-    """Opens a checkpoint and plans its growth, as a context manager; no tensor is read.
+    """Opens a checkpoint and plans its growth, as a context manager.
+
+    Only methods that prune read tensors, to decide which units stay.
 
     Args:
       path: The checkpoint of the smaller network.
@@ -163,7 +165,7 @@ def growing(
         yield Growing(view, made, works, bounds, mark, about, checkpoint)
 
 
-_OPTIONS = {"seed", "config", "rules"}
+_OPTIONS = {"seed", "config", "rules", "scores"}
 
 
 def grow_checkpoint(
@@ -180,7 +182,7 @@ def grow_checkpoint(
     before: Callable[[Growing], None] | None = None,
     **options: Any,
 ) -> Grown:
-    """Grows a checkpoint into one of a larger network, tensor by tensor.
+    """Grows a checkpoint into one of a larger network, or prunes it, tensor by tensor.
 
     The output has the new config.json, the files beside the tensors of the input, a model card, and
     a growth.json that says what was done, what the axes show to be lost, and whether a run of both

@@ -14,6 +14,7 @@ from sail_jax.checkpoint.planning.plan import Plan, Treatment
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import Recipe
 from sail_jax.checks import escaped
+from sail_jax.growth.named import METHODS
 from sail_jax.merging.merge import Merge, example, get, options_of
 from sail_jax.merging.work import Work, passes, tree_bits
 
@@ -307,10 +308,11 @@ def growth_card(about: Mapping[str, Any], name: str, transformers: bool) -> str:
     options = "".join(f", {key} {value}" for key, value in about["options"].items())
     how = f"`{about['method']}`, seed {about['seed']}{_text(options)}"
     lost = [row for row in about["spaces"] if row["lost"]]
+    tag, origin = ("pruned", "larger") if METHODS[about["method"]].prunes else ("grown", "smaller")
     body = [
         f"# {_text(name)}",
         "",
-        "A network grown from a smaller one, made with sail-jax.",
+        f"A network {tag} from a {origin} one, made with sail-jax.",
         "",
         f"Source: {_code(about['source'])}. Method: {how}.",
         "",
@@ -329,7 +331,7 @@ def growth_card(about: Mapping[str, Any], name: str, transformers: bool) -> str:
         body.append(f"- outputs on probe inputs in {run['dtype']}: {found}")
     if about["notes"]:
         body += ["", "Notes:", "", *(f"- {_text(note)}" for note in about["notes"])]
-    return "\n".join(["---", *front, "tags:", "- grown", "- sail-jax", "---", "", *body]) + "\n"
+    return "\n".join(["---", *front, "tags:", f"- {tag}", "- sail-jax", "---", "", *body]) + "\n"
 
 
 def _text(text: str) -> str:

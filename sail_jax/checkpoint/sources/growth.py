@@ -23,8 +23,10 @@ from sail_jax.checkpoint.sources.computed import grown
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument
 from sail_jax.growth import networks
+from sail_jax.growth.named import METHODS
 from sail_jax.interop import transformers
 from sail_jax.merging import random_bits
+from sail_jax.merging.tensors import Tensor, read_whole
 
 __all__ = ["growth_view", "measured", "read_target", "require_exact"]
 
@@ -70,7 +72,7 @@ def growth_view(
     allow_nonfinite: bool = True,
     **options: Any,
 ) -> tuple[View, networks.Growth]:
-    """Plans the growth of an open checkpoint; no tensor is read.
+    """Plans the growth of an open checkpoint; only methods that prune read tensors.
 
     Args:
       checkpoint: The checkpoint of the smaller network.
@@ -104,16 +106,33 @@ def growth_view(
     wide = any(x.dtype == np.float64 for x in checkpoint.tensors.values())
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
         known = _found(own, len(shapes)) if rules is None else rules
-        made = networks.plan(shapes, own, read_target(to), method, key=key, rules=known, **options)
+        prunes = isinstance(method, str) and method in METHODS and METHODS[method].prunes
+        leaves = {n: _Values(x) for n, x in checkpoint.tensors.items()} if prunes else shapes
+        made = networks.plan(leaves, own, read_target(to), method, key=key, rules=known, **options)
     # Everything that the numbers depend on: a resumed run must find the same mark.
     text = json.dumps(
         [method, seed, own, made.config, repr(rules), sorted(options.items())], default=repr
     )
+    mark = hashlib.sha256(text.encode())
+    if prunes:
+        # Which units stay depends on the values, and on scores, of which `repr` is not all.
+        for x in jax.tree.leaves(dict(made.maps)):
+            mark.update(np.ascontiguousarray(x).tobytes())
     view = grown(
         checkpoint, made, how=f"grown ({method}, seed {seed})",
-        mark=hashlib.sha256(text.encode()).hexdigest(), allow_nonfinite=allow_nonfinite,
+        mark=mark.hexdigest(), allow_nonfinite=allow_nonfinite,
     )  # fmt: skip
     return view, made
+
+
+class _Values:
+    """A tensor that NumPy reads as an array, when it needs the values."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self.shape, self.dtype = tensor, tensor.shape, tensor.dtype
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return read_whole(self._tensor)
 
 
 def _found(config: Mapping[str, Any], tensors: int) -> Any:
