@@ -69,7 +69,8 @@ def fit(maps: Mapping[str, SpaceMap], spec: Spec, rules: Rules, config: Config) 
     eta, notes = set(), {}
     for name, m in maps.items():
         words = set(spec.space(name).nonlinearity.split())
-        if "dot" in words and m.new != m.old:
+        # Of other spaces whose units meet in a product, such as experts, nothing is known.
+        if words == {"dot"} and m.new != m.old:
             # A map onto more units is not invertible, but keeps q . k all the same if `read @
             # write` is the identity.
             granted[name] = _lost(m)

@@ -179,25 +179,28 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
     Returns:
       The table of all of them. Tensors that not all have are optional.
     """
+    heads = {name: _ended_as(table, other) for name, other in heads.items()}
+    bare = [_ended_as(table, other) for other in bare]
     known = (table, *heads.values(), *bare)
     axes: dict[str, str] = {}
+    uses: dict[str, set[str]] = {}
     for other in known:
         axes |= {p: text for p, text in other.axes.items() if p not in axes}
+        for p, text in other.axes.items():
+            uses.setdefault(p, set()).update(text.split())
     missing = {p for p in axes for other in known if p not in other.axes}
     # Without a head a space is the output, which keeps its order: unless a head reads it, or reads
     # what the body makes of it.
     ends: dict[str, tuple[str, ...]] = {}
     for other in bare:
-        own = {p: text for p, text in axes.items() if p not in other.axes}
         inner = _spaces(axes[p] for p in other.axes) - _spaces(other.axes.values())
-        for name in inner:
+        inner = {n for n in inner if any(t.spaces.get(n, "outer") != "outer" for t in known)}
+        for name in sorted(inner):
             read = {name}
-            for text in (axes[p] for p in other.axes):
-                used = {*text.split()}
+            for used in (uses[p] for p in other.axes):
                 read |= (used & inner) if f"{name}*" in used else set()
-            ends[name] = tuple(
-                p for p, text in own.items() if {*text.split()} & {f"{x}*" for x in read}
-            )
+            stars = {f"{x}*" for x in read}
+            ends[name] = tuple(p for p in axes if p not in other.axes and uses[p] & stars)
     spaces: dict[str, str] = {}
     sizes: dict[str, str] = {}
     words: dict[str, dict[str, str]] = {}
@@ -233,6 +236,17 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
         classes=classes, implied=implied, folds=folds, axes=axes, spaces=spaces, sizes=sizes,
         settings=tuple(settings), ends=ends, optional=tuple(sorted(optional)),
     )  # fmt: skip
+
+
+def _ended_as(table: Table, other: Table) -> Table:
+    """Another table, with names of inputs and outputs where the first has them."""
+
+    def alike(pattern: str, text: str) -> str:
+        named = table.axes.get(pattern, text)
+        ends = re.sub(rf"\b({'|'.join({*_ENDS.values()})})\b\*?", "_", named)
+        return named if text == ends else text
+
+    return other._replace(axes={p: alike(p, text) for p, text in other.axes.items()})
 
 
 def _spaces(texts: Iterable[str]) -> set[str]:
