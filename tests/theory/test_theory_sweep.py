@@ -41,6 +41,7 @@ from theory.deep_linear import (
 )
 from theory.initialisation import descent, discriminant, proximity, transfer
 from theory.linearity import correlation
+from theory.merging import averaging
 from theory.student_teacher import arc_cosine, projection
 from theory.student_teacher import networks as st_networks
 from theory.student_teacher import transfer as st_transfer
@@ -91,6 +92,7 @@ KINDS: dict[str, tuple[Sequence[float], Callable]] = {
     "mass": ((0, 1e-30, 1e-3, 1, 1e30), around(-3, 3)),
     "seen": ((0, 1e-30, 0.5, 1), lambda r, n: r.uniform(0, 1, n)),
     "probability": ((1e-30, 0.5, 0, 1), lambda r, n: r.uniform(0.01, 0.99, n)),
+    "rate": ((1e-30, 1e-9, 1, 2, 0, -1), lambda r, n: r.uniform(0, 2, n)),
     "time": ((0, 1e-30, 1, 1e30, np.inf, -1), around(-3, 3)),
     "width": ((1, 2, 3, 0), lambda r, n: np.floor(10 ** r.uniform(0, 7, n))),
     "length": ((0, 1e-30, 1, 600, 601), lambda r, n: r.uniform(0, 600, n)),
@@ -483,6 +485,72 @@ def cdf_of_one(y, length):
         return (mp.erf((a - b) / mp.sqrt(2)) + mp.erf((a + b) / mp.sqrt(2))) / 2
 
 
+def ended(h, eta, sigma, spacing, rates, weights):
+    """The share of x_0, and the noise, of sum_j weights_j x_j: the coefficients of x_0 and of each
+    interval's noise, from interval to interval."""
+    with mp.workdps(400):  # 1 - u, and what nearly equal numbers differ by
+        x, total = [mp.mpf(1)], [mp.mpf(weights[0])]
+        for d, c in zip(rates, weights[1:], strict=True):
+            r = 1 - eta * h * d
+            steps = spacing if r**2 == 1 else (1 - r ** (2 * spacing)) / (1 - r**2)
+            x = [v * r**spacing for v in x] + [eta * d * sigma * mp.sqrt(steps)]
+            total = [t + c * v for t, v in zip([*total, 0], x, strict=True)]
+        return total[0], sum(t * t for t in total[1:])
+
+
+CHECKPOINTS = (0.25, 0.0, 0.5, 0.25, 0.0)
+AVERAGE = ((1, 1, 1, 1), CHECKPOINTS)
+DECAY = ((0.75, 0.75, 0.25, 0), (0, 0, 0, 0, 1))
+
+
+def quadratic(h, eta, sigma, spacing, variance=0):
+    need(h > 0, 0 < eta * h < 2, sigma >= 0, spacing >= 1, variance >= 0)
+
+
+def ends(run, h, eta, sigma, spacing, mean, variance):
+    quadratic(h, eta, sigma, spacing, variance)
+    left, noise = ended(h, eta, sigma, spacing, *run)
+    bias, variance = mean * left, variance * left**2 + noise
+    return bias, variance, h * (bias**2 + variance) / 2
+
+
+def even(h, eta, sigma, spacing):
+    """Where mean^2 + v, v the stationary variance, makes both losses equal."""
+    quadratic(h, eta, sigma, spacing)
+    with mp.workdps(400):
+        (a, of_a), (b, of_b) = (ended(h, eta, sigma, spacing, *run) for run in (AVERAGE, DECAY))
+        v, more, less = eta * sigma**2 / (h * (2 - eta * h)), a**2 - b**2, of_b - of_a
+        if more > 0:
+            return mp.sqrt(max(less / more - v, 0))
+        return mp.inf if less > v * more else mp.mpf(0)
+
+
+def windows(t):
+    need(0 < t < mp.inf)
+    with mp.workdps(400):
+        lost, root = -mp.expm1(-t), mp.sqrt(t)
+        average = lost / t, 2 * (t - lost) / t**2
+        return *average, mp.exp(-t / 2), mp.sqrt(mp.pi) / root * mp.erf(root) / 2
+
+
+def even_of_windows(t):
+    with mp.workdps(400):
+        bias, noise, of_decay, noise_of_decay = windows(t)
+        return mp.sqrt((noise_of_decay - noise) / (bias**2 - of_decay**2))
+
+
+def window(distance):
+    """By bisection of the logarithm."""
+    need(0 <= distance < mp.inf)
+    if 5 * distance**2 <= 1:
+        return mp.mpf(0)
+    ends = [mp.mpf(-40), mp.mpf(120)]
+    for _ in range(80):
+        middle = sum(ends) / 2
+        ends[even_of_windows(mp.exp(middle)) > distance] = middle
+    return mp.exp(ends[0])
+
+
 # of Poisson weights e^x, |x| up to 2e3
 POISSON = 4096
 
@@ -617,6 +685,35 @@ ROWS = [
         POISSON,
         slow=True,
         of="initialisation.proximity.distance_cdf",
+    ),
+    Row(
+        lambda *x: averaging.averaged(averaging.NoisyQuadratic(*x), CHECKPOINTS),
+        ("seen", "rate", "nonnegative", "width", "real", "nonnegative"),
+        partial(ends, AVERAGE),
+        of="merging.averaging.averaged",
+    ),
+    Row(
+        lambda *x: averaging.decayed(averaging.NoisyQuadratic(*x), CHECKPOINTS),
+        ("seen", "rate", "nonnegative", "width", "real", "nonnegative"),
+        partial(ends, DECAY),
+        of="merging.averaging.decayed",
+    ),
+    Row(
+        lambda *x: averaging.break_even(averaging.NoisyQuadratic(*x), CHECKPOINTS),
+        ("seen", "rate", "nonnegative", "width"),
+        even,
+        64,
+        of="merging.averaging.break_even",
+    ),
+    Row(averaging.dense, ("time",), windows),
+    Row(averaging.dense_break_even, ("time",), even_of_windows, 64),
+    Row(
+        np.vectorize(averaging.dense_window, otypes=[float]),
+        ("nonnegative",),
+        window,
+        64,
+        few=30,
+        of="merging.averaging.dense_window",
     ),
 ]
 
@@ -1537,6 +1634,7 @@ SIMULATED = [
     "merging.heterogeneity.updates",
     "merging.measure.measure_constants",
     "merging.scaling.scaling",
+    "merging.averaging.simulate_average",
     "merging.effective_steps.simulate_movement",
     "merging.simulation.simulate",
     "problems.in_float64",

@@ -11,6 +11,7 @@ Of both end points only two numbers matter: the share of x_0 that is left, and t
 noise since then. The average never has the smaller share, for any decay in [0, 1] and eta h < 1.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,16 +25,27 @@ from jaxtyping import Array, Float
 from scipy.optimize import brentq
 from scipy.special import factorial
 
+from sail_jax.checks import concrete
 from sail_jax.trajectory import decay_of
 from theory.merging.tasks import check_sum
 from theory.problems import check, in_float64, log1p
 
 Numbers = Any  # a number, or an array of them
 
-# Below this time `dense_break_even` sums a series: its differences of nearly equal numbers cancel.
+# Below this time differences of nearly equal numbers are sums of a series.
 SHORT, TERMS = 1.0, 20
 # The break-even of short windows: the squared distance, in stationary variances.
 LEAST = 0.2
+
+
+def _nonnegative(x: np.ndarray) -> np.ndarray:
+    return (x >= 0) & (x < np.inf)
+
+
+def _pace(rate: Numbers, curvature: Numbers) -> Array:
+    """eta h in float64: in float32 products of small numbers are 0."""
+    with jax.enable_x64(True):
+        return jnp.asarray(rate, float) * jnp.asarray(curvature, float)
 
 
 @jax.tree_util.register_dataclass
@@ -46,11 +58,11 @@ class NoisyQuadratic:
     Attributes:
       curvature: Curvature h, > 0.
       rate: Learning rate eta, with 0 < eta h < 2.
-      noise: Standard deviation sigma of a step's gradient, >= 0.
+      noise: Standard deviation sigma of a step's gradient, finite and >= 0.
       spacing: Steps between two checkpoints, a whole number >= 1.
-      mean: Mean of the first checkpoint, measured from the minimum.
-      variance: Variance of the first checkpoint about its mean, >= 0; None for that of a run that
-        has forgotten its start.
+      mean: Mean of the first checkpoint, measured from the minimum, finite.
+      variance: Variance of the first checkpoint about its mean, finite and >= 0; None for that of a
+        run that has forgotten its start.
     """
 
     curvature: Numbers
@@ -62,18 +74,24 @@ class NoisyQuadratic:
 
     def __post_init__(self) -> None:
         # JAX also makes these objects of placeholders, which are checked where they are traced.
-        if isinstance(self.curvature, float | int | np.ndarray | jax.Array):
+        if isinstance(self.curvature, float | int | np.number | np.ndarray | jax.Array):
             check("curvature", self.curvature, lambda h: h > 0, "> 0")
             check(
                 "rate * curvature",
-                jnp.asarray(self.rate) * self.curvature,
+                _pace(self.rate, self.curvature),
                 lambda u: (u > 0) & (u < 2),
                 "in (0, 2)",
             )
-            check("noise", self.noise, lambda s: s >= 0, ">= 0")
-            check("spacing", self.spacing, lambda p: (p >= 1) & (p == np.floor(p)), "whole, >= 1")
+            check("noise", self.noise, _nonnegative, "finite and >= 0")
+            check(
+                "spacing",
+                self.spacing,
+                lambda p: (p >= 1) & (p == np.floor(p)) & (p < np.inf),
+                "whole, >= 1",
+            )
+            check("mean", self.mean, np.isfinite, "finite")
             if self.variance is not None:
-                check("variance", self.variance, lambda v: v >= 0, ">= 0")
+                check("variance", self.variance, _nonnegative, "finite and >= 0")
 
     @property
     def stationary(self) -> Array:
@@ -113,44 +131,86 @@ def _decay(weights: Float[Array, " n"]) -> Float[Array, " k"]:
     return jnp.cumsum(weights[::-1])[::-1][1:]
 
 
-def _checked(weights: Numbers) -> Float[Array, " n"]:
+def _checked(weights: Numbers) -> Numbers:
+    """The weights, in their own precision: that of the caller rounds them."""
     if np.ndim(weights) != 1 or not np.size(weights):
         raise ValueError(
             f"weights must be a vector, one for each checkpoint; got shape {np.shape(weights)}"
         )
-    known = jnp.asarray(weights, float)
-    check_sum(known)
-    return known
+    check_sum(jnp.asarray(weights, float))
+    known = concrete(weights)
+    return weights if known is None else known
 
 
-def _power(base: Array, exponent: Array) -> Array:
-    """base^exponent for bases in (-1, 1] and whole exponents."""
-    size = jnp.exp(exponent * jnp.log(jnp.abs(base)))
-    return jnp.where((base < 0) & (exponent % 2 == 1), -size, size)
+def _log(u: Array) -> Array:
+    """log |1 - u|."""
+    return jnp.where(u < 1, log1p(-jnp.minimum(u, 1.0)), jnp.log(jnp.abs(u - 1)))
+
+
+def _kept(u: Array, steps: Array) -> Array:
+    """(1 - u)^steps, the share of a start that is left."""
+    size = jnp.exp(steps * _log(u))
+    return jnp.where((u > 1) & (steps % 2 == 1), -size, size)
+
+
+def _lost(u: Array, steps: Array) -> Array:
+    """1 - (1 - u)^steps."""
+    return jnp.where(u < 1, -jnp.expm1(steps * _log(u)), 1 - _kept(u, steps))
+
+
+def _sum(u: Array, steps: Array) -> Array:
+    """sum_{t < steps} (1 - u)^t. With 1 - u = (1 - eta h)^2 it is the variance of the noise."""
+    return jnp.where(u == 0, steps, _lost(u, steps) / jnp.where(u == 0, 1.0, u))
+
+
+def _gap(u: Array, share: Array, steps: Array) -> Array:
+    """`_sum` at share u less that at u; by the binomial series where they are nearly equal."""
+    m = np.arange(1, TERMS + 1)
+    n, v, x = steps[..., None], u[..., None], share[..., None]
+    terms = n * jnp.cumprod((m - n) * v / (m + 1), -1)
+    short = -jnp.sum(terms * (1 - x**m), -1)
+    return jnp.where(steps * u < SHORT, short, _sum(share * u, steps) - _sum(u, steps))
+
+
+def _floats(*values: Numbers) -> list[Array]:
+    return [jnp.asarray(x, float)[..., None] for x in values]
+
+
+def _kick(problem: NoisyQuadratic) -> Array:
+    """The variance of one step's noise."""
+    return jnp.square(jnp.asarray(problem.rate, float) * jnp.asarray(problem.noise, float))
+
+
+def _to_the_end(rho: Array, c: Float[Array, " n"]) -> Float[Array, "*b n"]:
+    """sum_{j>=i} c_j rho^(j-i), what the average has of the noise before checkpoint i."""
+    later = np.arange(c.size) - np.arange(c.size)[:, None]
+    return jnp.sum(jnp.where(later >= 0, c * rho[..., None] ** np.maximum(later, 0), 0.0), -1)
 
 
 def _left_by_average(problem: NoisyQuadratic, c: Float[Array, " n"]) -> _Shares:
-    """The average of checkpoints, by the correlations rho^|i-j| of a stationary run."""
-    u = jnp.asarray(problem.rate, float) * jnp.asarray(problem.curvature, float)
-    rho = _power(1 - u, jnp.asarray(problem.spacing, float))[..., None]
-    age = jnp.arange(c.size)
-    left = jnp.sum(c * rho**age, -1)
-    together = jnp.sum(c[:, None] * c * rho[..., None] ** jnp.abs(age[:, None] - age), (-2, -1))
-    return _Shares(left, problem.stationary * (together - left**2))
+    """The average of checkpoints, by what it has of the noise of each interval."""
+    h, eta, p = _floats(problem.curvature, problem.rate, problem.spacing)
+    has = _to_the_end(_kept(eta * h, p), c)
+    noise = _sum(eta * h * (2 - eta * h), p)[..., 0] * jnp.sum(has[..., 1:] ** 2, -1)
+    return _Shares(has[..., 0], _kick(problem) * noise)
+
+
+def _after(x: Array, gather: Callable = jnp.cumprod, nothing: float = 1.0) -> Array:
+    """The products, or sums, of all later entries."""
+    later = gather(x[..., :0:-1], axis=-1)[..., ::-1]
+    return jnp.concatenate([later, jnp.full_like(x[..., :1], nothing)], -1)
+
+
+_summed_after = partial(_after, gather=jnp.cumsum, nothing=0.0)
 
 
 def _left_by_decay(problem: NoisyQuadratic, d: Float[Array, " k"]) -> _Shares:
     """A run at the rates eta d_i, `spacing` steps each."""
-    h, eta = (jnp.asarray(x, float)[..., None] for x in (problem.curvature, problem.rate))
-    sigma, p = (jnp.asarray(x, float)[..., None] for x in (problem.noise, problem.spacing))
+    h, eta, p = _floats(problem.curvature, problem.rate, problem.spacing)
     u = eta * h * d
-    kept = _power(1 - u, p)
-    # (eta d sigma)^2 sum_{t<p} (1 - u)^2t, without the division by d^2 that is 0 / 0 where d = 0.
-    log = jnp.where(u < 1, log1p(-jnp.minimum(u, 1.0)), jnp.log(jnp.abs(u - 1)))
-    noise = eta * sigma**2 * d / (h * (2 - u)) * -jnp.expm1(2 * p * log)
-    after = jnp.cumprod(kept[..., ::-1], -1)[..., ::-1]
-    later = jnp.concatenate([after[..., 1:], jnp.ones_like(after[..., :1])], -1)
-    return _Shares(jnp.prod(kept, -1), jnp.sum(noise * later**2, -1))
+    kept = _kept(u, p)
+    noise = jnp.sum((d * _after(kept)) ** 2 * _sum(u * (2 - u), p), -1)
+    return _Shares(jnp.prod(kept, -1), _kick(problem) * noise)
 
 
 def _moments(problem: NoisyQuadratic, shares: _Shares) -> Moments:
@@ -164,7 +224,8 @@ def averaged(problem: NoisyQuadratic, weights: Numbers) -> Moments:
     """Computes the moments of the average of checkpoints, in closed form.
 
     bias = mu_0 sum_j c_j rho^j and variance = v sum_ij c_i c_j rho^|i-j| + (v_0 - v) (sum_j c_j
-    rho^j)^2, with rho = (1 - eta h)^spacing and the stationary variance v.
+    rho^j)^2, with rho = (1 - eta h)^spacing and the stationary variance v. The variance is computed
+    as a sum over intervals, in which nothing cancels at small rates.
 
     Args:
       problem: The quadratic.
@@ -184,8 +245,10 @@ def averaged(problem: NoisyQuadratic, weights: Numbers) -> Moments:
     return _averaged(problem, _checked(weights))
 
 
+@in_float64
 @jax.jit
-def _averaged(problem: NoisyQuadratic, c: Float[Array, " n"]) -> Moments:
+def _averaged(problem: NoisyQuadratic, weights: Numbers) -> Moments:
+    c = jnp.asarray(weights, float)
     return _moments(problem, _left_by_average(problem, c))
 
 
@@ -212,8 +275,10 @@ def decayed(problem: NoisyQuadratic, weights: Numbers) -> Moments:
     return _decayed(problem, _checked(weights))
 
 
+@in_float64
 @jax.jit
-def _decayed(problem: NoisyQuadratic, c: Float[Array, " n"]) -> Moments:
+def _decayed(problem: NoisyQuadratic, weights: Numbers) -> Moments:
+    c = jnp.asarray(weights, float)
     return _moments(problem, _left_by_decay(problem, _decay(c)))
 
 
@@ -230,8 +295,8 @@ def break_even(problem: NoisyQuadratic, weights: Numbers) -> Float[Array, "*b"]:
       weights: Weights c_j `(n,)` of sum 1 of the average, oldest checkpoint first.
 
     Returns:
-      The |mean| below which the average has the smaller loss; 0 if it never has, and inf if the two
-      keep the same share of x_0 and the average has less noise.
+      The |mean| below which the average has the smaller loss; inf if it always has, and 0 if the
+      two are the same, or if it never has or only from some |mean| on (eta h > 1).
 
     Raises:
       ValueError: If the weights are not a vector of sum 1.
@@ -239,12 +304,51 @@ def break_even(problem: NoisyQuadratic, weights: Numbers) -> Float[Array, "*b"]:
     return _break_even(problem, _checked(weights))
 
 
+@in_float64
 @jax.jit
-def _break_even(problem: NoisyQuadratic, c: Float[Array, " n"]) -> Float[Array, "*b"]:
-    average, decay = _left_by_average(problem, c), _left_by_decay(problem, _decay(c))
-    more, less = average.left**2 - decay.left**2, decay.noise - average.noise
-    second = jnp.where(more > 0, less / jnp.where(more > 0, more, 1.0), jnp.inf * less)
-    return jnp.sqrt(jnp.maximum(second - problem.start, 0.0))
+def _break_even(problem: NoisyQuadratic, weights: Numbers) -> Float[Array, "*b"]:
+    c = jnp.asarray(weights, float)
+    d = _decay(c)
+    more, less = _differences(problem, c, d)
+    # The average has the smaller loss where mean^2 more < less - (variance of x_0) more.
+    gain = less - problem.start * more
+    some = jnp.where(more > 0, more, 1.0)
+    always = jnp.where(gain > 0, jnp.inf, 0.0)
+    edge = jnp.where(more > 0, jnp.sqrt(jnp.maximum(gain / some, 0.0)), always)
+    # Where all d_i are 1 or 0 the average is one checkpoint, which the decay ends at.
+    return jnp.where(jnp.any((d != 0) & (d != 1)), edge, 0.0)
+
+
+def _differences(
+    problem: NoisyQuadratic, c: Float[Array, " n"], d: Float[Array, " k"]
+) -> tuple[Array, Array]:
+    """How much more of x_0^2 the average keeps, and how much less noise it has.
+
+    Both are of higher order in eta h than what they are differences of. So they are sums, over
+    intervals, of terms that have this order each.
+    """
+    h, eta, p = _floats(problem.curvature, problem.rate, problem.spacing)
+    u, ages, slow = eta * h, np.arange(c.size), eta * h < 1
+    kept, after = _kept(u * d, p), _after(_kept(u * d, p))
+    has = _to_the_end(_kept(u, p), c)
+
+    # In interval i the decay loses at least d_i times the share that constant rates lose. Before,
+    # it lost less than constant rates.
+    before = _after(kept[..., ::-1])[..., ::-1]
+    faster = p * log1p(jnp.where(slow, u * (1 - d) / jnp.where(slow, 1 - u, 1.0), 0.0))
+    ahead = _summed_after(faster[..., ::-1])[..., ::-1]
+    behind = jnp.where(slow, -before * jnp.expm1(-ahead), before - _kept(u, p) ** ages[:-1])
+    share = jnp.sum(d * (before * u * _gap(u, d, p) + _lost(u, p) * behind), -1)
+    more = share * (has[..., 0] + jnp.prod(kept, -1))
+
+    # Of the noise of interval i both have d_i at first, and lose some of it in later intervals.
+    gone = jnp.where(slow, -jnp.expm1(_summed_after(p * _log(u * d))), 1 - after)
+    age = ages - ages[1:, None]
+    fades = jnp.where(age > 0, c * _lost(u, p * ages)[..., np.maximum(age, 0)], 0.0)
+    gaps = _gap(u * (2 - u), d * (2 - u * d) / (2 - u), p)
+    apart = (jnp.sum(fades, -1) - d * gone) * (d * after + has[..., 1:])
+    less = jnp.sum((d * after) ** 2 * gaps + _sum(u * (2 - u), p) * apart, -1)
+    return more, _kick(problem) * less
 
 
 # --- many steps of a small rate -------------------------------------------------------------------
@@ -262,6 +366,10 @@ class Dense(NamedTuple):
     variance: Float[Array, "*b"]
 
 
+def _positive(time: np.ndarray) -> np.ndarray:
+    return (time > 0) & (time < np.inf)
+
+
 @in_float64
 def dense(time: ArrayLike) -> tuple[Dense, Dense]:
     """Computes the uniform average of all iterates and linear decay to 0, for small rates.
@@ -270,18 +378,20 @@ def dense(time: ArrayLike) -> tuple[Dense, Dense]:
     e^-T) / T^2 of the variance. The decay keeps e^(-T/2) and sqrt(pi / T) erf(sqrt T) / 2.
 
     Args:
-      time: T > 0, of any shape.
+      time: T > 0, finite, of any shape.
 
     Returns:
       The shares of the average, and of the decay.
 
     Raises:
-      ValueError: If a time is not positive.
+      ValueError: If a time is not positive, or infinite.
     """
-    check("time", time, lambda t: t > 0, "> 0")
+    check("time", time, _positive, "finite and > 0")
     t = jnp.asarray(time, float)
-    lost = -jnp.expm1(-t)
-    average = Dense(lost / t, 2 * (t - lost) / t**2)
+    share = -jnp.expm1(-t) / t
+    n = np.arange(TERMS)
+    short = jnp.sum(2 / factorial(n + 2) * (-jnp.minimum(t, SHORT)[..., None]) ** n, -1)
+    average = Dense(share, jnp.where(t < SHORT, short, 2 * (1 - share) / t))
     return average, Dense(jnp.exp(-t / 2), jnp.sqrt(jnp.pi / t) * erf(jnp.sqrt(t)) / 2)
 
 
@@ -294,32 +404,33 @@ def dense_break_even(time: ArrayLike) -> Float[Array, "*b"]:
     sqrt(pi) / 2 T^(3/2).
 
     Args:
-      time: T = eta h times the steps of the window, > 0, of any shape.
+      time: T = eta h times the steps of the window, > 0, finite, of any shape.
 
     Returns:
       The |mean| below which the average has the smaller loss, in stationary standard deviations.
 
     Raises:
-      ValueError: If a time is not positive.
+      ValueError: If a time is not positive, or infinite.
 
     >>> [round(float(dense_break_even(t)), 2) for t in (1e-3, 1.0, 10.0)]
     [0.45, 0.59, 3.17]
     """
-    check("time", time, lambda t: t > 0, "> 0")
-    return jnp.sqrt(_dense_break_even(jnp.asarray(time, float)))
+    check("time", time, _positive, "finite and > 0")
+    return _dense_break_even(jnp.asarray(time, float))
 
 
 @jax.jit
 def _dense_break_even(t: Float[Array, "*b"]) -> Float[Array, "*b"]:
-    """The square of `dense_break_even`; by the series of both differences where they cancel."""
+    """`dense_break_even`, by the series of both differences where they cancel."""
     n = np.arange(2, TERMS + 2)
     of_noise = 1 / (factorial(n) * (2 * n + 1)) - 2 / factorial(n + 2)
     of_bias = (2.0 ** (n + 2) - 2) / factorial(n + 2) - 1 / factorial(n)
     powers = (-jnp.minimum(t, SHORT)[..., None]) ** (n - 2)
     short = jnp.sum(of_noise * powers, -1) / jnp.sum(of_bias * powers, -1)
     average, decay = dense(jnp.maximum(t, SHORT))
-    long = (decay.variance - average.variance) / (average.bias**2 - decay.bias**2)
-    return jnp.where(t < SHORT, short, long)
+    # Squared biases of long windows are too small for floats.
+    long = jnp.sqrt((decay.variance - average.variance) / (average.bias - decay.bias))
+    return jnp.where(t < SHORT, jnp.sqrt(short), long / jnp.sqrt(average.bias + decay.bias))
 
 
 def dense_window(distance: float) -> float:
@@ -336,17 +447,18 @@ def dense_window(distance: float) -> float:
     Raises:
       ValueError: If the distance is negative or infinite.
     """
-    check("distance", distance, lambda x: (x >= 0) & (x < np.inf), "finite and >= 0")
-    if distance**2 <= LEAST:
-        return 0.0
+    check("distance", distance, _nonnegative, "finite and >= 0")
 
     def beyond(time: float) -> float:
-        return float(dense_break_even(time)) - distance
+        with jax.enable_x64(True):
+            return float(_dense_break_even(jnp.asarray(time, float))) - float(distance)
 
+    if distance <= LEAST**0.5 or beyond(0.0) >= 0:
+        return 0.0
     high = 1.0
     while beyond(high) < 0:
         high *= 2
-    root: Any = brentq(beyond, 1e-9, high)
+    root: Any = brentq(beyond, 0.0, high, xtol=1e-300, maxiter=1000)
     return float(root)
 
 
@@ -384,7 +496,7 @@ def simulate_average(key: Array, problem: NoisyQuadratic, weights: Numbers, runs
     """
     if runs < 1:
         raise ValueError(f"runs must be >= 1; got {runs}")
-    c, p = _checked(weights), int(problem.spacing)
+    c, p = jnp.asarray(_checked(weights), float), int(problem.spacing)
     # Of every step: the decay of its rate, and the weight of a checkpoint after it.
     rates = np.repeat(decay_of(np.asarray(weights, float))[1:], p)
     after = np.where(np.arange(1, rates.size + 1) % p, 0.0, np.repeat(np.asarray(c)[1:], p))

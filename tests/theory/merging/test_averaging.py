@@ -92,6 +92,11 @@ def test_at_the_break_even_neither_is_better(variance):
     close(averaging.averaged(given, UNIFORM).loss, averaging.decayed(given, UNIFORM).loss)
 
 
+@pytest.mark.parametrize("weights", [[1.0], [0.0, 1.0], [0.0, 1.0, 0.0]])
+def test_one_checkpoint_is_its_own_decay(weights):
+    assert averaging.break_even(FAR, weights) == 0
+
+
 def test_decay_always_wins_against_checkpoints_far_apart():
     """They are independent, and decay ends with less than their mean's variance; one curvature per
     entry gives one distance per entry."""
@@ -130,14 +135,26 @@ def test_windows_are_roots(distance):
     assert averaging.dense_window(averaging.LEAST**0.5) == 0
 
 
+@pytest.mark.parametrize("beyond", [1e-15, 1e-11, 1e-6])
+def test_short_windows_grow_in_proportion(beyond):
+    """T is 3.5 times the share by which the distance is beyond the least; its rounding is 2e-16."""
+    least = averaging.LEAST**0.5
+    distance = least * (1 + beyond)
+    found = averaging.dense_window(distance)
+    assert found == pytest.approx(3.5 * (distance - least) / least, rel=1e-5, abs=1e-15)
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
         ({"rate": 2.0}, r"rate \* curvature must be in \(0, 2\); got 2"),
         ({"curvature": 0.0}, "curvature must be > 0; got 0"),
-        ({"noise": -1.0}, "noise must be >= 0; got -1"),
+        ({"noise": -1.0}, "noise must be finite and >= 0; got -1"),
         ({"spacing": 1.5}, "spacing must be whole, >= 1; got 1.5"),
-        ({"variance": -1.0}, "variance must be >= 0; got -1"),
+        ({"spacing": np.inf}, "spacing must be whole, >= 1; got inf"),
+        ({"mean": np.nan}, "mean must be finite; got nan"),
+        ({"variance": np.inf}, "variance must be finite and >= 0; got inf"),
+        ({"curvature": np.float32(-1)}, "curvature must be > 0; got -1"),
     ],
 )
 def test_bad_problems(fields, says):
@@ -152,7 +169,7 @@ def test_bad_arguments():
         averaging.decayed(FAR, 1.0)
     with pytest.raises(ValueError, match="runs must be >= 1; got 0"):
         averaging.simulate_average(jax.random.key(0), FAR, UNIFORM, 0)
-    with pytest.raises(ValueError, match="time must be > 0; got 0"):
+    with pytest.raises(ValueError, match="time must be finite and > 0; got 0"):
         averaging.dense_break_even(0.0)
     with pytest.raises(ValueError, match="distance must be finite and >= 0; got inf"):
         averaging.dense_window(np.inf)
