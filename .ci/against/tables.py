@@ -64,7 +64,7 @@ _PLAIN = (
     ),
     *("megatron-bert", "nystromformer", "data2vec-text", "ernie"),
     *("vit", "deit"),
-    *("beit", "ijepa", "siglip"),
+    *("beit", "ijepa"),
     "siglip_vision_model",
 )
 _TASKS = (
@@ -102,6 +102,8 @@ def configuration(model_type: str, name: str) -> dict[str, Any]:
     if hasattr(default, "num_key_value_heads"):
         # Heads of keys that serve several queries each: others are the case of one query.
         small.setdefault("num_key_value_heads", _SMALL["num_key_value_heads"])
+    if hasattr(default, "encoder_stride"):
+        small.setdefault("encoder_stride", small["patch_size"])
     made = kind(**small)
     return made.to_dict() | {"architectures": [name], "model_type": model_type}
 

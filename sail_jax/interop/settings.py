@@ -597,7 +597,8 @@ class _Maker:
             sizes = self._absent(sizes, resolve, defaults)
         words: dict[str, str] = {}
         for name, own in self.words.items():
-            if name in called:
+            # The layers of the base decide: others may have been seen under one activation alone.
+            if name in called and (name in self.sizes or called[name] not in words):
                 words[called[name]] = _both(words.get(called[name], ""), own)
         for name in self.free:
             # Logits that are not divided by the root of the size are a sum like any other.
