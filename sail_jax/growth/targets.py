@@ -483,9 +483,6 @@ def new_sizes(
         for key, text in single:
             if new is None and path_pattern(text).fullmatch(space.name):
                 new = look(new_config, key)
-                # GPT-2 leaves `n_inner` out where it is 4 n_embd.
-                if new is None and key == "n_inner":
-                    new = 4 * new_config["n_embd"]
         if new is None or new == space.size:
             continue
         if isinstance(new, bool) or not isinstance(new, int) or new >= _MOST:

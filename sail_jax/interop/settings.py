@@ -62,6 +62,8 @@ _ENDS = {
     "type_vocab_size": "segment", "num_channels": "channel",
     "relative_attention_num_buckets": "bucket", "pooler_output_size": "pooled",
 }  # fmt: skip
+# These are states that a network hands out, which may have another size if that is asked for.
+_STATES = {"pooled"}
 _ACTIVATIONS = re.compile(r"(.*\.)?(hidden_act|hidden_activation|activation(_function)?)")
 _ANY = "gelu"
 # Real numbers that can only scale what a network computes, or that only training reads.
@@ -132,7 +134,7 @@ def table_by_probing(
         k: n
         for k, n in flat.items()
         if _is_count(n) and k not in counts and not _OTHERS.fullmatch(k)
-        if only is None or k in only
+        if only is None or k in only or k.rpartition(".")[2] in _ENDS
     }
     configs, networks = _resized(small, base, entries, probe)
     either = f"{{{','.join(prefixes)},}}" if prefixes else ""
@@ -193,6 +195,8 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
     # what the body makes of it.
     ends: dict[str, tuple[str, ...]] = {}
     for other in bare:
+        # It hands out states by a name of an entry, and no class reads them.
+        ends |= {name: () for name in _STATES if other.spaces.get(name) == "outer"}
         inner = _spaces(axes[p] for p in other.axes) - _spaces(other.axes.values())
         inner = {n for n in inner if any(t.spaces.get(n, "outer") != "outer" for t in known)}
         for name in sorted(inner):
