@@ -27,8 +27,9 @@ from transformers.models.auto import modeling_auto
 from sail_jax import architectures, growth
 from sail_jax.architectures.files import Table, read, written
 from sail_jax.basis.spaces import Spec
-from sail_jax.interop.settings import Network, table_by_probing, united
+from sail_jax.interop.settings import Network, table_by_probing
 from sail_jax.interop.transformers import outputs_of_config, probe_config
+from sail_jax.interop.united import united
 from sail_jax.tracing.multiples import Multiples
 
 FILES = Path(architectures.__file__).parent / "tables"

@@ -10,7 +10,7 @@ tensors there are makes them optional; one that changes their axes bounds what t
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations, permutations
 from typing import Any, NamedTuple
@@ -20,9 +20,10 @@ from sail_jax.architectures.table import look, put
 from sail_jax.basis.axes import Axis, Factor, blocks, format_axes
 from sail_jax.basis.spaces import Spec
 from sail_jax.interop.naming import Place, named
+from sail_jax.interop.united import ENDS, both
 from sail_jax.tracing.multiples import Multiples, changed
 
-__all__ = ["Network", "Probe", "table_by_probing", "united"]
+__all__ = ["Network", "Probe", "table_by_probing"]
 
 Config = Mapping[str, Any]
 Axes = dict[str, tuple[Axis, ...]]
@@ -56,14 +57,6 @@ _LAYERS = re.compile(
 )
 # Entries that count something else than units, tokens among them, though they are whole numbers.
 _OTHERS = re.compile(r".*(_token_id|_idx)|(.*\.)?(image_size|patch_size|torch_dtype)")
-# Sizes of inputs and outputs, and how tables call their axes.
-_ENDS = {
-    "vocab_size": "vocab", "max_position_embeddings": "position", "n_positions": "position",
-    "type_vocab_size": "segment", "num_channels": "channel",
-    "relative_attention_num_buckets": "bucket", "pooler_output_size": "pooled",
-}  # fmt: skip
-# These are states that a network hands out, which may have another size if that is asked for.
-_STATES = {"pooled"}
 _ACTIVATIONS = re.compile(r"(.*\.)?(hidden_act|hidden_activation|activation(_function)?)")
 _ANY = "gelu"
 # Real numbers that can only scale what a network computes, or that only training reads.
@@ -134,7 +127,7 @@ def table_by_probing(
         k: n
         for k, n in flat.items()
         if _is_count(n) and k not in counts and not _OTHERS.fullmatch(k)
-        if only is None or k in only or k.rpartition(".")[2] in _ENDS
+        if only is None or k in only or k.rpartition(".")[2] in ENDS
     }
     configs, networks = _resized(small, base, entries, probe)
     either = f"{{{','.join(prefixes)},}}" if prefixes else ""
@@ -168,94 +161,6 @@ def _prefixed(table: Table, prefix: str, instead: str) -> Table:
         optional=tuple(map(either, table.optional)),
         single=tuple(map(either, table.single)),
     )
-
-
-def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> Table:
-    """Unites the tables of the classes of one architecture: one body, with one of several heads.
-
-    Args:
-      table: The table of the main class.
-      heads: The tables of classes with other heads, by class, with names of spaces as in `table`.
-      bare: The tables of classes without a head, which hand out the states of the body.
-
-    Returns:
-      The table of all of them. Tensors that not all have are optional.
-    """
-    heads = {name: _ended_as(table, other) for name, other in heads.items()}
-    bare = [_ended_as(table, other) for other in bare]
-    known = (table, *heads.values(), *bare)
-    axes: dict[str, str] = {}
-    uses: dict[str, set[str]] = {}
-    for other in known:
-        axes |= {p: text for p, text in other.axes.items() if p not in axes}
-        for p, text in other.axes.items():
-            uses.setdefault(p, set()).update(text.split())
-    missing = {p for p in axes for other in known if p not in other.axes}
-    # Without a head a space is the output, which keeps its order: unless a head reads it, or reads
-    # what the body makes of it.
-    ends: dict[str, tuple[str, ...]] = {}
-    for other in bare:
-        # It hands out states by a name of an entry, and no class reads them.
-        ends |= {name: () for name in _STATES if other.spaces.get(name) == "outer"}
-        inner = _spaces(axes[p] for p in other.axes) - _spaces(other.axes.values())
-        inner = {n for n in inner if any(t.spaces.get(n, "outer") != "outer" for t in known)}
-        for name in sorted(inner):
-            read = {name}
-            for used in (uses[p] for p in other.axes):
-                read |= (used & inner) if f"{name}*" in used else set()
-            stars = {f"{x}*" for x in read}
-            ends[name] = tuple(p for p in axes if p not in other.axes and uses[p] & stars)
-    spaces: dict[str, str] = {}
-    sizes: dict[str, str] = {}
-    words: dict[str, dict[str, str]] = {}
-    for name, other in ({"": table} | dict(heads)).items():
-        for space, word in other.spaces.items():
-            # What an activation allows is stated already.
-            if any(word == own.get(space) for v in table.words.values() for own in v.values()):
-                continue
-            if not {*word.split()} <= {*spaces.setdefault(space, word).split()}:
-                words.setdefault(name, {})[space] = _both(spaces[space], word)
-    for other in known:
-        spaces = {**other.spaces, **spaces}
-        sizes = {**other.sizes, **sizes}
-    settings = dict.fromkeys(one for other in known for one in other.settings)
-    folds = {
-        gain: tuple(dict.fromkeys(p for other in known for p in other.folds.get(gain, ())))
-        for gain in table.folds
-        if all(gain in other.folds for other in heads.values() if gain in other.axes)
-    }
-    # A tied head may be all that the main class has beyond its body.
-    implied = all(
-        p in (*table.head, *table.optional, *other.axes) for other in bare for p in table.axes
-    ) and bool(table.tied)
-    optional = missing.union(*(other.optional for other in known))
-    # Some classes use a tensor of one name in different ways.
-    classes = {
-        name: own
-        for name, other in heads.items()
-        if (own := {p: text for p, text in other.axes.items() if text != axes[p]})
-    }
-    return table._replace(
-        words={**table.words, **({"class": words} if words else {})},
-        classes=classes, implied=implied, folds=folds, axes=axes, spaces=spaces, sizes=sizes,
-        settings=tuple(settings), ends=ends, optional=tuple(sorted(optional)),
-    )  # fmt: skip
-
-
-def _ended_as(table: Table, other: Table) -> Table:
-    """Another table, with names of inputs and outputs where the first has them."""
-
-    def alike(pattern: str, text: str) -> str:
-        named = table.axes.get(pattern, text)
-        ends = re.sub(rf"\b({'|'.join({*_ENDS.values()})})\b\*?", "_", named)
-        return named if text == ends else text
-
-    return other._replace(axes={p: alike(p, text) for p, text in other.axes.items()})
-
-
-def _spaces(texts: Iterable[str]) -> set[str]:
-    words = {word for text in texts for word in re.findall(r"[\w./:{}-]+", text)}
-    return words - {"_", "diag"}
 
 
 def _flat(config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -363,7 +268,7 @@ class _Maker:
             name: tuple(network.spec.space(name).size for network in networks)
             for name in self.words
         }
-        for key, name in _ENDS.items():
+        for key, name in ENDS.items():
             sizes = [self.values[k] for k in self.values if k.rpartition(".")[2] == key]
             if sizes:
                 self.words[name], self.sizes[name] = "outer", sizes[0]
@@ -387,9 +292,9 @@ class _Maker:
     def _ended(self, network: Network) -> Axes:
         """The axes of a network, those of inputs and outputs with a name where an entry has it."""
         moving = {
-            _ENDS[key.rpartition(".")[2]]: values
+            ENDS[key.rpartition(".")[2]]: values
             for key, values in self.values.items()
-            if key.rpartition(".")[2] in _ENDS and len(set(values)) > 1
+            if key.rpartition(".")[2] in ENDS and len(set(values)) > 1
         }
 
         def end(path: str, k: int) -> str:
@@ -472,7 +377,7 @@ class _Maker:
         for space in network.spec.spaces:
             name = renaming.setdefault(space.name, space.name)
             if joins:
-                self.words[name] = _both(self.words.get(name, ""), space.nonlinearity)
+                self.words[name] = both(self.words.get(name, ""), space.nonlinearity)
             self.words.setdefault(name, space.nonlinearity)
             self.once.setdefault(name, space.size)
         for path, own in axes.items():
@@ -557,7 +462,7 @@ class _Maker:
                     others = [g.role for m, other in enumerate(own) if m != k for g in other]
                     where = Place(path, pattern, layer, k, n, *at, f.role, "write" in others)
                     places.setdefault(f.space, []).append(where)
-        ends = {*_ENDS.values()} - {space.name for space in self.base.spec.spaces}
+        ends = {*ENDS.values()} - {space.name for space in self.base.spec.spaces}
         prefixes = tuple(self.layers.values())
         called = named(places, self.words, self.once, prefixes, self.names, ends)
         axes: dict[str, str] = {}
@@ -603,7 +508,7 @@ class _Maker:
         for name, own in self.words.items():
             # The layers of the base decide: others may have been seen under one activation alone.
             if name in called and (name in self.sizes or called[name] not in words):
-                words[called[name]] = _both(words.get(called[name], ""), own)
+                words[called[name]] = both(words.get(called[name], ""), own)
         for name in self.free:
             # Logits that are not divided by the root of the size are a sum like any other.
             if name in called and words[called[name]] == "dot":
@@ -720,11 +625,6 @@ def _varied(made: _Maker, small: Config, probe: Probe) -> None:
             except ValueError:
                 continue
             made.vary(key, other, value, network)
-
-
-def _both(first: str, second: str) -> str:
-    """The words of a space of which each of two statements is true."""
-    return " ".join(dict.fromkeys([*first.split(), *second.split()]))
 
 
 def _pattern(axes: tuple[Axis, ...], loose: bool) -> list[list[Factor]]:

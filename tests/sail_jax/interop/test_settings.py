@@ -166,3 +166,52 @@ def test_layers_that_differ_are_refused():
 
     with pytest.raises(ValueError, match=r"the layers of 'blocks\.\{i\}"):
         table_by_probing(CONFIG, other)
+
+
+def varied(config):
+    """A network with a bias or none, a fused matrix or two, and one of several activations."""
+    width, inner = config["width"], config["inner"]
+    shapes = {"embed": (config["vocab_size"], width), "down": (inner, width)}
+    if config["fused"]:
+        shapes["up"] = (width, inner)
+    else:
+        shapes |= {"up": (width, 2 * inner)}
+    if config["biased"]:
+        shapes["bias"] = (inner,)
+    shapes["out"] = (config["vocab_size"], width)
+    act = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "tanh": jnp.tanh}[config["hidden_act"]]
+
+    def apply(p, tokens):
+        x = p["embed"][tokens] * config["width"] ** 0.5
+        h = x @ p["up"]
+        if not config["fused"]:
+            h, gate = jnp.split(h, 2, -1)
+            h = h * jax.nn.sigmoid(gate)
+        h = act(h + p["bias"] if config["biased"] else h)
+        return (x + h @ p["down"]) @ p["out"].T
+
+    like = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    found = spec_of(apply, like, TOKENS)
+    return Network(found.spec, shapes, found.multiples)
+
+
+def test_entries_that_state_no_size_are_varied():
+    config = {
+        "width": 6, "inner": 10, "vocab_size": 11, "fused": True, "biased": False,
+        "hidden_act": "relu",
+    }  # fmt: skip
+    table = table_by_probing(config, varied, vary=True)
+    assert table.optional == ("bias",)  # a network with it has the axes of one without
+    assert table.axes["bias"] == table.axes["up"].split()[1]
+    assert table.holds == {"fused": (True,)}  # the other matrix has two parts
+    hidden = table.axes["bias"]
+    assert table.spaces[hidden] == "elementwise"
+    assert table.words == {"hidden_act": {"relu": {hidden: "relu"}}}
+    assert table.rules(config).spaces[hidden] == "relu"
+    assert table.rules(config | {"hidden_act": "an activation that is new"}).spaces[hidden] == (
+        "elementwise"
+    )
+    with pytest.raises(ValueError, match=r"'fused' is False, .* holds for True"):
+        table.rules(config | {"fused": False})
+    (scaled,) = table.scales.items()
+    assert scaled == ("embed", (table.axes["embed"].split()[1], 0.5))

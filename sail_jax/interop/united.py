@@ -1,0 +1,119 @@
+"""One table for all classes of an architecture: one body, with one of several heads."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from sail_jax.architectures.files import Table
+
+__all__ = ["ENDS", "both", "united"]
+
+ENDS = {
+    "vocab_size": "vocab", "max_position_embeddings": "position", "n_positions": "position",
+    "type_vocab_size": "segment", "num_channels": "channel",
+    "relative_attention_num_buckets": "bucket", "pooler_output_size": "pooled",
+}  # fmt: skip
+"""Entries that size inputs and outputs, and how tables call their axes."""
+
+# These are states that a network hands out, which may have another size if that is asked for.
+_STATES = {"pooled"}
+
+
+def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> Table:
+    """Unites the tables of the classes of one architecture: one body, with one of several heads.
+
+    Args:
+      table: The table of the main class.
+      heads: The tables of classes with other heads, by class, with names of spaces as in `table`.
+      bare: The tables of classes without a head, which hand out the states of the body.
+
+    Returns:
+      The table of all of them. Tensors that not all have are optional.
+    """
+    heads = {name: _ended_as(table, other) for name, other in heads.items()}
+    bare = [_ended_as(table, other) for other in bare]
+    known = (table, *heads.values(), *bare)
+    axes: dict[str, str] = {}
+    uses: dict[str, set[str]] = {}
+    for other in known:
+        axes |= {p: text for p, text in other.axes.items() if p not in axes}
+        for p, text in other.axes.items():
+            uses.setdefault(p, set()).update(text.split())
+    missing = {p for p in axes for other in known if p not in other.axes}
+    # Without a head a space is the output, which keeps its order: unless a head reads it, or reads
+    # what the body makes of it.
+    ends: dict[str, tuple[str, ...]] = {}
+    for other in bare:
+        # It hands out states by a name of an entry, and no class reads them.
+        ends |= {name: () for name in _STATES if other.spaces.get(name) == "outer"}
+        inner = _spaces(axes[p] for p in other.axes) - _spaces(other.axes.values())
+        inner = {n for n in inner if any(t.spaces.get(n, "outer") != "outer" for t in known)}
+        for name in sorted(inner):
+            read = {name}
+            for used in (uses[p] for p in other.axes):
+                read |= (used & inner) if f"{name}*" in used else set()
+            stars = {f"{x}*" for x in read}
+            ends[name] = tuple(p for p in axes if p not in other.axes and uses[p] & stars)
+    spaces: dict[str, str] = {}
+    sizes: dict[str, str] = {}
+    words: dict[str, dict[str, str]] = {}
+    for name, other in ({"": table} | dict(heads)).items():
+        for space, word in other.spaces.items():
+            # What an activation allows is stated already.
+            if any(word == own.get(space) for v in table.words.values() for own in v.values()):
+                continue
+            if not {*word.split()} <= {*spaces.setdefault(space, word).split()}:
+                words.setdefault(name, {})[space] = both(spaces[space], word)
+    for other in known:
+        spaces = {**other.spaces, **spaces}
+        sizes = {**other.sizes, **sizes}
+    settings = dict.fromkeys(one for other in known for one in other.settings)
+    folds = {
+        gain: tuple(dict.fromkeys(p for other in known for p in other.folds.get(gain, ())))
+        for gain in table.folds
+        if all(gain in other.folds for other in heads.values() if gain in other.axes)
+    }
+    # A tied head may be all that the main class has beyond its body.
+    implied = all(
+        p in (*table.head, *table.optional, *other.axes) for other in bare for p in table.axes
+    ) and bool(table.tied)
+    optional = missing.union(*(other.optional for other in known))
+    # Some classes use a tensor of one name in different ways.
+    classes = {
+        name: own
+        for name, other in heads.items()
+        if (own := {p: text for p, text in other.axes.items() if text != axes[p]})
+    }
+    return table._replace(
+        words={**table.words, **({"class": words} if words else {})},
+        classes=classes, implied=implied, folds=folds, axes=axes, spaces=spaces, sizes=sizes,
+        settings=tuple(settings), ends=ends, optional=tuple(sorted(optional)),
+    )  # fmt: skip
+
+
+def _ended_as(table: Table, other: Table) -> Table:
+    """Another table, with names of inputs and outputs where the first has them."""
+
+    def alike(pattern: str, text: str) -> str:
+        named = table.axes.get(pattern, text)
+        ends = re.sub(rf"\b({'|'.join({*ENDS.values()})})\b\*?", "_", named)
+        return named if text == ends else text
+
+    return other._replace(axes={p: alike(p, text) for p, text in other.axes.items()})
+
+
+def _spaces(texts: Iterable[str]) -> set[str]:
+    words = {word for text in texts for word in re.findall(r"[\w./:{}-]+", text)}
+    return words - {"_", "diag"}
+
+
+def both(first: str, second: str) -> str:
+    """Joins two statements on what is applied to a space.
+
+    Args:
+      first: Words of `NONLINEARITIES`.
+      second: Other such words.
+
+    Returns:
+      The words of both.
+    """
+    return " ".join(dict.fromkeys([*first.split(), *second.split()]))
