@@ -29,7 +29,7 @@ from sail_jax.architectures.forward.heads import has_vocabulary
 from sail_jax.architectures.table import Config, Rules, count, divided, look
 from sail_jax.configurations import class_of
 
-__all__ = ["Table", "model_types", "read", "written"]
+__all__ = ["Table", "model_types", "parsed", "read", "written"]
 
 
 class Table(NamedTuple):
@@ -174,12 +174,30 @@ def read(model_type: str) -> Table:
       The table.
     """
     files = resources.files("sail_jax.architectures").joinpath("tables")
-    parts = json.loads(files.joinpath(f"{model_type}.json").read_text("utf-8"))
-    for key in ("settings", "optional", "single", "head"):
-        parts[key] = tuple(tuple(x) if isinstance(x, list) else x for x in parts.get(key, ()))
-    for key in ("ends", "holds", "folds", "scales"):
-        parts[key] = {name: tuple(x) for name, x in parts.get(key, {}).items()}
-    return Table(**parts)
+    return parsed(files.joinpath(f"{model_type}.json").read_text("utf-8"))
+
+
+def parsed(text: str) -> Table:
+    """Reads a table from the text of its file, the inverse of `written`.
+
+    Args:
+      text: The text, which `written` made.
+
+    Returns:
+      The table.
+
+    Raises:
+      ValueError: If it is another text.
+    """
+    try:
+        parts = json.loads(text)
+        for key in ("settings", "optional", "single", "head"):
+            parts[key] = tuple(tuple(x) if isinstance(x, list) else x for x in parts.get(key, ()))
+        for key in ("ends", "holds", "folds", "scales"):
+            parts[key] = {name: tuple(x) for name, x in parts.get(key, {}).items()}
+        return Table(**parts)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"not the text of a table: {error}") from error
 
 
 def written(table: Table) -> str:

@@ -4,19 +4,25 @@ For architectures that no table of `sail_jax.architectures` describes. Nothing i
 code of the checkpoint is run, and no weight is read: the class is built on the meta device.
 """
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
+import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sail_jax import disk
 from sail_jax.architectures import Rules
+from sail_jax.architectures.files import parsed, written
 from sail_jax.basis.spaces import Leaf, Spec
 from sail_jax.configurations import LAYER_KEYS
 from sail_jax.interop.settings import Network, table_by_probing
@@ -33,6 +39,7 @@ __all__ = [
 ]
 
 LENGTH = 8  # of the tokens that are traced
+_LONGEST = 1 << 24  # bytes of a table
 _SMALL = 1 << 20  # parameters of a network that is built in memory
 _MOST = 64  # times as many tensors and parameters as before a network may have when it has grown
 
@@ -91,6 +98,10 @@ def rules_of_config(
 ) -> Callable[[Mapping[str, Any]], Rules]:
     """Finds the rules of an architecture, for growth: spaces, and the entries that state them.
 
+    Building a class with many configurations takes seconds. What was found is kept as a table in
+    $XDG_CACHE_HOME/sail-jax/tables (~/.cache without that variable), by a hash of the configuration
+    and of the versions that found it.
+
     Args:
       config: The configuration, as for `spec_of_config`.
       tensors: How many tensors the checkpoint has.
@@ -102,8 +113,25 @@ def rules_of_config(
       ImportError: As `spec_of_config`.
       ValueError: As `spec_of_config`.
     """
+    path = _kept(config)
+    with contextlib.suppress(OSError, ValueError, disk.StoreError):
+        # Nothing in it is run, but it decides what is computed: it must be the user's own.
+        if path.stat().st_uid == os.getuid():
+            return parsed(disk.read_bytes(path, _LONGEST).decode()).rules
+    table = table_by_probing(config, partial(probe_config, tensors=_MOST * tensors))
+    with contextlib.suppress(OSError, RuntimeError, disk.StoreError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        disk.write_atomic(path, written(table).encode())
+    return table.rules
 
-    return table_by_probing(config, partial(probe_config, tensors=_MOST * tensors)).rules
+
+def _kept(config: Mapping[str, Any]) -> Path:
+    """Where the table of a configuration is kept."""
+    packages = ("sail-jax", "transformers", "torch", "torchax", "jax")
+    about = [config, [importlib.metadata.version(name) for name in packages]]
+    name = disk.sha256(json.dumps(about, sort_keys=True, default=repr).encode())
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "sail-jax" / "tables" / f"{name}.json"
 
 
 def probe_config(config: Mapping[str, Any], tensors: int) -> Network:

@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from sail_jax import spec_of
+from sail_jax.architectures.files import Table
 from sail_jax.cli.main import main
 from sail_jax.interop import transformers
 from sail_jax.interop.torch import jax_function
@@ -102,3 +103,28 @@ def test_without_torch_one_line_names_the_extra(call, folders):
 def test_a_configuration_without_a_class_has_no_name():
     assert transformers.name_of({"architectures": [3]}) == ""
     assert transformers.name_of({}) == ""
+
+
+def test_what_was_found_is_kept(monkeypatch, tmp_path):
+    made = []
+
+    def found(config, probe):
+        made.append(config)
+        return Table({"up.weight": "hidden _"}, spaces={"hidden": "relu"})
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(transformers.importlib.metadata, "version", lambda name: "1")
+    monkeypatch.setattr(transformers, "table_by_probing", found)
+
+    def spaces(config):
+        return transformers.rules_of_config(config, 2)(config).spaces
+
+    assert spaces(CONFIG) == spaces(CONFIG) == {"hidden": "relu"}
+    assert len(made) == 1
+    (path,) = (tmp_path / "sail-jax" / "tables").iterdir()
+    for wrong in ("", "[]", "{}", '{"axes": 3, "other": 4}'):  # cut short, or of another program
+        path.write_text(wrong)
+        assert spaces(CONFIG) == {"hidden": "relu"}
+    assert len(made) == 5
+    spaces(CONFIG | {"hidden_size": 4})
+    assert len(made) == 6
