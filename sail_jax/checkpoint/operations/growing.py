@@ -30,6 +30,7 @@ from sail_jax.checkpoint.sources.growth import growth_view, measured, read_targe
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument
 from sail_jax.growth import networks
+from sail_jax.growth.named import METHODS
 from sail_jax.merging.work import Work
 
 __all__ = [
@@ -263,6 +264,8 @@ def _exactness(preserved: Verdict) -> dict[str, Any]:
 def _extras(view: View, about: Mapping[str, Any], name: str) -> dict[str, bytes | Path]:
     """The files beside the tensors of the output."""
     extras = {n: data for n, data in view.extras.items() if carried(n)}
-    extras["README.md"] = cards.growth_card(about, name, "config.json" in extras).encode()
+    prunes = METHODS[about["method"]].prunes
+    card = cards.growth_card(about, name, "config.json" in extras, prunes=prunes)
+    extras["README.md"] = card.encode()
     extras["growth.json"] = json.dumps(about, indent=2, default=str).encode() + b"\n"
     return extras

@@ -14,7 +14,6 @@ from sail_jax.checkpoint.planning.plan import Plan, Treatment
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import Recipe
 from sail_jax.checks import escaped
-from sail_jax.growth.named import METHODS
 from sail_jax.merging.merge import Merge, example, get, options_of
 from sail_jax.merging.work import Work, passes, tree_bits
 
@@ -290,7 +289,9 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
     return "\n".join(["---", *front, "---", "", *body]) + "\n"
 
 
-def growth_card(about: Mapping[str, Any], name: str, transformers: bool) -> str:
+def growth_card(
+    about: Mapping[str, Any], name: str, transformers: bool, *, prunes: bool = False
+) -> str:
     """Writes the model card (README.md) of a grown checkpoint.
 
     Args:
@@ -299,6 +300,7 @@ def growth_card(about: Mapping[str, Any], name: str, transformers: bool) -> str:
       name: The title of the card.
       transformers: Whether the checkpoint can be loaded by the library transformers, as the front
         matter then says.
+      prunes: Whether the method makes a network smaller.
 
     Returns:
       Markdown with the source, the method, what changed in the configuration, and whether a run
@@ -308,7 +310,7 @@ def growth_card(about: Mapping[str, Any], name: str, transformers: bool) -> str:
     options = "".join(f", {key} {value}" for key, value in about["options"].items())
     how = f"`{about['method']}`, seed {about['seed']}{_text(options)}"
     lost = [row for row in about["spaces"] if row["lost"]]
-    tag, origin = ("pruned", "larger") if METHODS[about["method"]].prunes else ("grown", "smaller")
+    tag, origin = ("pruned", "larger") if prunes else ("grown", "smaller")
     body = [
         f"# {_text(name)}",
         "",
