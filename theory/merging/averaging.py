@@ -39,7 +39,7 @@ LEAST = 0.2
 
 
 def _nonnegative(x: np.ndarray) -> np.ndarray:
-    return (x >= 0) & (x < np.inf)
+    return np.asarray((x >= 0) & (x < np.inf))
 
 
 def _pace(rate: Numbers, curvature: Numbers) -> Array:

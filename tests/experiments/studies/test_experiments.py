@@ -93,7 +93,8 @@ def _same_bit_for_bit(found, expected):
             np.testing.assert_array_equal(a.values.astype(str), b.values.astype(str))
 
 
-@pytest.mark.thirds
+# What is stored, and how, is of the lab and not of a study.
+@pytest.mark.thirds(slow=True)
 def test_what_is_stored_of_the_stages_gives_the_result_bit_for_bit(ran, tmp_path):
     """All that a study knows lies in its stages."""
     name, study, (dataset, stages) = ran

@@ -664,7 +664,7 @@ def trained_on(on_disk, tmp_path):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_training_goes_on_from_checkpoints(trained_on, monkeypatch):
     """Table 2's columns: they start where they should, and what is told is of the numbers.
 

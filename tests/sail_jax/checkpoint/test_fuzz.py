@@ -564,6 +564,10 @@ COMMAND_LINES = {
         ["a", "out.npz", "--to", "maxtext", "--param-scan-axis", "0", "--vocab-size", "24"],
         ["a", "out.npz", "--to", "tunix", "--dtype", "float32", "--config", "b", "--quiet"],
     ],
+    "average": [
+        ["a", "b", "--plan", "--shape", "cosine"], ["a", "b", "out", "--as", "params", "--quiet"],
+        ["a", "b", "out.npz", "--weights", "1,3", "--at", "means", "--max-memory", "1GB"],
+    ],
     "inspect": [
         ["a", "--full"], ["a", "b", "--base", "base", "--data", "x.npz"], ["a", "--draft"],
         ["g", "--spec", "spec.yaml", "--json", "record.json"], ["a", "b", "--json", "j.json"],

@@ -208,8 +208,8 @@ def test_layers_are_seen_and_replaced(name):
 @pytest.mark.parametrize(
     "name",
     [
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("t5", "llama")),
-        *(pytest.param(name, marks=pytest.mark.soak) for name in ("clip", "vit")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama",)),
+        *(pytest.param(name, marks=pytest.mark.soak) for name in ("clip", "t5", "vit")),
     ],
 )
 def test_other_networks(name, tmp_path):

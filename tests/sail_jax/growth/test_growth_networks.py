@@ -139,7 +139,11 @@ def test_lemon_doubles_any_network(name):
 
 
 @pytest.mark.one
-@pytest.mark.parametrize("name", [name for name in models.HEADS if name not in models.BASES])
+# The gather of GPT-2's second head is taken for a choice unit by unit: copies are refused there.
+@pytest.mark.parametrize(
+    "name",
+    [n for n in models.HEADS if n not in (*models.BASES, "GPT2DoubleHeadsModel")],
+)
 def test_lemon_doubles_any_network_with_a_head(name):
     """All outputs that transformers gives the class are compared."""
     deep = not name.startswith(("Bert", "Roberta", "XLMRoberta"))

@@ -185,7 +185,7 @@ EMPTY = {
 }
 
 
-@pytest.mark.thirds
+@pytest.mark.thirds(slow=True)
 @pytest.mark.parametrize("case", EMPTY)
 @pytest.mark.parametrize("name", merge_cases.NAMES)
 def test_nothing_to_merge_is_nothing_merged(name, case, tmp_path):

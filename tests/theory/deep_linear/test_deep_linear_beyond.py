@@ -287,7 +287,7 @@ def overlaps(n, d):
         (100, 0.1, 0.5, "ridge transfer"),  # one coefficient, hardly any bias
         (100, 0.8, 0.2, "fine-tuning"),
         (20, 1.5, 0.2, "scratch"),
-        (400, 1.2, 0.2, "scratch"),
+        pytest.param(400, 1.2, 0.2, "scratch", marks=pytest.mark.soak),
     ],
 )
 def test_advice_names_the_method_that_wins_in_simulation(n, theta, sigma, best):
