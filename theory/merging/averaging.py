@@ -367,7 +367,7 @@ class Dense(NamedTuple):
 
 
 def _positive(time: np.ndarray) -> np.ndarray:
-    return (time > 0) & (time < np.inf)
+    return np.asarray((time > 0) & (time < np.inf))
 
 
 @in_float64
