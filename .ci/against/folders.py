@@ -47,8 +47,8 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-# Gemma multiplies embeddings by the root of its width. OLMo 2 is off in depth alone: it normalises
-# what a layer writes, and added layers write zero but for rounding.
+# Off in depth alone: they normalise what a layer writes, and added layers write zero but for
+# rounding.
 INEXACT = {"Gemma2ForCausalLM", "Olmo2ForCausalLM"}
 
 
