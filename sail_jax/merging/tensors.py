@@ -6,12 +6,13 @@ Readers of files return such tensors, and the engine reads their entries piece b
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 __all__ = [
+    "LastBlock",
     "Like",
     "OnDemand",
     "Shape",
@@ -77,6 +78,52 @@ class Tensor(Like, Protocol):
 
 Tensors = Mapping[str, Tensor]
 """The tensors of a checkpoint by name."""
+
+
+class LastBlock:
+    """The block of a tensor that was read last, kept for the next read; threads may share it."""
+
+    def __init__(self, read: Callable[[int], np.ndarray]) -> None:
+        """Keeps nothing yet.
+
+        Args:
+          read: Reads the entries of a block, by its number.
+        """
+        self._read = read
+        self._lock = threading.Lock()
+        self._kept = (-1, np.empty(0))
+
+    @property
+    def held(self) -> int:
+        """The entries that are held now."""
+        return self._kept[1].size
+
+    def get(self, number: int) -> np.ndarray:
+        """Returns a block; it is read, and the one before it is freed, unless it is kept.
+
+        Args:
+          number: Its number, from 0.
+
+        Returns:
+          Its entries.
+        """
+        with self._lock:
+            kept, block = self._kept
+            if kept != number:
+                self._kept = (-1, np.empty(0))
+                block = self._read(number)
+                self._kept = (number, block)
+            return block
+
+    def forget(self, number: int) -> None:
+        """Frees a block, if it is the one that is kept.
+
+        Args:
+          number: Its number.
+        """
+        with self._lock:
+            if self._kept[0] == number:
+                self._kept = (-1, np.empty(0))
 
 
 class OnDemand(ABC):

@@ -5,7 +5,6 @@ TensorStore is imported by this module alone, and only when there is such a chec
 
 import contextlib
 import math
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 from sail_jax import disk
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, checked_shape
 from sail_jax.checkpoint.formats.layout import Wanted
-from sail_jax.merging.tensors import Shape, Tensor, check_read
+from sail_jax.merging.tensors import LastBlock, Shape, Tensor, check_read
 
 __all__ = ["StoredArray", "belongs", "in_one", "listed", "opened", "rewrite", "write"]
 
@@ -83,8 +82,7 @@ class StoredArray:
         # TensorStore holds what it decodes and what it decoded.
         self.needs = 2 * max(stored, min(size, self._most * block))
         self._store = store
-        self._lock = threading.Lock()
-        self._kept = (-1, np.empty(0))
+        self._last = LastBlock(lambda number: self._read(number, number + 1))
 
     @property
     def block(self) -> int:
@@ -137,28 +135,12 @@ class StoredArray:
             if inside == 0 and last > first:
                 part = self._read(first, min(last, first + self._most))
             else:
-                part = self._block(first)[inside : inside + end - at]
+                part = self._last.get(first)[inside : inside + end - at]
                 # The engine reads from the first entry to the last: a block is done at its end.
                 if at + part.size == min((first + 1) * size, total):
-                    self._forget(first)
+                    self._last.forget(first)
             out[at - start : at - start + part.size] = part
             at += part.size
-
-    def _block(self, number: int) -> np.ndarray:
-        """A block that is read in part; it is kept until another one is."""
-        with self._lock:
-            kept, block = self._kept
-            if kept != number:
-                self._kept = (-1, np.empty(0))
-                block = self._read(number, number + 1)
-                self._kept = (number, block)
-            return block
-
-    def _forget(self, number: int) -> None:
-        """Frees a block, if it is the one that is kept."""
-        with self._lock:
-            if self._kept[0] == number:
-                self._kept = (-1, np.empty(0))
 
     def _read(self, first: int, last: int) -> np.ndarray:
         """The entries of some blocks, flat."""

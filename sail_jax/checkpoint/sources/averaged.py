@@ -5,14 +5,13 @@ of a block, which is the least that every one of them can be read by.
 """
 
 import math
-import threading
 from collections.abc import Sequence
 
 import numpy as np
 
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checks import argument
-from sail_jax.merging.tensors import Shape, Tensor, check_read, held
+from sail_jax.merging.tensors import LastBlock, Shape, Tensor, check_read, held
 from sail_jax.merging.work import ENTRIES
 
 __all__ = ["Averaged", "Zeros"]
@@ -55,8 +54,7 @@ class Averaged:
         size = math.prod(self.shape)
         block = max(getattr(tensor, "block", 1) for tensor in tensors)
         self._block = min(max(1, size), block * max(1, ENTRIES // max(1, block)))
-        self._lock = threading.Lock()
-        self._kept = (-1, np.empty(0))
+        self._last = LastBlock(lambda number: self._summed(number * self._block))
 
     @property
     def needs(self) -> int:
@@ -82,23 +80,12 @@ class Averaged:
         at = start
         while at < start + out.size:
             number, inside = divmod(at, self._block)
-            part = self._of(number)[inside : inside + start + out.size - at]
+            part = self._last.get(number)[inside : inside + start + out.size - at]
             out[at - start : at - start + part.size] = part
             at += part.size
         if at == math.prod(self.shape):
             # Read to the end: nobody needs the last block after that.
-            with self._lock:
-                self._kept = (-1, np.empty(0))
-
-    def _of(self, number: int) -> np.ndarray:
-        """A block of the sum; the one read last is kept."""
-        with self._lock:
-            kept, block = self._kept
-            if kept != number:
-                self._kept = (-1, np.empty(0))
-                block = self._summed(number * self._block)
-                self._kept = (number, block)
-            return block
+            self._last.forget((at - 1) // self._block)
 
     def _summed(self, start: int) -> np.ndarray:
         """The entries of the block that begins at an index."""

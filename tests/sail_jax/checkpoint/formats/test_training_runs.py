@@ -106,7 +106,7 @@ def test_a_tensor_is_read_by_blocks(tmp_path, monkeypatch, shape):
     assert (blocks > 1) == bool(shape)
     assert sum(end - start for start, end in reads) <= 3 * blocks
     assert reads[-1] == (0, blocks)
-    assert tensor._kept[0] == -1  # nothing is held after the last entry
+    assert not tensor._last.held  # nothing is held after the last entry
 
 
 def test_chunks_far_larger_than_their_array_are_refused(tmp_path):
