@@ -128,6 +128,28 @@ def write_atomic(path: str | Path, data: bytes) -> None:
         sync(path.parent)
 
 
+def cache(kind: str) -> Path | None:
+    """Finds the folder for what commands keep for one another, and makes it if need be.
+
+    It is $XDG_CACHE_HOME/sail-jax, or ~/.cache/sail-jax without that variable. What lies in it
+    decides what is computed, or is executed, so it must be the user's own.
+
+    Args:
+      kind: The name of a folder in it.
+
+    Returns:
+      That folder; None if it cannot be written or is another user's.
+    """
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(home) / "sail-jax" / kind
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own = os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid()
+    except (OSError, RuntimeError):
+        return None
+    return folder if own else None
+
+
 def probe(path: Path) -> None:
     """Checks that a folder can be written to, by writing a small file there and removing it.
 

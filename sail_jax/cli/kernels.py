@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+from sail_jax import disk
+
 __all__ = ["compiled_for", "compiled_quickly", "quick_flags", "remember_kernels"]
 
 # XLA ends a process whose flags it does not know: only versions that were tried are given these.
@@ -37,14 +39,8 @@ def remember_kernels() -> None:
     lines = {line for line in about.splitlines() if line.startswith((b"flags", b"Features"))}
     kind = repr([jax.__version__, platform.machine(), sorted(lines)])
     name = hashlib.sha256(kind.encode()).hexdigest()[:16]
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "sail-jax" / "kernels" / name
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError):
-        return
-    # What is in the folder will be executed, so it must be the user's own.
-    if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
+    folder = disk.cache(f"kernels/{name}")
+    if folder is not None:
         jax.config.update("jax_compilation_cache_dir", str(folder))
         # By default JAX keeps only what took a second to compile: here, next to nothing.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -10,10 +10,8 @@ import importlib.metadata
 import importlib.util
 import json
 import math
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -113,25 +111,23 @@ def rules_of_config(
       ImportError: As `spec_of_config`.
       ValueError: As `spec_of_config`.
     """
-    path = _kept(config)
-    with contextlib.suppress(OSError, ValueError, disk.StoreError):
-        # Nothing in it is run, but it decides what is computed: it must be the user's own.
-        if path.stat().st_uid == os.getuid():
+    folder = disk.cache("tables")
+    path = folder and folder / f"{_mark(config)}.json"
+    if path is not None and path.is_file():
+        with contextlib.suppress(ValueError, disk.StoreError):  # cut short, or of another program
             return parsed(disk.read_bytes(path, _LONGEST).decode()).rules
     table = table_by_probing(config, partial(probe_config, tensors=_MOST * tensors))
-    with contextlib.suppress(OSError, RuntimeError, disk.StoreError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        disk.write_atomic(path, written(table).encode())
+    if path is not None:
+        with contextlib.suppress(disk.StoreError):
+            disk.write_atomic(path, written(table).encode())
     return table.rules
 
 
-def _kept(config: Mapping[str, Any]) -> Path:
-    """Where the table of a configuration is kept."""
+def _mark(config: Mapping[str, Any]) -> str:
+    """What the table of a configuration depends on, as a hash."""
     packages = ("sail-jax", "transformers", "torch", "torchax", "jax")
     about = [config, [importlib.metadata.version(name) for name in packages]]
-    name = disk.sha256(json.dumps(about, sort_keys=True, default=repr).encode())
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "sail-jax" / "tables" / f"{name}.json"
+    return disk.sha256(json.dumps(about, sort_keys=True, default=repr).encode())
 
 
 def probe_config(config: Mapping[str, Any], tensors: int) -> Network:
