@@ -20,36 +20,31 @@ from sail_jax.configurations import class_of
 __all__ = ["attention", "t5"]
 
 
-def attention(
-    names: str, *, tag: str, tower: str = "", resid: str = "resid", group: bool = False
-) -> dict[str, str]:
+def attention(names: str, *, tag: str, tower: str = "", resid: str = "resid") -> dict[str, str]:
     """Gives the rules of the query, key, value and output projections of an attention layer.
 
-    Weights are `(out, in)`, biases are optional. With `group`, each head of keys and values serves
-    a group of queries: the units of queries are numbered by (head, group, unit), row-major.
+    Weights are `(out, in)`, biases are optional.
 
     Args:
       names: The four patterns of query, key, value and output, separated by blanks.
       tag: What the names of the spaces inside the layer end with, such as ".{i}".
       tower: What these names begin with, for networks of several towers.
       resid: The space that the layer reads and writes.
-      group: Whether heads of keys and values are shared.
 
     Returns:
       Axes strings by pattern, as `pairs` takes them.
     """
-    head, group_, qk, v = (f"{tower}{x}{tag}" for x in ("head", "group", "qk", "v"))
-    query_heads = f"{head} {group_}" if group else head
+    head, qk, v = (f"{tower}{x}{tag}" for x in ("head", "qk", "v"))
     q, k, value, o = names.split()
     out = {
-        f"{q}.weight": f"({query_heads} {qk}) {resid}*",
+        f"{q}.weight": f"({head} {qk}) {resid}*",
         f"{k}.weight": f"({head} {qk}*) {resid}*",
         f"{value}.weight": f"({head} {v}) {resid}*",
-        f"{o}.weight": f"{resid} ({query_heads} {v})*",
+        f"{o}.weight": f"{resid} ({head} {v})*",
     }
     # The bias of keys has a starred factor: keys are contracted against queries, so they live in
     # the dual of the units that queries write.
-    biases = {q: f"({query_heads} {qk})", k: f"({head} {qk}*)", value: f"({head} {v})", o: resid}
+    biases = {q: f"({head} {qk})", k: f"({head} {qk}*)", value: f"({head} {v})", o: resid}
     return out | {f"?{name}.bias": axes for name, axes in biases.items()}
 
 

@@ -62,7 +62,7 @@ def named(
       The new name of each space, with {i} for the number of its layer. Spaces of two layers have
       one name then, and so have parts of one size that cannot change.
     """
-    kept = _kept(places, known)
+    kept = _kept(places, words, known)
     towers = _towers(prefixes)
     wanted: dict[str, list[str]] = {}
     for name, where in places.items():
@@ -84,7 +84,9 @@ def _tag(place: Place) -> str:
     return "".join(f".{number}" for number in re.findall(r"\{[ie]\}", place.pattern))
 
 
-def _kept(places: Mapping[str, Sequence[Place]], known: Mapping[str, str]) -> dict[str, str]:
+def _kept(
+    places: Mapping[str, Sequence[Place]], words: Mapping[str, str], known: Mapping[str, str]
+) -> dict[str, str]:
     """The names that an earlier table has in most of the same places."""
     axes = {pattern: parse_axes(_plain(text)) for pattern, text in known.items()}
     votes: Counter[tuple[str, str, str]] = Counter()
@@ -99,7 +101,7 @@ def _kept(places: Mapping[str, Sequence[Place]], known: Mapping[str, str]) -> di
     taken: set[tuple[str, str]] = set()
     for (name, old, layer), _ in votes.most_common():
         # Within a layer a name is of one space, but for parts that cannot change.
-        if name not in out and ((old, layer) not in taken or name.partition(".order")[1]):
+        if name not in out and ((old, layer) not in taken or words.get(name) == "outer"):
             out[name] = old
             taken.add((old, layer))
     return out

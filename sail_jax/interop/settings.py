@@ -305,9 +305,9 @@ class _Maker:
         out: Axes = {}
         for path, axes in network.axes.items():
             tied = any(f.tied for axis in axes for f in axis)
-            reads = any(f.role == "write" and not f.tied for axis in axes for f in axis)
-            reads |= any(f.role == "write" and f.tied for axis in axes for f in axis)
-            role = "read" if reads else "write"
+            # What writes a space is looked up by its other axis; what reads one hands it out.
+            writes = any(f.role == "write" for axis in axes for f in axis)
+            role = "read" if writes else "write"
             out[path] = tuple(
                 (Factor(name, role, tied),) if not axis and (name := end(path, k)) else axis
                 for k, axis in enumerate(axes)
