@@ -5,13 +5,14 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from sail_jax.checkpoint.engine.executor import Limits, limits, peak, summary
+from sail_jax.checkpoint.engine.executor import limits
 from sail_jax.checkpoint.formats import runs
 from sail_jax.checkpoint.formats.extras import carried
 from sail_jax.checkpoint.formats.files import CheckpointError
@@ -20,7 +21,13 @@ from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.formats.orbax_folders import numbered
 from sail_jax.checkpoint.formats.runs import Step
 from sail_jax.checkpoint.formats.table import LAYOUTS, of_output
-from sail_jax.checkpoint.operations.running import DEFAULTS, RunOptions, carried_out, opened
+from sail_jax.checkpoint.operations.running import (
+    DEFAULTS,
+    Ready,
+    RunOptions,
+    carried_out,
+    opened,
+)
 from sail_jax.checkpoint.sources.averaged import Averaged, Zeros
 from sail_jax.checks import argument
 from sail_jax.merging.selection import of_optimiser
@@ -40,7 +47,8 @@ Gets = Literal["average", "average of moments", "zero", "last", "left out"]
 """What a tensor of the output gets: the average, 0, or what the newest checkpoint has."""
 
 
-class Averaging(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Averaging(Ready):
     """An average of which everything but the values is known.
 
     Its inputs are open until the context of `averaging` is left.
@@ -53,9 +61,6 @@ class Averaging(NamedTuple):
       selection: How the tensors that are averaged were chosen, in words.
       out: Where the output goes.
       write_as: What is written.
-      works: What the executor will do.
-      limits: With how many threads, and how much memory.
-      fingerprint: What identifies this average when it is resumed.
       inputs: The open checkpoints, oldest first.
     """
 
@@ -66,31 +71,12 @@ class Averaging(NamedTuple):
     selection: str
     out: Path
     write_as: WriteAs
-    works: tuple[Work, ...]
-    limits: Limits
-    fingerprint: str
     inputs: tuple[Checkpoint, ...]
 
     @property
     def newest(self) -> Checkpoint:
         """The newest checkpoint."""
         return self.inputs[-1]
-
-    def memory(self) -> int:
-        """Computes how many bytes the process is expected to use at most.
-
-        Returns:
-          The bytes, the program included.
-        """
-        return peak(self.works, self.limits)
-
-    def summary(self) -> str:
-        """Describes memory and threads.
-
-        Returns:
-          One line.
-        """
-        return summary(self.works, self.limits)
 
     def about(self) -> str:
         """Describes the average: steps with their weights, and what tensors get.
@@ -204,8 +190,9 @@ def averaging(
         )
         bounds = limits(works, run.max_memory, run.threads)
         yield Averaging(
-            steps, c, shapes.decay_of(c), gets, str(selected), out, write_as, works, bounds, mark,
-            tuple(inputs),
+            steps=steps, weights=c, decay=shapes.decay_of(c), gets=gets, selection=str(selected),
+            out=out, write_as=write_as, works=works, limits=bounds, fingerprint=mark,
+            inputs=tuple(inputs),
         )  # fmt: skip
 
 

@@ -6,18 +6,20 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sail_jax.architectures import Rules
 from sail_jax.basis.certificate import Verdict
-from sail_jax.checkpoint.engine.executor import Limits, limits, peak, summary
+from sail_jax.checkpoint.engine.executor import limits
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
+    Ready,
     RunOptions,
     carried_out,
     check_options,
@@ -31,7 +33,6 @@ from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument
 from sail_jax.growth import networks
 from sail_jax.growth.named import METHODS
-from sail_jax.merging.work import Work
 
 __all__ = [
     "Growing",
@@ -43,7 +44,8 @@ __all__ = [
 Path_ = str | PathLike[str]
 
 
-class Growing(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Growing(Ready):
     """A growth of which everything but the values is known.
 
     Its input is open until the context of `growing` is left.
@@ -51,36 +53,14 @@ class Growing(NamedTuple):
     Attributes:
       view: The larger network as a checkpoint, computed as it is read.
       growth: The plan.
-      works: What the executor will do.
-      limits: With how many threads, and how much memory.
-      fingerprint: What identifies this growth when it is resumed.
       about: What growth.json will say.
       checkpoint: The input.
     """
 
     view: View
     growth: networks.Growth
-    works: tuple[Work, ...]
-    limits: Limits
-    fingerprint: str
     about: Mapping[str, Any]
     checkpoint: Checkpoint
-
-    def memory(self) -> int:
-        """Computes how many bytes the process is expected to use at most.
-
-        Returns:
-          The bytes, the program included.
-        """
-        return peak(self.works, self.limits)
-
-    def summary(self) -> str:
-        """Describes memory and threads.
-
-        Returns:
-          One line.
-        """
-        return summary(self.works, self.limits)
 
 
 class Grown(NamedTuple):
@@ -163,7 +143,10 @@ def growing(
         shapes = [(w.name, str(w.dtype), w.shape) for w in works]
         mark = hashlib.sha256(repr([marks, shapes]).encode()).hexdigest()
         bounds = limits(works, run.max_memory, run.threads)
-        yield Growing(view, made, works, bounds, mark, about, checkpoint)
+        yield Growing(
+            view=view, growth=made, works=works, limits=bounds, fingerprint=mark, about=about,
+            checkpoint=checkpoint,
+        )  # fmt: skip
 
 
 _OPTIONS = {"seed", "config", "rules", "scores"}

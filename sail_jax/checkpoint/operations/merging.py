@@ -3,21 +3,20 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sail_jax.checkpoint.engine.executor import (
-    Limits,
     Record,
     limits,
-    peak,
-    summary,
 )
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
+    Ready,
     RunOptions,
     carried_out,
     check_options,
@@ -41,7 +40,8 @@ __all__ = [
 Path_ = str | PathLike[str]
 
 
-class Prepared(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Prepared(Ready):
     """A merge of which everything but the values is known.
 
     Its inputs are open until the context of `prepared` is left.
@@ -49,34 +49,12 @@ class Prepared(NamedTuple):
     Attributes:
       recipe: What was asked for.
       plan: What happens to every tensor.
-      works: What the executor will do.
-      limits: With how many threads, and how much memory.
-      fingerprint: What identifies this merge when it is resumed.
       inputs: The open checkpoints.
     """
 
     recipe: Recipe
     plan: Plan
-    works: tuple[Work, ...]
-    limits: Limits
-    fingerprint: str
     inputs: tuple[Checkpoint, ...]
-
-    def memory(self) -> int:
-        """Computes how many bytes the process is expected to use at most.
-
-        Returns:
-          The bytes, the program included.
-        """
-        return peak(self.works, self.limits)
-
-    def summary(self) -> str:
-        """Describes memory and threads.
-
-        Returns:
-          One line.
-        """
-        return summary(self.works, self.limits)
 
 
 class Merged(NamedTuple):
@@ -128,7 +106,10 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
         works = tuple(treatment.work for treatment in plan.treatments)
         mark = planning.fingerprint(plan)
         bounds = limits(works, run.max_memory, run.threads)
-        yield Prepared(recipe, plan, works, bounds, mark, tuple(inputs))
+        yield Prepared(
+            recipe=recipe, plan=plan, works=works, limits=bounds, fingerprint=mark,
+            inputs=tuple(inputs),
+        )  # fmt: skip
 
 
 def visits(works: Sequence[Work]) -> dict[str, int]:

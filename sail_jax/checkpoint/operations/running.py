@@ -13,7 +13,14 @@ from sail_jax import disk
 from sail_jax.checkpoint.contents.kinds import check_model
 from sail_jax.checkpoint.contents.layers import role
 from sail_jax.checkpoint.contents.relations import following
-from sail_jax.checkpoint.engine.executor import Limits, Progress, Record, execute
+from sail_jax.checkpoint.engine.executor import (
+    Limits,
+    Progress,
+    Record,
+    execute,
+    peak,
+    summary,
+)
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError, reading
 from sail_jax.checkpoint.formats.open import Checkpoint, changed, open_values
@@ -23,7 +30,15 @@ from sail_jax.merging.selection import check_weights
 from sail_jax.merging.work import Work
 from sail_jax.trees import some_paths
 
-__all__ = ["DEFAULTS", "RunOptions", "carried_out", "check_options", "opened", "unselected"]
+__all__ = [
+    "DEFAULTS",
+    "Ready",
+    "RunOptions",
+    "carried_out",
+    "check_options",
+    "opened",
+    "unselected",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +88,37 @@ class RunOptions:
 
 
 DEFAULTS = RunOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """An operation of which everything but the values is known.
+
+    Attributes:
+      works: What the executor will do.
+      limits: With how many threads, and how much memory.
+      fingerprint: What identifies this operation when it is resumed.
+    """
+
+    works: tuple[Work, ...]
+    limits: Limits
+    fingerprint: str
+
+    def memory(self) -> int:
+        """Computes how many bytes the process is expected to use at most.
+
+        Returns:
+          The bytes, the program included.
+        """
+        return peak(self.works, self.limits)
+
+    def summary(self) -> str:
+        """Describes memory and threads.
+
+        Returns:
+          One line.
+        """
+        return summary(self.works, self.limits)
 
 
 def check_options(options: Mapping[str, object]) -> None:
