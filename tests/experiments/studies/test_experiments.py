@@ -94,7 +94,7 @@ def _same_bit_for_bit(found, expected):
 
 
 # What is stored, and how, is of the lab and not of a study.
-@pytest.mark.thirds(slow=True)
+@pytest.mark.one(slow=True)
 def test_what_is_stored_of_the_stages_gives_the_result_bit_for_bit(ran, tmp_path):
     """All that a study knows lies in its stages."""
     name, study, (dataset, stages) = ran
