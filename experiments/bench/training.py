@@ -18,10 +18,10 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from experiments.bench.grid import median_time
+from experiments.measures.flops import flops
 from experiments.models import presets
 from experiments.models.next_token import token_losses
 from experiments.training import Optimizer, Schedule, Training, init, make_step, sharding, train
-from experiments.training.flops import flops
 from sail_jax.cli.options import Parser, UsageError, natural
 
 # Dense bfloat16 operations per second, without sparsity, by the vendors' data sheets.

@@ -111,7 +111,8 @@ def studies() -> Mapping[str, Study]:
       ValueError: If the docstring of a study does not contain a question.
     """
     by_name = {}
-    for file in sorted(FOLDER.glob("*/__init__.py")):
+    for config in sorted(FOLDER.glob("*/config.py")):
+        file = config.with_name("__init__.py")
         text = ast.get_docstring(ast.parse(file.read_text()))
         question, mark, _ = (text or "").partition("?")
         if not mark:

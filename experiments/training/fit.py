@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray, PyTree
 
 from experiments.lab import progress
-from experiments.training.flops import flops
+from experiments.measures.flops import flops
 from experiments.training.loop import Trained, train
 from experiments.training.step import Loss, State, Step, Training, init, make_step
 

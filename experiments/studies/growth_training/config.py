@@ -10,7 +10,8 @@ from annotated_types import Ge
 from experiments.data import image_tasks, text
 from experiments.data.registry import ImagePool
 from experiments.lab.config import Different, Natural, Positive, Seed, config, varied
-from experiments.studies.growth_training import tasks, ways
+from experiments.studies.shared import growth_tasks as tasks
+from experiments.studies.shared import growth_ways as ways
 from experiments.training.groups import LearnedMaps
 from sail_jax.checks import nearest
 

@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from experiments.lab.findings import Finding, judged, mean_and_error, stated
-from experiments.studies.growth_training import ways
+from experiments.studies.shared import growth_ways as ways
 
 # By method: its paper, and the compute or steps that it prints as saved.
 PRINTED = {

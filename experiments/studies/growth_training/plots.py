@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.lab.findings import mean_and_error
-from experiments.studies.growth_training.ways import LEARNED, SCRATCH
+from experiments.studies.shared.growth_ways import LEARNED, SCRATCH
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:

@@ -17,10 +17,11 @@ from jaxtyping import PyTree
 from experiments.data.files import refused
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
+from experiments.measures.savings import savings
 from experiments.models import presets
-from experiments.studies.growth_training import tasks, ways
 from experiments.studies.growth_training.config import Config
-from experiments.training.savings import savings
+from experiments.studies.shared import growth_tasks as tasks
+from experiments.studies.shared import growth_ways as ways
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -37,7 +38,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
     Returns:
       Over way ("scratch" first, then the methods) and seed: the held-out `loss` by step,
-      `step0_excess`, and the steps and compute saved (see `experiments.training.savings`). Also
+      `step0_excess`, and the steps and compute saved (see `experiments.measures.savings`). Also
       `source_loss` of the small networks, whether growth is `exact` and Adam's state `moved`, and
       `flops` of one training step of each network.
 

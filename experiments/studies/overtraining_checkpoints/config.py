@@ -7,8 +7,8 @@ from annotated_types import Ge
 
 from experiments.data.registry import TextData
 from experiments.lab.config import Count, Different, Natural, Positive, Rising, Seed, config, varied
-from experiments.studies.overtraining_language.config import Memory, Model
-from experiments.studies.overtraining_language.training import Shard
+from experiments.studies.shared.language_config import Memory, Model
+from experiments.studies.shared.language_training import Shard
 from experiments.training.groups import Epochs
 from experiments.training.step import Compute
 

@@ -18,8 +18,8 @@ from experiments.data.registry import OFFLINE_TEXT
 from experiments.models.presets import describe
 from experiments.models.pretrained import module_of, read_config
 from experiments.studies.overtraining_checkpoints.config import QUESTIONS, Config
-from experiments.studies.overtraining_language import tasks
-from experiments.studies.overtraining_language.tasks import Batch
+from experiments.studies.shared import language_tasks as tasks
+from experiments.studies.shared.language_tasks import Batch
 
 UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}  # of tokens, in the names of folders
 

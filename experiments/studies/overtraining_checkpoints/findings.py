@@ -4,7 +4,7 @@ import numpy as np
 import xarray as xr
 
 from experiments.lab.findings import Finding, corrected, judged, mean_and_error, stated
-from experiments.studies.overtraining_language.findings import (
+from experiments.studies.shared.language_rates import (
     at_best,
     at_chosen,
     best_rate,

@@ -16,14 +16,15 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from experiments.data import stream
+from experiments.measures import choice_scores
 from experiments.models.gpt import GPT
 from experiments.models.pretrained import load_pretrained, read_config
 from experiments.studies.overtraining_checkpoints.adapters import LoRA
 from experiments.studies.overtraining_checkpoints.config import Config
 from experiments.studies.overtraining_checkpoints.data import Data, Task, seeded
-from experiments.studies.overtraining_language import training
-from experiments.studies.overtraining_language.tasks import Batch
-from experiments.training import Optimizer, Schedule, Training, choice_scores
+from experiments.studies.shared import language_training as training
+from experiments.studies.shared.language_tasks import Batch
+from experiments.training import Optimizer, Schedule, Training
 from sail_jax.trees import path_str
 
 

@@ -9,7 +9,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from experiments.lab.findings import mean_and_error
 from experiments.studies.overtraining_checkpoints.findings import forgotten, increase, named
-from experiments.studies.overtraining_language.findings import at_best, best_rate
+from experiments.studies.shared.language_rates import at_best, best_rate
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:

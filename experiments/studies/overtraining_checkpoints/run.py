@@ -20,7 +20,8 @@ from experiments.models import presets
 from experiments.models.pretrained import read_config
 from experiments.studies.overtraining_checkpoints import data, measure, series
 from experiments.studies.overtraining_checkpoints.config import Config
-from experiments.studies.overtraining_language import tasks, training
+from experiments.studies.shared import language_tasks as tasks
+from experiments.studies.shared import language_training as training
 
 # Measurements of `measure.fine_tune` that do not need benchmarks.
 FOUND = ("base", "validation", "test", "distance")

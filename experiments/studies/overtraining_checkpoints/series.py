@@ -17,7 +17,8 @@ from jaxtyping import Array, PyTree
 from experiments.models.pretrained import export, load_pretrained
 from experiments.studies.overtraining_checkpoints.config import Config
 from experiments.studies.overtraining_checkpoints.data import seeded
-from experiments.studies.overtraining_language import tasks, training
+from experiments.studies.shared import language_tasks as tasks
+from experiments.studies.shared import language_training as training
 from experiments.training import Optimizer, Schedule, Training
 from experiments.training.fit import Fit
 from sail_jax.checkpoint import save_checkpoint

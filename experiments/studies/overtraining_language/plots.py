@@ -10,14 +10,14 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator
 
 from experiments.lab.findings import mean_and_error
-from experiments.studies.overtraining_language.findings import (
+from experiments.studies.overtraining_language.findings import perturbed
+from experiments.studies.shared.language_rates import (
     at_best,
     best_rate,
     count,
     keeping_loss,
     kept_rates,
     log2,
-    perturbed,
     tuned,
 )
 from sail_jax.drawing import style

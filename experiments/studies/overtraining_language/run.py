@@ -15,8 +15,10 @@ from experiments.data.files import refused
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.models import presets
-from experiments.studies.overtraining_language import stages, tasks, training
+from experiments.studies.overtraining_language import stages
 from experiments.studies.overtraining_language.config import Config
+from experiments.studies.shared import language_tasks as tasks
+from experiments.studies.shared import language_training as training
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:

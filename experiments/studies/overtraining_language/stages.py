@@ -15,10 +15,11 @@ import numpy as np
 from jaxtyping import PyTree
 
 from experiments.data import stream
-from experiments.studies.overtraining_language import tasks, training
 from experiments.studies.overtraining_language.config import Config
 from experiments.studies.overtraining_linear.config import Config as LinearConfig
 from experiments.studies.overtraining_linear.run import closed_forms
+from experiments.studies.shared import language_tasks as tasks
+from experiments.studies.shared import language_training as training
 from experiments.training import Optimizer, Schedule, Training, mup, sharding
 from sail_jax import probe
 

@@ -18,7 +18,7 @@ from experiments.lab.config import (
     varied,
 )
 from experiments.models.gpt import GPT
-from experiments.training.gamma_sweep import Line, Start
+from experiments.studies.shared.gamma_sweep import Line, Start
 
 
 def _from_zero(shares: tuple[float, ...]) -> tuple[float, ...]:

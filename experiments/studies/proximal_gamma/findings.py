@@ -4,9 +4,7 @@ import xarray as xr
 
 from experiments.lab.findings import Finding, judged, stated
 from experiments.studies.proximal_gamma.training import LABELS
-from experiments.training import gamma_sweep as line
-
-PUBLISHED = -0.1244  # gamma* of Sec. 4.4
+from experiments.studies.shared import gamma_sweep as line
 
 
 def summary(dataset: xr.Dataset) -> str:
@@ -56,8 +54,8 @@ def summary(dataset: xr.Dataset) -> str:
         f"{by_overlap}. The formula that Sec. 4.4 prints is the weight of theta_2: with MMD of "
         "block means it is "
         f"{stated(1 - means)} here, and eq. 11, the weight of theta_1, {stated(means)}; "
-        f"the published {PUBLISHED} is on the side of the latter, and the printed formula would "
-        f"have given {1 - PUBLISHED:+.4f}."
+        f"the published {line.PUBLISHED} is on the side of the latter, and the printed formula "
+        f"would have given {1 - line.PUBLISHED:+.4f}."
     )
 
 
@@ -82,14 +80,14 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
         judged(
             "SAIL, Sec. 4.4",
             "the best gamma lies outside [0, 1], below 0",
-            f"gamma* = {PUBLISHED} (GPT-2's tokens)",
+            f"gamma* = {line.PUBLISHED} (GPT-2's tokens)",
             f"{stated(at['best'])} after {told} steps ({rank})",
             -at["best"].values,
         ),
         judged(
             "SAIL, Sec. 4.4 and eq. 11",
             "eq. 11 on the MMD of block means gives a gamma below 0",
-            f"{PUBLISHED}",
+            f"{line.PUBLISHED}",
             stated(means),
             -means.values,
         ),

@@ -1,6 +1,6 @@
 """The figures of `proximal_gamma` (SAIL, Fig. 2).
 
-`experiments.training.gamma_plots` has what they share with `proximal_spirals`.
+`experiments.studies.shared.gamma_plots` has what they share with `proximal_spirals`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,9 +11,8 @@ from matplotlib.lines import Line2D
 
 from experiments.lab.bands import band
 from experiments.lab.findings import mean_and_error
-from experiments.studies.proximal_gamma.findings import PUBLISHED
 from experiments.studies.proximal_gamma.training import DISTANCES, LABELS
-from experiments.training.gamma_plots import (
+from experiments.studies.shared.gamma_plots import (
     BELOW,
     GAMMA,
     look,
@@ -23,6 +22,7 @@ from experiments.training.gamma_plots import (
     predicted_handles,
     weights,
 )
+from experiments.studies.shared.gamma_sweep import PUBLISHED
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from experiments.lab.store import direct
 from experiments.studies.proximal_gamma import training
 from experiments.studies.proximal_gamma.config import Config
 from experiments.studies.proximal_gamma.training import DISTANCES, LABELS
-from experiments.training import gamma_sweep as line
-from experiments.training.gamma_sweep import STARTS, Start
+from experiments.studies.shared import gamma_sweep as line
+from experiments.studies.shared.gamma_sweep import STARTS, Start
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:

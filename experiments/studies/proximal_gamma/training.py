@@ -20,7 +20,7 @@ from experiments.data.tokens import Ids
 from experiments.lab.config import varied
 from experiments.models.next_token import token_losses
 from experiments.studies.proximal_gamma.config import Config
-from experiments.training import gamma_sweep as line
+from experiments.studies.shared import gamma_sweep as line
 from experiments.training.descent import descend
 from sail_jax import distances
 from sail_jax.distances import Distance

@@ -17,7 +17,7 @@ from experiments.lab.config import (
     config,
     varied,
 )
-from experiments.training.gamma_sweep import Line, Start
+from experiments.studies.shared.gamma_sweep import Line, Start
 
 
 @config

@@ -5,7 +5,7 @@ import xarray as xr
 
 from experiments.lab.findings import Finding, judged, stated
 from experiments.studies.proximal_spirals.training import LABELS
-from experiments.training import gamma_sweep as line
+from experiments.studies.shared import gamma_sweep as line
 
 PREDICTED = "mmd"  # SAIL's distance, in its eq. 11
 SOURCES = {

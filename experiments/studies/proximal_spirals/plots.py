@@ -1,6 +1,6 @@
 """The figures of `proximal_spirals` (SAIL, Figs. 8 and 9).
 
-`experiments.training.gamma_plots` has what they share with `proximal_gamma`.
+`experiments.studies.shared.gamma_plots` has what they share with `proximal_gamma`.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from experiments.lab.bands import band
 from experiments.studies.proximal_spirals.findings import SOURCES
 from experiments.studies.proximal_spirals.training import LABELS
-from experiments.training.gamma_plots import (
+from experiments.studies.shared.gamma_plots import (
     BELOW,
     GAMMA,
     look,

@@ -17,8 +17,8 @@ from experiments.lab.store import direct
 from experiments.studies.proximal_spirals import training
 from experiments.studies.proximal_spirals.config import Config
 from experiments.studies.proximal_spirals.training import DISTANCES, LABELS
-from experiments.training import gamma_sweep as line
-from experiments.training.gamma_sweep import STARTS, Start
+from experiments.studies.shared import gamma_sweep as line
+from experiments.studies.shared.gamma_sweep import STARTS, Start
 
 MEASURED = ("loss", "accuracy", "gradient")
 

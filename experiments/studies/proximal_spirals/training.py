@@ -17,7 +17,7 @@ from experiments.data import spirals
 from experiments.data.spirals import Points, Sources
 from experiments.models.mlp import MLP
 from experiments.studies.proximal_spirals.config import Config
-from experiments.training import gamma_sweep as line
+from experiments.studies.shared import gamma_sweep as line
 from experiments.training.descent import descend
 from sail_jax import distances, proximal
 from sail_jax.distances import Distance

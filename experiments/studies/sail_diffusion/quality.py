@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from experiments.measures import frechet
 from experiments.models.resnet import ResNet
 from experiments.studies.sail_diffusion.functions import Functions, called, finite, shaped
 from experiments.studies.sail_diffusion.networks import captured
-from experiments.training import frechet
 
 SPATIAL = 7  # channels whose values at every place make sFID's features (Nash et al. 2021)
 NEIGHBOURS = 3  # whose distance is the radius around a point (Kynkäänniemi et al. 2019)

@@ -14,12 +14,12 @@ from experiments.data.files import refused
 from experiments.data.latents import Latents
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
+from experiments.measures.savings import savings
 from experiments.studies.sail_diffusion import data, quality
 from experiments.studies.sail_diffusion.config import Config
 from experiments.studies.sail_diffusion.networks import WAYS
 from experiments.studies.sail_diffusion.training import TERMS, Laboratory
 from experiments.training import sharding
-from experiments.training.savings import savings
 
 SHOWN = 40  # samples that the dataset keeps of each way, of the first seed
 

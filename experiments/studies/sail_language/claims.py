@@ -10,9 +10,9 @@ import numpy as np
 
 from experiments.data.benchmarks import BENCHMARKS
 from experiments.lab.findings import Finding, judged, stated
-from experiments.studies.proximal_gamma.findings import PUBLISHED
 from experiments.studies.sail_language.config import RETRAINED, SCRATCH
-from experiments.training import gamma_sweep as line
+from experiments.studies.shared import gamma_sweep as line
+from experiments.studies.shared.gamma_sweep import PUBLISHED
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -21,7 +21,7 @@ from experiments.lab.config import (
     varied,
 )
 from experiments.models import presets
-from experiments.training.gamma_sweep import Start
+from experiments.studies.shared.gamma_sweep import Start
 from experiments.training.groups import Budget, Descent, LearnedMaps
 from experiments.training.sharding import Shard
 from experiments.training.step import Compute

@@ -9,10 +9,10 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from experiments.data.tokens import Batch
+from experiments.measures.flops import flops
 from experiments.studies.sail_language import parts
 from experiments.studies.sail_language.config import RETRAINED, Config
 from experiments.training import init
-from experiments.training.flops import flops
 from experiments.training.step import State
 
 

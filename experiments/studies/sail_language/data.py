@@ -15,9 +15,9 @@ from experiments.data import benchmarks, choices, gpt2_tokens, text, tokens
 from experiments.data.choices import Packed
 from experiments.data.registry import OFFLINE_TEXT
 from experiments.data.tokens import Batch, Ids
+from experiments.measures import choice_scores
 from experiments.studies.sail_language.config import Config
-from experiments.training import choice_scores
-from experiments.training import gamma_sweep as line
+from experiments.studies.shared import gamma_sweep as line
 from sail_jax import distances
 
 # Percentiles of mean token values between D_1, D_2 and D_t (SAIL, App. H.1).

@@ -16,7 +16,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from experiments.data.tokens import Batch
 from experiments.models.next_token import token_losses
 from experiments.models.presets import describe
-from experiments.studies.growth_training.ways import LAYERS_OF, stacked
+from experiments.studies.shared.growth_ways import LAYERS_OF, stacked
 from sail_jax import growth
 from sail_jax.growth import learned
 

@@ -16,10 +16,9 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from experiments.data.choices import Packed
 from experiments.data.tokens import Batch
+from experiments.measures import choice_scores
 from experiments.models import presets
 from experiments.models.next_token import token_losses
-from experiments.studies.growth_training import tasks as growth_tasks
-from experiments.studies.growth_training import ways as growth_ways
 from experiments.studies.sail_language import data
 from experiments.studies.sail_language.config import (
     MADE_OF,
@@ -28,9 +27,9 @@ from experiments.studies.sail_language.config import (
     Config,
 )
 from experiments.studies.sail_language.data import Corpus
+from experiments.studies.shared import growth_tasks, growth_ways
 from experiments.training import (
     Training,
-    choice_scores,
     sharding,
     stateless,
 )

@@ -7,10 +7,10 @@ import numpy as np
 from experiments.data.benchmarks import BENCHMARKS
 from experiments.lab.bands import band
 from experiments.lab.findings import mean_and_error
-from experiments.studies.proximal_gamma.findings import PUBLISHED
 from experiments.studies.sail_language import merges
 from experiments.studies.sail_language.claims import COLUMNS, TABLE_2, perplexity
 from experiments.studies.sail_language.config import RETRAINED, SCRATCH, WAYS
+from experiments.studies.shared.gamma_sweep import PUBLISHED
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from experiments.data.files import refused
 from experiments.data.registry import OFFLINE_TEXT
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
+from experiments.measures.savings import savings
 from experiments.studies.sail_language import checkpoints, costs, data, parts, retraining
 from experiments.studies.sail_language.config import MADE_OF, RETRAINED, Config
-from experiments.training.savings import savings
 from experiments.training.sharding import layout
 
 

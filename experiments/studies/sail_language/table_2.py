@@ -20,13 +20,13 @@ from experiments.data.choices import Packed
 from experiments.data.files import refused
 from experiments.data.tokens import Batch, Ids
 from experiments.lab.progress import Stage
+from experiments.measures import choice_scores
+from experiments.measures.savings import savings
 from experiments.models.presets import describe
 from experiments.models.pretrained import Pretrained, load_pretrained
 from experiments.studies.sail_language import costs, ligo, parts, retraining
 from experiments.studies.sail_language.config import RETRAINED, SCRATCH, Config
-from experiments.training import choice_scores
 from experiments.training.sail_start import merged
-from experiments.training.savings import savings
 from experiments.training.sharding import layout
 
 

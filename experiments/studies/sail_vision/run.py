@@ -13,12 +13,12 @@ from jaxtyping import PyTree
 from experiments.data.files import refused
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
+from experiments.measures.savings import savings
 from experiments.studies.sail_vision import starts
 from experiments.studies.sail_vision.config import LIGO, SCRATCH, Config, Paradigm
 from experiments.studies.sail_vision.data import Data, load, weights
 from experiments.studies.sail_vision.training import MEASURES, Learner
 from experiments.training import sharding
-from experiments.training.savings import savings
 
 Sources = dict[str, list[list[PyTree]]]  # [seed][source], by paradigm
 

@@ -10,7 +10,7 @@ import xarray as xr
 from experiments.data.files import refused
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
-from experiments.studies.growth_training import tasks
+from experiments.studies.shared import growth_tasks as tasks
 from experiments.studies.trajectory_averaging import prediction
 from experiments.studies.trajectory_averaging.config import Config, Task
 from experiments.studies.trajectory_averaging.training import Halves, measure

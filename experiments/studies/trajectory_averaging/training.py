@@ -12,7 +12,7 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from experiments.models import presets
-from experiments.studies.growth_training import tasks
+from experiments.studies.shared import growth_tasks as tasks
 from experiments.studies.trajectory_averaging.config import Config, Task
 from experiments.training.descent import descend
 from sail_jax.trajectory import decay_of, weights

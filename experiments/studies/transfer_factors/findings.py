@@ -4,7 +4,7 @@ import numpy as np
 import xarray as xr
 
 from experiments.lab.findings import Finding, judged, stated
-from experiments.studies.transfer_phase.regions import ROUNDING, judged_regions
+from experiments.studies.shared.transfer_regions import ROUNDING, judged_regions
 
 NAMES = {"linear": "linear transfer", "fine_tune": "fine-tuning"}
 

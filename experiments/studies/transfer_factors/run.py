@@ -11,8 +11,8 @@ import numpy as np
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.lab.sweep import over_devices, sweep
+from experiments.studies.shared import transfer_regions as regions
 from experiments.studies.transfer_factors.config import Config
-from experiments.studies.transfer_phase import regions
 from theory import deep_linear as dl
 from theory.deep_linear import covariance, training_time
 

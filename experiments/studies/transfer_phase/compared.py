@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from experiments.studies.transfer_phase.regions import FAR
+from experiments.studies.shared.transfer_regions import FAR
 
 if TYPE_CHECKING:
     import xarray as xr

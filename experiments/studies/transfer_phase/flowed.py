@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
-from experiments.studies.transfer_phase import regions
+from experiments.studies.shared import transfer_regions as regions
 from experiments.studies.transfer_phase.config import Config
 from theory import deep_linear as dl
 from theory import problems

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.lab.findings import mean_and_error
-from experiments.studies.transfer_phase import regions
+from experiments.studies.shared import transfer_regions as regions
 from experiments.studies.transfer_phase.compared import gains, parts
 from sail_jax.drawing import style
 

@@ -10,7 +10,7 @@ import numpy as np
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.lab.sweep import over_devices, sweep
-from experiments.studies.transfer_phase import regions
+from experiments.studies.shared import transfer_regions as regions
 from experiments.studies.transfer_phase.config import Config
 from experiments.studies.transfer_phase.flowed import flowed
 from experiments.studies.transfer_phase.trained import trained

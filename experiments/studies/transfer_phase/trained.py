@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from experiments.lab.progress import Stage
 from experiments.lab.sweep import over_devices, sweep
-from experiments.studies.transfer_phase import regions
+from experiments.studies.shared import transfer_regions as regions
 from experiments.studies.transfer_phase.compared import KINDS
 from experiments.studies.transfer_phase.config import Config
 from theory import deep_linear as dl

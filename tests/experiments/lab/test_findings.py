@@ -15,7 +15,7 @@ from experiments.lab.findings import (
     stated,
     told,
 )
-from experiments.training.savings import savings
+from experiments.measures.savings import savings
 
 
 def test_mean_and_error_leave_out_what_is_undefined():

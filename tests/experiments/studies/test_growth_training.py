@@ -11,9 +11,11 @@ from tiny_runs import tiny_run
 from experiments.data import text
 from experiments.lab import registry
 from experiments.lab.config import varied
+from experiments.measures.savings import first_below
 from experiments.models import presets
-from experiments.studies.growth_training import run, tasks, ways
-from experiments.training.savings import first_below
+from experiments.studies.growth_training import run
+from experiments.studies.shared import growth_tasks as tasks
+from experiments.studies.shared import growth_ways as ways
 
 gt = registry.load("growth_training")
 

@@ -20,7 +20,9 @@ from experiments.lab import registry
 from experiments.lab.config import varied
 from experiments.models import presets
 from experiments.studies.overtraining_language import findings as of
-from experiments.studies.overtraining_language import stages, tasks, training
+from experiments.studies.overtraining_language import stages
+from experiments.studies.shared import language_tasks as tasks
+from experiments.studies.shared import language_training as training
 from experiments.training import Optimizer, Schedule, Training
 
 ol = registry.load("overtraining_language")
@@ -171,7 +173,7 @@ import sys
 sys.path[:0] = sys.argv[1].split(":")
 import jax, numpy as np
 import test_overtraining_language as t
-from experiments.studies.overtraining_language import training
+from experiments.studies.shared import language_training as training
 from experiments.training import Optimizer, Schedule, Training
 assert jax.device_count() == 2
 how = Training(Optimizer(Schedule(0.01, 4, 1), members=(0.2, 1.0, 0.5)))

@@ -19,7 +19,7 @@ from experiments.lab.config import varied
 from experiments.models.mlp import MLP
 from experiments.studies.proximal_gamma import training as gpt
 from experiments.studies.proximal_spirals import training as mlp
-from experiments.training import gamma_sweep as line
+from experiments.studies.shared import gamma_sweep as line
 from sail_jax import proximal
 from sail_jax.distances import Distance
 

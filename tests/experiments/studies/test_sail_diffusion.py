@@ -19,6 +19,7 @@ from experiments.data.files import DataError
 from experiments.lab import registry, store
 from experiments.lab.config import varied
 from experiments.lab.findings import told
+from experiments.measures import frechet
 from experiments.models import presets
 from experiments.studies.sail_diffusion import data, findings, networks, quality
 from experiments.studies.sail_diffusion import run as study
@@ -35,7 +36,7 @@ from experiments.studies.sail_diffusion.networks import (
 )
 from experiments.studies.sail_diffusion.sampling import Sampler, integrate, interpolate, sample
 from experiments.studies.sail_diffusion.training import Laboratory, unoptimised
-from experiments.training import frechet, sharding
+from experiments.training import sharding
 from sail_jax.cli import main as cli
 from sail_jax.trees import leaf_paths
 

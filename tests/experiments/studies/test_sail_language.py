@@ -21,12 +21,13 @@ from experiments.data import benchmarks, choices, gpt2_tokens, text, tokens
 from experiments.data.files import DataError
 from experiments.lab import registry, store
 from experiments.lab.config import varied
+from experiments.measures import choice_scores
 from experiments.models import presets
 from experiments.studies.sail_language import claims as told
 from experiments.studies.sail_language import costs, data, ligo, parts, table_2
 from experiments.studies.sail_language import run as study
 from experiments.studies.sail_language.config import SOURCES, WAYS
-from experiments.training import choice_scores, sharding
+from experiments.training import sharding
 from experiments.training.sail_start import merged
 from sail_jax.checkpoint import save_checkpoint
 from sail_jax.drawing import style

@@ -9,7 +9,7 @@ import xarray as xr
 
 from experiments.lab import registry
 from experiments.studies.merge_prediction.probes import PREDICTORS
-from experiments.studies.transfer_phase import regions
+from experiments.studies.shared import transfer_regions as regions
 
 COUNT = 8  # seeds, draws, teachers or base models
 

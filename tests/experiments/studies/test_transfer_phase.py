@@ -13,7 +13,8 @@ from tiny_runs import tiny_run
 
 from experiments.lab import registry, store
 from experiments.lab.config import varied
-from experiments.studies.transfer_phase import findings, plots, regions
+from experiments.studies.shared import transfer_regions as regions
+from experiments.studies.transfer_phase import findings, plots
 from experiments.studies.transfer_phase import run as phase
 from experiments.studies.transfer_phase.config import PRESETS
 from experiments.studies.transfer_phase.flowed import flowed

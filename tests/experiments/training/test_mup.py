@@ -11,8 +11,9 @@ from experiments.lab import registry
 from experiments.lab.config import varied
 from experiments.models import presets
 from experiments.models.next_token import token_losses
-from experiments.studies.overtraining_language import stages, training
-from experiments.studies.overtraining_language.config import Model
+from experiments.studies.overtraining_language import stages
+from experiments.studies.shared import language_training as training
+from experiments.studies.shared.language_config import Model
 from experiments.training import Optimizer, Schedule, mup
 from sail_jax import architectures
 

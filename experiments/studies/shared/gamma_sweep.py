@@ -28,6 +28,7 @@ PAIRS = ("1-target", "2-target", "1-2")  # of the sources 1 and 2 and the target
 # Standard errors beyond which a difference counts.
 DECIDED = 2.0
 SHARP = 0.1  # standard error of a best gamma that others can be held against
+PUBLISHED = -0.1244  # gamma* of SAIL, Sec. 4.4
 ENDS = (0.0, 0.5, 1.0)  # gammas of both models, and of their mean
 
 

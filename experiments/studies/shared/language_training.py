@@ -20,9 +20,10 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, PyTree
 
 from experiments.data import choices
+from experiments.measures import choice_scores
 from experiments.models.next_token import token_losses
-from experiments.studies.overtraining_language.tasks import Batch
-from experiments.training import Training, choice_scores, sharding
+from experiments.studies.shared.language_tasks import Batch
+from experiments.training import Training, sharding
 from experiments.training.fit import Fit
 from experiments.training.step import State
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from experiments.training import frechet
+from experiments.measures import frechet
 
 EPS = float(np.finfo(np.float64).eps)
 D = 6

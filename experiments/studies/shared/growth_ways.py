@@ -12,7 +12,7 @@ import optax
 from jaxtyping import PRNGKeyArray, PyTree
 
 from experiments.models.presets import build
-from experiments.studies.growth_training.tasks import ADAM, Data, Masked, draw, evaluate, init
+from experiments.studies.shared.growth_tasks import ADAM, Data, Masked, draw, evaluate, init
 from sail_jax import architectures, change_basis, growth
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec

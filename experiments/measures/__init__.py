@@ -1,0 +1,1 @@
+"""What studies measure of networks and trainings: answers, distances of samples, costs, savings."""
