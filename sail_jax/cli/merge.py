@@ -51,6 +51,11 @@ def add_arguments(parser: Any) -> None:
         action="store_true",
         help="merge networks of other architectures, and outputs that contradict their config.json",
     )
+    add(
+        "--strict",
+        action="store_true",
+        help="refuse a recipe in which something has no effect; by default that is a note",
+    )
     add_copying(parser)
 
 
@@ -123,7 +128,8 @@ def run(args: Namespace) -> int:
 
 def _options(args: Namespace, progress: Any = None) -> Any:
     """The options of the run."""
-    return dataclasses.replace(run_options(args, progress), allow_crimes=args.allow_crimes)
+    options = run_options(args, progress)
+    return dataclasses.replace(options, allow_crimes=args.allow_crimes, strict=args.strict)
 
 
 def _differing(names: Sequence[str], integers: str) -> str:

@@ -102,7 +102,7 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
             # files.
             return stack.enter_context(inputs[-1])
 
-        plan = planning.plan(recipe, open, allow_crimes=run.allow_crimes)
+        plan = planning.plan(recipe, open, allow_crimes=run.allow_crimes, strict=run.strict)
         works = tuple(treatment.work for treatment in plan.treatments)
         mark = planning.fingerprint(plan)
         bounds = limits(works, run.max_memory, run.threads)

@@ -59,6 +59,7 @@ class RunOptions:
       allow_pickle: Whether PyTorch's pickles are read; what is in them is never run.
       allow_crimes: Whether networks of other architectures are merged, and an output may contradict
         its config.json.
+      strict: Whether what a recipe says without effect is an error. By default it is a note.
       format: The format of the output; see `create`.
       shard_bytes: The most bytes in a file of the output; see `create`.
       sync: Whether the output is on the disk before it takes its name.
@@ -77,6 +78,7 @@ class RunOptions:
     allow_nonfinite: bool = False
     allow_pickle: bool = False
     allow_crimes: bool = False
+    strict: bool = False
     format: str | None = None
     shard_bytes: int = 5_000_000_000
     sync: bool = True
