@@ -104,12 +104,21 @@ class Ref(NamedTuple):
 def _ref(given: Any, info: ValidationInfo) -> Ref:
     """Reads a model that is given as one word or as a mapping."""
     if isinstance(given, Given):
-        return read(Model, given.node, info.context).ref()
-    if isinstance(given, str) and (parts := re.fullmatch(f"{_PATH}(?:[+]{_PATH})?", given)):
-        return Ref(parts[1], parts[2], parts[3], parts[4])
-    if not isinstance(given, Ref):
+        ref = read(Model, given.node, info.context).ref()
+    elif isinstance(given, str) and (parts := re.fullmatch(f"{_PATH}(?:[+]{_PATH})?", given)):
+        ref = Ref(parts[1], parts[2], parts[3], parts[4])
+    elif isinstance(given, Ref):
+        return given
+    else:
         raise ValueError(f"expected path[@revision][+lora[@revision]]; got {kind(given)}")
-    return given
+    context: Any = info.context
+    if ref.path in context.get("documents", ()):
+        context["uses"].append(ref.path)
+        if ref.revision is not None:
+            text = f"revision {ref.revision} has no effect: {ref.path} is another document"
+            remark(info, Where(), text)
+        return ref._replace(revision=None)
+    return ref
 
 
 def _location(given: Any) -> Any:

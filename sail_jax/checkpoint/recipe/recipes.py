@@ -27,19 +27,34 @@ lists of bools are steps, not interpolated numbers; `dtype` only says what is wr
 in float32 or better), and `out_dtype` takes precedence over it.
 """
 
+import graphlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
+from sail_jax.checkpoint.formats.table import of_output
 from sail_jax.checkpoint.recipe import mergekit
-from sail_jax.checkpoint.recipe.declared import Note, read
+from sail_jax.checkpoint.recipe.declared import Note, kind, read
 from sail_jax.checkpoint.recipe.parts import Module, Parameters, Recipe, Ref, Slice, Source
-from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where, compose
+from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where, compose, compose_all
 from sail_jax.checks import nearest
 from sail_jax.merging.merge import Merge
 
-__all__ = ["Module", "Recipe", "RecipeError", "Ref", "Slice", "Source", "parse", "simple"]
+__all__ = [
+    "Module",
+    "Recipe",
+    "RecipeError",
+    "Ref",
+    "Slice",
+    "Source",
+    "finals",
+    "parse",
+    "parse_all",
+    "simple",
+]
 
 _TOP = [
     "dtype",
@@ -78,12 +93,89 @@ def parse(text: str | bytes, file: str = "recipe") -> Recipe:
     >>> recipe.method, [str(ref) for ref in recipe.models()]
     ('linear', ['a', 'b'])
     """
+    return _parsed(compose(text, file), text)
+
+
+def parse_all(text: str | bytes, file: str = "recipe") -> tuple[Recipe, ...]:
+    """Reads all recipes of a file: one, or several documents that use each other by name.
+
+    Args:
+      text: The recipes, in UTF-8 if it is bytes.
+      file: What error messages call the text, such as its path.
+
+    Returns:
+      The recipes in an order in which each comes after those that it uses. Those that no other
+      uses are what the file is for; see `finals`.
+
+    Raises:
+      RecipeError: As `parse` does; or if several documents have one name, need each other in a
+        circle, or if one of several that no other uses has no name.
+
+    >>> text = "name: b\\nmerge_method: passthrough\\nmodels: [{model: NEXT}]\\n"
+    >>> several = text.replace("NEXT", "a") + "---\\n" + text.replace("b", "a", 1)
+    >>> [(recipe.name, recipe.uses) for recipe in parse_all(several)]
+    [('a', ()), ('b', ('a',))]
+    """
+    roots = compose_all(text, file)
+    if len(roots) == 1:
+        return (_parsed(roots[0], text),)
+    names: dict[str, Node] = {}
+    for root in roots:
+        given = root.value.get("name") if isinstance(root.value, dict) else None
+        if given is None or given.value is None:
+            continue
+        name = str(given.value)
+        if not _NAME.fullmatch(name) or of_output(Path(name)) is not None:
+            raise RecipeError(given.where, f"expected a name for a folder; got {kind(given.value)}")
+        if name in names:
+            raise RecipeError(given.where, f"another document is called {name!r}, too")
+        names[name] = given
+    recipes = [_parsed(root, text, names) for root in roots]
+    places = {recipe.name: i for i, recipe in enumerate(recipes) if recipe.name is not None}
+    needs = {i: [places[name] for name in recipe.uses] for i, recipe in enumerate(recipes)}
+    try:
+        ordered = [recipes[i] for i in graphlib.TopologicalSorter(needs).static_order()]
+    except graphlib.CycleError as error:
+        circle = [recipes[i] for i in reversed(error.args[1])]
+        words = " needs ".join(str(recipe.name) for recipe in circle)
+        raise RecipeError(circle[0].at("name"), f"documents need each other: {words}") from None
+    last = finals(recipes)
+    for recipe in last if len(last) > 1 else ():
+        if recipe.name is None:
+            who = ", ".join(repr(x.name) for x in last if x is not recipe and x.name) or "another"
+            raise RecipeError(
+                recipe.node.where, f"needs a name, as this and {who} are both used by no other"
+            )
+    return tuple(ordered)
+
+
+# One part of a path, without what stands for something else in the name of a model.
+_NAME = re.compile(r"[^\\/@+*?\[\]\0.][^\\/@+*?\[\]\0]{0,199}")
+
+
+def finals(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """Lists the recipes that no other of a file uses.
+
+    Args:
+      recipes: The recipes of a file.
+
+    Returns:
+      Those recipes, in their order.
+    """
+    used = {name for recipe in recipes for name in recipe.uses}
+    return [recipe for recipe in recipes if recipe.name not in used]
+
+
+def _parsed(root: Node, text: str | bytes, names: Iterable[str] | None = None) -> Recipe:
+    """Makes the recipe of one document; `names` are those of all documents, if there are others."""
     notes: list[Note] = []
-    recipe = read(Recipe, compose(text, file), {"notes": notes})
-    if recipe.name is not None:
+    context: dict[str, Any] = {"notes": notes, "documents": names or (), "uses": []}
+    recipe = read(Recipe, root, context)
+    if recipe.name is not None and names is None:
         notes.append(Note(recipe.at("name"), "name has no effect in a file of one document"))
     text = text if isinstance(text, str) else text.decode("utf-8-sig")
-    return check(recipe.model_copy(update={"text": text}), notes)
+    uses = tuple(dict.fromkeys(context["uses"]))
+    return check(recipe.model_copy(update={"text": text, "uses": uses}), notes)
 
 
 def simple(
