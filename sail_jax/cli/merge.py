@@ -120,7 +120,7 @@ def run(args: Namespace) -> int:
     used = {name for recipe in recipes for name in recipe.uses}
     for merged in (*last.others, last):
         _report(report(merged.recipe), merged)
-        _said(merged, f"{_name(merged.recipe)}: " if several else "")
+        _said(merged, f"{merged.recipe.name}: " if several and merged.recipe.name else "")
         line = outcome(merged, len(merged.plan.treatments))
         # Its folder is removed by now.
         passing = merged.recipe.name in used
@@ -141,18 +141,14 @@ def _plan(args: Namespace, recipes: Any) -> int:
         for number, (recipe, ready) in enumerate(zip(recipes, plans, strict=True)):
             if len(recipes) > 1:
                 uses = f", which uses {', '.join(recipe.uses)}" if recipe.uses else ""
-                show(f"{chr(10) * (number > 0)}document {number + 1}, {_name(recipe)}{uses}")
+                who = recipe.name or "the last of them"
+                show(f"{chr(10) * (number > 0)}document {number + 1}, {who}{uses}")
             if isinstance(ready, merging.Prepared):
                 show(cards.render(ready.plan, args.full, merging.visits(ready.works)), end="")
                 show(ready.summary())
             else:
                 show(f"not planned: {ready}")
     return 0
-
-
-def _name(recipe: Any) -> str:
-    """What messages call a document of a file of several."""
-    return recipe.name or "without a name"
 
 
 def _said(merged: Any, who: str) -> None:

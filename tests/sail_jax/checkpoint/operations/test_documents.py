@@ -121,14 +121,16 @@ def test_an_interrupt_leaves_what_is_done_and_resume_goes_on(folder):
     before = written.stat()
     with pytest.raises(CheckpointError, match="resume=True continues them, or remove it"):
         merge_recipe(recipes, folder / "out")
-    during = []
+    during, merged = [], []
+    run = RunOptions(resume=True, progress=lambda done, total, tensor: merged.append(tensor))
     done = merge_recipe(
-        recipes, folder / "out", run=RunOptions(resume=True),
+        recipes, folder / "out", run=run,
         before=lambda ready: during.append(written.stat()),
     )  # fmt: skip
     assert [os.path.samestat(before, now) for now in during] == [True] * 3
     assert {now.st_mtime_ns for now in during} == {before.st_mtime_ns}
     assert [one.unchanged for one in (*done.others, done)] == [True, False, False]
+    assert merged == ["w"] * 2  # nothing of the first is computed again
     assert left(folder) == ["out"]
     whole = merge_recipe(recipes, folder / "whole")
     same = [(path / "model.safetensors").read_bytes() for path in (done.out, whole.out)]
@@ -176,7 +178,7 @@ def test_the_command_plans_and_merges_all(folder, capsys):
     assert [line for line in said.splitlines() if line.startswith("document")] == [
         "document 1, first",
         "document 2, second, which uses first",
-        "document 3, without a name, which uses second, first",
+        "document 3, the last of them, which uses second, first",
     ]
     assert "model     first: 1 tensors, 24 B" in said
     assert left(folder) == []
@@ -184,6 +186,7 @@ def test_the_command_plans_and_merges_all(folder, capsys):
     said = capsys.readouterr()
     assert "first, for others: 1 tensors in " in said.out
     assert f"{folder}/out: 1 tensors in " in said.out
+    assert "lost: " not in said.err  # what one document writes for people is no loss of the next
     assert "second: note: revision v1 has no effect: first is another document" in said.err
     assert left(folder) == ["out"]
 

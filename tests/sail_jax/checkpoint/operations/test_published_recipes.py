@@ -102,7 +102,7 @@ def test_slices_without_layers_give_what_lies_outside_of_layers(models, tmp_path
     - sources: [{model: A, layer_range: [0, 0]}]
     - sources: [{model: BASE, layer_range: [0, 2]}]
     - sources: [{model: BASE, layer_range: [1, 2]}]
-    - sources: [{model: B, layer_range: [2, 2]}]
+    - sources: [{model: B, layer_range: [7, 7]}]
     """
     got = load_checkpoint(merged(models, text, tmp_path / "out").out)
     assert got.keys() == small_checkpoints.shapes(3).keys()
