@@ -20,11 +20,29 @@ import transformers
 from cases import EPS, Case, Outcome, sail_jax
 from safetensors.torch import load_file
 
+from sail_jax.checkpoint.recipe import published
+from sail_jax.checkpoint.recipe.mergekit import MERGEKIT
+
 PLAIN = "models: [{model: A}, {model: B}]"
 WEIGHTED = "models: [{model: A, parameters: {weight: 0.6}}, {model: B, parameters: {weight: 0.3}}]"
 OF_BASE = "{model: BASE, parameters: {weight: 0.7, density: 0.5}}"
 DENSE = "{model: A, parameters: {weight: 0.6, density: 0.5}}"
+SLICES = "- sources: [{model: BASE, layer_range: [0, 2]}, {model: A, layer_range: [0, 2]}]"
 RECIPES = {
+    "linear": f"merge_method: linear\n{WEIGHTED}\nparameters: {{normalize: false}}",
+    "slerp of slices": f"merge_method: slerp\nbase_model: BASE\nslices:\n{SLICES}\nparameters:\n"
+    "  t: [{filter: self_attn, value: [0, 0.5, 1]}, {filter: mlp, value: [1, 0]}, {value: 0.5}]",
+    "ties": f"merge_method: ties\nbase_model: BASE\nmodels: [{{model: BASE}}, {DENSE}, "
+    "{model: B, parameters: {weight: [0, 0.4], density: 0.3}}]\n"
+    "parameters: {normalize: true, int8_mask: true, lambda: 1.1}",
+    "breadcrumbs_ties": "merge_method: breadcrumbs_ties\nbase_model: BASE\n"
+    f"{WEIGHTED}\nparameters: {{density: 0.7, gamma: 0.05}}",
+    "nuslerp of rows": f"merge_method: nuslerp\nbase_model: BASE\n{WEIGHTED}\n"
+    "parameters: {nuslerp_flatten: false, nuslerp_row_wise: true}",
+    "passthrough with scales": "merge_method: passthrough\nslices:\n"
+    "- sources: [{model: A, layer_range: [0, 2]}]\n- sources: [{model: A, layer_range: [1, 2], "
+    "parameters: {scale: [{filter: o_proj, value: 0.0}, {value: 1.0}]}}]",
+    "a vocabulary of both": f"merge_method: linear\n{WEIGHTED}\ntokenizer_source: union",
     "name": f"name: mine\nmerge_method: linear\n{WEIGHTED}",
     "weight, normalize, model_stock": "merge_method: model_stock\nbase_model: BASE\n"
     f"{WEIGHTED}\nparameters: {{normalize: true}}",
@@ -68,7 +86,7 @@ RECIPES = {
     "an adapter of the base": "merge_method: task_arithmetic\nbase_model: BASE\n"
     "models: [{model: BASE+LORA, parameters: {weight: 0.5}}]",
     "a slice without layers": "merge_method: passthrough\nslices:\n"
-    "- sources: [{model: A, layer_range: [0, 2]}]\n- sources: [{model: B, layer_range: [2, 2]}]",
+    "- sources: [{model: A, layer_range: [0, 2]}]\n- sources: [{model: B, layer_range: [7, 7]}]",
     "a slice without layers, first": "merge_method: passthrough\nslices:\n"
     "- sources: [{model: A, layer_range: [0, 0]}]\n- sources: [{model: B, layer_range: [0, 2]}]",
     "residual_weight": "merge_method: passthrough\nslices:\n"
@@ -179,8 +197,61 @@ def several(folder: Path) -> Outcome:
     return compared(folder / "ours", folder / "theirs", said)
 
 
+def apart(folder: Path) -> Outcome:
+    """Merges by two documents that nothing uses with both programs."""
+    from mergekit.scripts.multimerge import main as mergekit_multi
+
+    torch.manual_seed(0)
+    recipe = written(folder) / "recipe.yaml"
+    _, *documents = DOCUMENTS.split("---\n")
+    third = "name: third\nmerge_method: passthrough\nmodels: [{model: first}]\n"
+    recipe.write_text(text_of("---\n".join([third, *documents]), folder))
+    run(
+        mergekit_multi, recipe, "--intermediate-dir", folder / "theirs", "--quiet",
+        "--lora-merge-cache", folder / "cache",
+    )  # fmt: skip
+    sail_jax("merge", recipe, folder / "ours", "--quiet")
+    found = sorted(path.name for path in (folder / "ours").iterdir())
+    assert found == ["second", "third"], f"{found} was written"
+    outcomes = [compared(folder / "ours" / n, folder / "theirs" / n, "") for n in found]
+    return max(outcomes, key=lambda outcome: outcome.difference / outcome.tolerance)
+
+
+def words(folder: Path) -> Outcome:
+    """Counts the words that sail-jax takes for mergekit's and that are not, and the other way."""
+    from mergekit import common, config, merge_methods
+    from mergekit.tokenizer import config as tokens
+
+    del folder
+    theirs = {
+        "at the top": {*config.MergeConfiguration.model_fields, "name"},
+        "in a module": {*config.OutputModuleDefinition.model_fields},
+        "in a slice": {*config.OutputSliceDefinition.model_fields} - {"residual_weight"},
+        "in a source": {*config.InputSliceDefinition.model_fields},
+        "in model: {model: ...}": {*common.ModelReference.model_fields} - {"override_architecture"},
+        "in model: {model: {path: ...}}": {*common.ModelPath.model_fields},
+        "in a condition": {*config.ConditionalParameter.model_fields},
+        "in tokenizer": {*tokens.TokenizerConfig.model_fields},
+        "in tokenizer.tokens": {*tokens.TokenEmbeddingConfig.model_fields},
+        "in the source of a token": {*tokens.ModelTokenEmbedding.model_fields},
+    }
+    apart = {(place, word) for place, keys in published.KEYS.items() for word in keys}
+    apart ^= {(place, word) for place, keys in theirs.items() for word in keys}
+    methods = merge_methods.registered_methods()
+    read = {(m.spec.name, p.name, p.scope != "shared") for m in methods for p in m.spec.parameters}
+    ours = {name: entry.parameters.values() for name, entry in MERGEKIT.items()}
+    apart ^= read ^ {(name, p.name, p.per_model) for name, own in ours.items() for p in own}
+    return Outcome(len(apart), len(read), 0, ", ".join(map(str, sorted(apart, key=str))))
+
+
 CASES = [
     Case(name, "weights that both programs write", partial(merged, name)) for name in RECIPES
-] + [Case("three documents", "weights that both programs write", several)]
+] + [
+    Case(
+        "words", "keys of mappings, parameters of methods and whether models have their own", words
+    ),
+    Case("three documents", "weights that both programs write", several),
+    Case("documents of two outcomes", "weights that both programs write", apart),
+]
 if importlib.util.find_spec("mergekit") is None:
     CASES = []

@@ -129,5 +129,6 @@ def test_what_only_the_place_or_the_rest_makes_idle():
     ]
     assert said(recipe("karcher", "weight: 1") + "compat: paper") == []
     # In mergekit the base joins whole models only.
-    layers = "merge_method: karcher\nbase_model: c\nslices:\n- sources: [{model: a, layer_range: [0, 1]}]"
+    layers = "merge_method: karcher\nbase_model: c\n"
+    layers += "slices: [{sources: [{model: a, layer_range: [0, 1]}]}]"
     assert said(layers) == ["base_model has no effect under karcher: it is not among the models"]
