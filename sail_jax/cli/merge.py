@@ -51,26 +51,31 @@ def add_arguments(parser: Any) -> None:
         action="store_true",
         help="merge networks of other architectures, and outputs that contradict their config.json",
     )
+    add(
+        "--strict",
+        action="store_true",
+        help="refuse a recipe in which something has no effect; by default that is a note",
+    )
     add_copying(parser)
 
 
-def read_recipe(path: Path) -> Any:
-    """Reads the recipe in a file.
+def read_recipes(path: Path) -> Any:
+    """Reads the recipes in a file.
 
     Args:
       path: A YAML file of at most `LARGEST_RECIPE` bytes.
 
     Returns:
-      The `Recipe`.
+      The recipes, as `parse_all` orders them.
 
     Raises:
       RecipeError: If the file holds no valid recipe.
       StoreError: If it cannot be read, or is too long.
     """
     from sail_jax import disk
-    from sail_jax.checkpoint.recipe.recipes import parse
+    from sail_jax.checkpoint.recipe.recipes import parse_all
 
-    return parse(disk.read_bytes(path, LARGEST_RECIPE), str(path))
+    return parse_all(disk.read_bytes(path, LARGEST_RECIPE), str(path))
 
 
 def run(args: Namespace) -> int:
@@ -94,36 +99,73 @@ def run(args: Namespace) -> int:
         return 0
     if args.recipe is None:
         raise ValueError("name a recipe: sail-jax merge RECIPE OUT")
-    recipe = read_recipe(args.recipe)
+    recipes = read_recipes(args.recipe)
     if args.plan:
-        with merging.prepared(recipe, _options(args)) as ready:
-            show(cards.render(ready.plan, args.full, merging.visits(ready.works)), end="")
-            show(ready.summary())
-        return 0
+        return _plan(args, recipes)
     if args.out is None:
         raise ValueError("name the output: sail-jax merge RECIPE OUT")
-    inputs = [model.checkpoint for model in recipe.models()]
+    inputs = [x.checkpoint for recipe in recipes for x in recipe.models()]
+    several = len(recipes) > 1
+
+    def report(recipe: Any) -> Path | None:
+        """The folder of the report on a recipe."""
+        named = several and recipe.name and args.report
+        return args.report / recipe.name if named else args.report
+
     with Meter(args.quiet) as meter, compiled_for(inputs):
-        merged = merging.merge_recipe(
-            recipe, args.out, measure=args.report is not None, run=_options(args, meter),
-            before=lambda ready: _admit(args.report),
+        last = merging.merge_recipe(
+            recipes, args.out, measure=args.report is not None, run=_options(args, meter),
+            before=lambda ready: _admit(report(ready.recipe)),
         )  # fmt: skip
-    if args.report is not None:
-        _report(args, recipe, merged)
+    used = {name for recipe in recipes for name in recipe.uses}
+    for merged in (*last.others, last):
+        _report(report(merged.recipe), merged)
+        _said(merged, f"{merged.recipe.name}: " if several and merged.recipe.name else "")
+        line = outcome(merged, len(merged.plan.treatments))
+        # Its folder is removed by now.
+        passing = merged.recipe.name in used
+        show(
+            line.replace(f"{merged.out}:", f"{merged.recipe.name}, for others:")
+            if passing
+            else line
+        )
+    return 0
+
+
+def _plan(args: Namespace, recipes: Any) -> int:
+    """Prints what would be done, for each recipe of the file; returns the exit code."""
+    from sail_jax.checkpoint.operations import merging
+    from sail_jax.checkpoint.planning import cards
+
+    with merging.previewed(recipes, _options(args)) as plans:
+        for number, (recipe, ready) in enumerate(zip(recipes, plans, strict=True)):
+            if len(recipes) > 1:
+                uses = f", which uses {', '.join(recipe.uses)}" if recipe.uses else ""
+                who = recipe.name or "the last of them"
+                show(f"{chr(10) * (number > 0)}document {number + 1}, {who}{uses}")
+            if isinstance(ready, merging.Prepared):
+                show(cards.render(ready.plan, args.full, merging.visits(ready.works)), end="")
+                show(ready.summary())
+            else:
+                show(f"not planned: {ready}")
+    return 0
+
+
+def _said(merged: Any, who: str) -> None:
+    """Prints what is to be known of a merge; `who` begins each line."""
     if differing := merged.plan.differing():
-        say(fitted(_differing(differing, recipe.integers)))
+        say(fitted(f"{who}{_differing(differing, merged.recipe.integers)}"))
     for kind, lines in (("lost", merged.plan.losses), ("note", merged.plan.notes)):
         for line in lines[:MOST]:
-            say(fitted(f"{kind}: {line}"))
+            say(fitted(f"{who}{kind}: {line}"))
         if len(lines) > MOST:
-            say(f"{kind}: and {len(lines) - MOST} more, which --plan lists")
-    show(outcome(merged, len(merged.plan.treatments)))
-    return 0
+            say(fitted(f"{who}{kind}: and {len(lines) - MOST} more, which --plan lists"))
 
 
 def _options(args: Namespace, progress: Any = None) -> Any:
     """The options of the run."""
-    return dataclasses.replace(run_options(args, progress), allow_crimes=args.allow_crimes)
+    options = run_options(args, progress)
+    return dataclasses.replace(options, allow_crimes=args.allow_crimes, strict=args.strict)
 
 
 def _differing(names: Sequence[str], integers: str) -> str:
@@ -145,13 +187,15 @@ def _admit(report: Path | None) -> None:
         merge_report.admit(report)
 
 
-def _report(args: Namespace, recipe: Any, merged: Any) -> None:
+def _report(folder: Path | None, merged: Any) -> None:
     """Writes the report of a merge, and prints where."""
+    if folder is None:
+        return
     from sail_jax.cli import merge_report
     from sail_jax.provenance import provenance
 
-    about = {"recipe": recipe.text, "seconds": merged.seconds, **provenance()}
-    for path in merge_report.write(args.report, merged.plan, merged.records, about):
+    about = {"recipe": merged.recipe.text, "seconds": merged.seconds, **provenance()}
+    for path in merge_report.write(folder, merged.plan, merged.records, about):
         show(path)
 
 

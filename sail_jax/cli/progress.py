@@ -107,7 +107,8 @@ class Meter:
                 self._bar = _bar()
                 self._bar.start()
                 self._bar.add_task("", completed=done, total=total)
-            self._bar.update(self._bar.task_ids[0], completed=done, description=escaped(what))
+            bar, text = self._bar, escaped(what)
+            bar.update(bar.task_ids[0], completed=done, total=total, description=text)
         elif not self._quiet and time.monotonic() - self._said_at > 10 and done < total:
             self._said_at = time.monotonic()
             say(f"  {done / total:4.0%} of {total / 1e9:.2f} GB  {fitted(what, 70)}")

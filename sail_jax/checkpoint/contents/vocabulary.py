@@ -48,7 +48,9 @@ def read_vocabulary(extras: Mapping[str, Path | bytes]) -> Vocabulary | None:
         names the file.
     """
     if "tokenizer.json" in extras:
-        path, document = extras["tokenizer.json"], config_of(extras, "tokenizer.json")
+        file, document = extras["tokenizer.json"], config_of(extras, "tokenizer.json")
+        # What an earlier step made has content, and no path.
+        path = "tokenizer.json" if isinstance(file, bytes) else file
         model = document.get("model")
         core = model.get("vocab") if isinstance(model, dict) else None
         if isinstance(core, list):

@@ -28,9 +28,11 @@ _EXTRAS = (
 _INDEX = ".index.json"
 _SHARD = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})(\.\w+)", re.DOTALL)
 _WEIGHTS = (_INDEX, ".h5", *SUFFIXES)
-# What an output does not lack: hidden files, pages for people, and weights.
+# What an output does not lack: hidden files, pages for people, the input's own recipe, and weights.
 _ELSEWHERE = re.compile(
-    rf"^\.|^(README|LICENSE|USE_POLICY)|({'|'.join(map(re.escape, _WEIGHTS))}|\.gguf|\.onnx)$", re.I
+    r"^\.|^(README|LICENSE|USE_POLICY)|^(recipe\.yaml|mergekit_config\.yml)$|"
+    rf"({'|'.join(map(re.escape, _WEIGHTS))}|\.gguf|\.onnx)$",
+    re.I,
 )
 
 

@@ -1,19 +1,23 @@
 """Merges of checkpoints on disk: from a recipe to a plan, its execution, and the output."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sail_jax.checkpoint.engine.executor import (
     Record,
     limits,
 )
+from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.formats.table import of_output
+from sail_jax.checkpoint.operations.between import between
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     Ready,
@@ -24,8 +28,9 @@ from sail_jax.checkpoint.operations.running import (
 )
 from sail_jax.checkpoint.planning import cards
 from sail_jax.checkpoint.planning import plan as planning
+from sail_jax.checkpoint.planning.pending import PendingError, pending
 from sail_jax.checkpoint.planning.plan import Plan
-from sail_jax.checkpoint.recipe.recipes import Recipe, parse, simple
+from sail_jax.checkpoint.recipe.recipes import Recipe, finals, parse_all, simple
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.work import Work, passes, tree_bits
 
@@ -35,12 +40,13 @@ __all__ = [
     "merge_checkpoints",
     "merge_recipe",
     "prepared",
+    "previewed",
 ]
 
 Path_ = str | PathLike[str]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared(Ready):
     """A merge of which everything but the values is known.
 
@@ -61,27 +67,38 @@ class Merged(NamedTuple):
     """What a merge did.
 
     Attributes:
+      recipe: What was asked for.
       plan: What happened to every tensor.
       records: The measurements of each tensor, by name; empty unless `measure`.
       out: Where the output is.
       seconds: How long it took, from opening the inputs on.
       unchanged: Whether an earlier call had finished this output.
+      others: What was done for the other documents of the file, in their order. The outputs that
+        only serve others are no longer there.
     """
 
+    recipe: Recipe
     plan: Plan
     records: Mapping[str, Record]
     out: Path
     seconds: float
     unchanged: bool
+    others: tuple["Merged", ...] = ()
 
 
 @contextlib.contextmanager
-def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
+def prepared(
+    recipe: Recipe,
+    run: RunOptions = DEFAULTS,
+    documents: Mapping[str, Path | Plan] = MappingProxyType({}),
+) -> Iterator[Prepared]:
     """Opens the inputs of a recipe and plans its merge, as a context manager; no tensor is read.
 
     Args:
       recipe: What is to be merged, and how.
       run: How it will run.
+      documents: Where the outcomes of other documents of the file lie, by their names, or the plans
+        of those that are not carried out.
 
     Yields:
       The merge, ready to be carried out.
@@ -96,13 +113,16 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
         inputs: list[Checkpoint] = []
 
         def open(path: str) -> Any:
+            place = documents.get(path, path)
+            if isinstance(place, Plan):
+                return pending(place, path)
             # Which of them are adapters the recipe says, and the planner checks.
-            inputs.append(opened(path, run, adapters=True))
+            inputs.append(opened(place, run, adapters=True))
             # The list is for asking at the end whether an input has changed; the stack closes the
             # files.
             return stack.enter_context(inputs[-1])
 
-        plan = planning.plan(recipe, open, allow_crimes=run.allow_crimes)
+        plan = planning.plan(recipe, open, allow_crimes=run.allow_crimes, strict=run.strict)
         works = tuple(treatment.work for treatment in plan.treatments)
         mark = planning.fingerprint(plan)
         bounds = limits(works, run.max_memory, run.threads)
@@ -131,8 +151,41 @@ def visits(works: Sequence[Work]) -> dict[str, int]:
     }
 
 
+@contextlib.contextmanager
+def previewed(
+    recipes: Sequence[Recipe], run: RunOptions = DEFAULTS
+) -> Iterator[list[Prepared | PendingError]]:
+    """Plans the documents of a file one after another, as a context manager; nothing is written.
+
+    Args:
+      recipes: The recipes, as `parse_all` orders them.
+      run: How they will run.
+
+    Yields:
+      Each merge, ready but for what it uses of others; or why it cannot be planned before they are
+      carried out.
+
+    Raises:
+      ValueError: As `prepared` does.
+    """
+    with contextlib.ExitStack() as stack:
+        plans: dict[str, Plan] = {}
+        found: list[Prepared | PendingError] = []
+        for recipe in recipes:
+            unknown = [name for name in recipe.uses if name not in plans]
+            try:
+                if unknown:
+                    raise PendingError(f"{unknown[0]} is not planned yet")
+                ready = stack.enter_context(prepared(recipe, run, plans))
+                plans[recipe.name or ""] = ready.plan
+                found.append(ready)
+            except PendingError as error:
+                found.append(error)
+        yield found
+
+
 def merge_recipe(
-    recipe: Recipe | str,
+    recipe: Recipe | Sequence[Recipe] | str,
     out: Path_,
     *,
     measure: bool = False,
@@ -141,17 +194,22 @@ def merge_recipe(
 ) -> Merged:
     """Merges checkpoints by a recipe into an output, which appears whole or not at all.
 
+    YAML of several documents makes several merges, in which later ones may use earlier ones by
+    name. What others use lies in a folder beside the output until all of them are done. An error or
+    an interrupt leaves what is finished, and `run.resume` goes on from there.
+
     Args:
-      recipe: The recipe, as YAML text or parsed.
+      recipe: The recipe, as YAML text or parsed; or several, as `parse_all` orders them.
       out: Where the output goes. A name with the suffix of a format, such as .npz, makes one file;
         any other a folder with config.json, the tokenizer, a model card and the recipe's YAML, if
-        there is one.
+        there is one. Of several documents that no other uses, each has a folder by its name there.
       measure: Whether norms, cosines and conflicts of each tensor are recorded.
       run: How it runs, and into which files it writes.
-      before: Called once everything but the values is known, before any tensor is read.
+      before: Called for each merge once everything but the values is known, before any of its
+        tensors is read.
 
     Returns:
-      What was done.
+      What was done; of several documents for the last, with the others beside it.
 
     Raises:
       ValueError: RecipeError, CheckpointError and MergeError.
@@ -170,17 +228,55 @@ def merge_recipe(
     >>> load_checkpoint(merge_recipe(recipe, f"{folder}/out").out)["w"]
     array([2., 2.], dtype=float32)
     """
+    out = Path(out)
+    if isinstance(recipe, Recipe):
+        recipes = (recipe,)
+    else:
+        recipes = parse_all(recipe) if isinstance(recipe, str) else tuple(recipe)
+    if len(recipes) == 1:
+        return _merged(recipes[0], out, measure, run, before)
+    last = finals(recipes)
+    if len(last) > 1 and of_output(out) is not None:
+        raise CheckpointError(f"{out}: expected a folder for {len(last)} models; this is one file")
+    # All of them are planned before any is carried out: a mistake in the last one is found at once.
+    with previewed(recipes, run) as plans:
+        ready = [plan for plan in plans if isinstance(plan, Prepared)]
+        admit(out, [checkpoint.path for plan in ready for checkpoint in plan.inputs], run.resume)
+    used = {name for one in recipes for name in one.uses}
+    with between(out, used, run.resume) as folder:
+        places: dict[str, Path] = {}
+        done: list[Merged] = []
+        for number, one in enumerate(recipes):
+            place, how = out / (one.name or "") if len(last) > 1 else out, run
+            if one.name is not None and one.name in used:
+                # Other documents read the tokenizer and the configuration, which only a folder has.
+                place, how = folder / "models" / one.name, dataclasses.replace(run, format=None)
+            record = folder / "done" / f"{number}.json"
+            done.append(_merged(one, place, measure, how, before, places, record))
+            places[one.name or ""] = place
+    return done[-1]._replace(others=tuple(done[:-1]))
+
+
+def _merged(
+    recipe: Recipe,
+    out: Path,
+    measure: bool,
+    run: RunOptions,
+    before: Callable[[Prepared], None] | None,
+    documents: Mapping[str, Path] = MappingProxyType({}),
+    done: Path | None = None,
+) -> Merged:
+    """Carries out one recipe."""
     began = time.monotonic()
-    recipe = parse(recipe) if isinstance(recipe, str) else recipe
-    with prepared(recipe, run) as ready:
-        admit(Path(out), [checkpoint.path for checkpoint in ready.inputs], run.resume)
+    with prepared(recipe, run, documents) as ready:
+        admit(out, [checkpoint.path for checkpoint in ready.inputs], run.resume)
         if before is not None:
             before(ready)
         records, unchanged = carried_out(
-            ready.works, Path(out), ready.limits, ready.fingerprint, ready.inputs,
-            lambda: _extras(ready, Path(out).name), run, measure=measure,
+            ready.works, out, ready.limits, ready.fingerprint, ready.inputs,
+            lambda: _extras(ready, out.name), run, measure=measure, done=done,
         )  # fmt: skip
-    return Merged(ready.plan, records, Path(out), time.monotonic() - began, unchanged)
+    return Merged(recipe, ready.plan, records, out, time.monotonic() - began, unchanged)
 
 
 def _extras(ready: Prepared, name: str) -> dict[str, bytes | Path]:

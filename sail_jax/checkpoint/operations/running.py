@@ -23,7 +23,7 @@ from sail_jax.checkpoint.engine.executor import (
 )
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError, reading
-from sail_jax.checkpoint.formats.open import Checkpoint, changed, open_values
+from sail_jax.checkpoint.formats.open import Checkpoint, changed, open_checkpoint, open_values
 from sail_jax.checkpoint.formats.table import check_written
 from sail_jax.checkpoint.output.writer import create
 from sail_jax.merging.selection import check_weights
@@ -59,6 +59,7 @@ class RunOptions:
       allow_pickle: Whether PyTorch's pickles are read; what is in them is never run.
       allow_crimes: Whether networks of other architectures are merged, and an output may contradict
         its config.json.
+      strict: Whether what a recipe says without effect is an error. By default it is a note.
       format: The format of the output; see `create`.
       shard_bytes: The most bytes in a file of the output; see `create`.
       sync: Whether the output is on the disk before it takes its name.
@@ -77,6 +78,7 @@ class RunOptions:
     allow_nonfinite: bool = False
     allow_pickle: bool = False
     allow_crimes: bool = False
+    strict: bool = False
     format: str | None = None
     shard_bytes: int = 5_000_000_000
     sync: bool = True
@@ -229,6 +231,7 @@ def carried_out(
     *,
     measure: bool = False,
     rewrites: Checkpoint | None = None,
+    done: Path | None = None,
 ) -> tuple[dict[str, Record], bool]:
     """Executes works, and writes the outcome with the files beside it.
 
@@ -243,6 +246,8 @@ def carried_out(
       measure: Whether norms, cosines and conflicts are recorded.
       rewrites: The checkpoint of which the output is a copy, with the outcome in place of its own
         tensors; None for an output that has nothing but the outcome and `extras`.
+      done: A file that keeps which works are finished, and what files they left. With `run.resume`
+        an output that it describes is not compared, and stays. By default there is none.
 
     Returns:
       The measurements by tensor name; and whether an earlier call had finished the output.
@@ -257,9 +262,12 @@ def carried_out(
     # resumed.
     state = _state(inputs)
     beside = {} if rewrites else _consistent(out, extras(), works, run.allow_crimes)
+    mark = disk.sha256(repr([fingerprint, state]).encode())
+    if done is not None and run.resume and not measure and _is_done(done, mark, out):
+        return {}, True
     with create(
         out, {work.name: (work.dtype, work.shape) for work in works},
-        fingerprint=disk.sha256(repr([fingerprint, state]).encode()), rewrites=rewrites,
+        fingerprint=mark, rewrites=rewrites,
         format=run.format, shard_bytes=run.shard_bytes, resume=run.resume, sync=run.sync,
     ) as writer:  # fmt: skip
         records = execute(
@@ -277,7 +285,25 @@ def carried_out(
                 writer.abandon()
             raise
         writer.commit()
+    if done is not None:
+        disk.write_record(done, {"format": disk.FORMAT, "works": mark, "files": _left(out)})
     return records, writer.unchanged
+
+
+def _left(out: Path) -> dict[str, list[int]]:
+    """What tells the files of an output from those of another, by their paths."""
+    with open_checkpoint(out) as written:
+        return {path: list(about) for path, about in _state([written]).items()}
+
+
+def _is_done(done: Path, mark: str, out: Path) -> bool:
+    """Whether a record describes these works and the output that is there."""
+    try:
+        record = disk.read_record(done, {"works": str, "files": dict})
+        return record["works"] == mark and record["files"] == _left(out)
+    # Without a record, or with a damaged one, the output is compared.
+    except (disk.StoreError, CheckpointError):
+        return False
 
 
 def _consistent(

@@ -169,7 +169,7 @@ _BASES = {
     "optional": "a base if task vectors are meant",
     "first": "base_model is the first of them",
     "input": "no base",
-    "joins": "base_model is one more of them",
+    "joins": "base_model may be one more of them",
 }
 
 

@@ -94,6 +94,8 @@ class Hyperparameters:
         outer = [job.part.parameters, job.module.parameters, recipe.parameters]
         weights, options = None, {}
         for parameter in self.entry.parameters.values():
+            if not recipe.reads(parameter.name):
+                continue
             default = parameter.default
             if parameter.per_model:
                 values = [
@@ -132,7 +134,7 @@ class Hyperparameters:
                     )
                 values[k] = fill
             if parameter.option == "weights":
-                weights = tuple(values) if values[0] is not None else None
+                weights = tuple(values) if None not in values else None
             elif parameter.option is not None and self._takes(parameter, values):
                 options[parameter.option] = tuple(values) if parameter.per_model else values[0]
         options = {key: value for key, value in options.items() if value is not None}

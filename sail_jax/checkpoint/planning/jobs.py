@@ -191,10 +191,11 @@ class _Walk:
         stack = next(iter(depth))
         for source in [lead, *(source for source, _ in inputs)]:
             n = stacks(self.members(module, self.inputs[source.model])).get(stack, 0)
-            if source.layers is not None and source.layers[1] > n:
+            first, end = source.layers or (0, 0)
+            if first < end and end > n:
                 raise RecipeError(
                     source.where,
-                    f"layer_range {list(source.layers)} of {source.model}, which has {n} layers",
+                    f"layer_range {[first, end]} of {source.model}, which has {n} layers",
                 )
         a, b = lead.layers
         for i in range(b - a):

@@ -60,9 +60,10 @@ from sail_jax.checkpoint.planning.meaning import (
     match_tokens,
     sentences,
 )
-from sail_jax.checkpoint.planning.steps import Openings
+from sail_jax.checkpoint.planning.steps import Openings, located
 from sail_jax.checkpoint.planning.templates import chat_template
 from sail_jax.checkpoint.planning.tokenizers import Alignment, align
+from sail_jax.checkpoint.recipe.declared import Note
 from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError, Ref, merged_sources
 from sail_jax.checkpoint.recipe.yaml_tree import Where
 from sail_jax.checkpoint.sources.chosen import Chosen
@@ -195,7 +196,13 @@ class Plan(NamedTuple):
         return tuple(name for name, x in copied if isinstance(x, Chosen) and x.differs)
 
 
-def plan(recipe: Recipe, open: Callable[[str], Checkpoint], *, allow_crimes: bool = False) -> Plan:
+def plan(
+    recipe: Recipe,
+    open: Callable[[str], Checkpoint],
+    *,
+    allow_crimes: bool = False,
+    strict: bool = False,
+) -> Plan:
     """Decides what a recipe does to every tensor, by the rules at the top of this module.
 
     Args:
@@ -204,17 +211,18 @@ def plan(recipe: Recipe, open: Callable[[str], Checkpoint], *, allow_crimes: boo
         caller closes the checkpoints, after the plan has been used.
       allow_crimes: Whether networks of other architectures are merged, and an output may contradict
         its config.json.
+      strict: Whether what has no effect is an error. By default it is a note.
 
     Returns:
       The plan. Its tensors are read from the open checkpoints when it is run.
 
     Raises:
       RecipeError: If the recipe does not fit its checkpoints: a tensor is missing or of another
-        shape, a filter has no effect, and so on.
+        shape, a filter has no effect, and so on; with `strict`, if anything else has none.
       ValueError: If an adapter does not fit or a file beside the tensors cannot be read; and
         whatever `open` raises.
     """
-    return _Planner(recipe, open, allow_crimes).plan()
+    return _Planner(recipe, open, allow_crimes, strict).plan()
 
 
 def fingerprint(plan: Plan) -> str:
@@ -258,7 +266,7 @@ class _Planner:
     """The state of planning one recipe: its inputs, what was made of them, and the notes."""
 
     def __init__(
-        self, recipe: Recipe, open: Callable[[str], Checkpoint], allow_crimes: bool = False
+        self, recipe: Recipe, open: Callable[[str], Checkpoint], allow_crimes: bool, strict: bool
     ):
         self.recipe, self.entry, self.allow_crimes = recipe, recipe.entry, allow_crimes
         self.hyperparameters, self.notes = Hyperparameters(recipe), list[str]()
@@ -277,6 +285,10 @@ class _Planner:
         self.groups: dict[Any, int] = {}
         self.aliases: dict[str, str] = {}
         self.rowings: dict[tuple, Any] = {}
+        for note in (*recipe.notes, *_revisions(recipe)):
+            if strict:
+                raise RecipeError(note.where, note.text)
+            self.notes.append(note.text)
         openings = self.openings = Openings(open, recipe.select, self.notes)
         self.inputs: dict[Ref, Input] = {}
         for ref in recipe.models():
@@ -397,8 +409,11 @@ class _Planner:
         # checked for may not be reached.
         if len(places) < self.entry.least:
             who = "the first model" if base is None else "the base"
-            notes.append(text := f"too few models have it for {method}: as it is in {who}")
-            self._loses(text, job.name)
+            if job.sources:
+                notes.append(text := f"too few models have it for {method}: as it is in {who}")
+                self._loses(text, job.name)
+            else:
+                self.notes.append(f"nothing to merge into the base: as it is in {owner[0]}")
             method, weights, options = "passthrough", None, {"scale": 1.0}
             tensors, owners, base = [base or tensors[0]], owner or owners[:1], None
         normalised = method == "linear" and options.get("normalize", True)
@@ -709,6 +724,15 @@ class _Planner:
         part = "base" if model.ref == self.recipe.base_model else "model"
         part = part if model.ref in self._merged() else "tokenizer"
         return InputSummary(str(model.ref), part, len(model.tensors), size)
+
+
+def _revisions(recipe: Recipe) -> Iterator[Note]:
+    """Yields a note for each revision that is asked for of a checkpoint on this disk."""
+    for ref in recipe.models():
+        for path, revision in ((ref.path, ref.revision), (ref.lora, ref.lora_revision)):
+            if path is not None and revision is not None and located(path, revision) == path:
+                text = f"revision {revision} has no effect: {path} lies on this disk"
+                yield Note(_where(recipe, ref), text)
 
 
 def _where(recipe: Recipe, ref: Ref) -> Where:

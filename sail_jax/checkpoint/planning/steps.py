@@ -7,10 +7,12 @@ which the planner takes like any other.
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from sail_jax.checkpoint.contents.kinds import check_model
+from sail_jax.checkpoint.formats import runs
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.recipe.declared import kind
@@ -20,7 +22,25 @@ from sail_jax.configurations import look_up
 from sail_jax.merging.selection import check_weights
 from sail_jax.merging.tensors import Tensor
 
-__all__ = ["Openings"]
+__all__ = ["Openings", "located"]
+
+
+def located(path: str, revision: str | None) -> str:
+    """Tells what is opened for a checkpoint, or an adapter, that a recipe names.
+
+    Args:
+      path: Its path.
+      revision: Its revision, or the step of a run; None if none is asked for.
+
+    Returns:
+      path@revision; the path alone without a revision, or if it is on this disk, where a checkpoint
+      has no revisions.
+    """
+    if revision is None:
+        return path
+    whole = f"{path}@{revision}"
+    on_disk = os.path.exists(path) and not os.path.exists(whole)
+    return path if on_disk and runs.split(whole)[1] is None else whole
 
 
 class Openings:
@@ -59,7 +79,7 @@ class Openings:
         Returns:
           The tensors by name.
         """
-        return self._path(ref.checkpoint).rest
+        return self._model(ref).rest
 
     def about(self, ref: Ref) -> list[str]:
         """Lists what of a model's path was opened, if that is not all of it.
@@ -70,7 +90,10 @@ class Openings:
         Returns:
           Sentences; none if it is all of it.
         """
-        return self._path(ref.checkpoint).about()
+        return self._model(ref).about()
+
+    def _model(self, ref: Ref) -> Checkpoint:
+        return self._path(located(ref.path, ref.revision))
 
     def _path(self, path: str) -> Checkpoint:
         if path not in self._opened:
@@ -92,13 +115,14 @@ class Openings:
             else:
                 made = self._aligned(ref, before, last)
         else:
-            made = self._path(ref.checkpoint)
+            made = self._model(ref)
             made.select(self._select)
             if made.selection is not None:
                 check_weights(made.selection)
             check_model(made)
-            if ref.adapter is not None:
-                made = self._adapted(ref, made, self._path(ref.adapter))
+            if ref.lora is not None:
+                adapter = self._path(located(ref.lora, ref.lora_revision))
+                made = self._adapted(ref, made, adapter)
         self._made[ref] = made
         return made
 

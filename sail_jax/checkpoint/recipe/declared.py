@@ -6,15 +6,23 @@ follows from its keys. `parts` has the declarations of a recipe, `tables` that o
 """
 
 import re
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
 
-__all__ = ["Declared", "Given", "Placed", "kind", "read"]
+__all__ = ["Declared", "Given", "Note", "Placed", "kind", "read", "remark"]
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -97,6 +105,30 @@ def kind(value: Any) -> str:
     return "nothing" if value is None else repr(value)[:80]
 
 
+class Note(NamedTuple):
+    """A part of a recipe that may stand there and has no effect.
+
+    Attributes:
+      where: Its place in the recipe.
+      text: What has no effect, and why.
+    """
+
+    where: Where
+    text: str
+
+
+def remark(info: ValidationInfo, where: Where, text: str) -> None:
+    """Adds a note to those that the context of reading collects, under "notes".
+
+    Args:
+      info: What the validator is told.
+      where: The place of the part that has no effect.
+      text: What has no effect, and why.
+    """
+    context: Any = info.context
+    context["notes"].append(Note(where, text))
+
+
 class Declared(BaseModel):
     """The base of declarations: a mapping that has these keys and no others.
 
@@ -133,9 +165,22 @@ class Declared(BaseModel):
         choices = [a.choices if isinstance(a, AliasChoices) else [a] for a in aliases]
         return [str(key) for alternatives in choices for key in alternatives]
 
+    @classmethod
+    def ignores(cls, key: str) -> str | None:
+        """Explains why a key that the mapping does not have may stand in it.
+
+        Args:
+          key: The key.
+
+        Returns:
+          A sentence, for a note; None if the key is an error, as all are by default.
+        """
+        del key
+        return None
+
     @model_validator(mode="wrap")
     @classmethod
-    def _declared(cls, given: Any, handler: Any) -> Any:
+    def _declared(cls, given: Any, handler: Any, info: ValidationInfo) -> Any:
         """Refuses unknown keys, drops keys without a value, and rewords pydantic's errors."""
         if not isinstance(given, Given):
             # The recipe was made in Python, not read from a file.
@@ -144,10 +189,13 @@ class Declared(BaseModel):
             raise ValueError(f"expected {cls.what()}, a mapping; got {kind(given)}")
         keys = cls.keys(given)
         for key, part in given.node.value.items():
-            if key not in keys:
+            ignored = None if key in keys else cls.ignores(key)
+            if ignored is not None:
+                remark(info, part.key, ignored)
+            elif key not in keys:
                 hint = nearest(key, keys)
                 raise RecipeError(part.key, f"{key!r} is no key of {cls.what()}{hint}")
-            if part.value is None:
+            if part.value is None or ignored is not None:
                 del given[key]
         # Set for all: a declaration that has no such field ignores it.
         given["where"] = given.node.where

@@ -37,7 +37,8 @@ Base = Literal["required", "optional", "first", "input", "joins"]
   Without an optional one, they start at 0.
 - "first": the first of the merged models (where slerp has t = 0).
 - "input": one of the merged models if it is listed, else nothing.
-- "joins": as "input"; under mergekit's conventions merged even if it is not listed (karcher).
+- "joins": as "input"; under mergekit's conventions it joins whole models even if it is not listed,
+  unless it then lacks a weight that the method needs.
 """
 
 
@@ -84,6 +85,17 @@ class Entry(NamedTuple):
     reference: str
     merge: Merge | None = None
 
+    @property
+    def published(self) -> bool:
+        """Whether the method is one of mergekit's, which published recipes may name."""
+        return self.merge is None and self.name in MERGEKIT
+
+    @property
+    def alone(self) -> bool:
+        """Whether mergekit writes the base as it is, where a recipe lists nothing else."""
+        deltas = self.base == "required" and (self.least, self.most) == _ANY
+        return self.published and deltas
+
 
 _WEIGHT = Parameter("weight", "weights", per_model=True)
 _DENSITY = Parameter("density", "density", between(0, 1, above=True), 1.0, True)
@@ -128,7 +140,7 @@ _FLOOR = _number("epsilon", 1e-5, type=between(0))
 _ROWS: list[tuple[str, Base, tuple[int, int | None], str, str, tuple[Parameter, ...]]] = [
     (
         "linear",
-        "input",
+        "joins",
         _ANY,
         "Linear (model soup)",
         "2203.05482",

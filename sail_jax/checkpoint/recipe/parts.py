@@ -25,8 +25,17 @@ from pydantic import (
 
 from sail_jax.checkpoint.formats import runs
 from sail_jax.checkpoint.recipe import mergekit
-from sail_jax.checkpoint.recipe.declared import Declared, Given, Placed, kind, read
+from sail_jax.checkpoint.recipe.declared import (
+    Declared,
+    Given,
+    Note,
+    Placed,
+    kind,
+    read,
+    remark,
+)
 from sail_jax.checkpoint.recipe.patterns import renaming
+from sail_jax.checkpoint.recipe.published import PARAMETERS, without_effect
 from sail_jax.checkpoint.recipe.settings import Integer, Natural, Setting, setting
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
@@ -57,8 +66,8 @@ class Ref(NamedTuple):
 
     Attributes:
       path: The folder or file.
-      revision: Which revision of it, which becomes part of the path that is opened; None if none is
-        named.
+      revision: Which revision of it, or which step of a run; None if none is named. A folder by the
+        name of `path` alone has none.
       lora: The path of an adapter that is added to the checkpoint; None without one.
       lora_revision: Which revision of the adapter; None if none is named.
       steps: What is done to the checkpoint before it is merged, in this order.
@@ -92,15 +101,24 @@ class Ref(NamedTuple):
         return name
 
 
-def _ref(given: Any) -> Ref:
+def _ref(given: Any, info: ValidationInfo) -> Ref:
     """Reads a model that is given as one word or as a mapping."""
     if isinstance(given, Given):
-        return read(Model, given.node).ref()
-    if isinstance(given, str) and (parts := re.fullmatch(f"{_PATH}(?:[+]{_PATH})?", given)):
-        return Ref(parts[1], parts[2], parts[3], parts[4])
-    if not isinstance(given, Ref):
+        ref = read(Model, given.node, info.context).ref()
+    elif isinstance(given, str) and (parts := re.fullmatch(f"{_PATH}(?:[+]{_PATH})?", given)):
+        ref = Ref(parts[1], parts[2], parts[3], parts[4])
+    elif isinstance(given, Ref):
+        return given
+    else:
         raise ValueError(f"expected path[@revision][+lora[@revision]]; got {kind(given)}")
-    return given
+    context: Any = info.context
+    if ref.path in context.get("documents", ()):
+        context["uses"].append(ref.path)
+        if ref.revision is not None:
+            text = f"revision {ref.revision} has no effect: {ref.path} is another document"
+            remark(info, Where(), text)
+        return ref._replace(revision=None)
+    return ref
 
 
 def _location(given: Any) -> Any:
@@ -114,11 +132,11 @@ def _location(given: Any) -> Any:
 
 
 def _layers(layers: tuple[int, ...]) -> tuple[int, ...]:
-    """Checks a range of layers."""
+    """Checks a range of layers; one without layers stands for what lies outside of them."""
     if len(layers) != 2:
         raise ValueError(f"expected [first, last + 1]; got {len(layers)} numbers")
-    if not 0 <= layers[0] < layers[1]:
-        raise ValueError(f"expected 0 <= first < last + 1; got {list(layers)}")
+    if not 0 <= layers[0] <= layers[1]:
+        raise ValueError(f"expected 0 <= first <= last + 1; got {list(layers)}")
     # The planner walks over the range. A number this large is a typing error.
     if layers[1] > 1_000_000:
         raise ValueError(f"no model has {layers[1]} layers")
@@ -132,6 +150,11 @@ def _dtype(name: str) -> str:
         why = "; whole numbers would cut the weights" if name.startswith("int") else ""
         raise ValueError(f"no dtype to merge in: {name!r}{nearest(name, DTYPES)}{why}")
     return name
+
+
+def _name(given: Any) -> Any:
+    """Reads the name of a document; a number or a truth value stands for its text."""
+    return str(given) if isinstance(given, (bool, int, float)) else given
 
 
 def _template(template: str) -> str:
@@ -161,15 +184,22 @@ def _settings(given: Any, info: ValidationInfo, *, of_model: bool = False) -> Ma
     for name, node in given.node.value.items():
         parameter = entry.parameters.get(name)
         if parameter is None:
-            hint = nearest(name, entry.parameters)
-            raise RecipeError(node.key, f"{name!r} is no parameter of {entry.name}{hint}")
-        if of_model and not parameter.per_model:
-            raise RecipeError(
-                node.key,
-                f"{entry.name} does not read {name!r} per model; set it for the slice,"
-                " the module or the recipe",
+            ignored = without_effect(name, f"under {entry.name}") if entry.published else None
+            if ignored is None:
+                hint = nearest(name, entry.parameters)
+                raise RecipeError(node.key, f"{name!r} is no parameter of {entry.name}{hint}")
+            remark(info, node.key, ignored)
+        elif of_model and not parameter.per_model:
+            remedy = "set it for the slice, the module or the recipe"
+            if not entry.published or name not in mergekit.MERGEKIT[entry.name].parameters:
+                raise RecipeError(
+                    node.key, f"{entry.name} does not read {name!r} per model; {remedy}"
+                )
+            remark(
+                info, node.key, f"{name} of one model has no effect under {entry.name}; {remedy}"
             )
-        settings[name] = setting(node, parameter.type)
+        else:
+            settings[name] = setting(node, parameter.type, context["notes"])
     return settings
 
 
@@ -181,9 +211,21 @@ def _entry(given: Any, info: ValidationInfo) -> mergekit.Entry:
     return entry
 
 
-def _without_effect(given: Any) -> None:
-    """Refuses a key of mergekit's that changes nothing there."""
-    raise ValueError("has no effect, in mergekit either; tensors are matched by name")
+class Published(Declared):
+    """A mapping that mergekit reads, too: what it knows and does not read there gives a note."""
+
+    @classmethod
+    def here(cls) -> str:
+        """Returns where the keys of the mapping stand, in words.
+
+        Returns:
+          A place, such as "in a slice".
+        """
+        return f"in {cls.what()}"
+
+    @classmethod
+    def ignores(cls, key: str) -> str | None:
+        return without_effect(key, cls.here())
 
 
 Reference = Annotated[Ref, PlainValidator(_ref)]
@@ -191,7 +233,6 @@ Layers = Annotated[tuple[Integer, ...], AfterValidator(_layers)]
 Dtype = Annotated[str, AfterValidator(_dtype)]
 Parameters = Annotated[Mapping[str, Setting], PlainValidator(_settings)]
 OwnParameters = Annotated[Mapping[str, Setting], PlainValidator(partial(_settings, of_model=True))]
-WithoutEffect = Annotated[None, BeforeValidator(_without_effect)]
 
 
 class Step(Declared):
@@ -283,7 +324,7 @@ class Stepped(Declared):
         return tuple(step for step in (self.grow, self.align) if step is not None)
 
 
-class Location(Declared):
+class Location(Published):
     """path[@revision] as a mapping.
 
     Attributes:
@@ -295,20 +336,18 @@ class Location(Declared):
     revision: str | None = None
 
 
-class Model(Stepped):
+class Model(Published, Stepped):
     """A model as a mapping.
 
     Attributes:
       model: The checkpoint.
       lora: The adapter that is added to it; None without one.
-      override_architecture: Refused, as it would have no effect.
       grow: How the model is grown; None if it is not.
       align: How the model is aligned; None if it is not.
     """
 
     model: Annotated[Location, BeforeValidator(_location)]
     lora: Annotated[Location, BeforeValidator(_location)] | None = None
-    override_architecture: WithoutEffect = None
 
     def ref(self) -> Ref:
         """Returns the model as a `Ref`.
@@ -320,7 +359,7 @@ class Model(Stepped):
         return Ref(self.model.path, self.model.revision, *lora, self.steps)
 
 
-class Source(Stepped, Placed):
+class Source(Published, Stepped, Placed):
     """A model that is merged, or a range of its layers, with its own parameters.
 
     Attributes:
@@ -346,7 +385,7 @@ class Source(Stepped, Placed):
         return self.model_copy(update={"model": self.model._replace(steps=self.steps)})
 
 
-class Slice(Placed):
+class Slice(Published, Placed):
     """A run of layers of the output, merged layer by layer from equally many layers of each source.
 
     A recipe that lists whole models has one slice, with all their layers and all other tensors.
@@ -356,7 +395,6 @@ class Slice(Placed):
       sources: The models, with the layers that are merged.
       base_model: The base in this slice; None for the recipe's.
       parameters: The parameters set for this slice.
-      residual_weight: Refused, as it would have no effect.
       where: Its place in the recipe.
     """
 
@@ -365,7 +403,6 @@ class Slice(Placed):
     sources: tuple[Source, ...]
     base_model: Reference | None = None
     parameters: Parameters = Field(default_factory=dict)
-    residual_weight: WithoutEffect = None
 
     @field_validator("sources")
     @classmethod
@@ -385,18 +422,21 @@ class Slice(Placed):
     @field_validator("sources")
     @classmethod
     def _alike(cls, sources: tuple[Source, ...], info: ValidationInfo) -> tuple[Source, ...]:
-        whole = info.data["whole"]
+        if info.data["whole"]:
+            for source in sources:
+                if source.layers is not None:
+                    remark(info, source.where, "layer_range has no effect outside of slices")
+            return tuple(source.model_copy(update={"layers": None}) for source in sources)
         for source in sources:
-            if whole != (source.layers is None):
-                fault = "is for slices only" if whole else "is missing, which a source needs"
-                raise RecipeError(source.where, f"'layer_range' {fault}")
+            if source.layers is None:
+                raise RecipeError(source.where, "a source needs 'layer_range', which is missing")
         lengths = [source.layers[1] - source.layers[0] for source in sources if source.layers]
         if len(set(lengths)) > 1:
             raise ValueError(f"all sources of a slice need equally many layers; got {lengths}")
         return sources
 
 
-class Module(Placed):
+class Module(Published, Placed):
     """A part of the output, such as the text tower, made of slices one after another.
 
     Attributes:
@@ -423,7 +463,7 @@ class Module(Placed):
         return given
 
 
-class Row(Declared):
+class Row(Published):
     """Where a row of an embedding comes from.
 
     Attributes:
@@ -440,11 +480,11 @@ class Row(Declared):
     token_id: Natural | None = None
 
 
-def _row(given: Any) -> Row:
+def _row(given: Any, info: ValidationInfo) -> Row:
     """Reads a row that is given as a mapping, or as a model alone."""
     if not isinstance(given, Given) or "kind" not in given:
-        return Row(kind="model_token", model=_ref(given))
-    row = read(Row, given.node)
+        return Row(kind="model_token", model=_ref(given, info))
+    row = read(Row, given.node, info.context)
     says = [key for key in ("model", "token", "token_id") if getattr(row, key) is not None]
     if row.kind == "zero" and says:
         raise ValueError(f"a row of zeros has no {says[0]}")
@@ -455,7 +495,7 @@ def _row(given: Any) -> Row:
     return row
 
 
-class Token(Placed):
+class Token(Published, Placed):
     """How a token gets its row in the embeddings that are merged.
 
     Attributes:
@@ -468,11 +508,11 @@ class Token(Placed):
     force: bool = False
 
 
-def _tokenizer_source(given: Any) -> str | Ref:
-    return given if given in ("union", "base") else _ref(given)
+def _tokenizer_source(given: Any, info: ValidationInfo) -> str | Ref:
+    return given if given in ("union", "base") else _ref(given, info)
 
 
-class Tokenizer(Placed):
+class Tokenizer(Published, Placed):
     """Which vocabulary the output gets.
 
     Attributes:
@@ -499,7 +539,7 @@ def _modules(given: Any) -> list[Any]:
     return list(given.values())
 
 
-class Recipe(Declared):
+class Recipe(Published):
     """A recipe that has been checked as far as it can be without its checkpoints.
 
     Attributes:
@@ -528,6 +568,9 @@ class Recipe(Declared):
       extra: What happens to tensors that the output does not have: "error" or "ignore".
       integers: Whose values are taken where integers, bools or keys differ: those of the base or
         else the "first" model, of the "last", or the largest ("max"); "refuse" makes it an error.
+      name: What other documents of the same file call the outcome; None without a name.
+      notes: The parts that have no effect, which mergekit passes over.
+      uses: The names of other documents of the same file whose outcomes are inputs.
       text: The YAML text; "" if the recipe was made in Python.
       node: The YAML tree, for the places of keys.
     """
@@ -556,6 +599,9 @@ class Recipe(Declared):
     missing: Literal["error", "skip", "base"] = "error"
     extra: Literal["error", "ignore"] = "error"
     integers: Integers = "first"
+    name: Annotated[str | None, BeforeValidator(_name)] = None
+    notes: tuple[Note, ...] = Field((), exclude=True)
+    uses: tuple[str, ...] = Field((), exclude=True)
     text: str = Field("", exclude=True)
     node: SkipValidation[Node] = Field(exclude=True, repr=False)
 
@@ -574,10 +620,27 @@ class Recipe(Declared):
             given["tokenizer"] = given.within("tokenizer_source", "source")
         return given
 
+    @classmethod
+    def here(cls) -> str:
+        return "at the top"
+
     @property
     def method(self) -> str:
         """The name of the method."""
         return self.entry.name
+
+    def reads(self, name: str) -> bool:
+        """Tells whether a parameter of the method counts under the recipe's conventions.
+
+        Args:
+          name: A parameter of the method, as YAML names it.
+
+        Returns:
+          Whether it does. Under mergekit's conventions karcher is not weighted, as ours may be.
+        """
+        if self.compat != "mergekit" or not self.entry.published or name not in PARAMETERS:
+            return True
+        return name in mergekit.MERGEKIT[self.method].parameters
 
     def at(self, key: str) -> Where:
         """Finds where a top-level key was given, for an error message.
@@ -592,7 +655,7 @@ class Recipe(Declared):
         return self.node.where._replace(path=key) if given is None else given.key
 
     def settings(self) -> list[tuple[str, Setting]]:
-        """Lists all parameters that are set anywhere in the recipe.
+        """Lists all parameters that are set anywhere in the recipe and count there.
 
         Returns:
           Pairs of a parameter's name and its setting: the recipe's first, then those of each
@@ -603,7 +666,8 @@ class Recipe(Declared):
             scopes.append(module.parameters)
             for part in module.slices:
                 scopes += [part.parameters, *(source.parameters for source in part.sources)]
-        return list(chain.from_iterable(scope.items() for scope in scopes))
+        every = chain.from_iterable(scope.items() for scope in scopes)
+        return [(name, setting) for name, setting in every if self.reads(name)]
 
     def models(self) -> list[Ref]:
         """Lists every checkpoint that the recipe names as an input, each once.

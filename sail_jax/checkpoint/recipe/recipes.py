@@ -1,8 +1,9 @@
 """Makes recipes, which say what is merged and how, from mergekit's YAML or from Python.
 
-The grammar is mergekit's, read strictly: a key, method, parameter or filter that would have no
-effect is an error, with its line and the nearest valid name. At the top level a recipe may also
-have:
+The grammar is mergekit's. What mergekit knows and passes over, such as a parameter that the method
+does not read, gives a note (`published`). Any other key, method, parameter or filter that would
+have no effect is an error, with its line and the nearest valid name. At the top level a recipe may
+also have:
 
     compat: mergekit | paper        whose defaults and variants; mergekit's in a recipe
     scope: tensor | tree            of methods that have one
@@ -26,18 +27,34 @@ lists of bools are steps, not interpolated numbers; `dtype` only says what is wr
 in float32 or better), and `out_dtype` takes precedence over it.
 """
 
-from collections.abc import Mapping, Sequence
+import graphlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
+from sail_jax.checkpoint.formats.table import of_output
 from sail_jax.checkpoint.recipe import mergekit
-from sail_jax.checkpoint.recipe.declared import read
+from sail_jax.checkpoint.recipe.declared import Note, kind, read
 from sail_jax.checkpoint.recipe.parts import Module, Parameters, Recipe, Ref, Slice, Source
-from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where, compose
+from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where, compose, compose_all
 from sail_jax.checks import nearest
 from sail_jax.merging.merge import Merge
 
-__all__ = ["Module", "Recipe", "RecipeError", "Ref", "Slice", "Source", "parse", "simple"]
+__all__ = [
+    "Module",
+    "Recipe",
+    "RecipeError",
+    "Ref",
+    "Slice",
+    "Source",
+    "finals",
+    "parse",
+    "parse_all",
+    "simple",
+]
 
 _TOP = [
     "dtype",
@@ -76,9 +93,89 @@ def parse(text: str | bytes, file: str = "recipe") -> Recipe:
     >>> recipe.method, [str(ref) for ref in recipe.models()]
     ('linear', ['a', 'b'])
     """
-    recipe = read(Recipe, compose(text, file), {})
+    return _parsed(compose(text, file), text)
+
+
+def parse_all(text: str | bytes, file: str = "recipe") -> tuple[Recipe, ...]:
+    """Reads all recipes of a file: one, or several documents that use each other by name.
+
+    Args:
+      text: The recipes, in UTF-8 if it is bytes.
+      file: What error messages call the text, such as its path.
+
+    Returns:
+      The recipes in an order in which each comes after those that it uses. Those that no other
+      uses are what the file is for; see `finals`.
+
+    Raises:
+      RecipeError: As `parse` does; or if several documents have one name, need each other in a
+        circle, or if one of several that no other uses has no name.
+
+    >>> text = "name: b\\nmerge_method: passthrough\\nmodels: [{model: NEXT}]\\n"
+    >>> several = text.replace("NEXT", "a") + "---\\n" + text.replace("b", "a", 1)
+    >>> [(recipe.name, recipe.uses) for recipe in parse_all(several)]
+    [('a', ()), ('b', ('a',))]
+    """
+    roots = compose_all(text, file)
+    if len(roots) == 1:
+        return (_parsed(roots[0], text),)
+    names: dict[str, Node] = {}
+    for root in roots:
+        given = root.value.get("name") if isinstance(root.value, dict) else None
+        if given is None or given.value is None:
+            continue
+        name = str(given.value)
+        if not _NAME.fullmatch(name) or of_output(Path(name)) is not None:
+            raise RecipeError(given.where, f"expected a name for a folder; got {kind(given.value)}")
+        if name in names:
+            raise RecipeError(given.where, f"another document is called {name!r}, too")
+        names[name] = given
+    recipes = [_parsed(root, text, names) for root in roots]
+    places = {recipe.name: i for i, recipe in enumerate(recipes) if recipe.name is not None}
+    needs = {i: [places[name] for name in recipe.uses] for i, recipe in enumerate(recipes)}
+    try:
+        ordered = [recipes[i] for i in graphlib.TopologicalSorter(needs).static_order()]
+    except graphlib.CycleError as error:
+        circle = [recipes[i] for i in reversed(error.args[1])]
+        words = " needs ".join(str(recipe.name) for recipe in circle)
+        raise RecipeError(circle[0].at("name"), f"documents need each other: {words}") from None
+    last = finals(recipes)
+    for recipe in last if len(last) > 1 else ():
+        if recipe.name is None:
+            who = ", ".join(repr(x.name) for x in last if x is not recipe and x.name) or "another"
+            raise RecipeError(
+                recipe.node.where, f"needs a name, as this and {who} are both used by no other"
+            )
+    return tuple(ordered)
+
+
+# One part of a path, without what stands for something else in the name of a model.
+_NAME = re.compile(r"[^\\/@+*?\[\]\0.][^\\/@+*?\[\]\0]{0,199}")
+
+
+def finals(recipes: Sequence[Recipe]) -> list[Recipe]:
+    """Lists the recipes that no other of a file uses.
+
+    Args:
+      recipes: The recipes of a file.
+
+    Returns:
+      Those recipes, in their order.
+    """
+    used = {name for recipe in recipes for name in recipe.uses}
+    return [recipe for recipe in recipes if recipe.name not in used]
+
+
+def _parsed(root: Node, text: str | bytes, names: Iterable[str] | None = None) -> Recipe:
+    """Makes the recipe of one document; `names` are those of all documents, if there are others."""
+    notes: list[Note] = []
+    context: dict[str, Any] = {"notes": notes, "documents": names or (), "uses": []}
+    recipe = read(Recipe, root, context)
+    if recipe.name is not None and names is None:
+        notes.append(Note(recipe.at("name"), "name has no effect in a file of one document"))
     text = text if isinstance(text, str) else text.decode("utf-8-sig")
-    return check(recipe.model_copy(update={"text": text}))
+    uses = tuple(dict.fromkeys(context["uses"]))
+    return check(recipe.model_copy(update={"text": text, "uses": uses}), notes)
 
 
 def simple(
@@ -159,9 +256,10 @@ def simple(
     }
     if compat is not None:
         top["compat"] = _node(compat, "compat")
-    recipe = read(Recipe, Node(top, Where(), Where()), {})
+    notes: list[Note] = []
+    recipe = read(Recipe, Node(top, Where(), Where()), {"notes": notes})
     # Set after reading: a `compat` among the keys would count as one that the user named.
-    return check(recipe if compat else recipe.model_copy(update={"compat": "paper"}))
+    return check(recipe if compat else recipe.model_copy(update={"compat": "paper"}), notes)
 
 
 def _path(model: Any, path: str) -> Ref:
@@ -186,14 +284,15 @@ def _node(value: Any, path: str) -> Node:
     return Node(value, Where(path), Where(path))
 
 
-def check(recipe: Recipe) -> Recipe:
+def check(recipe: Recipe, notes: Iterable[Note] = ()) -> Recipe:
     """Checks that a recipe's method can be applied to its models with its parameters.
 
     Args:
       recipe: The recipe.
+      notes: What was found to have no effect when it was read.
 
     Returns:
-      The same recipe.
+      The recipe without what has no effect, and with a note for each such thing.
 
     Raises:
       RecipeError: If there are too few or too many models, if a base or a parameter is missing, if
@@ -201,6 +300,7 @@ def check(recipe: Recipe) -> Recipe:
         method lacks.
     """
     entry = recipe.entry
+    recipe, passed = _without_bases(recipe)
     for module in recipe.modules:
         for part in module.slices:
             _check_inputs(recipe, entry, module, part)
@@ -214,7 +314,51 @@ def check(recipe: Recipe) -> Recipe:
     own = recipe.entry.merge is None and mergekit.accepts(recipe.method, "scope")
     if recipe.scope is not None and not own:
         raise RecipeError(recipe.at("scope"), f"{recipe.method} has no scope")
-    return recipe
+    passed = {note.text: note for note in (*notes, *passed, *_unread(recipe))}
+    return recipe.model_copy(update={"notes": tuple(passed.values())})
+
+
+def _without_bases(recipe: Recipe) -> tuple[Recipe, list[Note]]:
+    """Drops the parameters of bases that are not merged: no method reads them."""
+    notes: list[Note] = []
+
+    def bare(source: Source) -> Source:
+        for name, setting in source.parameters.items():
+            text = f"{name} of the base has no effect under {recipe.method}"
+            notes.append(Note(setting[0].where, text))
+        return source.model_copy(update={"parameters": {}})
+
+    modules = []
+    for module in recipe.modules:
+        parts = []
+        for part in module.slices:
+            sources, base = merged_sources(recipe, part)
+            aside = None if base is None or base in sources else base.model
+            parts.append(part.model_copy(update={"sources": tuple(
+                bare(x) if x.model == aside else x for x in part.sources
+            )}))  # fmt: skip
+        modules.append(module.model_copy(update={"slices": tuple(parts)}))
+    return recipe.model_copy(update={"modules": tuple(modules)}), notes
+
+
+def _unread(recipe: Recipe) -> Iterator[Note]:
+    """Yields a note for each parameter that the method has and that changes nothing here."""
+    every = recipe.model_copy(update={"compat": "paper"}).settings()
+    for name, setting in every:
+        # int8_mask says in which type mergekit keeps masks: the outcome is the same.
+        inert = recipe.entry.parameters[name].option is None and name != "int8_mask"
+        if inert or not recipe.reads(name):
+            where = setting[0].where
+            more = "" if inert else "; compat: paper reads it"
+            yield Note(where, f"{name} has no effect under {recipe.method}{more}")
+    if recipe.entry.base != "joins" or recipe.compat != "mergekit":
+        return
+    for part in chain.from_iterable(module.slices for module in recipe.modules):
+        base = part.base_model or recipe.base_model
+        sources, _ = merged_sources(recipe, part)
+        if base is not None and all(source.model != base for source in sources):
+            text = f"base_model has no effect under {recipe.method}: it is not among the models"
+            yield Note(recipe.at("base_model"), text)
 
 
 def merged_sources(recipe: Recipe, part: Slice) -> tuple[list[Source], Source | None]:
@@ -245,7 +389,13 @@ def merged_sources(recipe: Recipe, part: Slice) -> tuple[list[Source], Source | 
     if entry.base == "first":
         return [listed or unlisted, *others], listed
     if entry.base == "joins":
-        joins = recipe.compat == "mergekit" and listed is None
+        # In mergekit the base of whole models is one more of them. One that then lacks a weight is
+        # refused there; in older versions it was passed over, as it is here.
+        outer = {*part.parameters, *recipe.parameters}
+        within = [m for m in recipe.modules if any(part is x for x in m.slices)]
+        outer |= {name for module in within for name in module.parameters}
+        needs = {p.name for p in entry.parameters.values() if p.default is mergekit.REQUIRED}
+        joins = recipe.compat == "mergekit" and part.whole and needs <= outer and listed is None
         return [*part.sources, *([unlisted] if joins else [])], listed
     return others, listed or unlisted
 
@@ -256,7 +406,10 @@ def _check_inputs(recipe: Recipe, entry: mergekit.Entry, module: Module, part: S
     first = entry.base == "first" and recipe.compat == "mergekit"
     if base is None and (entry.base == "required" or first):
         raise RecipeError(part.where, f"{entry.name} needs base_model, which is missing")
-    sources, listed = merged_sources(recipe, part)
+    sources, _ = merged_sources(recipe, part)
+    # The published way to add an adapter to a model for good: base and only model are the same.
+    if part.sources and not sources and entry.alone:
+        return
     if not part.sources or not entry.least <= len(sources) <= (entry.most or len(sources)):
         expected = f"{entry.least}" if entry.most == entry.least else f"at least {entry.least}"
         besides = " besides base_model" if entry.base in ("required", "optional") else ""
@@ -264,19 +417,13 @@ def _check_inputs(recipe: Recipe, entry: mergekit.Entry, module: Module, part: S
         raise RecipeError(
             part.where, f"{entry.name} merges {expected} model(s){besides}; got {len(sources)}"
         )
-    if listed is not None and listed not in sources:
-        for name, setting in listed.parameters.items():
-            raise RecipeError(
-                setting[0].where,
-                f"{name} of the base model is not read by {entry.name}: the base is not merged",
-            )
     # By the papers' conventions no weight need be set; if one is, every model needs one. What else
     # has no default is asked for when tensors are planned.
     if recipe.compat != "mergekit" and not any(
         "weight" in scope for scope in _scopes(recipe, module, part, sources)
     ):
         return
-    for parameter in entry.parameters.values():
+    for parameter in filter(lambda p: recipe.reads(p.name), entry.parameters.values()):
         required = parameter.default is mergekit.REQUIRED or (
             parameter.name == "weight" and recipe.compat != "mergekit"
         )

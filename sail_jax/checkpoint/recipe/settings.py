@@ -15,8 +15,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationInfo
 
-from sail_jax.checkpoint.recipe.declared import Placed, read
+from sail_jax.checkpoint.recipe.declared import Note, Placed, read
 from sail_jax.checkpoint.recipe.patterns import compiled
+from sail_jax.checkpoint.recipe.published import without_effect
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
 
@@ -97,14 +98,15 @@ def _values(given: Any) -> Any:
 
 
 def _value(given: Any, info: ValidationInfo) -> Any:
-    """Validates a value by the type that is given as the context of reading."""
-    return given if info.context is None else _adapter(info.context).validate_python(given)
+    """Validates a value by the type that the context of reading gives."""
+    context: Any = info.context
+    return given if context is None else _adapter(context["type"]).validate_python(given)
 
 
 class Condition(Placed):
     """A value of a parameter, for the tensors whose names fit a filter.
 
-    The type of the value is the `context` with which a condition is read.
+    The context with which a condition is read gives the type of the value, under "type".
 
     Attributes:
       filter: The filter, as `matcher` takes it; None to fit all tensors.
@@ -117,17 +119,22 @@ class Condition(Placed):
         tuple[Annotated[Any, BeforeValidator(_value)], ...], BeforeValidator(_values)
     ] = Field((), validation_alias="value", validate_default=True)
 
+    @classmethod
+    def ignores(cls, key: str) -> str | None:
+        return without_effect(key, "in a condition")
+
 
 Setting = tuple[Condition, ...]
 """The conditions of one parameter in one place of a recipe; the first that fits decides."""
 
 
-def setting(node: Node, type: Any) -> Setting:
+def setting(node: Node, type: Any, notes: list[Note]) -> Setting:
     """Reads what a recipe says of one parameter.
 
     Args:
       node: A value, a list of values along the layers, a condition, or a list of conditions.
       type: The type of a value, as pydantic takes it.
+      notes: A list to which notes are added.
 
     Returns:
       The conditions in their order; one that fits all tensors if there were none.
@@ -140,7 +147,8 @@ def setting(node: Node, type: Any) -> Setting:
     if not several and not isinstance(node.value, dict):
         # A bare value is the condition that fits every tensor.
         node = node._replace(value={"value": node})
-    conditions = tuple(read(Condition, p, type) for p in (node.value if several else [node]))
+    context = {"type": type, "notes": notes}
+    conditions = tuple(read(Condition, p, context) for p in (node.value if several else [node]))
     for earlier, later in pairwise(conditions):
         if earlier.filter in (None, "*"):
             message = "never reached: the condition before it fits everything"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sail_jax.checks import escaped
 
-__all__ = ["LIMIT", "Node", "RecipeError", "Where", "compose"]
+__all__ = ["LIMIT", "Node", "RecipeError", "Where", "compose", "compose_all"]
 
 LIMIT = 1 << 20
 """The longest text that is read, in bytes."""
@@ -90,6 +90,30 @@ def compose(text: str | bytes, file: str = "recipe") -> Node:
     >>> compose("models: [a, 1e-3]").value["models"].value[1].where
     Where(path='models[1]', file='recipe', line=1, column=13)
     """
+    first, *others = compose_all(text, file)
+    if others:
+        raise RecipeError(others[0].where, "another document; expected one")
+    return first
+
+
+def compose_all(text: str | bytes, file: str = "recipe") -> list[Node]:
+    """Reads the YAML documents in a text into trees of nodes, as `compose` does with one.
+
+    The bounds hold for all of them together.
+
+    Args:
+      text: The YAML text, in UTF-8 if it is bytes; at most `LIMIT` bytes.
+      file: What error messages call the text, such as its path.
+
+    Returns:
+      The root node of each document that is not empty; at least one.
+
+    Raises:
+      RecipeError: As `compose` does.
+
+    >>> [root.where.line for root in compose_all("a: 1\\n---\\nb: 2\\n---\\n")]
+    [1, 3]
+    """
     import yaml
 
     top = Where("", file)
@@ -102,7 +126,7 @@ def compose(text: str | bytes, file: str = "recipe") -> Node:
     if len(text.encode("utf-8", "replace")) > LIMIT:
         raise RecipeError(top, f"longer than {LIMIT} bytes")
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        roots = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = top if mark is None else Where("", file, mark.line + 1, mark.column + 1)
@@ -113,9 +137,11 @@ def compose(text: str | bytes, file: str = "recipe") -> Node:
         raise RecipeError(top, "nested too deeply") from error
     except ValueError as error:
         raise RecipeError(top, f"not YAML: {error}") from error
-    if root is None:
-        raise RecipeError(top, "empty; expected a mapping with merge_method")
-    return _Walk(file).node(root, "", None, 0)
+    walk = _Walk(file)
+    nodes = [walk.node(root, "", None, 0) for root in roots]
+    if nodes := [node for node in nodes if node.value is not None]:
+        return nodes
+    raise RecipeError(top, "empty; expected a mapping with merge_method")
 
 
 class _Walk:

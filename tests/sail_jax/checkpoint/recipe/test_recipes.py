@@ -97,15 +97,35 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
     ),
     "not per model": (
         two("slerp", "[{model: a}, {model: b, parameters: {t: 1}}]", "base_model: a"),
-        "models[1].parameters.t",
-        "does not read 't' per model",
+        "merge_method",
+        "needs the parameter 't'",
+    ),
+    "ours, not per model": (
+        two("ties", "[{model: a, parameters: {weight: 1, tie: zero}}]", "base_model: b"),
+        "models[0].parameters.tie",
+        "does not read 'tie' per model",
+    ),
+    "not mergekit's method": (
+        two("tsv_m", "[{model: a}, {model: b}]", "base_model: c\nparameters: {int8_mask: true}"),
+        "parameters.int8_mask",
+        "is no parameter of tsv_m",
+    ),
+    "near a known word": (
+        two("model_stock", more="base_model: c\nparameters: {filter_wize: true}"),
+        "r:4:14: parameters.filter_wize",
+        "nearest: 'filter_wise'",
+    ),
+    "within a condition": (
+        two(models=LINEAR, more="parameters: {weight: [{filtre: mlp, value: 1}]}"),
+        "parameters.weight[0].filtre",
+        "nearest: 'filter'",
+    ),
+    "within what mergekit lacks": (
+        two(models="[{model: a, align: {to: b, weight: 1}}]"),
+        "models[0].align.weight",
+        "no key of an alignment",
     ),
     "t missing": (two("slerp", more="base_model: a"), "merge_method", "needs the parameter 't'"),
-    "weight of the base": (
-        "merge_method: ties\nbase_model: a\nmodels: " + LINEAR,
-        "models[0].parameters.weight",
-        "the base is not merged",
-    ),
     "slerp of three": (
         two("slerp", "[{model: a}, {model: b}, {model: c}]", "base_model: a\nparameters: {t: 1}"),
         "models",
@@ -186,15 +206,7 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
     "layer range": (
         "merge_method: passthrough\nslices: [{sources: [{model: a, layer_range: [3, 2]}]}]",
         "layer_range",
-        "0 <= first < last + 1",
-    ),
-    "residual weight": (
-        (
-            "merge_method: passthrough\n"
-            "slices: [{sources: [{model: a, layer_range: [0, 2]}], residual_weight: 1}]"
-        ),
-        "residual_weight",
-        "no effect",
+        "0 <= first <= last + 1",
     ),
     "reference": (two(models="[{model: a@b@c}]"), "models[0].model", "path[@revision]"),
     "token": (

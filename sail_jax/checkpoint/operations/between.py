@@ -1,0 +1,84 @@
+"""The folder beside an output for what only serves its other documents, until all are done.
+
+Recipes of one file may use what others of them make. Their outcomes lie in the folder
+`.<name>.documents` beside the output:
+
+- `models/`: the outcomes that others use, by the names of their documents.
+- `done/`: a record for each document that is finished, by which a run that goes on passes it over.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from sail_jax.checkpoint.formats.files import CheckpointError, explained
+from sail_jax.checkpoint.formats.folders import hold
+from sail_jax.checks import argument
+
+__all__ = ["between"]
+
+_OURS = ("models", "done")
+
+
+@contextlib.contextmanager
+def between(out: Path, names: Collection[str], resume: bool) -> Iterator[Path]:
+    """Holds the folder, as a context manager; it is removed unless the block is left by an error.
+
+    Args:
+      out: The output.
+      names: The names of the documents that others use.
+      resume: Whether what an earlier run left there is used.
+
+    Yields:
+      The folder.
+
+    Raises:
+      CheckpointError: If another process holds it, it holds what no run left there, or an earlier
+        run's outcomes without `resume`; or if it cannot be made or removed.
+    """
+    folder = out.with_name(f".{out.name}.documents")
+    with explained("write", folder):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        lock = hold(folder, out)
+    try:
+        with explained("read", folder):
+            strange = _strangers(folder, names)
+            left = any((folder / "models").iterdir()) if (folder / "models").is_dir() else False
+        if strange:
+            raise CheckpointError(
+                f"{folder} holds what no run left there ({strange}); remove it or choose another "
+                "place for the output"
+            )
+        if left and not resume:
+            raise CheckpointError(
+                f"{folder} holds documents that are finished or under way; "
+                f"{argument('resume', 'True')} continues them, or remove it"
+            )
+        with explained("write", folder):
+            for name in _OURS:
+                (folder / name).mkdir(exist_ok=True)
+        yield folder
+        with explained("remove", folder):
+            shutil.rmtree(folder)
+    finally:
+        # Nothing is left of a run that was refused before it did anything.
+        with contextlib.suppress(OSError):
+            for path in (*(folder / name for name in _OURS), folder):
+                path.rmdir()
+        if lock is not None:
+            os.close(lock)
+
+
+def _strangers(folder: Path, names: Collection[str]) -> str:
+    """The name of something in the folder that is none of ours; "" if all of it is."""
+    models = {*names, *(f".{name}.partial" for name in names)}
+    known = {folder: {*_OURS}, folder / "models": models}
+    for place, ours in known.items():
+        if place.is_symlink():
+            return place.name
+        found = {path.name for path in place.iterdir()} if place.is_dir() else set()
+        if strange := found - ours:
+            return min(strange)
+    return ""

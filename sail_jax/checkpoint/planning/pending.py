@@ -1,0 +1,62 @@
+"""Outcomes of merges that have not been carried out: they can be planned with, but not read."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.planning.plan import Plan
+from sail_jax.merging.tensors import Shape
+
+__all__ = ["Pending", "PendingError", "pending"]
+
+
+class PendingError(Exception):
+    """Raised where a plan needs the values of an outcome that is not there yet."""
+
+
+class Pending(NamedTuple):
+    """A tensor that a merge will write.
+
+    Attributes:
+      name: Its name.
+      dtype: Its dtype.
+      shape: Its shape.
+      source: What the merge is called.
+    """
+
+    name: str
+    dtype: np.dtype
+    shape: Shape
+    source: str
+
+    def read(self, out: Any, start: int = 0) -> None:
+        """Refuses to read entries: there are none yet.
+
+        Args:
+          out: The buffer.
+          start: The first entry.
+
+        Raises:
+          PendingError: Always.
+        """
+        del out, start
+        raise PendingError(f"values of {self.source} are needed, which has to be merged first")
+
+
+def pending(plan: Plan, name: str) -> Checkpoint:
+    """Makes the checkpoint that a plan will lead to.
+
+    Args:
+      plan: The plan.
+      name: What the checkpoint is called.
+
+    Returns:
+      A checkpoint with the names, dtypes and shapes of the tensors and with the files beside them.
+    """
+    checkpoint = Checkpoint(Path(name))
+    checkpoint.format = "safetensors"
+    checkpoint.tensors = {t.name: Pending(t.name, t.dtype, t.shape, name) for t in plan.treatments}
+    checkpoint.extras = dict(plan.extras)
+    return checkpoint

@@ -1,0 +1,62 @@
+"""What recipes may hold that has no effect, since mergekit 0.1.5 reads it elsewhere, or not at all.
+
+mergekit passes over every key that a mapping does not read, and over every parameter that the
+method does not read. Here such a word gives a note if mergekit knows it: it is a key of one of its
+mappings (`KEYS`) or a parameter of one of its methods (`PARAMETERS`). Any other word is an error,
+as a typing error would be. Which method reads which parameter is in `mergekit.MERGEKIT`.
+"""
+
+__all__ = ["KEYS", "PARAMETERS", "without_effect"]
+
+KEYS = {
+    "at the top": (
+        *("merge_method", "models", "slices", "modules", "base_model", "parameters", "dtype"),
+        *("out_dtype", "tokenizer_source", "tokenizer", "chat_template", "name"),
+    ),
+    "in a module": ("models", "slices", "parameters"),
+    "in a slice": ("sources", "base_model", "parameters"),
+    "in a source": ("model", "layer_range", "parameters"),
+    "in model: {model: ...}": ("model", "lora"),
+    "in model: {model: {path: ...}}": ("path", "revision"),
+    "in a condition": ("value", "filter"),
+    "in tokenizer": ("source", "tokens", "pad_to_multiple_of"),
+    "in tokenizer.tokens": ("source", "force"),
+    "in the source of a token": ("kind", "model", "token", "token_id"),
+}
+"""The keys of mergekit's mappings, by the place where they are read."""
+
+PARAMETERS = (
+    *("alpha", "density", "eps", "epsilon", "filter_wise", "gamma", "int8_mask", "lambda"),
+    *("max_iter", "normalize", "normalize_weights", "nuslerp_flatten", "nuslerp_row_wise", "r"),
+    *("rescale", "scale", "select_topk", "t", "tol", "weight"),
+)
+"""The parameters of mergekit's methods."""
+
+_READ_BY_NONE = ("int_space", "override_architecture", "residual_weight")
+"""What published recipes have, and nothing reads: tensors are matched by name here, whatever the
+architecture is called.
+"""
+
+
+def without_effect(word: str, here: str) -> str | None:
+    """Explains why a word has no effect where nothing reads it, if recipes may have it.
+
+    Args:
+      word: A key, or the name of a parameter.
+      here: The place where it stands, in words.
+
+    Returns:
+      A sentence, with the place where mergekit reads the word; None if it is unknown.
+
+    >>> without_effect("pad_to_multiple_of", "at the top")
+    'pad_to_multiple_of has no effect at the top; it belongs in tokenizer'
+    >>> without_effect("wieght", "under ties")
+    """
+    places = [place for place, keys in KEYS.items() if word in keys]
+    if word in PARAMETERS:
+        # Among parameters it is the method that does not read it, not the place.
+        places = [] if here.startswith("under") else ["in parameters"]
+    elif not places and word not in _READ_BY_NONE:
+        return None
+    remedy = f"; it belongs {' or '.join(places)}" if places else ""
+    return f"{word} has no effect {here}{remedy}"
