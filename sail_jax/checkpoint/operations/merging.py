@@ -173,7 +173,7 @@ def merge_recipe(
     began = time.monotonic()
     recipe = parse(recipe) if isinstance(recipe, str) else recipe
     with prepared(recipe, run) as ready:
-        admit(Path(out), [checkpoint.path for checkpoint in ready.inputs], run.resume)
+        admit(Path(out), [checkpoint.path for checkpoint in ready.inputs], run.resume, run.force)
         if before is not None:
             before(ready)
         records, unchanged = carried_out(
