@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sail_jax.cli import mergekit
 from sail_jax.cli.kernels import compiled_for, remember_kernels
 from sail_jax.cli.options import add_copying, file, on_inputs, outcome, run_options
 from sail_jax.cli.progress import Meter, fitted, say, show
@@ -46,12 +47,8 @@ def add_arguments(parser: Any) -> None:
         type=Path,
         help="measure what was merged, and write report.json and report.html there",
     )
-    add(
-        "--allow-crimes",
-        action="store_true",
-        help="merge networks of other architectures, and outputs that contradict their config.json",
-    )
     add_copying(parser)
+    mergekit.add_options(parser)
 
 
 def read_recipe(path: Path) -> Any:
@@ -94,7 +91,8 @@ def run(args: Namespace) -> int:
         return 0
     if args.recipe is None:
         raise ValueError("name a recipe: sail-jax merge RECIPE OUT")
-    recipe = read_recipe(args.recipe)
+    mergekit.print_answers(args)
+    recipe = mergekit.seeded(read_recipe(args.recipe), args.random_seed)
     if args.plan:
         with merging.prepared(recipe, _options(args)) as ready:
             show(cards.render(ready.plan, args.full, merging.visits(ready.works)), end="")
@@ -103,7 +101,7 @@ def run(args: Namespace) -> int:
     if args.out is None:
         raise ValueError("name the output: sail-jax merge RECIPE OUT")
     inputs = [model.checkpoint for model in recipe.models()]
-    with Meter(args.quiet) as meter, compiled_for(inputs):
+    with Meter(args.quiet) as meter, compiled_for(inputs), mergekit.on_device(args.device):
         merged = merging.merge_recipe(
             recipe, args.out, measure=args.report is not None, run=_options(args, meter),
             before=lambda ready: _admit(args.report),
@@ -123,7 +121,8 @@ def run(args: Namespace) -> int:
 
 def _options(args: Namespace, progress: Any = None) -> Any:
     """The options of the run."""
-    return dataclasses.replace(run_options(args, progress), allow_crimes=args.allow_crimes)
+    names = ("allow_crimes", "copy_tokenizer", "write_model_card")
+    return dataclasses.replace(run_options(args, progress), **{n: getattr(args, n) for n in names})
 
 
 def _differing(names: Sequence[str], integers: str) -> str:

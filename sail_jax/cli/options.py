@@ -313,6 +313,12 @@ def add_copying(parser: Any) -> None:
     add = parser.add_argument
     add("--resume", action="store_true", help="continue this command where it was interrupted")
     add(
+        "--force",
+        action="store_true",
+        help="replace an output folder that sail-jax wrote and nobody changed; the old one stays "
+        "until the new one is whole",
+    )
+    add(
         "--max-memory",
         metavar="SIZE",
         type=size,
@@ -391,5 +397,5 @@ def run_options(args: Any, progress: Any = None) -> Any:
     return RunOptions(
         resume=args.resume, max_memory=args.max_memory, threads=args.threads,
         allow_nonfinite=args.allow_nonfinite, allow_pickle=args.allow_pickle, format=args.format,
-        shard_bytes=args.shard_size, select=args.select, progress=progress,
+        shard_bytes=args.shard_size, select=args.select, progress=progress, force=args.force,
     )  # fmt: skip

@@ -48,7 +48,8 @@ def seal(folder: Path) -> None:
             else:
                 files[name] = [about.st_size, sample(folder / name, about.st_size)]
     disk.write_record(
-        folder / RECORD, {"format": disk.FORMAT, "files": files, "folders": sorted(folders)}
+        folder / RECORD,
+        {"format": disk.FORMAT, "files": dict(sorted(files.items())), "folders": sorted(folders)},
     )
 
 

@@ -102,7 +102,9 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
             # files.
             return stack.enter_context(inputs[-1])
 
-        plan = planning.plan(recipe, open, allow_crimes=run.allow_crimes)
+        plan = planning.plan(
+            recipe, open, allow_crimes=run.allow_crimes, copy_tokenizer=run.copy_tokenizer
+        )
         works = tuple(treatment.work for treatment in plan.treatments)
         mark = planning.fingerprint(plan)
         bounds = limits(works, run.max_memory, run.threads)
@@ -178,14 +180,16 @@ def merge_recipe(
             before(ready)
         records, unchanged = carried_out(
             ready.works, Path(out), ready.limits, ready.fingerprint, ready.inputs,
-            lambda: _extras(ready, Path(out).name), run, measure=measure,
+            lambda: _extras(ready, Path(out).name, run), run, measure=measure,
         )  # fmt: skip
     return Merged(ready.plan, records, Path(out), time.monotonic() - began, unchanged)
 
 
-def _extras(ready: Prepared, name: str) -> dict[str, bytes | Path]:
+def _extras(ready: Prepared, name: str, run: RunOptions) -> dict[str, bytes | Path]:
     """The files beside the tensors of the output."""
     extras = dict(ready.plan.extras)
+    if not run.write_model_card:
+        return extras
     extras["README.md"] = cards.model_card(ready.recipe, ready.plan, name).encode()
     if ready.recipe.text:
         extras["recipe.yaml"] = ready.recipe.text.encode()

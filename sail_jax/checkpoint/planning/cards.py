@@ -2,8 +2,10 @@
 
 import inspect
 import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +15,7 @@ from sail_jax.checkpoint.contents.layers import position
 from sail_jax.checkpoint.planning.plan import Plan, Treatment
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import Recipe
+from sail_jax.checkpoint.recipe.yaml_tree import Node
 from sail_jax.checks import escaped
 from sail_jax.merging.merge import Merge, example, get, options_of
 from sail_jax.merging.work import Work, passes, tree_bits
@@ -254,13 +257,16 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
       Markdown with the front matter that the Hugging Face Hub reads, the method and its source, the
       inputs, the notes and the recipe.
     """
-    entry = recipe.entry
+    entry, brief = recipe.entry, _brief(recipe)
     title = f"[{entry.title}]({entry.reference})" if entry.reference else entry.title
     models = [model for model in plan.inputs if model.role != "tokenizer"]
     base = next((model.name for model in models if model.role == "base"), None)
     # The Hub refuses a card whose base_model is not a name such as owner/model, so paths are left
     # out.
-    hub = [model.name for model in models if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model.name)]
+    parts = [part for model in models for part in re.split(r"[@+ ]", model.name)]
+    hub = [
+        part for part in dict.fromkeys(parts) if _HUB.fullmatch(part) and not os.path.exists(part)
+    ]
     front = ["base_model:", *(f"- {_quoted(model)}" for model in hub)] if hub else []
     front += ["library_name: transformers"] if "config.json" in plan.extras else []
     front += ["tags:", "- merge", "- sail-jax"]
@@ -272,21 +278,65 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
         "## How",
         "",
         f"Method: {title} (`{recipe.method}`, compat `{plan.compat}`, seed {plan.seed}).",
-        *([] if base is None else [f"Base: {_code(base)}."]),
+        *([] if base is None else [f"Base: {_code(brief(base))}."]),
         "",
         "Models:",
         "",
-        *(f"- {_code(model.name)}" for model in models if model.name != base),
+        *(f"- {_code(brief(model.name))}" for model in models if model.name != base),
     ]
     copied = sum(t.method == "copy" for t in plan.treatments)
     body += ["", f"{len(plan.treatments)} tensors, {copied} of them copied."]
     for title, lines in (("Lost", plan.losses), ("Notes", plan.notes)):
         if lines:
-            body += ["", f"{title}:", "", *(f"- {_text(line)}" for line in lines)]
+            body += ["", f"{title}:", "", *(f"- {_text(brief(line))}" for line in lines)]
     if recipe.text:
-        ticks = _ticks(recipe.text, 3)
-        body += ["", "## Recipe", "", f"{ticks}yaml", recipe.text.strip("\n"), ticks]
+        text = brief(recipe.text)
+        ticks = _ticks(text, 3)
+        body += ["", "## Recipe", "", f"{ticks}yaml", text.strip("\n"), ticks]
     return "\n".join(["---", *front, "---", "", *body]) + "\n"
+
+
+_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+"""What may be a name on the Hugging Face Hub; a path may look alike."""
+
+
+def _brief(recipe: Recipe) -> Callable[[str], str]:
+    """Makes the function that shortens absolute paths in a text to the ends of their names.
+
+    A card is for others: it names what the recipe names, but not the folders of one machine.
+    """
+    named = [*_scalars(recipe.node), *(str(ref._replace(steps=())) for ref in recipe.models())]
+    words = {word.rstrip("/") for text in named for word in re.split("[@+]", text)}
+    paths = {w: Path(w) for w in words if os.path.isabs(w) and os.path.exists(w)}
+    # What lies in another of them, such as a step of a run, is shortened with it.
+    tops = {w: path for w, path in paths.items() if not {*path.parents} & {*paths.values()}}
+    ends = {w: _end(path, {*tops.values()}) for w, path in tops.items()}
+
+    def brief(text: str) -> str:
+        for word in sorted(ends, key=len, reverse=True):
+            text = text.replace(word, ends[word])
+        return text
+
+    return brief
+
+
+def _end(path: Path, paths: Collection[Path]) -> str:
+    """The last parts of a path, as many as tell it from the others: mostly one."""
+    for count in range(1, len(path.parts)):
+        end = path.parts[-count:]
+        if sum(other.parts[-count:] == end for other in paths) == 1:
+            return "/".join(end)
+    return path.name
+
+
+def _scalars(node: Node) -> Iterator[str]:
+    """Yields every text in a tree of YAML."""
+    parts = node.value.values() if isinstance(node.value, Mapping) else node.value
+    if isinstance(parts, str):
+        yield parts
+    elif isinstance(parts, Iterable):
+        for part in parts:
+            yield from _scalars(part) if isinstance(part, Node) else ()
 
 
 def growth_card(
@@ -309,6 +359,8 @@ def growth_card(
     front = ["library_name: transformers"] if transformers else []
     options = "".join(f", {key} {value}" for key, value in about["options"].items())
     how = f"`{about['method']}`, seed {about['seed']}{_text(options)}"
+    source = str(about["source"])
+    source = Path(source).name if os.path.isabs(source) else source
     lost = [row for row in about["spaces"] if row["lost"]]
     tag, origin = ("pruned", "larger") if prunes else ("grown", "smaller")
     body = [
@@ -316,7 +368,7 @@ def growth_card(
         "",
         f"A network {tag} from a {origin} one, made with sail-jax.",
         "",
-        f"Source: {_code(about['source'])}. Method: {how}.",
+        f"Source: {_code(source)}. Method: {how}.",
         "",
         *(f"- {_text(f'{key}: {old} to {new}')}" for key, (old, new) in about["changes"].items()),
         "",
