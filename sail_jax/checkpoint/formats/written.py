@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sail_jax import disk
-from sail_jax.checkpoint.formats.files import CheckpointError, reading, sample
+from sail_jax.checkpoint.formats.files import CheckpointError, explained, reading, sample
 
 __all__ = ["RECORD", "check_own", "seal", "strange"]
 
@@ -26,8 +26,7 @@ def seal(folder: Path) -> None:
       folder: The output, to which nothing is added afterwards.
 
     Raises:
-      CheckpointError: If a file cannot be read.
-      StoreError: If the record cannot be written.
+      CheckpointError: If a file cannot be read, or the record cannot be written.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
@@ -42,15 +41,20 @@ def seal(folder: Path) -> None:
     files: dict[str, list[int]] = {}
     folders: list[str] = []
     with reading(folder):
+        # A run that was killed here has left a record.
         for name, about in _entries(folder):
             if stat.S_ISDIR(about.st_mode):
                 folders.append(name)
-            else:
+            elif name != RECORD:
                 files[name] = [about.st_size, sample(folder / name, about.st_size)]
-    disk.write_record(
-        folder / RECORD,
-        {"format": disk.FORMAT, "files": dict(sorted(files.items())), "folders": sorted(folders)},
-    )
+    about = {
+        "format": disk.FORMAT,
+        "files": dict(sorted(files.items())),
+        "folders": sorted(folders),
+    }
+    # Not by way of another name: that file would stay if the process was killed.
+    with explained("write", folder):
+        (folder / RECORD).write_bytes(disk.sealed(about))
 
 
 def strange(out: Path) -> str:
