@@ -91,7 +91,6 @@ def run(args: Namespace) -> int:
         return 0
     if args.recipe is None:
         raise ValueError("name a recipe: sail-jax merge RECIPE OUT")
-    mergekit.print_answers(args)
     recipe = mergekit.seeded(read_recipe(args.recipe), args.random_seed)
     if args.plan:
         with merging.prepared(recipe, _options(args)) as ready:
@@ -154,4 +153,4 @@ def _report(args: Namespace, recipe: Any, merged: Any) -> None:
         show(path)
 
 
-main = on_inputs(add_arguments, run)
+main = on_inputs(add_arguments, mergekit.answering(run))

@@ -6,6 +6,7 @@ or what is printed in answer to it.
 
 import argparse
 import contextlib
+import os
 import re
 import sys
 from argparse import ArgumentTypeError
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from sail_jax.cli.options import natural, seed
 from sail_jax.cli.progress import fitted, say
 
-__all__ = ["OPTIONS", "Answer", "Option", "add_options", "on_device", "print_answers", "seeded"]
+__all__ = ["OPTIONS", "Answer", "Option", "add_options", "answering", "on_device", "seeded"]
 
 
 class Answer(NamedTuple):
@@ -115,8 +116,8 @@ OPTIONS = (
     _pair("trust-remote-code", f"no effect: {_CODE}", Answer(note=f"has no effect: {_CODE}")),
     Option(
         ("--transformers-cache",),
-        "no effect: the variable HF_HUB_CACHE names the folder of the Hub's files",
-        Answer(note="has no effect: the variable HF_HUB_CACHE names the folder of the Hub's files"),
+        "the folder of models from the Hub, as the variable HF_HUB_CACHE",
+        Answer(("hub_cache", ...)),
         type=str,
         metavar="DIR",
     ),
@@ -251,8 +252,8 @@ def add_options(parser: Any) -> None:
       parser: The parser of the command. Flags that it knows stay what they are.
     """
     parser.set_defaults(
-        answers={}, allow_crimes=False, random_seed=None, device=None, copy_tokenizer=True,
-        write_model_card=True,
+        answers={}, allow_crimes=False, random_seed=None, device=None, hub_cache=None,
+        copy_tokenizer=True, write_model_card=True,
     )  # fmt: skip
     group = parser.add_argument_group("options of mergekit-yaml")
     for i, option in enumerate(OPTIONS):
@@ -261,14 +262,34 @@ def add_options(parser: Any) -> None:
         group.add_argument(*flags, action=_Given, dest=f"mergekit_{i}", option=option)
 
 
-def print_answers(args: argparse.Namespace) -> None:
-    """Prints a line for each option that was given and has no effect, once.
+def answering(
+    run: Callable[[argparse.Namespace], int],
+) -> Callable[[argparse.Namespace], int]:
+    """Makes a command print a line for each option that was given and has no effect, once.
 
     Args:
-      args: The arguments of the command line.
+      run: Runs the command.
+
+    Returns:
+      The function that prints and then runs it, with the folder of the Hub that was given.
     """
-    for flag, note in args.answers.items():
-        say(fitted(f"note: {flag} {note}"))
+
+    def answered(args: argparse.Namespace) -> int:
+        for flag, note in args.answers.items():
+            say(fitted(f"note: {flag} {note}"))
+        if args.hub_cache is None:
+            return run(args)
+        before = os.environ.get("HF_HUB_CACHE")
+        # huggingface_hub reads it when it is imported, which is when it is first needed.
+        os.environ["HF_HUB_CACHE"] = args.hub_cache
+        try:
+            return run(args)
+        finally:
+            os.environ.pop("HF_HUB_CACHE")
+            if before is not None:
+                os.environ["HF_HUB_CACHE"] = before
+
+    return answered
 
 
 def seeded(recipe: Any, seed: int | None) -> Any:

@@ -263,10 +263,7 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
     base = next((model.name for model in models if model.role == "base"), None)
     # The Hub refuses a card whose base_model is not a name such as owner/model, so paths are left
     # out.
-    parts = [part for model in models for part in re.split(r"[@+ ]", model.name)]
-    hub = [
-        part for part in dict.fromkeys(parts) if _HUB.fullmatch(part) and not os.path.exists(part)
-    ]
+    hub = [model.name for model in models if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model.name)]
     front = ["base_model:", *(f"- {_quoted(model)}" for model in hub)] if hub else []
     front += ["library_name: transformers"] if "config.json" in plan.extras else []
     front += ["tags:", "- merge", "- sail-jax"]
@@ -294,10 +291,6 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
         ticks = _ticks(text, 3)
         body += ["", "## Recipe", "", f"{ticks}yaml", text.strip("\n"), ticks]
     return "\n".join(["---", *front, "---", "", *body]) + "\n"
-
-
-_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-"""What may be a name on the Hugging Face Hub; a path may look alike."""
 
 
 def _brief(recipe: Recipe) -> Callable[[str], str]:

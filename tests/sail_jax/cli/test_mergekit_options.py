@@ -1,6 +1,7 @@
 """Command lines for `mergekit-yaml` run here: each option is understood, or answered in a line."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -23,6 +24,7 @@ SETS = {
     "--random-seed 7": ("random_seed", 7),
     "--quiet": ("quiet", True),
     "--no-quiet": ("quiet", False),
+    "--transformers-cache x": ("hub_cache", "x"),
     "--cuda": ("device", "cuda"),
     "--device cuda:1": ("device", "cuda:1"),
     "--gpu-rich": ("device", "cuda"),
@@ -38,9 +40,9 @@ SETS = {
     "--no-write-model-card": ("write_model_card", False),
 }
 ANSWERED = (
-    *("--trust-remote-code", "--transformers-cache x", "--lora-merge-cache x"),
-    *("--lora-merge-dtype bfloat16", "-v", "-vv", "--low-cpu-memory", "--no-lazy-unpickle"),
-    *("--read-to-gpu", "--multi-gpu", "--gpu-rich", "--async-write", "--write-threads 2"),
+    *("--trust-remote-code", "--lora-merge-cache x", "--lora-merge-dtype bfloat16", "-v", "-vv"),
+    *("--low-cpu-memory", "--no-lazy-unpickle", "--read-to-gpu", "--multi-gpu", "--gpu-rich"),
+    *("--async-write", "--write-threads 2"),
 )
 # What is so in any case, and the counterparts of what has no effect.
 SILENT = (
@@ -81,7 +83,7 @@ def test_an_option_with_a_meaning_sets_it(line):
 @pytest.mark.parametrize("line", [*ANSWERED, *SILENT])
 def test_an_option_without_one_changes_nothing_and_is_answered_once(line, capsys):
     args = read(f"{line} {line}")
-    merge.mergekit.print_answers(args)
+    assert merge.mergekit.answering(lambda args: 3)(args) == 3
     said = capsys.readouterr().err.splitlines()
     assert len(said) == (line in ANSWERED)
     assert all(text.startswith(f"note: {line.split()[0][:2]}") for text in said)
@@ -93,6 +95,17 @@ def test_an_option_without_one_changes_nothing_and_is_answered_once(line, capsys
 def test_an_option_that_would_do_harm_is_refused_in_a_line(line):
     with pytest.raises(UsageError, match=REFUSED[line]):
         read(line)
+
+
+def test_the_folder_of_the_hub_is_that_of_the_option_meanwhile(monkeypatch):
+    for before in ("mine", None):
+        monkeypatch.setenv("HF_HUB_CACHE", "mine")
+        if before is None:
+            monkeypatch.delenv("HF_HUB_CACHE")
+        seen = []
+        run = merge.mergekit.answering(lambda args: seen.append(os.environ["HF_HUB_CACHE"]) or 0)  # noqa: B023
+        assert run(read("--transformers-cache its")) == 0
+        assert (seen, os.environ.get("HF_HUB_CACHE")) == (["its"], before)
 
 
 def test_no_limit_of_a_shard_is_no_limit():
@@ -238,7 +251,6 @@ def test_a_card_names_models_and_no_folder_of_this_machine(models):
     assert call("out") == 0
     card = (models / "out" / "README.md").read_text()
     assert str(models) not in card
-    assert "base_model" not in card  # one/last is a folder, and no name on the Hub
     listed = re.findall("^- `(.*)`$", card, re.M)
     assert listed == ["one/last", "two/last", "a", "one/last"]
     assert np.array_equal(re.findall("model: (.*)", card), listed)
