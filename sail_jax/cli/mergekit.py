@@ -1,7 +1,7 @@
-"""The options of `mergekit-yaml`: what each of them does in `sail-jax merge`, or why nothing.
+"""The options of `mergekit-yaml`: the effect of each in `sail-jax merge`, or why it has none.
 
-A command line from a tutorial runs as it is. The table `OPTIONS` has for each option what it sets,
-or what is printed in answer to it.
+A command line from a tutorial runs as it is. The table `OPTIONS` has a row for each option: the
+argument that it sets, or the line that answers it.
 """
 
 import argparse
@@ -20,11 +20,11 @@ __all__ = ["OPTIONS", "Answer", "Option", "add_options", "answering", "on_device
 
 
 class Answer(NamedTuple):
-    """What an option does.
+    """The effect of an option.
 
     Attributes:
       sets: The argument that it sets, and its value; `...` for the value that was given.
-      note: The line that is printed if it is given; "" for none.
+      note: The line that is printed; "" for none.
       refused: Why it is refused; "" if it is not.
     """
 
@@ -37,12 +37,12 @@ class Option(NamedTuple):
     """An option of `mergekit-yaml`.
 
     Attributes:
-      flags: How it is spelled.
-      help: What it does here.
-      given: What happens if it is given.
-      without: What happens for its counterpart `--no-...`; None if it has none.
-      type: Reads its value; None if it takes none.
-      metavar: What the help calls the value.
+      flags: Its spellings.
+      help: Its effect here.
+      given: The effect of the option.
+      without: The effect of its counterpart `--no-...`; None without one.
+      type: Reads its value; None without a value.
+      metavar: The name of the value in the help.
     """
 
     flags: tuple[str, ...]
