@@ -377,6 +377,13 @@ def _linked(path):
     path.symlink_to("../elsewhere")
 
 
+def _pipe(path):
+    """Whoever opens it to read waits forever."""
+    path.unlink()
+    os.mkfifo(path)
+    os.utime(path, (0, 0))
+
+
 WAYS = {
     "'notes' was added": lambda out: (out / "notes").write_text("mine"),
     "'step/notes' was added": lambda out: (out / "step" / "notes").write_text("mine"),
@@ -389,6 +396,7 @@ WAYS = {
     ),
     "'step/state' in it was changed ": lambda out: os.utime(out / "step" / "state", (2**32, 2**32)),
     "'model.safetensors' in it was changed ": lambda out: _linked(out / "model.safetensors"),
+    "'step/state' in it was changed  ": lambda out: _pipe(out / "step" / "state"),
     "its record .* is damaged": lambda out: _behind_its_back(out / written.RECORD, 40),
     "it has no record": lambda out: (out / written.RECORD).unlink(),
     "it has no record ": lambda out: _linked(out / written.RECORD),
