@@ -4,7 +4,7 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +15,6 @@ from sail_jax.checkpoint.contents.layers import position
 from sail_jax.checkpoint.planning.plan import Plan, Treatment
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import Recipe
-from sail_jax.checkpoint.recipe.yaml_tree import Node
 from sail_jax.checks import escaped
 from sail_jax.merging.merge import Merge, example, get, options_of
 from sail_jax.merging.work import Work, passes, tree_bits
@@ -298,12 +297,14 @@ def _brief(recipe: Recipe) -> Callable[[str], str]:
 
     A card is for others: it names what the recipe names, but not the folders of one machine.
     """
-    named = [*_scalars(recipe.node), *(str(ref._replace(steps=())) for ref in recipe.models())]
-    words = {word.rstrip("/") for text in named for word in re.split("[@+]", text)}
+    models = recipe.models()
+    words = {word for ref in models for word in (ref.path, ref.lora) if word is not None}
+    # The text may have comments, and what is done to models; a word ends where YAML ends one.
+    for text in (recipe.text, *map(str, models)):
+        words |= {*re.split(r"[@+\s\"'(){},\[\]]", text)}
+    words = {word.rstrip("/") for word in words}
     paths = {w: Path(w) for w in words if os.path.isabs(w) and os.path.exists(w)}
-    # What lies in another of them, such as a step of a run, is shortened with it.
-    tops = {w: path for w, path in paths.items() if not {*path.parents} & {*paths.values()}}
-    ends = {w: _end(path, {*tops.values()}) for w, path in tops.items()}
+    ends = {word: _end(path, {*paths.values()}) for word, path in paths.items()}
 
     def brief(text: str) -> str:
         for word in sorted(ends, key=len, reverse=True):
@@ -314,22 +315,15 @@ def _brief(recipe: Recipe) -> Callable[[str], str]:
 
 
 def _end(path: Path, paths: Collection[Path]) -> str:
-    """The last parts of a path, as many as tell it from the others: mostly one."""
-    for count in range(1, len(path.parts)):
+    """The last parts of a path, as many as tell it from the others: mostly one.
+
+    The number of a step alone is no name, so its run is named too.
+    """
+    for count in range(1 + path.name.isdecimal(), len(path.parts)):
         end = path.parts[-count:]
         if sum(other.parts[-count:] == end for other in paths) == 1:
             return "/".join(end)
     return path.name
-
-
-def _scalars(node: Node) -> Iterator[str]:
-    """Yields every text in a tree of YAML."""
-    parts = node.value.values() if isinstance(node.value, Mapping) else node.value
-    if isinstance(parts, str):
-        yield parts
-    elif isinstance(parts, Iterable):
-        for part in parts:
-            yield from _scalars(part) if isinstance(part, Node) else ()
 
 
 def growth_card(

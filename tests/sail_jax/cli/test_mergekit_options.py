@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import many_devices
-import numpy as np
 import pytest
 from safetensors import safe_open
 from small_checkpoints import CONFIG, SHAPES, tensors
@@ -242,15 +241,19 @@ def test_an_input_within_what_is_replaced_is_refused(models):
 
 
 def test_a_card_names_models_and_no_folder_of_this_machine(models):
-    for place in ("one/last", "two/last"):
+    for place in ("one/last", "two/last", "run/400"):
         save_checkpoint(models / place, tensors(len(place)))
+    listed = ["'X/one/last'", "X/two/last", "X/a", "one/last", "X/run/400"]
+    text = "".join(f"- model: {name}\n" for name in listed).replace("X", str(models))
     (models / "recipe").write_text(
-        f"merge_method: linear\nmodels:\n- model: {models}/one/last\n- model: {models}/two/last\n"
-        f"- model: {models}/a\n- model: one/last\nparameters: {{weight: 1}}\n"
+        f"# of {models}/one/last, found in {models.parent}\nmerge_method: linear\n"
+        f"parameters: {{weight: 1}}\nmodels:\n{text}"
     )
     assert call("out") == 0
     card = (models / "out" / "README.md").read_text()
     assert str(models) not in card
-    listed = re.findall("^- `(.*)`$", card, re.M)
-    assert listed == ["one/last", "two/last", "a", "one/last"]
-    assert np.array_equal(re.findall("model: (.*)", card), listed)
+    assert f"/{models.parent.name}" not in card
+    short = ["one/last", "two/last", "a", "one/last", "run/400"]
+    assert re.findall("^- `(.*)`$", card, re.M) == short
+    assert re.findall("model: '?([^'\n]*)", card) == short
+    assert "# of one/last, found in" in card
