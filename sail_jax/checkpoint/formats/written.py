@@ -84,6 +84,12 @@ def strange(out: Path) -> str:
     with reading(out):
         last = os.lstat(out / RECORD).st_mtime_ns
         found = {name: about for name, about in _entries(out) if name != RECORD}
+        places = [
+            out,
+            *(out / name for name, about in found.items() if stat.S_ISDIR(about.st_mode)),
+        ]
+        if closed := [path for path in places if not os.access(path, os.W_OK | os.X_OK)]:
+            return f"{closed[0]} may not be changed by this user"
         for name, about in sorted(found.items()):
             if stat.S_ISDIR(about.st_mode) and name in folders:
                 continue

@@ -417,6 +417,17 @@ def test_what_is_not_ours_or_was_changed_is_left_alone(tmp_path, said):
     assert not out.with_name(".m.partial").exists()
 
 
+@pytest.mark.parametrize("closed", ["m", "step"])
+def test_what_this_user_may_not_remove_is_left_alone(tmp_path, monkeypatch, closed):
+    """Found out before any work, and not when the old output is to go."""
+    older = _older(tmp_path / "m")
+    access = lambda path, mode: Path(path).name != closed  # noqa: E731
+    monkeypatch.setattr(written.os, "access", access)
+    with pytest.raises(CheckpointError, match=rf"{closed} may not be changed by this user"):
+        _create(tmp_path / "m", force=True)
+    assert _bytes(tmp_path / "m") == older
+
+
 def test_what_changes_while_the_new_output_is_written_is_left_alone(tmp_path):
     older = _older(tmp_path / "m")
     with _create(tmp_path / "m", force=True) as new:
