@@ -249,7 +249,7 @@ def add_options(parser: Any) -> None:
     """Adds the options of `mergekit-yaml` to those that a command has already.
 
     Args:
-      parser: The parser of the command. Flags that it knows stay what they are.
+      parser: The parser of the command. Flags that it knows already stay.
     """
     parser.set_defaults(
         answers={}, allow_crimes=False, random_seed=None, device=None, hub_cache=None,
@@ -265,7 +265,7 @@ def add_options(parser: Any) -> None:
 def answering(
     run: Callable[[argparse.Namespace], int],
 ) -> Callable[[argparse.Namespace], int]:
-    """Makes a command print a line for each option that was given and has no effect, once.
+    """Makes a command print one line for each option without effect.
 
     Args:
       run: Runs the command.
@@ -300,7 +300,7 @@ def seeded(recipe: Any, seed: int | None) -> Any:
       seed: The seed; None to leave the recipe as it is.
 
     Returns:
-      The recipe with that seed. Its text, which is written beside the output, says so in a comment.
+      The recipe with that seed. A comment at the top of its text has the seed.
     """
     if seed is None or seed == recipe.seed:
         return recipe

@@ -1,8 +1,8 @@
 """The record that an output bears, by which it is recognised before it is replaced.
 
-It lists every file and folder of the output. It holds nothing that differs between two runs which
-write the same bytes: that a file was changed later is seen by its size, by a checksum of samples,
-and by a time of change after that of the record, which is written last.
+It lists every file and folder of the output. Two runs that write the same bytes write the same
+record. The record is written last. A later change of a file shows in three ways: by the size, by a
+checksum of samples, and by a time of change after the record's.
 """
 
 import os
@@ -58,13 +58,13 @@ def seal(folder: Path) -> None:
 
 
 def strange(out: Path) -> str:
-    """Finds what is in the way of replacing an output.
+    """Finds a reason not to replace an output.
 
     Args:
       out: The path, at which something stands.
 
     Returns:
-      Why it may not be replaced, for a message; "" if it is an output with its record, and nothing
+      The reason, for a message; "" if it is an output with its record, and nothing
       in it was changed, added or removed since.
 
     Raises:
@@ -95,7 +95,7 @@ def strange(out: Path) -> str:
                 continue
             if name not in files:
                 return f"{name!r} was added to it"
-            # Anything but a plain file, a link say, has no bytes of its own: it is never opened.
+            # Only plain files are opened: a pipe would wait, a link leads elsewhere.
             if (
                 not stat.S_ISREG(about.st_mode)
                 or about.st_mtime_ns > last
