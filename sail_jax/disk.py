@@ -209,6 +209,24 @@ def _canonical(record: Any) -> bytes:
     return json.dumps(record, sort_keys=True, allow_nan=False).encode()
 
 
+def sealed(record: Mapping[str, Any]) -> bytes:
+    """Makes the file of a JSON object together with the checksum of its content.
+
+    Args:
+      record: What JSON can hold, without NaN and infinities.
+
+    Returns:
+      The bytes of the file.
+
+    Raises:
+      ValueError: For a value that is NaN or infinite.
+      TypeError: For a value that JSON cannot hold.
+    """
+    # The checksum is of the content and not of the text, so that indentation and order may change.
+    whole = {**record, "sha256": sha256(_canonical(record))}
+    return (json.dumps(whole, indent=2, allow_nan=False) + "\n").encode()
+
+
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
     """Writes a JSON object together with the checksum of its content, all of it or nothing.
 
@@ -222,9 +240,7 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
       TypeError: For a value that JSON cannot hold.
       StoreError: If the file cannot be written.
     """
-    # The checksum is of the content and not of the text, so that indentation and order may change.
-    sealed = {**record, "sha256": sha256(_canonical(record))}
-    write_atomic(path, (json.dumps(sealed, indent=2, allow_nan=False) + "\n").encode())
+    write_atomic(path, sealed(record))
 
 
 def read_record(path: Path, fields: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:

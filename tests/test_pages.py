@@ -1,9 +1,13 @@
 """The README is short, links lead somewhere, every page is in the tree of the site."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+
+from sail_jax.cli import main as cli
+from sail_jax.cli.table import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 GENERATED = re.compile(r"(\.\./)?generated/[\w.-]+\.(md|rst|svg)(#[\w-]+)?")
@@ -39,6 +43,35 @@ def test_every_page_is_in_the_tree():
     for page in WRITTEN[2:]:
         name = str(page.relative_to(ROOT / "docs").with_suffix(""))
         assert name == "index" or re.search(rf"^{re.escape(name)}$", index, re.M), name
+
+
+# Blocks of shell that are run as they stand, on what `sail-jax examples` makes.
+RUN = re.compile(r"^<!-- run -->\n```sh\n(.*?)^```", re.M | re.S)
+HOW_TO = {page.stem: page.read_text() for page in sorted((ROOT / "docs" / "how_to").glob("*.md"))}
+
+
+def commands(page):
+    """The command lines of the blocks of a page that are run."""
+    lines = "".join(RUN.findall(HOW_TO[page])).splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def test_every_command_on_checkpoints_has_a_page_with_an_example_that_runs():
+    shown = {words[1] for page in HOW_TO for words in commands(page)}
+    for name, command in COMMANDS.items():
+        if command.package == "sail_jax.cli":
+            called = rf"^>>> .*\b{name}_checkpoints?\("
+            assert name in shown or any(re.search(called, page, re.M) for page in HOW_TO.values())
+
+
+@pytest.mark.slow
+@pytest.mark.thirds(slow=True)
+@pytest.mark.parametrize("page", [page for page in HOW_TO if commands(page)])
+def test_blocks_of_shell_run(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for program, *words in commands(page):
+        assert program == "sail-jax"
+        assert cli.main(words) == 0, (words, capsys.readouterr().err)
 
 
 def test_the_software_is_cited_by_its_version():

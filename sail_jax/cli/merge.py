@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sail_jax.cli import mergekit
 from sail_jax.cli.kernels import compiled_for, remember_kernels
 from sail_jax.cli.options import add_copying, file, on_inputs, outcome, run_options
 from sail_jax.cli.progress import Meter, fitted, say, show
@@ -47,16 +48,12 @@ def add_arguments(parser: Any) -> None:
         help="measure what was merged, and write report.json and report.html there",
     )
     add(
-        "--allow-crimes",
-        action="store_true",
-        help="merge networks of other architectures, and outputs that contradict their config.json",
-    )
-    add(
         "--strict",
         action="store_true",
         help="refuse a recipe in which something has no effect; by default that is a note",
     )
     add_copying(parser)
+    mergekit.add_options(parser)
 
 
 def read_recipes(path: Path) -> Any:
@@ -99,7 +96,7 @@ def run(args: Namespace) -> int:
         return 0
     if args.recipe is None:
         raise ValueError("name a recipe: sail-jax merge RECIPE OUT")
-    recipes = read_recipes(args.recipe)
+    recipes = [mergekit.seeded(recipe, args.random_seed) for recipe in read_recipes(args.recipe)]
     if args.plan:
         return _plan(args, recipes)
     if args.out is None:
@@ -112,7 +109,7 @@ def run(args: Namespace) -> int:
         named = several and recipe.name and args.report
         return args.report / recipe.name if named else args.report
 
-    with Meter(args.quiet) as meter, compiled_for(inputs):
+    with Meter(args.quiet) as meter, compiled_for(inputs), mergekit.on_device(args.device):
         last = merging.merge_recipe(
             recipes, args.out, measure=args.report is not None, run=_options(args, meter),
             before=lambda ready: _admit(report(ready.recipe)),
@@ -121,14 +118,9 @@ def run(args: Namespace) -> int:
     for merged in (*last.others, last):
         _report(report(merged.recipe), merged)
         _said(merged, f"{merged.recipe.name}: " if several and merged.recipe.name else "")
-        line = outcome(merged, len(merged.plan.treatments))
-        # Its folder is removed by now.
-        passing = merged.recipe.name in used
-        show(
-            line.replace(f"{merged.out}:", f"{merged.recipe.name}, for others:")
-            if passing
-            else line
-        )
+        # The folder of what only serves others is removed by now.
+        where = f"{merged.recipe.name}, for others" if merged.recipe.name in used else None
+        show(outcome(merged, len(merged.plan.treatments), where))
     return 0
 
 
@@ -164,8 +156,8 @@ def _said(merged: Any, who: str) -> None:
 
 def _options(args: Namespace, progress: Any = None) -> Any:
     """The options of the run."""
-    options = run_options(args, progress)
-    return dataclasses.replace(options, allow_crimes=args.allow_crimes, strict=args.strict)
+    names = ("allow_crimes", "copy_tokenizer", "write_model_card", "strict")
+    return dataclasses.replace(run_options(args, progress), **{n: getattr(args, n) for n in names})
 
 
 def _differing(names: Sequence[str], integers: str) -> str:
@@ -199,4 +191,4 @@ def _report(folder: Path | None, merged: Any) -> None:
         show(path)
 
 
-main = on_inputs(add_arguments, run)
+main = on_inputs(add_arguments, mergekit.answering(run))

@@ -313,6 +313,12 @@ def add_copying(parser: Any) -> None:
     add = parser.add_argument
     add("--resume", action="store_true", help="continue this command where it was interrupted")
     add(
+        "--force",
+        action="store_true",
+        help="replace an output folder that sail-jax wrote and nobody changed; the old one stays "
+        "until the new one is whole",
+    )
+    add(
         "--max-memory",
         metavar="SIZE",
         type=size,
@@ -361,19 +367,21 @@ def add_params(parser: Any) -> None:
     )
 
 
-def outcome(done: Any, tensors: int) -> str:
+def outcome(done: Any, tensors: int, where: object = None) -> str:
     """Writes the line about the output that merging, growing and aligning end with.
 
     Args:
       done: What the operation returned, with `out`, `seconds` and `unchanged`.
       tensors: How many tensors the output has.
+      where: What the line begins with; None for the place of the output.
 
     Returns:
-      One line; it says so if an earlier call had finished the output.
+      One line, also about whether an earlier call had finished the output.
     """
+    where = done.out if where is None else where
     if done.unchanged:
-        return f"{done.out}: finished before, and holds these {tensors} tensors"
-    return f"{done.out}: {tensors} tensors in {done.seconds:.1f} s"
+        return f"{where}: finished before, and holds these {tensors} tensors"
+    return f"{where}: {tensors} tensors in {done.seconds:.1f} s"
 
 
 def run_options(args: Any, progress: Any = None) -> Any:
@@ -391,5 +399,5 @@ def run_options(args: Any, progress: Any = None) -> Any:
     return RunOptions(
         resume=args.resume, max_memory=args.max_memory, threads=args.threads,
         allow_nonfinite=args.allow_nonfinite, allow_pickle=args.allow_pickle, format=args.format,
-        shard_bytes=args.shard_size, select=args.select, progress=progress,
+        shard_bytes=args.shard_size, select=args.select, progress=progress, force=args.force,
     )  # fmt: skip

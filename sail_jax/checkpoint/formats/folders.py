@@ -7,7 +7,9 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
+from sail_jax.checkpoint.formats import written
 from sail_jax.checkpoint.formats.files import CheckpointError, explained
+from sail_jax.checks import argument
 
 try:
     import fcntl
@@ -30,7 +32,12 @@ def is_empty_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
 
 
-def admit(out: Path, inputs: Iterable[str | os.PathLike[str]], resume: bool = False) -> None:
+def admit(
+    out: Path,
+    inputs: Iterable[str | os.PathLike[str]],
+    resume: bool = False,
+    force: bool = False,
+) -> None:
     """Checks that an output can be written at a path, before any work is done for it.
 
     Args:
@@ -38,10 +45,11 @@ def admit(out: Path, inputs: Iterable[str | os.PathLike[str]], resume: bool = Fa
       inputs: The checkpoints that are read.
       resume: Whether an output that is there already is admitted. Whether it is the right one is
         for the writer to say.
+      force: Whether an output that an operation wrote there is admitted, to be replaced.
 
     Raises:
       CheckpointError: If the path cannot be a file name, something stands there already (an empty
-        folder may), or it lies within an input.
+        folder may), it lies within an input, or it is to be replaced and an input lies within it.
     """
     try:
         named = bool(out.name.encode()) and str(out).encode()
@@ -51,15 +59,21 @@ def admit(out: Path, inputs: Iterable[str | os.PathLike[str]], resume: bool = Fa
         raise CheckpointError(f"{out}: expected a name for the output, in UTF-8")
     # `lexists` sees a link that leads nowhere as well: it exists for a rename, but is no output.
     there = os.path.lexists(out) and not is_empty_folder(out)
-    if there and not (resume and os.path.exists(out)):
-        raise CheckpointError(f"{out} exists already; choose another place for the output")
+    if there and force:
+        written.check_own(out)
+    elif there and not (resume and os.path.exists(out)):
+        more = "" if written.strange(out) else f", or {argument('force', 'True')} replaces it"
+        raise CheckpointError(f"{out} exists already; choose another place for the output{more}")
     with explained("write", out), contextlib.suppress(FileNotFoundError):
         os.lstat(out.with_name(f".{out.name}.partial"))  # raises where no name can stand
     # Path.resolve would raise for a link that leads to itself.
     real = Path(os.path.realpath(out))
     for path in inputs:
-        if Path(os.path.realpath(path)) in (real, *real.parents):
+        read = Path(os.path.realpath(path))
+        if read in (real, *real.parents):
             raise CheckpointError(f"{out} lies in {path}, which is read: choose another place")
+        if there and force and real in read.parents:
+            raise CheckpointError(f"{path}, which is read, lies in {out}: choose another place")
 
 
 def hold(partial: Path, out: Path) -> int | None:

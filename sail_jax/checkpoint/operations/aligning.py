@@ -117,7 +117,7 @@ def align_checkpoints(
     began, unchanged = time.monotonic(), False
     check_options({k: v for k, v in options.items() if k != "progress"})
     if out is not None:
-        admit(Path(out), [a, b], run.resume)
+        admit(Path(out), [a, b], run.resume, run.force)
     with (
         opened(a, run) as reference,
         opened(b, run) as other,

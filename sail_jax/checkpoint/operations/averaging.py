@@ -460,7 +460,7 @@ def _branch(name: str) -> str:
 def _admit(ready: Averaging, run: RunOptions) -> None:
     """Refuses an output that would become a step of the run itself, or has another form."""
     out = ready.out
-    admit(out, [checkpoint.path for checkpoint in ready.inputs], run.resume)
+    admit(out, [checkpoint.path for checkpoint in ready.inputs], run.resume, run.force)
     homes = {step.path.resolve().parent for step in ready.steps if step.path.is_dir()}
     if out.resolve().parent in homes and numbered(out.name):
         raise CheckpointError(

@@ -101,7 +101,7 @@ def convert_checkpoint(
             f"{nearest(dtype, DTYPES)}"
         )
     wanted = None if dtype is None else DTYPES[dtype]
-    admit(Path(out), [path], run.resume)
+    admit(Path(out), [path], run.resume, run.force)
     with opened(path, run, adapters=True) as checkpoint:
         known = config_of(checkpoint.extras) if config is None else read_target(config)
         # A tree that was written here has a configuration that holds the one of Hugging Face.

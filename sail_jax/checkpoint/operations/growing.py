@@ -212,7 +212,7 @@ def grow_checkpoint(
     """
     began = time.monotonic()
     check_options(options)
-    admit(Path(out), [path], run.resume)
+    admit(Path(out), [path], run.resume, run.force)
     with growing(
         path, to, method, seed=seed, config=config, rules=rules, run=run, **options
     ) as ready:

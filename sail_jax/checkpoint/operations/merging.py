@@ -122,7 +122,10 @@ def prepared(
             # files.
             return stack.enter_context(inputs[-1])
 
-        plan = planning.plan(recipe, open, allow_crimes=run.allow_crimes, strict=run.strict)
+        plan = planning.plan(
+            recipe, open, allow_crimes=run.allow_crimes, strict=run.strict,
+            copy_tokenizer=run.copy_tokenizer,
+        )  # fmt: skip
         works = tuple(treatment.work for treatment in plan.treatments)
         mark = planning.fingerprint(plan)
         bounds = limits(works, run.max_memory, run.threads)
@@ -241,7 +244,12 @@ def merge_recipe(
     # All of them are planned before any is carried out: a mistake in the last one is found at once.
     with previewed(recipes, run) as plans:
         ready = [plan for plan in plans if isinstance(plan, Prepared)]
-        admit(out, [checkpoint.path for plan in ready for checkpoint in plan.inputs], run.resume)
+        admit(
+            out,
+            [checkpoint.path for plan in ready for checkpoint in plan.inputs],
+            run.resume,
+            run.force,
+        )
     used = {name for one in recipes for name in one.uses}
     with between(out, used, run.resume) as folder:
         places: dict[str, Path] = {}
@@ -269,19 +277,21 @@ def _merged(
     """Carries out one recipe."""
     began = time.monotonic()
     with prepared(recipe, run, documents) as ready:
-        admit(out, [checkpoint.path for checkpoint in ready.inputs], run.resume)
+        admit(out, [checkpoint.path for checkpoint in ready.inputs], run.resume, run.force)
         if before is not None:
             before(ready)
         records, unchanged = carried_out(
             ready.works, out, ready.limits, ready.fingerprint, ready.inputs,
-            lambda: _extras(ready, out.name), run, measure=measure, done=done,
+            lambda: _extras(ready, out.name, run), run, measure=measure, done=done,
         )  # fmt: skip
     return Merged(recipe, ready.plan, records, out, time.monotonic() - began, unchanged)
 
 
-def _extras(ready: Prepared, name: str) -> dict[str, bytes | Path]:
+def _extras(ready: Prepared, name: str, run: RunOptions) -> dict[str, bytes | Path]:
     """The files beside the tensors of the output."""
     extras = dict(ready.plan.extras)
+    if not run.write_model_card:
+        return extras
     extras["README.md"] = cards.model_card(ready.recipe, ready.plan, name).encode()
     if ready.recipe.text:
         extras["recipe.yaml"] = ready.recipe.text.encode()

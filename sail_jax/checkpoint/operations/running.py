@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import os
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
@@ -22,7 +20,7 @@ from sail_jax.checkpoint.engine.executor import (
     summary,
 )
 from sail_jax.checkpoint.formats.extras import config_of
-from sail_jax.checkpoint.formats.files import CheckpointError, reading
+from sail_jax.checkpoint.formats.files import CheckpointError, sample
 from sail_jax.checkpoint.formats.open import Checkpoint, changed, open_checkpoint, open_values
 from sail_jax.checkpoint.formats.table import check_written
 from sail_jax.checkpoint.output.writer import create
@@ -60,6 +58,11 @@ class RunOptions:
       allow_crimes: Whether networks of other architectures are merged, and an output may contradict
         its config.json.
       strict: Whether what a recipe says without effect is an error. By default it is a note.
+      force: Whether an output that is there already is replaced, once the new one is whole. It must
+        be one that an operation wrote, and unchanged since; anything else is refused.
+      copy_tokenizer: Whether a merge copies the files of a tokenizer. Those that a recipe's
+        `tokenizer` makes are always written.
+      write_model_card: Whether a merge writes a model card and the recipe.
       format: The format of the output; see `create`.
       shard_bytes: The most bytes in a file of the output; see `create`.
       sync: Whether the output is on the disk before it takes its name.
@@ -79,6 +82,9 @@ class RunOptions:
     allow_pickle: bool = False
     allow_crimes: bool = False
     strict: bool = False
+    force: bool = False
+    copy_tokenizer: bool = True
+    write_model_card: bool = True
     format: str | None = None
     shard_bytes: int = 5_000_000_000
     sync: bool = True
@@ -188,10 +194,6 @@ def unselected(checkpoint: Checkpoint) -> list[str]:
     return said
 
 
-BLOCK, BLOCKS = 1 << 12, 1 << 8
-"""Bytes of a sample of a file, and how many samples there are (and the last one)."""
-
-
 def _state(inputs: Sequence[Checkpoint]) -> dict[str, tuple[int, int, int]]:
     """What changes when an input does: the size, time and checksum of each of its files.
 
@@ -200,24 +202,9 @@ def _state(inputs: Sequence[Checkpoint]) -> dict[str, tuple[int, int, int]]:
     """
     files = {path: about for checkpoint in inputs for path, about in checkpoint.files.items()}
     return {
-        str(path): (about.st_size, about.st_mtime_ns, _sample(path, about.st_size))
+        str(path): (about.st_size, about.st_mtime_ns, sample(path, about.st_size))
         for path, about in sorted(files.items())
     }
-
-
-def _sample(path: Path, size: int) -> int:
-    """The checksum of blocks of a file at equal distances, and of the last block.
-
-    A file of up to 1 MiB is covered completely.
-    """
-    step = max(BLOCK, -(-size // BLOCKS))
-    checksum = 0
-    with reading(path), path.open("rb", buffering=0) as file:
-        for start in (*range(0, size, step), max(0, size - BLOCK)):
-            # CRC-32 is for accidents, not for attackers; reading whole checkpoints for a digest
-            # would take as long as many a merge.
-            checksum = zlib.crc32(os.pread(file.fileno(), BLOCK, start), checksum)
-    return checksum
 
 
 def carried_out(
@@ -269,6 +256,7 @@ def carried_out(
         out, {work.name: (work.dtype, work.shape) for work in works},
         fingerprint=mark, rewrites=rewrites,
         format=run.format, shard_bytes=run.shard_bytes, resume=run.resume, sync=run.sync,
+        record=True, force=run.force,
     ) as writer:  # fmt: skip
         records = execute(
             works, writer, limits, allow_nonfinite=run.allow_nonfinite, measure=measure,

@@ -6,6 +6,7 @@ Work happens in the folder `.<name>.partial` beside the output:
 - `data/`: the output, every file at its full size from the start.
 - `stage/`: the tensors until the end, only where a library writes the whole output at once.
 - `extras/`: the plain files beside the tensors.
+- `old/`: an output that is replaced, from the moment the new one is whole until it has the name.
 
 At the end everything is flushed to the disk and `data` is renamed to the output.
 """
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from sail_jax import disk
-from sail_jax.checkpoint.formats import rewritten
+from sail_jax.checkpoint.formats import rewritten, written
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, checked_shape, explained
 from sail_jax.checkpoint.formats.folders import Flusher, hold, is_empty_folder, pwrite, reserve
 from sail_jax.checkpoint.formats.layout import Layout, Wanted
@@ -44,7 +45,7 @@ __all__ = ["Writer", "create", "save_checkpoint"]
 
 # The bytes of a tensor that share one digest.
 _PIECE = 1 << 22
-_OURS = {"journal", "data", "stage", "extras"}
+_OURS = {"journal", "data", "stage", "extras", "old"}
 
 
 def create(
@@ -58,6 +59,8 @@ def create(
     resume: bool = False,
     sync: bool = True,
     rewrites: Checkpoint | None = None,
+    record: bool = False,
+    force: bool = False,
 ) -> "Writer":
     """Opens an output for the tensors of a checkpoint, to be written in any order.
 
@@ -80,6 +83,9 @@ def create(
         measurements only: a crash of the machine may then lose data.
       rewrites: A checkpoint of which the output is a copy, but for these tensors. A folder is
         copied into the output under its own name. Neither `format` nor `metadata` counts then.
+      record: Whether a folder gets the record by which `force` recognises it later.
+      force: Whether an output with such a record, which nobody changed since, is replaced. It stays
+        until the new one is whole.
 
     Returns:
       The writer.
@@ -104,7 +110,8 @@ def create(
         layout = rewritten.layout(rewrites, wanted)
         folder = rewrites.path.is_dir() or of_output(out) is None
         copied = Format(name=rewrites.format, files=(rewrites.path.resolve().name,))
-        return Writer(out, wanted, layout, fingerprint, copied, folder, resume, sync)
+        how = (copied, folder, resume, sync, record, force)
+        return Writer(out, wanted, layout, fingerprint, *how)
     check_written(format)
     own = of_output(out)
     chosen = FORMATS[format] if format else own or FORMATS["safetensors"]
@@ -114,7 +121,8 @@ def create(
         raise CheckpointError(f"shard_bytes: expected at least 1, got {shard_bytes}")
     file = out.name if own else chosen.file
     layout = LAYOUTS[chosen.name](wanted, file, dict(metadata or {}), None if own else shard_bytes)
-    return Writer(out, wanted, layout, fingerprint, chosen, own is None, resume, sync)
+    how = (chosen, own is None, resume, sync, record, force)
+    return Writer(out, wanted, layout, fingerprint, *how)
 
 
 def _checked(tensors: Mapping[str, tuple[Any, Shape]]) -> Wanted:
@@ -159,6 +167,8 @@ class Writer:
         folder: bool,
         resume: bool,
         sync: bool,
+        record: bool,
+        force: bool,
     ) -> None:
         """Takes the place of the output, and finds out what an earlier run left; see `create`.
 
@@ -171,6 +181,8 @@ class Writer:
           folder: Whether the output is a folder.
           resume: Whether unfinished work is continued.
           sync: Whether everything is flushed to the disk at the end.
+          record: Whether a folder gets a record.
+          force: Whether an output with its record is replaced.
 
         Raises:
           CheckpointError: If the output cannot be written, is taken, or is in use.
@@ -180,6 +192,8 @@ class Writer:
         self._root = self.partial / ("stage" if layout.convert else "data")
         self._payload = self.partial / "data" / ("" if folder else out.name)
         self._format, self._sync = format, sync
+        self._record, self._force = record, force
+        self._old = self.partial / "old"
         self._file = format.file if folder else out.name
         self._pieces: dict[str, dict[int, Piece]] = {name: {} for name in wanted}
         self._done: set[str] = set()
@@ -220,6 +234,8 @@ class Writer:
         """Closes all files and gives up the lock; unfinished work stays and can be resumed."""
         with contextlib.suppress(OSError):  # commit raises it
             self._flusher.close()
+        with contextlib.suppress(disk.StoreError):  # the next run does it
+            self._put_back()
         # An interrupt may end this between any two lines, and `with` then closes once more. What is
         # closed is therefore forgotten first: its number may be another file's by then.
         while self._fds:
@@ -239,6 +255,7 @@ class Writer:
     def _claim(self, head: dict[str, Any], resume: bool) -> None:
         """Starts anew, resumes, or finds the output finished; refuses everything else."""
         path = self.partial / "journal"
+        self._put_back()
         with explained("read", self.partial):
             names = {p.name for p in self.partial.iterdir() if not p.name.endswith(".part")}
             taken = os.path.lexists(self.out) and not is_empty_folder(self.out)
@@ -258,7 +275,14 @@ class Writer:
                 pieces, names, old = {}, set(), False
         # What stands at the place of the output may only be this very work, finished: `write` then
         # compares it, entry by entry.
-        if taken:
+        if taken and self._force:
+            try:
+                written.check_own(self.out)
+            except CheckpointError:
+                if not names:
+                    self._remove()
+                raise
+        elif taken:
             if not names and resume and self._is_there():
                 self.unchanged = True
                 return
@@ -511,13 +535,18 @@ class Writer:
             if (data / extra.name).is_dir():
                 raise CheckpointError(f"'{extra.name}' is the name of a folder of the output")
             shutil.copyfile(extra, data / extra.name)
+        if self._record and self.folder:
+            written.seal(data)
         if self._sync:
             self._flusher.close()
             for above, _, files in os.walk(data):
                 for name in (*files, ""):
                     # Files, and then (by the empty name) the folder that lists them.
                     disk.sync(Path(above) / name)
-        if os.path.lexists(self.out) and not is_empty_folder(self.out):
+        there = os.path.lexists(self.out) and not is_empty_folder(self.out)
+        if there and self._force:
+            written.check_own(self.out)
+        elif there:
             raise CheckpointError(
                 f"{self.out} has appeared meanwhile; move it away, then "
                 f"{argument('resume', 'True')} continues"
@@ -527,10 +556,18 @@ class Writer:
         journal.commit(self._payload.stat().st_ino)
         if not self.folder and self.out.is_dir():
             self.out.rmdir()
+        if there:
+            os.rename(self.out, self._old)
         # The one step that others see; everything before it is on the disk already.
         os.rename(self._payload, self.out)
         if self._sync:
             disk.sync(self.out.parent)
+
+    def _put_back(self) -> None:
+        """Gives an output its name back that was to be replaced, if the new one never got it."""
+        if os.path.lexists(self._old) and not os.path.lexists(self.out):
+            with explained("write", self.out):
+                os.rename(self._old, self.out)
 
     def abandon(self) -> None:
         """Removes the unfinished work and closes the writer.

@@ -2,8 +2,10 @@
 
 import inspect
 import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -254,7 +256,7 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
       Markdown with the front matter that the Hugging Face Hub reads, the method and its source, the
       inputs, the notes and the recipe.
     """
-    entry = recipe.entry
+    entry, brief = recipe.entry, _brief(recipe)
     title = f"[{entry.title}]({entry.reference})" if entry.reference else entry.title
     models = [model for model in plan.inputs if model.role != "tokenizer"]
     base = next((model.name for model in models if model.role == "base"), None)
@@ -272,21 +274,56 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
         "## How",
         "",
         f"Method: {title} (`{recipe.method}`, compat `{plan.compat}`, seed {plan.seed}).",
-        *([] if base is None else [f"Base: {_code(base)}."]),
+        *([] if base is None else [f"Base: {_code(brief(base))}."]),
         "",
         "Models:",
         "",
-        *(f"- {_code(model.name)}" for model in models if model.name != base),
+        *(f"- {_code(brief(model.name))}" for model in models if model.name != base),
     ]
     copied = sum(t.method == "copy" for t in plan.treatments)
     body += ["", f"{len(plan.treatments)} tensors, {copied} of them copied."]
     for title, lines in (("Lost", plan.losses), ("Notes", plan.notes)):
         if lines:
-            body += ["", f"{title}:", "", *(f"- {_text(line)}" for line in lines)]
+            body += ["", f"{title}:", "", *(f"- {_text(brief(line))}" for line in lines)]
     if recipe.text:
-        ticks = _ticks(recipe.text, 3)
-        body += ["", "## Recipe", "", f"{ticks}yaml", recipe.text.strip("\n"), ticks]
+        text = brief(recipe.text)
+        ticks = _ticks(text, 3)
+        body += ["", "## Recipe", "", f"{ticks}yaml", text.strip("\n"), ticks]
     return "\n".join(["---", *front, "---", "", *body]) + "\n"
+
+
+def _brief(recipe: Recipe) -> Callable[[str], str]:
+    """Makes the function that shortens absolute paths in a text to the ends of their names.
+
+    A card is for others: it names what the recipe names, but not the folders of one machine.
+    """
+    models = recipe.models()
+    words = {word for ref in models for word in (ref.path, ref.lora) if word is not None}
+    # The text may have comments, and what is done to models; a word ends where YAML ends one.
+    for text in (recipe.text, *map(str, models)):
+        words |= {*re.split(r"[@+\s\"'(){},\[\]]", text)}
+    words = {word.rstrip("/") for word in words}
+    paths = {w: Path(w) for w in words if os.path.isabs(w) and os.path.exists(w)}
+    ends = {word: _end(path, {*paths.values()}) for word, path in paths.items()}
+
+    def brief(text: str) -> str:
+        for word in sorted(ends, key=len, reverse=True):
+            text = text.replace(word, ends[word])
+        return text
+
+    return brief
+
+
+def _end(path: Path, paths: Collection[Path]) -> str:
+    """The last parts of a path, as many as tell it from the others: mostly one.
+
+    The number of a step alone is no name, so its run is named too.
+    """
+    for count in range(1 + path.name.isdecimal(), len(path.parts)):
+        end = path.parts[-count:]
+        if sum(other.parts[-count:] == end for other in paths) == 1:
+            return "/".join(end)
+    return path.name
 
 
 def growth_card(
@@ -309,6 +346,8 @@ def growth_card(
     front = ["library_name: transformers"] if transformers else []
     options = "".join(f", {key} {value}" for key, value in about["options"].items())
     how = f"`{about['method']}`, seed {about['seed']}{_text(options)}"
+    source = str(about["source"])
+    source = Path(source).name if os.path.isabs(source) else source
     lost = [row for row in about["spaces"] if row["lost"]]
     tag, origin = ("pruned", "larger") if prunes else ("grown", "smaller")
     body = [
@@ -316,7 +355,7 @@ def growth_card(
         "",
         f"A network {tag} from a {origin} one, made with sail-jax.",
         "",
-        f"Source: {_code(about['source'])}. Method: {how}.",
+        f"Source: {_code(source)}. Method: {how}.",
         "",
         *(f"- {_text(f'{key}: {old} to {new}')}" for key, (old, new) in about["changes"].items()),
         "",

@@ -202,6 +202,7 @@ def plan(
     *,
     allow_crimes: bool = False,
     strict: bool = False,
+    copy_tokenizer: bool = True,
 ) -> Plan:
     """Decides what a recipe does to every tensor, by the rules at the top of this module.
 
@@ -212,6 +213,8 @@ def plan(
       allow_crimes: Whether networks of other architectures are merged, and an output may contradict
         its config.json.
       strict: Whether what has no effect is an error. By default it is a note.
+      copy_tokenizer: Whether the files of a tokenizer are copied. Those that the recipe's
+        `tokenizer` makes are in the plan regardless.
 
     Returns:
       The plan. Its tensors are read from the open checkpoints when it is run.
@@ -222,7 +225,7 @@ def plan(
       ValueError: If an adapter does not fit or a file beside the tensors cannot be read; and
         whatever `open` raises.
     """
-    return _Planner(recipe, open, allow_crimes, strict).plan()
+    return _Planner(recipe, open, allow_crimes, strict, copy_tokenizer).plan()
 
 
 def fingerprint(plan: Plan) -> str:
@@ -266,9 +269,16 @@ class _Planner:
     """The state of planning one recipe: its inputs, what was made of them, and the notes."""
 
     def __init__(
-        self, recipe: Recipe, open: Callable[[str], Checkpoint], allow_crimes: bool, strict: bool
+        self,
+        recipe: Recipe,
+        open: Callable[[str], Checkpoint],
+        allow_crimes: bool,
+        strict: bool,
+        copy_tokenizer: bool,
     ):
         self.recipe, self.entry, self.allow_crimes = recipe, recipe.entry, allow_crimes
+        # What a recipe asks for is written, whatever the options.
+        self.copy_tokenizer = copy_tokenizer or recipe.tokenizer is not None
         self.hyperparameters, self.notes = Hyperparameters(recipe), list[str]()
         # The tensors that lose something, by what they lose.
         self.losses: dict[str, list[str]] = {}
@@ -667,11 +677,14 @@ class _Planner:
             for name, path in self.first.opened.extras.items()
             if not _is_tokenizer(name) and carried(name)
         }
-        extras |= {n: p for n, p in donor.opened.extras.items() if _is_tokenizer(n)}
-        if self.alignment is not None:
-            extras |= self.alignment.files
-        sources = {ref: model.opened.extras for ref, model in self.inputs.items()}
-        extras |= chat_template(self.recipe, sources, extras)
+        if self.copy_tokenizer:
+            extras |= {n: p for n, p in donor.opened.extras.items() if _is_tokenizer(n)}
+            if self.alignment is not None:
+                extras |= self.alignment.files
+            sources = {ref: model.opened.extras for ref, model in self.inputs.items()}
+            extras |= chat_template(self.recipe, sources, extras)
+        elif self.recipe.chat_template is not None:
+            self.notes.append("chat_template is not written, as no tokenizer is")
         if donor.opened.others:
             names = donor.opened.others
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""

@@ -25,6 +25,7 @@ from sail_jax.checkpoint import (
     save_checkpoint,
 )
 from sail_jax.checkpoint.formats import stores
+from sail_jax.checkpoint.formats.written import RECORD
 from sail_jax.checkpoint.operations import averaging as module
 from sail_jax.cli.main import main
 
@@ -117,7 +118,7 @@ def test_all_else_is_byte_for_byte(run, tmp_path):
     folder, _ = run
     average_checkpoints(f"{folder}@last:2", tmp_path / "out")
     old, new = folder / "400", tmp_path / "out" / "400"
-    assert [p.name for p in (tmp_path / "out").iterdir()] == ["400"]
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"400", RECORD}
     beside = [{n: b for n, b in files(p).items() if "ocdbt" not in n and "/d/" not in n}
               for p in (old, new)]  # fmt: skip
     assert "state/_METADATA" in beside[0]
@@ -246,7 +247,7 @@ def test_folders_of_hugging_face(tmp_path):
     want = mean([tree["w"] for tree in trees], c)
     assert got["w"].dtype == ml_dtypes.bfloat16
     np.testing.assert_allclose(got["w"].astype(float), want, rtol=2.0**-8)
-    assert {p.name for p in done.out.iterdir()} == {"model.safetensors", "config.json"}
+    assert {p.name for p in done.out.iterdir()} == {"model.safetensors", "config.json", RECORD}
     average_checkpoints(pattern, tmp_path / "whole", shape="linear", write_as="run")
     copied = tmp_path / "whole" / "checkpoint-60"
     np.testing.assert_array_equal(load_checkpoint(copied)["w"], got["w"])

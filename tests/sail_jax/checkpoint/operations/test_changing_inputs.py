@@ -10,8 +10,7 @@ import pytest
 from known_networks import GOLDEN, model
 
 from sail_jax.checkpoint import RunOptions, load_checkpoint, merge_checkpoints, save_checkpoint
-from sail_jax.checkpoint.formats.files import CheckpointError, File
-from sail_jax.checkpoint.operations import running
+from sail_jax.checkpoint.formats.files import CheckpointError, File, sample
 from sail_jax.checkpoint.operations.aligning import align_checkpoints
 from sail_jax.checkpoint.operations.comparing import compare_checkpoints
 from sail_jax.checkpoint.operations.growing import grow_checkpoint
@@ -180,17 +179,17 @@ def test_samples_see_every_block_of_small_files_and_some_of_large(tmp_path):
     for size in (0, 1, 4095, 4097, 1 << 20):
         data = rng.integers(0, 256, size, np.uint8)
         path.write_bytes(data.tobytes())
-        before = running._sample(path, size)
+        before = sample(path, size)
         for at in rng.integers(0, size, 20 if size else 0):
             other = data.copy()
             other[at] ^= 1
             path.write_bytes(other.tobytes())
-            assert running._sample(path, size) != before
+            assert sample(path, size) != before
     size = 5 << 20
     path.write_bytes(bytes(size))
-    before = running._sample(path, size)
+    before = sample(path, size)
     for start in rng.integers(0, size - 24 * 1024, 20):  # 256 blocks: one begins in every 20 KiB
         data = np.zeros(size, np.uint8)
         data[start : start + 24 * 1024] = 1
         path.write_bytes(data.tobytes())
-        assert running._sample(path, size) != before
+        assert sample(path, size) != before

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sail_jax.checkpoint.formats import folders, orbax_folders
+from sail_jax.checkpoint.formats import folders, orbax_folders, written
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import load_checkpoint
 from sail_jax.checkpoint.output import journal, writer
@@ -53,6 +53,17 @@ def _bytes(path):
 
 def _names(folder):
     return sorted(p.name for p in folder.iterdir())
+
+
+def _older(out):
+    """An output with a record, of other tensors, with a folder in it."""
+    with _create(out, wanted={"z": (np.float32, (700,))}, fingerprint="old", record=True) as old:
+        old.write("z", np.arange(700, dtype=np.float32))
+        old.done("z")
+        (old.partial / "data" / "step").mkdir()
+        (old.partial / "data" / "step" / "state").write_bytes(b"1234")
+        old.commit()
+    return _bytes(out)
 
 
 PLACES = ("m", "m.safetensors", "m.npz", "m.msgpack")
@@ -103,7 +114,7 @@ KILLED = """
     CALLS = "pwrite write ftruncate posix_fallocate rename replace mkdir rmdir unlink fsync".split()
 
     def merge(out, sync):
-        with t._create(out, resume=True, sync=sync) as writer:
+        with t._create(out, resume=True, sync=sync, record=True, force={force}) as writer:
             t._write(writer)
             if writer.folder:
                 writer.extra("config.json", b"{{}}")
@@ -136,19 +147,24 @@ KILLED = """
         return os.waitpid(pid, 0)[1]
 
     root, place = Path({root!r}), {place!r}
+    old, whole = root / "old" / place, root / "whole" / place
     n = 0
     while True:
         n += 1
         folder = root / str(n)
         folder.mkdir()
         out = folder / place
+        if {force}:
+            shutil.copytree(old, out)
         status = forked(killed_at, n, out)
+        if {force}:  # whole at any instant, under its name or beside it
+            there = out if out.exists() else folder / f".{{place}}.partial" / "old"
+            assert t._bytes(there) in (t._bytes(old), t._bytes(whole)), n
         if status == 0:
             break
         assert status == signal.SIGKILL, status
         assert forked(merge, out, False) == 0, n
         assert t._names(folder) == [place], (n, t._names(folder))
-        whole = root / "whole" / place
         assert t._bytes(out) == t._bytes(whole), n
         shutil.rmtree(folder)
     print("points", n - 1)
@@ -156,15 +172,17 @@ KILLED = """
 
 
 @pytest.mark.one
-@pytest.mark.parametrize("place", PLACES)
-def test_killed_at_any_call_it_resumes_to_the_same_bytes(tmp_path, place):
+@pytest.mark.parametrize(("place", "force"), [*((place, False) for place in PLACES), ("m", True)])
+def test_killed_at_any_call_it_resumes_to_the_same_bytes(tmp_path, place, force):
     (tmp_path / "whole").mkdir()
-    with _create(tmp_path / "whole" / place) as out:
+    with _create(tmp_path / "whole" / place, record=True) as out:
         _write(out)
         if out.folder:
             out.extra("config.json", b"{}")
         out.commit()
-    code = BARE + KILLED.format(root=str(tmp_path), place=place)
+    if force:
+        _older(tmp_path / "old" / place)
+    code = BARE + KILLED.format(root=str(tmp_path), place=place, force=force)
     found = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
         **{"capture_output": True, "text": True, "timeout": 120},
@@ -295,6 +313,129 @@ def test_two_merges_to_one_output(tmp_path):
     with pytest.raises(CheckpointError, match="exists already"):
         _create(tmp_path / "m")
     assert _names(tmp_path) == ["m"]
+
+
+def test_an_output_of_ours_is_replaced_when_the_new_one_is_whole(tmp_path):
+    out = tmp_path / "m"
+    older = _older(out)
+    with pytest.raises(CheckpointError, match="exists already"):
+        _create(out)
+    with contextlib.suppress(ZeroDivisionError), _create(out, force=True) as new:
+        _write(new, ["b"])
+        raise ZeroDivisionError
+    assert _bytes(out) == older
+    with _create(out, force=True, resume=True, record=True) as new:
+        assert new.finished == {"b"}
+        _write(new)
+        assert _bytes(out) == older
+        new.commit()
+    np.testing.assert_array_equal(load_checkpoint(out)["a"], ARRAYS["a"])
+    assert not (out / "step").exists()
+    assert _names(tmp_path) == ["m"]
+    with _create(out, force=True, format="orbax", wanted={"z": (np.float32, (2,))}) as new:
+        new.write("z", np.ones(2, np.float32))
+        new.done("z")
+        new.commit()
+    assert load_checkpoint(out)["z"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_the_old_output_has_its_name_again_if_the_new_one_never_gets_it(tmp_path, monkeypatch, at):
+    out, calls = tmp_path / "m", []
+    older = _older(out)
+
+    def rename(a, b):
+        calls.append(a)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        os.rename(a, b)
+
+    with _create(out, force=True) as new, monkeypatch.context() as patch:
+        _write(new)
+        patch.setattr(writer, "os", SimpleNamespace(**vars(os) | {"rename": rename}))
+        with pytest.raises(KeyboardInterrupt):
+            new.commit()
+        assert out.exists() == (at == 1)
+    assert _bytes(out) == older
+    with _create(out, force=True, resume=True) as new:
+        assert new.finished == {*ARRAYS}
+        new.commit()
+    assert _bytes(out).keys() != older.keys()
+    assert _names(tmp_path) == ["m"]
+
+
+def _behind_its_back(path, at=-1):
+    """Changes one byte, and lets the file seem as old as it was."""
+    about, data = path.stat(), bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+
+def _linked(path):
+    path.rename(path.parents[1] / "elsewhere")
+    path.symlink_to("../elsewhere")
+
+
+def _pipe(path):
+    """Whoever opens it to read waits forever."""
+    path.unlink()
+    os.mkfifo(path)
+    os.utime(path, (0, 0))
+
+
+WAYS = {
+    "'notes' was added": lambda out: (out / "notes").write_text("mine"),
+    "'step/notes' was added": lambda out: (out / "step" / "notes").write_text("mine"),
+    "'empty' was added": lambda out: (out / "empty").mkdir(),
+    "'step/state' in it was changed": lambda out: (out / "step" / "state").write_text("4321"),
+    "'step/state' was removed": lambda out: (out / "step" / "state").unlink(),
+    "'step' was removed": lambda out: (out / "step" / "state").unlink() or (out / "step").rmdir(),
+    "'model.safetensors' in it was changed": lambda out: _behind_its_back(
+        out / "model.safetensors"
+    ),
+    "'step/state' in it was changed ": lambda out: os.utime(out / "step" / "state", (2**32, 2**32)),
+    "'model.safetensors' in it was changed ": lambda out: _linked(out / "model.safetensors"),
+    "'step/state' in it was changed  ": lambda out: _pipe(out / "step" / "state"),
+    "its record .* is damaged": lambda out: _behind_its_back(out / written.RECORD, 40),
+    "it has no record": lambda out: (out / written.RECORD).unlink(),
+    "it has no record ": lambda out: _linked(out / written.RECORD),
+    "it is a link": lambda out: _linked(out),
+    "it is no folder": lambda out: _linked(out) or out.unlink() or out.write_bytes(b"mine"),
+}
+
+
+@pytest.mark.parametrize("said", WAYS)
+def test_what_is_not_ours_or_was_changed_is_left_alone(tmp_path, said):
+    out = tmp_path / "in" / "m"
+    _older(out)
+    WAYS[said](out)
+    before = _bytes(tmp_path)
+    with pytest.raises(CheckpointError, match=rf"m is left alone, as {said.strip()}"):
+        _create(out, force=True)
+    assert _bytes(tmp_path) == before
+    assert not out.with_name(".m.partial").exists()
+
+
+@pytest.mark.parametrize("closed", ["m", "step"])
+def test_what_this_user_may_not_remove_is_left_alone(tmp_path, monkeypatch, closed):
+    """Found out before any work, and not when the old output is to go."""
+    older = _older(tmp_path / "m")
+    access = lambda path, mode: Path(path).name != closed  # noqa: E731
+    monkeypatch.setattr(written.os, "access", access)
+    with pytest.raises(CheckpointError, match=rf"{closed} may not be changed by this user"):
+        _create(tmp_path / "m", force=True)
+    assert _bytes(tmp_path / "m") == older
+
+
+def test_what_changes_while_the_new_output_is_written_is_left_alone(tmp_path):
+    older = _older(tmp_path / "m")
+    with _create(tmp_path / "m", force=True) as new:
+        _write(new)
+        (tmp_path / "m" / "notes").write_text("mine")
+        with pytest.raises(CheckpointError, match="'notes' was added"):
+            new.commit()
+    assert _bytes(tmp_path / "m") == older | {Path("notes"): b"mine"}
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -11,7 +11,7 @@ import pytest
 from fake_checkpoints import WIDTH, Array, Fake, beside, config, entries, llama
 
 from sail_jax.checkpoint.contents.layers import position, role, stacks
-from sail_jax.checkpoint.planning.cards import describe, model_card, render
+from sail_jax.checkpoint.planning.cards import describe, growth_card, model_card, render
 from sail_jax.checkpoint.planning.plan import fingerprint, plan
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import RecipeError, parse, simple
@@ -483,6 +483,14 @@ def test_model_card(tmp_path):
     assert front == {"library_name": "transformers", "tags": ["merge", "sail-jax"]}
     assert "[TIES](https://arxiv.org/abs/2306.01708)" in card
     assert recipe.text.strip() in card
+
+
+def test_the_card_of_a_grown_network_names_no_folder_of_this_machine():
+    about = {"method": "lemon", "seed": 0, "options": {}, "spaces": [], "changes": {}}
+    about |= {"exactness": "not run", "agreement": [], "notes": []}
+    for source, shown in (("/home/me/small", "small"), ("models/small", "models/small")):
+        card = growth_card({**about, "source": source}, "large", True)
+        assert f"Source: `{shown}`." in card
 
 
 def test_files_are_carried(tmp_path):

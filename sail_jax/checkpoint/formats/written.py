@@ -1,0 +1,133 @@
+"""The record that an output bears, by which it is recognised before it is replaced.
+
+It lists every file and folder of the output. Two runs that write the same bytes write the same
+record. The record is written last. A later change of a file shows in three ways: by the size, by a
+checksum of samples, and by a time of change after the record's.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from sail_jax import disk
+from sail_jax.checkpoint.formats.files import CheckpointError, explained, reading, sample
+
+__all__ = ["RECORD", "check_own", "seal", "strange"]
+
+RECORD = ".sail-jax"
+_FIELDS = {"files": dict, "folders": list}
+
+
+def seal(folder: Path) -> None:
+    """Leaves the record in a finished output.
+
+    Args:
+      folder: The output, to which nothing is added afterwards.
+
+    Raises:
+      CheckpointError: If a file cannot be read, or the record cannot be written.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / "config.json").write_text("{}")
+    >>> seal(folder)
+    >>> strange(folder)
+    ''
+    >>> _ = (folder / "notes.txt").write_text("mine")
+    >>> strange(folder)
+    "'notes.txt' was added to it"
+    """
+    files: dict[str, list[int]] = {}
+    folders: list[str] = []
+    with reading(folder):
+        # A run that was killed here has left a record.
+        for name, about in _entries(folder):
+            if stat.S_ISDIR(about.st_mode):
+                folders.append(name)
+            elif name != RECORD:
+                files[name] = [about.st_size, sample(folder / name, about.st_size)]
+    about = {
+        "format": disk.FORMAT,
+        "files": dict(sorted(files.items())),
+        "folders": sorted(folders),
+    }
+    # Not by way of another name: that file would stay if the process was killed.
+    with explained("write", folder):
+        (folder / RECORD).write_bytes(disk.sealed(about))
+
+
+def strange(out: Path) -> str:
+    """Finds a reason not to replace an output.
+
+    Args:
+      out: The path, at which something stands.
+
+    Returns:
+      The reason, for a message; "" if it is an output with its record, and nothing
+      in it was changed, added or removed since.
+
+    Raises:
+      CheckpointError: If it cannot be read.
+    """
+    if out.is_symlink():
+        return "it is a link"
+    if not out.is_dir():
+        return "it is no folder, and bears no record of what wrote it"
+    if not (out / RECORD).is_file() or (out / RECORD).is_symlink():
+        return f"it has no record of sail-jax, {RECORD}"
+    try:
+        record = disk.read_record(out / RECORD, _FIELDS)
+    except disk.StoreError:
+        return f"its record {RECORD} is damaged or was changed"
+    files, folders = record["files"], set(map(str, record["folders"]))
+    with reading(out):
+        last = os.lstat(out / RECORD).st_mtime_ns
+        found = {name: about for name, about in _entries(out) if name != RECORD}
+        places = [
+            out,
+            *(out / name for name, about in found.items() if stat.S_ISDIR(about.st_mode)),
+        ]
+        if closed := [path for path in places if not os.access(path, os.W_OK | os.X_OK)]:
+            return f"{closed[0]} may not be changed by this user"
+        for name, about in sorted(found.items()):
+            if stat.S_ISDIR(about.st_mode) and name in folders:
+                continue
+            if name not in files:
+                return f"{name!r} was added to it"
+            # Only plain files are opened: a pipe would wait, a link leads elsewhere.
+            if (
+                not stat.S_ISREG(about.st_mode)
+                or about.st_mtime_ns > last
+                or files[name] != [about.st_size, sample(out / name, about.st_size)]
+            ):
+                return f"{name!r} in it was changed"
+    if gone := sorted({*files, *folders} - found.keys()):
+        return f"{gone[0]!r} was removed from it"
+    return ""
+
+
+def check_own(out: Path) -> None:
+    """Checks that what stands at a path may be replaced: an output of ours, as it was written.
+
+    Args:
+      out: The path, at which something stands.
+
+    Raises:
+      CheckpointError: If it may not, or cannot be read; the message names what is in the way.
+    """
+    if why := strange(out):
+        raise CheckpointError(
+            f"{out} is left alone, as {why}; move it away, or choose another place for the output"
+        )
+
+
+def _entries(folder: Path, above: str = "") -> Iterator[tuple[str, os.stat_result]]:
+    """Yields what lies below a folder, by its path in it; no link is followed."""
+    with os.scandir(folder / above) as entries:
+        for entry in entries:
+            name = f"{above}{entry.name}"
+            about = entry.stat(follow_symlinks=False)
+            yield name, about
+            if stat.S_ISDIR(about.st_mode):
+                yield from _entries(folder, f"{name}/")
