@@ -4,14 +4,26 @@ Every process computes the same. What only one may do, such as writing a file, t
 does while the others wait. The directory of a run must be one that all of them see.
 """
 
+import atexit
+import contextlib
+import os
+import signal
 import sys
-from collections.abc import Callable
-from typing import TypeVar
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar
 
+from sail_jax.cli.stopping import before_leaving
 from sail_jax.disk import StoreError
 
 T = TypeVar("T")
 AUTO = "auto"
+# Seconds without a sign of life after which a process counts as lost.
+SILENCE = 6
+# Under this key the processes learn that one of them was told to stop.
+STOP, EVERY = "sail-jax/stop", 0.25
 
 
 def join(how: str) -> None:
@@ -30,9 +42,10 @@ def join(how: str) -> None:
     """
     import jax
 
+    initialize = partial(jax.distributed.initialize, heartbeat_timeout_seconds=SILENCE)
     if how == AUTO:
         try:
-            jax.distributed.initialize()
+            _linked(initialize)
         except ValueError as exc:
             why = "nothing here tells this process which of several it is"
             raise ValueError(f"--processes: {why}; give HOST:PORT,COUNT,RANK") from exc
@@ -43,7 +56,64 @@ def join(how: str) -> None:
     count, rank = map(int, numbers)
     if not rank < count:
         raise ValueError(f"--processes: the rank must be below the count; got {rank} of {count}")
-    jax.distributed.initialize(address, count, rank)
+    _linked(partial(initialize, address, count, rank))
+
+
+def _linked(initialize: Callable[[], None]) -> None:
+    """Connects the processes. From then on all end when one of them is stopped."""
+    import jax
+    from jax._src import distributed
+
+    # It would take SIGTERM away from the handler that stops a command.
+    jax.config.update("jax_enable_preemption_service", False)
+    initialize()
+    stopped = threading.Event()
+    client: Any = distributed.global_state.client
+
+    def tell() -> None:
+        """Tells the others to stop. The first of them keeps what they read this from."""
+        stopped.set()
+        with contextlib.suppress(Exception):
+            client.key_value_set(STOP, "", True)
+            time.sleep(4 * EVERY * is_first())
+
+    def listen() -> None:
+        """Stops this process by a signal once another one was told to stop."""
+        while not stopped.wait(EVERY):
+            with contextlib.suppress(Exception):  # raised as long as there is no such key
+                client.key_value_try_get(STOP)
+                stopped.set()
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    before_leaving(tell)
+    threading.Thread(target=listen, name="processes", daemon=True).start()
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Ends this process soon if its block fails in a way of its own, as others wait for it.
+
+    Yields:
+      Nothing.
+
+    Raises:
+      Exception: What the block raises.
+    """
+    try:
+        yield
+    except StoreError:  # raised in all of them
+        raise
+    except Exception:
+        if not is_alone():
+            atexit.register(_end)
+        raise
+
+
+def _end() -> None:
+    """Ends the process without the others, for which JAX would wait here."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def is_first() -> bool:

@@ -311,6 +311,43 @@ def test_a_real_signal_stops_a_real_run_with_130(call, tmp_path):
     assert call(*line.split(), "--resume")[0] == 0
 
 
+AMID = """
+    import os, signal, sys
+
+    name, number = sys.argv.pop(1), int(sys.argv.pop(1))
+
+    class Amid:
+        @staticmethod
+        def find_spec(module, *_):
+            if module == name:
+                sys.meta_path.remove(Amid)
+                os.kill(os.getpid(), number)
+
+    sys.meta_path.insert(0, Amid)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    from sail_jax.cli.main import main
+
+    sys.exit(main())
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [
+        ("sail_jax.cli.options", signal.SIGINT),  # in the command's own beginnings
+        ("sail_jax.cli.options", signal.SIGTERM),
+        ("numpy._core.multiarray", signal.SIGTERM),  # which says that another import failed
+    ],
+)
+def test_a_signal_amid_an_import_ends_the_command_with_one_line(module, number):
+    command = [sys.executable, "-c", textwrap.dedent(AMID), module, str(int(number))]
+    ended = subprocess.run([*command, "merge", "--methods"], capture_output=True, text=True)
+    said = ended.stderr.splitlines()
+    assert (ended.returncode, said[0]) == (130, "sail-jax: interrupted"), ended.stderr
+    assert [line for line in said[1:] if not line.startswith("what is finished is kept; ")] == []
+
+
 STUCK = """
     import gc, signal, sys, time
     from sail_jax.cli import main as cli
