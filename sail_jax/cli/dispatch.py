@@ -76,7 +76,14 @@ def _leave(argv: Sequence[str]) -> None:
 
 
 def run(argv: Sequence[str] | None) -> int:
-    """Runs one command; see `sail_jax.cli.main.main`, which calls it once signals are handled."""
+    """Runs one command. `sail_jax.cli.main.main` calls it, once signals are handled.
+
+    Args:
+      argv: The command and its arguments, as for `main`.
+
+    Returns:
+      The exit code, as `main` has it.
+    """
     alone = argv is None
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
