@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 # OpenBLAS, which jax uses for factorisations on a CPU, keeps its threads spinning beside XLA's own:
@@ -32,7 +33,7 @@ def _help() -> str:
     )
 
 
-def _dispatch(argv: Sequence[str]) -> int:
+def _dispatch(argv: Sequence[str], alone: bool) -> int:
     """Runs the command that the arguments name, and returns its exit code."""
     if not argv or argv[0] in ("-h", "--help"):
         show(_help(), end="")
@@ -52,8 +53,45 @@ def _dispatch(argv: Sequence[str]) -> int:
         choices = ["--help", "--version"] if kind == "option" else COMMANDS
         raise UsageError(f"unknown {kind} '{name}'{nearest(name, choices)}")
     command = COMMANDS[name]
+    if not command.package.startswith("sail_jax."):
+        _pin_packages(own=alone and sys.modules["__main__"].__spec__ is None)
     module = importlib.import_module(f"{command.package}.{name}")
     return module.main(Parser(name, command.about), argv[1:])
+
+
+def _pin_packages(own: bool) -> None:
+    """Imports the packages that were installed beside this one, or refuses others of their names.
+
+    Python takes the first that it finds: in the working directory for `python -m`, in PYTHONPATH,
+    and in folders that are added for functions of the user.
+
+    Args:
+      own: Whether ours are to be found all the same.
+
+    Raises:
+      UsageError: If another is found, and ours are not to be preferred.
+    """
+    import importlib.util
+
+    home = Path(__file__).parents[2]
+    for name in ("theory", "experiments"):
+        ours = home / name / "__init__.py"
+        spec = importlib.util.find_spec(name)
+        found = None if spec is None else spec.origin
+        if found is None or not ours.exists() or os.path.samefile(found, ours):
+            importlib.import_module(name)
+        elif own:
+            spec = importlib.util.spec_from_file_location(name, ours)
+            assert spec is not None
+            assert spec.loader is not None
+            sys.modules[name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(sys.modules[name])
+        else:
+            there = Path(found).parent if Path(found).name == "__init__.py" else found
+            raise UsageError(
+                f"{there} shadows the package '{name}' of sail-jax, {ours.parent}; run the command "
+                "sail-jax, or run this in another folder and without PYTHONPATH"
+            )
 
 
 def _interrupted(argv: Sequence[str]) -> None:
@@ -89,7 +127,7 @@ def run(argv: Sequence[str] | None) -> int:
     try:
         if alone:
             _settle(argv)
-        return _reported(argv)
+        return _reported(argv, alone)
     except KeyboardInterrupt:
         (_leave if alone else _interrupted)(argv)
         return 130
@@ -109,11 +147,11 @@ def _settle(argv: Sequence[str]) -> None:
     stop_on_signals(lambda: _leave(argv))
 
 
-def _reported(argv: Sequence[str]) -> int:
+def _reported(argv: Sequence[str], alone: bool) -> int:
     """Runs a command and makes one line of an error that the user can put right."""
     try:
         with spelled(flag):
-            return _dispatch(argv)
+            return _dispatch(argv, alone)
     except SystemExit as exc:  # argparse, after --help
         return int(exc.code or 0)
     except (UsageError, StoreError) as exc:

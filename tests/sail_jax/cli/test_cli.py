@@ -15,6 +15,7 @@ import textwrap
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -309,6 +310,24 @@ def test_a_real_signal_stops_a_real_run_with_130(call, tmp_path):
         f"sail-jax {line} --resume\n"
     )
     assert call(*line.split(), "--resume")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["experiments", "theory"])
+def test_packages_of_our_names_are_named_or_passed_over(name, tmp_path):
+    """`python -m` takes what lies in the working directory; the command has its own packages."""
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("print('a stranger')")
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    how: dict[str, Any] = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True}
+    refused = subprocess.run([sys.executable, "-m", "sail_jax.cli", "verify", "--help"], **how)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    ours = Path(cli.__file__).parents[2] / name
+    assert refused.stderr.count("\n") == 1
+    assert f"{tmp_path / name} shadows the package '{name}' of sail-jax, {ours};" in refused.stderr
+    script = "import sys; from sail_jax.cli.main import main; sys.exit(main())"
+    found = subprocess.run([sys.executable, "-c", script, "verify", "--help"], **how)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.startswith("usage: sail-jax verify")
 
 
 AMID = """
