@@ -5,7 +5,7 @@ import pytest
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from sail_jax.drawing import style
+from sail_jax.drawing import pages, style
 
 VALUES = np.array([[0.0, 1.0], [2.0, np.nan]])
 
@@ -71,3 +71,14 @@ def test_a_figure_of_a_thousand_rows_is_drawn_smaller(monkeypatch):
         width, height = np.frombuffer(style.png(Figure(size))[16:24], ">u4")
         assert max(width, height) <= 100
         assert 1000 < width * height <= 5000 or max(width, height) == 100
+
+
+def test_a_page_shows_what_others_wrote():
+    """No markup, nothing that is hidden or turns a line, and always what can be written."""
+    odd = "<b>\"'&$x$\x1b[31m\u202e\x00\ud800 日本"
+    section = pages.Section(odd, odd, odd, [(odd, b"")], [[[odd]]], {odd: odd}, odd, odd)
+    page = pages.page(odd, [section] * 4, {odd: odd}).encode().decode()
+    shown = r"&lt;b&gt;&#34;&#39;&amp;$x$\x1b[31m\u202e\x00\ud800 日本"
+    assert page.count(shown) > 20
+    assert not [c for c in "\x1b\u202e\x00\ud800" if c in page]
+    assert '<b>"' not in page
