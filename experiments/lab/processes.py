@@ -1,7 +1,8 @@
 """Several processes that run one study together: which of them writes, and when the others go on.
 
 Every process computes the same. What only one may do, such as writing a file, the first process
-does while the others wait. The directory of a run must be one that all of them see.
+does while the others wait. The directory of a run must be one that all of them see. Processes end
+together: when one is told to stop, all are, and when one is gone, the others say so and end.
 """
 
 import atexit

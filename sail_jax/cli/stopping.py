@@ -24,8 +24,9 @@ GRACE = 5.0
 def leave_on_signals() -> None:
     """Makes each of SIGNALS end the process at once with code 130, before any work has begun.
 
-    It is called in the main thread, as the first thing that a command does. Signals that are
-    ignored stay so, as `nohup` wants it.
+    It is called in the main thread, as the first thing that a command does. Before it come the
+    start of Python and some 7 ms in which `sail_jax` and this module are imported: a signal does
+    then what Python makes of it. Signals that are ignored stay so, as `nohup` wants it.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
