@@ -120,7 +120,7 @@ class _Service:
 
     def __init__(self, address: str, *given: Any, **options: Any) -> None:
         _wait_for(int(address.rsplit(":", 1)[1]))
-        command = [sys.executable, hub.__file__, repr(((address, *given), options))]
+        command = [sys.executable, "-P", hub.__file__, repr(((address, *given), options))]
         # A session of its own: a terminal's interrupt is not for it.
         self._child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
