@@ -16,10 +16,9 @@ when it is first used, so that `import sail_jax` stays fast.
 [1.0, 2.0]
 """
 
-from typing import TYPE_CHECKING
-
 from sail_jax.lazy import lazily
 
+TYPE_CHECKING = False  # as that of `typing`, which is imported when it is needed
 if TYPE_CHECKING:
     from sail_jax import (
         align,

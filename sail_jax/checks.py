@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import jax
     import numpy as np
 
-__all__ = ["argument", "as_array", "concrete", "escaped", "nearest", "spelled"]
+__all__ = ["argument", "as_array", "concrete", "escaped", "nearest", "shortened", "spelled"]
 
 
 def _in_python(name: str, value: str) -> str:
@@ -150,3 +150,22 @@ def nearest(word: str, options: Iterable[str]) -> str:
         return f" (nearest: {', '.join(map(repr, near))})"
     listed = ", ".join(options[:24]) + ", ..." * (len(options) > 24)
     return f" (known: {listed})"
+
+
+def shortened(text: str, longest: int) -> str:
+    """Cuts a text in its middle.
+
+    Args:
+      text: The text.
+      longest: How many characters it may have, at least 3.
+
+    Returns:
+      The text, with "..." in the place of what was cut.
+
+    >>> shortened("abcdefghijkl", 9)
+    'abc...jkl'
+    """
+    if len(text) <= longest:
+        return text
+    tail = (longest - 3) // 2
+    return f"{text[: longest - 3 - tail]}...{text[len(text) - tail :]}"

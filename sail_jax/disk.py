@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,92 @@ def write_atomic(path: str | Path, data: bytes) -> None:
         sync(path.parent)
 
 
-def cache(kind: str) -> Path | None:
+class Cache:
+    """A folder of what commands keep for one another, of a bounded size.
+
+    Entries are written whole or not at all. One that is damaged all the same, such as by a full
+    disk, is removed when it is read. What cannot be kept is not: the one who asks for it computes
+    it again.
+
+    Args:
+      folder: The folder, which exists.
+      most: The most bytes that all files below it may have. The entries that were longest out of
+        use give way to new ones.
+    """
+
+    def __init__(self, folder: Path, most: int) -> None:
+        self.folder, self.most = folder, most
+        self._size: int | None = None
+
+    def get(self, name: str) -> bytes | None:
+        """Reads an entry.
+
+        Args:
+          name: Its name, which is that of a file.
+
+        Returns:
+          What `put` was given under this name; None if there is nothing of it.
+        """
+        path = self.folder / name
+        try:
+            sealed = path.read_bytes()
+            seal, data = sealed[:_SEAL], sealed[_SEAL:]
+            if hashlib.sha256(data).digest() != seal:
+                path.unlink()
+                return None
+            os.utime(path)
+        except OSError:
+            return None
+        return data
+
+    def put(self, name: str, data: bytes) -> None:
+        """Keeps an entry, unless the file system refuses or it is larger than the bound.
+
+        Args:
+          name: Its name.
+          data: Its content.
+        """
+        size = _SEAL + len(data)
+        part = self.folder / f".{name}.{os.getpid()}.{threading.get_ident()}.part"
+        with contextlib.suppress(OSError):
+            if not self._make_room(size):
+                return
+            try:
+                # Not synced: of what a crash leaves, the seal is wrong.
+                part.write_bytes(hashlib.sha256(data).digest() + data)
+                os.replace(part, self.folder / name)
+            finally:
+                part.unlink(missing_ok=True)
+
+    def _make_room(self, size: int) -> bool:
+        """Removes the oldest files if need be; returns whether there is room for so many bytes."""
+        if size > self.most:
+            return False
+        held = self._size
+        if held is None or held + size > self.most:
+            files = []
+            for folder, _, names in os.walk(self.folder):
+                for name in names:
+                    with contextlib.suppress(OSError):  # another process has removed it
+                        about = os.lstat(path := os.path.join(folder, name))
+                        files.append((about.st_mtime, about.st_size, path))
+            held = sum(bytes_ for _, bytes_, _ in files)
+            # Down to less than the bound, since to look through the folder takes time.
+            least = self.most if held + size <= self.most else self.most * 3 // 4
+            for _, freed, path in sorted(files):
+                if held + size <= least:
+                    break
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+                held -= freed
+        self._size = held + size
+        return True
+
+
+_SEAL = hashlib.sha256().digest_size
+
+
+def cache(kind: str, most: int) -> Cache | None:
     """Finds the folder for what commands keep for one another, and makes it if need be.
 
     It is $XDG_CACHE_HOME/sail-jax, or ~/.cache/sail-jax without that variable. What lies in it
@@ -136,6 +222,7 @@ def cache(kind: str) -> Path | None:
 
     Args:
       kind: The name of a folder in it.
+      most: The most bytes of this folder.
 
     Returns:
       That folder; None if it cannot be written or is another user's.
@@ -147,7 +234,7 @@ def cache(kind: str) -> Path | None:
         own = os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid()
     except (OSError, RuntimeError):
         return None
-    return folder if own else None
+    return Cache(folder, most) if own else None
 
 
 def probe(path: Path) -> None:

@@ -1,16 +1,17 @@
 """Names of a package that are imported when first asked for, so that commands start fast."""
 
+# Whatever this imports, every command does before it can handle signals: `typing` takes as long as
+# all else.
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
 
 __all__ = ["lazily"]
 
 
 def lazily(
     package: str, modules: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Makes the `__getattr__` and `__dir__` of a package whose names are imported on first use.
 
     Not for a name that equals the name of the module it lives in: as soon as that module is
@@ -26,7 +27,7 @@ def lazily(
       The two functions.
     """
 
-    def get(name: str) -> Any:
+    def get(name: str) -> object:
         """The `__getattr__` of the package."""
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -4,3 +4,36 @@ Every folder covers one paper or topic. The modules called `claims` compare pred
 simulations, or with averages of an estimator over random data; `sail-jax verify` runs all of these
 comparisons.
 """
+
+from typing import TYPE_CHECKING
+
+from sail_jax.lazy import lazily
+
+if TYPE_CHECKING:
+    from theory import (
+        adversary,
+        claims,
+        coverage,
+        deep_linear,
+        initialisation,
+        linearity,
+        merging,
+        problems,
+        student_teacher,
+        two_layer,
+    )
+
+__all__ = [
+    "adversary",
+    "claims",
+    "coverage",
+    "deep_linear",
+    "initialisation",
+    "linearity",
+    "merging",
+    "problems",
+    "student_teacher",
+    "two_layer",
+]
+
+__getattr__, __dir__ = lazily(__name__, dict.fromkeys(__all__, ""))

@@ -69,7 +69,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     # What this preset runs is too short to be worth optimising.
     compiling = compiled_quickly() if args.preset == "tiny" else contextlib.nullcontext()
     folder = args.out or f"results/{name}"
-    with compiling:
+    with compiling, processes.together():
         # Every process computes, and only the first prints.
         first = processes.is_first()
         with store.Run.open(folder, name, config, resume=args.resume) as run:

@@ -1,17 +1,32 @@
 """Several processes that run one study together: which of them writes, and when the others go on.
 
 Every process computes the same. What only one may do, such as writing a file, the first process
-does while the others wait. The directory of a run must be one that all of them see.
+does while the others wait. The directory of a run must be one that all of them see. Processes end
+together: when one is told to stop, all are, and when one is gone, the others say so and end.
 """
 
+import atexit
+import contextlib
+import os
+import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Callable
-from typing import TypeVar
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar
 
+from experiments.lab import hub
+from sail_jax.cli.stopping import before_leaving
 from sail_jax.disk import StoreError
 
 T = TypeVar("T")
 AUTO = "auto"
+# Under this key the processes learn where to hear of each other.
+KEY = "sail-jax/hub"
+LOST = "another of the processes has ended, and this one ends with it"
 
 
 def join(how: str) -> None:
@@ -32,7 +47,7 @@ def join(how: str) -> None:
 
     if how == AUTO:
         try:
-            jax.distributed.initialize()
+            _linked(jax.distributed.initialize)
         except ValueError as exc:
             why = "nothing here tells this process which of several it is"
             raise ValueError(f"--processes: {why}; give HOST:PORT,COUNT,RANK") from exc
@@ -43,7 +58,121 @@ def join(how: str) -> None:
     count, rank = map(int, numbers)
     if not rank < count:
         raise ValueError(f"--processes: the rank must be below the count; got {rank} of {count}")
-    jax.distributed.initialize(address, count, rank)
+    _linked(partial(jax.distributed.initialize, address, count, rank))
+
+
+def _linked(initialize: Callable[[], None]) -> None:
+    """Connects the processes. From then on all end when one of them is stopped or lost."""
+    import jax
+    from jax._src import distributed as of_jax
+
+    distributed: Any = of_jax
+    # It would take SIGTERM away from the handler that stops a command.
+    jax.config.update("jax_enable_preemption_service", False)
+    real = distributed._jax.get_distributed_runtime_service
+    distributed._jax.get_distributed_runtime_service = _Service
+    try:
+        initialize()
+    finally:
+        distributed._jax.get_distributed_runtime_service = real
+    state = distributed.global_state
+    if isinstance(state.service, _Service):
+        state.client.key_value_set(KEY, str(state.service.port))
+    port = int(state.client.blocking_key_value_get(KEY, 60_000))
+    host = state.coordinator_address.rsplit(":", 1)[0].strip("[]")
+    try:
+        link = socket.create_connection((host, port), 10)
+    except OSError:
+        return  # JAX, too, sees that a process is gone, after 100 s
+    link.settimeout(None)
+    link.sendall(hub.HELLO)
+    stopped = threading.Event()
+
+    def tell() -> None:
+        """Has the others stopped."""
+        stopped.set()
+        with contextlib.suppress(OSError):
+            link.sendall(hub.STOP)
+
+    def listen() -> None:
+        """Ends this process when the hub says so."""
+        with contextlib.suppress(OSError):
+            line = link.makefile("rb").readline(64)
+            if line == hub.STOP and not stopped.is_set():
+                os.kill(os.getpid(), signal.SIGTERM)
+            elif line == hub.LOST:
+                os.write(2, f"sail-jax: error: {LOST}\n".encode())
+                os._exit(1)
+
+    def leave() -> None:
+        """Waits for the others at the end, and has it known that this process is not lost."""
+        jax.distributed.shutdown()
+        with contextlib.suppress(OSError):
+            link.sendall(hub.BYE)
+
+    before_leaving(tell)
+    atexit.register(leave)
+    threading.Thread(target=listen, name="processes", daemon=True).start()
+
+
+class _Service:
+    """JAX's service of the first process, in a process of its own; see `hub`."""
+
+    def __init__(self, address: str, *given: Any, **options: Any) -> None:
+        _wait_for(int(address.rsplit(":", 1)[1]))
+        command = [sys.executable, "-P", hub.__file__, repr(((address, *given), options))]
+        # A session of its own: a terminal's interrupt is not for it.
+        self._child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        assert self._child.stdout is not None
+        port = self._child.stdout.readline()
+        if not port:
+            raise ValueError(f"--processes: cannot listen at {address}")
+        self.port = int(port)
+
+    def shutdown(self) -> None:
+        """Ends the service, once all processes have left."""
+        self._child.communicate(b"end")
+
+
+def _wait_for(port: int) -> None:
+    """Waits until the service of an earlier run has left a port."""
+    end = time.monotonic() + hub.LINGER + 1
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Ends this process soon if its block fails in a way of its own, as others wait for it.
+
+    Yields:
+      Nothing.
+
+    Raises:
+      Exception: What the block raises. If that is because another process has ended, this one has
+        ended before, with one sentence.
+    """
+    try:
+        yield
+    except StoreError:  # raised in all of them
+        raise
+    except Exception:
+        if not is_alone():
+            time.sleep(2)  # it may be another process that has ended: then this one says so
+            atexit.register(_end)
+        raise
+
+
+def _end() -> None:
+    """Ends the process without the others, for which JAX would wait here."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def is_first() -> bool:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn, Self
 
 import jax
@@ -23,7 +24,7 @@ from experiments.lab import processes, progress
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.rows import Row, Rows
 from experiments.training.step import State, Step, examples, places, watched
-from sail_jax.cli.stopping import SIGNALS
+from sail_jax.cli.stopping import SIGNALS, importing
 from sail_jax.disk import StoreError
 
 AHEAD = 2  # batches prepared, and steps in flight
@@ -290,18 +291,19 @@ class _Signals:
                 self._before[number] = before
                 signal.signal(number, self._note)
 
-    def _note(self, number: int, _: Any) -> None:
+    def _note(self, number: int, frame: FrameType | None) -> None:
         """Notes the first signal; gives the second to the handler that was there before."""
         if self.came:
             signal.signal(number, self._before[number])
             signal.raise_signal(number)
         self.came = True
-        if self._raises:
+        if self._raises and not importing(frame):
             raise KeyboardInterrupt
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
-        """Within the block, the first signal is not only noted: it raises `KeyboardInterrupt`."""
+        """Within the block, the first signal raises `KeyboardInterrupt`, unless it comes amid an
+        import."""
         self._raises = True
         try:
             if self.came:

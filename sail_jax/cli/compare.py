@@ -65,6 +65,9 @@ def run(args: Namespace) -> int:
 
     record["verdict"] = merge_odds.verdict(record)
     show(render(record, full=args.full))
+    if args.json is not None:
+        text = json.dumps({"schema": SCHEMA, **record}, indent=2, allow_nan=False)
+        disk.write_atomic(args.json, text.encode() + b"\n")
     if args.out is not None:
         from sail_jax.cli import compare_figure
         from sail_jax.drawing import style
@@ -77,9 +80,6 @@ def run(args: Namespace) -> int:
         for name, figure in figures.items():
             disk.write_atomic(args.out / name, style.png(figure))
             show(args.out / name)
-    if args.json is not None:
-        text = json.dumps({"schema": SCHEMA, **record}, indent=2, allow_nan=False)
-        disk.write_atomic(args.json, text.encode() + b"\n")
     return 0
 
 

@@ -25,8 +25,9 @@ def draw(groups: Sequence[Mapping[str, Any]], models: int) -> Figure:
     kinds = [k for k in ("cosine", "sign conflict") if any(k in group for group in groups)]
     layers = list(dict.fromkeys(group["layer"] for group in groups))
     modules = list(dict.fromkeys(group["module"] for group in groups))
+    names = list(map(style.literal, modules))
     at = {(group["module"], group["layer"]): group for group in groups}
-    width = 2.9 + 0.28 * len(layers) + 0.06 * max(map(len, modules))
+    width = 2.9 + 0.28 * len(layers) + 0.06 * max(map(len, names))
     fig, axes = style.figure(1, len(kinds), width=width, height=1.5 + 0.24 * len(modules))
     for ax, kind in zip(axes[0], kinds, strict=True):
         values = np.array(
@@ -40,9 +41,9 @@ def draw(groups: Sequence[Mapping[str, Any]], models: int) -> Figure:
         style.heatmap(ax, values, **scale)
         ax.set_facecolor("#F2F2F2")
         few = range(0, len(layers), max(1, len(layers) // 16))
-        ax.set_xticks(list(few), [layers[i] or "-" for i in few])
+        ax.set_xticks(list(few), [style.literal(layers[i] or "-", 20) for i in few])
         ax.set_xlabel("layer (-: outside of layers)")
-        ax.set_yticks(range(len(modules)), modules if ax is axes[0, 0] else [])
+        ax.set_yticks(range(len(modules)), names if ax is axes[0, 0] else [])
         ax.tick_params(axis="y", labelsize=8)
         ax.invert_yaxis()
     what = "changes" if len(kinds) > 1 else "weights"

@@ -291,7 +291,7 @@ def _scored(record: Mapping[str, Any], top: Any, low: Any) -> tuple[list[Any], l
         low.errorbar(np.array(x) + apart, *means.T, label=STITCHED[name], lw=1.2, **look)
     if len(scales) > 1:
         low.set_xlabel("scale s of task vectors")
-        low.set_title(f"stitched after {layers[-1]}")
+        low.set_title(f"stitched after {style.literal(layers[-1])}")
     else:
         low.set_xticks([record["layers"].index(layer) + 1 for layer in layers])
         low.set_xlabel("stitched after layer")

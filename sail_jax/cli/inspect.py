@@ -96,6 +96,9 @@ def run(args: Namespace) -> int:
         shapes = {row["name"]: tuple(row["shape"]) for row in record["tensors"]}
         layout = inspect_figure.layout(spec, shapes)
     show(render(record, None if args.full else layout))
+    if args.json is not None:
+        data = json.dumps({"schema": SCHEMA, **record}, indent=2).encode()
+        disk.write_atomic(args.json, data + b"\n")
     if args.out is not None:
         if spec is None or layout is None:
             say("note: no drawing, as no spaces are known")
@@ -109,9 +112,6 @@ def run(args: Namespace) -> int:
                 args.out.mkdir(parents=True, exist_ok=True)
             disk.write_atomic(args.out / FIGURE, style.png(figure))
             show(args.out / FIGURE)
-    if args.json is not None:
-        record = {"schema": SCHEMA, **record}
-        disk.write_atomic(args.json, json.dumps(record, indent=2).encode() + b"\n")
     return 0
 
 

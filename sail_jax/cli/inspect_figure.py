@@ -298,7 +298,7 @@ def draw(found: Layout, spec: Spec, title: str) -> Any:
     rows = [(band, row) for band in found.bands for row in band.rows]
     columns = {name: k for k, (name, *_) in enumerate(found.spaces)}
     n = len(rows) + sum(1.6 if band.heading else 0.5 for band in found.bands)
-    longest = max((len(row.label) for _, row in rows), default=8)
+    longest = max((len(style.literal(row.label)) for _, row in rows), default=8)
     left, right = 0.3 + 0.075 * longest, 2.1
     head, foot = 1.5, 0.55
     wide = max(0.5, min(0.62, 9 / max(1, len(columns)))) * max(1, len(columns))
@@ -331,13 +331,13 @@ def draw(found: Layout, spec: Spec, title: str) -> Any:
             )  # fmt: skip
             where = {"va": "center", "fontweight": "bold", "color": style.INK}
             ground = {"facecolor": "#F2F2F2", "edgecolor": "none", "pad": 1.5}
-            ax.text(-0.4, at, band.heading, fontsize=8, bbox=ground, **where)
+            ax.text(-0.4, at, style.literal(band.heading), fontsize=8, bbox=ground, **where)
             if band.repeats > 1:
                 x = len(columns) - 0.55 + inches
                 ax.text(x, at + 0.1, f"x {band.repeats}", ha="right", fontsize=12, **where)
             at += 1
         for row in band.rows:
-            labels.append((at, row.label))
+            labels.append((at, style.literal(row.label)))
             _marks(ax, row, at, columns)
             for name, _ in row.marks:
                 spans[name].append(at)
@@ -354,12 +354,20 @@ def draw(found: Layout, spec: Spec, title: str) -> Any:
     names = []
     for name, label, _ in found.spaces:
         space = spec.space(name)
-        names.append(f"{label} = {space.size}\n{space.nonlinearity or 'unstated'}")
+        under = style.literal(space.nonlinearity or "unstated")
+        names.append(f"{style.literal(label, 40)} = {space.size}\n{under}")
     ax.set_xticks(range(len(columns)), names, rotation=55, ha="left", rotation_mode="anchor")
     ax.tick_params(axis="x", labelsize=8)
     for label in ax.get_xticklabels():
         label.set_linespacing(1.0)
-    fig.text(0.1 / width, 1 - 0.12 / height, title, fontsize=10, va="top", color=style.INK)
+    fig.text(
+        0.1 / width,
+        1 - 0.12 / height,
+        style.literal(title, 120),
+        fontsize=10,
+        va="top",
+        color=style.INK,
+    )
     handles = [
         ax.scatter([], [], marker=marker, color=colour, s=38, label=what)
         for (marker, what), colour in zip(MARKS.values(), style.PALETTE, strict=False)

@@ -22,29 +22,52 @@ TRIED = ("0.10.",)  # 0.12 no longer knows the first
 # Bytes of inputs up to which optimised programs save less time than it takes to optimise them.
 FEW = 1 << 20
 
+# The most bytes of programs that are kept. One has some 15 kB, and the whole test suite some 4,000.
+MOST = 256 << 20
+
 
 def remember_kernels() -> None:
     """Makes JAX keep what it compiles, for the next command: most of a small command is
     compilation.
 
-    Programs are kept in $XDG_CACHE_HOME/sail-jax/kernels (~/.cache without that variable), in a
-    folder of their own for each version of JAX and kind of processor. Nothing is done if
-    JAX_COMPILATION_CACHE_DIR names another folder, or if the folder cannot be written.
+    Programs are kept in $XDG_CACHE_HOME/sail-jax/kernels (~/.cache without that variable), each for
+    one version of JAX and kind of processor. They have at most `MOST` bytes in all. Nothing is done
+    if JAX_COMPILATION_CACHE_DIR names another folder, or if the folder cannot be written.
     """
     import jax
+    from jax._src import compilation_cache
 
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return
-    about = Path("/proc/cpuinfo").read_bytes() if Path("/proc/cpuinfo").exists() else b""
-    lines = {line for line in about.splitlines() if line.startswith((b"flags", b"Features"))}
-    kind = repr([jax.__version__, platform.machine(), sorted(lines)])
-    name = hashlib.sha256(kind.encode()).hexdigest()[:16]
-    folder = disk.cache(f"kernels/{name}")
-    if folder is not None:
-        jax.config.update("jax_compilation_cache_dir", str(folder))
+    kept = None if os.environ.get("JAX_COMPILATION_CACHE_DIR") else disk.cache("kernels", MOST)
+    # JAX's own files are cut short where it is killed, or the disk is full, and it has no bound on
+    # them without another package. This is where it makes what reads and writes them.
+    if kept is not None and hasattr(compilation_cache, "get_file_cache"):
+        programs = _Programs(kept)
+        compilation_cache.get_file_cache = lambda path: (programs, path)  # pyright: ignore
+        jax.config.update("jax_compilation_cache_dir", str(kept.folder))
         # By default JAX keeps only what took a second to compile: here, next to nothing.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+class _Programs:
+    """What JAX reads compiled programs from, and writes them to: the entries of a cache."""
+
+    def __init__(self, kept: disk.Cache) -> None:
+        import jax
+
+        self._kept, self._path = kept, kept.folder
+        about = Path("/proc/cpuinfo").read_bytes() if Path("/proc/cpuinfo").exists() else b""
+        lines = {line for line in about.splitlines() if line.startswith((b"flags", b"Features"))}
+        kind = repr([jax.__version__, platform.machine(), sorted(lines)])
+        self._kind = hashlib.sha256(kind.encode()).hexdigest()[:16]
+
+    def get(self, key: str) -> bytes | None:
+        """Reads a program."""
+        return self._kept.get(f"{key}-{self._kind}")
+
+    def put(self, key: str, value: bytes) -> None:
+        """Keeps a program."""
+        self._kept.put(f"{key}-{self._kind}", value)
 
 
 def _small_programs() -> str:

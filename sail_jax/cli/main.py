@@ -1,75 +1,10 @@
-"""Runs a command: finds it by name, turns errors into one line, and ends it when told to stop."""
+"""Starts a command: from the first line of `main` on, a signal ends it with one line."""
 
-import contextlib
-import errno
-import importlib
-import os
-import shlex
-import sys
 from collections.abc import Sequence
-from typing import Any
 
-# OpenBLAS, which jax uses for factorisations on a CPU, keeps its threads spinning beside XLA's own:
-# on few cores each waits for the other. Read when NumPy is first imported.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+from sail_jax.cli import stopping
 
-from sail_jax.checks import nearest, spelled
-from sail_jax.cli.memory import collect_rarely, reuse_freed_memory
-from sail_jax.cli.options import Parser, UsageError, flag
-from sail_jax.cli.progress import fitted, say, show
-from sail_jax.cli.stopping import stop_on_signals
-from sail_jax.cli.table import COMMANDS
-from sail_jax.disk import RefusedError, StoreError
-
-
-def _help() -> str:
-    commands = "\n".join(f"  {name:11} {command.about}" for name, command in COMMANDS.items())
-    return (
-        "usage: sail-jax [--help] [--version] COMMAND ...\n\n"
-        "Merge, grow and transfer neural networks in JAX, with the theory that says when it works."
-        f"\n\n{commands}\n\nsail-jax COMMAND --help tells more. Exit codes: 0 well, 1 a claim or "
-        "a run failed,\n2 bad usage, 130 interrupted (SIGINT, SIGTERM or SIGHUP).\n"
-    )
-
-
-def _dispatch(argv: Sequence[str]) -> int:
-    """Runs the command that the arguments name, and returns its exit code."""
-    if not argv or argv[0] in ("-h", "--help"):
-        show(_help(), end="")
-        return 0 if argv else 2
-    # No system passes on a word with a null character, but a caller in this process may.
-    for word in argv:
-        if "\0" in word:
-            raise UsageError(f"'{word}' holds a null character, which no argument can")
-    name = argv[0]
-    if name == "--version":
-        from importlib.metadata import version
-
-        show(f"sail-jax {version('sail-jax')}")
-        return 0
-    if name not in COMMANDS:
-        kind = "option" if name.startswith("-") else "command"
-        choices = ["--help", "--version"] if kind == "option" else COMMANDS
-        raise UsageError(f"unknown {kind} '{name}'{nearest(name, choices)}")
-    command = COMMANDS[name]
-    module = importlib.import_module(f"{command.package}.{name}")
-    return module.main(Parser(name, command.about), argv[1:])
-
-
-def _interrupted(argv: Sequence[str]) -> None:
-    """Says that the command was interrupted and how to continue it, unless the terminal is gone."""
-    with contextlib.suppress(OSError):
-        say("sail-jax: interrupted")
-        if argv and argv[0] in COMMANDS and COMMANDS[argv[0]].resumes:
-            again = argv if "--resume" in argv else [*argv, "--resume"]
-            say(f"what is finished is kept; continue with: {shlex.join(['sail-jax', *again])}")
-        sys.stdout.flush()
-
-
-def _leave(argv: Sequence[str]) -> None:
-    """Ends the process at once: XLA may still be computing, and an orderly exit can then crash."""
-    _interrupted(argv)
-    os._exit(130)
+__all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,37 +21,10 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit code: 0 if all is well, 1 if a claim or a run failed or an output could not be
       written, 2 for bad usage, 130 if interrupted.
     """
-    alone = argv is None
-    if alone:
-        collect_rarely()
-        reuse_freed_memory()
-    argv = list(sys.argv[1:] if argv is None else argv)
-    if alone:
-        stop_on_signals(lambda: _leave(argv))
+    # Nothing is imported above that a signal may come before: modules that are broken off while
+    # they are imported end in tracebacks, or worse.
+    if argv is None:
+        stopping.leave_on_signals()
+    from sail_jax.cli.dispatch import run
 
-        def lost(what: Any) -> None:
-            """An interrupt that lands where none can be raised, in a finaliser or in a callback of
-            the garbage collector (JAX has one)."""
-            _leave(argv) if what.exc_type is KeyboardInterrupt else sys.__unraisablehook__(what)
-
-        sys.unraisablehook = lost
-    try:
-        with spelled(flag):
-            return _dispatch(argv)
-    except SystemExit as exc:  # argparse, after --help
-        return int(exc.code or 0)
-    except (UsageError, StoreError) as exc:
-        say(fitted(f"sail-jax: error: {exc}"))
-        return 2 if isinstance(exc, (UsageError, RefusedError, ValueError)) else 1
-    # What reads our output has seen enough, as `head` has.
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except OSError as exc:
-        what = "" if exc.filename is None else f" {os.fsdecode(exc.filename)}"
-        why = exc.strerror or exc
-        say(fitted(f"sail-jax: error: the system refused{what}: {why}"))
-        return 2 if exc.errno in (errno.ENAMETOOLONG, errno.ELOOP) else 1  # no path at all
-    except KeyboardInterrupt:
-        (_leave if alone else _interrupted)(argv)
-        return 130
+    return run(argv)

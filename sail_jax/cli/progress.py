@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any, TextIO
 
-from sail_jax.checks import escaped
+from sail_jax.checks import escaped, shortened
 
 __all__ = ["Meter", "fitted", "say", "show"]
 
@@ -55,21 +55,13 @@ def fitted(message: str, longest: int = LONGEST) -> str:
     line = escaped(message)
     for word in (120, 80, 40):
         if len(line) > longest:
-            line = re.sub(rf"\S{{{word},}}", lambda match: _without_middle(match[0], word), line)  # noqa: B023
-    return _without_middle(line, longest)
+            line = re.sub(rf"\S{{{word},}}", lambda match: shortened(match[0], word), line)  # noqa: B023
+    return shortened(line, longest)
 
 
 def _lines(text: str) -> str:
     """Escapes a text line by line, and keeps its line breaks."""
     return "\n".join(map(escaped, text.split("\n")))
-
-
-def _without_middle(text: str, longest: int) -> str:
-    """Cuts a text in its middle to at most so many characters."""
-    if len(text) <= longest:
-        return text
-    tail = (longest - 3) // 2
-    return f"{text[: longest - 3 - tail]}...{text[-tail:]}"
 
 
 class Meter:

@@ -3,11 +3,17 @@
 import base64
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 __all__ = ["Section", "page", "render"]
+
+# What a page would hide, reverse or fail to encode: control characters, directions, surrogates.
+HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 class Section(NamedTuple):
@@ -59,6 +65,8 @@ def render(
 ) -> str:
     """Renders a template as one HTML document, in which every text is escaped.
 
+    Characters that control something, or turn the direction of a line, are written as `repr` does.
+
     Args:
       template: The name of the template in the folder `templates`, without its ending.
       title: The title of the document.
@@ -77,7 +85,7 @@ def render(
     loader = jinja2.PackageLoader("sail_jax.drawing")
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
+        trim_blocks=True, lstrip_blocks=True, finalize=_visible,
     )  # fmt: skip
     environment.filters |= {"base64": _base64, "exact": _exact}
 
@@ -93,6 +101,16 @@ def render(
         **values, title=title, generator=generator, style=style, script=script,
         policy=Markup(policy),
     )  # fmt: skip
+
+
+def _visible(value: Any) -> Any:
+    """Makes visible what a page would not show of a text; what is no plain text stays."""
+    return HIDDEN.sub(_spelt, value) if type(value) is str else value
+
+
+def _spelt(found: re.Match[str]) -> str:
+    """Writes a character as `repr` does."""
+    return repr(found[0])[1:-1]
 
 
 def _digest(text: str) -> str:

@@ -1,12 +1,19 @@
 """One look for all figures: a palette that is safe for colour blindness, no global state."""
 
 import io
+import math
+import re
+import warnings
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.mathtext import MathTextParser
+from matplotlib.text import Text
 from matplotlib.ticker import LogLocator
+
+from sail_jax.checks import escaped, shortened
 
 # Okabe and Ito's palette, darkest first: told apart by every common form of colour blindness.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -16,6 +23,8 @@ INK, FAINT = "#222222", "#8C8C8C"
 SEQUENTIAL, DIVERGING = "cividis", "PuOr_r"
 
 DPI = 150
+# The most pixels of a picture: along one side (Agg draws no more than 65,535), and in all.
+SIDE, AREA = 50_000, 100_000_000
 
 
 def figure(
@@ -137,6 +146,25 @@ def _beyond(values: np.ndarray, norm) -> tuple[np.ndarray, np.ndarray]:
     return norm.vmin - finite - slack, finite - norm.vmax - slack
 
 
+def literal(text: str, longest: int = 60) -> str:
+    r"""Makes text that others wrote, such as names in files, fit for figures.
+
+    Matplotlib takes what stands between two dollar signs for mathematics.
+
+    Args:
+      text: Any text.
+      longest: How many characters are drawn; of longer text, the middle is left out.
+
+    Returns:
+      What is to be drawn in its place: one line, in which characters that cannot be printed are
+      escaped, as are dollar signs.
+
+    >>> literal("a$x$")
+    'a\\$x\\$'
+    """
+    return shortened(escaped(text), longest).replace("$", r"\$")
+
+
 def png(fig: Figure) -> bytes:
     """Renders a figure as PNG.
 
@@ -144,13 +172,33 @@ def png(fig: Figure) -> bytes:
       fig: The figure.
 
     Returns:
-      The file's bytes. They hold no date or version: equal figures give equal bytes.
+      The file's bytes. They hold no date or version: equal figures give equal bytes. A figure of
+      more than `SIDE` or `AREA` pixels is drawn smaller.
     """
     buffer = io.BytesIO()
+    width, height = (float(inches) * DPI for inches in fig.get_size_inches())
+    fits = min(1.0, SIDE / max(width, height), math.sqrt(AREA / (width * height)))
     # `savefig` would draw twice: once only to know the layout, which is known when this has drawn.
-    fig.set_dpi(DPI)
-    FigureCanvasAgg(fig).print_png(buffer, metadata={"Software": None})
+    fig.set_dpi(fits * DPI)
+    for text in fig.findobj(Text):
+        if isinstance(text, Text) and not _is_mathematics(text.get_text()):
+            text.set_parse_math(False)
+    with warnings.catch_warnings():
+        # Names may be in any script; what the font lacks is drawn as a box.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        FigureCanvasAgg(fig).print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
+
+
+def _is_mathematics(text: str) -> bool:
+    """Finds out whether Matplotlib can draw a text, if it takes any of it for mathematics."""
+    if text.count("$") - text.count(r"\$") < 2:
+        return True
+    try:
+        MathTextParser("path").parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 def describe(fig: Figure) -> str:
@@ -167,5 +215,10 @@ def describe(fig: Figure) -> str:
         axes = [f"{n}: {t}" for n, t in (("x", ax.get_xlabel()), ("y", ax.get_ylabel())) if t]
         words = ", ".join([ax.get_title() or ax.get_title(loc="left"), *axes]).strip(", ")
         panels.append(words)
-    plain = (" ".join(words.replace("$", "").split()) for words in panels if words)
+    plain = (re.sub(r"\\?\$", _dollar, " ".join(words.split())) for words in panels if words)
     return "; ".join(dict.fromkeys(plain))
+
+
+def _dollar(found: re.Match[str]) -> str:
+    """Reads a dollar sign as Matplotlib does: one with a backslash is meant, one without is not."""
+    return "$" if len(found[0]) > 1 else ""

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 LENGTH = 8  # of the tokens that are traced
-_LONGEST = 1 << 24  # bytes of a table
+_TABLES = 64 << 20  # bytes of tables that are kept
 _SMALL = 1 << 20  # parameters of a network that is built in memory
 _MOST = 64  # times as many tensors and parameters as before a network may have when it has grown
 
@@ -98,7 +98,7 @@ def rules_of_config(
 
     Building a class with many configurations takes seconds. What was found is kept as a table in
     $XDG_CACHE_HOME/sail-jax/tables (~/.cache without that variable), by a hash of the configuration
-    and of the versions that found it.
+    and of the versions that found it. All of them have at most 64 MiB.
 
     Args:
       config: The configuration, as for `spec_of_config`.
@@ -111,15 +111,14 @@ def rules_of_config(
       ImportError: As `spec_of_config`.
       ValueError: As `spec_of_config`.
     """
-    folder = disk.cache("tables")
-    path = folder and folder / f"{_mark(config)}.json"
-    if path is not None and path.is_file():
-        with contextlib.suppress(ValueError, disk.StoreError):  # cut short, or of another program
-            return parsed(disk.read_bytes(path, _LONGEST).decode()).rules
+    kept, name = disk.cache("tables", _TABLES), f"{_mark(config)}.json"
+    found = None if kept is None else kept.get(name)
+    if found is not None:
+        with contextlib.suppress(ValueError):  # of another program
+            return parsed(found.decode()).rules
     table = table_by_probing(config, partial(probe_config, tensors=_MOST * tensors))
-    if path is not None:
-        with contextlib.suppress(disk.StoreError):
-            disk.write_atomic(path, written(table).encode())
+    if kept is not None:
+        kept.put(name, written(table).encode())
     return table.rules
 
 

@@ -50,6 +50,19 @@ def test_what_is_imported_late_is_there():
     ]
 
 
+def test_rooms_are_imported_late_and_listed():
+    code = (
+        "import pkgutil, theory, experiments, sys\n"
+        "assert 'jax' not in sys.modules\n"
+        "for package in (theory, experiments):\n"
+        "    rooms = {room.name for room in pkgutil.iter_modules(package.__path__)}\n"
+        "    assert rooms == {*package.__all__} <= {*dir(package)}, rooms\n"
+        "print(theory.coverage.__name__, experiments.lab.__name__)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.stdout == "theory.coverage experiments.lab\n", found.stderr
+
+
 def test_what_the_pages_list_is_in_the_package():
     import sail_jax
 

@@ -75,7 +75,7 @@ def _label(method: str) -> str:
 
 def _heading(dataset: "xr.Dataset") -> str:
     """The task, its data and the number of seeds, for titles."""
-    task, data = str(dataset.attrs["task"]), dataset.attrs.get("data", "")
+    task, data = str(dataset.attrs["task"]), style.literal(dataset.attrs.get("data", ""))
     # A run of an earlier version has the data in the name of its task.
     return f"{TASKS.get(task, task).format(data=data)}, {dataset.sizes['seed']} seeds"
 

@@ -123,7 +123,7 @@ def _fine_tuning(dataset: xr.Dataset) -> "Figure":
         tuned = {"color": style.PALETTE[1], "fmt": "D-", "lw": 1.8, "label": "tuned"}
         _perplexity(row[1], at_best(dataset, dataset["tuned_base"]).sel(task=task), **tuned)
         _curve(row[2], at_best(dataset, dataset["tuned_test"]).sel(task=task), **tuned)
-        row[0].set(ylabel=f"{task}: rise of the loss\non pre-training text (nats)")
+        row[0].set(ylabel=f"{style.literal(task)}: rise of the loss\non pre-training text (nats)")
         row[1].set(ylabel="perplexity afterwards")
         row[2].set(ylabel="the task's loss (nats)")
         _log_y(row[1])
@@ -152,8 +152,8 @@ def _benchmarks(dataset: xr.Dataset) -> "Figure":
         ax.plot(x, before, "s--", color=style.INK, ms=3, label="before")
         for task, color in zip(tasks, style.PALETTE, strict=False):
             values = 100 * after.sel(task=task, benchmark=name)
-            _curve(ax, values, color=color, label=f"taught {task}")
-        ax.set(title=str(name), ylabel="right answers (%)")
+            _curve(ax, values, color=color, label=f"taught {style.literal(task)}")
+        ax.set(title=style.literal(name), ylabel="right answers (%)")
         _checkpoints(ax, dataset)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), **LEGEND)
     return figure

@@ -89,7 +89,8 @@ def _legend(fig: "Figure", dataset: "xr.Dataset", *, real: bool) -> None:
     if real:
         label = "images learned from"
         lines.append(Line2D([], [], color=style.INK, lw=0.9, ls="--", label=label))
-    title = f"{dataset.attrs['data']}: mean ± s.e. over {dataset.sizes['seed']} seeds"
+    data = style.literal(dataset.attrs["data"])
+    title = f"{data}: mean ± s.e. over {dataset.sizes['seed']} seeds"
     columns = len(lines) if len(lines) < 6 else 3
     look = {"ncols": columns, "frameon": False, "fontsize": 9, "title_fontsize": 9}
     fig.legend(handles=lines, title=title, loc="outside upper center", **look)

@@ -165,7 +165,7 @@ def _answers(dataset: "xr.Dataset") -> "Figure":
         ax.set_yticks(range(len(ways)), [WAYS[way] for way in reversed(ways)])
         ax.set_ylim(-0.6, len(ways) - 0.4)
         ax.set_xlabel("right answers (%)")
-        ax.set_title(f"here: {task}")
+        ax.set_title(f"here: {style.literal(task)}")
     for ax in axes[0, 1:-1]:
         ax.tick_params(labelleft=False)
     ax = axes[0, -1]
@@ -200,7 +200,7 @@ def _series(dataset: "xr.Dataset") -> "Figure":
             ax.plot([i] * per_seed.size, per_seed, "_", color=style.FAINT, ms=10)
             ax.errorbar(i, mean[i], yerr=error[i], fmt="o", color=color, capsize=3)
         ax.axhline(0, color=style.INK, lw=0.8)
-        ax.set_xticks(range(len(names)), names)
+        ax.set_xticks(range(len(names)), list(map(style.literal, names)))
         ax.set_xlabel("checkpoint (steps), and their mean")
         ax.set_ylabel("loss less the last one's (nats)")
         ax.set_title(titles[of])
@@ -216,13 +216,14 @@ def _checkpoints(dataset: "xr.Dataset") -> "Figure":
     fig, axes = style.figure(1, 2 + len(tasks), width=3.6, height=height)
     quantities = [("held-out perplexity per token", perplexity(dataset))]
     quantities += [
-        (f"right answers, {task} (%)", 100 * dataset["accuracy"].sel(task=task)) for task in tasks
+        (f"right answers, {style.literal(task)} (%)", 100 * dataset["accuracy"].sel(task=task))
+        for task in tasks
     ]
     for ax, (label, values) in zip(axes[0], quantities, strict=False):
         for y, name in enumerate(names[::-1]):
             mean, error = map(float, mean_and_error(values.sel(model=name)))
             ax.errorbar(mean, y, xerr=error, fmt="o", color=COLORS.get(name, style.INK), capsize=3)
-        ax.set_yticks(range(len(names)), names[::-1])
+        ax.set_yticks(range(len(names)), list(map(style.literal, names[::-1])))
         ax.set_xlabel(label)
     ax, loss = axes[0, -1], dataset["gamma_loss"].sel(text="held out")
     band(ax, dataset["gamma"].values, loss, color=COLORS["sweep"], lw=1.6)
@@ -323,4 +324,4 @@ def _table_2(dataset: "xr.Dataset") -> "Figure":
 
 def _title(task: str) -> str:
     """Names a kind of question, a benchmark as the paper does."""
-    return BENCHMARKS[task].title if task in BENCHMARKS else task
+    return BENCHMARKS[task].title if task in BENCHMARKS else style.literal(task)

@@ -60,7 +60,7 @@ def _label(way: str, paradigm: str = "") -> str:
 
 def _heading(dataset: xr.Dataset) -> str:
     """Says which data a run had, and how many seeds."""
-    return f"ResNet on {dataset.attrs['data']}, {dataset.sizes['seed']} seeds"
+    return f"ResNet on {style.literal(dataset.attrs['data'])}, {dataset.sizes['seed']} seeds"
 
 
 def _accuracy(dataset: xr.Dataset) -> "Figure":

@@ -36,12 +36,6 @@ def draw(data: Measured, total: Total) -> dict[str, tuple[str, bytes]]:
     return {key: (style.describe(fig), style.png(fig)) for key, fig in figures.items()}
 
 
-def _drawn(label: str) -> str:
-    """Makes a text safe to draw: without mathematics, and without glyphs that the font lacks."""
-    plain = "".join(c if c.isprintable() and (ord(c) < 0x590 or c in "…–") else "?" for c in label)
-    return plain.replace("$", r"\$")
-
-
 def _look(k: int) -> dict[str, Any]:
     """Returns the colour and marker of model k."""
     from sail_jax.drawing import style
@@ -52,6 +46,8 @@ def _look(k: int) -> dict[str, Any]:
 
 def _depth(ax: Any, bins: Sequence[Bin], room: int = 14) -> None:
     """Draws the axis of layers: a tick at every few, and a stack's name below its first layer."""
+    from sail_jax.drawing import style
+
     stacks = list(dict.fromkeys(part.run for part in bins if part.run))
     layered = stacks != ["modules"]
     step, named = -(-len(bins) // room), layered or len(bins) <= 10
@@ -65,9 +61,9 @@ def _depth(ax: Any, bins: Sequence[Bin], room: int = 14) -> None:
             ticks, texts = ticks[:-1], texts[:-1]
         if not part.run or (count % step == 0 and not close):
             first = len(stacks) > 1 and part.run and count == 0
-            below = "\n" + _drawn(short(part.run, 14)) if first else ""
+            below = "\n" + style.literal(short(part.run, 14)) if first else ""
             ticks.append(i)
-            texts.append((_drawn(short(part.label, 20)) if named else str(i + 1)) + below)
+            texts.append((style.literal(short(part.label, 20)) if named else str(i + 1)) + below)
         count, run = count + 1, part.run
     aslant = not layered and max(map(len, texts)) > 4
     ax.set_xticks(ticks, texts, **({"rotation": 45, "ha": "right"} if aslant else {}))
@@ -77,11 +73,13 @@ def _depth(ax: Any, bins: Sequence[Bin], room: int = 14) -> None:
 
 def _line(ax: Any, bins: Sequence[Bin], values: np.ndarray, label: str, **look: Any) -> None:
     """Draws `values [bin]`: a line within every stack of layers, marks beside them."""
+    from sail_jax.drawing import style
+
     at = 0
     for run, group in groupby(bins, lambda part: part.run):
         span = range(at, at := at + len(list(group)))
         own = look if run and run != "modules" else {**look, "linestyle": "none"}
-        ax.plot(span, values[span], linewidth=1.4, markersize=4, label=_drawn(label), **own)
+        ax.plot(span, values[span], linewidth=1.4, markersize=4, label=style.literal(label), **own)
 
 
 def _lines(ax: Any, bins: Sequence[Bin], values: np.ndarray, labels: Sequence[str]) -> None:
@@ -139,9 +137,8 @@ def _moved(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
     )
     offsets = (np.arange(len(labels)) - (len(labels) - 1) / 2) * 0.6 / max(3, len(labels))
     for k, label in enumerate(labels):
-        right.plot(
-            np.arange(len(shown)) + offsets[k], rms[:, k], ls="", label=_drawn(label), **_look(k)
-        )
+        x = np.arange(len(shown)) + offsets[k]
+        right.plot(x, rms[:, k], ls="", label=style.literal(label), **_look(k))
     _scaled(right, rms)
     right.set_xticks(range(len(shown)), shown, rotation=25, ha="right")
     right.set_xlim(-0.6, len(shown) - 0.4)

@@ -67,7 +67,7 @@ def write(
     """
     folder = Path(folder)
     admit(folder)
-    html = page(plan, records, about).encode("utf-8", "replace")
+    html = page(plan, records, about).encode()
     texts = dict(zip(FILES, (as_json(plan, records, about), html), strict=True))
     for name, data in texts.items():
         disk.write_atomic(folder / name, data)

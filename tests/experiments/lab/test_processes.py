@@ -1,9 +1,12 @@
 """One run by two processes is that of one."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import textwrap
+import time
 
 import jax
 import many_devices
@@ -97,3 +100,69 @@ def test_a_process_that_nobody_tells_which_it_is_says_so(tmp_path):
     assert ended.returncode == 2
     assert "nothing here tells this process which of several it is" in ended.stderr
     assert not (tmp_path / "x").exists()
+
+
+TOGETHER = """
+    import signal, sys, time
+    from experiments.commands import run
+    from experiments.lab import processes
+    from sail_jax.cli.main import main
+
+    # where the tests run in the background, a shell has interrupts ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def command(parser, argv):
+        processes.join(argv[0])
+        with processes.together():
+            while processes.any_of(True):
+                print("going", flush=True)
+                time.sleep(0.1 if argv[1] == "together" else 60)
+
+    run.main = command
+    sys.exit(main())
+"""
+LOST = "sail-jax: error: another of the processes has ended, and this one ends with it\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "number", "rank", "codes"),
+    [
+        ("together", signal.SIGKILL, 0, [-9, 1]),
+        ("apart", signal.SIGTERM, 1, [130, 130]),
+        pytest.param("apart", signal.SIGTERM, 0, [130, 130], marks=pytest.mark.soak),
+        pytest.param("apart", signal.SIGKILL, 1, [1, -9], marks=pytest.mark.soak),
+    ],
+)
+def test_processes_end_together(where, number, rank, codes):
+    """A signal to one is for all of them; one that is killed ends the others with a sentence."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [sys.executable, "-c", textwrap.dedent(TOGETHER), "run"]
+    started = [
+        subprocess.Popen(
+            [*command, f"{address},2,{of}", where], env=many_devices.environment(1),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for of in (0, 1)
+    ]  # fmt: skip
+    try:
+        for process in started:
+            assert process.stdout is not None
+            while (line := process.stdout.readline()) != "going\n":
+                assert line, process.communicate()[1]
+        began = time.monotonic()
+        started[rank].send_signal(number)
+        said = [process.communicate(timeout=60)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == codes, said
+    assert time.monotonic() - began < 10
+    for text, code in zip(said, codes, strict=True):
+        if code == 130:
+            assert "sail-jax: interrupted\n" in text
+            assert "Traceback" not in text
+        else:
+            assert text == (LOST if code == 1 else "")

@@ -15,6 +15,7 @@ import textwrap
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from sail_jax import disk
 from sail_jax.cli import main as cli
 from sail_jax.cli import stopping
 from sail_jax.cli.options import Parser
+from sail_jax.cli.table import COMMANDS
 from sail_jax.drawing import pages, style
 from theory import adversary, claims, coverage
 from theory.adversary import Attack, Box, Domain
@@ -142,12 +144,12 @@ def test_nothing_heavy_is_imported_before_it_is_needed():
 def test_help_and_version(call):
     code, out, err = call("--help")
     assert (code, err) == (0, "")
-    assert all(command in out for command in cli.COMMANDS)
+    assert all(command in out for command in COMMANDS)
     code, out, _ = call("--version")
     assert code == 0
     assert re.fullmatch(r"sail-jax \d+\.\d+\.\d+\n", out)
     assert call()[0] == 2
-    for command in cli.COMMANDS:
+    for command in COMMANDS:
         code, out, err = call(command, "--help")
         assert (code, err) == (0, "")
         assert f"sail-jax {command}" in out
@@ -309,6 +311,61 @@ def test_a_real_signal_stops_a_real_run_with_130(call, tmp_path):
         f"sail-jax {line} --resume\n"
     )
     assert call(*line.split(), "--resume")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["experiments", "theory"])
+def test_packages_of_our_names_are_named_or_passed_over(name, tmp_path):
+    """`python -m` takes what lies in the working directory; the command has its own packages."""
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("print('a stranger')")
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    how: dict[str, Any] = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True}
+    refused = subprocess.run([sys.executable, "-m", "sail_jax.cli", "verify", "--help"], **how)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    ours = Path(cli.__file__).parents[2] / name
+    assert refused.stderr.count("\n") == 1
+    assert f"{tmp_path / name} shadows the package '{name}' of sail-jax, {ours};" in refused.stderr
+    script = "import sys; from sail_jax.cli.main import main; sys.exit(main())"
+    found = subprocess.run([sys.executable, "-c", script, "verify", "--help"], **how)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.startswith("usage: sail-jax verify")
+
+
+AMID = """
+    import os, signal, sys
+
+    name, number = sys.argv.pop(1), int(sys.argv.pop(1))
+
+    class Amid:
+        @staticmethod
+        def find_spec(module, *_):
+            if module == name:
+                sys.meta_path.remove(Amid)
+                os.kill(os.getpid(), number)
+
+    sys.meta_path.insert(0, Amid)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    from sail_jax.cli.main import main
+
+    sys.exit(main())
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other signals")
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [
+        ("sail_jax.cli.options", signal.SIGINT),  # in the command's own beginnings
+        ("sail_jax.cli.options", signal.SIGTERM),
+        ("numpy._core.multiarray", signal.SIGTERM),  # which says that another import failed
+    ],
+)
+def test_a_signal_amid_an_import_ends_the_command_with_one_line(module, number):
+    command = [sys.executable, "-c", textwrap.dedent(AMID), module, str(int(number))]
+    ended = subprocess.run([*command, "merge", "--methods"], capture_output=True, text=True)
+    said = ended.stderr.splitlines()
+    assert (ended.returncode, said[0]) == (130, "sail-jax: interrupted"), ended.stderr
+    assert [line for line in said[1:] if not line.startswith("what is finished is kept; ")] == []
 
 
 STUCK = """

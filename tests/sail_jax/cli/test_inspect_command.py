@@ -11,7 +11,7 @@ from known_networks import GOLDEN, NAMES, model
 from small_checkpoints import save
 
 from experiments.models.resnet import ResNet
-from sail_jax import architectures
+from sail_jax import architectures, spec
 from sail_jax.checkpoint import save_checkpoint
 from sail_jax.cli import inspect_figure
 from sail_jax.cli.inspect import FIGURE
@@ -152,6 +152,21 @@ def test_the_command(tmp_path, capsys):
     assert (out / FIGURE).read_bytes()[:4] == b"\x89PNG"
     assert main(["inspect", str(folder), "--full"]) == 0
     assert "model.layers.2.mlp.up_proj.weight" in capsys.readouterr().out
+
+
+def test_names_are_drawn_as_they_are():
+    """No name is mathematics, and one of any length has its place."""
+    odd = [r"a$\frac$", "b$x$\x1b", "c" * 9999]
+    params = {f"layers.{i}.{name}": np.zeros((2, 2)) for i in range(2) for name in odd}
+    spaces = dict.fromkeys(params, "u* u")
+    found = spec(params, spaces)
+    layout = inspect_figure.layout(found, shapes_of(params))
+    figure = inspect_figure.draw(layout, found, "$t$" * 99)
+    assert figure.get_size_inches().max() < 20
+    labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert len(labels) == 2
+    assert all(r" (a\$\frac\$, b\$x\$\x1b," in label for label in labels)
+    assert style.png(figure)[:4] == b"\x89PNG"
 
 
 def test_an_unknown_architecture_is_drafted(tmp_path, capsys):

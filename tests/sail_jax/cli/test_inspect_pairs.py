@@ -17,6 +17,7 @@ from sail_jax.checkpoint.operations import comparing, trying
 from sail_jax.cli import compare_figure
 from sail_jax.cli.compare import FIGURE, described, render
 from sail_jax.cli.main import main
+from sail_jax.drawing import style
 
 CONFIG = GOLDEN["llama"]["config"]
 EPS = float(jnp.finfo(jnp.float32).eps)
@@ -271,3 +272,23 @@ def test_the_figure_is_labelled_and_inside():
             if label.get_text():
                 assert page.x0 <= box.x0
                 assert box.x1 <= page.x1
+
+
+def test_names_that_look_like_mathematics_are_drawn():
+    names = [r"a$\frac$", "$x$", "d" * 9999]
+    groups = [{"layer": name, "module": name, "cosine": 0.5} for name in names]
+    figure = compare_figure.draw(groups, 2)
+    assert figure.get_size_inches().max() < 20
+    labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert labels[:2] == [r"a\$\frac\$", r"\$x\$"]
+    assert style.png(figure)[:4] == b"\x89PNG"
+
+
+def test_the_record_is_written_before_the_figure(saved, tmp_path, call):
+    """Nothing that stops the figure stops the record."""
+    (tmp_path / "file").write_text("")
+    models = [saved[0][name] for name in "AB"]
+    for some in (models[:1], models):
+        record = tmp_path / f"{len(some)}.json"
+        assert call(*some, "--out", tmp_path / "file", "--json", record)[0] == 1
+        assert record.exists()

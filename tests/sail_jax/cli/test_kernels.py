@@ -1,6 +1,7 @@
 """Commands most of whose programs run once compile without optimising, and undo that."""
 
 import contextlib
+import hashlib
 import os
 import subprocess
 import sys
@@ -82,3 +83,34 @@ def test_flags_are_set_before_the_first_device_is_made(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     names = ("run", "verify", "quickstart", "merge", "grow", "align")
     assert done.stdout.split("\n")[:-1] == [f"{name} False" for name in names], done.stderr
+
+
+KEEPING = """
+import os, sys
+os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
+import jax
+from sail_jax.cli import kernels
+
+kernels.remember_kernels()
+print(jax.jit(lambda x: jax.numpy.sin(x) + 1)(0.0))
+"""
+
+
+@pytest.mark.slow
+def test_programs_that_are_cut_short_are_compiled_again_and_nothing_is_said(tmp_path):
+    def run():
+        command = [sys.executable, "-c", KEEPING]
+        env = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        assert (done.stdout, done.stderr) == ("1.0\n", "")
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    folder = tmp_path / "sail-jax" / "kernels"
+    whole = run()
+    assert whole
+    for name, data in whole.items():
+        (folder / name).write_bytes(data[: len(data) // 2])
+    again = run()
+    assert again.keys() == whole.keys()
+    for data in again.values():
+        assert hashlib.sha256(data[32:]).digest() == data[:32]
