@@ -103,7 +103,7 @@ def run(args: Namespace) -> int:
     if args.out is None:
         raise ValueError("name the output: sail-jax merge RECIPE OUT")
     inputs = [model.checkpoint for model in recipe.models()]
-    with Meter(args.quiet) as meter, compiled_for(inputs):
+    with Meter(args.quiet) as meter, compiled_for(inputs, offline=args.offline):
         merged = merging.merge_recipe(
             recipe, args.out, measure=args.report is not None, run=_options(args, meter),
             before=lambda ready: _admit(args.report),

@@ -57,6 +57,7 @@ class RunOptions:
       threads: How many workers; by default as many as there are cores, up to 8.
       allow_nonfinite: Whether NaN and infinities are read, and outcomes may overflow.
       allow_pickle: Whether PyTorch's pickles are read; what is in them is never run.
+      offline: Whether models on the Hub are read only if they are in the cache of this machine.
       allow_crimes: Whether networks of other architectures are merged, and an output may contradict
         its config.json.
       format: The format of the output; see `create`.
@@ -76,6 +77,7 @@ class RunOptions:
     threads: int | None = None
     allow_nonfinite: bool = False
     allow_pickle: bool = False
+    offline: bool = False
     allow_crimes: bool = False
     format: str | None = None
     shard_bytes: int = 5_000_000_000
@@ -142,7 +144,7 @@ def opened(path: str | PathLike[str], run: RunOptions, *, adapters: bool = False
 
     Args:
       path: The checkpoint.
-      run: Whether PyTorch's pickles are read.
+      run: Whether PyTorch's pickles are read, and models downloaded.
       adapters: Whether it may be an adapter, or anything else that is no model. `run.select` says
         nothing of it.
 
@@ -154,7 +156,9 @@ def opened(path: str | PathLike[str], run: RunOptions, *, adapters: bool = False
       ValueError: If `run.select` selects no tensor, or the state of an optimiser.
     """
     select = None if adapters else run.select
-    checkpoint = open_values(Path(path), allow_pickle=run.allow_pickle, select=select)
+    checkpoint = open_values(
+        Path(path), allow_pickle=run.allow_pickle, offline=run.offline, select=select
+    )
     try:
         if not checkpoint.tensors:
             raise CheckpointError(f"{path} is a checkpoint without tensors")

@@ -70,7 +70,8 @@ class Openings:
         Returns:
           Sentences; none if it is all of it.
         """
-        return self._path(ref.checkpoint).about()
+        of_adapter = [] if ref.adapter is None else self._path(ref.adapter).about()
+        return [*self._path(ref.checkpoint).about(), *(f"adapter: {said}" for said in of_adapter)]
 
     def _path(self, path: str) -> Checkpoint:
         if path not in self._opened:
