@@ -26,6 +26,7 @@ from sail_jax.checkpoint.formats.files import (
     CheckpointError,
     File,
     contained,
+    explained,
     reading,
     strict_json,
 )
@@ -39,7 +40,9 @@ __all__ = ["Snapshot", "called", "is_name", "resolved", "wanted"]
 _WORD = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _NAME = re.compile(rf"({_WORD}/{_WORD})(?:@(.+))?", re.DOTALL)
 _REVISION = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_./-]{0,198}[A-Za-z0-9_])?")
-_CACHED = re.compile(r"(?:.*/)?models--([^/]+)(?:/snapshots/([0-9a-f]{40})(/.+)?)?/?", re.DOTALL)
+_CACHED = re.compile(
+    r"(?:.*/)?models--([^/@]+)(?:/snapshots/([0-9a-f]{40})(/.+)?)?/?(@.+)?", re.DOTALL
+)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MAIN = "main"
 _FORMAT = FORMATS["safetensors"]
@@ -77,8 +80,9 @@ def called(path: str | PathLike[str]) -> str:
     text = os.fspath(path)
     if (match := _CACHED.fullmatch(text)) is None:
         return text
-    model, commit, file = match.groups()
-    return model.replace("--", "/") + (f"@{commit}" if commit else "") + (file or "")
+    model, commit, file, revision = match.groups()
+    parts = (model.replace("--", "/"), commit and f"@{commit}", file, revision)
+    return "".join(filter(None, parts))
 
 
 def is_name(text: str | PathLike[str]) -> bool:
@@ -206,7 +210,7 @@ def _commit(home: Path, revision: str) -> str | None:
         ref = home / "refs" / revision
         if not ref.is_file():
             return None
-        with reading(ref):
+        with explained("read", ref), reading(ref):
             commit = disk.read_bytes(ref, 100).decode("ascii").strip()
         if not _COMMIT.fullmatch(commit):
             raise CheckpointError(f"{ref} is damaged: expected a commit")
@@ -256,11 +260,11 @@ def _missing(folder: Path, listing: Path) -> list[str]:
     # Of a link that leads nowhere the file is missing.
     names = sorted(entry.name for entry in folder.iterdir() if entry.exists())
     if listing.is_file():
-        files = strict_json(disk.read_bytes(listing, MAX_HEADER), listing).get("files")
-        if isinstance(files, dict):
-            with contextlib.suppress(CheckpointError):
+        with contextlib.suppress(disk.StoreError):
+            files = strict_json(disk.read_bytes(listing, MAX_HEADER), listing).get("files")
+            if isinstance(files, dict):
                 return sorted(set(wanted(str(folder), files)) - set(names))
-    # Other programs keep no such list: the files themselves tell whether tensors are missing.
+    # Other programs keep no such list: the files themselves show whether tensors are missing.
     files = weights(folder, names, _FORMAT, _FORMAT.file)
     beside = {"config.json", "adapter_config.json"} & set(names)
     missing = [] if beside else ["config.json"]

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from os import PathLike
 from pathlib import Path
 
 import numpy as np
@@ -176,7 +177,7 @@ def _version(about: os.stat_result) -> tuple[int, int, int]:
 
 
 def open_checkpoint(
-    path: str | Path, *, allow_pickle: bool = False, offline: bool = False
+    path: str | PathLike[str], *, allow_pickle: bool = False, offline: bool = False
 ) -> Checkpoint:
     """Opens a checkpoint file, or a folder with the weights of one model.
 
@@ -209,19 +210,19 @@ def open_checkpoint(
     ...     checkpoint.format, checkpoint.tensors["w"].shape
     ('npz', (2, 3))
     """
-    path = Path(path)
+    given, path = path, Path(path)
     checkpoint = Checkpoint(path)
     try:
         with reading(path):
-            checkpoint.snapshot = hub.resolved(path, offline=offline)
+            checkpoint.snapshot = hub.resolved(given, offline=offline)
             if checkpoint.snapshot is not None:
                 checkpoint.path = path = checkpoint.snapshot.folder
             elif not path.exists():
-                step, *others = runs.named(path)
+                step, *others = runs.named(given)
                 if others:
                     number = 1 + len(others)
                     raise CheckpointError(f"{path} names {number} checkpoints; expected one")
-                if (runs.split(path)[1] or "").startswith("last"):
+                if (runs.split(given)[1] or "").startswith("last"):
                     checkpoint.step = f"step {step.number} is read"
                 checkpoint.path = path = step.path
             if path.is_dir():
@@ -240,7 +241,7 @@ def open_checkpoint(
 
 
 def open_values(
-    path: str | Path,
+    path: str | PathLike[str],
     *,
     allow_pickle: bool = False,
     offline: bool = False,
@@ -280,7 +281,7 @@ def open_values(
 
 
 def load_checkpoint(
-    path: str | Path, *, allow_pickle: bool = False, offline: bool = False
+    path: str | PathLike[str], *, allow_pickle: bool = False, offline: bool = False
 ) -> dict[str, np.ndarray]:
     """Loads all tensors of a checkpoint into memory.
 

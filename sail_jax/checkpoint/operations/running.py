@@ -157,7 +157,7 @@ def opened(path: str | PathLike[str], run: RunOptions, *, adapters: bool = False
     """
     select = None if adapters else run.select
     checkpoint = open_values(
-        Path(path), allow_pickle=run.allow_pickle, offline=run.offline, select=select
+        path, allow_pickle=run.allow_pickle, offline=run.offline, select=select
     )
     try:
         if not checkpoint.tensors:
