@@ -9,13 +9,13 @@ from urllib.parse import unquote, urlsplit
 
 
 class FakeHub:
-    """What is on it, and what was asked of it.
+    """The models of the server, and the requests that it got.
 
     Attributes:
       models: The files of each revision of each model, by name.
       refused: The status and the code of an error, by model, by model and file, or by model and
         "files" for all of its files.
-      held: A file of which half is sent, and then nothing more.
+      held: A file that is sent by half only; then the server waits.
       asked: The method and the path of each request, in order.
     """
 

@@ -5,8 +5,8 @@ of huggingface_hub. It has a folder models--org--name for each model, and in it 
 of each revision), `snapshots` (a folder for each commit, of links) and `blobs` (the files). The
 path of such a folder is a checkpoint too, with @revision behind it or without.
 
-What is in the cache is read as it is. Otherwise safetensors, configurations and the files of
-tokenizers are downloaded, and never code or pickles.
+A model in the cache is read without asking the Hub. Of any other, safetensors, configurations and
+the files of tokenizers are downloaded, and never code or pickles.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class Snapshot(NamedTuple):
     Attributes:
       folder: The folder of its files, which are links.
       commit: The commit, 40 hexadecimal digits.
-      lacking: The files beside the tensors that the model has and the cache lacks, as far as known.
+      lacking: Configurations and files of tokenizers that the cache lacks, as far as it shows.
     """
 
     folder: Path
@@ -86,7 +86,7 @@ def called(path: str | PathLike[str]) -> str:
 
 
 def is_name(text: str | PathLike[str]) -> bool:
-    """Tells whether a text names a model on the Hub; nothing is looked up there.
+    """Checks whether a text can be the name of a model on the Hub, without asking the Hub.
 
     Args:
       text: What stands in the place of a path.
@@ -105,14 +105,14 @@ def resolved(text: str | PathLike[str], *, offline: bool = False) -> Snapshot | 
 
     Args:
       text: A name on the Hub, or a folder in its cache, with @revision behind it or without.
-      offline: Whether the Hub is left alone. The environment variable HF_HUB_OFFLINE says so, too.
+      offline: Whether the Hub is left alone, as it also is if HF_HUB_OFFLINE is set to 1.
 
     Returns:
       The model; None if the text is the path of anything else, or no name.
 
     Raises:
       CheckpointError: If huggingface_hub is not installed, the model is neither in the cache nor on
-        the Hub, may not be read, has no safetensors, or cannot be downloaded.
+        the Hub, may not be read, lacks safetensors, or cannot be downloaded.
     """
     text = os.fspath(text)
     path, at, revision = text.rpartition("@")
@@ -135,7 +135,7 @@ def wanted(model: str, names: Collection[str]) -> list[str]:
       are left out, and of several sets of weights all but the one that would be read.
 
     Raises:
-      CheckpointError: If it has no safetensors, or several sets of which none has the usual name.
+      CheckpointError: If it lacks safetensors, or has several indexes and none has the usual name.
 
     >>> wanted("org/name", ["model.safetensors", "pytorch_model.bin", "config.json", "code.py"])
     ['model.safetensors', 'config.json']
@@ -177,13 +177,13 @@ def _is_revision(revision: str | None) -> bool:
 
 
 def _is_cached_model(path: Path) -> bool:
-    """Whether a folder is that of a model in the Hub's cache."""
+    """Whether a folder is one that the Hub's cache keeps for a model."""
     beside = ("refs", "blobs")
     return (path / "snapshots").is_dir() and any((path / name).is_dir() for name in beside)
 
 
 def _local(path: Path) -> Snapshot | None:
-    """The model in a folder of the cache: that of main, or that of a snapshot itself."""
+    """The model in a folder of the cache: main of a model's folder, or a snapshot itself."""
     if _is_cached_model(path):
         return _of_revision(path, None)
     match = _CACHED.fullmatch(os.path.abspath(path))
@@ -192,7 +192,7 @@ def _local(path: Path) -> Snapshot | None:
 
 
 def _of_revision(home: Path, revision: str | None) -> Snapshot:
-    """A revision of a model whose folder in the cache is named by its path."""
+    """A revision of a model, found in its folder of the cache."""
     commit = _commit(home, revision or _MAIN)
     if commit is None:
         here = sorted(entry.name for entry in (home / "snapshots").iterdir())
@@ -202,7 +202,7 @@ def _of_revision(home: Path, revision: str | None) -> Snapshot:
 
 
 def _commit(home: Path, revision: str) -> str | None:
-    """The commit of a revision in the cache whose snapshot is there, None without one."""
+    """The commit of a revision; None if the cache does not have it, or lacks its snapshot."""
     commit: str = revision
     if not _is_revision(revision):
         return None
@@ -284,7 +284,7 @@ def _missing(folder: Path, listing: Path) -> list[str]:
 def _downloaded(text: str, name: str, revision: str | None, home: Path) -> Path:
     """Downloads a model into the cache, and returns the folder of its snapshot."""
     with _explained(text, revision, "does not exist, and the Hub does not answer"):
-        # Here, as it takes 0.3 s: what is in the cache needs none of it.
+        # Here, as it takes 0.3 s, and a model in the cache needs none of it.
         from huggingface_hub import HfApi, snapshot_download
 
         about = HfApi(library_name="sail-jax").model_info(
@@ -321,7 +321,7 @@ def _is_there(home: Path, commit: str | None, file: Any) -> bool:
 
 @contextlib.contextmanager
 def _explained(text: str, revision: str | None, failed: str) -> Iterator[None]:
-    """Turns what huggingface_hub raises into a `CheckpointError` that says what to do about it."""
+    """Turns what huggingface_hub raises into a `CheckpointError`, with what to do about it."""
     from huggingface_hub import errors
 
     login = "log in (hf auth login)"

@@ -22,7 +22,7 @@ STORED = (INDEX, ".h5", *SUFFIXES)
 
 
 def is_extra(name: str) -> bool:
-    """Tells whether a file is one of those beside the tensors, such as a configuration.
+    """Checks whether a file belongs to a checkpoint without holding tensors.
 
     Args:
       name: The name of the file, without its folder.
@@ -47,8 +47,8 @@ def weights(folder: str | Path, names: Sequence[str], format: Format, usual: str
       usual: The usual name of such a file.
 
     Returns:
-      The names of the files; an index stands for those that it lists. None if there are no such
-      files.
+      The names of the files; an index stands for the files that it lists. The list is empty if the
+      folder lacks such files.
 
     Raises:
       CheckpointError: If there are several indexes, or several files that are a checkpoint each.
@@ -71,7 +71,7 @@ def weights(folder: str | Path, names: Sequence[str], format: Format, usual: str
 
 
 def check_shards(path: str | Path, files: Iterable[str]) -> None:
-    """Checks that of files named "x-00001-of-00003" none is missing.
+    """Checks that all files of a set are there, such as "x-00001-of-00003" to "x-00003-of-00003".
 
     Args:
       path: The folder or the index, for messages.

@@ -349,7 +349,7 @@ models:
 
 
 def written(folder):
-    """The text of all files of an output that are no tensors."""
+    """The text of all files of an output but its tensors."""
     return {p.name: p.read_text() for p in folder.iterdir() if p.suffix != ".safetensors"}
 
 
