@@ -139,7 +139,9 @@ def align_checkpoints(
             run.max_memory,
         )
         preserved = verdict(agreed)
-        aligned = aligned._replace(notes=(*unselected(other), *aligned.notes, *failed))
+        own_lines = unselected(other)
+        of_a = [f"{hub.called(a)}: {x}" for x in reference.about() if x not in own_lines]
+        aligned = aligned._replace(notes=(*own_lines, *of_a, *aligned.notes, *failed))
         if out is not None:
             maps = [np.asarray(x).tobytes() for x in jax.tree.leaves(aligned.maps)]
             # Tensors of the view are known by their maps: a resumed run with other maps is another

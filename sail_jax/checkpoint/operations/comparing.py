@@ -150,6 +150,10 @@ def compare_checkpoints(
             for checkpoint, vocabulary in zip(opened, vocabularies, strict=True)
             for found in contradictions_of(checkpoint, vocabulary)
         ]
+        labels = [
+            hub.called(path if checkpoint.snapshot is None else checkpoint.path)
+            for path, checkpoint in zip(named, opened, strict=True)
+        ]
         columns = [[checkpoint.tensors[n] for checkpoint in opened] for n in floating]
         # A tensor for each thread: reading and XLA release the interpreter lock.
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -159,8 +163,8 @@ def compare_checkpoints(
     sizes = np.array([math.prod(column[0].shape) for column in columns])
     weights, tasks, norms, equal = zip(*rows, strict=True)
     return Comparison(
-        Names(map(hub.called, paths)),
-        None if base is None else hub.called(base),
+        Names(labels[: len(paths)]),
+        None if base is None else labels[-1],
         Names(floating),
         sizes,
         _vectors(weights, sizes),

@@ -18,10 +18,14 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import _shared_blobs
 
+from sail_jax import spec
+from sail_jax.architectures import Rules
 from sail_jax.checkpoint import (
     CheckpointError,
     RunOptions,
+    align_checkpoints,
     compare_checkpoints,
+    grow_checkpoint,
     load_checkpoint,
     merge_checkpoints,
     merge_recipe,
@@ -383,7 +387,9 @@ def test_operations_name_models(served, tmp_path):
         load_checkpoint("out")["layer.0.weight"],
         (arrays(1)["layer.0.weight"] + arrays(2)["layer.0.weight"]) / 2, rtol=1e-6,
     )  # fmt: skip
-    assert str(tmp_path) not in str([t.models for t in merged.plan.treatments])
+    sources = {x.source for t in merged.plan.treatments for x in t.models}
+    one = f"org/other@{served.commit('org/other')}/model.safetensors"
+    assert sources == {one, *(f"org/model@{served.commit('org/model')}/{name}" for name in SHARDS)}
     # by the folder of the cache: records have the name all the same
     home = served.cache / "models--org--other"
     text = f"merge_method: passthrough\nmodels: [{{model: {home}}}]"
@@ -391,7 +397,36 @@ def test_operations_name_models(served, tmp_path):
     assert [model.name for model in ready.plan.inputs] == ["org/other"]
     assert "- 'org/other'" in written(tmp_path / "copy")["README.md"]
     compared = compare_checkpoints(["org/model", home], offline=True)
-    assert compared.models == ("org/model", "org/other")
+    commits = [f"{name}@{served.commit(name)}" for name in ("org/model", "org/other")]
+    assert compared.models == tuple(commits)
+
+
+@pytest.mark.slow
+def test_records_of_growth_and_alignment(served, tmp_path):
+    small = {"in": np.diag(np.float32([1, 2, 3])), "out": np.ones((1, 3), np.float32)}
+    save_checkpoint(tmp_path / "small", small)
+    save_checkpoint(tmp_path / "again", {**small, "in": small["in"][[2, 0, 1]]})
+    for name in ("small", "again"):
+        served.models[f"org/{name}"] = {"main": files(tmp_path / name)}
+    rules = Rules(
+        (("in", "hidden x*"), ("out", "y hidden*")), {"x": "outer", "y": "outer", "hidden": "relu"}
+    )
+    grow_checkpoint("org/small", "large", {"hidden": 6}, rules=rules)
+    grown = json.loads((tmp_path / "large" / "growth.json").read_text())
+    assert grown["source"] == "org/small"
+    assert f"commit {served.commit('org/small')} is read" in grown["notes"]
+    spaces = spec(small, rules.axes, spaces=rules.spaces)
+    home = served.cache / "models--org--again"
+    load_checkpoint("org/again")
+    align_checkpoints("org/small", home, "aligned", spec=spaces)
+    record = json.loads((tmp_path / "aligned" / "align.json").read_text())
+    assert (record["reference"], record["source"]) == ("org/small", "org/again")
+    commits = [served.commit(f"org/{name}") for name in ("again", "small")]
+    assert record["notes"][:2] == [
+        f"commit {commits[0]} is read",
+        f"org/small: commit {commits[1]} is read",
+    ]
+    assert equal(load_checkpoint("aligned"), small)
 
 
 def test_commands_name_models(served, tmp_path, capsys):
