@@ -285,17 +285,18 @@ def test_what_came_before_a_failure_is_kept(served, capsys):
     assert "lacks some of its tensors" in refused("org/model", offline=True)
     served.refused.clear()
     # Another time the server fails at a file beside the tensors: these can be read all the same.
-    served.refused["org/other config.json"] = (404, "EntryNotFound")
-    assert "was not downloaded whole" in refused("org/other")
-    with open_checkpoint("org/other", offline=True) as checkpoint:
-        assert checkpoint.about()[1:] == ["the cache lacks config.json"]
+    served.models["org/more"] = served.models["org/model"]
+    served.refused["org/more tokenizer.json"] = (404, "EntryNotFound")
+    assert "was not downloaded whole" in refused("org/more")
+    with open_checkpoint("org/more", offline=True) as checkpoint:
+        assert checkpoint.about()[1:] == ["the cache lacks tokenizer.json"]
     served.refused.clear()
     served.asked.clear()
     capsys.readouterr()
-    assert equal(load_checkpoint("org/other"), arrays(2))
+    assert equal(load_checkpoint("org/more"), arrays(1))
     assert equal(load_checkpoint("org/model"), arrays(1))
-    assert served.got() == {"config.json", SHARDS[1]}
-    assert "org/other: downloads 1 file, " in capsys.readouterr().err
+    assert served.got() == {"tokenizer.json", SHARDS[1]}
+    assert "org/more: downloads 1 file, " in capsys.readouterr().err
 
 
 def test_caches_of_other_programs(served):
@@ -303,8 +304,10 @@ def test_caches_of_other_programs(served):
     load_checkpoint("org/model")
     home = served.cache / "models--org--model"
     snapshot = home / "snapshots" / served.commit("org/model")
-    shutil.rmtree(home / "trees")
+    (home / "trees" / f"{snapshot.name}.json").write_text("damaged")
     served.asked.clear()
+    assert equal(load_checkpoint("org/model"), arrays(1))
+    shutil.rmtree(home / "trees")
     assert equal(load_checkpoint("org/model"), arrays(1))
     assert served.asked == []
     for name in (SHARDS[1], "config.json"):
@@ -313,9 +316,11 @@ def test_caches_of_other_programs(served):
         assert equal(load_checkpoint("org/model"), arrays(1))
         assert served.asked
         shutil.rmtree(home / "trees", ignore_errors=True)
+    (snapshot / "model.safetensors.index.json").unlink()
+    assert equal(load_checkpoint("org/model", offline=True), arrays(1))
     for name in SHARDS:
         (snapshot / name).unlink()
-    assert "lacks some of its tensors" in refused("org/model", offline=True)
+        assert "lacks some of its tensors" in refused("org/model", offline=True)
 
 
 @pytest.mark.slow
