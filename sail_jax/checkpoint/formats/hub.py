@@ -86,18 +86,20 @@ def called(path: str | PathLike[str]) -> str:
 
 
 def is_name(text: str | PathLike[str]) -> bool:
-    """Checks whether a text can be the name of a model on the Hub, without asking the Hub.
+    """Checks whether a text can name a model that `resolved` finds, without asking the Hub.
 
     Args:
       text: What stands in the place of a path.
 
     Returns:
-      False if something on this machine is called so, or if no model can be.
+      True for names on the Hub, and for a folder of its cache with @revision. False if something on
+      this machine is called so, or if no model can be.
 
     >>> is_name("org/name"), is_name("org/name@v1.0"), is_name("org/../name"), is_name("a/b.npz")
     (True, True, False, False)
     """
-    return _name(os.fspath(text)) is not None
+    text = os.fspath(text)
+    return _name(text) is not None or _cached_revision(text) is not None
 
 
 def resolved(text: str | PathLike[str], *, offline: bool = False) -> Snapshot | None:
@@ -115,11 +117,10 @@ def resolved(text: str | PathLike[str], *, offline: bool = False) -> Snapshot | 
         the Hub, may not be read, lacks safetensors, or cannot be downloaded.
     """
     text = os.fspath(text)
-    path, at, revision = text.rpartition("@")
     if os.path.lexists(text):
         return _local(Path(text))
-    if at and _is_cached_model(Path(path)):
-        return _of_revision(Path(path), revision)
+    if (found := _cached_revision(text)) is not None:
+        return _of_revision(*found)
     return None if (name := _name(text)) is None else _looked_up(text, *name, offline)
 
 
@@ -180,6 +181,13 @@ def _is_cached_model(path: Path) -> bool:
     """Whether a folder is one that the Hub's cache keeps for a model."""
     beside = ("refs", "blobs")
     return (path / "snapshots").is_dir() and any((path / name).is_dir() for name in beside)
+
+
+def _cached_revision(text: str) -> tuple[Path, str] | None:
+    """The folder in the cache and the revision that a text has; None for anything else."""
+    path, at, revision = text.rpartition("@")
+    named = at and not os.path.lexists(text) and _is_cached_model(Path(path))
+    return (Path(path), revision) if named else None
 
 
 def _local(path: Path) -> Snapshot | None:
@@ -285,10 +293,10 @@ def _downloaded(text: str, name: str, revision: str | None, home: Path) -> Path:
     """Downloads a model into the cache, and returns the folder of its snapshot."""
     with _explained(text, revision, "does not exist, and the Hub does not answer"):
         # Here, as it takes 0.3 s, and a model in the cache needs none of it.
-        from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub import HfApi, constants, snapshot_download
 
         about = HfApi(library_name="sail-jax").model_info(
-            name, revision=revision, files_metadata=True
+            name, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
         )
     listed = {file.rfilename: file for file in about.siblings or ()}
     files = wanted(text, listed)

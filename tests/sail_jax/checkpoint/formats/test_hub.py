@@ -82,6 +82,9 @@ def served(stored, tmp_path, monkeypatch):
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        for name in ("HF_TOKEN_PATH", "AGENT_HARNESSES_PATH"):
+            monkeypatch.setattr(constants, name, str(tmp_path / name))
+        monkeypatch.delenv("HF_TOKEN", raising=False)
         monkeypatch.chdir(tmp_path)
         yield server
 
@@ -328,6 +331,7 @@ def test_a_download_that_is_killed_goes_on(served):
     served.held = SHARDS[1]
     environment = os.environ | {
         "HF_ENDPOINT": served.url,
+        "HF_HOME": str(served.cache.parent / "home"),
         "HF_HUB_CACHE": str(served.cache),
         "HF_HUB_OFFLINE": "0",
     }
@@ -442,7 +446,10 @@ def test_commands_name_models(served, tmp_path, capsys):
     assert record["checkpoint"] == f"org/other@{commit}"
     assert f"commit {commit} is read" in record["notes"]
     assert str(tmp_path) not in (tmp_path / "record.json").read_text()
-    assert cli.main(["average", "org/model", "org/other", "mean", "--quiet"]) == 0
+    for name in ("org/model", "org/model@v1/x"):
+        load_checkpoint(name)
+    folder = served.cache / "models--org--model"
+    assert cli.main(["average", "org/model", f"{folder}@v1/x", "mean", "--quiet", "--offline"]) == 0
     np.testing.assert_allclose(
         load_checkpoint("mean")["layer.3.weight"],
         (arrays(1)["layer.3.weight"] + arrays(2)["layer.3.weight"]) / 2, rtol=1e-6,
