@@ -75,12 +75,11 @@ def add_arguments(parser: Any) -> None:
       parser: The parser of the command.
     """
     add = parser.add_argument
-    add("a", metavar="A", type=Path, help="the reference: a folder, or a file of tensors")
+    add("a", metavar="A", help="the reference: a folder, a file of tensors, or a name on the Hub")
     add(
         "b",
         metavar="B",
-        type=Path,
-        help="the checkpoint whose units are matched to those of A: a folder, or a file of tensors",
+        help="the checkpoint that is moved so that its units match the units of A",
     )
     add(
         "out",

@@ -79,8 +79,7 @@ def add_arguments(parser: Any) -> None:
         "checkpoint",
         metavar="CKPT",
         nargs="?",
-        type=Path,
-        help="the checkpoint to grow: a folder, or a file of tensors",
+        help="the checkpoint to grow: a folder, a file of tensors, or a name on the Hub",
     )
     add(
         "out",

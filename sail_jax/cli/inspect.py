@@ -25,9 +25,9 @@ def add_arguments(parser: Any) -> None:
       parser: The parser of the command.
     """
     add = parser.add_argument
-    what = "a folder, or a file of tensors; of two or more it is told how they would merge"
-    add("checkpoint", metavar="CKPT", type=Path, nargs="+", help=what)
-    add("--base", metavar="CKPT", type=Path, help="of several: what they were fine-tuned from")
+    what = "a folder, a file of tensors, or a name on the Hub; two or more are compared"
+    add("checkpoint", metavar="CKPT", nargs="+", help=what)
+    add("--base", metavar="CKPT", help="of several: what they were fine-tuned from")
     add("--data", metavar="FILE", type=Path, help="of several: run them on an .npz of examples")
     add(
         "--linearity",

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from os import PathLike
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -126,7 +125,7 @@ def compare_checkpoints(
     """
     if isinstance(paths, str | PathLike) or len(paths) < 2:
         raise CheckpointError("name at least two checkpoints to compare")
-    named = [Path(path) for path in paths] + ([] if base is None else [Path(base)])
+    named = [os.fspath(path) for path in (*paths, *([] if base is None else [base]))]
     for first, second in itertools.combinations(named, 2):
         # Links and relative paths are looked through: two names of one file are one model.
         if os.path.realpath(first) == os.path.realpath(second):

@@ -345,7 +345,7 @@ def _load(
     """All models in memory, floating tensors in float32, and their configuration."""
     models = []
     for path in paths:
-        with open_values(Path(path), allow_pickle=allow_pickle, offline=offline) as opened:
+        with open_values(path, allow_pickle=allow_pickle, offline=offline) as opened:
             config = config_of(opened.extras) if config is None else config
             params = {}
             for name, tensor in opened.tensors.items():
