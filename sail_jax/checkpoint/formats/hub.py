@@ -179,8 +179,9 @@ def _is_revision(revision: str | None) -> bool:
 
 def _is_cached_model(path: Path) -> bool:
     """Whether a folder is one that the Hub's cache keeps for a model."""
-    beside = ("refs", "blobs")
-    return (path / "snapshots").is_dir() and any((path / name).is_dir() for name in beside)
+    # pathlib would raise an error for what is too long to be a path.
+    snapshots, refs, blobs = (os.path.isdir(path / x) for x in ("snapshots", "refs", "blobs"))
+    return snapshots and (refs or blobs)
 
 
 def _cached_revision(text: str) -> tuple[Path, str] | None:

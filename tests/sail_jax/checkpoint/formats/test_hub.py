@@ -200,13 +200,25 @@ def test_hostile_caches(served, tmp_path):
         *("org/model/x", "org/mo\x1bdel", "org/model\n", "org/mo del", ".org/model", "org/-model"),
         *("org/a--b", "org/a..b", "org/model.git", "org/model.safetensors", "org/" + "m" * 96),
         *("org/model@../main", "org/model@a/../b", "org/model@.", "org/model@", "org/model@a\0"),
-        *("org/model@/etc", "org/model@a b", "org/model@" + "r" * 201, "org/model@last:2", "örg/m"),
+        *(
+            "org/model@/etc",
+            "org/model@a b",
+            "org/model@" + "r" * 201,
+            "org/model@last:2",
+            "örg/m",
+        ),
     ],
 )
 def test_what_is_no_name_is_not_looked_up(text, served):
     assert not hub.is_name(text)
     assert "does not exist" in refused(text)
     assert served.asked == []
+
+
+def test_what_is_too_long_is_no_name():
+    for text in ("models--a@" + "m" * 5000, "models--" + "m" * 5000 + "@main"):
+        assert not hub.is_name(text)
+        assert "name too long" in refused(text)
 
 
 def test_a_path_comes_before_a_name(served, tmp_path):
@@ -282,18 +294,17 @@ def test_which_files_are_wanted():
         hub.wanted("m", ["..", "../model.safetensors", "a/b.safetensors", "\x1b.safetensors"])
 
 
-def test_what_came_before_a_failure_is_kept(served, capsys):
-    served.refused[f"org/model {SHARDS[1]}"] = (404, "EntryNotFound")
-    assert "was not downloaded whole" in refused("org/model")
-    assert "lacks some of its tensors" in refused("org/model", offline=True)
-    served.refused.clear()
-    # Another time the server fails at a file beside the tensors: these can be read all the same.
+def test_what_is_missing_is_fetched(served, capsys):
     served.models["org/more"] = served.models["org/model"]
-    served.refused["org/more tokenizer.json"] = (404, "EntryNotFound")
-    assert "was not downloaded whole" in refused("org/more")
+    for name, lost in (("org/model", SHARDS[1]), ("org/more", "tokenizer.json")):
+        load_checkpoint(name)
+        home = served.cache / f"models--{name.replace('/', '--')}"
+        link = home / "snapshots" / served.commit(name) / lost
+        link.resolve().unlink()
+    assert "lacks some of its tensors" in refused("org/model", offline=True)
+    # What is no tensor may be missing, where there is no network.
     with open_checkpoint("org/more", offline=True) as checkpoint:
         assert checkpoint.about()[1:] == ["the cache lacks tokenizer.json"]
-    served.refused.clear()
     served.asked.clear()
     capsys.readouterr()
     assert equal(load_checkpoint("org/more"), arrays(1))
