@@ -49,6 +49,8 @@ class FakeHub:
             return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
         commit, files = self.commit(name, revision), self.models[name][revision]
         mark = {file: hashlib.sha1(data).hexdigest() for file, data in files.items()}
+        if what == "resolve" and rest[1] not in files:
+            return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit}, b""
         if what == "resolve":
             headers = {"X-Repo-Commit": commit, "ETag": f'"{mark[rest[1]]}"'}
             return 200, headers, files[rest[1]]
