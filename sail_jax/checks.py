@@ -12,7 +12,16 @@ if TYPE_CHECKING:
     import jax
     import numpy as np
 
-__all__ = ["argument", "as_array", "concrete", "escaped", "nearest", "shortened", "spelled"]
+__all__ = [
+    "argument",
+    "as_array",
+    "concrete",
+    "escaped",
+    "nearest",
+    "shortened",
+    "spelled",
+    "storage",
+]
 
 
 def _in_python(name: str, value: str) -> str:
@@ -169,3 +178,21 @@ def shortened(text: str, longest: int) -> str:
         return text
     tail = (longest - 3) // 2
     return f"{text[: longest - 3 - tail]}...{text[len(text) - tail :]}"
+
+
+def storage(size: float) -> str:
+    """Formats bytes in the unit that fits.
+
+    Args:
+      size: The bytes.
+
+    Returns:
+      The number with its unit, a power of 1000.
+
+    >>> storage(1_500_000), storage(999_950_000)
+    ('1.5 MB', '1.0 GB')
+    """
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if round(size / factor, 1) >= 1:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size:.0f} B"

@@ -75,12 +75,11 @@ def add_arguments(parser: Any) -> None:
       parser: The parser of the command.
     """
     add = parser.add_argument
-    add("a", metavar="A", type=Path, help="the reference: a folder, or a file of tensors")
+    add("a", metavar="A", help="the reference: a folder, a file of tensors, or a name on the Hub")
     add(
         "b",
         metavar="B",
-        type=Path,
-        help="the checkpoint whose units are matched to those of A: a folder, or a file of tensors",
+        help="the checkpoint that is moved so that its units match the units of A",
     )
     add(
         "out",
@@ -159,7 +158,7 @@ def run(args: Namespace) -> int:
         return _plan(args, **options)
     if args.out is None:
         raise ValueError("name the output: sail-jax align A B OUT (or --plan)")
-    with Meter(args.quiet) as meter, compiled_for([args.a, args.b]):
+    with Meter(args.quiet) as meter, compiled_for([args.a, args.b], offline=args.offline):
 
         def matching(sweep: int, space: str) -> None:
             meter.tell(f"sweep {sweep}" if sweep else "first visit", space)
@@ -201,7 +200,9 @@ def _plan(args: Namespace, spec: Any, config: Any) -> int:
     from sail_jax.checkpoint.formats.open import open_values
     from sail_jax.checkpoint.sources import alignment
 
-    with open_values(args.b, allow_pickle=args.allow_pickle, select=args.select) as checkpoint:
+    with open_values(
+        args.b, allow_pickle=args.allow_pickle, offline=args.offline, select=args.select
+    ) as checkpoint:
         resolved = alignment.spec_of(checkpoint, config, spec)
     chosen = alignment.matchable(resolved, args.spaces)
     within = align.nested(resolved)

@@ -46,19 +46,23 @@ def run(args: Namespace) -> int:
     config = None if args.config is None else read_target(args.config)
     examples = None if args.data is None else trying.read_examples(args.data)
     comparison = compare_checkpoints(
-        args.checkpoint, args.base, allow_pickle=args.allow_pickle, select=args.select
+        args.checkpoint,
+        args.base,
+        allow_pickle=args.allow_pickle,
+        offline=args.offline,
+        select=args.select,
     )
     record = described(comparison)
     if examples is not None:
         trial = trying.try_average(
-            args.checkpoint, examples, config, allow_pickle=args.allow_pickle
+            args.checkpoint, examples, config, allow_pickle=args.allow_pickle, offline=args.offline
         )
         about = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in _items(trial)}
         record["data"] = {"file": str(args.data), "examples": len(examples.inputs), **about}
     if args.linearity and examples is not None:
         found = measure_linearity(
             args.checkpoint, examples, args.base, config, scales=args.scales or SCALES,
-            every_layer=args.full, allow_pickle=args.allow_pickle,
+            every_layer=args.full, allow_pickle=args.allow_pickle, offline=args.offline,
         )  # fmt: skip
         record["linearity"] = compare_linearity.described(found)
     from sail_jax.cli import merge_odds

@@ -29,8 +29,7 @@ def add_arguments(parser: Any) -> None:
     add(
         "checkpoint",
         metavar="CKPT",
-        type=Path,
-        help="the checkpoint: a folder, or a file of tensors",
+        help="the checkpoint: a folder, a file of tensors, or a name on the Hub",
     )
     add("out", metavar="OUT", type=Path, help="where the other checkpoint is written")
     add(

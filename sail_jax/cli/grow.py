@@ -79,8 +79,7 @@ def add_arguments(parser: Any) -> None:
         "checkpoint",
         metavar="CKPT",
         nargs="?",
-        type=Path,
-        help="the checkpoint to grow: a folder, or a file of tensors",
+        help="the checkpoint to grow: a folder, a file of tensors, or a name on the Hub",
     )
     add(
         "out",
@@ -187,7 +186,7 @@ def run(args: Namespace) -> int:
         return 0
     if args.out is None:
         raise ValueError("name the output: sail-jax grow CKPT OUT")
-    with Meter(args.quiet) as meter, compiled_for([args.checkpoint]):
+    with Meter(args.quiet) as meter, compiled_for([args.checkpoint], offline=args.offline):
         done = growing.grow_checkpoint(
             args.checkpoint, args.out, to, args.method, **given, certify=args.certify,
             run=run_options(args, meter), **options,
@@ -258,7 +257,7 @@ def _draft(args: Namespace) -> int:
 
     config = None if args.config is None else read_target(args.config)
     with open_values(
-        args.checkpoint, allow_pickle=args.allow_pickle, select=args.select
+        args.checkpoint, allow_pickle=args.allow_pickle, offline=args.offline, select=args.select
     ) as checkpoint:
         show(tables.draft_table(checkpoint, config), end="")
     return 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sail_jax.checks import escaped
-from sail_jax.cli.options import add_params, add_tables, numbers, on_inputs
+from sail_jax.cli.options import add_offline, add_params, add_tables, numbers, on_inputs
 from sail_jax.cli.progress import say, show
 
 FIGURE, SCHEMA = "spaces.png", "sail-jax inspect 1"
@@ -25,9 +25,9 @@ def add_arguments(parser: Any) -> None:
       parser: The parser of the command.
     """
     add = parser.add_argument
-    what = "a folder, or a file of tensors; of two or more it is told how they would merge"
-    add("checkpoint", metavar="CKPT", type=Path, nargs="+", help=what)
-    add("--base", metavar="CKPT", type=Path, help="of several: what they were fine-tuned from")
+    what = "a folder, a file of tensors, or a name on the Hub; two or more are compared"
+    add("checkpoint", metavar="CKPT", nargs="+", help=what)
+    add("--base", metavar="CKPT", help="of several: what they were fine-tuned from")
     add("--data", metavar="FILE", type=Path, help="of several: run them on an .npz of examples")
     add(
         "--linearity",
@@ -52,6 +52,7 @@ def add_arguments(parser: Any) -> None:
     )
     add("--json", metavar="FILE", type=Path, help="also write a record there")
     add("--allow-pickle", action="store_true", help="read PyTorch's .bin, without running it")
+    add_offline(parser)
 
 
 def run(args: Namespace) -> int:
@@ -82,7 +83,9 @@ def run(args: Namespace) -> int:
     if args.json is not None:
         disk.admit(args.json, SCHEMA, "a record of inspect")
     opening = open_values if args.draft else open_checkpoint
-    with opening(args.checkpoint[0], allow_pickle=args.allow_pickle) as checkpoint:
+    with opening(
+        args.checkpoint[0], allow_pickle=args.allow_pickle, offline=args.offline
+    ) as checkpoint:
         checkpoint.select(args.select)
         if args.draft:
             config = None if args.config is None else read_target(args.config)
@@ -128,6 +131,7 @@ def inspect(checkpoint: Any, args: Namespace) -> tuple[dict[str, Any], Any]:
     """
     from sail_jax.checkpoint.contents.relations import contradictions_of
     from sail_jax.checkpoint.contents.vocabulary import read_vocabulary
+    from sail_jax.checkpoint.formats import hub
     from sail_jax.checkpoint.formats.extras import config_of
     from sail_jax.checkpoint.formats.quantized import quantization
     from sail_jax.checkpoint.sources.growth import read_target
@@ -178,7 +182,7 @@ def inspect(checkpoint: Any, args: Namespace) -> tuple[dict[str, Any], Any]:
             }
         )
     record = {
-        "checkpoint": str(checkpoint.path),
+        "checkpoint": hub.called(checkpoint.path),
         "architecture": name,
         "parameters": sum(size.values()),
         "bytes": sum(row["bytes"] for row in tensors),

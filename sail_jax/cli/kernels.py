@@ -113,21 +113,22 @@ def compiled_quickly() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def compiled_for(inputs: Iterable[str | Path]) -> Iterator[None]:
+def compiled_for(inputs: Iterable[str | Path], *, offline: bool = False) -> Iterator[None]:
     """Makes JAX compile without optimising while the block lasts, if the inputs are small.
 
     Values may then differ by their rounding from those that the same inputs would have in a larger
     checkpoint. The same inputs are always compiled for alike.
 
     Args:
-      inputs: Files, and folders of files. What cannot be looked at counts nothing: whoever opens it
-        says why.
+      inputs: Files, folders of files, and models on the Hub, which are downloaded if need be. What
+        cannot be looked at counts nothing: whoever opens it says why.
+      offline: Whether models on the Hub are not downloaded.
 
     Yields:
       Nothing.
     """
     size = 0
-    for file in (file for path in inputs for file in _files(path)):
+    for file in (file for path in inputs for file in _files(path, offline)):
         with contextlib.suppress(OSError, ValueError):
             size += os.path.getsize(file)
         if size > FEW:
@@ -136,8 +137,12 @@ def compiled_for(inputs: Iterable[str | Path]) -> Iterator[None]:
         yield
 
 
-def _files(path: str | Path) -> Iterator[str | Path]:
+def _files(path: str | Path, offline: bool) -> Iterator[str | Path]:
     """Yields a path that is no folder, and all files below one that is."""
+    from sail_jax.checkpoint.formats import hub
+
+    if (model := hub.resolved(path, offline=offline)) is not None:
+        path = model.folder
     if not os.path.isdir(path):
         yield path
         return

@@ -109,7 +109,8 @@ def run(args: Namespace) -> int:
         named = several and recipe.name and args.report
         return args.report / recipe.name if named else args.report
 
-    with Meter(args.quiet) as meter, compiled_for(inputs), mergekit.on_device(args.device):
+    compiled = compiled_for(inputs, offline=args.offline)
+    with Meter(args.quiet) as meter, compiled, mergekit.on_device(args.device):
         last = merging.merge_recipe(
             recipes, args.out, measure=args.report is not None, run=_options(args, meter),
             before=lambda ready: _admit(report(ready.recipe)),

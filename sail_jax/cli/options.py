@@ -19,6 +19,7 @@ __all__ = [
     "UsageError",
     "add_certify",
     "add_copying",
+    "add_offline",
     "add_params",
     "add_tables",
     "file",
@@ -349,7 +350,21 @@ def add_copying(parser: Any) -> None:
         action="store_true",
         help="read PyTorch's .bin files; their pickles are parsed, never run",
     )
+    add_offline(parser)
     add("--quiet", action="store_true", help="show no progress")
+
+
+def add_offline(parser: Any) -> None:
+    """Adds --offline, with which models on the Hub are read from the cache alone.
+
+    Args:
+      parser: The parser of the command.
+    """
+    parser.add_argument(
+        "--offline",
+        action="store_true",
+        help="read org/name[@revision] from the cache of the Hub only; nothing is downloaded",
+    )
 
 
 def add_params(parser: Any) -> None:
@@ -398,6 +413,7 @@ def run_options(args: Any, progress: Any = None) -> Any:
 
     return RunOptions(
         resume=args.resume, max_memory=args.max_memory, threads=args.threads,
-        allow_nonfinite=args.allow_nonfinite, allow_pickle=args.allow_pickle, format=args.format,
-        shard_bytes=args.shard_size, select=args.select, progress=progress, force=args.force,
+        allow_nonfinite=args.allow_nonfinite, allow_pickle=args.allow_pickle, offline=args.offline,
+        format=args.format, shard_bytes=args.shard_size, select=args.select, progress=progress,
+        force=args.force,
     )  # fmt: skip

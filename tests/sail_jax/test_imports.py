@@ -9,12 +9,13 @@ from pathlib import Path
 STUDIES = ("matplotlib", "xarray", "flax", "optax", "experiments")
 THEORY = ("deep_linear", "student_teacher", "two_layer", "linearity", "initialisation", "merging")
 FORBIDDEN = {
-    "sail_jax": (*STUDIES, "scipy", "theory"),
+    "sail_jax": (*STUDIES, "scipy", "theory", "huggingface_hub"),
     "sail_jax.distances": ("scipy",),  # which a matching needs, when there is one
     # a merge that starts late is late
     "sail_jax.checkpoint.operations.merging": tuple(
         f"sail_jax.{name}" for name in ("align", "architectures", "growth", "probe")
     ),
+    "sail_jax.checkpoint": ("huggingface_hub",),  # which the name of a model needs
     "sail_jax.cli.merge_report": ("matplotlib",),
     **{f"theory.{name}": STUDIES for name in THEORY},
 }

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pickle
+import re
 import stat
 import struct
 import tokenize
@@ -232,7 +233,8 @@ def contained(folder: Path, name: str) -> Path:
     """Returns the path of a file in a folder, if it really lies in that folder.
 
     A symbolic link may lead to another place within the folder or, from `snapshots/<revision>/` of
-    a Hugging Face cache, to the `blobs/` beside `snapshots`.
+    a Hugging Face cache, to the `blobs/` beside `snapshots`, and from there to a blob that models
+    share.
 
     Args:
       folder: The folder of the checkpoint.
@@ -253,11 +255,24 @@ def contained(folder: Path, name: str) -> Path:
     # Tools that download from the Hub store a file once, in `blobs`, and link to it from every
     # snapshot. Any other link may have been made by someone who wants another file read in its
     # place.
-    homes = [home]
-    homes += [above.parent / "blobs" for above in home.parents if above.name == "snapshots"][:1]
-    if not any(real.is_relative_to(home) for home in homes):
+    model = next((above.parent for above in home.parents if above.name == "snapshots"), None)
+    homes = [home] if model is None else [home, model / "blobs"]
+    if not any(real.is_relative_to(home) for home in homes) and not _shared(real, model):
         raise CheckpointError(f"{path} is a link that leads out of the checkpoint's folder")
     return path
+
+
+_BLOB = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{62}")
+
+
+def _shared(real: Path, model: Path | None) -> bool:
+    """Whether a file is a blob that the models of a Hugging Face cache share, named by its hash."""
+    if model is None or not model.name.startswith("models--"):
+        return False
+    shared = model.parent / "blobs"
+    return real.is_relative_to(shared) and bool(
+        _BLOB.fullmatch(real.relative_to(shared).as_posix())
+    )
 
 
 class File:
@@ -265,20 +280,22 @@ class File:
 
     Attributes:
       path: Where the file lies.
+      called: What records call it.
       about: What the system said of the file (`os.fstat`) before anything was read.
       size: The size in bytes at that time.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, called: str = "") -> None:
         """Opens a file.
 
         Args:
           path: Where the file lies.
+          called: What records call it, by default the path.
 
         Raises:
           CheckpointError: If it cannot be opened, or is a pipe, a device or a folder.
         """
-        self.path = path
+        self.path, self.called = path, called or str(path)
         with reading(path):
             # O_NONBLOCK: opening a pipe would otherwise wait for its writer.
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
@@ -404,8 +421,13 @@ class StoredTensor:
 
     @property
     def source(self) -> str:
-        """The path of the file, for messages."""
-        return str(self._file.path)
+        """The file, as messages and records call it."""
+        return self._file.called
+
+    @property
+    def path(self) -> Path:
+        """Where the file lies."""
+        return self._file.path
 
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:

@@ -201,7 +201,7 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
             if numbers > _NUMBERS:
                 raise ValueError(f"it has more than {_NUMBERS} numbers that are no arrays")
             load = partial(np.copy, value)
-            tensors[name] = LoadedTensor(name, value.dtype, (), str(file.path), load)
+            tensors[name] = LoadedTensor(name, value.dtype, (), file.called, load)
     return tensors, {}
 
 

@@ -93,7 +93,7 @@ def _tensor(name: str, file: File, member: Member) -> Tensor:
             flat.byteswap(inplace=True)
         return flat.reshape(shape, order="F" if fortran else "C")
 
-    return LoadedTensor(name, dtype, shape, str(file.path), load)
+    return LoadedTensor(name, dtype, shape, file.called, load)
 
 
 def _dtype(spelt: np.dtype, comment: str) -> np.dtype:

@@ -1,17 +1,17 @@
 """Opening checkpoints of any format: names, types and shapes at once, bytes when asked for."""
 
-import fnmatch
 import math
 import os
 import re
-from collections.abc import Iterable
+from os import PathLike
 from pathlib import Path
 
 import numpy as np
 
-from sail_jax.checkpoint.formats import runs
+from sail_jax.checkpoint.formats import hub, runs
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError, File, contained, reading
+from sail_jax.checkpoint.formats.listing import INDEX, STORED, check_shards, is_extra, weights
 from sail_jax.checkpoint.formats.quantized import quantization
 from sail_jax.checkpoint.formats.safetensors_files import read_index
 from sail_jax.checkpoint.formats.table import FORMATS, SUFFIXES, Format, of_file
@@ -21,17 +21,10 @@ from sail_jax.merging.tensors import Tensor
 
 __all__ = ["Checkpoint", "changed", "load_checkpoint", "open_checkpoint", "open_values"]
 
-_EXTRAS = (
-    *("*.json", "tokenizer*", "*.model", "vocab*", "merges.txt", "chat_template*", "*.jinja"),
-    *("*.tiktoken", "added_tokens*", "special_tokens*"),
-)
-_INDEX = ".index.json"
-_SHARD = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})(\.\w+)", re.DOTALL)
-_WEIGHTS = (_INDEX, ".h5", *SUFFIXES)
 # What an output does not lack: hidden files, pages for people, the input's own recipe, and weights.
 _ELSEWHERE = re.compile(
     r"^\.|^(README|LICENSE|USE_POLICY)|^(recipe\.yaml|mergekit_config\.yml)$|"
-    rf"({'|'.join(map(re.escape, _WEIGHTS))}|\.gguf|\.onnx)$",
+    rf"({'|'.join(map(re.escape, STORED))}|\.gguf|\.onnx)$",
     re.I,
 )
 
@@ -56,6 +49,7 @@ class Checkpoint:
       rest: Tensors that were not selected, by name; see `select`.
       selection: Which tensors were selected; None if none were asked for.
       step: Which step of a run is read, a sentence; "" if the path names the checkpoint itself.
+      snapshot: The model on the Hub that is read, at one commit; None for anything else.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,6 +64,7 @@ class Checkpoint:
         self.rest: dict[str, Tensor] = {}
         self.selection: Selection | None = None
         self.step = ""
+        self.snapshot: hub.Snapshot | None = None
         self._open: list[File] = []
 
     def __enter__(self) -> "Checkpoint":
@@ -101,10 +96,15 @@ class Checkpoint:
         """Lists what of the path was opened, if that is not all of it.
 
         Returns:
-          Sentences: the step of a run, and the leaves of a state.
+          Sentences: the commit on the Hub, the step of a run, and the leaves of a state.
         """
+        said = []
+        if self.snapshot is not None:
+            said.append(f"commit {self.snapshot.commit} is read")
+        if self.snapshot is not None and self.snapshot.lacking:
+            said.append(f"the cache lacks {', '.join(self.snapshot.lacking)}")
         selected = [str(self.selection)] if self.selection and self.rest else []
-        return [*([self.step] if self.step else []), *selected]
+        return [*said, *([self.step] if self.step else []), *selected]
 
     def check_unchanged(self) -> None:
         """Checks that no file was written, replaced or removed since the checkpoint was opened.
@@ -124,7 +124,7 @@ class Checkpoint:
 
     def _file(self, path: Path) -> File:
         """Opens a file that is closed with the checkpoint and watched by `check_unchanged`."""
-        file = File(path)
+        file = File(path, hub.called(path))
         self._open.append(file)
         self.files[path] = file.about
         return file
@@ -178,7 +178,9 @@ def _version(about: os.stat_result) -> tuple[int, int, int]:
     return about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
 
-def open_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> Checkpoint:
+def open_checkpoint(
+    path: str | PathLike[str], *, allow_pickle: bool = False, offline: bool = False
+) -> Checkpoint:
     """Opens a checkpoint file, or a folder with the weights of one model.
 
     The formats are safetensors (also in shards, with or without their index), orbax, Levanter's
@@ -188,9 +190,12 @@ def open_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> Checkpoi
 
     Args:
       path: The file, the index of shards, or the folder. Of a training run the newest checkpoint
-        is opened, or the one that "run@1000" names; see `formats.runs`.
+        is opened, or the one that "run@1000" names; see `formats.runs`. Where nothing is called
+        so, "org/name" and "org/name@revision" are a model on the Hub; see `formats.hub`.
       allow_pickle: Whether PyTorch's pickles are read. They are interpreted without running
         anything that is in them.
+      offline: Whether a model on the Hub is read only if it is in the cache of this machine.
+        Otherwise it is downloaded if need be, which takes `pip install 'sail-jax[hub]'`.
 
     Returns:
       The open checkpoint.
@@ -207,21 +212,24 @@ def open_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> Checkpoi
     ...     checkpoint.format, checkpoint.tensors["w"].shape
     ('npz', (2, 3))
     """
-    path = Path(path)
+    given, path = path, Path(path)
     checkpoint = Checkpoint(path)
     try:
         with reading(path):
-            if not path.exists():
-                step, *others = runs.named(path)
+            checkpoint.snapshot = hub.resolved(given, offline=offline)
+            if checkpoint.snapshot is not None:
+                checkpoint.path = path = checkpoint.snapshot.folder
+            elif not path.exists():
+                step, *others = runs.named(given)
                 if others:
                     number = 1 + len(others)
                     raise CheckpointError(f"{path} names {number} checkpoints; expected one")
-                if (runs.split(path)[1] or "").startswith("last"):
+                if (runs.split(given)[1] or "").startswith("last"):
                     checkpoint.step = f"step {step.number} is read"
                 checkpoint.path = path = step.path
             if path.is_dir():
                 _open_folder(checkpoint, path, allow_pickle)
-            elif path.name.endswith(_INDEX):
+            elif path.name.endswith(INDEX):
                 _open_index(checkpoint, path, allow_pickle)
             else:
                 checkpoint._add(path, allow_pickle)
@@ -235,7 +243,11 @@ def open_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> Checkpoi
 
 
 def open_values(
-    path: str | Path, *, allow_pickle: bool = False, select: Select = None
+    path: str | PathLike[str],
+    *,
+    allow_pickle: bool = False,
+    offline: bool = False,
+    select: Select = None,
 ) -> Checkpoint:
     """Opens a checkpoint for arithmetic, and refuses one whose tensors are quantised.
 
@@ -244,6 +256,7 @@ def open_values(
     Args:
       path: As `open_checkpoint` takes it.
       allow_pickle: As `open_checkpoint` takes it.
+      offline: As `open_checkpoint` takes it.
       select: Which tensors are taken; see `sail_jax.merging.selection`.
 
     Returns:
@@ -254,7 +267,7 @@ def open_values(
         whose sums and means say nothing.
       ValueError: If nothing is selected.
     """
-    checkpoint = open_checkpoint(path, allow_pickle=allow_pickle)
+    checkpoint = open_checkpoint(path, allow_pickle=allow_pickle, offline=offline)
     try:
         checkpoint.select(select)
         if scheme := quantization(checkpoint.tensors, config_of(checkpoint.extras)):
@@ -269,12 +282,15 @@ def open_values(
     return checkpoint
 
 
-def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str, np.ndarray]:
+def load_checkpoint(
+    path: str | PathLike[str], *, allow_pickle: bool = False, offline: bool = False
+) -> dict[str, np.ndarray]:
     """Loads all tensors of a checkpoint into memory.
 
     Args:
       path: As `open_checkpoint` takes it.
       allow_pickle: As `open_checkpoint` takes it.
+      offline: As `open_checkpoint` takes it.
 
     Returns:
       NumPy arrays by name. Bfloat16 and the float8 types are those of `ml_dtypes`.
@@ -289,7 +305,7 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
     >>> load_checkpoint(path)["w"]
     array([0., 1., 2.], dtype=float32)
     """
-    with open_checkpoint(path, allow_pickle=allow_pickle) as checkpoint:
+    with open_checkpoint(path, allow_pickle=allow_pickle, offline=offline) as checkpoint:
         arrays = {}
         for name, tensor in checkpoint.tensors.items():
             flat = np.empty(math.prod(tensor.shape), tensor.dtype)
@@ -308,9 +324,7 @@ def _open_folder(checkpoint: Checkpoint, folder: Path, allow_pickle: bool) -> No
     extras = {
         name: contained(folder, name)
         for name in names
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in _EXTRAS)
-        and not name.endswith(_WEIGHTS)
-        and (folder / name).is_file()
+        if is_extra(name) and (folder / name).is_file()
     }
     checkpoint.extras = {**extras}
     checkpoint.files = {path: path.stat() for path in extras.values()}
@@ -324,13 +338,13 @@ def _open_folder(checkpoint: Checkpoint, folder: Path, allow_pickle: bool) -> No
             checkpoint.format, checkpoint.others = format.name, ()
             return
         for usual in format.files:
-            files = _weights(folder, names, format, usual)
+            files = weights(folder, names, format, usual)
             for name in files:
-                if name.endswith(_INDEX):
+                if name.endswith(INDEX):
                     _open_index(checkpoint, contained(folder, name), allow_pickle)
                 else:
                     checkpoint._add(contained(folder, name), allow_pickle)
-            _check_shards(folder, files)
+            check_shards(folder, files)
             if files:
                 checkpoint.rivals = _rivals(checkpoint, names, format, files)
                 return
@@ -343,47 +357,14 @@ def _open_folder(checkpoint: Checkpoint, folder: Path, allow_pickle: bool) -> No
     raise CheckpointError(f"{folder} holds no checkpoint ({formats}): found {listing}")
 
 
-def _weights(folder: Path, names: list[str], format: Format, usual: str) -> list[str]:
-    """The file names of one format in a folder: the usual file, else an index, else all files."""
-    suffix, usual_index = Path(usual).suffix, usual + _INDEX
-    alike = [
-        name
-        for name in names
-        if name.endswith(suffix) and not name.startswith(".") and name not in format.not_weights
-    ]
-    indexes = [name for name in names if name.endswith(suffix + _INDEX)]
-    for name in (usual, usual_index):
-        if name in (*alike, *indexes):
-            return [name]
-    if len(indexes) > 1:
-        raise CheckpointError(f"{folder} holds several indexes: name one of {', '.join(indexes)}")
-    if indexes or format.sharded or len(alike) < 2:
-        return indexes or alike
-    raise CheckpointError(f"{folder} holds several checkpoints: name one of {', '.join(alike)}")
-
-
 def _rivals(
     checkpoint: Checkpoint, names: list[str], format: Format, files: list[str]
 ) -> tuple[str, ...]:
     """The files of a format in a folder that are not among those that are read."""
     read = {path.name for path in checkpoint.files} | {*files, *format.not_weights}
-    suffix = Path(files[0].removesuffix(_INDEX)).suffix
-    alike = [n for n in names if n.endswith((suffix, suffix + _INDEX)) and not n.startswith(".")]
+    suffix = Path(files[0].removesuffix(INDEX)).suffix
+    alike = [n for n in names if n.endswith((suffix, suffix + INDEX)) and not n.startswith(".")]
     return tuple(name for name in alike if name not in read)
-
-
-def _check_shards(path: Path, files: Iterable[str]) -> None:
-    """Raises CheckpointError if some of a set of files named "x-00001-of-00003" are missing."""
-    found: dict[tuple[str, ...], set[str]] = {}
-    for file in files:
-        if match := _SHARD.fullmatch(file):
-            stem, number, count, suffix = match.groups()
-            found.setdefault((stem, count, suffix), set()).add(number)
-    for (stem, count, suffix), numbers in found.items():
-        if len(numbers) != int(count):
-            raise CheckpointError(
-                f"{path} has {len(numbers)} of the {int(count)} files {stem}-*-of-{count}{suffix}"
-            )
 
 
 def _open_index(checkpoint: Checkpoint, index: Path, allow_pickle: bool) -> None:
@@ -393,4 +374,4 @@ def _open_index(checkpoint: Checkpoint, index: Path, allow_pickle: bool) -> None
         if of_file(shard) is None:
             raise CheckpointError(f"{index} places tensors in '{shard}', whose format is not read")
         checkpoint._add(contained(index.parent, shard), allow_pickle, names)
-    _check_shards(index, shards)
+    check_shards(index, shards)

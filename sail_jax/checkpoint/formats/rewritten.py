@@ -102,7 +102,7 @@ def _copied(
     in_files: dict[Path, list[StoredTensor]] = {}
     for tensor in changed.values():
         if isinstance(tensor, StoredTensor):
-            in_files.setdefault(Path(tensor.source), []).append(tensor)
+            in_files.setdefault(tensor.path, []).append(tensor)
         else:
             in_stores.setdefault(Path(tensor.source), []).append(tensor)
     roots = [root for root in in_stores if stores.in_one(root)]

@@ -11,7 +11,8 @@ A run is a folder with a checkpoint for each step, as trainers leave it: `1000`,
     run@1000:5000:500       those of steps 1000, 1500, ..., 5000: each of them has to be there
     run/checkpoint-*        files or folders by a pattern; any of the above may follow
 
-What is still being written is no checkpoint.
+What is still being written is no checkpoint. Where nothing is called so, org/name[@revision] is one
+checkpoint, a model on the Hub.
 """
 
 import glob
@@ -22,6 +23,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import NamedTuple
 
+from sail_jax.checkpoint.formats import hub
 from sail_jax.checkpoint.formats.files import CheckpointError, reading
 from sail_jax.checkpoint.formats.orbax_folders import numbered, temporary
 from sail_jax.checkpoint.formats.table import SUFFIXES
@@ -167,6 +169,8 @@ def named(text: str | PathLike[str]) -> tuple[Step, ...]:
     ['ckpt_100', 'ckpt_300']
     """
     text = fspath(text)
+    if hub.is_name(text):
+        return (Step(None, Path(text)),)
     path, choice = split(text)
     if Path(path).exists():
         found = steps(path) if Path(path).is_dir() else ()
@@ -184,7 +188,9 @@ def named(text: str | PathLike[str]) -> tuple[Step, ...]:
         numbered = all(step.number is not None for step in found)
         found = tuple(sorted(found, key=lambda s: (s.number if numbered else 0, s.path)))
     else:
-        raise CheckpointError(f"{path} does not exist")
+        # Such as gpt2, an alias of a model on the Hub.
+        hint = "; a model on the Hub is org/name" if re.fullmatch(r"[\w-]+", path) else ""
+        raise CheckpointError(f"{path} does not exist{hint}")
     return found if choice is None else _chosen(found, choice, path)
 
 

@@ -302,4 +302,4 @@ def _tensor(file: File, name: str, strided: _Strided, member: Member, swap: bool
         strides = [step * dtype.itemsize for step in strided.strides]
         return np.lib.stride_tricks.as_strided(flat, shape, strides, writeable=False)
 
-    return LoadedTensor(name, dtype, shape, str(file.path), load, span)
+    return LoadedTensor(name, dtype, shape, file.called, load, span)

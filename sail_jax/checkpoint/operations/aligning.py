@@ -16,6 +16,7 @@ from sail_jax.align.blocks import change_blocks
 from sail_jax.basis.certificate import Verdict
 from sail_jax.checkpoint.engine.errors import MergeError
 from sail_jax.checkpoint.engine.executor import CONSTANT, Limits, limits, resident
+from sail_jax.checkpoint.formats import hub
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.operations.running import (
@@ -138,7 +139,9 @@ def align_checkpoints(
             run.max_memory,
         )
         preserved = verdict(agreed)
-        aligned = aligned._replace(notes=(*unselected(other), *aligned.notes, *failed))
+        own_lines = unselected(other)
+        of_a = [f"{hub.called(a)}: {x}" for x in reference.about() if x not in own_lines]
+        aligned = aligned._replace(notes=(*own_lines, *of_a, *aligned.notes, *failed))
         if out is not None:
             maps = [np.asarray(x).tobytes() for x in jax.tree.leaves(aligned.maps)]
             # Tensors of the view are known by their maps: a resumed run with other maps is another
@@ -176,8 +179,8 @@ def _about(
     """The content of align.json."""
     lost = {row.space: row.lost for row in aligned.report.spaces}
     return {
-        "reference": str(a),
-        "source": str(b),
+        "reference": hub.called(a),
+        "source": hub.called(b),
         "exact": preserved.exact,
         "exactness": str(preserved),
         "distance": dict(zip(("before", "after"), aligned.distance, strict=True)),

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from os import PathLike
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -18,6 +17,7 @@ from jaxtyping import ArrayLike, Bool, Float, Int
 
 from sail_jax.checkpoint.contents.relations import contradictions_of
 from sail_jax.checkpoint.contents.vocabulary import Vocabulary, read_vocabulary
+from sail_jax.checkpoint.formats import hub
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint, open_values
 from sail_jax.checkpoint.planning.inputs import config_of, is_derived
@@ -90,6 +90,7 @@ def compare_checkpoints(
     base: str | PathLike[str] | None = None,
     *,
     allow_pickle: bool = False,
+    offline: bool = False,
     select: Select = None,
 ) -> Comparison:
     """Compares two or more checkpoints: cosines, norms, sign conflicts and heterogeneity.
@@ -102,6 +103,7 @@ def compare_checkpoints(
       paths: The checkpoints, at least two.
       base: What they were tuned from; task vectors are compared only if it is given.
       allow_pickle: Whether PyTorch's pickles are read; see `open_checkpoint`.
+      offline: Whether models on the Hub are not downloaded; see `open_checkpoint`.
       select: Which tensors are compared; see `sail_jax.merging.selection`.
 
     Returns:
@@ -123,14 +125,16 @@ def compare_checkpoints(
     """
     if isinstance(paths, str | PathLike) or len(paths) < 2:
         raise CheckpointError("name at least two checkpoints to compare")
-    named = [Path(path) for path in paths] + ([] if base is None else [Path(base)])
+    named = [os.fspath(path) for path in (*paths, *([] if base is None else [base]))]
     for first, second in itertools.combinations(named, 2):
         # Links and relative paths are looked through: two names of one file are one model.
         if os.path.realpath(first) == os.path.realpath(second):
             raise CheckpointError(f"{second} is named twice: a model says nothing beside itself")
     with contextlib.ExitStack() as stack:
         opened = [
-            stack.enter_context(open_values(path, allow_pickle=allow_pickle, select=select))
+            stack.enter_context(
+                open_values(path, allow_pickle=allow_pickle, offline=offline, select=select)
+            )
             for path in named
         ]
         names = _alike(opened)
@@ -141,9 +145,13 @@ def compare_checkpoints(
         rest = [n for n in names if n not in set(floating)]
         lines = _differences(opened, vocabularies, rest)
         contradictions = [
-            f"{checkpoint.path}: {found}"
+            f"{hub.called(checkpoint.path)}: {found}"
             for checkpoint, vocabulary in zip(opened, vocabularies, strict=True)
             for found in contradictions_of(checkpoint, vocabulary)
+        ]
+        labels = [
+            hub.called(path if checkpoint.snapshot is None else checkpoint.path)
+            for path, checkpoint in zip(named, opened, strict=True)
         ]
         columns = [[checkpoint.tensors[n] for checkpoint in opened] for n in floating]
         # A tensor for each thread: reading and XLA release the interpreter lock.
@@ -154,8 +162,8 @@ def compare_checkpoints(
     sizes = np.array([math.prod(column[0].shape) for column in columns])
     weights, tasks, norms, equal = zip(*rows, strict=True)
     return Comparison(
-        Names(map(str, paths)),
-        None if base is None else str(base),
+        Names(labels[: len(paths)]),
+        None if base is None else labels[-1],
         Names(floating),
         sizes,
         _vectors(weights, sizes),

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from sail_jax.architectures import Rules
 from sail_jax.basis.certificate import Verdict
 from sail_jax.checkpoint.engine.executor import limits
+from sail_jax.checkpoint.formats import hub
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint
@@ -121,7 +122,7 @@ def growing(
         config = options.get("config")
         before = config_of(checkpoint.extras) if config is None else read_target(config)
         about = {
-            "source": str(path),
+            "source": hub.called(path),
             "method": method,
             "seed": options.get("seed", 0),
             "options": {k: v for k, v in options.items() if k not in _OPTIONS},

@@ -101,6 +101,7 @@ def measure_linearity(
     every_layer: bool = False,
     batch_size: int = 8,
     allow_pickle: bool = False,
+    offline: bool = False,
 ) -> LayerwiseLinearity:
     """Measures how linear checkpoints are in their parameters, layer by layer.
 
@@ -122,6 +123,7 @@ def measure_linearity(
         three quarters of them.
       batch_size: How many examples are run at a time.
       allow_pickle: Whether PyTorch's pickles are read; see `open_checkpoint`.
+      offline: Whether models on the Hub are not downloaded; see `open_checkpoint`.
 
     Returns:
       The estimates, with standard errors over examples.
@@ -135,7 +137,7 @@ def measure_linearity(
       Zhou et al., On the Emergence of Cross-Task Linearity, 2024 (arXiv 2402.03660).
     """
     everything = [*paths] if base is None else [*paths, base]
-    run = running(everything, examples, config, allow_pickle=allow_pickle)
+    run = running(everything, examples, config, allow_pickle=allow_pickle, offline=offline)
     models = run.models[: len(paths)]
     origin = None if base is None else run.models[-1]
     try:

@@ -314,7 +314,7 @@ def merge_checkpoints(
 
     Args:
       models: Folders or files of safetensors, orbax, msgpack or npz; of PyTorch's with
-        `run.allow_pickle`.
+        `run.allow_pickle`; or names on the Hub, such as org/name@revision.
       out: Where the output goes; see `merge_recipe`.
       base: What the models were tuned from; methods that need no task vectors do without.
       method: A merge, such as `methods.ties(density=0.2)`; or the name of a method, whose

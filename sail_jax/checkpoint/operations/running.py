@@ -55,6 +55,7 @@ class RunOptions:
       threads: How many workers; by default as many as there are cores, up to 8.
       allow_nonfinite: Whether NaN and infinities are read, and outcomes may overflow.
       allow_pickle: Whether PyTorch's pickles are read; what is in them is never run.
+      offline: Whether models on the Hub are read only if they are in the cache of this machine.
       allow_crimes: Whether networks of other architectures are merged, and an output may contradict
         its config.json.
       strict: Whether what a recipe says without effect is an error. By default it is a note.
@@ -80,6 +81,7 @@ class RunOptions:
     threads: int | None = None
     allow_nonfinite: bool = False
     allow_pickle: bool = False
+    offline: bool = False
     allow_crimes: bool = False
     strict: bool = False
     force: bool = False
@@ -150,7 +152,7 @@ def opened(path: str | PathLike[str], run: RunOptions, *, adapters: bool = False
 
     Args:
       path: The checkpoint.
-      run: Whether PyTorch's pickles are read.
+      run: Whether PyTorch's pickles are read, and models downloaded.
       adapters: Whether it may be an adapter, or anything else that is no model. `run.select` says
         nothing of it.
 
@@ -162,7 +164,9 @@ def opened(path: str | PathLike[str], run: RunOptions, *, adapters: bool = False
       ValueError: If `run.select` selects no tensor, or the state of an optimiser.
     """
     select = None if adapters else run.select
-    checkpoint = open_values(Path(path), allow_pickle=run.allow_pickle, select=select)
+    checkpoint = open_values(
+        path, allow_pickle=run.allow_pickle, offline=run.offline, select=select
+    )
     try:
         if not checkpoint.tensors:
             raise CheckpointError(f"{path} is a checkpoint without tensors")

@@ -162,6 +162,7 @@ def try_average(
     *,
     batch_size: int = 8,
     allow_pickle: bool = False,
+    offline: bool = False,
 ) -> Trial:
     """Measures the losses of some models and of their average, and how linear outputs are between.
 
@@ -173,6 +174,7 @@ def try_average(
       config: The configuration of the models; by default the config.json beside the first.
       batch_size: How many examples are run at a time.
       allow_pickle: Whether PyTorch's pickles are read; see `open_checkpoint`.
+      offline: Whether models on the Hub are not downloaded; see `open_checkpoint`.
 
     Returns:
       The losses, and the linearity of the outputs.
@@ -186,7 +188,7 @@ def try_average(
       Zhou et al., On the Emergence of Cross-Task Linearity, 2024 (arXiv 2402.03660), eq. 1, for the
       linearity of outputs.
     """
-    run = running(paths, examples, config, allow_pickle=allow_pickle)
+    run = running(paths, examples, config, allow_pickle=allow_pickle, offline=offline)
     models, data = run.models, run.data
 
     def outputs(params: Any, batch: Any) -> Array:
@@ -224,6 +226,7 @@ def running(
     config: Mapping[str, Any] | None = None,
     *,
     allow_pickle: bool = False,
+    offline: bool = False,
 ) -> Running:
     """Loads models, and makes the network that runs them on examples.
 
@@ -234,6 +237,7 @@ def running(
       examples: What they are to be run on.
       config: The configuration of the models; by default the config.json beside the first.
       allow_pickle: Whether PyTorch's pickles are read; see `open_checkpoint`.
+      offline: Whether models on the Hub are not downloaded; see `open_checkpoint`.
 
     Returns:
       The models and the network.
@@ -243,7 +247,7 @@ def running(
         or the first model cannot be run on these examples.
       ValueError: If the architecture is unknown.
     """
-    models, settings = _load(paths, config, allow_pickle)
+    models, settings = _load(paths, config, allow_pickle, offline)
     family = architectures.of(settings)
     if family.logits is None:
         raise CheckpointError(
@@ -333,12 +337,15 @@ def unfit(path: Any, error: Exception) -> CheckpointError:
 
 
 def _load(
-    paths: Sequence[str | PathLike[str]], config: Mapping[str, Any] | None, allow_pickle: bool
+    paths: Sequence[str | PathLike[str]],
+    config: Mapping[str, Any] | None,
+    allow_pickle: bool,
+    offline: bool,
 ) -> tuple[list[dict[str, Array]], Mapping[str, Any]]:
     """All models in memory, floating tensors in float32, and their configuration."""
     models = []
     for path in paths:
-        with open_values(Path(path), allow_pickle=allow_pickle) as opened:
+        with open_values(path, allow_pickle=allow_pickle, offline=offline) as opened:
             config = config_of(opened.extras) if config is None else config
             params = {}
             for name, tensor in opened.tensors.items():

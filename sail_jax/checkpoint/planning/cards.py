@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 
 from sail_jax.checkpoint.contents.layers import position
+from sail_jax.checkpoint.formats import hub
 from sail_jax.checkpoint.planning.plan import Plan, Treatment
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import Recipe
-from sail_jax.checks import escaped
+from sail_jax.checks import escaped, storage
 from sail_jax.merging.merge import Merge, example, get, options_of
 from sail_jax.merging.work import Work, passes, tree_bits
 
-__all__ = ["Passes", "describe", "growth_card", "methods", "model_card", "render", "storage"]
+__all__ = ["Passes", "describe", "growth_card", "methods", "model_card", "render"]
 
 Passes = Mapping[str, int]
 """How often the inputs of each tensor are read, by its name; once for those not named."""
@@ -226,24 +227,6 @@ def _range(values: Any) -> str:
     return texts[0] if len(texts) == 1 else f"{texts[0]}.. ({len(texts)} values)"
 
 
-def storage(size: float) -> str:
-    """Formats bytes in the unit that fits.
-
-    Args:
-      size: The bytes.
-
-    Returns:
-      The number with its unit, a power of 1000.
-
-    >>> storage(1_500_000), storage(999_950_000)
-    ('1.5 MB', '1.0 GB')
-    """
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if round(size / factor, 1) >= 1:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size:.0f} B"
-
-
 def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
     """Writes the model card (README.md) of a merged checkpoint.
 
@@ -261,9 +244,14 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
     models = [model for model in plan.inputs if model.role != "tokenizer"]
     base = next((model.name for model in models if model.role == "base"), None)
     # The Hub refuses a card whose base_model is not a name such as owner/model, so paths are left
-    # out.
-    hub = [model.name for model in models if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model.name)]
-    front = ["base_model:", *(f"- {_quoted(model)}" for model in hub)] if hub else []
+    # out, and revisions. An adapter is a model of its own there.
+    named = dict.fromkeys(
+        name.partition("@")[0]
+        for model in models
+        for name in model.name.split("+")
+        if hub.is_name(name)
+    )
+    front = ["base_model:", *(f"- {_quoted(name)}" for name in named)] if named else []
     front += ["library_name: transformers"] if "config.json" in plan.extras else []
     front += ["tags:", "- merge", "- sail-jax"]
     body = [

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sail_jax.checkpoint.contents.kinds import check_model
-from sail_jax.checkpoint.formats import runs
+from sail_jax.checkpoint.formats import hub, runs
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.recipe.declared import kind
@@ -33,14 +33,14 @@ def located(path: str, revision: str | None) -> str:
       revision: Its revision, or the step of a run; None if none is asked for.
 
     Returns:
-      path@revision; the path alone without a revision, or if it is on this disk, where a checkpoint
-      has no revisions.
+      path@revision; the path alone without a revision, or if it is on this disk, where only runs and
+      folders of the Hub's cache have revisions.
     """
     if revision is None:
         return path
     whole = f"{path}@{revision}"
-    on_disk = os.path.exists(path) and not os.path.exists(whole)
-    return path if on_disk and runs.split(whole)[1] is None else whole
+    alone = os.path.exists(path) and not os.path.exists(whole) and not hub.has_revisions(path)
+    return path if alone and runs.split(whole)[1] is None else whole
 
 
 class Openings:
@@ -90,7 +90,10 @@ class Openings:
         Returns:
           Sentences; none if it is all of it.
         """
-        return self._model(ref).about()
+        of_adapter = []
+        if ref.lora is not None:
+            of_adapter = self._path(located(ref.lora, ref.lora_revision)).about()
+        return [*self._model(ref).about(), *(f"adapter: {said}" for said in of_adapter)]
 
     def _model(self, ref: Ref) -> Checkpoint:
         return self._path(located(ref.path, ref.revision))

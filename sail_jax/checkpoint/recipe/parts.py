@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from sail_jax.checkpoint.formats import runs
+from sail_jax.checkpoint.formats import hub, runs
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.declared import (
     Declared,
@@ -92,7 +92,9 @@ class Ref(NamedTuple):
         return f"{self.lora}@{self.lora_revision}"
 
     def __str__(self) -> str:
-        name = self.checkpoint if self.adapter is None else f"{self.checkpoint}+{self.adapter}"
+        name = hub.called(self.checkpoint)
+        if self.adapter is not None:
+            name = f"{name}+{hub.called(self.adapter)}"
         for step in self.steps:
             done = (
                 f"grown by {step.method}" if isinstance(step, Growth) else f"aligned to {step.to}"

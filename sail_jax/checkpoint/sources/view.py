@@ -38,6 +38,7 @@ class View(Checkpoint):
         self.base, self._sources = first, tuple(sources)
         self.tensors = dict(tensors)
         self.metadata = dict(first.metadata)
+        self.snapshot = first.snapshot
         self.extras = dict(first.extras)
         if config is not None:
             self.extras["config.json"] = json.dumps(config, indent=2).encode() + b"\n"

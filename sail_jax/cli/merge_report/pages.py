@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sail_jax.checkpoint.planning.cards import storage
+from sail_jax.checks import storage
 from sail_jax.cli.merge_report.figures import draw
 from sail_jax.cli.merge_report.measures import Measured, Total, by_depth, measured
 from sail_jax.cli.merge_report.record import SCHEMA, plain, row_of

@@ -1,0 +1,363 @@
+"""Models by their names on the Hub: found in its cache on this machine, or downloaded into it.
+
+A name is org/name or org/name@revision, where no file or folder is called so. The cache is the one
+of huggingface_hub. It has a folder models--org--name for each model, and in it `refs` (the commit
+of each revision), `snapshots` (a folder for each commit, of links) and `blobs` (the files). The
+path of such a folder is a checkpoint too, with @revision behind it or without.
+
+A model in the cache is read without asking the Hub. Of any other, safetensors, configurations and
+the files of tokenizers are downloaded, and never code or pickles.
+"""
+
+import contextlib
+import glob
+import os
+import re
+import shutil
+import sys
+from collections.abc import Collection, Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sail_jax import disk
+from sail_jax.checkpoint.formats.files import (
+    MAX_HEADER,
+    CheckpointError,
+    File,
+    contained,
+    explained,
+    reading,
+    strict_json,
+)
+from sail_jax.checkpoint.formats.listing import INDEX, SHARD, check_shards, is_extra, weights
+from sail_jax.checkpoint.formats.safetensors_files import read_index
+from sail_jax.checkpoint.formats.table import FORMATS, of_file
+from sail_jax.checks import argument, escaped, storage
+
+__all__ = ["Snapshot", "called", "has_revisions", "is_name", "resolved", "wanted"]
+
+_WORD = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
+_NAME = re.compile(rf"({_WORD}/{_WORD})(?:@(.+))?", re.DOTALL)
+_REVISION = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_./-]{0,198}[A-Za-z0-9_])?")
+_CACHED = re.compile(
+    r"(?:.*/)?models--([^/@]+)(?:/snapshots/([0-9a-f]{40})(/.+)?)?/?(@.+)?", re.DOTALL
+)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_MAIN = "main"
+_FORMAT = FORMATS["safetensors"]
+# What the files of configurations and tokenizers end in: text, and SentencePiece's models.
+_TEXT = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".bpe", ".vocab", ".spm")
+
+
+class Snapshot(NamedTuple):
+    """A model at one commit, in the cache of the Hub.
+
+    Attributes:
+      folder: The folder of its files, which are links.
+      commit: The commit, 40 hexadecimal digits.
+      lacking: Configurations and files of tokenizers that the cache lacks, as far as it shows.
+    """
+
+    folder: Path
+    commit: str
+    lacking: tuple[str, ...] = ()
+
+
+def called(path: str | PathLike[str]) -> str:
+    """Names what lies in the cache by its name on the Hub, for records that others read.
+
+    Args:
+      path: Any path, or a name.
+
+    Returns:
+      For a model in the cache, its snapshot or a file: org/name, or org/name@commit/file. Anything
+      else as it is.
+
+    >>> called("/home/me/hub/models--org--name"), called("models/name"), called("org/name@main")
+    ('org/name', 'models/name', 'org/name@main')
+    """
+    text = os.fspath(path)
+    if (match := _CACHED.fullmatch(text)) is None:
+        return text
+    model, commit, file, revision = match.groups()
+    parts = (model.replace("--", "/"), commit and f"@{commit}", file, revision)
+    return "".join(filter(None, parts))
+
+
+def is_name(text: str | PathLike[str]) -> bool:
+    """Checks whether a text can name a model that `resolved` finds, without asking the Hub.
+
+    Args:
+      text: What stands in the place of a path.
+
+    Returns:
+      True for names on the Hub, and for a folder of its cache with @revision. False if something on
+      this machine is called so, or if no model can be.
+
+    >>> is_name("org/name"), is_name("org/name@v1.0"), is_name("org/../name"), is_name("a/b.npz")
+    (True, True, False, False)
+    """
+    text = os.fspath(text)
+    return _name(text) is not None or _cached_revision(text) is not None
+
+
+def has_revisions(path: str | PathLike[str]) -> bool:
+    """Checks whether a path is a folder that the Hub's cache keeps for a model.
+
+    Args:
+      path: A path.
+
+    Returns:
+      Whether it is; then "path@revision" names one of its snapshots.
+    """
+    # pathlib would raise an error for what is too long to be a path.
+    snapshots, refs, blobs = (
+        os.path.isdir(os.path.join(path, x)) for x in ("snapshots", "refs", "blobs")
+    )
+    return snapshots and (refs or blobs)
+
+
+def resolved(text: str | PathLike[str], *, offline: bool = False) -> Snapshot | None:
+    """Finds the model that a text names: in the cache, or else on the Hub.
+
+    Args:
+      text: A name on the Hub, or a folder in its cache, with @revision behind it or without.
+      offline: Whether the Hub is left alone, as it also is if HF_HUB_OFFLINE is set to 1.
+
+    Returns:
+      The model; None if the text is the path of anything else, or no name.
+
+    Raises:
+      CheckpointError: If huggingface_hub is not installed, the model is neither in the cache nor on
+        the Hub, may not be read, lacks safetensors, or cannot be downloaded.
+    """
+    text = os.fspath(text)
+    if os.path.lexists(text):
+        return _local(Path(text))
+    if (found := _cached_revision(text)) is not None:
+        return _of_revision(*found)
+    return None if (name := _name(text)) is None else _looked_up(text, *name, offline)
+
+
+def wanted(model: str, names: Collection[str]) -> list[str]:
+    """Chooses the files of a model that are downloaded.
+
+    Args:
+      model: What messages call the model.
+      names: All of its files.
+
+    Returns:
+      Its safetensors with their index, configurations and the files of its tokenizer. Folders in it
+      are left out, and of several sets of weights all but the one that would be read.
+
+    Raises:
+      CheckpointError: If it lacks safetensors, or has several indexes and none has the usual name.
+
+    >>> wanted("org/name", ["model.safetensors", "pytorch_model.bin", "config.json", "code.py"])
+    ['model.safetensors', 'config.json']
+    """
+    plain = sorted(n for n in names if re.fullmatch(r"[^\\/.][^\\/]*", n) and n.isprintable())
+    files = weights(model, plain, _FORMAT, _FORMAT.file)
+    if not files:
+        others = sorted(name for name in plain if of_file(name) is not None)
+        found = f"found {', '.join(others[:4])}" if others else "found no tensors"
+        raise CheckpointError(
+            f"{model} has no safetensors, and no other tensors are downloaded: {found}"
+        )
+    if files[0].endswith(INDEX):
+        suffix = Path(_FORMAT.file).suffix
+        stem = files[0].removesuffix(suffix + INDEX)
+        every = [name for name in plain if name.endswith(suffix)]
+        own = [n for n in every if (match := SHARD.fullmatch(n)) and match[1] == stem]
+        files += own or every
+    return [*files, *(n for n in plain if is_extra(n) and n.endswith(_TEXT))]
+
+
+def _name(text: str) -> tuple[str, str | None] | None:
+    """The name and the revision of a model on the Hub; None for anything else."""
+    match = _NAME.fullmatch(text)
+    if match is None or os.path.lexists(text) or os.path.lexists(match[1]):
+        return None
+    name, revision = match.groups()
+    # As the Hub has it. The name of a file is a path that is missing.
+    if len(name) > 96 or ".." in name or "--" in name or name.endswith((".git", ".json", ".yaml")):
+        return None
+    return (name, revision) if of_file(name) is None and _is_revision(revision) else None
+
+
+def _is_revision(revision: str | None) -> bool:
+    """Whether a text can be a branch, a tag or a commit; a path that leads elsewhere cannot."""
+    if revision is None:
+        return True
+    return _REVISION.fullmatch(revision) is not None and not re.search(r"\.\.|//|/\.", revision)
+
+
+def _cached_revision(text: str) -> tuple[Path, str] | None:
+    """The folder in the cache and the revision that a text has; None for anything else."""
+    path, at, revision = text.rpartition("@")
+    named = at and not os.path.lexists(text) and has_revisions(path)
+    return (Path(path), revision) if named else None
+
+
+def _local(path: Path) -> Snapshot | None:
+    """The model in a folder of the cache: main of a model's folder, or a snapshot itself."""
+    if has_revisions(path):
+        return _of_revision(path, None)
+    match = _CACHED.fullmatch(os.path.abspath(path))
+    within = match is not None and match[2] is not None and match[3] is None and path.is_dir()
+    return Snapshot(path, match[2]) if match is not None and within else None
+
+
+def _of_revision(home: Path, revision: str | None) -> Snapshot:
+    """A revision of a model, found in its folder of the cache."""
+    commit = _commit(home, revision or _MAIN)
+    if commit is None:
+        here = sorted(entry.name for entry in (home / "snapshots").iterdir())
+        known = f"it holds @{', @'.join(here[:4])}" if here else "it holds no model"
+        raise CheckpointError(f"{home} has no revision '{revision or _MAIN}': {known}")
+    return Snapshot(_folder(home, commit), commit)
+
+
+def _commit(home: Path, revision: str) -> str | None:
+    """The commit of a revision; None if the cache does not have it, or lacks its snapshot."""
+    commit: str = revision
+    if not _is_revision(revision):
+        return None
+    if not _COMMIT.fullmatch(revision):
+        ref = home / "refs" / revision
+        if not ref.is_file():
+            return None
+        with explained("read", ref), reading(ref):
+            commit = disk.read_bytes(ref, 100).decode("ascii").strip()
+        if not _COMMIT.fullmatch(commit):
+            raise CheckpointError(f"{ref} is damaged: expected a commit")
+    return commit if (home / "snapshots" / commit).is_dir() else None
+
+
+def _folder(home: Path, commit: str) -> Path:
+    """The folder of a snapshot, which may not be a link: it could lead anywhere."""
+    folder = home / "snapshots" / commit
+    if folder.is_symlink() or folder.parent.is_symlink():
+        raise CheckpointError(f"{folder} is a link; expected a folder of the cache")
+    return folder
+
+
+def _looked_up(text: str, name: str, revision: str | None, offline: bool) -> Snapshot:
+    """A model by its name: in the cache if it is complete there, else downloaded."""
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        raise CheckpointError(
+            f"{text} does not exist; a model of this name on the Hub can be read after "
+            "pip install 'sail-jax[hub]'"
+        ) from None
+    alone = offline or constants.HF_HUB_OFFLINE
+    home = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
+    commit = _commit(home, revision or _MAIN)
+    if commit is not None:
+        folder = _folder(home, commit)
+        with reading(folder):
+            missing = _missing(folder, home / "trees" / f"{commit}.json")
+        tensors = [file for file in missing if not is_extra(file)]
+        if not missing or (alone and not tensors):
+            return Snapshot(folder, commit, tuple(missing))
+    if alone:
+        how = argument("offline", "True") if offline else "HF_HUB_OFFLINE"
+        what = "holds no model of this name" if commit is None else "lacks some of its tensors"
+        what = f"lacks {revision}" if commit is None and revision and home.is_dir() else what
+        raise CheckpointError(
+            f"{text} does not exist, and the cache {what} ({home}); without {how} it is downloaded"
+        )
+    folder = _downloaded(text, name, revision, home)
+    return Snapshot(folder, folder.name)
+
+
+def _missing(folder: Path, listing: Path) -> list[str]:
+    """Which files a snapshot lacks, by the list of the model's files that the Hub has given."""
+    # Of a link that leads nowhere the file is missing.
+    names = sorted(entry.name for entry in folder.iterdir() if entry.exists())
+    if listing.is_file():
+        with contextlib.suppress(disk.StoreError):
+            files = strict_json(disk.read_bytes(listing, MAX_HEADER), listing).get("files")
+            if isinstance(files, dict):
+                return sorted(set(wanted(str(folder), files)) - set(names))
+    # Other programs keep no such list: the files themselves show whether tensors are missing.
+    files = weights(folder, names, _FORMAT, _FORMAT.file)
+    beside = {"config.json", "adapter_config.json"} & set(names)
+    missing = [] if beside else ["config.json"]
+    try:
+        check_shards(folder, files)
+        if files and files[0].endswith(INDEX):
+            file = File(contained(folder, files[0]))
+            try:
+                read_index(file)
+            finally:
+                file.close()
+    except CheckpointError:
+        files = []
+    return missing if files else [*missing, _FORMAT.file]
+
+
+def _downloaded(text: str, name: str, revision: str | None, home: Path) -> Path:
+    """Downloads a model into the cache, and returns the folder of its snapshot."""
+    with _explained(text, revision, "does not exist, and the Hub does not answer"):
+        # Here, as it takes 0.3 s, and a model in the cache needs none of it.
+        from huggingface_hub import HfApi, constants, snapshot_download
+
+        about = HfApi(library_name="sail-jax").model_info(
+            name, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+        )
+    listed = {file.rfilename: file for file in about.siblings or ()}
+    files = wanted(text, listed)
+    left = [listed[file] for file in files if not _is_there(home, about.sha, listed[file])]
+    size = sum(file.size or 0 for file in left)
+    what = f"{len(left)} file{'s' * (len(left) > 1)}, {storage(size)}"
+    place = next(p for p in (home, *home.parents) if p.is_dir())
+    if size > (free := shutil.disk_usage(place).free):
+        raise CheckpointError(
+            f"{text}: {what}, do not fit in {home.parent}, where {storage(free)} are free; "
+            "HF_HUB_CACHE may name another place"
+        )
+    if left:
+        print(escaped(f"{text}: downloads {what}, to {home}"), file=sys.stderr, flush=True)
+    with _explained(text, revision, "was not downloaded whole; what came is kept"):
+        # By the revision, not by its commit: so the cache keeps which commit it stands for.
+        folder = snapshot_download(
+            name, revision=revision, library_name="sail-jax",
+            allow_patterns=[glob.escape(file) for file in files],
+        )  # fmt: skip
+    return Path(folder)
+
+
+def _is_there(home: Path, commit: str | None, file: Any) -> bool:
+    """Whether a file is in the cache: in this snapshot, or as a blob that another one links to."""
+    blob = file.blob_id if file.lfs is None else file.lfs.sha256
+    places = (home / "snapshots" / str(commit) / file.rfilename, home / "blobs" / str(blob))
+    return any(place.exists() for place in places)
+
+
+@contextlib.contextmanager
+def _explained(text: str, revision: str | None, failed: str) -> Iterator[None]:
+    """Turns what huggingface_hub raises into a `CheckpointError`, with what to do about it."""
+    from huggingface_hub import errors
+
+    login = "log in (hf auth login)"
+    try:
+        yield
+    except errors.GatedRepoError as exc:
+        why = f"{text} is gated: accept its terms on its page on the Hub, and {login}"
+        raise CheckpointError(why) from exc
+    except errors.RepositoryNotFoundError as exc:
+        why = f"{text} does not exist, and the Hub shows no such model; for a private one {login}"
+        raise CheckpointError(why) from exc
+    except errors.RevisionNotFoundError as exc:
+        raise CheckpointError(f"{text}: the model has no revision '{revision}'") from exc
+    # Its client raises errors of several libraries. All of them mean that the Hub did not answer
+    # as it should.
+    except Exception as exc:
+        status = getattr(getattr(exc, "response", None), "status_code", None)
+        if status in (401, 403):
+            raise CheckpointError(f"{text}: the Hub refuses it to this user; {login}") from exc
+        said = " ".join(str(exc).partition("For more information")[0].split())[:200]
+        raise CheckpointError(f"{text} {failed}: {said or type(exc).__name__}") from exc
