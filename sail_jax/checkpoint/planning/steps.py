@@ -33,8 +33,8 @@ def located(path: str, revision: str | None) -> str:
       revision: Its revision, or the step of a run; None if none is asked for.
 
     Returns:
-      path@revision; the path alone without a revision, or if it is on this disk, where only runs and
-      folders of the Hub's cache have revisions.
+      path@revision; the path alone without a revision, or if it is on this disk, where only runs
+      and folders of the Hub's cache have revisions.
     """
     if revision is None:
         return path
