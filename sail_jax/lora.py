@@ -34,6 +34,8 @@ __all__ = [
     "LowRank",
     "add",
     "approximate",
+    "check_energy",
+    "check_rank",
     "concatenate",
     "core_space",
     "dense",
@@ -116,9 +118,9 @@ def truncate(
     (2, 1.0)
     """
     delta = _matrix(delta)
-    limit = _rank(rank, min(delta.shape))
+    limit = check_rank(rank, min(delta.shape))
     if energy is not None:
-        _fraction(energy)
+        check_energy(energy)
     U, S, Vt = jnp.linalg.svd(delta, full_matrices=False)
     if energy is not None:
         values = concrete(S)
@@ -188,20 +190,21 @@ def approximate(
     for name, value in (("oversampling", oversampling), ("powers", powers)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ValueError(f"{name}: expected an integer >= 0, got {value!r}")
-    limit = _rank(rank, min(delta.shape))
-    total = None
+    limit = check_rank(rank, min(delta.shape))
+    wanted = 0.0
     if energy is not None:
-        _fraction(energy)
+        check_energy(energy)
         total = concrete(jnp.sum(jnp.square(delta)))
         if total is None:
             raise TypeError("energy: the rank depends on values, which are traced; give `rank`")
+        wanted = energy * float(total)
     tried = limit if energy is None else min(limit, _FIRST)
-    while sketched(delta.shape, tried, oversampling, powers):
+    rows, columns = delta.shape
+    while sketched((rows, columns), tried, oversampling, powers):
         pair, kept = _krylov(delta, tried, key, oversampling, powers)
-        if total is None:
+        if energy is None:
             return pair, residual(delta, pair)
-        parts = np.cumsum(np.asarray(kept, float))
-        enough = parts >= energy * float(total)
+        enough = np.cumsum(np.asarray(kept, float)) >= wanted
         if enough.any() or tried == limit:
             tried = int(enough.argmax()) + 1 if enough.any() else tried
             pair = LowRank(pair.B[:, :tried], pair.A[:tried])
@@ -803,8 +806,19 @@ def _check_axis(input_axis: int) -> None:
         raise ValueError(f"input_axis: expected -1 or 0, got {input_axis!r}")
 
 
-def _rank(rank: int | None, most: int | None = None) -> int:
-    """The rank, checked, and at most `most`, which is also its default."""
+def check_rank(rank: int | None, most: int | None = None) -> int:
+    """Checks a rank.
+
+    Args:
+      rank: The rank; None for `most`.
+      most: What it is cut to; None for no limit.
+
+    Returns:
+      The rank.
+
+    Raises:
+      ValueError: Unless it is an integer >= 1.
+    """
     if rank is None and most is not None:
         return most
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
@@ -812,7 +826,14 @@ def _rank(rank: int | None, most: int | None = None) -> int:
     return rank if most is None else min(rank, most)
 
 
-def _fraction(energy: float) -> None:
-    """Raises ValueError unless `energy` is a number in (0, 1]."""
+def check_energy(energy: float) -> None:
+    """Checks a fraction of squared singular values.
+
+    Args:
+      energy: The fraction.
+
+    Raises:
+      ValueError: Unless it is a number in (0, 1].
+    """
     if isinstance(energy, bool) or not isinstance(energy, int | float) or not 0 < energy <= 1:
         raise ValueError(f"energy: expected a number in (0, 1], got {energy!r}")

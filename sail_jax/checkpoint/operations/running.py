@@ -37,6 +37,7 @@ __all__ = [
     "carried_out",
     "check_options",
     "opened",
+    "state_of",
     "unselected",
 ]
 
@@ -190,11 +191,17 @@ BLOCK, BLOCKS = 1 << 12, 1 << 8
 """Bytes of a sample of a file, and how many samples there are (and the last one)."""
 
 
-def _state(inputs: Sequence[Checkpoint]) -> dict[str, tuple[int, int, int]]:
-    """What changes when an input does: the size, time and checksum of each of its files.
+def state_of(inputs: Sequence[Checkpoint]) -> dict[str, tuple[int, int, int]]:
+    """Returns what changes when an input does: the size, time and checksum of each of its files.
 
     The checksum is of some of the bytes. It also tells versions apart whose size and time were made
     the same.
+
+    Args:
+      inputs: The open checkpoints.
+
+    Returns:
+      The three by path.
     """
     files = {path: about for checkpoint in inputs for path, about in checkpoint.files.items()}
     return {
@@ -229,6 +236,7 @@ def carried_out(
     *,
     measure: bool = False,
     rewrites: Checkpoint | None = None,
+    file: str | None = None,
 ) -> tuple[dict[str, Record], bool]:
     """Executes works, and writes the outcome with the files beside it.
 
@@ -243,6 +251,7 @@ def carried_out(
       measure: Whether norms, cosines and conflicts are recorded.
       rewrites: The checkpoint of which the output is a copy, with the outcome in place of its own
         tensors; None for an output that has nothing but the outcome and `extras`.
+      file: The name of the one file of tensors in an output that is a folder; see `create`.
 
     Returns:
       The measurements by tensor name; and whether an earlier call had finished the output.
@@ -255,12 +264,12 @@ def carried_out(
     """
     # Part of the fingerprint, so that what was merged from other versions of the inputs is not
     # resumed.
-    state = _state(inputs)
+    state = state_of(inputs)
     beside = {} if rewrites else _consistent(out, extras(), works, run.allow_crimes)
     with create(
         out, {work.name: (work.dtype, work.shape) for work in works},
         fingerprint=disk.sha256(repr([fingerprint, state]).encode()), rewrites=rewrites,
-        format=run.format, shard_bytes=run.shard_bytes, resume=run.resume, sync=run.sync,
+        format=run.format, file=file, shard_bytes=run.shard_bytes, resume=run.resume, sync=run.sync,
     ) as writer:  # fmt: skip
         records = execute(
             works, writer, limits, allow_nonfinite=run.allow_nonfinite, measure=measure,
@@ -307,7 +316,7 @@ def _check_unchanged(inputs: Sequence[Checkpoint], state: Mapping[str, object]) 
     """CheckpointError if an input was changed since it was opened."""
     for checkpoint in inputs:
         checkpoint.check_unchanged()
-    for path, now in _state(inputs).items():
+    for path, now in state_of(inputs).items():
         # A program that writes through a memory map changes bytes first, and the system notes the
         # time later: so the samples are compared too.
         if now != state[path]:
