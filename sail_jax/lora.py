@@ -206,9 +206,10 @@ def approximate(
             return pair, residual(delta, pair)
         enough = np.cumsum(np.asarray(kept, float)) >= wanted
         if enough.any() or tried == limit:
-            tried = int(enough.argmax()) + 1 if enough.any() else tried
-            pair = LowRank(pair.B[:, :tried], pair.A[:tried])
-            return pair, residual(delta, pair)
+            found = int(enough.argmax()) + 1 if enough.any() else tried
+            # Without the rest of the factors, in arrays of one shape: compiled once for all ranks.
+            error = residual(delta, LowRank(pair.B * (np.arange(tried) < found), pair.A))
+            return LowRank(pair.B[:, :found], pair.A[:found]), error
         tried = min(limit, 4 * tried)
     return truncate(delta, rank, energy)
 

@@ -686,11 +686,22 @@ def _spool(
 
 
 def _compute(made: Sequence[Factored], spool: FactorSpool, run: RunOptions) -> None:
-    """Computes all factors."""
-    works = [copy(x.name, x.dtype, x) for x in made]
+    """Computes all factors, those of the largest tensors first."""
+    works = [copy(x.name, x.dtype, x) for x in sorted(made, key=lambda x: -x.reads)]
+    reads = {x.name: x.reads for x in made}
+    total = sum(reads.values())
+    done = sum(reads[name] for name in spool.finished)
+
+    def progress(_: int, __: int, name: str) -> None:
+        # Works count the bytes of what they are for, the rank; what takes the time is what is read.
+        nonlocal done
+        done += reads[name]
+        if run.progress is not None:
+            run.progress(done, total, name)
+
     execute(
         works, spool, limits(works, run.max_memory, run.threads), allow_nonfinite=True,
-        progress=run.progress,
+        progress=progress,
     )  # fmt: skip
 
 

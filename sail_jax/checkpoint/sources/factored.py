@@ -26,7 +26,6 @@ from sail_jax.lora import (
     concatenate,
     core_space,
     refactor,
-    residual,
     sketched,
 )
 from sail_jax.merging.merge import Merge
@@ -83,6 +82,11 @@ class Factored(OnDemand):
         super().__init__(name, np.dtype(np.int32), (1,), source)
         self._spool = spool
 
+    @property
+    @abstractmethod
+    def reads(self) -> int:
+        """The bytes that are read for the factors."""
+
     @abstractmethod
     def factors(self) -> Factors:
         """Computes the factors.
@@ -134,6 +138,10 @@ class Difference(Factored):
         self._rank, self._energy, self._dtype, self._seed = rank, energy, dtype, seed
 
     @property
+    def reads(self) -> int:
+        return sum(_bytes(x) for x in (self.tuned, self.base))
+
+    @property
     def needs(self) -> int:
         """Bytes of the difference in float32, and of what the decomposition holds beside it."""
         rows, columns = self.tuned.shape
@@ -159,9 +167,9 @@ class Difference(Factored):
         key = jax.random.key(self._seed)
         pair, _ = approximate(matrix, self._rank, self._energy, key=key)
         left, right = (np.asarray(x).astype(self._dtype) for x in pair)
-        # The error of the factors as they are written.
-        error = residual(matrix, LowRank(*(jnp.asarray(x, "f") for x in (left, right))))
-        return Factors(left, right, _norm(delta), float(error))
+        # The error of the factors as they are written. (Not by `residual`, which is compiled for
+        # each rank.)
+        return Factors(left, right, _norm(delta), _distance(delta, left, right))
 
     def _delta(self) -> np.ndarray:
         """The difference, in float32."""
@@ -240,6 +248,10 @@ class Joint(Factored):
         super().__init__(name, " and ".join(sources), spool)
         self._parts, self._weights, self._merge = tuple(parts), tuple(weights), merge
         self._rank, self._dtype = rank, dtype
+
+    @property
+    def reads(self) -> int:
+        return sum(_bytes(x) for part in self._parts if part for x in part.pair.parts.values())
 
     @property
     def needs(self) -> int:
@@ -350,6 +362,11 @@ class Target:
         return (right, left) if self.kind == "linear" else (left.T, right.T)
 
 
+def _bytes(tensor: Tensor) -> int:
+    """The size of a tensor in bytes."""
+    return math.prod(tensor.shape) * tensor.dtype.itemsize
+
+
 def _wider(dtype: np.dtype) -> np.dtype:
     """A dtype of NumPy that holds all values of another one, for differences."""
     return np.dtype(np.float64 if dtype.itemsize > 4 else np.float32)
@@ -358,6 +375,17 @@ def _wider(dtype: np.dtype) -> np.dtype:
 def _norm(array: np.ndarray) -> float:
     """The Frobenius norm of a matrix, its rows added up in float64."""
     return math.sqrt(sum(float(np.vdot(row, row)) for row in array))
+
+
+def _distance(delta: np.ndarray, left: np.ndarray, right: np.ndarray) -> float:
+    """The Frobenius norm of a matrix without left right, in blocks of rows."""
+    left, right = left.astype(np.float32), right.astype(np.float32)
+    height = max(1, _BLOCK // delta.shape[1])
+    total = 0.0
+    for row in range(0, delta.shape[0], height):
+        rows = slice(row, row + height)
+        total += _norm(delta[rows] - left[rows] @ right) ** 2
+    return math.sqrt(total)
 
 
 def _product_norm(pair: LowRank) -> float:
