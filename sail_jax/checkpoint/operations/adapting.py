@@ -492,7 +492,7 @@ class _Extraction:
             raise CheckpointError(
                 f"{path}: '{resized[0]}' is {list(self._new[resized[0]].shape)}, in the base it is "
                 f"{list(self._old[resized[0]].shape)}; store it whole, "
-                f"{argument('modules_to_save', resized[0].rpartition('.')[0])}"
+                f"{argument('modules_to_save')} {resized[0].rpartition('.')[0]}"
             )
 
     def _no_factors(self, name: str, new: Tensor, old: Tensor | None) -> str:

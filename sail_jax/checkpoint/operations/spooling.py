@@ -83,7 +83,10 @@ class FactorSpool:
         self.close()
 
     def close(self) -> None:
-        """Gives up the lock; what was kept stays."""
+        """Gives up the lock; factors that were kept stay."""
+        with contextlib.suppress(OSError, disk.StoreError):
+            if os.listdir(self._folder) in ([], [_HEAD]):
+                self.remove()
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
