@@ -181,7 +181,7 @@ def _apply(args: Namespace) -> int:
     with Meter(args.quiet) as meter:
         done = apply_adapter(args.base, args.adapter, args.out, run=run_options(args, meter))
     show(f"{done.changed} of {done.tensors} tensors changed")
-    show(outcome(done, done.tensors))
+    _end(done)
     return 0
 
 

@@ -31,7 +31,12 @@ from sail_jax.checkpoint.sources.adapted import Named, same
 from sail_jax.checkpoint.sources.adapter_config import AdapterConfig, checked, ends_with
 from sail_jax.checkpoint.sources.adapter_keys import PREFIX, Pair, read_keys
 from sail_jax.checkpoint.sources.adapter_weights import KERNEL, head_of, is_conv1d
-from sail_jax.checkpoint.sources.adapters import config_for, tokenizer_files, with_adapter
+from sail_jax.checkpoint.sources.adapters import (
+    config_for,
+    notes_on,
+    tokenizer_files,
+    with_adapter,
+)
 from sail_jax.checkpoint.sources.factored import Difference, Factored, Joint, Scaled, Target
 from sail_jax.checks import argument, nearest
 from sail_jax.configurations import class_of
@@ -134,6 +139,7 @@ class Applied(NamedTuple):
       out: Where the model is.
       tensors: How many tensors it has.
       changed: How many of them the adapter changes.
+      notes: What a user should know, a sentence each.
       seconds: How long it took.
       unchanged: Whether an earlier call had finished this output.
     """
@@ -141,6 +147,7 @@ class Applied(NamedTuple):
     out: Path
     tensors: int
     changed: int
+    notes: tuple[str, ...]
     seconds: float
     unchanged: bool
 
@@ -390,7 +397,10 @@ def apply_adapter(
             works, Path(out), limits(works, run.max_memory, run.threads), "apply an adapter",
             inputs, lambda: {n: data for n, data in view.extras.items() if carried(n)}, run,
         )  # fmt: skip
-    return Applied(Path(out), len(works), changed, time.monotonic() - began, unchanged)
+        notes = [*unselected(inputs[0]), *notes_on(inputs[0], view)]
+    return Applied(
+        Path(out), len(works), changed, tuple(notes), time.monotonic() - began, unchanged
+    )
 
 
 # --- what a tuned model changes

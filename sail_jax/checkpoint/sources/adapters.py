@@ -19,6 +19,7 @@ from sail_jax.checkpoint.contents.layers import role
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.recipe.declared import kind
 from sail_jax.checkpoint.sources.adapted import Adapted, Named, same
 from sail_jax.checkpoint.sources.adapter_config import checked
 from sail_jax.checkpoint.sources.adapter_keys import PREFIX, read_keys
@@ -26,6 +27,7 @@ from sail_jax.checkpoint.sources.adapter_weights import Weight, Weights
 from sail_jax.checkpoint.sources.rows import Rows
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import nearest
+from sail_jax.configurations import look_up
 from sail_jax.lora import Adapter, LowRank
 from sail_jax.merging.tensors import Tensor, Tensors
 
@@ -35,6 +37,7 @@ __all__ = [
     "adapter_files",
     "config_for",
     "load_adapter",
+    "notes_on",
     "tokenizer_files",
     "with_adapter",
 ]
@@ -135,6 +138,28 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> View:
     view = View([base], combined.tensors, new)
     view.extras = _with_tokenizer(view.extras, adapter.extras)
     return view
+
+
+def notes_on(base: Checkpoint, adapted: Checkpoint) -> list[str]:
+    """Lists what an adapter changes beyond tensors.
+
+    Args:
+      base: The base.
+      adapted: What `with_adapter` made of it.
+
+    Returns:
+      Sentences without a subject's name.
+    """
+    before, after = config_of(base.extras), config_of(adapted.extras)
+    notes = []
+    for key in ("vocab_size", "tie_word_embeddings"):
+        old, new = look_up(before, key), look_up(after, key)
+        if old != new:
+            notes.append(f"{key} is {kind(new)} with its adapter, {kind(old)} without")
+    own = (file is not base.extras.get(n) for n, file in tokenizer_files(adapted.extras).items())
+    if any(own):
+        notes.append("its tokenizer's files are the adapter's")
+    return notes
 
 
 def load_adapter(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, LowRank]:
