@@ -55,6 +55,7 @@ OVERSAMPLING, POWERS = 8, 6
 """How many directions `approximate` draws beyond the rank, and how often it multiplies them by the
 matrix and its transpose.
 """
+_ROWS = 256  # of a matrix that are compared with factors at a time
 _FIRST = 16  # the rank that `approximate` tries first for an energy
 
 # The most axes of a weight whose factors of qwix are folded.
@@ -267,18 +268,25 @@ def residual(delta: Float[ArrayLike, "out in"], pair: LowRank) -> Float[Array, "
       pair: The factors B and A.
 
     Returns:
-      The Frobenius norm of delta - B A, summed over rows; B A is never formed as a whole.
+      The Frobenius norm of delta - B A, summed over blocks of rows; B A is never formed as a whole.
 
     >>> float(residual(jnp.eye(2), LowRank(jnp.zeros((2, 1)), jnp.zeros((1, 2)))) ** 2).__round__(4)
     2.0
     """
     matrix = _matrix(delta)
     B, A = (x.astype(matrix.dtype) for x in pair)
+    rows = matrix.shape[0]
+    height = min(rows, _ROWS)
 
-    def of_row(row: tuple[Array, Array]) -> Array:
-        return jnp.sum(jnp.square(row[0] - _mm(row[1], A)))
+    def add(k: Array, total: Array) -> Array:
+        # The last block begins earlier, to be as high as the others; its first rows were counted.
+        begin = jnp.minimum(k * height, rows - height)
+        own, left = (lax.dynamic_slice_in_dim(x, begin, height) for x in (matrix, B))
+        counted = begin + jnp.arange(height) < k * height
+        return total + jnp.sum(jnp.where(counted, 0, jnp.sum(jnp.square(own - _mm(left, A)), 1)))
 
-    return jnp.sqrt(jnp.sum(lax.map(of_row, (matrix, B), batch_size=256)))
+    zero = jnp.zeros((), matrix.dtype)
+    return jnp.sqrt(lax.fori_loop(0, -(-rows // height), add, zero))
 
 
 def extract(

@@ -184,12 +184,16 @@ class Difference(Factored):
                 part = np.empty(min(_BLOCK, flat.size - start), tensor.dtype)
                 tensor.read(part, start)
                 parts.append(part.astype(wide))
-            flat[start : start + _BLOCK] = parts[0] - parts[1]
-        if not np.isfinite(flat).all():
-            for tensor in (self.tuned, self.base):
-                if not np.isfinite(read_whole(tensor).astype(wide)).all():
-                    raise CheckpointError(f"NaN or infinity in {tensor.name} in {tensor.source}")
-            raise CheckpointError(f"{self.name} of {self.source}: it does not fit float32")
+            block = flat[start : start + _BLOCK]
+            block[...] = parts[0] - parts[1]
+            if not np.isfinite(block).all():
+                for tensor, part in zip((self.tuned, self.base), parts, strict=True):
+                    if not np.isfinite(part).all():
+                        raise CheckpointError(
+                            f"NaN or infinity in {tensor.name} in {tensor.source}, which has no "
+                            "factors"
+                        )
+                raise CheckpointError(f"{self.name} of {self.source}: it does not fit float32")
         return delta
 
 
