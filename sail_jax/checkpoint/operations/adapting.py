@@ -39,7 +39,7 @@ from sail_jax.checkpoint.sources.adapters import (
 )
 from sail_jax.checkpoint.sources.factored import Difference, Factored, Joint, Scaled, Target
 from sail_jax.checks import argument, nearest
-from sail_jax.configurations import class_of
+from sail_jax.configurations import class_of, look_up
 from sail_jax.lora import check_energy, check_rank
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.tensors import Tensor
@@ -61,6 +61,8 @@ REST = "rest"
 """The word for all that has no factors, among the patterns of `modules_to_save`."""
 _FILE = "adapter_model.safetensors"
 _NARROW = ("float32", "bfloat16", "float16")
+# What the names of a model with a head begin with. GPT-2 was published without its head.
+_PREFIXES = {"gpt2": "transformer."}
 # The tasks that PEFT gives no module of its own to.
 _TASKS = (
     (("ForCausalLM", "LMHeadModel"), "CAUSAL_LM"),
@@ -429,7 +431,7 @@ class _Extraction:
         self.saved: set[str] = set()
         self.lost: dict[str, str] = {}
         self.notes: list[str] = []
-        self._new = dict(tuned.tensors)
+        self._new = _prefixed(tuned.tensors, config_of(tuned.extras) or self._model)
         self._old = _renamed(base.tensors, self._new)
         self._untie(tuned)
         if not self._old.keys() & self._new.keys():
@@ -536,6 +538,15 @@ class _Extraction:
             else:
                 self._save_module(module)
             del self.lost[name]
+
+
+def _prefixed(tensors: Mapping[str, Tensor], model: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a model by the names that it has with its head, which PEFT wraps."""
+    prefix = _PREFIXES.get(str(look_up(model, "model_type")), "")
+    headless = not class_of(model).endswith("LMHeadModel")
+    if headless or any(name.startswith(prefix) for name in tensors):
+        return dict(tensors)
+    return {name if _is_head(name) else prefix + name: x for name, x in tensors.items()}
 
 
 def _renamed(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]) -> dict[str, Tensor]:

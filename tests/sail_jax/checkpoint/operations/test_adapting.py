@@ -160,6 +160,23 @@ def test_a_whole_adapter_applied_to_the_base_is_the_tuned_model(config, tmp_path
         np.testing.assert_allclose(got[name], want, rtol=0, atol=50 * EPS, err_msg=name)
 
 
+@pytest.mark.parametrize("prefixed", [[], ["tuned"]])
+def test_gpt2_as_it_was_published_lacks_the_prefix_of_its_head(prefixed, tmp_path):
+    """PEFT wraps the model with its head: keys have the prefix, whichever file has it."""
+    _, tuned, _ = models(tmp_path, {"wte.weight": (8, 8), "h.0.attn.c_proj.weight": (8, 8)}, GPT2)
+    if prefixed:
+        again = {f"transformer.{name}": x for name, x in tuned.items()}
+        save_checkpoint(tmp_path / "again", again)
+    paths = tmp_path / "base", tmp_path / ("again" if prefixed else "tuned")
+    extract_adapter(*paths, tmp_path / "lora", rank=8)
+    found, _ = adapter(tmp_path / "lora")
+    assert "transformer.h.0.attn.c_proj.lora_A.weight" in found
+    assert "lm_head.lora_A.weight" in found
+    back = load_checkpoint(apply_adapter(paths[0], tmp_path / "lora", tmp_path / "back").out)
+    for name, want in tuned.items():
+        np.testing.assert_allclose(back[name], want, rtol=0, atol=50 * EPS, err_msg=name)
+
+
 def test_modules_are_stored_whole_where_a_pattern_names_them(tmp_path):
     _, tuned, _ = models(tmp_path)
     done = extract_adapter(
