@@ -186,7 +186,7 @@ def _apply(args: Namespace) -> int:
 
 
 def _table(rows: Sequence[Any], full: bool) -> None:
-    """Prints the error of each module; of many modules those with the largest."""
+    """Prints the error of each module, or of those with the largest errors."""
     shown = list(rows)
     if not full and len(shown) > FEW:
         shown = sorted(shown, key=lambda row: -row.error)[:FEW]

@@ -171,7 +171,7 @@ def extract_adapter(
     The output is a folder that PEFT loads. Every change of a matrix gets factors by
     `sail_jax.lora.approximate`: nearly the least error for the rank, or the smallest rank for the
     energy. Embeddings get `lora_embedding_A` and `lora_embedding_B`. Where a base ties its head to
-    its embedding, both get the factors. Each alpha is its rank, so that the scale is 1.
+    its embedding, both get the factors. Each alpha is its rank: the scale is 1.
 
     Changes of other tensors (norms, biases) have no factors. They are lost unless
     `modules_to_save` takes them. Factors go into a folder beside the output first, since their
@@ -729,9 +729,9 @@ def _compute(made: Sequence[Factored], spool: FactorSpool, run: RunOptions) -> N
 def _laid_out(
     spool: FactorSpool, targets: Sequence[tuple[Target, str]], *, flipped: bool = False
 ) -> tuple[list[FactorRow], list[Work]]:
-    """The rows of the table, and the works that write the factors; of rank 0 there are none.
+    """The rows of the table, and the works that write the factors. Rank 0 has neither.
 
-    `flipped` says that factors are of tensors as they lie in a file, else they are B and A.
+    With `flipped`, factors are those of tensors as they lie in a file; else they are B and A.
     """
     rows, works = [], []
     for target, name in targets:

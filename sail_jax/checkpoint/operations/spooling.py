@@ -1,8 +1,8 @@
 """Factors kept in a folder beside the output until all of them are known.
 
-The writer of a checkpoint has to know all shapes before it begins. The ranks of factors show when
-they are computed. So factors go into the folder `.<name>.factors` first, one file for each change,
-and a run that was interrupted finds them there.
+The writer of a checkpoint has to know all shapes before it begins, and the ranks of factors show
+only when they have been computed. Factors go into the folder `.<name>.factors` first, one file for
+each change. A run that was interrupted finds them there.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ _HEAD = "head.json"
 class FactorSpool:
     """Factors in a folder, by name. It is a context manager, which keeps the folder's lock.
 
-    It is also the sink of an executor whose tensors are `Factored`: what they are read for are the
-    factors that they keep here.
+    It is also the sink of an executor. The tensors that this executor reads are `Factored`, which
+    keep their factors here.
 
     Attributes:
       finished: The names whose factors an earlier run has kept.
@@ -170,7 +170,7 @@ class FactorSpool:
           CheckpointError: If it cannot be removed.
         """
         with explained("remove", self._folder):
-            # The head goes last: without it, what is left could not be told from other files.
+            # The head goes last: it shows that the folder is ours.
             for path in sorted(self._folder.iterdir(), key=lambda path: path.name == _HEAD):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             self._folder.rmdir()

@@ -1,7 +1,7 @@
 """Factors of low rank as tensors: found in two checkpoints or merged, then laid out as PEFT does.
 
-How large factors are shows only when they have been computed. So a `Factored` has the rank as its
-only entry, and hands the factors to a `Spool`, which keeps them until all ranks are known.
+The rank of factors shows only when they have been computed. A `Factored` has the rank as its only
+entry, and hands the factors to a `Spool`, which keeps them until all ranks are known.
 """
 
 import math
@@ -9,7 +9,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from sail_jax.lora import (
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.tensors import OnDemand, Shape, Tensor, aligned, held, read_whole
 
-__all__ = ["Difference", "Factored", "Factors", "Joint", "Spool", "Stored", "Target"]
+__all__ = ["Difference", "Factored", "Factors", "Joint", "Scaled", "Spool", "Stored", "Target"]
 
 # How many entries of a difference are read at once.
 _BLOCK = 1 << 20
@@ -175,9 +175,7 @@ class Difference(Factored):
         """The difference, in float32."""
         delta = aligned(self.tuned.shape, np.dtype(np.float32))
         flat = delta.reshape(-1)
-        wide = np.promote_types(
-            np.result_type(*(np.dtype(_wider(x.dtype)) for x in (self.tuned, self.base))), "f"
-        )
+        wide = np.result_type(*(_wider(x.dtype) for x in (self.tuned, self.base)))
         for start in range(0, flat.size, _BLOCK):
             parts = []
             for tensor in (self.tuned, self.base):
@@ -349,21 +347,10 @@ class Target:
         Returns:
           The key of A, and that of B.
         """
+        start = f"{PREFIX}{self.module}.lora_"
         if self.kind == "embedding":
-            return tuple(f"{PREFIX}{self.module}.lora_embedding_{side}" for side in "AB")  # type: ignore
-        return tuple(f"{PREFIX}{self.module}.lora_{side}.weight" for side in "AB")  # type: ignore
-
-    def laid_out(self, left: Any, right: Any) -> tuple[Any, Any]:
-        """Makes A and B of the factors of the tensor as it lies in the file.
-
-        Args:
-          left: Shape `[rows, rank]`.
-          right: Shape `[rank, columns]`.
-
-        Returns:
-          A `[rank, in]` and B `[out, rank]`.
-        """
-        return (right, left) if self.kind == "linear" else (left.T, right.T)
+            return f"{start}embedding_A", f"{start}embedding_B"
+        return f"{start}A.weight", f"{start}B.weight"
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -394,5 +381,7 @@ def _distance(delta: np.ndarray, left: np.ndarray, right: np.ndarray) -> float:
 
 def _product_norm(pair: LowRank) -> float:
     """The Frobenius norm of B A, from triangular factors of both."""
-    R, L = (np.linalg.qr(np.asarray(x, np.float64)).R for x in (pair.B, pair.A.T))
+    R, L = (
+        np.asarray(np.linalg.qr(np.asarray(x, np.float64), mode="r")) for x in (pair.B, pair.A.T)
+    )
     return float(np.linalg.norm(R @ L.T))

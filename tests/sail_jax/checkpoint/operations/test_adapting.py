@@ -241,7 +241,7 @@ def test_sums_are_exact_and_ranks_add_up(two, tmp_path):
     got, found = merged(tmp_path / "sum")
     a, b = changes(two)
     want = 0.5 * a - 2 * b
-    np.testing.assert_allclose(got, want, atol=20 * EPS * np.linalg.norm(want))
+    np.testing.assert_allclose(got, want, atol=20 * EPS * float(np.linalg.norm(want)))
     assert {row.name: row.rank for row in done.rows}[UP] == 5
     head = found["lm_head.lora_B.weight"] @ found["lm_head.lora_A.weight"]
     one, _ = adapter(two / "a")
@@ -276,7 +276,7 @@ def test_a_method_merges_core_matrices(two, tmp_path):
     U, Vt = np.linalg.svd(B, full_matrices=False)[0], np.linalg.svd(A, full_matrices=False)[2]
     cores = [U.T @ x @ Vt.T for x in (a, b)]
     want = U @ np.where(abs(cores[0]) >= abs(cores[1]), *cores) @ Vt
-    np.testing.assert_allclose(got, want, atol=100 * EPS * np.linalg.norm(want))
+    np.testing.assert_allclose(got, want, atol=100 * EPS * float(np.linalg.norm(want)))
 
 
 # --- interrupts, memory, and what is refused
