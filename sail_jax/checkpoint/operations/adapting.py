@@ -41,7 +41,7 @@ from sail_jax.checkpoint.sources.factored import Difference, Factored, Joint, Sc
 from sail_jax.checks import argument, nearest
 from sail_jax.configurations import class_of, look_up
 from sail_jax.lora import check_energy, check_rank
-from sail_jax.merging.merge import Merge
+from sail_jax.merging.merge import Merge, identity
 from sail_jax.merging.tensors import Tensor
 from sail_jax.merging.work import Work, copy
 from sail_jax.trees import some_paths
@@ -321,7 +321,9 @@ def merge_adapters(
         inputs = [stack.enter_context(opened(x, run, adapters=True)) for x in adapters]
         read = [_factors_of(x) for x in inputs]
         targets, parts = _modules(inputs, read)
-        mark = repr(["merge", weights, rank, dtype, seed, repr(merge), [*map(str, adapters)]])
+        mark = repr(
+            ["merge", weights, rank, dtype, merge and identity(merge), [*map(str, adapters)]]
+        )
         spool = stack.enter_context(_spool(Path(out), mark, inputs, list(parts), run))
         given = [1.0] * count if weights is None else [*map(float, weights)]
         made = [

@@ -112,7 +112,7 @@ def test_a_method_of_entries_sees_those_of_core_matrices():
     pairs = [pair(k, (7, 5), 2) for k in range(2)]
     got = lora.core_space(methods.magmax(), [{"w": p} for p in pairs])["w"]
     want = in_core(pairs, lambda cores: np.where(abs(cores[0]) >= abs(cores[1]), *cores))
-    np.testing.assert_allclose(product(got), want, atol=50 * EPS * np.linalg.norm(want))
+    np.testing.assert_allclose(product(got), want, atol=50 * EPS * float(np.linalg.norm(want)))
     entries = np.where(abs(product(pairs[0])) >= abs(product(pairs[1])), *map(product, pairs))
     assert np.linalg.norm(want - entries) > 0.1 * np.linalg.norm(want)  # another merge
 

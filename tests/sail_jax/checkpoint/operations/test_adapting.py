@@ -19,6 +19,7 @@ from sail_jax.checkpoint import (
     open_checkpoint,
     save_checkpoint,
 )
+from sail_jax.checkpoint.operations import adapting
 from sail_jax.checkpoint.operations.spooling import FactorSpool
 from sail_jax.cli import main as cli
 
@@ -261,9 +262,14 @@ def test_a_rank_takes_the_best_of_the_sum(two, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_method_merges_core_matrices(two, tmp_path):
+def test_a_method_merges_core_matrices(two, tmp_path, monkeypatch):
     """MagMax, which takes the larger entry; its own singular vectors in float64."""
+    marks, spool = [], adapting._spool
+    monkeypatch.setattr(
+        adapting, "_spool", lambda out, mark, *x: marks.append(mark) or spool(out, mark, *x)
+    )
     merge_adapters([two / "a", two / "b"], tmp_path / "max", method="magmax")
+    assert " at 0x" not in marks[0]  # another process, which resumes, has other addresses
     got, _ = merged(tmp_path / "max")
     a, b = changes(two)
     # Of full rank in their own spaces: the singular vectors of the stacked factors.
