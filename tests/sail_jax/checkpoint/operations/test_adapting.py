@@ -21,6 +21,7 @@ from sail_jax.checkpoint import (
 )
 from sail_jax.checkpoint.operations import adapting
 from sail_jax.checkpoint.operations.spooling import FactorSpool
+from sail_jax.checkpoint.output.writer import Writer
 from sail_jax.cli import main as cli
 
 EPS = 2.0**-23
@@ -320,6 +321,32 @@ def test_stopped_while_it_factors_it_resumes_to_the_same_bytes(tmp_path, monkeyp
     assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert not (tmp_path / ".lora.factors").exists()
     assert extract_adapter(*paths, out, rank=2, run=RunOptions(resume=True)).unchanged
+
+
+def test_stopped_before_its_factors_are_laid_out_it_computes_none_again(tmp_path, monkeypatch):
+    models(tmp_path)
+    paths, out = (tmp_path / "base", tmp_path / "tuned"), tmp_path / "lora"
+
+    commit = Writer.commit
+
+    def stop(writer):
+        if writer.out == out:
+            raise KeyboardInterrupt
+        commit(writer)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Writer, "commit", stop)
+        with pytest.raises(KeyboardInterrupt):
+            extract_adapter(*paths, out, rank=2)
+    assert not out.exists()
+    seen = []
+    run = RunOptions(resume=True, progress=lambda *x: seen.append(x))
+    done = extract_adapter(*paths, out, rank=2, run=run)
+    assert not seen
+    assert done.rows == extract_adapter(*paths, tmp_path / "whole", rank=2).rows
+    name = "adapter_model.safetensors"
+    assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "lora", "tuned", "whole"]
 
 
 REFUSED = {
