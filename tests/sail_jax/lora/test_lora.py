@@ -82,6 +82,13 @@ def test_approximation_keeps_the_energy_and_falls_back_on_all_singular_values():
         lora.approximate(delta, 1, key=jax.random.key(0), powers=-1)
 
 
+def test_the_residual_counts_every_row_once():
+    """Of 300 rows, in blocks of 256."""
+    delta, p = matrix(0, (300, 3)), pair(1, (300, 3), 1)
+    want = np.linalg.norm(delta - product(p))
+    assert math.isclose(float(lora.residual(delta, p)), want, rel_tol=50 * EPS)
+
+
 # --- core space
 
 
