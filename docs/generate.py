@@ -446,9 +446,10 @@ def commands_page() -> str:
     Returns:
       The page in Markdown.
     """
-    from sail_jax.cli.table import COMMANDS
+    from sail_jax.cli.table import COMMANDS, LORA
 
     parts = [f"## `sail-jax {n}`\n\n{_text(_printed(n, '--help'))}" for n in COMMANDS]
+    parts += [f"### `sail-jax lora {n}`\n\n{_text(_printed('lora', n, '--help'))}" for n in LORA]
     bench = importlib.import_module("experiments.bench")
     names = [
         part.name for part in pkgutil.iter_modules(bench.__path__) if not part.name.startswith("_")

@@ -7,6 +7,12 @@ merged. Weights may differ in eight roundings: those of a product of rank 4, of 
 sum and of what DoRA multiplies it by. The last column has what peft's own `merge_and_unload` does
 where that is another model: it adds the changes of both sides of a tie to the one weight.
 
+Then `sail-jax lora` is compared. An adapter is extracted from a tuned model whose changes have rank
+4, and peft loads it. The logits are those of the tuned model, but for the eight roundings and those
+of a singular value decomposition. The root mean square of the latter is 20 eps times that of the
+change. The sum of two adapters is compared with the one that peft makes (`add_weighted_adapter`,
+"cat").
+
 The last rows are adapters of other kinds, made and saved by peft. They have to be refused, after a
 base and in the place of a model; the difference is the number of times that they were not.
 """
@@ -21,6 +27,7 @@ import adapter_cases
 import cases
 import peft
 import torch
+import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.numpy import load_file
 
@@ -104,6 +111,88 @@ def started(start: str, folder: Path) -> cases.Outcome:
     return compared(case, folder)
 
 
+def tuned(kind: str, folder: Path, seed: int = 0, what: str = "", **config: Any) -> float:
+    """Writes `base` and `tuned`, whose matrices differ by rank 4, and everything else by little.
+
+    Returns the largest change of a matrix, the root mean square of its entries, in units of the
+    largest entry of the matrix.
+    """
+    torch.manual_seed(0)
+    model = MODELS[kind](**config).eval()
+    model.save_pretrained(folder / "base")
+    random = torch.Generator().manual_seed(seed)
+    worst, done = 0.0, set()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if what not in name or weight.data_ptr() in done:
+                continue
+            done.add(weight.data_ptr())
+            if weight.ndim == 2:
+                left, right = (
+                    torch.randn(size, adapter_cases.RANK, generator=random) for size in weight.shape
+                )
+                change = left @ right.T / 30
+                size = change.square().mean().sqrt() / weight.abs().max()
+                worst = max(worst, float(size))
+            else:
+                change = torch.randn(weight.shape, generator=random) / 8
+            weight += change
+    model.save_pretrained(folder / "tuned")
+    return worst
+
+
+def extracted(kind: str, config: Any, keys: list[str], folder: Path) -> cases.Outcome:
+    """Compares a tuned model with its base and the adapter that sail-jax extracts."""
+    size = tuned(kind, folder, **config)
+    base, out = folder / "base", folder / "lora"
+    options = ("--rank", 2 * adapter_cases.RANK, "--modules-to-save", "rest", "--quiet")
+    cases.sail_jax("lora", "extract", base, folder / "tuned", out, *options)
+    cases.sail_jax("lora", "apply", base, out, folder / "applied", "--quiet")
+    there = load_file(out / "adapter_model.safetensors")
+    for key in keys:
+        assert any(key in name for name in there), f"no {key} in {sorted(there)}"
+    model = cases.loaded(folder / "tuned")
+    want = cases.logits(model)
+    before = float((cases.logits(cases.loaded(base)) - want).abs().max())
+    adapted = PeftModel.from_pretrained(cases.loaded(base), out).eval()
+    got = (cases.logits(adapted), cases.logits(cases.loaded(folder / "applied")))
+    difference = max(float((x - want).abs().max()) for x in got)
+    tolerance = cases.rounding(model, round(ROUNDINGS + 20 * size))
+    note = f"base and tuned differ by {before:.2g}"
+    return cases.Outcome(difference, float(want.abs().max()), tolerance, note)
+
+
+def summed(kind: str, config: Any, what: str, folder: Path) -> cases.Outcome:
+    """Compares the sum of two adapters with the one that peft makes."""
+    size = 0.0
+    for seed in (1, 2):
+        size += tuned(kind, folder, seed, what, **config)
+        options = ("--rank", adapter_cases.RANK, "--quiet")
+        cases.sail_jax(
+            "lora", "extract", folder / "base", folder / "tuned", folder / f"{seed}", *options
+        )
+    weights = (0.75, -0.5)
+    cases.sail_jax(
+        "lora",
+        "merge",
+        folder / "1",
+        folder / "2",
+        folder / "sum",
+        "--weights=0.75,-0.5",
+        "--quiet",
+    )
+    base = folder / "base"
+    theirs = PeftModel.from_pretrained(cases.loaded(base), folder / "1", adapter_name="a")
+    theirs.load_adapter(folder / "2", adapter_name="b")
+    theirs.add_weighted_adapter(["a", "b"], list(weights), "sum", combination_type="cat")
+    theirs.set_adapter("sum")
+    want = cases.logits(theirs.eval())
+    ours = PeftModel.from_pretrained(cases.loaded(base), folder / "sum").eval()
+    difference = float((cases.logits(ours) - want).abs().max())
+    tolerance = cases.rounding(cases.loaded(base), round(ROUNDINGS + size))
+    return cases.Outcome(difference, float(want.abs().max()), tolerance, "")
+
+
 def refused(config: Any, folder: Path) -> cases.Outcome:
     """Lets peft save an adapter of another kind, and counts how often it is not refused."""
     torch.manual_seed(0)
@@ -164,9 +253,31 @@ OTHERS = {
     )),
     "layer replication": other("LoraConfig", layer_replication=[[0, 2], [1, 2]]),
 }  # fmt: skip
+LLAMA = {
+    **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "attention_bias": True},
+}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "n_positions": 96}
+MODELS = {
+    "llama": lambda **x: transformers.LlamaForCausalLM(transformers.LlamaConfig(**x)),
+    "gpt2": lambda **x: transformers.GPT2LMHeadModel(transformers.GPT2Config(**x)),
+}
+PLAIN = ["q_proj.lora_A.weight", "embed_tokens.lora_embedding_B", "lm_head.lora_B.weight", "norm"]
+CONV1D = ["c_attn.lora_A.weight", "wte.lora_embedding_A", "wpe.lora_embedding_A", "base_layer.bias"]
+EXTRACTED = [
+    ("extracted, Llama", "llama", LLAMA, PLAIN),
+    ("extracted, Llama, tied", "llama", LLAMA | {"tie_word_embeddings": True}, PLAIN),
+    ("extracted, GPT-2", "gpt2", GPT2, CONV1D),
+]
 STARTS = ("gaussian", "orthogonal", "mica")
 CASES = [
     *(cases.Case(name, x.what, partial(run, x)) for name, x in adapter_cases.CASES.items()),
     *(cases.Case(x, "LoRA that began so (init_lora_weights)", partial(started, x)) for x in STARTS),
+    *(
+        cases.Case(name, "all of a tuned model, by its adapter", partial(extracted, *x))
+        for name, *x in EXTRACTED
+    ),
+    cases.Case("summed, Llama", "the sum of two", partial(summed, "llama", LLAMA, "proj.weight")),
+    cases.Case("summed, GPT-2", "the sum of two", partial(summed, "gpt2", GPT2, "c_")),
     *(cases.Case(name, "refused", partial(refused, config)) for name, config in OTHERS.items()),
 ]

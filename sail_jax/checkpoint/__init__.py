@@ -3,9 +3,9 @@
 `open_checkpoint`, `load_checkpoint` and `save_checkpoint` know the file formats.
 `merge_checkpoints` and `merge_recipe` merge, `average_checkpoints` averages the steps of a training
 run, `grow_checkpoint` makes a larger network, `align_checkpoints` brings one network near another,
-`convert_checkpoint` changes names and layouts,
-and `compare_checkpoints` says how far networks disagree. These read tensors as they are needed, so
-models may be larger than the memory.
+`convert_checkpoint` changes names and layouts, and `compare_checkpoints` says how far networks
+disagree. `extract_adapter`, `merge_adapters` and `apply_adapter` are for adapters of low rank.
+These read tensors as they are needed, so models may be larger than the memory.
 """
 
 from typing import TYPE_CHECKING
@@ -17,6 +17,11 @@ from sail_jax.lazy import lazily
 from sail_jax.merging.tensors import Tensor
 
 if TYPE_CHECKING:
+    from sail_jax.checkpoint.operations.adapting import (
+        apply_adapter,
+        extract_adapter,
+        merge_adapters,
+    )
     from sail_jax.checkpoint.operations.aligning import align_checkpoints
     from sail_jax.checkpoint.operations.averaging import average_checkpoints
     from sail_jax.checkpoint.operations.comparing import Comparison, compare_checkpoints
@@ -29,11 +34,14 @@ __getattr__, __dir__ = lazily(
     __name__,
     {
         "align_checkpoints": "operations.aligning",
+        "apply_adapter": "operations.adapting",
         "average_checkpoints": "operations.averaging",
         "Comparison": "operations.comparing",
         "compare_checkpoints": "operations.comparing",
         "convert_checkpoint": "operations.converting",
+        "extract_adapter": "operations.adapting",
         "grow_checkpoint": "operations.growing",
+        "merge_adapters": "operations.adapting",
         "merge_checkpoints": "operations.merging",
         "merge_recipe": "operations.merging",
         "RunOptions": "operations.running",
@@ -47,12 +55,15 @@ __all__ = [
     "RunOptions",
     "Tensor",
     "align_checkpoints",
+    "apply_adapter",
     "average_checkpoints",
     "compare_checkpoints",
     "convert_checkpoint",
     "create",
+    "extract_adapter",
     "grow_checkpoint",
     "load_checkpoint",
+    "merge_adapters",
     "merge_checkpoints",
     "merge_recipe",
     "open_checkpoint",

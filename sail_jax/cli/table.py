@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-__all__ = ["COMMANDS", "Command"]
+__all__ = ["COMMANDS", "LORA", "Command"]
 
 
 class Command(NamedTuple):
@@ -27,6 +27,7 @@ COMMANDS = {
         "Trees of MaxText and Tunix to Hugging Face's tensors, and back.", "sail_jax.cli", True
     ),
     "average": Command("Average the checkpoints of a training run.", "sail_jax.cli", True),
+    "lora": Command("Extract, merge and apply adapters of low rank.", "sail_jax.cli", True),
     "inspect": Command("Spaces, sizes and parameters of a checkpoint.", "sail_jax.cli"),
     "examples": Command("Small real checkpoints and recipes, to try merging on."),
     "quickstart": Command("Four real results in a minute or two, and a page.", resumes=True),
@@ -39,3 +40,10 @@ COMMANDS = {
     "list": Command("The experiments and what each one asks."),
     "bench": Command("Run one benchmark."),
 }
+
+LORA = {
+    "extract": "Extract an adapter from a tuned model and its base.",
+    "merge": "Merge adapters of one base into one, exactly or to a rank.",
+    "apply": "Add an adapter to its base, and write the model.",
+}
+"""The commands of `sail-jax lora`, with what each does."""

@@ -18,6 +18,7 @@ __all__ = [
     "Shape",
     "Tensor",
     "Tensors",
+    "aligned",
     "check_read",
     "held",
     "read_whole",
@@ -272,9 +273,22 @@ def read_whole(tensor: Tensor) -> np.ndarray:
     Raises:
       ValueError: If the entries are not all there.
     """
-    size = math.prod(tensor.shape) * tensor.dtype.itemsize
+    array = aligned(tensor.shape, tensor.dtype)
+    tensor.read(array.reshape(-1))
+    return array
+
+
+def aligned(shape: Shape, dtype: np.dtype) -> np.ndarray:
+    """Makes an array in memory that XLA reads in place: it begins at a multiple of 64 bytes.
+
+    Args:
+      shape: The shape.
+      dtype: The dtype.
+
+    Returns:
+      The array, whose entries are arbitrary.
+    """
+    size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + 64, np.uint8)
     at = -memory.ctypes.data % 64
-    flat = memory[at : at + size].view(tensor.dtype)
-    tensor.read(flat)
-    return flat.reshape(tensor.shape)
+    return memory[at : at + size].view(dtype).reshape(shape)

@@ -35,6 +35,7 @@ __all__ = [
     "carried_out",
     "check_options",
     "opened",
+    "state_of",
     "unselected",
 ]
 
@@ -198,11 +199,17 @@ def unselected(checkpoint: Checkpoint) -> list[str]:
     return said
 
 
-def _state(inputs: Sequence[Checkpoint]) -> dict[str, tuple[int, int, int]]:
-    """What changes when an input does: the size, time and checksum of each of its files.
+def state_of(inputs: Sequence[Checkpoint]) -> dict[str, tuple[int, int, int]]:
+    """Returns what changes when an input does: the size, time and checksum of each of its files.
 
     The checksum is of some of the bytes. It also tells versions apart whose size and time were made
     the same.
+
+    Args:
+      inputs: The open checkpoints.
+
+    Returns:
+      The three by path.
     """
     files = {path: about for checkpoint in inputs for path, about in checkpoint.files.items()}
     return {
@@ -223,6 +230,7 @@ def carried_out(
     measure: bool = False,
     rewrites: Checkpoint | None = None,
     done: Path | None = None,
+    file: str | None = None,
 ) -> tuple[dict[str, Record], bool]:
     """Executes works, and writes the outcome with the files beside it.
 
@@ -239,6 +247,7 @@ def carried_out(
         tensors; None for an output that has nothing but the outcome and `extras`.
       done: A file that keeps which works are finished, and what files they left. With `run.resume`
         an output that it describes is not compared, and stays. By default there is none.
+      file: The name of the one file of tensors in an output that is a folder; see `create`.
 
     Returns:
       The measurements by tensor name; and whether an earlier call had finished the output.
@@ -251,16 +260,15 @@ def carried_out(
     """
     # Part of the fingerprint, so that what was merged from other versions of the inputs is not
     # resumed.
-    state = _state(inputs)
+    state = state_of(inputs)
     beside = {} if rewrites else _consistent(out, extras(), works, run.allow_crimes)
     mark = disk.sha256(repr([fingerprint, state]).encode())
     if done is not None and run.resume and not measure and _is_done(done, mark, out):
         return {}, True
     with create(
         out, {work.name: (work.dtype, work.shape) for work in works},
-        fingerprint=mark, rewrites=rewrites,
-        format=run.format, shard_bytes=run.shard_bytes, resume=run.resume, sync=run.sync,
-        record=True, force=run.force,
+        fingerprint=mark, rewrites=rewrites, format=run.format, file=file,
+        shard_bytes=run.shard_bytes, resume=run.resume, sync=run.sync, record=True, force=run.force,
     ) as writer:  # fmt: skip
         records = execute(
             works, writer, limits, allow_nonfinite=run.allow_nonfinite, measure=measure,
@@ -285,7 +293,7 @@ def carried_out(
 def _left(out: Path) -> dict[str, list[int]]:
     """What tells the files of an output from those of another, by their paths."""
     with open_checkpoint(out) as written:
-        return {path: list(about) for path, about in _state([written]).items()}
+        return {path: list(about) for path, about in state_of([written]).items()}
 
 
 def _is_done(done: Path, mark: str, out: Path) -> bool:
@@ -325,7 +333,7 @@ def _check_unchanged(inputs: Sequence[Checkpoint], state: Mapping[str, object]) 
     """CheckpointError if an input was changed since it was opened."""
     for checkpoint in inputs:
         checkpoint.check_unchanged()
-    for path, now in _state(inputs).items():
+    for path, now in state_of(inputs).items():
         # A program that writes through a memory map changes bytes first, and the system notes the
         # time later: so the samples are compared too.
         if now != state[path]:

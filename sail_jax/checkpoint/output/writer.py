@@ -54,6 +54,7 @@ def create(
     *,
     fingerprint: str,
     format: str | None = None,
+    file: str | None = None,
     shard_bytes: int = 5_000_000_000,
     metadata: Mapping[str, str] | None = None,
     resume: bool = False,
@@ -74,6 +75,8 @@ def create(
       fingerprint: A text that identifies what is written. Unfinished work is resumed only if its
         fingerprint is the same.
       format: The name of the format. By default that of the suffix, or safetensors for a folder.
+      file: The name of the one file in a folder, which then has no shards; by default the usual
+        name of the format.
       shard_bytes: The most bytes in a file of a folder of safetensors; a larger tensor has a file
         to itself.
       metadata: Text by key that the format stores; orbax and msgpack have no place for any.
@@ -119,8 +122,9 @@ def create(
         raise CheckpointError(f"{out}: a {out.suffix} file does not hold {format}")
     if shard_bytes < 1:
         raise CheckpointError(f"shard_bytes: expected at least 1, got {shard_bytes}")
-    file = out.name if own else chosen.file
-    layout = LAYOUTS[chosen.name](wanted, file, dict(metadata or {}), None if own else shard_bytes)
+    most = None if own or file else shard_bytes
+    name = out.name if own else file or chosen.file
+    layout = LAYOUTS[chosen.name](wanted, name, dict(metadata or {}), most)
     how = (chosen, own is None, resume, sync, record, force)
     return Writer(out, wanted, layout, fingerprint, *how)
 

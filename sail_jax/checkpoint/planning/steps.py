@@ -15,10 +15,8 @@ from sail_jax.checkpoint.contents.kinds import check_model
 from sail_jax.checkpoint.formats import hub, runs
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.open import Checkpoint
-from sail_jax.checkpoint.recipe.declared import kind
 from sail_jax.checkpoint.recipe.parts import Alignment, Growth, Ref
-from sail_jax.checkpoint.sources.adapters import with_adapter
-from sail_jax.configurations import look_up
+from sail_jax.checkpoint.sources.adapters import notes_on, with_adapter
 from sail_jax.merging.selection import check_weights
 from sail_jax.merging.tensors import Tensor
 
@@ -132,15 +130,7 @@ class Openings:
     def _adapted(self, ref: Ref, base: Checkpoint, adapter: Checkpoint) -> Checkpoint:
         """Adds an adapter to a checkpoint, and notes what else it changes."""
         view = with_adapter(base, adapter)
-        before, after = config_of(base.extras), config_of(view.extras)
-        for key in ("vocab_size", "tie_word_embeddings"):
-            old, new = look_up(before, key), look_up(after, key)
-            if old != new:
-                self._notes.append(
-                    f"{ref}: {key} is {kind(new)} with its adapter, {kind(old)} without"
-                )
-        if any(file == adapter.extras.get(name) for name, file in view.extras.items()):
-            self._notes.append(f"{ref}: its tokenizer's files are the adapter's")
+        self._notes += [f"{ref}: {note}" for note in notes_on(base, view)]
         return view
 
     def _grown(self, ref: Ref, checkpoint: Any, step: Growth) -> Any:

@@ -1,7 +1,7 @@
 """What an adapter states of each weight of its base, under the base's own names."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -16,12 +16,14 @@ from sail_jax.checkpoint.sources.adapter_keys import Pair, Stated
 from sail_jax.configurations import class_of, look_up
 from sail_jax.merging.tensors import Shape, Tensor, Tensors
 
-__all__ = ["Weight", "Weights"]
+__all__ = ["KERNEL", "Weight", "Weights", "head_of", "is_conv1d"]
 
 # Families with modules Conv1D, which keep weights as [in, out]. PEFT looks at each module and sets
 # `fan_in_fan_out` for it; the entry in the file belongs to the last of the modules.
 _CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
 _CONV1D_MODULES = ("c_attn", "c_proj", "c_fc", "q_attn")
+KERNEL = "kernel"
+"""What Flax calls a weight that lies as [in, out]."""
 # Families with stacked experts [expert, in, out]; in others they are [expert, out, in]. It matters
 # for square ones alone.
 _EXPERTS_TRANSPOSED = ("gpt_oss", "aria", "openai_privacy_filter")
@@ -221,10 +223,14 @@ def _changes(
             f"{config.target_parameters or []} (target_parameters) does not name in the base"
         )
     name = f"{module}.weight"
+    flax = f"{module}.{KERNEL}"
+    if base is not None and flax in base and name not in base:
+        name = flax
     start = None if base is None else base.get(_resolved(name, base))
     A, B = _factors(pair, config.rank(module))
     scale = config.scale(module)
-    transposed = bool(pair.embedding) or _is_transposed(module, A, B, start, config, model)
+    transposed = bool(pair.embedding) or name == flax
+    transposed = transposed or _is_transposed(module, A, B, start, config, model)
     yield name, Change(B, A, scale, transposed, pair.parts.get("magnitude"))
     if bias := pair.parts.get("bias"):
         _check_floating(pair, bias)
@@ -274,9 +280,7 @@ def _is_transposed(
     model: Mapping[str, Any],
 ) -> bool:
     """Whether a weight lies as [in, out]."""
-    last = module.rpartition(".")[2]
-    known = look_up(model, "model_type") in _CONV1D and last in _CONV1D_MODULES
-    flipped = bool(config.fan_in_fan_out) or known
+    flipped = bool(config.fan_in_fan_out) or is_conv1d(module, model)
     # Heads of tokens are plain linear layers in all families.
     if len(A.shape) != 2 or role(f"{module}.weight") == "head":
         return False
@@ -285,6 +289,19 @@ def _is_transposed(
     if start is not None and shape == start.shape and shape != shape[::-1]:
         return False
     return flipped
+
+
+def is_conv1d(module: str, model: Mapping[str, Any]) -> bool:
+    """Returns whether a module is a Conv1D of transformers, whose weight lies as [in, out].
+
+    Args:
+      module: The name of the module.
+      model: The content of the base's config.json.
+
+    Returns:
+      Whether it is.
+    """
+    return look_up(model, "model_type") in _CONV1D and module.rpartition(".")[2] in _CONV1D_MODULES
 
 
 # --- parameters
@@ -397,23 +414,44 @@ def _sides(
     model: Mapping[str, Any],
 ) -> tuple[str, ...]:
     """The names of an embedding and the head that is tied to it, if the adapter changes one."""
-    stored = [name for name in base if _is_head(name)]
     embeddings = [
         name for name, x in base.items() if role(name) == "embedding" and len(x.shape) == 2
     ]
+    head = head_of(base, model, weights, config.task_type)
+    heads = [*filter(_is_head, weights), *filter(_is_head, base)]
+    if not head or not embeddings or weights.keys().isdisjoint((*embeddings, *heads)):
+        return ()
+    return next((name for name in embeddings if name in weights), embeddings[0]), head
+
+
+def head_of(
+    base: Mapping[str, Tensor],
+    model: Mapping[str, Any],
+    stated: Iterable[str] = (),
+    task_type: str | None = None,
+) -> str:
+    """Names the head that is the embedding of a model.
+
+    Args:
+      base: The tensors of the model.
+      model: The content of its config.json.
+      stated: Names of further weights, among which the head may be.
+      task_type: The task of an adapter, if it is known.
+
+    Returns:
+      The name of the head's weight, which may not be stored; "" if the model has no head of
+      tokens, or one of its own.
+    """
+    stored = [name for name in base if _is_head(name)]
     decided = tied(model, base)
-    is_tied = decided is True or (decided is None and bool(model) and not stored)
-    heads = [*filter(_is_head, weights), *stored]
-    if not is_tied or not embeddings or weights.keys().isdisjoint((*embeddings, *heads)):
-        return ()
-    embedding = next((name for name in embeddings if name in weights), embeddings[0])
-    kind = class_of(model)
-    if heads:
-        return embedding, heads[0]
+    if not (decided is True or (decided is None and bool(model) and not stored)):
+        return ""
+    if heads := [*filter(_is_head, stated), *stored]:
+        return heads[0]
     # A classifier lacks a head of tokens, though its configuration calls it tied.
-    if not kind.endswith(_HEADED) and config.task_type not in ("CAUSAL_LM", "SEQ_2_SEQ_LM"):
-        return ()
-    return embedding, _HEAD_NAMES.get(str(look_up(model, "model_type")), "lm_head.weight")
+    if not class_of(model).endswith(_HEADED) and task_type not in ("CAUSAL_LM", "SEQ_2_SEQ_LM"):
+        return ""
+    return _HEAD_NAMES.get(str(look_up(model, "model_type")), "lm_head.weight")
 
 
 def _is_head(name: str) -> bool:

@@ -8,7 +8,7 @@ adapter states by weight; here that is combined as PEFT's modules compute it.
 
 import fnmatch
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from sail_jax.checkpoint.contents.layers import role
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.recipe.declared import kind
 from sail_jax.checkpoint.sources.adapted import Adapted, Named, same
 from sail_jax.checkpoint.sources.adapter_config import checked
 from sail_jax.checkpoint.sources.adapter_keys import PREFIX, read_keys
@@ -26,10 +27,20 @@ from sail_jax.checkpoint.sources.adapter_weights import Weight, Weights
 from sail_jax.checkpoint.sources.rows import Rows
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import nearest
+from sail_jax.configurations import look_up
 from sail_jax.lora import Adapter, LowRank
 from sail_jax.merging.tensors import Tensor, Tensors
 
-__all__ = ["Adapted", "adapted", "adapter_files", "load_adapter", "with_adapter"]
+__all__ = [
+    "Adapted",
+    "adapted",
+    "adapter_files",
+    "config_for",
+    "load_adapter",
+    "notes_on",
+    "tokenizer_files",
+    "with_adapter",
+]
 
 _TOKENIZER = (
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens*", "added_tokens*", "chat_template*"),
@@ -129,6 +140,28 @@ def with_adapter(base: Checkpoint, adapter: Checkpoint) -> View:
     return view
 
 
+def notes_on(base: Checkpoint, adapted: Checkpoint) -> list[str]:
+    """Lists what an adapter changes beyond tensors.
+
+    Args:
+      base: The base.
+      adapted: What `with_adapter` made of it.
+
+    Returns:
+      Sentences without a subject's name.
+    """
+    before, after = config_of(base.extras), config_of(adapted.extras)
+    notes = []
+    for key in ("vocab_size", "tie_word_embeddings"):
+        old, new = look_up(before, key), look_up(after, key)
+        if old != new:
+            notes.append(f"{key} is {kind(new)} with its adapter, {kind(old)} without")
+    own = (file is not base.extras.get(n) for n, file in tokenizer_files(adapted.extras).items())
+    if any(own):
+        notes.append("its tokenizer's files are the adapter's")
+    return notes
+
+
 def load_adapter(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, LowRank]:
     """Loads the factors of an adapter into memory, in float32.
 
@@ -203,27 +236,68 @@ def adapter_files(
         if "." not in name:
             raise ValueError(f"whole: expected names 'module.parameter', got {name!r}")
         tensors[PREFIX + name] = np.ascontiguousarray(array)
+    saved = {name.rpartition(".")[0] for name in whole or {}}
+    return tensors, config_for(ranks, saved, base_model=base_model)
+
+
+def config_for(
+    ranks: Mapping[str, int],
+    saved: Iterable[str] = (),
+    *,
+    base_model: str | None = None,
+    bias: str = "none",
+    fan_in_fan_out: bool = False,
+    task_type: str | None = None,
+) -> dict[str, Any]:
+    """Makes the content of `adapter_config.json` for factors with the scale 1.
+
+    Args:
+      ranks: The rank of the factors, by the name of the module.
+      saved: The names of the modules that are stored whole.
+      base_model: The name of the base model.
+      bias: "all" if biases are stored, else "none".
+      fan_in_fan_out: Whether a weight lies as [in, out].
+      task_type: The task, if PEFT has a name for it.
+
+    Returns:
+      The content.
+
+    >>> config_for({"a": 2, "b": 1})["rank_pattern"]
+    {'^b': 1}
+    """
     most = max(ranks.values(), default=1)
     # The config has one rank for all modules; those that differ are listed.
     pattern = {f"^{re.escape(m)}": r for m, r in ranks.items() if r != most}
-    saved = sorted({name.rpartition(".")[0] for name in whole or {}})
-    return tensors, {
+    return {
         "peft_type": "LORA",
+        "task_type": task_type,
         "base_model_name_or_path": base_model,
         "r": most,
         "lora_alpha": most,
         "rank_pattern": pattern,
         "alpha_pattern": dict(pattern),
         "target_modules": sorted(ranks),
-        "modules_to_save": saved or None,
-        "bias": "none",
-        "fan_in_fan_out": False,
+        "modules_to_save": sorted(set(saved)) or None,
+        "bias": bias,
+        "fan_in_fan_out": fan_in_fan_out,
         "use_rslora": False,
         "use_dora": False,
         "lora_dropout": 0.0,
         "init_lora_weights": True,
         "inference_mode": True,
     }
+
+
+def tokenizer_files(extras: Mapping[str, Path | bytes]) -> dict[str, Path | bytes]:
+    """Returns the files of a tokenizer among those beside a checkpoint's tensors.
+
+    Args:
+      extras: The files by name.
+
+    Returns:
+      Those of the tokenizer.
+    """
+    return {name: file for name, file in extras.items() if _is_one_of(name, _TOKENIZER)}
 
 
 def _combined(
@@ -320,7 +394,7 @@ def _with_tokenizer(
     base: Mapping[str, Path | bytes], adapter: Mapping[str, Path | bytes]
 ) -> dict[str, Path | bytes]:
     """The files of a base, with those of the adapter's tokenizer in place."""
-    files = {name: file for name, file in adapter.items() if _is_one_of(name, _TOKENIZER)}
+    files = tokenizer_files(adapter)
     # A whole tokenizer takes the place of the base's; a template alone joins it.
     whole = any(_is_one_of(name, _VOCABULARY) for name in files)
     kept = {k: v for k, v in base.items() if not (whole and _is_one_of(k, _TOKENIZER))}

@@ -568,6 +568,13 @@ COMMAND_LINES = {
         ["a", "b", "--plan", "--shape", "cosine"], ["a", "b", "out", "--as", "params", "--quiet"],
         ["a", "b", "out.npz", "--weights", "1,3", "--at", "means", "--max-memory", "1GB"],
     ],
+    "lora": [
+        ["extract", "base", "a", "out", "--rank", "2", "--modules-to-save", "rest", "--quiet"],
+        ["extract", "base", "b", "out", "--energy", "0.5", "--dtype", "bfloat16", "--seed", "1"],
+        ["merge", "lora", "lora", "out", "--weights", "1,-0.5", "--rank", "1", "--full"],
+        ["merge", "lora", "lora", "out", "--method", "ties", "--set", "density=0.5"],
+        ["apply", "base", "lora", "out", "--max-memory", "1GB", "--format", "npz"],
+    ],
     "inspect": [
         ["a", "--full"], ["a", "b", "--base", "base", "--data", "x.npz"], ["a", "--draft"],
         ["g", "--spec", "spec.yaml", "--json", "record.json"], ["a", "b", "--json", "j.json"],

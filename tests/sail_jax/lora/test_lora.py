@@ -39,6 +39,91 @@ def product(p):
     return np.asarray(p.B, float) @ np.asarray(p.A, float)
 
 
+# --- approximation
+
+
+SMALL = {"oversampling": 2, "powers": 3}  # 2 * 4 * (rank + 2) directions are drawn
+
+
+@pytest.mark.one
+@pytest.mark.parametrize("shape", [(64, 48), (48, 64)])
+def test_approximation_is_nearly_optimal_and_says_how_far_it_is(shape):
+    """Independent entries are the worst case: no singular value stands out. No error is below that
+    of Eckart and Young; with 3 powers 1 % above it is reached. Matrices of the rank are found."""
+    delta = matrix(0, shape)
+    assert lora.sketched(shape, 4, **SMALL)
+    got, error = lora.approximate(delta, 4, key=jax.random.key(0), **SMALL)
+    s = np.linalg.svd(delta.astype(float), compute_uv=False)
+    best = math.sqrt(np.sum(s[4:] ** 2))
+    tolerance = 20 * EPS * np.linalg.norm(delta)
+    assert got.rank == 4
+    assert abs(float(error) - np.linalg.norm(delta - product(got))) < tolerance
+    assert best - tolerance < float(error) < 1.01 * best
+    other, _ = lora.approximate(delta, 4, key=jax.random.key(1), **SMALL)
+    assert not np.array_equal(other.B, got.B)
+    low = matrix(0, shape, rank=4)
+    _, error = lora.approximate(low, 4, key=jax.random.key(0), **SMALL)
+    assert float(error) < 20 * EPS * np.linalg.norm(low)
+
+
+def test_approximation_keeps_the_energy_and_falls_back_on_all_singular_values():
+    delta = matrix(0, (64, 48))
+    delta[:, 3:] /= 50
+    s = np.linalg.svd(delta.astype(float), compute_uv=False)
+    kept = np.cumsum(s**2) / np.sum(s**2)
+    more = {"key": jax.random.key(0), "oversampling": 2, "powers": 0}
+    got, error = lora.approximate(delta, energy=0.98, **more)
+    assert got.rank == np.searchsorted(kept, 0.98) + 1 == 3
+    assert abs(float(error) - np.linalg.norm(delta - product(got))) < 20 * EPS * np.sum(s)
+    most = kept[30]
+    got, _ = lora.approximate(delta, energy=float(most) - 1e-5, **more)  # more than are drawn
+    assert got.rank == 31
+    with pytest.raises(ValueError, match="powers: expected an integer >= 0, got -1"):
+        lora.approximate(delta, 1, key=jax.random.key(0), powers=-1)
+
+
+def test_the_residual_counts_every_row_once():
+    """Of 300 rows, in blocks of 256."""
+    delta, p = matrix(0, (300, 3)), pair(1, (300, 3), 1)
+    want = np.linalg.norm(delta - product(p))
+    assert math.isclose(float(lora.residual(delta, p)), want, rel_tol=50 * EPS)
+
+
+# --- core space
+
+
+def in_core(pairs, merged):
+    """Merges core matrices in float64, by the singular vectors of all B and of all A."""
+    U = np.linalg.svd(np.concatenate([p.B for p in pairs], 1, dtype=float), full_matrices=False)[0]
+    Vt = np.linalg.svd(np.concatenate([p.A for p in pairs], 0, dtype=float), full_matrices=False)[2]
+    cores = [U.T @ product(p) @ Vt.T for p in pairs]
+    for p, core in zip(pairs, cores, strict=True):
+        np.testing.assert_allclose(U @ core @ Vt, product(p), atol=1e-12)  # nothing is lost
+    return U @ merged(cores) @ Vt
+
+
+def test_core_space_is_the_dense_merge_where_it_commutes_with_rotations():
+    """Task arithmetic, with one adapter that leaves the matrix alone."""
+    pairs = [pair(k, (7, 5), 2) for k in range(2)]
+    adapters, weights = [{"w": pairs[0]}, {}, {"w": pairs[1]}], [0.5, 1.0, -2.0]
+    got = lora.core_space(methods.task_arithmetic(), adapters, 3, weights=weights)["w"]
+    want = 0.5 * product(pairs[0]) - 2 * product(pairs[1])
+    s = np.linalg.svd(want, compute_uv=False)
+    assert got.rank == 3
+    # The best of that rank, though the dense matrix, of rank 4, was not formed.
+    error = np.linalg.norm(want - product(got))
+    assert abs(error - np.linalg.norm(s[3:])) < 50 * EPS * np.linalg.norm(s)
+
+
+def test_a_method_of_entries_sees_those_of_core_matrices():
+    pairs = [pair(k, (7, 5), 2) for k in range(2)]
+    got = lora.core_space(methods.magmax(), [{"w": p} for p in pairs])["w"]
+    want = in_core(pairs, lambda cores: np.where(abs(cores[0]) >= abs(cores[1]), *cores))
+    np.testing.assert_allclose(product(got), want, atol=50 * EPS * float(np.linalg.norm(want)))
+    entries = np.where(abs(product(pairs[0])) >= abs(product(pairs[1])), *map(product, pairs))
+    assert np.linalg.norm(want - entries) > 0.1 * np.linalg.norm(want)  # another merge
+
+
 # --- truncation
 
 

@@ -1,0 +1,773 @@
+"""Adapters on disk: extracted from a tuned model, merged with one another, added to a base."""
+
+import contextlib
+import dataclasses
+import fnmatch
+import json
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sail_jax.checkpoint.contents.layers import role
+from sail_jax.checkpoint.engine.executor import execute, limits
+from sail_jax.checkpoint.formats.extras import carried, config_of
+from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
+from sail_jax.checkpoint.formats.folders import admit
+from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.formats.table import of_output
+from sail_jax.checkpoint.operations.running import (
+    DEFAULTS,
+    RunOptions,
+    carried_out,
+    opened,
+    state_of,
+    unselected,
+)
+from sail_jax.checkpoint.operations.spooling import FactorSpool
+from sail_jax.checkpoint.sources.adapted import Named, same
+from sail_jax.checkpoint.sources.adapter_config import AdapterConfig, checked, ends_with
+from sail_jax.checkpoint.sources.adapter_keys import PREFIX, Pair, read_keys
+from sail_jax.checkpoint.sources.adapter_weights import KERNEL, head_of, is_conv1d
+from sail_jax.checkpoint.sources.adapters import (
+    config_for,
+    notes_on,
+    tokenizer_files,
+    with_adapter,
+)
+from sail_jax.checkpoint.sources.factored import Difference, Factored, Joint, Scaled, Target
+from sail_jax.checks import argument, nearest
+from sail_jax.configurations import class_of, look_up
+from sail_jax.lora import check_energy, check_rank
+from sail_jax.merging.merge import Merge, identity
+from sail_jax.merging.tensors import Tensor
+from sail_jax.merging.work import Work, copy
+from sail_jax.trees import some_paths
+
+__all__ = [
+    "Applied",
+    "Extracted",
+    "FactorRow",
+    "MergedAdapters",
+    "apply_adapter",
+    "extract_adapter",
+    "merge_adapters",
+]
+
+Path_ = str | PathLike[str]
+REST = "rest"
+"""The word for all that has no factors, among the patterns of `modules_to_save`."""
+_FILE = "adapter_model.safetensors"
+_NARROW = ("float32", "bfloat16", "float16")
+# What the names of a model with a head begin with. GPT-2 was published without its head.
+_PREFIXES = {"gpt2": "transformer."}
+# The tasks that PEFT gives no module of its own to.
+_TASKS = (
+    (("ForCausalLM", "LMHeadModel"), "CAUSAL_LM"),
+    (("ForConditionalGeneration",), "SEQ_2_SEQ_LM"),
+)
+
+
+class FactorRow(NamedTuple):
+    """The factors of one module, and how near they are to its change.
+
+    Attributes:
+      name: The name of the module.
+      shape: The shape of the change as PEFT counts it, (out, in).
+      rank: The rank of the factors.
+      norm: The Frobenius norm of the change.
+      error: The Frobenius norm of the change without the factors' product, divided by `norm`.
+      energy: The fraction of `norm` squared that the factors keep.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    rank: int
+    norm: float
+    error: float
+    energy: float
+
+
+class Extracted(NamedTuple):
+    """What `extract_adapter` did.
+
+    Attributes:
+      out: Where the adapter is.
+      rows: The modules with factors, in the order of the base.
+      saved: The tensors that are stored whole.
+      lost: Tensors that changed and are not in the adapter, with the reason.
+      tensors: How many tensors the adapter has.
+      notes: What a user should know, a sentence each.
+      seconds: How long it took.
+      unchanged: Whether an earlier call had finished this output.
+    """
+
+    out: Path
+    rows: tuple[FactorRow, ...]
+    saved: tuple[str, ...]
+    lost: Mapping[str, str]
+    tensors: int
+    notes: tuple[str, ...]
+    seconds: float
+    unchanged: bool
+
+
+class MergedAdapters(NamedTuple):
+    """What `merge_adapters` did.
+
+    Attributes:
+      out: Where the adapter is.
+      rows: The modules with factors.
+      tensors: How many tensors the adapter has.
+      notes: What a user should know, a sentence each.
+      seconds: How long it took.
+      unchanged: Whether an earlier call had finished this output.
+    """
+
+    out: Path
+    rows: tuple[FactorRow, ...]
+    tensors: int
+    notes: tuple[str, ...]
+    seconds: float
+    unchanged: bool
+
+
+class Applied(NamedTuple):
+    """What `apply_adapter` did.
+
+    Attributes:
+      out: Where the model is.
+      tensors: How many tensors it has.
+      changed: How many of them the adapter changes.
+      notes: What a user should know, a sentence each.
+      seconds: How long it took.
+      unchanged: Whether an earlier call had finished this output.
+    """
+
+    out: Path
+    tensors: int
+    changed: int
+    notes: tuple[str, ...]
+    seconds: float
+    unchanged: bool
+
+
+def extract_adapter(
+    base: Path_,
+    tuned: Path_,
+    out: Path_,
+    *,
+    rank: int | None = None,
+    energy: float | None = None,
+    modules_to_save: Sequence[str] = (),
+    dtype: str = "float32",
+    seed: int = 0,
+    run: RunOptions = DEFAULTS,
+) -> Extracted:
+    """Extracts a LoRA adapter from a tuned model and its base, matrix by matrix.
+
+    The output is a folder that PEFT loads. Every change of a matrix gets factors by
+    `sail_jax.lora.approximate`: nearly the least error for the rank, or the smallest rank for the
+    energy. Embeddings get `lora_embedding_A` and `lora_embedding_B`. Where a base ties its head to
+    its embedding, both get the factors. Each alpha is its rank: the scale is 1.
+
+    Changes of other tensors (norms, biases) have no factors. They are lost unless
+    `modules_to_save` takes them. Factors go into a folder beside the output first, since their
+    ranks decide the shapes of the output.
+
+    Args:
+      base: The model before training.
+      tuned: The model after training.
+      out: Where the adapter goes, a folder.
+      rank: The largest rank of a module.
+      energy: The fraction of each change's squared singular values to keep, in (0, 1].
+      modules_to_save: Patterns of names of modules that are stored whole where they changed, such
+        as "lm_head" or "*norm". The word "rest" takes all that has no factors; biases are then
+        stored as PEFT's `bias="all"` does.
+      dtype: The dtype of the factors: "float32", "bfloat16" or "float16".
+      seed: The seed of random columns; see `sail_jax.lora.approximate`.
+      run: How it runs.
+
+    Returns:
+      What was done, with the error of every module.
+
+    Raises:
+      ValueError: CheckpointError for checkpoints that cannot be read or do not fit each other, for
+        models without a difference, and for an output that cannot be written; MergeError for too
+        little memory; and for arguments that do not fit.
+
+    >>> import numpy as np, tempfile
+    >>> from sail_jax.checkpoint import save_checkpoint
+    >>> folder = tempfile.mkdtemp()
+    >>> save_checkpoint(f"{folder}/base", {"a.weight": np.zeros((3, 2), np.float32)})
+    >>> save_checkpoint(f"{folder}/tuned", {"a.weight": np.ones((3, 2), np.float32)})
+    >>> done = extract_adapter(f"{folder}/base", f"{folder}/tuned", f"{folder}/lora", rank=1)
+    >>> done.rows[0].name, done.rows[0].rank, round(done.rows[0].error, 4)
+    ('a', 1, 0.0)
+    """
+    began = time.monotonic()
+    _check_factors(rank, energy, dtype, Path(out), run)
+    if rank is None and energy is None:
+        raise ValueError(f"{argument('rank')} or {argument('energy')}: expected at least one")
+    if isinstance(modules_to_save, str):
+        raise ValueError(f"{argument('modules_to_save')}: expected a sequence of patterns")
+    admit(Path(out), [base, tuned], run.resume)
+    with contextlib.ExitStack() as stack:
+        first, second = inputs = [stack.enter_context(opened(path, run)) for path in (base, tuned)]
+        plan = _Extraction(first, second, modules_to_save)
+        names = list(plan.pairs)
+        mark = repr(["extract", rank, energy, dtype, seed, names, sorted(plan.whole)])
+        spool = stack.enter_context(_spool(Path(out), mark, inputs, names, run))
+        made = [
+            Difference(
+                name, new, old, spool, rank=rank, energy=energy, dtype=DTYPES[dtype], seed=seed
+            )
+            for name, (new, old) in plan.pairs.items()
+        ]
+        _compute(made, spool, run)
+        rows, works = _laid_out(spool, plan.targets, flipped=True)
+        if not works and not plan.whole:
+            spool.remove()
+            lost = f"; changed: {some_paths([*plan.lost])}" if plan.lost else ""
+            raise CheckpointError(f"{tuned} has the matrices of {base}: no change to factor{lost}")
+        ranks = {row.name: row.rank for row in rows}
+        biases = [key for key, (_, how) in plan.whole.items() if how == "bias"]
+        for key, (tensor, how) in plan.whole.items():
+            module = key.rpartition(".")[0]
+            inner = ".base_layer" if how == "bias" and module in ranks else ""
+            name = f"{PREFIX}{module}{inner}.{key.rpartition('.')[2]}"
+            works.append(copy(name, tensor.dtype, Named(tensor, name)))
+        kinds = {target.kind for target, _ in plan.targets if target.module in ranks}
+        config = config_for(
+            ranks, plan.saved, base_model=str(base), bias="all" if biases else "none",
+            fan_in_fan_out="transposed" in kinds,
+            task_type=_task(config_of(second.extras)),
+        )  # fmt: skip
+        extras = tokenizer_files(second.extras) | _config_file(config)
+        unchanged = _written(works, Path(out), mark, inputs, extras, run)
+        spool.remove()
+        notes = [*unselected(second), *plan.notes]
+    return Extracted(
+        Path(out), tuple(rows), tuple(plan.whole), plan.lost, len(works), tuple(notes),
+        time.monotonic() - began, unchanged,
+    )  # fmt: skip
+
+
+def merge_adapters(
+    adapters: Sequence[Path_],
+    out: Path_,
+    *,
+    weights: Sequence[float] | None = None,
+    rank: int | None = None,
+    method: str | Merge | None = None,
+    dtype: str = "float32",
+    seed: int = 0,
+    run: RunOptions = DEFAULTS,
+    **options: Any,
+) -> MergedAdapters:
+    """Merges LoRA adapters of one base into one, module by module, without a dense matrix.
+
+    Without a method the changes are added up exactly: factors are placed next to each other, and
+    ranks add up. A `rank` then takes the best approximation of that sum. With a method the core
+    matrices of the adapters are merged (`sail_jax.lora.core_space`).
+
+    Args:
+      adapters: Folders in PEFT's layout, at least one.
+      out: Where the merged adapter goes, a folder.
+      weights: One for each adapter, 1 by default.
+      rank: The largest rank of a module; by default nothing is cut off.
+      method: The name of a merging method, or a merge; None adds up.
+      dtype: The dtype of the factors: "float32", "bfloat16" or "float16".
+      seed: The seed of a method that draws at random.
+      run: How it runs.
+      **options: Hyperparameters of a method that is named.
+
+    Returns:
+      What was done. The error of a module is that of its factors, compared with the merge of full
+      rank.
+
+    Raises:
+      ValueError: CheckpointError for adapters that cannot be read, do not fit each other, or are
+        more than factors; MergeError for too little memory; and for arguments that do not fit.
+
+    >>> import numpy as np, tempfile
+    >>> from sail_jax.checkpoint import save_checkpoint
+    >>> folder, config = tempfile.mkdtemp(), b'{"peft_type": "LORA", "r": 1, "lora_alpha": 1}'
+    >>> for name, value in (("a", 1.0), ("b", 2.0)):
+    ...     factors = {
+    ...         "base_model.model.w.lora_A.weight": np.full((1, 2), value, np.float32),
+    ...         "base_model.model.w.lora_B.weight": np.ones((3, 1), np.float32),
+    ...     }
+    ...     save_checkpoint(f"{folder}/{name}", factors, extras={"adapter_config.json": config})
+    >>> done = merge_adapters([f"{folder}/a", f"{folder}/b"], f"{folder}/both", weights=[1, 0.5])
+    >>> done.rows[0].rank, round(done.rows[0].norm**2, 4)  # 1 + 0.5 * 2 = 2, six times
+    (2, 24.0)
+    """
+    began = time.monotonic()
+    if isinstance(adapters, str | PathLike) or not adapters:
+        raise ValueError("adapters: expected at least one, in a sequence")
+    _check_factors(rank, None, dtype, Path(out), run)
+    count = len(adapters)
+    if weights is not None and (len(weights) != count or not all(map(math.isfinite, weights))):
+        raise ValueError(
+            f"{argument('weights')}: expected {count} finite numbers, one for each adapter, got "
+            f"{list(weights)}"
+        )
+    merge = _merge(method, seed, options)
+    admit(Path(out), adapters, run.resume)
+    with contextlib.ExitStack() as stack:
+        inputs = [stack.enter_context(opened(x, run, adapters=True)) for x in adapters]
+        read = [_factors_of(x) for x in inputs]
+        targets, parts = _modules(inputs, read)
+        mark = repr(
+            ["merge", weights, rank, dtype, merge and identity(merge), [*map(str, adapters)]]
+        )
+        spool = stack.enter_context(_spool(Path(out), mark, inputs, list(parts), run))
+        given = [1.0] * count if weights is None else [*map(float, weights)]
+        made = [
+            Joint(module, pairs, spool, weights=given, merge=merge, rank=rank, dtype=DTYPES[dtype])
+            for module, pairs in parts.items()
+        ]
+        _compute(made, spool, run)
+        rows, works = _laid_out(spool, [(target, target.module) for target in targets])
+        if not works:
+            spool.remove()
+            raise CheckpointError("the merge of these adapters is 0 everywhere")
+        configs = [config for config, _ in read]
+        named = [config_of(x.extras, "adapter_config.json") for x in inputs]
+        bases = list(dict.fromkeys(x.get("base_model_name_or_path") for x in named))
+        notes = []
+        if len(bases) > 1:
+            notes.append(f"the adapters name several bases: {', '.join(map(str, bases))}")
+        config = config_for(
+            {row.name: row.rank for row in rows}, base_model=bases[0],
+            fan_in_fan_out=any(x.fan_in_fan_out for x in configs),
+            task_type=next((x.task_type for x in configs if x.task_type), None),
+        )  # fmt: skip
+        extras, note = _one_tokenizer(inputs)
+        extras |= _config_file(config)
+        unchanged = _written(works, Path(out), mark, inputs, extras, run)
+        spool.remove()
+    return MergedAdapters(
+        Path(out), tuple(rows), len(works), (*notes, *note), time.monotonic() - began, unchanged
+    )
+
+
+def apply_adapter(
+    base: Path_, adapter: Path_, out: Path_, *, run: RunOptions = DEFAULTS
+) -> Applied:
+    """Adds a LoRA adapter to its base, and writes the model, tensor by tensor.
+
+    It is what a recipe with the one model `base+adapter` does; see
+    `sail_jax.checkpoint.sources.adapters.adapted` for all that an adapter may hold.
+
+    Args:
+      base: The model.
+      adapter: A folder in PEFT's layout.
+      out: Where the adapted model goes.
+      run: How it runs, and into which files it writes.
+
+    Returns:
+      What was done.
+
+    Raises:
+      ValueError: CheckpointError for inputs that cannot be read or do not fit each other, and for
+        an output that cannot be written; MergeError for too little memory.
+
+    >>> import numpy as np, tempfile
+    >>> from sail_jax.checkpoint import load_checkpoint, save_checkpoint
+    >>> folder = tempfile.mkdtemp()
+    >>> save_checkpoint(f"{folder}/base", {"a.weight": np.zeros((3, 2), np.float32)})
+    >>> save_checkpoint(f"{folder}/tuned", {"a.weight": np.full((3, 2), 2, np.float32)})
+    >>> lora = extract_adapter(f"{folder}/base", f"{folder}/tuned", f"{folder}/lora", rank=1).out
+    >>> done = apply_adapter(f"{folder}/base", lora, f"{folder}/out")
+    >>> load_checkpoint(done.out)["a.weight"].round(4).tolist()
+    [[2.0, 2.0], [2.0, 2.0], [2.0, 2.0]]
+    """
+    began = time.monotonic()
+    admit(Path(out), [base, adapter], run.resume)
+    with contextlib.ExitStack() as stack:
+        inputs = [
+            stack.enter_context(opened(base, run)),
+            stack.enter_context(opened(adapter, run, adapters=True)),
+        ]
+        _config_of(inputs[1])
+        view = with_adapter(*inputs)
+        works = view.works()
+        changed = sum(inputs[0].tensors.get(name) is not x for name, x in view.tensors.items())
+        _, unchanged = carried_out(
+            works, Path(out), limits(works, run.max_memory, run.threads), "apply an adapter",
+            inputs, lambda: {n: data for n, data in view.extras.items() if carried(n)}, run,
+        )  # fmt: skip
+        notes = [*unselected(inputs[0]), *notes_on(inputs[0], view)]
+    return Applied(
+        Path(out), len(works), changed, tuple(notes), time.monotonic() - began, unchanged
+    )
+
+
+# --- what a tuned model changes
+
+
+class _Extraction:
+    """What becomes of every tensor of a tuned model.
+
+    Attributes:
+      pairs: The tensors after and before, by the name of the factors.
+      targets: Modules with factors, with the name of these factors; a tied head shares those of
+        the embedding.
+      whole: Tensors that are stored, by name, with "module" or "bias".
+      saved: The modules of those of "module".
+      lost: Tensors that changed and are not stored, with the reason.
+      notes: What a user should know.
+    """
+
+    def __init__(self, base: Checkpoint, tuned: Checkpoint, patterns: Sequence[str]) -> None:
+        self._patterns = [p for p in patterns if p != REST]
+        self._rest = REST in patterns
+        self._model = config_of(base.extras)
+        self.pairs: dict[str, tuple[Tensor, Tensor]] = {}
+        self.targets: list[tuple[Target, str]] = []
+        self.whole: dict[str, tuple[Tensor, str]] = {}
+        self.saved: set[str] = set()
+        self.lost: dict[str, str] = {}
+        self.notes: list[str] = []
+        self._new = _prefixed(tuned.tensors, config_of(tuned.extras) or self._model)
+        self._old = _renamed(base.tensors, self._new)
+        self._untie(tuned)
+        if not self._old.keys() & self._new.keys():
+            raise CheckpointError(f"{tuned.path} has no tensor of {base.path}")
+        if missing := [name for name in self._old if name not in self._new]:
+            self.notes.append(f"{tuned.path} lacks {some_paths(missing)}")
+        self._save()
+        self._factor(tuned.path)
+        self._keep_rest()
+        if unused := [p for p in self._patterns if not any(map(self._named(p), self._modules()))]:
+            raise CheckpointError(
+                f"{argument('modules_to_save')}: no module {unused[0]!r} in {tuned.path}"
+                f"{nearest(unused[0], self._modules())}"
+            )
+
+    def _untie(self, tuned: Checkpoint) -> None:
+        """Gives a head to a model that keeps it as its embedding: PEFT wraps both modules."""
+        head = head_of(self._old, self._model, filter(_is_head, self._new))
+        embeddings = [n for n, x in self._old.items() if role(n) == "embedding" and x.shape[1:]]
+        if not head or not embeddings or embeddings[0] not in self._new:
+            return
+        self._old.setdefault(head, self._old[embeddings[0]])
+        if head not in self._new:
+            self._new[head] = self._new[embeddings[0]]
+
+    def _modules(self) -> list[str]:
+        return list(dict.fromkeys(name.rpartition(".")[0] for name in self._new if "." in name))
+
+    @staticmethod
+    def _named(pattern: str) -> Any:
+        return lambda module: ends_with(module, pattern) or fnmatch.fnmatchcase(module, pattern)
+
+    def _changed(self, name: str) -> bool:
+        """Whether a tensor is new, or has other values."""
+        return name not in self._old or not same(self._new[name], self._old[name])
+
+    def _save(self) -> None:
+        """Stores the modules that patterns name, where they changed."""
+        for pattern in self._patterns:
+            for module in filter(self._named(pattern), self._modules()):
+                self._save_module(module)
+
+    def _save_module(self, module: str) -> None:
+        """Stores all tensors of a module: PEFT expects all of them. Unchanged ones are left out."""
+        names = [name for name in self._new if name.startswith(f"{module}.")]
+        if module in self.saved or not any(map(self._changed, names)):
+            return
+        self.saved.add(module)
+        self.whole |= {name: (self._new[name], "module") for name in names}
+
+    def _factor(self, path: Path) -> None:
+        """Pairs the matrices, and finds what has no factors."""
+        of_pair: dict[tuple[int, int], str] = {}
+        for name, new in self._new.items():
+            if name in self.whole:
+                continue
+            old = self._old.get(name)
+            if reason := self._no_factors(name, new, old):
+                if self._changed(name):
+                    self.lost[name] = reason
+                continue
+            assert old is not None
+            module, _, parameter = name.rpartition(".")
+            key = of_pair.setdefault((id(new), id(old)), name)
+            self.pairs.setdefault(key, (new, old))
+            transposed = parameter == KERNEL or is_conv1d(module, self._model)
+            self.targets.append((Target.of(module, transposed), key))
+        resized = [name for name, reason in self.lost.items() if reason.startswith("its shape")]
+        if resized and not self._rest:
+            raise CheckpointError(
+                f"{path}: '{resized[0]}' is {list(self._new[resized[0]].shape)}, in the base it is "
+                f"{list(self._old[resized[0]].shape)}; store it whole, "
+                f"{argument('modules_to_save')} {resized[0].rpartition('.')[0]}"
+            )
+
+    def _no_factors(self, name: str, new: Tensor, old: Tensor | None) -> str:
+        """Why a tensor gets no factors; "" if it gets some."""
+        if old is None:
+            return "new in the tuned model"
+        if new.shape != old.shape:
+            return f"its shape is {list(new.shape)}, in the base {list(old.shape)}"
+        if not all(x.dtype.name.startswith(("float", "bfloat")) for x in (new, old)):
+            return f"{new.dtype}, not floating"
+        if len(new.shape) != 2 or 0 in new.shape:
+            return f"{len(new.shape)} axes, factors are of matrices"
+        module, _, parameter = name.rpartition(".")
+        if not module or parameter not in ("weight", KERNEL):
+            return "no weight of a module"
+        if name.endswith("shared.weight"):
+            return "shared by modules, of which PEFT changes one"
+        return ""
+
+    def _keep_rest(self) -> None:
+        """Stores what has no factors, if that is asked for."""
+        if not self._rest:
+            return
+        for name, reason in list(self.lost.items()):
+            module, _, parameter = name.rpartition(".")
+            inside = any(f"{t.module}.".startswith(f"{module}.") for t, _ in self.targets)
+            if parameter == "bias" and name in self._old and not reason.startswith("its shape"):
+                self.whole[name] = self._new[name], "bias"
+            elif not module or inside or reason.startswith("shared"):
+                continue
+            else:
+                self._save_module(module)
+            del self.lost[name]
+
+
+def _prefixed(tensors: Mapping[str, Tensor], model: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a model by the names that it has with its head, which PEFT wraps."""
+    prefix = _PREFIXES.get(str(look_up(model, "model_type")), "")
+    headless = not class_of(model).endswith("LMHeadModel")
+    if headless or any(name.startswith(prefix) for name in tensors):
+        return dict(tensors)
+    return {name if _is_head(name) else prefix + name: x for name, x in tensors.items()}
+
+
+def _renamed(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a base by the names of the tuned model.
+
+    A model that was saved without its head lacks the prefix, such as "transformer.".
+    """
+    full = {name.partition(".")[2]: name for name in tuned if name not in base}
+    return {name if name in tuned else full.get(name, name): x for name, x in base.items()}
+
+
+def _is_head(name: str) -> bool:
+    """Whether a weight, not a bias, gives the output tokens."""
+    return role(name) == "head" and name.endswith("weight")
+
+
+def _task(model: Mapping[str, Any]) -> str | None:
+    """PEFT's name of what a model is for; None if it gives it modules of its own."""
+    fitting = (task for ends, task in _TASKS if class_of(model).endswith(ends))
+    return next(fitting, None)
+
+
+# --- the adapters that are merged
+
+
+def _config_of(adapter: Checkpoint) -> AdapterConfig:
+    """The configuration of an adapter; CheckpointError if it is none."""
+    config = config_of(adapter.extras, "adapter_config.json")
+    if not config:
+        raise CheckpointError(f"{adapter.path} is no adapter: it has no adapter_config.json")
+    return checked(config, str(adapter.path))
+
+
+def _factors_of(adapter: Checkpoint) -> tuple[AdapterConfig, dict[str, Pair]]:
+    """The configuration and the factors of an adapter, checked to be all that it holds."""
+    config = _config_of(adapter)
+    stated = read_keys(adapter.tensors, config)
+    more = [*stated.whole, *stated.tokens]
+    for pair in stated.pairs:
+        shapes = [x.shape for x in pair.parts.values()]
+        if pair.parts.keys() != {"A", "B"} or pair.nested or config.parameters(pair.module):
+            more.append(pair.module)
+        elif [*map(len, shapes)] != [2, 2] or shapes[0][0] != shapes[1][1]:
+            A, B = (pair.parts[side].shape for side in "AB")
+            raise CheckpointError(
+                f"{adapter.path}: {pair.module!r}: expected A [rank, in] and B [out, rank], got "
+                f"{A} and {B}"
+            )
+    if more:
+        raise CheckpointError(
+            f"{adapter.path}: expected factors of matrices alone, got more for {some_paths(more)}; "
+            "merge the adapted models by a recipe, with models 'base+adapter'"
+        )
+    return config, {pair.module: pair for pair in stated.pairs}
+
+
+def _modules(
+    inputs: Sequence[Checkpoint], read: Sequence[tuple[AdapterConfig, Mapping[str, Pair]]]
+) -> tuple[list[Target], dict[str, list[Scaled | None]]]:
+    """All modules, and the factors of each in each adapter."""
+    targets, parts = [], {}
+    for module in dict.fromkeys(name for _, pairs in read for name in pairs):
+        own = [
+            Scaled(pairs[module], config.scale(module)) if module in pairs else None
+            for config, pairs in read
+        ]
+        kinds = {_kind(part.pair) for part in own if part}
+        if len(kinds) > 1:
+            where = [str(x.path) for x, part in zip(inputs, own, strict=True) if part]
+            raise CheckpointError(
+                f"{' and '.join(where)} change {module!r} of different shapes or kinds: "
+                + ", ".join(f"{kind} {list(shape)}" for kind, shape in sorted(kinds))
+            )
+        ((kind, _),) = kinds
+        targets.append(Target(module, kind))
+        parts[module] = own
+    return targets, parts
+
+
+def _kind(pair: Pair) -> tuple[str, tuple[int, int]]:
+    """The kind of a module as a `Target` has it, and the shape of B A."""
+    kind = "embedding" if pair.embedding else "linear"
+    return kind, (pair.parts["B"].shape[0], pair.parts["A"].shape[1])
+
+
+def _merge(method: str | Merge | None, seed: int, options: Mapping[str, Any]) -> Merge | None:
+    """The merge of a method by name."""
+    if not isinstance(method, str):
+        if options:
+            raise ValueError(f"{min(options)}: an option of a method by name, and none is named")
+        return method
+    from sail_jax import methods
+
+    known = methods.options_of(method)
+    if methods.example(method) is None:
+        raise ValueError(f"{argument('method')}: {method} reads data, which adapters do not have")
+    for name in options:
+        if name not in known:
+            raise ValueError(f"{method} has no option {name!r}{nearest(name, known)}")
+    if "key" in known and "key" not in options:
+        import jax
+
+        options = {**options, "key": jax.random.key(seed)}
+    try:
+        return methods.get(method)(**options)
+    except TypeError as error:
+        raise ValueError(f"{method}: {error}") from error
+
+
+def _one_tokenizer(
+    inputs: Iterable[Checkpoint],
+) -> tuple[dict[str, Path | bytes], list[str]]:
+    """The files of the tokenizer that adapters share, and a note if they do not."""
+    found = [files for files in (tokenizer_files(x.extras) for x in inputs) if files]
+    contents = {tuple(sorted((n, _bytes(f)) for n, f in files.items())) for files in found}
+    if len(contents) > 1:
+        return {}, ["the adapters have different tokenizers: none is written"]
+    return dict(found[0]) if found else {}, []
+
+
+def _bytes(file: Path | bytes) -> bytes:
+    return file if isinstance(file, bytes) else file.read_bytes()
+
+
+# --- what extracting and merging share
+
+
+def _check_factors(
+    rank: int | None, energy: float | None, dtype: str, out: Path, run: RunOptions
+) -> None:
+    """Checks the options of factors that are written."""
+    if rank is not None:
+        check_rank(rank)
+    if energy is not None:
+        check_energy(energy)
+    if dtype not in _NARROW:
+        raise ValueError(
+            f"{argument('dtype')}: expected one of {', '.join(_NARROW)}, got {dtype!r}"
+        )
+    if run.format not in (None, "safetensors"):
+        raise ValueError(
+            f"{argument('format')}: an adapter is written as safetensors, got {run.format!r}"
+        )
+    if of_output(out) is not None:
+        raise CheckpointError(f"{out}: an adapter is a folder, not a {out.suffix} file")
+
+
+@contextlib.contextmanager
+def _spool(
+    out: Path, mark: str, inputs: Sequence[Checkpoint], names: Sequence[str], run: RunOptions
+) -> Iterator[FactorSpool]:
+    """The place of factors that are not laid out yet."""
+    from sail_jax import disk
+
+    fingerprint = disk.sha256(repr([mark, state_of(inputs)]).encode())
+    with FactorSpool(out, fingerprint, names, run.resume) as spool:
+        yield spool
+
+
+def _compute(made: Sequence[Factored], spool: FactorSpool, run: RunOptions) -> None:
+    """Computes all factors, those of the largest tensors first."""
+    works = [copy(x.name, x.dtype, x) for x in sorted(made, key=lambda x: -x.reads)]
+    reads = {x.name: x.reads for x in made}
+    total = sum(reads.values())
+    done = sum(reads[name] for name in spool.finished)
+
+    def progress(_: int, __: int, name: str) -> None:
+        # Works count the bytes of what they are for, the rank; what takes the time is what is read.
+        nonlocal done
+        done += reads[name]
+        if run.progress is not None:
+            run.progress(done, total, name)
+
+    execute(
+        works, spool, limits(works, run.max_memory, run.threads), allow_nonfinite=True,
+        progress=progress,
+    )  # fmt: skip
+
+
+def _laid_out(
+    spool: FactorSpool, targets: Sequence[tuple[Target, str]], *, flipped: bool = False
+) -> tuple[list[FactorRow], list[Work]]:
+    """The rows of the table, and the works that write the factors. Rank 0 has neither.
+
+    With `flipped`, factors are those of tensors as they lie in a file; else they are B and A.
+    """
+    rows, works = [], []
+    for target, name in targets:
+        rank, norm, error = spool.norms(name)
+        if not rank:
+            continue
+        turned = flipped and target.kind != "linear"
+        A, B = ("left", "right") if turned else ("right", "left")
+        factors = [
+            spool.tensor(key, name, side, turned)
+            for key, side in zip(target.keys(), (A, B), strict=True)
+        ]
+        works += [copy(x.name, x.dtype, x) for x in factors]
+        relative = error / norm if norm else 0.0
+        shape = (factors[1].shape[0], factors[0].shape[1])
+        rows.append(FactorRow(target.module, shape, rank, norm, relative, 1 - relative**2))
+    return rows, works
+
+
+def _written(
+    works: Sequence[Work],
+    out: Path,
+    mark: str,
+    inputs: Sequence[Checkpoint],
+    extras: Mapping[str, Path | bytes],
+    run: RunOptions,
+) -> bool:
+    """Writes an adapter; returns whether an earlier call had finished it."""
+    _, unchanged = carried_out(
+        works, out, limits(works, run.max_memory, run.threads), mark, inputs, lambda: extras,
+        dataclasses.replace(run, format=None, allow_nonfinite=True, progress=None), file=_FILE,
+    )  # fmt: skip
+    return unchanged
+
+
+def _config_file(config: Mapping[str, Any]) -> dict[str, Path | bytes]:
+    return {"adapter_config.json": json.dumps(config, indent=2).encode() + b"\n"}

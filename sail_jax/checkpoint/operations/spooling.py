@@ -1,0 +1,182 @@
+"""Factors kept in a folder beside the output until all of them are known.
+
+The writer of a checkpoint has to know all shapes before it begins, and the ranks of factors show
+only when they have been computed. Factors go into the folder `.<name>.factors` first, one file for
+each change. A run that was interrupted finds them there.
+"""
+
+import contextlib
+import functools
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sail_jax import disk
+from sail_jax.checkpoint.formats.files import CheckpointError, explained
+from sail_jax.checkpoint.formats.folders import hold
+from sail_jax.checkpoint.formats.open import load_checkpoint, open_checkpoint
+from sail_jax.checkpoint.output.writer import save_checkpoint
+from sail_jax.checkpoint.sources.factored import Factors, Stored
+from sail_jax.checks import argument
+
+__all__ = ["FactorSpool"]
+
+_HEAD = "head.json"
+
+
+class FactorSpool:
+    """Factors in a folder, by name. It is a context manager, which keeps the folder's lock.
+
+    It is also the sink of an executor. The tensors that this executor reads are `Factored`, which
+    keep their factors here.
+
+    Attributes:
+      finished: The names whose factors an earlier run has kept.
+    """
+
+    def __init__(self, out: Path, fingerprint: str, names: Sequence[str], resume: bool) -> None:
+        """Makes the folder, or finds what an earlier run left in it.
+
+        Args:
+          out: The output that the factors are for.
+          fingerprint: A text that identifies what is computed.
+          names: The names of all factors.
+          resume: Whether what an earlier run left is taken.
+
+        Raises:
+          CheckpointError: If the folder is in use, or holds anything else.
+        """
+        self._folder = out.with_name(f".{out.name}.factors")
+        self._places = {name: f"{k}.safetensors" for k, name in enumerate(names)}
+        head = {"format": disk.FORMAT, "fingerprint": fingerprint}
+        path = self._folder / _HEAD
+        with explained("write", out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = hold(self._folder, out)
+        try:
+            with explained("read", self._folder):
+                there = sorted(os.listdir(self._folder))
+            if not there:
+                disk.write_record(path, head)
+            elif not path.exists() or disk.read_record(path, {"fingerprint": str}) != head:
+                raise CheckpointError(
+                    f"{self._folder} holds the unfinished work of another run to {out.name}, or an "
+                    "input has changed since; remove it or choose another place for the output"
+                )
+            elif not resume:
+                raise CheckpointError(
+                    f"{self._folder} holds this very work, unfinished; "
+                    f"{argument('resume', 'True')} continues it, or remove it"
+                )
+            self.finished = frozenset(n for n, file in self._places.items() if file in there)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "FactorSpool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives up the lock; factors that were kept stay."""
+        with contextlib.suppress(OSError, disk.StoreError):
+            if os.listdir(self._folder) in ([], [_HEAD]):
+                self.remove()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    def keep(self, name: str, factors: Factors) -> None:
+        """Keeps factors in a file, which appears whole or not at all.
+
+        Args:
+          name: Whose they are.
+          factors: The factors.
+
+        Raises:
+          CheckpointError: If they cannot be written.
+        """
+        path = self._folder / self._places[name]
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        norms = np.array([factors.norm, factors.error])
+        arrays = {"left": factors.left, "right": factors.right, "norms": norms}
+        save_checkpoint(path, arrays)
+
+    def write(self, name: str, array: np.ndarray, start: int = 0) -> None:
+        """Takes the rank of factors, which their file shows as well.
+
+        Args:
+          name: Whose it is.
+          array: The rank.
+          start: 0.
+        """
+
+    def done(self, name: str) -> None:
+        """Notes that factors have been kept.
+
+        Args:
+          name: Whose they are.
+        """
+
+    def norms(self, name: str) -> tuple[int, float, float]:
+        """Returns the rank of factors, the norm of their change, and that of their error.
+
+        Args:
+          name: Whose they are.
+
+        Returns:
+          The rank and the two norms.
+
+        Raises:
+          CheckpointError: If their file was damaged.
+        """
+        with open_checkpoint(self._folder / self._places[name]) as kept:
+            norms = np.empty(2)
+            kept.tensors["norms"].read(norms)
+            return kept.tensors["right"].shape[0], float(norms[0]), float(norms[1])
+
+    def tensor(self, key: str, name: str, side: str, transposed: bool) -> Stored:
+        """Makes a tensor of one factor.
+
+        Args:
+          key: The name of the tensor.
+          name: Whose factor it is.
+          side: Which one, "left" or "right".
+          transposed: Whether the transpose is wanted.
+
+        Returns:
+          The tensor, read when it is asked for.
+
+        Raises:
+          CheckpointError: If the file of the factors was damaged.
+        """
+        path = self._folder / self._places[name]
+        with open_checkpoint(path) as kept:
+            like = kept.tensors[side]
+        shape = like.shape[::-1] if transposed else like.shape
+        load = functools.partial(_loaded, path, side, transposed)
+        return Stored(key, like.dtype, shape, str(path), load)
+
+    def remove(self) -> None:
+        """Removes the folder: the output is complete.
+
+        Raises:
+          CheckpointError: If it cannot be removed.
+        """
+        with explained("remove", self._folder):
+            # The head goes last: it shows that the folder is ours.
+            for path in sorted(self._folder.iterdir(), key=lambda path: path.name == _HEAD):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            self._folder.rmdir()
+
+
+def _loaded(path: Path, side: str, transposed: bool) -> np.ndarray:
+    """One factor in a file of a spool."""
+    array = load_checkpoint(path)[side]
+    return array.T if transposed else array
