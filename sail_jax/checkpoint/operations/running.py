@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
 
+import jax
+
 from sail_jax import disk
 from sail_jax.checkpoint.contents.kinds import check_model
 from sail_jax.checkpoint.contents.layers import role
@@ -26,8 +28,10 @@ from sail_jax.checkpoint.formats.files import CheckpointError, reading
 from sail_jax.checkpoint.formats.open import Checkpoint, changed, open_values
 from sail_jax.checkpoint.formats.table import check_written
 from sail_jax.checkpoint.output.writer import create
+from sail_jax.merging import random_bits
 from sail_jax.merging.selection import check_weights
 from sail_jax.merging.work import Work
+from sail_jax.provenance import versions
 from sail_jax.trees import some_paths
 
 __all__ = [
@@ -260,6 +264,7 @@ def carried_out(
     with create(
         out, {work.name: (work.dtype, work.shape) for work in works},
         fingerprint=disk.sha256(repr([fingerprint, state]).encode()), rewrites=rewrites,
+        versions=_computing(),
         format=run.format, shard_bytes=run.shard_bytes, resume=run.resume, sync=run.sync,
     ) as writer:  # fmt: skip
         records = execute(
@@ -278,6 +283,15 @@ def carried_out(
             raise
         writer.commit()
     return records, writer.unchanged
+
+
+def _computing() -> dict[str, str]:
+    """What rounds and draws the values of an output, apart from its inputs: an output has one."""
+    return {
+        **versions(),
+        "device": jax.default_backend(),
+        "random bits": f"stream {random_bits.STREAM}",
+    }
 
 
 def _consistent(

@@ -19,6 +19,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ def create(
     tensors: Mapping[str, tuple[Any, Shape]],
     *,
     fingerprint: str,
+    versions: Mapping[str, str] = MappingProxyType({}),
     format: str | None = None,
     shard_bytes: int = 5_000_000_000,
     metadata: Mapping[str, str] | None = None,
@@ -70,6 +72,8 @@ def create(
       tensors: The dtype and shape of each tensor by name, in the order of the output.
       fingerprint: A text that identifies what is written. Unfinished work is resumed only if its
         fingerprint is the same.
+      versions: The versions of what computes the tensors, by name. Work that others began is not
+        resumed: the output would be in part of the ones, in part of the others.
       format: The name of the format. By default that of the suffix, or safetensors for a folder.
       shard_bytes: The most bytes in a file of a folder of safetensors; a larger tensor has a file
         to itself.
@@ -104,7 +108,7 @@ def create(
         layout = rewritten.layout(rewrites, wanted)
         folder = rewrites.path.is_dir() or of_output(out) is None
         copied = Format(name=rewrites.format, files=(rewrites.path.resolve().name,))
-        return Writer(out, wanted, layout, fingerprint, copied, folder, resume, sync)
+        return Writer(out, wanted, layout, fingerprint, versions, copied, folder, resume, sync)
     check_written(format)
     own = of_output(out)
     chosen = FORMATS[format] if format else own or FORMATS["safetensors"]
@@ -114,7 +118,7 @@ def create(
         raise CheckpointError(f"shard_bytes: expected at least 1, got {shard_bytes}")
     file = out.name if own else chosen.file
     layout = LAYOUTS[chosen.name](wanted, file, dict(metadata or {}), None if own else shard_bytes)
-    return Writer(out, wanted, layout, fingerprint, chosen, own is None, resume, sync)
+    return Writer(out, wanted, layout, fingerprint, versions, chosen, own is None, resume, sync)
 
 
 def _checked(tensors: Mapping[str, tuple[Any, Shape]]) -> Wanted:
@@ -132,6 +136,16 @@ def _checked(tensors: Mapping[str, tuple[Any, Shape]]) -> Wanted:
             raise CheckpointError(f"'{name}': no checkpoint holds {dtype}")
         wanted[name] = (dtype, checked_shape(tuple(shape), dtype.itemsize, f"'{name}'"))
     return wanted
+
+
+def _differing(earlier: Any, now: Mapping[str, str]) -> str:
+    """Names the versions of two runs that differ, both; "" if none do."""
+    earlier = earlier if isinstance(earlier, Mapping) else {}
+    unlike = [name for name in now if earlier.get(name) != now[name]]
+    noted = {name: str(earlier.get(name, "of a version that is not noted"))[:40] for name in unlike}
+    before = ", ".join(f"{name} {version}" for name, version in noted.items())
+    after = ", ".join(f"{name} {now[name]}" for name in unlike)
+    return f"{before}, and this is {after}" if unlike else ""
 
 
 class Writer:
@@ -155,6 +169,7 @@ class Writer:
         wanted: Wanted,
         layout: Layout,
         fingerprint: str,
+        versions: Mapping[str, str],
         format: Format,
         folder: bool,
         resume: bool,
@@ -167,6 +182,7 @@ class Writer:
           wanted: The dtype and shape of each tensor.
           layout: Where the bytes of each tensor go.
           fingerprint: What identifies the work.
+          versions: What computes the tensors.
           format: The format of the output.
           folder: Whether the output is a folder.
           resume: Whether unfinished work is continued.
@@ -198,6 +214,7 @@ class Writer:
             "format": 1,
             "fingerprint": fingerprint,
             "layout": disk.sha256(about.encode() + fixed),
+            "versions": dict(versions),
         }
         with explained("write", out):
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -243,6 +260,7 @@ class Writer:
             names = {p.name for p in self.partial.iterdir() if not p.name.endswith(".part")}
             taken = os.path.lexists(self.out) and not is_empty_folder(self.out)
         pieces: dict[str, list[Piece]] = {}
+        previous: dict[str, Any] = {}
         old = False
         if "journal" in names:
             previous, pieces, inode = Journal.read(path)
@@ -273,6 +291,11 @@ class Writer:
                 "remove it or choose another place for the output"
             )
         if names and not old:
+            if others := _differing(previous.get("versions"), head["versions"]):
+                raise CheckpointError(
+                    f"{self.partial} was begun with {others}: values may differ between them; "
+                    "remove it, or finish it with the earlier versions"
+                )
             raise CheckpointError(
                 f"{self.partial} holds the unfinished work of another run to {self.out.name}, or "
                 "an input has changed since; remove it or choose another place for the output"

@@ -154,6 +154,22 @@ def test_changed_before_it_is_resumed(laid, work):
         work(folder, resume=True)
 
 
+def test_an_upgrade_before_it_is_resumed(laid, monkeypatch):
+    """Masks and ranks may have changed: the output would be old in part."""
+    folder = laid("one")
+    interrupted(merged, folder)
+    began = running.versions()
+    monkeypatch.setattr(running, "versions", lambda: {**began, "jax": "9.9"})
+    monkeypatch.setattr(running.random_bits, "STREAM", 0)
+    message = (
+        f"begun with jax {began['jax']}, random bits stream 1, and this is jax 9.9, "
+        "random bits stream 0: "
+    )
+    with pytest.raises(CheckpointError, match=message):
+        merged(folder, resume=True)
+    assert not (folder / "out").exists()
+
+
 def test_touched_links_and_rights_change_nothing(laid):
     """What a backup does to a file between two runs is no change of it."""
     whole, folder = laid("whole"), laid("two")

@@ -297,6 +297,21 @@ def test_two_merges_to_one_output(tmp_path):
     assert _names(tmp_path) == ["m"]
 
 
+def test_work_of_another_version_is_not_continued(tmp_path):
+    """The output would be of one version in part, and of another in part."""
+    place, began = tmp_path / "m", {"sail-jax": "1.0", "jax": "0.10.1", "numpy": "2.0"}
+    with _create(place, versions=began) as out:
+        _write(out, ["a"])
+    now = {"sail-jax": "1.1", "jax": "0.10.2", "numpy": "2.0"}
+    message = "begun with sail-jax 1.0, jax 0.10.1, and this is sail-jax 1.1, jax 0.10.2: values"
+    with pytest.raises(CheckpointError, match=message):
+        _create(place, versions=now, resume=True)
+    with pytest.raises(CheckpointError, match="begun with device of a version that is not noted"):
+        _create(place, versions={**began, "device": "cpu"}, resume=True)
+    with _create(place, versions=began, resume=True) as out:
+        assert out.finished == {"a"}
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_finished_output_is_compared_and_stays(tmp_path, place):
     place = tmp_path / place
