@@ -348,8 +348,14 @@ class Writer:
             (self.partial / "extras").mkdir(exist_ok=True)
             have, missing = os.statvfs(self._root), 0
             for file, size in self._layout.sizes.items():
-                fd = os.open(self._root / file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                fd = os.open(self._root / file, flags, 0o666)
                 self._fds[file] = fd
+                if os.fstat(fd).st_nlink > 1:
+                    raise CheckpointError(
+                        f"{self._root / file} is another file as well (a hard link); remove "
+                        f"{self.partial}"
+                    )
                 # Blocks that an earlier run filled or reserved are not needed again.
                 missing += max(0, size - os.fstat(fd).st_blocks * 512)
             # The output stands beside its stage at the end, so room for both is needed.
@@ -497,11 +503,12 @@ class Writer:
         if filename in (self._file, *self._layout.sizes):
             raise CheckpointError(f"'{filename}' is the name of a file of tensors")
         path = self.partial / "extras" / filename
-        with explained("write", path):
+        with explained("write", path), open(disk.create(path), "wb") as file:
             if isinstance(data, Path):
-                shutil.copyfile(data, path)
+                with open(data, "rb") as source:
+                    shutil.copyfileobj(source, file)
             else:
-                path.write_bytes(data)
+                file.write(data)
 
     def commit(self) -> None:
         """Flushes everything to the disk, and renames it to the output.
