@@ -14,6 +14,7 @@ from sail_jax.checkpoint.engine.executor import (
 )
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.formats.table import needs
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     Ready,
@@ -105,7 +106,7 @@ def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
         plan = planning.plan(recipe, open, allow_crimes=run.allow_crimes)
         works = tuple(treatment.work for treatment in plan.treatments)
         mark = planning.fingerprint(plan)
-        bounds = limits(works, run.max_memory, run.threads)
+        bounds = limits(works, run.max_memory, run.threads, output=needs(run.format))
         yield Prepared(
             recipe=recipe, plan=plan, works=works, limits=bounds, fingerprint=mark,
             inputs=tuple(inputs),
