@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 import os
 import platform
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,8 @@ TRIED = ("0.10.",)  # 0.12 no longer knows the first
 
 # Bytes of inputs up to which optimised programs save less time than it takes to optimise them.
 FEW = 1 << 20
+# How many folders of an input are looked into.
+FOLDERS = 10_000
 
 
 def remember_kernels() -> None:
@@ -118,5 +121,6 @@ def _files(path: str | Path) -> Iterator[str | Path]:
     if not os.path.isdir(path):
         yield path
         return
-    for folder, _, names in os.walk(path):
+    # No checkpoint has so many: something else was named, such as "/".
+    for folder, _, names in itertools.islice(os.walk(path), FOLDERS):
         yield from (Path(folder, name) for name in names)

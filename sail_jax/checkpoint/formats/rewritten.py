@@ -92,6 +92,10 @@ def _size(origin: Path) -> int:
             for name in (*folders, *files):
                 if (Path(folder) / name).is_symlink():
                     _within(origin, Path(folder) / name)
+            for name in folders:
+                # Copied as the folder it leads to, such as one above it, it might have no end.
+                if (link := Path(folder) / name).is_symlink():
+                    raise CheckpointError(f"{link} is a link to a folder, which is not copied")
             size += sum((Path(folder) / name).stat().st_size for name in files)
         return size
 

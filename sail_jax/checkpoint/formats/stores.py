@@ -5,6 +5,7 @@ TensorStore is imported by this module alone, and only when there is such a chec
 
 import contextlib
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ _SLACK = 4
 _MANIFEST = "manifest.ocdbt"
 _DRIVERS = {".zarray": "zarr", "zarr.json": "zarr3"}
 """The file that describes an array, and the driver that reads it."""
+# Folders of a store that are looked into, without those of chunks.
+_FOLDERS = 100_000
 _ABOUT = (*_DRIVERS, ".zattrs", ".zgroup")
 
 
@@ -350,19 +353,35 @@ def listed(root: Path) -> dict[str, tuple[str, str]]:
       The key of each array in the store, with its driver, by path; in the order of the paths.
 
     Raises:
-      CheckpointError: If the store is damaged.
+      CheckpointError: If the store is damaged, or has too many folders for one.
     """
-    import tensorstore as ts
+    found = {}
+    for key in sorted(_keys(root)):
+        above, _, last = key.rpartition("/")
+        if above and last in _DRIVERS:
+            found[above] = (above, _DRIVERS[last])
+    return found
 
-    with _failing(f"read {root}"):
-        store = ts.KvStore.open(_store(root), context=ts.Context(_NODES)).result()
-        keys: Iterable[bytes] = store.list().result()
-        found = {}
-        for key in sorted(key.decode() for key in keys):
-            above, _, last = key.rpartition("/")
-            if above and last in _DRIVERS:
-                found[above] = (above, _DRIVERS[last])
-        return found
+
+def _keys(root: Path) -> Iterator[str]:
+    """Yields the keys of a store, or of one in plain folders those that describe its arrays."""
+    if in_one(root):
+        import tensorstore as ts
+
+        with _failing(f"read {root}"):
+            store = ts.KvStore.open(_store(root), context=ts.Context(_NODES)).result()
+            keys: Iterable[bytes] = store.list().result()
+            yield from (key.decode() for key in keys)
+        return
+    # Any folder may have what looks like a description, a home as well. Links are not followed.
+    for seen, (folder, inside, files) in enumerate(os.walk(root)):
+        if seen == _FOLDERS:
+            raise CheckpointError(f"{root} has more than {_FOLDERS} folders: no checkpoint has")
+        above = Path(folder).relative_to(root)
+        yield from ((above / name).as_posix() for name in files if name in _DRIVERS)
+        if any(name in _DRIVERS for name in files):
+            # The chunks of zarr lie in the folder itself, those of zarr3 below "c".
+            inside[:] = [] if ".zarray" in files else [name for name in inside if name != "c"]
 
 
 def in_one(root: Path) -> bool:

@@ -247,6 +247,31 @@ def test_a_step_that_is_not_there_is_an_error(run, choice, message):
         runs.named(f"{run}{choice}")
 
 
+def test_steps_hold_no_steps(tmp_path):
+    """Links to the folder that holds them made this 2^40 paths."""
+    loop = tmp_path / "loop"
+    (loop / "9" / "9").mkdir(parents=True)
+    for link in ("0", "1"):
+        (loop / link).symlink_to(".")
+    for folder in (loop, loop / "9", loop / "9" / "9"):
+        (folder / "metadata.json").write_text("{}")
+    save_checkpoint(loop / "9" / "9" / "8", {"w": np.ones(2)}, format="orbax")
+    with pytest.raises(
+        CheckpointError, match=r"loop/9 holds no checkpoint \(.*: found 9, metadata"
+    ):
+        open_checkpoint(loop)
+
+
+def test_a_folder_of_everything_is_no_checkpoint(tmp_path, monkeypatch):
+    """A home that happens to have a metadata.json is not searched to its end."""
+    monkeypatch.setattr(stores, "_FOLDERS", 20)
+    for i in range(30):
+        (tmp_path / f"x{i}").mkdir()
+    (tmp_path / "metadata.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="more than 20 folders: no checkpoint has"):
+        open_checkpoint(tmp_path)
+
+
 def test_one_checkpoint_of_several(run, tmp_path):
     assert load_checkpoint(f"{run}@200")["w"].tolist() == [200, 200]
     with pytest.raises(CheckpointError, match="names 2 checkpoints; expected one"):

@@ -1,6 +1,7 @@
 """Averages of runs on disk: values in float64, what else is kept, and what trainers restore."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -283,6 +284,18 @@ def test_levanter(tmp_path):
     changed = {n for n, b in files(new).items() if files(old).get(n) != b}
     # TensorStore left out the chunk of zeros, which a reader may take for a fault
     assert changed == {"model/w/c/0/0", "model/z/c/0/0"}
+
+
+def test_links_to_folders_are_not_copied(run, tmp_path):
+    """Those to the folder above them would be copied as 2^40 folders."""
+    folder, _ = run
+    shutil.copytree(folder, tmp_path / "run")
+    newest = max((tmp_path / "run").iterdir(), key=lambda path: int(path.name))
+    for name in ("a", "b"):
+        (newest / name).symlink_to(".")
+    with pytest.raises(CheckpointError, match=f"{newest}/[ab] is a link to a folder, which is not"):
+        average_checkpoints(tmp_path / "run", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_list_of_files(tmp_path, monkeypatch):
