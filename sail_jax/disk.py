@@ -57,8 +57,21 @@ def explained(doing: str, path: Path) -> Iterator[None]:
             errno.EPERM: "check its permissions, or choose another place",
             errno.EROFS: "choose another place",
         }.get(exc.errno or 0, "choose another place or repair this one")
-        why = exc.strerror or str(exc) or type(exc).__name__
+        why = (exc.strerror or str(exc) or type(exc).__name__) + raise_limit(exc)
         raise StoreError(f"cannot {doing} {path}: {why}; {advice}") from exc
+
+
+def raise_limit(error: OSError) -> str:
+    """Says how more files can be open at once, if that is what an error is about.
+
+    Args:
+      error: The error.
+
+    Returns:
+      A text to follow the error's own; "" for another error.
+    """
+    few = error.errno in (errno.EMFILE, errno.ENFILE)
+    return " (`ulimit -n` shows how many, and raises it)" if few else ""
 
 
 def admit(path: Path, schema: str, what: str) -> None:
