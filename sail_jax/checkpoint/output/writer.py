@@ -239,8 +239,7 @@ class Writer:
             self._flusher.close()
         # An interrupt may end this between any two lines, and `with` then closes once more. What is
         # closed is therefore forgotten first: its number may be another file's by then.
-        while self._fds:
-            os.close(self._fds.popitem()[1])
+        self._close_files()
         if self._journal:
             self._journal.close()
             self._journal = None
@@ -252,6 +251,10 @@ class Writer:
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
+
+    def _close_files(self) -> None:
+        while self._fds:
+            os.close(self._fds.popitem()[1])
 
     def _claim(self, head: dict[str, Any], resume: bool) -> None:
         """Starts anew, resumes, or finds the output finished; refuses everything else."""
@@ -317,7 +320,8 @@ class Writer:
                 with explained("write", path):
                     self._journal = Journal(path, head, lines)
         except BaseException:
-            # Nothing was computed yet, so no trace is left.
+            # Nothing was computed yet, so no trace is left. To remove it takes a descriptor.
+            self._close_files()
             if not names:
                 self._remove()
             raise

@@ -20,8 +20,8 @@ from sail_jax.checkpoint.output.writer import save_checkpoint
 def few():
     """The process may open only ten more files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    last = max(map(int, os.listdir("/proc/self/fd")))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (last + 10, hard))
+    taken = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 10, hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -95,6 +95,13 @@ def test_too_many_open_files_name_the_remedy(shards, few):
     finally:
         for fd in taken:
             os.close(fd)
+
+
+def test_an_output_in_too_many_shards_leaves_nothing(tmp_path, few):
+    arrays = {f"w{i}": np.zeros(4, np.float32) for i in range(400)}
+    with pytest.raises(CheckpointError, match=r"cannot write .*Too many open files \(`ulimit -n`"):
+        save_checkpoint(tmp_path / "m", arrays, shard_bytes=16)
+    assert not list(tmp_path.iterdir())
 
 
 def test_many_patterns_match_what_each_does():
