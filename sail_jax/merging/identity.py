@@ -1,10 +1,10 @@
-"""By what two merges are told apart: a hash of all that a merge does.
+"""A hash of all that a merge does, which differs between merges that differ.
 
-Work that was interrupted goes on only if its merge is still the same. Numbers are easily compared,
-but a merge is made of functions as well, and those change with the program. Neither their names are
-enough nor their own code: a step that drops entries at random stays as it is when
-`random_bits.mix` changes, which it reaches by way of two other functions. So functions are followed
-to what they name, as far as that is code of this package or of a user.
+Interrupted work goes on only if its merge is still the same. A merge holds numbers and functions,
+and functions change with the program. Their names do not show it, nor does their own code. For
+example, `transforms.drop` stays the same when `random_bits.mix` changes, which it calls by way of
+two other functions. The hash therefore follows functions to what they name, within this package and
+within that of a user.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ def identity(merge: Merge) -> str:
 
     It covers the steps with their arrays and functions, the scale, and what the merge expects. The
     code of a function counts, and so does what it names in its own package or in this one:
-    functions, methods of classes, constants. What other packages compute does not count, nor does
-    what is only found when a function runs: their versions have to be compared as well.
+    functions, methods of classes, constants. Other packages do not count, nor do functions that are
+    looked up while another runs. Callers therefore compare versions, too.
 
     Args:
       merge: The merge; none of its values is traced.
