@@ -139,6 +139,9 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+_COMPARED = 2000
+
+
 def nearest(word: str, options: Iterable[str]) -> str:
     """Names the known words near an unknown one, or else the known ones, for a message.
 
@@ -154,7 +157,8 @@ def nearest(word: str, options: Iterable[str]) -> str:
     (" (nearest: 'ties')", ' (known: ties, dare)')
     """
     options = list(options)
-    near = difflib.get_close_matches(word, options, n=3, cutoff=0.4)
+    # Each comparison takes time: of the tensors of a large checkpoint the first have to do.
+    near = difflib.get_close_matches(word, options[:_COMPARED], n=3, cutoff=0.4)
     if near:
         return f" (nearest: {', '.join(map(repr, near))})"
     listed = ", ".join(options[:24]) + ", ..." * (len(options) > 24)

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import json
 import os
+import stat
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -57,8 +58,21 @@ def explained(doing: str, path: Path) -> Iterator[None]:
             errno.EPERM: "check its permissions, or choose another place",
             errno.EROFS: "choose another place",
         }.get(exc.errno or 0, "choose another place or repair this one")
-        why = exc.strerror or str(exc) or type(exc).__name__
+        why = (exc.strerror or str(exc) or type(exc).__name__) + raise_limit(exc)
         raise StoreError(f"cannot {doing} {path}: {why}; {advice}") from exc
+
+
+def raise_limit(error: OSError) -> str:
+    """Says how more files can be open at once, if that is what an error is about.
+
+    Args:
+      error: The error.
+
+    Returns:
+      A text to follow the error's own; "" for another error.
+    """
+    few = error.errno in (errno.EMFILE, errno.ENFILE)
+    return " (`ulimit -n` shows how many, and raises it)" if few else ""
 
 
 def admit(path: Path, schema: str, what: str) -> None:
@@ -99,6 +113,103 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+# The user of this process; Windows has no such numbers.
+_USER = getattr(os, "geteuid", lambda: 0)
+
+
+def foreign(path: Path, *, links: bool = False) -> str:
+    """Says why a folder that is there already may hold what others put there.
+
+    Whoever can write to a folder can put a link in the place of any file in it, and what is written
+    to the file then goes elsewhere.
+
+    Args:
+      path: The folder.
+      links: Whether it may be a link that this user made, to a folder for which the rest holds.
+
+    Returns:
+      What is wrong, to follow its name: "is a link", "belongs to another user"; "" for a folder
+      that is this user's. Its group may write to it, which was let in by name.
+
+    Raises:
+      OSError: If it cannot be looked at.
+    """
+    about = os.lstat(path)
+    if stat.S_ISLNK(about.st_mode):
+        if not links or about.st_uid != _USER():
+            return "is a link"
+        about = os.stat(path)
+    if not stat.S_ISDIR(about.st_mode):
+        return "is not a folder"
+    if os.name == "nt":
+        return ""
+    if about.st_uid != _USER():
+        return "belongs to another user"
+    if about.st_mode & stat.S_IWOTH and _keeps_modes(path, about.st_mode):
+        return "can be written to by all users"
+    return ""
+
+
+def stranger(folder: Path) -> str:
+    """Names something in a folder that others may have put there.
+
+    Args:
+      folder: The folder, which itself is to be trusted; see `foreign`.
+
+    Returns:
+      The path of a link, of another user's file or folder, or of what is neither, with what it is;
+      "" if there is none.
+
+    Raises:
+      OSError: If something cannot be looked at.
+    """
+    mine = os.stat(folder).st_uid
+    for above, folders, files in os.walk(folder):
+        for path in (os.path.join(above, name) for name in (*folders, *files)):
+            about = os.lstat(path)
+            if stat.S_ISLNK(about.st_mode):
+                return f"{path} is a link"
+            if about.st_uid != mine:
+                return f"{path} belongs to another user"
+            if not stat.S_ISDIR(about.st_mode) and not stat.S_ISREG(about.st_mode):
+                return f"{path} is not a plain file"
+    return ""
+
+
+def _keeps_modes(folder: Path, mode: int) -> bool:
+    """Whether who may write to a folder can be set, which is not so on exFAT and some networks.
+
+    There every folder looks as if all could write to it.
+    """
+    try:
+        os.chmod(folder, stat.S_IMODE(mode) & ~stat.S_IWOTH)
+    except OSError:
+        return False
+    kept = not os.stat(folder).st_mode & stat.S_IWOTH
+    os.chmod(folder, stat.S_IMODE(mode))
+    return kept
+
+
+def create(path: Path) -> int:
+    """Makes a new file, and never writes through a link.
+
+    Args:
+      path: The file. What is there already is removed.
+
+    Returns:
+      An open file descriptor, for writing.
+
+    Raises:
+      OSError: If it cannot be made.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    # O_EXCL follows no link. Names of temporary files can be guessed, so one may have been put
+    # there in a folder that others can write to, such as /tmp.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+    return os.open(path, flags | getattr(os, "O_BINARY", 0), 0o666)
+
+
 def write_atomic(path: str | Path, data: bytes) -> None:
     """Writes a file whose path holds, at any instant, all of its old content or all of the new.
 
@@ -115,7 +226,7 @@ def write_atomic(path: str | Path, data: bytes) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with explained("write", path):
         try:
-            with open(part, "wb") as file:
+            with open(create(part), "wb") as file:
                 file.write(data)
                 file.flush()
                 # Before the rename: after a crash the name could else stand for an empty file.
@@ -225,16 +336,19 @@ def cache(kind: str, most: int) -> Cache | None:
       most: The most bytes of this folder.
 
     Returns:
-      That folder; None if it cannot be written or is another user's.
+      That folder; None if it cannot be written, or others can write to it or to one above it.
     """
     try:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = Path(home) / "sail-jax" / kind
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        own = os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid()
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        # Each level: who can write to one can put another folder in the place of the next.
+        for name in ("sail-jax", *kind.split("/")):
+            folder /= name
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if foreign(folder, links=True):
+                return None
+        return Cache(folder, most) if os.access(folder, os.W_OK) else None
     except (OSError, RuntimeError):
         return None
-    return Cache(folder, most) if own else None
 
 
 def probe(path: Path) -> None:
@@ -251,7 +365,8 @@ def probe(path: Path) -> None:
     probe = path / f".probe.{os.getpid()}.part"
     try:
         with explained("write to", path):
-            probe.write_bytes(b"sail-jax")
+            with open(create(probe), "wb") as file:
+                file.write(b"sail-jax")
             sync(probe)
             probe.unlink()
     except StoreError as exc:

@@ -3,27 +3,33 @@
 import platform
 from typing import Any
 
-__all__ = ["provenance"]
+__all__ = ["provenance", "versions"]
+
+
+def versions() -> dict[str, str]:
+    """Lists the versions with which this process computes; nothing is imported for it.
+
+    Returns:
+      The versions of Python, sail-jax, jax, jaxlib and numpy by name.
+    """
+    from importlib.metadata import version
+
+    packages = ("sail-jax", "jax", "jaxlib", "numpy")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
 def provenance() -> dict[str, Any]:
     """Says with which versions and on which device this process computes.
 
     Returns:
-      {"versions": ..., "device": ...}: the versions of Python, sail-jax, jax, jaxlib and numpy by
-      name, and the platform, kind and count of JAX's devices.
+      {"versions": ..., "device": ...}: what `versions` lists, and the platform, kind and count of
+      JAX's devices.
     """
-    from importlib.metadata import version
-
     import jax
 
     devices = jax.devices()
-    packages = ("sail-jax", "jax", "jaxlib", "numpy")
     return {
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in packages},
-        },
+        "versions": versions(),
         "device": {
             "platform": devices[0].platform,
             "kind": devices[0].device_kind,

@@ -82,6 +82,9 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         return 0
     with disk.explained("write to", args.dir):
         args.dir.mkdir(parents=True, exist_ok=True)
+        # The peer that is installed there is executed, and the default is a name that all know.
+        if why := disk.foreign(args.dir, links=True):
+            raise disk.RefusedError(f"{args.dir} {why}; choose another --dir")
     good, record = _measure(args)
     if args.json:
         from sail_jax.provenance import provenance

@@ -493,6 +493,7 @@ def _claim(path: Path, wanted: dict[str, Any], resume: bool) -> dict[str, Any]:
         return record
     if not (path / RECORD).exists():
         raise RefusedError(f"{path} is not empty and holds no run; choose another --out")
+    _check_own(path)
     record = _read_run_record(path)
     unlike = differences({k: record[k] for k in wanted}, wanted)
     if unlike:
@@ -505,6 +506,17 @@ def _claim(path: Path, wanted: dict[str, Any], resume: bool) -> dict[str, Any]:
     for leftover in leftovers:
         leftover.unlink()
     return record
+
+
+def _check_own(path: Path) -> None:
+    """Refuses a directory of a run that others may have laid out, to be continued by this user.
+
+    What is computed would be written through its links, and its stages would pass for this run's.
+    """
+    with disk.explained("read", path):
+        why = disk.foreign(path, links=True)
+        if what := f"{path} {why}" if why else disk.stranger(path):
+            raise RefusedError(f"{what}, which no run leaves there; choose another --out")
 
 
 def _read_run_record(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ so that no map of it is reported as exact.
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from sail_jax.architectures.table import Config, Rules, divided, fill
-from sail_jax.basis.axes import parse_axes, path_pattern
+from sail_jax.basis.axes import Patterns, parse_axes, path_pattern
 from sail_jax.checks import nearest
 from sail_jax.trees import leaf_paths
 
@@ -116,6 +116,8 @@ _PROJECTIONS = {
 }
 _FUSED = {"qkv", "c_attn", "in_proj", "qkv_proj", "query_key_value", "wqkv", "to_qkv"}
 _BIASES = {"bias", "b", "beta", "mean", "running_mean"}
+# How many leaves a question names.
+_NAMED = 8
 _GAINS = {"scale", "gamma", "g", "weight", "var", "running_var"}
 
 
@@ -188,13 +190,17 @@ def _stated(drafted: Draft, params: PyTree, entries: Mapping[str, int]) -> Draft
     # The sizes of every space, and those of heads times groups, by the names that rules use: one
     # number where all layers agree.
     sizes: dict[str, set[int]] = {}
-    for text in dict.fromkeys(
-        name for _, axes in rules.axes for name in re.findall(r"[\w.{}-]+", axes)
-    ):
+    texts = {name: 0 for _, axes in rules.axes for name in re.findall(r"[\w.{}-]+", axes)}
+    heads = [name.replace("head", "group", 1) for name in texts if name.startswith("head")]
+    known = list(dict.fromkeys([*texts, *heads])) if sized else []
+    patterns, fitting = Patterns(known, stars=False), defaultdict[str, list[int]](list)
+    for space in sized:
+        for k, _ in patterns.matches(space.name):
+            fitting[known[k]].append(space.size)
+    for text in texts:
         with_groups = f"{text} {text.replace('head', 'group', 1)}"
         for names in (text, with_groups) if text.startswith("head") else (text,):
-            patterns = [path_pattern(name, stars=False) for name in names.split()]
-            spaces = [[s.size for s in sized if p.fullmatch(s.name)] for p in patterns]
+            spaces = [fitting[name] for name in names.split()]
             if products := {math.prod(factors) for factors in zip(*spaces, strict=False)}:
                 sizes[names] = products
     settings, asked = [], []
@@ -273,8 +279,17 @@ class _Drafter:
             self.rules |= {p: fill(axes, captures) for p, captures in hits.items()}
         self.answered = set(self.rules)
         self.modules: dict[str, list[_Leaf]] = defaultdict(list)
+        # The vectors of each module that have no rule yet, by their sizes.
+        self.vectors: dict[tuple[str, int], list[_Leaf]] = defaultdict(list)
+        # The sizes of the biases of each module.
+        self.biases: dict[str, list[int]] = defaultdict(list)
+        self.with_matrices = {leaf.module for leaf in self.leaves if len(leaf.shape) > 1}
         for leaf in self.leaves:
             self.modules[leaf.module].append(leaf)
+            if len(leaf.shape) == 1:
+                self.vectors[leaf.module, leaf.shape[0]].append(leaf)
+            if leaf.name in {"bias", "b"} and leaf.shape:
+                self.biases[leaf.module].append(leaf.shape[0])
 
     def run(self) -> Draft:
         """Drafts the rules: matrices first, then attention, the other matrices, and vectors.
@@ -291,9 +306,11 @@ class _Drafter:
                 matrices.append(matrix)
         self.stream = self.stream or self._find_stream(matrices)
         self._assign(self._attention(matrices))
+        # Vectors are of spaces that matrices have, and add none.
+        spaces = {w for axes in self.rules.values() for w in re.findall(r"[\w.@]+", axes)}
         for leaf in open_leaves:
             if leaf.path not in self.rules:
-                self._vector(leaf)
+                self._vector(leaf, spaces)
         return self._finish()
 
     def _ask(self, leaf: _Leaf, text: str, options: Iterable[str] = ()) -> None:
@@ -305,9 +322,13 @@ class _Drafter:
         """Leaves a leaf and its module's vectors in no space, and spaces of its sizes outer."""
         self.rules[leaf.path] = " ".join("_" * len(leaf.shape))
         self._freeze(leaf.shape)
-        for other in self.modules[leaf.module] if len(leaf.shape) > 1 else ():
-            if len(other.shape) == 1 and other.shape[0] in leaf.shape:
-                self.rules.setdefault(other.path, "_")
+        for n in leaf.shape if len(leaf.shape) > 1 else ():
+            self._settle(leaf.module, n, "_")
+
+    def _settle(self, module: str, n: int, axes: str) -> None:
+        """Gives the vectors of a module that have n entries these axes, unless they have others."""
+        for leaf in self.vectors.pop((module, n), ()):
+            self.rules.setdefault(leaf.path, axes)
 
     def _freeze(self, sizes: Iterable[int]) -> None:
         self.frozen |= {str(n) for n in sizes}
@@ -327,9 +348,7 @@ class _Drafter:
         spatial = n - 2 if n in (4, 5) else 0
         # Flax kernels end with (in, out), PyTorch weights begin with (out, in).
         last, first = _Matrix(leaf, n - 2, n - 1), _Matrix(leaf, 1, 0)
-        bias = [
-            x.shape[0] for x in self.modules[leaf.module] if x.name in {"bias", "b"} and x.shape
-        ]
+        bias = self.biases[leaf.module]
         # A bias has as many entries as its matrix writes, which settles it for matrices that are
         # not square, whatever the framework.
         if n == 2 and bias and shape[0] != shape[1] and bias[0] in shape:
@@ -360,16 +379,10 @@ class _Drafter:
 
     def _find_stream(self, matrices: list[_Matrix]) -> int | None:
         """The size that every layer reads and writes; None without layers, or if it is asked."""
-        layers = sorted({m.leaf.layer for m in matrices if m.leaf.layer})
-        if not layers:
+        closed = _closed(matrices)
+        if not closed:
             return None
-        shared = set.intersection(
-            *(
-                {m.fan_in for m in matrices if m.leaf.layer == layer}
-                & {m.fan_out for m in matrices if m.leaf.layer == layer}
-                for layer in layers
-            )
-        )
+        shared = set.intersection(*closed.values())
         outside = {m.fan_out for m in matrices if not m.leaf.layer}
         outside |= {int(n) for axes in self.rules.values() for n in re.findall(r"@(\d+)", axes)}
         # The layers' own hidden sizes are read and written in every layer too, but nothing outside
@@ -470,16 +483,14 @@ class _Drafter:
 
     def _bias(self, m: _Matrix, axes: str) -> None:
         """Gives the bias of a matrix the axes of what the matrix writes."""
-        for leaf in self.modules[m.leaf.module]:
-            if leaf.path not in self.rules and leaf.shape == (m.fan_out,):
-                self.rules[leaf.path] = axes
+        self._settle(m.leaf.module, m.fan_out, axes)
 
     def _assign(self, matrices: list[_Matrix]) -> None:
         """Writes rules for matrices by their sizes: of the stream, a layer, or the network."""
         stream = self.stream
         matrices = [m for m in matrices if m.leaf.path not in self.rules]
+        closed = _closed(matrices)
         for m in matrices:
-            own = [x for x in matrices if x.leaf.layer == m.leaf.layer] if m.leaf.layer else []
             # A square matrix may lead from the stream to itself, or be one half of a block whose
             # hidden units are as many as the stream's.
             if m.fan_in == m.fan_out and stream is not None:
@@ -491,9 +502,8 @@ class _Drafter:
             read, write = f"@{m.fan_in}", f"@{m.fan_out}"
             if stream is not None and m.leaf.layer:
                 # A hidden size of a layer is one that the layer both writes and reads.
-                closed = {x.fan_in for x in own} & {x.fan_out for x in own}
                 inside = [n for n in (m.fan_in, m.fan_out) if n != stream]
-                if any(n not in closed for n in inside) or len(inside) != 1:
+                if not closed[m.leaf.layer].issuperset(inside) or len(inside) != 1:
                     text = f"nothing in its layer matches its sizes {sorted(set(inside))}"
                     self._ask(
                         m.leaf, text, [m.axes("resid*", "hidden"), m.axes("hidden*", "resid")]
@@ -513,9 +523,11 @@ class _Drafter:
         writers: dict[int, list[_Matrix]] = defaultdict(list)
         for m in matrices:
             writers[m.fan_out].append(m)
+        read = {m.fan_in for m in matrices}
         for n, group in writers.items():
-            if len(group) > 1 and any(m.fan_in == n for m in matrices):
-                names = ", ".join(repr(m.leaf.path) for m in group)
+            if len(group) > 1 and n in read:
+                names = ", ".join(repr(m.leaf.path) for m in group[:_NAMED])
+                names += f" and {len(group) - _NAMED} more" if len(group) > _NAMED else ""
                 last = group[-1]
                 options = [f"units{last.fan_in}*", f"units{last.fan_in}.before*"]
                 text = f"{names} write {n} units each: one space (sums), taken so here, or several?"
@@ -536,7 +548,7 @@ class _Drafter:
                 self.questions.append(Question(matrices[0].leaf.path, text, ()))
                 self._freeze(inner)
 
-    def _vector(self, leaf: _Leaf) -> None:
+    def _vector(self, leaf: _Leaf, spaces: set[str]) -> None:
         """Writes the rule of a leaf that is not a matrix: a bias, a gain, or a question."""
         if len(leaf.shape) > 1:
             self._ask(leaf, f"what are its axes of sizes {list(leaf.shape)}?")
@@ -544,10 +556,9 @@ class _Drafter:
         n = math.prod(leaf.shape)
         # A vector beside a matrix that was not its bias, and a norm of queries or keys, may be of a
         # space whose size only happens to be this.
-        matrix = [x for x in self.modules[leaf.module] if len(x.shape) > 1]
+        matrix = leaf.module in self.with_matrices
         kind = leaf.name in _GAINS or leaf.name in _BIASES
         inner = f"units{n}{leaf.tag}"
-        spaces = {w for axes in self.rules.values() for w in re.findall(r"[\w.@]+", axes)}
         options = [name for name in (f"@{n}", inner) if name in spaces]
         doubtful = matrix or _words(leaf.module) & {"q", "k", "query", "key"}
         if not kind or doubtful or len(options) != 1:
@@ -604,13 +615,12 @@ def _leaves(paths: list[str], arrays: list[Any]) -> list[_Leaf]:
     """
     shapes = [tuple(np.shape(x)) for x in arrays]
     matrices = [path for path, shape in zip(paths, shapes, strict=True) if len(shape) > 1]
-    out, layers = [], []
-    for path in paths:
-        inside = (path[: m.end() + 1] for m in re.finditer(r"\d+(?=[/.])", path))
-        prefixes = (x for x in inside if sum(other.startswith(x) for other in matrices) > 1)
-        # The outermost numbered module with two matrices is the layer: a numbered module inside it
-        # (of a Sequential) is part of it.
-        layers.append(next(prefixes, "")[:-1])
+    inside = {p: [p[: m.end() + 1] for m in re.finditer(r"\d+(?=[/.])", p)] for p in paths}
+    held = Counter(prefix for path in matrices for prefix in inside[path])
+    # The outermost numbered module with two matrices is the layer: a numbered module inside it (of
+    # a Sequential) is part of it.
+    layers = [next((x for x in inside[path] if held[x] > 1), "")[:-1] for path in paths]
+    out = []
     # If all layers differ in one number alone, that number names their spaces, as it does in `{i}`
     # rules. Otherwise two stacks could have layers of the same number, so the whole path does.
     alike = len({_general(layer) for layer in layers if layer}) == 1
@@ -623,6 +633,16 @@ def _leaves(paths: list[str], arrays: list[Any]) -> list[_Leaf]:
         floating = bool(jnp.issubdtype(dtype, jnp.inexact))
         out.append(_Leaf(path, module, name, layer, tag, shape, floating))
     return out
+
+
+def _closed(matrices: Iterable[_Matrix]) -> dict[str, set[int]]:
+    """The sizes that each layer both reads and writes."""
+    reads, writes = defaultdict[str, set[int]](set), defaultdict[str, set[int]](set)
+    for m in matrices:
+        if m.leaf.layer:
+            reads[m.leaf.layer].add(m.fan_in)
+            writes[m.leaf.layer].add(m.fan_out)
+    return {layer: sizes & writes[layer] for layer, sizes in reads.items()}
 
 
 def _parent(leaf: _Leaf) -> tuple[str, str]:
@@ -654,7 +674,15 @@ def _general(layer: str) -> str:
 
 def _open(leaf: _Leaf, text: str) -> str:
     """Axes with the number of the layer open, as in a rule for all layers."""
-    return re.sub(re.escape(leaf.tag) + r"(?![\w.])", ".{i}", text) if leaf.layer else text
+    if not leaf.layer:
+        return text
+    # Not one pattern for each layer: to compile them would take most of the time.
+    first, *parts = text.split(leaf.tag)
+    follow = [*(part or leaf.tag for part in parts[:-1]), *parts[-1:]]
+    return first + "".join(
+        (leaf.tag if re.match(r"[\w.]", then) else ".{i}") + part
+        for part, then in zip(parts, follow, strict=True)
+    )
 
 
 def _templates(
@@ -681,7 +709,8 @@ def _templates(
             return Draft(literal, tuple(questions))
 
     def template(name: str) -> str:
-        leaf = next((leaf for tag, leaf in tags.items() if name.endswith(tag)), None)
+        # A tag begins with the only dot in it.
+        leaf = tags.get(name[max(name.rfind("."), 0) :])
         return _open(leaf, name) if leaf else name
 
     # A space that is outer in one layer would be so in all.

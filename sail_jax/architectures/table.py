@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from sail_jax.basis.axes import format_axes, path_pattern
+from sail_jax.basis.axes import Patterns, format_axes, path_pattern
 from sail_jax.basis.spaces import Spec, spec
 from sail_jax.checks import nearest
 from sail_jax.configurations import EPSILONS
@@ -101,17 +101,15 @@ class Rules(NamedTuple):
         Raises:
           ValueError: If the parameters do not fit the rules; see `sail_jax.spec`.
         """
-        paths = leaf_paths(params)
-
-        def there(pattern: str) -> bool:
-            return any(map(path_pattern(pattern).fullmatch, paths))
-
+        asked = [*self.optional, *(head for heads in self.ends.values() for head in heads)]
+        patterns = Patterns(asked)
+        there = {asked[k] for path in leaf_paths(params) for k, _ in patterns.matches(path)}
         # `spec` refuses rules that match no leaf, so optional ones are only given where they do.
-        present = [(p, axes) for p, axes in self.axes if p not in self.optional or there(p)]
+        present = [(p, axes) for p, axes in self.axes if p not in self.optional or p in there]
         words = {word for _, axes in present for word in re.findall(r"[\w./:{}-]+\*?", axes)}
         # Without a head the network hands out these spaces themselves, so they cannot change basis.
         # What is applied to them inside of the network stays stated.
-        unread = {name for name, heads in self.ends.items() if not any(map(there, heads))}
+        unread = {name for name, heads in self.ends.items() if there.isdisjoint(heads)}
         names = {word.rstrip("*") for word in words}
         spaces = {k: f"outer {v}" if k in unread else v for k, v in self.spaces.items()}
         spaces = {k: v for k, v in spaces.items() if k in names}

@@ -42,11 +42,12 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 __all__ = [
     "Axis",
     "Factor",
+    "Patterns",
     "Role",
     "blocks",
     "end_to_end",
@@ -385,3 +386,63 @@ def path_pattern(text: str, *, stars: bool = True) -> re.Pattern[str]:
             seen.add(inner)
             out += f"(?P<{inner}>[^/.]+)"
     return re.compile(out, re.DOTALL)
+
+
+_WILD = re.compile(r"[*{}]")
+_Node = tuple[dict[str | None, Any], list[tuple[int, re.Pattern[str]]]]
+
+
+class Patterns:
+    """Many path patterns at once: those that match a path are found without trying all of them.
+
+    Checkpoints may have 10^5 tensors, and as many rules.
+    """
+
+    def __init__(self, texts: Iterable[str], *, stars: bool = True) -> None:
+        """Reads the patterns.
+
+        Args:
+          texts: The patterns; see `path_pattern`.
+          stars: As `path_pattern` takes it.
+
+        Raises:
+          ValueError: As `path_pattern` does.
+        """
+        self._exact: dict[str, list[int]] = {}
+        # Patterns by their parts between dots and slashes; None stands for a part with wildcards.
+        self._tree: _Node = ({}, [])
+        # Those whose wildcards may cross dots and slashes.
+        self._deep: list[tuple[int, re.Pattern[str]]] = []
+        for number, text in enumerate(texts):
+            if not _WILD.search(text):
+                self._exact.setdefault(text, []).append(number)
+                continue
+            entry, node = (number, path_pattern(text, stars=stars)), self._tree
+            if "**" in text or re.search(r"\{[^{}]*[/.][^{}]*\}", text):
+                self._deep.append(entry)
+                continue
+            for part in re.split(r"[/.]", text):
+                node = node[0].setdefault(None if _WILD.search(part) else part, ({}, []))
+            node[1].append(entry)
+
+    def matches(self, path: str) -> list[tuple[int, dict[str, str]]]:
+        """Finds the patterns that match a path.
+
+        Args:
+          path: The path.
+
+        Returns:
+          The number of each, in order, with what it captured.
+
+        >>> Patterns(["a/{i}", "a/0", "**/0"]).matches("a/0")
+        [(0, {'i': '0'}), (1, {}), (2, {})]
+        """
+        nodes = [self._tree]
+        for part in re.split(r"[/.]", path):
+            nodes = [
+                child for below, _ in nodes for key in (part, None) if (child := below.get(key))
+            ]
+        tried = [*(entry for _, ends in nodes for entry in ends), *self._deep]
+        found = [(k, m.groupdict()) for k, pattern in tried if (m := pattern.fullmatch(path))]
+        found += [(k, {}) for k in self._exact.get(path, ())]
+        return sorted(found, key=lambda match: match[0])

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sail_jax.basis.axes import Axis, Role, blocks, format_axes, parse_axes, path_pattern
+from sail_jax.basis.axes import Axis, Patterns, Role, blocks, format_axes, parse_axes
 from sail_jax.basis.families import NONLINEARITIES
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.checks import escaped, nearest
@@ -337,14 +337,14 @@ def _match(
     for pattern, axes in pairs:
         if not isinstance(pattern, str) or not isinstance(axes, str):
             raise TypeError(f"a rule is a pattern and an axes string, got {(pattern, axes)!r}")
-    patterns = [path_pattern(pattern) for pattern, _ in pairs]
+    patterns = Patterns(pattern for pattern, _ in pairs)
     for path, leaf in arrays.items():
-        hits = [(k, m) for k, p in enumerate(patterns) if (m := p.fullmatch(path))]
+        hits = patterns.matches(path)
         used |= {k for k, _ in hits}
         if not hits:
+            near = _nearest(path, (pattern for pattern, _ in pairs), problems)
             problems.append(
-                f"no rule matches leaf {_show(path, leaf)}"
-                f"{nearest(path, [pattern for pattern, _ in pairs])}; "
+                f"no rule matches leaf {_show(path, leaf)}{near}; "
                 f"to leave it alone write {path!r}: {' '.join('_' * len(leaf.shape))!r}"
             )
         elif len(hits) > 1:
@@ -353,9 +353,8 @@ def _match(
                 f"leaf {_show(path, leaf)} matches {len(hits)} rules: {rules}; narrow all but one"
             )
         else:
-            ((k, match),) = hits
+            ((k, names),) = hits
             pattern, axes = pairs[k]
-            names = match.groupdict()
             if unknown := [n for n in re.findall(r"\{(.*?)\}", axes) if n not in names]:
                 problems.append(
                     f"the axes {axes!r} of leaf {path!r} use {{{unknown[0]}}}, which its pattern "
@@ -367,7 +366,7 @@ def _match(
     for k, (pattern, axes) in enumerate(pairs):
         if k not in used:
             problems.append(
-                f"rule {pattern!r}: {axes!r} matches no leaf{nearest(pattern, arrays)}; "
+                f"rule {pattern!r}: {axes!r} matches no leaf{_nearest(pattern, arrays, problems)}; "
                 "correct or delete it"
             )
     _raise(problems)
@@ -408,10 +407,14 @@ def _expand(argument: str, entries: Mapping[str, Any], names: list[str]) -> dict
     out: dict[str, Any] = {}
     owner: dict[str, str] = {}
     problems = []
-    for key, value in entries.items():
-        hits = [name for name in names if path_pattern(key, stars=False).fullmatch(name)]
+    patterns, named = Patterns(entries, stars=False), [list[str]() for _ in entries]
+    for name in names:
+        for k, _ in patterns.matches(name):
+            named[k].append(name)
+    for (key, value), hits in zip(entries.items(), named, strict=True):
         if not hits:
-            problems.append(f"{argument}[{key!r}] names no space{nearest(key, names)}")
+            near = _nearest(key, names, problems)
+            problems.append(f"{argument}[{key!r}] names no space{near}")
         for name in hits:
             if name in out:
                 problems.append(
@@ -516,7 +519,7 @@ def _check_sides(out: Spec) -> None:
             # Units that are only permuted need no roles: experts and the router that ranks them.
             continue
         elif "outer" not in words.split() and not (writers and readers):
-            near = nearest(name, [other for other in names if other != name])
+            near = _nearest(name, (other for other in names if other != name), problems)
             have, lack = ("written", "reads") if writers else ("read", "writes")
             if not writers and not readers:
                 have, lack = "only multiplied", "writes or reads"
@@ -566,8 +569,16 @@ def _show(path: str, leaf: jax.ShapeDtypeStruct) -> str:
     return f"{path!r} {leaf.dtype}{list(leaf.shape)}"
 
 
+_SHOWN = 8
+
+
+def _nearest(word: str, options: Iterable[str], problems: list[str]) -> str:
+    """The known words near an unknown one; "" if so many problems precede that none is shown."""
+    return nearest(word, options) if len(problems) < _SHOWN else ""
+
+
 def _raise(problems: list[str]) -> None:
     """Raises one ValueError with the first eight problems, if there are any."""
     if problems:
-        more = [f"and {len(problems) - 8} more"] if len(problems) > 8 else []
-        raise ValueError("\n".join(problems[:8] + more))
+        more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+        raise ValueError("\n".join(problems[:_SHOWN] + more))

@@ -162,22 +162,21 @@ def inspect(checkpoint: Any, args: Namespace) -> tuple[dict[str, Any], Any]:
     spaces = []
     uses = (lambda name: ()) if spec is None else spec.uses
     for space in () if spec is None else spec.spaces:
-        by_role: dict[str, list[str]] = {"write": [], "read": [], "gain": []}
+        by_role: dict[str, dict[str, None]] = {"write": {}, "read": {}, "gain": {}}
         for use in uses(space.name):
             # A tied tensor, such as an embedding that is also the head, has both roles.
             other = {"write": "read", "read": "write"}.get(use.role)
             for role in (use.role, other) if use.tied and other else (use.role,):
-                if use.path not in by_role[role]:
-                    by_role[role].append(use.path)
+                by_role[role][use.path] = None
         touching = dict.fromkeys(use.path for use in uses(space.name))
         spaces.append(
             {
                 "name": space.name,
                 "size": space.size,
                 "nonlinearity": space.nonlinearity,
-                "writers": by_role["write"],
-                "readers": by_role["read"],
-                "gains": by_role["gain"],
+                "writers": list(by_role["write"]),
+                "readers": list(by_role["read"]),
+                "gains": list(by_role["gain"]),
                 "parameters": sum(size[path] for path in touching),
             }
         )

@@ -1,5 +1,6 @@
 """Draws which tensors share which spaces: a table of marks, with repeated layers drawn once."""
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -93,7 +94,7 @@ def layout(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> Layout:
     layers, alone = _layers(spec, shapes)
     bands: list[Band] = []
     before = [path for path in alone if is_early(_plain(path))]
-    after = [path for path in alone if path not in before]
+    after = [path for path in alone if not is_early(_plain(path))]
     if before:
         bands.append(Band("", 1, _rows(spec, shapes, before, "")))
     labels = {space.name: (space.name, 1) for space in spec.spaces}
@@ -116,7 +117,7 @@ def _plain(path: str) -> str:
 
 def _numberless(name: str, number: str, mark: str) -> str:
     """Replaces a number in a name by a mark, in the last place where it stands."""
-    places = list(re.finditer(rf"(?<!\d){number}(?!\d)", name))
+    places = [match for match in re.finditer(r"\d+", name) if match[0] == number]
     return name[: places[-1].start()] + mark + name[places[-1].end() :] if places else name
 
 
@@ -152,14 +153,16 @@ def _layers(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[_La
     }
     layers: list[_Layer] = []
     done: set[str] = set()
+    in_order = sorted(numbered)
+    # In this order, those that begin with a prefix follow it.
+    within = {a for a, b in itertools.pairwise(in_order) if b.startswith(a)}
     for prefix in sorted(numbered, key=len):
         members = {n: leaves for n, leaves in numbered[prefix].items() if done.isdisjoint(leaves)}
         alike: dict[Any, list[str]] = defaultdict(list)
         for number, leaves in members.items():
             alike[_signature(spec, shapes, leaves, prefix + number, number)].append(number)
         # Blocks that are numbered twice (block 2 of stage 1) repeat at the inner number.
-        inner = any(other.startswith(prefix) and other != prefix for other in numbered)
-        if inner and max(map(len, alike.values()), default=0) < 2:
+        if prefix in within and max(map(len, alike.values()), default=0) < 2:
             continue
         for numbers in alike.values():
             layers.append(_Layer(prefix + numbers[0], tuple(numbers), tuple(members[numbers[0]])))

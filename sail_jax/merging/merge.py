@@ -3,14 +3,12 @@
 The module also holds the registry of published methods, which `sail_jax.methods` fills.
 """
 
-import dataclasses
 import functools
-import hashlib
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import CodeType, MappingProxyType
+from types import MappingProxyType
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import jax
@@ -53,7 +51,6 @@ __all__ = [
     "choose",
     "example",
     "get",
-    "identity",
     "method",
     "options_of",
     "with_base",
@@ -402,46 +399,6 @@ def choose(compat: Compat) -> Callable[[T | None, T, T], T]:
         return value if value is not None else paper if compat == "paper" else mergekit
 
     return chosen
-
-
-def identity(merge: Merge) -> str:
-    """Computes a hash that changes with anything that a merge does.
-
-    It covers the steps with their arrays and functions, the scale, and what the merge expects. Of
-    the code of a function only its own counts, not that of the functions it calls.
-
-    Args:
-      merge: The merge; none of its values is traced.
-
-    Returns:
-      64 hexadecimal digits, the same in every process.
-    """
-    # Not the name and the remedy: they change messages, not numbers.
-    parts = (merge.steps, merge.scale, merge.normalize, merge.base, merge.models)
-    return hashlib.sha256(repr(_plain(parts)).encode()).hexdigest()
-
-
-def _plain(x: Any) -> Any:
-    """Takes a part of a merge apart, into values whose `repr` is the same in every process."""
-    if dataclasses.is_dataclass(x):
-        return [type(x).__name__, *(_plain(getattr(x, f.name)) for f in dataclasses.fields(x))]
-    if isinstance(x, functools.partial):
-        return ["partial", _plain(x.func), _plain(x.args), _plain(x.keywords)]
-    if isinstance(x, jax.Array | np.ndarray):
-        array = np.asarray(x)
-        return [str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()]
-    if isinstance(x, Mapping):
-        return [[_plain(key), _plain(value)] for key, value in x.items()]
-    if isinstance(x, tuple | list):
-        return [*map(_plain, x)]
-    if code := getattr(x, "__code__", None):
-        cells = [_plain(cell.cell_contents) for cell in x.__closure__ or ()]
-        return [x.__module__, x.__qualname__, _plain(code), cells]
-    if isinstance(x, CodeType):  # without file and line numbers, which change nothing it does
-        return [x.co_code.hex(), x.co_names, [*map(_plain, x.co_consts)]]
-    if hasattr(x, "__dict__") and not isinstance(x, type):
-        return [type(x).__name__, _plain(vars(x))]
-    return repr(x)
 
 
 # --- the registry

@@ -16,10 +16,16 @@ from jaxtyping import Array, ArrayLike, Float, UInt
 
 from sail_jax.checks import concrete
 
-__all__ = ["key", "key_words", "mix", "stream", "uniform"]
+__all__ = ["STREAM", "key", "key_words", "mix", "stream", "uniform"]
 
 Stream = tuple[UInt[Array, "..."], UInt[Array, "..."]]
 """The 64 bits of state of one or more streams, in two words (low, high)."""
+STREAM = 1
+"""The number of the stream: another one stands for other bits of the same keys, names and indices.
+
+Work that was interrupted is resumed only with the bits with which it began. A test has the draws of
+each number, so that neither can change alone.
+"""
 
 
 def key(seed: int) -> Array:

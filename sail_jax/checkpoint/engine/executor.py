@@ -83,11 +83,13 @@ class Limits(NamedTuple):
       threads: How many workers there are.
       hold: Bytes of inputs that each worker may keep when it needs a tensor more than once.
       max_memory: Bytes that the process may use; None for no limit.
+      output: Bytes that are held at the end, when the output is made of its tensors.
     """
 
     threads: int
     hold: int
     max_memory: int | None = None
+    output: int = 0
 
 
 class Record(NamedTuple):
@@ -160,6 +162,7 @@ def limits(
     max_memory: int | None,
     threads: int | None = None,
     wide: bool = False,
+    output: int = 0,
 ) -> Limits:
     """Chooses how many workers there are, and how much of a tensor each may keep.
 
@@ -171,17 +174,19 @@ def limits(
       max_memory: Bytes that the process may use, the program included. None for no limit.
       threads: The most workers; None for one per core, up to 8.
       wide: Whether all is computed in float64, whatever the inputs are.
+      output: Bytes that are held at the end, when the output is made of its tensors.
 
     Returns:
       The limits, for `execute`.
 
     Raises:
-      MergeRefusedError: If the largest tensor does not fit in `max_memory`; it is named.
+      MergeRefusedError: If the largest tensor does not fit in `max_memory`, which is named, or
+        making the output does not.
     """
     wanted = threads or min(8, os.cpu_count() or 1)
     needs = sorted((memory(work, wide) for work in works), reverse=True) or [0]
     if max_memory is None:
-        return Limits(wanted, KEPT)
+        return Limits(wanted, KEPT, output=output)
     room = max_memory - CONSTANT
     largest = max(works, key=lambda work: memory(work, wide), default=None)
     if room < needs[0] and largest is not None:
@@ -189,9 +194,14 @@ def limits(
             f"{argument('max_memory')}: {largest.name} needs {_mib(CONSTANT + needs[0])} "
             f"({_mib(CONSTANT)} of it for the program), got {_mib(max_memory)}"
         )
+    if room < output:
+        raise MergeRefusedError(
+            f"{argument('max_memory')}: an output of this format needs {_mib(CONSTANT + output)} "
+            f"({_mib(CONSTANT)} of it for the program), got {_mib(max_memory)}"
+        )
     # Workers may meet the largest tensors all at once, so these have to fit together.
     fitting = max(k for k in range(1, wanted + 1) if sum(needs[:k]) <= room)
-    return Limits(fitting, max(0, min(KEPT, room // fitting - needs[0])), max_memory)
+    return Limits(fitting, max(0, min(KEPT, room // fitting - needs[0])), max_memory, output)
 
 
 def peak(works: Sequence[Work], limits: Limits) -> int:
@@ -205,7 +215,9 @@ def peak(works: Sequence[Work], limits: Limits) -> int:
       The bytes, the program included.
     """
     needs = sorted(map(memory, works), reverse=True)
-    return CONSTANT + sum(needs[: limits.threads]) + limits.threads * limits.hold
+    at_work = sum(needs[: limits.threads]) + limits.threads * limits.hold
+    # Workers have given back what they held when the output is made.
+    return CONSTANT + max(at_work, limits.output)
 
 
 def summary(works: Sequence[Work], limits: Limits) -> str:
@@ -352,7 +364,7 @@ def execute(
         with Engine(works, limits.threads, limits.hold, not allow_nonfinite) as engine:
             run.carry_out(works, engine)
         if faint := engine.faint:
-            threads, hold, _ = _in_float64(works, faint, limits)
+            threads, hold, *_ = _in_float64(works, faint, limits)
             with Engine(works, threads, hold, not allow_nonfinite, faint) as engine:
                 run.carry_out(works, engine)
     except NotFiniteError as error:

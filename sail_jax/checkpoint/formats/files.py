@@ -14,6 +14,7 @@ import pickle
 import re
 import stat
 import struct
+import threading
 import tokenize
 import zipfile
 import zlib
@@ -90,7 +91,7 @@ def explained(doing: str, path: Path) -> Iterator[None]:
         full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
         again = f"run again with {argument('resume', 'True')}"
         then = f"finished tensors are kept: free some space and {again}"
-        why = exc.strerror or str(exc) or type(exc).__name__
+        why = (exc.strerror or str(exc) or type(exc).__name__) + disk.raise_limit(exc)
         advice = then if full else "repair this place or choose another"
         raise CheckpointError(f"cannot {doing} {path}: {why}; {advice}") from exc
 
@@ -126,7 +127,7 @@ def reading(what: object) -> Iterator[None]:
         raise
     except OSError as exc:
         why = exc.strerror or str(exc) or type(exc).__name__
-        raise CheckpointError(f"cannot read {what}: {why}") from exc
+        raise CheckpointError(f"cannot read {what}: {why}{disk.raise_limit(exc)}") from exc
     except _PARSING as exc:
         # Messages of parsers may have many lines, and may quote as much of the file as they like.
         why = " ".join(str(exc).split())[:200] or type(exc).__name__
@@ -275,8 +276,76 @@ def _shared(real: Path, model: Path | None) -> bool:
     )
 
 
+class _Pool:
+    """Descriptors of files that are open; those that were used least recently are closed.
+
+    A checkpoint may have 20,000 shards, and a process may have 1,024 files open by default.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Starts without any.
+
+        Args:
+          most: How many may be open at once. More are, only while more are read at once.
+        """
+        self._most, self._lock = most, threading.Lock()
+        self._free: dict[Any, int] = {}  # the least recently used first
+        self._used: dict[Any, list[int]] = {}  # the descriptor, and how many use it
+
+    @contextlib.contextmanager
+    def use(self, key: Any, opening: Callable[[], int]) -> Iterator[int]:
+        """Lends the descriptor of a file, which is opened if need be.
+
+        Args:
+          key: What the file is known by.
+          opening: Opens the file.
+
+        Yields:
+          The descriptor.
+        """
+        with self._lock:
+            if key not in self._used:
+                fd = self._free.pop(key, -1)
+                self._used[key] = [self._opened(opening) if fd < 0 else fd, 0]
+            self._used[key][1] += 1
+            fd = self._used[key][0]
+        try:
+            yield fd
+        finally:
+            with self._lock:
+                self._used[key][1] -= 1
+                if not self._used[key][1]:
+                    self._free[key] = self._used.pop(key)[0]
+                while self._free and len(self._free) + len(self._used) > self._most:
+                    os.close(self._free.pop(next(iter(self._free))))
+
+    def _opened(self, opening: Callable[[], int]) -> int:
+        try:
+            return opening()
+        except OSError as exc:
+            if exc.errno != errno.EMFILE or not self._free:
+                raise
+        # The limit of this process is lower, or others have used it up.
+        while self._free:
+            os.close(self._free.popitem()[1])
+        return opening()
+
+    def forget(self, key: Any) -> None:
+        """Closes a file, if it is open and nobody uses it."""
+        with self._lock:
+            fd = self._free.pop(key, -1)
+        if fd >= 0:
+            os.close(fd)
+
+
+# Of the 1,024 that a process may have by default; outputs and libraries need some, too.
+_OPEN = _Pool(256)
+
+
 class File:
     """A plain file, open for reading at any offset by any number of threads.
+
+    While many others are read it may be closed for a while. It is opened again only as it was.
 
     Attributes:
       path: Where the file lies.
@@ -295,23 +364,32 @@ class File:
         Raises:
           CheckpointError: If it cannot be opened, or is a pipe, a device or a folder.
         """
-        self.path, self.called = path, called or str(path)
-        with reading(path):
-            # O_NONBLOCK: opening a pipe would otherwise wait for its writer.
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
-            self.about = os.fstat(self._fd)
+        self.path, self.called, self._closed = path, called or str(path), False
+        with reading(path), _OPEN.use(self, self._opened) as fd:
+            self.about = os.fstat(fd)
         if not stat.S_ISREG(self.about.st_mode):
             self.close()
             raise CheckpointError(f"{path} is not a plain file")
         self.size = self.about.st_size
 
+    def _opened(self) -> int:
+        # O_NONBLOCK: opening a pipe would otherwise wait for its writer.
+        return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+
+    def _again(self) -> int:
+        """Opens the file again; CheckpointError if another has taken its place."""
+        fd = self._opened()
+        if not os.path.samestat(os.fstat(fd), self.about):
+            os.close(fd)
+            raise CheckpointError(
+                f"{self.path} was changed while it was read; run again when nothing writes to it"
+            )
+        return fd
+
     def close(self) -> None:
         """Closes the file; closing it again does nothing."""
-        # Forgotten first: after an interrupt between these lines, nobody closes the number again,
-        # which may by then belong to another file.
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._closed = True
+        _OPEN.forget(self)
 
     def fill(self, view: memoryview, offset: int) -> None:
         """Fills a buffer with the bytes of the file from an offset on.
@@ -324,13 +402,13 @@ class File:
           CheckpointError: If the file ends before the buffer is full, was closed, or cannot be
             read.
         """
-        if self._fd < 0:
+        if self._closed:
             raise CheckpointError(f"{self.path} was closed")
-        with reading(self.path):
+        with reading(self.path), _OPEN.use(self, self._again) as fd:
             while len(view):
                 # At an offset, straight into the caller's memory: threads share the descriptor
                 # without a position to fight over. A read may return less than was asked for.
-                got = os.preadv(self._fd, [view], offset)
+                got = os.preadv(fd, [view], offset)
                 if not got:
                     raise CheckpointError(f"{self.path} is truncated: it ends at byte {offset}")
                 view, offset = view[got:], offset + got

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
+from sail_jax import disk
 from sail_jax.checkpoint.formats import written
 from sail_jax.checkpoint.formats.files import CheckpointError, explained
 from sail_jax.checks import argument
@@ -79,6 +80,10 @@ def admit(
 def hold(partial: Path, out: Path) -> int | None:
     """Makes the folder of unfinished work, if need be, and locks it for this process.
 
+    What is there already is taken only if no one else can have put it there: whoever resumed it
+    would write through its links, and would take its tensors for their own. Nothing guards the
+    folder above it: whoever can write there can replace the output as well.
+
     Args:
       partial: The folder of unfinished work.
       out: The output that it is for, as messages name it.
@@ -88,31 +93,54 @@ def hold(partial: Path, out: Path) -> int | None:
       system has no locks.
 
     Raises:
-      CheckpointError: If another process holds the lock.
+      CheckpointError: If another process holds the lock, or the folder or something in it is a
+        link, or another user's.
       OSError: If the folder cannot be made or opened.
     """
     # Whoever finishes removes the folder, so that the lock may be of a folder that is no longer
     # there. Then it is tried again; ten times in a row mean that others are busy with it.
     for _ in range(10):
-        partial.mkdir(exist_ok=True)
-        if fcntl is None:
-            return None
-        fd = os.open(partial, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            raise CheckpointError(f"{out} is being written by another process") from None
-        # A file system without locks must not keep an output from being written.
-        except OSError:
-            os.close(fd)
-            return None
-        # Whoever held it before may have removed or renamed the folder since we opened it.
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(partial), os.fstat(fd)):
-                return fd
-        os.close(fd)
+            # For this user alone: what is renamed to the output lies in it, with rights of its own.
+            os.mkdir(partial, 0o700)
+            made = True
+        except FileExistsError:
+            made = False
+        with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as undo:
+            if not made and (why := disk.foreign(partial)):
+                raise _planted(f"{partial} {why}", partial)
+            if (fd := _locked(partial, out)) is not None:
+                undo.callback(os.close, fd)
+                # Whoever held it before may have removed or renamed the folder meanwhile.
+                if not os.path.samestat(os.lstat(partial), os.fstat(fd)):
+                    continue
+            if not made and (what := disk.stranger(partial)):
+                raise _planted(what, partial)
+            undo.pop_all()
+            return fd
     raise CheckpointError(f"{out} is being written by another process")
+
+
+def _locked(folder: Path, out: Path) -> int | None:
+    """Opens and locks a folder; None if the system or the file system has no locks."""
+    if fcntl is None:
+        return None
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise CheckpointError(f"{out} is being written by another process") from None
+    # A file system without locks must not keep an output from being written.
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def _planted(what: str, partial: Path) -> CheckpointError:
+    """The error for what no run leaves in a folder of unfinished work."""
+    return CheckpointError(f"{what}, which no run leaves there; remove {partial}")
 
 
 def reserve(fd: int, size: int) -> None:

@@ -315,10 +315,13 @@ def load_checkpoint(
         return arrays
 
 
-def _open_folder(checkpoint: Checkpoint, folder: Path, allow_pickle: bool) -> None:
+def _open_folder(
+    checkpoint: Checkpoint, folder: Path, allow_pickle: bool, is_step: bool = False
+) -> None:
     """Adds the weights of a folder, in its first format by the table, and its extras.
 
-    A folder without weights may be a run; then it is the newest of its checkpoints.
+    A folder without weights may be a run; then it is the newest of its checkpoints. These are no
+    runs themselves: a link to the folder above would make that a search without an end.
     """
     names = sorted(entry.name for entry in folder.iterdir())
     extras = {
@@ -348,9 +351,9 @@ def _open_folder(checkpoint: Checkpoint, folder: Path, allow_pickle: bool) -> No
             if files:
                 checkpoint.rivals = _rivals(checkpoint, names, format, files)
                 return
-    if newest := runs.latest(folder):
+    if not is_step and (newest := runs.latest(folder)):
         step, checkpoint.step = newest
-        _open_folder(checkpoint, step.path, allow_pickle)
+        _open_folder(checkpoint, step.path, allow_pickle, is_step=True)
         return
     formats = ", ".join(FORMATS)
     listing = ", ".join(names[:8]) + ", ..." * (len(names) > 8) or "nothing"

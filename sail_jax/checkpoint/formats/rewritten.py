@@ -27,9 +27,11 @@ from sail_jax.checkpoint.formats.layout import Layout, staged
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.merging.tensors import Tensor
 
-__all__ = ["layout"]
+__all__ = ["layout", "needs"]
 
 _STAGE = "tensors"
+# How many bytes of a tensor are copied at once.
+_BLOCK = 8 << 20
 # Files of these formats have no checksums of tensors, which a new value would contradict.
 _PLAIN = ("safetensors", "msgpack")
 
@@ -67,6 +69,19 @@ def layout(checkpoint: Checkpoint, names: Iterable[str]) -> Layout:
     return stage._replace(convert=convert, whole=_size(checkpoint.path))
 
 
+def needs(tensors: Iterable[Tensor]) -> int:
+    """Computes how many bytes are held while a copy with other values is made.
+
+    Args:
+      tensors: Those that get other values.
+
+    Returns:
+      The bytes, at most.
+    """
+    in_stores = [x for x in tensors if isinstance(x, stores.StoredArray)]
+    return stores.rewriting(in_stores) if in_stores else 2 * _BLOCK
+
+
 def _size(origin: Path) -> int:
     """The bytes of a file, or of all files in a folder, of which no link leads out."""
     with reading(origin):
@@ -77,6 +92,10 @@ def _size(origin: Path) -> int:
             for name in (*folders, *files):
                 if (Path(folder) / name).is_symlink():
                     _within(origin, Path(folder) / name)
+            for name in folders:
+                # Copied as the folder it leads to, such as one above it, it might have no end.
+                if (link := Path(folder) / name).is_symlink():
+                    raise CheckpointError(f"{link} is a link to a folder, which is not copied")
             size += sum((Path(folder) / name).stat().st_size for name in files)
         return size
 
@@ -132,9 +151,16 @@ def _copied(
 
 def _bytes(tensor: StoredTensor, entries: _Entries) -> Iterator[tuple[int, memoryview]]:
     """The new bytes of a tensor in the runs that it has in its file."""
-    whole = entries(tensor, 0, math.prod(tensor.shape))
-    raw = (whole.byteswap() if tensor.swap else whole).view(np.uint8)
-    start = 0
-    for offset, length in tensor.runs:
-        yield offset, raw[start : start + length].data
-        start += length
+    size, step = math.prod(tensor.shape), _BLOCK // tensor.dtype.itemsize
+    runs, (offset, room) = iter(tensor.runs), (0, 0)
+    for first in range(0, size, step):
+        part = entries(tensor, first, min(first + step, size))
+        raw = (part.byteswap() if tensor.swap else part).view(np.uint8).data
+        # A run may end within an entry, and a part within a run.
+        while len(raw):
+            if not room:
+                offset, room = next(runs)
+                continue
+            yield offset, raw[:room]
+            taken = min(room, len(raw))
+            raw, offset, room = raw[taken:], offset + taken, room - taken

@@ -5,6 +5,7 @@ TensorStore is imported by this module alone, and only when there is such a chec
 
 import contextlib
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,97 @@ from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, checked_s
 from sail_jax.checkpoint.formats.layout import Wanted
 from sail_jax.merging.tensors import LastBlock, Shape, Tensor, check_read
 
-__all__ = ["StoredArray", "belongs", "in_one", "listed", "opened", "rewrite", "write"]
+__all__ = [
+    "WRITING",
+    "StoredArray",
+    "belongs",
+    "in_one",
+    "listed",
+    "opened",
+    "rewrite",
+    "rewriting",
+    "write",
+]
 
 # How many bytes of small blocks are read at once.
 _RUN = 8 << 20
-# How many bytes a chunk has that is written, at most, and how many are written at once.
-_CHUNK, _IN_FLIGHT = 32 << 20, 64 << 20
+# How many bytes a chunk has that is written, at most, and how many are written at once. TensorStore
+# holds a commit about five times: as it is given, encoded, and in what the allocator keeps.
+_CHUNK, _IN_FLIGHT = 4 << 20, 8 << 20
+# Bytes of TensorStore itself, its threads and the tree of a store, as measured.
+_ITSELF = 48 << 20
+WRITING = _ITSELF + 5 * _IN_FLIGHT
+"""Bytes held while arrays are written, at most."""
+# A node of a store's tree has at most so many bytes: each commit writes those anew that it changes,
+# and with one node for all keys the bytes in all would grow with the square of the array's.
+_NODE = 1 << 16
 # A block may have so many times the bytes of its array: more is a mistake, or an attack.
 _SLACK = 4
 _MANIFEST = "manifest.ocdbt"
 _DRIVERS = {".zarray": "zarr", "zarr.json": "zarr3"}
 """The file that describes an array, and the driver that reads it."""
+# Folders of a store that are looked into, without those of chunks.
+_FOLDERS = 100_000
 _ABOUT = (*_DRIVERS, ".zattrs", ".zgroup")
+
+
+class _Blocks:
+    """An array as a sequence of blocks: runs of consecutive entries, of whole chunks each.
+
+    The chunks of one row of chunks are a block: of an array `[4096, 4096]` in chunks `[128, 128]`
+    32 of them. But rows of the first axis may be large, as those of `[8, 14336, 4096]` in chunks
+    `[1, 128, 4096]` are. Each of them then is a run of blocks, here of one chunk.
+
+    Attributes:
+      size: The entries of a block, at least 1; the last of a run may have fewer.
+      run: The entries of a run.
+    """
+
+    def __init__(self, shape: Shape, chunk: Sequence[int], itemsize: int) -> None:
+        """Finds the blocks.
+
+        Args:
+          shape: The shape of the array.
+          chunk: The shape of a chunk.
+          itemsize: Bytes of one entry.
+        """
+        axis = next((i for i, n in enumerate(shape) if n != 1), 0)
+        below = [math.prod(shape[i + 1 :]) * itemsize for i in range(len(shape))]
+        while axis + 1 < len(shape) and chunk[axis] == 1 and below[axis] > _RUN:
+            axis += 1
+        self._above, self._scalar = shape[:axis], not shape
+        self._rows = shape[axis] if shape else 1
+        self._height = max(1, min(chunk[axis], self._rows)) if shape else 1
+        self._per_run = max(1, -(-self._rows // self._height))
+        self.size = max(1, self._height * math.prod(shape[axis + 1 :]))
+        self.run = self._rows * math.prod(shape[axis + 1 :])
+
+    def at(self, entry: int) -> int:
+        """Returns the number of the block that holds an entry."""
+        run, inside = divmod(entry, self.run)
+        return run * self._per_run + inside // self.size
+
+    def span(self, first: int, end: int) -> tuple[int, int]:
+        """Returns the first entry of some blocks of a run, and the one behind their last."""
+        run, number = divmod(first, self._per_run)
+        end = min((number + end - first) * self.size, self.run)
+        return run * self.run + number * self.size, run * self.run + end
+
+    def place(self, first: int, end: int) -> Any:
+        """Returns the index in the array of some blocks of a run."""
+        if self._scalar:
+            return ()
+        run, number = divmod(first, self._per_run)
+        end = min((number + end - first) * self._height, self._rows)
+        return *map(int, np.unravel_index(run, self._above)), slice(number * self._height, end)
+
+    def together(self, entries: int) -> Iterator[tuple[int, int]]:
+        """Yields ranges of blocks of a run: of at most so many entries, or of one block."""
+        several = max(1, entries // self.size)
+        for run in range(math.prod(self._above) if self.run else 0):
+            last = (run + 1) * self._per_run
+            for first in range(run * self._per_run, last, several):
+                yield first, min(first + several, last)
 
 
 class StoredArray:
@@ -73,12 +153,10 @@ class StoredArray:
         stored = math.prod(chunk) * self.dtype.itemsize
         if stored > _SLACK * size + (1 << 20):
             raise CheckpointError(f"{what} has {size} bytes in chunks of {stored}")
-        axis, rows, self._width = _rows(self.shape)
-        self._at = (0,) * axis
-        self._height = min(chunk[axis], rows) if chunk else 1
-        block = self._height * self._width * self.dtype.itemsize
+        self._blocks = _Blocks(self.shape, chunk, self.dtype.itemsize)
+        block = self._blocks.size * self.dtype.itemsize
         # Small blocks are read several at once: each call of TensorStore takes a while.
-        self._most = max(1, _RUN // max(1, block))
+        self._most = max(1, _RUN // block)
         # TensorStore holds what it decodes and what it decoded.
         self.needs = 2 * max(stored, min(size, self._most * block))
         self._store = store
@@ -87,32 +165,31 @@ class StoredArray:
     @property
     def block(self) -> int:
         """The number of entries of a block: what is read at once, if it is read from its start."""
-        return max(1, self._height * self._width)
+        return self._blocks.size
 
     @property
     def driver(self) -> str:
         """How the array is stored, "zarr" or "zarr3"."""
         return self._store.spec().to_json()["driver"]
 
-    def bands(self) -> Iterator[tuple[tuple[Any, ...], int, int]]:
+    def bands(self) -> Iterator[tuple[Any, int, int]]:
         """Divides the array into runs of whole chunks as they are written.
 
         Yields:
           The place of a run in the array; the indices of its first entry, and behind its last.
         """
-        size, axis = math.prod(self.shape), len(self._at)
-        if not size:
-            return
-        if not self.shape:
-            yield self._at, 0, size
-            return
-        rows = self.shape[axis]
-        height = self._store.chunk_layout.write_chunk.shape[axis]
-        height *= max(1, _RUN // max(1, height * self._width * self.dtype.itemsize))
-        for first in range(0, rows, height):
-            last = min(first + height, rows)
-            place = (*self._at, slice(first, last))
-            yield place, first * self._width, last * self._width
+        blocks = self._written()
+        for part in blocks.together(_RUN // self.dtype.itemsize):
+            yield blocks.place(*part), *blocks.span(*part)
+
+    @property
+    def band(self) -> int:
+        """The bytes of a run of `bands`, at most."""
+        return max(_RUN, self._written().size * self.dtype.itemsize)
+
+    def _written(self) -> _Blocks:
+        """The blocks of whole chunks as they are written, which hold several of those read."""
+        return _Blocks(self.shape, self._store.chunk_layout.write_chunk.shape, self.dtype.itemsize)
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
         """Reads consecutive entries, in row-major order.
@@ -126,30 +203,29 @@ class StoredArray:
           CheckpointError: If the entries cannot be read.
         """
         check_read(self, out, start)
-        size, total, end = self._height * self._width, math.prod(self.shape), start + out.size
-        at = start
+        blocks, at, end = self._blocks, start, start + out.size
         while at < end:
-            first, inside = divmod(at, size)
-            # The blocks before this one end before the last entry that is asked for.
-            last = end // size if end < total else -(-total // size)
-            if inside == 0 and last > first:
-                part = self._read(first, min(last, first + self._most))
+            number = blocks.at(at)
+            first, behind = blocks.span(number, number + 1)
+            if at == first and behind <= end:
+                # As many whole blocks as are asked for, of one run.
+                until = min(end, (at // blocks.run + 1) * blocks.run)
+                last = blocks.at(until - 1)
+                last += blocks.span(last, last + 1)[1] <= end
+                part = self._read(number, min(last, number + self._most))
             else:
-                part = self._last.get(first)[inside : inside + end - at]
+                part = self._last.get(number)[at - first : end - first]
                 # The engine reads from the first entry to the last: a block is done at its end.
-                if at + part.size == min((first + 1) * size, total):
-                    self._last.forget(first)
+                if at + part.size == behind:
+                    self._last.forget(number)
             out[at - start : at - start + part.size] = part
             at += part.size
 
-    def _read(self, first: int, last: int) -> np.ndarray:
-        """The entries of some blocks, flat."""
-        store = self._store
-        if self.shape:
-            rows = slice(first * self._height, min(last * self._height, self.shape[len(self._at)]))
-            store = store[(*self._at, rows)]
+    def _read(self, first: int, end: int) -> np.ndarray:
+        """The entries of some blocks of one run, flat."""
         with _failing(f"read {self.source}: '{self.name}'"):
-            return np.asarray(store.read().result(), self.dtype).reshape(-1)
+            part = self._store[self._blocks.place(first, end)]
+            return np.asarray(part.read().result(), self.dtype).reshape(-1)
 
 
 def opened(
@@ -209,10 +285,9 @@ def _store(root: Path) -> dict[str, Any]:
 
 
 def write(root: Path, arrays: Wanted, entries: Callable[[str, int, int], np.ndarray]) -> None:
-    """Writes arrays into a new OCDBT store, in chunks of at most 32 MiB of rows.
+    """Writes arrays into a new OCDBT store, in chunks of at most 4 MiB of consecutive entries.
 
-    Nothing is flushed to the disk. Little of the arrays is held in memory: 64 MiB, and what they
-    are packed into.
+    Nothing is flushed to the disk. Little of the arrays is held in memory, `WRITING` in all.
 
     Args:
       root: The folder of the store; there must be none yet.
@@ -225,14 +300,18 @@ def write(root: Path, arrays: Wanted, entries: Callable[[str, int, int], np.ndar
     import tensorstore as ts
 
     base = {"driver": "file", "path": f"{root}/"}
-    store = {"driver": "ocdbt", "base": base, "cache_pool": "cache_pool#nodes"}
+    store = {
+        "driver": "ocdbt",
+        "base": base,
+        "cache_pool": "cache_pool#nodes",
+        "config": {"max_decoded_node_bytes": _NODE},
+    }
     context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False, **_NODES})
     batch = _Batch(_IN_FLIGHT)
     with _failing(f"write {root}"):
         for key, (dtype, shape) in arrays.items():
-            axis, rows, width = _rows(shape)
-            height = max(1, min(rows, _CHUNK // max(1, width * dtype.itemsize)))
-            chunks = [1] * axis + [height] + [max(1, n) for n in shape[axis + 1 :]] if shape else []
+            chunks = _chunks(shape, dtype.itemsize)
+            blocks = _Blocks(shape, chunks, dtype.itemsize)
             spec = {
                 "driver": "zarr",
                 "kvstore": {**store, "path": f"{key}/"},
@@ -244,24 +323,24 @@ def write(root: Path, arrays: Wanted, entries: Callable[[str, int, int], np.ndar
                 spec, context=context, transaction=batch.transaction, create=True,
                 dtype=ts.dtype(dtype.name), shape=shape,
             ).result()  # fmt: skip
-            for first in range(0, rows, height):
-                last = min(first + height, rows)
-                piece = entries(key, first * width, last * width)
-                place = (*(0,) * axis, slice(first, last)) if shape else ...
-                part = target[place]
+            for some in blocks.together(_CHUNK // dtype.itemsize):
+                piece = entries(key, *blocks.span(*some))
+                part = target[blocks.place(*some)]
                 part.write(piece.reshape(part.shape)).result()
                 if batch.wrote(piece.nbytes):
                     target = target.with_transaction(batch.transaction)
         batch.commit()
 
 
-def _rows(shape: Shape) -> tuple[int, int, int]:
-    """The axis that parts the entries of an array into rows, their number and their length.
-
-    Axes of length 1 in front do not part them: the first other axis does.
-    """
-    axis = next((i for i, n in enumerate(shape) if n != 1), 0)
-    return axis, shape[axis] if shape else 1, math.prod(shape[axis + 1 :])
+def _chunks(shape: Shape, itemsize: int) -> list[int]:
+    """The shape of chunks of consecutive entries, of at most `_CHUNK` bytes each."""
+    chunks, room = [1] * len(shape), max(1, _CHUNK // itemsize)
+    for i in reversed(range(len(shape))):
+        chunks[i] = max(1, min(shape[i], room))
+        room //= chunks[i]
+        if chunks[i] < shape[i]:
+            break
+    return chunks
 
 
 def listed(root: Path) -> dict[str, tuple[str, str]]:
@@ -274,19 +353,35 @@ def listed(root: Path) -> dict[str, tuple[str, str]]:
       The key of each array in the store, with its driver, by path; in the order of the paths.
 
     Raises:
-      CheckpointError: If the store is damaged.
+      CheckpointError: If the store is damaged, or has too many folders for one.
     """
-    import tensorstore as ts
+    found = {}
+    for key in sorted(_keys(root)):
+        above, _, last = key.rpartition("/")
+        if above and last in _DRIVERS:
+            found[above] = (above, _DRIVERS[last])
+    return found
 
-    with _failing(f"read {root}"):
-        store = ts.KvStore.open(_store(root), context=ts.Context(_NODES)).result()
-        keys: Iterable[bytes] = store.list().result()
-        found = {}
-        for key in sorted(key.decode() for key in keys):
-            above, _, last = key.rpartition("/")
-            if above and last in _DRIVERS:
-                found[above] = (above, _DRIVERS[last])
-        return found
+
+def _keys(root: Path) -> Iterator[str]:
+    """Yields the keys of a store, or of one in plain folders those that describe its arrays."""
+    if in_one(root):
+        import tensorstore as ts
+
+        with _failing(f"read {root}"):
+            store = ts.KvStore.open(_store(root), context=ts.Context(_NODES)).result()
+            keys: Iterable[bytes] = store.list().result()
+            yield from (key.decode() for key in keys)
+        return
+    # Any folder may have what looks like a description, a home as well. Links are not followed.
+    for seen, (folder, inside, files) in enumerate(os.walk(root)):
+        if seen == _FOLDERS:
+            raise CheckpointError(f"{root} has more than {_FOLDERS} folders: no checkpoint has")
+        above = Path(folder).relative_to(root)
+        yield from ((above / name).as_posix() for name in files if name in _DRIVERS)
+        if any(name in _DRIVERS for name in files):
+            # The chunks of zarr lie in the folder itself, those of zarr3 below "c".
+            inside[:] = [] if ".zarray" in files else [name for name in inside if name != "c"]
 
 
 def in_one(root: Path) -> bool:
@@ -366,6 +461,19 @@ def rewrite(
                 part.write(piece.reshape(part.shape)).result()
                 batch.wrote(piece.nbytes)
         batch.commit()
+
+
+def rewriting(arrays: Iterable[StoredArray]) -> int:
+    """Computes how many bytes `rewrite` holds at most.
+
+    Args:
+      arrays: Those that get other values.
+
+    Returns:
+      The bytes.
+    """
+    # Of the rest one value at a time is copied, and values of chunks are not larger than these.
+    return _ITSELF + 5 * max((_RUN, *(array.band for array in arrays)))
 
 
 class _Batch:

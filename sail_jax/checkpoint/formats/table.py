@@ -14,13 +14,23 @@ from sail_jax.checkpoint.formats import (
     npz_files,
     orbax_folders,
     safetensors_files,
+    stores,
     torch_pickles,
 )
 from sail_jax.checkpoint.formats.files import CheckpointError, File
 from sail_jax.checkpoint.formats.layout import Layout, Wanted
 from sail_jax.merging.tensors import Tensor
 
-__all__ = ["FORMATS", "LAYOUTS", "SUFFIXES", "Format", "check_written", "of_file", "of_output"]
+__all__ = [
+    "FORMATS",
+    "LAYOUTS",
+    "SUFFIXES",
+    "Format",
+    "check_written",
+    "needs",
+    "of_file",
+    "of_output",
+]
 
 _Contents = tuple[dict[str, Tensor], dict[str, str]]  # tensors by name, and metadata
 _LayOut = Callable[[Wanted, str, Mapping[str, str], int | None], Layout]
@@ -39,6 +49,7 @@ class Format:
       read_folder: Reads a folder made by a library; returns None if the folder is no such folder.
       layout: Lays out an output from its tensors, file name, metadata and the size in bytes from
         which there are several files (None: never). None if this format is only read.
+      needs: Bytes that are held while the output is made of its tensors, if a library makes it.
       sharded: Whether several files of this format in a folder are one checkpoint even without an
         index.
       pickled: Whether it is read only with `allow_pickle`.
@@ -50,6 +61,7 @@ class Format:
     read_file: Callable[[File], _Contents] | None = None
     read_folder: Callable[[Path], _Contents | None] | None = None
     layout: _LayOut | None = None
+    needs: int = 0
     sharded: bool = False
     pickled: bool = False
     not_weights: tuple[str, ...] = ()
@@ -73,6 +85,7 @@ _TABLE = (
         name="orbax",
         read_folder=orbax_folders.read_folder,
         layout=orbax_folders.layout,
+        needs=stores.WRITING,
     ),
     Format(name="levanter", read_folder=levanter_folders.read_folder),
     Format(
@@ -131,6 +144,19 @@ def of_output(out: Path) -> Format | None:
     """
     format = of_file(out)
     return format if format and format.name in LAYOUTS else None
+
+
+def needs(name: str | None) -> int:
+    """Looks up how many bytes are held while an output is made of its tensors.
+
+    Args:
+      name: The name of a format; None for a choice by the name of the output, where no library
+        makes it.
+
+    Returns:
+      The bytes, at most.
+    """
+    return FORMATS[name].needs if name else 0
 
 
 def check_written(name: str | None) -> None:

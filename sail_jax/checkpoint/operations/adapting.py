@@ -41,7 +41,8 @@ from sail_jax.checkpoint.sources.factored import Difference, Factored, Joint, Sc
 from sail_jax.checks import argument, nearest
 from sail_jax.configurations import class_of, look_up
 from sail_jax.lora import check_energy, check_rank
-from sail_jax.merging.merge import Merge, identity
+from sail_jax.merging.identity import identity
+from sail_jax.merging.merge import Merge
 from sail_jax.merging.tensors import Tensor
 from sail_jax.merging.work import Work, copy
 from sail_jax.trees import some_paths

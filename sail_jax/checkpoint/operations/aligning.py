@@ -19,6 +19,7 @@ from sail_jax.checkpoint.engine.executor import CONSTANT, Limits, limits, reside
 from sail_jax.checkpoint.formats import hub
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.folders import admit
+from sail_jax.checkpoint.formats.table import needs
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     RunOptions,
@@ -150,7 +151,7 @@ def align_checkpoints(
             view = aligned_view(other, aligned, mark=mark)
             works = view.works()
             about = _about(a, b, aligned, agreed, preserved)
-            bounds = _limits(works, run.max_memory, run.threads)
+            bounds = _limits(works, run)
             _, unchanged = carried_out(
                 works, Path(out), bounds, mark, [reference, other],
                 lambda: _extras(view.extras, about), run,
@@ -160,17 +161,19 @@ def align_checkpoints(
     return AlignedCheckpoint(aligned, agreed, preserved, where, seconds, unchanged)
 
 
-def _limits(works: Sequence[Work], max_memory: int | None, threads: int | None) -> Limits:
+def _limits(works: Sequence[Work], run: RunOptions) -> Limits:
     """The limits of the copy, within the memory that the matching before it has left."""
+    max_memory, output = run.max_memory, needs(run.format)
     if max_memory is None:
-        return limits(works, None, threads)
+        return limits(works, None, run.threads, output=output)
     try:
         # What the matching holds beyond the program itself is taken off, since it is not given back
         # to the system before the copy begins.
-        return limits(works, max_memory - max(0, resident() - CONSTANT), threads)
+        left = max_memory - max(0, resident() - CONSTANT)
+        return limits(works, left, run.threads, output=output)
     # Then one tensor is copied at a time, in memory that the matching used before.
     except MergeError:
-        return limits(works, max_memory, 1)._replace(hold=0)
+        return limits(works, max_memory, 1, output=output)._replace(hold=0)
 
 
 def _about(

@@ -13,14 +13,14 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from sail_jax.checkpoint.engine.executor import limits
-from sail_jax.checkpoint.formats import runs
+from sail_jax.checkpoint.formats import rewritten, runs
 from sail_jax.checkpoint.formats.extras import carried
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.formats.orbax_folders import numbered
 from sail_jax.checkpoint.formats.runs import Step
-from sail_jax.checkpoint.formats.table import LAYOUTS, of_output
+from sail_jax.checkpoint.formats.table import LAYOUTS, needs, of_output
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     Ready,
@@ -188,7 +188,11 @@ def averaging(
         mark = repr(
             [c.tolist(), [str(step.path) for step in steps], write_as, sorted(gets.items())]
         )
-        bounds = limits(works, run.max_memory, run.threads)
+        if write_as == "run":
+            held = rewritten.needs([newest.tensors[work.name] for work in works])
+        else:
+            held = needs(_written(write_as, newest, out, run))
+        bounds = limits(works, run.max_memory, run.threads, output=held)
         yield Averaging(
             steps=steps, weights=c, decay=shapes.decay_of(c), gets=gets, selection=str(selected),
             out=out, write_as=write_as, works=works, limits=bounds, fingerprint=mark,
@@ -473,16 +477,21 @@ def _admit(ready: Averaging, run: RunOptions) -> None:
 
 def _format(ready: Averaging, run: RunOptions) -> RunOptions:
     """The options of a run, with the format of the output."""
-    if ready.write_as == "run":
-        if run.format is not None:
-            raise CheckpointError(
-                f"{argument('format')}: a run keeps its own, got {run.format!r}; "
-                f"{argument('write_as')} 'params' writes others"
-            )
-        return run
-    if ready.write_as == "safetensors":
-        return dataclasses.replace(run, format="safetensors")
-    own = ready.newest.format if ready.newest.format in LAYOUTS else None
-    if run.format or of_output(ready.out):
-        return run
-    return dataclasses.replace(run, format=own)
+    if ready.write_as != "run":
+        written = _written(ready.write_as, ready.newest, ready.out, run)
+        return dataclasses.replace(run, format=written)
+    if run.format is not None:
+        raise CheckpointError(
+            f"{argument('format')}: a run keeps its own, got {run.format!r}; "
+            f"{argument('write_as')} 'params' writes others"
+        )
+    return run
+
+
+def _written(write_as: WriteAs, newest: Checkpoint, out: Path, run: RunOptions) -> str | None:
+    """The format of parameters alone; None if the name of the output states it."""
+    if write_as == "safetensors":
+        return write_as
+    if run.format or of_output(out):
+        return run.format
+    return newest.format if newest.format in LAYOUTS else None

@@ -16,7 +16,7 @@ from sail_jax.checkpoint.engine.executor import (
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint
-from sail_jax.checkpoint.formats.table import of_output
+from sail_jax.checkpoint.formats.table import needs, of_output
 from sail_jax.checkpoint.operations.between import between
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
@@ -128,7 +128,7 @@ def prepared(
         )  # fmt: skip
         works = tuple(treatment.work for treatment in plan.treatments)
         mark = planning.fingerprint(plan)
-        bounds = limits(works, run.max_memory, run.threads)
+        bounds = limits(works, run.max_memory, run.threads, output=needs(run.format))
         yield Prepared(
             recipe=recipe, plan=plan, works=works, limits=bounds, fingerprint=mark,
             inputs=tuple(inputs),

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
 
+import jax
+
 from sail_jax import disk
 from sail_jax.checkpoint.contents.kinds import check_model
 from sail_jax.checkpoint.contents.layers import role
@@ -24,8 +26,10 @@ from sail_jax.checkpoint.formats.files import CheckpointError, sample
 from sail_jax.checkpoint.formats.open import Checkpoint, changed, open_checkpoint, open_values
 from sail_jax.checkpoint.formats.table import check_written
 from sail_jax.checkpoint.output.writer import create
+from sail_jax.merging import random_bits
 from sail_jax.merging.selection import check_weights
 from sail_jax.merging.work import Work
+from sail_jax.provenance import versions
 from sail_jax.trees import some_paths
 
 __all__ = [
@@ -262,12 +266,13 @@ def carried_out(
     # resumed.
     state = state_of(inputs)
     beside = {} if rewrites else _consistent(out, extras(), works, run.allow_crimes)
-    mark = disk.sha256(repr([fingerprint, state]).encode())
-    if done is not None and run.resume and not measure and _is_done(done, mark, out):
+    mark, computing = disk.sha256(repr([fingerprint, state]).encode()), _computing()
+    made = disk.sha256(repr([mark, computing]).encode())
+    if done is not None and run.resume and not measure and _is_done(done, made, out):
         return {}, True
     with create(
         out, {work.name: (work.dtype, work.shape) for work in works},
-        fingerprint=mark, rewrites=rewrites, format=run.format, file=file,
+        fingerprint=mark, versions=computing, rewrites=rewrites, format=run.format, file=file,
         shard_bytes=run.shard_bytes, resume=run.resume, sync=run.sync, record=True, force=run.force,
     ) as writer:  # fmt: skip
         records = execute(
@@ -286,8 +291,17 @@ def carried_out(
             raise
         writer.commit()
     if done is not None:
-        disk.write_record(done, {"format": disk.FORMAT, "works": mark, "files": _left(out)})
+        disk.write_record(done, {"format": disk.FORMAT, "works": made, "files": _left(out)})
     return records, writer.unchanged
+
+
+def _computing() -> dict[str, str]:
+    """What rounds and draws the values of an output, apart from its inputs: an output has one."""
+    return {
+        **versions(),
+        "device": jax.default_backend(),
+        "random bits": f"stream {random_bits.STREAM}",
+    }
 
 
 def _left(out: Path) -> dict[str, list[int]]:
@@ -296,11 +310,11 @@ def _left(out: Path) -> dict[str, list[int]]:
         return {path: list(about) for path, about in state_of([written]).items()}
 
 
-def _is_done(done: Path, mark: str, out: Path) -> bool:
+def _is_done(done: Path, made: str, out: Path) -> bool:
     """Whether a record describes these works and the output that is there."""
     try:
         record = disk.read_record(done, {"works": str, "files": dict})
-        return record["works"] == mark and record["files"] == _left(out)
+        return record["works"] == made and record["files"] == _left(out)
     # Without a record, or with a damaged one, the output is compared.
     except (disk.StoreError, CheckpointError):
         return False

@@ -100,7 +100,7 @@ class Journal:
         disk.write_atomic(path, b"".join(map(_line, (head, *lines))))
         self.path = path
         with explained("write", path):
-            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     @staticmethod
     def read(path: Path) -> tuple[dict[str, Any], dict[str, list[Piece]], int | None]:

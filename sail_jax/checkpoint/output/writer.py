@@ -20,6 +20,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ def create(
     tensors: Mapping[str, tuple[Any, Shape]],
     *,
     fingerprint: str,
+    versions: Mapping[str, str] = MappingProxyType({}),
     format: str | None = None,
     file: str | None = None,
     shard_bytes: int = 5_000_000_000,
@@ -74,6 +76,8 @@ def create(
       tensors: The dtype and shape of each tensor by name, in the order of the output.
       fingerprint: A text that identifies what is written. Unfinished work is resumed only if its
         fingerprint is the same.
+      versions: The versions of what computes the tensors, by name. Work that others began is not
+        resumed: the output would be in part of the ones, in part of the others.
       format: The name of the format. By default that of the suffix, or safetensors for a folder.
       file: The name of the one file in a folder, which then has no shards; by default the usual
         name of the format.
@@ -114,7 +118,7 @@ def create(
         folder = rewrites.path.is_dir() or of_output(out) is None
         copied = Format(name=rewrites.format, files=(rewrites.path.resolve().name,))
         how = (copied, folder, resume, sync, record, force)
-        return Writer(out, wanted, layout, fingerprint, *how)
+        return Writer(out, wanted, layout, fingerprint, versions, *how)
     check_written(format)
     own = of_output(out)
     chosen = FORMATS[format] if format else own or FORMATS["safetensors"]
@@ -126,7 +130,7 @@ def create(
     name = out.name if own else file or chosen.file
     layout = LAYOUTS[chosen.name](wanted, name, dict(metadata or {}), most)
     how = (chosen, own is None, resume, sync, record, force)
-    return Writer(out, wanted, layout, fingerprint, *how)
+    return Writer(out, wanted, layout, fingerprint, versions, *how)
 
 
 def _checked(tensors: Mapping[str, tuple[Any, Shape]]) -> Wanted:
@@ -144,6 +148,16 @@ def _checked(tensors: Mapping[str, tuple[Any, Shape]]) -> Wanted:
             raise CheckpointError(f"'{name}': no checkpoint holds {dtype}")
         wanted[name] = (dtype, checked_shape(tuple(shape), dtype.itemsize, f"'{name}'"))
     return wanted
+
+
+def _differing(earlier: Any, now: Mapping[str, str]) -> str:
+    """Names the versions of two runs that differ, both; "" if none do."""
+    earlier = earlier if isinstance(earlier, Mapping) else {}
+    unlike = [name for name in now if earlier.get(name) != now[name]]
+    noted = {name: str(earlier.get(name, "of a version that is not noted"))[:40] for name in unlike}
+    before = ", ".join(f"{name} {version}" for name, version in noted.items())
+    after = ", ".join(f"{name} {now[name]}" for name in unlike)
+    return f"{before}, and this is {after}" if unlike else ""
 
 
 class Writer:
@@ -167,6 +181,7 @@ class Writer:
         wanted: Wanted,
         layout: Layout,
         fingerprint: str,
+        versions: Mapping[str, str],
         format: Format,
         folder: bool,
         resume: bool,
@@ -181,6 +196,7 @@ class Writer:
           wanted: The dtype and shape of each tensor.
           layout: Where the bytes of each tensor go.
           fingerprint: What identifies the work.
+          versions: What computes the tensors.
           format: The format of the output.
           folder: Whether the output is a folder.
           resume: Whether unfinished work is continued.
@@ -216,6 +232,7 @@ class Writer:
             "format": 1,
             "fingerprint": fingerprint,
             "layout": disk.sha256(about.encode() + fixed),
+            "versions": dict(versions),
         }
         with explained("write", out):
             out.parent.mkdir(parents=True, exist_ok=True)
@@ -242,8 +259,7 @@ class Writer:
             self._put_back()
         # An interrupt may end this between any two lines, and `with` then closes once more. What is
         # closed is therefore forgotten first: its number may be another file's by then.
-        while self._fds:
-            os.close(self._fds.popitem()[1])
+        self._close_files()
         if self._journal:
             self._journal.close()
             self._journal = None
@@ -256,6 +272,10 @@ class Writer:
         if lock is not None:
             os.close(lock)
 
+    def _close_files(self) -> None:
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+
     def _claim(self, head: dict[str, Any], resume: bool) -> None:
         """Starts anew, resumes, or finds the output finished; refuses everything else."""
         path = self.partial / "journal"
@@ -264,6 +284,7 @@ class Writer:
             names = {p.name for p in self.partial.iterdir() if not p.name.endswith(".part")}
             taken = os.path.lexists(self.out) and not is_empty_folder(self.out)
         pieces: dict[str, list[Piece]] = {}
+        previous: dict[str, Any] = {}
         old = False
         if "journal" in names:
             previous, pieces, inode = Journal.read(path)
@@ -301,6 +322,11 @@ class Writer:
                 "remove it or choose another place for the output"
             )
         if names and not old:
+            if others := _differing(previous.get("versions"), head["versions"]):
+                raise CheckpointError(
+                    f"{self.partial} was begun with {others}: values may differ between them; "
+                    "remove it, or finish it with the earlier versions"
+                )
             raise CheckpointError(
                 f"{self.partial} holds the unfinished work of another run to {self.out.name}, or "
                 "an input has changed since; remove it or choose another place for the output"
@@ -322,7 +348,8 @@ class Writer:
                 with explained("write", path):
                     self._journal = Journal(path, head, lines)
         except BaseException:
-            # Nothing was computed yet, so no trace is left.
+            # Nothing was computed yet, so no trace is left. To remove it takes a descriptor.
+            self._close_files()
             if not names:
                 self._remove()
             raise
@@ -353,8 +380,14 @@ class Writer:
             (self.partial / "extras").mkdir(exist_ok=True)
             have, missing = os.statvfs(self._root), 0
             for file, size in self._layout.sizes.items():
-                fd = os.open(self._root / file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+                fd = os.open(self._root / file, flags, 0o666)
                 self._fds[file] = fd
+                if os.fstat(fd).st_nlink > 1:
+                    raise CheckpointError(
+                        f"{self._root / file} is another file as well (a hard link); remove "
+                        f"{self.partial}"
+                    )
                 # Blocks that an earlier run filled or reserved are not needed again.
                 missing += max(0, size - os.fstat(fd).st_blocks * 512)
             # The output stands beside its stage at the end, so room for both is needed.
@@ -502,11 +535,12 @@ class Writer:
         if filename in (self._file, *self._layout.sizes):
             raise CheckpointError(f"'{filename}' is the name of a file of tensors")
         path = self.partial / "extras" / filename
-        with explained("write", path):
+        with explained("write", path), open(disk.create(path), "wb") as file:
             if isinstance(data, Path):
-                shutil.copyfile(data, path)
+                with open(data, "rb") as source:
+                    shutil.copyfileobj(source, file)
             else:
-                path.write_bytes(data)
+                file.write(data)
 
     def commit(self) -> None:
         """Flushes everything to the disk, and renames it to the output.

@@ -9,7 +9,8 @@ from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError
 from sail_jax.checkpoint.recipe.settings import Ledger
 from sail_jax.merging import random_bits
-from sail_jax.merging.merge import Merge, identity
+from sail_jax.merging.identity import identity
+from sail_jax.merging.merge import Merge
 from sail_jax.merging.tensors import Tensor
 
 __all__ = ["Chosen", "Hyperparameters"]

@@ -70,7 +70,8 @@ from sail_jax.checkpoint.sources.chosen import Chosen
 from sail_jax.checkpoint.sources.rows import Rows, head_rows
 from sail_jax.checks import argument, nearest
 from sail_jax.disk import StoreError
-from sail_jax.merging.merge import Merge, identity
+from sail_jax.merging.identity import identity
+from sail_jax.merging.merge import Merge
 from sail_jax.merging.tensors import Shape, Tensor
 from sail_jax.merging.work import Work, copy
 from sail_jax.trees import some_paths

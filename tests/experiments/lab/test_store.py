@@ -491,6 +491,25 @@ def test_other_versions_are_refused(tmp_path, monkeypatch):
     _refused(tmp_path, r"versions.jax was .*, now \"99.0\"", resume=True)
 
 
+def test_a_run_that_others_may_have_laid_out_is_refused(tmp_path, monkeypatch):
+    """Its stages would pass for this run's, and what is computed be written through its links."""
+    folder = tmp_path / "run"
+    with store.Run.open(folder, "fake", Config()) as run:
+        run.stage("one", lambda: {"x": np.zeros(2)})
+    folder.chmod(0o777)
+    _refused(folder, "run can be written to by all users", resume=True)
+    folder.chmod(0o700)
+    (folder / "stages").rename(tmp_path / "elsewhere")
+    (folder / "stages").symlink_to(tmp_path / "elsewhere")
+    _refused(folder, "stages is a link, which no run leaves there", resume=True)
+    (folder / "stages").unlink()
+    (tmp_path / "elsewhere").rename(folder / "stages")
+    with store.Run.open(folder, "fake", Config(), resume=True):
+        pass
+    monkeypatch.setattr(disk, "_USER", lambda: os.geteuid() + 1)
+    _refused(folder, "run belongs to another user", resume=True)
+
+
 def test_a_file_where_a_folder_should_be_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     _refused(tmp_path / "file", "file is not a directory")
@@ -501,7 +520,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr("pathlib.Path.write_bytes", refuse)
+    monkeypatch.setattr(disk, "create", refuse)
     _refused(tmp_path, "cannot write to .*Read-only file system; choose another place")
 
 

@@ -13,7 +13,7 @@ from merge_cases import KEY, NAMES, Held, Sink, streamed
 
 from sail_jax import Merge, methods, transforms
 from sail_jax.checkpoint.engine.errors import MergeError
-from sail_jax.checkpoint.engine.executor import CONSTANT, Limits, execute, limits, memory
+from sail_jax.checkpoint.engine.executor import CONSTANT, Limits, execute, limits, memory, peak
 from sail_jax.merging import random_bits, streaming
 from sail_jax.merging.buffers import Buffers
 from sail_jax.merging.combining import chain, masked, reduce
@@ -424,6 +424,18 @@ def test_memory_limits_threads_and_refuses_by_name():
     assert one.threads >= 1
     with pytest.raises(MergeError, match=r"max_memory: a needs \d+ MiB .* got 100 MiB"):
         limits(works, 100 << 20)
+
+
+def test_what_makes_the_output_is_counted():
+    """A library that holds much while it writes orbax's folders, after all tensors are merged."""
+    models, base = problem(SHAPES | LONG)
+    works = merge_cases.works(methods.linear(), models, base)
+    need, output = max(map(memory, works)), 1 << 30
+    with pytest.raises(MergeError, match="max_memory: an output of this format needs 1354 MiB"):
+        limits(works, CONSTANT + output - 1, output=output)
+    least = limits(works, CONSTANT + output, 1, output=output)
+    assert peak(works, least) == CONSTANT + output > peak(works, limits(works, None, 1))
+    assert limits(works, CONSTANT + need, 1).output == 0
 
 
 @pytest.mark.slow

@@ -78,6 +78,33 @@ def test_the_least_memory_that_is_accepted_suffices(small):
     assert check("ties", "least", small) > 100 << 20  # in bytes: Python and JAX take as much
 
 
+WRITE = """
+import sys
+from pathlib import Path
+import numpy as np
+from sail_jax.checkpoint.formats import stores
+def held():
+    status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) * 1024
+draw = np.random.default_rng(0)
+before = held()
+shapes = {"rows": (4096, 2048), "large rows": (2, 8 << 20)}
+arrays = {name: (np.dtype(np.float32), shape) for name, shape in shapes.items()}
+stores.write(Path(sys.argv[1]), arrays, lambda key, a, b: draw.random(b - a, np.float32))
+print(held() - before, stores.WRITING)
+"""
+
+
+@pytest.mark.slow
+def test_orbax_is_written_in_pieces(tmp_path):
+    """96 MiB that cannot be compressed, in rows of 8 KiB and of 32 MiB."""
+    command = [sys.executable, "-c", WRITE, str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    held, most = map(int, done.stdout.split())
+    assert 8 << 20 < held <= most, f"{held / 1e6:.0f} MB of {most / 1e6:.0f}"
+
+
 @pytest.fixture(scope="module")
 def matrices(tmp_path_factory):
     folder = tmp_path_factory.mktemp("matrices")

@@ -1,7 +1,9 @@
 """Checkpoints as trainers leave them: containers within one another, chunks, steps, Levanter's."""
 
 import collections
+import itertools
 import json
+import math
 import random
 import shutil
 
@@ -107,6 +109,32 @@ def test_a_tensor_is_read_by_blocks(tmp_path, monkeypatch, shape):
     assert sum(end - start for start, end in reads) <= 3 * blocks
     assert reads[-1] == (0, blocks)
     assert not tensor._last.held  # nothing is held after the last entry
+
+
+@pytest.mark.parametrize("run", [1, 80, 1 << 20])
+def test_every_range_of_every_chunking_is_read(tmp_path, monkeypatch, run):
+    """Rows that are larger than what is read at once are read in blocks of their own."""
+    monkeypatch.setattr(stores, "_RUN", run)
+    rng = np.random.default_rng(run)
+    for i in range(12):
+        shape = tuple(rng.integers(1, 5, size=rng.integers(0, 5)).tolist())
+        chunks = [int(rng.integers(1, n + 1)) for n in shape]
+        array = np.arange(np.prod(shape, dtype=int), dtype=np.int16).reshape(shape)
+        spec = {"driver": "zarr", "kvstore": f"file://{tmp_path}/step-{i}/w/"}
+        made = {**spec, "metadata": {"chunks": chunks}}
+        ts.open(made, create=True, dtype=ts.int16, shape=shape).result().write(array).result()
+        (tmp_path / f"step-{i}/metadata.json").write_text("{}")
+        with open_checkpoint(tmp_path / f"step-{i}") as checkpoint:
+            tensor = checkpoint.tensors["w"]
+            for start in range(array.size):
+                for end in {start + 1, start + (array.size - start + 1) // 2, array.size}:
+                    out = np.zeros(end - start, np.int16)
+                    tensor.read(out, start)
+                    np.testing.assert_array_equal(out, array.reshape(-1)[start:end])
+            reach = [(first, end) for _, first, end in tensor.bands()]
+            assert reach[0][0] == 0
+            assert reach[-1][1] == array.size
+            assert all(a[1] == b[0] for a, b in itertools.pairwise(reach))
 
 
 def test_chunks_far_larger_than_their_array_are_refused(tmp_path):
@@ -219,6 +247,31 @@ def test_a_step_that_is_not_there_is_an_error(run, choice, message):
         runs.named(f"{run}{choice}")
 
 
+def test_steps_hold_no_steps(tmp_path):
+    """Links to the folder that holds them made this 2^40 paths."""
+    loop = tmp_path / "loop"
+    (loop / "9" / "9").mkdir(parents=True)
+    for link in ("0", "1"):
+        (loop / link).symlink_to(".")
+    for folder in (loop, loop / "9", loop / "9" / "9"):
+        (folder / "metadata.json").write_text("{}")
+    save_checkpoint(loop / "9" / "9" / "8", {"w": np.ones(2)}, format="orbax")
+    with pytest.raises(
+        CheckpointError, match=r"loop/9 holds no checkpoint \(.*: found 9, metadata"
+    ):
+        open_checkpoint(loop)
+
+
+def test_a_folder_of_everything_is_no_checkpoint(tmp_path, monkeypatch):
+    """A home that happens to have a metadata.json is not searched to its end."""
+    monkeypatch.setattr(stores, "_FOLDERS", 20)
+    for i in range(30):
+        (tmp_path / f"x{i}").mkdir()
+    (tmp_path / "metadata.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="more than 20 folders: no checkpoint has"):
+        open_checkpoint(tmp_path)
+
+
 def test_one_checkpoint_of_several(run, tmp_path):
     assert load_checkpoint(f"{run}@200")["w"].tolist() == [200, 200]
     with pytest.raises(CheckpointError, match="names 2 checkpoints; expected one"):
@@ -244,9 +297,14 @@ def test_files_and_folders_of_hugging_face(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("shape", [(7, 5), (1, 9, 4), (40,), (), (0, 3), (3, 0), (1, 1)])
+@pytest.mark.parametrize(
+    "shape",
+    [(7, 5), (1, 9, 4), (40,), (), (0, 3), (3, 0), (1, 1), (3, 4, 5), (2, 40), (2, 3, 7, 2)],
+)
 def test_a_tensor_is_written_in_chunks_that_orbax_reads(tmp_path, monkeypatch, shape):
+    """Whatever its shape, a chunk has at most `_CHUNK` bytes, and as much is read at once."""
     monkeypatch.setattr(stores, "_CHUNK", 32)
+    monkeypatch.setattr(stores, "_RUN", 32)
     monkeypatch.setattr(stores, "_IN_FLIGHT", 40)  # two commits for the larger ones
     array = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
     save_checkpoint(tmp_path / "x", {"a/w": array, "b": np.full(1, 3, np.int8)}, format="orbax")
@@ -256,4 +314,6 @@ def test_a_tensor_is_written_in_chunks_that_orbax_reads(tmp_path, monkeypatch, s
     assert (found["a"]["w"].shape, found["b"].tolist()) == (shape, [3])
     _same(load_checkpoint(tmp_path / "x"), {"a": {"w": array}, "b": np.full(1, 3, np.int8)})
     with open_checkpoint(tmp_path / "x") as checkpoint:
-        assert held(checkpoint.tensors["a/w"]) <= 2 * max(32, array.nbytes)
+        tensor = checkpoint.tensors["a/w"]
+        assert held(tensor) <= 2 * 32
+        assert math.prod(tensor._store.chunk_layout.read_chunk.shape or ()) * 4 <= 32

@@ -1,6 +1,7 @@
 """Averages of runs on disk: values in float64, what else is kept, and what trainers restore."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -24,7 +25,7 @@ from sail_jax.checkpoint import (
     open_checkpoint,
     save_checkpoint,
 )
-from sail_jax.checkpoint.formats import stores
+from sail_jax.checkpoint.formats import rewritten, stores
 from sail_jax.checkpoint.formats.written import RECORD
 from sail_jax.checkpoint.operations import averaging as module
 from sail_jax.cli.main import main
@@ -286,19 +287,35 @@ def test_levanter(tmp_path):
     assert changed == {"model/w/c/0/0", "model/z/c/0/0"}
 
 
-def test_a_list_of_files(tmp_path):
+def test_links_to_folders_are_not_copied(run, tmp_path):
+    """Those to the folder above them would be copied as 2^40 folders."""
+    folder, _ = run
+    shutil.copytree(folder, tmp_path / "run")
+    newest = max((tmp_path / "run").iterdir(), key=lambda path: int(path.name))
+    for name in ("a", "b"):
+        (newest / name).symlink_to(".")
+    with pytest.raises(CheckpointError, match=f"{newest}/[ab] is a link to a folder, which is not"):
+        average_checkpoints(tmp_path / "run", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_list_of_files(tmp_path, monkeypatch):
     """msgpack files of a state, oldest first; the outcome is a copy of the last but for params."""
     from flax import serialization
 
+    # A tensor in several runs of bytes, which is copied in parts that end within them.
+    monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 20)
+    monkeypatch.setattr(rewritten, "_BLOCK", 12)
     paths = []
     for k, value in enumerate((1.0, 2.0, 6.0)):
         paths.append(tmp_path / f"{'abc'[k]}.msgpack")
-        tree = {"step": 7 * k, "params": {"w": np.full(3, value, np.float32)}}
+        tree = {"step": 7 * k, "params": {"w": value * np.arange(9, dtype=np.float32)}}
         paths[-1].write_bytes(serialization.msgpack_serialize(tree))
     average_checkpoints(paths, tmp_path / "out.msgpack", write_as="run", shape="wma")
     got = serialization.msgpack_restore((tmp_path / "out.msgpack").read_bytes())
     assert got["step"] == 14
-    np.testing.assert_allclose(got["params"]["w"], (1 * 1 + 2 * 2 + 3 * 6) / 6, rtol=1e-6)
+    want = np.arange(9) * (1 * 1 + 2 * 2 + 3 * 6) / 6
+    np.testing.assert_allclose(got["params"]["w"], want, rtol=1e-6)
 
 
 def test_one_checkpoint_is_itself(run, tmp_path):

@@ -11,6 +11,7 @@ from known_networks import GOLDEN, model
 
 from sail_jax.checkpoint import RunOptions, load_checkpoint, merge_checkpoints, save_checkpoint
 from sail_jax.checkpoint.formats.files import CheckpointError, File, sample
+from sail_jax.checkpoint.operations import running
 from sail_jax.checkpoint.operations.aligning import align_checkpoints
 from sail_jax.checkpoint.operations.comparing import compare_checkpoints
 from sail_jax.checkpoint.operations.growing import grow_checkpoint
@@ -151,6 +152,22 @@ def test_changed_before_it_is_resumed(laid, work):
     negate(folder / "a" / NAME, keep_time=True)
     with pytest.raises(CheckpointError, match="an input has changed since"):
         work(folder, resume=True)
+
+
+def test_an_upgrade_before_it_is_resumed(laid, monkeypatch):
+    """Masks and ranks may have changed: the output would be old in part."""
+    folder = laid("one")
+    interrupted(merged, folder)
+    began = running.versions()
+    monkeypatch.setattr(running, "versions", lambda: {**began, "jax": "9.9"})
+    monkeypatch.setattr(running.random_bits, "STREAM", 0)
+    message = (
+        f"begun with jax {began['jax']}, random bits stream 1, and this is jax 9.9, "
+        "random bits stream 0: "
+    )
+    with pytest.raises(CheckpointError, match=message):
+        merged(folder, resume=True)
+    assert not (folder / "out").exists()
 
 
 def test_touched_links_and_rights_change_nothing(laid):

@@ -438,6 +438,106 @@ def test_what_changes_while_the_new_output_is_written_is_left_alone(tmp_path):
     assert _bytes(tmp_path / "m") == older | {Path("notes"): b"mine"}
 
 
+def _planted_link(partial, victim):
+    (partial / "data" / "model-00001-of-00003.safetensors").unlink()
+    (partial / "data" / "model-00001-of-00003.safetensors").symlink_to(victim / "file")
+
+
+def _planted_hard_link(partial, victim):
+    (partial / "data" / "model-00001-of-00003.safetensors").unlink()
+    (partial / "data" / "model-00001-of-00003.safetensors").hardlink_to(victim / "file")
+
+
+def _planted_extra(partial, victim):
+    (partial / "extras" / "config.json").symlink_to(victim / "file")
+
+
+def _planted_data(partial, victim):
+    (partial / "data").rename(victim / "data")
+    (partial / "data").symlink_to(victim / "data")
+
+
+def _planted_folder(partial, victim):
+    partial.rename(victim / "folder")
+    partial.symlink_to(victim / "folder")
+
+
+def _planted_journal(partial, victim):
+    (partial / "journal").rename(victim / "journal")
+    (partial / "journal").symlink_to(victim / "journal")
+
+
+@pytest.mark.parametrize(
+    ("plant", "says"),
+    [
+        (_planted_link, "00003.safetensors is a link"),
+        (_planted_hard_link, r"00003.safetensors is another file as well \(a hard link\)"),
+        (_planted_extra, "config.json is a link"),
+        (_planted_data, "data is a link"),
+        (_planted_folder, ".m.partial is a link"),
+        (_planted_journal, "journal is a link"),
+        (lambda partial, victim: partial.chmod(0o777), ".m.partial can be written to by all users"),
+    ],
+)
+def test_what_is_planted_beside_an_output_is_not_taken(tmp_path, plant, says):
+    """Whoever resumed it would write through the link, into the file of someone else."""
+    place, victim = tmp_path / "m", tmp_path / "victim"
+    with _create(place) as out:
+        _write(out, ["a"])
+    victim.mkdir()
+    (victim / "file").write_bytes(b"precious")
+    plant(out.partial, victim)
+    before = _bytes(victim)
+    with pytest.raises(CheckpointError, match=f"{says}.*; remove .*/.m.partial") as error:
+        _create(place, resume=True)
+    assert "\n" not in str(error.value)
+    assert _bytes(victim) == before
+
+
+@pytest.mark.parametrize("whose", ["partial", "inside"])
+def test_unfinished_work_of_another_user_is_not_taken(tmp_path, monkeypatch, whose):
+    with _create(tmp_path / "m") as out:
+        _write(out, ["a"])
+    if whose == "partial":
+        monkeypatch.setattr("sail_jax.disk._USER", lambda: os.geteuid() + 1)
+    else:
+        lstat = os.lstat
+        other = SimpleNamespace(st_mode=0o100600, st_uid=os.geteuid() + 1)
+        patched = lambda path: other if str(path).endswith("journal") else lstat(path)  # noqa: E731
+        monkeypatch.setattr(os, "lstat", patched)
+    with pytest.raises(CheckpointError, match="belongs to another user, which no run leaves"):
+        _create(tmp_path / "m", resume=True)
+
+
+def test_an_output_has_the_usual_rights(tmp_path):
+    """The folder in which it is made is this user's alone, which must not show."""
+    (tmp_path / "usual").mkdir()
+    (tmp_path / "usual" / "file").write_text("")
+    with _create(tmp_path / "m") as out:
+        assert out.partial.stat().st_mode & 0o777 == 0o700
+        out.extra("config.json", b"{}")
+        _write(out)
+        out.commit()
+    folder, file = (path.stat().st_mode for path in (tmp_path / "usual", tmp_path / "usual/file"))
+    assert (tmp_path / "m").stat().st_mode == folder
+    assert {p.stat().st_mode for p in (tmp_path / "m").iterdir()} == {file}
+
+
+def test_work_of_another_version_is_not_continued(tmp_path):
+    """The output would be of one version in part, and of another in part."""
+    place, began = tmp_path / "m", {"sail-jax": "1.0", "jax": "0.10.1", "numpy": "2.0"}
+    with _create(place, versions=began) as out:
+        _write(out, ["a"])
+    now = {"sail-jax": "1.1", "jax": "0.10.2", "numpy": "2.0"}
+    message = "begun with sail-jax 1.0, jax 0.10.1, and this is sail-jax 1.1, jax 0.10.2: values"
+    with pytest.raises(CheckpointError, match=message):
+        _create(place, versions=now, resume=True)
+    with pytest.raises(CheckpointError, match="begun with device of a version that is not noted"):
+        _create(place, versions={**began, "device": "cpu"}, resume=True)
+    with _create(place, versions=began, resume=True) as out:
+        assert out.finished == {"a"}
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_finished_output_is_compared_and_stays(tmp_path, place):
     place = tmp_path / place

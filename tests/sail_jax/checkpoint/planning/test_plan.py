@@ -16,7 +16,7 @@ from sail_jax.checkpoint.planning.plan import fingerprint, plan
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import RecipeError, parse, simple
 from sail_jax.checkpoint.recipe.yaml_tree import Where
-from sail_jax.merging.merge import identity
+from sail_jax.merging.identity import identity
 from sail_jax.merging.tensors import Tensor
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

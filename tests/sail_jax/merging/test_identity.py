@@ -1,0 +1,74 @@
+"""Merges are told apart by all that they do: also by what their functions call and name."""
+
+import sys
+from types import ModuleType
+
+import jax
+import pytest
+
+from sail_jax import Merge, methods
+from sail_jax.merging import identity as module
+from sail_jax.merging import random_bits
+from sail_jax.merging.combining import from_function
+from sail_jax.merging.identity import identity
+
+MINE = """
+from dataclasses import dataclass
+import jax
+from jax import numpy as jnp
+HALF = 0.5
+SIZES = (1, 2)
+class Scale:
+    def __call__(self, x):
+        return x * HALF
+def outer(x):
+    return jnp.abs(inner(x)) + SIZES[0]
+@jax.jit
+def inner(x):
+    return x + 1
+def unused(x):
+    return x
+def own(delta, weight):
+    return outer(Scale()(delta)), weight
+"""
+
+
+def mine(text, monkeypatch):
+    """The identity of a merge by a function of a user's module."""
+    monkeypatch.setattr(module, "_FOUND", {})
+    made = ModuleType("mine")
+    monkeypatch.setitem(sys.modules, "mine", made)
+    exec(text, made.__dict__)
+    return identity(Merge(from_function(made.own)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("HALF = 0.5", "HALF = 0.25"),
+        ("(1, 2)", "(2, 2)"),
+        ("x * HALF", "x - HALF"),
+        ("x + 1", "x + 2"),
+        ("x + 1", "x - 1"),
+        ("jnp.abs", "jnp.square"),
+        ("Scale()", "(lambda x: x)"),
+    ],
+)
+def test_what_a_function_reaches_counts(monkeypatch, old, new):
+    assert old in MINE
+    assert mine(MINE, monkeypatch) != mine(MINE.replace(old, new), monkeypatch)
+
+
+def test_what_a_function_does_not_reach_does_not_count(monkeypatch):
+    same = MINE.replace("    return x\n", "    return -x  # another\n\n")
+    assert mine(MINE, monkeypatch) == mine(same, monkeypatch)
+
+
+def test_other_random_bits_are_another_merge(monkeypatch):
+    merges = [methods.dare_linear(key=jax.random.key(0)), methods.linear()]
+    before = [identity(merge) for merge in merges]
+    monkeypatch.setattr(module, "_FOUND", {})
+    monkeypatch.setattr(random_bits, "mix", lambda x: x * 0x7FEB352D)
+    after = [identity(merge) for merge in merges]
+    assert before[0] != after[0]
+    assert before[1] == after[1]
