@@ -14,6 +14,8 @@ from sail_jax.checks import argument, escaped
 FORMAT = 1
 # The most bytes of a JSON file.
 MAX_JSON = 4 << 20
+# The deepest nesting of JSON, far below Python's limit on recursion.
+_DEPTH = 100
 
 
 class StoreError(Exception):
@@ -192,6 +194,26 @@ def read_bytes(path: Path, limit: int) -> bytes:
         return path.read_bytes()
 
 
+def check_depth(tree: Any) -> None:
+    """Checks that parsed JSON is not nested so deep that code which walks it fails.
+
+    `json` itself reads a thousand levels, and then `repr`, `json.dumps` and every recursion that
+    starts from a deeper frame do not.
+
+    Args:
+      tree: The parsed JSON.
+
+    Raises:
+      ValueError: If it has more than 100 levels.
+    """
+    level = [tree] if isinstance(tree, dict | list) else []
+    for _ in range(_DEPTH):
+        parts = [node.values() if isinstance(node, dict) else node for node in level]
+        level = [x for part in parts for x in part if isinstance(x, dict | list)]
+    if level:
+        raise ValueError(f"it is nested more than {_DEPTH} deep")
+
+
 def sha256(data: bytes) -> str:
     """Computes the checksum that is used everywhere, SHA-256.
 
@@ -255,6 +277,7 @@ def read_record(path: Path, fields: Mapping[str, type | tuple[type, ...]]) -> di
     text = read_bytes(path, MAX_JSON)
     try:
         record = json.loads(text.decode(), object_pairs_hook=unique, parse_constant=refuse)
+        check_depth(record)
         stated = record.pop("sha256", None) if isinstance(record, dict) else None
         computed = sha256(_canonical(record))
     except (ValueError, RecursionError) as exc:

@@ -43,13 +43,14 @@ def config_of(extras: Mapping[str, Path | bytes], name: str = "config.json") -> 
 
     Raises:
       ValueError: If the file cannot be read, is too large, or holds something other than a JSON
-        object.
+        object, or one that is nested more than 100 deep.
     """
     if name not in extras:
         return {}
     path = name if isinstance(extras[name], bytes) else extras[name]
     try:
         config = json.loads(content(extras[name]))
+        disk.check_depth(config)
     except (disk.StoreError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):

@@ -143,7 +143,7 @@ def strict_json(data: bytes, what: object) -> dict[str, Any]:
 
     Raises:
       CheckpointError: If the bytes are not a JSON object in UTF-8, a key is repeated at any depth,
-        a number is NaN or infinite, or a key or a text value in an object has half of a surrogate
+        a number is NaN or infinite, it is nested more than 100 deep, or a key or a text value in an object has half of a surrogate
         pair.
     """
 
@@ -164,6 +164,7 @@ def strict_json(data: bytes, what: object) -> dict[str, Any]:
 
     with reading(what):
         record = json.loads(data.decode(), object_pairs_hook=unique, parse_constant=refuse)
+        disk.check_depth(record)
         if not isinstance(record, dict):
             raise ValueError(f"expected a JSON object, got {type(record).__name__}")
         return record

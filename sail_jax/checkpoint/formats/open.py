@@ -278,7 +278,8 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
       NumPy arrays by name. Bfloat16 and the float8 types are those of `ml_dtypes`.
 
     Raises:
-      CheckpointError: As `open_checkpoint` does, and if a file is truncated or changes meanwhile.
+      CheckpointError: As `open_checkpoint` does, and if a file is truncated or changes meanwhile, or
+        a tensor does not fit into memory.
 
     >>> import numpy as np, tempfile
     >>> from sail_jax.checkpoint import save_checkpoint
@@ -290,7 +291,12 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
     with open_checkpoint(path, allow_pickle=allow_pickle) as checkpoint:
         arrays = {}
         for name, tensor in checkpoint.tensors.items():
-            flat = np.empty(math.prod(tensor.shape), tensor.dtype)
+            try:
+                flat = np.empty(math.prod(tensor.shape), tensor.dtype)
+            except MemoryError as exc:
+                raise CheckpointError(
+                    f"{tensor.source}: '{name}' does not fit into memory: {exc}"
+                ) from exc
             tensor.read(flat)
             arrays[name] = flat.reshape(tensor.shape)
         checkpoint.check_unchanged()

@@ -16,13 +16,15 @@ What is still being written is no checkpoint.
 
 import glob
 import json
+import os
 import re
 from collections.abc import Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from typing import NamedTuple
 
-from sail_jax.checkpoint.formats.files import CheckpointError, reading
+from sail_jax import disk
+from sail_jax.checkpoint.formats.files import MAX_HEADER, CheckpointError, reading
 from sail_jax.checkpoint.formats.orbax_folders import numbered, temporary
 from sail_jax.checkpoint.formats.table import SUFFIXES
 
@@ -93,7 +95,7 @@ def _finished(folder: Path) -> bool:
     state = folder / _STATE
     if state.is_file():
         with reading(state):
-            about = json.loads(state.read_bytes())
+            about = json.loads(disk.read_bytes(state, MAX_HEADER))
             if isinstance(about, dict) and not about.get("commit_timestamp_nsecs", True):
                 return False
     inside = [path for path in folder.iterdir() if not temporary(path.name)]
@@ -120,7 +122,7 @@ def split(text: str | PathLike[str]) -> tuple[str, str | None]:
     """
     text = fspath(text)
     path, at, choice = text.rpartition("@")
-    if at and path and _CHOICE.fullmatch(choice) and not Path(text).exists():
+    if at and path and _CHOICE.fullmatch(choice) and not os.path.exists(text):
         return path, choice
     return text, None
 
@@ -139,9 +141,9 @@ def several(text: str | PathLike[str]) -> bool:
     (True, True, False, False)
     """
     path, choice = split(text)
-    if Path(fspath(text)).exists():
+    if os.path.exists(text):
         return False
-    return ":" in (choice or "") or (_PATTERN.search(path) is not None and not Path(path).exists())
+    return ":" in (choice or "") or (_PATTERN.search(path) is not None and not os.path.exists(path))
 
 
 def named(text: str | PathLike[str]) -> tuple[Step, ...]:
@@ -168,7 +170,7 @@ def named(text: str | PathLike[str]) -> tuple[Step, ...]:
     """
     text = fspath(text)
     path, choice = split(text)
-    if Path(path).exists():
+    if os.path.exists(path):
         found = steps(path) if Path(path).is_dir() else ()
         if not found and choice is not None:
             raise CheckpointError(f"{path} holds no numbered checkpoints: '@{choice}' names none")

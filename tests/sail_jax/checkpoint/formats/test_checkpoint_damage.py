@@ -399,6 +399,37 @@ def test_msgpack_of_many_values_and_of_long_paths(tmp_path):
         open_checkpoint(file)
 
 
+def test_text_of_any_length_is_not_read(tmp_path):
+    """Zeros are text, and a file of zeros is a hole that takes no room on the disk."""
+    file = tmp_path / "m.msgpack"
+    file.write_bytes(b"\x81\xa1a\xdb" + struct.pack(">I", 2**32 - 99))
+    os.truncate(file, 8 + 2**32 - 99)
+    with pytest.raises(CheckpointError, match="damaged: it has more than 100000000 bytes of text"):
+        open_checkpoint(file)
+
+
+def test_what_does_not_fit_into_memory_is_named(tmp_path):
+    file, size = tmp_path / "m.safetensors", 1 << 43
+    file.write_bytes(_raw({"a": _entry(shape=(size // 4,), offsets=(0, size))}, b""))
+    os.truncate(file, file.stat().st_size + size)
+    with pytest.raises(CheckpointError, match=r"m\.safetensors: 'a' does not fit into memory: .*TiB"):
+        load_checkpoint(file)
+
+
+@pytest.mark.parametrize("depth", [100, 101, 500])
+def test_json_is_not_nested_too_deep(tmp_path, depth):
+    """`json` itself reads a thousand levels, of which a message can make no `repr`."""
+    text = b'{"a":' * depth + b"1" + b"}" * depth
+    if depth == 100:
+        assert config_of({"config.json": text})["a"]
+        return
+    with pytest.raises(ValueError, match=r"config\.json: .* nested more than 100 deep"):
+        config_of({"config.json": text})
+    (tmp_path / "m.safetensors").write_bytes(_raw(text, b""))
+    with pytest.raises(CheckpointError, match="nested more than 100 deep"):
+        open_checkpoint(tmp_path / "m.safetensors")
+
+
 def test_damaged_orbax(tmp_path):
     pytest.importorskip("orbax.checkpoint")
     # Larger than what OCDBT keeps beside its keys, and can not be packed.

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from torch_files import KINDS, Call, FakeTorch, Storage, archive
 
+from sail_jax.checkpoint.formats import torch_pickles
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import load_checkpoint, open_checkpoint
 
@@ -270,3 +271,16 @@ def test_what_is_no_checkpoint_of_today(tmp_path, fake):
         file.writestr("x", "y")
     with pytest.raises(CheckpointError, match=r"holds no data\.pkl"):
         _load(tmp_path / "zip.bin")
+
+
+@pytest.mark.parametrize("unit", [b"]", b"}\x94", b"(", b"\x95" + bytes(8)])
+def test_a_small_pickle_does_not_fill_the_memory(tmp_path, monkeypatch, unit):
+    """Lists, dictionaries in the memo, marks, frames: 70 bytes for one that deflate packs to nil."""
+    monkeypatch.setattr(torch_pickles._Stream, "left", 10_000)
+    archive(tmp_path / "m.bin", b"\x80\x04}" + unit * 100_000, (), zipfile.ZIP_DEFLATED)
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match=r"m\.bin is damaged: its pickle has more than 83886"):
+        _load(tmp_path / "m.bin")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 6 << 20
