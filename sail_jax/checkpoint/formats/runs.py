@@ -14,6 +14,7 @@ A run is a folder with a checkpoint for each step, as trainers leave it: `1000`,
 What is still being written is no checkpoint.
 """
 
+import contextlib
 import glob
 import json
 import os
@@ -186,6 +187,9 @@ def named(text: str | PathLike[str]) -> tuple[Step, ...]:
         numbered = all(step.number is not None for step in found)
         found = tuple(sorted(found, key=lambda s: (s.number if numbered else 0, s.path)))
     else:
+        # It may also be out of reach, or too long.
+        with reading(path), contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
+            os.stat(path)
         raise CheckpointError(f"{path} does not exist")
     return found if choice is None else _chosen(found, choice, path)
 
