@@ -468,8 +468,8 @@ def _check_contained(data: bytes) -> None:
             link = file.get(name, getlink=True)
             array = file[name] if isinstance(link, h5py.HardLink) else None
             if not isinstance(array, h5py.Dataset) or array.external or array.is_virtual:
-                raise ValueError(f"{name[:60]!r} is no array of its own")
-            # The length of a dimension without coordinates is stored as an array that is never read.
+                raise ValueError(f"'{name}' is no array of its own")
+            # A dimension without coordinates is stored as an array of its length, and never read.
             unread = str(array.attrs.get("NAME", "")).startswith(_DIMENSION)
             left -= 0 if unread else array.nbytes
             if left < 0:

@@ -143,8 +143,8 @@ def strict_json(data: bytes, what: object) -> dict[str, Any]:
 
     Raises:
       CheckpointError: If the bytes are not a JSON object in UTF-8, a key is repeated at any depth,
-        a number is NaN or infinite, it is nested more than 100 deep, or a key or a text value in an object has half of a surrogate
-        pair.
+        a number is NaN or infinite, it is nested more than 100 deep, or a key or a text value in an
+        object has half of a surrogate pair.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

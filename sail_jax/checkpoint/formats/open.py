@@ -278,8 +278,8 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
       NumPy arrays by name. Bfloat16 and the float8 types are those of `ml_dtypes`.
 
     Raises:
-      CheckpointError: As `open_checkpoint` does, and if a file is truncated or changes meanwhile, or
-        a tensor does not fit into memory.
+      CheckpointError: As `open_checkpoint` does, and if a file is truncated or changes meanwhile,
+        or a tensor does not fit into memory.
 
     >>> import numpy as np, tempfile
     >>> from sail_jax.checkpoint import save_checkpoint

@@ -321,6 +321,8 @@ def _tensor(file: File, name: str, strided: _Strided, member: Member, swap: bool
         if swap:
             flat.byteswap(inplace=True)
         strides = [step * dtype.itemsize for step in strided.strides]
-        return np.lib.stride_tricks.as_strided(flat, shape, strides, writeable=False)
+        # As raw bytes: NumPy does not know the name that ml_dtypes gives float8_e5m2, "<f1".
+        raw = flat.view(f"V{dtype.itemsize}")
+        return np.lib.stride_tricks.as_strided(raw, shape, strides, writeable=False).view(dtype)
 
     return LoadedTensor(name, dtype, shape, str(file.path), load, span)

@@ -273,7 +273,8 @@ def _msgpack_trees(folder, monkeypatch):
             return True
         # Where keys are empty the two join them otherwise.
         plain = not any("" in name.split("/") for name in (*got, *wanted))
-        if plain and (got.keys() != wanted.keys() or not all(_same(got[n], wanted[n]) for n in got)):
+        same = got.keys() == wanted.keys() and all(_same(got[name], wanted[name]) for name in got)
+        if plain and not same:
             raise WrongError(f"expected {wanted}, read as {got}")
         return True
 
@@ -318,7 +319,8 @@ READERS = {
     "msgpack trees": (_msgpack_trees, 60),
     "index names": (_index_names, 60),
 }
-ALONE = {*READERS, "recipes", "recipe texts"} - {"orbax"}  # they start no threads, and compile nothing
+# They start no threads, and compile nothing.
+ALONE = {*READERS, "recipes", "recipe texts"} - {"orbax"}
 
 
 @pytest.fixture
