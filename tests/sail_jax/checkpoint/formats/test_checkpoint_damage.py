@@ -367,6 +367,20 @@ def test_members_in_the_same_bytes(tmp_path):
         open_checkpoint(tmp_path / "m.npz")
 
 
+def test_a_directory_that_lost_a_member(tmp_path):
+    """It has no checksum: without its first entry, the rest would be a smaller checkpoint."""
+    save_checkpoint(tmp_path / "m.npz", ARRAYS)
+    raw = (tmp_path / "m.npz").read_bytes()
+    first = raw.index(b"PK\1\2")
+    second = raw.index(b"PK\1\2", first + 1)
+    for kept, count in ((raw[second:-22], 2), (b"", 0)):
+        sizes = struct.pack("<HHII", count, count, len(kept), first)
+        end = b"PK\5\6" + bytes(4) + sizes + bytes(2)
+        (tmp_path / "m.npz").write_bytes(raw[:first] + kept + end)
+        with pytest.raises(CheckpointError, match=r"the bytes 0 to \d+ belong to no member"):
+            open_checkpoint(tmp_path / "m.npz")
+
+
 @pytest.mark.slow
 def test_a_packed_tensor_takes_the_memory_that_it_says(tmp_path):
     """64 MB, and some MB for the blocks that are unpacked."""
