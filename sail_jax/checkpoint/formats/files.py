@@ -94,10 +94,10 @@ def explained(doing: str, path: Path) -> Iterator[None]:
 
 
 # What parsers (of the standard library, NumPy and this package) raise for damaged bytes. A file may
-# claim any size and any depth of nesting: hence MemoryError and RecursionError.
+# claim any depth of nesting: hence RecursionError.
 _PARSING = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AssertionError, SyntaxError),
-    *(RecursionError, NotImplementedError, EOFError, AttributeError, MemoryError, RuntimeError),
+    *(RecursionError, NotImplementedError, EOFError, AttributeError, RuntimeError),
     *(struct.error, zipfile.BadZipFile, zlib.error, tokenize.TokenError, pickle.UnpicklingError),
 )
 
@@ -106,7 +106,8 @@ _PARSING = (
 def reading(what: object) -> Iterator[None]:
     """Turns whatever a parser raises inside a `with` statement into a `CheckpointError`.
 
-    An `OSError` becomes "cannot read ...", any other error that parsers raise "... is damaged".
+    An `OSError` becomes "cannot read ...", a `MemoryError` "... does not fit into memory", any
+    other error that parsers raise "... is damaged".
     `StoreError`, of which `CheckpointError` is a kind, passes unchanged.
 
     Args:
@@ -125,6 +126,9 @@ def reading(what: object) -> Iterator[None]:
     except OSError as exc:
         why = exc.strerror or str(exc) or type(exc).__name__
         raise CheckpointError(f"cannot read {what}: {why}") from exc
+    except MemoryError as exc:
+        why = f": {exc}" if str(exc) else ""
+        raise CheckpointError(f"{what} does not fit into memory{why}") from exc
     except _PARSING as exc:
         # Messages of parsers may have many lines, and may quote as much of the file as they like.
         why = " ".join(str(exc).split())[:200] or type(exc).__name__

@@ -291,12 +291,8 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
     with open_checkpoint(path, allow_pickle=allow_pickle) as checkpoint:
         arrays = {}
         for name, tensor in checkpoint.tensors.items():
-            try:
+            with reading(f"{tensor.source}: '{name}'"):
                 flat = np.empty(math.prod(tensor.shape), tensor.dtype)
-            except MemoryError as exc:
-                raise CheckpointError(
-                    f"{tensor.source}: '{name}' does not fit into memory: {exc}"
-                ) from exc
             tensor.read(flat)
             arrays[name] = flat.reshape(tensor.shape)
         checkpoint.check_unchanged()
