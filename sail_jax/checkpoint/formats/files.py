@@ -7,7 +7,6 @@ itself before anything is allocated for it, and turn whatever goes wrong into `C
 
 import contextlib
 import errno
-import json
 import math
 import os
 import pickle
@@ -147,8 +146,8 @@ def strict_json(data: bytes, what: object) -> dict[str, Any]:
 
     Raises:
       CheckpointError: If the bytes are not a JSON object in UTF-8, a key is repeated at any depth,
-        a number is NaN or infinite, it is nested more than 100 deep, or a key or a text value in an
-        object has half of a surrogate pair.
+        a number is NaN or infinite, a key or a text value in an object has half of a surrogate
+        pair, or it is more than `disk.parsed` parses.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -167,8 +166,7 @@ def strict_json(data: bytes, what: object) -> dict[str, Any]:
         raise ValueError(f"{constant} is not a number")
 
     with reading(what):
-        record = json.loads(data.decode(), object_pairs_hook=unique, parse_constant=refuse)
-        disk.check_depth(record)
+        record = disk.parsed(data.decode(), object_pairs_hook=unique, parse_constant=refuse)
         if not isinstance(record, dict):
             raise ValueError(f"expected a JSON object, got {type(record).__name__}")
         return record

@@ -16,7 +16,6 @@ What is still being written is no checkpoint.
 
 import contextlib
 import glob
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -96,7 +95,7 @@ def _finished(folder: Path) -> bool:
     state = folder / _STATE
     if state.is_file():
         with reading(state):
-            about = json.loads(disk.read_bytes(state, MAX_HEADER))
+            about = disk.parsed(disk.read_bytes(state, MAX_HEADER))
             if isinstance(about, dict) and not about.get("commit_timestamp_nsecs", True):
                 return False
     inside = [path for path in folder.iterdir() if not temporary(path.name)]

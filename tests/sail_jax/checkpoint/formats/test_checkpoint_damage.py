@@ -12,8 +12,9 @@ import flax.serialization
 import numpy as np
 import pytest
 
+from sail_jax import disk
 from sail_jax.checkpoint.formats.extras import config_of
-from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.formats.files import CheckpointError, LoadedTensor
 from sail_jax.checkpoint.formats.open import load_checkpoint, open_checkpoint
 from sail_jax.checkpoint.output.writer import save_checkpoint
 
@@ -428,6 +429,25 @@ def test_what_does_not_fit_into_memory_is_named(tmp_path):
     os.truncate(file, file.stat().st_size + size)
     with pytest.raises(CheckpointError, match=r"'a' does not fit into memory: .*TiB"):
         load_checkpoint(file)
+
+
+def test_json_of_many_parts_is_not_parsed(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "_PARTS", 99)
+    for text in (b'{"a":[' + b"{}," * 99 + b"3]}", b'{"a":[' + b'"",' * 99 + b"3]}"):
+        with pytest.raises(ValueError, match=r"config\.json: .* more than 99 parts"):
+            config_of({"config.json": text})
+        (tmp_path / "m.safetensors").write_bytes(_raw(text, b""))
+        with pytest.raises(CheckpointError, match="more than 99 parts"):
+            open_checkpoint(tmp_path / "m.safetensors")
+
+
+def test_what_fails_for_memory_is_not_called_damaged():
+    def load():
+        raise MemoryError
+
+    tensor = LoadedTensor("w", np.dtype("f4"), (1,), "m.npz", load)
+    with pytest.raises(CheckpointError, match=r"m\.npz: 'w' does not fit into memory$"):
+        tensor.form()
 
 
 @pytest.mark.parametrize("depth", [100, 101, 500])
