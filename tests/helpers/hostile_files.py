@@ -24,7 +24,7 @@ HUGE = (
 
 def view(storage, shape, strides, offset):
     """The entries of a strided view, found one by one; None if it is no view of the storage, and
-    ... where it has no entries, so that nothing tells."""
+    ... where it has no entries, so that nothing shows, or too many."""
     numbers = (*shape, *strides, offset)
     if not all(type(n) is int and n >= 0 for n in numbers) or len(shape) != len(strides):
         return None
@@ -32,6 +32,8 @@ def view(storage, shape, strides, offset):
         return ...
     if 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + offset > storage.size:
         return None
+    if math.prod(shape) > 10_000:  # repeated without end: it may be refused
+        return ...
     places = [offset + sum(map(int.__mul__, strides, at)) for at in np.ndindex(*shape)]
     return storage[np.array(places, int)].reshape(shape)
 
