@@ -16,6 +16,10 @@ from sail_jax.checks import argument, escaped
 FORMAT = 1
 # The most bytes of a JSON file.
 MAX_JSON = 4 << 20
+# The deepest nesting of JSON, far below Python's limit on recursion.
+_DEPTH = 100
+# The most parts of a JSON file.
+_PARTS = 1 << 23
 
 
 class StoreError(Exception):
@@ -394,6 +398,35 @@ def read_bytes(path: Path, limit: int) -> bytes:
         return path.read_bytes()
 
 
+def parsed(text: str | bytes, **hooks: Any) -> Any:
+    """Parses JSON that may come from a stranger.
+
+    `json` makes 70 bytes of three, and reads a thousand levels. Then `repr`, `json.dumps` and every
+    recursion that starts from a deeper frame fail.
+
+    Args:
+      text: The JSON.
+      **hooks: Options of `json.loads`.
+
+    Returns:
+      What it holds.
+
+    Raises:
+      ValueError: If it is no JSON, is nested more than 100 deep, or has more than 2^23 parts.
+    """
+    # Every part but the first of a container follows a comma. Commas within text count as well.
+    if sum(map(text.count, ",[{" if isinstance(text, str) else b",[{")) > _PARTS:  # type: ignore[arg-type]
+        raise ValueError(f"it has more than {_PARTS} parts")
+    tree = json.loads(text, **hooks)
+    level = [tree] if isinstance(tree, dict | list) else []
+    for _ in range(_DEPTH):
+        parts = [node.values() if isinstance(node, dict) else node for node in level]
+        level = [x for part in parts for x in part if isinstance(x, dict | list)]
+    if level:
+        raise ValueError(f"it is nested more than {_DEPTH} deep")
+    return tree
+
+
 def sha256(data: bytes) -> str:
     """Computes the checksum that is used everywhere, SHA-256.
 
@@ -472,7 +505,7 @@ def read_record(path: Path, fields: Mapping[str, type | tuple[type, ...]]) -> di
 
     text = read_bytes(path, MAX_JSON)
     try:
-        record = json.loads(text.decode(), object_pairs_hook=unique, parse_constant=refuse)
+        record = parsed(text.decode(), object_pairs_hook=unique, parse_constant=refuse)
         stated = record.pop("sha256", None) if isinstance(record, dict) else None
         computed = sha256(_canonical(record))
     except (ValueError, RecursionError) as exc:

@@ -260,13 +260,21 @@ def check_theta(theta: ArrayLike) -> None:
 def check_sigma(sigma: ArrayLike) -> None:
     """Raises an error unless sigma is a finite standard deviation >= 0.
 
+    All closed forms have its square, which is 0 or infinite in float64 beyond these bounds.
+
     Args:
-      sigma: Standard deviations of label noise.
+      sigma: Standard deviations of label noise, 0 or from 1e-150 to 1e150.
 
     Raises:
-      ValueError: If a value is negative, infinite or NaN.
+      ValueError: If a value is negative, infinite or NaN, or its square is no number in float64.
     """
     check("sigma", sigma, lambda s: (s >= 0) & (s < np.inf), "a finite standard deviation >= 0")
+
+    def squared(s: np.ndarray) -> np.ndarray:
+        s = s.astype(float)
+        return (s == 0) | ((s >= 1e-150) & (s <= 1e150))
+
+    check("sigma", sigma, squared, "0, or from 1e-150 to 1e150")
 
 
 def check_gamma(gamma: ArrayLike) -> None:

@@ -32,6 +32,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         study = registry.load(run.record["experiment"])
     except ValueError as exc:
         raise disk.StoreError(f"{run.path}: {exc}") from exc
-    dataset, figures = store.redraw(run, study)
-    show_run(study, dataset, figures, run.path)
+    with store.showing(run.path):
+        dataset, figures = store.redraw(run, study)
+        show_run(study, dataset, figures, run.path)
     return 0

@@ -22,7 +22,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -47,6 +47,8 @@ except ImportError:
     fcntl = None
 
 RECORD, RESULT = "config.json", "result.nc"
+# How netCDF marks such an array.
+_DIMENSION = "This is a netCDF dimension but not a netCDF variable"
 
 
 def config_record(config: Any) -> dict[str, Any]:
@@ -330,9 +332,34 @@ def complete(
       StoreError: If something stored is damaged or cannot be written, and whatever the study
         raises.
     """
-    if not run.finished:
-        run.finish(study.run(config, watch(run.stage)))
+    if run.finished:
+        with showing(run.path):
+            return redraw(run, study, shown)
+    run.finish(study.run(config, watch(run.stage)))
     return redraw(run, study, shown)
+
+
+@contextlib.contextmanager
+def showing(path: Path) -> Iterator[None]:
+    """Turns what a study raises for a stored result into one line.
+
+    Another version of the study may have stored it, or somebody else.
+
+    Args:
+      path: The directory of the run.
+
+    Yields:
+      Nothing.
+
+    Raises:
+      StoreError: If the body of the `with` statement raises what a result raises that lacks what
+        the study shows.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as exc:
+        why = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
+        raise StoreError(f"{path}: this version cannot show what it holds ({why[:200]})") from exc
 
 
 def redraw(run: Run, study: Study, shown: int | None = None) -> Drawn:
@@ -407,7 +434,8 @@ def load_result(path: Path, record: Mapping[str, Any]) -> "xr.Dataset":
       The dataset.
 
     Raises:
-      StoreError: If the result is missing, or is not what the checksum was taken of.
+      StoreError: If the result is missing, is not what the checksum was taken of, or is not what
+        `Run.finish` writes.
     """
     import xarray as xr
 
@@ -415,8 +443,37 @@ def load_result(path: Path, record: Mapping[str, Any]) -> "xr.Dataset":
     data = disk.read_bytes(file, expected["bytes"])
     if len(data) != expected["bytes"] or disk.sha256(data) != expected["sha256"]:
         raise StoreError(f"{file} is damaged: its checksum does not match the one in {RECORD}")
-    # Undecoded: numbers whose unit is "days", say, would else come back as durations.
-    return xr.load_dataset(io.BytesIO(data), engine="h5netcdf", decode_times=False)
+    try:
+        _check_contained(data)
+        # Undecoded: numbers whose unit is "days", say, would else come back as durations.
+        return xr.load_dataset(io.BytesIO(data), engine="h5netcdf", decode_times=False)
+    # The checksum lies beside the file, so that whoever makes a run can seal anything. HDF5,
+    # h5netcdf and xarray raise errors of many types, some of many lines.
+    except Exception as exc:
+        why = " ".join(str(exc).split())[:200] or type(exc).__name__
+        raise StoreError(f"{file} is damaged: {why}") from exc
+
+
+def _check_contained(data: bytes) -> None:
+    """ValueError unless all that a result holds lies in its own bytes, unpacked.
+
+    HDF5 can take entries from other files, follow links to them, and unpack or repeat a few bytes
+    to any size. `Run.finish` uses nothing of this.
+    """
+    import h5py
+
+    left = len(data)
+    with h5py.File(io.BytesIO(data)) as file:
+        for name in file:
+            link = file.get(name, getlink=True)
+            array = file[name] if isinstance(link, h5py.HardLink) else None
+            if not isinstance(array, h5py.Dataset) or array.external or array.is_virtual:
+                raise ValueError(f"'{name}' is no array of its own")
+            # A dimension without coordinates is stored as an array of its length, and never read.
+            unread = str(array.attrs.get("NAME", "")).startswith(_DIMENSION)
+            left -= 0 if unread else array.nbytes
+            if left < 0:
+                raise ValueError(f"its arrays need more than its {len(data)} bytes")
 
 
 def _hold(path: Path) -> int | None:

@@ -53,15 +53,13 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
     for path in [*found(directory)]:
         try:
             run = store.reopen(path)
-            sections.append(_run(path.relative_to(directory), run))
+            with store.showing(path):
+                sections.append(_run(path.relative_to(directory), run))
             say(f"  {path}")
         except disk.RefusedError as exc:
             unfinished.append(str(exc))
         except disk.StoreError as exc:
             bad.append(str(exc))
-        except (LookupError, TypeError, ValueError) as exc:
-            why = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
-            bad.append(f"{path}: this version cannot show what it holds ({why})")
     for line in (*unfinished, *bad):
         say(f"  left out: {line}")
     if not sections:

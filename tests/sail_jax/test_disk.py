@@ -33,14 +33,16 @@ def test_a_folder_of_others_keeps_nothing_for_commands(tmp_path, monkeypatch):
         level.chmod(0o777)
         assert disk.cache("kernels/1", 1) is None
         level.chmod(0o700)
-    assert (again := disk.cache("kernels/1", 1)) and again.folder == folder
+    assert (again := disk.cache("kernels/1", 1))
+    assert again.folder == folder
     with monkeypatch.context() as patch:
         patch.setattr(disk, "_USER", lambda: os.geteuid() + 1)
         assert disk.cache("kernels/1", 1) is None
     # A user may keep it on another disk.
     folder.parent.parent.rename(tmp_path / "elsewhere")
     (tmp_path / "sail-jax").symlink_to(tmp_path / "elsewhere")
-    assert (again := disk.cache("kernels/1", 1)) and again.folder == folder
+    assert (again := disk.cache("kernels/1", 1))
+    assert again.folder == folder
 
 
 def test_a_file_system_without_rights_is_taken_as_it_is(tmp_path, monkeypatch):

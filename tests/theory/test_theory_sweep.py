@@ -782,6 +782,32 @@ def test_dispersion_is_that_near_zero_wherever_equally_trained_experts_start(far
         assert float(distant) == pytest.approx(float(near), 32 * float(np.finfo(dtype).eps), 0)
 
 
+@pytest.mark.parametrize(
+    ("compute", "message"),
+    [
+        # squares that are 0 or infinite in float64: the risk of n near d was NaN, not infinite
+        (lambda: deep_linear.scratch_risk(3, 4, 1e-170, allow_infinite=True), "sigma must be"),
+        (lambda: deep_linear.linear_transfer_sin2(9, 4, 1e170), "sigma must be"),
+        (lambda: deep_linear.null_scale(np.inf, 0.5, 2), "p must be"),
+        (lambda: linearity.r_squared(1.0, np.inf, 0.3), "distance must be"),
+        (lambda: initialisation.lda_total_variation(np.eye(2), np.eye(2), 1.0, 2.0), "prior must"),
+        (lambda: initialisation.threshold_risk(0.0, np.zeros((0, 3))), "means must be two"),
+        (lambda: initialisation.empirical_risks(np.zeros(0)), "y must be labels of"),
+        (lambda: merging.chi_square([]), "weights must be those of"),
+        (lambda: merging.chi_square([np.inf, 0.5]), "weights must be in"),
+        (lambda: merging.chi_square([0.5, 0.2]), "sum of weights must be 1"),
+        (lambda: student_teacher.crossing(np.ones(1), np.ones(3)), "expected a gain for each"),
+    ],
+)
+def test_what_has_no_value_is_refused(compute, message):
+    with pytest.raises(ValueError, match=message):
+        compute()
+
+
+def test_noise_without_bound_makes_the_loss_rise_at_once():
+    assert two_layer.inflection_index([2.0, 1.0, 0.5], 3, 1e200) == 1
+
+
 def test_a_difference_of_infinite_means_is_refused():
     with pytest.raises(
         ValueError, match=r"n must be .* \(their difference is not defined\); got 1"

@@ -136,7 +136,7 @@ def null_scale(p: ArrayLike, q: ArrayLike, depth: ArrayLike) -> Array:
       The factors c, with the broadcast shape of the arguments.
 
     Raises:
-      ValueError: If a depth is below 1.
+      ValueError: If a depth is below 1, or p is negative or infinite.
 
     References:
       Corrects Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thm 3.9, eq. (142).
@@ -145,6 +145,7 @@ def null_scale(p: ArrayLike, q: ArrayLike, depth: ArrayLike) -> Array:
     Array([1., 1., 1.], dtype=float32)
     """
     problems.check_depth(depth)
+    problems.check("p", p, lambda p: (p >= 0) & (p < np.inf), "finite and >= 0")
     q = jnp.clip(jnp.asarray(q, dtype=float), 0.0, 1.0)
     return _scale(p, 1 - q, q, depth)
 

@@ -66,13 +66,14 @@ def lda_total_variation(
       means: Class means of the first task, `(..., 2, d)`.
       others: Class means of the second task, `(..., 2, d)`.
       covariance: Common covariance `(d, d)`, positive definite, or a variance.
-      prior: Probability of y = 1.
+      prior: Probability of y = 1, in [0, 1].
 
     Returns:
       The distances in [0, 1], one per pair of tasks.
 
     Raises:
-      ValueError: If the means are not `(..., 2, d)` or the covariance is out of range.
+      ValueError: If the means are not `(..., 2, d)`, or the covariance or the prior is out of
+        range.
 
     References:
       Corrects SAIL, Lemma 2.
@@ -82,6 +83,7 @@ def lda_total_variation(
     0.3829
     """
     gap = _check_means("others", others) - _check_means("means", means)
+    problems.check("prior", prior, lambda p: (p >= 0) & (p <= 1), "a probability in [0, 1]")
     # Labels are seen, so the distance of the joint laws is the mean of those of the two classes.
     first, second = (total_variation_gaussian(gap[..., c, :], covariance) for c in (0, 1))
     prior = jnp.asarray(prior, float)

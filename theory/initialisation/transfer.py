@@ -177,10 +177,15 @@ def threshold_risk(t: ArrayLike, means: Float[ArrayLike, " 2"]) -> Float[Array, 
     Returns:
       The risks, with the shape of `t`.
 
+    Raises:
+      ValueError: If `means` are not two.
+
     >>> round(float(threshold_risk(0.0, jnp.array([1.0, -1.0]))), 4)
     0.1587
     """
     t, means = jnp.asarray(t, float), jnp.asarray(means)
+    if means.shape != (2,):
+        raise ValueError(f"means must be two, (2,); got {means.shape}")
     return (norm.cdf(t - means[0]) + norm.sf(t - means[1])) / 2
 
 
@@ -193,10 +198,15 @@ def empirical_risks(y: Real[ArrayLike, " n"]) -> Float[Array, " n_plus_1"]:
     Returns:
       The risks `(n + 1,)`, first that of the threshold below all points.
 
+    Raises:
+      ValueError: If there are no points.
+
     >>> empirical_risks(jnp.array([-1, 1])).tolist()
     [0.5, 0.0, 0.5]
     """
     y = jnp.asarray(y)
+    if y.ndim != 1 or not y.size:
+        raise ValueError(f"y must be labels of at least one point, (n,); got {y.shape}")
     # Labels are taken in the order of their points: threshold k lies above the first k of them.
     missed = jnp.concatenate([jnp.zeros(1), jnp.cumsum(y > 0)])  # y = 1 at or below t
     false = jnp.sum(y < 0) - jnp.concatenate([jnp.zeros(1), jnp.cumsum(y < 0)])

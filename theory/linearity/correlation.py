@@ -57,7 +57,7 @@ def r_squared(curvature: ArrayLike, distance: ArrayLike, direction: ArrayLike) -
       The three R^2, each with the broadcast shape of the arguments.
 
     Raises:
-      ValueError: If an argument is negative or all are 0.
+      ValueError: If an argument is negative or infinite, or all are 0.
 
     References:
       Zhou et al., 2024 (arXiv 2402.03660), Appendix B.2, has the measured values.
@@ -66,7 +66,8 @@ def r_squared(curvature: ArrayLike, distance: ArrayLike, direction: ArrayLike) -
     [1.0, 0.741, 0.185]
     """
     for name, cv2 in (("curvature", curvature), ("distance", distance), ("direction", direction)):
-        problems.check(name, cv2, lambda v: v >= 0, "a squared coefficient of variation >= 0")
+        allowed = "a squared coefficient of variation >= 0, and finite"
+        problems.check(name, cv2, lambda v: (v >= 0) & (v < np.inf), allowed)
     a, b, c = (jnp.asarray(v, dtype=float) for v in (curvature, distance, direction))
     product = a + b + a * b
     # (1 + a)(1 + b)(1 + c) - 1 by sums of what is not negative: nothing cancels where all are

@@ -259,10 +259,17 @@ def chi_square(weights: Weights, *, form: Form = "corrected") -> Float[Array, ""
     Returns:
       The divergence, a scalar.
 
+    Raises:
+      ValueError: If the weights are none, negative or infinite, or their sum is not 1.
+
     >>> [round(float(chi_square([0.9, 0.1], form=form)), 2) for form in ("corrected", "printed")]
     [1.78, 16.2]
     """
     w = jnp.asarray(weights, float)
+    if w.ndim != 1 or not w.size:
+        raise ValueError(f"weights must be those of at least one task, (N,); got {w.shape}")
+    check("weights", w, lambda w: (w >= 0) & (w <= 1), "in [0, 1]")
+    check("the sum of weights", w.sum(), lambda s: abs(s - 1) < 1e-3, "1")
     return jnp.sum((1 / w.size - w) ** 2 / w ** (2 if form == "printed" else 1))
 
 

@@ -262,10 +262,15 @@ def crossing(n: Float[np.ndarray, " n"], gain: Float[np.ndarray, " n"]) -> float
     Returns:
       The size, or nan if the gain never turns.
 
+    Raises:
+      ValueError: If there is not one gain for each size.
+
     >>> round(crossing(np.array([1.0, 100.0]), np.array([1.0, -1.0])), 3)
     10.0
     """
     n, gain = np.asarray(n, dtype=float), np.asarray(gain, dtype=float)
+    if n.ndim != 1 or n.shape != gain.shape:
+        raise ValueError(f"expected a gain for each size, (n,); got {n.shape} and {gain.shape}")
     turns = np.flatnonzero((gain[:-1] > 0) & (gain[1:] <= 0))
     if turns.size == 0:
         return float("nan")

@@ -152,7 +152,7 @@ def inflection_index(
     if not d >= sigma.size:
         raise ValueError(f"d must be at least the number of modes, {sigma.size}; got {d}")
     # The increment of stage n, (2 d gamma^2 - sigma_n) sigma_n, is positive from here on.
-    rising = first + np.flatnonzero(2 * d * gamma**2 > sigma[first:])
+    rising = first + np.flatnonzero(2 * d * gamma * gamma > sigma[first:])
     return int(rising[0]) if rising.size else None
 
 

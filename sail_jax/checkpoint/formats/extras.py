@@ -1,6 +1,5 @@
 """The plain files beside the tensors of a checkpoint, such as config.json."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,13 +42,13 @@ def config_of(extras: Mapping[str, Path | bytes], name: str = "config.json") -> 
 
     Raises:
       ValueError: If the file cannot be read, is too large, or holds something other than a JSON
-        object.
+        object, or more than `disk.parsed` parses.
     """
     if name not in extras:
         return {}
     path = name if isinstance(extras[name], bytes) else extras[name]
     try:
-        config = json.loads(content(extras[name]))
+        config = disk.parsed(content(extras[name]))
     except (disk.StoreError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):

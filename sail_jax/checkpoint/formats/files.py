@@ -7,7 +7,6 @@ itself before anything is allocated for it, and turn whatever goes wrong into `C
 
 import contextlib
 import errno
-import json
 import math
 import os
 import pickle
@@ -97,10 +96,10 @@ def explained(doing: str, path: Path) -> Iterator[None]:
 
 
 # What parsers (of the standard library, NumPy and this package) raise for damaged bytes. A file may
-# claim any size and any depth of nesting: hence MemoryError and RecursionError.
+# claim any depth of nesting: hence RecursionError.
 _PARSING = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AssertionError, SyntaxError),
-    *(RecursionError, NotImplementedError, EOFError, AttributeError, MemoryError, RuntimeError),
+    *(RecursionError, NotImplementedError, EOFError, AttributeError, RuntimeError),
     *(struct.error, zipfile.BadZipFile, zlib.error, tokenize.TokenError, pickle.UnpicklingError),
 )
 
@@ -109,7 +108,8 @@ _PARSING = (
 def reading(what: object) -> Iterator[None]:
     """Turns whatever a parser raises inside a `with` statement into a `CheckpointError`.
 
-    An `OSError` becomes "cannot read ...", any other error that parsers raise "... is damaged".
+    An `OSError` becomes "cannot read ...", a `MemoryError` "... does not fit into memory", any
+    other error that parsers raise "... is damaged".
     `StoreError`, of which `CheckpointError` is a kind, passes unchanged.
 
     Args:
@@ -128,6 +128,9 @@ def reading(what: object) -> Iterator[None]:
     except OSError as exc:
         why = exc.strerror or str(exc) or type(exc).__name__
         raise CheckpointError(f"cannot read {what}: {why}{disk.raise_limit(exc)}") from exc
+    except MemoryError as exc:
+        why = f": {exc}" if str(exc) else ""
+        raise CheckpointError(f"{what} does not fit into memory{why}") from exc
     except _PARSING as exc:
         # Messages of parsers may have many lines, and may quote as much of the file as they like.
         why = " ".join(str(exc).split())[:200] or type(exc).__name__
@@ -175,8 +178,8 @@ def strict_json(data: bytes, what: object) -> dict[str, Any]:
 
     Raises:
       CheckpointError: If the bytes are not a JSON object in UTF-8, a key is repeated at any depth,
-        a number is NaN or infinite, or a key or a text value in an object has half of a surrogate
-        pair.
+        a number is NaN or infinite, a key or a text value in an object has half of a surrogate
+        pair, or it is more than `disk.parsed` parses.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -195,7 +198,7 @@ def strict_json(data: bytes, what: object) -> dict[str, Any]:
         raise ValueError(f"{constant} is not a number")
 
     with reading(what):
-        record = json.loads(data.decode(), object_pairs_hook=unique, parse_constant=refuse)
+        record = disk.parsed(data.decode(), object_pairs_hook=unique, parse_constant=refuse)
         if not isinstance(record, dict):
             raise ValueError(f"expected a JSON object, got {type(record).__name__}")
         return record

@@ -17,6 +17,7 @@ import numpy as np
 
 from sail_jax.checkpoint.formats.files import (
     DTYPES,
+    MAX_HEADER,
     CheckpointError,
     File,
     LoadedTensor,
@@ -66,12 +67,13 @@ class _Array(NamedTuple):
 class _Scan:
     """A parser of msgpack's structure that steps over the bytes of arrays.
 
-    It reads at most `values` values, so that no file can keep it busy for long.
+    It reads at most `values` values, so that no file can keep it busy for long, and at most
+    `MAX_HEADER` bytes of text, as it keeps that in memory.
     """
 
     def __init__(self, file: File, at: int, end: int, values: int) -> None:
         self.file, self.at, self.end, self.values = file, at, end, values
-        self._window, self._first = b"", 0
+        self._window, self._first, self._text = b"", 0, MAX_HEADER
 
     def take(self, count: int) -> bytes:
         """The next bytes, from a window of the file that is read at once."""
@@ -99,6 +101,9 @@ class _Scan:
         return blob
 
     def text(self, length: int) -> str:
+        self._text -= length
+        if self._text < 0:
+            raise ValueError(f"it has more than {MAX_HEADER} bytes of text")
         return self.take(length).decode()
 
     def value(self, depth: int = 0) -> Any:
@@ -178,8 +183,8 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     Raises:
       CheckpointError: If the file is damaged, does not hold a dictionary, is nested more than 100
-        deep, has more than 2^20 keys and values (an array counts as one) or 2^16 numbers that are
-        no arrays, or holds an array of unknown dtype.
+        deep, has more than 2^20 keys and values (an array counts as one), 2^16 numbers that are no
+        arrays or 10^8 bytes of text, or holds an array of unknown dtype.
     """
     with reading(file.path):
         scan = _Scan(file, 0, file.size, _VALUES)

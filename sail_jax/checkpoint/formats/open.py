@@ -296,7 +296,8 @@ def load_checkpoint(
       NumPy arrays by name. Bfloat16 and the float8 types are those of `ml_dtypes`.
 
     Raises:
-      CheckpointError: As `open_checkpoint` does, and if a file is truncated or changes meanwhile.
+      CheckpointError: As `open_checkpoint` does, and if a file is truncated or changes meanwhile,
+        or a tensor does not fit into memory.
 
     >>> import numpy as np, tempfile
     >>> from sail_jax.checkpoint import save_checkpoint
@@ -308,7 +309,8 @@ def load_checkpoint(
     with open_checkpoint(path, allow_pickle=allow_pickle, offline=offline) as checkpoint:
         arrays = {}
         for name, tensor in checkpoint.tensors.items():
-            flat = np.empty(math.prod(tensor.shape), tensor.dtype)
+            with reading(f"{tensor.source}: '{name}'"):
+                flat = np.empty(math.prod(tensor.shape), tensor.dtype)
             tensor.read(flat)
             arrays[name] = flat.reshape(tensor.shape)
         checkpoint.check_unchanged()

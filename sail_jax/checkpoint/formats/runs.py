@@ -15,16 +15,18 @@ What is still being written is no checkpoint. Where nothing is called so, org/na
 checkpoint, a model on the Hub.
 """
 
+import contextlib
 import glob
-import json
+import os
 import re
 from collections.abc import Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from typing import NamedTuple
 
+from sail_jax import disk
 from sail_jax.checkpoint.formats import hub
-from sail_jax.checkpoint.formats.files import CheckpointError, reading
+from sail_jax.checkpoint.formats.files import MAX_HEADER, CheckpointError, reading
 from sail_jax.checkpoint.formats.orbax_folders import numbered, temporary
 from sail_jax.checkpoint.formats.table import SUFFIXES
 
@@ -95,7 +97,7 @@ def _finished(folder: Path) -> bool:
     state = folder / _STATE
     if state.is_file():
         with reading(state):
-            about = json.loads(state.read_bytes())
+            about = disk.parsed(disk.read_bytes(state, MAX_HEADER))
             if isinstance(about, dict) and not about.get("commit_timestamp_nsecs", True):
                 return False
     inside = [path for path in folder.iterdir() if not temporary(path.name)]
@@ -122,7 +124,7 @@ def split(text: str | PathLike[str]) -> tuple[str, str | None]:
     """
     text = fspath(text)
     path, at, choice = text.rpartition("@")
-    if at and path and _CHOICE.fullmatch(choice) and not Path(text).exists():
+    if at and path and _CHOICE.fullmatch(choice) and not os.path.exists(text):
         return path, choice
     return text, None
 
@@ -141,9 +143,9 @@ def several(text: str | PathLike[str]) -> bool:
     (True, True, False, False)
     """
     path, choice = split(text)
-    if Path(fspath(text)).exists():
+    if os.path.exists(text):
         return False
-    return ":" in (choice or "") or (_PATTERN.search(path) is not None and not Path(path).exists())
+    return ":" in (choice or "") or (_PATTERN.search(path) is not None and not os.path.exists(path))
 
 
 def named(text: str | PathLike[str]) -> tuple[Step, ...]:
@@ -172,7 +174,7 @@ def named(text: str | PathLike[str]) -> tuple[Step, ...]:
     if hub.is_name(text):
         return (Step(None, Path(text)),)
     path, choice = split(text)
-    if Path(path).exists():
+    if os.path.exists(path):
         found = steps(path) if Path(path).is_dir() else ()
         if not found and choice is not None:
             raise CheckpointError(f"{path} holds no numbered checkpoints: '@{choice}' names none")
@@ -188,6 +190,9 @@ def named(text: str | PathLike[str]) -> tuple[Step, ...]:
         numbered = all(step.number is not None for step in found)
         found = tuple(sorted(found, key=lambda s: (s.number if numbered else 0, s.path)))
     else:
+        # It may also be out of reach, or too long.
+        with reading(path), contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
+            os.stat(path)
         # Such as gpt2, an alias of a model on the Hub.
         hint = "; a model on the Hub is org/name" if re.fullmatch(r"[\w-]+", path) else ""
         raise CheckpointError(f"{path} does not exist{hint}")

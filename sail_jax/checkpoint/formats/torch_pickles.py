@@ -59,6 +59,21 @@ _AXES = 64
 _ARGUMENTS = 16
 # The most bytes of a tensor that repeats entries of its storage.
 _REPEATED = 1 << 30
+# The most reads of a pickle, one or two for each of its instructions. An instruction of one byte
+# makes a list of 70. A tensor takes about 50 reads, and 2^23 a few seconds.
+_READS = 1 << 23
+
+
+class _Stream(io.BytesIO):
+    """A pickle that can be read from so many times only."""
+
+    left = _READS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.left -= 1
+        if self.left < 0:
+            raise ValueError(f"its pickle has more than {_READS} parts")
+        return super().read(size)
 
 
 class _Dict(dict[str | int, Any]):
@@ -169,6 +184,7 @@ class _Unpickler(pickle._Unpickler):
 
     stack: list[Any]
     append: Callable[[Any], None]
+    read: Callable[[int], bytes]
 
     def find_class(self, module: str, name: str) -> Any:
         if f"{module}.{name}" not in _STAND_INS:
@@ -181,6 +197,10 @@ class _Unpickler(pickle._Unpickler):
             case ("storage", _StorageType(dtype), str(key), str(), int()):
                 return _Storage(dtype, key)
         raise ValueError("a persistent id is not a storage")
+
+    def load_frame(self) -> None:
+        """Steps over the length of a frame, so that all reads are the stream's own."""
+        self.read(8)
 
     def load_empty_dictionary(self) -> None:
         self.append(_Dict())
@@ -201,6 +221,7 @@ class _Unpickler(pickle._Unpickler):
             raise ValueError("state is given to what has none")
 
     dispatch = _Dispatch({code: pickle._Unpickler.dispatch[code] for code in b"".join(_OPCODES)})
+    dispatch[pickle.FRAME[0]] = load_frame
     dispatch[pickle.EMPTY_DICT[0]] = load_empty_dictionary
     dispatch[pickle.REDUCE[0]] = load_reduce
     dispatch[pickle.BUILD[0]] = load_build
@@ -241,7 +262,7 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
     tensors: dict[str, Tensor] = {}
     with reading(file.path):
         try:
-            stream = io.BytesIO(inflate(file, entries[pickles[0]]).data)
+            stream = _Stream(inflate(file, entries[pickles[0]]).data)
             # Texts that Python 2 wrote are any bytes, and latin-1 decodes them all.
             tree = _Unpickler(stream, encoding="latin-1").load()
         except CheckpointError as exc:
@@ -300,6 +321,8 @@ def _tensor(file: File, name: str, strided: _Strided, member: Member, swap: bool
         if swap:
             flat.byteswap(inplace=True)
         strides = [step * dtype.itemsize for step in strided.strides]
-        return np.lib.stride_tricks.as_strided(flat, shape, strides, writeable=False)
+        # As raw bytes: NumPy does not know the name that ml_dtypes gives float8_e5m2, "<f1".
+        raw = flat.view(f"V{dtype.itemsize}")
+        return np.lib.stride_tricks.as_strided(raw, shape, strides, writeable=False).view(dtype)
 
     return LoadedTensor(name, dtype, shape, file.called, load, span)

@@ -12,6 +12,8 @@ __all__ = ["Member", "inflate", "members"]
 
 # How many bytes are unpacked at once.
 _BLOCK = 1 << 20
+# What may follow a member: its checksum and sizes once more, after their mark.
+_DESCRIPTOR = 24
 
 
 class Member(NamedTuple):
@@ -74,9 +76,9 @@ def members(file: File) -> tuple[dict[str, Member], bytes]:
       The members by name, and the archive's comment.
 
     Raises:
-      CheckpointError: If the archive is damaged, or a member is encrypted, packed by anything but
-        deflate, occurs twice, shares bytes with another, claims a size that it cannot have, or has
-        another name where its bytes lie.
+      CheckpointError: If the archive is damaged or has bytes that are no member's, or a member is
+        encrypted, packed by anything but deflate, occurs twice, shares bytes with another, claims a
+        size that it cannot have, or has another name where its bytes lie.
     """
     entries: dict[str, Member] = {}
     places: list[tuple[int, int, str]] = []
@@ -110,11 +112,14 @@ def members(file: File) -> tuple[dict[str, Member], bytes]:
                 *(archive, info.filename, offset, info.file_size, deflated, info.comment)
             )
         # Members that share bytes are how a small archive can claim a large content.
-        places.sort()
-        for (_, end, name), (start, _, other) in pairwise([*places, (archive.start_dir, 0, "")]):
+        places = [(0, 0, ""), *sorted(places), (archive.start_dir, 0, "")]
+        for (_, end, name), (start, _, other) in pairwise(places):
             if end > start:
                 what = f"'{other}'" if other else "its directory"
                 raise ValueError(f"'{name}' and {what} lie in the same bytes")
+            # The directory has no checksum. One that lost entries would be a smaller checkpoint.
+            if start - end > _DESCRIPTOR:
+                raise ValueError(f"the bytes {end} to {start} belong to no member")
         # zipfile compares these names when it opens a member. Members that are not packed are read
         # without it.
         for info in archive.infolist():

@@ -63,12 +63,22 @@ def _of_axes(pattern: str, info: ValidationInfo) -> str:
     return pattern
 
 
+def _product(text: str) -> str:
+    """Checks that a setting is the product of at least one space."""
+    if not text.split():
+        raise ValueError("expected the names of spaces")
+    return text
+
+
 def _power(text: Any) -> tuple[str, float]:
     """Splits "resid^0.5" into the name of a size and its power."""
     size, _, power = str(text).rpartition("^")
     if not size or not re.fullmatch(r"-?(\d+(\.\d*)?|\.\d+)", power):
         raise ValueError(f"expected a size and its power, such as resid^0.5, got {text!r}")
     return size, float(power)
+
+
+_Product = Annotated[str, AfterValidator(_product)]
 
 
 class Table(Declared):
@@ -91,7 +101,7 @@ class Table(Declared):
     )
     spaces: dict[str, str] = Field(default_factory=dict)
     sizes: dict[str, Natural] = Field(default_factory=dict)
-    settings: dict[str, str | list[str]] = Field(default_factory=dict)
+    settings: dict[str, _Product | list[_Product]] = Field(default_factory=dict)
     layers: dict[str, Annotated[str, AfterValidator(_prefix)]] = Field(default_factory=dict)
     optional: tuple[Annotated[str, AfterValidator(_of_axes)], ...] = ()
     open: tuple[str, ...] = ()

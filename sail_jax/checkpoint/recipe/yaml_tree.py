@@ -125,8 +125,22 @@ def compose_all(text: str | bytes, file: str = "recipe") -> list[Node]:
             raise RecipeError(top, f"expected text in UTF-8: {error}") from error
     if len(text.encode("utf-8", "replace")) > LIMIT:
         raise RecipeError(top, f"longer than {LIMIT} bytes")
+    left = _NODES
+
+    class Loader(yaml.SafeLoader):
+        """Stops at a node too many: PyYAML takes seconds for a text of the longest length."""
+
+        def compose_node(self, *place: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise RecipeError(top, f"more than {_NODES} nodes")
+            return super().compose_node(*place)
+
     try:
-        roots = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
+        roots = list(yaml.compose_all(text, Loader=Loader))
+    except RecipeError:
+        raise
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = top if mark is None else Where("", file, mark.line + 1, mark.column + 1)

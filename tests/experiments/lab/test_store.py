@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from experiments.lab import store
+from experiments.lab import stages, store
 from experiments.lab.progress import reporting
 from experiments.lab.sweep import sweep
 from sail_jax import disk
@@ -584,3 +584,71 @@ def test_a_sweep_does_not_depend_on_its_chunks(chunk):
 def test_a_sweep_names_what_is_wrong(points, chunk, says):
     with pytest.raises(ValueError, match=says):
         sweep(lambda n: {"x": np.ones(2)}, points, name="draws", chunk=chunk)
+
+
+def _crafted(path, change):
+    """Changes the result of a run, and seals it again."""
+    import h5py
+
+    with h5py.File(path / "result.nc", "a") as file:
+        change(h5py, file)
+    record = json.loads((path / "config.json").read_text())
+    del record["sha256"]
+    data = (path / "result.nc").read_bytes()
+    record["result"] = {"bytes": len(data), "sha256": disk.sha256(data)}
+    disk.write_record(path / "config.json", record)
+
+
+def _packed(h5py, file):
+    del file["gap"]
+    file.create_dataset("gap", (1 << 40,), "f8", chunks=(1 << 16,), compression="gzip")
+
+
+STRANGE = {
+    "unwritten": lambda h5py, file: file.create_dataset("huge", (1 << 45,), "f8"),
+    "packed": _packed,
+    "outside": lambda h5py, file: file.create_dataset(
+        "x", (3,), "u1", external=[("/dev/zero", 0, 3)]
+    ),
+    "virtual": lambda h5py, file: file.create_virtual_dataset("x", h5py.VirtualLayout((3,), "f8")),
+    "linked": lambda h5py, file: file.__setitem__("x", h5py.ExternalLink("/dev/zero", "x")),
+    "alias": lambda h5py, file: file.__setitem__("x", h5py.SoftLink("/square")),
+    "group": lambda h5py, file: file.create_group("x"),
+}
+
+
+def test_a_result_that_was_sealed_by_a_stranger_is_refused(finished):
+    right = (finished / "result.nc").read_bytes()
+    for name, change in STRANGE.items():
+        (finished / "result.nc").write_bytes(right)
+        _crafted(finished, change)
+        with pytest.raises(disk.StoreError, match=r"result\.nc is damaged: ") as error:
+            _complete(finished, resume=True)
+        assert "\n" not in str(error.value), name
+
+
+def test_a_result_that_lacks_what_is_drawn_is_one_line(finished):
+    _crafted(finished, lambda h5py, file: file.__delitem__("square"))
+    with pytest.raises(disk.StoreError, match=r"run: this version cannot show .*square"):
+        _complete(finished, resume=True)
+
+
+@pytest.mark.parametrize("fault", ["packed", "no archive", "below an array", "objects"])
+def test_a_stage_that_was_sealed_by_a_stranger_is_refused(tmp_path, fault):
+    file = tmp_path / "s.npz"
+    stages.write(file, "s", {"a": np.ones(3)}, 1.0)
+    record = json.loads((tmp_path / "s.npz.json").read_text())
+    if fault == "packed":
+        np.savez_compressed(file, a=np.zeros(3))
+    elif fault == "no archive":
+        file.write_bytes(b"x")
+    elif fault == "objects":
+        np.savez(file, a=np.array([{}], object), allow_pickle=True)
+    else:
+        np.savez(file, **{"a": np.ones(3), "a/b": np.ones(3)})
+    del record["sha256"]
+    record["arrays"] = {"bytes": file.stat().st_size, "sha256": disk.sha256(file.read_bytes())}
+    disk.write_record(tmp_path / "s.npz.json", record)
+    with pytest.raises(disk.StoreError, match=r"s\.npz is damaged: ") as error:
+        stages.read(file, "s")
+    assert "\n" not in str(error.value)

@@ -12,11 +12,13 @@ import functools
 import io
 import json
 import shutil
+import warnings
 import zipfile
 from unittest import mock
 
 import flax.serialization
 import fuzzing
+import hostile_files
 import msgpack
 import numpy as np
 import pytest
@@ -211,6 +213,97 @@ def _torch(folder, monkeypatch):
     return attempt
 
 
+def _torch_views(folder, monkeypatch):
+    path = folder / "m.bin"
+
+    def attempt(mutations):
+        wanted = hostile_files.torch_views(mutations, path, monkeypatch)
+        got = _loaded(path)
+        if got is None:
+            if wanted is not None and not any(x is ... for x in wanted.values()):
+                raise WrongError(f"refused, expected {wanted}")
+            return False
+        if wanted is None or got.keys() != wanted.keys():
+            raise WrongError(f"read as {got}, expected {wanted}")
+        for name, x in wanted.items():
+            if x is not ... and not _same(got[name], x):
+                raise WrongError(f"{name}: expected {x!r}, read as {got[name]!r}")
+        return True
+
+    return attempt
+
+
+def _npz_members(folder, monkeypatch):
+    path = folder / "m.npz"
+    warnings.simplefilter("ignore")  # NumPy's, of names that occur twice and of huge shapes
+
+    def attempt(mutations):
+        data = hostile_files.npz_members(mutations)
+        path.write_bytes(data)
+        if (got := _loaded(path)) is None:
+            return False
+        for name, x in _npz(data).items():  # it fails if NumPy does
+            native = x.astype(x.dtype.newbyteorder("="))
+            plain = x.dtype.kind != "V"
+            if got[name].shape != x.shape or (plain and got[name].dtype != native.dtype):
+                raise WrongError(f"{name}: expected {x!r}, read as {got[name]!r}")
+            if got[name].tobytes() != native.tobytes():
+                raise WrongError(f"{name}: expected {x!r}, read as {got[name]!r}")
+        return True
+
+    return attempt
+
+
+def _msgpack_trees(folder, monkeypatch):
+    path = folder / "m.msgpack"
+
+    def attempt(mutations):
+        size = 8 if mutations.often(0.3) else 2**30
+        monkeypatch.setattr(flax.serialization, "MAX_CHUNK_SIZE", size)
+        data = hostile_files.msgpack_bytes(hostile_files.msgpack_tree(mutations))
+        if data is None:
+            return False
+        data = mutations.bytes_of(data) if mutations.often(0.4) else data
+        path.write_bytes(data)
+        if (got := _loaded(path)) is None:
+            return False
+        try:
+            wanted = _msgpack(data)
+        except Exception:
+            return True
+        # Where keys are empty the two join them otherwise.
+        plain = not any("" in name.split("/") for name in (*got, *wanted))
+        same = got.keys() == wanted.keys() and all(_same(got[name], wanted[name]) for name in got)
+        if plain and not same:
+            raise WrongError(f"expected {wanted}, read as {got}")
+        return True
+
+    return attempt
+
+
+def _index_names(folder, monkeypatch):
+    names = hostile_files.shards(folder)
+    inside = folder / "in"
+    index = inside / "model.safetensors.index.json"
+
+    def attempt(mutations):
+        weights = {"a": "s0.safetensors", "b": "s1.safetensors"}
+        for name in weights:
+            if mutations.often(0.6):
+                weights[name] = mutations.one(names)
+        index.write_bytes(
+            mutations.json_of({"weight_map": weights})
+            if mutations.often(0.1)
+            else json.dumps({"weight_map": weights}).encode()
+        )
+        got = _loaded(index if mutations.often(0.5) else inside)
+        if any(x.any() for x in ({} if got is None else got).values()):
+            raise WrongError(f"read from outside: {index.read_text()}")
+        return got is not None
+
+    return attempt
+
+
 READERS = {
     "safetensors": (_of_format("safetensors"), 300),
     "safetensors header": (_safetensors_header, 300),
@@ -221,8 +314,13 @@ READERS = {
     "chunked msgpack": (_chunked_msgpack, 200),
     "torch": (_torch, 200),
     "orbax": (_orbax, 5),
+    "torch views": (_torch_views, 60),
+    "npz members": (_npz_members, 60),
+    "msgpack trees": (_msgpack_trees, 60),
+    "index names": (_index_names, 60),
 }
-ALONE = {*READERS, "recipes"} - {"orbax"}  # they start no threads, and compile nothing
+# They start no threads, and compile nothing.
+ALONE = {*READERS, "recipes", "recipe texts"} - {"orbax"}
 
 
 @pytest.fixture
@@ -541,6 +639,23 @@ def _every_recipe(folder, monkeypatch):
 @pytest.mark.slow
 def test_recipes_of_every_method(tried):
     tried("recipes", _every_recipe, 500)
+
+
+def _recipe_texts(folder, monkeypatch):
+    def attempt(mutations):
+        try:
+            parse(hostile_files.recipe_text(mutations, (EVERY_KEY, SLICES, STEPS)))
+        except RecipeError as error:
+            refused(error)
+            return False
+        return True
+
+    return attempt
+
+
+@pytest.mark.slow
+def test_recipes_as_text(tried):
+    tried("recipe texts", _recipe_texts, 20)
 
 
 COMMAND_LINES = {

@@ -221,6 +221,7 @@ def test_an_unknown_network_grows_by_a_table(tmp_path, capsys):
         text.replace("fc1.bias", "fc1.bais"): "fc1.bais",
         text.replace('"hidden": "relu"', '"hiden": "relu"'): "hiden",
         text.replace('"relu"', '"rleu"'): "rleu",
+        text.replace("axes:", 'settings: {d: " "}\naxes:'): "expected the names of spaces",
         # three units, and eight
         text.replace("units3*", "hidden*").replace('  "units3": "outer"\n', ""): "'hidden' has",
     }.items():

@@ -12,8 +12,9 @@ import flax.serialization
 import numpy as np
 import pytest
 
+from sail_jax import disk
 from sail_jax.checkpoint.formats.extras import config_of
-from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.formats.files import CheckpointError, LoadedTensor
 from sail_jax.checkpoint.formats.open import load_checkpoint, open_checkpoint
 from sail_jax.checkpoint.output.writer import save_checkpoint
 
@@ -367,6 +368,20 @@ def test_members_in_the_same_bytes(tmp_path):
         open_checkpoint(tmp_path / "m.npz")
 
 
+def test_a_directory_that_lost_a_member(tmp_path):
+    """It has no checksum: without its first entry, the rest would be a smaller checkpoint."""
+    save_checkpoint(tmp_path / "m.npz", ARRAYS)
+    raw = (tmp_path / "m.npz").read_bytes()
+    first = raw.index(b"PK\1\2")
+    second = raw.index(b"PK\1\2", first + 1)
+    for kept, count in ((raw[second:-22], 2), (b"", 0)):
+        sizes = struct.pack("<HHII", count, count, len(kept), first)
+        end = b"PK\5\6" + bytes(4) + sizes + bytes(2)
+        (tmp_path / "m.npz").write_bytes(raw[:first] + kept + end)
+        with pytest.raises(CheckpointError, match=r"the bytes 0 to \d+ belong to no member"):
+            open_checkpoint(tmp_path / "m.npz")
+
+
 @pytest.mark.slow
 def test_a_packed_tensor_takes_the_memory_that_it_says(tmp_path):
     """64 MB, and some MB for the blocks that are unpacked."""
@@ -397,6 +412,56 @@ def test_msgpack_of_many_values_and_of_long_paths(tmp_path):
     file.write_bytes(b"\x81\xa1a\xdd" + struct.pack(">I", (1 << 16) + 1) + b"\1" * ((1 << 16) + 1))
     with pytest.raises(CheckpointError, match="more than 65536 numbers that are no arrays"):
         open_checkpoint(file)
+
+
+def test_text_of_any_length_is_not_read(tmp_path):
+    """Zeros are text, and a file of zeros is a hole that takes no room on the disk."""
+    file = tmp_path / "m.msgpack"
+    file.write_bytes(b"\x81\xa1a\xdb" + struct.pack(">I", 2**32 - 99))
+    os.truncate(file, 8 + 2**32 - 99)
+    with pytest.raises(CheckpointError, match="damaged: it has more than 100000000 bytes of text"):
+        open_checkpoint(file)
+
+
+def test_what_does_not_fit_into_memory_is_named(tmp_path):
+    file, size = tmp_path / "m.safetensors", 1 << 43
+    file.write_bytes(_raw({"a": _entry(shape=(size // 4,), offsets=(0, size))}, b""))
+    os.truncate(file, file.stat().st_size + size)
+    with pytest.raises(CheckpointError, match=r"'a' does not fit into memory: .*TiB"):
+        load_checkpoint(file)
+
+
+def test_json_of_many_parts_is_not_parsed(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "_PARTS", 99)
+    for text in (b'{"a":[' + b"{}," * 99 + b"3]}", b'{"a":[' + b'"",' * 99 + b"3]}"):
+        with pytest.raises(ValueError, match=r"config\.json: .* more than 99 parts"):
+            config_of({"config.json": text})
+        (tmp_path / "m.safetensors").write_bytes(_raw(text, b""))
+        with pytest.raises(CheckpointError, match="more than 99 parts"):
+            open_checkpoint(tmp_path / "m.safetensors")
+
+
+def test_what_fails_for_memory_is_not_called_damaged():
+    def load():
+        raise MemoryError
+
+    tensor = LoadedTensor("w", np.dtype("f4"), (1,), "m.npz", load)
+    with pytest.raises(CheckpointError, match=r"m\.npz: 'w' does not fit into memory$"):
+        tensor.form()
+
+
+@pytest.mark.parametrize("depth", [100, 101, 500])
+def test_json_is_not_nested_too_deep(tmp_path, depth):
+    """`json` itself reads a thousand levels, of which a message can make no `repr`."""
+    text = b'{"a":' * depth + b"1" + b"}" * depth
+    if depth == 100:
+        assert config_of({"config.json": text})["a"]
+        return
+    with pytest.raises(ValueError, match=r"config\.json: .* nested more than 100 deep"):
+        config_of({"config.json": text})
+    (tmp_path / "m.safetensors").write_bytes(_raw(text, b""))
+    with pytest.raises(CheckpointError, match="nested more than 100 deep"):
+        open_checkpoint(tmp_path / "m.safetensors")
 
 
 def test_damaged_orbax(tmp_path):

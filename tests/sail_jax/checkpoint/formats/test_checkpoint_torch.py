@@ -8,12 +8,12 @@ import tracemalloc
 import zipfile
 import zlib
 
-import ml_dtypes
 import numpy as np
 import pytest
 from torch_files import KINDS, Call, FakeTorch, Storage, archive
 
-from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.formats import torch_pickles
+from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
 from sail_jax.checkpoint.formats.open import load_checkpoint, open_checkpoint
 
 
@@ -77,17 +77,22 @@ def test_views_of_one_storage(tmp_path, fake, compression):
         np.testing.assert_array_equal(out, grid.T.reshape(-1)[3:8])
 
 
-def test_newer_types_by_untyped_storage(tmp_path, fake):
+@pytest.mark.parametrize("name", [name for name in DTYPES if name.startswith("float8")])
+def test_newer_types_by_untyped_storage(tmp_path, fake, name):
     raw = np.arange(8, dtype=np.uint8)
     storage = Storage("0", fake.storage.UntypedStorage, raw)
-    fake.torch.float8_e4m3fn = type("float8_e4m3fn", (), {"__module__": "torch"})
-    hooks = collections.OrderedDict()
-    dtype = fake.torch.float8_e4m3fn
+    dtype = type(name, (), {"__module__": "torch"})
+    setattr(fake.torch, name, dtype)
     rebuild = fake.utils._rebuild_tensor_v3
-    tree = {"w": Call(rebuild, storage, 2, (2, 3), (3, 1), False, hooks, dtype, None)}
+    tree = {
+        key: Call(rebuild, storage, 2, *shape, False, collections.OrderedDict(), dtype, None)
+        for key, shape in {"w": ((2, 3), (3, 1)), "t": ((3, 2), (1, 3))}.items()
+    }
     fake.save(tmp_path / "m.pt", tree, [storage])
-    expected = raw[2:].view(ml_dtypes.float8_e4m3fn).reshape(2, 3)
-    np.testing.assert_array_equal(_load(tmp_path / "m.pt")["w"], expected, strict=True)
+    expected = raw[2:].view(DTYPES[name]).reshape(2, 3)
+    found = _load(tmp_path / "m.pt")
+    np.testing.assert_array_equal(found["w"], expected, strict=True)
+    np.testing.assert_array_equal(found["t"], expected.T, strict=True)
 
 
 def test_big_endian(tmp_path, fake):
@@ -270,3 +275,16 @@ def test_what_is_no_checkpoint_of_today(tmp_path, fake):
         file.writestr("x", "y")
     with pytest.raises(CheckpointError, match=r"holds no data\.pkl"):
         _load(tmp_path / "zip.bin")
+
+
+@pytest.mark.parametrize("unit", [b"]", b"}\x94", b"(", b"\x95" + bytes(8)])
+def test_a_small_pickle_does_not_fill_the_memory(tmp_path, monkeypatch, unit):
+    """Lists, dictionaries in the memo, marks, frames: 70 bytes for one that deflate packs away."""
+    monkeypatch.setattr(torch_pickles._Stream, "left", 10_000)
+    archive(tmp_path / "m.bin", b"\x80\x04}" + unit * 100_000, (), zipfile.ZIP_DEFLATED)
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match=r"m\.bin is damaged: its pickle has more than 83886"):
+        _load(tmp_path / "m.bin")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 6 << 20

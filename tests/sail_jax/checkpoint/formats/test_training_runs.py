@@ -285,6 +285,13 @@ def test_one_checkpoint_of_several(run, tmp_path):
     assert load_checkpoint(tmp_path / "odd@7").keys() == {"w"}  # what exists is taken as it is
 
 
+def test_a_text_too_long_for_a_path_names_nothing():
+    for text in ("n" * 5000, "n" * 5000 + "@last:2", "*" + "n" * 5000, "a\0b"):
+        assert runs.several(text) == (":" in text or "*" in text)
+        with pytest.raises(CheckpointError, match=r"does not exist|fits no checkp|name too long"):
+            runs.named(text)
+
+
 def test_files_and_folders_of_hugging_face(tmp_path):
     for step in (500, 1500, 1000):
         save_checkpoint(tmp_path / f"checkpoint-{step}", {"w": np.full(2, float(step))})

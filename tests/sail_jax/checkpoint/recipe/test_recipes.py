@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from sail_jax.checkpoint.recipe import mergekit
+from sail_jax.checkpoint.recipe import mergekit, yaml_tree
 from sail_jax.checkpoint.recipe.patterns import renaming
 from sail_jax.checkpoint.recipe.recipes import RecipeError, Ref, parse, simple
 from sail_jax.checkpoint.recipe.settings import Condition, Ledger, interpolate, matcher
@@ -251,6 +251,12 @@ def test_what_says_nothing_is_harmless():
     assert parse(text.replace("slices: ~\n", "")).parameters == {}
     with pytest.raises(RecipeError, match="got models and slices"):
         parse(text)
+
+
+def test_a_text_of_many_nodes_is_not_read_to_its_end(monkeypatch):
+    monkeypatch.setattr(yaml_tree, "_NODES", 50)
+    with pytest.raises(RecipeError, match="recipe: more than 50 nodes"):
+        compose("- a\n" * 99 + "]")  # the end is no YAML
 
 
 def test_merge_keys_and_aliases():
