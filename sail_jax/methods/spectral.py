@@ -23,7 +23,15 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from sail_jax.checks import concrete
-from sail_jax.merging.arithmetic import number, task_sum
+from sail_jax.merging.arithmetic import (
+    Products,
+    add_products,
+    at_unit_scale,
+    number,
+    products,
+    task_sum,
+    units_of,
+)
 from sail_jax.merging.combining import Transform, masked, matching, reduce, transform
 from sail_jax.merging.leafwise import check_chosen
 from sail_jax.merging.merge import Merge, method
@@ -279,8 +287,8 @@ def opcm(
     projected = kernel(_of_matrix, kernel(_opcm, number(alpha)), transposed=False)
     rescaled = reduce(
         kernel(_rescaled, projected),
-        Fold(kernel(_squares)),
-        Fold(kernel(_square, projected)),
+        Fold(kernel(_squares), add=add_products),
+        Fold(kernel(_square, projected), add=add_products),
         needs="tensor",
         scope=scope,
         local=_Chosen(None if matrices is None else matching(matrices)),
@@ -402,6 +410,7 @@ def _floor(x: float) -> int:
     return math.floor(x * (1 + 1e-12))
 
 
+@at_unit_scale
 def _tsv(deltas: Stack, *, ratio: float | None) -> Matrix:
     """The update of `tsv_m` for one matrix."""
     r = min(deltas.shape[1:])
@@ -412,6 +421,7 @@ def _tsv(deltas: Stack, *, ratio: float | None) -> Matrix:
     return _mm(U * S.reshape(-1), V.T)
 
 
+@at_unit_scale
 def _iso_c(deltas: Stack) -> Matrix:
     """The update of `iso_c` for one matrix."""
     x = task_sum(deltas)
@@ -419,6 +429,7 @@ def _iso_c(deltas: Stack) -> Matrix:
     return (polar * x).sum() / min(x.shape) * polar  # <U V^T, x> is the sum of singular values
 
 
+@at_unit_scale
 def _iso_cts(deltas: Stack, *, common_fraction: float) -> Matrix:
     """The update of `iso_cts` for one matrix."""
     r, tasks = min(deltas.shape[1:]), len(deltas)
@@ -447,9 +458,11 @@ def _quadratic(deltas: Stack) -> tuple[Matrix, Matrix, Matrix]:
     Deltas of 0 take no part. No large numbers are subtracted from each other: for one model C is
     exactly 0.
     """
-    squares = jnp.sum(deltas**2, (1, 2))
+    # The grams do not depend on the size of a delta: each is computed where its squares fit.
+    own = deltas * (1 / units_of([*deltas]))[:, None, None]
+    squares = jnp.sum(own**2, (1, 2))
     inverse = jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0)
-    grams = [scale * _mm(x.T, x) for scale, x in zip(inverse, deltas, strict=True)]
+    grams = [scale * _mm(x.T, x) for scale, x in zip(inverse, own, strict=True)]
     # L is expanded around the sum of deltas, where the published code starts, too.
     start = task_sum(deltas)
     # For one model start - x is exactly 0, and so is its pull.
@@ -491,6 +504,7 @@ def _wudi_adam(rate: Array, deltas: Stack, *, steps: int) -> Matrix:
     return start + lax.fori_loop(0, steps, step, (zero, zero, zero))[0]
 
 
+@at_unit_scale
 def _opcm(alpha: Array, deltas: Stack) -> Matrix:
     """The sum of the projected deltas of one matrix."""
 
@@ -508,9 +522,10 @@ def _opcm(alpha: Array, deltas: Stack) -> Matrix:
     return lax.scan(add, deltas[0], deltas[1:])[0]
 
 
-def _squares(piece: Piece, delta: Array, weight: Array) -> Float[Array, "task"]:
-    """The squared norm of each model's weighted deltas."""
-    return jnp.sum((weight * delta) ** 2, range(1, delta.ndim))
+def _squares(piece: Piece, delta: Array, weight: Array) -> Products:
+    """The squared norm of each model's weighted deltas, [task] vectors by themselves."""
+    weighted = weight * delta
+    return jax.tree.map(lambda *x: jnp.stack(x), *(products(x[None]) for x in weighted))
 
 
 def _merged(projected: Kernel, piece: Piece, delta: Array, weight: Array) -> Array:
@@ -521,18 +536,24 @@ def _merged(projected: Kernel, piece: Piece, delta: Array, weight: Array) -> Arr
 
 
 def _square(
-    projected: Kernel, squares: Array, piece: Piece, delta: Array, weight: Array
-) -> Float[Array, ""]:
+    projected: Kernel, squares: Products, piece: Piece, delta: Array, weight: Array
+) -> Products:
     """The squared norm of that sum."""
-    return jnp.sum(_merged(projected, piece, delta, weight) ** 2)
+    return products(_merged(projected, piece, delta, weight)[None])
 
 
 def _rescaled(
-    projected: Kernel, squares: Array, square: Array, piece: Piece, delta: Array, weight: Array
+    projected: Kernel,
+    squares: Products,
+    square: Products,
+    piece: Piece,
+    delta: Array,
+    weight: Array,
 ) -> Array:
     """That sum, rescaled to the mean norm of the deltas."""
-    moved = squares > 0
+    top, inner = squares.unit.max(), square.inner[0, 0]
+    mean = (squares.unit[:, 0] / top * squares.lengths[:, 0]).mean()
     # The inner where keeps the infinite slope of the root at 0 out of gradients.
-    mean = jnp.where(moved, jnp.sqrt(jnp.where(moved, squares, 1)), 0).mean()
-    factor = jnp.where(square > 0, mean * lax.rsqrt(jnp.where(square > 0, square, 1)), 0)
-    return factor.astype(delta.dtype) * _merged(projected, piece, delta, weight)
+    factor = jnp.where(inner > 0, mean * lax.rsqrt(jnp.where(inner > 0, inner, 1)), 0)
+    factor = (factor * (top / square.unit[0])).astype(delta.dtype)
+    return factor * _merged(projected, piece, delta, weight)
