@@ -504,7 +504,9 @@ def pcb(*, ratio: float = 0.1, scale: Scalar = 1.0) -> Merge:
     Where all a_k are equal, s_k is 1. Where all scores that compete are equal, b_k is 1 (the
     authors' code gives NaN in both cases). The quantiles are the entries floor(n / 10000) places
     from either end of the n magnitudes; in the authors' code the upper one lies one place further.
-    `grad` treats them as constants.
+
+    `grad` treats four numbers for each model as constants: both quantiles, and the least and the
+    largest score that compete. So it is the derivative for all entries but those that set them.
 
     Args:
       ratio: In (0, 1], static; the authors use 0.05 to 0.2.
@@ -550,7 +552,7 @@ def _score(bounds: tuple[Found, ...], delta: Array, weight: Array) -> tuple[Arra
     """The clamped deltas and their scores, times a factor that cancels and cannot overflow."""
     delta = jnp.where(weight != 0, delta, 0)
     least, most = (beside(ranking.float_of_key(bound.key), delta) for bound in bounds)
-    size, differ = jnp.clip(jnp.abs(delta), least, most), most > least
+    size, differ = _between(jnp.abs(delta), least, most), most > least
     within = jnp.where(differ, (size - least) / jnp.where(differ, most - least, 1), 1)
     total, unit = task_sum(delta), unit_of(most)
     # tanh(x) is x to rounding where all deltas are as small as this. There the products are taken
@@ -562,6 +564,11 @@ def _score(bounds: tuple[Found, ...], delta: Array, weight: Array) -> tuple[Arra
     # and drops out when scores are rescaled to [0, 1].
     score = jnp.exp(len(delta) * (within**2 - 1)) * between
     return jnp.sign(delta) * size, score
+
+
+def _between(x: Array, low: Array, high: Array) -> Array:
+    """x limited to [low, high]; in contrast to `jnp.clip`, with the gradient 1 at both ends."""
+    return jnp.where(x < low, low, jnp.where(x > high, high, x))
 
 
 def _score_keys(
@@ -582,7 +589,7 @@ def _compete(
     # alone at its entry, a balance of 1e-7 in place of 0 would carry the whole update.
     rounding = 64 * jnp.finfo(score.dtype).eps * jnp.maximum(jnp.abs(low), jnp.abs(high))
     differ = high - low > rounding
-    balance = (jnp.clip(score, low, high) - low) / jnp.where(differ, high - low, 1)
+    balance = (_between(score, low, high) - low) / jnp.where(differ, high - low, 1)
     balance = jnp.where(differ, balance * (score - low > rounding), score >= low - rounding)
     mass = task_sum(balance)
     won = mass > 0

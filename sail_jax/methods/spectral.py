@@ -355,13 +355,35 @@ def _mm(*factors: Array) -> Array:
     return functools.reduce(functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST), factors)
 
 
+@jax.custom_jvp
 def _svd(x: Matrix, size: Array | None = None) -> tuple[Array, Array, Array]:
     """U [a, r], S [r] and V [b, r], all 0 where S is within the rounding of x, or of `size`."""
     U, S, Vt = jnp.linalg.svd(x, full_matrices=False)
-    # The usual threshold of a numerical rank, as in `numpy.linalg.matrix_rank`.
-    rounding = max(x.shape) * jnp.finfo(x.dtype).eps * (S[0] if size is None else size)
-    real = rounding < S
+    real = _rounding(x, S[0] if size is None else size) < S
     return jnp.where(real, U, 0), jnp.where(real, S, 0), jnp.where(real, Vt.T, 0)
+
+
+def _rounding(x: Matrix, size: Array) -> Array:
+    """The usual threshold of a numerical rank, as in `numpy.linalg.matrix_rank`."""
+    return max(x.shape) * jnp.finfo(x.dtype).eps * size
+
+
+@_svd.defjvp
+def _svd_jvp(primals: tuple[Matrix, Any], tangents: tuple[Matrix, Any]) -> tuple[Any, Any]:
+    # JAX's own derivative divides by singular values, and by differences of their squares. Here 0
+    # stands for what that makes infinite: vectors of 0 stay 0, and vectors of equal singular values
+    # do not turn into each other, on which no outcome depends that is differentiable at all.
+    (x, size), (dx, _) = primals, tangents
+    U, S, V = _svd(x, size)
+    gaps = S**2 - S[:, None] ** 2
+    differ = jnp.abs(S - S[:, None]) > _rounding(x, S[0])
+    turn = jnp.where(differ, 1 / jnp.where(differ, gaps, 1), 0)
+    divided = jnp.where(S > 0, 1 / jnp.where(S > 0, S, 1), 0)
+    A = _mm(U.T, dx, V)
+    # Inside the spaces of U and V vectors turn into each other, and then there is what leaves them.
+    dU = _mm(U, turn * (A * S + (S * A).T)) + (_mm(dx, V) - _mm(U, A)) * divided
+    dV = _mm(V, turn * (S[:, None] * A + A.T * S)) + (_mm(dx.T, U) - _mm(V, A.T)) * divided
+    return (U, S, V), (dU, jnp.diagonal(A), dV)
 
 
 @jax.custom_jvp
@@ -475,12 +497,31 @@ def _wudi_exact(damping: Array, deltas: Stack) -> Matrix:
     start, A, C = _quadratic(deltas)
     # The grams are divided by squared norms, so that each has trace 1 and A the trace M: damping is
     # relative to that.
-    pull = jnp.asarray(damping, A.dtype) * len(deltas)
+    return start - _solved(C, A, jnp.asarray(damping, A.dtype) * len(deltas))
+
+
+@jax.custom_jvp
+def _solved(C: Matrix, A: Matrix, pull: Array) -> Matrix:
+    """C (A + pull)^-1, with the directions left out where A is 0 up to rounding."""
+    return _spectral_inverse(A, pull)(C)
+
+
+def _spectral_inverse(A: Matrix, pull: Array) -> Callable[[Matrix], Matrix]:
+    """The function that multiplies by (A + pull)^-1 from the right."""
     values, Q = jnp.linalg.eigh(A)
     # Where A is 0 up to rounding, so is C, and dividing would turn its rounding into a change.
-    real = values > len(A) * jnp.finfo(A.dtype).eps * values[-1]
+    real = values > _rounding(A, values[-1])
     inverse = jnp.where(real, 1 / jnp.where(real, values + pull, 1), 0)
-    return start - _mm(_mm(C, Q) * inverse, Q.T)
+    return lambda x: _mm(_mm(x, Q) * inverse, Q.T)
+
+
+@_solved.defjvp
+def _solved_jvp(primals: tuple, tangents: tuple) -> tuple[Matrix, Matrix]:
+    # From y (A + pull) = C. The derivative of `eigh` divides by differences of eigenvalues.
+    (C, A, pull), (dC, dA, dpull) = primals, tangents
+    solve = _spectral_inverse(A, pull)
+    y = solve(C)
+    return y, solve(dC - _mm(y, dA) - y * dpull)
 
 
 def _wudi_adam(rate: Array, deltas: Stack, *, steps: int) -> Matrix:
