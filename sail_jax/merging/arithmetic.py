@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import auto_axes
 from jaxtyping import Array, ArrayLike, Float, Num
 
 from sail_jax.checks import concrete
@@ -24,6 +25,7 @@ __all__ = [
     "add_norms",
     "add_products",
     "at_unit_scale",
+    "automatic",
     "beside",
     "common_unit",
     "computed_once",
@@ -414,6 +416,20 @@ def computed_once(compute: Callable[[], Array], like: Array) -> Array:
     first = like.reshape(-1)[0]
     # The condition has to depend on data: XLA would remove a constant one, and the branch with it.
     return lax.cond(first != jnp.inf, compute, lambda: jnp.zeros(shape.shape, shape.dtype))
+
+
+def automatic(f: Callable[..., Array], like: Array) -> Callable[..., Array]:
+    """Leaves the shardings inside of a function to the compiler, also where axes are explicit.
+
+    Args:
+      f: A function of arrays that returns one array.
+      like: An array that is sharded as the outcome should be, of as many axes.
+
+    Returns:
+      The same function.
+    """
+    out: Any = auto_axes(f, out_sharding=jax.typeof(like).sharding)
+    return out
 
 
 def number(x: ArrayLike) -> Any:

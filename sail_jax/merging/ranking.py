@@ -16,18 +16,17 @@ compiles to a few instructions on every device.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental.buffer_callback import buffer_callback
-from jax.sharding import Sharding, auto_axes
 from jax.tree_util import register_dataclass
 from jaxtyping import Array, Bool, Float, UInt
 
-from sail_jax.merging.arithmetic import per_task
+from sail_jax.merging.arithmetic import automatic, per_task
 from sail_jax.merging.counting import (
     HALF,
     Numbers,
@@ -553,8 +552,7 @@ def take(
     left = subtract(choose(less(before, found.rank), found.rank, before), before)
     # A piece has fewer than 2**32 entries: whatever is more means all of them.
     left = jnp.where(left.hi < HALF, left.hi << 16 | left.lo, np.uint32(0xFFFFFFFF))
-    like = jax.typeof(keys).sharding
-    return _automatic(_take, like)(keys, found.key, left, in_rows)
+    return automatic(_take, keys)(keys, found.key, left, in_rows)
 
 
 def _take(keys: Array, thresholds: Array, left: Array, in_rows: Array | None) -> Array:
@@ -633,11 +631,6 @@ def _rows(keys: Array) -> tuple[int, int]:
     return math.prod(rows), columns
 
 
-def _automatic(f: Callable[..., Array], out: Sharding) -> Callable[..., Array]:
-    """Leaves the shardings inside of `f` to the compiler, also on a mesh with explicit axes."""
-    return cast(Callable[..., Array], auto_axes(f, out_sharding=out))
-
-
 # --- ranks within rows
 
 
@@ -658,7 +651,7 @@ def row_ranks(size: Float[Array, "... n"], on_host: bool = False) -> UInt[Array,
     # Sizes are not negative, so that their bit patterns are ordered as they are.
     keys = lax.bitcast_convert_type(lax.stop_gradient(size), dtype)
     ranks = _rank_by_numpy if on_host else _rank_by_xla
-    return _automatic(ranks, jax.typeof(keys).sharding)(keys)
+    return automatic(ranks, keys)(keys)
 
 
 def _rank_dtype(n: int) -> type[np.unsignedinteger]:

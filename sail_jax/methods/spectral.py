@@ -27,6 +27,7 @@ from sail_jax.merging.arithmetic import (
     Products,
     add_products,
     at_unit_scale,
+    automatic,
     number,
     products,
     task_sum,
@@ -197,7 +198,9 @@ def wudi(
         delta_m. Each moves an entry by about `rate`, whatever the size of the deltas. So 300 steps
         at 1e-5 move no entry by more than about 3e-3. "exact" solves for the minimum. L is
         quadratic, so x sum_m G_m = sum_m delta_m G_m. Here G_m = delta_m^T delta_m / |delta_m|^2,
-        [in, in]. This solution commutes with scaling and rotating the deltas.
+        [in, in]. This solution commutes with scaling and rotating the deltas. Derivatives of Adam's
+        steps grow with each of them where L has its minimum at their start, as for one model, and
+        overflow there; those of "exact" do not.
       steps: How many steps of Adam.
       rate: The learning rate of Adam, not negative.
       damping: For "exact", damping * M * |x - sum_m delta_m|^2 is added to L. This decides in the
@@ -329,7 +332,9 @@ def _of_matrix(
         return delta, weight
     # Shapes: delta [task, a, b]; `update` takes such a stack and returns one matrix [a, b].
     weighted = weight * delta
-    merged = update(jnp.swapaxes(weighted, 1, 2) if transposed else weighted)
+    stack = jnp.swapaxes(weighted, 1, 2) if transposed else weighted
+    # No factorisation is divided among devices.
+    merged = automatic(update, stack[0])(stack)
     first = jnp.zeros((len(delta), 1, 1), delta.dtype).at[0].set(1)
     # The outcome is given to model 0 with weight 1 and all others are masked, so that the weighted
     # mean which follows returns it unchanged.
