@@ -3,6 +3,7 @@
 The module also holds the registry of published methods, which `sail_jax.methods` fills.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -23,7 +24,7 @@ from sail_jax.merging import random_bits
 from sail_jax.merging.arithmetic import number
 from sail_jax.merging.arrays import InMemory, merge_arrays
 from sail_jax.merging.combining import Reduction, Transform
-from sail_jax.merging.evaluate import Leaf, evaluate, on_one_cpu, will_be_traced
+from sail_jax.merging.evaluate import Leaf, evaluate, is_traced, on_one_cpu, will_be_traced
 from sail_jax.merging.integers import Integers
 from sail_jax.merging.leafwise import check_paths
 from sail_jax.merging.parting import Rest, part
@@ -237,7 +238,8 @@ class Merge:
 
         Args:
           models: M pytrees with the same leaf paths and shapes. Floating leaves are merged, in
-            float32, or in float64 where a model has it. Integers, bools and random keys are copied.
+            float32, or in float64 where a model has it, arrays of NumPy included, except under
+            `jit` without 64 bits. Integers, bools and random keys are copied.
             All other leaves have to agree between models. They may be whole states of training,
             such as a `TrainState` or `nnx.state(model)`: then only their weights are merged.
           base: The pytree from which the models were tuned, of the same paths and shapes.
@@ -251,7 +253,9 @@ class Merge:
             "last". "error" refuses trees that have any.
 
         Returns:
-          A pytree of the structure and dtypes of the base (of the first model without one).
+          A pytree of the structure and dtypes of the base (of the first model without one). Leaves
+          are arrays of JAX; those of NumPy's 64-bit dtypes are arrays of NumPy, if JAX is not
+          enabled for 64 bits.
 
         Raises:
           ValueError: For models and weights that do not fit, for values that are not finite, and
@@ -285,13 +289,17 @@ class Merge:
             return parted.whole(self._merged(models, base, weights, integers, "*", rest))
         if self.base == "merged":
             models, weights = [base, *models], with_base(weights)
-        w = self.check_weights(weights, len(models))
+        # In float64 if they are known, as for files. What computes in float32 rounds them once.
+        with _wide(not is_traced(weights)):
+            w = self.check_weights(weights, len(models))
         matched = match(models, like, integers)
         relative = self.relative and base is not None
-        out = list(matched.start)
-        for i, leaf in self._outcomes(matched, w, relative).items():
-            out[i] = leaf
-        return matched.treedef.unflatten(out)
+        merged = self._outcomes(matched, w, relative)
+        # What is not merged is copied: arrays of NumPy may be written to by their owner.
+        return matched.treedef.unflatten(
+            merged[i] if i in merged else x.copy() if isinstance(x, np.ndarray) else x
+            for i, x in enumerate(matched.start)
+        )
 
     def _outcomes(self, matched: Matched, w: Any, relative: bool) -> dict[int, Any]:
         """Merges the floating leaves that have entries; the result is keyed by their index."""
@@ -299,15 +307,21 @@ class Merge:
         # effect.
         check_paths(self.steps, list(itertools.compress(matched.paths, matched.floating)))
         sources = matched.proposals(w, relative)
-        leaves = [Leaf(path, x.models[0].size, x) for path, x in sources.values()]
+        leaves = _leaves(sources)
         scale = number(self.scale)
         traced = will_be_traced(self.steps, leaves, scale)
         # On one CPU the engine of files is used: its programs are compiled for pieces of a few
         # lengths, and kept.
         if not traced and on_one_cpu(leaves):
-            return dict(zip(sources, self._in_pieces(list(sources.values())), strict=True))
+            merged = dict(zip(sources, self._in_pieces(list(sources.values())), strict=True))
+            return _as_given(matched, merged)
+        if traced:
+            # JAX has decided on the precision.
+            sources = matched.narrow().proposals(w, relative)
+            leaves = _leaves(sources)
         tail = kernel(outcome, scale, check=not traced)
-        outcomes = dict(zip(sources, evaluate(self.steps, leaves, tail), strict=True))
+        with _wide(not traced and any(x.wide for _, x in sources.values())):
+            outcomes = dict(zip(sources, evaluate(self.steps, leaves, tail), strict=True))
         if traced:
             matched.refuse(known_finite(matched, sources))
             return outcomes
@@ -317,7 +331,7 @@ class Merge:
         for i, finite in flags.items():
             if not finite[-1]:
                 raise ValueError(self._overflow(matched.paths[i], matched.start[i].dtype))
-        return {i: leaf for i, (leaf, _) in outcomes.items()}
+        return _as_given(matched, {i: leaf for i, (leaf, _) in outcomes.items()})
 
     def _in_pieces(self, sources: Sequence[tuple[str, Proposal]]) -> Sequence[Any]:
         """Merges arrays of one CPU with the engine that merges files."""
@@ -347,6 +361,30 @@ class Merge:
         """Returns the message about a leaf whose outcome is not finite, with the remedy."""
         said = overflow(path, dtype)
         return f"{said}; {self.remedy}" if self.remedy else said
+
+
+def _leaves(sources: Mapping[int, tuple[str, Proposal]]) -> list[Leaf]:
+    """Returns the leaves that are merged of their paths and arrays."""
+    return [Leaf(path, x.models[0].size, x) for path, x in sources.values()]
+
+
+def _wide(wide: bool) -> contextlib.AbstractContextManager[Any]:
+    """Makes a context in which JAX computes in 64 bits, if it has to."""
+    return jax.enable_x64(True) if wide else contextlib.nullcontext()
+
+
+def _as_given(matched: Matched, merged: Mapping[int, Any]) -> dict[int, Any]:
+    """Returns merged leaves as arrays of NumPy where those of the base had to stay so, else of JAX.
+
+    Args:
+      matched: The leaves of the base, and of the models.
+      merged: Arrays of either, by index of the leaf.
+    """
+    ours = [i for i in merged if not isinstance(matched.start[i], np.ndarray)]
+    with _wide(any(merged[i].dtype == np.float64 for i in ours)):
+        # Nobody else holds their memory: nothing is copied.
+        arrays = jax.device_put([merged[i] for i in ours], may_alias=True)
+    return {i: np.asarray(x) for i, x in merged.items()} | dict(zip(ours, arrays, strict=True))
 
 
 def _named(name: str, error: Exception) -> Exception:

@@ -286,8 +286,9 @@ def _wave(function: Callable[[Array], Array], first: int) -> Callable[[Array], A
 
     def even(q: Array) -> Array:
         # Ratios of consecutive terms: `first` is 1 for cos, with 1/(1*2), 1/(3*4), and 2 for
-        # sin(x)/x, with 1/(2*3), 1/(4*5).
-        terms = np.cumprod([1.0] + [-1 / ((2 * k + first) * (2 * k + first + 1)) for k in range(6)])
+        # sin(x)/x, with 1/(2*3), 1/(4*5). As Python's numbers, which leave the dtype of q to q.
+        ratios = [-1 / ((2 * k + first) * (2 * k + first + 1)) for k in range(6)]
+        terms = np.cumprod([1.0, *ratios]).tolist()
         far = q > 0.1
         series = functools.reduce(lambda total, term: total * q + term, terms[::-1])
         return jnp.where(far, function(jnp.sqrt(jnp.where(far, q, 1))), series)
