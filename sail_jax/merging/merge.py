@@ -11,8 +11,18 @@ import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import CodeType, MappingProxyType
-from typing import Any, Literal, ParamSpec, TypeVar
+from types import CodeType, MappingProxyType, UnionType
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import jax
 import jax.numpy as jnp
@@ -51,12 +61,14 @@ __all__ = [
     "Base",
     "Compat",
     "Merge",
+    "Takes",
     "choose",
     "example",
     "get",
     "identity",
     "method",
     "options_of",
+    "takes",
     "with_base",
 ]
 
@@ -390,8 +402,7 @@ def _as_given(matched: Matched, merged: Mapping[int, Any]) -> dict[int, Any]:
 def _named(name: str, error: Exception) -> Exception:
     """Puts the name of the merge in front of the message of a TypeError or ValueError."""
     # Subclasses, such as JAX's own errors, mean more than their message.
-    plain = type(error) in (TypeError, ValueError) and not str(error).startswith(f"{name}: ")
-    return type(error)(f"{name}: {error}") if plain else error
+    return type(error)(f"{name}: {error}") if type(error) in (TypeError, ValueError) else error
 
 
 def with_base(weights: Weights) -> Weights:
@@ -492,7 +503,7 @@ def method(factory: Callable[P, Merge]) -> Callable[P, Merge]:
     """Registers a function that makes a merge as a method, under the name of the function.
 
     All parameters of the function are keyword-only. Recipes, the command line and reports take what
-    they know of a method from its signature and from the merge it makes.
+    they know of a method from its signature, with the types there, and from the merge it makes.
 
     Args:
       factory: The function; each of its parameters is a hyperparameter.
@@ -578,11 +589,78 @@ def options_of(name: str) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(get(name)).parameters
 
 
+class Takes(NamedTuple):
+    """What a hyperparameter takes, by its annotation.
+
+    Attributes:
+      plain: Which of bool, int, float and str it takes.
+      choices: The values of a `Literal`.
+      per_model: Whether it takes a sequence of such values, one for each model.
+    """
+
+    plain: frozenset[type]
+    choices: tuple[Any, ...]
+    per_model: bool
+
+    @property
+    def any_value(self) -> Any:
+        """A value that it takes; None for what a recipe cannot hold, such as arrays."""
+        stand_ins = {float: 0.5, int: 1, str: "", bool: False}
+        fitting = (value for kind, value in stand_ins.items() if kind in self.plain)
+        return next(iter(self.choices), None) if self.choices else next(fitting, None)
+
+
+def takes(name: str) -> Mapping[str, Takes]:
+    """Reads the annotations of the hyperparameters of a method.
+
+    Args:
+      name: The name of the method; see `METHODS`.
+
+    Returns:
+      What each hyperparameter takes, by its name.
+
+    Raises:
+      ValueError: If there is no such method.
+
+    >>> from sail_jax import methods  # registers them
+    >>> sorted(kind.__name__ for kind in takes("consensus")["agree"].plain)
+    ['int']
+    >>> takes("sce")["tie"].choices, takes("ties")["density"].per_model
+    (('none', 'positive', 'majority'), True)
+    """
+    return _takes(get(name))
+
+
+@functools.cache
+def _takes(factory: Callable[..., Merge]) -> Mapping[str, Takes]:
+    hints = get_type_hints(factory)
+    return {option: _read(hints.get(option)) for option in inspect.signature(factory).parameters}
+
+
+def _read(annotation: Any) -> Takes:
+    """Reads an annotation: a type, a `Literal`, a sequence, or a union of these."""
+    parts, plain, choices, per_model = [annotation], set[type](), (), False
+    while parts:
+        part = parts.pop()
+        origin, arguments = get_origin(part), get_args(part)
+        if origin in (Union, UnionType):
+            parts += arguments
+        elif origin is Literal:
+            choices += arguments
+        elif origin is Sequence and {float, int} & set(arguments):
+            per_model = True
+        elif part in (bool, int, float, str):
+            plain.add(part)
+    return Takes(frozenset(plain), choices, per_model)
+
+
 def example(name: str) -> Merge | None:
     """Makes a merge by a method, to ask for what does not depend on hyperparameters.
 
     That is how many models the method takes, what a base is to it, and what it reads.
-    Hyperparameters have their defaults; those without one are the key of seed 0, and 1/2.
+    Hyperparameters have their defaults. Those without one are the key of seed 0, or a value that
+    their annotation allows: the first of a `Literal`, 0.5, 1, "" or False. So a method that takes a
+    few words only states them in a `Literal`.
 
     Args:
       name: The name of the method; see `METHODS`.
@@ -591,7 +669,7 @@ def example(name: str) -> Merge | None:
       The merge, or None for a method that needs arrays.
 
     Raises:
-      ValueError: If there is no such method.
+      ValueError: If there is no such method, or it refuses a value that its annotation allows.
 
     >>> from sail_jax import methods  # registers them
     >>> example("arcee_fusion").models, example("fisher")
@@ -606,10 +684,9 @@ def _example(factory: Callable[..., Merge]) -> Merge | None:
     for option in inspect.signature(factory).parameters.values():
         if option.default is not option.empty:
             continue
-        if option.name == "key":
-            options["key"] = random_bits.key(0)
-        elif "float" in str(option.annotation).lower() and "Sequence" not in str(option.annotation):
-            options[option.name] = 0.5
-        else:
+        key = option.name == "key"
+        value = random_bits.key(0) if key else _takes(factory)[option.name].any_value
+        if value is None:
             return None
+        options[option.name] = value
     return factory(**options)

@@ -95,9 +95,19 @@ def magnitude(
         # What is masked ranks last, with the key of 0. Keys are integers and have no gradient: it
         # is stopped before the cast to bits, which JAX cannot differentiate.
         size = lax.stop_gradient(jnp.where(w != 0, jnp.abs(d), 0))
-        return lax.bitcast_convert_type(size.astype(jnp.result_type(float)), _key_dtype())
+        return lax.bitcast_convert_type(_widened(size), _key_dtype())
 
     return per_task(as_key, delta, weight)
+
+
+def _widened(size: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Magnitudes in JAX's default float dtype, those below its normal numbers in float32, too."""
+    wide = size.astype(jnp.result_type(float))
+    if size.dtype != jnp.float32 or wide.dtype == size.dtype:
+        return wide
+    # XLA would take them for 0. Such a number is its bits times the smallest one.
+    bits = lax.bitcast_convert_type(size, jnp.uint32)
+    return jnp.where(bits < 1 << 23, bits.astype(wide.dtype) * 2.0**-149, wide)
 
 
 def _magnitudes(piece: Piece, delta: Array, weight: Array) -> UInt[Array, "task ..."]:

@@ -1,6 +1,8 @@
 """Every named method against an independent NumPy reference, and a table of methods x laws."""
 
 import collections
+import functools
+from typing import Literal
 
 import chex
 import jax
@@ -403,6 +405,42 @@ def test_numbers_of_numpy_are_not_narrowed(monkeypatch):
         assert traced.dtype == jnp.float32
         weighted = jax.jit(lambda w: merge([{"w": x}, {"w": y}], weights=w))(jnp.ones(2))["w"]
         np.testing.assert_array_equal(weighted, traced)
+
+
+@pytest.fixture
+def own_methods():
+    """Methods that a test registers; they are gone after it."""
+    known = dict(methods.METHODS)
+    yield methods.method
+    methods.METHODS.clear()
+    methods.METHODS.update(known)
+
+
+def test_recipes_hold_whole_numbers_and_words_without_defaults(own_methods, tmp_path):
+    """What an argument takes is read from its type: a whole number, a number, a word, one of some
+    words. A type that says too much is named."""
+
+    @own_methods
+    def counted(*, times: int, by: Literal["twice", "once"], note: str, factor: float) -> Merge:
+        if by not in ("twice", "once"):
+            raise ValueError(f"by: got {by!r}")
+        return Merge(scale=times * factor * (2 if by == "twice" else 1), base="unused")
+
+    @own_methods
+    def vague(*, by: str) -> Merge:
+        raise ValueError(f"by: expected 'twice', got {by!r}")
+
+    save_checkpoint(tmp_path / "model.npz", {"w": np.ones(3, np.float32)})
+    merge = functools.partial(merge_checkpoints, [tmp_path / "model.npz"], tmp_path / "out.npz")
+    options = {"times": 3, "by": "twice", "note": "any", "factor": 0.5}
+    with pytest.raises(ValueError, match="times"):
+        merge(method="counted", **options | {"times": 2.5})
+    with pytest.raises(ValueError, match="counted needs 'by'"):
+        merge(method="counted", times=3, note="", factor=1.0)
+    merge(method="counted", **options)
+    assert load_checkpoint(tmp_path / "out.npz")["w"].tolist() == [3, 3, 3]
+    with pytest.raises(ValueError, match="vague: by: expected 'twice', got ''; its annotations"):
+        merge(method="vague", by="twice")
 
 
 def test_float64_is_merged_as_in_files(tmp_path):
