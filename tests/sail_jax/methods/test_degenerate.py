@@ -372,3 +372,15 @@ def test_masks_of_leaves_differ_though_a_short_hash_of_their_paths_would_not():
     got = methods.dare_linear(density=0.5, key=merge_cases.KEY)([x], base)
     agree = np.sum((got["plumless"] != 0) == (got["buckeroo"] != 0))
     assert abs(agree - 2048) < 4 * 32
+
+
+@pytest.mark.thirds(slow=True)
+@merge_cases.each_method(quick=("karcher",), slow=merge_cases.NAMES)
+def test_64_bits_change_no_bytes(name):
+    """Whoever enables them for programs of their own merges float32 as before."""
+    merge, models, base = at_scale(name, 0)
+    want = merge(models, base)["kernel"]
+    with jax.enable_x64(True):
+        got = merge(models, base)["kernel"]
+    assert got.dtype == np.float32
+    np.testing.assert_array_equal(got, want)
