@@ -59,15 +59,16 @@ FACTORED = ("opcm", "regmean")
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        pytest.param("Explicit", merge_cases.KINDS, marks=pytest.mark.slow, id="some"),
-        pytest.param("Explicit", FACTORED, marks=pytest.mark.slow, id="factored"),
+        pytest.param(
+            "Explicit", (*merge_cases.KINDS, *FACTORED), marks=pytest.mark.slow, id="some"
+        ),
         *(
             pytest.param("Explicit", OTHERS[k::4], marks=pytest.mark.soak, id=f"others {k}")
             for k in range(4)
         ),
         *(
             pytest.param("Auto", names, marks=pytest.mark.soak, id=f"automatic {names[0]}")
-            for names in (merge_cases.KINDS, FACTORED, *(OTHERS[k::4] for k in range(4)))
+            for names in (merge_cases.KINDS, *(OTHERS[k::4] for k in range(4)))
         ),
     ],
 )
