@@ -6,17 +6,39 @@ NumPy expression would, in an order that XLA compiles into few passes over memor
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import auto_axes
 from jaxtyping import Array, ArrayLike, Float, Num
 
 from sail_jax.checks import concrete
+from sail_jax.merging.counting import numpy_of
 
-__all__ = ["PerModel", "beside", "computed_once", "gram", "number", "per_task", "sums", "task_sum"]
+__all__ = [
+    "Norms",
+    "PerModel",
+    "Products",
+    "add_norms",
+    "add_products",
+    "at_unit_scale",
+    "automatic",
+    "beside",
+    "common_unit",
+    "computed_once",
+    "gram",
+    "l1_norms",
+    "number",
+    "per_task",
+    "products",
+    "sums",
+    "task_sum",
+    "unit_of",
+    "units_of",
+]
 
 PerModel = Float[ArrayLike, ""] | Float[ArrayLike, "task"] | Sequence[float]
 """One number for all models, or one number for each model."""
@@ -88,27 +110,34 @@ def sums(*arrays: Float[Array, "..."]) -> tuple[Float[Array, ""], ...]:
     Returns:
       One scalar for each array.
     """
+    return _sums(arrays) if _folds(arrays) else tuple(x.sum() for x in arrays)
+
+
+def _folds(arrays: Sequence[Array]) -> bool:
+    """Checks whether vectors can be folded into `FOLDED` rows each."""
     first = arrays[0]
     # Folding is a reshape: it needs whole rows, and does not fit axes split over devices.
     spread = any(any(jax.typeof(x).sharding.spec) for x in arrays)
-    if first.ndim == 1 and first.size and first.size % FOLDED == 0 and not spread:
-        return _sums(arrays)
-    return tuple(x.sum() for x in arrays)
+    return first.ndim == 1 and bool(first.size) and first.size % FOLDED == 0 and not spread
 
 
 @jax.custom_jvp
 def _sums(arrays: tuple[Array, ...]) -> tuple[Array, ...]:
     """Sums vectors whose length is a multiple of `FOLDED`, in one reduction."""
+    return tuple(part.sum() for part in _joined(arrays, lax.add))
 
-    def add(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
-        return tuple(x + y for x, y in zip(a, b, strict=True))
 
-    # Shapes here: n -> [FOLDED, n / FOLDED]. Reducing axis 0 adds whole rows, entry by entry, which
-    # vectorises. One `lax.reduce` takes all arrays together, so that their common inputs are read
-    # once.
+def _joined(arrays: Sequence[Array], join: Callable[..., Array]) -> tuple[Array, ...]:
+    """Joins the rows of vectors that fold, entry by entry, in one reduction that begins at 0."""
+
+    def joined(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
+        return tuple(join(x, y) for x, y in zip(a, b, strict=True))
+
+    # Shapes here: n -> [FOLDED, n / FOLDED]. Reducing axis 0 joins whole rows, which vectorises.
+    # One `lax.reduce` takes all arrays together, so that their common inputs are read once.
     rows = tuple(x.reshape(FOLDED, -1) for x in arrays)
     zeros = tuple(jnp.zeros((), x.dtype) for x in arrays)
-    return tuple(part.sum() for part in lax.reduce(rows, zeros, add, (0,)))
+    return tuple(lax.reduce(rows, zeros, joined, (0,)))
 
 
 @_sums.defjvp
@@ -145,6 +174,227 @@ def gram(delta: Float[Array, "task ..."], axis: Sequence[int] | None = None) -> 
     )
 
 
+def unit_of(x: Float[Array, "..."], axis: Sequence[int] | None = None) -> Float[Array, "..."]:
+    """Computes the power of two by which numbers are divided before they are squared or summed.
+
+    It is the largest one that is not above any magnitude, from the smallest normal number to its
+    inverse. Dividing by it is exact. Neither the squares of the quotients overflow, nor is anything
+    lost of their sum.
+
+    Args:
+      x: Any float dtype of 32 or 64 bits.
+      axis: The axes that share one unit; all by default.
+
+    Returns:
+      Powers of two, of the shape of `x` without these axes. No gradient flows through them.
+
+    >>> unit_of(jnp.array([[-6.0, 1.0], [0.0, 3.0]]), [1]).tolist()
+    [4.0, 2.0]
+    """
+    if axis is None:
+        return units_of([x])[0]
+    return _power_of_two(_magnitude_bits(x).max(tuple(axis), initial=0), x.dtype)
+
+
+def units_of(arrays: Sequence[Float[Array, "..."]]) -> Float[Array, "arrays"]:
+    """Computes `unit_of` of each of several arrays of one shape, together.
+
+    Args:
+      arrays: At least one array.
+
+    Returns:
+      One power of two for each.
+    """
+    bits = tuple(map(_magnitude_bits, arrays))
+    most = [x.max(initial=0) for x in (_joined(bits, lax.max) if _folds(bits) else bits)]
+    return _power_of_two(jnp.stack(most), arrays[0].dtype)
+
+
+def _magnitude_bits(x: Array) -> Array:
+    """The bits of |x|, integers in the same order: XLA finds the largest one far faster on CPUs."""
+    dtype = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
+    bits = lax.bitcast_convert_type(lax.stop_gradient(x), dtype)
+    return bits & np.array(np.iinfo(dtype).max >> 1, dtype)
+
+
+def _power_of_two(bits: Array, dtype: Any) -> Array:
+    """The largest power of two with no more bits than given, within the range of `unit_of`."""
+    about = jnp.finfo(dtype)
+    # Of the smallest normal number only the last bit of the exponent is set. The bits of a power of
+    # two and of its inverse add up to twice those of 1.
+    least = 1 << about.nmant
+    most = 2 * ((1 << (about.nexp - 1)) - 1 << about.nmant) - least
+    exponent = bits & np.array(((1 << about.nexp) - 1) << about.nmant, bits.dtype)
+    limits = (np.array(limit, bits.dtype) for limit in (least, most))
+    return lax.bitcast_convert_type(jnp.clip(exponent, *limits), dtype)
+
+
+def at_unit_scale(update: Callable[..., Array]) -> Callable[..., Array]:
+    """Makes a homogeneous function, f(c x) = c f(x), compute at a scale where squares fit.
+
+    Args:
+      update: `(*args, x) -> outcome` of arrays.
+
+    Returns:
+      The same function, which divides x by its `unit_of` and multiplies the outcome by it. Both are
+      exact.
+    """
+
+    @functools.wraps(update)
+    def scaled(*args: Any, **options: Any) -> Array:
+        *first, x = args
+        unit = unit_of(x)
+        return unit * update(*first, x * (1 / unit), **options)
+
+    return scaled
+
+
+class Products(NamedTuple):
+    """The inner products of vectors of any size: <x_j, x_k> = unit_j * unit_k * inner_jk.
+
+    A plain product of two vectors below about 1e-19 is 0 in float32, and above 1e19 infinite.
+
+    Attributes:
+      unit: For each vector a power of two (`unit_of`), `[..., vector]`.
+      inner: The inner products of the vectors over their units, `[..., vector, vector]`.
+    """
+
+    unit: Float[Array, "... vector"]
+    inner: Float[Array, "... vector vector"]
+
+    @property
+    def top(self) -> Float[Array, "... 1"]:
+        """The largest unit."""
+        return self.unit.max(-1, keepdims=True)
+
+    @property
+    def lengths(self) -> Float[Array, "... vector"]:
+        """The norms of the vectors over the largest unit, with the gradient 0 at 0."""
+        return self.unit / self.top * self._norms
+
+    @property
+    def cosines(self) -> Float[Array, "... vector vector"]:
+        """The inner products of directions; a vector of 0 has the direction 0."""
+        norms = self._norms
+        inverse = jnp.where(norms > 0, 1 / jnp.where(norms > 0, norms, 1), 0)
+        return self.inner * inverse[..., :, None] * inverse[..., None, :]
+
+    @property
+    def _norms(self) -> Float[Array, "... vector"]:
+        """The norms of the vectors over their own units."""
+        squares = jnp.diagonal(self.inner, axis1=-2, axis2=-1)
+        return jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
+
+
+def products(delta: Float[Array, "vector ..."], axis: Sequence[int] | None = None) -> Products:
+    """Computes the inner products of every two vectors, at a scale where their squares fit.
+
+    Args:
+      delta: Shape `[vector, ...]`.
+      axis: The axes to sum over; see `gram`.
+
+    Returns:
+      The products; the leading axes are those of `delta` that are not summed over.
+
+    >>> got = products(jnp.array([[3e-25, 4e-25], [2.0, 0.0]]))
+    >>> f"{got.cosines[0, 1]:.3f}, {got.lengths * got.top}"
+    '0.600, [5.e-25 2.e+00]'
+    """
+    if axis is None:
+        unit = units_of([delta[k] for k in range(len(delta))])
+        wide = unit.reshape(-1, *(1,) * (delta.ndim - 1))
+    else:
+        wide = jnp.stack([unit_of(delta[k], [a - 1 for a in axis]) for k in range(len(delta))])
+        unit = jnp.moveaxis(wide, 0, -1)
+        wide = jnp.expand_dims(wide, tuple(axis))
+    return Products(unit, gram(delta * (1 / wide), axis))
+
+
+def common_unit(a: Array, b: Array) -> tuple[Array, Array, Array]:
+    """Finds the unit in which two scaled sums are added.
+
+    Args:
+      a: The units of the first sums, >= 0.
+      b: Those of the second, of the same shape.
+
+    Returns:
+      The larger of both units, and what multiplies the first and the second sum for it.
+    """
+    space = numpy_of(a)
+    unit = space.maximum(a, b)
+    safe = space.where(unit > 0, unit, 1)
+    return unit, a / safe, b / safe
+
+
+def add_products(a: Products, b: Products) -> Products:
+    """Adds the inner products of two parts of the same vectors; for `Fold.add`.
+
+    Args:
+      a: The products of one part.
+      b: Those of another part.
+
+    Returns:
+      The products of both.
+    """
+    unit, *ratios = common_unit(a.unit, b.unit)
+    first, second = (
+        r[..., :, None] * r[..., None, :] * x.inner for r, x in zip(ratios, (a, b), strict=True)
+    )
+    return Products(unit, first + second)
+
+
+class Norms(NamedTuple):
+    """L1 norms of task vectors before and after a change, of which only the ratio matters.
+
+    Attributes:
+      unit: What both norms are divided by, a power of two for each model (`unit_of`), `[task]`.
+      before: The norms before, `[task]`.
+      after: The norms after.
+    """
+
+    unit: Float[Array, "task"]
+    before: Float[Array, "task"]
+    after: Float[Array, "task"]
+
+    @property
+    def ratio(self) -> Float[Array, "task"]:
+        """The ratio of the norms, 1 where either is 0."""
+        exists = (self.before > 0) & (self.after > 0)
+        return jnp.where(exists, self.before / jnp.where(exists, self.after, 1), 1)
+
+
+def l1_norms(before: Sequence[Array], after: Sequence[Array]) -> Norms:
+    """Computes L1 norms at a scale where no sum of entries over- or underflows.
+
+    Args:
+      before: For each model its entries before the change.
+      after: For each model its entries after it.
+
+    Returns:
+      The norms.
+    """
+    units = units_of(before)
+    pairs = [
+        sums(jnp.abs(x) * (1 / unit), jnp.abs(y) * (1 / unit))
+        for x, y, unit in zip(before, after, units, strict=True)
+    ]
+    return Norms(units, *(jnp.stack(norms) for norms in zip(*pairs, strict=True)))
+
+
+def add_norms(a: Norms, b: Norms) -> Norms:
+    """Adds the norms of two parts of the same task vectors; for `Fold.add`.
+
+    Args:
+      a: The norms of one part.
+      b: Those of another part.
+
+    Returns:
+      The norms of both.
+    """
+    unit, first, second = common_unit(a.unit, b.unit)
+    return Norms(unit, first * a.before + second * b.before, first * a.after + second * b.after)
+
+
 def computed_once(compute: Callable[[], Array], like: Array) -> Array:
     """Evaluates a function so that XLA computes its result once and stores it.
 
@@ -166,6 +416,20 @@ def computed_once(compute: Callable[[], Array], like: Array) -> Array:
     first = like.reshape(-1)[0]
     # The condition has to depend on data: XLA would remove a constant one, and the branch with it.
     return lax.cond(first != jnp.inf, compute, lambda: jnp.zeros(shape.shape, shape.dtype))
+
+
+def automatic(f: Callable[..., Array], like: Array) -> Callable[..., Array]:
+    """Leaves the shardings inside of a function to the compiler, also where axes are explicit.
+
+    Args:
+      f: A function of arrays that returns one array.
+      like: An array that is sharded as the outcome should be, of as many axes.
+
+    Returns:
+      The same function.
+    """
+    out: Any = auto_axes(f, out_sharding=jax.typeof(like).sharding)
+    return out
 
 
 def number(x: ArrayLike) -> Any:

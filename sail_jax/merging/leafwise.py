@@ -153,7 +153,7 @@ def check_chosen(where: Callable[[str], bool], paths: Sequence[str]) -> None:
 def naming(path: str) -> Iterator[None]:
     """Makes a context that puts the path of a leaf in front of the message of a ValueError.
 
-    Errors of subclasses, and messages that name a leaf already, pass unchanged.
+    Errors of subclasses pass unchanged.
 
     Args:
       path: The path of the leaf.
@@ -168,7 +168,7 @@ def naming(path: str) -> Iterator[None]:
         yield
     except ValueError as error:
         # A subclass carries more than a message (`NotFiniteError.tensor`), which would be lost.
-        if type(error) is not ValueError or str(error).startswith("leaf "):
+        if type(error) is not ValueError:
             raise
         raise ValueError(f"leaf {path!r}: {error}") from error
 

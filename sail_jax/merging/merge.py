@@ -3,13 +3,24 @@
 The module also holds the registry of published methods, which `sail_jax.methods` fills.
 """
 
+import contextlib
 import functools
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, Literal, ParamSpec, TypeVar
+from types import MappingProxyType, UnionType
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +32,7 @@ from sail_jax.merging import random_bits
 from sail_jax.merging.arithmetic import number
 from sail_jax.merging.arrays import InMemory, merge_arrays
 from sail_jax.merging.combining import Reduction, Transform
-from sail_jax.merging.evaluate import Leaf, evaluate, on_one_cpu, will_be_traced
+from sail_jax.merging.evaluate import Leaf, evaluate, is_traced, on_one_cpu, will_be_traced
 from sail_jax.merging.integers import Integers
 from sail_jax.merging.leafwise import check_paths
 from sail_jax.merging.parting import Rest, part
@@ -48,11 +59,13 @@ __all__ = [
     "Base",
     "Compat",
     "Merge",
+    "Takes",
     "choose",
     "example",
     "get",
     "method",
     "options_of",
+    "takes",
     "with_base",
 ]
 
@@ -234,7 +247,8 @@ class Merge:
 
         Args:
           models: M pytrees with the same leaf paths and shapes. Floating leaves are merged, in
-            float32, or in float64 where a model has it. Integers, bools and random keys are copied.
+            float32, or in float64 where a model has it, arrays of NumPy included, except under
+            `jit` without 64 bits. Integers, bools and random keys are copied.
             All other leaves have to agree between models. They may be whole states of training,
             such as a `TrainState` or `nnx.state(model)`: then only their weights are merged.
           base: The pytree from which the models were tuned, of the same paths and shapes.
@@ -248,7 +262,9 @@ class Merge:
             "last". "error" refuses trees that have any.
 
         Returns:
-          A pytree of the structure and dtypes of the base (of the first model without one).
+          A pytree of the structure and dtypes of the base (of the first model without one). Leaves
+          are arrays of JAX; those of NumPy's 64-bit dtypes are arrays of NumPy, if JAX is not
+          enabled for 64 bits.
 
         Raises:
           ValueError: For models and weights that do not fit, for values that are not finite, and
@@ -282,13 +298,17 @@ class Merge:
             return parted.whole(self._merged(models, base, weights, integers, "*", rest))
         if self.base == "merged":
             models, weights = [base, *models], with_base(weights)
-        w = self.check_weights(weights, len(models))
+        # In float64 if they are known, as for files. What computes in float32 rounds them once.
+        with _wide(not is_traced(weights)):
+            w = self.check_weights(weights, len(models))
         matched = match(models, like, integers)
         relative = self.relative and base is not None
-        out = list(matched.start)
-        for i, leaf in self._outcomes(matched, w, relative).items():
-            out[i] = leaf
-        return matched.treedef.unflatten(out)
+        merged = self._outcomes(matched, w, relative)
+        # What is not merged is copied: arrays of NumPy may be written to by their owner.
+        return matched.treedef.unflatten(
+            merged[i] if i in merged else x.copy() if isinstance(x, np.ndarray) else x
+            for i, x in enumerate(matched.start)
+        )
 
     def _outcomes(self, matched: Matched, w: Any, relative: bool) -> dict[int, Any]:
         """Merges the floating leaves that have entries; the result is keyed by their index."""
@@ -296,15 +316,21 @@ class Merge:
         # effect.
         check_paths(self.steps, list(itertools.compress(matched.paths, matched.floating)))
         sources = matched.proposals(w, relative)
-        leaves = [Leaf(path, x.models[0].size, x) for path, x in sources.values()]
+        leaves = _leaves(sources)
         scale = number(self.scale)
         traced = will_be_traced(self.steps, leaves, scale)
         # On one CPU the engine of files is used: its programs are compiled for pieces of a few
         # lengths, and kept.
         if not traced and on_one_cpu(leaves):
-            return dict(zip(sources, self._in_pieces(list(sources.values())), strict=True))
+            merged = dict(zip(sources, self._in_pieces(list(sources.values())), strict=True))
+            return _as_given(matched, merged)
+        if traced:
+            # JAX has decided on the precision.
+            sources = matched.narrow().proposals(w, relative)
+            leaves = _leaves(sources)
         tail = kernel(outcome, scale, check=not traced)
-        outcomes = dict(zip(sources, evaluate(self.steps, leaves, tail), strict=True))
+        with _wide(not traced and any(x.wide for _, x in sources.values())):
+            outcomes = dict(zip(sources, evaluate(self.steps, leaves, tail), strict=True))
         if traced:
             matched.refuse(known_finite(matched, sources))
             return outcomes
@@ -314,7 +340,7 @@ class Merge:
         for i, finite in flags.items():
             if not finite[-1]:
                 raise ValueError(self._overflow(matched.paths[i], matched.start[i].dtype))
-        return {i: leaf for i, (leaf, _) in outcomes.items()}
+        return _as_given(matched, {i: leaf for i, (leaf, _) in outcomes.items()})
 
     def _in_pieces(self, sources: Sequence[tuple[str, Proposal]]) -> Sequence[Any]:
         """Merges arrays of one CPU with the engine that merges files."""
@@ -346,11 +372,34 @@ class Merge:
         return f"{said}; {self.remedy}" if self.remedy else said
 
 
+def _leaves(sources: Mapping[int, tuple[str, Proposal]]) -> list[Leaf]:
+    """Returns the leaves that are merged of their paths and arrays."""
+    return [Leaf(path, x.models[0].size, x) for path, x in sources.values()]
+
+
+def _wide(wide: bool) -> contextlib.AbstractContextManager[Any]:
+    """Makes a context in which JAX computes in 64 bits, if it has to."""
+    return jax.enable_x64(True) if wide else contextlib.nullcontext()
+
+
+def _as_given(matched: Matched, merged: Mapping[int, Any]) -> dict[int, Any]:
+    """Returns merged leaves as arrays of NumPy where those of the base had to stay so, else of JAX.
+
+    Args:
+      matched: The leaves of the base, and of the models.
+      merged: Arrays of either, by index of the leaf.
+    """
+    ours = [i for i in merged if not isinstance(matched.start[i], np.ndarray)]
+    with _wide(any(merged[i].dtype == np.float64 for i in ours)):
+        # Nobody else holds their memory: nothing is copied.
+        arrays = jax.device_put([merged[i] for i in ours], may_alias=True)
+    return {i: np.asarray(x) for i, x in merged.items()} | dict(zip(ours, arrays, strict=True))
+
+
 def _named(name: str, error: Exception) -> Exception:
     """Puts the name of the merge in front of the message of a TypeError or ValueError."""
     # Subclasses, such as JAX's own errors, mean more than their message.
-    plain = type(error) in (TypeError, ValueError) and not str(error).startswith(f"{name}: ")
-    return type(error)(f"{name}: {error}") if plain else error
+    return type(error)(f"{name}: {error}") if type(error) in (TypeError, ValueError) else error
 
 
 def with_base(weights: Weights) -> Weights:
@@ -411,7 +460,7 @@ def method(factory: Callable[P, Merge]) -> Callable[P, Merge]:
     """Registers a function that makes a merge as a method, under the name of the function.
 
     All parameters of the function are keyword-only. Recipes, the command line and reports take what
-    they know of a method from its signature and from the merge it makes.
+    they know of a method from its signature, with the types there, and from the merge it makes.
 
     Args:
       factory: The function; each of its parameters is a hyperparameter.
@@ -497,11 +546,78 @@ def options_of(name: str) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(get(name)).parameters
 
 
+class Takes(NamedTuple):
+    """What a hyperparameter takes, by its annotation.
+
+    Attributes:
+      plain: Which of bool, int, float and str it takes.
+      choices: The values of a `Literal`.
+      per_model: Whether it takes a sequence of such values, one for each model.
+    """
+
+    plain: frozenset[type]
+    choices: tuple[Any, ...]
+    per_model: bool
+
+    @property
+    def any_value(self) -> Any:
+        """A value that it takes; None for what a recipe cannot hold, such as arrays."""
+        stand_ins = {float: 0.5, int: 1, str: "", bool: False}
+        fitting = (value for kind, value in stand_ins.items() if kind in self.plain)
+        return next(iter(self.choices), None) if self.choices else next(fitting, None)
+
+
+def takes(name: str) -> Mapping[str, Takes]:
+    """Reads the annotations of the hyperparameters of a method.
+
+    Args:
+      name: The name of the method; see `METHODS`.
+
+    Returns:
+      What each hyperparameter takes, by its name.
+
+    Raises:
+      ValueError: If there is no such method.
+
+    >>> from sail_jax import methods  # registers them
+    >>> sorted(kind.__name__ for kind in takes("consensus")["agree"].plain)
+    ['int']
+    >>> takes("sce")["tie"].choices, takes("ties")["density"].per_model
+    (('none', 'positive', 'majority'), True)
+    """
+    return _takes(get(name))
+
+
+@functools.cache
+def _takes(factory: Callable[..., Merge]) -> Mapping[str, Takes]:
+    hints = get_type_hints(factory)
+    return {option: _read(hints.get(option)) for option in inspect.signature(factory).parameters}
+
+
+def _read(annotation: Any) -> Takes:
+    """Reads an annotation: a type, a `Literal`, a sequence, or a union of these."""
+    parts, plain, choices, per_model = [annotation], set[type](), (), False
+    while parts:
+        part = parts.pop()
+        origin, arguments = get_origin(part), get_args(part)
+        if origin in (Union, UnionType):
+            parts += arguments
+        elif origin is Literal:
+            choices += arguments
+        elif origin is Sequence and {float, int} & set(arguments):
+            per_model = True
+        elif part in (bool, int, float, str):
+            plain.add(part)
+    return Takes(frozenset(plain), choices, per_model)
+
+
 def example(name: str) -> Merge | None:
     """Makes a merge by a method, to ask for what does not depend on hyperparameters.
 
     That is how many models the method takes, what a base is to it, and what it reads.
-    Hyperparameters have their defaults; those without one are the key of seed 0, and 1/2.
+    Hyperparameters have their defaults. Those without one are the key of seed 0, or a value that
+    their annotation allows: the first of a `Literal`, 0.5, 1, "" or False. So a method that takes a
+    few words only states them in a `Literal`.
 
     Args:
       name: The name of the method; see `METHODS`.
@@ -510,7 +626,7 @@ def example(name: str) -> Merge | None:
       The merge, or None for a method that needs arrays.
 
     Raises:
-      ValueError: If there is no such method.
+      ValueError: If there is no such method, or it refuses a value that its annotation allows.
 
     >>> from sail_jax import methods  # registers them
     >>> example("arcee_fusion").models, example("fisher")
@@ -525,10 +641,9 @@ def _example(factory: Callable[..., Merge]) -> Merge | None:
     for option in inspect.signature(factory).parameters.values():
         if option.default is not option.empty:
             continue
-        if option.name == "key":
-            options["key"] = random_bits.key(0)
-        elif "float" in str(option.annotation).lower() and "Sequence" not in str(option.annotation):
-            options[option.name] = 0.5
-        else:
+        key = option.name == "key"
+        value = random_bits.key(0) if key else _takes(factory)[option.name].any_value
+        if value is None:
             return None
+        options[option.name] = value
     return factory(**options)

@@ -16,18 +16,17 @@ compiles to a few instructions on every device.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental.buffer_callback import buffer_callback
-from jax.sharding import Sharding, auto_axes
 from jax.tree_util import register_dataclass
 from jaxtyping import Array, Bool, Float, UInt
 
-from sail_jax.merging.arithmetic import per_task
+from sail_jax.merging.arithmetic import automatic, per_task
 from sail_jax.merging.counting import (
     HALF,
     Numbers,
@@ -96,9 +95,19 @@ def magnitude(
         # What is masked ranks last, with the key of 0. Keys are integers and have no gradient: it
         # is stopped before the cast to bits, which JAX cannot differentiate.
         size = lax.stop_gradient(jnp.where(w != 0, jnp.abs(d), 0))
-        return lax.bitcast_convert_type(size.astype(jnp.result_type(float)), _key_dtype())
+        return lax.bitcast_convert_type(_widened(size), _key_dtype())
 
     return per_task(as_key, delta, weight)
+
+
+def _widened(size: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Magnitudes in JAX's default float dtype, those below its normal numbers in float32, too."""
+    wide = size.astype(jnp.result_type(float))
+    if size.dtype != jnp.float32 or wide.dtype == size.dtype:
+        return wide
+    # XLA would take them for 0. Such a number is its bits times the smallest one.
+    bits = lax.bitcast_convert_type(size, jnp.uint32)
+    return jnp.where(bits < 1 << 23, bits.astype(wide.dtype) * 2.0**-149, wide)
 
 
 def _magnitudes(piece: Piece, delta: Array, weight: Array) -> UInt[Array, "task ..."]:
@@ -553,8 +562,7 @@ def take(
     left = subtract(choose(less(before, found.rank), found.rank, before), before)
     # A piece has fewer than 2**32 entries: whatever is more means all of them.
     left = jnp.where(left.hi < HALF, left.hi << 16 | left.lo, np.uint32(0xFFFFFFFF))
-    like = jax.typeof(keys).sharding
-    return _automatic(_take, like)(keys, found.key, left, in_rows)
+    return automatic(_take, keys)(keys, found.key, left, in_rows)
 
 
 def _take(keys: Array, thresholds: Array, left: Array, in_rows: Array | None) -> Array:
@@ -633,11 +641,6 @@ def _rows(keys: Array) -> tuple[int, int]:
     return math.prod(rows), columns
 
 
-def _automatic(f: Callable[..., Array], out: Sharding) -> Callable[..., Array]:
-    """Leaves the shardings inside of `f` to the compiler, also on a mesh with explicit axes."""
-    return cast(Callable[..., Array], auto_axes(f, out_sharding=out))
-
-
 # --- ranks within rows
 
 
@@ -658,7 +661,7 @@ def row_ranks(size: Float[Array, "... n"], on_host: bool = False) -> UInt[Array,
     # Sizes are not negative, so that their bit patterns are ordered as they are.
     keys = lax.bitcast_convert_type(lax.stop_gradient(size), dtype)
     ranks = _rank_by_numpy if on_host else _rank_by_xla
-    return _automatic(ranks, jax.typeof(keys).sharding)(keys)
+    return automatic(ranks, keys)(keys)
 
 
 def _rank_dtype(n: int) -> type[np.unsignedinteger]:

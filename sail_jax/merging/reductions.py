@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from sail_jax.merging.arithmetic import gram, per_task, task_sum
+from sail_jax.merging.arithmetic import Products, add_products, per_task, products, task_sum
 from sail_jax.merging.combining import Reduction, reduce
 from sail_jax.merging.steps import Fold, Piece, kernel
 from sail_jax.merging.transforms import one_of
@@ -79,15 +79,16 @@ def combination(coefficients: Coefficients, *args: Any, scope: Vectors = "tensor
     """Makes a reduction to a linear combination of task vectors: sum_k c_k delta_k.
 
     The coefficients follow from the inner products and the weights of the task vectors: c =
-    coefficients(*args, gram, weights). So the outcome lies in their span, and is found from their
-    angles and lengths alone. Weights may not differ between entries, so a transform that masks may
-    not come before this.
+    coefficients(*args, products, weights). So the outcome lies in their span, and is found from
+    their angles and lengths alone. Weights may not differ between entries, so a transform that
+    masks may not come before this.
 
     Args:
-      coefficients: `(*args, gram, weights) -> [*vectors, task]`, where `gram` holds the inner
-        products <delta_j, delta_k>, shape `[*vectors, task, task]`, and `weights` has the shape
-        `[task]`. It should live as long as the process. Where a Gram matrix is not finite, because
-        squares overflow, the outcome is NaN.
+      coefficients: `(*args, products, weights) -> [*vectors, task]`. Here `products` has the
+        `lengths` of the task vectors relative to a number that all of them share, `[*vectors,
+        task]`, and the `cosines` of their angles, `[*vectors, task, task]`; see
+        `arithmetic.Products`. `weights` has the shape `[task]`. It should live as long as the
+        process.
       *args: First arguments of `coefficients`: arrays, or what else a kernel may hold.
       scope: What one vector is: the "tree", each "tensor", each "row" of it (the entries along its
         last axis), or each "column" (the entries at one place on its last axis, over all other
@@ -100,8 +101,8 @@ def combination(coefficients: Coefficients, *args: Any, scope: Vectors = "tensor
       ValueError: For another scope; when it is applied, for weights that differ between entries.
 
     >>> from sail_jax import TaskVectors
-    >>> def shortest(gram, weights):
-    ...     return (gram.diagonal() == gram.diagonal().min()).astype(gram.dtype)
+    >>> def shortest(products, weights):
+    ...     return (products.lengths == products.lengths.min()).astype(float)
     >>> vectors = TaskVectors({"a": jnp.array([[3.0, 4.0], [1.0, 2.0]])}, {"a": jnp.ones((2, 1))})
     >>> combination(shortest)(vectors)["a"].tolist()
     [1.0, 2.0]
@@ -115,7 +116,7 @@ def combination(coefficients: Coefficients, *args: Any, scope: Vectors = "tensor
         kernel(_coefficients, count),
         # Not the plain sum: Gram matrices of pieces add up, and their weights, being the same, do
         # not.
-        _add_products,
+        _add,
     )
     # A piece of whole rows has an entry of every column, so that sums over pieces fit together.
     needs = "row" if scope == "column" else "entry"
@@ -132,25 +133,25 @@ def _weights(delta: Array, weight: Array) -> Float[Array, "task"]:
     return weight.reshape(-1)
 
 
-def _by_tensor(piece: Piece, delta: Array, weight: Array) -> tuple[Array, Array]:
+def _by_tensor(piece: Piece, delta: Array, weight: Array) -> tuple[Products, Array]:
     """Computes the inner products of whole tensors, and the weights."""
-    return gram(delta), _weights(delta, weight)
+    return products(delta), _weights(delta, weight)
 
 
-def _by_column(piece: Piece, delta: Array, weight: Array) -> tuple[Array, Array]:
+def _by_column(piece: Piece, delta: Array, weight: Array) -> tuple[Products, Array]:
     """Computes the inner products of columns, and the weights."""
     axis = range(1, delta.ndim - 1) if delta.ndim > 2 else None
-    return gram(delta, axis), _weights(delta, weight)
+    return products(delta, axis), _weights(delta, weight)
 
 
-def _add_products(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+def _add(a: tuple[Products, Array], b: tuple[Products, Array]) -> tuple[Products, Array]:
     """Adds the inner products of two pieces."""
-    return a[0] + b[0], b[1]  # every piece has the same weights
+    return add_products(a[0], b[0]), b[1]  # every piece has the same weights
 
 
-def _coefficients(count: Coefficients, prepared: Any, sums: tuple[Array, Array]) -> Array:
-    """Computes coefficients; NaN where an inner product overflows."""
-    finite = jnp.isfinite(sums[0]).all((-2, -1))[..., None]
+def _coefficients(count: Coefficients, prepared: Any, sums: tuple[Products, Array]) -> Array:
+    """Computes coefficients; NaN where a task vector holds NaN or infinity."""
+    finite = jnp.isfinite(sums[0].inner).all((-2, -1))[..., None]
     # Coefficients of infinite products might look finite (x / inf is 0). NaN reaches the outcome,
     # which is refused with the name of the tensor.
     return jnp.where(finite, count(*sums), jnp.nan)
@@ -158,8 +159,8 @@ def _coefficients(count: Coefficients, prepared: Any, sums: tuple[Array, Array])
 
 def _by_row(count: Coefficients, piece: Piece, delta: Array, weight: Array) -> Array:
     """Combines the rows of a piece."""
-    products = gram(delta, [delta.ndim - 1] if delta.ndim > 1 else None)
-    c = _coefficients(count, (), (products, _weights(delta, weight)))
+    found = products(delta, [delta.ndim - 1] if delta.ndim > 1 else None)
+    c = _coefficients(count, (), (found, _weights(delta, weight)))
     return _combine(c[..., None, :] if delta.ndim > 1 else c, piece, delta, weight)
 
 

@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array
 
 from sail_jax.merging import counting
-from sail_jax.merging.arithmetic import gram, number
+from sail_jax.merging.arithmetic import number, products
 from sail_jax.merging.buffers import Buffers
 from sail_jax.merging.extremes import finite, lost
 from sail_jax.merging.leafwise import (
@@ -415,6 +415,9 @@ class Unit:
             for b, work in enumerate(self.works):
                 if reader.wants(work, k):
                     mine = {name: np.asarray(x[b], float) for name, x in seen.items()}
+                    if "unit" in mine:  # what float32 may not hold
+                        unit = mine.pop("unit")
+                        mine["gram"] *= unit[:, None] * unit
                     yield work, start, rows[b, : min(count, work.size)], mine
 
     def _merged(
@@ -754,17 +757,20 @@ def _measured(
 ) -> dict[str, Array]:
     """Computes sums over a piece, from which norms, cosines, conflicts and kept fractions follow.
 
-    `gram` has the inner products of the task vectors and, last, of the change; the others are
-    numbers of entries: `moved` that differ from the start and `kept` that are not masked, for each
-    model; `conflicts` to which models propose opposite signs; `changed` that the merge changes.
+    `gram` has the inner products of the task vectors and, last, of the change, over their units
+    (`arithmetic.Products`). The others are numbers of entries: `moved` that differ from the start
+    and `kept` that are not masked, for each model; `conflicts` to which models propose opposite
+    signs; `changed` that the merge changes.
     """
     raw, _ = source.vectors()
     inside = place.inside(change.shape)
     inside = True if inside is None else inside
     count = functools.partial(jnp.sum, dtype=jnp.uint32)
     axes = range(1, raw.ndim)
+    unit, inner = products(jnp.concatenate([raw, change[None]]))
     return {
-        "gram": gram(jnp.concatenate([raw, change[None]])),
+        "unit": unit,
+        "gram": inner,
         "moved": count(raw != 0, axes),
         "kept": count((delta != 0) & (weight != 0) & inside, axes),
         "conflicts": count((raw > 0).any(0) & (raw < 0).any(0)),

@@ -35,6 +35,7 @@ __all__ = [
     "outcome",
     "task_vectors",
     "task_weights",
+    "too_wide",
     "written",
 ]
 
@@ -50,7 +51,7 @@ class TaskVectors(NamedTuple):
 
     Attributes:
       delta: What each model proposes, theta_k - base, `[task, ...]`, float32 (float64 if a model
-        is).
+        is, and JAX computes in 64 bits).
       weight: How much it counts there, broadcastable to delta; 0 where an entry is masked. Shape
         `[task, 1, ...]` before any transform.
     """
@@ -81,15 +82,20 @@ class Proposal:
         """The number of models."""
         return len(self.models)
 
+    @property
+    def wide(self) -> bool:
+        """Whether an array is float64."""
+        arrays = [self.models] if isinstance(self.models, jax.Array) else [*self.models]
+        arrays += [] if self.start is None else [self.start]
+        return any(x.dtype == jnp.float64 for x in arrays)
+
     def vectors(self) -> tuple[Array, Array | np.ndarray]:
         """Computes the task vectors in float32, or in float64 if an array is float64.
 
         Returns:
           The delta, shape `[task, ...]`, and the weight, shape `[task, 1, ...]`, in the same dtype.
         """
-        arrays = [self.models] if isinstance(self.models, jax.Array) else [*self.models]
-        arrays += [] if self.start is None else [self.start]
-        dtype = jnp.float64 if any(x.dtype == jnp.float64 for x in arrays) else jnp.float32
+        dtype = jnp.float64 if self.wide else jnp.float32
         # Pieces of files come stacked, pytrees as one array for each model.
         if isinstance(self.models, jax.Array):
             delta = self.models.astype(dtype)
@@ -117,6 +123,18 @@ class Matched(NamedTuple):
     models: list[list[Any]]
     floating: list[bool]
     treedef: Any
+
+    def narrow(self) -> "Matched":
+        """Reads NumPy's 64-bit leaves as JAX does, for what is computed by a traced program.
+
+        Returns:
+          The same leaves, all arrays of which are JAX's.
+        """
+
+        def read(leaves: Sequence[Any]) -> list[Any]:
+            return [jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in leaves]
+
+        return self._replace(start=read(self.start), models=[*map(read, self.models)])
 
     def proposals(
         self, weights: Float[ArrayLike, "task"], relative: bool
@@ -178,7 +196,9 @@ def match(models: Sequence[PyTree], base: PyTree, integers: Integers | None = No
         base, with a warning; traced values are taken from the base without one.
 
     Returns:
-      The matched leaves. Those of `start` that are not floating are what `integers` takes.
+      The matched leaves. Those of `start` that are not floating are what `integers` takes. Arrays
+      of NumPy of a dtype of 64 bits stay as they are where JAX has no such dtype, unless a leaf is
+      traced. All other arrays are JAX's.
 
     Raises:
       ValueError: For no models, for other leaves or shapes than expected, and under "refuse" for
@@ -193,16 +213,17 @@ def match(models: Sequence[PyTree], base: PyTree, integers: Integers | None = No
     if base is None:
         raise TypeError("base: expected the pytree that the models were tuned from, got None")
     paths, treedef = leaf_paths(base), jax.tree.structure(base)
+    traced = is_traced(models, base)
     given = (
         "model 0" if base is models[0] else "the base"
     )  # without a base the first stands in for it
     start = [
-        _leaf(f"{given.removeprefix('the ')}, leaf {path!r}", x)
+        _leaf(f"{given.removeprefix('the ')}, leaf {path!r}", x, traced)
         for path, x in zip(paths, jax.tree.leaves(base), strict=True)
     ]
     columns = []
     for k, model in enumerate(models):
-        column = _column(f"model {k}", model, paths, treedef)
+        column = _column(f"model {k}", model, paths, treedef, traced)
         for path, leaf, like in zip(paths, column, start, strict=True):
             _check_like(f"model {k}, leaf {path!r}", leaf, like, given)
         columns.append(column)
@@ -259,7 +280,7 @@ def task_vectors(
     >>> vectors.delta["a"].tolist(), vectors.weight["a"].tolist()
     ([[0.0, 0.0], [-1.0, -1.0]], [[1.0], [1.0]])
     """
-    matched = match(models, base, "first")
+    matched = match(models, base, "first").narrow()
     w = task_weights(weights, len(models), normalize)
     sources = matched.proposals(w, relative=True)
     vectors = dict(zip(sources, _vectors(list(sources.values())), strict=True))
@@ -508,7 +529,7 @@ def _is_float(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating)
 
 
-def _column(name: str, tree: PyTree, paths: Sequence[str], treedef: Any) -> list[Any]:
+def _column(name: str, tree: PyTree, paths: Sequence[str], treedef: Any, traced: bool) -> list[Any]:
     """Returns the leaves of `tree` in the order of `paths`; ValueError if it has other leaves."""
     leaves, structure = jax.tree.flatten(tree)
     if structure != treedef:  # other containers may have the same paths
@@ -520,15 +541,35 @@ def _column(name: str, tree: PyTree, paths: Sequence[str], treedef: Any) -> list
             listed = "; ".join(f"{fault} {some_paths(odd)}" for fault, odd in faults if odd)
             raise ValueError(f"{name} has other leaves than expected: {listed}")
         leaves = [by_path[path] for path in paths]
-    return [_leaf(f"{name}, leaf {path!r}", x) for path, x in zip(paths, leaves, strict=True)]
+    return [
+        _leaf(f"{name}, leaf {path!r}", x, traced) for path, x in zip(paths, leaves, strict=True)
+    ]
 
 
-def _leaf(where: str, leaf: Any) -> Any:
+def too_wide(x: Any) -> bool:
+    """Checks whether a leaf is NumPy's, of a dtype that JAX would narrow.
+
+    Args:
+      x: Anything.
+
+    Returns:
+      True for float64 and 64-bit integers of NumPy, unless JAX is enabled for 64 bits.
+    """
+    return (
+        isinstance(x, np.ndarray | np.generic)
+        and x.dtype.kind in "fiu"
+        and jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype
+    )
+
+
+def _leaf(where: str, leaf: Any, traced: bool) -> Any:
     """Converts a leaf to an array if it is a number; what else a model may hold stays as it is."""
     if isinstance(leaf, jax.Array):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return leaf
         array: Any = leaf
+    elif not traced and too_wide(leaf):
+        array = np.asarray(leaf)
     elif isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
         try:
             array = jnp.asarray(leaf)

@@ -15,7 +15,16 @@ from jaxtyping import Array, ArrayLike, Bool, Float, UInt
 
 from sail_jax.checks import concrete
 from sail_jax.merging import counting, random_bits, ranking
-from sail_jax.merging.arithmetic import PerModel, beside, computed_once, per_task, sums, task_sum
+from sail_jax.merging.arithmetic import (
+    Norms,
+    PerModel,
+    add_norms,
+    beside,
+    computed_once,
+    l1_norms,
+    per_task,
+    task_sum,
+)
 from sail_jax.merging.combining import Transform, chain, from_function, masked, transform
 from sail_jax.merging.counting import Wide
 from sail_jax.merging.ranking import MAGNITUDES, Found, Order
@@ -404,7 +413,7 @@ def drop_by_magnitude(
         return transform(masks, needs="row")
     # A bit for each entry: ranking costs far more than remembering what came of it.
     sample = kernel(_sample, *numbers, rank_by=rank_by)
-    norms = Fold(sample, kernel(_ratio), kept=1 / 8)
+    norms = Fold(sample, kernel(_ratio), add_norms, kept=1 / 8)
     return transform(kernel(_masked_before), norms, needs="row")
 
 
@@ -458,8 +467,8 @@ def _place_by_magnitude(size: Float[Array, "task ..."]) -> Float[Array, "task ..
 def _sample(
     density: Array, epsilon: Array, words: Array, piece: Piece, delta: Array, weight: Array,
     *, rank_by: RankBy,
-) -> tuple[Vectors, Array]:  # fmt: skip
-    """Computes L1 norms before and after, `[task]` each, and the masks as bits."""
+) -> tuple[Norms, Array]:  # fmt: skip
+    """Computes L1 norms before and after, and the masks as bits."""
     p = _probability(density, epsilon, piece, delta, weight, rank_by)
     kept = _drawn(words, piece, delta, p)
     return _lengths(delta, weight, delta, mask(kept, weight)), _packed(kept)
@@ -524,36 +533,27 @@ def rescale_l1(inner: Transform) -> Transform:
     step = inner.steps[0]
     # The inner transform runs twice, for its norms and for its outcome. Its draws depend on the key
     # and on the place of an entry alone, so both times they are the same.
-    norms = Fold(kernel(_norms, step.kernel), kernel(_ratio))
+    norms = Fold(kernel(_norms, step.kernel), kernel(_ratio), add_norms)
     return transform(kernel(_rescaled, step.kernel), norms, needs=step.needs)
 
 
-def _norms(inner: Kernel, piece: Piece, delta: Array, weight: Array) -> Vectors:
+def _norms(inner: Kernel, piece: Piece, delta: Array, weight: Array) -> Norms:
     """Computes the L1 norms of a piece before and after a transform."""
     return _lengths(delta, weight, *inner(piece, delta, weight))
 
 
-def _lengths(delta: Array, weight: Array, after: Array, left: Array) -> Vectors:
-    """Computes L1 norms before and after, `[task]` each.
+def _lengths(delta: Array, weight: Array, after: Array, left: Array) -> Norms:
+    """Computes the L1 norms of entries that are not masked, before and after."""
 
-    Magnitudes are scaled so that no sum of fewer than 2**32 terms overflows: only the ratio of the
-    norms matters.
-    """
+    def entries(x: Array, w: Array) -> list[Array]:
+        return [jnp.where(jnp.broadcast_to(w, x.shape)[k] != 0, x[k], 0) for k in range(len(x))]
 
-    def size(x: Array, w: Array, k: int) -> Array:
-        entries = jnp.broadcast_to(w, x.shape)[k] != 0
-        return jnp.where(entries, jnp.abs(x[k]) * 2.0**-32, 0)
-
-    pairs = [sums(size(delta, weight, k), size(after, left, k)) for k in range(len(delta))]
-    before, rest = zip(*pairs, strict=True)
-    return jnp.stack(before), jnp.stack(rest)
+    return l1_norms(entries(delta, weight), entries(after, left))
 
 
-def _ratio(prepared: Any, norms: Vectors) -> Float[Array, "task"]:
+def _ratio(prepared: Any, norms: Norms) -> Float[Array, "task"]:
     """Returns the ratio of the norms, 1 where either is 0."""
-    before, after = norms
-    exists = (before > 0) & (after > 0)
-    return jnp.where(exists, before / jnp.where(exists, after, 1), 1)
+    return norms.ratio
 
 
 def _rescaled(inner: Kernel, factor: Array, piece: Piece, delta: Array, weight: Array) -> Vectors:

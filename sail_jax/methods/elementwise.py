@@ -15,7 +15,16 @@ from jaxtyping import Array, ArrayLike, Float, UInt
 
 from sail_jax.checks import concrete
 from sail_jax.merging import counting, ranking
-from sail_jax.merging.arithmetic import beside, number, task_sum
+from sail_jax.merging.arithmetic import (
+    Products,
+    add_products,
+    beside,
+    common_unit,
+    number,
+    task_sum,
+    unit_of,
+    units_of,
+)
 from sail_jax.merging.combining import Transform, chain, reduce, transform
 from sail_jax.merging.counting import Wide
 from sail_jax.merging.merge import Compat, Merge, choose, method
@@ -311,7 +320,7 @@ def sce(*, select_topk: float = 1.0, tie: TieSign | None = None, compat: Compat 
     check_scalar("select_topk", select_topk, lambda k: (k > 0) & (k <= 1), "a number in (0, 1]")
     select = Transform() if fraction == 1 else _most_varying(float(fraction))
     floor = 1e-6 if compat == "mergekit" else 0.0
-    energies = Fold(kernel(_energy), kernel(_beside_size), _add_energies, sized=np.float32)
+    energies = Fold(kernel(_energy), kernel(_beside_size), add_products, sized=np.float32)
     calculate = transform(kernel(_weigh, np.float32(floor)), energies)
     erase = elect("mass", default(tie, "none", "positive"))
     mean = reduce(kernel(_floored_mean, np.float32(floor))) if floor else weighted_mean
@@ -320,74 +329,84 @@ def sce(*, select_topk: float = 1.0, tie: TieSign | None = None, compat: Compat 
 
 def _most_varying(part: float) -> Transform:
     """The transform that keeps a fraction of the varying entries, those of largest variance."""
-    varying = Fold(kernel(_count_varying), add=counting.add)
+    varying = Fold(kernel(_count_varying), add=_add_varying)
     rank = kernel(_rank_of_part, counting.fraction(part))
     # One ranking for all models, of variances: the mask is the same for each of them.
     order = Order(kernel(_variance_keys), ranks=rank, tasks=1, ties=True)
     return transform(kernel(_keep_varying), varying, order)
 
 
-def _variance(delta: Array, weight: Array) -> Float[Array, "..."]:
-    """The variance over models, as a sum over pairs: exactly 0 where all are equal."""
+def _differences(delta: Array, weight: Array) -> list[Array]:
+    """The differences between every two models."""
     delta = jnp.where(weight != 0, delta, 0)
-    pairs = [delta[i] - delta[j] for i in range(len(delta)) for j in range(i)]
-    return sum((x * x for x in pairs), jnp.zeros_like(delta[0])) / len(delta) ** 2
+    return [delta[i] - delta[j] for i in range(len(delta)) for j in range(i)]
 
 
-def _count_varying(piece: Piece, delta: Array, weight: Array) -> Wide:
-    """How many entries vary over the models."""
+Varying = tuple[Wide, Array]
+"""How many entries vary over the models, and the unit in which their differences are measured."""
+
+
+def _count_varying(piece: Piece, delta: Array, weight: Array) -> Varying:
+    """How many entries of a piece vary, and how much."""
+    pairs = _differences(delta, weight)
     # Padding is of equal deltas, which do not vary.
-    return counting.occurrences((_variance(delta, weight) != 0)[None])
+    varies = functools.reduce(jnp.logical_or, [x != 0 for x in pairs], delta[0] != delta[0])
+    units = units_of(pairs) if pairs else jnp.ones(1, delta.dtype)
+    return counting.occurrences(varies[None]), units.max()
 
 
-def _variance_keys(*args: Any) -> UInt[Array, "1 ..."]:
-    """The variances as unsigned integers in the same order, for `ranking`."""
-    *_, delta, weight = args
-    variance = _variance(delta, weight)[None]
+def _add_varying(a: Varying, b: Varying) -> Varying:
+    return counting.add(a[0], b[0]), common_unit(a[1], b[1])[0]
+
+
+def _variance_keys(
+    varying: Varying, piece: Piece, delta: Array, weight: Array
+) -> UInt[Array, "1 ..."]:
+    """The variances as unsigned integers in the same order, for `ranking`.
+
+    As a sum over pairs a variance is 0 only where all models are equal.
+    """
+    unit = varying[1].astype(delta.dtype)
+    pairs = [x * (1 / unit) for x in _differences(delta, weight)]
+    variance = sum((x * x for x in pairs), jnp.zeros_like(delta[0]))[None] / len(delta) ** 2
     return ranking.magnitude(variance, jnp.ones_like(variance))
 
 
-def _rank_of_part(fraction: Any, varying: Wide) -> tuple[Wide, ...]:
+def _rank_of_part(fraction: Any, varying: Varying) -> tuple[Wide, ...]:
     """The rank of the last entry that is kept: a fraction of the number of varying entries."""
-    return (fraction(varying),)
+    return (fraction(varying[0]),)
 
 
 def _keep_varying(
-    varying: Wide, thresholds: tuple[Found, ...], before: tuple[Wide, ...],
+    varying: Varying, thresholds: tuple[Found, ...], before: tuple[Wide, ...],
     in_rows: tuple[Any, ...], piece: Piece, delta: Array, weight: Array,
 ) -> Vectors:  # fmt: skip
     """Masks all entries whose variance ranks behind the threshold."""
-    keys = _variance_keys(delta, weight)
+    keys = _variance_keys(varying, piece, delta, weight)
     return delta, mask(ranking.take(keys, thresholds[0], before[0], in_rows[0]), weight)
 
 
-def _energy(piece: Piece, delta: Array, weight: Array) -> Vectors:
-    """The sum of delta_k^2 as `most**2 * rest`, which neither overflows nor underflows."""
+def _energy(piece: Piece, delta: Array, weight: Array) -> Products:
+    """The sum of delta_k^2 of each model."""
     size = jnp.where(weight != 0, jnp.abs(delta), 0)
     axes = range(1, delta.ndim)
+    # Not a power of two, as no product of two models has to be exact.
     most = lax.stop_gradient(size.max(axes, initial=0))
     rest = jnp.square(size / beside(jnp.where(most > 0, most, 1), delta)).sum(axes)
-    return most, rest
+    return Products(most[:, None], rest[:, None, None])
 
 
-def _add_energies(a: Vectors, b: Vectors) -> Vectors:
-    """The sum of two energies of `_energy`, in the same form."""
-    # Both sums are brought to the larger of their scales: factors are at most 1.
-    most = jnp.maximum(a[0], b[0])
-    safe = jnp.where(most > 0, most, 1)
-    return most, jnp.square(a[0] / safe) * a[1] + jnp.square(b[0] / safe) * b[1]
-
-
-def _beside_size(size: Array, energy: Vectors) -> tuple[Array, Array, Array]:
+def _beside_size(size: Array, energy: Products) -> tuple[Products, Array]:
     """An energy together with the number of entries that it was summed over."""
-    return *energy, jnp.asarray(size)
+    return energy, jnp.asarray(size)
 
 
 def _weigh(
-    floor: Array, energy: tuple[Array, Array, Array], piece: Piece, delta: Array, weight: Array
+    floor: Array, energy: tuple[Products, Array], piece: Piece, delta: Array, weight: Array
 ) -> Vectors:
     """Multiplies the weights by c_k, or by equal ones if the mean energy is below `floor`."""
-    most, rest, size = energy
+    (most, rest), size = energy
+    most, rest = most[:, 0], rest[:, 0, 0]
     top = most.max()
     # Energies relative to the largest model's: their ratios are what counts, and nothing overflows.
     c = jnp.square(most / jnp.where(top > 0, top, 1)) * rest
@@ -411,7 +430,8 @@ def arcee_fusion() -> Merge:
     over the last axis (over all of a vector), and 1e-8 is added to each probability. The model's
     entry is taken where the importance is at least median + 1.5 (third quartile - first quartile)
     over the tensor. The i-th quartile is the importance with index floor(i (n - 1) / 4), from 0,
-    when the n importances of the tensor are in ascending order.
+    when the n importances of the tensor are in ascending order. Softmaxes depend on the scale of
+    parameters: if all models are multiplied by a number, other entries may be taken.
 
     This is exact at any size. mergekit, whose method it is, estimates the quartiles of tensors
     above 1e6 entries from a random sample, and writes float32 whatever the dtype. A divergence that
@@ -473,6 +493,8 @@ def pcb(*, ratio: float = 0.1, scale: Scalar = 1.0) -> Merge:
        linearly to [0, 1].
     2. The score of an entry is exp(M s_k^2) tanh(delta_k sum_j delta_j). Its first factor compares
        the entry with others of its own task, the second with the same entry of the other tasks.
+       The tanh is an absolute scale: products of deltas above 1 count about the same. Those of
+       deltas below 1e-6 are compared as they are.
     3. b_k is 0 for all but the fraction `ratio` of largest scores, which are rescaled linearly to
        [0, 1].
 
@@ -482,7 +504,9 @@ def pcb(*, ratio: float = 0.1, scale: Scalar = 1.0) -> Merge:
     Where all a_k are equal, s_k is 1. Where all scores that compete are equal, b_k is 1 (the
     authors' code gives NaN in both cases). The quantiles are the entries floor(n / 10000) places
     from either end of the n magnitudes; in the authors' code the upper one lies one place further.
-    `grad` treats them as constants.
+
+    `grad` treats four numbers for each model as constants: both quantiles, and the least and the
+    largest score that compete. So it is the derivative for all entries but those that set them.
 
     Args:
       ratio: In (0, 1], static; the authors use 0.05 to 0.2.
@@ -508,6 +532,10 @@ def pcb(*, ratio: float = 0.1, scale: Scalar = 1.0) -> Merge:
     return Merge(reduction=reduce(kernel(_compete), bounds, limits, scope="tree"), scale=scale)
 
 
+LINEAR = 2.0**-20
+"""tanh(x y) is x y, to rounding, if both are below twice this, for up to 2^10 models."""
+
+
 def _quantile_ranks(size: int) -> tuple[Wide, ...]:
     """The ranks, from the largest as 1, of the upper and the lower quantile of n entries."""
     cut = size // 10000
@@ -521,15 +549,26 @@ def _best_ranks(part: float, size: int) -> tuple[Wide, ...]:
 
 
 def _score(bounds: tuple[Found, ...], delta: Array, weight: Array) -> tuple[Array, Array]:
-    """The clamped deltas and their scores, times exp(-M), which cancels and cannot overflow."""
+    """The clamped deltas and their scores, times a factor that cancels and cannot overflow."""
     delta = jnp.where(weight != 0, delta, 0)
     least, most = (beside(ranking.float_of_key(bound.key), delta) for bound in bounds)
-    size, differ = jnp.clip(jnp.abs(delta), least, most), most > least
+    size, differ = _between(jnp.abs(delta), least, most), most > least
     within = jnp.where(differ, (size - least) / jnp.where(differ, most - least, 1), 1)
+    total, unit = task_sum(delta), unit_of(most)
+    # tanh(x) is x to rounding where all deltas are as small as this. There the products are taken
+    # over the square of the unit, which would underflow, and which rescaling takes out as well.
+    between = jnp.where(
+        unit < LINEAR, delta * (1 / unit) * (total * (1 / unit)), jnp.tanh(delta * total)
+    )
     # `within` is at most 1, so the exponent is at most 0. The factor exp(-M) is the same everywhere
     # and drops out when scores are rescaled to [0, 1].
-    score = jnp.exp(len(delta) * (within**2 - 1)) * jnp.tanh(delta * task_sum(delta))
+    score = jnp.exp(len(delta) * (within**2 - 1)) * between
     return jnp.sign(delta) * size, score
+
+
+def _between(x: Array, low: Array, high: Array) -> Array:
+    """x limited to [low, high]; in contrast to `jnp.clip`, with the gradient 1 at both ends."""
+    return jnp.where(x < low, low, jnp.where(x > high, high, x))
 
 
 def _score_keys(
@@ -550,7 +589,7 @@ def _compete(
     # alone at its entry, a balance of 1e-7 in place of 0 would carry the whole update.
     rounding = 64 * jnp.finfo(score.dtype).eps * jnp.maximum(jnp.abs(low), jnp.abs(high))
     differ = high - low > rounding
-    balance = (jnp.clip(score, low, high) - low) / jnp.where(differ, high - low, 1)
+    balance = (_between(score, low, high) - low) / jnp.where(differ, high - low, 1)
     balance = jnp.where(differ, balance * (score - low > rounding), score >= low - rounding)
     mass = task_sum(balance)
     won = mass > 0

@@ -2,13 +2,12 @@
 
 The result of each is a linear combination of task vectors, whose coefficients depend on their
 lengths and angles alone (`reductions.combination`). So a rotation of all inputs rotates the result,
-and two passes over a tensor of any size, in constant memory, are enough. Lengths below about 1e-19,
-whose squares are 0 in float32, count as 0.
+and two passes over a tensor of any size, in constant memory, are enough.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from sail_jax.checks import concrete
-from sail_jax.merging.arithmetic import number
+from sail_jax.merging.arithmetic import Products, number
 from sail_jax.merging.merge import Compat, Merge, choose, method
 from sail_jax.merging.reductions import Vectors, combination
 from sail_jax.merging.task_vectors import check_scalar
@@ -25,9 +24,7 @@ from sail_jax.merging.transforms import one_of
 __all__ = ["karcher", "model_stock", "multislerp", "nuslerp", "slerp"]
 
 Average = Literal["cosine", "angle"]
-Gram = Float[Array, "*vectors task task"]
 
-SQUARES = "the squares of a tensor have to add up to a finite number"
 ANTIPODAL = 1e-5
 """If 1 + cosine is below this (0.3 degrees from opposite), float32 cannot tell the great circle."""
 CUT = 1e-3
@@ -74,7 +71,7 @@ def slerp(*, t: Float[ArrayLike, ""] | None = None, compat: Compat = "paper") ->
         check_scalar("t", t, np.isfinite, "a finite number")
     time = () if t is None else (number(t),)
     reduction = combination(_slerp(mergekit), *time)
-    return Merge(reduction=reduction, base="unused", models=(2, 2), remedy=SQUARES)
+    return Merge(reduction=reduction, base="unused", models=(2, 2))
 
 
 @method
@@ -111,7 +108,7 @@ def nuslerp(*, flatten: bool = True, row_wise: bool = False, compat: Compat = "p
     mergekit = choose(compat)(None, False, True)
     scope: Vectors = "tensor" if flatten else "column" if row_wise else "row"
     reduction = combination(_nuslerp(mergekit), scope=scope)
-    return Merge(reduction=reduction, base="optional", models=(2, 2), remedy=SQUARES)
+    return Merge(reduction=reduction, base="optional", models=(2, 2))
 
 
 @method
@@ -148,7 +145,7 @@ def multislerp(*, normalize: bool = True, compat: Compat = "paper") -> Merge:
     mergekit = choose(compat)(None, False, True)
     coefficients = _nlerp if mergekit else _karcher(False, *CONVERGED)
     reduction = combination(coefficients)
-    return Merge(reduction=reduction, normalize=normalize, base="optional", remedy=SQUARES)
+    return Merge(reduction=reduction, normalize=normalize, base="optional")
 
 
 @method
@@ -208,7 +205,7 @@ def karcher(
         raise TypeError("tolerance: expected a static number, got a traced one")
     coefficients = _karcher(compat == "mergekit", steps, float(tolerance))
     reduction = combination(coefficients)
-    return Merge(reduction=reduction, normalize=True, base="unused", remedy=SQUARES)
+    return Merge(reduction=reduction, normalize=True, base="unused")
 
 
 @method
@@ -258,29 +255,16 @@ def model_stock(
     mergekit = choose(compat)(None, False, True)
     scope: Vectors = "tensor" if not filter_wise else "row" if input_axis == -1 else "column"
     reduction = combination(_stock(average, mergekit), scope=scope)
-    return Merge(reduction=reduction, normalize=True, models=(2, None), remedy=SQUARES)
+    return Merge(reduction=reduction, normalize=True, models=(2, None))
 
 
 CONVERGED = (60, 1e-7)
 """The most steps that `karcher` takes, and the length below which it stops, by default."""
 
 
-def _lengths(products: Gram) -> Float[Array, "*vectors task"]:
-    """The norms of the vectors, with the gradient 0 at 0."""
-    squares = jnp.diagonal(products, axis1=-2, axis2=-1)
-    return jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
-
-
 def _inverse(x: Array) -> Array:
     """1/x, and 0 at 0."""
     return jnp.where(x != 0, 1 / jnp.where(x != 0, x, 1), 0)
-
-
-def _cosines(products: Gram) -> tuple[Float[Array, "*vectors task"], Gram]:
-    """Lengths, and inner products of directions; a vector of 0 has the direction 0."""
-    lengths = _lengths(products)
-    inverse = _inverse(lengths)
-    return lengths, products * inverse[..., :, None] * inverse[..., None, :]
 
 
 def _squared_angle(cosine: Array) -> Array:
@@ -302,8 +286,9 @@ def _wave(function: Callable[[Array], Array], first: int) -> Callable[[Array], A
 
     def even(q: Array) -> Array:
         # Ratios of consecutive terms: `first` is 1 for cos, with 1/(1*2), 1/(3*4), and 2 for
-        # sin(x)/x, with 1/(2*3), 1/(4*5).
-        terms = np.cumprod([1.0] + [-1 / ((2 * k + first) * (2 * k + first + 1)) for k in range(6)])
+        # sin(x)/x, with 1/(2*3), 1/(4*5). As Python's numbers, which leave the dtype of q to q.
+        ratios = [-1 / ((2 * k + first) * (2 * k + first + 1)) for k in range(6)]
+        terms = np.cumprod([1.0, *ratios]).tolist()
         far = q > 0.1
         series = functools.reduce(lambda total, term: total * q + term, terms[::-1])
         return jnp.where(far, function(jnp.sqrt(jnp.where(far, q, 1))), series)
@@ -330,13 +315,12 @@ def _share(weights: Float[Array, "task"]) -> Array:
     return jnp.where(exists, weights[1] / jnp.where(exists, mass, 1), 0.5)
 
 
-def _great_circle(t: Array, products: Gram, right: bool) -> tuple[Array, Array, Array]:
+def _great_circle(t: Array, products: Products, right: bool) -> tuple[Array, Array, Array]:
     """Lengths, coefficients along the arc, and whether there is an arc.
 
     With `right`, a vector of 0 is taken to be at a right angle, as mergekit does.
     """
-    lengths, cosines = _cosines(products)
-    cosine = cosines[..., 0, 1]
+    lengths, cosine = products.lengths, products.cosines[..., 0, 1]
     exists = cosine > ANTIPODAL - 1
     ratios = _arc(t, _squared_angle(jnp.where(exists, cosine, 0)))
     exists = exists if right else exists & (lengths > 0).all(-1)
@@ -352,14 +336,14 @@ def _line(t: Array, like: Array) -> Array:
 def _slerp(mergekit: bool) -> Callable[..., Array]:
     """The coefficients of `slerp`, for `reductions.combination`."""
 
-    def coefficients(*args: Array) -> Array:
+    def coefficients(*args: Any) -> Array:
         *time, products, weights = args
-        t = time[0].astype(products.dtype) if time else _share(weights)
+        t = time[0].astype(products.inner.dtype) if time else _share(weights)
         lengths, ratios, exists = _great_circle(t, products, right=mergekit)
         line = _line(t, ratios)
         if mergekit:
             # mergekit tests |cos|, so it also takes the straight line for opposite vectors.
-            cosine = jnp.abs(_cosines(products)[1][..., 0, 1])[..., None]
+            cosine = jnp.abs(products.cosines[..., 0, 1])[..., None]
             return jnp.where(exists & (cosine <= 0.9995), ratios, line)
         length = (line * lengths).sum(-1, keepdims=True)
         # At t = 0 the length is the first's, to the bit, and the quotient 1.
@@ -372,7 +356,7 @@ def _slerp(mergekit: bool) -> Callable[..., Array]:
 def _nuslerp(mergekit: bool) -> Callable[..., Array]:
     """The coefficients of `nuslerp`."""
 
-    def coefficients(products: Gram, weights: Array) -> Array:
+    def coefficients(products: Products, weights: Array) -> Array:
         t = _share(weights)
         _, ratios, exists = _great_circle(t, products, right=mergekit)
         return jnp.where(exists, ratios, _line(t, ratios))
@@ -380,7 +364,7 @@ def _nuslerp(mergekit: bool) -> Callable[..., Array]:
     return coefficients
 
 
-def _direction(cosines: Gram, weights: Array) -> tuple[Array, Array]:
+def _direction(cosines: Array, weights: Array) -> tuple[Array, Array]:
     """Coefficients of the normalised mean of directions, and whether it is longer than 1e-3."""
     # |sum_k w_k u_k|^2 by the inner products u_j . u_k: the vectors themselves are not needed.
     square = jnp.einsum("...jk,...j,...k->...", cosines, weights, weights)[..., None]
@@ -388,9 +372,9 @@ def _direction(cosines: Gram, weights: Array) -> tuple[Array, Array]:
     return weights / jnp.sqrt(jnp.where(exists, square, 1)), exists
 
 
-def _nlerp(products: Gram, weights: Float[Array, "task"]) -> Array:
+def _nlerp(products: Products, weights: Float[Array, "task"]) -> Array:
     """The normalised weighted mean of directions, times the weighted mean of lengths."""
-    lengths, cosines = _cosines(products)
+    lengths, cosines = products.lengths, products.cosines
     mean, exists = _direction(cosines, weights)
     length = (weights * lengths).sum(-1, keepdims=True)
     return jnp.where(exists, length * mean * _inverse(lengths), weights)
@@ -400,11 +384,12 @@ def _nlerp(products: Gram, weights: Float[Array, "task"]) -> Array:
 def _karcher(mergekit: bool, steps: int, tolerance: float) -> Callable[..., Array]:
     """The coefficients of `karcher`."""
 
-    def coefficients(products: Gram, weights: Float[Array, "task"]) -> Array:
+    def coefficients(products: Products, weights: Float[Array, "task"]) -> Array:
         if mergekit:
             weights = jnp.full_like(weights, 1 / weights.size)
-        lengths, cosines = _cosines(products)
-        counted = lengths > (tolerance if mergekit else 0)
+        lengths, cosines = products.lengths, products.cosines
+        # mergekit's tolerance is one of true lengths, which may be too large for a number.
+        counted = lengths > (tolerance / products.top if mergekit else 0)
         present = jnp.where(counted, weights, 0)
         mass = present.sum()
         # Divided by the sum of magnitudes, not by the sum, which may be near 0; its sign makes all
@@ -448,16 +433,19 @@ def _karcher(mergekit: bool, steps: int, tolerance: float) -> Callable[..., Arra
 def _stock(average: Average, mergekit: bool) -> Callable[..., Array]:
     """The coefficients of `model_stock`."""
 
-    def coefficients(products: Gram, weights: Float[Array, "task"]) -> Array:
+    def coefficients(products: Products, weights: Float[Array, "task"]) -> Array:
         n = len(weights)
         if mergekit:
-            lengths = _lengths(products)
+            lengths = products.lengths
             size = lengths[..., :, None] * lengths[..., None, :]
+            ratio = products.unit / products.top
             # mergekit's floor under the product of lengths, which makes short deltas look
             # orthogonal.
-            cosines = products / jnp.maximum(size, 1e-6)
+            floor = (1e-6 / products.top / products.top)[..., None]
+            inner = products.inner * ratio[..., :, None] * ratio[..., None, :]
+            cosines = inner / jnp.maximum(size, floor)
         else:
-            _, cosines = _cosines(products)
+            cosines = products.cosines
         pairs = cosines[(..., *np.triu_indices(n, 1))]
         if average == "angle":
             square = _squared_angle(pairs)

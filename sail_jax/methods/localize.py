@@ -4,6 +4,7 @@
 needs. `consensus` makes one model of the masks.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -12,7 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
-from sail_jax.merging.arithmetic import PerModel, beside, per_task, sums, task_sum
+from sail_jax.merging.arithmetic import (
+    PerModel,
+    add_norms,
+    beside,
+    l1_norms,
+    per_task,
+    task_sum,
+)
 from sail_jax.merging.combining import Reduction, Transform, chain, reduce
 from sail_jax.merging.merge import Merge, method
 from sail_jax.merging.steps import Piece, kernel
@@ -93,14 +101,12 @@ def emr(models: Sequence[PyTree], base: PyTree) -> Localized:
     """
     parts = _localized(reduce(kernel(_emr)), models, base)
     norms = [part["norms"] for part in parts.leaves]
-    before, after = sum(norms[1:], norms[0]) if norms else jnp.ones((2, len(models)))
-    exists = after > 0
-    scales = jnp.where(exists, before / jnp.where(exists, after, 1), 1)
+    scales = functools.reduce(add_norms, norms).ratio if norms else jnp.ones(len(models))
     return Localized(parts.tree("shared"), parts.tree("mask"), scales)
 
 
-def _emr(piece: Piece, delta: Array, weight: Array) -> dict[str, Array]:
-    """The shared vector of a leaf, its masks, and L1 norms `[2, task]` before and after masking."""
+def _emr(piece: Piece, delta: Array, weight: Array) -> dict[str, Any]:
+    """The shared vector of a leaf, its masks, and L1 norms before and after masking."""
     sign = jnp.sign(task_sum(delta))
     # Models of the other sign have sign * delta < 0. Where a sign is elected some model has it, so
     # the maximum is taken over those that agree.
@@ -110,13 +116,8 @@ def _emr(piece: Piece, delta: Array, weight: Array) -> dict[str, Array]:
     shared = sign * highest
     # Strictly: a task that did not change an entry does not use it.
     mask = per_task(lambda d: d * jnp.sign(shared) > 0, delta)
-
-    def lengths(k: int) -> Array:
-        # Up to a common factor that keeps sums of 2**32 terms finite.
-        used = jnp.where(mask[k], shared, 0)
-        return jnp.stack(sums(*(jnp.abs(x) * 2.0**-32 for x in (delta[k], used))))
-
-    norms = jnp.stack([lengths(k) for k in range(len(delta))], 1)
+    tasks = range(len(delta))
+    norms = l1_norms([delta[k] for k in tasks], [jnp.where(mask[k], shared, 0) for k in tasks])
     return {"shared": shared, "mask": mask, "norms": norms}
 
 
@@ -124,7 +125,7 @@ class _Parts(NamedTuple):
     """What a reduction makes of each leaf: a dictionary."""
 
     treedef: Any
-    leaves: list[dict[str, Array]]
+    leaves: list[dict[str, Any]]
 
     def tree(self, name: str) -> PyTree:
         return self.treedef.unflatten(leaf[name] for leaf in self.leaves)

@@ -17,7 +17,7 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from sail_jax.checks import concrete, nearest
-from sail_jax.merging.arithmetic import number, task_sum
+from sail_jax.merging.arithmetic import automatic, number, task_sum
 from sail_jax.merging.combining import Reduction, reduce
 from sail_jax.merging.merge import Merge, method
 from sail_jax.merging.reductions import mean_where_any
@@ -155,7 +155,8 @@ def _gram_mean(
         )
     G = jnp.stack([gram.astype(delta.dtype) for gram in grams])
     off_diagonal, damping = (jnp.asarray(x, delta.dtype) for x in (off_diagonal, damping))
-    return _fit(delta, weight.reshape(-1), G, mean, off_diagonal, damping, last)
+    fit = automatic(functools.partial(_fit, last=last), mean)
+    return fit(delta, weight.reshape(-1), G, mean, off_diagonal, damping)
 
 
 def _fit(
@@ -165,6 +166,7 @@ def _fit(
     mean: Float[Array, "..."],
     off_diagonal: Array,
     damping: Array,
+    *,
     last: bool,
 ) -> Float[Array, "..."]:
     """mean + A^-1 sum_k w_k G_k (W_k - mean) with A = sum_k w_k G_k + damping.

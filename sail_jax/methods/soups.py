@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
+from sail_jax.merging.task_vectors import too_wide
 from sail_jax.methods.sparse import linear
 
 __all__ = ["Soup", "greedy_soup"]
@@ -48,7 +50,7 @@ def greedy_soup(
     Args:
       models: At least one pytree. Any sequence will do, also one that loads an entry when it is
         asked for: an entry is held only while it is scored or tried, beside a running mean in
-        float32.
+        float32 (float64 where the best model has it).
       score: `score(params)` on held-out data; higher is better, and NaN is worse than any number.
       scores: The scores of the models, if they are known already.
       strict: Whether the score has to rise, as in the authors' code. Their Recipe 1 also takes
@@ -82,7 +84,7 @@ def greedy_soup(
     # NaN compares with nothing: models without a score come last, in their order.
     order = sorted(range(len(models)), key=lambda i: (math.isnan(scores[i]), -_finite(scores[i])))
     first, *rest = order
-    like = jax.tree.map(jnp.asarray, models[first])
+    like = jax.tree.map(lambda x: np.asarray(x) if too_wide(x) else jnp.asarray(x), models[first])
     # The running mean stays wide; only what is scored is cast, so that rounding does not add up.
     mean, best, taken = _wide(like), scores[first], [first]
     trials = [(first, best)]

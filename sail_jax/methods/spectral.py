@@ -23,7 +23,16 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
 from sail_jax.checks import concrete
-from sail_jax.merging.arithmetic import number, task_sum
+from sail_jax.merging.arithmetic import (
+    Products,
+    add_products,
+    at_unit_scale,
+    automatic,
+    number,
+    products,
+    task_sum,
+    units_of,
+)
 from sail_jax.merging.combining import Transform, masked, matching, reduce, transform
 from sail_jax.merging.leafwise import check_chosen
 from sail_jax.merging.merge import Merge, method
@@ -189,7 +198,9 @@ def wudi(
         delta_m. Each moves an entry by about `rate`, whatever the size of the deltas. So 300 steps
         at 1e-5 move no entry by more than about 3e-3. "exact" solves for the minimum. L is
         quadratic, so x sum_m G_m = sum_m delta_m G_m. Here G_m = delta_m^T delta_m / |delta_m|^2,
-        [in, in]. This solution commutes with scaling and rotating the deltas.
+        [in, in]. This solution commutes with scaling and rotating the deltas. Derivatives of Adam's
+        steps grow with each of them where L has its minimum at their start, as for one model, and
+        overflow there; those of "exact" do not.
       steps: How many steps of Adam.
       rate: The learning rate of Adam, not negative.
       damping: For "exact", damping * M * |x - sum_m delta_m|^2 is added to L. This decides in the
@@ -279,8 +290,8 @@ def opcm(
     projected = kernel(_of_matrix, kernel(_opcm, number(alpha)), transposed=False)
     rescaled = reduce(
         kernel(_rescaled, projected),
-        Fold(kernel(_squares)),
-        Fold(kernel(_square, projected)),
+        Fold(kernel(_squares), add=add_products),
+        Fold(kernel(_square, projected), add=add_products),
         needs="tensor",
         scope=scope,
         local=_Chosen(None if matrices is None else matching(matrices)),
@@ -321,7 +332,9 @@ def _of_matrix(
         return delta, weight
     # Shapes: delta [task, a, b]; `update` takes such a stack and returns one matrix [a, b].
     weighted = weight * delta
-    merged = update(jnp.swapaxes(weighted, 1, 2) if transposed else weighted)
+    stack = jnp.swapaxes(weighted, 1, 2) if transposed else weighted
+    # No factorisation is divided among devices.
+    merged = automatic(update, stack[0])(stack)
     first = jnp.zeros((len(delta), 1, 1), delta.dtype).at[0].set(1)
     # The outcome is given to model 0 with weight 1 and all others are masked, so that the weighted
     # mean which follows returns it unchanged.
@@ -347,13 +360,35 @@ def _mm(*factors: Array) -> Array:
     return functools.reduce(functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST), factors)
 
 
+@jax.custom_jvp
 def _svd(x: Matrix, size: Array | None = None) -> tuple[Array, Array, Array]:
     """U [a, r], S [r] and V [b, r], all 0 where S is within the rounding of x, or of `size`."""
     U, S, Vt = jnp.linalg.svd(x, full_matrices=False)
-    # The usual threshold of a numerical rank, as in `numpy.linalg.matrix_rank`.
-    rounding = max(x.shape) * jnp.finfo(x.dtype).eps * (S[0] if size is None else size)
-    real = rounding < S
+    real = _rounding(x, S[0] if size is None else size) < S
     return jnp.where(real, U, 0), jnp.where(real, S, 0), jnp.where(real, Vt.T, 0)
+
+
+def _rounding(x: Matrix, size: Array) -> Array:
+    """The usual threshold of a numerical rank, as in `numpy.linalg.matrix_rank`."""
+    return max(x.shape) * jnp.finfo(x.dtype).eps * size
+
+
+@_svd.defjvp
+def _svd_jvp(primals: tuple[Matrix, Any], tangents: tuple[Matrix, Any]) -> tuple[Any, Any]:
+    # JAX's own derivative divides by singular values, and by differences of their squares. Here 0
+    # stands for what that makes infinite: vectors of 0 stay 0, and vectors of equal singular values
+    # do not turn into each other, on which no outcome depends that is differentiable at all.
+    (x, size), (dx, _) = primals, tangents
+    U, S, V = _svd(x, size)
+    gaps = S**2 - S[:, None] ** 2
+    differ = jnp.abs(S - S[:, None]) > _rounding(x, S[0])
+    turn = jnp.where(differ, 1 / jnp.where(differ, gaps, 1), 0)
+    divided = jnp.where(S > 0, 1 / jnp.where(S > 0, S, 1), 0)
+    A = _mm(U.T, dx, V)
+    # Inside the spaces of U and V vectors turn into each other, and then there is what leaves them.
+    dU = _mm(U, turn * (A * S + (S * A).T)) + (_mm(dx, V) - _mm(U, A)) * divided
+    dV = _mm(V, turn * (S[:, None] * A + A.T * S)) + (_mm(dx.T, U) - _mm(V, A.T)) * divided
+    return (U, S, V), (dU, jnp.diagonal(A), dV)
 
 
 @jax.custom_jvp
@@ -402,6 +437,7 @@ def _floor(x: float) -> int:
     return math.floor(x * (1 + 1e-12))
 
 
+@at_unit_scale
 def _tsv(deltas: Stack, *, ratio: float | None) -> Matrix:
     """The update of `tsv_m` for one matrix."""
     r = min(deltas.shape[1:])
@@ -412,6 +448,7 @@ def _tsv(deltas: Stack, *, ratio: float | None) -> Matrix:
     return _mm(U * S.reshape(-1), V.T)
 
 
+@at_unit_scale
 def _iso_c(deltas: Stack) -> Matrix:
     """The update of `iso_c` for one matrix."""
     x = task_sum(deltas)
@@ -419,6 +456,7 @@ def _iso_c(deltas: Stack) -> Matrix:
     return (polar * x).sum() / min(x.shape) * polar  # <U V^T, x> is the sum of singular values
 
 
+@at_unit_scale
 def _iso_cts(deltas: Stack, *, common_fraction: float) -> Matrix:
     """The update of `iso_cts` for one matrix."""
     r, tasks = min(deltas.shape[1:]), len(deltas)
@@ -447,9 +485,11 @@ def _quadratic(deltas: Stack) -> tuple[Matrix, Matrix, Matrix]:
     Deltas of 0 take no part. No large numbers are subtracted from each other: for one model C is
     exactly 0.
     """
-    squares = jnp.sum(deltas**2, (1, 2))
+    # The grams do not depend on the size of a delta: each is computed where its squares fit.
+    own = deltas * (1 / units_of([*deltas]))[:, None, None]
+    squares = jnp.sum(own**2, (1, 2))
     inverse = jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0)
-    grams = [scale * _mm(x.T, x) for scale, x in zip(inverse, deltas, strict=True)]
+    grams = [scale * _mm(x.T, x) for scale, x in zip(inverse, own, strict=True)]
     # L is expanded around the sum of deltas, where the published code starts, too.
     start = task_sum(deltas)
     # For one model start - x is exactly 0, and so is its pull.
@@ -462,12 +502,31 @@ def _wudi_exact(damping: Array, deltas: Stack) -> Matrix:
     start, A, C = _quadratic(deltas)
     # The grams are divided by squared norms, so that each has trace 1 and A the trace M: damping is
     # relative to that.
-    pull = jnp.asarray(damping, A.dtype) * len(deltas)
+    return start - _solved(C, A, jnp.asarray(damping, A.dtype) * len(deltas))
+
+
+@jax.custom_jvp
+def _solved(C: Matrix, A: Matrix, pull: Array) -> Matrix:
+    """C (A + pull)^-1, with the directions left out where A is 0 up to rounding."""
+    return _spectral_inverse(A, pull)(C)
+
+
+def _spectral_inverse(A: Matrix, pull: Array) -> Callable[[Matrix], Matrix]:
+    """The function that multiplies by (A + pull)^-1 from the right."""
     values, Q = jnp.linalg.eigh(A)
     # Where A is 0 up to rounding, so is C, and dividing would turn its rounding into a change.
-    real = values > len(A) * jnp.finfo(A.dtype).eps * values[-1]
+    real = values > _rounding(A, values[-1])
     inverse = jnp.where(real, 1 / jnp.where(real, values + pull, 1), 0)
-    return start - _mm(_mm(C, Q) * inverse, Q.T)
+    return lambda x: _mm(_mm(x, Q) * inverse, Q.T)
+
+
+@_solved.defjvp
+def _solved_jvp(primals: tuple, tangents: tuple) -> tuple[Matrix, Matrix]:
+    # From y (A + pull) = C. The derivative of `eigh` divides by differences of eigenvalues.
+    (C, A, pull), (dC, dA, dpull) = primals, tangents
+    solve = _spectral_inverse(A, pull)
+    y = solve(C)
+    return y, solve(dC - _mm(y, dA) - y * dpull)
 
 
 def _wudi_adam(rate: Array, deltas: Stack, *, steps: int) -> Matrix:
@@ -491,6 +550,7 @@ def _wudi_adam(rate: Array, deltas: Stack, *, steps: int) -> Matrix:
     return start + lax.fori_loop(0, steps, step, (zero, zero, zero))[0]
 
 
+@at_unit_scale
 def _opcm(alpha: Array, deltas: Stack) -> Matrix:
     """The sum of the projected deltas of one matrix."""
 
@@ -508,9 +568,10 @@ def _opcm(alpha: Array, deltas: Stack) -> Matrix:
     return lax.scan(add, deltas[0], deltas[1:])[0]
 
 
-def _squares(piece: Piece, delta: Array, weight: Array) -> Float[Array, "task"]:
-    """The squared norm of each model's weighted deltas."""
-    return jnp.sum((weight * delta) ** 2, range(1, delta.ndim))
+def _squares(piece: Piece, delta: Array, weight: Array) -> Products:
+    """The squared norm of each model's weighted deltas, [task] vectors by themselves."""
+    weighted = weight * delta
+    return jax.tree.map(lambda *x: jnp.stack(x), *(products(x[None]) for x in weighted))
 
 
 def _merged(projected: Kernel, piece: Piece, delta: Array, weight: Array) -> Array:
@@ -521,18 +582,24 @@ def _merged(projected: Kernel, piece: Piece, delta: Array, weight: Array) -> Arr
 
 
 def _square(
-    projected: Kernel, squares: Array, piece: Piece, delta: Array, weight: Array
-) -> Float[Array, ""]:
+    projected: Kernel, squares: Products, piece: Piece, delta: Array, weight: Array
+) -> Products:
     """The squared norm of that sum."""
-    return jnp.sum(_merged(projected, piece, delta, weight) ** 2)
+    return products(_merged(projected, piece, delta, weight)[None])
 
 
 def _rescaled(
-    projected: Kernel, squares: Array, square: Array, piece: Piece, delta: Array, weight: Array
+    projected: Kernel,
+    squares: Products,
+    square: Products,
+    piece: Piece,
+    delta: Array,
+    weight: Array,
 ) -> Array:
     """That sum, rescaled to the mean norm of the deltas."""
-    moved = squares > 0
+    top, inner = squares.unit.max(), square.inner[0, 0]
+    mean = (squares.unit[:, 0] / top * squares.lengths[:, 0]).mean()
     # The inner where keeps the infinite slope of the root at 0 out of gradients.
-    mean = jnp.where(moved, jnp.sqrt(jnp.where(moved, squares, 1)), 0).mean()
-    factor = jnp.where(square > 0, mean * lax.rsqrt(jnp.where(square > 0, square, 1)), 0)
-    return factor.astype(delta.dtype) * _merged(projected, piece, delta, weight)
+    factor = jnp.where(inner > 0, mean * lax.rsqrt(jnp.where(inner > 0, inner, 1)), 0)
+    factor = (factor * (top / square.unit[0])).astype(delta.dtype)
+    return factor * _merged(projected, piece, delta, weight)

@@ -14,7 +14,7 @@ from pydantic import Field
 from sail_jax import methods
 from sail_jax.checkpoint.recipe.settings import Integer, Number, Scalar, between
 from sail_jax.checks import nearest
-from sail_jax.merging.merge import Merge
+from sail_jax.merging.merge import Merge, Takes, takes
 
 __all__ = [
     "MERGEKIT",
@@ -270,7 +270,8 @@ _BASES: Mapping[str, Base] = {
 def names() -> list[str]:
     """Lists the names that a recipe may give as merge_method.
 
-    Methods whose hyperparameters are arrays are left out, as a recipe cannot hold arrays.
+    Methods whose hyperparameters are arrays are left out, as a recipe cannot hold arrays, and those
+    whose annotations allow what they refuse (`merging.merge.example`).
 
     Returns:
       The names, sorted.
@@ -278,7 +279,14 @@ def names() -> list[str]:
     >>> "ties" in names()
     True
     """
-    return sorted(name for name in methods.METHODS if methods.example(name) is not None)
+
+    def shows(name: str) -> bool:
+        try:
+            return methods.example(name) is not None
+        except (TypeError, ValueError):
+            return False
+
+    return sorted(filter(shows, methods.METHODS))
 
 
 def accepts(name: str, option: str) -> bool:
@@ -307,8 +315,8 @@ def entry(method: str | Merge) -> Entry:
       merge, an entry whose only parameter is the weight.
 
     Raises:
-      ValueError: If no method has the name (the message lists the nearest), or if its
-        hyperparameters are arrays.
+      ValueError: If no method has the name (the message lists the nearest), if its hyperparameters
+        are arrays, or if it refuses what their annotations allow.
 
     >>> entry("ties").parameters["lambda"].option, entry("ties").parameters["density"].default
     ('scale', 1.0)
@@ -316,7 +324,10 @@ def entry(method: str | Merge) -> Entry:
     if isinstance(method, Merge):
         return _entry_of(method)
     is_method = isinstance(method, str) and method in methods.METHODS
-    example = methods.example(method) if is_method else None
+    try:
+        example = methods.example(method) if is_method else None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{error}; its annotations allow this: they have to state all") from error
     if example is None:
         why = "; its hyperparameters are arrays" if is_method else ""
         raise ValueError(f"no merging method {method!r}{nearest(str(method), names())}{why}")
@@ -328,7 +339,7 @@ def entry(method: str | Merge) -> Entry:
         parameters["weight"] = _WEIGHT._replace(default=None)
     for option in methods.options_of(method).values():
         if option.name not in taken | _ELSEWHERE and option.name not in parameters:
-            parameters[option.name] = _own(option)
+            parameters[option.name] = _own(option, takes(method)[option.name])
     # `example` is an instance with stand-in hyperparameters: not the merge that is asked for.
     return record._replace(parameters=parameters, merge=None)
 
@@ -342,14 +353,15 @@ def _entry_of(merge: Merge) -> Entry:
     return Entry(merge.name, base, *merge.models, parameters, title, reference, merge)
 
 
-def _own(argument: inspect.Parameter) -> Parameter:
+def _own(argument: inspect.Parameter, takes: Takes) -> Parameter:
     """Makes an argument of our signature a parameter; its default and annotation give the type."""
-    default = REQUIRED if argument.default is argument.empty else argument.default
+    required = argument.default is argument.empty
+    like = takes.any_value if required else argument.default
     types = {bool: bool, int: Integer, float: Number, str: str}
-    kind = types.get(type(default), Scalar)
-    annotation = str(argument.annotation)
+    kind = types.get(type(like), Scalar)
     # A default such as 1 does not mean whole numbers where the signature says float.
-    if kind is Integer and "float" in annotation.lower():
+    if kind is Integer and float in takes.plain:
         kind = Number
-    per_model = argument.name in _PER_MODEL or "Sequence[float]" in annotation
+    per_model = argument.name in _PER_MODEL or takes.per_model
+    default = REQUIRED if required else argument.default
     return Parameter(argument.name, argument.name, kind, default, per_model=per_model)

@@ -1,4 +1,7 @@
-"""Every method on arrays spread over a mesh of eight (emulated) devices, against one device."""
+"""Every method on arrays spread over a mesh of eight (emulated) devices, against one device.
+
+The axes of a mesh are explicit by default in JAX: an array's type has its sharding, and operations
+that could be sharded in several ways are refused. On automatic axes the compiler decides."""
 
 import os
 import subprocess
@@ -14,8 +17,8 @@ PROGRAM = """
     from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
     import merge_cases
 
-    names = sys.argv[1:]
-    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    kind, *names = sys.argv[1:]
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(getattr(AxisType, kind),) * 2)
     specs = {"kernel": P("x", "y"), "bias": P("x"), "gain": P(), "steps": P()}
     rng = np.random.default_rng(0)
 
@@ -28,10 +31,12 @@ PROGRAM = """
 
     base, common = model(), model()
     models = [model(base) for _ in range(3)]
+    grams = [x.T @ x for x in np.float32(rng.normal(size=(3, 20, 16)))]
     spread = lambda name, x: jax.device_put(x, NamedSharding(mesh, specs[name]))
     place = lambda tree: {name: spread(name, x) for name, x in tree.items()}
     for name in names:
-        method = merge_cases.make(name, **({"steps": 5} if name == "wudi" else {}))
+        options = {"wudi": {"steps": 5}, "regmean": {"grams": [{"kernel": gram} for gram in grams]}}
+        method = merge_cases.make(name, **options.get(name, {}))
         some = merge_cases.as_many(method, models)
         merge = jax.jit(method)
         want = merge(some, base)
@@ -48,19 +53,29 @@ PROGRAM = """
 
 
 OTHERS = [name for name in merge_cases.NAMES if name not in merge_cases.KINDS]
+FACTORED = ("opcm", "regmean")
 
 
 @pytest.mark.parametrize(
-    "names",
+    ("kind", "names"),
     [
-        pytest.param(merge_cases.KINDS, marks=pytest.mark.slow, id="some"),
-        *(pytest.param(OTHERS[k::4], marks=pytest.mark.soak, id=f"others {k}") for k in range(4)),
+        pytest.param(
+            "Explicit", (*merge_cases.KINDS, *FACTORED), marks=pytest.mark.slow, id="some"
+        ),
+        *(
+            pytest.param("Explicit", OTHERS[k::4], marks=pytest.mark.soak, id=f"others {k}")
+            for k in range(4)
+        ),
+        *(
+            pytest.param("Auto", names, marks=pytest.mark.soak, id=f"automatic {names[0]}")
+            for names in (merge_cases.KINDS, *(OTHERS[k::4] for k in range(4)))
+        ),
     ],
 )
-def test_methods_on_a_mesh(names):
+def test_methods_on_a_mesh(kind, names):
     flags = "--xla_force_host_platform_device_count=8"
     found = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), *names],
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), kind, *names],
         env=os.environ
         | {
             "XLA_FLAGS": flags,

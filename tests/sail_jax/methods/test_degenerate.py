@@ -178,6 +178,97 @@ def test_jit_gives_numbers_too(name):
         assert all(bool(np.isfinite(x).all()) for x in got.values()), case
 
 
+# Hyperparameters that are measured in the units of the models, and grow with them.
+MEASURED = {"nearswap": "t", "ram": "epsilon", "ramplus_tl": "epsilon"}
+# Not homogeneous, as their docstrings say: softmaxes of parameters, tanh of large deltas, and
+# absolute thresholds of mergekit.
+OTHERWISE = {("arcee_fusion", "paper")} | {
+    (n, "mergekit") for n in ("sce", "karcher", "model_stock")
+}
+SCALES = (-100, -70, 70, 100)
+NEAR = {"kernel": np.float32(BASE["kernel"] / 2)}  # some deltas are shared, and all are small
+CLOSE = [
+    {"kernel": NEAR["kernel"] + np.float32(2.0**-10) * (t["kernel"] + BASE["kernel"])}
+    for t in TUNED
+]
+FITTED = {
+    "fisher": {"fishers": [{"kernel": np.abs(t["kernel"])} for t in TUNED]},
+    "regmean": {"grams": [{"kernel": t["kernel"] @ t["kernel"].T} for t in TUNED]},
+    "wudi": {"solution": "exact"},
+    "sce": {"select_topk": 0.5},
+}
+
+
+def times(tree, k):
+    return {n: np.ldexp(x, k).astype(np.float32) for n, x in tree.items()}
+
+
+def at_scale(name, k, **options):
+    options = {**FITTED.get(name, {}), **options}
+    if measured := MEASURED.get(name):
+        options[measured] = 2.0 ** (k - 11)
+    merge = make(name, **options)
+    models = [times(t, k) for t in merge_cases.as_many(merge, CLOSE)]
+    return merge, models, times(NEAR, k)
+
+
+def assert_homogeneous(name, how):
+    """A power of two is exact, and so is what is computed of numbers times one. Below 2^-90 it is
+    computed in float64, and outcomes are off by what they are rounded to in float32: 8 ulp."""
+    for compat in ("paper", "mergekit")[: 1 + ("compat" in methods.options_of(name))]:
+        if (name, compat) in OTHERWISE:
+            continue
+        options = {"compat": compat} if compat == "mergekit" else {}
+        outcomes = {}
+        for k in (0, *SCALES):
+            if not (name == "pcb" and k > 0):
+                merge, models, base = at_scale(name, k, **options)
+                outcomes[k] = np.asarray(how(merge)(models, base)["kernel"], float)
+        want = outcomes.pop(0)
+        assert np.abs(want - NEAR["kernel"]).max() > 2.0**-12
+        for k, got in outcomes.items():
+            ulp = 2.0**-23 * np.abs(want).max() if k == -100 else 0
+            np.testing.assert_allclose(np.ldexp(got, -k), want, 0, 8 * ulp, err_msg=f"{k}")
+
+
+@pytest.mark.thirds(slow=True)
+@merge_cases.each_method([*methods.METHODS], slow=methods.METHODS)
+def test_scale_changes_nothing_but_scale(name):
+    assert_homogeneous(name, lambda merge: merge)
+
+
+@merge_cases.each_method([*methods.METHODS], quick=(), slow=("model_stock", "iso_cts"))
+def test_scale_changes_nothing_but_scale_under_jit(name):
+    assert_homogeneous(name, jax.jit)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("slerp", {}),
+        pytest.param("opcm", {}, marks=pytest.mark.slow),
+        pytest.param("della", {"compat": "mergekit"}, marks=pytest.mark.slow),
+        pytest.param("sce", {}, marks=pytest.mark.soak),
+    ],
+)
+def test_scale_changes_nothing_in_pieces(name, options, monkeypatch):
+    """Sums over pieces of other sizes: one model's first rows are 0, another's are large."""
+    merge_cases.in_small_pieces(monkeypatch)
+    outcomes = []
+    for k in (0, -70, 70):
+        merge, models, base = at_scale(name, k, **options)
+        models[0]["kernel"][:2] = base["kernel"][:2]
+        models[1]["kernel"][:2] *= np.float32(2.0**20)
+        base = None if merge.base == "unused" else base
+        got, records = merge_cases.streamed(merge, models, base, measure=name == "opcm")
+        outcomes.append([np.ldexp(got["kernel"].astype(float), -k)])
+        for found in records.values():
+            outcomes[-1] += [np.ldexp([*found.norms, found.update], -k), found.cosines]
+    for got in outcomes[1:]:
+        for part, want in zip(got, outcomes[0], strict=True):
+            np.testing.assert_array_equal(part, want)
+
+
 EMPTY = {
     "no leaves": {},
     "integers only": {"steps": np.arange(3, dtype=np.int32)},
@@ -281,3 +372,15 @@ def test_masks_of_leaves_differ_though_a_short_hash_of_their_paths_would_not():
     got = methods.dare_linear(density=0.5, key=merge_cases.KEY)([x], base)
     agree = np.sum((got["plumless"] != 0) == (got["buckeroo"] != 0))
     assert abs(agree - 2048) < 4 * 32
+
+
+@pytest.mark.thirds(slow=True)
+@merge_cases.each_method(quick=("karcher",), slow=merge_cases.NAMES)
+def test_64_bits_change_no_bytes(name):
+    """Whoever enables them for programs of their own merges float32 as before."""
+    merge, models, base = at_scale(name, 0)
+    want = merge(models, base)["kernel"]
+    with jax.enable_x64(True):
+        got = merge(models, base)["kernel"]
+    assert got.dtype == np.float32
+    np.testing.assert_array_equal(got, want)

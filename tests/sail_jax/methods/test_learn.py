@@ -281,7 +281,7 @@ def test_concrete_subspace_descends_through_its_draws():
         key = here
         for i in range(0, 16, 4):
             key = jax.random.fold_in(key, int.from_bytes(digest[i : i + 4], "little"))
-        return np.asarray(jax.random.logistic(key, shape), float)
+        return np.asarray(jax.random.logistic(key, shape, jnp.float32), float)
 
     noise = {n: drawn(n, u.shape) for n, u in update.items()}
 
@@ -338,7 +338,7 @@ def test_identical_models(name):
     elif name == "adamerging":
         for n in "Wb":
             want = base[n] + got.coefficients[n].sum() * (ms[0][n] - base[n])
-            assert_close(got.params[n], want, 32 * EPS)
+            assert_close(got.params[n], want.astype(base[n].dtype), 32 * EPS)
     else:
         alone = concrete_subspace(
             ms[:1], base, lambda p, x: jnp.zeros(3), inputs()[:1], key=KEY, scale=0.9, steps=0
@@ -410,7 +410,8 @@ def test_dtypes_are_the_bases_and_integers_are_copied(name):
     got = LEARN[name](ms, base)
     chex.assert_trees_all_equal_shapes_and_dtypes(got.params, base)
     chex.assert_trees_all_equal(got.params["steps"], base["steps"])
-    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(got.coefficients))
+    numbers = jnp.float32, jnp.result_type(float)
+    assert all(x.dtype in numbers for x in jax.tree.leaves(got.coefficients))
 
 
 @pytest.mark.parametrize("name", [soak_unless(n == "learned_soup", n) for n in LEARN])

@@ -354,6 +354,44 @@ def test_gradient_in_the_weights(label):
         np.testing.assert_allclose(both(w)[1], want, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
+def test_gradient_of_pcb_holds_four_numbers_of_each_model():
+    """Both quantiles and both limits of the scores, and who lies between them. Differences of the
+    formula in float64, with these held: truncation h^2, rounding 1e-16 * 10 / h."""
+    rng = np.random.default_rng(0)
+    x, probe, ratio, h = rng.normal(size=(3, 40)), rng.normal(size=40), 0.3, 1e-6
+
+    def scores(x, least, most):
+        size = np.abs(x)
+        within = (size - least) / (most - least)
+        return size, np.exp(3 * (within**2 - 1)) * np.tanh(x * x.sum(0))
+
+    least, most = (f(np.abs(x), axis=1, keepdims=True) for f in (np.min, np.max))
+    start = scores(x, least, most)[1]
+    ascending = np.sort(start, axis=1)
+    low, high = ascending[:, [int(40 * (1 - ratio))]], ascending[:, [-1]]
+
+    def formula(x):
+        size, score = scores(x, least, most)
+        balance = np.where(start > low, (score - low) / (high - low), 0)
+        mass = balance.sum(0)
+        total = (balance * np.sign(x) * size).sum(0)
+        return np.where(mass > 0, total / np.where(mass > 0, mass, 1), 0) @ probe
+
+    with jax.enable_x64(True):
+        merge, base = methods.pcb(ratio=ratio), {"a": jnp.zeros(40)}
+
+        @jax.value_and_grad
+        def loss(x):
+            return merge([{"a": one} for one in x], base)["a"] @ probe
+
+        value, got = loss(jnp.asarray(x))
+    np.testing.assert_allclose(value, formula(x), rtol=1e-12)
+    steps = h * np.eye(x.size).reshape(-1, *x.shape)
+    want = [(formula(x + step) - formula(x - step)) / (2 * h) for step in steps]
+    np.testing.assert_allclose(np.asarray(got).reshape(-1), want, rtol=1e-6, atol=1e-8)
+
+
 def matrices(trees):
     """One leaf of each tree."""
     is_tree = lambda x: isinstance(x, dict)  # noqa: E731

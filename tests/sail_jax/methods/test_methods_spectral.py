@@ -234,6 +234,39 @@ def test_gradient(label):
             assert abs(want) > 1e-3
 
 
+BORDERS = {
+    "no delta": np.zeros((3, 4, 3)),
+    "one model moved": np.eye(3)[:, :1, None] * np.arange(12.0).reshape(4, 3) ** 2,
+    "copies of low rank": np.ones((3, 1, 1)) * np.outer(np.arange(4), np.arange(3)),
+    "equal singular values": np.ones((3, 1, 1)) * np.eye(4, 3),
+}
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "tsv_m",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("iso_cts", "wudi exact", "opcm")),
+    ],
+)
+def test_gradients_at_borders_are_finite(label):
+    """Singular vectors turn at any speed where singular values are equal, or 0; those do not count
+    in the outcome. Where no model moved, the outcome is 0 times them, but for WUDI's plain sum."""
+    base = {"a": jnp.ones((4, 3), jnp.float32)}
+
+    @jax.jit
+    @jax.grad
+    def gradient(models):
+        merged = call(label, [{"a": x} for x in models], base)["a"]
+        return (merged * jnp.arange(12.0).reshape(4, 3)).sum()
+
+    for case, deltas in BORDERS.items():
+        got = gradient(1 + jnp.asarray(deltas, jnp.float32))
+        assert bool(jnp.isfinite(got).all()), case
+        if case == "no delta" and label != "wudi exact":
+            assert not got.any()
+
+
 @pytest.mark.slow
 def test_scale_and_matrices():
     models, base = problem()

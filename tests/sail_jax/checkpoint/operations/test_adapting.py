@@ -96,7 +96,7 @@ def test_extracted_factors_are_the_best_of_their_rank_in_peft_s_layout(tmp_path)
     assert config["task_type"] == "CAUSAL_LM"
     assert sorted(done.lost) == ["model.layers.0.self_attn.q_proj.bias", "model.norm.weight"]
     assert [file.name for file in sorted((tmp_path / "lora").iterdir())] == [
-        "adapter_config.json", "adapter_model.safetensors",
+        ".sail-jax", "adapter_config.json", "adapter_model.safetensors",
     ]  # fmt: skip
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "lora", "tuned"]
 
