@@ -502,7 +502,8 @@ class _Extraction:
             self.pairs.setdefault(key, (new, old))
             transposed = parameter == KERNEL or is_conv1d(module, self._model)
             self.targets.append((Target.of(module, transposed), key))
-        resized = [name for name, reason in self.lost.items() if reason.startswith("its shape")]
+        both = [name for name in self.lost if name in self._new and name in self._old]
+        resized = [name for name in both if self._new[name].shape != self._old[name].shape]
         if resized and not self._rest:
             raise CheckpointError(
                 f"{path}: '{resized[0]}' is {list(self._new[resized[0]].shape)}, in the base it is "
@@ -519,7 +520,7 @@ class _Extraction:
         if not all(x.dtype.name.startswith(("float", "bfloat")) for x in (new, old)):
             return f"{new.dtype}, not floating"
         if len(new.shape) != 2 or 0 in new.shape:
-            return f"{len(new.shape)} axes, factors are of matrices"
+            return f"shape {list(new.shape)}, factors are of matrices"
         module, _, parameter = name.rpartition(".")
         if not module or parameter not in ("weight", KERNEL):
             return "no weight of a module"

@@ -407,4 +407,4 @@ def test_the_table_is_printed(two, tmp_path, monkeypatch, capsys):
     assert cli.main(words) == 0
     out, err = capsys.readouterr()
     assert "all 5 modules: error" in out
-    assert "lost: model.norm.weight (1 axes, factors are of matrices)" in err
+    assert "lost: model.norm.weight (shape [8], factors are of matrices)" in err
