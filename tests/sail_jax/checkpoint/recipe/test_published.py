@@ -60,6 +60,11 @@ def test_the_words_are_those_of_the_methods():
         own = mergekit.MERGEKIT[name].parameters
         assert {p for p in own if own[p].per_model} == set(each.split())
         assert {p for p in own if not own[p].per_model} == set(shared.split())
+        # What is read has an option of ours behind it, or changes no number in mergekit either.
+        options = {p.option for p in own.values()} - {None, "weights"}
+        assert all(mergekit.accepts(name, option) for option in options)
+        idle = {p.name for p in own.values() if p.option is None}
+        assert idle <= INERT.get(name, set()) | {"int8_mask"}
 
 
 @pytest.mark.parametrize("method", READ)
