@@ -118,6 +118,9 @@ def test_a_key_is_read_or_noted_or_unknown(place):
     for typing_error in ("dype", "layer_rang", "seeed"):
         with pytest.raises(RecipeError, match=rf"r:\d+:\d+: .*{typing_error}.* is no key of a"):
             parse(PLACES[place].replace("WORD", typing_error), "r")
+    belongs = r"r:\d+:\d+: .*'wieght' is no key of .*nearest: 'weight', which belongs in parameters"
+    with pytest.raises(RecipeError, match=belongs):
+        parse(PLACES[place].replace("WORD", "wieght"), "r")
 
 
 def test_what_only_the_place_or_the_rest_makes_idle():
