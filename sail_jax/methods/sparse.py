@@ -48,9 +48,9 @@ def linear(*, normalize: bool = True) -> Merge:
     The result is sum_k w_k theta_k / sum_k w_k. Without weights it is the uniform soup. Weights may
     be negative (extrapolation) if their sum is not 0.
 
-    Other programs differ. mergekit rounds the weights to the tensors' dtype (0.3 becomes 0.3008 in
-    bfloat16), sums in that dtype, and gives infinities where the weights sum to 0. fusion_bench
-    averages integer buffers too.
+    Other programs differ. mergekit gives infinities where the weights sum to 0. Up to 0.1.4 it
+    rounded the weights to the tensors' dtype (0.3 became 0.3008 in bfloat16) and summed in it.
+    fusion_bench averages integer buffers too.
 
     Args:
       normalize: Whether weights are divided by their sum; if not, the result is the plain sum.

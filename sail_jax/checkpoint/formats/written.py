@@ -73,7 +73,7 @@ def strange(out: Path) -> str:
     if out.is_symlink():
         return "it is a link"
     if not out.is_dir():
-        return "it is no folder, and bears no record of what wrote it"
+        return "it is no folder, and only a folder bears a record of what wrote it"
     if not (out / RECORD).is_file() or (out / RECORD).is_symlink():
         return f"it has no record of sail-jax, {RECORD}"
     try:
@@ -126,7 +126,7 @@ def check_own(out: Path, names: Collection[str] = ()) -> None:
                 check_own(path)
     elif why := strange(out):
         raise CheckpointError(
-            f"{out} is left alone, as {why}; move it away, or choose another place for the output"
+            f"{out} is left alone, as {why}; move or remove it, or choose another place for the output"
         )
 
 
