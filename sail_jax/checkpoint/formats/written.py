@@ -121,12 +121,16 @@ def check_own(out: Path, names: Collection[str] = ()) -> None:
     if names and out.is_dir() and not out.is_symlink():
         with reading(out):
             found = sorted(out.iterdir())
-        for path in found:
+        why = "it is one output, and no folder of several" if out / RECORD in found else ""
+        for path in found if not why else ():
             if path.name not in {f".{name}.partial" for name in names}:
                 check_own(path)
-    elif why := strange(out):
+    else:
+        why = strange(out)
+    if why:
         raise CheckpointError(
-            f"{out} is left alone, as {why}; move or remove it, or choose another place for the output"
+            f"{out} is left alone, as {why}; move or remove it, or choose "
+            "another place for the output"
         )
 
 

@@ -96,6 +96,8 @@ def test_a_folder_of_several_outcomes_is_replaced_one_by_one(folder):
     with pytest.raises(CheckpointError, match=r"third lies in .*third, which is read"):
         merge_recipe(reads, out, run=forced)
     np.testing.assert_array_equal(load_checkpoint(out / "first")["w"], A)
+    with pytest.raises(CheckpointError, match=r"first is left alone, as it is one output"):
+        merge_recipe(recipe, out / "first", run=forced)
     assert left(folder) == ["out"]
 
 
