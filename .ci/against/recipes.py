@@ -97,6 +97,21 @@ RECIPES = {
     "weights and a base, karcher": f"merge_method: karcher\nbase_model: BASE\n{WEIGHTED}",
     "karcher in slices": "merge_method: karcher\nbase_model: BASE\nslices:\n"
     "- sources: [{model: A, layer_range: [0, 2]}, {model: B, layer_range: [0, 2]}]",
+    "rescale, ties": "merge_method: ties\nbase_model: BASE\nmodels: [{model: BASE}, "
+    "{model: A, parameters: {weight: 0.6, density: 0.3}}, "
+    "{model: B, parameters: {weight: -0.4, density: 0.7}}]\nparameters: {rescale: true}",
+    "rescale, breadcrumbs": "merge_method: breadcrumbs\nbase_model: BASE\n"
+    f"{WEIGHTED}\nparameters: {{density: 0.4, gamma: 0.05, rescale: true}}",
+    "rescale, breadcrumbs_ties": "merge_method: breadcrumbs_ties\nbase_model: BASE\n"
+    f"{WEIGHTED}\nparameters: {{density: 0.4, gamma: 0.05, rescale: true, normalize: true}}",
+    "eps, multislerp": "merge_method: multislerp\nbase_model: BASE\n"
+    f"{WEIGHTED}\nparameters: {{eps: 0.3}}",
+    "eps above a mean direction, multislerp": "merge_method: multislerp\nbase_model: BASE\n"
+    "models: [{model: A, parameters: {weight: 0.6}}, {model: B, parameters: {weight: -0.3}}]\n"
+    "parameters: {eps: 0.6, normalize_weights: false}",
+    "one model, multislerp": "merge_method: multislerp\nbase_model: BASE\n"
+    "models: [{model: A, parameters: {weight: 0.6}}]\n"
+    "parameters: {eps: 0.3, normalize_weights: false}",
     "a base that is not listed, linear": "merge_method: linear\nbase_model: BASE\n"
     f"{PLAIN}\nparameters: {{weight: 1}}",
 }  # fmt: skip

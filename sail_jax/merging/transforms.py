@@ -28,7 +28,7 @@ from sail_jax.merging.arithmetic import (
 from sail_jax.merging.combining import Transform, chain, from_function, masked, transform
 from sail_jax.merging.counting import Wide
 from sail_jax.merging.ranking import MAGNITUDES, Found, Order
-from sail_jax.merging.steps import Fold, Kernel, Piece, Scope, kernel
+from sail_jax.merging.steps import Fold, Piece, Scope, kernel
 
 __all__ = [
     "ElectBy",
@@ -471,7 +471,7 @@ def _sample(
     """Computes L1 norms before and after, and the masks as bits."""
     p = _probability(density, epsilon, piece, delta, weight, rank_by)
     kept = _drawn(words, piece, delta, p)
-    return _lengths(delta, weight, delta, mask(kept, weight)), _packed(kept)
+    return _norms(piece, delta, mask(kept, weight)), _packed(kept)
 
 
 def _masked_before(
@@ -505,50 +505,38 @@ def _unpacked(words: UInt[Array, "task words"], shape: Sequence[int]) -> Bool[Ar
 # --- by length
 
 
-def rescale_l1(inner: Transform) -> Transform:
-    """Makes a transform that restores the L1 norms that another one changes, as mergekit does.
+def rescale_l1(scope: Scope = "tensor") -> Transform:
+    """Restores the L1 norms that masks have reduced, as mergekit does.
 
-    Every delta is multiplied by the ratio of two L1 norms, over the entries of its model in its
-    tensor: before `inner` and after it. What `inner` multiplies all deltas of a tensor by cancels.
-    Where either norm is 0 the factor is 1.
+    Every delta is multiplied by the ratio of two L1 norms over the entries of its model: of all of
+    them, and of those that are not masked. Where either norm is 0 the factor is 1. (In mergekit it
+    is 1 below 1e-7 too.)
 
     Args:
-      inner: A transform of one step without statistics, such as `drop`.
+      scope: Whether norms are taken over each "tensor" (mergekit) or over the whole "tree".
 
     Returns:
-      A transform that applies `inner` first.
+      A transform of task vectors with leaves `[task, ...]`. It follows what masks in a `chain`.
 
     Raises:
-      ValueError: If `inner` has more than one step, or one with statistics.
+      ValueError: For another scope.
 
     >>> from sail_jax import TaskVectors
-    >>> first = from_function(lambda delta, weight: (delta, weight * (delta > 1)))
-    >>> vectors = TaskVectors({"a": jnp.array([[1.0, 3.0]])}, {"a": jnp.ones((1, 1))})
-    >>> rescaled = rescale_l1(first)(vectors)
-    >>> (rescaled.delta["a"] * rescaled.weight["a"]).tolist()
-    [[0.0, 4.0]]
+    >>> vectors = TaskVectors({"a": jnp.array([[1.0, 3.0]])}, {"a": jnp.array([[0.0, 1.0]])})
+    >>> rescale_l1()(vectors).delta["a"][:, 1].tolist()
+    [4.0]
     """
-    if len(inner.steps) != 1 or inner.steps[0].statistics:
-        raise ValueError("rescale_l1: expected a transform of one step without statistics")
-    step = inner.steps[0]
-    # The inner transform runs twice, for its norms and for its outcome. Its draws depend on the key
-    # and on the place of an entry alone, so both times they are the same.
-    norms = Fold(kernel(_norms, step.kernel), kernel(_ratio), add_norms)
-    return transform(kernel(_rescaled, step.kernel), norms, needs=step.needs)
+    one_of("scope", scope, Scope)
+    norms = Fold(kernel(_norms), kernel(_ratio), add_norms)
+    return transform(kernel(_rescaled), norms, scope=scope)
 
 
-def _norms(inner: Kernel, piece: Piece, delta: Array, weight: Array) -> Norms:
-    """Computes the L1 norms of a piece before and after a transform."""
-    return _lengths(delta, weight, *inner(piece, delta, weight))
-
-
-def _lengths(delta: Array, weight: Array, after: Array, left: Array) -> Norms:
-    """Computes the L1 norms of entries that are not masked, before and after."""
-
-    def entries(x: Array, w: Array) -> list[Array]:
-        return [jnp.where(jnp.broadcast_to(w, x.shape)[k] != 0, x[k], 0) for k in range(len(x))]
-
-    return l1_norms(entries(delta, weight), entries(after, left))
+def _norms(piece: Piece, delta: Array, weight: Array) -> Norms:
+    """Computes the L1 norms of all entries of a piece, and of those that are not masked."""
+    left = jnp.broadcast_to(weight, delta.shape)
+    return l1_norms(
+        list(delta), [jnp.where(w != 0, x, 0) for x, w in zip(delta, left, strict=True)]
+    )
 
 
 def _ratio(prepared: Any, norms: Norms) -> Float[Array, "task"]:
@@ -556,9 +544,8 @@ def _ratio(prepared: Any, norms: Norms) -> Float[Array, "task"]:
     return norms.ratio
 
 
-def _rescaled(inner: Kernel, factor: Array, piece: Piece, delta: Array, weight: Array) -> Vectors:
-    """Applies a transform, and a factor for each model."""
-    delta, weight = inner(piece, delta, weight)
+def _rescaled(factor: Array, piece: Piece, delta: Array, weight: Array) -> Vectors:
+    """Applies a factor for each model."""
     return per_task(jnp.multiply, beside(factor, delta), delta), weight
 
 

@@ -112,7 +112,12 @@ def nuslerp(*, flatten: bool = True, row_wise: bool = False, compat: Compat = "p
 
 
 @method
-def multislerp(*, normalize: bool = True, compat: Compat = "paper") -> Merge:
+def multislerp(
+    *,
+    normalize: bool = True,
+    eps: Float[ArrayLike, ""] | None = None,
+    compat: Compat = "paper",
+) -> Merge:
     """Takes the weighted spherical mean of the task vectors, or of the models without a base.
 
     It is `karcher` with task vectors and optional normalisation. For two models it is `slerp` at
@@ -121,19 +126,23 @@ def multislerp(*, normalize: bool = True, compat: Compat = "paper") -> Merge:
     Args:
       normalize: Whether weights are divided by their sum. Otherwise the length of the result is
         multiplied by that sum, and the direction is the same.
+      eps: What mergekit adds to lengths before it divides by them, 1e-8 by default. Only
+        `compat="mergekit"` has it. Vectors of about that length count for less in the direction. A
+        mean of directions shorter than it counts as 0, and the result is multiplied by cos(eps).
       compat: "mergekit" computes what the program of this name does: the normalised weighted mean
         of directions, times the weighted mean of lengths. (Its further step along a tangent has
         length 0, because it starts from that very mean. At t = 1/4 and a right angle the result is
         3.4 degrees off the arc.) Where the mean of directions is 0, mergekit stops with an error
         for more than two models, for instance for a frozen tensor. Here the result is the weighted
-        mean of the vectors.
+        mean of the vectors. A single model is returned as it is, whatever its weight.
 
     Returns:
       A merge of one or more models; a base is optional.
 
     Raises:
-      ValueError: For another `compat`; when the merge is applied with `normalize`, for weights that
-        sum to 0.
+      ValueError: Unless `eps` is None or a finite number >= 0, for an `eps` with
+        `compat="paper"`, and for another `compat`; when the merge is applied with `normalize`, for
+        weights that sum to 0.
 
     References:
       mergekit 0.1.4, method `multislerp`.
@@ -142,9 +151,14 @@ def multislerp(*, normalize: bool = True, compat: Compat = "paper") -> Merge:
     >>> multislerp()(models, weights=[2.0, 1.0])["a"].round(4)
     Array([1.7321, 1.    ], dtype=float32)
     """
-    mergekit = choose(compat)(None, False, True)
-    coefficients = _nlerp if mergekit else _karcher(False, *CONVERGED)
-    reduction = combination(coefficients)
+    if choose(compat)(None, False, True):
+        eps = 1e-8 if eps is None else eps
+        check_scalar("eps", eps, lambda x: 0 <= x < np.inf, "a finite number >= 0")
+        reduction = combination(_nlerp, number(eps))
+    elif eps is not None:
+        raise ValueError('eps: expected None unless compat="mergekit", which alone has it')
+    else:
+        reduction = combination(_karcher(False, *CONVERGED))
     return Merge(reduction=reduction, normalize=normalize, base="optional")
 
 
@@ -364,19 +378,28 @@ def _nuslerp(mergekit: bool) -> Callable[..., Array]:
     return coefficients
 
 
-def _direction(cosines: Array, weights: Array) -> tuple[Array, Array]:
-    """Coefficients of the normalised mean of directions, and whether it is longer than 1e-3."""
+def _direction(cosines: Array, weights: Array, least: ArrayLike = 0.0) -> tuple[Array, Array]:
+    """Coefficients of the normalised mean of directions, and whether it is longer than 1e-3.
+
+    It has to be as long as `least`, too.
+    """
     # |sum_k w_k u_k|^2 by the inner products u_j . u_k: the vectors themselves are not needed.
     square = jnp.einsum("...jk,...j,...k->...", cosines, weights, weights)[..., None]
     exists = square > 1e-6 * jnp.abs(weights).sum(-1, keepdims=True) ** 2
+    exists &= square >= least**2
     return weights / jnp.sqrt(jnp.where(exists, square, 1)), exists
 
 
-def _nlerp(products: Products, weights: Float[Array, "task"]) -> Array:
+def _nlerp(eps: Array, products: Products, weights: Float[Array, "task"]) -> Array:
     """The normalised weighted mean of directions, times the weighted mean of lengths."""
+    if len(weights) == 1:
+        return jnp.ones_like(weights)
     lengths, cosines = products.lengths, products.cosines
-    mean, exists = _direction(cosines, weights)
-    length = (weights * lengths).sum(-1, keepdims=True)
+    eps = eps.astype(lengths.dtype)
+    mean, exists = _direction(
+        cosines, weights * lengths * _inverse(lengths + eps / products.top), eps
+    )
+    length = (weights * lengths).sum(-1, keepdims=True) * jnp.cos(eps)
     return jnp.where(exists, length * mean * _inverse(lengths), weights)
 
 

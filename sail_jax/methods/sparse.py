@@ -48,9 +48,9 @@ def linear(*, normalize: bool = True) -> Merge:
     The result is sum_k w_k theta_k / sum_k w_k. Without weights it is the uniform soup. Weights may
     be negative (extrapolation) if their sum is not 0.
 
-    Other programs differ. mergekit rounds the weights to the tensors' dtype (0.3 becomes 0.3008 in
-    bfloat16), sums in that dtype, and gives infinities where the weights sum to 0. fusion_bench
-    averages integer buffers too.
+    Other programs differ. mergekit gives infinities where the weights sum to 0. Up to 0.1.4 it
+    rounded the weights to the tensors' dtype (0.3 became 0.3008 in bfloat16) and summed in it.
+    fusion_bench averages integer buffers too.
 
     Args:
       normalize: Whether weights are divided by their sum; if not, the result is the plain sum.
@@ -100,6 +100,7 @@ def ties(
     *,
     density: float | Sequence[float] | None = None,
     scope: Scope | None = None,
+    rescale: bool = False,
     elect_by: ElectBy | None = None,
     tie: TieSign | None = None,
     normalize: bool = True,
@@ -130,6 +131,8 @@ def ties(
       density: In (0, 1], one number or one per model, static; 0.2 by default.
       scope: Whether thresholds are of the whole "tree" (the default) or of each "tensor"; see
         `trim`.
+      rescale: Whether the deltas of a model that stay are multiplied by one number, which restores
+        their L1 norm over the `scope`: mergekit's rescaling.
       elect_by: How the sign is elected, "mass" by default; see `elect`.
       tie: What is elected where the sum is exactly 0, "none" by default; see `elect`.
       normalize: Whether the sum is divided by the weights of the models that agree.
@@ -152,13 +155,15 @@ def ties(
     [3.0, -3.0]
     """
     default = choose(compat)
-    trimmed = trim(
-        default(density, 0.2, 1.0), default(scope, "tree", "tensor"), floor=compat == "mergekit"
-    )
-    return Merge(
-        chain(trimmed, _elected(elect_by, tie, compat)), _mean_or_sum(normalize),
-        normalize=normalize, scale=scale,
-    )  # fmt: skip
+    scope = default(scope, "tree", "tensor")
+    trimmed = trim(default(density, 0.2, 1.0), scope, floor=compat == "mergekit")
+    elected = chain(_restored(trimmed, rescale, scope), _elected(elect_by, tie, compat))
+    return Merge(elected, _mean_or_sum(normalize), normalize=normalize, scale=scale)
+
+
+def _restored(masks: Transform, rescale: bool, scope: Scope = "tensor") -> Transform:
+    """Masks, after which L1 norms are restored if `rescale`."""
+    return chain(masks, rescale_l1(scope)) if rescale else masks
 
 
 def _mean_or_sum(normalize: bool) -> Reduction:
@@ -276,8 +281,8 @@ def _dare(density: PerModel | None, key: Array, compat: Compat, rescale: bool) -
     density = choose(compat)(density, 0.5, 1.0)
     values = check_per_model("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
     rate = 1 - (jnp.asarray(density, jnp.float32) if values is None else values)
-    dropped = drop(rate, key, rescale=rescale)
-    return rescale_l1(dropped) if rescale and compat == "mergekit" else dropped
+    by_norm = rescale and compat == "mergekit"
+    return _restored(drop(rate, key, rescale=rescale and not by_norm), by_norm)
 
 
 @method
@@ -408,6 +413,7 @@ def breadcrumbs(
     density: float | Sequence[float] | None = None,
     gamma: float | Sequence[float] | None = None,
     scope: Scope = "tensor",
+    rescale: bool = False,
     normalize: bool = False,
     scale: Scalar = 1.0,
     compat: Compat = "paper",
@@ -428,6 +434,8 @@ def breadcrumbs(
         search begins; mergekit's is 1, which drops nothing.
       gamma: In [0, 1), likewise. 0.006 by default; mergekit's is 0.01.
       scope: Whether fractions are of each "tensor" or of the whole "tree".
+      rescale: Whether the deltas of a model that stay are multiplied by one number, which restores
+        their L1 norm over the `scope`: mergekit's rescaling.
       normalize: Whether the sum is divided by sum_k w_k.
       scale: What multiplies the update.
       compat: Whose defaults are taken, "paper" or "mergekit"; mergekit also rounds down.
@@ -447,7 +455,7 @@ def breadcrumbs(
     >>> breadcrumbs(density=0.5, gamma=0.25)([one], base)["a"].tolist()
     [1.0, 0.0, 2.0, 0.0]
     """
-    thinned = _thinned(density, gamma, scope, compat)
+    thinned = _thinned(density, gamma, scope, rescale, compat)
     return Merge(thinned, weighted_sum, normalize=normalize, scale=scale)
 
 
@@ -457,6 +465,7 @@ def breadcrumbs_ties(
     density: float | Sequence[float] | None = None,
     gamma: float | Sequence[float] | None = None,
     scope: Scope = "tensor",
+    rescale: bool = False,
     elect_by: ElectBy | None = None,
     tie: TieSign | None = None,
     normalize: bool | None = None,
@@ -472,6 +481,8 @@ def breadcrumbs_ties(
       density: The fraction that is kept; see `breadcrumbs`.
       gamma: The fraction of largest entries that is left out; see `breadcrumbs`.
       scope: Whether fractions are of each "tensor" or of the whole "tree".
+      rescale: Whether the deltas of a model that stay are multiplied by one number, which restores
+        their L1 norm over the `scope`: mergekit's rescaling.
       elect_by: How the sign is elected, "mass" by default; see `elect`.
       tie: What is elected where the sum is exactly 0, "none" by default; see `elect`.
       normalize: Whether the sum is divided by the weights of the models that agree; by default it
@@ -493,7 +504,9 @@ def breadcrumbs_ties(
       2023 (arXiv 2306.01708).
     """
     normalize = choose(compat)(normalize, True, False)
-    thinned = chain(_thinned(density, gamma, scope, compat), _elected(elect_by, tie, compat))
+    thinned = chain(
+        _thinned(density, gamma, scope, rescale, compat), _elected(elect_by, tie, compat)
+    )
     return Merge(thinned, _mean_or_sum(normalize), normalize=normalize, scale=scale)
 
 
@@ -501,9 +514,11 @@ def _thinned(
     density: float | Sequence[float] | None,
     gamma: float | Sequence[float] | None,
     scope: Scope,
+    rescale: bool,
     compat: Compat,
 ) -> Transform:
     """The masks of breadcrumbs, with the defaults of `compat`."""
     default = choose(compat)
     density, gamma = default(density, 0.15, 1.0), default(gamma, 0.006, 0.01)
-    return keep_between(density, gamma, scope, floor=compat == "mergekit")
+    masks = keep_between(density, gamma, scope, floor=compat == "mergekit")
+    return _restored(masks, rescale, scope)

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from sail_jax import disk
@@ -38,6 +38,7 @@ def admit(
     inputs: Iterable[str | os.PathLike[str]],
     resume: bool = False,
     force: bool = False,
+    names: Collection[str] = (),
 ) -> None:
     """Checks that an output can be written at a path, before any work is done for it.
 
@@ -47,6 +48,7 @@ def admit(
       resume: Whether an output that is there already is admitted. Whether it is the right one is
         for the writer to say.
       force: Whether an output that an operation wrote there is admitted, to be replaced.
+      names: The names of the outputs that the path is to hold, if it is a folder of several.
 
     Raises:
       CheckpointError: If the path cannot be a file name, something stands there already (an empty
@@ -61,20 +63,26 @@ def admit(
     # `lexists` sees a link that leads nowhere as well: it exists for a rename, but is no output.
     there = os.path.lexists(out) and not is_empty_folder(out)
     if there and force:
-        written.check_own(out)
+        written.check_own(out, names)
     elif there and not (resume and os.path.exists(out)):
-        more = "" if written.strange(out) else f", or {argument('force', 'True')} replaces it"
+        more = ""
+        with contextlib.suppress(CheckpointError):
+            written.check_own(out, names)
+            more = f", or {argument('force', 'True')} replaces it"
         raise CheckpointError(f"{out} exists already; choose another place for the output{more}")
     with explained("write", out), contextlib.suppress(FileNotFoundError):
         os.lstat(out.with_name(f".{out.name}.partial"))  # raises where no name can stand
+    inputs = list(inputs)
     # Path.resolve would raise for a link that leads to itself.
     real = Path(os.path.realpath(out))
     for path in inputs:
         read = Path(os.path.realpath(path))
         if read in (real, *real.parents):
             raise CheckpointError(f"{out} lies in {path}, which is read: choose another place")
-        if there and force and real in read.parents:
+        if there and force and not names and real in read.parents:
             raise CheckpointError(f"{path}, which is read, lies in {out}: choose another place")
+    for name in names:
+        admit(out / name, inputs, resume, force)
 
 
 def hold(partial: Path, out: Path) -> int | None:

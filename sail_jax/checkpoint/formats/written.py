@@ -7,7 +7,7 @@ checksum of samples, and by a time of change after the record's.
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from sail_jax import disk
@@ -73,7 +73,7 @@ def strange(out: Path) -> str:
     if out.is_symlink():
         return "it is a link"
     if not out.is_dir():
-        return "it is no folder, and bears no record of what wrote it"
+        return "it is no folder, and only a folder bears a record of what wrote it"
     if not (out / RECORD).is_file() or (out / RECORD).is_symlink():
         return f"it has no record of sail-jax, {RECORD}"
     try:
@@ -107,18 +107,30 @@ def strange(out: Path) -> str:
     return ""
 
 
-def check_own(out: Path) -> None:
+def check_own(out: Path, names: Collection[str] = ()) -> None:
     """Checks that what stands at a path may be replaced: an output of ours, as it was written.
 
     Args:
       out: The path, at which something stands.
+      names: The names of several outputs, if the path is a folder for them. Then it may hold such
+        outputs only, whatever their names are, and unfinished ones of these names.
 
     Raises:
       CheckpointError: If it may not, or cannot be read; the message names what is in the way.
     """
-    if why := strange(out):
+    if names and out.is_dir() and not out.is_symlink():
+        with reading(out):
+            found = sorted(out.iterdir())
+        why = "it is one output, and no folder of several" if out / RECORD in found else ""
+        for path in found if not why else ():
+            if path.name not in {f".{name}.partial" for name in names}:
+                check_own(path)
+    else:
+        why = strange(out)
+    if why:
         raise CheckpointError(
-            f"{out} is left alone, as {why}; move it away, or choose another place for the output"
+            f"{out} is left alone, as {why}; move or remove it, or choose "
+            "another place for the output"
         )
 
 

@@ -214,7 +214,7 @@ def extract_adapter(
         raise ValueError(f"{argument('rank')} or {argument('energy')}: expected at least one")
     if isinstance(modules_to_save, str):
         raise ValueError(f"{argument('modules_to_save')}: expected a sequence of patterns")
-    admit(Path(out), [base, tuned], run.resume)
+    admit(Path(out), [base, tuned], run.resume, run.force)
     with contextlib.ExitStack() as stack:
         first, second = inputs = [stack.enter_context(opened(path, run)) for path in (base, tuned)]
         plan = _Extraction(first, second, modules_to_save)
@@ -317,7 +317,7 @@ def merge_adapters(
             f"{list(weights)}"
         )
     merge = _merge(method, seed, options)
-    admit(Path(out), adapters, run.resume)
+    admit(Path(out), adapters, run.resume, run.force)
     with contextlib.ExitStack() as stack:
         inputs = [stack.enter_context(opened(x, run, adapters=True)) for x in adapters]
         read = [_factors_of(x) for x in inputs]
@@ -388,7 +388,7 @@ def apply_adapter(
     [[2.0, 2.0], [2.0, 2.0], [2.0, 2.0]]
     """
     began = time.monotonic()
-    admit(Path(out), [base, adapter], run.resume)
+    admit(Path(out), [base, adapter], run.resume, run.force)
     with contextlib.ExitStack() as stack:
         inputs = [
             stack.enter_context(opened(base, run)),

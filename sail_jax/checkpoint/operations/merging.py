@@ -249,6 +249,7 @@ def merge_recipe(
             [checkpoint.path for plan in ready for checkpoint in plan.inputs],
             run.resume,
             run.force,
+            [one.name or "" for one in last] if len(last) > 1 else (),
         )
     used = {name for one in recipes for name in one.uses}
     with between(out, used, run.resume) as folder:

@@ -25,7 +25,7 @@ from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError, sample
 from sail_jax.checkpoint.formats.open import Checkpoint, changed, open_checkpoint, open_values
 from sail_jax.checkpoint.formats.table import check_written
-from sail_jax.checkpoint.output.writer import create
+from sail_jax.checkpoint.output.writer import DiffersError, create
 from sail_jax.merging import random_bits
 from sail_jax.merging.selection import check_weights
 from sail_jax.merging.work import Work
@@ -54,7 +54,7 @@ class RunOptions:
 
     Attributes:
       resume: Whether to continue what an interrupted call left. An output that is finished is
-        compared with what would be written, and stays.
+        compared with what would be written, and stays; with `force` another one is replaced.
       max_memory: Bytes that the process may use. By default there is no limit; each thread holds
         one tensor, or a piece of it, at a time.
       threads: How many workers; by default as many as there are cores, up to 8.
@@ -270,29 +270,42 @@ def carried_out(
     made = disk.sha256(repr([mark, computing]).encode())
     if done is not None and run.resume and not measure and _is_done(done, made, out):
         return {}, True
-    with create(
-        out, {work.name: (work.dtype, work.shape) for work in works},
-        fingerprint=mark, versions=computing, rewrites=rewrites, format=run.format, file=file,
-        shard_bytes=run.shard_bytes, resume=run.resume, sync=run.sync, record=True, force=run.force,
-    ) as writer:  # fmt: skip
-        records = execute(
-            works, writer, limits, allow_nonfinite=run.allow_nonfinite, measure=measure,
-            progress=run.progress,
-        )  # fmt: skip
-        if writer.folder:
-            for name, data in beside.items():
-                writer.extra(name, data)
-        try:
-            # Checked at the end, as only now has everything been read.
-            _check_unchanged(inputs, state)
-        except CheckpointError:
-            with contextlib.suppress(disk.StoreError):
-                writer.abandon()
+
+    def written(resume: bool) -> tuple[dict[str, Record], bool]:
+        """Executes the works, or compares their outcome with an output that is finished."""
+        with create(
+            out, {work.name: (work.dtype, work.shape) for work in works},
+            fingerprint=mark, versions=computing, rewrites=rewrites, format=run.format, file=file,
+            shard_bytes=run.shard_bytes, resume=resume, sync=run.sync, record=True, force=run.force,
+        ) as writer:  # fmt: skip
+            records = execute(
+                works, writer, limits, allow_nonfinite=run.allow_nonfinite, measure=measure,
+                progress=run.progress,
+            )  # fmt: skip
+            if writer.folder:
+                for name, data in beside.items():
+                    writer.extra(name, data)
+            try:
+                # Checked at the end, as only now has everything been read.
+                _check_unchanged(inputs, state)
+            except CheckpointError:
+                with contextlib.suppress(disk.StoreError):
+                    writer.abandon()
+                raise
+            writer.commit()
+        return records, writer.unchanged
+
+    try:
+        records, unchanged = written(run.resume)
+    except DiffersError:
+        if not run.force:
             raise
-        writer.commit()
+        # The output that is there is another one, which may be replaced. Nothing is left of the
+        # comparison.
+        records, unchanged = written(False)
     if done is not None:
         disk.write_record(done, {"format": disk.FORMAT, "works": made, "files": _left(out)})
-    return records, writer.unchanged
+    return records, unchanged
 
 
 def _computing() -> dict[str, str]:

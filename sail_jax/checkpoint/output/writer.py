@@ -42,7 +42,7 @@ from sail_jax.checkpoint.output.journal import Journal, Piece, digest, gap
 from sail_jax.checks import argument
 from sail_jax.merging.tensors import Shape
 
-__all__ = ["Writer", "create", "save_checkpoint"]
+__all__ = ["DiffersError", "Writer", "create", "save_checkpoint"]
 
 # The bytes of a tensor that share one digest.
 _PIECE = 1 << 22
@@ -158,6 +158,17 @@ def _differing(earlier: Any, now: Mapping[str, str]) -> str:
     before = ", ".join(f"{name} {version}" for name, version in noted.items())
     after = ", ".join(f"{name} {now[name]}" for name in unlike)
     return f"{before}, and this is {after}" if unlike else ""
+
+
+def _holds(path: Path, data: bytes | Path) -> bool:
+    """Whether a file has this content."""
+    with explained("read", path):
+        content = data.read_bytes() if isinstance(data, Path) else data
+        return path.is_file() and path.read_bytes() == content
+
+
+class DiffersError(CheckpointError):
+    """Raised where an output that an earlier run finished holds something else."""
 
 
 class Writer:
@@ -298,22 +309,23 @@ class Writer:
                         return
                 self._clear()
                 pieces, names, old = {}, set(), False
-        # What stands at the place of the output may only be this very work, finished: `write` then
-        # compares it, entry by entry.
-        if taken and self._force:
+        # What stands at the place of the output may be this very work, finished: `write` then
+        # compares it, entry by entry. Anything else it may only be if it is to be replaced.
+        if taken:
             try:
-                written.check_own(self.out)
+                if self._force:
+                    written.check_own(self.out)
+                if not names and resume and self._is_there():
+                    self.unchanged = True
+                    return
+                if not self._force:
+                    raise CheckpointError(
+                        f"{self.out} exists already; choose another place for the output"
+                    )
             except CheckpointError:
                 if not names:
                     self._remove()
                 raise
-        elif taken:
-            if not names and resume and self._is_there():
-                self.unchanged = True
-                return
-            if not names:
-                self._remove()
-            raise CheckpointError(f"{self.out} exists already; choose another place for the output")
         # A library that was converting the stage may have been killed beside its output.
         strangers = {name for name in names - _OURS if not name.startswith("data.")}
         if strangers or (names and "journal" not in names):
@@ -441,8 +453,8 @@ class Writer:
 
         Raises:
           CheckpointError: If there is no such tensor, its dtype is another, it is finished already,
-            the entries reach beyond it, or they cannot be written. Where the output is finished
-            already, also if it holds other values.
+            the entries reach beyond it, or they cannot be written. `DiffersError` if the output is
+            finished already, and holds other values.
         """
         if name not in self._wanted:
             raise CheckpointError(f"'{name}' is not a tensor of {self.out}")
@@ -480,15 +492,19 @@ class Writer:
                     self._flusher.wrote(fd, len(view))
 
     def _compare(self, there: Checkpoint, name: str, first: int, data: np.ndarray) -> None:
-        """Raises CheckpointError if the finished output holds other bytes in this place."""
+        """Raises DiffersError if the finished output holds other bytes in this place."""
         dtype = self._wanted[name][0]
         same = np.empty(data.size // dtype.itemsize, dtype)
         there.tensors[name].read(same, first)
         if not np.array_equal(same.view(np.uint8), data):
-            raise CheckpointError(
-                f"{self.out} exists already, and its '{name}' is another; choose another place for "
-                "the output"
-            )
+            raise self._differs(name)
+
+    def _differs(self, name: str) -> DiffersError:
+        """The error for a tensor or a file that is another in the finished output."""
+        return DiffersError(
+            f"{self.out} exists already, and its '{name}' is another; choose another place for the "
+            "output"
+        )
 
     def done(self, name: str) -> None:
         """Notes in the journal that every entry of a tensor is written.
@@ -523,12 +539,15 @@ class Writer:
 
         Raises:
           CheckpointError: If the output is a single file, the name is not a plain file name or
-            belongs to a file of tensors, or the file cannot be written.
+            belongs to a file of tensors, or the file cannot be written. `DiffersError` if a
+            finished output that may be replaced holds another.
         """
         if not self.folder:
             raise CheckpointError(f"{self.out} is one file: '{filename}' cannot go along")
         # It went along when the earlier run committed.
         if self.unchanged:
+            if self._force and not _holds(self.out / filename, data):
+                raise self._differs(filename)
             return
         if not filename or filename.startswith(".") or set(filename) & set("/\\\0"):
             raise CheckpointError(f"{filename!r} is not a plain file name")

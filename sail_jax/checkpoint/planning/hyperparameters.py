@@ -88,8 +88,7 @@ class Hyperparameters:
           differ.
 
         Raises:
-          RecipeError: If a parameter that the method needs is not set for the tensor, or if one
-            that our method lacks is set to anything but its default.
+          RecipeError: If a parameter that the method needs is not set for the tensor.
         """
         recipe, name = self.recipe, self.recipe.method
         outer = [job.part.parameters, job.module.parameters, recipe.parameters]
@@ -136,7 +135,7 @@ class Hyperparameters:
                 values[k] = fill
             if parameter.option == "weights":
                 weights = tuple(values) if None not in values else None
-            elif parameter.option is not None and self._takes(parameter, values):
+            elif parameter.option is not None:
                 options[parameter.option] = tuple(values) if parameter.per_model else values[0]
         options = {key: value for key, value in options.items() if value is not None}
         if mergekit.accepts(name, "compat"):
@@ -216,17 +215,6 @@ class Hyperparameters:
             return self.entry.merge
         seeded = "key" in methods.options_of(method)
         return methods.get(method)(**options, **({"key": self.key} if seeded else {}))
-
-    def _takes(self, parameter: mergekit.Parameter, values: Sequence[Any]) -> bool:
-        """Tells whether our method has a parameter; RecipeError if it lacks one that is set."""
-        if mergekit.accepts(self.recipe.method, str(parameter.option)):
-            return True
-        if any(value != parameter.default for value in values):
-            raise RecipeError(
-                self.recipe.at("merge_method"),
-                f"{parameter.name} of {self.recipe.method} can only be {parameter.default} here",
-            )
-        return False
 
 
 def _collapsed(values: Sequence[Any]) -> Any:

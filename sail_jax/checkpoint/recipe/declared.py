@@ -6,6 +6,7 @@ follows from its keys. `parts` has the declarations of a recipe, `tables` that o
 """
 
 import re
+from collections.abc import Collection
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import (
@@ -19,10 +20,11 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from sail_jax.checkpoint.recipe.published import nearest_word, without_effect
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
 
-__all__ = ["Declared", "Given", "Note", "Placed", "kind", "read", "remark"]
+__all__ = ["Declared", "Given", "Note", "Placed", "Published", "kind", "read", "remark"]
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -178,6 +180,19 @@ class Declared(BaseModel):
         del key
         return None
 
+    @classmethod
+    def hint(cls, key: str, keys: Collection[str]) -> str:
+        """Names what may have been meant by a key that is an error.
+
+        Args:
+          key: The key.
+          keys: Those that the mapping has.
+
+        Returns:
+          A text in brackets, to be put behind the message.
+        """
+        return nearest(key, keys)
+
     @model_validator(mode="wrap")
     @classmethod
     def _declared(cls, given: Any, handler: Any, info: ValidationInfo) -> Any:
@@ -193,7 +208,7 @@ class Declared(BaseModel):
             if ignored is not None:
                 remark(info, part.key, ignored)
             elif key not in keys:
-                hint = nearest(key, keys)
+                hint = cls.hint(key, keys)
                 raise RecipeError(part.key, f"{key!r} is no key of {cls.what()}{hint}")
             if part.value is None or ignored is not None:
                 del given[key]
@@ -213,6 +228,27 @@ class Placed(Declared):
     """
 
     where: Where = Field(Where(), exclude=True)
+
+
+class Published(Declared):
+    """A mapping that mergekit reads, too: what it knows and does not read there gives a note."""
+
+    @classmethod
+    def here(cls) -> str:
+        """Returns where the keys of the mapping stand, in words.
+
+        Returns:
+          A place, such as "in a slice".
+        """
+        return f"in {cls.what()}"
+
+    @classmethod
+    def ignores(cls, key: str) -> str | None:
+        return without_effect(key, cls.here())
+
+    @classmethod
+    def hint(cls, key: str, keys: Collection[str]) -> str:
+        return nearest_word(key, keys)
 
 
 def read(declaration: type[T], node: Node, context: Any = None) -> T:

@@ -165,7 +165,11 @@ _ROWS: list[tuple[str, Base, tuple[int, int | None], str, str, tuple[Parameter, 
         _ANY,
         "Multi-SLERP",
         "",
-        (_WEIGHT, _bool("normalize_weights", True, "normalize"), _number("eps", 1e-8)),
+        (
+            _WEIGHT,
+            _bool("normalize_weights", True, "normalize"),
+            _number("eps", 1e-8, type=between(0)),
+        ),
     ),
     (
         "karcher",
@@ -254,7 +258,7 @@ MERGEKIT = {
     )
     for name, base, models, title, paper, ps in _ROWS
 }
-"""mergekit's methods by name. A parameter that our method lacks can only have its default."""
+"""mergekit's methods by name."""
 
 _ELSEWHERE = frozenset({"key", "compat", "scope"})
 """Hyperparameters that a recipe sets at its top level; `key` is made of its seed."""

@@ -30,6 +30,7 @@ from sail_jax.checkpoint.recipe.declared import (
     Given,
     Note,
     Placed,
+    Published,
     kind,
     read,
     remark,
@@ -211,23 +212,6 @@ def _entry(given: Any, info: ValidationInfo) -> mergekit.Entry:
     context: Any = info.context
     context["entry"] = entry
     return entry
-
-
-class Published(Declared):
-    """A mapping that mergekit reads, too: what it knows and does not read there gives a note."""
-
-    @classmethod
-    def here(cls) -> str:
-        """Returns where the keys of the mapping stand, in words.
-
-        Returns:
-          A place, such as "in a slice".
-        """
-        return f"in {cls.what()}"
-
-    @classmethod
-    def ignores(cls, key: str) -> str | None:
-        return without_effect(key, cls.here())
 
 
 Reference = Annotated[Ref, PlainValidator(_ref)]

@@ -6,7 +6,12 @@ mappings (`KEYS`) or a parameter of one of its methods (`PARAMETERS`). Any other
 as a typing error would be. Which method reads which parameter is in `mergekit.MERGEKIT`.
 """
 
-__all__ = ["KEYS", "PARAMETERS", "without_effect"]
+import difflib
+from collections.abc import Collection
+
+from sail_jax.checks import nearest
+
+__all__ = ["KEYS", "PARAMETERS", "nearest_word", "without_effect"]
 
 KEYS = {
     "at the top": (
@@ -52,11 +57,40 @@ def without_effect(word: str, here: str) -> str | None:
     'pad_to_multiple_of has no effect at the top; it belongs in tokenizer'
     >>> without_effect("wieght", "under ties")
     """
-    places = [place for place, keys in KEYS.items() if word in keys]
-    if word in PARAMETERS:
-        # Among parameters it is the method that does not read it, not the place.
-        places = [] if here.startswith("under") else ["in parameters"]
-    elif not places and word not in _READ_BY_NONE:
+    places = _places(word)
+    if not places and word not in _READ_BY_NONE:
         return None
-    remedy = f"; it belongs {' or '.join(places)}" if places else ""
+    # Among parameters it is the method that does not read it, not the place.
+    alone = word in PARAMETERS and here.startswith("under")
+    remedy = f"; it belongs {' or '.join(places)}" if places and not alone else ""
     return f"{word} has no effect {here}{remedy}"
+
+
+def nearest_word(word: str, keys: Collection[str]) -> str:
+    """Names the words near one that nobody reads, for a message.
+
+    Args:
+      word: A key of a mapping, unknown everywhere.
+      keys: The keys that the mapping has.
+
+    Returns:
+      A text in brackets, as from `checks.nearest`; with the place where it belongs if the nearest
+      word is read elsewhere.
+
+    >>> nearest_word("wieght", ["models", "seed"])
+    " (nearest: 'weight', which belongs in parameters)"
+    >>> nearest_word("modles", ["models", "seed"])
+    " (nearest: 'models')"
+    """
+    words = [*keys, *(w for known in KEYS.values() for w in known), *PARAMETERS]
+    # Nearer than `nearest` asks for: a word of another place is a guess about the place, too.
+    near = difflib.get_close_matches(word[:100], words, n=1, cutoff=0.75)
+    if not near or near[0] in keys:
+        return nearest(word, keys)
+    return f" (nearest: {near[0]!r}, which belongs {' or '.join(_places(near[0]))})"
+
+
+def _places(word: str) -> list[str]:
+    """The places where mergekit reads a word; empty if it reads it nowhere."""
+    places = [place for place, keys in KEYS.items() if word in keys]
+    return ["in parameters"] if word in PARAMETERS else places

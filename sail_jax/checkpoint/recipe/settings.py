@@ -15,9 +15,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationInfo
 
-from sail_jax.checkpoint.recipe.declared import Note, Placed, read
+from sail_jax.checkpoint.recipe.declared import Note, Placed, Published, read
 from sail_jax.checkpoint.recipe.patterns import compiled
-from sail_jax.checkpoint.recipe.published import without_effect
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
 
@@ -103,7 +102,7 @@ def _value(given: Any, info: ValidationInfo) -> Any:
     return given if context is None else _adapter(context["type"]).validate_python(given)
 
 
-class Condition(Placed):
+class Condition(Published, Placed):
     """A value of a parameter, for the tensors whose names fit a filter.
 
     The context with which a condition is read gives the type of the value, under "type".
@@ -118,10 +117,6 @@ class Condition(Placed):
     values: Annotated[
         tuple[Annotated[Any, BeforeValidator(_value)], ...], BeforeValidator(_values)
     ] = Field((), validation_alias="value", validate_default=True)
-
-    @classmethod
-    def ignores(cls, key: str) -> str | None:
-        return without_effect(key, "in a condition")
 
 
 Setting = tuple[Condition, ...]

@@ -230,6 +230,24 @@ def test_an_output_is_replaced_on_demand(models, capsys):
     assert all((after[name] == second[name]).all() for name in SHAPES)
 
 
+def test_force_and_resume_compare_what_is_finished(models, capsys):
+    assert call("out") == 0
+    before = (models / "out" / ".sail-jax").stat()
+    for change, same in ((), True), (("--random-seed", "9"), False), (("--random-seed", "9"), True):
+        capsys.readouterr()
+        assert call("out", "--force", "--resume", *change) == 0
+        now = (models / "out" / ".sail-jax").stat()
+        assert os.path.samestat(now, before) == same
+        assert ("out: finished before" in capsys.readouterr().out) == same
+        before = now
+    # Equal tensors, and another recipe beside them.
+    with open(models / "recipe", "a") as recipe:
+        recipe.write("# mine\n")
+    assert call("out", "--force", "--resume", "--random-seed", "9") == 0
+    assert (models / "out" / "recipe.yaml").read_text().endswith("# mine\n")
+    assert sorted(path.name for path in models.iterdir()) == ["a", "b", "out", "recipe"]
+
+
 def test_an_input_within_what_is_replaced_is_refused(models):
     merge_checkpoints(["a", "b"], "out")
     for step, name in enumerate("ab"):

@@ -193,8 +193,9 @@ def test_order_of_models_does_not_matter(label):
 @pytest.mark.parametrize("label", WHOLE)
 def test_rotations_and_scales_commute(label):
     """All inputs rotated rotate the outcome, scaled scale it; condition numbers as above."""
-    # mergekit's threshold is absolute: not below deltas of 1e-3
-    scales = [4.0] if label == "stock mergekit" else [4.0, 2.0**-20]
+    # mergekit's constants are absolute: they count below deltas of 1e-3, and of 1e-5
+    absolute = label in ("stock mergekit", "multislerp mergekit")
+    scales = [4.0] if absolute else [4.0, 2.0**-20]
     count = SUBJECTS[label][2]
     random = np.random.default_rng(5)
     Q = np.linalg.qr(random.normal(size=(20, 20)))[0].astype(np.float32)
@@ -595,3 +596,24 @@ def test_defect_half_precision_output():
     """fusion_bench's slerp returns float32 for bfloat16."""
     models = [{"a": jnp.ones(2, jnp.bfloat16)}, {"a": jnp.arange(2, dtype=jnp.bfloat16)}]
     assert methods.slerp(t=0.5)(models)["a"].dtype == jnp.bfloat16
+
+
+def test_eps_of_multislerp():
+    """By the definition, in float64: lengths near eps, and a mean of directions shorter than it."""
+    random = np.random.default_rng(7)
+    xs = random.normal(size=(2, 6)) * [[1.0], [0.2]]
+    models = [{"a": jnp.asarray(x, jnp.float32)} for x in xs]
+    lengths = np.linalg.norm(xs, axis=1)
+    for eps, weights in ((0.4, [0.6, 0.3]), (0.4, [0.2, -0.1]), (0.0, [0.6, 0.3])):
+        w = np.array(weights)
+        mean = w @ (xs / (lengths[:, None] + eps))
+        size = np.linalg.norm(mean)
+        arc = mean / size * np.cos(eps) * (w @ lengths)
+        want = arc if size >= eps else w @ xs
+        assert (size >= eps) == (weights != [0.2, -0.1])
+        merge = methods.multislerp(normalize=False, eps=eps, compat="mergekit")
+        np.testing.assert_allclose(merge(models, weights=weights)["a"], want, atol=10 * EPS)
+    alone = merge(models[:1], weights=[0.3])
+    np.testing.assert_array_equal(alone["a"], models[0]["a"])
+    with pytest.raises(ValueError, match="eps: expected None unless compat"):
+        methods.multislerp(eps=1e-8)

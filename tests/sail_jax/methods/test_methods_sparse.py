@@ -113,6 +113,48 @@ def test_fraction_floors_decimals_as_written(part):
         assert value == math.floor(Fraction(part).limit_denominator(1000) * count)
 
 
+# --- rescaling
+
+
+def rescaled(deltas, name, scope, w, density=0.3, gamma=0.2):
+    """What each method adds to the base, by its definition: lists of vectors by model, float64."""
+    restored = []
+    for tensors in deltas:
+        parts = [np.concatenate(tensors)] if scope == "tree" else tensors
+        whole = []
+        for x in parts:
+            count = int(density * x.size)
+            top = 0 if name == "ties" else int(gamma * x.size)
+            rank = stable_ranks(-np.abs(x))
+            left = np.where((rank >= top) & (rank < top + count), x, 0)
+            whole.append(left * (np.abs(x).sum() / np.abs(left).sum()))
+        restored.append(np.concatenate(whole))
+    terms = np.array(w)[:, None] * restored
+    if name == "breadcrumbs":
+        return terms.sum(0)
+    agree = np.sign(terms) == np.where(terms.sum(0) >= 0, 1, -1)
+    mass = (np.array(w)[:, None] * agree).sum(0)
+    return (terms * agree).sum(0) / (np.where(mass == 0, 1, mass) if name == "ties" else 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "scope"),
+    [("ties", "tensor"), ("breadcrumbs", "tensor"), ("breadcrumbs_ties", "tree")],
+)
+def test_rescale_restores_l1_norms(name, scope):
+    """The tensors' deltas differ in size: a norm of the tree is none of a tensor."""
+    random = np.random.default_rng(8)
+    deltas = [[random.normal(size=20), 5 * random.normal(size=30)] for _ in range(2)]
+    base, w = {"a": jnp.zeros(20), "b": jnp.zeros(30)}, [0.6, 0.3]
+    models = [dict(zip("ab", map(jnp.float32, tensors), strict=True)) for tensors in deltas]
+    options = {} if name == "ties" else {"gamma": 0.2}
+    merge = methods.get(name)(
+        density=0.3, rescale=True, scope=scope, compat="mergekit", **options
+    )  # fmt: skip
+    got = np.concatenate(list(merge(models, base, weights=w).values()))
+    np.testing.assert_allclose(got, rescaled(deltas, name, scope, w), rtol=0, atol=60 * EPS)
+
+
 # --- breadcrumbs
 
 

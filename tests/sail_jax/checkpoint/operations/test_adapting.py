@@ -401,6 +401,21 @@ def test_what_does_not_fit_is_refused_in_one_line(two, tmp_path, monkeypatch, ca
         assert sorted(path.name for path in two.iterdir()) == before, words
 
 
+def test_force_replaces_what_each_of_the_three_wrote(two, tmp_path):
+    out, forced = tmp_path / "out", RunOptions(force=True)
+    a, b = two / "a", two / "b"
+    for write in (
+        lambda run: apply_adapter(two / "base", a, out, run=run),
+        lambda run: extract_adapter(two / "base", two / "tuned", out, rank=2, run=run),
+        lambda run: merge_adapters([a, b], out, run=run),
+    ):
+        if out.exists():
+            with pytest.raises(CheckpointError, match=r"or force=True replaces it"):
+                write(RunOptions())
+        write(forced)
+    assert merged(out)[1].keys() == adapter(a)[0].keys()
+
+
 def test_the_table_is_printed(two, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(two)
     words = ["lora", "extract", "base", "tuned", str(tmp_path / "out"), "--rank", "8", "--quiet"]

@@ -72,6 +72,35 @@ def test_of_several_outcomes_each_has_its_folder(folder):
         merge_recipe(text(folder, third, SECOND, FIRST), folder / "out.npz")
 
 
+def test_a_folder_of_several_outcomes_is_replaced_one_by_one(folder):
+    out, forced = folder / "out", RunOptions(force=True)
+    third = FIRST.replace("first", "third")
+    merge_recipe(text(folder, FIRST, third.replace("third", "other")), out)
+    before = (out / "first" / ".sail-jax").stat()
+    recipe = text(folder, FIRST.replace("model: B", "model: A"), third)
+    with pytest.raises(CheckpointError, match=r"out exists already; .*, or force=True replaces it"):
+        merge_recipe(recipe, out)
+    merge_recipe(recipe, out, run=forced)
+    assert left(out) == ["first", "other", "third"]  # ours by its record, though of another name
+    np.testing.assert_array_equal(load_checkpoint(out / "first")["w"], A)
+    assert not os.path.samestat(before, (out / "first" / ".sail-jax").stat())
+    for name, reason in ((".DS_Store", "it is no folder"), ("first/mine", "'mine' was added")):
+        (out / name).write_text("mine")
+        where = out / name.removesuffix("/mine")
+        with pytest.raises(CheckpointError, match=f"{where} is left alone, as {reason}"):
+            merge_recipe(recipe, out, run=forced)
+        with pytest.raises(CheckpointError, match=r"place for the output$"):
+            merge_recipe(recipe, out)
+        (out / name).unlink()
+    reads = text(folder, FIRST, third.replace("model: A", f"model: {out}/third"))
+    with pytest.raises(CheckpointError, match=r"third lies in .*third, which is read"):
+        merge_recipe(reads, out, run=forced)
+    np.testing.assert_array_equal(load_checkpoint(out / "first")["w"], A)
+    with pytest.raises(CheckpointError, match=r"first is left alone, as it is one output"):
+        merge_recipe(recipe, out / "first", run=forced)
+    assert left(folder) == ["out"]
+
+
 BAD = {
     "circle": ([LAST, SECOND, FIRST.replace("model: A", "model: second")], "r:10:1|r:5:1",
                "documents need each other: (first needs second|second needs first) needs"),

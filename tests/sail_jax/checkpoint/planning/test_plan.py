@@ -109,7 +109,8 @@ def test_ties_reads_as_mergekit_does():
     assert t.base is not None
     assert t.base.source.startswith("base/")
     assert t.weights == (0.5, 0.25)
-    assert t.options == {"density": 0.5, "normalize": True, "scale": 1.0, "compat": "mergekit"}
+    set_here = {"density": 0.5, "normalize": True, "rescale": False, "scale": 1.0}
+    assert t.options == {**set_here, "compat": "mergekit"}
     assert {t.group for t in found.treatments} == {0}
 
 

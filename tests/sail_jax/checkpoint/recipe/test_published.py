@@ -60,6 +60,11 @@ def test_the_words_are_those_of_the_methods():
         own = mergekit.MERGEKIT[name].parameters
         assert {p for p in own if own[p].per_model} == set(each.split())
         assert {p for p in own if not own[p].per_model} == set(shared.split())
+        # What is read has an option of ours behind it, or changes no number in mergekit either.
+        options = {p.option for p in own.values()} - {None, "weights"}
+        assert all(mergekit.accepts(name, option) for option in options)
+        idle = {p.name for p in own.values() if p.option is None}
+        assert idle <= INERT.get(name, set()) | {"int8_mask"}
 
 
 @pytest.mark.parametrize("method", READ)
@@ -113,6 +118,9 @@ def test_a_key_is_read_or_noted_or_unknown(place):
     for typing_error in ("dype", "layer_rang", "seeed"):
         with pytest.raises(RecipeError, match=rf"r:\d+:\d+: .*{typing_error}.* is no key of a"):
             parse(PLACES[place].replace("WORD", typing_error), "r")
+    belongs = r"r:\d+:\d+: .*'wieght' is no key of .*nearest: 'weight', which belongs in parameters"
+    with pytest.raises(RecipeError, match=belongs):
+        parse(PLACES[place].replace("WORD", "wieght"), "r")
 
 
 def test_what_only_the_place_or_the_rest_makes_idle():
