@@ -17,7 +17,7 @@ import threading
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -520,6 +520,11 @@ class StoredTensor:
         """Whether the bytes of each entry are stored in the other order."""
         return self._swap
 
+    @property
+    def place(self) -> Hashable:
+        """What the entries are read from: tensors of one place and shape have the same ones."""
+        return self._file, self._runs, self._swap, self.dtype
+
     def read(self, out: np.ndarray, start: int = 0) -> None:
         """Fills a buffer with entries of the tensor, in row-major order.
 
@@ -573,6 +578,11 @@ class LoadedTensor(OnDemand):
         super().__init__(name, dtype, shape, source)
         self._load = load
         self._span = math.prod(shape) * dtype.itemsize if span is None else span
+
+    @property
+    def place(self) -> Hashable:
+        """What the entries are read from: tensors of one place and shape have the same ones."""
+        return self._load
 
     @property
     def needs(self) -> int:

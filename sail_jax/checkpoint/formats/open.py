@@ -5,6 +5,7 @@ import os
 import re
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -293,7 +294,8 @@ def load_checkpoint(
       offline: As `open_checkpoint` takes it.
 
     Returns:
-      NumPy arrays by name. Bfloat16 and the float8 types are those of `ml_dtypes`.
+      NumPy arrays by name. Bfloat16 and the float8 types are those of `ml_dtypes`. Tied
+      weights in a file of PyTorch's, which are one view of one storage, share an array.
 
     Raises:
       CheckpointError: As `open_checkpoint` does, and if a file is truncated or changes meanwhile,
@@ -307,12 +309,16 @@ def load_checkpoint(
     array([0., 1., 2.], dtype=float32)
     """
     with open_checkpoint(path, allow_pickle=allow_pickle, offline=offline) as checkpoint:
-        arrays = {}
+        arrays, made = dict[str, np.ndarray](), dict[Any, np.ndarray]()
         for name, tensor in checkpoint.tensors.items():
+            key = (getattr(tensor, "place", name), tensor.shape)
+            if key in made:
+                arrays[name] = made[key]
+                continue
             with reading(f"{tensor.source}: '{name}'"):
                 flat = np.empty(math.prod(tensor.shape), tensor.dtype)
             tensor.read(flat)
-            arrays[name] = flat.reshape(tensor.shape)
+            arrays[name] = made[key] = flat.reshape(tensor.shape)
         checkpoint.check_unchanged()
         return arrays
 
