@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,14 @@ from sail_jax.checks import argument
 from sail_jax.merging.selection import Select, Selection, selection
 from sail_jax.merging.tensors import Tensor
 
-__all__ = ["Checkpoint", "changed", "load_checkpoint", "open_checkpoint", "open_values"]
+__all__ = [
+    "Checkpoint",
+    "changed",
+    "check_there",
+    "load_checkpoint",
+    "open_checkpoint",
+    "open_values",
+]
 
 # What an output does not lack: hidden files, pages for people, the input's own recipe, and weights.
 _ELSEWHERE = re.compile(
@@ -241,6 +249,27 @@ def open_checkpoint(
         checkpoint.close()
         raise
     return checkpoint
+
+
+def check_there(paths: Iterable[str | PathLike[str]], *, offline: bool = False) -> None:
+    """Checks that several inputs exist, before any model on the Hub is downloaded.
+
+    Args:
+      paths: The inputs, as `open_checkpoint` takes them.
+      offline: As `open_checkpoint` takes it.
+
+    Raises:
+      CheckpointError: As `open_checkpoint` does for what does not exist, and if the models do not
+        fit on the disk together.
+    """
+    names = list(dict.fromkeys(os.fspath(path) for path in paths))
+    # One is looked up as it is opened.
+    if len(names) > 1:
+        for name in names:
+            with reading(name):
+                if not os.path.lexists(name):
+                    runs.named(name)
+        hub.check_there(names, offline=offline)
 
 
 def open_values(

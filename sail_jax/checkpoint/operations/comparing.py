@@ -19,7 +19,7 @@ from sail_jax.checkpoint.contents.relations import contradictions_of
 from sail_jax.checkpoint.contents.vocabulary import Vocabulary, read_vocabulary
 from sail_jax.checkpoint.formats import hub
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.checkpoint.formats.open import Checkpoint, open_values
+from sail_jax.checkpoint.formats.open import Checkpoint, check_there, open_values
 from sail_jax.checkpoint.planning.inputs import config_of, is_derived
 from sail_jax.configurations import differences
 from sail_jax.merging.selection import Select
@@ -130,6 +130,7 @@ def compare_checkpoints(
         # Links and relative paths are looked through: two names of one file are one model.
         if os.path.realpath(first) == os.path.realpath(second):
             raise CheckpointError(f"{second} is named twice: a model says nothing beside itself")
+    check_there(named, offline=offline)
     with contextlib.ExitStack() as stack:
         opened = [
             stack.enter_context(
