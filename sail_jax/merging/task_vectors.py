@@ -256,8 +256,9 @@ def _taken(path: str, values: Sequence[Any], integers: Integers | None, given: s
         raise TypeError(
             f"leaf {path!r}: expected real numbers, integers or bools, got {dtype}, which is traced"
         )
-    if rule == "max" and _is_key(values[0]):
-        raise ValueError(f"integers: leaf {path!r} holds random keys, which have no largest one")
+    if rule == "max" and (_is_key(values[0]) or any(x.dtype.kind in "OSU" for x in values)):
+        what = "random keys" if _is_key(values[0]) else "text or objects"
+        raise ValueError(f"integers: leaf {path!r} holds {what}, which have no largest one")
     if (rule == "refuse" or integers is None) and not is_traced(*values) and differ(values):
         said = f"leaf {path!r}: {dtype} values differ between models"
         if rule == "refuse":
