@@ -1,7 +1,10 @@
-"""Integers, bools and random keys in a merge: they cannot be averaged.
+"""Integers, bools, random keys and complex numbers in a merge: they are not averaged.
 
 Many checkpoints hold steps, counters, positions and keys with their weights. Where the models
 agree they are copied. Where they differ, one rule decides for files and for pytrees alike.
+
+Complex numbers are copied where the models agree, too. Where they differ they are weights, and one
+model's would be wrong next to merged ones: no rule admits that.
 """
 
 from collections.abc import Sequence
@@ -12,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["Integers", "check_integers", "differ", "one_of"]
+__all__ = ["Integers", "check_integers", "differ", "is_complex", "one_of", "remedy", "rule_for"]
 
 Integers = Literal["first", "last", "max", "refuse"]
 """Whose values are taken where models differ: those of the base or else the first model, of the
@@ -38,6 +41,48 @@ def check_integers(integers: Any) -> Integers:
             f"integers: expected one of {', '.join(get_args(Integers))}; got {integers!r}"
         )
     return integers
+
+
+def is_complex(dtype: Any) -> bool:
+    """Checks whether a dtype is one of complex numbers.
+
+    Args:
+      dtype: The dtype.
+
+    Returns:
+      Whether it is.
+    """
+    return jnp.issubdtype(dtype, jnp.complexfloating)
+
+
+def rule_for(dtype: Any, integers: Integers) -> Integers:
+    """Finds the rule for a dtype.
+
+    Args:
+      dtype: The dtype of the values, one that is not floating.
+      integers: The rule for integers.
+
+    Returns:
+      "refuse" for complex numbers, else the rule for integers.
+
+    >>> rule_for(np.complex64, "first"), rule_for(np.int32, "first")
+    ('refuse', 'first')
+    """
+    return "refuse" if is_complex(dtype) else integers
+
+
+def remedy(dtype: Any, otherwise: str) -> str:
+    """Finds what to do about values that differ and are refused, for messages.
+
+    Args:
+      dtype: The dtype of the values.
+      otherwise: What to do about integers.
+
+    Returns:
+      The rest of a sentence.
+    """
+    of_complex = "complex numbers are not merged, and select can leave them out"
+    return of_complex if is_complex(dtype) else otherwise
 
 
 def one_of(values: Sequence[Any], integers: Integers) -> Any:

@@ -248,7 +248,8 @@ class Merge:
         Args:
           models: M pytrees with the same leaf paths and shapes. Floating leaves are merged, in
             float32, or in float64 where a model has it, arrays of NumPy included, except under
-            `jit` without 64 bits. Integers, bools and random keys are copied.
+            `jit` without 64 bits. Integers, bools and random keys are copied, and complex numbers
+            that are equal in all models.
             All other leaves have to agree between models. They may be whole states of training,
             such as a `TrainState` or `nnx.state(model)`: then only their weights are merged.
           base: The pytree from which the models were tuned, of the same paths and shapes.

@@ -19,7 +19,15 @@ from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 from sail_jax.checks import concrete
 from sail_jax.merging.evaluate import Leaf, evaluate, is_traced
-from sail_jax.merging.integers import Integers, check_integers, differ, one_of
+from sail_jax.merging.integers import (
+    Integers,
+    check_integers,
+    differ,
+    is_complex,
+    one_of,
+    remedy,
+    rule_for,
+)
 from sail_jax.merging.steps import STATIC, kernel
 from sail_jax.trees import factor_of, leaf_paths, some_paths
 
@@ -190,7 +198,7 @@ def match(models: Sequence[PyTree], base: PyTree, integers: Integers | None = No
 
     Args:
       models: Pytrees with the leaf paths and shapes of `base`. Containers may differ, as may
-        floating dtypes, and the values of integers, bools and random keys.
+        floating dtypes, and the values of integers, bools and random keys. Complex numbers may not.
       base: The pytree whose structure counts.
       integers: Whose integers, bools and keys are taken where they differ. By default those of the
         base, with a warning; traced values are taken from the base without one.
@@ -202,9 +210,9 @@ def match(models: Sequence[PyTree], base: PyTree, integers: Integers | None = No
 
     Raises:
       ValueError: For no models, for other leaves or shapes than expected, and under "refuse" for
-        integers that differ.
-      TypeError: For anything but a sequence of models, for a missing base, and for dtypes that
-        cannot be merged. Messages name the model and the leaf.
+        integers that differ; always for complex numbers that differ.
+      TypeError: For traced complex numbers, for anything but a sequence of models, for a missing
+        base, and for dtypes that cannot be merged. Messages name the model and the leaf.
     """
     if isinstance(models, str) or not isinstance(models, Sequence):
         raise TypeError(f"models: expected a sequence of pytrees, got {type(models).__name__}")
@@ -241,14 +249,21 @@ def match(models: Sequence[PyTree], base: PyTree, integers: Integers | None = No
 
 
 def _taken(path: str, values: Sequence[Any], integers: Integers | None, given: str) -> Any:
-    """The integers or keys of one leaf; an error or a warning where they differ."""
-    rule = check_integers(integers)
-    if rule == "max" and _is_key(values[0]):
-        raise ValueError(f"integers: leaf {path!r} holds random keys, which have no largest one")
-    if integers in (None, "refuse") and not is_traced(*values) and differ(values):
-        said = f"leaf {path!r}: {values[0].dtype} values differ between models"
+    """The values of one leaf that is not merged; an error or a warning where they differ."""
+    dtype = next((x.dtype for x in values if is_complex(x.dtype)), values[0].dtype)
+    rule = rule_for(dtype, check_integers(integers))
+    if is_complex(dtype) and is_traced(*values):
+        raise TypeError(
+            f"leaf {path!r}: expected real numbers, integers or bools, got {dtype}, which is traced"
+        )
+    if rule == "max" and (_is_key(values[0]) or any(x.dtype.kind in "OSU" for x in values)):
+        what = "random keys" if _is_key(values[0]) else "text or objects"
+        raise ValueError(f"integers: leaf {path!r} holds {what}, which have no largest one")
+    if (rule == "refuse" or integers is None) and not is_traced(*values) and differ(values):
+        said = f"leaf {path!r}: {dtype} values differ between models"
         if rule == "refuse":
-            raise ValueError(f"{said}; with integers='first', 'last' or 'max' one is taken")
+            others = remedy(dtype, "with integers='first', 'last' or 'max' one is taken")
+            raise ValueError(f"{said}; {others}")
         warnings.warn(f"{said}: those of {given} are taken; integers= chooses others", stacklevel=5)
     return one_of(values, rule)
 
@@ -553,11 +568,11 @@ def too_wide(x: Any) -> bool:
       x: Anything.
 
     Returns:
-      True for float64 and 64-bit integers of NumPy, unless JAX is enabled for 64 bits.
+      True for float64, complex128 and 64-bit integers of NumPy, unless JAX is enabled for 64 bits.
     """
     return (
         isinstance(x, np.ndarray | np.generic)
-        and x.dtype.kind in "fiu"
+        and x.dtype.kind in "fciu"
         and jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype
     )
 
@@ -577,7 +592,7 @@ def _leaf(where: str, leaf: Any, traced: bool) -> Any:
             return leaf
     else:
         return leaf
-    if not _real(array.dtype):
+    if not (_real(array.dtype) or is_complex(array.dtype)):
         raise TypeError(f"{where}: expected real numbers, integers or bools, got {array.dtype}")
     return array
 

@@ -17,7 +17,7 @@ import threading
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,11 @@ from sail_jax.merging.tensors import OnDemand, Shape, check_read
 __all__ = [
     "DTYPES",
     "MAX_HEADER",
+    "OPEN",
     "CheckpointError",
     "File",
     "LoadedTensor",
+    "Pool",
     "StoredTensor",
     "checked_shape",
     "contained",
@@ -279,10 +281,11 @@ def _shared(real: Path, model: Path | None) -> bool:
     )
 
 
-class _Pool:
+class Pool:
     """Descriptors of files that are open; those that were used least recently are closed.
 
-    A checkpoint may have 20,000 shards, and a process may have 1,024 files open by default.
+    A checkpoint may have 20,000 shards, and a process may have 1,024 files open by default. Any
+    number of threads may use them.
     """
 
     def __init__(self, most: int) -> None:
@@ -305,6 +308,9 @@ class _Pool:
 
         Yields:
           The descriptor.
+
+        Raises:
+          OSError: If the file cannot be opened.
         """
         with self._lock:
             if key not in self._used:
@@ -334,15 +340,20 @@ class _Pool:
         return opening()
 
     def forget(self, key: Any) -> None:
-        """Closes a file, if it is open and nobody uses it."""
+        """Closes a file, if it is open and nobody uses it.
+
+        Args:
+          key: What the file is known by.
+        """
         with self._lock:
             fd = self._free.pop(key, -1)
         if fd >= 0:
             os.close(fd)
 
 
-# Of the 1,024 that a process may have by default; outputs and libraries need some, too.
-_OPEN = _Pool(256)
+# Of the 1,024 that a process may have by default; libraries need some, too.
+OPEN = Pool(256)
+"""The files of all checkpoints that are read and written."""
 
 
 class File:
@@ -368,7 +379,7 @@ class File:
           CheckpointError: If it cannot be opened, or is a pipe, a device or a folder.
         """
         self.path, self.called, self._closed = path, called or str(path), False
-        with reading(path), _OPEN.use(self, self._opened) as fd:
+        with reading(path), OPEN.use(self, self._opened) as fd:
             self.about = os.fstat(fd)
         if not stat.S_ISREG(self.about.st_mode):
             self.close()
@@ -392,7 +403,7 @@ class File:
     def close(self) -> None:
         """Closes the file; closing it again does nothing."""
         self._closed = True
-        _OPEN.forget(self)
+        OPEN.forget(self)
 
     def fill(self, view: memoryview, offset: int) -> None:
         """Fills a buffer with the bytes of the file from an offset on.
@@ -407,7 +418,7 @@ class File:
         """
         if self._closed:
             raise CheckpointError(f"{self.path} was closed")
-        with reading(self.path), _OPEN.use(self, self._again) as fd:
+        with reading(self.path), OPEN.use(self, self._again) as fd:
             while len(view):
                 # At an offset, straight into the caller's memory: threads share the descriptor
                 # without a position to fight over. A read may return less than was asked for.
@@ -520,6 +531,11 @@ class StoredTensor:
         """Whether the bytes of each entry are stored in the other order."""
         return self._swap
 
+    @property
+    def place(self) -> Hashable:
+        """What the entries are read from: tensors of one place and shape have the same ones."""
+        return self._file, self._runs, self._swap, self.dtype
+
     def read(self, out: np.ndarray, start: int = 0) -> None:
         """Fills a buffer with entries of the tensor, in row-major order.
 
@@ -573,6 +589,11 @@ class LoadedTensor(OnDemand):
         super().__init__(name, dtype, shape, source)
         self._load = load
         self._span = math.prod(shape) * dtype.itemsize if span is None else span
+
+    @property
+    def place(self) -> Hashable:
+        """What the entries are read from: tensors of one place and shape have the same ones."""
+        return self._load
 
     @property
     def needs(self) -> int:

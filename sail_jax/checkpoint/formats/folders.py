@@ -4,7 +4,8 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from sail_jax import disk
@@ -197,23 +198,30 @@ class Flusher:
     system reports that once only, here in the thread; `close` therefore raises it again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, use: Callable[[str], AbstractContextManager[int]]) -> None:
+        """Counts nothing yet.
+
+        Args:
+          use: Lends the descriptor of a file. It may be another each time: what is flushed is the
+            file, whichever descriptor wrote to it.
+        """
+        self._use = use
         self._changed = threading.Condition()
-        self._dirty: dict[int, int] = {}
+        self._dirty: dict[str, int] = {}
         self._closing = False
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
         self._thread: threading.Thread | None = None
 
-    def wrote(self, fd: int, count: int) -> None:
+    def wrote(self, file: str, count: int) -> None:
         """Counts bytes that were written to a file, and wakes the thread when there are enough.
 
         Args:
-          fd: The file, which stays open until `close`.
+          file: The file, as `use` takes it.
           count: How many bytes were written.
         """
         with self._changed:
-            self._dirty[fd] = self._dirty.get(fd, 0) + count
-            if self._dirty[fd] >= FLUSH:
+            self._dirty[file] = self._dirty.get(file, 0) + count
+            if self._dirty[file] >= FLUSH:
                 self._changed.notify()
                 # Outputs that are smaller than this need no thread.
                 if self._thread is None:
@@ -228,24 +236,26 @@ class Flusher:
                 if self._closing or not full:
                     return
                 # Cleared before the flush: what is written during it counts towards the next.
-                for fd in full:
-                    self._dirty[fd] = 0
+                for file in full:
+                    self._dirty[file] = 0
             try:
-                for fd in full:
-                    _flush(fd)
-            except OSError as failure:
+                for file in full:
+                    with self._use(file) as fd:
+                        _flush(fd)
+            except (OSError, disk.StoreError) as failure:
                 self._failure = failure
                 return
 
-    def _full(self) -> list[int]:
+    def _full(self) -> list[str]:
         """The files with enough unflushed bytes."""
-        return [fd for fd, count in self._dirty.items() if count >= FLUSH]
+        return [file for file, count in self._dirty.items() if count >= FLUSH]
 
     def close(self) -> None:
         """Waits for flushes that are under way and ends the thread; further calls do nothing.
 
         Raises:
           OSError: If any flush failed.
+          StoreError: If a file could not be opened again for it.
         """
         with self._changed:
             self._closing = True

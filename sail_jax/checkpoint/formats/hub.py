@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +35,7 @@ from sail_jax.checkpoint.formats.safetensors_files import read_index
 from sail_jax.checkpoint.formats.table import FORMATS, of_file
 from sail_jax.checks import argument, escaped, storage
 
-__all__ = ["Snapshot", "called", "has_revisions", "is_name", "resolved", "wanted"]
+__all__ = ["Snapshot", "called", "check_there", "has_revisions", "is_name", "resolved", "wanted"]
 
 _WORD = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _NAME = re.compile(rf"({_WORD}/{_WORD})(?:@(.+))?", re.DOTALL)
@@ -62,6 +62,26 @@ class Snapshot(NamedTuple):
     folder: Path
     commit: str
     lacking: tuple[str, ...] = ()
+
+
+class _Listed(NamedTuple):
+    """A model on the Hub that is not in the cache, or not whole.
+
+    Attributes:
+      text: What messages call it.
+      name: Its name.
+      revision: The revision that is asked for.
+      home: Its folder in the cache.
+      files: The files that are wanted.
+      left: The sizes of those that the cache lacks, by their digests or names.
+    """
+
+    text: str
+    name: str
+    revision: str | None
+    home: Path
+    files: list[str]
+    left: dict[str, int]
 
 
 def called(path: str | PathLike[str]) -> str:
@@ -132,7 +152,26 @@ def resolved(text: str | PathLike[str], *, offline: bool = False) -> Snapshot | 
       CheckpointError: If huggingface_hub is not installed, the model is neither in the cache nor on
         the Hub, may not be read, lacks safetensors, or cannot be downloaded.
     """
-    text = os.fspath(text)
+    found = _found(os.fspath(text), offline)
+    return _downloaded(found) if isinstance(found, _Listed) else found
+
+
+def check_there(texts: Iterable[str | PathLike[str]], *, offline: bool = False) -> None:
+    """Checks that models exist and fit on the disk together, before any is downloaded.
+
+    Args:
+      texts: Names and paths, as `resolved` takes them.
+      offline: Whether the Hub is left alone.
+
+    Raises:
+      CheckpointError: As `resolved` does before it downloads.
+    """
+    found = [_found(os.fspath(text), offline) for text in texts]
+    _check_room([x for x in found if isinstance(x, _Listed)])
+
+
+def _found(text: str, offline: bool) -> Snapshot | _Listed | None:
+    """The model that a text names: in the cache, or else as the Hub lists it."""
     if os.path.lexists(text):
         return _local(Path(text))
     if (found := _cached_revision(text)) is not None:
@@ -243,8 +282,8 @@ def _folder(home: Path, commit: str) -> Path:
     return folder
 
 
-def _looked_up(text: str, name: str, revision: str | None, offline: bool) -> Snapshot:
-    """A model by its name: in the cache if it is complete there, else downloaded."""
+def _looked_up(text: str, name: str, revision: str | None, offline: bool) -> Snapshot | _Listed:
+    """A model by its name: in the cache if it is complete there, else as the Hub lists it."""
     try:
         from huggingface_hub import constants
     except ImportError:
@@ -269,8 +308,7 @@ def _looked_up(text: str, name: str, revision: str | None, offline: bool) -> Sna
         raise CheckpointError(
             f"{text} does not exist, and the cache {what} ({home}); without {how} it is downloaded"
         )
-    folder = _downloaded(text, name, revision, home)
-    return Snapshot(folder, folder.name)
+    return _listed(text, name, revision, home)
 
 
 def _missing(folder: Path, listing: Path) -> list[str]:
@@ -299,41 +337,70 @@ def _missing(folder: Path, listing: Path) -> list[str]:
     return missing if files else [*missing, _FORMAT.file]
 
 
-def _downloaded(text: str, name: str, revision: str | None, home: Path) -> Path:
-    """Downloads a model into the cache, and returns the folder of its snapshot."""
+def _listed(text: str, name: str, revision: str | None, home: Path) -> _Listed:
+    """Asks the Hub which files a model has; none is downloaded."""
     with _explained(text, revision, "does not exist, and the Hub does not answer"):
         # Here, as it takes 0.3 s, and a model in the cache needs none of it.
-        from huggingface_hub import HfApi, constants, snapshot_download
+        from huggingface_hub import HfApi, constants
 
         about = HfApi(library_name="sail-jax").model_info(
             name, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
         )
     listed = {file.rfilename: file for file in about.siblings or ()}
     files = wanted(text, listed)
-    left = [listed[file] for file in files if not _is_there(home, about.sha, listed[file])]
-    size = sum(file.size or 0 for file in left)
-    what = f"{len(left)} file{'s' * (len(left) > 1)}, {storage(size)}"
+    lacks = [listed[file] for file in files if not _is_there(home, about.sha, listed[file])]
+    left = {f"{name} {_digest(file) or file.rfilename}": file.size or 0 for file in lacks}
+    return _Listed(text, name, revision, home, files, left)
+
+
+def _what(left: Mapping[str, int]) -> str:
+    """How many files are to be downloaded, and their size."""
+    return f"{len(left)} file{'s' * (len(left) > 1)}, {storage(sum(left.values()))}"
+
+
+def _check_room(models: Sequence[_Listed]) -> None:
+    """Refuses downloads that do not fit on the disk together."""
+    if not models:
+        return
+    home = models[0].home
+    left = {key: size for model in models for key, size in model.left.items()}
     place = next(p for p in (home, *home.parents) if p.is_dir())
-    if size > (free := shutil.disk_usage(place).free):
+    if sum(left.values()) > (free := shutil.disk_usage(place).free):
         raise CheckpointError(
-            f"{text}: {what}, do not fit in {home.parent}, where {storage(free)} are free; "
-            "HF_HUB_CACHE may name another place"
+            f"{', '.join(x.text for x in models)}: {_what(left)}, do not fit in {home.parent}, "
+            f"where {storage(free)} are free; HF_HUB_CACHE may name another place"
         )
+
+
+def _downloaded(model: _Listed) -> Snapshot:
+    """Downloads a model into the cache."""
+    from huggingface_hub import snapshot_download
+
+    text, name, revision, home, files, left = model
+    _check_room([model])
     if left:
-        print(escaped(f"{text}: downloads {what}, to {home}"), file=sys.stderr, flush=True)
+        said = f"{text}: downloads {_what(left)}, to {home}"
+        print(escaped(said), file=sys.stderr, flush=True)
     with _explained(text, revision, "was not downloaded whole; what came is kept"):
         # By the revision, not by its commit: so the cache keeps which commit it stands for.
         folder = snapshot_download(
             name, revision=revision, library_name="sail-jax",
             allow_patterns=[glob.escape(file) for file in files],
         )  # fmt: skip
-    return Path(folder)
+    return Snapshot(Path(folder), Path(folder).name)
+
+
+def _digest(file: Any) -> str | None:
+    """By which digest the cache knows a file, as the Hub lists it."""
+    return file.blob_id if file.lfs is None else file.lfs.sha256
 
 
 def _is_there(home: Path, commit: str | None, file: Any) -> bool:
     """Whether a file is in the cache: in this snapshot, or as a blob that another one links to."""
-    blob = file.blob_id if file.lfs is None else file.lfs.sha256
-    places = (home / "snapshots" / str(commit) / file.rfilename, home / "blobs" / str(blob))
+    places = (
+        home / "snapshots" / str(commit) / file.rfilename,
+        home / "blobs" / str(_digest(file)),
+    )
     return any(place.exists() for place in places)
 
 

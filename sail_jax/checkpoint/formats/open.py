@@ -3,8 +3,10 @@
 import math
 import os
 import re
+from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +21,14 @@ from sail_jax.checks import argument
 from sail_jax.merging.selection import Select, Selection, selection
 from sail_jax.merging.tensors import Tensor
 
-__all__ = ["Checkpoint", "changed", "load_checkpoint", "open_checkpoint", "open_values"]
+__all__ = [
+    "Checkpoint",
+    "changed",
+    "check_there",
+    "load_checkpoint",
+    "open_checkpoint",
+    "open_values",
+]
 
 # What an output does not lack: hidden files, pages for people, the input's own recipe, and weights.
 _ELSEWHERE = re.compile(
@@ -242,6 +251,27 @@ def open_checkpoint(
     return checkpoint
 
 
+def check_there(paths: Iterable[str | PathLike[str]], *, offline: bool = False) -> None:
+    """Checks that several inputs exist, before any model on the Hub is downloaded.
+
+    Args:
+      paths: The inputs, as `open_checkpoint` takes them.
+      offline: As `open_checkpoint` takes it.
+
+    Raises:
+      CheckpointError: As `open_checkpoint` does for what does not exist, and if the models do not
+        fit on the disk together.
+    """
+    names = list(dict.fromkeys(os.fspath(path) for path in paths))
+    # One is looked up as it is opened.
+    if len(names) > 1:
+        for name in names:
+            with reading(name):
+                if not os.path.lexists(name):
+                    runs.named(name)
+        hub.check_there(names, offline=offline)
+
+
 def open_values(
     path: str | PathLike[str],
     *,
@@ -293,7 +323,8 @@ def load_checkpoint(
       offline: As `open_checkpoint` takes it.
 
     Returns:
-      NumPy arrays by name. Bfloat16 and the float8 types are those of `ml_dtypes`.
+      NumPy arrays by name. Bfloat16 and the float8 types are those of `ml_dtypes`. Tied
+      weights in a file of PyTorch's, which are one view of one storage, share an array.
 
     Raises:
       CheckpointError: As `open_checkpoint` does, and if a file is truncated or changes meanwhile,
@@ -307,12 +338,16 @@ def load_checkpoint(
     array([0., 1., 2.], dtype=float32)
     """
     with open_checkpoint(path, allow_pickle=allow_pickle, offline=offline) as checkpoint:
-        arrays = {}
+        arrays, made = dict[str, np.ndarray](), dict[Any, np.ndarray]()
         for name, tensor in checkpoint.tensors.items():
+            key = (getattr(tensor, "place", name), tensor.shape)
+            if key in made:
+                arrays[name] = made[key]
+                continue
             with reading(f"{tensor.source}: '{name}'"):
                 flat = np.empty(math.prod(tensor.shape), tensor.dtype)
             tensor.read(flat)
-            arrays[name] = flat.reshape(tensor.shape)
+            arrays[name] = made[key] = flat.reshape(tensor.shape)
         checkpoint.check_unchanged()
         return arrays
 

@@ -12,7 +12,7 @@ makes room in its memo for any number that a stream names.
 import io
 import math
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,8 @@ from sail_jax.checkpoint.formats.files import (
     reading,
 )
 from sail_jax.checkpoint.formats.trees import joined
-from sail_jax.checkpoint.formats.zips import Member, inflate, members
+from sail_jax.checkpoint.formats.zips import Member, Views, inflate, members
+from sail_jax.checks import storage
 from sail_jax.merging.tensors import Tensor
 
 __all__ = ["read_file"]
@@ -59,6 +60,9 @@ _AXES = 64
 _ARGUMENTS = 16
 # The most bytes of a tensor that repeats entries of its storage.
 _REPEATED = 1 << 30
+# The most bytes that are read for all tensors together, as a multiple of those of the file. Models
+# tie a few weights, and some use one layer many times.
+_SHARED = 64
 # The most reads of a pickle, one or two for each of its instructions. An instruction of one byte
 # makes a list of 70. A tensor takes about 50 reads, and 2^23 a few seconds.
 _READS = 1 << 23
@@ -260,6 +264,8 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
     order = entries.get(f"{root}byteorder")
     swap = order is not None and bytes(inflate(file, order, 0, 3)) == b"big"
     tensors: dict[str, Tensor] = {}
+    views: list[tuple[_Strided, Member]] = []
+    unpacked, loads = Views(file), dict[_Strided, Callable[[], np.ndarray]]()
     with reading(file.path):
         try:
             stream = _Stream(inflate(file, entries[pickles[0]]).data)
@@ -275,7 +281,9 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
             member = entries.get(f"{root}data/{strided.key}")
             if member is None:
                 raise ValueError(f"the bytes of '{name}' are missing")
-            tensors[name] = _tensor(file, name, strided, member, swap)
+            tensors[name] = _tensor(file, name, strided, member, swap, unpacked, loads)
+            views.append((strided, member))
+    _check_work(file, views)
     return tensors, {}
 
 
@@ -293,31 +301,65 @@ def _tensors(node: Any, at: str, seen: set[int]) -> Iterator[tuple[str, _Strided
             yield from _tensors(child, joined(at, ".", key), seen)
 
 
-def _tensor(file: File, name: str, strided: _Strided, member: Member, swap: bool) -> Tensor:
+def _extent(view: _Strided) -> tuple[int, int, int]:
+    """The first byte of a view in its storage, the bytes up to its last one, and its size."""
+    numel, itemsize = math.prod(view.shape), view.dtype.itemsize
+    # The last entry of a strided view has the largest offset, since strides are not negative.
+    steps = zip(view.shape, view.strides, strict=True)
+    span = 1 + sum((n - 1) * step for n, step in steps) if numel else 0
+    return view.offset * itemsize, span * itemsize, numel * itemsize
+
+
+def _check_work(file: File, views: Iterable[tuple[_Strided, Member]]) -> None:
+    """Refuses views that repeat their storages far more often than models do."""
+    work, at, storages = 0, ("", 0), dict[str, int]()
+    for view, member in views:
+        first, span, size = _extent(view)
+        work += max(span, size)
+        storages[view.key] = member.size
+        if member.deflated:
+            # From the beginning, but for a view that lies behind the one before it.
+            work += first - (at[1] if at[0] == view.key and at[1] <= first else 0)
+            at = (view.key, first + span)
+    kept = sum(storages.values())
+    # Packed storages may be far larger than the file, and a few views of each are no attack.
+    most = max(_SHARED * file.size, 4 * kept, _REPEATED)
+    if work > most:
+        raise CheckpointError(
+            f"{file.path}: its tensors are views of {storage(kept)}, for which {storage(work)} "
+            f"would be read; at most {storage(most)} are"
+        )
+
+
+def _tensor(
+    file: File,
+    name: str,
+    strided: _Strided,
+    member: Member,
+    swap: bool,
+    unpacked: Views,
+    loads: dict[_Strided, Callable[[], np.ndarray]],
+) -> Tensor:
     """Checks a strided view against its storage, and makes a tensor of it."""
     dtype = strided.dtype
     shape = checked_shape(strided.shape, dtype.itemsize, f"{file.path}: '{name}'")
-    numel, first = math.prod(shape), strided.offset * dtype.itemsize
-    # The last entry of a strided view has the largest offset, since strides are not negative.
-    steps = zip(shape, strided.strides, strict=True)
-    span = (1 + sum((n - 1) * step for n, step in steps)) * dtype.itemsize if numel else 0
+    first, span, size = _extent(strided)
     if first + span > member.size:
         raise ValueError(f"'{name}' reaches beyond the {member.size} bytes of its storage")
     # A stride of 0 repeats entries, so that a small file could describe a tensor of any size.
-    if (size := numel * dtype.itemsize) > max(span, _REPEATED):
+    if size > max(span, _REPEATED):
         raise ValueError(f"'{name}' repeats {span} bytes until they are {size}")
     # Contiguous: each stride is that of row-major order, where an axis has more than one entry.
     # Only then, and if the storage is not packed, can entries be read in place.
-    wanted, contiguous = numel, True
+    wanted, contiguous = math.prod(shape), True
     for n, step in zip(shape, strided.strides, strict=True):
         wanted //= max(n, 1)
         contiguous &= n <= 1 or step == wanted
     if contiguous and not member.deflated:
-        run = (member.offset + first, numel * dtype.itemsize)
-        return StoredTensor(name, dtype, shape, file, [run], swap)
+        return StoredTensor(name, dtype, shape, file, [(member.offset + first, size)], swap)
 
     def load() -> np.ndarray:
-        flat = inflate(file, member, first, span).view(dtype)
+        flat = unpacked.read(member, first, span).view(dtype)
         if swap:
             flat.byteswap(inplace=True)
         strides = [step * dtype.itemsize for step in strided.strides]
@@ -325,4 +367,6 @@ def _tensor(file: File, name: str, strided: _Strided, member: Member, swap: bool
         raw = flat.view(f"V{dtype.itemsize}")
         return np.lib.stride_tricks.as_strided(raw, shape, strides, writeable=False).view(dtype)
 
-    return LoadedTensor(name, dtype, shape, file.called, load, span)
+    # Views that are the same have one function, by which they are known as one.
+    same = loads.setdefault(strided, load)
+    return LoadedTensor(name, dtype, shape, file.called, same, span)

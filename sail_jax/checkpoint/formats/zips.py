@@ -1,14 +1,15 @@
 """Zip archives with members that can be read in place: NumPy's .npz and PyTorch's .pt."""
 
+import threading
 import zipfile
 from itertools import pairwise
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
 from sail_jax.checkpoint.formats.files import MAX_HEADER, CheckpointError, File, reading
 
-__all__ = ["Member", "inflate", "members"]
+__all__ = ["Member", "Views", "inflate", "members"]
 
 # How many bytes are unpacked at once.
 _BLOCK = 1 << 20
@@ -146,20 +147,62 @@ def inflate(file: File, member: Member, start: int = 0, count: int | None = None
     Raises:
       CheckpointError: If the member is damaged, or shorter than the directory says.
     """
-    left = member.size - start
-    count = left if count is None else min(count, left)
-    if not member.deflated:
-        return file.array_at(member.offset + start, count)
-    out, end, skip = np.empty(count, np.uint8), 0, start
-    unpacked = reading(f"{file.path}: what '{member.name}' unpacks to")
-    with unpacked, member.archive.open(member.name) as stream:
-        while skip and (block := stream.read(min(_BLOCK, skip))):
-            skip -= len(block)
-        while end < count and (block := stream.read(min(_BLOCK, count - end))):
-            out[end : end + len(block)] = np.frombuffer(block, np.uint8)
-            end += len(block)
-    if end < count:
-        raise CheckpointError(
-            f"{file.path}: '{member.name}' unpacks to {start - skip + end} of {start + count} bytes"
-        )
-    return out
+    return Views(file).read(member, start, count)
+
+
+class Views:
+    """Reads parts of members, unpacked; a part behind the one before goes on where that ended.
+
+    So parts that are read in order unpack their member once. Any number of threads may read.
+    """
+
+    def __init__(self, file: File) -> None:
+        """Reads nothing yet.
+
+        Args:
+          file: The archive.
+        """
+        self._file, self._lock = file, threading.Lock()
+        self._kept: tuple[Member, IO[bytes], int] | None = None
+
+    def read(self, member: Member, start: int = 0, count: int | None = None) -> np.ndarray:
+        """Reads bytes of a member, as `inflate` does.
+
+        Args:
+          member: Which member.
+          start: The first byte, counted in the unpacked member.
+          count: How many bytes at most; None for all that follow.
+
+        Returns:
+          The bytes.
+
+        Raises:
+          CheckpointError: If the member is damaged, or shorter than the directory says.
+        """
+        left = member.size - start
+        count = left if count is None else min(count, left)
+        if not member.deflated:
+            return self._file.array_at(member.offset + start, count)
+        out, end = np.empty(count, np.uint8), 0
+        with reading(f"{self._file.path}: what '{member.name}' unpacks to"):
+            stream, at = self._opened(member, start)
+            while at < start and (block := stream.read(min(_BLOCK, start - at))):
+                at += len(block)
+            while end < count and (block := stream.read(min(_BLOCK, count - end))):
+                out[end : end + len(block)] = np.frombuffer(block, np.uint8)
+                end += len(block)
+        if end < count:
+            raise CheckpointError(
+                f"{self._file.path}: '{member.name}' unpacks to {at + end} of {start + count} bytes"
+            )
+        with self._lock:
+            self._kept = (member, stream, at + end)
+        return out
+
+    def _opened(self, member: Member, start: int) -> tuple[IO[bytes], int]:
+        """A stream of a member at or before a byte, for the caller alone, and where it stands."""
+        with self._lock:
+            kept, self._kept = self._kept, None
+        if kept is not None and kept[0] is member and kept[2] <= start:
+            return kept[1:]
+        return member.archive.open(member.name), 0

@@ -16,7 +16,7 @@ from sail_jax.checkpoint.engine.executor import execute, limits
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.formats.open import Checkpoint, check_there
 from sail_jax.checkpoint.formats.table import of_output
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
@@ -215,6 +215,7 @@ def extract_adapter(
     if isinstance(modules_to_save, str):
         raise ValueError(f"{argument('modules_to_save')}: expected a sequence of patterns")
     admit(Path(out), [base, tuned], run.resume, run.force)
+    check_there([base, tuned], offline=run.offline)
     with contextlib.ExitStack() as stack:
         first, second = inputs = [stack.enter_context(opened(path, run)) for path in (base, tuned)]
         plan = _Extraction(first, second, modules_to_save)
@@ -318,6 +319,7 @@ def merge_adapters(
         )
     merge = _merge(method, seed, options)
     admit(Path(out), adapters, run.resume, run.force)
+    check_there(adapters, offline=run.offline)
     with contextlib.ExitStack() as stack:
         inputs = [stack.enter_context(opened(x, run, adapters=True)) for x in adapters]
         read = [_factors_of(x) for x in inputs]
@@ -389,6 +391,7 @@ def apply_adapter(
     """
     began = time.monotonic()
     admit(Path(out), [base, adapter], run.resume, run.force)
+    check_there([base, adapter], offline=run.offline)
     with contextlib.ExitStack() as stack:
         inputs = [
             stack.enter_context(opened(base, run)),

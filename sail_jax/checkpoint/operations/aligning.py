@@ -19,6 +19,7 @@ from sail_jax.checkpoint.engine.executor import CONSTANT, Limits, limits, reside
 from sail_jax.checkpoint.formats import hub
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.folders import admit
+from sail_jax.checkpoint.formats.open import check_there
 from sail_jax.checkpoint.formats.table import needs
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
@@ -120,6 +121,7 @@ def align_checkpoints(
     check_options({k: v for k, v in options.items() if k != "progress"})
     if out is not None:
         admit(Path(out), [a, b], run.resume, run.force)
+    check_there([a, b], offline=run.offline)
     with (
         opened(a, run) as reference,
         opened(b, run) as other,

@@ -29,7 +29,9 @@ from sail_jax.checkpoint.operations.running import (
     opened,
 )
 from sail_jax.checkpoint.sources.averaged import Averaged, Zeros
+from sail_jax.checkpoint.sources.chosen import Chosen
 from sail_jax.checks import argument
+from sail_jax.merging.integers import is_complex
 from sail_jax.merging.selection import of_optimiser
 from sail_jax.merging.tensors import Tensor
 from sail_jax.merging.work import Work, copy
@@ -43,8 +45,9 @@ State = Literal["last", "zero", "drop", "average-moments"]
 """What becomes of the state of an optimiser; see `average_checkpoints`."""
 WriteAs = Literal["run", "params", "safetensors"]
 """What is written; see `average_checkpoints`."""
-Gets = Literal["average", "average of moments", "zero", "last", "left out"]
-"""What a tensor of the output gets: the average, 0, or what the newest checkpoint has."""
+Gets = Literal["average", "average of moments", "zero", "same in all", "last", "left out"]
+"""What a tensor of the output gets: the average, 0, or what the newest checkpoint has, in which all
+have to agree or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +244,8 @@ def average_checkpoints(
         that format.
       run: How it runs. `run.select` has patterns of the tensors that are averaged, such as
         "params". By default they are the weights of a state of training that is known, or else all
-        tensors. What is not floating is taken from the newest checkpoint.
+        tensors. Integers and bools are taken from the newest checkpoint. Complex numbers are
+        copied, and are refused where the checkpoints differ.
       before: Called once everything but the values is known, before any tensor is read.
 
     Returns:
@@ -398,14 +402,15 @@ def _treated(
     gets: dict[str, Gets] = {}
     for name, tensor in newest.tensors.items():
         floating = _floating(tensor)
+        copied: Gets = "same in all" if is_complex(tensor.dtype) else "last"
         if name in weights:
-            gets[name] = "average" if floating else "last"
+            gets[name] = "average" if floating else copied
         elif write_as != "run":
             gets[name] = "left out"
         elif name in moments and state == "zero":
             gets[name] = "zero"
-        elif name in moments and state == "average-moments" and floating:
-            gets[name] = "average of moments"
+        elif name in moments and state == "average-moments":
+            gets[name] = "average of moments" if floating else copied
         else:
             gets[name] = "last"
     if not any(g == "average" for g in gets.values()):
@@ -428,6 +433,8 @@ def _works(
             tensor: Tensor = Averaged(_each(inputs, name), c.tolist(), run.allow_nonfinite)
         elif what == "zero":
             tensor = Zeros(name, last.dtype, last.shape, last.source)
+        elif what == "same in all":
+            tensor = Chosen(_each(inputs, name), "refuse")
         elif what == "last" and write_as != "run":
             tensor = last
         else:
@@ -443,7 +450,8 @@ def _each(inputs: Sequence[Checkpoint], name: str) -> list[Tensor]:
         tensor = checkpoint.tensors.get(name)
         if tensor is None:
             raise CheckpointError(f"{checkpoint.path} lacks '{name}', which {inputs[-1].path} has")
-        if tensor.shape != last.shape or not _floating(tensor):
+        alike = _floating(tensor) if _floating(last) else tensor.dtype == last.dtype
+        if tensor.shape != last.shape or not alike:
             raise CheckpointError(
                 f"{checkpoint.path}: '{name}' is {tensor.dtype}{list(tensor.shape)}, in "
                 f"{inputs[-1].path} it is {last.dtype}{list(last.shape)}"

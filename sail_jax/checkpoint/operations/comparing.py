@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import math
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,11 +20,11 @@ from sail_jax.checkpoint.contents.relations import contradictions_of
 from sail_jax.checkpoint.contents.vocabulary import Vocabulary, read_vocabulary
 from sail_jax.checkpoint.formats import hub
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.checkpoint.formats.open import Checkpoint, open_values
+from sail_jax.checkpoint.formats.open import Checkpoint, check_there, open_values
 from sail_jax.checkpoint.planning.inputs import config_of, is_derived
 from sail_jax.configurations import differences
 from sail_jax.merging.selection import Select
-from sail_jax.merging.tensors import Tensor, same_entries
+from sail_jax.merging.tensors import Tensor, held, same_entries
 from sail_jax.probe.networks import Names
 from sail_jax.probe.tasks import Conflict, conflict, sums
 
@@ -32,6 +33,8 @@ __all__ = ["Comparison", "Vectors", "compare_checkpoints", "pooled"]
 # Entries read at a time. A piece has one of these two sizes, padded, so that only two shapes are
 # compiled: most tensors are large, and norms and biases would waste the large one.
 PIECE, FEW = 1 << 20, 1 << 14
+# The most bytes of packed or strided tensors, which are held whole, that each thread may hold.
+_HELD = 64 << 20
 
 
 class Vectors(NamedTuple):
@@ -96,8 +99,10 @@ def compare_checkpoints(
     """Compares two or more checkpoints: cosines, norms, sign conflicts and heterogeneity.
 
     These are the quantities of `sail_jax.probe.interference` (but for its subspaces), with equal
-    weights of the models. Every file is read once, in pieces of 2^20 entries, one per core (up to
-    8): memory does not grow with the models.
+    weights of the models. Every file is read once, in pieces of 2^20 entries of each model, one
+    tensor per core (up to 8). Packed tensors, as of compressed .npz files, are held whole. Those
+    that take more than 64 MiB, over all models, are compared one after another. There is no other
+    limit of memory.
 
     Args:
       paths: The checkpoints, at least two.
@@ -130,6 +135,7 @@ def compare_checkpoints(
         # Links and relative paths are looked through: two names of one file are one model.
         if os.path.realpath(first) == os.path.realpath(second):
             raise CheckpointError(f"{second} is named twice: a model says nothing beside itself")
+    check_there(named, offline=offline)
     with contextlib.ExitStack() as stack:
         opened = [
             stack.enter_context(
@@ -156,7 +162,8 @@ def compare_checkpoints(
         columns = [[checkpoint.tensors[n] for checkpoint in opened] for n in floating]
         # A tensor for each thread: reading and XLA release the interpreter lock.
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            rows = list(pool.map(partial(_compared, base is not None), columns))
+            alone = partial(_alone, threading.Lock(), base is not None)
+            rows = list(pool.map(alone, columns))
         for checkpoint in opened:
             checkpoint.check_unchanged()
     sizes = np.array([math.prod(column[0].shape) for column in columns])
@@ -238,6 +245,14 @@ def _differences(
 def _ids(vocabulary: Vocabulary | None) -> Mapping[str, int]:
     """The id of each token; empty if the tokenizer is not known."""
     return {} if vocabulary is None else vocabulary.ids
+
+
+def _alone(
+    lock: threading.Lock, with_base: bool, column: Sequence[Tensor]
+) -> tuple[list[np.ndarray], list[np.ndarray], float, np.ndarray]:
+    """Sums over one tensor, as `_compared` takes them, by itself if much is held for it."""
+    with lock if sum(map(held, column)) > _HELD else contextlib.nullcontext():
+        return _compared(with_base, column)
 
 
 def _compared(

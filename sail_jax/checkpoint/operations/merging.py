@@ -15,7 +15,7 @@ from sail_jax.checkpoint.engine.executor import (
 )
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
-from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.formats.open import Checkpoint, check_there
 from sail_jax.checkpoint.formats.table import needs, of_output
 from sail_jax.checkpoint.operations.between import between
 from sail_jax.checkpoint.operations.running import (
@@ -30,6 +30,7 @@ from sail_jax.checkpoint.planning import cards
 from sail_jax.checkpoint.planning import plan as planning
 from sail_jax.checkpoint.planning.pending import PendingError, pending
 from sail_jax.checkpoint.planning.plan import Plan
+from sail_jax.checkpoint.planning.steps import paths
 from sail_jax.checkpoint.recipe.recipes import Recipe, finals, parse_all, simple
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.work import Work, passes, tree_bits
@@ -122,6 +123,7 @@ def prepared(
             # files.
             return stack.enter_context(inputs[-1])
 
+        check_there((x for x in paths(recipe.models()) if x not in documents), offline=run.offline)
         plan = planning.plan(
             recipe, open, allow_crimes=run.allow_crimes, strict=run.strict,
             copy_tokenizer=run.copy_tokenizer,
@@ -171,6 +173,9 @@ def previewed(
     Raises:
       ValueError: As `prepared` does.
     """
+    # What one uses of another is made by it.
+    inputs = [x for one in recipes for x in paths(one.models()) if x not in one.uses]
+    check_there(inputs, offline=run.offline)
     with contextlib.ExitStack() as stack:
         plans: dict[str, Plan] = {}
         found: list[Prepared | PendingError] = []

@@ -13,7 +13,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from sail_jax import architectures, probe
 from sail_jax.checkpoint.formats.files import CheckpointError, reading
-from sail_jax.checkpoint.formats.open import open_checkpoint, open_values
+from sail_jax.checkpoint.formats.open import check_there, open_checkpoint, open_values
 from sail_jax.checkpoint.planning.inputs import config_of
 from sail_jax.checks import argument
 from sail_jax.merging.tensors import read_whole
@@ -344,6 +344,7 @@ def _load(
 ) -> tuple[list[dict[str, Array]], Mapping[str, Any]]:
     """All models in memory, floating tensors in float32, and their configuration."""
     models = []
+    check_there(paths, offline=offline)
     for path in paths:
         with open_values(path, allow_pickle=allow_pickle, offline=offline) as opened:
             config = config_of(opened.extras) if config is None else config

@@ -19,6 +19,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from sail_jax import disk
-from sail_jax.checkpoint.formats import rewritten, written
+from sail_jax.checkpoint.formats import files, rewritten, written
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, checked_shape, explained
 from sail_jax.checkpoint.formats.folders import Flusher, hold, is_empty_folder, pwrite, reserve
 from sail_jax.checkpoint.formats.layout import Layout, Wanted
@@ -229,9 +230,10 @@ class Writer:
         self._pieces: dict[str, dict[int, Piece]] = {name: {} for name in wanted}
         self._done: set[str] = set()
         self._mutex = threading.Lock()
-        self._fds: dict[str, int] = {}
+        # What the files of the output are, by name: any may be closed for a while.
+        self._inodes: dict[str, os.stat_result] = {}
         self._journal: Journal | None = None
-        self._flusher = Flusher()
+        self._flusher = Flusher(self._use)
         self._there: Checkpoint | None = None
         self.unchanged = False
         self.finished: frozenset[str] = frozenset()
@@ -264,7 +266,7 @@ class Writer:
 
     def close(self) -> None:
         """Closes all files and gives up the lock; unfinished work stays and can be resumed."""
-        with contextlib.suppress(OSError):  # commit raises it
+        with contextlib.suppress(OSError, disk.StoreError):  # commit raises it
             self._flusher.close()
         with contextlib.suppress(disk.StoreError):  # the next run does it
             self._put_back()
@@ -284,8 +286,28 @@ class Writer:
             os.close(lock)
 
     def _close_files(self) -> None:
-        while self._fds:
-            os.close(self._fds.popitem()[1])
+        while self._inodes:
+            files.OPEN.forget((self, self._inodes.popitem()[0]))
+
+    def _use(self, file: str) -> AbstractContextManager[int]:
+        """Lends the descriptor of a file of the output, which was allocated."""
+        return files.OPEN.use((self, file), lambda: self._again(file))
+
+    def _opened(self, file: str) -> int:
+        """Opens a file of the output, for the first time."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(self._root / file, flags, 0o666)
+
+    def _again(self, file: str) -> int:
+        """Opens a file of the output that was closed; CheckpointError if it is another one."""
+        if file not in self._inodes:
+            raise CheckpointError(f"{self.out}: the writer was closed")
+        path = self._root / file
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        if not os.path.samestat(os.fstat(fd), self._inodes[file]):
+            os.close(fd)
+            raise CheckpointError(f"{path} was replaced meanwhile; remove {self.partial}")
+        return fd
 
     def _claim(self, head: dict[str, Any], resume: bool) -> None:
         """Starts anew, resumes, or finds the output finished; refuses everything else."""
@@ -392,16 +414,15 @@ class Writer:
             (self.partial / "extras").mkdir(exist_ok=True)
             have, missing = os.statvfs(self._root), 0
             for file, size in self._layout.sizes.items():
-                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-                fd = os.open(self._root / file, flags, 0o666)
-                self._fds[file] = fd
-                if os.fstat(fd).st_nlink > 1:
+                with files.OPEN.use((self, file), lambda file=file: self._opened(file)) as fd:
+                    about = self._inodes[file] = os.fstat(fd)
+                if about.st_nlink > 1:
                     raise CheckpointError(
                         f"{self._root / file} is another file as well (a hard link); remove "
                         f"{self.partial}"
                     )
                 # Blocks that an earlier run filled or reserved are not needed again.
-                missing += max(0, size - os.fstat(fd).st_blocks * 512)
+                missing += max(0, size - about.st_blocks * 512)
             # The output stands beside its stage at the end, so room for both is needed.
             if self._layout.convert:
                 missing += self._layout.whole or sum(self._layout.sizes.values())
@@ -410,20 +431,22 @@ class Writer:
                 why = f"it needs {missing / 1e9:.2f} GB more, {free / 1e9:.2f} GB are free"
                 raise OSError(errno.ENOSPC, f"No space left on device ({why})")
             for file, size in self._layout.sizes.items():
-                os.ftruncate(self._fds[file], size)
-                if size:
-                    reserve(self._fds[file], size)
+                with self._use(file) as fd:
+                    os.ftruncate(fd, size)
+                    if size:
+                        reserve(fd, size)
             for file, offset, data in self._layout.fixed:
-                pwrite(self._fds[file], memoryview(data), offset)
+                with self._use(file) as fd:
+                    pwrite(fd, memoryview(data), offset)
 
     def _runs(
         self, name: str, start: int, view: memoryview
-    ) -> Iterator[tuple[int, int, memoryview]]:
-        """Where a tensor's bytes from `start` on lie: descriptor, offset and part of `view`."""
+    ) -> Iterator[tuple[str, int, memoryview]]:
+        """Where a tensor's bytes from `start` on lie: file, offset and part of `view`."""
         for file, offset, length in self._layout.regions[name]:
             count = min(length - start, len(view))
             if count > 0:
-                yield self._fds[file], offset + start, view[:count]
+                yield file, offset + start, view[:count]
                 view, start = view[count:], 0
             else:
                 start -= length
@@ -436,9 +459,10 @@ class Writer:
         for piece in pieces:
             data = np.empty(piece.count * dtype.itemsize, np.uint8)
             with explained("read", self._root):
-                for fd, offset, part in self._runs(name, piece.start * dtype.itemsize, data.data):
-                    if os.preadv(fd, [part], offset) != len(part):
-                        return False
+                for file, offset, part in self._runs(name, piece.start * dtype.itemsize, data.data):
+                    with self._use(file) as fd:
+                        if os.preadv(fd, [part], offset) != len(part):
+                            return False
             if digest(data) != piece.digest:
                 return False
         return True
@@ -486,10 +510,11 @@ class Writer:
         """Writes bytes of a tensor to their place."""
         with explained(f"write '{name}' to", self._root):
             at = first * self._wanted[name][0].itemsize
-            for fd, offset, view in self._runs(name, at, data.data):
-                pwrite(fd, view, offset)
+            for file, offset, view in self._runs(name, at, data.data):
+                with self._use(file) as fd:
+                    pwrite(fd, view, offset)
                 if self._sync:
-                    self._flusher.wrote(fd, len(view))
+                    self._flusher.wrote(file, len(view))
 
     def _compare(self, there: Checkpoint, name: str, first: int, data: np.ndarray) -> None:
         """Raises DiffersError if the finished output holds other bytes in this place."""
@@ -596,8 +621,8 @@ class Writer:
             written.seal(data)
         if self._sync:
             self._flusher.close()
-            for above, _, files in os.walk(data):
-                for name in (*files, ""):
+            for above, _, names in os.walk(data):
+                for name in (*names, ""):
                     # Files, and then (by the empty name) the folder that lists them.
                     disk.sync(Path(above) / name)
         there = os.path.lexists(self.out) and not is_empty_folder(self.out)

@@ -17,7 +17,7 @@ No entry of a tensor is read. The rules by which tensors are matched:
 * Rows are matched by number only if the tokenizers give them to the same tokens.
 * Other shapes have to agree. Floating dtypes may differ; the output's is out_dtype, else dtype,
   else that of the base, or first model. Integers, bools and keys are copied; where they differ,
-  `integers` says whose.
+  `integers` says whose. Complex numbers are copied, too; where they differ the merge is refused.
 * config.json is that of the base, or first model. Where the tensors of the output contradict it, it
   follows them; where it cannot, the merge is refused.
 * Layers are what `layers.position` finds. In slices, those of the output are numbered on. Tensors
@@ -71,6 +71,7 @@ from sail_jax.checkpoint.sources.rows import Rows, head_rows
 from sail_jax.checks import argument, nearest
 from sail_jax.disk import StoreError
 from sail_jax.merging.identity import identity
+from sail_jax.merging.integers import rule_for
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.tensors import Shape, Tensor
 from sail_jax.merging.work import Work, copy
@@ -502,8 +503,8 @@ class _Planner:
             raise RecipeError(
                 job.part.where,
                 f"{job.name} is {first.dtype}{list(first.shape)} in {first.source} and"
-                f" {odd[0].dtype}{list(odd[0].shape)} in {odd[0].source}; integers and bools are"
-                " copied and have to be alike",
+                f" {odd[0].dtype}{list(odd[0].shape)} in {odd[0].source}; what is not floating is"
+                " copied and has to be alike",
             )
         if odd:
             tensors = tensors[-1:] if rule == "last" else tensors[:1]
@@ -513,7 +514,7 @@ class _Planner:
             return self._treatment(
                 copy(job.name, first.dtype, tensors[0]), owners[:1], None, None, "; ".join(notes)
             )
-        notes.append(f"not floating: copied; where models differ: {rule}")
+        notes.append(f"not floating: copied; where models differ: {rule_for(first.dtype, rule)}")
         work = copy(job.name, first.dtype, Chosen(tensors, rule))
         return self._treatment(work, owners, None, None, "; ".join(notes))
 

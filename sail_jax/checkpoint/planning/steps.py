@@ -8,7 +8,7 @@ which the planner takes like any other.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from sail_jax.checkpoint.contents.kinds import check_model
@@ -20,7 +20,7 @@ from sail_jax.checkpoint.sources.adapters import notes_on, with_adapter
 from sail_jax.merging.selection import check_weights
 from sail_jax.merging.tensors import Tensor
 
-__all__ = ["Openings", "located"]
+__all__ = ["Openings", "located", "paths"]
 
 
 def located(path: str, revision: str | None) -> str:
@@ -39,6 +39,22 @@ def located(path: str, revision: str | None) -> str:
     whole = f"{path}@{revision}"
     alone = os.path.exists(path) and not os.path.exists(whole) and not hub.has_revisions(path)
     return path if alone and runs.split(whole)[1] is None else whole
+
+
+def paths(refs: Iterable[Ref]) -> Iterator[str]:
+    """Lists what is opened for the inputs of a recipe.
+
+    Args:
+      refs: The inputs, as the recipe names them.
+
+    Yields:
+      The paths of checkpoints, adapters, and models that others are aligned to.
+    """
+    for ref in refs:
+        yield located(ref.path, ref.revision)
+        if ref.lora is not None:
+            yield located(ref.lora, ref.lora_revision)
+        yield from paths(step.to for step in ref.steps if isinstance(step, Alignment))
 
 
 class Openings:

@@ -1,25 +1,25 @@
-"""Integers of several models as one tensor, by the rule for integers that differ."""
+"""What is copied of several models as one tensor, by the rule for values that differ."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.merging.integers import Integers, differ, one_of
+from sail_jax.merging.integers import Integers, differ, one_of, remedy, rule_for
 from sail_jax.merging.tensors import Tensor, check_read, held
 
 __all__ = ["Chosen"]
 
 
 class Chosen:
-    """Integers or bools that several models have, taken by a rule as they are read.
+    """Integers, bools or complex numbers of several models, taken by a rule as they are read.
 
     Attributes:
       name: The name of the tensor.
       dtype: Its dtype, the same in all models.
       shape: Its shape, the same in all models.
       source: Where the tensors lie.
-      mark: The rule, for fingerprints.
+      mark: The rule, for fingerprints and notes.
       differs: Whether a difference was read so far.
     """
 
@@ -29,9 +29,10 @@ class Chosen:
         Args:
           tensors: The tensor of the base, if there is one, and of each model, alike in dtype and
             shape.
-          integers: The rule.
+          integers: The rule for integers.
         """
         first = tensors[0]
+        integers = rule_for(first.dtype, integers)
         self.name, self.dtype, self.shape = first.name, first.dtype, first.shape
         self.source = " and ".join(dict.fromkeys(x.source for x in tensors))
         self.mark, self.differs = f"integers: {integers}", False
@@ -64,7 +65,7 @@ class Chosen:
             self.differs = True
             if self._integers == "refuse":
                 raise CheckpointError(
-                    f"{self.name}: {self.dtype} values differ between {self.source}; with "
-                    "integers: first, last or max one of them is taken"
+                    f"{self.name}: {self.dtype} values differ between {self.source}; "
+                    + remedy(self.dtype, "with integers: first, last or max one of them is taken")
                 )
         out[...] = one_of(values, self._integers)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import threading
 from typing import Any
 
 import jax
@@ -292,3 +293,27 @@ def test_the_record_is_written_before_the_figure(saved, tmp_path, call):
         record = tmp_path / f"{len(some)}.json"
         assert call(*some, "--out", tmp_path / "file", "--json", record)[0] == 1
         assert record.exists()
+
+
+@pytest.mark.parametrize(("size", "at_once"), [(20, True), (200, False)])
+def test_packed_tensors_are_held_one_after_another(size, at_once, tmp_path, monkeypatch):
+    monkeypatch.setattr(comparing.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(comparing, "_HELD", 1000)
+    whole, both, held, most = comparing._compared, threading.Barrier(2), [], []
+
+    def compared(with_base, column):
+        held.append(column)
+        if at_once:
+            both.wait(20)  # an error if no other thread comes
+        most.append(len(held))
+        rows = whole(with_base, column)
+        held.pop()
+        return rows
+
+    monkeypatch.setattr(comparing, "_compared", compared)
+    arrays: Any = {f"w{k}": np.full(size, k + 1, np.float32) for k in range(4)}
+    for name in "ab":
+        np.savez_compressed(tmp_path / f"{name}.npz", **arrays)
+    compare_checkpoints([tmp_path / "a.npz", tmp_path / "b.npz"])
+    assert len(most) == 4
+    assert at_once or max(most) == 1

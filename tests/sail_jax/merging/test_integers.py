@@ -51,6 +51,9 @@ def test_keys_follow_the_rule_too():
     assert same
     with pytest.raises(ValueError, match="'key' holds random keys, which have no largest"):
         methods.linear()([A, B], integers="max")
+    text = [{"w": A["w"], "text": np.array([x])} for x in "ab"]
+    with pytest.raises(ValueError, match="'text' holds text or objects, which have no largest"):
+        methods.linear()(text, integers="max")
 
 
 def test_equal_integers_cause_no_warning(recwarn):

@@ -71,6 +71,8 @@ def test_views_of_one_storage(tmp_path, fake, compression):
     assert list(found) == list(expected)
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, strict=True)
+    assert found["tied"] is found["also"]
+    assert not np.shares_memory(found["tied"], found["parameter"])
     with open_checkpoint(tmp_path / "m.bin", allow_pickle=True) as checkpoint:
         out = np.zeros(5, np.float32)
         checkpoint.tensors["transposed"].read(out, 3)
@@ -219,6 +221,42 @@ def test_views_that_repeat_what_is_stored(tmp_path, fake):
         fake.save(tmp_path / "m.bin", {"w": fake.tensor(storage, shape, strides)}, [storage])
         with pytest.raises(CheckpointError, match=r"'w' repeats .* bytes until they are [0-9]{10}"):
             open_checkpoint(tmp_path / "m.bin", allow_pickle=True)
+
+
+@pytest.mark.parametrize("strides", [None, (1, 2)])
+def test_many_views_of_one_storage(tmp_path, fake, strides, monkeypatch):
+    """A layer that is used 48 times is read; 10^5 views of a small file may fill any memory."""
+    monkeypatch.setattr(torch_pickles, "_REPEATED", 0)
+    storage = Storage("0", "Float", np.arange(4096, dtype=np.float32))
+    for n in (48, 1000):
+        tree = {f"w{k}": fake.tensor(storage, (2, 2000), strides, k % 96) for k in range(n)}
+        fake.save(tmp_path / "m.bin", tree, [storage])
+        if n == 48:
+            assert _load(tmp_path / "m.bin")["w47"].flat[0] == 47
+    with pytest.raises(CheckpointError, match=r"m\.bin: its tensors are views of 16\.4 kB, for "):
+        open_checkpoint(tmp_path / "m.bin", allow_pickle=True)
+
+
+def test_packed_views_in_order_unpack_once(tmp_path, fake, monkeypatch):
+    monkeypatch.setattr(torch_pickles, "_REPEATED", 0)
+    data = np.random.default_rng(0).normal(size=2000).astype(np.float32)
+    storage, opened = Storage("0", "Float", data), []
+    whole = zipfile.ZipFile.open
+    monkeypatch.setattr(
+        zipfile.ZipFile,
+        "open",
+        lambda *args, **more: opened.append(args[1]) or whole(*args, **more),
+    )
+    for order in (range(500), range(499, -1, -1)):
+        tree = {f"w{k}": fake.tensor(storage, (4,), (1,), 4 * k) for k in order}
+        fake.save(tmp_path / "m.bin", tree, [storage], zipfile.ZIP_DEFLATED)
+        if order[0] == 0:
+            opened.clear()
+            found = _load(tmp_path / "m.bin")
+            assert np.array_equal(np.concatenate([*found.values()]), data)
+            assert opened.count("archive/data/0") == 1
+    with pytest.raises(CheckpointError, match=r"views of 8\.0 kB, for which 2\.0 MB would be read"):
+        open_checkpoint(tmp_path / "m.bin", allow_pickle=True)
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])

@@ -402,6 +402,36 @@ def test_recipes_name_models_and_adapters(served, tmp_path, capsys):
     assert f"adapter: commit {served.commit('org/lora')} is read" in card
 
 
+@pytest.mark.parametrize(
+    ("last", "says"),
+    [
+        ("org/modle", "org/modle does not exist, and the Hub shows no such model"),
+        ("org/model@v2", "org/model@v2: the model has no revision 'v2'"),
+        ("./modle", "modle does not exist"),
+    ],
+)
+def test_all_models_are_looked_up_before_any_is_downloaded(last, says, served, capsys):
+    with pytest.raises(CheckpointError, match=says):
+        merge_checkpoints(["org/model", "org/other", last], "out")
+    with pytest.raises(CheckpointError, match=says):
+        compare_checkpoints(["org/model", last])
+    document = "name: {}\nmerge_method: linear\nmodels: [{{model: {}, parameters: {{weight: 1}}}}]"
+    texts = [document.format("a", "org/model"), document.format("b", last)]
+    with pytest.raises(CheckpointError, match=says):
+        merge_recipe("\n---\n".join(texts), "out")
+    assert served.got() == set()
+    assert "downloads" not in capsys.readouterr().err
+
+
+def test_models_have_to_fit_together(served, monkeypatch):
+    wanted = {n: hub.wanted(n, served.models[n]["main"]) for n in ("org/model", "org/other")}
+    sizes = [sum(len(served.models[n]["main"][f]) for f in wanted[n]) for n in wanted]
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=sum(sizes) - 1))
+    with pytest.raises(CheckpointError, match=r"org/model, org/other: 7 files, .* do not fit in"):
+        merge_checkpoints(["org/model", "org/other"], "out")
+    assert served.got() == set()
+
+
 def test_operations_name_models(served, tmp_path):
     merged = merge_checkpoints(["org/model", "org/other"], "out", run=RunOptions(sync=False))
     assert [model.name for model in merged.plan.inputs] == ["org/model", "org/other"]

@@ -10,10 +10,10 @@ import pytest
 
 from sail_jax import architectures, disk
 from sail_jax.basis.axes import Patterns, path_pattern
-from sail_jax.checkpoint.formats import files
+from sail_jax.checkpoint.formats import files, folders
 from sail_jax.checkpoint.formats.files import CheckpointError, File
-from sail_jax.checkpoint.formats.open import open_checkpoint
-from sail_jax.checkpoint.output.writer import save_checkpoint
+from sail_jax.checkpoint.formats.open import load_checkpoint, open_checkpoint
+from sail_jax.checkpoint.output.writer import create, save_checkpoint
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_more_shards_than_files_may_be_open(shards, few):
 
 
 def test_threads_share_few_files(shards, monkeypatch):
-    monkeypatch.setattr(files, "_OPEN", pool := files._Pool(3))
+    monkeypatch.setattr(files, "OPEN", pool := files.Pool(3))
     wrong = []
     with open_checkpoint(shards) as checkpoint:
 
@@ -71,7 +71,7 @@ def test_threads_share_few_files(shards, monkeypatch):
 
 
 def test_a_file_is_opened_again_only_as_it_was(shards, monkeypatch):
-    monkeypatch.setattr(files, "_OPEN", files._Pool(0))
+    monkeypatch.setattr(files, "OPEN", files.Pool(0))
     with open_checkpoint(shards) as checkpoint:
         path = checkpoint.tensors["w3"].source
         os.link(path, f"{path}.old")
@@ -97,11 +97,51 @@ def test_too_many_open_files_name_the_remedy(shards, few):
             os.close(fd)
 
 
-def test_an_output_in_too_many_shards_leaves_nothing(tmp_path, few):
-    arrays = {f"w{i}": np.zeros(4, np.float32) for i in range(400)}
-    with pytest.raises(CheckpointError, match=r"cannot write .*Too many open files \(`ulimit -n`"):
-        save_checkpoint(tmp_path / "m", arrays, shard_bytes=16)
-    assert not list(tmp_path.iterdir())
+def test_an_output_in_more_shards_than_files_may_be_open(tmp_path, few):
+    arrays = {f"w{i}": np.full(4, i, np.float32) for i in range(400)}
+    with create(
+        *(tmp_path / "m", {n: (x.dtype, x.shape) for n, x in arrays.items()}),
+        fingerprint="x",
+        shard_bytes=16,
+        sync=False,
+    ) as writer:
+        for name, array in arrays.items():
+            writer.write(name, array)
+            writer.done(name)
+        writer.commit()
+    found = load_checkpoint(tmp_path / "m")
+    assert {n: x.tolist() for n, x in found.items()} == {n: x.tolist() for n, x in arrays.items()}
+
+
+def test_files_are_flushed_wherever_they_are_open(tmp_path, monkeypatch):
+    """A file is flushed for what was written to it, not for what its descriptor once was."""
+    monkeypatch.setattr(files, "OPEN", files.Pool(0))
+    monkeypatch.setattr(folders, "FLUSH", 16)
+    flushed, done = [], threading.Event()
+
+    def flush(fd):
+        flushed.append(os.stat(fd).st_ino)
+        done.set()
+
+    monkeypatch.setattr(folders, "_flush", flush)
+    wanted = {n: (np.dtype(np.uint8), (16,)) for n in "ab"}
+    with create(tmp_path / "m", wanted, fingerprint="x", shard_bytes=16) as writer:
+        for name, start in (("a", 0), ("b", 0), ("a", 8)):
+            assert not flushed
+            writer.write(name, np.zeros(8, np.uint8), start)
+        assert done.wait(20)
+        first, _ = sorted((writer.partial / "data").glob("*.safetensors"))
+        assert flushed == [first.stat().st_ino]
+
+
+def test_a_file_that_was_replaced_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "OPEN", files.Pool(0))
+    with create(tmp_path / "m", {"w": (np.uint8, (4,))}, fingerprint="x") as writer:
+        path = writer.partial / "data" / "model.safetensors"
+        os.rename(path, tmp_path / "other")
+        path.write_bytes((tmp_path / "other").read_bytes())
+        with pytest.raises(CheckpointError, match=r"model\.safetensors was replaced meanwhile"):
+            writer.write("w", np.ones(4, np.uint8))
 
 
 def test_many_patterns_match_what_each_does():

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sail_jax.checkpoint.formats import folders, orbax_folders, written
+from sail_jax.checkpoint.formats import files, folders, orbax_folders, written
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import load_checkpoint
 from sail_jax.checkpoint.output import journal, writer
@@ -225,7 +225,7 @@ def test_an_interrupt_while_files_are_closed_closes_none_twice(tmp_path, monkeyp
         if len(closed) == last:
             raise KeyboardInterrupt
 
-    for module in (writer, journal):
+    for module in (writer, journal, files):
         monkeypatch.setattr(module, "os", SimpleNamespace(**vars(os) | {"close": interrupted}))
     while len(closed) >= last:  # at no file, at the first that is closed, ..., beyond the last
         out = tmp_path / str(last)

@@ -409,7 +409,7 @@ def test_integers_are_copied_and_dtypes_may_differ():
     assert {t.owners for t in with_base if t.method == "copy"} == {("b", "a")}
     assert found["model.norm.weight"].dtype == np.float32
     b.tensors["steps"] = Array("steps", np.arange(4), "b/steps")
-    with pytest.raises(RecipeError, match="integers and bools are copied and have to be alike"):
+    with pytest.raises(RecipeError, match="not floating is copied and has to be alike"):
         plan(linear("a", "b"), store(a=a, b=b))
 
 
