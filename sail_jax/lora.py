@@ -24,7 +24,7 @@ from jaxtyping import Array, ArrayLike, Float, PyTree
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import concrete, nearest
 from sail_jax.merging.merge import Merge
-from sail_jax.merging.task_vectors import apply, task_vectors, task_weights
+from sail_jax.merging.task_vectors import apply, in_float64, task_vectors, task_weights
 from sail_jax.trees import factor_of, leaf_paths
 
 __all__ = [
@@ -91,6 +91,7 @@ def _mm(*factors: Array) -> Array:
     return product
 
 
+@in_float64("delta")
 def truncate(
     delta: Float[ArrayLike, "out in"], rank: int | None = None, energy: float | None = None
 ) -> tuple[LowRank, Float[Array, ""]]:
@@ -135,6 +136,7 @@ def truncate(
     return LowRank(U[:, :limit] * root, root[:, None] * Vt[:limit]), jnp.linalg.norm(S[limit:])
 
 
+@in_float64("delta")
 def approximate(
     delta: Float[ArrayLike, "out in"],
     rank: int | None = None,
@@ -289,6 +291,7 @@ def residual(delta: Float[ArrayLike, "out in"], pair: LowRank) -> Float[Array, "
     return jnp.sqrt(lax.fori_loop(0, -(-rows // height), add, zero))
 
 
+@in_float64("model", "base")
 def extract(
     model: PyTree,
     base: PyTree,
@@ -435,6 +438,7 @@ def concatenate(
     return adapter
 
 
+@in_float64("adapter")
 def refactor(
     adapter: Adapter, rank: int | None = None, energy: float | None = None
 ) -> dict[str, LowRank]:

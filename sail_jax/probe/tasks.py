@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree
 
 from sail_jax.checks import as_array, concrete
 from sail_jax.merging.arithmetic import gram, task_sum
-from sail_jax.merging.task_vectors import Weights, task_vectors, task_weights
+from sail_jax.merging.task_vectors import Weights, in_float64, task_vectors, task_weights
 from sail_jax.probe.estimates import check_size
 from sail_jax.probe.networks import Names
 from sail_jax.trees import leaf_paths
@@ -66,6 +66,7 @@ class Interference(NamedTuple):
     chance: Float[Array, "matrix side"]
 
 
+@in_float64("base", "models")
 def interference(
     base: PyTree, models: Sequence[PyTree], weights: Weights = None, *, rank: int = 8
 ) -> Interference:

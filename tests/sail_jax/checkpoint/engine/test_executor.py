@@ -371,7 +371,7 @@ def test_outcomes_that_overflow_are_refused():
     got, _ = streamed(methods.linear(), [big, big], base)  # sums in float32
     assert (got["d"] == big["d"].reshape(-1)).all()
     indefinite = methods.regmean(grams=[{"d": np.eye(4) + 9 * (1 - np.eye(4))}])
-    with pytest.raises(MergeError, match="^d: the Grams may not add up to a positive definite"):
+    with pytest.raises(MergeError, match=r"^d: the Grams may not add up to a positive definite"):
         streamed(indefinite, [base], None)
 
 
