@@ -36,6 +36,7 @@ __all__ = [
     "products",
     "sums",
     "task_sum",
+    "total_products",
     "unit_of",
     "units_of",
 ]
@@ -341,6 +342,20 @@ def add_products(a: Products, b: Products) -> Products:
         r[..., :, None] * r[..., None, :] * x.inner for r, x in zip(ratios, (a, b), strict=True)
     )
     return Products(unit, first + second)
+
+
+def total_products(parts: Products) -> Products:
+    """Adds the inner products of several parts of the same vectors.
+
+    Args:
+      parts: The products of all parts, stacked on a leading axis.
+
+    Returns:
+      The products of all parts together, without that axis.
+    """
+    unit = parts.unit.max(0)
+    ratio = parts.unit / unit
+    return Products(unit, (ratio[..., :, None] * ratio[..., None, :] * parts.inner).sum(0))
 
 
 class Norms(NamedTuple):
