@@ -23,7 +23,7 @@ from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import concrete, nearest
-from sail_jax.merging.arithmetic import products, unit_of
+from sail_jax.merging.arithmetic import norm, unit_of
 from sail_jax.merging.matrices import matmul, svd
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.task_vectors import apply, in_float64, task_vectors, task_weights
@@ -130,9 +130,7 @@ def truncate(
     kept, rest = S[:limit], S[limit:]
     # The roots have infinite slopes at 0, which gradients would meet.
     root = jnp.where(kept > 0, jnp.sqrt(jnp.where(kept > 0, kept, 1)), 0)
-    error = products(rest[None])
-    pair = LowRank(U[:, :limit] * root, (V[:, :limit] * root).T)
-    return pair, (error.top * error.lengths)[0]
+    return LowRank(U[:, :limit] * root, (V[:, :limit] * root).T), norm(rest)
 
 
 @in_float64("delta")

@@ -31,6 +31,7 @@ __all__ = [
     "computed_once",
     "gram",
     "l1_norms",
+    "norm",
     "number",
     "per_task",
     "products",
@@ -309,6 +310,22 @@ def products(delta: Float[Array, "vector ..."], axis: Sequence[int] | None = Non
         unit = jnp.moveaxis(wide, 0, -1)
         wide = jnp.expand_dims(wide, tuple(axis))
     return Products(unit, gram(delta * (1 / wide), axis))
+
+
+def norm(x: Float[Array, "..."]) -> Float[Array, ""]:
+    """Computes the Euclidean norm of an array, at a scale where its squares fit.
+
+    Args:
+      x: Any shape.
+
+    Returns:
+      The norm, with the gradient 0 at 0.
+
+    >>> float(norm(jnp.array([3.0, 4.0]) * 2.0**-100)) == 5 * 2.0**-100
+    True
+    """
+    found = products(x[None])
+    return (found.top * found.lengths)[0]
 
 
 def common_unit(a: Array, b: Array) -> tuple[Array, Array, Array]:
