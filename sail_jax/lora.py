@@ -103,8 +103,8 @@ def truncate(
 
     Returns:
       The factors, in float32 (float64 if given), and the Frobenius norm of the error. That is the
-      root of the sum of the discarded S_i^2. Singular values within rounding of 0 are taken for 0,
-      and no gradient passes through their vectors.
+      root of the sum of the discarded S_i^2. Singular values within rounding of 0 are taken for 0.
+      Gradients are finite, and lack what would turn vectors of equal singular values, or of 0.
 
     Raises:
       ValueError: For another shape, complex numbers, and a rank or energy outside its range.

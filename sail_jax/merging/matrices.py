@@ -47,8 +47,8 @@ def svd(
     """Computes the singular value decomposition U diag(S) V^T of a matrix.
 
     Vectors of singular values of 0 are arbitrary, and vectors of equal ones as far as they turn
-    into each other. JAX's own derivative is NaN there. Here the former are 0, no gradient passes
-    through either, and that of any outcome is right which does not depend on them.
+    into each other. JAX's own derivative is NaN there. Here the former are 0, and no gradient passes
+    through either: it is finite, and lacks what would turn such vectors.
 
     Args:
       x: The matrix.
@@ -64,7 +64,9 @@ def svd(
     >>> jax.grad(lambda x: svd(x)[1].sum())(jnp.eye(2)).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
-    U, S, Vt = jnp.linalg.svd(x, full_matrices=False)
+    unit = unit_of(x)  # at any scale the same digits
+    U, S, Vt = jnp.linalg.svd(x * (1 / unit), full_matrices=False)
+    S = unit * S
     real = rounding(x, S[0] if size is None else size) < S
     return jnp.where(real, U, 0), jnp.where(real, S, 0), jnp.where(real, Vt.T, 0)
 
