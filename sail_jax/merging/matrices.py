@@ -47,8 +47,8 @@ def svd(
     """Computes the singular value decomposition U diag(S) V^T of a matrix.
 
     Vectors of singular values of 0 are arbitrary, and vectors of equal ones as far as they turn
-    into each other. JAX's own derivative is NaN there. Here the former are 0, and no gradient passes
-    through either: it is finite, and lacks what would turn such vectors.
+    into each other. JAX's own derivative is NaN there. Here the former are 0, and gradients are
+    finite: they lack what would turn such vectors.
 
     Args:
       x: The matrix.
