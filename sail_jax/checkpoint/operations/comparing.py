@@ -302,7 +302,7 @@ def _add(
 def _plain(x: Products) -> np.ndarray:
     """Inner products as they are, in float64."""
     unit = x.unit.astype(np.float64)
-    return unit[:, None] * unit * x.inner
+    return np.asarray(unit[:, None] * unit * x.inner)
 
 
 def _vectors(parts: Sequence[Sequence[np.ndarray]], sizes: np.ndarray) -> Vectors:
