@@ -1009,11 +1009,12 @@ def test_ritz_values_of_repeated_eigenvalues_and_invariant_subspaces():
 
     @jax.jit
     def decomposed(A):
-        return ritz(*lanczos(lambda v: A @ v, jnp.ones(6) / 6**0.5, 6, jax.random.key(0)))
+        start = jnp.full(6, 6**-0.5, jnp.float32)
+        return ritz(*lanczos(lambda v: A @ v, start, 6, jax.random.key(0)))
 
     cases = [-5.0, 1, 2, 3, 0.1, 0.2], [4.0, 4, 0, 0, 0, 0]
     for values, k in itertools.product(cases, (0, -70, 80)):  # whose squares are beyond float32
-        A = np.ldexp(q * np.array(values) @ q.T, k)
+        A = np.ldexp(q * np.array(values) @ q.T, k).astype(np.float32)
         found, first, residuals = map(np.asarray, decomposed(A))
         found, residuals = (np.ldexp(x.astype(float), -k) for x in (found, residuals))
         np.testing.assert_allclose(found, np.sort(values), atol=1e-5 * max(map(abs, values)))
