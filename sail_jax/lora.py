@@ -23,8 +23,10 @@ from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import concrete, nearest
+from sail_jax.merging.arithmetic import norm, unit_of
+from sail_jax.merging.matrices import matmul, svd
 from sail_jax.merging.merge import Merge
-from sail_jax.merging.task_vectors import apply, task_vectors, task_weights
+from sail_jax.merging.task_vectors import apply, in_float64, task_vectors, task_weights
 from sail_jax.trees import factor_of, leaf_paths
 
 __all__ = [
@@ -83,14 +85,7 @@ Adapter = Mapping[str, LowRank]
 """Factors by the path of the matrix that they change."""
 
 
-def _mm(*factors: Array) -> Array:
-    """The matrix product of several factors, in full float32 precision on every device."""
-    product = factors[0]
-    for factor in factors[1:]:
-        product = jnp.matmul(product, factor, precision=lax.Precision.HIGHEST)
-    return product
-
-
+@in_float64("delta")
 def truncate(
     delta: Float[ArrayLike, "out in"], rank: int | None = None, energy: float | None = None
 ) -> tuple[LowRank, Float[Array, ""]]:
@@ -108,7 +103,8 @@ def truncate(
 
     Returns:
       The factors, in float32 (float64 if given), and the Frobenius norm of the error. That is the
-      root of the sum of the discarded S_i^2.
+      root of the sum of the discarded S_i^2. Singular values within rounding of 0 are taken for 0.
+      Gradients are finite, and lack what would turn vectors of equal singular values, or of 0.
 
     Raises:
       ValueError: For another shape, complex numbers, and a rank or energy outside its range.
@@ -122,19 +118,22 @@ def truncate(
     limit = check_rank(rank, min(delta.shape))
     if energy is not None:
         check_energy(energy)
-    U, S, Vt = jnp.linalg.svd(delta, full_matrices=False)
+    U, S, V = svd(delta)
     if energy is not None:
         values = concrete(S)
         if values is None:
             raise TypeError("energy: the rank depends on values, which are traced; give `rank`")
-        squares = np.cumsum(values.astype(float) ** 2)
+        squares = np.cumsum((values.astype(float) / (values[0] or 1)) ** 2)
         # A little less than asked for, so that rounding never asks for one value more.
         enough = np.searchsorted(squares, energy * squares[-1] * (1 - 1e-12)) + 1
         limit = min(limit, int(enough))
-    root = jnp.sqrt(S[:limit])
-    return LowRank(U[:, :limit] * root, root[:, None] * Vt[:limit]), jnp.linalg.norm(S[limit:])
+    kept, rest = S[:limit], S[limit:]
+    # The roots have infinite slopes at 0, which gradients would meet.
+    root = jnp.where(kept > 0, jnp.sqrt(jnp.where(kept > 0, kept, 1)), 0)
+    return LowRank(U[:, :limit] * root, (V[:, :limit] * root).T), norm(rest)
 
 
+@in_float64("delta")
 def approximate(
     delta: Float[ArrayLike, "out in"],
     rank: int | None = None,
@@ -170,7 +169,8 @@ def approximate(
 
     Returns:
       The factors, in float32 (float64 if given), with singular values shared equally; and the
-      Frobenius norm of the error.
+      Frobenius norm of the error. Gradients pass only where the matrix has a higher rank than
+      columns are drawn; elsewhere they are NaN, and those of `truncate` are not.
 
     Raises:
       ValueError: As `truncate` does, and for a negative `oversampling` or `powers`.
@@ -195,7 +195,7 @@ def approximate(
     wanted = 0.0
     if energy is not None:
         check_energy(energy)
-        total = concrete(jnp.sum(jnp.square(delta)))
+        total = concrete(jnp.sum(jnp.square(delta * (1 / unit_of(delta)))))
         if total is None:
             raise TypeError("energy: the rank depends on values, which are traced; give `rank`")
         wanted = energy * float(total)
@@ -239,23 +239,28 @@ def sketched(
 def _krylov(
     delta: Array, rank: int, key: Array, oversampling: int, powers: int
 ) -> tuple[LowRank, Array]:
-    """The best approximation within a block Krylov space, and its squared singular values."""
+    """The best approximation within a block Krylov space, and its squared singular values.
+
+    The latter are those of the matrix over its unit (`unit_of`).
+    """
     if delta.shape[0] < delta.shape[1]:
         pair, kept = _krylov(delta.T, rank, key, oversampling, powers)
         return LowRank(pair.A.T, pair.B.T), kept
+    unit = unit_of(delta)  # products with D^T D are computed where they fit
+    delta = delta * (1 / unit)
     # The space lies on the shorter side, where vectors are cheaper to keep orthogonal.
     columns = jax.random.normal(key, (delta.shape[0], rank + oversampling), delta.dtype)
-    block = jnp.linalg.qr(_mm(delta.T, columns))[0]
+    block = jnp.linalg.qr(matmul(delta.T, columns))[0]
     blocks = [block]
     for _ in range(powers):
         # Orthogonal again each time, or all columns would turn to the first singular vector.
-        block = jnp.linalg.qr(_mm(delta.T, _mm(delta, block)))[0]
+        block = jnp.linalg.qr(matmul(delta.T, matmul(delta, block)))[0]
         blocks.append(block)
     basis = jnp.linalg.qr(jnp.concatenate(blocks, 1))[0]
-    left, small = jnp.linalg.qr(_mm(delta, basis))
+    left, small = jnp.linalg.qr(matmul(delta, basis))
     U, S, Vt = jnp.linalg.svd(small, full_matrices=False)
-    root = jnp.sqrt(S[:rank])
-    pair = LowRank(_mm(left, U[:, :rank]) * root, root[:, None] * _mm(Vt[:rank], basis.T))
+    root = jnp.sqrt(unit * S[:rank])
+    pair = LowRank(matmul(left, U[:, :rank]) * root, root[:, None] * matmul(Vt[:rank], basis.T))
     return pair, jnp.square(S[:rank])
 
 
@@ -275,6 +280,9 @@ def residual(delta: Float[ArrayLike, "out in"], pair: LowRank) -> Float[Array, "
     """
     matrix = _matrix(delta)
     B, A = (x.astype(matrix.dtype) for x in pair)
+    # Squares are summed of what is divided by about the largest entry of delta or B A.
+    unit = jnp.maximum(unit_of(matrix), unit_of(B) * unit_of(A))
+    matrix, B = matrix * (1 / unit), B * (1 / unit)
     rows = matrix.shape[0]
     height = min(rows, _ROWS)
 
@@ -283,12 +291,13 @@ def residual(delta: Float[ArrayLike, "out in"], pair: LowRank) -> Float[Array, "
         begin = jnp.minimum(k * height, rows - height)
         own, left = (lax.dynamic_slice_in_dim(x, begin, height) for x in (matrix, B))
         counted = begin + jnp.arange(height) < k * height
-        return total + jnp.sum(jnp.where(counted, 0, jnp.sum(jnp.square(own - _mm(left, A)), 1)))
+        return total + jnp.sum(jnp.where(counted, 0, jnp.sum(jnp.square(own - matmul(left, A)), 1)))
 
     zero = jnp.zeros((), matrix.dtype)
-    return jnp.sqrt(lax.fori_loop(0, -(-rows // height), add, zero))
+    return unit * jnp.sqrt(lax.fori_loop(0, -(-rows // height), add, zero))
 
 
+@in_float64("model", "base")
 def extract(
     model: PyTree,
     base: PyTree,
@@ -340,6 +349,7 @@ def extract(
     return adapter, rest
 
 
+@in_float64("adapter")
 def dense(adapter: Adapter, input_axis: InputAxis = -1) -> dict[str, Float[Array, "..."]]:
     """Multiplies out the factors of an adapter.
 
@@ -398,6 +408,7 @@ def add(
     return apply(base, treedef.unflatten(products.get(path) for path in paths), scale)
 
 
+@in_float64("adapters")
 def concatenate(
     adapters: Sequence[Adapter], weights: Sequence[float] | Array | None = None
 ) -> dict[str, LowRank]:
@@ -435,13 +446,15 @@ def concatenate(
     return adapter
 
 
+@in_float64("adapter")
 def refactor(
     adapter: Adapter, rank: int | None = None, energy: float | None = None
 ) -> dict[str, LowRank]:
     """Reduces the rank of an adapter's factors, with the least error.
 
     Each B A becomes the best approximation that `truncate` finds, without forming B A: by a QR
-    decomposition of both factors, then the singular values of a matrix [rank, rank].
+    decomposition of both factors, then the singular values of a matrix [rank, rank]. Gradients are
+    NaN where a factor has a lower rank than its shape allows, as those of QR decompositions are.
 
     Args:
       adapter: Factors by path.
@@ -467,12 +480,13 @@ def refactor(
         # matrix.
         Q, R = jnp.linalg.qr(B)
         P, L = jnp.linalg.qr(A.T)
-        small, _ = truncate(_mm(R, L.T), rank, energy)
-        return LowRank(_mm(Q, small.B), _mm(small.A, P.T))
+        small, _ = truncate(matmul(R, L.T), rank, energy)
+        return LowRank(matmul(Q, small.B), matmul(small.A, P.T))
 
     return {path: truncated(path, pair) for path, pair in adapter.items()}
 
 
+@in_float64("adapters")
 def merge_adapters(
     merge: Merge,
     adapters: Sequence[Adapter],
@@ -521,6 +535,7 @@ def merge_adapters(
     return adapter
 
 
+@in_float64("adapters")
 def core_space(
     merge: Merge,
     adapters: Sequence[Adapter],
@@ -539,7 +554,8 @@ def core_space(
 
     A merge that commutes with rotations, such as `methods.task_arithmetic` or `methods.tsv`, has
     the outcome of `merge_adapters`. One that looks at single entries, such as `methods.ties`, looks
-    at those of M_k. (KnOTS does the latter to the rows of V alone.)
+    at those of M_k. (KnOTS does the latter to the rows of V alone.) Gradients are NaN where the
+    factors have a lower rank than their shapes allow, as in `refactor`.
 
     Args:
       merge: For instance `methods.ties(density=0.2)`.
@@ -573,17 +589,17 @@ def core_space(
         # An adapter that leaves this matrix alone proposes no change of it, and has its weight.
         zero = jnp.zeros((U.shape[1], V.shape[1]), B.dtype)
         pairs = [_pair(path, a[path]) if path in a else None for a in adapters]
-        cores = [zero if p is None else _mm(_mm(U.T, p.B), _mm(p.A, V)) for p in pairs]
+        cores = [zero if p is None else matmul(matmul(U.T, p.B), matmul(p.A, V)) for p in pairs]
         merged = merge([{path: core} for core in cores], {path: zero}, weights=weights)
         small, _ = truncate(merged[path], rank, energy)
-        adapter[path] = LowRank(_mm(U, small.B), _mm(small.A, V.T))
+        adapter[path] = LowRank(matmul(U, small.B), matmul(small.A, V.T))
     return adapter
 
 
 def _span(columns: Array) -> Array:
     """An orthonormal basis of the columns of a matrix: its left singular vectors."""
     Q, R = jnp.linalg.qr(columns)
-    return _mm(Q, jnp.linalg.svd(R, full_matrices=False)[0])
+    return matmul(Q, jnp.linalg.svd(R, full_matrices=False)[0])
 
 
 def fold(params: PyTree, alpha: float, *, spec: Spec | None = None) -> PyTree:
@@ -688,7 +704,7 @@ def folded(
     def delta(shape: tuple[int, ...], a: Array, b: Array) -> Array:
         others = [i for i in range(len(shape)) if i not in chosen]
         left = a.reshape(-1, a.shape[-1])
-        product = _mm(left, b.reshape(b.shape[0], -1))
+        product = matmul(left, b.reshape(b.shape[0], -1))
         product = product.reshape([shape[i] for i in (*chosen, *others)])
         return product.transpose(np.argsort([*chosen, *others]))
 
@@ -793,7 +809,7 @@ def _real(name: str, x: ArrayLike) -> Array:
 
 def _product(pair: LowRank, input_axis: InputAxis = -1) -> Array:
     """B A, or its transpose for `input_axis=0`."""
-    product = _mm(pair.B, pair.A)
+    product = matmul(pair.B, pair.A)
     return product.T if input_axis == 0 else product
 
 

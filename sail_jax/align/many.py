@@ -13,7 +13,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from sail_jax.align.matching import families as chosen_families
 from sail_jax.align.matching import match_weights
-from sail_jax.align.problem import EPS, apart, arrays
+from sail_jax.align.problem import EPS, apart, arrays, square
 from sail_jax.basis.change_basis import change_basis, unfused
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, compose, identity, invert
@@ -100,9 +100,9 @@ def match_many(
     weights = dict.fromkeys(paths, 1.0)
     if normalize:
         for path in paths:
-            square = sum(float((h[path] ** 2).sum()) for h in hosts)
+            total = sum(square(h[path]) for h in hosts)
             # One weight for all models and all rounds, so that each step lowers the same distance.
-            weights[path] = len(models) / square if square else 0.0
+            weights[path] = len(models) / total if total else 0.0
     start = {name: identity(spec.space(name).size) for name in chosen}
     maps: list[dict[str, SpaceMap]] = [dict(start) for _ in models]
     moved = list(models)

@@ -5,6 +5,7 @@ maps found so far. It sums up what all tensors say about a space (`Cost`), asks 
 best map, and moves the second network.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -23,9 +24,10 @@ from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, compose, identity
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import as_array, concrete, nearest
+from sail_jax.merging.arithmetic import products, unit_of
 from sail_jax.trees import leaf_paths
 
-__all__ = ["EPS", "Assign", "Problem", "apart", "arrays", "recurrent"]
+__all__ = ["EPS", "Assign", "Problem", "apart", "arrays", "recurrent", "square"]
 
 Assign = Callable[[Float[ArrayLike, "n n"]], Int[ArrayLike, "n"]]
 
@@ -68,7 +70,7 @@ class Cost(NamedTuple):
     squares: dict[str, Float[np.ndarray, "... n"]]
     grams: dict[str, Float[np.ndarray, "... n n"]]
 
-    def add(self, kind: str, part: str, value: Array, weight: float) -> None:
+    def add(self, kind: str, part: str, value: np.ndarray, weight: float) -> None:
         """Adds one tensor's term to a sum.
 
         Args:
@@ -78,9 +80,9 @@ class Cost(NamedTuple):
           weight: The weight w_t of the tensor.
         """
         into = getattr(self, kind)
-        # The products come in float32; sums over many tensors are kept in float64, so that small
-        # ones are not lost beside large ones.
-        term = np.multiply(np.asarray(value), weight, dtype=np.float64)
+        # Sums over many tensors are kept in float64, so that small ones are not lost beside large
+        # ones.
+        term = value * weight
         if part in into:
             into[part] += term
         else:
@@ -182,7 +184,7 @@ class Problem:
         for path in paths:
             sides = [self._read(side, path) for side in range(2)]
             # Once, of both networks as they are given: weights must not change as maps are found.
-            self.norms[path] = math.prod(_norm(x) for x in sides)
+            self.norms[path] = math.prod(math.sqrt(square(x)) for x in sides)
             scale = 1 / self.norms[path] if self.norms[path] else 0.0
             self.weight[path] = scale if normalize else 1.0
             lazy = [not isinstance(side[path], jax.Array | np.ndarray) for side in self.leaves]
@@ -303,7 +305,7 @@ class Problem:
         """
         paths = self.weight if paths is None else paths
         return sum(
-            self.weight[p] * _distance(self.reference(p), self.moved(p))
+            self.weight[p] * square(self.reference(p), self.moved(p))
             for p in paths
             if self.weight[p]
         )
@@ -360,7 +362,7 @@ class Problem:
             else:
                 part, value = touch.role, _product(a, b, touch.axis, touch.block)
                 if family == Family.POSITIVE_MONOMIAL and part != "gain":
-                    out.add("squares", part, _squares(b, touch.axis, touch.block), weight)
+                    out.add("squares", part, _squares(b, b, touch.axis, touch.block), weight)
                 if family in GENERAL and part != "gain":
                     # The Gram matrices of the two sides of the Sylvester equation in
                     # `solvers._general`.
@@ -570,7 +572,26 @@ def _gained(m: SpaceMap, cost: Cost) -> float:
     return total
 
 
-@partial(jax.jit, static_argnums=(2, 3))
+def _at_unit_scale(compute: Callable[..., Array]) -> Callable[..., np.ndarray]:
+    """Makes a bilinear function of two arrays compute at their scales; the outcome is in float64.
+
+    There it fits, whatever the scale: products of numbers of float32 may not fit float32.
+    """
+
+    @partial(jax.jit, static_argnums=(2, 3, 4))
+    def in_units(a: Array, b: Array, *options: Any) -> tuple[Array, Array, Array]:
+        units = unit_of(a), unit_of(b)
+        return compute(*(x * (1 / u) for x, u in zip((a, b), units, strict=True)), *options), *units
+
+    @functools.wraps(compute)
+    def scaled(a: Array, b: Array, *options: Any) -> np.ndarray:
+        value, *units = in_units(a, b, *options)
+        return np.asarray(value, np.float64) * (float(units[0]) * float(units[1]))
+
+    return scaled
+
+
+@_at_unit_scale
 def _product(a: Array, b: Array, axis: int, block: int | None) -> Float[Array, "... n n"]:
     """The products a_i . b_j over all axes but one, for each index of a block axis."""
     if block is None:
@@ -582,15 +603,15 @@ def _product(a: Array, b: Array, axis: int, block: int | None) -> Float[Array, "
     return jnp.einsum("hik,hjk->hij", a, b, precision=jax.lax.Precision.HIGHEST)
 
 
-@partial(jax.jit, static_argnums=(1, 2))
-def _squares(b: Array, axis: int, block: int | None) -> Float[Array, "... n"]:
-    """The squares |b_j|^2 over all axes but one (and the block axis, which then comes first)."""
+@_at_unit_scale
+def _squares(a: Array, b: Array, axis: int, block: int | None) -> Float[Array, "... n"]:
+    """The products a_j . b_j over all axes but one (and the block axis, which then comes first)."""
     keep = (axis,) if block is None else (block, axis)
-    total = jnp.sum(b**2, axis=tuple(k for k in range(b.ndim) if k not in keep))
+    total = jnp.sum(a * b, axis=tuple(k for k in range(b.ndim) if k not in keep))
     return total if block is None or block < axis else total.T
 
 
-@partial(jax.jit, static_argnums=(2, 3, 4))
+@_at_unit_scale
 def _bound(
     a: Array, b: Array, axis: int, block: int | None, loose: tuple[int, ...]
 ) -> Float[Array, "... n n"]:
@@ -625,13 +646,23 @@ def _after(front: tuple[int, ...], loose: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @jax.jit
-def _distance_of(a: Array, b: Array) -> Array:
-    return jnp.sum((a - b) ** 2)
+def _square_of(a: Array, b: Array | float) -> tuple[Array, Array]:
+    found = products((a - b)[None])
+    return found.unit[0], found.inner[0, 0]
 
 
-def _distance(a: Array, b: Array) -> float:
-    return float(_distance_of(a, b))
+def square(a: Array, b: Array | float = 0.0) -> float:
+    """Computes |a - b|^2, which may be more or less than float32 holds.
 
+    Args:
+      a: An array.
+      b: Another one of its shape, or a number.
 
-def _norm(x: Array) -> float:
-    return float(np.linalg.norm(np.ravel(x)))
+    Returns:
+      The square of the Euclidean norm.
+
+    >>> square(jnp.full(4, 2.0**-80)) == 4 * 2.0**-160
+    True
+    """
+    unit, inner = map(float, _square_of(a, b))
+    return unit**2 * inner

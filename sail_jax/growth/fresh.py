@@ -6,6 +6,7 @@ unit, or is zero; of a dense map, every unit beyond the first `old`.
 """
 
 import itertools
+import math
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import as_array, nearest
 from sail_jax.growth.basic import lemon_gain
+from sail_jax.merging.arithmetic import norm
 from sail_jax.trees import leaf_paths, path_str
 
 __all__ = [
@@ -157,7 +159,7 @@ def _any_grown(places: list[_Place], ndim: int) -> Array:
 
 def _rms(x: Array) -> Array:
     """The root of the mean square."""
-    return jnp.sqrt(jnp.mean(x**2))
+    return norm(x) / math.sqrt(x.size)
 
 
 def fresh_units(

@@ -137,7 +137,8 @@ def sail_init(
 
     For each use of a space, C = W U~^T, where U~ are the leading left singular vectors of the leaf
     unfolded along that axis. For a matrix these are the singular vectors of `singular`, whose
-    choices of W these are. For depth, logits for the softmax of `mix_layers`.
+    choices of W these are. No gradient passes through them, as there. For depth, logits for the
+    softmax of `mix_layers`.
 
     Args:
       params: The parameters to grow.
@@ -185,6 +186,7 @@ def sail_init(
             # The mode unfolding [units of this axis, everything else]: its left singular vectors
             # are those of the axis.
             unfolded = jnp.moveaxis(x, at, 0).reshape(x.shape[at], -1)
+            unfolded = jax.lax.stop_gradient(unfolded)
             basis = jnp.linalg.svd(unfolded, full_matrices=False)[0][:, :new]
             if key is None:
                 # As `width._lift`: rows of zeros for units that the old network does not have.

@@ -12,6 +12,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray
 
 from sail_jax.basis.certificate import exactness
@@ -281,7 +282,8 @@ def principal(gram: Float[ArrayLike, "old old"], new: int) -> SpaceMap:
 
     Of all maps onto `new` units, a linear reader loses least by this one, on average over these
     activations. It is the rotation and removal of SliceGPT. `read` is `write.T`. ORTHOGONAL for
-    `new == old`, else LINEAR and lossy.
+    `new == old`, else LINEAR and lossy. No gradient passes through the axes, since those of equal
+    eigenvalues are arbitrary.
 
     Args:
       gram: E x x^T over the activations x of the space, of shape (old, old); symmetric.
@@ -305,7 +307,7 @@ def principal(gram: Float[ArrayLike, "old old"], new: int) -> SpaceMap:
     if not 0 < new <= len(G):
         raise ValueError(f"principal needs 0 < new <= old, got old={len(G)}, new={new}")
     # `eigh` orders from the smallest eigenvalue, and its vectors are columns.
-    write = jnp.linalg.eigh(G)[1][:, ::-1][:, :new].T
+    write = jnp.linalg.eigh(lax.stop_gradient(G))[1][:, ::-1][:, :new].T
     return SpaceMap(write, write.T, Family.ORTHOGONAL if new == len(G) else Family.LINEAR)
 
 
@@ -321,7 +323,8 @@ def singular(
     theta = U S V^T, and C_in = W_in U~^T, C_out = W_out V~^T with the r' = min(new_in, new_out, in,
     out) leading singular vectors U~ [in, r'] and V~ [out, r']. So the outcome is W_in S~ W_out^T,
     of rank r' at most. (The paper prints U~ as [new_in, r'], which does not conform.) The paper
-    leaves W free; two choices are offered, by `key`.
+    leaves W free; two choices are offered, by `key`. No gradient passes through the singular
+    vectors, since those of equal singular values are arbitrary.
 
     Args:
       theta: The matrix, of shape (in, out).
@@ -350,7 +353,7 @@ def singular(
         raise ValueError(f"theta must be a matrix, got shape {theta.shape}")
     if min(new_in, new_out) < 1:
         raise ValueError(f"sizes must be positive, got new_in={new_in}, new_out={new_out}")
-    U, _, Vt = jnp.linalg.svd(theta, full_matrices=False)
+    U, _, Vt = jnp.linalg.svd(lax.stop_gradient(theta), full_matrices=False)
     # This is r' of the paper, or less where theta's own shape allows no such rank.
     rank = min(new_in, new_out, *theta.shape)
     keys = (None, None) if key is None else jax.random.split(key)

@@ -31,11 +31,13 @@ __all__ = [
     "computed_once",
     "gram",
     "l1_norms",
+    "norm",
     "number",
     "per_task",
     "products",
     "sums",
     "task_sum",
+    "total_products",
     "unit_of",
     "units_of",
 ]
@@ -310,6 +312,22 @@ def products(delta: Float[Array, "vector ..."], axis: Sequence[int] | None = Non
     return Products(unit, gram(delta * (1 / wide), axis))
 
 
+def norm(x: Float[Array, "..."]) -> Float[Array, ""]:
+    """Computes the Euclidean norm of an array, at a scale where its squares fit.
+
+    Args:
+      x: Any shape.
+
+    Returns:
+      The norm, with the gradient 0 at 0.
+
+    >>> float(norm(jnp.array([3.0, 4.0]) * 2.0**-100)) == 5 * 2.0**-100
+    True
+    """
+    found = products(x[None])
+    return (found.top * found.lengths)[0]
+
+
 def common_unit(a: Array, b: Array) -> tuple[Array, Array, Array]:
     """Finds the unit in which two scaled sums are added.
 
@@ -341,6 +359,20 @@ def add_products(a: Products, b: Products) -> Products:
         r[..., :, None] * r[..., None, :] * x.inner for r, x in zip(ratios, (a, b), strict=True)
     )
     return Products(unit, first + second)
+
+
+def total_products(parts: Products) -> Products:
+    """Adds the inner products of several parts of the same vectors.
+
+    Args:
+      parts: The products of all parts, stacked on a leading axis.
+
+    Returns:
+      The products of all parts together, without that axis.
+    """
+    unit = parts.unit.max(0)
+    ratio = parts.unit / unit
+    return Products(unit, (ratio[..., :, None] * ratio[..., None, :] * parts.inner).sum(0))
 
 
 class Norms(NamedTuple):

@@ -19,7 +19,7 @@ from jaxtyping import Array, PyTree
 from sail_jax.merging.evaluate import Leaf, evaluate
 from sail_jax.merging.leafwise import check_paths
 from sail_jax.merging.steps import Kernel, Needs, Scope, Statistic, Step, kernel
-from sail_jax.merging.task_vectors import TaskVectors
+from sail_jax.merging.task_vectors import TaskVectors, in_float64
 from sail_jax.trees import leaf_paths
 
 __all__ = [
@@ -47,6 +47,7 @@ class Transform:
 
     steps: tuple[Step, ...] = ()
 
+    @in_float64("vectors")
     def __call__(self, vectors: TaskVectors) -> TaskVectors:
         """Applies the transform; works under `jit`, `grad` and `vmap`, and on sharded arrays.
 
@@ -77,6 +78,7 @@ class Reduction:
 
     steps: tuple[Step, ...]
 
+    @in_float64("vectors")
     def __call__(self, vectors: TaskVectors) -> PyTree:
         """Reduces task vectors; works under `jit`, `grad` and `vmap`, and on sharded arrays.
 

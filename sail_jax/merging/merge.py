@@ -102,7 +102,8 @@ class Merge:
         are relative to 0, and the base itself is merged as the first model, with weight 1.
       models: The least and the largest number of models; None for no limit.
       positive_weights: Whether negative weights are refused.
-      remedy: Advice that is added to the message about an outcome that is not finite.
+      remedy: What an error says of an outcome that holds NaN, with advice. By default it says that
+        the values do not fit.
       name: The name of the merge in messages and reports.
       options: The hyperparameters it was made with, by name.
 
@@ -340,7 +341,8 @@ class Merge:
         matched.refuse({i: finite[:-1] for i, finite in flags.items()})
         for i, finite in flags.items():
             if not finite[-1]:
-                raise ValueError(self._overflow(matched.paths[i], matched.start[i].dtype))
+                nan = bool(jnp.isnan(outcomes[i][0]).any())
+                raise ValueError(self._not_finite(matched.paths[i], matched.start[i].dtype, nan))
         return _as_given(matched, {i: leaf for i, (leaf, _) in outcomes.items()})
 
     def _in_pieces(self, sources: Sequence[tuple[str, Proposal]]) -> Sequence[Any]:
@@ -363,14 +365,13 @@ class Merge:
         except NotFiniteError as error:
             at = error.tensor
             if isinstance(at, Work):
-                raise ValueError(self._overflow(at.name, at.dtype)) from None
+                raise ValueError(self._not_finite(at.name, at.dtype, error.nan)) from None
             what = f"{at.source}, leaf {at.name!r}: expected finite values, got NaN or infinity"
             raise ValueError(what) from None
 
-    def _overflow(self, path: str, dtype: Any) -> str:
-        """Returns the message about a leaf whose outcome is not finite, with the remedy."""
-        said = overflow(path, dtype)
-        return f"{said}; {self.remedy}" if self.remedy else said
+    def _not_finite(self, path: str, dtype: Any, nan: bool) -> str:
+        """Returns the message about a leaf whose outcome holds infinity, or NaN."""
+        return f"leaf {path!r}: {self.remedy}" if nan and self.remedy else overflow(path, dtype)
 
 
 def _leaves(sources: Mapping[int, tuple[str, Proposal]]) -> list[Leaf]:

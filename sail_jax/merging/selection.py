@@ -8,6 +8,8 @@ import fnmatch
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import ml_dtypes
+
 from sail_jax.checks import nearest
 
 __all__ = ["Select", "Selection", "check_weights", "of_optimiser", "selection"]
@@ -122,9 +124,15 @@ def _state(leaves: Iterable[str]) -> tuple[str, str]:
 
 
 def _is_floating(leaf: Any) -> bool:
-    """Whether a leaf is an array of floating numbers."""
-    name = str(getattr(leaf, "dtype", type(leaf).__name__))
-    return name.startswith(("float", "bfloat", "complex"))
+    """Whether a leaf is a floating number, or an array of them."""
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None:
+        return isinstance(leaf, float | complex)
+    try:  # NumPy's own types and those of ml_dtypes, without an import of JAX
+        ml_dtypes.finfo(dtype)
+    except (TypeError, ValueError):  # a random key, or no floats
+        return False
+    return True
 
 
 def of_optimiser(paths: Iterable[str]) -> frozenset[str]:

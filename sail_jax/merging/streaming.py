@@ -47,11 +47,12 @@ class NotFiniteError(ValueError):
 
     Attributes:
       tensor: The input, or the work whose outcome it is.
+      nan: Whether an outcome holds NaN, for which it is not enough that a value is too large.
     """
 
-    def __init__(self, tensor: Tensor | Work):
+    def __init__(self, tensor: Tensor | Work, nan: bool = False):
         super().__init__(f"{tensor.name}: expected finite values, got NaN or infinity")
-        self.tensor = tensor
+        self.tensor, self.nan = tensor, nan
 
 
 def all_finite(tensor: Tensor) -> bool:
@@ -411,7 +412,9 @@ class Unit:
             bad = _not_finite(self.works, rows, count) if reader.check else None
             if bad is not None:
                 # An input is to blame, if one is not finite.
-                raise NotFiniteError(next((x for x in bad.inputs if not all_finite(x)), bad))
+                blamed = next((x for x in bad.inputs if not all_finite(x)), bad)
+                row = rows[next(b for b, work in enumerate(self.works) if work is bad)]
+                raise NotFiniteError(blamed, bool(np.isnan(row[: min(count, bad.size)]).any()))
             for b, work in enumerate(self.works):
                 if reader.wants(work, k):
                     mine = {name: np.asarray(x[b], float) for name, x in seen.items()}

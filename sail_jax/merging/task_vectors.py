@@ -6,10 +6,11 @@ where arrays are concrete, and not while they are traced.
 """
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +38,11 @@ __all__ = [
     "TaskVectors",
     "Weights",
     "apply",
+    "as_given",
     "check_scalar",
+    "in_float64",
     "match",
+    "narrowed",
     "origin",
     "outcome",
     "task_vectors",
@@ -49,6 +53,8 @@ __all__ = [
 
 Weights = Float[ArrayLike, "task"] | Sequence[float] | None
 """One weight for each model, or None for 1 each."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class TaskVectors(NamedTuple):
@@ -59,7 +65,7 @@ class TaskVectors(NamedTuple):
 
     Attributes:
       delta: What each model proposes, theta_k - base, `[task, ...]`, float32 (float64 if a model
-        is, and JAX computes in 64 bits).
+        is; see `in_float64`).
       weight: How much it counts there, broadcastable to delta; 0 where an entry is masked. Shape
         `[task, 1, ...]` before any transform.
     """
@@ -268,6 +274,54 @@ def _taken(path: str, values: Sequence[Any], integers: Integers | None, given: s
     return one_of(values, rule)
 
 
+def in_float64(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Makes a function keep the 64 bits of NumPy's arrays, as merges do.
+
+    If JAX is not enabled for 64 bits and a floating leaf is NumPy's float64, all of the function is
+    computed with 64 bits enabled. What it returns in 64 bits are arrays of NumPy then. While
+    anything is traced the function is called as it is, since JAX has decided.
+
+    Args:
+      *names: The parameters, pytrees, in which such leaves are looked for.
+
+    Returns:
+      A decorator.
+
+    >>> double = in_float64("tree")(lambda tree: jax.tree.map(lambda x: 2 * jnp.asarray(x), tree))
+    >>> double({"a": np.array([1e300])}), double({"a": np.float32(3)})
+    ({'a': array([2.e+300])}, {'a': Array(6., dtype=float32)})
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def computed(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                given = signature.bind(*args, **kwargs).arguments
+            except TypeError:  # the message of the function itself is better
+                return function(*args, **kwargs)
+            trees = [given[name] for name in names if name in given]
+            wide = any(too_wide(x) and _floating(x) for x in jax.tree.leaves(trees))
+            # The zero is traced wherever a program is, also one that has other arguments.
+            if not wide or is_traced(args, kwargs, jnp.zeros(())):
+                return function(*args, **kwargs)
+            with jax.enable_x64(True):
+                result = function(*args, **kwargs)
+            return jax.tree.map(_on_host, result)
+
+        return computed
+
+    return decorate
+
+
+def _on_host(x: Any) -> Any:
+    """An array as NumPy's, if it has 64 bits that are known."""
+    ours = isinstance(x, jax.Array) and not _is_key(x)
+    return np.asarray(x) if ours and x.dtype.itemsize == 8 and not is_traced(x) else x
+
+
+@in_float64("models", "base")
 def task_vectors(
     models: Sequence[PyTree],
     base: PyTree | None,
@@ -285,7 +339,8 @@ def task_vectors(
       normalize: Whether weights are divided by their sum.
 
     Returns:
-      Task vectors of the structure of the base, None at leaves that are not floating.
+      Task vectors of the structure of the base, None at leaves that are not floating. Those of
+      NumPy's float64 are arrays of NumPy, if JAX is not enabled for 64 bits.
 
     Raises:
       ValueError: For models or weights that do not fit, and for values that are not finite.
@@ -393,6 +448,7 @@ def outcome(
     return out, jnp.stack([jnp.isfinite(x).all() for x in arrays])
 
 
+@in_float64("base", "update")
 def apply(base: PyTree, update: PyTree, scale: Float[ArrayLike, ""] = 1.0) -> PyTree:
     """Adds an update to a base: base + scale * update.
 
@@ -404,7 +460,8 @@ def apply(base: PyTree, update: PyTree, scale: Float[ArrayLike, ""] = 1.0) -> Py
       scale: One finite number; may be traced.
 
     Returns:
-      A pytree of the structure and dtypes of `base`.
+      A pytree of the structure and dtypes of `base`. Leaves of NumPy's float64 are arrays of NumPy,
+      if JAX is not enabled for 64 bits.
 
     Raises:
       ValueError: If `scale` is not one finite number, and for values that do not fit the dtype of
@@ -418,7 +475,7 @@ def apply(base: PyTree, update: PyTree, scale: Float[ArrayLike, ""] = 1.0) -> Py
     def step(change: Array | None, leaf: Any) -> Any:
         if change is None:
             return leaf
-        leaf = jnp.asarray(leaf)
+        leaf, change = jnp.asarray(leaf), jnp.asarray(change)
         # As in `written`: the sum in the wide dtype, then one cast.
         return (leaf.astype(change.dtype) + scale * change).astype(leaf.dtype)
 
@@ -457,7 +514,9 @@ def origin(tree: PyTree) -> PyTree:
     """
 
     def zero(leaf: Any) -> Any:
-        return jnp.zeros_like(leaf) if _floating(leaf) else leaf
+        if not _floating(leaf):
+            return leaf
+        return np.zeros_like(leaf) if too_wide(leaf) else jnp.zeros_like(leaf)
 
     return jax.tree.map(zero, tree)
 
@@ -575,6 +634,33 @@ def too_wide(x: Any) -> bool:
         and x.dtype.kind in "fciu"
         and jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype
     )
+
+
+def as_given(x: Any) -> Any:
+    """Converts numbers to an array of JAX, or of NumPy if JAX would narrow them.
+
+    Args:
+      x: What `jnp.asarray` takes.
+
+    Returns:
+      The array.
+    """
+    return np.asarray(x) if too_wide(x) else jnp.asarray(x)
+
+
+def narrowed(x: Any) -> Any:
+    """Rounds floats that JAX would narrow to float32; values that do not fit become infinite.
+
+    Args:
+      x: Anything.
+
+    Returns:
+      A NumPy array of float32 for NumPy's float64, unless JAX is enabled for 64 bits; else `x`.
+    """
+    if not (too_wide(x) and _floating(x)):
+        return x
+    with np.errstate(over="ignore"):
+        return np.asarray(x, np.float32)
 
 
 def _leaf(where: str, leaf: Any, traced: bool) -> Any:

@@ -73,7 +73,7 @@ class Program(Protocol):
 
     @property
     def remedy(self) -> str:
-        """Advice for an outcome that is not finite."""
+        """What is said of an outcome that holds NaN; empty, that it does not fit."""
         ...
 
 

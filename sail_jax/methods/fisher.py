@@ -19,7 +19,7 @@ from sail_jax.merging.combining import Transform, transform
 from sail_jax.merging.merge import Merge, method
 from sail_jax.merging.reductions import weighted_mean
 from sail_jax.merging.steps import PerLeaf, Piece, kernel
-from sail_jax.merging.task_vectors import check_scalar
+from sail_jax.merging.task_vectors import as_given, check_scalar, in_float64, narrowed, too_wide
 from sail_jax.trees import leaf_paths
 
 __all__ = ["Likelihood", "fisher", "fisher_diagonal", "precision"]
@@ -124,9 +124,10 @@ def check_positive(name: str, x: Any) -> None:
     Raises:
       ValueError: If one is negative, infinite or NaN.
     """
-    value = concrete(_positive(x))
+    # Merges of float32 narrow them.
+    value = concrete(_positive(narrowed(x)))
     if value is not None and not value:
-        raise ValueError(f"{name}: expected finite values >= 0")
+        raise ValueError(f"{name}: expected finite values >= 0{' that fit float32' * too_wide(x)}")
 
 
 @jax.jit
@@ -136,12 +137,13 @@ def _positive(x: Any) -> Array:
 
 def _fisher_leaves(name: str, tree: PyTree) -> dict[str, Array]:
     """The leaves of a tree of Fishers by path, checked."""
-    leaves = dict(zip(leaf_paths(tree), map(jnp.asarray, jax.tree.leaves(tree)), strict=True))
+    leaves = dict(zip(leaf_paths(tree), map(as_given, jax.tree.leaves(tree)), strict=True))
     for path, leaf in leaves.items():
         check_positive(f"{name}, leaf {path!r}", leaf)
     return leaves
 
 
+@in_float64("column")
 def _unit(column: dict[str, Array]) -> dict[str, Array]:
     """The leaves over the norm of all; over the largest entry first, for squares underflow."""
     wide = {p: x.astype(jnp.promote_types(x.dtype, jnp.float32)) for p, x in column.items()}
@@ -153,6 +155,7 @@ def _unit(column: dict[str, Array]) -> dict[str, Array]:
     return {p: x / jnp.sqrt(jnp.where(square > 0, square, 1)) for p, x in wide.items()}
 
 
+@in_float64("params")
 def fisher_diagonal(
     predict: Callable[[PyTree, PyTree], Array],
     params: PyTree,

@@ -21,6 +21,7 @@ from sail_jax.merging.task_vectors import (
     Weights,
     apply,
     check_scalar,
+    in_float64,
     origin,
     task_vectors,
 )
@@ -72,6 +73,7 @@ def cross_entropy(logits: Float[Array, "... class"], labels: Int[Array, "..."]) 
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
+@in_float64("models", "base")
 def adamerging(
     models: Sequence[PyTree],
     base: PyTree,
@@ -170,6 +172,7 @@ def adamerging(
     )
 
 
+@in_float64("models", "base")
 def learned_soup(
     models: Sequence[PyTree],
     base: PyTree | None = None,
@@ -250,6 +253,7 @@ def learned_soup(
     return Learned(got.params[0], {"weights": shares, "scale": got.params[1]}, got.losses)
 
 
+@in_float64("models", "base")
 def concrete_subspace(
     models: Sequence[PyTree],
     base: PyTree,

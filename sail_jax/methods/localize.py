@@ -18,13 +18,20 @@ from sail_jax.merging.arithmetic import (
     add_norms,
     beside,
     l1_norms,
+    number,
     per_task,
     task_sum,
 )
 from sail_jax.merging.combining import Reduction, Transform, chain, reduce
 from sail_jax.merging.merge import Merge, method
 from sail_jax.merging.steps import Piece, kernel
-from sail_jax.merging.task_vectors import Weights, apply, check_scalar, task_vectors
+from sail_jax.merging.task_vectors import (
+    Weights,
+    apply,
+    check_scalar,
+    in_float64,
+    task_vectors,
+)
 from sail_jax.merging.transforms import check_per_model, elect, one_of, trim
 
 __all__ = ["Localized", "best_thresholds", "consensus", "emr", "tall_masks"]
@@ -47,6 +54,7 @@ class Localized(NamedTuple):
     masks: PyTree
     scales: Float[Array, "task"]
 
+    @in_float64("self", "base")
     def model(self, base: PyTree, task: int) -> PyTree:
         """Returns the model of one task, base + scales[task] * masks[task] * shared.
 
@@ -68,6 +76,7 @@ class Localized(NamedTuple):
         return apply(base, update, self.scales[task])
 
 
+@in_float64("models", "base")
 def emr(models: Sequence[PyTree], base: PyTree) -> Localized:
     """Merges models into one shared vector with a mask and a factor for each (EMR-merging).
 
@@ -144,6 +153,7 @@ def _localized(
     return _Parts(treedef, treedef.flatten_up_to(reduction(vectors)))
 
 
+@in_float64("models", "base")
 def tall_masks(
     models: Sequence[PyTree],
     base: PyTree,
@@ -285,10 +295,10 @@ def _multitask(kind: Multitask, density: float) -> Transform:
     return Transform() if kind == "sum" else chain(trim(density), elect())
 
 
-def _threshold(threshold: PerModel) -> Any:
-    """The threshold as float32, checked."""
-    values = check_per_model("threshold", threshold, lambda t: t >= 0, "not negative")
-    return jnp.asarray(threshold, jnp.float32) if values is None else values.astype(np.float32)
+def _threshold(threshold: Any) -> Any:
+    """The threshold as an array, checked."""
+    check_per_model("threshold", threshold, lambda t: t >= 0, "not negative")
+    return number(threshold)
 
 
 def _needed(threshold: Array, delta: Array, shared: Array) -> Array:

@@ -17,12 +17,19 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from sail_jax.checks import concrete, nearest
-from sail_jax.merging.arithmetic import automatic, number, task_sum
+from sail_jax.merging.arithmetic import automatic, number, task_sum, unit_of
 from sail_jax.merging.combining import Reduction, reduce
 from sail_jax.merging.merge import Merge, method
 from sail_jax.merging.reductions import mean_where_any
 from sail_jax.merging.steps import PerLeaf, Piece, kernel
-from sail_jax.merging.task_vectors import Weights, check_scalar
+from sail_jax.merging.task_vectors import (
+    Weights,
+    as_given,
+    check_scalar,
+    in_float64,
+    narrowed,
+    too_wide,
+)
 from sail_jax.methods.sparse import linear
 from sail_jax.trees import leaf_paths
 
@@ -122,7 +129,7 @@ def gram_mean(
         for path, G in gram.items():
             _check_gram(f"grams[{k}], leaf {path!r}", G)
     paths = grams[0] if grams else {}
-    by_path = {path: tuple(jnp.asarray(gram[path]) for gram in grams) for path in paths}
+    by_path = {path: tuple(as_given(gram[path]) for gram in grams) for path in paths}
     fit = kernel(_gram_mean, number(off_diagonal), number(damping), last=input_axes == "last")
     return reduce(fit, needs="tensor", local=PerLeaf("grams", by_path))
 
@@ -132,8 +139,11 @@ def _check_gram(where: str, G: Array) -> None:
     if np.ndim(G) != 2 or len(set(np.shape(G))) != 1:
         raise ValueError(f"{where}: expected a square matrix, got {np.shape(G)}")
     value = concrete(G)
-    if value is not None and not (np.isfinite(value).all() and (value.diagonal() >= 0).all()):
-        raise ValueError(f"{where}: expected finite values and a diagonal >= 0")
+    # Merges of float32 narrow them.
+    fits = value is None or (np.isfinite(narrowed(value)).all() and (value.diagonal() >= 0).all())
+    if not fits:
+        within = " that fit float32" * too_wide(value)
+        raise ValueError(f"{where}: expected finite values{within} and a diagonal >= 0")
 
 
 def _gram_mean(
@@ -155,6 +165,8 @@ def _gram_mean(
         )
     G = jnp.stack([gram.astype(delta.dtype) for gram in grams])
     off_diagonal, damping = (jnp.asarray(x, delta.dtype) for x in (off_diagonal, damping))
+    # Only their ratios matter; at this scale no product with a delta is lost.
+    G = G * (1 / unit_of(G))
     fit = automatic(functools.partial(_fit, last=last), mean)
     return fit(delta, weight.reshape(-1), G, mean, off_diagonal, damping)
 
@@ -249,6 +261,7 @@ def _grams(
     return {path: G / rows[path] for path, G in total.items()}
 
 
+@in_float64("x")
 @jax.jit
 def _second_moment(x: Float[Array, "... in"]) -> Float[Array, "in in"]:
     """The sum of x x^T over the rows of x."""
@@ -256,6 +269,7 @@ def _second_moment(x: Float[Array, "... in"]) -> Float[Array, "in in"]:
     return jnp.matmul(x.T, x, precision=lax.Precision.HIGHEST)
 
 
+@in_float64("models", "base")
 def regmean_plus_plus(
     models: Sequence[PyTree],
     base: PyTree | None = None,

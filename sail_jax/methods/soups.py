@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import PyTree
 
-from sail_jax.merging.task_vectors import too_wide
+from sail_jax.merging.task_vectors import as_given
 from sail_jax.methods.sparse import linear
 
 __all__ = ["Soup", "greedy_soup"]
@@ -84,7 +83,7 @@ def greedy_soup(
     # NaN compares with nothing: models without a score come last, in their order.
     order = sorted(range(len(models)), key=lambda i: (math.isnan(scores[i]), -_finite(scores[i])))
     first, *rest = order
-    like = jax.tree.map(lambda x: np.asarray(x) if too_wide(x) else jnp.asarray(x), models[first])
+    like = jax.tree.map(as_given, models[first])
     # The running mean stays wide; only what is scored is cast, so that rounding does not add up.
     mean, best, taken = _wide(like), scores[first], [first]
     trials = [(first, best)]

@@ -10,7 +10,6 @@ and a rotation of all inputs rotates the result. The published programs let them
 noise: for tensors that did not move, deltas of low rank, and copies.
 """
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from sail_jax.merging.arithmetic import (
 )
 from sail_jax.merging.combining import Transform, masked, matching, reduce, transform
 from sail_jax.merging.leafwise import check_chosen
+from sail_jax.merging.matrices import matmul, polar, rounding, svd
 from sail_jax.merging.merge import Merge, method
 from sail_jax.merging.reductions import weighted_mean
 from sail_jax.merging.steps import Fold, Kernel, Piece, kernel
@@ -355,66 +355,6 @@ def _check_static(name: str, value: Any, holds: Callable[[Any], Any], expected: 
         raise TypeError(f"{name}: expected a static number, got a traced one")
 
 
-def _mm(*factors: Array) -> Array:
-    """The matrix product of several factors, in full float32 precision on every device."""
-    return functools.reduce(functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST), factors)
-
-
-@jax.custom_jvp
-def _svd(x: Matrix, size: Array | None = None) -> tuple[Array, Array, Array]:
-    """U [a, r], S [r] and V [b, r], all 0 where S is within the rounding of x, or of `size`."""
-    U, S, Vt = jnp.linalg.svd(x, full_matrices=False)
-    real = _rounding(x, S[0] if size is None else size) < S
-    return jnp.where(real, U, 0), jnp.where(real, S, 0), jnp.where(real, Vt.T, 0)
-
-
-def _rounding(x: Matrix, size: Array) -> Array:
-    """The usual threshold of a numerical rank, as in `numpy.linalg.matrix_rank`."""
-    return max(x.shape) * jnp.finfo(x.dtype).eps * size
-
-
-@_svd.defjvp
-def _svd_jvp(primals: tuple[Matrix, Any], tangents: tuple[Matrix, Any]) -> tuple[Any, Any]:
-    # JAX's own derivative divides by singular values, and by differences of their squares. Here 0
-    # stands for what that makes infinite: vectors of 0 stay 0, and vectors of equal singular values
-    # do not turn into each other, on which no outcome depends that is differentiable at all.
-    (x, size), (dx, _) = primals, tangents
-    U, S, V = _svd(x, size)
-    gaps = S**2 - S[:, None] ** 2
-    differ = jnp.abs(S - S[:, None]) > _rounding(x, S[0])
-    turn = jnp.where(differ, 1 / jnp.where(differ, gaps, 1), 0)
-    divided = jnp.where(S > 0, 1 / jnp.where(S > 0, S, 1), 0)
-    A = _mm(U.T, dx, V)
-    # Inside the spaces of U and V vectors turn into each other, and then there is what leaves them.
-    dU = _mm(U, turn * (A * S + (S * A).T)) + (_mm(dx, V) - _mm(U, A)) * divided
-    dV = _mm(V, turn * (S[:, None] * A + A.T * S)) + (_mm(dx.T, U) - _mm(V, A.T)) * divided
-    return (U, S, V), (dU, jnp.diagonal(A), dV)
-
-
-@jax.custom_jvp
-def _polar(x: Matrix) -> Matrix:
-    """U V^T: the nearest matrix whose singular values are all 1 (or 0 where those of x are 0)."""
-    U, _, V = _svd(x)
-    return _mm(U, V.T)
-
-
-@_polar.defjvp
-def _polar_jvp(primals: tuple[Matrix], tangents: tuple[Matrix]) -> tuple[Matrix, Matrix]:
-    # The derivative of the SVD divides by differences of singular values, which are often equal
-    # here. That of U V^T divides by their sums only.
-    (x,), (dx,) = primals, tangents
-    U, S, V = _svd(x)
-    pairs, single = S[:, None] + S, S[None, :]
-    inverse = jnp.where(pairs > 0, 1 / jnp.where(pairs > 0, pairs, 1), 0)
-    divided = jnp.where(single > 0, 1 / jnp.where(single > 0, single, 1), 0)
-    # d(U V^T) = U ((A - A^T) / (s_i + s_j)) V^T inside the spaces of U and V. The parts of dx
-    # beyond them, `left` and `right`, are divided by one singular value each.
-    A = _mm(U.T, dx, V)
-    left, right = _mm(dx, V) - _mm(U, A), _mm(U.T, dx) - _mm(A, V.T)
-    tangent = _mm(U, inverse * (A - A.T), V.T) + _mm(left * divided, V.T)
-    return _mm(U, V.T), tangent + _mm(U, divided.T * right)
-
-
 def _orthonormal(U: Float[Array, "a n"], V: Float[Array, "b n"]) -> tuple[Array, Array]:
     """The polar factors of both matrices, one after the other.
 
@@ -423,7 +363,7 @@ def _orthonormal(U: Float[Array, "a n"], V: Float[Array, "b n"]) -> tuple[Array,
     """
     rows = max(len(U), len(V))
     pair = jnp.stack([jnp.pad(x, ((0, rows - len(x)), (0, 0))) for x in (U, V)])
-    first, second = lax.map(_polar, pair)
+    first, second = lax.map(polar, pair)
     return first[: len(U)], second[: len(V)]
 
 
@@ -443,17 +383,17 @@ def _tsv(deltas: Stack, *, ratio: float | None) -> Matrix:
     r = min(deltas.shape[1:])
     k = max(1, r // len(deltas) if ratio is None else _floor(ratio * r))
     # A loop and not `vmap`: factorisations that run at once wait for each other's threads on CPUs.
-    U, S, V = lax.map(lambda x: tuple(part[..., :k] for part in _svd(x)), deltas)
+    U, S, V = lax.map(lambda x: tuple(part[..., :k] for part in svd(x)), deltas)
     U, V = _orthonormal(_beside(U), _beside(V))
-    return _mm(U * S.reshape(-1), V.T)
+    return matmul(U * S.reshape(-1), V.T)
 
 
 @at_unit_scale
 def _iso_c(deltas: Stack) -> Matrix:
     """The update of `iso_c` for one matrix."""
     x = task_sum(deltas)
-    polar = _polar(x)
-    return (polar * x).sum() / min(x.shape) * polar  # <U V^T, x> is the sum of singular values
+    factor = polar(x)
+    return (factor * x).sum() / min(x.shape) * factor  # <U V^T, x> is the sum of singular values
 
 
 @at_unit_scale
@@ -463,11 +403,11 @@ def _iso_cts(deltas: Stack, *, common_fraction: float) -> Matrix:
     # What the M specific spaces do not fill exactly goes to the common one, so that all r are used.
     n = min(round((r - _floor(common_fraction * r)) / tasks), r // tasks)
     common = r - n * tasks
-    U, S, V = (part[..., :common] for part in _svd(task_sum(deltas)))
+    U, S, V = (part[..., :common] for part in svd(task_sum(deltas)))
 
     def specific(x: Matrix) -> tuple[Array, ...]:
         # Where nothing is left of x, its rest is rounding: zero is measured by the size of x.
-        rest = _svd(x - _mm(U, U.T, x), jnp.linalg.norm(x))
+        rest = svd(x - matmul(U, U.T, x), jnp.linalg.norm(x))
         return tuple(part[..., :n] for part in rest)
 
     if n:
@@ -476,7 +416,7 @@ def _iso_cts(deltas: Stack, *, common_fraction: float) -> Matrix:
         S = jnp.concatenate([S, own[1].reshape(-1)])
         V = jnp.concatenate([V, _beside(own[2])], 1)
     U, V = _orthonormal(U, V)
-    return S.mean() * _mm(U, V.T)
+    return S.mean() * matmul(U, V.T)
 
 
 def _quadratic(deltas: Stack) -> tuple[Matrix, Matrix, Matrix]:
@@ -489,11 +429,11 @@ def _quadratic(deltas: Stack) -> tuple[Matrix, Matrix, Matrix]:
     own = deltas * (1 / units_of([*deltas]))[:, None, None]
     squares = jnp.sum(own**2, (1, 2))
     inverse = jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0)
-    grams = [scale * _mm(x.T, x) for scale, x in zip(inverse, own, strict=True)]
+    grams = [scale * matmul(x.T, x) for scale, x in zip(inverse, own, strict=True)]
     # L is expanded around the sum of deltas, where the published code starts, too.
     start = task_sum(deltas)
     # For one model start - x is exactly 0, and so is its pull.
-    pulls = [_mm(start - x, gram) for x, gram in zip(deltas, grams, strict=True)]
+    pulls = [matmul(start - x, gram) for x, gram in zip(deltas, grams, strict=True)]
     return start, task_sum(jnp.stack(grams)), task_sum(jnp.stack(pulls))
 
 
@@ -515,9 +455,9 @@ def _spectral_inverse(A: Matrix, pull: Array) -> Callable[[Matrix], Matrix]:
     """The function that multiplies by (A + pull)^-1 from the right."""
     values, Q = jnp.linalg.eigh(A)
     # Where A is 0 up to rounding, so is C, and dividing would turn its rounding into a change.
-    real = values > _rounding(A, values[-1])
+    real = values > rounding(A, values[-1])
     inverse = jnp.where(real, 1 / jnp.where(real, values + pull, 1), 0)
-    return lambda x: _mm(_mm(x, Q) * inverse, Q.T)
+    return lambda x: matmul(matmul(x, Q) * inverse, Q.T)
 
 
 @_solved.defjvp
@@ -526,7 +466,7 @@ def _solved_jvp(primals: tuple, tangents: tuple) -> tuple[Matrix, Matrix]:
     (C, A, pull), (dC, dA, dpull) = primals, tangents
     solve = _spectral_inverse(A, pull)
     y = solve(C)
-    return y, solve(dC - _mm(y, dA) - y * dpull)
+    return y, solve(dC - matmul(y, dA) - y * dpull)
 
 
 def _wudi_adam(rate: Array, deltas: Stack, *, steps: int) -> Matrix:
@@ -537,7 +477,7 @@ def _wudi_adam(rate: Array, deltas: Stack, *, steps: int) -> Matrix:
         y, mean, square = state
         # The gradient of a quadratic needs A and C alone, not the deltas: a step costs one product,
         # whatever the number of models.
-        gradient = 2 * (_mm(y, A) + C)
+        gradient = 2 * (matmul(y, A) + C)
         mean = 0.9 * mean + 0.1 * gradient
         square = 0.999 * square + 0.001 * gradient**2
         t = jnp.asarray(i + 1, y.dtype)
@@ -555,7 +495,7 @@ def _opcm(alpha: Array, deltas: Stack) -> Matrix:
     """The sum of the projected deltas of one matrix."""
 
     def add(merged: Matrix, x: Matrix) -> tuple[Matrix, None]:
-        U, S, V = _svd(merged)
+        U, S, V = svd(merged)
         mass = jnp.cumsum(S)
         # The r leading directions: the longest run of singular values with at most alpha of their
         # sum.
@@ -563,7 +503,7 @@ def _opcm(alpha: Array, deltas: Stack) -> Matrix:
         index = jnp.arange(len(S))
         # In the basis of the sum so far: the block of the leading directions, and the diagonal.
         removed = (leading[:, None] & leading) | (index[:, None] == index)
-        return merged + x - _mm(U, jnp.where(removed, _mm(U.T, x, V), 0), V.T), None
+        return merged + x - matmul(U, jnp.where(removed, matmul(U.T, x, V), 0), V.T), None
 
     return lax.scan(add, deltas[0], deltas[1:])[0]
 

@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from sail_jax.learning import Learned, check_batches, learn
+from sail_jax.merging.task_vectors import in_float64
 
 __all__ = ["Surgery", "representation_surgery"]
 
@@ -32,6 +33,7 @@ class Surgery(NamedTuple):
         return features - jax.nn.relu(features @ self.down) @ self.up
 
 
+@in_float64("merged", "model")
 def representation_surgery(
     features: Callable[[PyTree, PyTree], Float[Array, "batch feature"]],
     merged: PyTree,

@@ -15,6 +15,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
+from sail_jax.merging.arithmetic import norm
 from sail_jax.probe.combinations import numbers, stack
 from sail_jax.probe.estimates import Estimate, check_finite, check_size, estimate, examples, mean
 from sail_jax.probe.networks import Apply, outputs
@@ -291,7 +292,7 @@ def lanczos(
 
     def orthogonal(V: Array, w: Vector) -> Vector:
         once = project(V, w)
-        cancelled = jnp.linalg.norm(once) < 0.7 * jnp.linalg.norm(w)
+        cancelled = norm(once) < 0.7 * norm(w)
         return lax.cond(cancelled, lambda x: project(V, project(V, x)), lambda x: x, once)
 
     def step(
@@ -307,19 +308,19 @@ def lanczos(
         # In exact arithmetic nothing of the earlier vectors is left in w. Without this step
         # rounding brings them back, and eigenvalues that are found come up again as copies.
         w = orthogonal(V, w)
-        beta = jnp.linalg.norm(w)
+        beta = norm(w)
         scale = jnp.maximum(scale, jnp.abs(alpha) + beta)
         # Nothing but rounding is left of the product: the Krylov space has no further direction.
         exhausted = beta <= 10 * eps * jnp.sqrt(v.size) * scale
 
         def fresh(_: Vector) -> Vector:
             r = jax.random.normal(jax.random.fold_in(key, j), v.shape, v.dtype)
-            return orthogonal(V, r / jnp.linalg.norm(r))
+            return orthogonal(V, r / norm(r))
 
         w = lax.cond(exhausted, fresh, lambda w: w, w)
-        norm = jnp.linalg.norm(w)
+        length = norm(w)
         beta = jnp.where(exhausted, 0, beta)
-        return (V, w / jnp.where(norm == 0, 1, norm), beta, scale), (alpha, beta)
+        return (V, w / jnp.where(length == 0, 1, length), beta, scale), (alpha, beta)
 
     zero = jnp.zeros((), start.dtype)
     V = jnp.zeros((steps, start.size), start.dtype)

@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from sail_jax.checks import concrete
+from sail_jax.merging.arithmetic import unit_of
 
 __all__ = [
     "Estimate",
@@ -203,4 +204,6 @@ def estimate(draws: Float[Array, "draw ..."]) -> Estimate:
     Returns:
       Their mean and its standard error, `(...)`.
     """
-    return Estimate(draws.mean(0), draws.std(0, ddof=1) / jnp.sqrt(len(draws)))
+    unit = unit_of(draws)  # so that squares of deviations fit
+    spread = unit * (draws * (1 / unit)).std(0, ddof=1)
+    return Estimate(draws.mean(0), spread / jnp.sqrt(len(draws)))

@@ -14,15 +14,16 @@ from jax import lax
 from jaxtyping import Array, Float, PyTree
 
 from sail_jax.checks import as_array, concrete
-from sail_jax.merging.arithmetic import gram, task_sum
-from sail_jax.merging.task_vectors import Weights, task_vectors, task_weights
+from sail_jax.merging.arithmetic import Products, products, task_sum, total_products
+from sail_jax.merging.matrices import svd
+from sail_jax.merging.task_vectors import Weights, in_float64, task_vectors, task_weights
 from sail_jax.probe.estimates import check_size
 from sail_jax.probe.networks import Names
 from sail_jax.trees import leaf_paths
 
 __all__ = ["Conflict", "Interference", "conflict", "interference", "sums"]
 
-Sums = tuple[Array, Array, Array]
+Sums = tuple[Products, Array, Products]
 
 
 class Conflict(NamedTuple):
@@ -35,7 +36,8 @@ class Conflict(NamedTuple):
       cosines: The cosines between them, `(model, model)`; 0 where a norm is 0.
       sign_conflict: The fraction of entries that some models raise and others lower, a scalar.
         These are the entries for which TIES elects a sign.
-      heterogeneity: sum_i w_i |Delta_i - sum_k w_k Delta_k|^2, a scalar.
+      heterogeneity: sum_i w_i |Delta_i - sum_k w_k Delta_k|^2, a scalar. It is a square, which may
+        be 0 or infinite in float32 where the norms are not.
     """
 
     norms: Float[Array, "*leaf model"]
@@ -66,6 +68,7 @@ class Interference(NamedTuple):
     chance: Float[Array, "matrix side"]
 
 
+@in_float64("base", "models")
 def interference(
     base: PyTree, models: Sequence[PyTree], weights: Weights = None, *, rank: int = 8
 ) -> Interference:
@@ -138,7 +141,8 @@ def _stacked(parts: list[Sums]) -> Sums:
 @jax.jit
 def _total(parts: Sums) -> Sums:
     """The sums over all leaves together."""
-    return jax.tree.map(lambda x: x.sum(0), parts)
+    inner, opposed, apart = parts
+    return total_products(inner), opposed.sum(0), total_products(apart)
 
 
 @jax.jit
@@ -152,13 +156,15 @@ def sums(delta: Float[Array, "model ..."], w: Float[Array, "model"]) -> Sums:
       w: The weights of the models, `(model,)`, of sum 1.
 
     Returns:
-      The inner products of the task vectors, `(model, model)`; how many entries have both signs;
-      and sum_i w_i |Delta_i - sum_k w_k Delta_k|^2.
+      The inner products of the task vectors; how many entries have both signs; and sum_i w_i
+      |Delta_i - sum_k w_k Delta_k|^2, as the product of one vector with itself.
     """
     wide = w.astype(delta.dtype).reshape(-1, *(1,) * (delta.ndim - 1))
     opposed = (delta > 0).any(0) & (delta < 0).any(0)
-    apart = task_sum(wide * (delta - task_sum(wide * delta)) ** 2)
-    return gram(delta), opposed.sum(dtype=w.dtype), apart.sum()
+    inner = products(delta)
+    own = delta * (1 / inner.top)
+    apart = task_sum(wide * (own - task_sum(wide * own)) ** 2)
+    return inner, opposed.sum(dtype=w.dtype), Products(inner.top, apart.sum().reshape(1, 1))
 
 
 @jax.jit
@@ -172,12 +178,15 @@ def conflict(totals: Sums, size: Float[Array, "*leaf"]) -> Conflict:
     Returns:
       The conflict.
     """
-    products, opposed, apart = totals
-    norms = jnp.sqrt(jnp.diagonal(products, axis1=-2, axis2=-1))
-    outer = norms[..., :, None] * norms[..., None, :]
-    cosines = jnp.where(outer > 0, products / jnp.where(outer > 0, outer, 1), 0)
+    inner, opposed, apart = totals
+    unit = apart.unit[..., 0]
     # Rounding may take cosines beyond 1, and an empty leaf has no entries to divide by.
-    return Conflict(norms, cosines.clip(-1, 1), opposed / jnp.maximum(size, 1), apart)
+    return Conflict(
+        inner.lengths * inner.top,
+        inner.cosines.clip(-1, 1),
+        opposed / jnp.maximum(size, 1),
+        unit * (unit * apart.inner[..., 0, 0]),
+    )
 
 
 def _chance(shape: tuple[int, ...], rank: int) -> list[float]:
@@ -193,15 +202,14 @@ def _overlap(delta: Float[Array, "model ..."], rank: int) -> Float[Array, "side 
     k = min(rank, *matrices.shape[1:])
 
     def spans(matrix: Array) -> tuple[Array, Array, Array]:
-        U, s, Vt = jnp.linalg.svd(matrix, full_matrices=False)
         # Singular vectors point anywhere where the singular value is nothing but rounding, so these
-        # do not count.
-        live = s[:k] > max(matrix.shape) * jnp.finfo(s.dtype).eps * s[0]
-        return U[:, :k] * live, Vt[:k].T * live, live.sum(dtype=s.dtype)
+        # are 0 and do not count.
+        U, s, V = svd(matrix)
+        return U[:, :k], V[:, :k], (s[:k] > 0).sum(dtype=s.dtype)
 
     *sides, ranks = lax.map(spans, matrices)
     least = jnp.minimum(ranks[:, None], ranks)
-    products = [jnp.einsum("ipa,jpb->ijab", U, U, precision=lax.Precision.HIGHEST) for U in sides]
+    cosines = [jnp.einsum("ipa,jpb->ijab", U, U, precision=lax.Precision.HIGHEST) for U in sides]
     # |U_i^T U_j|_F^2 is the sum of squared cosines of the principal angles between the two spans.
-    squares = jnp.stack([jnp.sum(x**2, (-2, -1)) for x in products])
+    squares = jnp.stack([jnp.sum(x**2, (-2, -1)) for x in cosines])
     return squares / jnp.maximum(least, 1)

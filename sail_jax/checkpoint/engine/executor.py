@@ -369,7 +369,7 @@ def execute(
                 run.carry_out(works, engine)
     except NotFiniteError as error:
         if isinstance(error.tensor, Work):
-            raise MergeError(_overflow(error.tensor)) from None
+            raise MergeError(_refused(error.tensor, error.nan)) from None
         raise MergeError(_all_nonfinite(works, error.tensor)) from None
     except ValueError as error:
         # Subclasses, such as CheckpointError, already have a message for users.
@@ -399,12 +399,13 @@ def _in_float64(works: Sequence[Work], faint: Set[PieceOf], most: Limits) -> Lim
         ) from None
 
 
-def _overflow(work: Work) -> str:
-    """The message about outcomes that do not fit the dtype of the output."""
-    remedy = f"; {work.merge.remedy}" if work.merge and work.merge.remedy else ""
+def _refused(work: Work, nan: bool) -> str:
+    """The message about outcomes with NaN, or that do not fit the dtype of the output."""
+    if nan and work.merge and work.merge.remedy:
+        return f"{work.name}: {work.merge.remedy}"
     return (
         f"{work.name}: the merged values do not fit {work.dtype}, whose largest is "
-        f"{_largest(work.dtype):.4g}; choose a wider out_dtype{remedy}"
+        f"{_largest(work.dtype):.4g}; choose a wider out_dtype"
     )
 
 

@@ -23,6 +23,7 @@ from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint, check_there, open_values
 from sail_jax.checkpoint.planning.inputs import config_of, is_derived
 from sail_jax.configurations import differences
+from sail_jax.merging.arithmetic import Products
 from sail_jax.merging.selection import Select
 from sail_jax.merging.tensors import Tensor, held, same_entries
 from sail_jax.probe.networks import Names
@@ -265,7 +266,7 @@ def _compared(
     """
     size = math.prod(column[0].shape)
     k = len(column) - with_base
-    w = jnp.full(k, 1 / k, jnp.float32)
+    w = np.full(k, 1 / k)
     own, task, square = _zeros(k), _zeros(k), 0.0
     equal = np.ones((k, k), bool)
     for start in range(0, size, PIECE):
@@ -301,14 +302,22 @@ def _read(tensor: Tensor, start: int, count: int) -> np.ndarray:
 
 
 def _add(
-    total: list[np.ndarray], stack: np.ndarray, w: jax.Array, column: Sequence[Tensor]
+    total: list[np.ndarray], stack: np.ndarray, w: np.ndarray, column: Sequence[Tensor]
 ) -> None:
-    """Adds the sums over a piece, taken in float32, to totals in float64."""
-    addends = sums(jnp.asarray(stack.astype(np.float32)), w)
-    for i, x in enumerate(addends):
-        total[i] = np.asarray(total[i] + np.asarray(x, np.float64))
+    """Adds the sums over a piece, taken in its own dtype, to totals in float64."""
+    with jax.enable_x64(stack.dtype == np.float64):
+        inner, opposed, apart = jax.device_get(sums(stack, w))
+    with np.errstate(over="ignore"):
+        for i, x in enumerate((_plain(inner), np.float64(opposed), _plain(apart)[0, 0])):
+            total[i] = np.asarray(total[i] + x)
     if not np.isfinite(total[0]).all():
-        raise CheckpointError(f"'{column[0].name}': squares of its values overflow float32")
+        raise CheckpointError(f"'{column[0].name}': squares of its values overflow float64")
+
+
+def _plain(x: Products) -> np.ndarray:
+    """Inner products as they are, in float64."""
+    unit = x.unit.astype(np.float64)
+    return np.asarray(unit[:, None] * unit * x.inner)
 
 
 def _vectors(parts: Sequence[Sequence[np.ndarray]], sizes: np.ndarray) -> Vectors:
@@ -320,8 +329,10 @@ def _vectors(parts: Sequence[Sequence[np.ndarray]], sizes: np.ndarray) -> Vector
 def _conflict(parts: Sequence[ArrayLike], size: ArrayLike) -> Conflict:
     """The conflict from sums, in float64."""
     with jax.enable_x64(True):
-        products, opposed, apart = (jnp.asarray(x, float) for x in parts)
-        made = conflict((products, opposed, apart), jnp.asarray(size, float))
+        inner, opposed, apart = (jnp.asarray(x, float) for x in parts)
+        apart = apart[..., None, None]
+        inner, apart = (Products(jnp.ones(x.shape[:-1]), x) for x in (inner, apart))
+        made = conflict((inner, opposed, apart), jnp.asarray(size, float))
     return jax.tree.map(np.asarray, made)
 
 

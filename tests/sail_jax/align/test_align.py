@@ -389,6 +389,19 @@ def test_the_distance_only_falls_and_is_the_distance(name, family):
     assert len(again.distance) == 1
 
 
+@pytest.mark.slow
+def test_the_scale_of_the_networks_changes_no_map():
+    """Powers of two change no digit, also where products are beyond float32."""
+    net = NETS["relu"]
+    found = {}
+    for k in (0, -70, 80):
+        sides = (jax.tree.map(lambda x: np.ldexp(x, k), p) for p in (net.params, another(net)))  # noqa: B023
+        found[k] = align.match_weights(*sides, net.spec, weights=dict.fromkeys(net.params, 1.0))
+    for k, got in found.items():
+        assert np.ldexp(got.distance, -2 * k).tolist() == list(found[0].distance)
+        chex.assert_trees_all_equal(got.maps, found[0].maps)
+
+
 def test_the_same_arguments_give_the_same_maps():
     net = NETS["relu"]
     other = another(net)

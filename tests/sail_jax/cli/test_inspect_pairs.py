@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import threading
 from typing import Any
 
@@ -130,7 +131,7 @@ BAD = {
     "missing": ({"model.norm.weight": None}, r"changed has no tensor 'model.norm.weight'"),
     "more": ({"extra": np.ones(3, np.float32)}, r"A has no tensor 'extra'"),
     "nan": ({"model.norm.weight": np.full(8, np.nan, np.float32)}, r"not finite"),
-    "huge": ({"model.norm.weight": np.full(8, 1e30, np.float32)}, r"overflow float32"),
+    "huge": ({"model.norm.weight": np.full(8, 1e200)}, r"overflow float64"),
     "integers": ({"model.norm.weight": np.ones(8, np.int32)}, r"but int32\[8\]"),
 }
 
@@ -144,6 +145,17 @@ def test_what_cannot_be_compared_is_named(case, saved, tmp_path, call):
     code, _, err = call(saved[0]["A"], other)
     assert code == 2
     assert err.count("\n") == 1
+
+
+def test_squares_beyond_float32_are_compared(saved, tmp_path):
+    """Of a checkpoint times 2^80 or 2^-70 only the lengths differ."""
+    tree = saved[1]["A"]
+    for k in (80, -70):
+        scaled = {n: np.ldexp(x, k) for n, x in tree.items()}
+        found = compare_checkpoints([saved[0]["A"], save(tmp_path / str(k), scaled, CONFIG)])
+        assert found.weights.total.cosines[0, 1] == pytest.approx(1, abs=50 * EPS)
+        lengths = found.weights.total.norms
+        assert math.ldexp(lengths[1], -k) == pytest.approx(lengths[0], rel=50 * EPS)
 
 
 def test_one_model_twice(saved, tmp_path, call):

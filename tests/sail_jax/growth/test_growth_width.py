@@ -572,6 +572,18 @@ def test_singular_value_initialisation(sizes):
     )
 
 
+def test_gradients_pass_by_singular_vectors_and_principal_axes():
+    """With C_in and C_out fixed, that of <1, C_in theta C_out^T> is C_in^T 1 C_out."""
+
+    def total(theta):
+        c_in, c_out = growth.singular(theta, 4, 4)
+        return jnp.sum(c_in @ theta @ c_out.T) + growth.principal(theta, 2).write.sum()
+
+    c_in, c_out = map(np.asarray, growth.singular(np.eye(3), 4, 4))
+    want = np.outer(c_in.sum(0), c_out.sum(0))
+    np.testing.assert_allclose(jax.grad(total)(jnp.eye(3)), want, rtol=0, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_random_schemes_keep_the_norm():
     """Null: E |C_in theta C_out^T|^2 = |S~|^2, E |write x|^2 / new = |x|^2 / old; |z| < 4."""

@@ -66,6 +66,21 @@ def test_approximation_is_nearly_optimal_and_says_how_far_it_is(shape):
     assert float(error) < 20 * EPS * np.linalg.norm(low)
 
 
+def test_gradients_at_equal_singular_values_and_at_zero():
+    """Of <C, B A>, which is <C, delta>, the gradient is C. It lacks what turns the vectors of equal
+    singular values, and what lies between those of 0."""
+    C = matrix(0, (4, 4))
+
+    def inner(x):
+        pair, _ = lora.truncate(x)
+        return jnp.sum(C * (pair.B @ pair.A))
+
+    slope = jax.grad(inner)(np.diag(np.float32([3, 1, 1, 0])))
+    lacking = np.zeros((4, 4), bool)
+    lacking[[1, 2, 3], [2, 1, 3]] = True
+    np.testing.assert_allclose(slope, np.where(lacking, 0, C), rtol=0, atol=20 * EPS)
+
+
 def test_approximation_keeps_the_energy_and_falls_back_on_all_singular_values():
     delta = matrix(0, (64, 48))
     delta[:, 3:] /= 50
@@ -75,6 +90,12 @@ def test_approximation_keeps_the_energy_and_falls_back_on_all_singular_values():
     got, error = lora.approximate(delta, energy=0.98, **more)
     assert got.rank == np.searchsorted(kept, 0.98) + 1 == 3
     assert abs(float(error) - np.linalg.norm(delta - product(got))) < 20 * EPS * np.sum(s)
+    for k in (-70, 80):  # whose squares are beyond float32
+        scaled, off = lora.approximate(np.ldexp(delta, k), energy=0.98, **more)
+        assert scaled.rank == 3
+        assert math.ldexp(float(off), -k) == pytest.approx(float(error), rel=1e-4)
+        _, off = lora.truncate(np.ldexp(delta, k), 3)
+        assert math.ldexp(float(off), -k) == pytest.approx(np.linalg.norm(s[3:]), rel=1e-4)
     most = kept[30]
     got, _ = lora.approximate(delta, energy=float(most) - 1e-5, **more)  # more than are drawn
     assert got.rank == 31

@@ -1,10 +1,12 @@
 """Which leaves of a state of training are merged, in pytrees."""
 
 import warnings
+from types import SimpleNamespace
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import optax
 import pytest
@@ -72,6 +74,18 @@ def test_a_path_filter():
         methods.linear()([trees[0], {**trees[1], "extra": LEAF}], select="b")
     traced = jax.jit(lambda x, y: methods.linear()([x, y], select="b"))(*trees)
     assert (traced["a"][0], traced["b"]["c"][0]) == (3, 2)
+
+
+def test_floats_are_known_by_their_type():
+    """In any order of bytes, and not by the name of a type."""
+    kinds = {"a": np.dtype(">f4"), "b": np.dtype("c8"), "c": np.dtype(ml_dtypes.float8_e4m3fn)}
+    others = {"d": np.dtype(ml_dtypes.int4), "e": jax.random.key(0).dtype, "rngs/f": np.dtype("f4")}
+    leaves = {k: SimpleNamespace(dtype=x) for k, x in {**kinds, **others}.items()}
+    assert selection(leaves | {"g": 1.0, "h": floats()}).chosen == ("a", "b", "c", "g")
+
+
+class floats:  # noqa: N801 - not floating, in spite of its name
+    pass
 
 
 def test_nnx_with_dropout():

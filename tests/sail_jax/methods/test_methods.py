@@ -16,7 +16,7 @@ from sail_jax import Merge, merge_checkpoints, methods, transforms
 from sail_jax.checkpoint import load_checkpoint, save_checkpoint
 from sail_jax.merging.combining import chain, masked
 from sail_jax.merging.reductions import weighted_mean, weighted_sum
-from sail_jax.merging.task_vectors import TaskVectors
+from sail_jax.merging.task_vectors import TaskVectors, apply, task_vectors
 from sail_jax.trees import leaf_paths
 
 EPS = float(jnp.finfo(jnp.float32).eps)
@@ -405,6 +405,65 @@ def test_numbers_of_numpy_are_not_narrowed(monkeypatch):
         assert traced.dtype == jnp.float32
         weighted = jax.jit(lambda w: merge([{"w": x}, {"w": y}], weights=w))(jnp.ones(2))["w"]
         np.testing.assert_array_equal(weighted, traced)
+
+
+def test_nothing_that_takes_models_narrows_numbers_of_numpy():
+    """Changes of 2^-40 of numbers about 1, which float32 loses, and Fishers that it takes for 0."""
+    rng = np.random.default_rng(1)
+    base = {"w": rng.uniform(1, 2, (3, 2)), "n": np.arange(2)}
+    models = [base | {"w": base["w"] + 2.0**-40 * rng.normal(size=(3, 2))} for _ in range(2)]
+    first, second = (m["w"] for m in models)
+    with jax.enable_x64(False):
+        vectors = task_vectors(models, base)
+        delta = np.stack([first, second]) - base["w"]
+        np.testing.assert_array_equal(vectors.delta["w"], delta)
+        update = weighted_sum(vectors)
+        np.testing.assert_array_equal(update["w"], delta[0] + delta[1])
+        got = [apply(base, update, 0.5)]
+        wants = [base["w"] + 0.5 * (delta[0] + delta[1])]
+        fishers = [{"w": 1e-50 * np.abs(rng.normal(size=(3, 2)))} for _ in models]
+        F, G = (f["w"] for f in fishers)
+        got.append(methods.fisher(fishers=fishers)(models))
+        wants.append((F * first + G * second) / (F + G))
+        assert_wide(got, wants)
+        with pytest.raises(ValueError, match="expected finite values >= 0 that fit float32"):
+            methods.fisher(fishers=[{"w": np.full((3, 2), 1e300)}])
+        # what is traced is as JAX has decided
+        assert jax.jit(lambda s: apply(base, update, s))(1.0)["w"].dtype == jnp.float32
+
+
+def assert_wide(got, wants):
+    for tree, want in zip(got, wants, strict=True):
+        assert isinstance(tree["w"], np.ndarray)
+        np.testing.assert_allclose(tree["w"], want, rtol=1e-13)
+
+
+@pytest.mark.slow
+def test_learned_merges_do_not_narrow_numbers_of_numpy():
+    """Nor do those that take data, or give each task a model of its own."""
+    rng = np.random.default_rng(1)
+    base = {"w": np.array([[1.0, 2.0]])}
+    model = {"w": base["w"] + 2.0**-40}
+    W, X = rng.normal(size=(2, 3, 2)), rng.normal(size=(2, 5, 3))
+    A, B = (x.T @ x for x in X)
+    with jax.enable_x64(False):
+        regmean = methods.regmean(grams=[{"w": A}, {"w": B}], off_diagonal=1, damping=1e-15)
+        fitted = regmean([{"w": x} for x in W])
+        own = methods.emr([model], base).model(base, 0)
+        want = np.linalg.solve(A + B, A @ W[0] + B @ W[1])
+        assert_wide([fitted, own], [want, model["w"]])
+        got = methods.adamerging(
+            [model], base, lambda p, x: x @ p["w"], [np.ones((1, 1, 1))], steps=1
+        )
+        assert isinstance(got.params["w"], np.ndarray)
+        np.testing.assert_array_equal(got.params["w"], base["w"] + got.coefficients * 2.0**-40)
+        soup = methods.learned_soup(
+            [model],
+            predict=lambda p, x: x @ p["w"],
+            batches=(np.ones((1, 1, 1)), np.ones((1, 1), int)),
+            steps=0,
+        )
+        np.testing.assert_array_equal(soup.params["w"], model["w"])
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ Unless said otherwise numbers are float64 and the tolerance is 1e-12: hundreds o
 numbers of order one. Statistical tests: unbiased estimates, |z| < 4 at fixed seeds.
 """
 
+import itertools
 from functools import partial
 
 import chex
@@ -743,6 +744,35 @@ def test_interference_of_known_geometry():
 
 
 @pytest.mark.slow
+def test_interference_at_any_scale_and_its_gradients():
+    """Powers of two change no digit. All singular values of one task vector are equal, and those
+    of another are 0."""
+    base = {"w": np.zeros((3, 2), np.float32)}
+    models = [{"w": x.astype(np.float32)} for x in (np.eye(3, 2), *rng(3).normal(size=(2, 3, 2)))]
+    models.append(base)
+
+    @jax.jit
+    def measured(k):
+        scaled = jax.tree.map(lambda x: x * k, models)
+        return probe.interference(base, scaled, rank=1)
+
+    want = measured(1.0)
+    for k in (-70, 80):
+        got = measured(2.0**k)
+        np.testing.assert_array_equal(np.ldexp(got.total.norms, -k), want.total.norms)
+        np.testing.assert_array_equal(got.each.cosines, want.each.cosines)
+        np.testing.assert_array_equal(got.overlap, want.overlap)
+
+    def total(models):
+        found = probe.interference(base, models, rank=1)
+        return found.total.norms.sum() + found.total.cosines.sum() + found.overlap.sum()
+
+    slopes = jax.grad(total)(models)
+    assert all(np.isfinite(x["w"]).all() for x in slopes)
+    assert np.abs(slopes[1]["w"]).max() > 0.1
+
+
+@pytest.mark.slow
 def test_overlap_of_random_spans_is_chance():
     random = rng(11)
     models = [{"w": random.normal(size=(30, 20))} for _ in range(6)]
@@ -979,10 +1009,14 @@ def test_ritz_values_of_repeated_eigenvalues_and_invariant_subspaces():
 
     @jax.jit
     def decomposed(A):
-        return ritz(*lanczos(lambda v: A @ v, jnp.ones(6) / 6**0.5, 6, jax.random.key(0)))
+        start = jnp.full(6, 6**-0.5, jnp.float32)
+        return ritz(*lanczos(lambda v: A @ v, start, 6, jax.random.key(0)))
 
-    for values in ([-5.0, 1, 2, 3, 0.1, 0.2], [4.0, 4, 0, 0, 0, 0]):
-        found, first, residuals = map(np.asarray, decomposed(q * np.array(values) @ q.T))
+    cases = [-5.0, 1, 2, 3, 0.1, 0.2], [4.0, 4, 0, 0, 0, 0]
+    for values, k in itertools.product(cases, (0, -70, 80)):  # whose squares are beyond float32
+        A = np.ldexp(q * np.array(values) @ q.T, k).astype(np.float32)
+        found, first, residuals = map(np.asarray, decomposed(A))
+        found, residuals = (np.ldexp(x.astype(float), -k) for x in (found, residuals))
         np.testing.assert_allclose(found, np.sort(values), atol=1e-5 * max(map(abs, values)))
         np.testing.assert_allclose(np.sum(first**2), 1, rtol=1e-5)
         assert residuals.max() < 1e-4 * max(map(abs, values))

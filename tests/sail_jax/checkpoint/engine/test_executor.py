@@ -370,6 +370,9 @@ def test_outcomes_that_overflow_are_refused():
         streamed(methods.task_arithmetic(), [big, big], base)
     got, _ = streamed(methods.linear(), [big, big], base)  # sums in float32
     assert (got["d"] == big["d"].reshape(-1)).all()
+    indefinite = methods.regmean(grams=[{"d": np.eye(4) + 9 * (1 - np.eye(4))}])
+    with pytest.raises(MergeError, match=r"^d: the Grams may not add up to a positive definite"):
+        streamed(indefinite, [base], None)
 
 
 def test_what_is_finished_is_not_written_again_but_counts():
