@@ -85,7 +85,7 @@ KINDS: dict[str, tuple[Sequence[float], Callable]] = {
     "depth": ((1, 1.5, 2, 1e6, np.inf, 0), around(0, 2)),
     "ridge": ((0, 1e-30, 1, 1e12, 1e30), around(-3, 2)),
     "size": ((1e-15, 1, 1e15, 0), around(-2, 2)),
-    "positive": ((1e-30, 1e-3, 1, 1e30, 0, -1), around(-3, 3)),
+    "positive": ((1e-30, 1e-3, 1, 1e30, 0, -1, np.inf), around(-3, 3)),
     "nonnegative": ((0, 1e-30, 1e-3, 1, 1e30, -1), around(-3, 3)),
     "real": ((0, -0.0, 1e-30, 1, -1, 1e15, -1e15), lambda r, n: r.normal(0, 3, n)),
     "unit": ((0, 1e-30, 0.5, 1, 2, -1), lambda r, n: r.uniform(0, 1, n)),
@@ -441,17 +441,17 @@ def bound_of_transfer(risk, tv, complexity, n, delta, C):
 
 
 def discriminant_distance(tv, constant):
-    need(0 <= tv <= 1, constant > 0)
+    need(0 <= tv <= 1, 0 < constant < mp.inf)
     return constant * 2 * mp.sqrt(2) * mp.erfinv(tv) if tv < 1 else mp.inf
 
 
 def left(mu, rate, steps):
-    need(mu > 0, rate > 0, rate * mu <= 1)
+    need(mu > 0, rate > 0, mp.isfinite(rate), rate * mu <= 1)
     return (1 - rate * mu) ** steps
 
 
 def excess_bound(L, distance):
-    need(L > 0)
+    need(0 < L < mp.inf)
     return L * distance**2 / 2
 
 
@@ -797,6 +797,30 @@ def test_dispersion_is_that_near_zero_wherever_equally_trained_experts_start(far
         (lambda: merging.chi_square([np.inf, 0.5]), "weights must be in"),
         (lambda: merging.chi_square([0.5, 0.2]), "sum of weights must be 1"),
         (lambda: student_teacher.crossing(np.ones(1), np.ones(3)), "expected a gain for each"),
+        # squares beyond the largest float, and products of 0 and infinity
+        (lambda: deep_linear.scratch_fit(jnp.full((2, 2), 1e30), jnp.ones(2)), "x must be from -2"),
+        (lambda: deep_linear.linear_transfer_fit(jnp.eye(2), jnp.full(2, 1e30), ONE), "y must be"),
+        (lambda: deep_linear.fine_tune_limit(jnp.eye(2), jnp.full(2, -1e30), ONE), "y must be"),
+        (
+            lambda: student_teacher.mercer(jnp.full((2, 2), 1e30)),
+            r"mercer must be a number; got NaN where .w. is up to 1e.30",
+        ),
+        (
+            lambda: initialisation.lda_parameters([[2e30, 1e30], [1e30, 2e30]]),
+            "lda_parameters must be a number; got NaN where .means. is up to 2e.30",
+        ),
+        (lambda: two_layer.ideal(jnp.full((2, 2), jnp.inf), 1), "target. is up to inf"),
+        (lambda: initialisation.excess_bound(np.inf, 0.0), "L must be a finite curvature"),
+        (lambda: initialisation.lda_distance(0.0, np.inf), "constant must be finite"),
+        (lambda: deep_linear.advise(9, 5, 1.0, 0.1, size=1e-200), "advise .*size. is up to 1e-200"),
+        (
+            lambda: linearity.gap(jnp.log, jnp.array([[1.0], [-3.0]]), [0.5, 0.5]),
+            "of gap .*thetas. is up to 3",
+        ),
+        (
+            lambda: modes.crossing(0.0, 1.0, 0.0, 1.0),
+            "crossing must be a number; got float division by zero",
+        ),
     ],
 )
 def test_what_has_no_value_is_refused(compute, message):
@@ -873,6 +897,7 @@ def points() -> jax.Array:
 
 
 WEIGHTS = (0.5, 0.25, 0.25)
+ONE = jnp.array([1.0, 0.0])
 SPECTRUM = ((3.0, 2.0, 1.0), (1.0, 1.0, 1.0), (1e15, 1.0, 1e-15), (1.0, 0.0, 0.0))
 PLACES = (0.0, 1e-15, 0.3, np.pi / 2, np.pi)
 
@@ -906,6 +931,13 @@ SIGMAS = (0.0, 1e-15, 0.5, 1e15)
 DATA = (lambda: normal(1, 4, 3), lambda: normal(2, 4))
 WIDE = (lambda: normal(1, 3, 5), lambda: normal(2, 3))
 
+
+def sampled(n: int, blocks: int) -> tuple:
+    x, y, source = normal(1, n, 3), normal(2, n), normal(3, 3)
+    found = deep_linear.advise_sample(x, x @ source + 0.1 * y, source, blocks=blocks)
+    return found.advice.risks, found.stderr
+
+
 # Calls by the functions' names: every result is finite, or inf where `INFINITE` says so, or
 # refused; and float32 agrees with float64 to 1e4 eps of the largest
 # entry, or of 1e-3.
@@ -933,12 +965,9 @@ FEW: dict[str, list[Callable]] = {
         lambda n=n: deep_linear.advise_features(normal(1, 5, 2), normal(2, 5, 1), n, 0.1).risks
         for n in (1, 2, 9, 99)
     ],
-    "deep_linear.advice.advise_sample": each(
-        lambda x, y, b: deep_linear.advise_sample(x, x @ b + 0.1 * y, b, blocks=4).advice.risks,
-        lambda: normal(1, 60, 3),
-        lambda: normal(2, 60),
-        lambda: normal(3, 3),
-    ),
+    "deep_linear.advice.advise_sample": [
+        lambda n=n, blocks=blocks: sampled(n, blocks) for n, blocks in ((5, 2), (60, 4))
+    ],
     "deep_linear.advice.angle": [
         lambda s=s, k=k: deep_linear.angle(normal(1, 3), s * normal(k, 3))
         for s in (1e-15, 1, -1, 1e15)
@@ -1687,6 +1716,7 @@ SAMPLERS = ("_law", "samples", "draw", "simulate_overlaps", "ablate", "source_fr
 
 INFINITE = {  # means and times that the documentation says are infinite
     "deep_linear.advice.advise", "deep_linear.advice.transfer_risks",
+    "deep_linear.advice.advise_sample",
     "deep_linear.advice.advise_features", "deep_linear.covariance.scratch_risk",
     "deep_linear.covariance.fine_tune_risk", "deep_linear.distributions.linear_transfer_law",
     "deep_linear.distributions.scratch_law", "initialisation.proximity.tail_bound",
@@ -1706,13 +1736,22 @@ def public() -> set[str]:
             own = callable(value) and getattr(value, "__module__", "") == module.name
             if own and not inspect.isclass(value) and not of.startswith(("_", "check")):
                 names.add(f"{short}.{of}")
-    return names - {f"problems.{of}" for of in ("Given", "Result")}
+    return names - {f"problems.{of}" for of in ("Given", "Result", "defined")}
 
 
 def test_every_public_function_is_swept():
     rows = {row.of or _where(row.compute) for row in ROWS}
     swept = rows | FEW.keys() | REFERENCES.keys() | set(SIMULATED)
     assert public() == swept, sorted(public() ^ swept)
+
+
+def test_every_public_function_refuses_what_is_not_a_number():
+    undefined = {"problems.in_float64", "student_teacher.transfer.crossing"}
+    undefined |= {"merging.scaling.scaling"}  # NaN where a bound claims nothing
+    defined = type(problems.defined(float))
+    for of in public() - undefined:
+        module, name = of.rsplit(".", 1)
+        assert type(getattr(importlib.import_module(f"theory.{module}"), name)) is defined, of
 
 
 def _where(of: Callable) -> str:
