@@ -810,8 +810,8 @@ def test_dispersion_is_that_near_zero_wherever_equally_trained_experts_start(far
             "lda_parameters must be a number; got NaN where .means. is up to 2e.30",
         ),
         (lambda: two_layer.ideal(jnp.full((2, 2), jnp.inf), 1), "target. is up to inf"),
-        (lambda: initialisation.excess_bound(np.inf, 0.0), "L must be a finite curvature"),
-        (lambda: initialisation.lda_distance(0.0, np.inf), "constant must be finite"),
+        (lambda: initialisation.excess_bound(np.inf, 0.0), "L must be a curvature > 0 and finite"),
+        (lambda: initialisation.lda_distance(0.0, np.inf), "constant must be > 0 and finite"),
         (lambda: deep_linear.advise(9, 5, 1.0, 0.1, size=1e-200), "advise .*size. is up to 1e-200"),
         (
             lambda: linearity.gap(jnp.log, jnp.array([[1.0], [-3.0]]), [0.5, 0.5]),

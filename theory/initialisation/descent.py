@@ -93,7 +93,7 @@ def excess_bound(L: ArrayLike, distance: ArrayLike) -> Float[Array, ""]:
     >>> float(excess_bound(2.0, 3.0))
     9.0
     """
-    problems.check("L", L, lambda h: (h > 0) & (h < np.inf), "a finite curvature > 0")
+    problems.check("L", L, lambda h: (h > 0) & (h < np.inf), "a curvature > 0 and finite")
     problems.check("distance", distance, np.isfinite, "finite")
     # In this order, as the square alone can overflow.
     return jnp.asarray(L, float) * distance * distance / 2

@@ -149,7 +149,7 @@ def lda_distance(total_variation: ArrayLike, constant: ArrayLike) -> Float[Array
     >>> round(float(lda_distance(0.38292492, constant=2.0)), 4)  # means one apart, S = I
     2.0
     """
-    problems.check("constant", constant, lambda c: (c > 0) & (c < np.inf), "finite and > 0")
+    problems.check("constant", constant, lambda c: (c > 0) & (c < np.inf), "> 0 and finite")
     return jnp.asarray(constant) * gaussian_separation(total_variation)
 
 
