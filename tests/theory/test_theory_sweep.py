@@ -828,6 +828,22 @@ def test_what_has_no_value_is_refused(compute, message):
         compute()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seed", "noise", "stderr"),
+    [
+        (1, 2.0, np.inf),  # without one block no noise shows, and the risk is finite
+        (3, 0.5, 0.0),  # infinite without any block
+    ],
+)
+def test_standard_errors_of_infinite_risks_are_numbers(seed, noise, stderr):
+    x, y, source = normal(seed, 5, 4), normal(seed + 10, 5), normal(seed + 20, 4)
+    found = deep_linear.advise_sample(x, x @ source + noise * y, source, blocks=2)
+    assert (found.advice.risks["scratch"], found.stderr["scratch"]) == (np.inf, stderr)
+    assert ("scratch" in found.undecided) == (stderr > 0)
+    assert not np.isnan([*found.stderr.values()]).any()
+
+
 def test_noise_without_bound_makes_the_loss_rise_at_once():
     assert two_layer.inflection_index([2.0, 1.0, 0.5], 3, 1e200) == 1
 
@@ -932,12 +948,6 @@ DATA = (lambda: normal(1, 4, 3), lambda: normal(2, 4))
 WIDE = (lambda: normal(1, 3, 5), lambda: normal(2, 3))
 
 
-def sampled(n: int, blocks: int) -> tuple:
-    x, y, source = normal(1, n, 3), normal(2, n), normal(3, 3)
-    found = deep_linear.advise_sample(x, x @ source + 0.1 * y, source, blocks=blocks)
-    return found.advice.risks, found.stderr
-
-
 # Calls by the functions' names: every result is finite, or inf where `INFINITE` says so, or
 # refused; and float32 agrees with float64 to 1e4 eps of the largest
 # entry, or of 1e-3.
@@ -965,9 +975,12 @@ FEW: dict[str, list[Callable]] = {
         lambda n=n: deep_linear.advise_features(normal(1, 5, 2), normal(2, 5, 1), n, 0.1).risks
         for n in (1, 2, 9, 99)
     ],
-    "deep_linear.advice.advise_sample": [
-        lambda n=n, blocks=blocks: sampled(n, blocks) for n, blocks in ((5, 2), (60, 4))
-    ],
+    "deep_linear.advice.advise_sample": each(
+        lambda x, y, b: deep_linear.advise_sample(x, x @ b + 0.1 * y, b, blocks=4).advice.risks,
+        lambda: normal(1, 60, 3),
+        lambda: normal(2, 60),
+        lambda: normal(3, 3),
+    ),
     "deep_linear.advice.angle": [
         lambda s=s, k=k: deep_linear.angle(normal(1, 3), s * normal(k, 3))
         for s in (1e-15, 1, -1, 1e15)
@@ -1716,7 +1729,6 @@ SAMPLERS = ("_law", "samples", "draw", "simulate_overlaps", "ablate", "source_fr
 
 INFINITE = {  # means and times that the documentation says are infinite
     "deep_linear.advice.advise", "deep_linear.advice.transfer_risks",
-    "deep_linear.advice.advise_sample",
     "deep_linear.advice.advise_features", "deep_linear.covariance.scratch_risk",
     "deep_linear.covariance.fine_tune_risk", "deep_linear.distributions.linear_transfer_law",
     "deep_linear.distributions.scratch_law", "initialisation.proximity.tail_bound",
