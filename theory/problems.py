@@ -9,9 +9,10 @@ regression, and inf is allowed where a closed form has that limit.
 """
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,66 @@ from sail_jax.checks import concrete
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
+
+
+def defined(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Wraps a function so that it refuses arguments at which its result is not a number.
+
+    Arguments may each be in range while a square or a product of them is beyond the largest float,
+    and 0 times infinity then is NaN. Descent at too large a rate ends there, too. Results that are
+    traced by JAX are not known and pass unchecked.
+
+    Args:
+      function: A function of arrays and pytrees.
+
+    Returns:
+      The function with the same signature, which raises a ValueError in place of NaN and of
+      Python's errors of arithmetic.
+    """
+    return _Defined(function)
+
+
+class _UndefinedError(ValueError):
+    """Raised where a result is not a number."""
+
+
+class _Defined:
+    """What `defined` returns: an object, as doctest passes by functions of another module."""
+
+    __name__: str
+    __wrapped__: Callable
+
+    def __init__(self, function: Callable) -> None:
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = self.__wrapped__(*args, **kwargs)
+            if any(np.isnan(known).any() for known in _numbers(result)):
+                raise _UndefinedError
+        except (ArithmeticError, _UndefinedError) as error:
+            # Also of a function that this one calls: the reader knows the arguments of this one.
+            found = "NaN" if isinstance(error, _UndefinedError) else error
+            raise _UndefinedError(
+                f"the result of {self.__name__} must be a number; got {found} where "
+                + self._sizes(args, kwargs)
+            ) from error
+        return result
+
+    def _sizes(self, args: tuple, kwargs: dict) -> str:
+        """Names the arguments, and the size of the largest number of each."""
+        given = inspect.signature(self.__wrapped__).bind(*args, **kwargs).arguments
+        numbers = {name: [x.ravel() for x in _numbers(value)] for name, value in given.items()}
+        sizes = {name: abs(np.concatenate(x)).max(initial=0) for name, x in numbers.items() if x}
+        return ", ".join(f"|{name}| is up to {size:g}" for name, size in sizes.items())
+
+
+def _numbers(tree: object) -> list[np.ndarray]:
+    """The leaves that are known numbers, not keys, functions or whole numbers beyond int64."""
+    leaves = jax.tree.leaves(tree)
+    numbers = [x for x in leaves if jnp.issubdtype(getattr(x, "dtype", type(x)), jnp.number)]
+    known = [concrete(x) for x in numbers]
+    return [x for x in known if x is not None and x.dtype != object]
 
 
 class Sample(NamedTuple):
@@ -42,6 +103,7 @@ class Sample(NamedTuple):
     beta_t: Float[Array, " d"]
 
 
+@defined
 def tasks(d: int, theta: ArrayLike) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
     """Returns unit source and target vectors at a given angle.
 
@@ -65,6 +127,7 @@ def tasks(d: int, theta: ArrayLike) -> tuple[Float[Array, " d"], Float[Array, " 
     return source, jnp.zeros(d).at[0].set(jnp.cos(theta)).at[1].set(jnp.sin(theta))
 
 
+@defined
 def draw(key: Array, n: int, d: int, theta: ArrayLike, sigma: ArrayLike) -> Sample:
     """Draws a target data set of n Gaussian samples.
 
@@ -107,9 +170,10 @@ def in_float64(closed_form: Callable[Given, Result]) -> Callable[Given, Result]:
         with jax.enable_x64(True):
             return jax.tree.map(lambda x: jnp.asarray(x, dtype), closed_form(*args, **kwargs))
 
-    return computed
+    return defined(computed)
 
 
+@defined
 def cos_sin(theta: ArrayLike) -> tuple[Array, Array]:
     """Returns the cosine and sine of an angle; the cosine is exactly 0 at pi/2, the sine at pi.
 
@@ -130,6 +194,7 @@ def cos_sin(theta: ArrayLike) -> tuple[Array, Array]:
     return jnp.where(right, 0.0, jnp.cos(wide)), jnp.where(straight, 0.0, jnp.sin(wide))
 
 
+@defined
 def wallis(m: int) -> float:
     """Computes C(2m, m) / 4^m = Gamma(m + 1/2) / (sqrt(pi) Gamma(m + 1)) without losing digits.
 
@@ -148,6 +213,7 @@ def wallis(m: int) -> float:
     return float(poch(m + 1, -0.5)) / math.sqrt(math.pi)
 
 
+@defined
 def log1p(x: Array) -> Array:
     """Computes log(1 + x) to a few units of rounding.
 
@@ -165,6 +231,7 @@ def log1p(x: Array) -> Array:
     return jnp.where(low, jnp.log(1 + x), jnp.log1p(jnp.where(low, 0.0, x)))
 
 
+@defined
 def angle(u: Float[Array, "*b d"], v: Float[Array, "*b d"]) -> Float[Array, "*b"]:
     """Computes the angle between nonzero vectors, accurately at both ends of [0, pi].
 
@@ -182,6 +249,7 @@ def angle(u: Float[Array, "*b d"], v: Float[Array, "*b d"]) -> Float[Array, "*b"
     return 2 * jnp.arctan2(jnp.linalg.norm(u - v, axis=-1), jnp.linalg.norm(u + v, axis=-1))
 
 
+@defined
 def risk(beta: Float[Array, "*b d"], beta_t: Float[Array, "*b d"]) -> Float[Array, "*b"]:
     """Computes the risk |beta - beta_t|^2 of a linear predictor under isotropic inputs.
 
@@ -222,6 +290,23 @@ def check(
     if values is not None and not (good := np.asarray(ok(values))).all():
         bad = np.broadcast_to(values, good.shape)[~good]
         raise ValueError(f"{name} must be {allowed}; got {bad.flat[0]:g}")
+
+
+def check_squares(name: str, value: ArrayLike) -> None:
+    """Raises an error unless values are finite and sums of their squares are, too.
+
+    Args:
+      name: The argument's name, for the message.
+      value: The values; what is not floating-point is taken in the default precision.
+
+    Raises:
+      ValueError: If a value is infinite or NaN, or too large for its precision.
+    """
+    dtype = jnp.result_type(jnp.asarray(value), float)
+    most = float(f"{1e-4 * float(jnp.finfo(dtype).max) ** 0.5:.0e}")
+    check(name, value, np.isfinite, "finite")
+    held = f"from {-most:g} to {most:g}, as {dtype} has to hold squares"
+    check(name, value, lambda x: abs(x) <= most, held)
 
 
 def check_times(times: Sequence[float] | ArrayLike) -> Float[Array, " times"]:

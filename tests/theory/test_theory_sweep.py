@@ -85,7 +85,7 @@ KINDS: dict[str, tuple[Sequence[float], Callable]] = {
     "depth": ((1, 1.5, 2, 1e6, np.inf, 0), around(0, 2)),
     "ridge": ((0, 1e-30, 1, 1e12, 1e30), around(-3, 2)),
     "size": ((1e-15, 1, 1e15, 0), around(-2, 2)),
-    "positive": ((1e-30, 1e-3, 1, 1e30, 0, -1), around(-3, 3)),
+    "positive": ((1e-30, 1e-3, 1, 1e30, 0, -1, np.inf), around(-3, 3)),
     "nonnegative": ((0, 1e-30, 1e-3, 1, 1e30, -1), around(-3, 3)),
     "real": ((0, -0.0, 1e-30, 1, -1, 1e15, -1e15), lambda r, n: r.normal(0, 3, n)),
     "unit": ((0, 1e-30, 0.5, 1, 2, -1), lambda r, n: r.uniform(0, 1, n)),
@@ -441,17 +441,17 @@ def bound_of_transfer(risk, tv, complexity, n, delta, C):
 
 
 def discriminant_distance(tv, constant):
-    need(0 <= tv <= 1, constant > 0)
+    need(0 <= tv <= 1, 0 < constant < mp.inf)
     return constant * 2 * mp.sqrt(2) * mp.erfinv(tv) if tv < 1 else mp.inf
 
 
 def left(mu, rate, steps):
-    need(mu > 0, rate > 0, rate * mu <= 1)
+    need(mu > 0, rate > 0, mp.isfinite(rate), rate * mu <= 1)
     return (1 - rate * mu) ** steps
 
 
 def excess_bound(L, distance):
-    need(L > 0)
+    need(0 < L < mp.inf)
     return L * distance**2 / 2
 
 
@@ -797,11 +797,51 @@ def test_dispersion_is_that_near_zero_wherever_equally_trained_experts_start(far
         (lambda: merging.chi_square([np.inf, 0.5]), "weights must be in"),
         (lambda: merging.chi_square([0.5, 0.2]), "sum of weights must be 1"),
         (lambda: student_teacher.crossing(np.ones(1), np.ones(3)), "expected a gain for each"),
+        # squares beyond the largest float, and products of 0 and infinity
+        (lambda: deep_linear.scratch_fit(jnp.full((2, 2), 1e30), jnp.ones(2)), "x must be from -2"),
+        (lambda: deep_linear.linear_transfer_fit(jnp.eye(2), jnp.full(2, 1e30), ONE), "y must be"),
+        (lambda: deep_linear.fine_tune_limit(jnp.eye(2), jnp.full(2, -1e30), ONE), "y must be"),
+        (
+            lambda: student_teacher.mercer(jnp.full((2, 2), 1e30)),
+            r"mercer must be a number; got NaN where .w. is up to 1e.30",
+        ),
+        (
+            lambda: initialisation.lda_parameters([[2e30, 1e30], [1e30, 2e30]]),
+            "lda_parameters must be a number; got NaN where .means. is up to 2e.30",
+        ),
+        (lambda: two_layer.ideal(jnp.full((2, 2), jnp.inf), 1), "target. is up to inf"),
+        (lambda: initialisation.excess_bound(np.inf, 0.0), "L must be a curvature > 0 and finite"),
+        (lambda: initialisation.lda_distance(0.0, np.inf), "constant must be > 0 and finite"),
+        (lambda: deep_linear.advise(9, 5, 1.0, 0.1, size=1e-200), "advise .*size. is up to 1e-200"),
+        (
+            lambda: linearity.gap(jnp.log, jnp.array([[1.0], [-3.0]]), [0.5, 0.5]),
+            "of gap .*thetas. is up to 3",
+        ),
+        (
+            lambda: modes.crossing(0.0, 1.0, 0.0, 1.0),
+            "crossing must be a number; got float division by zero",
+        ),
     ],
 )
 def test_what_has_no_value_is_refused(compute, message):
     with pytest.raises(ValueError, match=message):
         compute()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seed", "noise", "stderr"),
+    [
+        (1, 2.0, np.inf),  # without one block no noise shows, and the risk is finite
+        (3, 0.5, 0.0),  # infinite without any block
+    ],
+)
+def test_standard_errors_of_infinite_risks_are_numbers(seed, noise, stderr):
+    x, y, source = normal(seed, 5, 4), normal(seed + 10, 5), normal(seed + 20, 4)
+    found = deep_linear.advise_sample(x, x @ source + noise * y, source, blocks=2)
+    assert (found.advice.risks["scratch"], found.stderr["scratch"]) == (np.inf, stderr)
+    assert ("scratch" in found.undecided) == (stderr > 0)
+    assert not np.isnan([*found.stderr.values()]).any()
 
 
 def test_noise_without_bound_makes_the_loss_rise_at_once():
@@ -873,6 +913,7 @@ def points() -> jax.Array:
 
 
 WEIGHTS = (0.5, 0.25, 0.25)
+ONE = jnp.array([1.0, 0.0])
 SPECTRUM = ((3.0, 2.0, 1.0), (1.0, 1.0, 1.0), (1e15, 1.0, 1e-15), (1.0, 0.0, 0.0))
 PLACES = (0.0, 1e-15, 0.3, np.pi / 2, np.pi)
 
@@ -905,6 +946,7 @@ def each(compute: Callable, *given: Callable) -> list[Callable]:
 SIGMAS = (0.0, 1e-15, 0.5, 1e15)
 DATA = (lambda: normal(1, 4, 3), lambda: normal(2, 4))
 WIDE = (lambda: normal(1, 3, 5), lambda: normal(2, 3))
+
 
 # Calls by the functions' names: every result is finite, or inf where `INFINITE` says so, or
 # refused; and float32 agrees with float64 to 1e4 eps of the largest
@@ -1706,13 +1748,22 @@ def public() -> set[str]:
             own = callable(value) and getattr(value, "__module__", "") == module.name
             if own and not inspect.isclass(value) and not of.startswith(("_", "check")):
                 names.add(f"{short}.{of}")
-    return names - {f"problems.{of}" for of in ("Given", "Result")}
+    return names - {f"problems.{of}" for of in ("Given", "Result", "defined")}
 
 
 def test_every_public_function_is_swept():
     rows = {row.of or _where(row.compute) for row in ROWS}
     swept = rows | FEW.keys() | REFERENCES.keys() | set(SIMULATED)
     assert public() == swept, sorted(public() ^ swept)
+
+
+def test_every_public_function_refuses_what_is_not_a_number():
+    undefined = {"problems.in_float64", "student_teacher.transfer.crossing"}
+    undefined |= {"merging.scaling.scaling"}  # NaN where a bound claims nothing
+    defined = type(problems.defined(float))
+    for of in public() - undefined:
+        module, name = of.rsplit(".", 1)
+        assert type(getattr(importlib.import_module(f"theory.{module}"), name)) is defined, of
 
 
 def _where(of: Callable) -> str:

@@ -11,6 +11,7 @@ of least expected risk, which knows the noise and the angle. The paper compares 
 scratch training without a penalty; `against="unregularised"` does that.
 """
 
+import math
 from typing import Literal, NamedTuple, get_args
 
 import jax.numpy as jnp
@@ -44,6 +45,7 @@ class Advice(NamedTuple):
     risks: dict[str, float]
 
 
+@problems.defined
 def transfer_risks(
     n: ArrayLike,
     d: ArrayLike,
@@ -105,6 +107,7 @@ def transfer_risks(
     return {name: jnp.broadcast_to(value, shape) for name, value in by_method.items()}
 
 
+@problems.defined
 def advise(
     n: int,
     d: int,
@@ -143,6 +146,7 @@ def advise(
     return _advice(transfer_risks(n, d, theta, sigma, depth=depth, size=size, against=against))
 
 
+@problems.defined
 def advise_tasks(
     beta_s: Float[ArrayLike, " d"],
     beta_t: Float[ArrayLike, " d"],
@@ -209,6 +213,7 @@ def advise_tasks(
     return _advice(by_method)
 
 
+@problems.defined
 def advise_features(
     features: Float[ArrayLike, "d k"],
     target: Float[ArrayLike, "d m"],
@@ -244,7 +249,7 @@ def advise_features(
     U, B = jnp.asarray(features, dtype=float), jnp.asarray(target, dtype=float)
     if U.ndim != 2 or 0 in U.shape:
         raise ValueError(f"features must have shape [d, k]; got {U.shape}")
-    problems.check("features", U, np.isfinite, "finite")
+    problems.check_squares("features", U)
     U, R = jnp.linalg.qr(U)
     pivots = jnp.abs(jnp.diagonal(R))
     if not float(pivots.min()) > 100 * U.shape[0] * float(jnp.finfo(U.dtype).eps) * pivots.max():
@@ -292,7 +297,7 @@ class SampleAdvice(NamedTuple):
     Attributes:
       advice: The recommendation.
       stderr: For each method, the standard error of how much more risk it leaves than the advised
-        one.
+        one; inf where that is infinite without some of the blocks.
       undecided: Methods within two standard errors of the advised one; the sample cannot tell them
         apart.
       theta: Estimated angle between source and target, in radians.
@@ -311,6 +316,7 @@ class SampleAdvice(NamedTuple):
     anisotropy: float
 
 
+@problems.defined
 def advise_sample(
     x: Float[ArrayLike, "n d"],
     y: Float[ArrayLike, " n"],
@@ -377,9 +383,12 @@ def advise_sample(
     advice = _advice({k: v[0] for k, v in by_method.items()}, float(size2[0]))
     stderr = {}
     for name in by_method:
-        gaps = (size2 * (by_method[name] - by_method[advice.method]))[1:]
+        risk, best = by_method[name], by_method[advice.method]
+        gaps = (size2 * jnp.where(risk == best, 0.0, risk - best))[1:]  # both may be infinite
         # The jackknife's variance; paired, since the methods are compared on the same sample.
         stderr[name] = float(jnp.sqrt((blocks - 1) * jnp.mean((gaps - gaps.mean()) ** 2)))
+        if jnp.isinf(gaps).any():
+            stderr[name] = 0.0 if (gaps == gaps[0]).all() else math.inf
     others = {name: risk - advice.risk for name, risk in advice.risks.items()}
     del others[advice.method]
     undecided = tuple(name for name, gap in others.items() if gap <= 2 * stderr[name])
@@ -397,6 +406,7 @@ def advise_sample(
     )
 
 
+@problems.defined
 def angle(beta_s: Float[ArrayLike, " d"], beta_t: Float[ArrayLike, " d"]) -> Array:
     """Computes the angle between two weight vectors, accurately at both ends of [0, pi].
 
@@ -464,4 +474,5 @@ def _advice(by_method: dict[str, Array], unit: float = 1.0) -> Advice:
     plain = {name: unit * float(value) for name, value in by_method.items()}
     # `sorted` is stable: where methods tie, the simpler one is named.
     first, second, *_ = sorted(plain, key=plain.__getitem__)
-    return Advice(first, plain[first], second, plain[second] - plain[first], plain)
+    margin = 0.0 if plain[second] == plain[first] else plain[second] - plain[first]  # both infinite
+    return Advice(first, plain[first], second, margin, plain)

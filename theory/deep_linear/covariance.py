@@ -28,6 +28,7 @@ from theory.deep_linear.overlaps import null_scale
 Spectrum = Float[Array, " d"]
 
 
+@problems.defined
 def power_law(d: int, exponent: ArrayLike) -> Spectrum:
     """Returns the eigenvalues i^(-exponent), i = 1, ..., d, scaled to mean 1.
 
@@ -47,6 +48,7 @@ def power_law(d: int, exponent: ArrayLike) -> Spectrum:
     return s / s.mean()
 
 
+@problems.defined
 def diagonalise(
     covariance: Float[ArrayLike, "d d"], *vectors: Float[ArrayLike, " d"]
 ) -> tuple[Array, ...]:
@@ -69,14 +71,14 @@ def diagonalise(
     covariance = jnp.asarray(covariance, dtype=float)
     if covariance.ndim != 2 or covariance.shape[0] != covariance.shape[1] or covariance.size == 0:
         raise ValueError(f"covariance must be a square matrix; got shape {covariance.shape}")
-    problems.check("covariance", covariance, np.isfinite, "finite")
+    problems.check_squares("covariance", covariance)
     for i, vector in enumerate(vectors):
         if jnp.shape(vector) != covariance.shape[:1]:
             raise ValueError(
                 f"vector {i} must have shape {covariance.shape[:1]}, as covariance; "
                 f"got {jnp.shape(vector)}"
             )
-        problems.check(f"vector {i}", vector, np.isfinite, "finite")
+        problems.check_squares(f"vector {i}", vector)
     matrix = concrete(covariance)
     rounding = 10 * covariance.shape[0] * float(jnp.finfo(covariance.dtype).eps)
     if matrix is not None and np.abs(matrix - matrix.T).max() > rounding * np.abs(matrix).max():
@@ -269,6 +271,7 @@ class Equivalent(NamedTuple):
         return jnp.where(s > 0, kappa / (jnp.where(s > 0, s, 1.0) + kappa), 1.0)
 
 
+@problems.defined
 def equivalent(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0) -> Equivalent:
     """Returns the deterministic equivalents for n samples of inputs with a given spectrum.
 
@@ -288,6 +291,7 @@ def equivalent(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0) -> E
     return Equivalent(jnp.asarray(eigenvalues, dtype=float), n, kappa, ridge)
 
 
+@problems.defined
 def scratch_risk(
     eigenvalues: Spectrum,
     beta_t: Spectrum,
@@ -315,6 +319,7 @@ def scratch_risk(
     return equivalent(eigenvalues, n, ridge).risk(jnp.asarray(beta_t) ** 2, sigma)
 
 
+@problems.defined
 def fine_tune_risk(
     eigenvalues: Spectrum,
     beta_s: Spectrum,
@@ -360,6 +365,7 @@ def fine_tune_risk(
     return at.risk((beta_t - c[..., None] * beta_s) ** 2, sigma)
 
 
+@problems.defined
 def linear_transfer_risk(
     eigenvalues: Spectrum,
     beta_s: Spectrum,
@@ -391,6 +397,7 @@ def linear_transfer_risk(
     return size2 * risks.linear_transfer_risk(n, theta, relative)
 
 
+@problems.defined
 def sigma_angle(eigenvalues: Spectrum, beta_s: Spectrum, beta_t: Spectrum) -> tuple[Array, Array]:
     """Computes the angle between two tasks in the inner product of Sigma.
 
@@ -449,7 +456,7 @@ def check_vectors(eigenvalues: ArrayLike, **vectors: ArrayLike) -> None:
             raise ValueError(
                 f"{name} must have shape {shape}, as eigenvalues; got {jnp.shape(vector)}"
             )
-        problems.check(name, vector, np.isfinite, "finite")
+        problems.check_squares(name, vector)
     if "beta_s" in vectors:
         problems.check(
             "|beta_s|", jnp.linalg.norm(jnp.asarray(vectors["beta_s"])), lambda v: v > 0, "positive"

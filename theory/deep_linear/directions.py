@@ -49,6 +49,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from theory.deep_linear import networks
+from theory.problems import defined
 
 
 class Problem(NamedTuple):
@@ -83,6 +84,7 @@ class Descended(NamedTuple):
     steps: Array
 
 
+@defined
 def of_task(beta_s: Float[Array, " d"]) -> Problem:
     """States the population loss |beta - beta_s|^2 / 2.
 
@@ -95,6 +97,7 @@ def of_task(beta_s: Float[Array, " d"]) -> Problem:
     return Problem(jnp.eye(beta_s.size), jnp.ones_like(beta_s), beta_s, jnp.zeros(()))
 
 
+@defined
 def of_samples(x: Float[Array, "n d"], y: Float[Array, " n"], *, unseen: bool = True) -> Problem:
     """States the training loss |y - X beta|^2 / (2n).
 
@@ -116,6 +119,7 @@ def of_samples(x: Float[Array, "n d"], y: Float[Array, " n"], *, unseen: bool = 
     return Problem(vt, s / jnp.sqrt(n), pull, rest)
 
 
+@defined
 def moving(weights: networks.Weights, problem: Problem) -> Float[Array, "k h"]:
     """Finds the two hidden directions of eq. (5) above.
 
@@ -135,6 +139,7 @@ def moving(weights: networks.Weights, problem: Problem) -> Float[Array, "k h"]:
     return jnp.linalg.qr(jnp.stack(list(spanning), -1))[0].T
 
 
+@defined
 def reduced(
     weights: networks.Weights, problem: Problem, hidden: Float[Array, "k h"]
 ) -> tuple[Float[Array, "k d"], Float[Array, " k"]]:
@@ -152,6 +157,7 @@ def reduced(
     return (problem.basis @ (first @ hidden.T)).T, hidden @ last
 
 
+@defined
 def restored(
     weights: networks.Weights, problem: Problem, hidden: Float[Array, "k h"], ended: Descended
 ) -> networks.Weights:
@@ -172,6 +178,7 @@ def restored(
     return first + moved @ hidden, last + (ended.last - before[1]) @ hidden
 
 
+@defined
 def predictor(problem: Problem, ended: Descended) -> Float[Array, "*b d"]:
     """Computes the linear map beta of networks after descent.
 
@@ -185,6 +192,7 @@ def predictor(problem: Problem, ended: Descended) -> Float[Array, "*b d"]:
     return jnp.einsum("...cd,...c->...d", problem.basis, _coordinates(ended.first, ended.last))
 
 
+@defined
 def descend(
     first: Float[Array, "*b k d"],
     last: Float[Array, "*b k"],
@@ -241,6 +249,7 @@ def descend(
     return Descended(first, last, missed(first, last)[1], taken)
 
 
+@defined
 def flow(
     first: Float[Array, "*b k d"],
     last: Float[Array, "*b k"],

@@ -206,6 +206,7 @@ def scratch_law(n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> RiskLaw:
     return RiskLaw(jnp.zeros_like(n), missed, n, sigma**2, jnp.minimum(n, d), jnp.abs(n - d) + 1)
 
 
+@problems.defined
 def linear_transfer_law(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> RiskLaw:
     """Returns the law of the risk of refitting only the last layer on n Gaussian samples.
 
@@ -315,6 +316,7 @@ class SampledLaw(NamedTuple):
         return float(np.sqrt(np.log(2 / (1 - confidence)) / (2 * self.draws.shape[-1])))
 
 
+@problems.defined
 def fine_tune_law(
     key: Array,
     n: int,

@@ -260,6 +260,7 @@ def _dudley_bounds(tasks: _Tasks) -> Bounds:
     return Bounds(lower, jnp.minimum(mixed, _truncated_displacement(tasks.gap)))
 
 
+@problems.defined
 def coupled_samples(
     key: Array,
     n: int,

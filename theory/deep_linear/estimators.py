@@ -18,6 +18,7 @@ Labels = Float[Array, " n"]
 Vector = Float[Array, " d"]
 
 
+@problems.defined
 def scratch_fit(x: Design, y: Labels) -> Vector:
     """Computes X^+ y, the least-squares fit of minimum norm, where training from scratch ends.
 
@@ -41,6 +42,7 @@ def scratch_fit(x: Design, y: Labels) -> Vector:
     return _fit(x, y)[0]
 
 
+@problems.defined
 def linear_transfer_fit(x: Design, y: Labels, beta_s: Vector, ridge: ArrayLike = 0.0) -> Vector:
     """Computes the multiple of beta_s that fits best, where training only the last layer ends.
 
@@ -79,6 +81,7 @@ def linear_transfer_fit(x: Design, y: Labels, beta_s: Vector, ridge: ArrayLike =
     return unit * jnp.where(size2 > 0, (feature @ y) / jnp.where(size2 > 0, size2, 1.0), 0.0)
 
 
+@problems.defined
 def fine_tune_limit(x: Design, y: Labels, beta_s: Vector, depth: ArrayLike = 2) -> Vector:
     """Computes X^+ y + c (I - P) beta_s, where fine-tuning all layers ends.
 
@@ -140,8 +143,8 @@ def check_data(x: Array, y: Array, beta: Array | None = None) -> None:
         raise ValueError(f"y must have shape {x.shape[:1]} to match x {x.shape}; got {y.shape}")
     if beta is not None and beta.shape != x.shape[1:]:
         raise ValueError(f"beta_s must have shape {x.shape[1:]} to match x; got {beta.shape}")
-    problems.check("x", x, np.isfinite, "finite")
-    problems.check("y", y, np.isfinite, "finite")
+    problems.check_squares("x", x)
+    problems.check_squares("y", y)
     if beta is not None:
         size = jnp.linalg.norm(beta)
         problems.check("|beta_s|", size, lambda s: (s > 0) & (s < np.inf), "positive and finite")

@@ -28,6 +28,7 @@ from theory.deep_linear.estimators import check_data
 STEP = 0.25
 
 
+@problems.defined
 def fine_tune_flow(
     x: Float[Array, "n d"],
     y: Float[Array, " n"],
@@ -68,6 +69,7 @@ def fine_tune_flow(
     return _flow(x, y, beta_s, jnp.asarray(times, dtype=float), jnp.asarray(depth, dtype=float))
 
 
+@problems.defined
 def linear_flow(
     x: Float[Array, "n d"],
     y: Float[Array, " n"],
@@ -101,7 +103,7 @@ def linear_flow(
     check_data(x, y)
     if beta_0.shape != x.shape[1:]:
         raise ValueError(f"beta_0 must have shape {x.shape[1:]} to match x; got {beta_0.shape}")
-    problems.check("beta_0", beta_0, np.isfinite, "finite")
+    problems.check_squares("beta_0", beta_0)
     problems.check("times", times, lambda t: t >= 0, ">= 0")
     u, s, vt = jnp.linalg.svd(x, full_matrices=False)
     seen = s > max(x.shape) * jnp.finfo(s.dtype).eps * s[0]

@@ -19,8 +19,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from theory.deep_linear.overlaps import Overlaps, bordered
+from theory.problems import defined
 
 
+@defined
 def simulate_overlaps(keys: Array, ns: Sequence[int], d: int) -> Overlaps:
     """Simulates Gaussian data sets and computes their overlaps at several numbers of samples.
 
@@ -71,6 +73,7 @@ def _simulate(keys: Array, ns: tuple[int, ...], d: int) -> Overlaps:
     return jax.lax.map(overlaps, keys)
 
 
+@defined
 def nested_overlaps(
     x: Float[Array, "m d"],
     noise: Float[Array, " m"],

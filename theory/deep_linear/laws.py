@@ -14,8 +14,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from theory.deep_linear.overlaps import Overlaps, bordered
+from theory.problems import defined
 
 
+@defined
 def overlaps_law(key: Array, n: int, d: int, draws: int) -> Overlaps:
     """Draws exact samples of the overlaps of n Gaussian samples in d dimensions.
 

@@ -37,6 +37,7 @@ class Trained(NamedTuple):
     steps: Array
 
 
+@problems.defined
 def small_weights(
     key: Array, d: int, depth: int, alpha: ArrayLike, outputs: int | None = None
 ) -> Weights:
@@ -73,6 +74,7 @@ def small_weights(
     return (*square, jnp.asarray(alpha) * (basis if outputs else basis[:, 0]))
 
 
+@problems.defined
 def gaussian_weights(key: Array, d: int, depth: int, alpha: ArrayLike) -> Weights:
     """Draws weights of alpha times independent normal entries, as the paper's experiments do.
 
@@ -103,6 +105,7 @@ def gaussian_weights(key: Array, d: int, depth: int, alpha: ArrayLike) -> Weight
     )
 
 
+@problems.defined
 def least_invariant(weights: Weights) -> Float[Array, ""]:
     """The largest lambda for which weights satisfy eq. (22) of Features are fate.
 
@@ -136,6 +139,7 @@ def least_invariant(weights: Weights) -> Float[Array, ""]:
     return jnp.stack([least(*pair) for pair in pairwise(weights)]).min()
 
 
+@problems.defined
 def narrow_weights(beta: Float[Array, " d"], depth: int) -> Weights:
     """Builds the balanced network of width one that computes `beta`.
 
@@ -163,6 +167,7 @@ def narrow_weights(beta: Float[Array, " d"], depth: int) -> Weights:
     return (first[:, None], *[layer[None, None]] * (depth - 2), layer[None])
 
 
+@problems.defined
 def start_of_growth(
     weights: Weights, x: Float[Array, "n d"], y: Float[Array, " n"]
 ) -> Float[Array, " d"]:
@@ -193,6 +198,7 @@ def start_of_growth(
     return jnp.sum((first[0].T @ u + last) ** 2) / 4 * u
 
 
+@problems.defined
 def predictor(weights: Weights) -> Float[Array, "d *m"]:
     """Computes the linear map beta = W_1 ... W_L of a network.
 
@@ -210,6 +216,7 @@ def predictor(weights: Weights) -> Float[Array, "d *m"]:
     return beta
 
 
+@problems.defined
 def pretrain(
     weights: Weights,
     beta_s: Array,
@@ -232,6 +239,7 @@ def pretrain(
     return _descend(_population_loss, weights, (), rate, steps, until, beta_s)
 
 
+@problems.defined
 def fine_tune(
     weights: Weights,
     x: Array,
@@ -258,6 +266,7 @@ def fine_tune(
     return _descend(_training_loss, weights, (), rate, steps, until, x, y)
 
 
+@problems.defined
 def linear_transfer(
     weights: Weights,
     x: Array,

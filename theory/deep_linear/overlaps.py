@@ -91,6 +91,7 @@ class Overlaps(NamedTuple):
         return jnp.asarray(sigma) ** 2 * self.gram[..., 2, 2]
 
 
+@problems.defined
 def bordered(
     seen: Float[Array, "*b 2 2"], cross: Float[Array, "*b 2"], size2: Float[Array, "*b"]
 ) -> Float[Array, "*b 3 3"]:
@@ -117,6 +118,7 @@ def _unlearned(gram: Array, a: ArrayLike, b: ArrayLike) -> Array:
     return jnp.maximum(quadratic - 2 * a * b * gram[..., 0, 1], 0.0)
 
 
+@problems.defined
 def null_scale(p: ArrayLike, q: ArrayLike, depth: ArrayLike) -> Array:
     """Computes the factor by which fine-tuning rescales what the data cannot see of the source.
 
@@ -150,6 +152,7 @@ def null_scale(p: ArrayLike, q: ArrayLike, depth: ArrayLike) -> Array:
     return _scale(p, 1 - q, q, depth)
 
 
+@problems.defined
 def scale_by_seen(p: ArrayLike, seen: ArrayLike, depth: ArrayLike) -> Array:
     """Computes `null_scale` at q = 1 - seen, accurately also where `seen` is tiny.
 

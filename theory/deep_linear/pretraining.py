@@ -33,6 +33,7 @@ class Source(NamedTuple):
     theta: Array
 
 
+@problems.defined
 def source_from(overlaps: Overlaps, theta: ArrayLike, sigma: ArrayLike) -> Source:
     """Computes the source that was fitted to given source data.
 
@@ -59,6 +60,7 @@ def source_from(overlaps: Overlaps, theta: ArrayLike, sigma: ArrayLike) -> Sourc
     return Source(jnp.sqrt(size2), jnp.arctan2(jnp.sqrt(across2), inner))
 
 
+@problems.defined
 def source_law(
     key: Array, n: int, d: int, theta: ArrayLike, sigma: ArrayLike, draws: int
 ) -> Source:

@@ -42,6 +42,7 @@ class Overlap(NamedTuple):
     m: int
 
 
+@problems.defined
 def overlap(features: Float[Array, "d k"], target: Float[Array, "d m"]) -> Overlap:
     """Computes the overlap of a target with orthonormal features.
 
@@ -61,7 +62,7 @@ def overlap(features: Float[Array, "d k"], target: Float[Array, "d m"]) -> Overl
         raise ValueError(
             f"features [d, k] and target [d, m] must share d >= k; got {U.shape} and {B.shape}"
         )
-    problems.check("target", B, np.isfinite, "finite")
+    problems.check_squares("target", B)
     slack = 100 * U.shape[0] ** 0.5 * float(jnp.finfo(U.dtype).eps)
     basis = concrete(U)
     if basis is not None and not np.abs(basis.T @ basis - np.eye(U.shape[1])).max() <= slack:
@@ -70,6 +71,7 @@ def overlap(features: Float[Array, "d k"], target: Float[Array, "d m"]) -> Overl
     return Overlap(jnp.sum(inside**2), jnp.sum((B - U @ inside) ** 2), U.shape[1], B.shape[1])
 
 
+@problems.defined
 def overlap_from_angles(angles: Float[Array, " r"], k: int, m: int) -> Overlap:
     """Computes the overlap of m orthonormal targets with k features from principal angles.
 
@@ -94,6 +96,7 @@ def overlap_from_angles(angles: Float[Array, " r"], k: int, m: int) -> Overlap:
     return Overlap(jnp.sum(jnp.cos(angles) ** 2), missed, k, m)
 
 
+@problems.defined
 def principal_angles(
     features: Float[Array, "d k"], target: Float[Array, "d m"]
 ) -> Float[Array, " r"]:
@@ -173,6 +176,7 @@ class RankK(NamedTuple):
     gradient: Array
 
 
+@problems.defined
 def simulate_fine_tuning(
     key: Array,
     x: Float[Array, "n d"],
@@ -209,7 +213,7 @@ def simulate_fine_tuning(
             f"got {x.shape}, {y.shape} and {source.shape}"
         )
     for name, value in (("x", x), ("y", y), ("source", source)):
-        problems.check(name, value, np.isfinite, "finite")
+        problems.check_squares(name, value)
     steps = round(time / rate)
     start = networks.small_weights(key, x.shape[1], 2, alpha, y.shape[1])
     pretrained = networks.pretrain(start, source, rate, steps)

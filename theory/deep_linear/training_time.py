@@ -39,6 +39,7 @@ def _contour() -> tuple[np.ndarray, np.ndarray]:
     return z, np.exp(z) * (0.5017 * rise + 0.2645j) / 1j
 
 
+@problems.defined
 def flow_risk(
     eigenvalues: Float[ArrayLike, " d"],
     offset: Float[ArrayLike, " d"],
@@ -112,6 +113,7 @@ def _risks(s: Array, offset2: Array, n: Array, sigma: Array, times: Array) -> Ar
     return jax.lax.map(risk, jnp.maximum(times, start), batch_size=32)
 
 
+@problems.defined
 def complex_ridge(
     eigenvalues: Spectrum, n: ArrayLike, ridge: Complex[Array, " nodes"]
 ) -> Complex[Array, " nodes"]:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from theory import problems
 
 
+@problems.defined
 def excess(
     curvature: Float[ArrayLike, " d"],
     error: Float[ArrayLike, "*b d"],
@@ -43,6 +44,7 @@ def excess(
     return jnp.sum(jnp.asarray(curvature, float) * left * jnp.asarray(error) ** 2, -1) / 2
 
 
+@problems.defined
 def contraction(mu: ArrayLike, rate: ArrayLike, steps: ArrayLike) -> Float[Array, ""]:
     """Computes (1 - rate mu)^T, the largest share of the excess that T steps can leave.
 
@@ -71,11 +73,12 @@ def contraction(mu: ArrayLike, rate: ArrayLike, steps: ArrayLike) -> Float[Array
     return jnp.exp(_power(jnp.asarray(steps, float), -jnp.asarray(rate, float) * mu))
 
 
+@problems.defined
 def excess_bound(L: ArrayLike, distance: ArrayLike) -> Float[Array, ""]:
     """Computes the bound L |theta - theta*|^2 / 2 of the excess J(theta) - J*.
 
     Args:
-      L: Largest curvature, > 0.
+      L: Largest curvature, finite and > 0.
       distance: |theta - theta*|, finite.
 
     Returns:
@@ -90,12 +93,13 @@ def excess_bound(L: ArrayLike, distance: ArrayLike) -> Float[Array, ""]:
     >>> float(excess_bound(2.0, 3.0))
     9.0
     """
-    problems.check("L", L, lambda h: h > 0, "a curvature > 0")
+    problems.check("L", L, lambda h: (h > 0) & (h < np.inf), "a curvature > 0 and finite")
     problems.check("distance", distance, np.isfinite, "finite")
     # In this order, as the square alone can overflow.
     return jnp.asarray(L, float) * distance * distance / 2
 
 
+@problems.defined
 def excess_ratio(
     curvature: Float[ArrayLike, " d"],
     error: Float[ArrayLike, "*b d"],
@@ -138,6 +142,7 @@ def excess_ratio(
     return first / second
 
 
+@problems.defined
 @jax.jit
 def descend(
     curvature: Float[ArrayLike, " d"],

@@ -13,6 +13,7 @@ from sail_jax.distances import gaussian_separation, total_variation_gaussian
 from theory import problems
 
 
+@problems.defined
 def lda_parameters(
     means: Float[ArrayLike, "*b 2 d"], covariance: ArrayLike = 1.0, prior: ArrayLike = 0.5
 ) -> tuple[Float[Array, "*b d"], Float[Array, "*b"]]:
@@ -50,6 +51,7 @@ def lda_parameters(
     return theta, odds - jnp.sum(means.sum(-2) * theta, -1) / 2
 
 
+@problems.defined
 def lda_total_variation(
     means: Float[ArrayLike, "*b 2 d"],
     others: Float[ArrayLike, "*b 2 d"],
@@ -90,6 +92,7 @@ def lda_total_variation(
     return prior * first + (1 - prior) * second
 
 
+@problems.defined
 def lda_constant(gap: Float[ArrayLike, "*b d"], covariance: ArrayLike = 1.0) -> Float[Array, "*b"]:
     """Computes Lemma 2's constant C along a difference of means.
 
@@ -123,6 +126,7 @@ def lda_constant(gap: Float[ArrayLike, "*b d"], covariance: ArrayLike = 1.0) -> 
     return 2 * jnp.sqrt(jnp.sum(white**2, -1) / jnp.sum(white * gap, -1))
 
 
+@problems.defined
 def lda_distance(total_variation: ArrayLike, constant: ArrayLike) -> Float[Array, ""]:
     """Computes the distance |theta_i - theta*| of two tasks' parameters from their total variation.
 
@@ -131,7 +135,7 @@ def lda_distance(total_variation: ArrayLike, constant: ArrayLike) -> Float[Array
 
     Args:
       total_variation: Total variation distance TV of the tasks, in [0, 1]; at 1 the result is inf.
-      constant: The constant C, > 0.
+      constant: The constant C, finite and > 0.
 
     Returns:
       The distance, with the broadcast shape of the arguments.
@@ -145,10 +149,11 @@ def lda_distance(total_variation: ArrayLike, constant: ArrayLike) -> Float[Array
     >>> round(float(lda_distance(0.38292492, constant=2.0)), 4)  # means one apart, S = I
     2.0
     """
-    problems.check("constant", constant, lambda c: c > 0, "> 0")
+    problems.check("constant", constant, lambda c: (c > 0) & (c < np.inf), "> 0 and finite")
     return jnp.asarray(constant) * gaussian_separation(total_variation)
 
 
+@problems.defined
 def symmetric(mean: Float[ArrayLike, "*b d"]) -> Float[Array, "*b 2 d"]:
     """Returns the means of a task with classes at `mean` and at -`mean`.
 

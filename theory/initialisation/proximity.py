@@ -21,6 +21,7 @@ TERMS = 512
 LONGEST = 600.0
 
 
+@problems.defined
 def mean_distance(dim: int, squared_length: ArrayLike = 0.0) -> Float[Array, ""]:
     """Computes the mean squared distance of a random model, E Y = dim + |theta*|^2.
 
@@ -135,6 +136,7 @@ def tail(
     return jnp.sum(betainc(dim / 2 + j, rank / 2, share) * weights, -1)
 
 
+@problems.defined
 def tail_bound(ratio: ArrayLike, dim: int, squared_length: ArrayLike = 0.0) -> Float[Array, ""]:
     """Computes the bound E[X] E[1 / Y] / alpha of P(X >= alpha Y).
 

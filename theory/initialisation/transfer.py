@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Real
 from theory import problems
 
 
+@problems.defined
 def rademacher_bound(
     risk: ArrayLike, complexity: ArrayLike, n: ArrayLike, delta: ArrayLike, *, C: ArrayLike = 1.0
 ) -> Float[Array, ""]:
@@ -58,6 +59,7 @@ def rademacher_bound(
     )
 
 
+@problems.defined
 def transfer_bound(
     risk: ArrayLike,
     total_variation: ArrayLike,
@@ -100,6 +102,7 @@ def transfer_bound(
     return base + jnp.asarray(C) * jnp.asarray(total_variation)
 
 
+@problems.defined
 def threshold_complexity(n: int) -> float:
     """Computes the empirical Rademacher complexity of thresholds' losses on n distinct points.
 
@@ -165,6 +168,7 @@ def empirical_total_variation(
     return jnp.einsum("ki,ij,kj->", _binomial(i, n, p), apart, _binomial(j, m, q)) / 2
 
 
+@problems.defined
 def threshold_risk(t: ArrayLike, means: Float[ArrayLike, " 2"]) -> Float[Array, "..."]:
     """Computes the true risk of a threshold t.
 
@@ -189,6 +193,7 @@ def threshold_risk(t: ArrayLike, means: Float[ArrayLike, " 2"]) -> Float[Array, 
     return (norm.cdf(t - means[0]) + norm.sf(t - means[1])) / 2
 
 
+@problems.defined
 def empirical_risks(y: Real[ArrayLike, " n"]) -> Float[Array, " n_plus_1"]:
     """Computes the empirical risks of all n + 1 thresholds on n points.
 
@@ -213,6 +218,7 @@ def empirical_risks(y: Real[ArrayLike, " n"]) -> Float[Array, " n_plus_1"]:
     return (missed + false) / len(y)
 
 
+@problems.defined
 def worst_gap(
     x: Float[ArrayLike, " n"], y: Real[ArrayLike, " n"], means: Float[ArrayLike, " 2"]
 ) -> Float[Array, ""]:

@@ -30,6 +30,7 @@ def _add(theta: Any, direction: Any, scale: ArrayLike = 1.0) -> Any:
     return jax.tree.map(lambda t, d: t + scale * d, theta, direction)
 
 
+@problems.defined
 def second_derivative(f: Model, theta: Any, direction: Any, *args: Any) -> Array:
     """Computes the second derivative D^2 f(theta)[d, d] in one direction, without a Hessian.
 
@@ -55,6 +56,7 @@ def second_derivative(f: Model, theta: Any, direction: Any, *args: Any) -> Array
     return jax.jvp(lambda s: jax.jvp(along, (s,), (one,))[1], (zero,), (one,))[1]
 
 
+@problems.defined
 def second_order_gap(f: Model, thetas: Any, weights: Weights, *args: Any, at: Any = None) -> Array:
     """Computes the gap up to third orders: -1/2 sum_i a_i D^2 f(at)[d_i, d_i].
 
@@ -99,6 +101,7 @@ def _on_rays(quantity: Any, thetas: Any, weights: Array, t: np.ndarray) -> Array
     return jax.vmap(at)(deviations(thetas, weights))
 
 
+@problems.defined
 def integral_gap(f: Model, thetas: Any, weights: Weights, *args: Any, nodes: int = NODES) -> Array:
     """Computes the gap from curvature alone, by quadrature of Taylor's integral, without remainder.
 
@@ -128,6 +131,7 @@ def integral_gap(f: Model, thetas: Any, weights: Weights, *args: Any, nodes: int
     return -jnp.einsum("k,t,kt...->...", a, jnp.asarray((1 - t) * dt, dtype=float), curved)
 
 
+@problems.defined
 def curvature(f: Model, theta: Any, *args: Any) -> Float[Array, ""]:
     """Computes the spectral norm of the Hessian of a model.
 
@@ -151,6 +155,7 @@ def curvature(f: Model, theta: Any, *args: Any) -> Float[Array, ""]:
     return jnp.linalg.norm(norms.ravel())
 
 
+@problems.defined
 def spread(thetas: Any, weights: Weights) -> Float[Array, ""]:
     """Computes the mean squared deviation sum_i a_i |d_i|^2 of models.
 
@@ -177,6 +182,7 @@ def _check_mean(weights: Weights) -> None:
     problems.check("weights", jnp.asarray(weights), lambda a: a >= 0, ">= 0 for this bound")
 
 
+@problems.defined
 def sizes(stacked: Any) -> Float[Array, " k"]:
     """Computes the Euclidean norm of each of several stacked pytrees.
 
@@ -189,6 +195,7 @@ def sizes(stacked: Any) -> Float[Array, " k"]:
     return jax.vmap(lambda theta: jnp.linalg.norm(ravel_pytree(theta)[0]))(stacked)
 
 
+@problems.defined
 def main_term(norm: ArrayLike, thetas: Any, weights: Weights) -> Float[Array, ""]:
     """Computes the main term of Theorem 1, lambda spread / 2.
 
@@ -218,6 +225,7 @@ def main_term(norm: ArrayLike, thetas: Any, weights: Weights) -> Float[Array, ""
     return jnp.asarray(norm) * spread(thetas, weights) / 2
 
 
+@problems.defined
 def remainder(third: ArrayLike, thetas: Any, weights: Weights, at: Any = None) -> Float[Array, ""]:
     """Computes an explicit remainder of Theorem 1, which the paper states as an order only.
 
@@ -255,6 +263,7 @@ def remainder(third: ArrayLike, thetas: Any, weights: Weights, at: Any = None) -
     return jnp.asarray(third) / 6 * (near**3 + jnp.tensordot(a, far**3, 1))
 
 
+@problems.defined
 def supremum_bound(
     f: Model, thetas: Any, weights: Weights, *args: Any, nodes: int = NODES
 ) -> Float[Array, ""]:
@@ -292,6 +301,7 @@ def supremum_bound(
     return jnp.sum(jnp.abs(a) * sizes(deviations(thetas, a)) ** 2 * norms.max(-1)) / 2
 
 
+@problems.defined
 def loss_bound(
     losses: Float[Array, " k"], weights: Weights, gap: ArrayLike = 0.0, lipschitz: ArrayLike = 0.0
 ) -> Float[Array, ""]:
@@ -335,6 +345,7 @@ def loss_bound(
 # Task arithmetic as gaps: (models, weights) for `gap`, `second_order_gap` and the rest.
 
 
+@problems.defined
 def addition(theta: Any, first: Any, second: Any, scale: ArrayLike) -> tuple[Any, Array]:
     """Returns models and weights whose gap is the error of task addition.
 
@@ -362,6 +373,7 @@ def addition(theta: Any, first: Any, second: Any, scale: ArrayLike) -> tuple[Any
     return stack(*models), jnp.array([0.5, 0.5])
 
 
+@problems.defined
 def negation(theta: Any, task: Any, scale: ArrayLike) -> tuple[Any, Array]:
     """Returns models and weights whose gap is the error of task negation.
 
@@ -388,6 +400,7 @@ def negation(theta: Any, task: Any, scale: ArrayLike) -> tuple[Any, Array]:
     return stack(*models), jnp.array([0.5, 0.5])
 
 
+@problems.defined
 def forgetting(theta: Any, task: Any, scale: ArrayLike) -> tuple[Any, Array]:
     """Returns models and weights whose gap is the error of predicting a forgotten task.
 
@@ -413,6 +426,7 @@ def forgetting(theta: Any, task: Any, scale: ArrayLike) -> tuple[Any, Array]:
     return stack(theta, _add(theta, task, scale)), jnp.array([2.0, -1.0])
 
 
+@problems.defined
 def superposition(theta: Any, tasks: Any, scale: ArrayLike) -> tuple[Any, Array]:
     """Returns models and weights whose gap is the interference of several task vectors.
 

@@ -110,6 +110,7 @@ def direction_cv2(h: int, i: int) -> Float[Array, ""]:
     return jnp.asarray(4 * h / (p * (p + 2)) / first**2 - 1)
 
 
+@problems.defined
 def regression(x: Float[Array, "*b n"], y: Float[Array, "*b n"]) -> Float[Array, "*b"]:
     """Computes the R^2 of a linear regression, with intercept, of y on x.
 
@@ -124,6 +125,7 @@ def regression(x: Float[Array, "*b n"], y: Float[Array, "*b n"]) -> Float[Array,
     return jnp.sum(x * y, -1) ** 2 / (jnp.sum(x**2, -1) * jnp.sum(y**2, -1))
 
 
+@problems.defined
 def random_differences(
     key: Array, n: int, h: int, i: int
 ) -> tuple[Float[Array, "n h"], Float[Array, "n h i"]]:

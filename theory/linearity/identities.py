@@ -19,6 +19,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from sail_jax.checks import concrete
+from theory.problems import defined
 
 Weights = Sequence[float] | ArrayLike  # [k]
 
@@ -53,6 +54,7 @@ def check_weights(thetas: Any, weights: Weights) -> Float[Array, " k"]:
     return a
 
 
+@defined
 def mean(thetas: Any, weights: Weights) -> Any:
     """Computes the weighted mean of stacked models, sum_i a_i theta_i.
 
@@ -73,6 +75,7 @@ def mean(thetas: Any, weights: Weights) -> Any:
     return jax.tree.map(lambda t: jnp.tensordot(a, t, 1), thetas)
 
 
+@defined
 def deviations(thetas: Any, weights: Weights) -> Any:
     """Computes the deviations theta_i - mean of stacked models.
 
@@ -92,6 +95,7 @@ def deviations(thetas: Any, weights: Weights) -> Any:
     return jax.tree.map(lambda t, m: t - m, thetas, mean(thetas, weights))
 
 
+@defined
 def quadratic_gap(
     H: Float[Array, "*out p p"], thetas: Float[Array, "k p"], weights: Weights
 ) -> Float[Array, "*out"]:
@@ -119,6 +123,7 @@ def quadratic_gap(
     return -jnp.einsum("k,kp,...pq,kq->...", jnp.asarray(weights, d.dtype), d, H, d) / 2
 
 
+@defined
 def product_gap(
     layers: Sequence[Float[Array, "k out in"]], weights: Weights
 ) -> Float[Array, "orders o i"]:
@@ -164,6 +169,7 @@ def product_gap(
     return -jnp.stack([jnp.tensordot(jnp.asarray(weights, t.dtype), t, 1) for t in terms[2:]])
 
 
+@defined
 def ambiguity(outputs: Float[Array, "k *out"], weights: Weights) -> Float[Array, ""]:
     """Computes the spread of members' outputs about their weighted mean.
 
@@ -191,6 +197,7 @@ def ambiguity(outputs: Float[Array, "k *out"], weights: Weights) -> Float[Array,
     return jnp.tensordot(jnp.asarray(weights, d.dtype), jnp.sum(d**2, range(1, d.ndim)), 1)
 
 
+@defined
 def squared_loss(
     outputs: Float[Array, "k *out"],
     target: ArrayLike,

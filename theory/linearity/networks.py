@@ -17,11 +17,13 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from theory.linearity.identities import Weights, check_weights, mean
+from theory.problems import defined
 
 Model = Callable[..., Array]  # f(theta, *args) -> output
 Activation = Callable[[Array], Array]
 
 
+@defined
 def network(
     layers: Sequence[Float[Array, "out in"]],
     x: Float[Array, "n i"],
@@ -40,6 +42,7 @@ def network(
     return features(layers, x, activation)[-1]
 
 
+@defined
 def features(
     layers: Sequence[Float[Array, "out in"]],
     x: Float[Array, "n i"],
@@ -64,6 +67,7 @@ def features(
     return per_layer
 
 
+@defined
 def init(key: Array, sizes: Sequence[int]) -> tuple[Float[Array, "out in"], ...]:
     """Draws the initial weights of a network, independent N(0, 1 / inputs of the layer).
 
@@ -79,6 +83,7 @@ def init(key: Array, sizes: Sequence[int]) -> tuple[Float[Array, "out in"], ...]
     return tuple(jax.random.normal(k, (o, i)) / i**0.5 for k, o, i in shapes)
 
 
+@defined
 def gap(f: Callable[..., Any], thetas: Any, weights: Weights, *args: Any) -> Any:
     """Measures the gap f(sum_i a_i theta_i) - sum_i a_i f(theta_i).
 
@@ -105,6 +110,7 @@ def gap(f: Callable[..., Any], thetas: Any, weights: Weights, *args: Any) -> Any
     return jax.tree.map(jnp.subtract, f(mean(thetas, a), *args), mean(outputs, a))
 
 
+@defined
 def mean_squared_error(f: Model, theta: Any, x: Array, y: Array) -> Array:
     """Computes the mean squared error of a model, summed over outputs.
 
@@ -120,6 +126,7 @@ def mean_squared_error(f: Model, theta: Any, x: Array, y: Array) -> Array:
     return jnp.mean(jnp.sum((f(theta, x) - y) ** 2, axis=-1))
 
 
+@defined
 def cross_entropy(logits: Float[Array, "n c"], labels: Float[Array, "n c"]) -> Float[Array, ""]:
     """Computes the mean cross-entropy against one-hot labels.
 
@@ -133,6 +140,7 @@ def cross_entropy(logits: Float[Array, "n c"], labels: Float[Array, "n c"]) -> F
     return -jnp.mean(jnp.sum(labels * jax.nn.log_softmax(logits), axis=-1))
 
 
+@defined
 @partial(jax.jit, static_argnames=("f", "steps"))
 def train(f: Model, start: Any, x: Array, y: Array, rate: ArrayLike, steps: int) -> Any:
     """Trains a model by full-batch gradient descent on the mean squared error.
@@ -156,6 +164,7 @@ def train(f: Model, start: Any, x: Array, y: Array, rate: ArrayLike, steps: int)
     return jax.lax.scan(step, start, length=steps)[0]
 
 
+@defined
 @partial(jax.jit, static_argnames=("f", "steps"))
 def experts(
     f: Model, start: Any, x: Array, ys: Float[Array, "k n o"], rate: ArrayLike, steps: int
@@ -176,6 +185,7 @@ def experts(
     return jax.vmap(lambda y: train(f, start, x, y, rate, steps))(ys)
 
 
+@defined
 def hessian(f: Model, theta: Any, *args: Any) -> Float[Array, "*out p p"]:
     """Computes the dense Hessian of every output of a model, by autodiff.
 
@@ -191,6 +201,7 @@ def hessian(f: Model, theta: Any, *args: Any) -> Float[Array, "*out p p"]:
     return jax.hessian(lambda v: f(unravel(v), *args))(flat)
 
 
+@defined
 def stack(*thetas: Any) -> Any:
     """Stacks models along a new leading axis.
 

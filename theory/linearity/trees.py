@@ -24,6 +24,7 @@ from jaxtyping import Array, Float
 
 from theory.linearity.identities import Weights, check_weights
 from theory.linearity.networks import Model, gap
+from theory.problems import defined
 
 Merges = Sequence[tuple[int, int]]  # models are 0 .. k-1, the nth merge is k + n
 
@@ -45,6 +46,7 @@ class Telescope(NamedTuple):
         return jnp.tensordot(self.weights, self.gaps, 1)
 
 
+@defined
 def chain(k: int) -> Merges:
     """Returns the merges that add one model after the other, as in the proof of Lemma 2.
 
@@ -69,6 +71,7 @@ def chain(k: int) -> Merges:
     return tuple((n + k - 2 if n > 1 else 0, n) for n in range(1, k))
 
 
+@defined
 def huffman(weights: Weights) -> Merges:
     """Returns the merges of Huffman's tree, which has the least growth of all trees.
 
@@ -99,6 +102,7 @@ def huffman(weights: Weights) -> Merges:
     return tuple(merges)
 
 
+@defined
 def node_weights(weights: Weights, merges: Merges) -> np.ndarray:
     """Computes the total weight s_v under each merge.
 
@@ -125,6 +129,7 @@ def node_weights(weights: Weights, merges: Merges) -> np.ndarray:
     return np.array(totals[k:])
 
 
+@defined
 def growth(weights: Weights, merges: Merges | None = None) -> float:
     """Computes the largest gap of k models per largest gap of a pair merged on the way.
 
@@ -148,6 +153,7 @@ def growth(weights: Weights, merges: Merges | None = None) -> float:
     return float(node_weights(weights, huffman(weights) if merges is None else merges).sum())
 
 
+@defined
 def telescope(
     f: Model, thetas: Any, weights: Weights, *args: Any, merges: Merges | None = None
 ) -> Telescope:

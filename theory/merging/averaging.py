@@ -28,7 +28,7 @@ from scipy.special import factorial
 from sail_jax.checks import concrete
 from sail_jax.trajectory import decay_of
 from theory.merging.tasks import check_sum
-from theory.problems import check, in_float64, log1p
+from theory.problems import check, defined, in_float64, log1p
 
 Numbers = Any  # a number, or an array of them
 
@@ -220,6 +220,7 @@ def _moments(problem: NoisyQuadratic, shares: _Shares) -> Moments:
     return Moments(*jnp.broadcast_arrays(bias, variance, h * (bias**2 + variance) / 2))
 
 
+@defined
 def averaged(problem: NoisyQuadratic, weights: Numbers) -> Moments:
     """Computes the moments of the average of checkpoints, in closed form.
 
@@ -252,6 +253,7 @@ def _averaged(problem: NoisyQuadratic, weights: Numbers) -> Moments:
     return _moments(problem, _left_by_average(problem, c))
 
 
+@defined
 def decayed(problem: NoisyQuadratic, weights: Numbers) -> Moments:
     """Computes the moments of SGD at the decayed rates that an average stands for.
 
@@ -282,6 +284,7 @@ def _decayed(problem: NoisyQuadratic, weights: Numbers) -> Moments:
     return _moments(problem, _left_by_decay(problem, _decay(c)))
 
 
+@defined
 def break_even(problem: NoisyQuadratic, weights: Numbers) -> Float[Array, "*b"]:
     """Computes how far the first checkpoint may be for the average to beat the decay.
 
@@ -433,6 +436,7 @@ def _dense_break_even(t: Float[Array, "*b"]) -> Float[Array, "*b"]:
     return jnp.where(t < SHORT, jnp.sqrt(short), long / jnp.sqrt(average.bias + decay.bias))
 
 
+@defined
 def dense_window(distance: float) -> float:
     """Computes how long a window must be for its average to beat linear decay, at small rates.
 
@@ -479,6 +483,7 @@ class Draws(NamedTuple):
     last: Float[Array, " runs"]
 
 
+@defined
 def simulate_average(key: Array, problem: NoisyQuadratic, weights: Numbers, runs: int) -> Draws:
     """Runs SGD step by step, with constant and with decayed rates, and averages checkpoints.
 

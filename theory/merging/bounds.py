@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from theory.merging.tasks import Training, Weights
-from theory.problems import check, log1p
+from theory.problems import check, defined, log1p
 
 Form = Literal["printed", "corrected"]
 
@@ -61,6 +61,7 @@ class Bound(NamedTuple):
     least: Float[Array, ""]
 
 
+@defined
 def excess_risk_bound(
     constants: Constants,
     training: Training,
@@ -143,6 +144,7 @@ def excess_risk_bound(
     return Bound(stability, surrogate, gradient, sample, excess, best, least)
 
 
+@defined
 def local_stability(
     constants: Constants, training: Training, *, form: Form = "printed", convex: bool = True
 ) -> Float[Array, " N"]:
@@ -183,6 +185,7 @@ def local_stability(
     return 2 * variance * training.rate**2 * growth * (k**2 / (n * (n - 1)) + k / (b * n))
 
 
+@defined
 def surrogate_gradient(
     constants: Constants,
     training: Training,
@@ -244,6 +247,7 @@ def surrogate_gradient(
     return left * (2 * L * gap + jnp.sum(w * zeta2)) + noise
 
 
+@defined
 def chi_square(weights: Weights, *, form: Form = "corrected") -> Float[Array, ""]:
     """Computes the chi-square divergence of uniform probabilities p from the weights.
 

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from theory.problems import check
+from theory.problems import check, check_squares, defined
 
 if TYPE_CHECKING:
     import optax  # not at run time: closed forms do without it
@@ -39,6 +38,7 @@ class EffectiveSteps(NamedTuple):
     weights: Float[Array, "N *d"]
 
 
+@defined
 def adam_steps(
     gradients: Float[ArrayLike, "K *d"],
     *,
@@ -77,7 +77,7 @@ def adam_steps(
     g = jnp.asarray(gradients, float)
     if not g.ndim or not len(g):
         raise ValueError(f"gradients must be [steps, ...] with at least one step; got {g.shape}")
-    check("gradients", g, np.isfinite, "finite")
+    check_squares("gradients", g)
     for name, decay in (("b1", b1), ("b2", b2)):
         check(name, decay, lambda b: (b >= 0) & (b < 1), "in [0, 1)")
     check("eps", eps, lambda e: e > 0, "> 0")
@@ -106,6 +106,7 @@ def _adam_steps(g: Array, b1: Array, b2: Array, eps: Array) -> Array:
     return jax.lax.scan(later, jnp.zeros_like(g[0]), divisors, reverse=True)[1]
 
 
+@defined
 def effective_steps(step_sizes: Sequence[Float[ArrayLike, "_ *d"]]) -> EffectiveSteps:
     """Computes effective steps and weights of averaged experts from their step sizes.
 
@@ -142,6 +143,7 @@ def effective_steps(step_sizes: Sequence[Float[ArrayLike, "_ *d"]]) -> Effective
     return EffectiveSteps(total / len(sizes), sums / total)
 
 
+@defined
 def simulate_movement(
     optimizer: "optax.GradientTransformation", gradients: Float[ArrayLike, "K *d"]
 ) -> Float[Array, "*d"]:

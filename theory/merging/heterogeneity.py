@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree
 from sail_jax.merging.combining import Transform
 from sail_jax.merging.task_vectors import TaskVectors
 from theory.merging.tasks import Weights, check_sum
-from theory.problems import check
+from theory.problems import check, defined
 
 
 class Effect(NamedTuple):
@@ -30,6 +30,7 @@ class Effect(NamedTuple):
     after: Float[Array, ""]
 
 
+@defined
 def updates(vectors: TaskVectors) -> PyTree:
     """Returns what a transform leaves of each task vector, with 0 where it is masked.
 
@@ -46,6 +47,7 @@ def updates(vectors: TaskVectors) -> PyTree:
     return jax.tree.map(lambda d, w: jnp.where(w != 0, d, 0), vectors.delta, vectors.weight)
 
 
+@defined
 def heterogeneity(vectors: PyTree, weights: Weights) -> Float[Array, ""]:
     """Computes the heterogeneity sum_i w_i |d_i - sum_j w_j d_j|^2 of task vectors.
 
@@ -74,6 +76,7 @@ def heterogeneity(vectors: PyTree, weights: Weights) -> Float[Array, ""]:
     return sum((leaf(d) for d in jax.tree.leaves(vectors)), start=jnp.zeros(()))
 
 
+@defined
 def effect(transform: Transform, vectors: TaskVectors, weights: Weights) -> Effect:
     """Computes what a transform of task vectors does to their heterogeneity, exactly.
 
@@ -99,6 +102,7 @@ def effect(transform: Transform, vectors: TaskVectors, weights: Weights) -> Effe
     return Effect(heterogeneity(before, weights), heterogeneity(after, weights))
 
 
+@defined
 def dare_heterogeneity(
     vectors: PyTree, weights: Weights, rate: ArrayLike, *, rescale: bool = True
 ) -> Float[Array, ""]:

@@ -20,7 +20,7 @@ from sail_jax.probe.curvature import lanczos, ritz
 from sail_jax.trees import leaf_paths
 from theory.merging.bounds import Constants
 from theory.merging.tasks import Weights, check_sum
-from theory.problems import check
+from theory.problems import check, defined
 
 Loss = Callable[[Any, Any], Array]  # (params, batch with a leading axis) -> mean loss of it
 
@@ -47,6 +47,7 @@ class Measured(NamedTuple):
         return most._replace(gap=np.asarray(self.values.gap)[0])
 
 
+@defined
 def measure_constants(
     loss: Loss,
     tasks: Sequence[PyTree],

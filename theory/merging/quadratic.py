@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from theory.merging.bounds import Constants
 from theory.merging.tasks import QuadraticTasks
-from theory.problems import check, log1p
+from theory.problems import check, defined, log1p
 
 # f = mean_i f_i: the mean of the tasks' empirical risks, with minimiser x^; F its expectation;
 # f~ = sum_i w_i f_i the surrogate; x the merged model.
@@ -95,6 +95,7 @@ def _moments(tasks: QuadraticTasks) -> _Moments:
     return _Moments(pull, left, jnp.broadcast_to(s2 / n, pull.shape), noise, memory)
 
 
+@defined
 @jax.jit
 def exact(tasks: QuadraticTasks) -> Quantities:
     """Computes all expectations in closed form.
@@ -176,6 +177,7 @@ def _batch(tasks: QuadraticTasks) -> Float[Array, "N 1"]:
     return tasks.batch[:, None]
 
 
+@defined
 def constants(tasks: QuadraticTasks) -> Constants:
     """Computes the constants of the paper's assumptions for this testbed.
 
@@ -211,6 +213,7 @@ class Dropped(NamedTuple):
     dispersion: Float[Array, ""]
 
 
+@defined
 def dare(tasks: QuadraticTasks, rate: ArrayLike) -> Dropped:
     """Computes the expected effect of DARE, rescaled, on excess risk and dispersion.
 

@@ -12,6 +12,7 @@ from sail_jax.checks import concrete
 from theory.claims import generator
 from theory.merging.quadratic import Quantities
 from theory.merging.tasks import QuadraticTasks
+from theory.problems import defined
 
 # Runs that are trained together: their samples stay in the processor's cache.
 TOGETHER = 5000
@@ -19,6 +20,7 @@ TOGETHER = 5000
 Runs = Float[np.ndarray, "N d r"]  # the runs last, so that every operation runs along them
 
 
+@defined
 def simulate(key: Array, tasks: QuadraticTasks, runs: int) -> Quantities:
     """Trains and merges experts on drawn data and measures all quantities, in NumPy.
 

@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from sail_jax.checks import concrete
-from theory.problems import check
+from theory.problems import check, check_squares
 
 Numbers = Any  # what becomes an array
 Weights = Any  # one number per task, of sum 1
@@ -168,8 +168,8 @@ class QuadraticTasks:
         if np.shape(noise) != ():
             raise ValueError(f"noise must be one number; got shape {np.shape(noise)}")
         check("curvature", h, lambda x: (x > 0) & (x < np.inf), "finite and > 0")
-        check("centres", c, np.isfinite, "finite")
-        check("start", start, np.isfinite, "finite")
+        check_squares("centres", c)
+        check_squares("start", start)
         check("noise", noise, lambda s: (s >= 0) & (s < np.inf), "finite and >= 0")
         rest = Training.of(samples, steps, batch, rate, weights, tasks=len(c))
         steep, pace = concrete(h), concrete(rest.rate)

@@ -16,7 +16,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from theory.problems import defined
 
+
+@defined
 def relu_mean(w: Float[Array, "*b d"]) -> Float[Array, "*b"]:
     """Computes the mean activation of ReLU neurons, E relu(w.x) = |w| / sqrt(2 pi).
 
@@ -32,6 +35,7 @@ def relu_mean(w: Float[Array, "*b d"]) -> Float[Array, "*b"]:
     return _norm(w) / jnp.sqrt(2 * jnp.pi)
 
 
+@defined
 def coactivation(w: Float[Array, "m d"], v: Float[Array, "k d"]) -> Float[Array, "m k"]:
     """Computes how often two neurons are active together, P(w_i.x > 0 and v_j.x > 0).
 
@@ -57,8 +61,7 @@ def coactivation(w: Float[Array, "m d"], v: Float[Array, "k d"]) -> Float[Array,
     return jnp.where(alive, (jnp.pi - _angles(w, v)[0]) / (2 * jnp.pi), 0.0)
 
 
-@jax.custom_jvp
-@jax.jit
+@defined
 def gram(w: Float[Array, "m d"], v: Float[Array, "k d"]) -> Float[Array, "m k"]:
     """Computes the inner products of ReLU neurons, E[relu(w_i.x) relu(v_j.x)].
 
@@ -82,15 +85,21 @@ def gram(w: Float[Array, "m d"], v: Float[Array, "k d"]) -> Float[Array, "m k"]:
     >>> gram(jnp.array([[3.0, 0.0]]), jnp.array([[3.0, 0.0], [-1.0, 0.0]]))
     Array([[4.5, 0. ]], dtype=float32)
     """
+    return _gram(w, v)
+
+
+@jax.custom_jvp
+@jax.jit
+def _gram(w: Array, v: Array) -> Array:
     phi, sine, cosine = _angles(w, v)
     # Near phi = pi the two terms cancel to (pi - phi)^3 / 3: never below zero.
     unit = jnp.maximum(sine + (jnp.pi - phi) * cosine, 0.0) / (2 * jnp.pi)
     return _norm(w)[:, None] * _norm(v) * unit
 
 
-@gram.defjvp
+@_gram.defjvp
 def _gram_jvp(primals, tangents):
-    return gram(*primals), _gram_tangent(*primals, *tangents)
+    return _gram(*primals), _gram_tangent(*primals, *tangents)
 
 
 @jax.jit

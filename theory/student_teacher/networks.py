@@ -53,6 +53,7 @@ class Descent(NamedTuple):
     steps: Array
 
 
+@problems.defined
 def sphere(key: Array, m: int, d: int) -> Float[Array, "m d"]:
     """Draws independent uniform unit vectors.
 
@@ -73,6 +74,7 @@ def sphere(key: Array, m: int, d: int) -> Float[Array, "m d"]:
     return w / jnp.linalg.norm(w, axis=1, keepdims=True)
 
 
+@problems.defined
 def teacher(key: Array, m: int, d: int) -> Network:
     """Draws a teacher network: m random neurons with output weights c = 1.
 
@@ -96,6 +98,7 @@ def teacher(key: Array, m: int, d: int) -> Network:
     return Network(jnp.ones(m), sphere(key, m, d))
 
 
+@problems.defined
 def student(key: Array, m: int, d: int) -> Network:
     """Draws a student network before training, whose output is 0 up to 1e-7.
 
@@ -116,6 +119,7 @@ def student(key: Array, m: int, d: int) -> Network:
     return Network(jnp.full(m, SMALL), sphere(key, m, d))
 
 
+@problems.defined
 def ablate(key: Array, target: Network, mu: ArrayLike) -> Network:
     """Returns a source network: the target without a random fraction of its neurons.
 
@@ -155,6 +159,7 @@ def ablate(key: Array, target: Network, mu: ArrayLike) -> Network:
     return Network(c.astype(target.c.dtype), jnp.where(kept[:, None], target.w, 0.0))
 
 
+@problems.defined
 def features(w: Float[Array, "m d"], x: Float[Array, "n d"]) -> Float[Array, "n m"]:
     """Computes the hidden activations relu(w_i.x), which linear transfer keeps of a network.
 
@@ -171,6 +176,7 @@ def features(w: Float[Array, "m d"], x: Float[Array, "n d"]) -> Float[Array, "n 
     return jax.nn.relu(x @ w.T)
 
 
+@problems.defined
 def predict(network: Network, x: Float[Array, "n d"]) -> Float[Array, " n"]:
     """Computes the outputs f(x) of a network.
 
@@ -187,6 +193,7 @@ def predict(network: Network, x: Float[Array, "n d"]) -> Float[Array, " n"]:
     return features(network.w, x) @ network.c / network.c.size
 
 
+@problems.defined
 def kernel(w: Float[Array, "m d"], x: Float[Array, "n d"]) -> Float[Array, "n n"]:
     """Computes the feature kernel k(x, x'), whatever the output weights.
 
@@ -210,6 +217,7 @@ def kernel(w: Float[Array, "m d"], x: Float[Array, "n d"]) -> Float[Array, "n n"
     return phi @ phi.T / alive
 
 
+@problems.defined
 def inner(f: Network, g: Network) -> Float[Array, ""]:
     """Computes the inner product E f(x) g(x) of two networks, exactly.
 
@@ -227,6 +235,7 @@ def inner(f: Network, g: Network) -> Float[Array, ""]:
     return (f.c @ arc_cosine.gram(f.w, g.w) @ g.c) / (f.c.size * g.c.size)
 
 
+@problems.defined
 @jax.jit
 def risk(f: Network, g: Network) -> Float[Array, ""]:
     """Computes the risk E (f(x) - g(x))^2 of one network as a prediction of another, exactly.
@@ -247,6 +256,7 @@ def risk(f: Network, g: Network) -> Float[Array, ""]:
     return inner(f, f) - 2 * inner(f, g) + inner(g, g)
 
 
+@problems.defined
 @jax.jit
 def variance(f: Network) -> Float[Array, ""]:
     """Computes the variance of a network's output over inputs.
@@ -263,6 +273,7 @@ def variance(f: Network) -> Float[Array, ""]:
     return inner(f, f) - (arc_cosine.relu_mean(f.w) @ f.c / f.c.size) ** 2
 
 
+@problems.defined
 def pretrain(
     start: Network | Descent, source: Network, rate: ArrayLike, steps: int, tolerance: ArrayLike
 ) -> Descent:
@@ -288,6 +299,7 @@ def pretrain(
     return _descend(_population_loss, start, rate, steps, tolerance, source, inner(source, source))
 
 
+@problems.defined
 def scratch(
     start: Network | Descent, x: Array, y: Array, rate: ArrayLike, steps: int, tolerance: ArrayLike
 ) -> Descent:
@@ -325,7 +337,7 @@ def check_descent(rate: ArrayLike, steps: ArrayLike, tolerance: ArrayLike) -> No
       ValueError: If one of them is out of range.
     """
     problems.check("rate", rate, lambda r: (r > 0) & (r < np.inf), "a finite learning rate > 0")
-    problems.check("steps", steps, lambda s: s >= 0, "a number of steps >= 0")
+    problems.check("steps", steps, lambda s: (s >= 0) & (s < np.inf), "a number of steps >= 0")
     problems.check("tolerance", tolerance, lambda t: t >= 0, "a loss >= 0")
 
 

@@ -51,6 +51,7 @@ class Mercer(NamedTuple):
     coefficients: Float[Array, "m m"]
 
 
+@problems.defined
 def mercer(w: Float[Array, "m d"], cutoff: ArrayLike = CUTOFF) -> Mercer:
     """Computes the eigenfunctions of the kernel operator of a network's features.
 
@@ -87,6 +88,7 @@ def _mercer(w: Array, cutoff: ArrayLike) -> Mercer:
     return Mercer(jnp.where(kept, values, 0.0), z * scale)
 
 
+@problems.defined
 def project(
     w: Float[Array, "m d"], target: networks.Network, cutoff: ArrayLike = CUTOFF
 ) -> Projection:
@@ -139,6 +141,7 @@ def check_cutoff(cutoff: ArrayLike) -> None:
     problems.check("cutoff", cutoff, lambda c: (c >= 0) & (c < 1), "a fraction in [0, 1)")
 
 
+@problems.defined
 def floor(eigenvalues: Float[Array, " m"], cutoff: ArrayLike) -> Array:
     """Returns the least eigenvalue that counts, above the cut-off and the rounding of `eigh`.
 
@@ -153,6 +156,7 @@ def floor(eigenvalues: Float[Array, " m"], cutoff: ArrayLike) -> Array:
     return jnp.maximum(cutoff, rounding) * jnp.max(eigenvalues)
 
 
+@problems.defined
 def operator(w: Float[Array, "m d"], psi: Array) -> Array:
     """Applies the kernel operator T to functions in the span of the neurons.
 

@@ -64,6 +64,7 @@ class PowerLaw(NamedTuple):
         return np.exp(self.log_scales.mean() - self.exponents.mean() * np.log(n))
 
 
+@problems.defined
 def linear_transfer(
     w: Float[Array, "m d"],
     x: Float[Array, "n d"],
@@ -95,6 +96,7 @@ def linear_transfer(
     return _linear_transfer(w, x, y, cutoff)
 
 
+@problems.defined
 def descended_transfer(
     w: Float[Array, "m d"],
     x: Float[Array, "n d"],
@@ -181,6 +183,7 @@ def _linear_transfer(w: Array, x: Array, y: Array, cutoff: ArrayLike) -> network
     return networks.Network(phi.T @ solve(y) if wide else solve(phi.T @ y), w)
 
 
+@problems.defined
 def fit_power_law(
     n: Sequence[float] | np.ndarray, risks: Float[np.ndarray, "teachers n"], level: float = 0.95
 ) -> PowerLaw:
@@ -222,6 +225,7 @@ def fit_power_law(
     return PowerLaw(scales, -slopes, interval(-slopes, level), interval(curvature, level))
 
 
+@problems.defined
 def boundary(law: PowerLaw, outside: Float[np.ndarray, "teachers *b"]) -> np.ndarray:
     """Computes the number of samples of each teacher at which A n^-nu = |P_perp f|^2.
 
@@ -279,6 +283,7 @@ def crossing(n: Float[np.ndarray, " n"], gain: Float[np.ndarray, " n"]) -> float
     return float(np.exp((1 - share) * np.log(n[i]) + share * np.log(n[i + 1])))
 
 
+@problems.defined
 def interval(values: Float[np.ndarray, "teachers *b"], level: float = 0.95) -> Interval:
     """Computes Student's confidence interval for the mean over the leading axis.
 

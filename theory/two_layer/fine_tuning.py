@@ -24,6 +24,7 @@ from theory.two_layer.layers import check_spectrum
 Spectrum = Float[ArrayLike, " d"]
 
 
+@problems.defined
 def step(
     x: ArrayLike, rate: ArrayLike, anchor: ArrayLike, sigma: ArrayLike, start: ArrayLike
 ) -> Array:
@@ -49,6 +50,7 @@ def step(
     return x + 2 * jnp.asarray(rate) * x * pull
 
 
+@problems.defined
 def mode(time: ArrayLike, start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLike = 0.0) -> Array:
     """Computes an aligned mode during fine-tuning by gradient flow.
 
@@ -71,6 +73,7 @@ def mode(time: ArrayLike, start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLi
     return modes.mode((1 + jnp.asarray(anchor, float)) * jnp.asarray(time, float), start, limit)
 
 
+@problems.defined
 def mode_limit(start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLike = 0.0) -> Array:
     """Computes where an aligned mode with y(0) > 0 ends: (sigma_ft + lambda y(0)) / (1 + lambda).
 
@@ -95,6 +98,7 @@ def mode_limit(start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLike = 0.0) -
     return sigma_ft / (1 + anchor) + anchor / (1 + anchor) * start
 
 
+@problems.defined
 def fine_tuned_spectrum(
     pre: Sequence[float] | Spectrum,
     ft: Sequence[float] | Spectrum,
@@ -131,6 +135,7 @@ def fine_tuned_spectrum(
     return jnp.where(is_learned, mode_limit(jnp.asarray(pre), jnp.asarray(ft), lam), 0.0)
 
 
+@problems.defined
 def pretraining_losses(
     sigma_pre: Spectrum, sigma_ft: Spectrum, anchor: ArrayLike = 0.0
 ) -> Float[Array, " stages"]:
@@ -155,6 +160,7 @@ def pretraining_losses(
     return _stages(moved**2, jnp.asarray(sigma_pre) ** 2)
 
 
+@problems.defined
 def degradations(
     sigma_pre: Spectrum, sigma_ft: Spectrum, anchor: ArrayLike = 0.0
 ) -> Float[Array, " stages"]:
@@ -180,6 +186,7 @@ def degradations(
     return _stages(moved**2, jnp.zeros_like(moved))
 
 
+@problems.defined
 def fine_tuning_losses(
     sigma_pre: Spectrum, sigma_ft: Spectrum, anchor: ArrayLike = 0.0
 ) -> Float[Array, " stages"]:
@@ -212,6 +219,7 @@ def _stages(learned: Array, unlearned: Array) -> Array:
     return before + after
 
 
+@problems.defined
 def misaligned(sigma_pre: Spectrum, sigma_ft: Spectrum, alpha: float, r: int) -> bool:
     """Tells whether sigma_ft > alpha sigma_pre for every mode after the r-th.
 
@@ -230,6 +238,7 @@ def misaligned(sigma_pre: Spectrum, sigma_ft: Spectrum, alpha: float, r: int) ->
     return bool((np.asarray(sigma_ft)[r:] > alpha * np.asarray(sigma_pre)[r:]).all())
 
 
+@problems.defined
 def misalignment_threshold(lam: ArrayLike = 0.0) -> Array:
     """Returns 2 + lambda, the ratio sigma_ft / sigma_pre from which on learning a mode does harm.
 
@@ -255,6 +264,7 @@ def misalignment_threshold(lam: ArrayLike = 0.0) -> Array:
     return 2 + jnp.asarray(lam, dtype=float)
 
 
+@problems.defined
 def inflection(
     sigma_pre: Spectrum, sigma_ft: Spectrum, anchor: ArrayLike = 0.0, *, first: int = 1
 ) -> int | None:
@@ -284,6 +294,7 @@ def inflection(
     return modes.inflection(pretraining_losses(sigma_pre, sigma_ft, anchor), first=first)
 
 
+@problems.defined
 def unaligned_losses(
     target_pre: Float[ArrayLike, "o i"], target_ft: Float[ArrayLike, "o i"], anchor: ArrayLike = 0.0
 ) -> tuple[Float[Array, " stages"], Float[Array, " stages"]]:

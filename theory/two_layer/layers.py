@@ -36,6 +36,7 @@ class Layers(NamedTuple):
     w2: Float[Array, "*b h i"]
 
 
+@problems.defined
 def theta(layers: Layers) -> Float[Array, "*b o i"]:
     """Computes the map W_1 W_2 of a network.
 
@@ -51,6 +52,7 @@ def theta(layers: Layers) -> Float[Array, "*b o i"]:
     return layers.w1 @ layers.w2
 
 
+@problems.defined
 def loss(layers: Layers, target: Float[ArrayLike, "o i"]) -> Float[Array, "*b"]:
     """Computes the loss |W_1 W_2 - A|_F^2.
 
@@ -67,6 +69,7 @@ def loss(layers: Layers, target: Float[ArrayLike, "o i"]) -> Float[Array, "*b"]:
     return jnp.sum((theta(layers) - target) ** 2, axis=(-2, -1))
 
 
+@problems.defined
 def size(layers: Layers) -> Float[Array, "*b"]:
     """Computes the squared norm of all weights, |W_1|_F^2 + |W_2|_F^2.
 
@@ -82,6 +85,7 @@ def size(layers: Layers) -> Float[Array, "*b"]:
     return jnp.sum(layers.w1**2, axis=(-2, -1)) + jnp.sum(layers.w2**2, axis=(-2, -1))
 
 
+@problems.defined
 def grams(layers: Layers) -> tuple[Float[Array, "*b o o"], Float[Array, "*b i i"]]:
     """Computes the two Gram matrices W_1 W_1^T and W_2^T W_2.
 
@@ -101,6 +105,7 @@ def grams(layers: Layers) -> tuple[Float[Array, "*b o o"], Float[Array, "*b i i"
     return layers.w1 @ layers.w1.mT, layers.w2.mT @ layers.w2
 
 
+@problems.defined
 def tangent_kernel(
     layers: Layers, x: Float[Array, "n i"], y: Float[ArrayLike, "m i"]
 ) -> Float[Array, "*b n m o o"]:
@@ -126,6 +131,7 @@ def tangent_kernel(
     return first + second[..., None, None] * jnp.eye(left.shape[-1], dtype=left.dtype)
 
 
+@problems.defined
 def imbalance(layers: Layers) -> Float[Array, "*b h h"]:
     """Computes W_1^T W_1 - W_2 W_2^T, which gradient flow conserves.
 
@@ -141,6 +147,7 @@ def imbalance(layers: Layers) -> Float[Array, "*b h h"]:
     return layers.w1.mT @ layers.w1 - layers.w2 @ layers.w2.mT
 
 
+@problems.defined
 def identity_start(d: int, tau: ArrayLike) -> Layers:
     """Returns the initial weights W_1 = W_2 = e^{-tau} I.
 
@@ -165,6 +172,7 @@ def identity_start(d: int, tau: ArrayLike) -> Layers:
     return Layers(scale, scale)
 
 
+@problems.defined
 def ideal(target: Float[ArrayLike, "o i"], rank: int) -> Layers:
     """Returns the balanced network that has learned the first n singular directions and no others.
 
@@ -201,6 +209,7 @@ def _ideal(target: Array, rank: ArrayLike) -> Layers:
     return Layers(u * root, root[:, None] * vt)
 
 
+@problems.defined
 def thin(layers: Layers, rank: int) -> Layers:
     """Rewrites a network of a given rank on as few hidden units, with the same theta and Grams.
 
@@ -245,7 +254,7 @@ def check_shapes(layers: Layers, target: ArrayLike) -> None:
     if len(w1) != 2 or len(w2) != 2 or w1[1] != w2[0] or a != (w1[0], w2[1]) or 0 in (*w1, *a):
         raise ValueError(f"expected W_1 [o h], W_2 [h i] and target [o i]; got {w1}, {w2} and {a}")
     for name, value in (("w1", layers.w1), ("w2", layers.w2), ("target", target)):
-        problems.check(name, value, np.isfinite, "finite")
+        problems.check_squares(name, value)
 
 
 def check_spectrum(name: str, value: ArrayLike | Sequence[float]) -> np.ndarray:

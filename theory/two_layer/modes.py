@@ -15,6 +15,7 @@ from sail_jax.checks import concrete
 from theory import problems
 
 
+@problems.defined
 def mode(time: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array:
     """Computes one mode under gradient flow of the loss.
 
@@ -80,6 +81,7 @@ def crossing_time(level: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array
     return crossing(level, sigma - level, start, sigma)
 
 
+@problems.defined
 def crossing(level: Array, lacking: Array, start: Array, sigma: Array) -> Array:
     """Computes `crossing_time` from sigma - level, where the level alone would not determine it.
 
@@ -96,6 +98,7 @@ def crossing(level: Array, lacking: Array, start: Array, sigma: Array) -> Array:
     return (jnp.log(level / start) + jnp.log((sigma - start) / lacking)) / (4 * sigma)
 
 
+@problems.defined
 def plateau_times(sigma: Float[ArrayLike, " d"], tau: ArrayLike) -> Float[Array, " d"]:
     """Computes the times at which a small start has learned the first i modes and no more.
 
@@ -124,6 +127,7 @@ def plateau_times(sigma: Float[ArrayLike, " d"], tau: ArrayLike) -> Float[Array,
     return jnp.asarray(tau) / (upper + lower)
 
 
+@problems.defined
 def plateau_rates(sigma: Float[ArrayLike, " d"]) -> Float[Array, " d"]:
     """Computes the exponents C_i of the errors at `plateau_times`.
 
@@ -156,6 +160,7 @@ def _neighbours(sigma: ArrayLike) -> tuple[Array, Array]:
     return sigma, jnp.append(sigma[1:], 0.0)
 
 
+@problems.defined
 def learned_modes(target: Float[ArrayLike, "d d"]) -> np.ndarray:
     """Determines which singular modes of A are ever learned from W_1 = W_2 = e^{-tau} I.
 
@@ -195,6 +200,7 @@ def learned_modes(target: Float[ArrayLike, "d d"]) -> np.ndarray:
     return np.array(learned)
 
 
+@problems.defined
 def inflection(losses: Float[Array | np.ndarray, " stages"], *, first: int = 1) -> int | None:
     """Returns the smallest r >= first with L(r) < L(r + 1), where the loss starts to rise.
 
@@ -215,6 +221,7 @@ def inflection(losses: Float[Array | np.ndarray, " stages"], *, first: int = 1) 
     return int(rising[0]) if rising.size else None
 
 
+@problems.defined
 def monotone_from(losses: Float[Array | np.ndarray, " stages"]) -> int | None:
     """Returns the smallest r after which the loss always rises, L(n - 1) < L(n) for n > r.
 

@@ -17,6 +17,7 @@ from theory import problems
 from theory.two_layer.layers import Layers, check_shapes, loss, theta
 
 
+@problems.defined
 def objective(layers: Layers, target: Array, anchor: ArrayLike, anchored_to: Array) -> Array:
     """Computes the objective |theta - A|^2 + anchor |theta - theta_0|^2.
 
@@ -35,6 +36,7 @@ def objective(layers: Layers, target: Array, anchor: ArrayLike, anchored_to: Arr
     return loss(layers, target) + anchor * loss(layers, anchored_to)
 
 
+@problems.defined
 def batch_objective(
     layers: Layers, x: Float[Array, "m i"], target: Array, anchor: ArrayLike, anchored_to: Array
 ) -> Array:
@@ -54,6 +56,7 @@ def batch_objective(
     return jnp.mean(jnp.sum(error**2, axis=1)) + anchor * loss(layers, anchored_to)
 
 
+@problems.defined
 def stable_rate(start: Layers, target: Array, anchor: ArrayLike = 0.0) -> Array:
     """Computes a learning rate below which gradient descent from a balanced start does not blow up.
 
@@ -73,6 +76,7 @@ def stable_rate(start: Layers, target: Array, anchor: ArrayLike = 0.0) -> Array:
     return 1 / (2 * (1 + jnp.asarray(anchor)) * jnp.maximum(a, (w1**2 + w2**2) / 2))
 
 
+@problems.defined
 def descend(
     start: Layers,
     target: Array,
@@ -146,6 +150,7 @@ def _descend(
     return jax.lax.scan(leg, start, length=steps // every)[1]
 
 
+@problems.defined
 @partial(jax.jit, static_argnames=("steps",))
 def gradient_flow(
     start: Layers,
@@ -197,6 +202,7 @@ def gradient_flow(
     return jax.lax.scan(advance, start, jnp.diff(times, prepend=0.0))[1]
 
 
+@problems.defined
 def sgd(
     start: Layers,
     target: Array,
@@ -242,6 +248,7 @@ def _sgd(
     return jax.lax.scan(step, start, batches)[0]
 
 
+@problems.defined
 @jax.jit
 def perturbed_losses(
     layers: Layers, target: Array, gamma: ArrayLike, noise: Layers
@@ -262,6 +269,7 @@ def perturbed_losses(
     return loss(jax.tree.map(lambda w, z: w + gamma * z, layers, noise), target)
 
 
+@problems.defined
 @jax.jit
 def hessian(layers: Layers, target: Array) -> Float[Array, "p p"]:
     """Computes the Hessian of |W_1 W_2 - A|^2 by autodiff.

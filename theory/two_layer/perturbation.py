@@ -17,6 +17,7 @@ from theory.two_layer import modes
 from theory.two_layer.layers import Layers, check_shapes, check_spectrum, loss
 
 
+@problems.defined
 def perturbed_loss(
     w1: Float[Array, "*b o h"],
     w2: Float[Array, "*b h i"],
@@ -63,6 +64,7 @@ def perturbed_loss(
     return loss(layers, target) + gamma2 * sizes + gamma2**2 * (o * h * i)
 
 
+@problems.defined
 def perturbed_mode_loss(
     y: Float[ArrayLike, "*b d"], sigma: Float[ArrayLike, " d"], gamma: ArrayLike
 ) -> Float[Array, "*b"]:
@@ -89,6 +91,7 @@ def perturbed_mode_loss(
     return apart + 2 * d * gamma2 * size + d**3 * gamma2**2
 
 
+@problems.defined
 def plateau_losses(sigma: Float[ArrayLike, " d"], gamma: ArrayLike) -> Float[Array, " stages"]:
     """Computes the mean loss under noise with exactly the first n modes learned, n = 0, ..., d.
 
@@ -114,6 +117,7 @@ def plateau_losses(sigma: Float[ArrayLike, " d"], gamma: ArrayLike) -> Float[Arr
     return perturbed_mode_loss(learned * sigma, sigma, gamma)
 
 
+@problems.defined
 def inflection_index(
     singular_values: Sequence[float] | Float[ArrayLike, " modes"],
     d: int,

@@ -51,6 +51,7 @@ from theory.two_layer.layers import (
 TERMS = 19
 
 
+@problems.defined
 def flow(
     start: Layers,
     target: Float[ArrayLike, "o i"],
@@ -146,6 +147,7 @@ class Trajectory(NamedTuple):
         return Layers(self.layers.w1[-1], self.layers.w2[-1])
 
 
+@problems.defined
 def trajectory(
     w1: Float[ArrayLike, "o h"],
     w2: Float[ArrayLike, "h i"],
@@ -187,6 +189,7 @@ def trajectory(
     return Trajectory(flow(start, target, times, anchor=anchor, steps=steps), target)
 
 
+@problems.defined
 def substeps(
     start: Layers,
     target: Float[ArrayLike, "o i"],

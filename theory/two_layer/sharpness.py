@@ -9,10 +9,12 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from theory.problems import defined
 from theory.two_layer.layers import Layers, theta
 from theory.two_layer.perturbation import check_gamma
 
 
+@defined
 def hessian(layers: Layers, target: Float[ArrayLike, "o i"]) -> Float[Array, "p p"]:
     """Computes the Hessian H of |W_1 W_2 - A|^2 in closed form.
 
@@ -43,6 +45,7 @@ def hessian(layers: Layers, target: Float[ArrayLike, "o i"]) -> Float[Array, "p 
     return 2 * jnp.block([[first.reshape(p, p), cross], [cross.T, second.reshape(q, q)]])
 
 
+@defined
 def trace(layers: Layers) -> Float[Array, "*b"]:
     """Computes the trace of the Hessian, tr H = 2 (i |W_1|^2 + o |W_2|^2).
 
@@ -58,6 +61,7 @@ def trace(layers: Layers) -> Float[Array, "*b"]:
     return 2 * (i * jnp.sum(layers.w1**2, (-2, -1)) + o * jnp.sum(layers.w2**2, (-2, -1)))
 
 
+@defined
 def sharpness(layers: Layers, target: Float[ArrayLike, "o i"]) -> Array:
     """Computes the largest eigenvalue of the Hessian.
 
@@ -73,6 +77,7 @@ def sharpness(layers: Layers, target: Float[ArrayLike, "o i"]) -> Array:
     return jnp.linalg.eigvalsh(hessian(layers, target))[-1]
 
 
+@defined
 def mode_sharpness(
     y: Float[ArrayLike, "*b d"], sigma: Float[ArrayLike, " d"]
 ) -> Float[Array, "*b"]:
@@ -105,6 +110,7 @@ def mode_sharpness(
     return jnp.maximum(*top)
 
 
+@defined
 def sensitivity(layers: Layers, gamma: ArrayLike) -> Float[Array, "*b"]:
     """Computes E L(W + gamma Z) - L(W), the mean rise of the loss by weight noise, exactly.
 
