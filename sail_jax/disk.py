@@ -13,6 +13,12 @@ from typing import Any
 
 from sail_jax.checks import argument, escaped
 
+try:
+    import fcntl
+# Windows has no such locks. There, two processes in one folder are not noticed.
+except ImportError:
+    fcntl = None
+
 FORMAT = 1
 # The most bytes of a JSON file.
 MAX_JSON = 4 << 20
@@ -31,6 +37,10 @@ class StoreError(Exception):
     def __init__(self, message: str) -> None:
         # Names in a file may hold what ends a line.
         super().__init__(escaped(message))
+
+
+class BusyError(StoreError):
+    """Another process holds the lock of a folder."""
 
 
 class RefusedError(StoreError):
@@ -192,6 +202,36 @@ def _keeps_modes(folder: Path, mode: int) -> bool:
     kept = not os.stat(folder).st_mode & stat.S_IWOTH
     os.chmod(folder, stat.S_IMODE(mode))
     return kept
+
+
+def lock(folder: Path, *, links: bool = False) -> int | None:
+    """Locks a folder for this process.
+
+    Args:
+      folder: The folder.
+      links: Whether a link to a folder is followed.
+
+    Returns:
+      An open file descriptor: the lock lasts until it is closed. None if the system or the file
+      system has no locks.
+
+    Raises:
+      BusyError: If another process holds the lock.
+      OSError: If the folder cannot be opened.
+    """
+    if fcntl is None:
+        return None
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW))
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise BusyError(f"{folder} is in use by another process") from None
+    # A file system without locks must not keep anyone from writing.
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
 
 
 def create(path: Path) -> int:

@@ -40,12 +40,6 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.figure import Figure
 
-try:
-    import fcntl
-# Windows has no such locks. There, two runs in one directory are not noticed.
-except ImportError:
-    fcntl = None
-
 RECORD, RESULT = "config.json", "result.nc"
 # How netCDF marks such an array.
 _DIMENSION = "This is a netCDF dimension but not a netCDF variable"
@@ -476,25 +470,8 @@ def _check_contained(data: bytes) -> None:
                 raise ValueError(f"its arrays need more than its {len(data)} bytes")
 
 
-def _hold(path: Path) -> int | None:
-    """Locks a directory for this process; None where the file system has no locks."""
-    if fcntl is None:
-        return None
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise RefusedError(f"{path} is in use by another run; choose another --out") from None
-    # A file system without locks must not keep a run from being made.
-    except OSError:
-        os.close(handle)
-        return None
-    return handle
-
-
 def _release(lock: int | None) -> None:
-    """Unlocks a directory that `_hold` locked."""
+    """Unlocks a directory that `disk.lock` locked."""
     if lock is not None:
         os.close(lock)
 
@@ -520,7 +497,9 @@ def _take(
     try:
         with disk.explained("write to", path):
             path.mkdir(parents=True, exist_ok=True)
-            lock = _hold(path)
+            lock = disk.lock(path, links=True)
+    except disk.BusyError as exc:
+        raise RefusedError(f"{exc}; choose another --out") from exc
     except StoreError as exc:
         raise RefusedError(str(exc)) from exc
     # Looked at only now that no other process can change it.

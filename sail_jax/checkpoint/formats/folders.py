@@ -13,12 +13,6 @@ from sail_jax.checkpoint.formats import written
 from sail_jax.checkpoint.formats.files import CheckpointError, explained
 from sail_jax.checks import argument
 
-try:
-    import fcntl
-# Windows has no such locks. There, two runs to one output are not noticed.
-except ImportError:
-    fcntl = None
-
 __all__ = ["Flusher", "admit", "hold", "is_empty_folder", "pwrite", "reserve"]
 
 
@@ -118,7 +112,11 @@ def hold(partial: Path, out: Path) -> int | None:
         with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as undo:
             if not made and (why := disk.foreign(partial)):
                 raise _planted(f"{partial} {why}", partial)
-            if (fd := _locked(partial, out)) is not None:
+            try:
+                fd = disk.lock(partial)
+            except disk.BusyError:
+                break
+            if fd is not None:
                 undo.callback(os.close, fd)
                 # Whoever held it before may have removed or renamed the folder meanwhile.
                 if not os.path.samestat(os.lstat(partial), os.fstat(fd)):
@@ -128,23 +126,6 @@ def hold(partial: Path, out: Path) -> int | None:
             undo.pop_all()
             return fd
     raise CheckpointError(f"{out} is being written by another process")
-
-
-def _locked(folder: Path, out: Path) -> int | None:
-    """Opens and locks a folder; None if the system or the file system has no locks."""
-    if fcntl is None:
-        return None
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise CheckpointError(f"{out} is being written by another process") from None
-    # A file system without locks must not keep an output from being written.
-    except OSError:
-        os.close(fd)
-        return None
-    return fd
 
 
 def _planted(what: str, partial: Path) -> CheckpointError:

@@ -526,7 +526,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path, monkeypatch):
 
 def test_a_run_holds_its_folder(tmp_path):
     with store.Run.open(tmp_path, "fake", Config()):
-        _refused(tmp_path, "in use by another run", resume=True)
+        _refused(tmp_path, "in use by another process", resume=True)
     store.Run.open(tmp_path, "fake", Config(), resume=True)
 
 
