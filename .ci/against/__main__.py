@@ -1,11 +1,13 @@
 """Runs all comparisons, prints a table of them, and writes it to docs/peers.md.
 
 A module of this folder with a list `CASES` is a subject. A case that fails is reported, and the
-others run.
+others run. Where subjects are named, nothing is written but with `--write`, which replaces their
+sections of the page and leaves the others.
 """
 
 import importlib
 import pkgutil
+import re
 import shutil
 import sys
 import tempfile
@@ -31,8 +33,19 @@ number of roundings in which the two programs' weights may differ.
 """
 
 
+PAGE = ROOT / "docs" / "peers.md"
+
+
+def sections(page: str) -> dict[str, str]:
+    """The sections of the page by their titles; what stands above the first has the title ""."""
+    parts = re.split(r"^## (.+)$", page, flags=re.M)
+    return {title: text.strip() for title, text in zip(["", *parts[1::2]], parts[::2], strict=True)}
+
+
 def main(wanted: list[str]) -> int:
     """Runs the subjects that are wanted, all by default; returns the exit code."""
+    write = not wanted or "--write" in wanted
+    wanted = [word for word in wanted if word != "--write"]
     warnings.filterwarnings("ignore")
     sys.path.insert(0, str(ROOT / "tests" / "helpers"))
     import transformers
@@ -44,9 +57,16 @@ def main(wanted: list[str]) -> int:
         print(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(found)}", file=sys.stderr)
         return 2
     versions = ", ".join(f"{name} {version(name)}" for name in PROGRAMS)
-    pages, failed = [HEAD.format(versions=versions)], 0
-    for subject in wanted or found:
-        module = importlib.import_module(subject)
+    kept = sections(PAGE.read_text()) if wanted else {}
+    # Rows of other versions would stand below a line that does not name them.
+    stated = re.search(r"with:\n\n(.+)\.\n", kept.get("", ""))
+    lost = set(stated[1].split(", ")) - set(versions.split(", ")) if write and stated else set()
+    if lost:
+        print(f"{PAGE} was written with {', '.join(lost)}; run all subjects", file=sys.stderr)
+        return 2
+    pages, failed = {"": HEAD.format(versions=versions)}, 0
+    for subject in found:
+        module = importlib.import_module(subject) if subject in (wanted or found) else None
         if not hasattr(module, "CASES"):
             continue
         title, *rest = module.__doc__.strip().split("\n\n", 1)
@@ -69,9 +89,11 @@ def main(wanted: list[str]) -> int:
             failed += not good
             rows.append(f"| {case.name} | {case.what} | {numbers} | {note} |")
             print(rows[-1], flush=True)
-        pages += [f"## {title.rstrip('.')}", *rest, "\n".join(rows)]
-    if not wanted:
-        (ROOT / "docs" / "peers.md").write_text("\n\n".join(page.strip() for page in pages) + "\n")
+        pages[title.rstrip(".")] = "\n\n".join([*rest, "\n".join(rows)])
+    if write:
+        pages = kept | pages
+        texts = [f"## {title}\n\n{text}" if title else text for title, text in pages.items()]
+        PAGE.write_text("\n\n".join(text.strip() for text in texts) + "\n")
     print(f"{failed} failed" if failed else "all agree")
     return int(failed > 0)
 

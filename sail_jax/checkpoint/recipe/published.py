@@ -82,10 +82,12 @@ def nearest_word(word: str, keys: Collection[str]) -> str:
     >>> nearest_word("modles", ["models", "seed"])
     " (nearest: 'models')"
     """
-    words = [*keys, *(w for known in KEYS.values() for w in known), *PARAMETERS]
+    words = [*(w for known in KEYS.values() for w in known), *PARAMETERS]
     # Nearer than `nearest` asks for: a word of another place is a guess about the place, too.
-    near = difflib.get_close_matches(word[:100], words, n=1, cutoff=0.75)
-    if not near or near[0] in keys:
+    own, near = (
+        difflib.get_close_matches(word[:100], among, n=1, cutoff=0.75) for among in (keys, words)
+    )
+    if own or not near:
         return nearest(word, keys)
     return f" (nearest: {near[0]!r}, which belongs {' or '.join(_places(near[0]))})"
 
