@@ -152,8 +152,21 @@ def draw(key: Array, n: int, d: int, theta: ArrayLike, sigma: ArrayLike) -> Samp
 
 
 def in_float64(closed_form: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Wraps a closed form as `unchecked_in_float64` does, and refuses NaN as `defined` does.
+
+    Args:
+      closed_form: A function whose result is a pytree of arrays.
+
+    Returns:
+      The function with the same signature; its result has the caller's default float precision.
+    """
+    return defined(unchecked_in_float64(closed_form))
+
+
+def unchecked_in_float64(closed_form: Callable[Given, Result]) -> Callable[Given, Result]:
     """Wraps a closed form so that it computes in float64 whatever the caller's precision.
 
+    NaN in its result is for places where nothing is defined, as in a table of several quantities.
     Counts beyond 2^24, squares beyond 1e38 and differences of nearly equal numbers do not fit into
     float32, although the results do.
 
@@ -170,7 +183,7 @@ def in_float64(closed_form: Callable[Given, Result]) -> Callable[Given, Result]:
         with jax.enable_x64(True):
             return jax.tree.map(lambda x: jnp.asarray(x, dtype), closed_form(*args, **kwargs))
 
-    return defined(computed)
+    return computed
 
 
 @defined
@@ -355,7 +368,7 @@ def check_sigma(sigma: ArrayLike) -> None:
     """
     check("sigma", sigma, lambda s: (s >= 0) & (s < np.inf), "a finite standard deviation >= 0")
 
-    def squared(s: np.ndarray) -> np.ndarray:
+    def squared(s: np.ndarray) -> Any:
         s = s.astype(float)
         return (s == 0) | ((s >= 1e-150) & (s <= 1e150))
 

@@ -420,7 +420,7 @@ class Unit:
                     mine = {name: np.asarray(x[b], float) for name, x in seen.items()}
                     if "unit" in mine:  # what float32 may not hold
                         unit = mine.pop("unit")
-                        mine["gram"] *= unit[:, None] * unit
+                        mine["gram"] = mine["gram"] * unit[:, None] * unit
                     yield work, start, rows[b, : min(count, work.size)], mine
 
     def _merged(

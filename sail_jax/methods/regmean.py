@@ -166,7 +166,8 @@ def _gram_mean(
     G = jnp.stack([gram.astype(delta.dtype) for gram in grams])
     off_diagonal, damping = (jnp.asarray(x, delta.dtype) for x in (off_diagonal, damping))
     # Only their ratios matter; at this scale no product with a delta is lost.
-    G = G * (1 / unit_of(G))
+    # Where all of them are 0 there is none, and 1 / 2^-126 would make gradients infinite.
+    G = G * jnp.where((G != 0).any(), 1 / unit_of(G), 1)
     fit = automatic(functools.partial(_fit, last=last), mean)
     return fit(delta, weight.reshape(-1), G, mean, off_diagonal, damping)
 

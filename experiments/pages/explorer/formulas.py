@@ -55,7 +55,7 @@ PRETRAINING_ROWS: tuple[tuple[str, str, str], ...] = tuple(
 )  # fmt: skip
 
 
-@problems.in_float64
+@problems.unchecked_in_float64
 def transfer(
     n: ArrayLike,
     d: ArrayLike,
@@ -131,7 +131,7 @@ def transfer(
     return OrderedDict((name, jnp.broadcast_to(value, shape)) for name, value in found.items())
 
 
-@problems.in_float64
+@problems.unchecked_in_float64
 def pretraining(
     gamma: ArrayLike,
     decay: ArrayLike,

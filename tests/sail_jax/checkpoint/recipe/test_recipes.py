@@ -193,7 +193,7 @@ BAD = {  # what is wrong: (text, where it is said, what is said)
     "deep": ("[" * 1500, "r", "nested too deeply"),
     "long": ("#" * (LIMIT + 1), "r", "longer than"),
     "not yaml": ("a: [1", "r:1:", "not YAML"),
-    "two documents": ("a: 1\n---\nb: 2", "r:2:1", "another document"),
+    "two documents": ("a: 1\n---\nb: 2", "r:3:1", "another document"),
     "empty": ("", "r", "empty"),
     "slice lengths": (
         (
