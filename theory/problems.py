@@ -11,6 +11,7 @@ regression, and inf is allowed where a closed form has that limit.
 import functools
 import inspect
 import math
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -41,42 +42,43 @@ def defined(function: Callable[Given, Result]) -> Callable[Given, Result]:
       The function with the same signature, which raises a ValueError in place of NaN and of
       Python's errors of arithmetic.
     """
-    return _Defined(function)
+    check = _checked
+
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        return check(function, args, kwargs)
+
+    # Among the names of the function's own module: doctest passes by functions of another one.
+    of = getattr(inspect.unwrap(function), "__globals__", {})
+    made = types.FunctionType(refusing.__code__, of, closure=refusing.__closure__)
+    return functools.update_wrapper(made, function)
 
 
 class _UndefinedError(ValueError):
     """Raised where a result is not a number."""
 
 
-class _Defined:
-    """What `defined` returns: an object, as doctest passes by functions of another module."""
+def _checked(function: Callable, args: tuple, kwargs: dict) -> Any:
+    """Calls a function, and refuses a result that is not a number."""
+    try:
+        result = function(*args, **kwargs)
+        if any(np.isnan(known).any() for known in _numbers(result)):
+            raise _UndefinedError
+    except (ArithmeticError, _UndefinedError) as error:
+        # Also of a function that this one calls: the reader knows the arguments of this one.
+        found = "NaN" if isinstance(error, _UndefinedError) else error
+        raise _UndefinedError(
+            f"the result of {function.__name__} must be a number; got {found} where "
+            + _sizes(function, args, kwargs)
+        ) from error
+    return result
 
-    __name__: str
-    __wrapped__: Callable
 
-    def __init__(self, function: Callable) -> None:
-        functools.update_wrapper(self, function)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            result = self.__wrapped__(*args, **kwargs)
-            if any(np.isnan(known).any() for known in _numbers(result)):
-                raise _UndefinedError
-        except (ArithmeticError, _UndefinedError) as error:
-            # Also of a function that this one calls: the reader knows the arguments of this one.
-            found = "NaN" if isinstance(error, _UndefinedError) else error
-            raise _UndefinedError(
-                f"the result of {self.__name__} must be a number; got {found} where "
-                + self._sizes(args, kwargs)
-            ) from error
-        return result
-
-    def _sizes(self, args: tuple, kwargs: dict) -> str:
-        """Names the arguments, and the size of the largest number of each."""
-        given = inspect.signature(self.__wrapped__).bind(*args, **kwargs).arguments
-        numbers = {name: [x.ravel() for x in _numbers(value)] for name, value in given.items()}
-        sizes = {name: abs(np.concatenate(x)).max(initial=0) for name, x in numbers.items() if x}
-        return ", ".join(f"|{name}| is up to {size:g}" for name, size in sizes.items())
+def _sizes(function: Callable, args: tuple, kwargs: dict) -> str:
+    """Names the arguments, and the size of the largest number of each."""
+    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    numbers = {name: [x.ravel() for x in _numbers(value)] for name, value in given.items()}
+    sizes = {name: abs(np.concatenate(x)).max(initial=0) for name, x in numbers.items() if x}
+    return ", ".join(f"|{name}| is up to {size:g}" for name, size in sizes.items())
 
 
 def _numbers(tree: object) -> list[np.ndarray]:
