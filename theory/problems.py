@@ -44,9 +44,8 @@ def defined(function: Callable[Given, Result]) -> Callable[Given, Result]:
     """
     check = _checked
 
-    def refusing(*args: Any, **kwargs: Any) -> Any:
-        return check(function, args, kwargs)
-
+    # A lambda: hooks that decorate functions for checks of types would give it globals.
+    refusing: Any = lambda *args, **kwargs: check(function, args, kwargs)  # noqa: E731
     # Among the names of the function's own module: doctest passes by functions of another one.
     of = getattr(inspect.unwrap(function), "__globals__", {})
     made = types.FunctionType(refusing.__code__, of, closure=refusing.__closure__)
