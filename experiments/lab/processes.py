@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
-from experiments.lab import hub
+from experiments.lab import relay
 from sail_jax.cli.stopping import before_leaving
 from sail_jax.disk import StoreError
 
 T = TypeVar("T")
 AUTO = "auto"
 # Under this key the processes learn where to hear of each other.
-KEY = "sail-jax/hub"
+KEY = "sail-jax/relay"
 LOST = "another of the processes has ended, and this one ends with it"
 
 
@@ -85,22 +85,22 @@ def _linked(initialize: Callable[[], None]) -> None:
     except OSError:
         return  # JAX, too, sees that a process is gone, after 100 s
     link.settimeout(None)
-    link.sendall(hub.HELLO)
+    link.sendall(relay.HELLO)
     stopped = threading.Event()
 
     def tell() -> None:
         """Has the others stopped."""
         stopped.set()
         with contextlib.suppress(OSError):
-            link.sendall(hub.STOP)
+            link.sendall(relay.STOP)
 
     def listen() -> None:
-        """Ends this process when the hub says so."""
+        """Ends this process when the relay says so."""
         with contextlib.suppress(OSError):
             line = link.makefile("rb").readline(64)
-            if line == hub.STOP and not stopped.is_set():
+            if line == relay.STOP and not stopped.is_set():
                 os.kill(os.getpid(), signal.SIGTERM)
-            elif line == hub.LOST:
+            elif line == relay.LOST:
                 os.write(2, f"sail-jax: error: {LOST}\n".encode())
                 os._exit(1)
 
@@ -108,7 +108,7 @@ def _linked(initialize: Callable[[], None]) -> None:
         """Waits for the others at the end, and has it known that this process is not lost."""
         jax.distributed.shutdown()
         with contextlib.suppress(OSError):
-            link.sendall(hub.BYE)
+            link.sendall(relay.BYE)
 
     before_leaving(tell)
     atexit.register(leave)
@@ -116,11 +116,11 @@ def _linked(initialize: Callable[[], None]) -> None:
 
 
 class _Service:
-    """JAX's service of the first process, in a process of its own; see `hub`."""
+    """JAX's service of the first process, in a process of its own; see `relay`."""
 
     def __init__(self, address: str, *given: Any, **options: Any) -> None:
         _wait_for(int(address.rsplit(":", 1)[1]))
-        command = [sys.executable, "-P", hub.__file__, repr(((address, *given), options))]
+        command = [sys.executable, "-P", relay.__file__, repr(((address, *given), options))]
         # A session of its own: a terminal's interrupt is not for it.
         self._child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -139,7 +139,7 @@ class _Service:
 
 def _wait_for(port: int) -> None:
     """Waits until the service of an earlier run has left a port."""
-    end = time.monotonic() + hub.LINGER + 1
+    end = time.monotonic() + relay.LINGER + 1
     while time.monotonic() < end:
         with contextlib.suppress(OSError), socket.create_server(("", port)):
             return

@@ -1,4 +1,4 @@
-"""The trainer of the network experiments, and parts of trainings that several studies share.
+"""The trainer of the network experiments, and parts of trainings.
 
 `loop.train` runs a training step by step, with checkpoints. `step` makes the compiled step, `fit`
 binds it to a loss and an optimiser, and `descent` trains small networks within one program.

@@ -24,7 +24,7 @@ from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, compose, identity
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import as_array, concrete, nearest
-from sail_jax.merging.arithmetic import products, unit_of
+from sail_jax.merging.arithmetic import Products, products, unit_of
 from sail_jax.trees import leaf_paths
 
 __all__ = ["EPS", "Assign", "Problem", "apart", "arrays", "recurrent", "square"]
@@ -646,9 +646,8 @@ def _after(front: tuple[int, ...], loose: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @jax.jit
-def _square_of(a: Array, b: Array | float) -> tuple[Array, Array]:
-    found = products((a - b)[None])
-    return found.unit[0], found.inner[0, 0]
+def _square_of(a: Array, b: Array | float) -> Products:
+    return products((a - b)[None])
 
 
 def square(a: Array, b: Array | float = 0.0) -> float:
@@ -664,5 +663,4 @@ def square(a: Array, b: Array | float = 0.0) -> float:
     >>> square(jnp.full(4, 2.0**-80)) == 4 * 2.0**-160
     True
     """
-    unit, inner = map(float, _square_of(a, b))
-    return unit**2 * inner
+    return float(_square_of(a, b).plain[0, 0])

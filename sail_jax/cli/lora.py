@@ -8,6 +8,7 @@ from typing import Any
 from sail_jax.checks import nearest
 from sail_jax.cli.average import fractions
 from sail_jax.cli.grow import entry
+from sail_jax.cli.kernels import remember_kernels
 from sail_jax.cli.options import (
     Parser,
     UsageError,
@@ -69,8 +70,8 @@ def _add_factors(add: Any) -> None:
 
 def _extract_arguments(parser: Any) -> None:
     add = parser.add_argument
-    add("base", metavar="BASE", type=Path, help="the model before training")
-    add("tuned", metavar="TUNED", type=Path, help="the model after training")
+    add("base", metavar="BASE", help="the model before training: a path, or a name on the Hub")
+    add("tuned", metavar="TUNED", help="the model after training")
     add("out", metavar="OUT", type=Path, help="where the adapter is written, a folder")
     add("--rank", metavar="R", type=natural, help="the largest rank of a module")
     add(
@@ -91,6 +92,7 @@ def _extract_arguments(parser: Any) -> None:
 
 
 def _extract(args: Namespace) -> int:
+    remember_kernels()
     from sail_jax.checkpoint import extract_adapter
 
     patterns = [p for p in (args.modules_to_save or "").split(",") if p]
@@ -149,6 +151,7 @@ def _merge_arguments(parser: Any) -> None:
 
 
 def _merge(args: Namespace) -> int:
+    remember_kernels()
     from sail_jax.checkpoint import merge_adapters
 
     *adapters, out = args.paths
@@ -169,8 +172,8 @@ def _merge(args: Namespace) -> int:
 
 def _apply_arguments(parser: Any) -> None:
     add = parser.add_argument
-    add("base", metavar="BASE", type=Path, help="the model that the adapter was trained on")
-    add("adapter", metavar="ADAPTER", type=Path, help="the adapter, a folder in PEFT's layout")
+    add("base", metavar="BASE", help="the model that the adapter was trained on")
+    add("adapter", metavar="ADAPTER", help="the adapter, a folder in PEFT's layout")
     add("out", metavar="OUT", type=Path, help="where the adapted model is written")
     add_copying(parser)
 

@@ -265,6 +265,12 @@ class Products(NamedTuple):
     inner: Float[Array, "... vector vector"]
 
     @property
+    def plain(self) -> Float[np.ndarray, "... vector vector"]:
+        """The inner products themselves, as NumPy's float64, which holds what float32 may not."""
+        unit, inner = (np.asarray(x, np.float64) for x in self)
+        return unit[..., :, None] * unit[..., None, :] * inner
+
+    @property
     def top(self) -> Float[Array, "... 1"]:
         """The largest unit."""
         return self.unit.max(-1, keepdims=True)

@@ -75,7 +75,7 @@ def svd(
 def _svd_jvp(primals: tuple[Matrix, Any], tangents: tuple[Matrix, Any]) -> tuple[Any, Any]:
     # JAX's own derivative divides by singular values, and by differences of their squares. Here 0
     # stands for what that makes infinite: vectors of 0 stay 0, and vectors of equal singular values
-    # do not turn into each other, on which no outcome depends that is differentiable at all.
+    # do not turn into each other. `polar` depends on that turn, and has a derivative of its own.
     (x, size), (dx, _) = primals, tangents
     U, S, V = outcome = svd(x, size)
     unit = unit_of(x)

@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array
 
 from sail_jax.merging import counting
-from sail_jax.merging.arithmetic import number, products
+from sail_jax.merging.arithmetic import Products, number, products
 from sail_jax.merging.buffers import Buffers
 from sail_jax.merging.extremes import finite, lost
 from sail_jax.merging.leafwise import (
@@ -418,9 +418,8 @@ class Unit:
             for b, work in enumerate(self.works):
                 if reader.wants(work, k):
                     mine = {name: np.asarray(x[b], float) for name, x in seen.items()}
-                    if "unit" in mine:  # what float32 may not hold
-                        unit = mine.pop("unit")
-                        mine["gram"] = mine["gram"] * unit[:, None] * unit
+                    if mine.pop("unit", None) is not None:
+                        mine["gram"] = Products(seen["unit"][b], seen["gram"][b]).plain
                     yield work, start, rows[b, : min(count, work.size)], mine
 
     def _merged(

@@ -1,6 +1,6 @@
 """The configuration of `growth_training` and its presets.
 
-`ways` lists the growth methods that `Config.methods` can name.
+`shared.growth_ways` lists the growth methods that `Config.methods` can name.
 """
 
 from typing import Annotated, Any, Literal

@@ -1,6 +1,6 @@
 """Runs `growth_training` stage by stage and gathers the results in one dataset.
 
-`tasks` has the data and the training loop, `ways` the growth methods.
+`shared.growth_tasks` has the data and the training loop, `shared.growth_ways` the growth methods.
 """
 
 import os

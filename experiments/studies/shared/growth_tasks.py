@@ -1,6 +1,6 @@
-"""The data of `growth_training`, and the training loop that all of its networks share.
+"""The data of trainings of grown networks, and the training loop that all of them share.
 
-`ways` makes the large networks that `train` starts from.
+`growth_ways` makes the large networks that `train` starts from.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """The growth methods that `growth_training` compares, each giving the start of a large network.
 
-They call `sail_jax.growth`; `tasks.train` trains what they return.
+They call `sail_jax.growth`; `growth_tasks.train` trains what they return.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What `overtraining_language` learns from: a text to pre-train on, and tasks to fine-tune on.
+"""What language models learn from: a text to pre-train on, and tasks to fine-tune on.
 
   shifted    blocks of the same text whose mean token value is high, as SAIL splits a text (App.
              H.1); if this is a task, they are kept from pre-training

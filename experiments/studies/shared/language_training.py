@@ -1,4 +1,4 @@
-"""How `overtraining_language` trains many networks side by side, and its losses.
+"""How studies of overtraining train many networks side by side, and its losses.
 
 The networks stand along a leading axis of all parameters and are trained by the one trainer of
 `experiments.training`. They are called members.

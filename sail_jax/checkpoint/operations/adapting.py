@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sail_jax.checkpoint.contents.layers import role
-from sail_jax.checkpoint.engine.executor import execute, limits
+from sail_jax.checkpoint.engine.executor import execute
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
@@ -21,6 +21,7 @@ from sail_jax.checkpoint.formats.table import of_output
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     RunOptions,
+    bounds,
     carried_out,
     opened,
     state_of,
@@ -402,7 +403,7 @@ def apply_adapter(
         works = view.works()
         changed = sum(inputs[0].tensors.get(name) is not x for name, x in view.tensors.items())
         _, unchanged = carried_out(
-            works, Path(out), limits(works, run.max_memory, run.threads), "apply an adapter",
+            works, Path(out), bounds(works, run), "apply an adapter",
             inputs, lambda: {n: data for n, data in view.extras.items() if carried(n)}, run,
         )  # fmt: skip
         notes = [*unselected(inputs[0]), *notes_on(inputs[0], view)]
@@ -728,7 +729,7 @@ def _compute(made: Sequence[Factored], spool: FactorSpool, run: RunOptions) -> N
             run.progress(done, total, name)
 
     execute(
-        works, spool, limits(works, run.max_memory, run.threads), allow_nonfinite=True,
+        works, spool, bounds(works, run), allow_nonfinite=True,
         progress=progress,
     )  # fmt: skip
 
@@ -768,7 +769,7 @@ def _written(
 ) -> bool:
     """Writes an adapter; returns whether an earlier call had finished it."""
     _, unchanged = carried_out(
-        works, out, limits(works, run.max_memory, run.threads), mark, inputs, lambda: extras,
+        works, out, bounds(works, run), mark, inputs, lambda: extras,
         dataclasses.replace(run, format=None, allow_nonfinite=True, progress=None), file=_FILE,
     )  # fmt: skip
     return unchanged

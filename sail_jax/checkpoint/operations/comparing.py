@@ -308,16 +308,10 @@ def _add(
     with jax.enable_x64(stack.dtype == np.float64):
         inner, opposed, apart = jax.device_get(sums(stack, w))
     with np.errstate(over="ignore"):
-        for i, x in enumerate((_plain(inner), np.float64(opposed), _plain(apart)[0, 0])):
+        for i, x in enumerate((inner.plain, np.float64(opposed), apart.plain[0, 0])):
             total[i] = np.asarray(total[i] + x)
     if not np.isfinite(total[0]).all():
         raise CheckpointError(f"'{column[0].name}': squares of its values overflow float64")
-
-
-def _plain(x: Products) -> np.ndarray:
-    """Inner products as they are, in float64."""
-    unit = x.unit.astype(np.float64)
-    return np.asarray(unit[:, None] * unit * x.inner)
 
 
 def _vectors(parts: Sequence[Sequence[np.ndarray]], sizes: np.ndarray) -> Vectors:

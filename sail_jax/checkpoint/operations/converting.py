@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sail_jax.checkpoint.engine.executor import limits
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint
-from sail_jax.checkpoint.formats.table import needs, of_file
+from sail_jax.checkpoint.formats.table import of_file
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     RunOptions,
+    bounds,
     carried_out,
     opened,
     unselected,
@@ -117,9 +117,8 @@ def convert_checkpoint(
         if to != "hugging-face" and run.format is None and of_file(Path(out)) is None:
             run = replace(run, format="orbax")
         mark = repr([to, sorted({getattr(x, "mark", "") for x in view.tensors.values()})])
-        bounds = limits(works, run.max_memory, run.threads, output=needs(run.format))
         _, unchanged = carried_out(
-            works, Path(out), bounds, mark, [checkpoint],
+            works, Path(out), bounds(works, run), mark, [checkpoint],
             lambda: {n: data for n, data in view.extras.items() if carried(n)}, run,
         )  # fmt: skip
     return Converted(

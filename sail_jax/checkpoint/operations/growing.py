@@ -13,16 +13,15 @@ from typing import Any, NamedTuple
 
 from sail_jax.architectures import Rules
 from sail_jax.basis.certificate import Verdict
-from sail_jax.checkpoint.engine.executor import limits
 from sail_jax.checkpoint.formats import hub
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint
-from sail_jax.checkpoint.formats.table import needs
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     Ready,
     RunOptions,
+    bounds,
     carried_out,
     check_options,
     opened,
@@ -144,10 +143,9 @@ def growing(
         marks = sorted({getattr(x, "mark", "") for x in view.tensors.values()})
         shapes = [(w.name, str(w.dtype), w.shape) for w in works]
         mark = hashlib.sha256(repr([marks, shapes]).encode()).hexdigest()
-        bounds = limits(works, run.max_memory, run.threads, output=needs(run.format))
         yield Growing(
-            view=view, growth=made, works=works, limits=bounds, fingerprint=mark, about=about,
-            checkpoint=checkpoint,
+            view=view, growth=made, works=works, limits=bounds(works, run), fingerprint=mark,
+            about=about, checkpoint=checkpoint,
         )  # fmt: skip
 
 

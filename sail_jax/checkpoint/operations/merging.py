@@ -9,19 +9,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from sail_jax.checkpoint.engine.executor import (
-    Record,
-    limits,
-)
+from sail_jax.checkpoint.engine.executor import Record
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint, check_there
-from sail_jax.checkpoint.formats.table import needs, of_output
+from sail_jax.checkpoint.formats.table import of_output
 from sail_jax.checkpoint.operations.between import between
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     Ready,
     RunOptions,
+    bounds,
     carried_out,
     check_options,
     opened,
@@ -88,18 +86,12 @@ class Merged(NamedTuple):
 
 
 @contextlib.contextmanager
-def prepared(
-    recipe: Recipe,
-    run: RunOptions = DEFAULTS,
-    documents: Mapping[str, Path | Plan] = MappingProxyType({}),
-) -> Iterator[Prepared]:
+def prepared(recipe: Recipe, run: RunOptions = DEFAULTS) -> Iterator[Prepared]:
     """Opens the inputs of a recipe and plans its merge, as a context manager; no tensor is read.
 
     Args:
       recipe: What is to be merged, and how.
       run: How it will run.
-      documents: Where the outcomes of other documents of the file lie, by their names, or the plans
-        of those that are not carried out.
 
     Yields:
       The merge, ready to be carried out.
@@ -107,6 +99,26 @@ def prepared(
     Raises:
       ValueError: If the recipe does not fit its inputs, an input cannot be opened, or `run` does
         not give enough memory.
+    """
+    _check_inputs([recipe], run)
+    with _prepared(recipe, run, {}) as ready:
+        yield ready
+
+
+def _check_inputs(recipes: Sequence[Recipe], run: RunOptions) -> None:
+    """Looks all inputs up before any is downloaded, but for what recipes make for one another."""
+    inputs = [x for one in recipes for x in paths(one.models()) if x not in one.uses]
+    check_there(inputs, offline=run.offline)
+
+
+@contextlib.contextmanager
+def _prepared(
+    recipe: Recipe, run: RunOptions, documents: Mapping[str, Path | Plan]
+) -> Iterator[Prepared]:
+    """Prepares a merge whose inputs have been looked up.
+
+    `documents` has the outcomes of other documents of the file: where they lie, by their names, or
+    the plans of those that are not carried out.
     """
     if run.select is not None:
         recipe = recipe.model_copy(update={"select": run.select})
@@ -123,16 +135,14 @@ def prepared(
             # files.
             return stack.enter_context(inputs[-1])
 
-        check_there((x for x in paths(recipe.models()) if x not in documents), offline=run.offline)
         plan = planning.plan(
             recipe, open, allow_crimes=run.allow_crimes, strict=run.strict,
             copy_tokenizer=run.copy_tokenizer,
         )  # fmt: skip
         works = tuple(treatment.work for treatment in plan.treatments)
         mark = planning.fingerprint(plan)
-        bounds = limits(works, run.max_memory, run.threads, output=needs(run.format))
         yield Prepared(
-            recipe=recipe, plan=plan, works=works, limits=bounds, fingerprint=mark,
+            recipe=recipe, plan=plan, works=works, limits=bounds(works, run), fingerprint=mark,
             inputs=tuple(inputs),
         )  # fmt: skip
 
@@ -173,9 +183,7 @@ def previewed(
     Raises:
       ValueError: As `prepared` does.
     """
-    # What one uses of another is made by it.
-    inputs = [x for one in recipes for x in paths(one.models()) if x not in one.uses]
-    check_there(inputs, offline=run.offline)
+    _check_inputs(recipes, run)
     with contextlib.ExitStack() as stack:
         plans: dict[str, Plan] = {}
         found: list[Prepared | PendingError] = []
@@ -184,7 +192,7 @@ def previewed(
             try:
                 if unknown:
                     raise PendingError(f"{unknown[0]} is not planned yet")
-                ready = stack.enter_context(prepared(recipe, run, plans))
+                ready = stack.enter_context(_prepared(recipe, run, plans))
                 plans[recipe.name or ""] = ready.plan
                 found.append(ready)
             except PendingError as error:
@@ -242,6 +250,7 @@ def merge_recipe(
     else:
         recipes = parse_all(recipe) if isinstance(recipe, str) else tuple(recipe)
     if len(recipes) == 1:
+        _check_inputs(recipes, run)
         return _merged(recipes[0], out, measure, run, before)
     last = finals(recipes)
     if len(last) > 1 and of_output(out) is not None:
@@ -282,7 +291,7 @@ def _merged(
 ) -> Merged:
     """Carries out one recipe."""
     began = time.monotonic()
-    with prepared(recipe, run, documents) as ready:
+    with _prepared(recipe, run, documents) as ready:
         admit(out, [checkpoint.path for checkpoint in ready.inputs], run.resume, run.force)
         if before is not None:
             before(ready)

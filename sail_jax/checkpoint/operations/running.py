@@ -18,13 +18,14 @@ from sail_jax.checkpoint.engine.executor import (
     Progress,
     Record,
     execute,
+    limits,
     peak,
     summary,
 )
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError, sample
 from sail_jax.checkpoint.formats.open import Checkpoint, changed, open_checkpoint, open_values
-from sail_jax.checkpoint.formats.table import check_written
+from sail_jax.checkpoint.formats.table import check_written, needs
 from sail_jax.checkpoint.output.writer import DiffersError, create
 from sail_jax.merging import random_bits
 from sail_jax.merging.selection import check_weights
@@ -36,6 +37,7 @@ __all__ = [
     "DEFAULTS",
     "Ready",
     "RunOptions",
+    "bounds",
     "carried_out",
     "check_options",
     "opened",
@@ -201,6 +203,22 @@ def unselected(checkpoint: Checkpoint) -> list[str]:
             "optimiser starts anew, or is carried in Python by growth.change_state"
         )
     return said
+
+
+def bounds(works: Sequence[Work], run: RunOptions) -> Limits:
+    """Chooses the limits under which works are executed and their output is made.
+
+    Args:
+      works: What is to be done.
+      run: How it runs.
+
+    Returns:
+      The limits.
+
+    Raises:
+      MergeRefusedError: As `limits` does.
+    """
+    return limits(works, run.max_memory, run.threads, output=needs(run.format))
 
 
 def state_of(inputs: Sequence[Checkpoint]) -> dict[str, tuple[int, int, int]]:

@@ -187,7 +187,8 @@ def _settings(given: Any, info: ValidationInfo, *, of_model: bool = False) -> Ma
     for name, node in given.node.value.items():
         parameter = entry.parameters.get(name)
         if parameter is None:
-            ignored = without_effect(name, f"under {entry.name}") if entry.published else None
+            here = f"under {entry.name}"
+            ignored = without_effect(name, here, of_method=True) if entry.published else None
             if ignored is None:
                 hint = nearest(name, entry.parameters)
                 raise RecipeError(node.key, f"{name!r} is no parameter of {entry.name}{hint}")
@@ -644,6 +645,14 @@ class Recipe(Published):
         """Lists all parameters that are set anywhere in the recipe and count there.
 
         Returns:
+          Those of `given` that are read.
+        """
+        return [(name, setting) for name, setting in self.given() if self.reads(name)]
+
+    def given(self) -> list[tuple[str, Setting]]:
+        """Lists all parameters that are set anywhere in the recipe.
+
+        Returns:
           Pairs of a parameter's name and its setting: the recipe's first, then those of each
           module, its slices and their sources.
         """
@@ -652,8 +661,7 @@ class Recipe(Published):
             scopes.append(module.parameters)
             for part in module.slices:
                 scopes += [part.parameters, *(source.parameters for source in part.sources)]
-        every = chain.from_iterable(scope.items() for scope in scopes)
-        return [(name, setting) for name, setting in every if self.reads(name)]
+        return list(chain.from_iterable(scope.items() for scope in scopes))
 
     def models(self) -> list[Ref]:
         """Lists every checkpoint that the recipe names as an input, each once.

@@ -43,26 +43,29 @@ architecture is called.
 """
 
 
-def without_effect(word: str, here: str) -> str | None:
+def without_effect(word: str, here: str, *, of_method: bool = False) -> str | None:
     """Explains why a word has no effect where nothing reads it, if recipes may have it.
 
     Args:
       word: A key, or the name of a parameter.
       here: The place where it stands, in words.
+      of_method: Whether it stands among the parameters of a method. Then it is in its place, and
+        the method does not read it.
 
     Returns:
       A sentence, with the place where mergekit reads the word; None if it is unknown.
 
     >>> without_effect("pad_to_multiple_of", "at the top")
     'pad_to_multiple_of has no effect at the top; it belongs in tokenizer'
-    >>> without_effect("wieght", "under ties")
+    >>> without_effect("t", "under ties", of_method=True)
+    't has no effect under ties'
+    >>> without_effect("wieght", "under ties", of_method=True)
     """
     places = _places(word)
     if not places and word not in _READ_BY_NONE:
         return None
-    # Among parameters it is the method that does not read it, not the place.
-    alone = word in PARAMETERS and here.startswith("under")
-    remedy = f"; it belongs {' or '.join(places)}" if places and not alone else ""
+    in_place = of_method and word in PARAMETERS
+    remedy = f"; it belongs {' or '.join(places)}" if places and not in_place else ""
     return f"{word} has no effect {here}{remedy}"
 
 

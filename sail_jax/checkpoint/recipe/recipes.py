@@ -343,8 +343,7 @@ def _without_bases(recipe: Recipe) -> tuple[Recipe, list[Note]]:
 
 def _unread(recipe: Recipe) -> Iterator[Note]:
     """Yields a note for each parameter that the method has and that changes nothing here."""
-    every = recipe.model_copy(update={"compat": "paper"}).settings()
-    for name, setting in every:
+    for name, setting in recipe.given():
         # int8_mask says in which type mergekit keeps masks: the outcome is the same.
         inert = recipe.entry.parameters[name].option is None and name != "int8_mask"
         if inert or not recipe.reads(name):

@@ -416,6 +416,14 @@ def test_force_replaces_what_each_of_the_three_wrote(two, tmp_path):
     assert merged(out)[1].keys() == adapter(a)[0].keys()
 
 
+def test_the_memory_in_which_an_output_is_made_counts(two, tmp_path):
+    """A library makes orbax's folders of their tensors; without its share 400 MB were enough."""
+    run = RunOptions(format="orbax", max_memory=400_000_000)
+    with pytest.raises(ValueError, match="max_memory: an output of this format needs"):
+        apply_adapter(two / "base", two / "a", tmp_path / "out", run=run)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_table_is_printed(two, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(two)
     words = ["lora", "extract", "base", "tuned", str(tmp_path / "out"), "--rank", "8", "--quiet"]

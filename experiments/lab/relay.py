@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-__all__ = ["STOP", "Hub", "main"]
+__all__ = ["STOP", "Relay", "main"]
 
 STOP, LOST, BYE, HELLO = b"stop\n", b"lost\n", b"bye\n", b"hello\n"
 # Seconds without an answer after which a machine counts as gone, and those that are left to the
@@ -21,7 +21,7 @@ STOP, LOST, BYE, HELLO = b"stop\n", b"lost\n", b"bye\n", b"hello\n"
 SILENCE = LINGER = 5
 
 
-class Hub:
+class Relay:
     """Passes on lines between processes that are connected with it."""
 
     def __init__(self) -> None:
@@ -97,11 +97,11 @@ def main(how: str) -> None:
     service = xla.get_distributed_runtime_service(*given, **options)
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
-    hub, listener = Hub(), socket.create_server(("", 0), family=family, dualstack_ipv6=both)
-    threading.Thread(target=hub.serve, args=(listener,), daemon=True).start()
+    relay, listener = Relay(), socket.create_server(("", 0), family=family, dualstack_ipv6=both)
+    threading.Thread(target=relay.serve, args=(listener,), daemon=True).start()
     print(listener.getsockname()[1], flush=True)
     orderly = sys.stdin.read()
-    hub.wait(LINGER)
+    relay.wait(LINGER)
     if orderly:
         service.shutdown()
     os._exit(0)
