@@ -5,8 +5,9 @@ They look at values where these are known, and name what is near an unknown word
 
 import contextlib
 import difflib
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Iterator
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
     import jax
@@ -17,9 +18,13 @@ __all__ = [
     "as_array",
     "concrete",
     "escaped",
+    "integer",
     "nearest",
+    "one_of",
+    "scalar",
     "shortened",
     "spelled",
+    "static",
     "storage",
 ]
 
@@ -139,6 +144,30 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def integer(name: str, value: Any, least: int = 1) -> int:
+    """Checks that an argument is an integer.
+
+    Args:
+      name: What the message calls it.
+      value: The value, of Python or of NumPy.
+      least: The least integer that is allowed.
+
+    Returns:
+      The integer.
+
+    Raises:
+      ValueError: If it is anything else, a bool included.
+
+    >>> integer("rank", 4)
+    4
+    """
+    import numpy as np
+
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name}: expected an integer >= {least}, got {value!r}")
+    return int(value)
+
+
 _COMPARED = 2000
 
 
@@ -165,6 +194,55 @@ def nearest(word: str, options: Iterable[str]) -> str:
     return f" (known: {listed})"
 
 
+def one_of(name: str, value: Any, options: Any, error: type[ValueError] = ValueError) -> None:
+    """Checks that an argument is one of a few words or numbers.
+
+    Args:
+      name: What the message calls it.
+      value: The value.
+      options: A `Literal`, or a collection of the values.
+      error: The class of the error.
+
+    Raises:
+      ValueError: If it is none of them.
+
+    >>> one_of("axis", 1, (0, 1))
+    """
+    known = options if isinstance(options, Collection) else get_args(options)
+    # Other values, such as arrays, may not be comparable.
+    if not isinstance(value, str | Integral) or value not in known:
+        listed = ", ".join(repr(option) for option in known)
+        near = nearest(str(value), map(str, known))
+        hint = near if near.startswith(" (nearest") else ""
+        raise error(f"{name}: expected one of {listed}; got {value!r:.200}{hint}")
+
+
+def scalar(name: str, x: Any, holds: Callable[[Any], Any], expected: str) -> None:
+    """Checks that an argument is one real number.
+
+    Args:
+      name: What the message calls it.
+      x: The value, which may be traced.
+      holds: What has to be true of the value, where it is known.
+      expected: What the message says was expected, such as "a finite number".
+
+    Raises:
+      ValueError: If it is no scalar, no real number, or if `holds` is false of it.
+    """
+    import jax.numpy as jnp
+    import numpy as np
+
+    value = concrete(x)
+    fits = np.shape(x) == ()
+    if fits and value is not None:
+        real = any(
+            jnp.issubdtype(value.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool)
+        )
+        fits = real and bool(holds(value))
+    if not fits:
+        raise ValueError(f"{name}: expected {expected}, got {x!r}")
+
+
 def shortened(text: str, longest: int) -> str:
     """Cuts a text in its middle.
 
@@ -182,6 +260,29 @@ def shortened(text: str, longest: int) -> str:
         return text
     tail = (longest - 3) // 2
     return f"{text[: longest - 3 - tail]}...{text[len(text) - tail :]}"
+
+
+def static(name: str, x: Any, holds: Callable[[Any], Any], expected: str) -> float:
+    """Checks a number that decides on shapes or on the course of a program, so cannot be traced.
+
+    Args:
+      name: What the message calls it.
+      x: The value.
+      holds: What has to be true of the value.
+      expected: What the message says was expected, such as "a number in (0, 1]".
+
+    Returns:
+      The number.
+
+    Raises:
+      ValueError: As `scalar` does.
+      TypeError: If it is traced.
+    """
+    scalar(name, x, holds, expected)
+    value = concrete(x)
+    if value is None:
+        raise TypeError(f"{name}: expected a static number, got a traced one")
+    return float(value)
 
 
 def storage(size: float) -> str:

@@ -13,7 +13,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
-from sail_jax.checks import concrete
+from sail_jax.checks import concrete, integer
 
 __all__ = ["Learned", "check_batches", "learn"]
 
@@ -74,8 +74,7 @@ def learn(
     >>> f"{got.coefficients:.3f}", got.losses[0]
     ('3.000', Array(45., dtype=float32))
     """
-    if not isinstance(steps, int) or steps < 0:
-        raise ValueError(f"steps: expected an integer >= 0, got {steps!r}")
+    integer("steps", steps, 0)
     check_batches(batches)
     optimizer = optax.adam(1e-3) if optimizer is None else optimizer
     coefficients = jax.tree.map(lambda c: jnp.asarray(c, jnp.result_type(c, float)), coefficients)

@@ -22,7 +22,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from sail_jax.basis.spaces import Spec
-from sail_jax.checks import concrete, nearest
+from sail_jax.checks import concrete, integer, nearest, one_of
 from sail_jax.merging.arithmetic import norm, unit_of
 from sail_jax.merging.matrices import matmul, svd
 from sail_jax.merging.merge import Merge
@@ -189,8 +189,7 @@ def approximate(
     """
     delta = _matrix(delta)
     for name, value in (("oversampling", oversampling), ("powers", powers)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{name}: expected an integer >= 0, got {value!r}")
+        integer(name, value, 0)
     limit = check_rank(rank, min(delta.shape))
     wanted = 0.0
     if energy is not None:
@@ -333,7 +332,7 @@ def extract(
     >>> adapter["w"].rank, list(rest)
     (1, ['b'])
     """
-    _check_axis(input_axis)
+    one_of("input_axis", input_axis, (-1, 0))
     deltas = task_vectors([model], base).delta
     adapter: dict[str, LowRank] = {}
     rest: dict[str, Array] = {}
@@ -366,7 +365,7 @@ def dense(adapter: Adapter, input_axis: InputAxis = -1) -> dict[str, Float[Array
     >>> dense({"w": LowRank(jnp.ones((2, 1)), jnp.ones((1, 3)))}, input_axis=0)["w"].shape
     (3, 2)
     """
-    _check_axis(input_axis)
+    one_of("input_axis", input_axis, (-1, 0))
     return {path: _product(_pair(path, pair), input_axis) for path, pair in adapter.items()}
 
 
@@ -825,12 +824,6 @@ def _paths(adapters: Sequence[Adapter]) -> list[str]:
     return list(dict.fromkeys(path for adapter in adapters for path in adapter))
 
 
-def _check_axis(input_axis: int) -> None:
-    """Raises ValueError for another `input_axis`."""
-    if input_axis not in (-1, 0):
-        raise ValueError(f"input_axis: expected -1 or 0, got {input_axis!r}")
-
-
 def check_rank(rank: int | None, most: int | None = None) -> int:
     """Checks a rank.
 
@@ -846,8 +839,7 @@ def check_rank(rank: int | None, most: int | None = None) -> int:
     """
     if rank is None and most is not None:
         return most
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise ValueError(f"rank: expected an integer >= 1, got {rank!r}")
+    rank = integer("rank", rank)
     return rank if most is None else min(rank, most)
 
 

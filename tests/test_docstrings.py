@@ -1,6 +1,11 @@
-"""Public functions and classes say what they take, return and raise, in Google style."""
+"""Names that a room hands on describe what they take, return and raise, in Google style.
+
+A room hands on what its `__init__` names, and what other rooms import. Other public names, methods
+of protocols, and functions of two lines at most need one sentence.
+"""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,15 +26,75 @@ def decorators(node: Function) -> set[str]:
     }
 
 
-def public(tree: ast.Module) -> Iterator[tuple[str, Function | ast.ClassDef, bool]]:
-    """What a module offers: its name, its definition, and whether a base class may describe it."""
+def named(module: str) -> str:
+    """The dotted name of a file."""
+    parts = Path(module).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room(module: str) -> str:
+    """The folder of a module; the module itself at the top of a package."""
+    folder = (ROOT / module.replace(".", "/")).is_dir()
+    parent = module if folder else module.rpartition(".")[0]
+    return module if parent in PACKAGES else parent
+
+
+@functools.cache
+def handed_on() -> frozenset[tuple[str, str]]:
+    """Pairs of a module and a name in it: what other rooms import, and what users are shown.
+
+    Users are shown what an `__init__` imports, and modules that its docstring names, with all
+    that is in them; the name is "*" then.
+    """
+    known, found = {named(file) for file in MODULES}, set()
+    for file in MODULES:
+        tree, own, shown = ast.parse((ROOT / file).read_text()), named(file), "__init__" in file
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ImportFrom) or node.module is None:
+                continue
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                module = whole if whole in known else node.module
+                if shown or room(module) != room(own):
+                    every = whole in known and shown
+                    used = [] if every else attributes(tree, alias.asname or alias.name)
+                    names = used if whole in known else [alias.name]
+                    found |= {(module, name) for name in ["*"] * every + names}
+        if shown:
+            words = re.findall(r"`(\w+)`", ast.get_docstring(tree) or "")
+            found |= {(f"{own}.{word}", "*") for word in words if f"{own}.{word}" in known}
+    return frozenset(found)
+
+
+def attributes(tree: ast.Module, name: str) -> list[str]:
+    """Which attributes a module takes of another one that it imports."""
+    return [
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == name
+    ]
+
+
+def short(node: Function) -> bool:
+    """Whether a function has two lines at most, without its docstring."""
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    return not body or (body[-1].end_lineno or 0) - body[0].lineno < 2
+
+
+def public(tree: ast.Module, module: str) -> Iterator[tuple[str, Function | ast.ClassDef, bool]]:
+    """What a module offers: its name, its definition, and whether its parameters are described."""
     for node in tree.body:
         if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_"):
-            yield node.name, node, False
+            described = bool({(module, node.name), (module, "*")} & handed_on())
+            yield node.name, node, described
             if isinstance(node, ast.ClassDef):
+                # A base class, or the protocol, describes what its children do.
+                described = described and not node.bases
                 for part in node.body:
                     if isinstance(part, Function) and not part.name.startswith("_"):
-                        yield f"{node.name}.{part.name}", part, bool(node.bases)
+                        yield f"{node.name}.{part.name}", part, described
 
 
 def own(node: Function) -> Iterator[ast.AST]:
@@ -56,16 +121,21 @@ def raises(node: Function) -> bool:
     )
 
 
-def lacking(name: str, node: Function | ast.ClassDef, may_inherit: bool) -> Iterator[str]:
+def lacking(name: str, node: Function | ast.ClassDef, described: bool) -> Iterator[str]:
     """What the docstring of one definition lacks."""
     text = ast.get_docstring(node)
     if text is None:
-        if not may_inherit:
+        if described or (isinstance(node, Function) and "." not in name and not short(node)):
             yield f"{name} has no docstring"
         return
     if not re.match(r".+?[.:?](\s|$)", text.split("\n\n")[0], re.DOTALL):
         yield f"{name} does not begin with a sentence"
     if isinstance(node, ast.ClassDef) or decorators(node) & {"property", "cached_property"}:
+        return
+    if short(node) and not described and section(text, "Args", "Returns", "Yields", "Raises"):
+        yield f"{name} has two lines, and a docstring of more than a sentence"
+    # A section that is there is complete; where nobody but the room reads it, none has to be.
+    if not described and not re.search(r"^(Args|Returns|Yields|Raises):$", text, re.MULTILINE):
         return
     arguments = node.args
     named = [a.arg for a in arguments.posonlyargs + arguments.args + arguments.kwonlyargs]
@@ -92,8 +162,8 @@ def test_public_names_are_described(module: str):
     tree = ast.parse((ROOT / module).read_text())
     wrong = [
         line
-        for name, node, may_inherit in public(tree)
+        for name, node, described in public(tree, named(module))
         if not (isinstance(node, Function) and "overload" in decorators(node))
-        for line in lacking(name, node, may_inherit)
+        for line in lacking(name, node, described)
     ]
     assert not wrong, "\n".join(wrong)

@@ -70,21 +70,13 @@ def merge(name: str, models: Sequence[Tree]) -> Merge:
 
 
 def cpu_seconds() -> float:
-    """Returns the CPU time that all threads of this process have used.
-
-    Returns:
-      The time in seconds, of the user and of the system.
-    """
+    """Returns the CPU time that all threads of this process have used."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
 def peak_bytes() -> int:
-    """Returns the largest resident memory that this process has had so far.
-
-    Returns:
-      The memory in bytes.
-    """
+    """Returns the largest resident memory that this process has had so far."""
     # ru_maxrss counts bytes on macOS, and KiB elsewhere.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -64,15 +64,7 @@ class Peer:
             (home / "ready").touch()
 
     def command(self, recipe: Path, out: Path) -> list[str]:
-        """Returns the command that merges one recipe, as a user would type it.
-
-        Args:
-          recipe: The recipe.
-          out: The folder of the output.
-
-        Returns:
-          The words of the command.
-        """
+        """Returns the command that merges one recipe, as a user would type it."""
         return [str(self.binaries / "mergekit-yaml"), str(recipe), str(out), "--random-seed", "0"]
 
     def versions(self) -> dict[str, str]:

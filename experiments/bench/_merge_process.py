@@ -88,14 +88,6 @@ def copying(files: Sequence[Path], out: Path, *, sync: bool) -> list[str]:
     """Returns the command that reads files and writes a copy of the first, and does nothing else.
 
     It is the limit that no merge of these files can beat.
-
-    Args:
-      files: The files to be read.
-      out: The file to be written.
-      sync: Whether the copy is flushed to disk.
-
-    Returns:
-      The words of the command.
     """
     words = ["sync" if sync else "no", *map(str, files), str(out)]
     return [sys.executable, "-I", "-S", "-c", _COPIER, *words]

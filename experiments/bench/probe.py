@@ -45,15 +45,7 @@ class Case(NamedTuple):
     metric: probe.Metric
 
     def loss(self, params: Any, batch: Any) -> jax.Array:
-        """Computes the loss of one model on a batch.
-
-        Args:
-          params: The parameters of the model.
-          batch: The batch.
-
-        Returns:
-          The mean loss, a scalar.
-        """
+        """Computes the loss of one model on a batch."""
         return self.metric(probe.features(self.apply, params, batch)["output"], batch).mean()
 
     __hash__ = object.__hash__

@@ -13,11 +13,7 @@ FOLDER = Path(__file__).parents[1] / "bench"
 
 
 def benchmarks() -> list[str]:
-    """Lists the names of the benchmarks, without importing them.
-
-    Returns:
-      The names of the modules in `experiments.bench`, in alphabetical order.
-    """
+    """Lists the names of the benchmarks, without importing them."""
     return sorted(f.stem for f in FOLDER.glob("*.py") if not f.stem.startswith("_"))
 
 

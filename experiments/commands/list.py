@@ -26,10 +26,6 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 
 
 def experiments() -> str:
-    """Puts all studies into words.
-
-    Returns:
-      A line for each study: its name and its question.
-    """
+    """Puts all studies into words."""
     width = max(map(len, studies()))
     return "\n".join(f"{name:{width}}  {study.question}" for name, study in studies().items())

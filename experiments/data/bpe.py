@@ -202,13 +202,6 @@ def save(path: str | Path, bpe: Bpe) -> None:
     """Writes a vocabulary to a file, as JSON with a checksum.
 
     Equal vocabularies give equal bytes.
-
-    Args:
-      path: The file to write. One that is there is replaced.
-      bpe: The vocabulary.
-
-    Raises:
-      StoreError: If the file cannot be written.
     """
     record = {"format": disk.FORMAT, "schema": _SCHEMA, "merges": bpe.merges.tolist()}
     disk.write_record(Path(path), record)

@@ -104,14 +104,7 @@ def read(path: str | Path, answers: str | Path | None = None) -> tuple[Item, ...
 
 
 def understood(record: Mapping[str, Any]) -> bool:
-    """Says whether an object has the fields of a question.
-
-    Args:
-      record: The object of one line.
-
-    Returns:
-      Whether `read` knows a layout whose fields are all there. What they hold is not looked at.
-    """
+    """Says whether an object has the fields of a question."""
     return any(all(field in record for field in fields) for fields, _ in _SPELLINGS)
 
 

@@ -114,19 +114,7 @@ def _read(path: Path, axes: int, source: Source) -> UInt8[np.ndarray, "..."]:
 def read_images(
     path: str | Path, source: Source = FAMILIES["mnist"].source
 ) -> UInt8[np.ndarray, "n height width"]:
-    """Reads the images of one idx3-ubyte file.
-
-    Args:
-      path: The file; packed with gzip if its name ends in .gz.
-      source: The data set that it belongs to, for the message where it is missing.
-
-    Returns:
-      The images as stored, uint8 `(n, height, width)`.
-
-    Raises:
-      DataError: If the file is missing, empty, truncated or no idx file of images. It is a
-        `ValueError`.
-    """
+    """Reads the images of one idx3-ubyte file."""
     return _read(Path(path), 3, source)
 
 
@@ -136,21 +124,7 @@ def read_labels(
     source: Source = FAMILIES["mnist"].source,
     first: int = 0,
 ) -> Int32[np.ndarray, " n"]:
-    """Reads the labels of one idx1-ubyte file.
-
-    Args:
-      path: The file; packed with gzip if its name ends in .gz.
-      classes: The number of classes.
-      source: The data set that it belongs to, for the message where it is missing.
-      first: The number that the file gives to the first class.
-
-    Returns:
-      The labels from 0 to `classes - 1`, int32 `(n,)`.
-
-    Raises:
-      DataError: If the file is missing, empty, truncated or no idx file of labels, or a label is
-        not a class. It is a `ValueError`.
-    """
+    """Reads the labels of one idx1-ubyte file."""
     path = Path(path)
     return checked_labels(_read(path, 1, source), classes, path, first=first)
 

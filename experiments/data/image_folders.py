@@ -246,18 +246,6 @@ def load(folder: str | Path, side: int) -> Images:
     Each image is cropped to its central square and resized. Classes are the folders in sorted
     order. Files other than .jpeg, .jpg and .png are ignored, and so are names that begin with a
     dot.
-
-    Args:
-      folder: The folder that has the classes' folders.
-      side: The height and width of the result, in pixels, >= 1.
-
-    Returns:
-      The images `(n, side, side, 3)`, their labels, and the names of the folders.
-
-    Raises:
-      ValueError: If `side` is below 1.
-      DataError: If a folder is missing or empty, an image cannot be decoded, or all of them need
-        more than 4 GiB. It is a `ValueError`.
     """
     paths, labels, names = listed(folder)
     return _images(paths, labels, list(names), side, True, PLAIN)

@@ -66,18 +66,6 @@ def direct(
 ) -> dict[str, Any]:
     """Computes a stage and stores nothing.
 
-    Args:
-      name: The name of the stage, which is not used.
-      compute: Computes the stage; called with None if `folder` is true, else with no argument.
-      folder: Whether `compute` takes the directory that a store would give it.
-
-    Returns:
-      The arrays, in the form in which a store would return them (`as_arrays`).
-
-    Raises:
-      TypeError: As `as_arrays`.
-      ValueError: As `as_arrays`.
-
     >>> direct("one", lambda: {"x": [1, 2]})
     {'x': array([1, 2])}
     """
@@ -115,14 +103,7 @@ def _record(file: Path) -> Path:
 
 
 def finished(file: Path) -> bool:
-    """Tells whether a stage is stored.
-
-    Args:
-      file: The .npz file of its arrays.
-
-    Returns:
-      Whether its record exists. The record is written last, so that then the arrays are there, too.
-    """
+    """Tells whether a stage is stored."""
     return _record(file).exists()
 
 

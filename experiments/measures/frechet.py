@@ -116,15 +116,5 @@ def between(a: Float[ArrayLike, "n d"], b: Float[ArrayLike, "m d"]) -> float:
 
     It is biased upwards, by O(1/n + 1/m). So compare only distances of samples of equal sizes, and
     beside them that of two samples of one distribution.
-
-    Args:
-      a: A sample of n points.
-      b: A sample of m points.
-
-    Returns:
-      The squared distance.
-
-    Raises:
-      ValueError: As `fit` and `distance`.
     """
     return distance(fit(a), fit(b))

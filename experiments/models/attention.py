@@ -59,14 +59,6 @@ def dropped(rate: float, train: bool) -> Callable[[Array], Array] | None:
     """Returns a dropout layer if there is anything to drop.
 
     It is called within a module, of which the layer becomes a submodule.
-
-    Args:
-      rate: The share of entries that are set to 0; the others are multiplied by 1 / (1 - rate).
-      train: Whether the network is being trained.
-
-    Returns:
-      The layer, which draws from the PRNG stream "dropout"; None if `rate` is 0 or `train` is
-      false.
     """
     return nn.Dropout(rate, deterministic=False) if rate and train else None
 

@@ -62,13 +62,6 @@ def regression(prediction: Float[Array, "n d"], target: Float[Array, "n d"]) -> 
 
     |p / |p| - z / |z||^2 = 2 - 2 cos(p, z)
 
-    Args:
-      prediction: The predictions p of n examples.
-      target: The projections z of the target network.
-
-    Returns:
-      The distance for each example, from 0 to 4; 2 where p or z is 0.
-
     References:
       Grill et al., Bootstrap your own latent, 2020 (arXiv 2006.07733), eq. (2).
 
@@ -89,14 +82,6 @@ def decay(step: ArrayLike, steps: int, base: float) -> Float[Array, ""]:
 
     1 - (1 - base) (cos(pi step / steps) + 1) / 2
 
-    Args:
-      step: The number of steps taken; beyond `steps` the decay is 1.
-      steps: The number of steps of the training.
-      base: The decay at step 0, from 0 to 1.
-
-    Returns:
-      The decay, a scalar.
-
     References:
       Grill et al., Bootstrap your own latent, 2020 (arXiv 2006.07733), Section 3.3.
 
@@ -109,14 +94,6 @@ def decay(step: ArrayLike, steps: int, base: float) -> Float[Array, ""]:
 
 def moved(target: PyTree, online: PyTree, decay: ArrayLike) -> PyTree:
     """Moves the target network towards the online network: decay * target + (1 - decay) * online.
-
-    Args:
-      target: The parameters of the target network.
-      online: The parameters of the online network, of the same structure.
-      decay: The share of the old target, from 0 to 1.
-
-    Returns:
-      The new parameters of the target network.
 
     References:
       Grill et al., Bootstrap your own latent, 2020 (arXiv 2006.07733), eq. (1).

@@ -22,36 +22,15 @@ class Layout(Protocol):
     """Where the arrays of a training lie on devices; `sharding.Layout` is one."""
 
     def shardings(self, state: Any) -> Any:
-        """Says how the arrays of a state are laid out.
-
-        Args:
-          state: The state, or its shapes.
-
-        Returns:
-          The sharding of each array; None on one device.
-        """
+        """Says how the arrays of a state are laid out."""
         ...
 
     def lay(self, state: Any) -> Any:
-        """Lays out a state where the step expects it.
-
-        Args:
-          state: The state, which every process has as a whole.
-
-        Returns:
-          The state with the same values.
-        """
+        """Lays out a state where the step expects it."""
         ...
 
     def place(self, batch: Any) -> Any:
-        """Puts a batch where the step expects it.
-
-        Args:
-          batch: The batch, which every process has as a whole.
-
-        Returns:
-          The batch on the devices.
-        """
+        """Puts a batch where the step expects it."""
         ...
 
 

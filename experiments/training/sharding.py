@@ -57,28 +57,11 @@ class Layout(NamedTuple):
         return (fully_sharded if self.shard == "full" else replicated)(self.mesh, state)
 
     def lay(self, state: PyTree) -> PyTree:
-        """Lays out a state where the step expects it.
-
-        Args:
-          state: The state, which every process has as a whole.
-
-        Returns:
-          The state; on several devices in new buffers.
-        """
+        """Lays out a state where the step expects it."""
         return state if self.mesh is None else place(state, self.shardings(state))
 
     def place(self, batch: PyTree) -> PyTree:
-        """Puts a batch where the step expects it.
-
-        Args:
-          batch: The batch, which every process has as a whole.
-
-        Returns:
-          The batch on the devices, shared out along its first axis if there are several.
-
-        Raises:
-          ValueError: If the devices do not divide an array evenly.
-        """
+        """Puts a batch where the step expects it."""
         return jax.device_put(batch) if self.mesh is None else split(self.mesh, batch)
 
 

@@ -224,16 +224,7 @@ def check_blocks(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, 
 
 
 def factors(spec: Spec, path: str, x: Array) -> Array:
-    """Reshapes a leaf so that every factor of its grouped axes has an axis of its own.
-
-    Args:
-      spec: The spec of the network, without fused axes.
-      path: The path of the leaf.
-      x: The leaf.
-
-    Returns:
-      The same entries with one axis per factor, in row-major order.
-    """
+    """Reshapes a leaf so that every factor of its grouped axes has an axis of its own."""
     return jnp.reshape(x, factor_shape(spec, spec.axes(path), jnp.shape(x)))
 
 

@@ -206,14 +206,7 @@ class Problem:
         return _factored(argument, path, self.leaves[side][path], self.spec)
 
     def reference(self, path: str) -> Array:
-        """Returns a leaf of the reference.
-
-        Args:
-          path: The path of the leaf.
-
-        Returns:
-          The leaf with an axis per factor, in float32 or wider.
-        """
+        """Returns a leaf of the reference."""
         return self.kept[path][0] if path in self.kept else self._read(0, path)
 
     def moved(self, path: str) -> Array:
@@ -258,19 +251,11 @@ class Problem:
         return out
 
     def snapshot(self) -> Any:
-        """Copies the state of the second network.
-
-        Returns:
-          The maps and the kept leaves, for `restore`.
-        """
+        """Copies the state of the second network."""
         return dict(self.maps), {path: list(sides) for path, sides in self.kept.items()}
 
     def restore(self, snapshot: Any) -> None:
-        """Goes back to an earlier state of the second network.
-
-        Args:
-          snapshot: What `snapshot` returned.
-        """
+        """Goes back to an earlier state of the second network."""
         self.maps, self.kept = snapshot
         self.best = set()
 
@@ -465,38 +450,12 @@ def recurrent(spec: Spec) -> dict[str, str]:
 
 
 def apart(argument: str, tree: PyTree, spec: Spec) -> dict[str, Any]:
-    """Takes a tree apart into leaves by path, fused leaves into one leaf per block.
-
-    Args:
-      argument: What error messages call the tree.
-      tree: The parameters.
-      spec: The spec that the leaves must fit.
-
-    Returns:
-      The leaves by path; block k of a fused leaf `path` is `path[k]`.
-
-    Raises:
-      ValueError: For a leaf that is not the spec's, or not of its shape.
-    """
+    """Takes a tree apart into leaves by path, fused leaves into one leaf per block."""
     return unfuse(checked_leaves(argument, tree, spec, leaf_paths(tree)), spec)[0]
 
 
 def arrays(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]) -> dict[str, Array]:
-    """Returns named leaves of a tree as checked arrays with one axis per factor.
-
-    Args:
-      argument: What error messages call the tree.
-      tree: The parameters.
-      spec: An unfused spec that the leaves must fit.
-      paths: The paths of the leaves.
-
-    Returns:
-      The arrays by path, in float32 or wider.
-
-    Raises:
-      ValueError: For a leaf that is missing, not the spec's or not of its shape, or whose values
-        are traced, not finite or not real floating numbers of 16 bits or more.
-    """
+    """Returns named leaves of a tree as checked arrays with one axis per factor."""
     leaves = checked_leaves(argument, tree, spec, paths)
     return {path: _factored(argument, path, x, spec) for path, x in leaves.items()}
 
@@ -652,13 +611,6 @@ def _square_of(a: Array, b: Array | float) -> Products:
 
 def square(a: Array, b: Array | float = 0.0) -> float:
     """Computes |a - b|^2, which may be more or less than float32 holds.
-
-    Args:
-      a: An array.
-      b: Another one of its shape, or a number.
-
-    Returns:
-      The square of the Euclidean norm.
 
     >>> square(jnp.full(4, 2.0**-80)) == 4 * 2.0**-160
     True

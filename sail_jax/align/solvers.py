@@ -79,12 +79,6 @@ def procrustes(benefit: Matrix) -> Matrix:
 
     It is U V^T for the singular value decomposition benefit = U S V^T.
 
-    Args:
-      benefit: A matrix, `(n, n)`.
-
-    Returns:
-      Q, `(n, n)`, in the dtype of `benefit`.
-
     References:
       Schonemann, A generalized solution of the orthogonal Procrustes problem, 1966.
     """

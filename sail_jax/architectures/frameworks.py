@@ -73,12 +73,6 @@ class Place(NamedTuple):
     def path(self, leaf: str) -> str:
         """Writes the path of a leaf.
 
-        Args:
-          leaf: Its path inside of a layer.
-
-        Returns:
-          Its path inside of the tree, with `{i}`.
-
         >>> Place("decoder/layers_{i}/", "_local", "", False).path("mlp/wo/kernel")
         'decoder/layers_{i}/mlp_local/wo/kernel'
         """

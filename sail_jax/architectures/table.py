@@ -117,11 +117,7 @@ class Rules(NamedTuple):
         return spec(params, present, spaces=spaces, sizes=sizes)
 
     def loose(self) -> "Rules":
-        """Returns the rules of the network untied.
-
-        Returns:
-          The rules where each tied leaf is used in the first of its ways alone.
-        """
+        """Returns the rules of the network untied."""
         axes = tuple((p, text.split("|")[0].strip()) for p, text in self.axes)
         return self._replace(axes=axes)
 
@@ -202,14 +198,7 @@ class Rules(NamedTuple):
 def pairs(
     table: Mapping[str, str],
 ) -> tuple[tuple[tuple[str, str], ...], frozenset[str]]:
-    """Splits a table into its rules and the patterns that are optional.
-
-    Args:
-      table: Axes strings by pattern. A "?" in front of a pattern makes it optional.
-
-    Returns:
-      The pairs of pattern and axes, without "?", and the optional patterns.
-    """
+    """Splits a table into its rules and the patterns that are optional."""
     optional = frozenset(p[1:] for p in table if p[0] == "?")
     return tuple((p.removeprefix("?"), text) for p, text in table.items()), optional
 

@@ -222,12 +222,6 @@ def _plan(args: Namespace, spec: Any, config: Any) -> int:
 def collapsed(name: str) -> str:
     """Replaces the numbers in a name by {i}, so that it is the same for all layers.
 
-    Args:
-      name: The name of a space or a tensor.
-
-    Returns:
-      The name without its numbers.
-
     >>> collapsed("encoder.hidden.3")
     'encoder.hidden.{i}'
     """
@@ -236,12 +230,6 @@ def collapsed(name: str) -> str:
 
 def collapsed_text(text: str) -> str:
     """Replaces the numbers in all names that a message quotes.
-
-    Args:
-      text: The message, with names in single quotes.
-
-    Returns:
-      The message, the same for all layers.
 
     >>> collapsed_text("'hidden.3' is permuted in 2 sweeps")
     "'hidden.{i}' is permuted in 2 sweeps"

@@ -274,12 +274,6 @@ def _line(error: Exception) -> str:
 def parameters(record: Mapping[str, Any]) -> str:
     """Formats the number of parameters of a checkpoint.
 
-    Args:
-      record: What `inspect` says of the checkpoint.
-
-    Returns:
-      The number in full below 10^6, else in millions.
-
     >>> parameters({"parameters": 124_439_808})
     '124.4 M parameters'
     """

@@ -78,11 +78,7 @@ def _small_programs() -> str:
 
 
 def quick_flags() -> str:
-    """Names the flags of XLA with which a process compiles without optimising from start to end.
-
-    Returns:
-      What the environment variable XLA_FLAGS is to be.
-    """
+    """Names the flags of XLA with which a process compiles without optimising from start to end."""
     unoptimised = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     return f"{unoptimised} {_small_programs()}"
 

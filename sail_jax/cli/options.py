@@ -83,13 +83,6 @@ class Parser(argparse.ArgumentParser):
 def flag(name: str, value: str) -> str:
     """Spells an argument of the library as an option of the command line.
 
-    Args:
-      name: The argument.
-      value: What is given, which the option implies or the reader chooses.
-
-    Returns:
-      The option.
-
     >>> flag("allow_nonfinite", "True"), flag("rules", "...")
     ('--allow-nonfinite', '--spec')
     """

@@ -55,18 +55,7 @@ class Panel(Axes):
     """Axes whose titles keep one font size: `Axes.set_title` would reset it to the global one."""
 
     def set_title(self, label, fontdict=None, loc=None, pad=None, **options):
-        """Sets the title, in size 10 unless another `fontsize` is given.
-
-        Args:
-          label: The text.
-          fontdict: See `matplotlib.axes.Axes.set_title`.
-          loc: See there.
-          pad: See there.
-          options: See there.
-
-        Returns:
-          The title's text object.
-        """
+        """Sets the title, in size 10 unless another `fontsize` is given."""
         return super().set_title(label, fontdict, loc, pad, **{"fontsize": 10, **options})
 
 

@@ -276,14 +276,6 @@ def duplicate(index: Int[ArrayLike, "new"], old: int, family: Family) -> SpaceMa
 
 
 def check_growth(old: int, new: int) -> None:
-    """Checks that sizes are those of a space that grows.
-
-    Args:
-      old: The number of units before.
-      new: The number of units after.
-
-    Raises:
-      ValueError: If not 0 < old <= new.
-    """
+    """Checks that sizes are those of a space that grows."""
     if not 0 < old <= new:
         raise ValueError(f"growth needs 0 < old <= new, got old={old}, new={new}")

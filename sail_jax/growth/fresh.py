@@ -46,13 +46,6 @@ def leaf_key(key: PRNGKeyArray, name: str) -> PRNGKeyArray:
 
     What is drawn with it depends on the name and the key alone, not on what is drawn beside it or
     in which order.
-
-    Args:
-      key: The key of the whole operation.
-      name: The path of the leaf, or the name of the space.
-
-    Returns:
-      `key` with the CRC-32 of the name folded in.
     """
     # A checksum and not Python's `hash`, which differs from process to process.
     return jax.random.fold_in(key, np.uint32(zlib.crc32(name.encode())))

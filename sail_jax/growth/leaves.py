@@ -112,17 +112,7 @@ class Growth:
     _std: float
 
     def needs(self, path: str) -> tuple[str, ...]:
-        """Lists the leaves of the old network that a new leaf is computed from.
-
-        Args:
-          path: The path of the new leaf.
-
-        Returns:
-          The paths of the old leaves, each once.
-
-        Raises:
-          ValueError: If the grown network has no such leaf.
-        """
+        """Lists the leaves of the old network that a new leaf is computed from."""
         source = self._source(path)
         return tuple(dict.fromkeys([*source.paths, *([source.above] if source.above else [])]))
 

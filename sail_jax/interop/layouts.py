@@ -32,7 +32,7 @@ from sail_jax.architectures.frameworks import (
     rows,
 )
 from sail_jax.architectures.table import Config, count, divided, flag, setting
-from sail_jax.checks import argument, nearest
+from sail_jax.checks import argument, nearest, one_of
 from sail_jax.trees import factor_of, leaf_paths, some_paths
 
 __all__ = [
@@ -263,10 +263,8 @@ def links(
     >>> link.shape((32, 16))
     (16, 2, 4, 8)
     """
-    if framework not in DECODERS:
-        raise ValueError(f"framework: expected {' or '.join(DECODERS)}, got {framework!r}")
-    if param_scan_axis not in (0, 1):
-        raise ValueError(f"param_scan_axis: expected 0 or 1, got {param_scan_axis!r}")
+    one_of("framework", framework, DECODERS)
+    one_of("param_scan_axis", param_scan_axis, (0, 1))
     kind = setting(config, "model_type")
     known = DECODERS[framework]
     if "text_config" in config or not isinstance(kind, str) or kind not in known:
@@ -295,8 +293,7 @@ def links(
         )
     sizes = {"h": heads, "k": shared, "d": size}
     rope = rope or ("interleaved" if _llama31(config) else "halves")
-    if rope not in ("halves", "interleaved"):
-        raise ValueError(f"rope: expected 'halves' or 'interleaved', got {rope!r}")
+    one_of("rope", rope, ("halves", "interleaved"))
     block, ends = rows(framework, family)
     scanned = scan_layers and framework == "maxtext"
     out = []

@@ -107,13 +107,5 @@ def _spaces(texts: Iterable[str]) -> set[str]:
 
 
 def both(first: str, second: str) -> str:
-    """Joins two statements on what is applied to a space.
-
-    Args:
-      first: Words of `NONLINEARITIES`.
-      second: Other such words.
-
-    Returns:
-      The words of both.
-    """
+    """Joins two statements on what is applied to a space."""
     return " ".join(dict.fromkeys([*first.split(), *second.split()]))

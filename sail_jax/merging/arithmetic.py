@@ -105,12 +105,6 @@ def sums(*arrays: Float[Array, "..."]) -> tuple[Float[Array, ""], ...]:
     Vectors are summed in one pass over what they are computed from, which is several times faster
     on CPUs than one sum after another. The result is as accurate as XLA's own sums, which add in a
     tree: the error is a few eps times the sum of the magnitudes.
-
-    Args:
-      *arrays: At least one array; all have the same shape.
-
-    Returns:
-      One scalar for each array.
     """
     return _sums(arrays) if _folds(arrays) else tuple(x.sum() for x in arrays)
 

@@ -49,12 +49,7 @@ class InMemory(NamedTuple):
         return self.array.shape
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
-        """Copies consecutive entries, in row-major order, into a buffer.
-
-        Args:
-          out: The buffer to fill, flat.
-          start: Row-major index of the first entry to copy.
-        """
+        """Copies consecutive entries, in row-major order, into a buffer."""
         out[:] = self.array.reshape(-1)[start : start + len(out)]
 
 

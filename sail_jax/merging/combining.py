@@ -196,16 +196,6 @@ def from_function(
     `[task, n]`, with "row" an array `[task, rows, columns]` (of a vector `[task, n]`), and in both
     cases zeros may follow the last entry. The weight broadcasts with the delta.
 
-    Args:
-      function: `(*arrays, delta, weight) -> (delta, weight)`. A weight of 0 masks an entry. It
-        should live as long as the process: a new function is compiled again.
-      *arrays: Its first arguments, whose values may be traced.
-      needs: What the function has to see at once: any "entry", a "row" (all entries along the last
-        axis), or the whole "tensor", in its own shape.
-
-    Returns:
-      The transform.
-
     >>> halve = from_function(lambda delta, weight: (delta / 2, weight))
     >>> halve(TaskVectors({"a": jnp.ones((1, 2))}, {"a": jnp.ones((1, 1))})).delta["a"].tolist()
     [[0.5, 0.5]]

@@ -53,15 +53,7 @@ class Wide(NamedTuple):
 
 
 def carry(hi: Numbers, lo: Numbers) -> Wide:
-    """Makes counts of two words of which the lower may exceed 16 bits.
-
-    Args:
-      hi: uint32, of any shape.
-      lo: uint32 that broadcasts with `hi`.
-
-    Returns:
-      The counts hi * 2**16 + lo.
-    """
+    """Makes counts of two words of which the lower may exceed 16 bits."""
     return Wide(hi + (lo >> 16), lo & (HALF - 1))
 
 
@@ -92,53 +84,23 @@ def add(a: Wide, b: Wide) -> Wide:
 
 
 def subtract(a: Wide, b: Wide) -> Wide:
-    """Subtracts counts.
-
-    Args:
-      a: Counts of any shape.
-      b: Counts that broadcast with `a`, none of them larger.
-
-    Returns:
-      a - b.
-    """
+    """Subtracts counts."""
     # Borrowed beforehand, so that the lower word is not negative.
     return carry(a.hi - b.hi - 1, a.lo - b.lo + HALF)
 
 
 def less(a: Wide, b: Wide) -> Bool[Numbers, "..."]:
-    """Compares counts.
-
-    Args:
-      a: Counts of any shape.
-      b: Counts that broadcast with `a`.
-
-    Returns:
-      a < b.
-    """
+    """Compares counts."""
     return (a.hi < b.hi) | ((a.hi == b.hi) & (a.lo < b.lo))
 
 
 def narrow_to_wide(n: UInt[Array, "..."]) -> Wide:
-    """Converts 32-bit counts to a `Wide`.
-
-    Args:
-      n: uint32, of any shape.
-
-    Returns:
-      The same counts, of the same shape.
-    """
+    """Converts 32-bit counts to a `Wide`."""
     return carry(jnp.uint32(0), n)
 
 
 def running(counts: Wide) -> Wide:
-    """Computes for each row the sum of the rows before it.
-
-    Args:
-      counts: Shape `[row, ...]`, fewer than 2**16 rows.
-
-    Returns:
-      The sums, of the same shape; 0 for the first row.
-    """
+    """Computes for each row the sum of the rows before it."""
     # Fewer than 2**16 words below 2**16 add up to less than 2**32.
     return carry(*(part.cumsum(0, dtype=jnp.uint32) - part for part in counts))
 
@@ -148,27 +110,12 @@ def numpy_of(x: Any) -> Any:
 
     Counts of files come as NumPy arrays. There are few of them, and to compile for them would take
     much longer than to compute.
-
-    Args:
-      x: An array.
-
-    Returns:
-      The module `numpy` or `jax.numpy`.
     """
     return np if isinstance(x, np.ndarray | np.generic) else jnp
 
 
 def choose(condition: Numbers, a: Wide, b: Wide) -> Wide:
-    """Chooses between counts, entry by entry.
-
-    Args:
-      condition: Bools of any shape.
-      a: Counts that broadcast with them.
-      b: Counts that broadcast with them.
-
-    Returns:
-      Those of `a` where the condition is true, elsewhere those of `b`.
-    """
+    """Chooses between counts, entry by entry."""
     where = numpy_of(condition).where
     return Wide(*(where(condition, x, y) for x, y in zip(a, b, strict=True)))
 
@@ -191,14 +138,7 @@ def occurrences(mask: Bool[Array, "task ..."]) -> Wide:
 
 
 def check_size(keys: Array) -> None:
-    """Refuses a leaf with more entries than 32 bits can count.
-
-    Args:
-      keys: Shape `[task, ...]`.
-
-    Raises:
-      ValueError: If a task has 2**32 entries or more.
-    """
+    """Refuses a leaf with more entries than 32 bits can count."""
     if math.prod(keys.shape[1:]) >= 1 << 32:
         raise ValueError(f"cannot count a leaf of shape {keys.shape[1:]}: expected < 2**32 entries")
 

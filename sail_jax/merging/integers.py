@@ -9,11 +9,13 @@ model's would be wrong next to merged ones: no rule admits that.
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from sail_jax.checks import one_of
 
 __all__ = ["Integers", "check_integers", "differ", "is_complex", "one_of", "remedy", "rule_for"]
 
@@ -36,10 +38,7 @@ def check_integers(integers: Any) -> Integers:
     """
     if integers is None:
         return "first"
-    if integers not in get_args(Integers):
-        raise ValueError(
-            f"integers: expected one of {', '.join(get_args(Integers))}; got {integers!r}"
-        )
+    one_of("integers", integers, Integers)
     return integers
 
 
@@ -85,7 +84,7 @@ def remedy(dtype: Any, otherwise: str) -> str:
     return of_complex if is_complex(dtype) else otherwise
 
 
-def one_of(values: Sequence[Any], integers: Integers) -> Any:
+def taken(values: Sequence[Any], integers: Integers) -> Any:
     """Takes one array in the place of several.
 
     Args:
@@ -96,7 +95,7 @@ def one_of(values: Sequence[Any], integers: Integers) -> Any:
     Returns:
       The array that the rule takes.
 
-    >>> one_of([np.array([100, 7]), np.array([200, 3])], "max")
+    >>> taken([np.array([100, 7]), np.array([200, 3])], "max")
     array([200,   7])
     """
     if integers == "max":

@@ -52,11 +52,7 @@ class Source(Protocol):
         ...
 
     def vectors(self) -> tuple[Array, Array | np.ndarray]:
-        """Computes the task vectors of the leaf.
-
-        Returns:
-          The delta, shape `[task, ...]`, and a weight that broadcasts with it.
-        """
+        """Computes the task vectors of the leaf."""
         ...
 
 
@@ -91,28 +87,13 @@ Known = Sequence[Kernel | None]
 
 
 def data_of(steps: Sequence[Step], leaf: Leaf) -> Data:
-    """Collects the arrays of a leaf.
-
-    Args:
-      steps: The steps it will go through, which may have arrays of their own for it.
-      leaf: The leaf.
-
-    Returns:
-      The arrays; one entry of `local` for each step.
-    """
+    """Collects the arrays of a leaf."""
     local = (None if step.local is None else step.local(leaf.path) for step in steps)
     return Data(leaf.source, tuple(local))
 
 
 def barrier(steps: Sequence[Step]) -> int:
-    """Counts the steps that have to be resolved before any leaf can be finished.
-
-    Args:
-      steps: The steps in order.
-
-    Returns:
-      The number of steps up to the last one with a statistic of the whole tree; 0 if there is none.
-    """
+    """Counts the steps that have to be resolved before any leaf can be finished."""
     return max((i + 1 for i, step in enumerate(steps) if step.over_tree), default=0)
 
 
@@ -174,15 +155,7 @@ def naming(path: str) -> Iterator[None]:
 
 
 def digit_bits(size: int, leaves: int) -> int:
-    """Chooses how many bits of a key a search on a CPU should find in one pass; see `ranking`.
-
-    Args:
-      size: The number of entries of all leaves.
-      leaves: The number of leaves.
-
-    Returns:
-      16 if leaves are large on average, 8 otherwise.
-    """
+    """Chooses how many bits of a key a search on a CPU should find in one pass; see `ranking`."""
     # A histogram of 16-bit digits has 65,536 bins for each leaf, which have to be cleared and added
     # up: that is not worth it for leaves with fewer entries than bins.
     return 16 if size > LARGE * leaves else 8
@@ -209,31 +182,13 @@ def through(kernels: Known, data: Data, piece: Piece) -> Any:
 
 
 def summarise(kernels: Known, summary: Kernel, data: Data, piece: Piece) -> Any:
-    """Computes what a piece contributes to a statistic of the next step.
-
-    Args:
-      kernels: The kernels of the steps before it.
-      summary: `(piece, delta, weight) -> part`.
-      data: The arrays of the piece.
-      piece: Which entries of the leaf they are.
-
-    Returns:
-      The part, of whatever type the summary returns.
-    """
+    """Computes what a piece contributes to a statistic of the next step."""
     local = piece.beside(data.local[len(kernels)])
     return summary(local, *through(kernels, data, piece))
 
 
 def alone(step: Step) -> Kernel:
-    """Makes a kernel that finds the statistics of a step by itself, in a leaf that is one piece.
-
-    Args:
-      step: A step whose statistics are not over the tree.
-
-    Returns:
-      A kernel `(prepared, piece, delta, weight)`, where `prepared` is what `Step.prepare` returns
-      for the size of the leaf.
-    """
+    """Makes a kernel that finds the statistics of a step by itself, in a leaf that is one piece."""
     return kernel(_alone, step.compiled())
 
 
@@ -247,28 +202,11 @@ class Traced:
     """The methods common to visits that are part of a compiled program."""
 
     def run(self, function: Kernel, *args: Any) -> Any:
-        """Calls a kernel; see `Visit.run`.
-
-        Args:
-          function: The kernel.
-          *args: Its arguments.
-
-        Returns:
-          What the kernel returns.
-        """
+        """Calls a kernel; see `Visit.run`."""
         return function(*args)
 
     def repeat(self, times: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
-        """Repeats a function of a state in a loop of the program; see `Visit.repeat`.
-
-        Args:
-          times: How often.
-          body: `(i, state) -> state`.
-          state: The first state.
-
-        Returns:
-          The last state.
-        """
+        """Repeats a function of a state in a loop of the program; see `Visit.repeat`."""
         return lax.fori_loop(0, times, body, state)
 
 
@@ -306,13 +244,5 @@ class Whole(Traced):
 
 
 def map_counts(function: Callable[..., Any], *trees: Any) -> Any:
-    """Applies a function to every `counting.Wide` in some trees of the same structure.
-
-    Args:
-      function: Function of one `Wide` from each tree.
-      *trees: Pytrees in which a `Wide` is a leaf.
-
-    Returns:
-      A tree of the results.
-    """
+    """Applies a function to every `counting.Wide` in some trees of the same structure."""
     return jax.tree.map(function, *trees, is_leaf=lambda x: isinstance(x, counting.Wide))

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float, PyTree
 
-from sail_jax.checks import concrete, nearest
+from sail_jax.checks import concrete, nearest, one_of, scalar
 from sail_jax.merging import random_bits
 from sail_jax.merging.arithmetic import number
 from sail_jax.merging.arrays import InMemory, merge_arrays
@@ -44,7 +44,6 @@ from sail_jax.merging.task_vectors import (
     Matched,
     Proposal,
     Weights,
-    check_scalar,
     known_finite,
     match,
     outcome,
@@ -134,7 +133,7 @@ class Merge:
             raise TypeError(f"transform: expected a Transform, got {self.transform!r}")
         if not isinstance(self.reduction, Reduction):
             raise TypeError(f"reduction: expected a Reduction, got {self.reduction!r}")
-        check_scalar("scale", self.scale, np.isfinite, "a finite number")
+        scalar("scale", self.scale, np.isfinite, "a finite number")
         # A copy that cannot be changed: merges are immutable.
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
 
@@ -443,8 +442,7 @@ def choose(compat: Compat) -> Callable[[T | None, T, T], T]:
     >>> default(None, 0.2, 1.0), default(0.5, 0.2, 1.0)
     (1.0, 0.5)
     """
-    if compat not in ("paper", "mergekit"):
-        raise ValueError(f"compat: expected 'paper' or 'mergekit', got {compat!r}")
+    one_of("compat", compat, Compat)
 
     def chosen(value: T | None, paper: T, mergekit: T) -> T:
         return value if value is not None else paper if compat == "paper" else mergekit

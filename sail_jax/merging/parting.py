@@ -1,11 +1,12 @@
 """Trees parted into the leaves that are merged and the others, and put together again."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 from jaxtyping import PyTree
 
+from sail_jax.checks import one_of
 from sail_jax.merging.selection import Select, check_weights, selection
 from sail_jax.trees import leaf_paths, some_paths
 
@@ -44,8 +45,7 @@ def part(models: Sequence[PyTree], like: PyTree, select: Select, rest: Rest) -> 
       ValueError: If the state of an optimiser is selected, nothing is, there are others under
         "error", or the last model lacks one of them.
     """
-    if rest not in get_args(Rest):
-        raise ValueError(f"rest: expected one of {', '.join(get_args(Rest))}; got {rest!r}")
+    one_of("rest", rest, Rest)
     leaves = _by_path(like)
     selected = selection(leaves, select)
     check_weights(selected)

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from sail_jax.checks import one_of
 from sail_jax.merging.arithmetic import Products, add_products, per_task, products, task_sum
 from sail_jax.merging.combining import Reduction, reduce
 from sail_jax.merging.steps import Fold, Piece, kernel
-from sail_jax.merging.transforms import one_of
 
 __all__ = ["Vectors", "combination", "mean_where_any", "weighted_mean", "weighted_sum"]
 

@@ -206,84 +206,31 @@ class Visit(Protocol):
     bits: int
 
     def fold(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> Any:
-        """Adds up what all pieces contribute.
-
-        Args:
-          summary: `(piece, delta, weight) -> part`.
-          add: Associative and commutative sum of two parts.
-
-        Returns:
-          The sum of the parts.
-        """
+        """Adds up what all pieces contribute."""
         ...
 
     def keep(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
-        """Adds up what all pieces contribute, and keeps a value of each piece.
-
-        Args:
-          summary: `(piece, delta, weight) -> (part, own)`.
-          add: Associative and commutative sum of two parts.
-
-        Returns:
-          The sum of the parts, and the values `own` of all pieces, which kernels get as a further
-          argument.
-        """
+        """Adds up what all pieces contribute, and keeps a value of each piece."""
         ...
 
     def each(self, function: Callable[..., Any], *own: Any) -> Any:
-        """Applies a function to what each piece keeps.
-
-        Args:
-          function: Function of one value from each of `own`.
-          *own: What pieces keep.
-
-        Returns:
-          What the function returns for each piece, in the structure of `own`.
-        """
+        """Applies a function to what each piece keeps."""
         ...
 
     def before(self, own: Any) -> Any:
-        """Adds up, for each piece, the counts that the pieces before it keep.
-
-        Args:
-          own: What pieces keep: trees of counts (`counting.Wide`).
-
-        Returns:
-          The sums, in the structure of `own`. Pieces are in order of (path, index).
-        """
+        """Adds up, for each piece, the counts that the pieces before it keep."""
         ...
 
     def sizes(self) -> Any:
-        """Counts the entries of each piece.
-
-        Returns:
-          One `counting.Wide` for each piece, in the structure of what pieces keep.
-        """
+        """Counts the entries of each piece."""
         ...
 
     def run(self, function: Kernel, *args: Any) -> Any:
-        """Calls a kernel on what was found, compiled where that pays.
-
-        Args:
-          function: The kernel.
-          *args: Its further arguments.
-
-        Returns:
-          What the kernel returns.
-        """
+        """Calls a kernel on what was found, compiled where that pays."""
         ...
 
     def repeat(self, times: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
-        """Applies a function to a state a number of times.
-
-        Args:
-          times: How often.
-          body: `(i, state) -> state` for i = 0, ..., times - 1.
-          state: The first state.
-
-        Returns:
-          The last state.
-        """
+        """Applies a function to a state a number of times."""
         ...
 
 
@@ -292,67 +239,29 @@ class Statistic(Protocol):
     """What a kernel has to know about the other entries of a tensor or a tree."""
 
     def prepare(self, size: int) -> Any:
-        """Computes what follows from the number of entries alone.
-
-        Args:
-          size: The number of entries of the tensor or the tree.
-
-        Returns:
-          A pytree of NumPy arrays.
-        """
+        """Computes what follows from the number of entries alone."""
         ...
 
     def find(
         self, visit: Visit, found: tuple[Any, ...], prepared: Any
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Finds the statistic.
-
-        Args:
-          visit: The walk over all pieces.
-          found: The results of the earlier statistics of the step.
-          prepared: The outcome of `prepare`.
-
-        Returns:
-          Two tuples of further arguments for the kernel: the results, and what pieces keep.
-        """
+        """Finds the statistic."""
         ...
 
     def passes(self, bits: int) -> int:
-        """Counts how often `find` visits all pieces.
-
-        Args:
-          bits: How many bits of a key one pass finds.
-
-        Returns:
-          The number of passes.
-        """
+        """Counts how often `find` visits all pieces."""
         ...
 
     def kept_bytes(self) -> float:
-        """Returns the memory of what pieces keep until the tensor is merged.
-
-        Returns:
-          Bytes for each entry and model.
-        """
+        """Returns the memory of what pieces keep until the tensor is merged."""
         ...
 
     def visiting_bytes(self, size: int) -> int:
-        """Returns the memory that a visit of a piece takes beside the piece.
-
-        Args:
-          size: The number of entries of the tensor.
-
-        Returns:
-          Bytes for each entry of a piece and model.
-        """
+        """Returns the memory that a visit of a piece takes beside the piece."""
         ...
 
     def compiled(self) -> "Statistic":
-        """Returns the statistic without what only `prepare` needs.
-
-        Returns:
-          The statistic for which code is specialised.
-        """
+        """Returns the statistic without what only `prepare` needs."""
         ...
 
 

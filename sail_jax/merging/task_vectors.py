@@ -18,16 +18,16 @@ import numpy as np
 from jax.tree_util import register_dataclass
 from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
-from sail_jax.checks import concrete
+from sail_jax.checks import concrete, scalar
 from sail_jax.merging.evaluate import Leaf, evaluate, is_traced
 from sail_jax.merging.integers import (
     Integers,
     check_integers,
     differ,
     is_complex,
-    one_of,
     remedy,
     rule_for,
+    taken,
 )
 from sail_jax.merging.steps import STATIC, kernel
 from sail_jax.trees import factor_of, leaf_paths, some_paths
@@ -39,7 +39,6 @@ __all__ = [
     "Weights",
     "apply",
     "as_given",
-    "check_scalar",
     "in_float64",
     "match",
     "narrowed",
@@ -271,7 +270,7 @@ def _taken(path: str, values: Sequence[Any], integers: Integers | None, given: s
             others = remedy(dtype, "with integers='first', 'last' or 'max' one is taken")
             raise ValueError(f"{said}; {others}")
         warnings.warn(f"{said}: those of {given} are taken; integers= chooses others", stacklevel=5)
-    return one_of(values, rule)
+    return taken(values, rule)
 
 
 def in_float64(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -470,7 +469,7 @@ def apply(base: PyTree, update: PyTree, scale: Float[ArrayLike, ""] = 1.0) -> Py
     >>> apply({"a": jnp.array([1.0, 2.0]), "n": 3}, {"a": jnp.array([2.0, 0.0]), "n": None}, 0.5)
     {'a': Array([2., 2.], dtype=float32), 'n': 3}
     """
-    check_scalar("scale", scale, np.isfinite, "a finite number")
+    scalar("scale", scale, np.isfinite, "a finite number")
 
     def step(change: Array | None, leaf: Any) -> Any:
         if change is None:
@@ -561,24 +560,6 @@ def task_weights(
             raise ValueError(f"weights: {w.tolist()} sum to 0 and cannot be normalised")
         w = w / w.sum()
     return w.astype(jnp.result_type(float))
-
-
-def check_scalar(name: str, x: Any, holds: Callable[[Any], Any], expected: str) -> None:
-    """Checks that a hyperparameter is one real number.
-
-    Args:
-      name: What the message calls it.
-      x: The value, which may be traced.
-      holds: What has to be true of the value, where it is known.
-      expected: What the message says was expected, such as "a finite number".
-
-    Raises:
-      ValueError: If it is no scalar, no real number, or if `holds` is false of it.
-    """
-    value = concrete(x)
-    fits = np.shape(x) == () and (value is None or (_real(value.dtype) and bool(holds(value))))
-    if not fits:
-        raise ValueError(f"{name}: expected {expected}, got {x!r}")
 
 
 @functools.cache

@@ -65,15 +65,7 @@ class Tensor(Like, Protocol):
         ...
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
-        """Reads consecutive entries, in row-major order.
-
-        Args:
-          out: The buffer to fill: flat, contiguous, of the tensor's dtype.
-          start: Row-major index of the first entry to read.
-
-        Raises:
-          ValueError: If the tensor does not have all these entries.
-        """
+        """Reads consecutive entries, in row-major order."""
         ...
 
 
@@ -153,20 +145,10 @@ class OnDemand(ABC):
 
     @abstractmethod
     def form(self) -> Any:
-        """Forms the tensor.
-
-        Returns:
-          All entries, flat; or anything from which `fill` can take them.
-        """
+        """Forms the tensor."""
 
     def fill(self, formed: Any, out: np.ndarray, start: int) -> None:
-        """Fills a buffer with entries of the formed tensor.
-
-        Args:
-          formed: What `form` returned.
-          out: The buffer to fill, flat and not empty.
-          start: Row-major index of the first entry.
-        """
+        """Fills a buffer with entries of the formed tensor."""
         out[...] = formed[start : start + out.size]
 
     def read(self, out: np.ndarray, start: int = 0) -> None:

@@ -6,14 +6,14 @@ A transform keeps the task axis; reductions (`reductions`) remove it. Published 
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, UInt
 
-from sail_jax.checks import concrete
+from sail_jax.checks import concrete, one_of
 from sail_jax.merging import counting, random_bits, ranking
 from sail_jax.merging.arithmetic import (
     Norms,
@@ -44,7 +44,6 @@ __all__ = [
     "keep_between",
     "mask",
     "masked",
-    "one_of",
     "rescale_l1",
     "trim",
 ]
@@ -594,18 +593,3 @@ def _float32(x: PerModel) -> Any:
     """Converts a hyperparameter to float32, with NumPy if its value is known."""
     values = concrete(x)
     return jnp.asarray(x, jnp.float32) if values is None else values.astype(np.float32)
-
-
-def one_of(name: str, value: str, options: object) -> None:
-    """Checks that a value is one of the strings of a Literal.
-
-    Args:
-      name: What the message calls it.
-      value: The value.
-      options: The `Literal`.
-
-    Raises:
-      ValueError: If it is not one of them.
-    """
-    if value not in get_args(options):
-        raise ValueError(f"{name}: expected one of {get_args(options)}, got {value!r}")

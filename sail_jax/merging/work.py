@@ -259,14 +259,7 @@ def at_a_time(work: Work, crowded: bool = False) -> int:
 
 
 def is_crowd(works: Sequence[Work]) -> bool:
-    """Checks whether so many tiny tensors are merged that they deserve programs of their own.
-
-    Args:
-      works: All works of a run.
-
-    Returns:
-      True if more than `CROWD` of them have at most `TINY` entries.
-    """
+    """Checks whether so many tiny tensors are merged that they deserve programs of their own."""
     return sum(0 < work.size <= TINY and work.merge is not None for work in works) > CROWD
 
 

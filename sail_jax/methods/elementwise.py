@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, UInt
 
-from sail_jax.checks import concrete
+from sail_jax.checks import scalar, static
 from sail_jax.merging import counting, ranking
 from sail_jax.merging.arithmetic import (
     Products,
@@ -31,7 +31,6 @@ from sail_jax.merging.merge import Compat, Merge, choose, method
 from sail_jax.merging.ranking import MAGNITUDES, Found, Order
 from sail_jax.merging.reductions import weighted_mean
 from sail_jax.merging.steps import Fold, Piece, kernel
-from sail_jax.merging.task_vectors import check_scalar
 from sail_jax.merging.transforms import TieSign, elect, mask
 
 __all__ = [
@@ -94,7 +93,7 @@ def expo(*, alpha: Scalar = 0.1) -> Merge:
     >>> expo(alpha=0.5)([{"a": 3.0}], {"a": 1.0})
     {'a': Array(4., dtype=float32...)}
     """
-    check_scalar("alpha", alpha, np.isfinite, "a finite number")
+    scalar("alpha", alpha, np.isfinite, "a finite number")
     return Merge(scale=1 + number(alpha), models=(1, 1))
 
 
@@ -156,7 +155,7 @@ def nearswap(*, t: Scalar) -> Merge:
     >>> nearswap(t=0.5)([{"a": jnp.array([0.25, -2.0])}], {"a": jnp.zeros(2)})["a"].tolist()
     [0.25, -0.5]
     """
-    check_scalar("t", t, lambda t: np.isfinite(t) & (t >= 0), "a finite number >= 0")
+    scalar("t", t, lambda t: np.isfinite(t) & (t >= 0), "a finite number >= 0")
     return Merge(transform(kernel(_clip, number(t))), models=(1, 1))
 
 
@@ -198,7 +197,7 @@ def ram(*, epsilon: Scalar = 1e-5) -> Merge:
 
 def _active(epsilon: Scalar) -> Transform:
     """The transform that masks every entry with |delta| <= epsilon."""
-    check_scalar("epsilon", epsilon, lambda e: np.isfinite(e) & (e >= 0), "a finite number >= 0")
+    scalar("epsilon", epsilon, lambda e: np.isfinite(e) & (e >= 0), "a finite number >= 0")
     return transform(kernel(_mask_inactive, number(epsilon)))
 
 
@@ -236,8 +235,8 @@ def ramplus_tl(*, epsilon: Scalar = 1e-5, r: Scalar = 0.1, alpha: Scalar = 0.2) 
     >>> ramplus_tl(r=1.0, alpha=0.5)(models, {"a": jnp.zeros(2)})["a"].tolist()
     [2.0, 6.0]
     """
-    check_scalar("r", r, np.isfinite, "a finite number")
-    check_scalar("alpha", alpha, lambda a: np.isfinite(a) & (a >= 0), "a finite number >= 0")
+    scalar("r", r, np.isfinite, "a finite number")
+    scalar("alpha", alpha, lambda a: np.isfinite(a) & (a >= 0), "a finite number >= 0")
     changed = Fold(kernel(_shared_and_alone), add=_add_pair)
     amplified = transform(kernel(_amplify, number(r), number(alpha)), changed)
     return Merge(chain(_active(epsilon), amplified), weighted_mean)
@@ -314,11 +313,8 @@ def sce(*, select_topk: float = 1.0, tie: TieSign | None = None, compat: Compat 
     [3.0, 0.0]
     """
     default = choose(compat)
-    fraction = concrete(select_topk)
-    if fraction is None:
-        raise TypeError("select_topk: expected a static number, got a traced one")
-    check_scalar("select_topk", select_topk, lambda k: (k > 0) & (k <= 1), "a number in (0, 1]")
-    select = Transform() if fraction == 1 else _most_varying(float(fraction))
+    fraction = static("select_topk", select_topk, lambda k: 0 < k <= 1, "a number in (0, 1]")
+    select = Transform() if fraction == 1 else _most_varying(fraction)
     floor = 1e-6 if compat == "mergekit" else 0.0
     energies = Fold(kernel(_energy), kernel(_beside_size), add_products, sized=np.float32)
     calculate = transform(kernel(_weigh, np.float32(floor)), energies)
@@ -523,12 +519,9 @@ def pcb(*, ratio: float = 0.1, scale: Scalar = 1.0) -> Merge:
     References:
       Du et al., Parameter Competition Balancing, 2024 (arXiv 2410.02396), Sec. 3.
     """
-    check_scalar("ratio", ratio, lambda r: (r > 0) & (r <= 1), "a number in (0, 1]")
-    fraction = concrete(ratio)
-    if fraction is None:
-        raise TypeError("ratio: expected a static number, got a traced one")
+    fraction = static("ratio", ratio, lambda r: 0 < r <= 1, "a number in (0, 1]")
     bounds = Order(MAGNITUDES, _quantile_ranks)
-    limits = Order(kernel(_score_keys), functools.partial(_best_ranks, float(fraction)))
+    limits = Order(kernel(_score_keys), functools.partial(_best_ranks, fraction))
     return Merge(reduction=reduce(kernel(_compete), bounds, limits, scope="tree"), scale=scale)
 
 

@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +13,13 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, PyTree
 
-from sail_jax.checks import concrete
+from sail_jax.checks import concrete, one_of, scalar
 from sail_jax.merging.arithmetic import number
 from sail_jax.merging.combining import Transform, transform
 from sail_jax.merging.merge import Merge, method
 from sail_jax.merging.reductions import weighted_mean
 from sail_jax.merging.steps import PerLeaf, Piece, kernel
-from sail_jax.merging.task_vectors import as_given, check_scalar, in_float64, narrowed, too_wide
+from sail_jax.merging.task_vectors import as_given, in_float64, narrowed, too_wide
 from sail_jax.trees import leaf_paths
 
 __all__ = ["Likelihood", "fisher", "fisher_diagonal", "precision"]
@@ -85,7 +85,7 @@ def precision(
       ValueError: For values that are negative or not finite; when it is applied, for other leaves
         or shapes than those of the task vectors.
     """
-    check_scalar("floor", floor, lambda x: 0 <= x < math.inf, "a finite number >= 0")
+    scalar("floor", floor, lambda x: 0 <= x < math.inf, "a finite number >= 0")
     columns = [_fisher_leaves(f"fishers[{k}]", tree) for k, tree in enumerate(fishers)]
     if normalize_fishers:
         columns = [_unit(column) for column in columns]
@@ -206,8 +206,7 @@ def fisher_diagonal(
     >>> fisher_diagonal(lambda p, x: x @ p["w"], {"w": jnp.ones(2)}, x, likelihood="gaussian")
     {'w': Array([5., 0.], dtype=float32)}
     """
-    if likelihood not in get_args(Likelihood):
-        raise ValueError(f"likelihood: expected one of {get_args(Likelihood)}, got {likelihood!r}")
+    one_of("likelihood", likelihood, Likelihood)
     if targets is not None and key is not None:
         raise ValueError("targets and key: expected at most one of them")
     if samples < 1 or batch_size < 1:

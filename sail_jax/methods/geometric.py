@@ -14,12 +14,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
-from sail_jax.checks import concrete
+from sail_jax.checks import integer, one_of, scalar, static
 from sail_jax.merging.arithmetic import Products, number
 from sail_jax.merging.merge import Compat, Merge, choose, method
 from sail_jax.merging.reductions import Vectors, combination
-from sail_jax.merging.task_vectors import check_scalar
-from sail_jax.merging.transforms import one_of
 
 __all__ = ["karcher", "model_stock", "multislerp", "nuslerp", "slerp"]
 
@@ -68,7 +66,7 @@ def slerp(*, t: Float[ArrayLike, ""] | None = None, compat: Compat = "paper") ->
     """
     mergekit = choose(compat)(None, False, True)
     if t is not None:
-        check_scalar("t", t, np.isfinite, "a finite number")
+        scalar("t", t, np.isfinite, "a finite number")
     time = () if t is None else (number(t),)
     reduction = combination(_slerp(mergekit), *time)
     return Merge(reduction=reduction, base="unused", models=(2, 2))
@@ -153,7 +151,7 @@ def multislerp(
     """
     if choose(compat)(None, False, True):
         eps = 1e-8 if eps is None else eps
-        check_scalar("eps", eps, lambda x: 0 <= x < np.inf, "a finite number >= 0")
+        scalar("eps", eps, lambda x: 0 <= x < np.inf, "a finite number >= 0")
         reduction = combination(_nlerp, number(eps))
     elif eps is not None:
         raise ValueError('eps: expected None unless compat="mergekit", which alone has it')
@@ -211,13 +209,10 @@ def karcher(
     """
     default = choose(compat)
     steps = default(max_iterations, CONVERGED[0], 10)
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise ValueError(f"max_iterations: expected an integer >= 0, got {steps!r}")
+    integer("max_iterations", steps, 0)
     tolerance = default(tolerance, CONVERGED[1], 1e-5)
-    check_scalar("tolerance", tolerance, lambda x: 0 <= x < np.inf, "a number >= 0")
-    if concrete(tolerance) is None:
-        raise TypeError("tolerance: expected a static number, got a traced one")
-    coefficients = _karcher(compat == "mergekit", steps, float(tolerance))
+    tolerance = static("tolerance", tolerance, lambda x: 0 <= x < np.inf, "a number >= 0")
+    coefficients = _karcher(compat == "mergekit", steps, tolerance)
     reduction = combination(coefficients)
     return Merge(reduction=reduction, normalize=True, base="unused")
 
@@ -264,8 +259,7 @@ def model_stock(
     [0.6000000238418579, 0.30000001192092896]
     """
     one_of("average", average, Average)
-    if input_axis not in (-1, 0):
-        raise ValueError(f"input_axis: expected -1 or 0, got {input_axis!r}")
+    one_of("input_axis", input_axis, (-1, 0))
     mergekit = choose(compat)(None, False, True)
     scope: Vectors = "tensor" if not filter_wise else "row" if input_axis == -1 else "column"
     reduction = combination(_stock(average, mergekit), scope=scope)

@@ -5,13 +5,14 @@ Each minimises a loss of the merged model by gradient descent through the merge 
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
+from sail_jax.checks import one_of, scalar
 from sail_jax.learning import Learned, learn
 from sail_jax.merging.combining import Transform
 from sail_jax.merging.reductions import weighted_sum
@@ -20,7 +21,6 @@ from sail_jax.merging.task_vectors import (
     TaskVectors,
     Weights,
     apply,
-    check_scalar,
     in_float64,
     origin,
     task_vectors,
@@ -61,15 +61,7 @@ def entropy(logits: Float[Array, "... class"]) -> Float[Array, ""]:
 
 
 def cross_entropy(logits: Float[Array, "... class"], labels: Int[Array, "..."]) -> Float[Array, ""]:
-    """Computes the mean of -log p(label), in nats.
-
-    Args:
-      logits: Unnormalised log-probabilities.
-      labels: Class indices, of the shape of `logits` without its last axis.
-
-    Returns:
-      The mean over all axes of `labels`, a scalar.
-    """
+    """Computes the mean of -log p(label), in nats."""
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
@@ -146,7 +138,7 @@ def adamerging(
     >>> nnx.merge(graph, got.params)(x[0, 0]).shape, got.coefficients.shape
     ((8, 2), (2,))
     """
-    _check_by(by)
+    one_of("by", by, By)
     # Once, outside of the loss: only the coefficients change while they are learned.
     vectors = transform(task_vectors(models, base))
     loss = _entropies(predict, batches, len(models))
@@ -224,7 +216,7 @@ def learned_soup(
     >>> got.coefficients["weights"].round(2).tolist()
     [0.25, 0.75]
     """
-    _check_by(by)
+    one_of("by", by, By)
     if len(batches) != 2:
         raise ValueError(f"batches: expected the pair (inputs, targets), got {len(batches)} parts")
     like = origin(next(iter(models or ()), None) if base is None else base)
@@ -307,7 +299,7 @@ def concrete_subspace(
       Tang et al., Concrete Subspace Learning based Interference Elimination for Multi-task Model
       Fusion, 2023 (arXiv 2312.06173).
     """
-    check_scalar("temperature", temperature, lambda x: 0 < x < math.inf, "a number > 0")
+    scalar("temperature", temperature, lambda x: 0 < x < math.inf, "a number > 0")
     update = weighted_sum(transform(task_vectors(models, base, weights)))
     loss = _entropies(predict, batches, len(models))
 
@@ -371,9 +363,3 @@ def _entropies(
         return jnp.stack([entropy(head(params, x)) for head, x in pairs]).sum()
 
     return loss
-
-
-def _check_by(by: str) -> None:
-    """Raises ValueError for another `by`."""
-    if by not in get_args(By):
-        raise ValueError(f"by: expected one of {get_args(By)}, got {by!r}")

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
+from sail_jax.checks import one_of, scalar
 from sail_jax.merging.arithmetic import (
     PerModel,
     add_norms,
@@ -28,11 +29,10 @@ from sail_jax.merging.steps import Piece, kernel
 from sail_jax.merging.task_vectors import (
     Weights,
     apply,
-    check_scalar,
     in_float64,
     task_vectors,
 )
-from sail_jax.merging.transforms import check_per_model, elect, one_of, trim
+from sail_jax.merging.transforms import check_per_model, elect, trim
 
 __all__ = ["Localized", "best_thresholds", "consensus", "emr", "tall_masks"]
 
@@ -284,7 +284,7 @@ def consensus(
     >>> consensus()(models, {"a": jnp.zeros(2)})["a"].tolist()
     [2.0, 0.0]
     """
-    check_scalar("agree", agree, lambda k: k >= 0 and k == int(k), "a whole number >= 0")
+    scalar("agree", agree, lambda k: k >= 0 and k == int(k), "a whole number >= 0")
     reduction = reduce(kernel(_agreed, _threshold(threshold), np.asarray(agree, np.int32)))
     return Merge(_multitask(multitask, density), reduction, scale=scale)
 

@@ -8,7 +8,7 @@ import fnmatch
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
-from sail_jax.checks import concrete, nearest
+from sail_jax.checks import concrete, nearest, one_of, scalar
 from sail_jax.merging.arithmetic import automatic, number, task_sum, unit_of
 from sail_jax.merging.combining import Reduction, reduce
 from sail_jax.merging.merge import Merge, method
@@ -25,7 +25,6 @@ from sail_jax.merging.steps import PerLeaf, Piece, kernel
 from sail_jax.merging.task_vectors import (
     Weights,
     as_given,
-    check_scalar,
     in_float64,
     narrowed,
     too_wide,
@@ -118,10 +117,9 @@ def gram_mean(
         paths that differ between models; when it is applied, for unknown paths, sizes that do not
         fit a leaf, and weights that differ between entries.
     """
-    check_scalar("off_diagonal", off_diagonal, lambda x: 0 <= x <= 1, "a number in [0, 1]")
-    check_scalar("damping", damping, lambda x: 0 < x < math.inf, "a finite number > 0")
-    if input_axes not in get_args(InputAxes):
-        raise ValueError(f"input_axes: expected one of {get_args(InputAxes)}, got {input_axes!r}")
+    scalar("off_diagonal", off_diagonal, lambda x: 0 <= x <= 1, "a number in [0, 1]")
+    scalar("damping", damping, lambda x: 0 < x < math.inf, "a finite number > 0")
+    one_of("input_axes", input_axes, InputAxes)
     for k, gram in enumerate(grams):
         if gram.keys() != grams[0].keys():
             odd = sorted(gram.keys() ^ grams[0].keys())[:5]

@@ -13,7 +13,7 @@ noise: for tensors that did not move, deltas of low rank, and copies.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
-from sail_jax.checks import concrete
+from sail_jax.checks import integer, one_of, scalar, static
 from sail_jax.merging.arithmetic import (
     Products,
     add_products,
@@ -38,8 +38,7 @@ from sail_jax.merging.matrices import matmul, polar, rounding, svd
 from sail_jax.merging.merge import Merge, method
 from sail_jax.merging.reductions import weighted_mean
 from sail_jax.merging.steps import Fold, Kernel, Piece, kernel
-from sail_jax.merging.task_vectors import check_scalar
-from sail_jax.merging.transforms import Scope, one_of
+from sail_jax.merging.transforms import Scope
 
 __all__ = ["iso_c", "iso_cts", "opcm", "tsv_m", "wudi"]
 
@@ -88,7 +87,7 @@ def tsv_m(*, ratio: float | None = None, scale: Scalar = 1.0, matrices: Matrices
            [0., 0.]], dtype=float32)
     """
     if ratio is not None:
-        _check_static("ratio", ratio, lambda x: 0 < x <= 1, "a number in (0, 1]")
+        static("ratio", ratio, lambda x: 0 < x <= 1, "a number in (0, 1]")
     return _merge(kernel(_tsv, ratio=None if ratio is None else float(ratio)), scale, matrices)
 
 
@@ -167,9 +166,10 @@ def iso_cts(
     Array([[2., 0.],
            [0., 2.]], dtype=float32)
     """
-    _check_static("common_fraction", common_fraction, lambda x: 0 <= x <= 1, "a number in [0, 1]")
+    static("common_fraction", common_fraction, lambda x: 0 <= x <= 1, "a number in [0, 1]")
     update = kernel(_iso_cts, common_fraction=float(common_fraction))
-    return _merge(update, scale, matrices, _check_axis(input_axis))
+    one_of("input_axis", input_axis, (-1, 0))
+    return _merge(update, scale, matrices, input_axis == 0)
 
 
 @method
@@ -227,15 +227,15 @@ def wudi(
     True
     """
     one_of("solution", solution, Literal["adam", "exact"])
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise ValueError(f"steps: expected an integer >= 0, got {steps!r}")
-    check_scalar("rate", rate, lambda x: 0 <= x < np.inf, "a finite number >= 0")
-    check_scalar("damping", damping, lambda x: 0 < x < np.inf, "a finite number > 0")
+    integer("steps", steps, 0)
+    scalar("rate", rate, lambda x: 0 <= x < np.inf, "a finite number >= 0")
+    scalar("damping", damping, lambda x: 0 < x < np.inf, "a finite number > 0")
     if solution == "exact":
         update = kernel(_wudi_exact, number(damping))
     else:
         update = kernel(_wudi_adam, number(rate), steps=steps)
-    return _merge(update, scale, matrices, _check_axis(input_axis))
+    one_of("input_axis", input_axis, (-1, 0))
+    return _merge(update, scale, matrices, input_axis == 0)
 
 
 @method
@@ -283,7 +283,7 @@ def opcm(
     >>> (x / x[0, 0] * 3).round(2).astype(int).tolist()
     [[3, 4], [0, 0]]
     """
-    check_scalar("alpha", alpha, lambda x: 0 <= x <= 1, "a number in [0, 1]")
+    scalar("alpha", alpha, lambda x: 0 <= x <= 1, "a number in [0, 1]")
     one_of("scope", scope, Scope)
     # The projected sum is computed twice, for its norm and for the outcome. Over the tree, to
     # keep it between the two passes would take as much memory as the model.
@@ -339,20 +339,6 @@ def _of_matrix(
     # The outcome is given to model 0 with weight 1 and all others are masked, so that the weighted
     # mean which follows returns it unchanged.
     return first * (merged.T if transposed else merged), first
-
-
-def _check_axis(input_axis: int) -> bool:
-    """Whether matrices have to be transposed to be [out, in]."""
-    if input_axis not in (-1, 0):
-        raise ValueError(f"input_axis: expected -1 or 0, got {input_axis!r}")
-    return input_axis == 0
-
-
-def _check_static(name: str, value: Any, holds: Callable[[Any], Any], expected: str) -> None:
-    """Checks a hyperparameter that decides on shapes, so that it cannot be traced."""
-    check_scalar(name, value, holds, expected)
-    if concrete(value) is None:
-        raise TypeError(f"{name}: expected a static number, got a traced one")
 
 
 def _orthonormal(U: Float[Array, "a n"], V: Float[Array, "b n"]) -> tuple[Array, Array]:

@@ -98,29 +98,12 @@ def mixer(like: PyTree, stacked: PyTree) -> Callable[[Float[Array, "model"]], Py
 
 
 def weighted(w: Float[Array, "n"], x: Float[Array, "n ..."]) -> Float[Array, "..."]:
-    """Computes the weighted sum sum_n w_n x_n in full precision.
-
-    Args:
-      w: Weights, `(n,)`.
-      x: An array, `(n, ...)`.
-
-    Returns:
-      The sum, `(...)`, in the dtype of `x`.
-    """
+    """Computes the weighted sum sum_n w_n x_n in full precision."""
     return jnp.tensordot(w.astype(x.dtype), x, 1, precision=lax.Precision.HIGHEST)
 
 
 def sweep(f: Callable[[Any], Any], over: Any, chunk_size: int) -> Any:
-    """Applies a function to every entry of a tree of arrays, several entries at a time.
-
-    Args:
-      f: A function of one entry: the tree without its leading axis.
-      over: A tree of arrays `(n, ...)`.
-      chunk_size: How many entries are evaluated side by side. For 1 there is no batching at all.
-
-    Returns:
-      What `f` returned, stacked on a leading axis of n.
-    """
+    """Applies a function to every entry of a tree of arrays, several entries at a time."""
     n = len(jax.tree.leaves(over)[0])
     return lax.map(f, over, batch_size=min(chunk_size, n) if chunk_size > 1 else None)
 
@@ -145,14 +128,7 @@ def numbers(name: str, x: Any) -> Numbers:
 
 
 def line(alphas: Any) -> Numbers:
-    """Returns the weights of the points alpha theta_a + (1 - alpha) theta_b.
-
-    Args:
-      alphas: The weight of the first model at each point, `(point,)`.
-
-    Returns:
-      The weights of both models, `(point, 2)`.
-    """
+    """Returns the weights of the points alpha theta_a + (1 - alpha) theta_b."""
     return numbers("alphas", alphas)[:, None] * np.array([1, -1]) + np.array([0, 1])
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
-from sail_jax.checks import concrete
+from sail_jax.checks import concrete, integer
 from sail_jax.merging.arithmetic import unit_of
 
 __all__ = [
@@ -68,8 +68,8 @@ def check_size(**sizes: Any) -> None:
       ValueError: If a size is not an integer, or less than 1.
     """
     for name, size in sizes.items():
-        if size is not None and (not isinstance(size, int | np.integer) or size < 1):
-            raise ValueError(f"{name}: expected an integer >= 1, got {size!r}")
+        if size is not None:
+            integer(name, size)
 
 
 def check_finite(what: str, x: Any) -> None:

@@ -12,7 +12,7 @@ linearity (CTL) for coefficients near 1 as well.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
+from sail_jax.checks import one_of
 from sail_jax.probe.combinations import (
     Numbers,
     line,
@@ -250,8 +251,7 @@ def negation(
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), eq. 3 and 4.
     """
-    if form not in get_args(Literal["midpoint", "reflection"]):
-        raise ValueError(f"form: expected 'midpoint' or 'reflection', got {form!r}")
+    one_of("form", form, ("midpoint", "reflection"))
     s, away = numbers("scales", scales), np.array([-1.0, 1.0])
     steps, share = (
         ((away, -away), (0.5, 0.5)) if form == "midpoint" else ((0 * away, away), (2, -1))

@@ -4,7 +4,7 @@ Weights from distances between tasks, without models, are in `quadratic`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float, PyTree
 
-from sail_jax.checks import concrete, nearest
+from sail_jax.checks import concrete, one_of
 from sail_jax.learning import check_batches, learn
 from sail_jax.proximal.quadratic import Weights, affine_weights, host, simplex_weights, tiny
 from sail_jax.trees import leaf_paths
@@ -49,7 +49,7 @@ def from_parameters(
     >>> from_parameters([{"a": [1.0, 0.0]}, {"a": [1.0, 1.0]}], {"a": [3.0, 2.0]}).weights.tolist()
     [1.0, 2.0]
     """
-    _check_constraint(constraint)
+    one_of("constraint", constraint, Constraint)
     if not len(models):
         raise ValueError("models: expected at least one, got none")
     names, n = leaf_paths(target), len(models)
@@ -232,7 +232,7 @@ def from_loss(
     >>> from_loss(models, mean, None, jnp.array([0.75]), grid=grid).weights.tolist()
     [0.5, 0.5]
     """
-    _check_constraint(constraint)
+    one_of("constraint", constraint, Constraint)
     objective = after_training(models, loss, train, validation, optimizer=optimizer)
     if grid is not None:
         values = np.asarray(sweep(objective, grid), np.float64)
@@ -286,11 +286,3 @@ def _leaves(
         if values is not None and not np.isfinite(values.astype(np.float64)).all():
             raise ValueError(f"{where}, {name!r}: expected finite values")
     return leaves
-
-
-def _check_constraint(constraint: str) -> None:
-    """Raises ValueError for another constraint."""
-    if constraint not in get_args(Constraint):
-        raise ValueError(
-            f"constraint: unknown {constraint!r}{nearest(constraint, get_args(Constraint))}"
-        )

@@ -350,14 +350,7 @@ def _side(i: int, j: int, n: int) -> str:
 
 
 def tiny(H: np.ndarray) -> float:
-    """Computes the size below which an eigenvalue of a matrix counts as 0.
-
-    Args:
-      H: A square matrix in float64.
-
-    Returns:
-      16 n eps times the largest entry in magnitude.
-    """
+    """Computes the size below which an eigenvalue of a matrix counts as 0."""
     return 16 * len(H) * np.finfo(np.float64).eps * float(np.abs(H).max())
 
 

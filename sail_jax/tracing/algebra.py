@@ -103,14 +103,7 @@ class Algebra:
         self.events: list[Event] = []
 
     def atom(self, space: Variable) -> Atom:
-        """Makes an atom with an exponent of its own.
-
-        Args:
-          space: Its space.
-
-        Returns:
-          The atom.
-        """
+        """Makes an atom with an exponent of its own."""
         self.spaces.append(space)
         return Atom(space, len(self.spaces) - 1)
 
@@ -147,12 +140,7 @@ class Algebra:
         return term
 
     def fixed(self, label: Label, what: str = "") -> None:
-        """Fixes the order of units.
-
-        Args:
-          label: What is fixed.
-          what: Why, in addition to `where`.
-        """
+        """Fixes the order of units."""
         fix(label, f"{what}: {self.where}" if what else self.where)
 
     def same(self, *labels: Label) -> Label:

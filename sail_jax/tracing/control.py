@@ -13,14 +13,7 @@ __all__ = ["CALLS", "called"]
 
 
 def called(params: Mapping[str, Any]) -> Any:
-    """Finds the jaxpr that a primitive merely carries out.
-
-    Args:
-      params: The parameters of the primitive.
-
-    Returns:
-      The jaxpr; None if it has none.
-    """
+    """Finds the jaxpr that a primitive merely carries out."""
     keys = ("jaxpr", "call_jaxpr", "fun_jaxpr")
     return next((params[key] for key in keys if key in params), None)
 

@@ -105,14 +105,7 @@ class Solver:
         return True
 
     def value(self, unknown: int) -> Any:
-        """Looks up an unknown that has one value.
-
-        Args:
-          unknown: The unknown.
-
-        Returns:
-          Its value; None if it depends on a free unknown.
-        """
+        """Looks up an unknown that has one value."""
         terms, constant = self.reduced({unknown: 1}, 0)
         return None if terms else constant
 

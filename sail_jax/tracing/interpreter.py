@@ -166,14 +166,7 @@ def alive(jaxpr: Any) -> tuple[list[core.JaxprEqn], set[Any]]:
 
 
 def source(eqn: core.JaxprEqn) -> str:
-    """Finds the line of source that asked for an equation.
-
-    Args:
-      eqn: The equation.
-
-    Returns:
-      The innermost line outside of libraries, as "file:number"; "" if there is none.
-    """
+    """Finds the line of source that asked for an equation."""
     trace = eqn.source_info.traceback
     return "" if trace is None else _line(trace)
 

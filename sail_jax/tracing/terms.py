@@ -288,38 +288,17 @@ def leaves(label: Label) -> Iterator[Variable | Atom]:
 
 
 def atoms(label: Label) -> list[Atom]:
-    """Lists the atoms of a label.
-
-    Args:
-      label: A term, or None.
-
-    Returns:
-      The atoms, from left to right.
-    """
+    """Lists the atoms of a label."""
     return [leaf for leaf in leaves(label) if isinstance(leaf, Atom)]
 
 
 def product(*parts: Term) -> Term:
-    """Multiplies terms.
-
-    Args:
-      *parts: The factors, the slowest first.
-
-    Returns:
-      Their product.
-    """
+    """Multiplies terms."""
     return resolve(Product(parts))
 
 
 def total(*parts: Term) -> Term:
-    """Lays terms end to end.
-
-    Args:
-      *parts: The blocks.
-
-    Returns:
-      Their sum.
-    """
+    """Lays terms end to end."""
     return resolve(Sum(parts))
 
 

@@ -82,14 +82,7 @@ class Value:
     pending: Pending | None = None
 
     def shaped(self, axes: Sequence[Label]) -> "Value":
-        """Describes the same entries with other axes.
-
-        Args:
-          axes: Their labels.
-
-        Returns:
-          The value.
-        """
+        """Describes the same entries with other axes."""
         return replace(self, axes=tuple(axes))
 
 
@@ -104,15 +97,7 @@ class Tracer(Protocol):
     algebra: Algebra
 
     def run(self, jaxpr: Any, values: Sequence[Value]) -> list[Value]:
-        """Carries out a jaxpr.
-
-        Args:
-          jaxpr: The jaxpr, closed or not.
-          values: Its arguments.
-
-        Returns:
-          What it returns.
-        """
+        """Carries out a jaxpr."""
         ...
 
 
@@ -156,26 +141,12 @@ def rule(*names: str, lazy: bool = False, view: bool = False) -> Callable[[Rule]
 
 
 def shape(variable: Any) -> tuple[int, ...]:
-    """Looks up the shape of a variable of a jaxpr.
-
-    Args:
-      variable: The variable, or a literal.
-
-    Returns:
-      Its shape.
-    """
+    """Looks up the shape of a variable of a jaxpr."""
     return tuple(variable.aval.shape)
 
 
 def is_floating(variable: Any) -> bool:
-    """Finds out whether a variable of a jaxpr holds real or complex numbers.
-
-    Args:
-      variable: The variable, or a literal.
-
-    Returns:
-      Whether it does.
-    """
+    """Finds out whether a variable of a jaxpr holds real or complex numbers."""
     return jax.numpy.issubdtype(variable.aval.dtype, jax.numpy.inexact)
 
 
@@ -258,26 +229,12 @@ def joined(tracer: Tracer, value: Value) -> Value:
 
 
 def parametric(values: Sequence[Value]) -> bool:
-    """Finds out whether some values are all parametric, and so their outcome.
-
-    Args:
-      values: The values.
-
-    Returns:
-      Whether all of them are.
-    """
+    """Finds out whether some values are all parametric, and so their outcome."""
     return all(value.parametric for value in values)
 
 
 def scaled(values: Sequence[Value]) -> bool:
-    """Finds out whether a product of some values is parametric.
-
-    Args:
-      values: The factors. Those without free axes do not count.
-
-    Returns:
-      Whether it is.
-    """
+    """Finds out whether a product of some values is parametric."""
     free = [value for value in values if any(True for t in value.axes for _ in leaves(t))]
     return parametric(free if free else values)
 

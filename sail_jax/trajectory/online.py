@@ -3,7 +3,7 @@
 This module imports optax, and so is not imported by `sail_jax`.
 """
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
+from sail_jax.checks import one_of
 from sail_jax.trajectory.shapes import Shape, check_decay, weights
 
 __all__ = ["AverageState", "Kind", "average_params", "averaged"]
@@ -181,8 +182,7 @@ def _gains(
     every: int,
 ) -> Any:
     """How far an average moves towards the next iterate, given how many came before; checked."""
-    if kind not in get_args(Kind):
-        raise ValueError(f"kind: expected 'uniform', 'ema' or 'shape', got {kind!r}")
+    one_of("kind", kind, Kind)
     _whole("every", every, 1)
     takes = {
         "uniform": {"window"},

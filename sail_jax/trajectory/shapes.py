@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import numpy as np
 from jaxtyping import Float
 
-from sail_jax.checks import argument, nearest
+from sail_jax.checks import argument, one_of
 
 __all__ = [
     "SHAPES",
@@ -131,8 +131,7 @@ def weights_at(
     [0.25, 0.5, 0.25]
     """
     check_decay(shape, decay)
-    if at not in get_args(At):
-        raise ValueError(f"{argument('at')}: expected 'points' or 'means', got {at!r}")
+    one_of(argument("at"), at, At)
     t = np.asarray(steps, float)
     if t.ndim != 1 or not t.size or not np.isfinite(t).all() or (np.diff(t) <= 0).any():
         raise ValueError(f"steps: expected steps in rising order, got {list(steps)!r}")
@@ -257,9 +256,7 @@ def check_decay(shape: Shape, decay: float | None) -> None:
     Raises:
       ValueError: As `weights` does.
     """
-    if shape not in SHAPES:
-        near = nearest(str(shape), SHAPES)
-        raise ValueError(f"{argument('shape')}: expected one of those known, got {shape!r}{near}")
+    one_of(argument("shape"), shape, SHAPES)
     if shape != "ema" and decay is not None:
         raise ValueError(f"{argument('decay')}: expected none for {shape!r}, got {decay!r}")
     if shape == "ema" and not (isinstance(decay, float | np.floating) and 0 < decay < 1):

@@ -45,14 +45,7 @@ small_weights = jax.jit(networks.small_weights, static_argnums=(1, 2))
 
 
 def one_risk(fit: Fit) -> float:
-    """Computes the risk of a fit to the data set of `ONE`.
-
-    Args:
-      fit: The fit.
-
-    Returns:
-      |beta - beta_t|^2.
-    """
+    """Computes the risk of a fit to the data set of `ONE`."""
     x, y = one_sample(ONE)
     return float(np.sum((fit(x[None], y[None, :, None]) - ONE.target()) ** 2))
 
@@ -92,15 +85,7 @@ def network_risk(depth: int, alpha: float, tune: Callable[..., networks.Trained]
 def tuned_for(
     train: Callable[..., networks.Trained], time: float
 ) -> Callable[..., networks.Trained]:
-    """Returns training for a time, whatever the rate.
-
-    Args:
-      train: Such as `networks.fine_tune`.
-      time: The time.
-
-    Returns:
-      A function of weights, inputs, labels and rate.
-    """
+    """Returns training for a time, whatever the rate."""
     return lambda weights, x, y, rate: train(weights, x, y, rate, round(time / rate))
 
 

@@ -237,26 +237,11 @@ class Equivalent(NamedTuple):
         return jnp.where(room > 0, top / jnp.where(room > 0, room, 1.0), full)
 
     def unseen(self, beta2: Float[Array, " d"]) -> Array:
-        """Computes E beta^T (I - P) beta, where P projects on the row space of X (ridge = 0).
-
-        Args:
-          beta2: Squared components of beta in the eigenbasis, `(..., d)`.
-
-        Returns:
-          kappa beta^T (Sigma + kappa)^{-1} beta.
-        """
+        """Computes E beta^T (I - P) beta, where P projects on the row space of X (ridge = 0)."""
         return (self._rest() * beta2).sum(-1)
 
     def fit_size(self, beta2: Float[Array, " d"], sigma: ArrayLike) -> Array:
-        """Computes E|X^+ y|^2 where n is below the rank of Sigma (ridge = 0).
-
-        Args:
-          beta2: Squared components of beta_t in the eigenbasis, `(..., d)`.
-          sigma: Standard deviation of the label noise.
-
-        Returns:
-          beta_t^T Sigma (Sigma + kappa)^{-1} beta_t + sigma^2 / kappa.
-        """
+        """Computes E|X^+ y|^2 where n is below the rank of Sigma (ridge = 0)."""
         sigma = jnp.asarray(sigma, dtype=float)
         return (self._share() * beta2).sum(-1) + sigma**2 / self.kappa
 

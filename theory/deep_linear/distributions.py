@@ -47,11 +47,7 @@ class RiskLaw(NamedTuple):
     bottom: Array
 
     def mean(self) -> Array:
-        """Computes the mean; it is inf where the noise term has none (bottom <= 2).
-
-        Returns:
-          The means.
-        """
+        """Computes the mean; it is inf where the noise term has none (bottom <= 2)."""
         ratio = _finite(self.bottom > 2, lambda m: self.top / (m - 2), self.bottom)
         return self.shift + self._beta_mean() + self._scaled(self.scale, ratio)
 
@@ -76,12 +72,6 @@ class RiskLaw(NamedTuple):
 
         Incomplete beta functions give both terms. They are combined by 128 nodes of Gauss-Legendre
         quadrature over phi, where Beta = sin^2 phi, since the density is smooth in phi.
-
-        Args:
-          risk: Values of the risk; they broadcast against the fields.
-
-        Returns:
-          The probabilities P(R <= risk).
         """
         return _cdf(self, jnp.asarray(risk, dtype=float))
 
@@ -252,30 +242,15 @@ class SampledLaw(NamedTuple):
         """Computes the mean of the draws, or inf where the true mean is infinite.
 
         Its standard error is sqrt(variance / draws).
-
-        Returns:
-          The means, one per law.
         """
         return jnp.where(self.degrees > 2, self.draws.mean(-1), jnp.inf)
 
     def variance(self) -> Array:
-        """Computes the variance of the draws, or inf where the true variance is infinite.
-
-        Returns:
-          The variances, one per law.
-        """
+        """Computes the variance of the draws, or inf where the true variance is infinite."""
         return jnp.where(self.degrees > 4, self.draws.var(-1, ddof=1), jnp.inf)
 
     def cdf(self, risk: ArrayLike) -> Array:
-        """Computes the share of draws that are at most a given value.
-
-        Args:
-          risk: Values of the risk, of any shape.
-
-        Returns:
-          The shares, with the shape of `risk`. Only a single law is supported: `draws` must have
-          one axis.
-        """
+        """Computes the share of draws that are at most a given value."""
         risk = jnp.asarray(risk, dtype=float)
         return jnp.searchsorted(self.draws, risk, side="right") / self.draws.shape[-1]
 

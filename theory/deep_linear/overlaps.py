@@ -37,13 +37,6 @@ class Overlaps(NamedTuple):
 
         X^+ y is where gradient flow from small weights ends (Tahir et al., Features are fate, Thm
         3.5).
-
-        Args:
-          theta: Angle between source and target in radians.
-          sigma: Standard deviation of the label noise.
-
-        Returns:
-          One risk per data set; the arguments broadcast against the leading axes.
         """
         return _unlearned(self.gram, -jnp.cos(theta), -jnp.sin(theta)) + self._noise(sigma)
 

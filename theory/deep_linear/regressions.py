@@ -54,15 +54,7 @@ class Setting(NamedTuple):
         return beta
 
     def samples(self, rng: np.random.Generator, draws: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draws independent data sets.
-
-        Args:
-          rng: Random generator.
-          draws: How many.
-
-        Returns:
-          Inputs `[draws n d]` and labels `[draws n]`.
-        """
+        """Draws independent data sets."""
         x, y = self.labelled(rng, draws, 1)
         return x, y[..., 0]
 
@@ -88,14 +80,7 @@ class Setting(NamedTuple):
 
 @cache
 def one_sample(at: Setting) -> tuple[np.ndarray, np.ndarray]:
-    """Draws a data set that is the same for both sides of a claim.
-
-    Args:
-      at: Sizes and tasks.
-
-    Returns:
-      Inputs `[n d]` and labels `[n]`.
-    """
+    """Draws a data set that is the same for both sides of a claim."""
     x, y = at.samples(np.random.default_rng(0), 1)
     return x[0], y[0]
 
@@ -120,14 +105,7 @@ class Limit(NamedTuple):
         return f"{tasks}, d={self.d} and {2 * self.d} extrapolated"
 
     def at(self, d: int) -> Setting:
-        """Returns the setting of one dimension.
-
-        Args:
-          d: The dimension.
-
-        Returns:
-          The setting.
-        """
+        """Returns the setting of one dimension."""
         return Setting(round(self.load * d), d, self.theta, self.sigma)
 
 
@@ -147,15 +125,7 @@ def pseudoinverse(x: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def least_squares(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Fits X^+ y, where training from small weights ends (Theorem 3.5).
-
-    Args:
-      x: Inputs `[draws n d]`.
-      y: Labels `[draws n labels]`.
-
-    Returns:
-      The fits `[draws labels d]`.
-    """
+    """Fits X^+ y, where training from small weights ends (Theorem 3.5)."""
     return pseudoinverse(x, y).swapaxes(-1, -2)
 
 
@@ -282,14 +252,6 @@ def extrapolate(small: Estimate, large: Estimate, *, times: float = 2) -> Estima
 
     The term of order 1/d cancels. What is left is O(1/d^2), below the standard error at the sizes
     used.
-
-    Args:
-      small: The mean at d.
-      large: The mean at k d.
-      times: k.
-
-    Returns:
-      The limit, with its standard error.
     """
     error = np.hypot(times * (large.stderr or 0), small.stderr or 0) / (times - 1)
     return Estimate((times * large.value - small.value) / (times - 1), stderr=float(error))

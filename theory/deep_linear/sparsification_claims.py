@@ -45,14 +45,7 @@ class Start(NamedTuple):
         return f"d={D}, L={self.depth}, α={self.alpha:g}{size}"
 
     def weights(self, key: Array) -> Weights:
-        """Draws the initial weights.
-
-        Args:
-          key: Random key.
-
-        Returns:
-          The weights, first layer first.
-        """
+        """Draws the initial weights."""
         return small_weights(key, D, self.depth, self.alpha * self.size)
 
 
@@ -60,26 +53,12 @@ class Start(NamedTuple):
 
 
 def columns(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Returns the layers as matrices.
-
-    Args:
-      weights: Weights, the last a vector.
-
-    Returns:
-      The same, the last a column.
-    """
+    """Returns the layers as matrices."""
     return [*weights[:-1], weights[-1][:, None]]
 
 
 def conserved(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Computes what gradient flow conserves, D_l = W_l^T W_l - W_{l+1} W_{l+1}^T (eq. 35).
-
-    Args:
-      weights: Weight matrices, first layer first.
-
-    Returns:
-      One matrix for each pair of neighbouring layers.
-    """
+    """Computes what gradient flow conserves, D_l = W_l^T W_l - W_{l+1} W_{l+1}^T (eq. 35)."""
     return [a.T @ a - b @ b.T for a, b in pairwise(columns(weights))]
 
 

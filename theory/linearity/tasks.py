@@ -48,11 +48,7 @@ outputs = jax.jit(jax.vmap(tanh_network, (0, None)))
 
 @jax.jit
 def inputs() -> Float[Array, "n i"]:
-    """Returns the fixed inputs, standard normal.
-
-    Returns:
-      The inputs `(12, 3)`.
-    """
+    """Returns the fixed inputs, standard normal."""
     return jax.random.normal(jax.random.key(1), (POINTS, 3))
 
 
@@ -70,39 +66,19 @@ def labels() -> Float[Array, "tasks n o"]:
 
 
 def pretrained(f: networks.Model, sizes: tuple[int, ...]) -> Any:
-    """Trains a network on the pre-training task.
-
-    Args:
-      f: Model f(theta, x).
-      sizes: Widths of input, hidden layers and output.
-
-    Returns:
-      Its parameters.
-    """
+    """Trains a network on the pre-training task."""
     start = init(jax.random.key(3), sizes)
     return networks.train(f, start, inputs(), labels()[0], RATE, STEPS)
 
 
 def fine_tuned(f: networks.Model, sizes: tuple[int, ...]) -> Any:
-    """Fine-tunes K experts from one checkpoint.
-
-    Args:
-      f: Model f(theta, x).
-      sizes: Widths of input, hidden layers and output.
-
-    Returns:
-      Their parameters, stacked along a leading axis.
-    """
+    """Fine-tunes K experts from one checkpoint."""
     start = pretrained(f, sizes)
     return networks.experts(f, start, inputs(), labels()[1:], RATE, STEPS)
 
 
 def tanh_experts() -> Any:
-    """Returns K experts with tanh activations, from one checkpoint.
-
-    Returns:
-      Their parameters, stacked along a leading axis.
-    """
+    """Returns K experts with tanh activations, from one checkpoint."""
     return fine_tuned(tanh_network, TANH)
 
 
@@ -122,52 +98,23 @@ def task_vectors(f: networks.Model, sizes: tuple[int, ...]) -> tuple[Any, Any]:
 
 
 def pick(stacked: Any, n: int | slice) -> Any:
-    """Selects models from a stacked pytree.
-
-    Args:
-      stacked: Models stacked along a leading axis.
-      n: Index of one model, or a slice of several.
-
-    Returns:
-      The selected model or stacked models.
-    """
+    """Selects models from a stacked pytree."""
     return jax.tree.map(lambda t: t[n], stacked)
 
 
 def first_two(stacked: Any) -> Any:
-    """Selects the first two of stacked models.
-
-    Args:
-      stacked: Models stacked along a leading axis.
-
-    Returns:
-      Two stacked models.
-    """
+    """Selects the first two of stacked models."""
     return jax.tree.map(lambda t: t[:2], stacked)
 
 
 @jax.jit
 def tanh_loss(layers: Any) -> Float[Array, ""]:
-    """Computes the loss of the first expert's task, a scalar as in Appendix B.2 of the paper.
-
-    Args:
-      layers: Parameters of a tanh network.
-
-    Returns:
-      The mean squared error, a scalar.
-    """
+    """Computes the loss of the first expert's task, a scalar as in Appendix B.2 of the paper."""
     return networks.mean_squared_error(tanh_network, layers, inputs(), labels()[1])
 
 
 def size(x: Any) -> float:
-    """Computes the Euclidean norm of an array.
-
-    Args:
-      x: The array.
-
-    Returns:
-      Its norm.
-    """
+    """Computes the Euclidean norm of an array."""
     return float(jnp.linalg.norm(jnp.ravel(x)))
 
 

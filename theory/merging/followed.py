@@ -73,14 +73,7 @@ class Followed:
         return np.full(self.tasks, 1 / self.tasks)
 
     def empirical(self, squares: Any) -> float:
-        """Computes f from the mean squares of the distances to the means of the data.
-
-        Args:
-          squares: The mean squares, `(N, d)`.
-
-        Returns:
-          The mean of f.
-        """
+        """Computes f from the mean squares of the distances to the means of the data."""
         inner = self.s2 * (1 - 1 / self.n)[:, None]
         return float(np.mean(np.sum(self.h * (squares + inner), 1)) / 2)
 
@@ -229,15 +222,7 @@ class Followed:
         return float(8 * (self.smoothness + 1) * self.rate**2 * S + (2 * self.pl + 1) * B)
 
     def lemma_1(self, square: float, of_optimisation: bool) -> float:
-        """Computes the right side of Lemma 1, or of eq. (5), at the best gamma.
-
-        Args:
-          square: The squared gradient in it.
-          of_optimisation: Whether C |grad f|^2 is part of it.
-
-        Returns:
-          The bound.
-        """
+        """Computes the right side of Lemma 1, or of eq. (5), at the best gamma."""
         rest = self.pl * self.gradient if of_optimisation else 0.0
         return float(self.smoothness / 2 * self.stability + np.sqrt(square * self.stability) + rest)
 

@@ -38,11 +38,7 @@ class Measured(NamedTuple):
     stderr: Constants
 
     def worst(self) -> Constants:
-        """Takes the largest constants over all points, for use in a bound.
-
-        Returns:
-          The constants without the axis of points. The gap is that of the first point, the start.
-        """
+        """Takes the largest constants over all points, for use in a bound."""
         most = Constants(*(np.max(np.asarray(x), 0) for x in self.values))
         return most._replace(gap=np.asarray(self.values.gap)[0])
 

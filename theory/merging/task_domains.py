@@ -28,14 +28,7 @@ def _whole(size: Any) -> Any:
 
 
 def sizes(p: Any) -> tuple[Any, Any, Any]:
-    """Returns the samples, steps and batches of both tasks, as whole numbers.
-
-    Args:
-      p: The problem.
-
-    Returns:
-      The three sizes, each for both tasks.
-    """
+    """Returns the samples, steps and batches of both tasks, as whole numbers."""
     return _whole(p["samples"]), _whole(p["steps"]), _whole(p["batch"])
 
 
@@ -45,14 +38,7 @@ def _built(p: Any, curvature: Any, rate: Any, of: tuple[Any, Any, Any]) -> Quadr
 
 
 def paced(p: Any) -> QuadraticTasks:
-    """Builds tasks with a rate that is a share of 1 / L.
-
-    Args:
-      p: The problem.
-
-    Returns:
-      The tasks.
-    """
+    """Builds tasks with a rate that is a share of 1 / L."""
     return _built(p, p["curvature"], p["pace"] / jnp.max(p["curvature"]), sizes(p))
 
 
@@ -71,14 +57,7 @@ def slow(p: Any) -> QuadraticTasks:
 
 
 def minimised(p: Any) -> QuadraticTasks:
-    """Builds tasks with experts at the minimisers of their empirical risks.
-
-    Args:
-      p: The problem.
-
-    Returns:
-      The tasks.
-    """
+    """Builds tasks with experts at the minimisers of their empirical risks."""
     samples = _whole(p["samples"])
     return _built(p, p["curvature"], 1 / p["curvature"][0], (samples, 1, jnp.inf))
 
@@ -184,14 +163,7 @@ def domain(
 
 
 def quantity(name: str) -> Side:
-    """Returns what computes a quantity in closed form.
-
-    Args:
-      name: A field of `Quantities`.
-
-    Returns:
-      The function of tasks.
-    """
+    """Returns what computes a quantity in closed form."""
     return lambda tasks: getattr(exact(tasks), name)
 
 

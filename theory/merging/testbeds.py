@@ -36,15 +36,7 @@ def mixed() -> QuadraticTasks:
 
 
 def minimiser(tasks: int, samples: int) -> QuadraticTasks:
-    """Returns tasks whose gradient descent ends at the empirical minimiser in one step.
-
-    Args:
-      tasks: Number of tasks.
-      samples: Number of samples of each task.
-
-    Returns:
-      The testbed.
-    """
+    """Returns tasks whose gradient descent ends at the empirical minimiser in one step."""
     return QuadraticTasks([1.0], [[0.0]] * tasks, 1.0, samples, 1, np.inf, 1.0)
 
 
@@ -52,13 +44,6 @@ def long(tasks: int, steps: int) -> QuadraticTasks:
     """Returns tasks of many steps at the rate 1 / (8 K L) of Lemma 3.
 
     They have ten samples each, batches of one and the same centre.
-
-    Args:
-      tasks: Number of tasks.
-      steps: Number of steps K.
-
-    Returns:
-      The testbed.
     """
     return QuadraticTasks([1.0], [[0.0]] * tasks, 1.0, 10, steps, 1, 1 / (8 * steps))
 
@@ -67,9 +52,6 @@ def edge() -> QuadraticTasks:
     """Returns tasks whose rate is Theorem 2's sqrt(N / K) = 0.1 and lies just below 2 / L.
 
     They have one centre and little noise.
-
-    Returns:
-      The testbed.
     """
     h = 10 * (2 - 1e-4)
     return QuadraticTasks([h, h / 2], [[0.0, 0.0]] * 3, 1e-4, 20, 300, 4, 0.1, start=[4.0, 0.0])
@@ -91,15 +73,7 @@ def admissible() -> QuadraticTasks:
 
 
 def expected(bed: Bed, field: str) -> Callable[[], float]:
-    """Returns a function that computes a quantity in closed form, its mean over tasks.
-
-    Args:
-      bed: Returns the testbed.
-      field: Name of the quantity, a field of `Quantities`.
-
-    Returns:
-      The function.
-    """
+    """Returns a function that computes a quantity in closed form, its mean over tasks."""
     return lambda: float(np.mean(getattr(exact(bed()), field)))
 
 
@@ -124,14 +98,7 @@ def bound(bed: Bed, field: str, form: Form = "printed", **options: Any) -> Calla
 
 
 def bounds(bed: Bed) -> Bound:
-    """Computes the printed bound on a testbed.
-
-    Args:
-      bed: Returns the testbed.
-
-    Returns:
-      The bound and its parts.
-    """
+    """Computes the printed bound on a testbed."""
     tasks = bed()
     return excess_risk_bound(constants(tasks), tasks.training)
 

@@ -6,14 +6,7 @@ import jax.numpy as jnp
 
 
 def turn(angle: Any) -> Any:
-    """Returns a rotation of the plane.
-
-    Args:
-      angle: The angle.
-
-    Returns:
-      The matrix.
-    """
+    """Returns a rotation of the plane."""
     c, s = jnp.cos(angle), jnp.sin(angle)
     return jnp.array([[c, -s], [s, c]])
 
@@ -33,26 +26,11 @@ def top(matrix: Any) -> Any:
 
 
 def within(matrix: Any, radius: float) -> Any:
-    """Shrinks a matrix to an operator norm of at most `radius`.
-
-    Args:
-      matrix: The matrix.
-      radius: The largest norm.
-
-    Returns:
-      The matrix, as it is if it is smaller.
-    """
+    """Shrinks a matrix to an operator norm of at most `radius`."""
     return matrix * radius / jnp.maximum(top(matrix), radius)
 
 
 def symmetric(matrix: Any) -> Any:
-    """Scales the symmetric part of a matrix to the operator norm 1.
-
-    Args:
-      matrix: The matrix.
-
-    Returns:
-      The symmetric part.
-    """
+    """Scales the symmetric part of a matrix to the operator norm 1."""
     half = matrix + matrix.T
     return half / top(half)

@@ -48,82 +48,34 @@ def rotations(symmetric: bool = False) -> tuple[np.ndarray, np.ndarray]:
 
 
 def task(sigma: tuple[float, ...] = PRE, symmetric: bool = False) -> Float[Array, "d d"]:
-    """Returns the target map U diag(sigma) V^T.
-
-    Args:
-      sigma: Its singular values.
-      symmetric: Whether V = U.
-
-    Returns:
-      The target `(D, D)`.
-    """
+    """Returns the target map U diag(sigma) V^T."""
     u, v = rotations(symmetric)
     return jnp.asarray((u * np.array(sigma)) @ v.T)
 
 
 def diagonal(theta: Float[Array, "*b d d"]) -> np.ndarray:
-    """Returns the modes diag(U^T theta V) of a map.
-
-    Args:
-      theta: Maps `(..., D, D)`.
-
-    Returns:
-      The modes `(..., D)`.
-    """
+    """Returns the modes diag(U^T theta V) of a map."""
     u, v = rotations()
     return np.einsum("oi,...op,pi->...i", u, theta, v)
 
 
 def fixed(seed: int, *shape: int) -> np.ndarray:
-    """Draws standard normal numbers that are the same in every check.
-
-    Args:
-      seed: Which of them.
-      *shape: Their shape.
-
-    Returns:
-      The numbers.
-    """
+    """Draws standard normal numbers that are the same in every check."""
     return np.random.default_rng(seed).normal(size=shape)
 
 
 def draws(quick: bool) -> int:
-    """Returns the number of draws of a Monte Carlo simulation.
-
-    Args:
-      quick: Whether fewer of them are enough.
-
-    Returns:
-      10,000 or 160,000.
-    """
+    """Returns the number of draws of a Monte Carlo simulation."""
     return 10_000 if quick else 160_000
 
 
 def normals(key: Array, quick: bool) -> Float[np.ndarray, "two draws d d"]:
-    """Draws two sets of standard normal matrices, in NumPy.
-
-    Args:
-      key: Random key.
-      quick: Whether fewer draws are enough, see `draws`.
-
-    Returns:
-      The matrices `(2, draws, D, D)`.
-    """
+    """Draws two sets of standard normal matrices, in NumPy."""
     return generator(key).standard_normal((2, draws(quick), D, D))
 
 
 def trained(start: Layers, target: Array, times: list[float], anchor: float = 0.0) -> Layers:
-    """Integrates gradient flow numerically, up to given times.
-
-    Args:
-      start: Initial weights.
-      target: Target map `(D, D)`.
-      times: Ascending times; four of them in all claims, which share a compilation.
-      anchor: Strength of the anchor.
-
-    Returns:
-      The weights with a leading axis `times`.
-    """
+    """Integrates gradient flow numerically, up to given times."""
     return networks.gradient_flow(start, target, jnp.array(times), RUNGE_KUTTA, anchor=anchor)
 
 
@@ -166,15 +118,7 @@ def _product(layers: Layers) -> np.ndarray:
 
 
 def at(path: Layers, k: int) -> Layers:
-    """Selects the k-th network of a path.
-
-    Args:
-      path: Weights with a leading axis.
-      k: Its index.
-
-    Returns:
-      The weights of that network.
-    """
+    """Selects the k-th network of a path."""
     return Layers(*(jnp.asarray(np.asarray(w)[k]) for w in path))
 
 
@@ -184,54 +128,21 @@ def losses(
     anchor: float = 0.0,
     target: Array | None = None,
 ) -> np.ndarray:
-    """Computes |theta - of|^2 after fine-tuning from n = 0, ..., D ideal modes.
-
-    Args:
-      of: Map to compare with, `(D, D)`.
-      sigma_ft: Singular values of the fine-tuning task; without effect if `target` is given.
-      anchor: Strength of the anchor.
-      target: Fine-tuning target `(D, D)`; the task with `sigma_ft` if None.
-
-    Returns:
-      The losses `(D + 1,)`.
-    """
+    """Computes |theta - of|^2 after fine-tuning from n = 0, ..., D ideal modes."""
     ends = [at(tuned(n, sigma_ft, anchor, target=target), -1) for n in range(D + 1)]
     return np.array([distance2(_product(end), of) for end in ends])
 
 
 def distance2(one: Array | np.ndarray, other: Array | np.ndarray) -> float:
-    """Computes the squared Frobenius distance between two matrices.
-
-    Args:
-      one: First matrix.
-      other: Second matrix.
-
-    Returns:
-      The squared distance.
-    """
+    """Computes the squared Frobenius distance between two matrices."""
     return float(np.sum((np.asarray(one) - np.asarray(other)) ** 2))
 
 
 def deterministic(value: Callable[[], float], tolerance: float = ROUNDING) -> Simulate:
-    """Makes a simulation of a computation without randomness; keys and sizes do not matter.
-
-    Args:
-      value: The computation.
-      tolerance: How far off its result may be by rounding.
-
-    Returns:
-      The simulation.
-    """
+    """Makes a simulation of a computation without randomness; keys and sizes do not matter."""
     return measured(value, tolerance)
 
 
 def mode_path(times: list[float]) -> Array:
-    """Computes the sigmoid law of the modes from the start e^{-2} I.
-
-    Args:
-      times: Times >= 0.
-
-    Returns:
-      The modes `(times, D)`.
-    """
+    """Computes the sigmoid law of the modes from the start e^{-2} I."""
     return jax.jit(modes.mode)(jnp.array(times)[:, None], exp(-4.0), jnp.array(PRE))

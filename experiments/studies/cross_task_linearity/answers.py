@@ -82,15 +82,7 @@ def r_squared(
 
 
 def per_replicate(values: "xr.DataArray") -> "xr.DataArray":
-    """Averages a variable over its pairs and tasks.
-
-    Args:
-      values: A variable of the dataset. Any of the dimensions "pair", "split_pair" and "task" are
-        averaged.
-
-    Returns:
-      The means, over the remaining dimensions.
-    """
+    """Averages a variable over its pairs and tasks."""
     return values.mean([d for d in ("pair", "split_pair", "task") if d in values.dims])
 
 
@@ -111,16 +103,7 @@ def mean_error(values: "xr.DataArray") -> tuple[np.ndarray, np.ndarray]:
 
 
 def pm(values: "xr.DataArray", digits: int = 2) -> str:
-    """Formats the mean over replicates, pairs and tasks with its standard error.
-
-    Args:
-      values: A variable with the dimension "replicate" and nothing else that remains after
-        `per_replicate`.
-      digits: Number of significant digits of the mean; the error has one.
-
-    Returns:
-      Text such as "0.97 ± 0.01".
-    """
+    """Formats the mean over replicates, pairs and tasks with its standard error."""
     mean, error = (float(x) for x in mean_error(values))
     return f"{mean:.{digits}g} ± {error:.1g}"
 
@@ -311,14 +294,7 @@ def _averaging(dataset: "xr.Dataset") -> list[str]:
 
 
 def middle_scale(dataset: "xr.Dataset") -> float:
-    """Finds the scale of task vectors that is nearest to the paper's 0.4.
-
-    Args:
-      dataset: A run with the part "arithmetic".
-
-    Returns:
-      One of the run's scales.
-    """
+    """Finds the scale of task vectors that is nearest to the paper's 0.4."""
     return float(dataset["scale"].values[np.abs(dataset["scale"].values - 0.4).argmin()])
 
 
@@ -347,14 +323,7 @@ def _arithmetic(dataset: "xr.Dataset") -> list[str]:
 
 
 def stitched(dataset: "xr.Dataset") -> "xr.Dataset":
-    """Selects the part "stitching" after the middle layer and at the largest scale.
-
-    Args:
-      dataset: A run with the part "stitching".
-
-    Returns:
-      The dataset at the middle hidden layer and the last of its `stitch_scale`.
-    """
+    """Selects the part "stitching" after the middle layer and at the largest scale."""
     middle = dataset["hidden"].values[(dataset.sizes["hidden"] - 1) // 2]
     return dataset.sel(hidden=middle).isel(stitch_scale=-1)
 

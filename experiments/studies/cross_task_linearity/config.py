@@ -122,14 +122,7 @@ class Config:
             raise ValueError(f"rates must be increasing; got {self.rates}")
 
     def check_left(self, least: int) -> None:
-        """Checks that the rarest class has enough images to learn from and to test on.
-
-        Args:
-          least: Number of images of the rarest class.
-
-        Raises:
-          ValueError: If `learn` + `test` is more than that.
-        """
+        """Checks that the rarest class has enough images to learn from and to test on."""
         if self.learn is not None and self.test is not None and self.learn + self.test > least:
             raise ValueError(f"test must be at most {least} - learn; got {self.test}")
 

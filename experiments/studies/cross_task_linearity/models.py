@@ -133,41 +133,18 @@ def pick(pool: Pool, task: str, index: Int[np.ndarray, "replicate n"]) -> Batch:
 
 
 def shuffled(batch: Batch, seed: int) -> Batch:
-    """Permutes the labels of each replicate, so that they can only be memorised.
-
-    Args:
-      batch: Images with labels, `(..., n)`.
-      seed: Seed of the permutations, >= 0.
-
-    Returns:
-      The same images; their labels are in a random order along the last axis.
-    """
+    """Permutes the labels of each replicate, so that they can only be memorised."""
     rng = np.random.default_rng(seed)
     return batch._replace(labels=rng.permuted(batch.labels, axis=-1))
 
 
 def union(one: Batch, two: Batch) -> Batch:
-    """Joins two sets of images along their first axis.
-
-    Args:
-      one: The first set, without axes before that of the images.
-      two: The second set, likewise.
-
-    Returns:
-      All images and their labels.
-    """
+    """Joins two sets of images along their first axis."""
     return jax.tree.map(lambda *x: np.concatenate(x), one, two)
 
 
 def weights_alone(variables: PyTree) -> PyTree:
-    """Drops running statistics, for a network that normalises by the images it sees.
-
-    Args:
-      variables: The variables of a network.
-
-    Returns:
-      Its parameters, under "params".
-    """
+    """Drops running statistics, for a network that normalises by the images it sees."""
     return {"params": variables["params"]}
 
 
@@ -178,16 +155,7 @@ def _seen(model: Model, images: Any) -> Array:
 
 @partial(jax.jit, static_argnames=("model", "shape"))
 def init(model: Model, shape: tuple[int, ...], key: Key) -> PyTree:
-    """Draws the initial variables of a network.
-
-    Args:
-      model: The network.
-      shape: Shape of one image, (height, width, channel).
-      key: The data of a random key.
-
-    Returns:
-      Variables as Flax has them: "params", and of a ResNet "batch_stats" too.
-    """
+    """Draws the initial variables of a network."""
     return model.init(jax.random.wrap_key_data(key), _seen(model, jnp.zeros((1, *shape))))
 
 
@@ -219,16 +187,6 @@ def network(model: Model, normalise: str = "interpolated") -> Apply:
     The features of an MLP are the units of each hidden layer after their ReLU. Those of a ResNet
     are the outputs of its blocks. Equal arguments give the same function object, so that the probes
     compile once for each.
-
-    Args:
-      model: The network.
-      normalise: How a ResNet's BatchNorm normalises: "interpolated" by its running statistics,
-        which are variables like others; any other value, "batch" by convention, by the mean and
-        variance of all images at once. An MLP ignores it.
-
-    Returns:
-      `apply(params, batch)`, which gives the logits `(n, class)` and the features by layer. That of
-      an MLP also takes features to use in place of its own.
     """
     resnet: Any = model
     return _mlp if isinstance(model, MLP) else _resnet(resnet, normalise)
@@ -253,15 +211,7 @@ def _resnet(model: Any, normalise: str) -> Apply:
 def loss(
     model: Model, normalise: str = "interpolated"
 ) -> Callable[[PyTree, Batch], Float[Array, ""]]:
-    """Makes the mean cross-entropy of a network, in nats.
-
-    Args:
-      model: The network.
-      normalise: As in `network`.
-
-    Returns:
-      `loss(params, batch)`, which gives a scalar. Equal arguments give the same function object.
-    """
+    """Makes the mean cross-entropy of a network, in nats."""
     return _loss(network(model, normalise))
 
 
@@ -280,13 +230,6 @@ def correct(logits: Float[Array, "n class"], batch: Batch) -> Float[Array, " n"]
     """Marks the images whose class has the largest logit.
 
     This is the metric that the probes average.
-
-    Args:
-      logits: Logits of the images, `(n, class)`.
-      batch: The images with their labels.
-
-    Returns:
-      1 for a right class and 0 for a wrong one, `(n,)`, in the dtype of the logits.
     """
     return (logits.argmax(-1) == batch.labels).astype(logits.dtype)
 
@@ -295,17 +238,7 @@ def correct(logits: Float[Array, "n class"], batch: Batch) -> Float[Array, " n"]
 def accuracy(
     model: Model, params: PyTree, batch: Batch, normalise: str = "interpolated"
 ) -> Float[Array, ""]:
-    """Computes the share of images that a network classifies correctly.
-
-    Args:
-      model: The network.
-      params: Its variables.
-      batch: The images, with their labels.
-      normalise: As in `network`.
-
-    Returns:
-      The accuracy, a scalar in [0, 1].
-    """
+    """Computes the share of images that a network classifies correctly."""
     return correct(network(model, normalise)(params, batch)[0], batch).mean()
 
 
@@ -379,15 +312,7 @@ def each(fn: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
 
 
 def stack(trees: list[PyTree], axis: int = 0) -> PyTree:
-    """Stacks trees of arrays leaf by leaf.
-
-    Args:
-      trees: Trees of one structure and shape.
-      axis: Where the new axis stands.
-
-    Returns:
-      One tree of NumPy arrays.
-    """
+    """Stacks trees of arrays leaf by leaf."""
     return jax.tree.map(lambda *leaves: np.stack(leaves, axis), *trees)
 
 

@@ -38,14 +38,7 @@ Arrays = dict[str, Any]
 
 
 def pairs(models: int) -> np.ndarray:
-    """Lists all pairs i < j of models.
-
-    Args:
-      models: Number of models, >= 2.
-
-    Returns:
-      Indices of the models, `(pair, 2)`, in lexicographic order.
-    """
+    """Lists all pairs i < j of models."""
     return np.array(list(itertools.combinations(range(models), 2)))
 
 
@@ -68,55 +61,23 @@ def subsets(models: int) -> Float[np.ndarray, "subset model"]:
 
 
 def flat(tree: PyTree) -> PyTree:
-    """Merges the two leading axes of all leaves.
-
-    Args:
-      tree: Arrays `(replicate, model, ...)`.
-
-    Returns:
-      The same arrays, `(replicate x model, ...)`.
-    """
+    """Merges the two leading axes of all leaves."""
     return jax.tree.map(lambda x: np.reshape(x, (-1, *x.shape[2:])), tree)
 
 
 def of_each(fn: Any, *stacked: PyTree) -> PyTree:
-    """Applies a function to every entry of the two leading axes, one after the other.
-
-    Args:
-      fn: Takes one entry of each tree and returns a tree of arrays.
-      *stacked: Trees of arrays `(replicate, model, ...)`.
-
-    Returns:
-      The results, `(replicate, model, ...)`.
-    """
+    """Applies a function to every entry of the two leading axes, one after the other."""
     return each(partial(each, fn), *stacked)
 
 
 def paired(stacked: PyTree) -> tuple[PyTree, PyTree]:
-    """Gathers both members of every pair along the second axis.
-
-    Args:
-      stacked: Arrays `(replicate, model, ...)`.
-
-    Returns:
-      The first members and the second members, each `(replicate, pair, ...)`, in the order of
-      `pairs`.
-    """
+    """Gathers both members of every pair along the second axis."""
     index = pairs(jax.tree.leaves(stacked)[0].shape[1])
     return tuple(jax.tree.map(lambda x, i=i: x[:, index[:, i]], stacked) for i in (0, 1))
 
 
 def moved(base: PyTree, params: PyTree, scale: Any) -> PyTree:
-    """Computes base + scale (params - base).
-
-    Args:
-      base: Parameters at scale 0.
-      params: Parameters at scale 1, of the same structure.
-      scale: Multiple of the task vector, any number.
-
-    Returns:
-      The combined parameters.
-    """
+    """Computes base + scale (params - base)."""
     return jax.tree.map(lambda b, p: b + scale * (p - b), base, params)
 
 
@@ -145,19 +106,7 @@ def angles(found: probe.Linearity) -> Arrays:
 def linearity(
     model: Model, normalise: str, alphas: Sequence[float], a: PyTree, b: PyTree, batch: Batch
 ) -> Arrays:
-    """Measures how linear a network is on the line between two models.
-
-    Args:
-      model: The architecture.
-      normalise: How BatchNorm normalises, as in `models.network`.
-      alphas: Weights of the first model.
-      a: Variables of the first model.
-      b: Variables of the second model.
-      batch: Images to probe on, two or more.
-
-    Returns:
-      The arrays of `angles`, with a point for each alpha.
-    """
+    """Measures how linear a network is on the line between two models."""
     return angles(probe.cross_task_linearity(network(model, normalise), a, b, batch, alphas))
 
 

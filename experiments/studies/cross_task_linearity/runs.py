@@ -158,15 +158,7 @@ class Runs:
         return measure.of_each(fit, start, learn, keys, rate)
 
     def init(self, model: models.Model, keys: Any) -> PyTree:
-        """Draws the initial variables of a stack of models.
-
-        Args:
-          model: The architecture.
-          keys: Data of random keys, `(replicate, model, 2)`.
-
-        Returns:
-          Variables `(replicate, model, ...)`.
-        """
+        """Draws the initial variables of a stack of models."""
         return measure.of_each(partial(models.init, model, self.pool.images.shape[1:]), keys)
 
     def rotations(self) -> dict[str, Any]:
@@ -187,14 +179,7 @@ class Runs:
         return {"base": base, "experts": tuned}
 
     def rotated(self, kept: dict[str, Any]) -> dict[str, Any]:
-        """Runs the part "rotated": MLPs tuned on rotated images.
-
-        Args:
-          kept: The models of `rotations`.
-
-        Returns:
-          The results of `parts.rotated`.
-        """
+        """Runs the part "rotated": MLPs tuned on rotated images."""
         tests = self.data(*self.tasks).test
         return measure.rotated(self.mlp, kept["experts"], tests, self.config.alphas)
 
@@ -405,37 +390,15 @@ class Runs:
 
 
 def repeated(tree: PyTree, count: int) -> PyTree:
-    """Repeats the only entry of the second axis.
-
-    Args:
-      tree: Arrays `(replicate, 1, ...)`.
-      count: Number of copies.
-
-    Returns:
-      Arrays `(replicate, count, ...)`.
-    """
+    """Repeats the only entry of the second axis."""
     return jax.tree.map(lambda x: np.broadcast_to(x, (len(x), count, *x.shape[2:])), tree)
 
 
 def joined(*trees: PyTree) -> PyTree:
-    """Concatenates trees along their second axis.
-
-    Args:
-      *trees: Trees of arrays `(replicate, model, ...)`.
-
-    Returns:
-      One tree of such arrays.
-    """
+    """Concatenates trees along their second axis."""
     return jax.tree.map(lambda *x: np.concatenate(x, 1), *trees)
 
 
 def only(tree: PyTree) -> PyTree:
-    """Drops the second axis, which has one entry.
-
-    Args:
-      tree: Arrays `(replicate, 1, ...)`.
-
-    Returns:
-      Arrays `(replicate, ...)`.
-    """
+    """Drops the second axis, which has one entry."""
     return jax.tree.map(lambda x: x[:, 0], tree)

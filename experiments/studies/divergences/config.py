@@ -61,19 +61,11 @@ class Config:
             raise ValueError(f"gammas[0] d must be at most {distances.LARGEST}; got {n[0]}")
 
     def counts(self) -> list[int]:
-        """Computes the number of samples n at each load.
-
-        Returns:
-          The numbers, in the order of `gammas`.
-        """
+        """Computes the number of samples n at each load."""
         return [round(gamma * self.d) for gamma in self.gammas]
 
     def angles(self) -> np.ndarray:
-        """Computes the angles between source and target.
-
-        Returns:
-          The angles in radians `(thetas,)`, evenly spaced from 0 to pi.
-        """
+        """Computes the angles between source and target."""
         return np.linspace(0, pi, self.thetas)
 
 

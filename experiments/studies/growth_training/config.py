@@ -131,14 +131,7 @@ class Config:
             )
 
     def check_left(self, examples: int | None) -> None:
-        """Checks that images are left to learn from, beside those held out.
-
-        Args:
-          examples: The number of images, or None if it is not known yet, which passes.
-
-        Raises:
-          ValueError: If nothing is left.
-        """
+        """Checks that images are left to learn from, beside those held out."""
         image_tasks.check_left("held_out", self.held_out, 0, examples, "to learn from")
 
     @property
@@ -186,14 +179,7 @@ class Config:
         return {"model_type": tasks.TASKS[self.task], **fields[self.task]}
 
     def schedule(self, steps: int) -> tasks.Schedule:
-        """Builds the schedule of a training.
-
-        Args:
-          steps: The number of steps.
-
-        Returns:
-          The schedule, with the batch, the learning rate and the ramp of this config.
-        """
+        """Builds the schedule of a training."""
         budget, adam = self.budget, self.optimizer
         return tasks.Schedule(steps, budget.every, budget.batch, adam.rate, adam.warmup, self.ramp)
 

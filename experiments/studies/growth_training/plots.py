@@ -39,15 +39,7 @@ TASKS = {
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """Draws the figures of a finished run.
-
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      `loss`, learning curves; `saved`, steps and compute saved; and `step0`, how far growth moved
-      the loss.
-    """
+    """Draws the figures of a finished run."""
     return {"loss": _loss(dataset), "saved": _saved(dataset), "step0": _step0(dataset)}
 
 

@@ -67,14 +67,7 @@ class Config:
         self.check_left(self.data.size)
 
     def check_left(self, examples: int | None) -> None:
-        """Checks that images are left for the test.
-
-        Args:
-          examples: The number of images, or None if it is not known yet, which passes.
-
-        Raises:
-          ValueError: If none is left beside those to learn from and to choose scales with.
-        """
+        """Checks that images are left for the test."""
         image_tasks.check_left("validation", self.validation, self.train, examples)
 
 

@@ -10,27 +10,12 @@ from sail_jax.drawing import style
 
 
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
-    """Draws the figures of a finished run.
-
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      `ranking`, every predictor's rank correlation; and `scatter`, some predictors beside the
-      outcome.
-    """
+    """Draws the figures of a finished run."""
     return {"ranking": ranking(dataset), "scatter": scatter(dataset)}
 
 
 def order(dataset: xr.Dataset) -> list[str]:
-    """Sorts the predictors by their rank correlation, the highest first.
-
-    Args:
-      dataset: The dataset at one scope and one outcome.
-
-    Returns:
-      The names of the predictors.
-    """
+    """Sorts the predictors by their rank correlation, the highest first."""
     return [str(dataset["predictor"].values[i]) for i in np.argsort(-dataset["rho"].values)]
 
 

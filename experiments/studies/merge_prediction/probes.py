@@ -44,14 +44,7 @@ class Predictor(NamedTuple):
     cost: tuple[float, float] = (0, 0)
 
     def passes(self, models: int) -> float:
-        """Counts the forward passes for a merge.
-
-        Args:
-          models: How many models are merged.
-
-        Returns:
-          The number of passes over the probed examples of all tasks.
-        """
+        """Counts the forward passes for a merge."""
         return self.cost[0] + self.cost[1] * models
 
 
@@ -106,15 +99,7 @@ class Merges(NamedTuple):
 
 
 def at(stacked: PyTree, i: Any) -> PyTree:
-    """Takes one entry, or a slice, of every leaf.
-
-    Args:
-      stacked: A pytree of arrays with a leading axis.
-      i: What to index them with.
-
-    Returns:
-      The pytree of the entries.
-    """
+    """Takes one entry, or a slice, of every leaf."""
     return jax.tree.map(lambda x: x[i], stacked)
 
 
@@ -355,14 +340,6 @@ def apart(points: Float[np.ndarray, "task n dim"], key: PRNGKeyArray) -> dict[st
 
 
 def over_pairs(table: np.ndarray, task: Int[np.ndarray, "merge k"]) -> Float[np.ndarray, "merge"]:
-    """Averages a table of pairs of tasks over the pairs of each merge.
-
-    Args:
-      table: A value for every pair of tasks, of shape (task, task).
-      task: The tasks of each merge.
-
-    Returns:
-      The mean over the pairs of different experts.
-    """
+    """Averages a table of pairs of tasks over the pairs of each merge."""
     i, j = np.triu_indices(task.shape[1], 1)
     return table[task[:, i], task[:, j]].mean(-1)

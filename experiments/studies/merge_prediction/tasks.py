@@ -80,26 +80,12 @@ class Family(NamedTuple):
 
 
 def of_images(classes: int) -> Family:
-    """Describes the family whose tasks are made of images.
-
-    Args:
-      classes: The number of classes of the images.
-
-    Returns:
-      The family.
-    """
+    """Describes the family whose tasks are made of images."""
     return Family(MLP((48, 48), classes), TASKS["images"], (0.03, 0.3), "hidden_?")
 
 
 def of_text(vocab: int) -> Family:
-    """Describes the family whose tasks are made of a text.
-
-    Args:
-      vocab: The number of tokens in the text's vocabulary.
-
-    Returns:
-      The family.
-    """
+    """Describes the family whose tasks are made of a text."""
     net = GPT(vocab, CONTEXT, width=24, layers=2, heads=2, head_dim=12, hidden=48)
     return Family(net, TASKS["text"], (0.1, 1.0), "block_?")
 
@@ -230,44 +216,18 @@ def _windows(rng: np.random.Generator, line: np.ndarray, n: int) -> Batch:
 
 
 def of_logits(logits: Array, labels: Array) -> Float[Array, ""]:
-    """Computes the mean cross-entropy.
-
-    Args:
-      logits: Logits of shape (..., classes).
-      labels: The right classes, of shape (...).
-
-    Returns:
-      The loss in nats, a scalar.
-    """
+    """Computes the mean cross-entropy."""
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
 def logits(family: Family, params: PyTree, batch: Batch) -> Array:
-    """Evaluates a family's network.
-
-    Args:
-      family: The family.
-      params: The network's variables.
-      batch: The batch.
-
-    Returns:
-      The logits, of shape (n, classes) or (n, `CONTEXT`, tokens).
-    """
+    """Evaluates a family's network."""
     outputs: Any = family.net.apply(params, batch.inputs)
     return outputs
 
 
 def accuracy(family: Family, params: PyTree, batch: Batch) -> Float[Array, ""]:
-    """Computes the share of labels that a network predicts.
-
-    Args:
-      family: The family.
-      params: The network's variables.
-      batch: The batch.
-
-    Returns:
-      The accuracy, a scalar in [0, 1].
-    """
+    """Computes the share of labels that a network predicts."""
     return jnp.mean(logits(family, params, batch).argmax(-1) == batch.labels)
 
 
@@ -279,27 +239,13 @@ def _loss(family: Family, params: PyTree, batch: Batch) -> Float[Array, ""]:
 # It returns the same function object each time, so that probes compile once.
 @cache
 def loss_of(family: Family) -> Callable[[PyTree, Batch], Float[Array, ""]]:
-    """Returns the loss of a family's network.
-
-    Args:
-      family: The family.
-
-    Returns:
-      A function from the network's variables and a batch to the mean cross-entropy.
-    """
+    """Returns the loss of a family's network."""
     return partial(_loss, family)
 
 
 @cache
 def network_of(family: Family) -> Callable[..., Any]:
-    """Returns a family's network as probes take it.
-
-    Args:
-      family: The family.
-
-    Returns:
-      The network, whose features are those of the family's `layers`.
-    """
+    """Returns a family's network as probes take it."""
     return probe.flax_network(family.net.apply, family.layers, inputs=lambda batch: batch.inputs)
 
 

@@ -230,37 +230,15 @@ class Config:
             )
 
     def check_left(self, examples: int | None) -> None:
-        """Checks that images are left for the test.
-
-        Args:
-          examples: The number of images, or None if it is not known yet, which passes.
-
-        Raises:
-          ValueError: If none is left beside those for pre-training and fine-tuning.
-        """
+        """Checks that images are left for the test."""
         image_tasks.check_left("pool", self.pool, self.pretraining.images, examples)
 
     def values(self, law: Law) -> tuple[float, ...]:
-        """Returns the values of one hyperparameter.
-
-        Args:
-          law: The hyperparameter.
-
-        Returns:
-          Its values, increasing.
-        """
+        """Returns the values of one hyperparameter."""
         return getattr(self.swept, law)
 
     def at(self, law: Law | None = None, value: float | None = None) -> dict[str, Any]:
-        """Returns a setting of all hyperparameters: the centre, with at most one of them changed.
-
-        Args:
-          law: The hyperparameter to change; None changes none.
-          value: Its value.
-
-        Returns:
-          The value of each hyperparameter, by name.
-        """
+        """Returns the centre of all hyperparameters, with at most one of them changed."""
         centre = {name: self.values(name)[len(self.swept.steps) // 2] for name in LAWS}
         return centre if law is None else centre | {law: value}
 

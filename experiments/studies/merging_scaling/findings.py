@@ -32,13 +32,6 @@ CLOSE = 0.1  # of exponents that are both exact
 def exponent(values: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Fits the exponent of a power law: the least-squares slope of log y in log value.
 
-    Args:
-      values: Positive values, of shape (point,).
-      y: Positive quantities at these values, of shape (point, ...).
-
-    Returns:
-      The slopes, of shape (...).
-
     >>> x = np.array([1.0, 2.0, 8.0])
     >>> round(float(exponent(x, 3 * x**-2)), 6)
     -2.0

@@ -50,14 +50,7 @@ class Task(NamedTuple):
     parts: tuple[Part, ...]
 
     def of(self, index: Int[np.ndarray, "*any"]) -> Batch:
-        """Gathers some of the examples.
-
-        Args:
-          index: Indices of examples, of any shape.
-
-        Returns:
-          The examples: tokens `(*index.shape, context + 1)`, scored `(*index.shape, context)`.
-        """
+        """Gathers some of the examples."""
         return Batch(self.examples.tokens[index], self.examples.scored[index])
 
 
@@ -79,15 +72,7 @@ class Data(NamedTuple):
 
 
 def seeded(config: Config, *what: int) -> int:
-    """Derives a seed from the config's, one for each purpose.
-
-    Args:
-      config: The settings, of which the seed alone is used.
-      *what: Numbers that name the purpose: which kind of draw, and usually which repetition.
-
-    Returns:
-      The seed, from 0 to 2^32 - 1.
-    """
+    """Derives a seed from the config's, one for each purpose."""
     return int(np.random.SeedSequence((config.seed, *what)).generate_state(1)[0])
 
 

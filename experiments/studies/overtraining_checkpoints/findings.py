@@ -23,38 +23,17 @@ SCALE = "OLMo-1B, 0.04T to 3.1T tokens; curves, no printed numbers"
 
 
 def increase(dataset: xr.Dataset) -> xr.DataArray:
-    """Computes the rise of the pre-training loss under noise.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      The rise in nats per token, [budget, seed, gamma].
-    """
+    """Computes the rise of the pre-training loss under noise."""
     return dataset["noisy"] - dataset["base"]
 
 
 def forgotten(dataset: xr.Dataset) -> xr.DataArray:
-    """Computes the rise of the pre-training loss by fine-tuning.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      The rise in nats per token, [task, budget, seed, rate].
-    """
+    """Computes the rise of the pre-training loss by fine-tuning."""
     return dataset["tuned_base"] - dataset["base"]
 
 
 def named(dataset: xr.Dataset) -> list[str]:
-    """Names the checkpoints by their tokens, or by their order.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      A short text for each checkpoint, such as "41B", or "1" if tokens are not known.
-    """
+    """Names the checkpoints by their tokens, or by their order."""
     values = dataset["budget"].values
     return [f"{v:g}" if dataset.attrs["unit"] == "order" else count(v) for v in values]
 

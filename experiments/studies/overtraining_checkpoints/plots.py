@@ -25,14 +25,7 @@ LEGEND: dict[str, Any] = {
 
 
 def plot(dataset: xr.Dataset) -> "dict[str, Figure]":
-    """Draws what noise and fine-tuning do to each checkpoint.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      The figures by name: "noise", "fine_tuning" and, if there are benchmarks, "benchmarks".
-    """
+    """Draws what noise and fine-tuning do to each checkpoint."""
     figures = {"noise": _noise(dataset), "fine_tuning": _fine_tuning(dataset)}
     return figures | ({"benchmarks": _benchmarks(dataset)} if "answers" in dataset else {})
 

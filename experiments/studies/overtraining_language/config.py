@@ -147,14 +147,7 @@ class Config:
         return self.model.network()
 
     def steps(self, budget: int) -> int:
-        """Computes the number of steps of a pre-training.
-
-        Args:
-          budget: Tokens to train on.
-
-        Returns:
-          The whole steps that the budget pays for, each of `pretrain.batch` sequences.
-        """
+        """Computes the number of steps of a pre-training."""
         return budget // (self.pretrain.batch * self.model.context)
 
 

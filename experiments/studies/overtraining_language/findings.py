@@ -30,27 +30,12 @@ SAME = 1.25
 
 
 def perturbed(dataset: xr.Dataset) -> xr.DataArray:
-    """Computes the pre-training loss under noise.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      The loss in nats per token, [budget, seed, noise].
-    """
+    """Computes the pre-training loss under noise."""
     return dataset["base"] + dataset["noise_increase"]
 
 
 def falls_with(loss: xr.DataArray, dim: str) -> xr.DataArray:
-    """Computes how fast the budget of least loss falls as another quantity grows.
-
-    Args:
-      loss: Losses with the dimensions "budget" and `dim`.
-      dim: The quantity, such as "noise" or "rate".
-
-    Returns:
-      Halvings of the budget per doubling of the quantity, without the two dimensions.
-    """
+    """Computes how fast the budget of least loss falls as another quantity grows."""
     return -slope(log2(loss.idxmin("budget")), dim)
 
 
@@ -68,12 +53,6 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     """Judges the paper's claims on noise, fine-tuning and the Hessian.
 
     There is one margin per seed. Claims on fine-tuning in general are averaged over tasks.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      The findings. Verdicts are not yet corrected for their number.
     """
     return [*_noise(dataset), *_fixed(dataset), *_tuned_rate(dataset), *_hessian(dataset)]
 

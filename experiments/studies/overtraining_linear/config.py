@@ -48,41 +48,17 @@ class Tasks:
             raise ValueError(f"kept must be below d = {self.d}; got {self.kept}")
 
     def spectrum(self, decay: float | None = None) -> np.ndarray:
-        """Computes the singular values of the pre-training task, scale i^-decay.
-
-        Args:
-          decay: Exponent, used instead of the field if it is given.
-
-        Returns:
-          The singular values, descending, `(d,)`.
-        """
+        """Computes the singular values of the pre-training task, scale i^-decay."""
         power = self.decay if decay is None else decay
         return self.scale * np.arange(1, self.d + 1, dtype=float) ** -power
 
     def target(self, sigma: np.ndarray, ratio: float | None = None) -> np.ndarray:
-        """Computes the singular values of the fine-tuning task.
-
-        Args:
-          sigma: Singular values of the pre-training task, `(d,)`.
-          ratio: Multiple of the misaligned ones, used instead of the field if it is given.
-
-        Returns:
-          `sigma` in the first `kept` modes and ratio sigma in the others, `(d,)`.
-        """
+        """Computes the singular values of the fine-tuning task."""
         ratio = self.ratio if ratio is None else ratio
         return np.where(np.arange(self.d) < self.kept, sigma, ratio * sigma)
 
     def times(self, sigma: np.ndarray, points: int) -> np.ndarray:
-        """Lists pre-training times from before the first mode is learned until after the last.
-
-        Args:
-          sigma: Singular values of the pre-training task, descending, `(d,)`.
-          points: Number of times.
-
-        Returns:
-          Times from tau / (4 sigma_1) to 1.5 tau / sigma_d, evenly spaced in their logarithm,
-          `(points,)`.
-        """
+        """Lists pre-training times from before the first mode is learned until after the last."""
         return np.geomspace(0.25 * self.tau / sigma[0], 1.5 * self.tau / sigma[-1], points)
 
 

@@ -47,11 +47,7 @@ class Overlaps:
     """Steps on the target after which overlaps are compared; one of the looks."""
 
     def pairs(self) -> list[tuple[float, float]]:
-        """Lists all combinations of overlaps.
-
-        Returns:
-          Pairs (alpha, beta), the first of them (0, 0).
-        """
+        """Lists all combinations of overlaps."""
         return [(alpha, beta) for alpha in self.alphas for beta in self.betas]
 
 

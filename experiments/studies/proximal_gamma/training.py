@@ -150,30 +150,12 @@ def sources(
 def next_token_loss(
     config: Config, params: PyTree, some: Int[Array, "n length"]
 ) -> Float[Array, ""]:
-    """Computes the mean cross-entropy of the tokens of some blocks, all but each block's first.
-
-    Args:
-      config: The config.
-      params: The model's variables.
-      some: The blocks.
-
-    Returns:
-      The loss in nats per token, a scalar.
-    """
+    """Computes the mean cross-entropy of the tokens of some blocks, all but each block's first."""
     return token_losses(config.network(), params, some[:, :-1], some[:, 1:]).mean()
 
 
 def held_out_loss(config: Config, held_out: Int[Array, "n length"], params: PyTree) -> Array:
-    """Computes the mean loss over all held-out blocks, a few at a time to save memory.
-
-    Args:
-      config: The config, whose batch is the number at a time.
-      held_out: The blocks.
-      params: The model's variables.
-
-    Returns:
-      The loss in nats per token, a scalar.
-    """
+    """Computes the mean loss over all held-out blocks, a few at a time to save memory."""
     block_loss = lambda block: next_token_loss(config, params, block[None])  # noqa: E731
     return jax.lax.map(block_loss, held_out.astype(int), batch_size=config.training.batch).mean()
 

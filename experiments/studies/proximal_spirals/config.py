@@ -113,11 +113,7 @@ class Config:
             )
 
     def epoch(self) -> np.ndarray:
-        """Lists the epochs at which everything is measured.
-
-        Returns:
-          The epochs, from 0 to the last, of shape (epoch,).
-        """
+        """Lists the epochs at which everything is measured."""
         return np.arange(0, self.training.epochs + 1, self.training.every)
 
 

@@ -38,15 +38,7 @@ MEASURES = {
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """Draws the figures of a finished run.
-
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      `gamma_<start>`, every measure against gamma, for each kind of start; `weights`, measured and
-      predicted gammas; and `epochs`, every measure along training.
-    """
+    """Draws the figures of a finished run."""
     figures = {f"gamma_{s}": _gamma(dataset, s) for s in dataset["start"].values.astype(str)}
     return {**figures, "weights": _weights(dataset), "epochs": _epochs(dataset)}
 

@@ -100,16 +100,7 @@ def _apply(config: Config, params: PyTree, x: Any) -> Any:
 
 
 def loss(config: Config, params: PyTree, points: Points) -> Float[Array, ""]:
-    """Computes the mean cross-entropy of a model on some points.
-
-    Args:
-      config: The config.
-      params: The model's variables.
-      points: The points with their classes, one set.
-
-    Returns:
-      The loss in nats, a scalar.
-    """
+    """Computes the mean cross-entropy of a model on some points."""
     logits = _apply(config, params, points.x)
     return optax.softmax_cross_entropy_with_integer_labels(logits, points.y).mean()
 
@@ -268,17 +259,7 @@ def apart(config: Config, data: Data) -> dict[str, np.ndarray]:
 
 
 def weights(config: Config, data: Data, models: PyTree, target: PyTree) -> dict[str, np.ndarray]:
-    """Predicts gamma from the models: by their parameters (eq. 4) and by the loss (eq. 3).
-
-    Args:
-      config: The config.
-      data: The data.
-      models: The models of the sources, in leaves of shape (seed, 2, ...).
-      target: The models trained on the target, in leaves of shape (seed, ...), for eq. 4.
-
-    Returns:
-      `parameters` and `loss`, the weight of theta_1 by each, of shape (seed,).
-    """
+    """Predicts gamma from the models: by their parameters (eq. 4) and by the loss (eq. 3)."""
     by_parameters = line.weights_by_parameters(models, target)
     return {"parameters": by_parameters, "loss": np.asarray(gamma_by_loss(config, data, models))}
 

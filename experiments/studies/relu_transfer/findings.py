@@ -12,16 +12,7 @@ if TYPE_CHECKING:
 
 
 def measured_boundary(dataset: "xr.Dataset", gain: str = "gain") -> np.ndarray:
-    """Finds the number of samples from which on training from scratch is better, for each mu.
-
-    Args:
-      dataset: The study's dataset.
-      gain: The gain of transfer that is meant, "gain" or "descended_gain".
-
-    Returns:
-      The number n at which the mean gain of transfer turns negative for the last time `(mu,)`,
-      interpolated in log n; NaN where it never does.
-    """
+    """Finds the number of samples from which on training from scratch is better, for each mu."""
     return np.array([st.crossing(dataset.n.values, row) for row in dataset[gain].values])
 
 
@@ -48,14 +39,7 @@ def boundary_error(dataset: "xr.Dataset", risk: str = "linear_risk") -> np.ndarr
 def kernel_distance(dataset: "xr.Dataset", name: str) -> float:
     """Computes the relative distance of a kernel matrix from that of the source teacher.
 
-        |K - K_source| / |K_source|  (Frobenius norms)
-
-    Args:
-      dataset: The study's dataset.
-      name: The variable that has the kernel matrix, such as "kernel_initial".
-
-    Returns:
-      The distance.
+    |K - K_source| / |K_source|  (Frobenius norms)
     """
     source = dataset.kernel_source.values
     return float(np.linalg.norm(dataset[name].values - source) / np.linalg.norm(source))

@@ -114,32 +114,11 @@ def batch(images: Latents, index: Int[np.ndarray, " b"]) -> Batch:
 
 
 def split(seed: int, replicate: int, n: int, held_out: int) -> Split:
-    """Splits the examples at random into those to learn from and those held out.
-
-    Args:
-      seed: The seed of the run.
-      replicate: The number of the repetition; each has a split of its own.
-      n: The number of examples.
-      held_out: How many of them are held out.
-
-    Returns:
-      The split: n - `held_out` examples to learn from, and the others.
-    """
+    """Splits the examples at random into those to learn from and those held out."""
     order = np.random.default_rng([seed, replicate]).permutation(n)
     return Split(np.sort(order[held_out:]), np.sort(order[:held_out]))
 
 
 def draw(index: Int[np.ndarray, " n"], seed: tuple[int, ...], step: int, size: int) -> np.ndarray:
-    """Draws the examples of one training step, with replacement.
-
-    Args:
-      index: The examples to draw from, of shape (n,).
-      seed: The seed of the training: numbers that tell it from others.
-      step: The number of the step. Equal seeds and steps give equal examples, so that a resumed
-        training sees what it would have seen.
-      size: The number of examples.
-
-    Returns:
-      Entries of `index`, of shape (size,).
-    """
+    """Draws the examples of one training step, with replacement."""
     return index[np.random.default_rng([*seed, step]).integers(len(index), size=size)]

@@ -97,17 +97,7 @@ def shaped(name: str, value: Any, expected: Sequence[int | str]) -> tuple[int, .
 
 
 def finite(name: str, x: np.ndarray, *values: Any) -> None:
-    """Checks that a function of the user makes finite numbers of finite ones.
-
-    Args:
-      name: Its field in a config's `functions`.
-      x: Its argument. Of one that is not finite, such as samples of a diverged SiT, nothing is
-        checked.
-      *values: The arrays that it returned.
-
-    Raises:
-      ValueError: If a value is not finite.
-    """
+    """Checks that a function of the user makes finite numbers of finite ones."""
     if np.isfinite(x).all() and not all(np.isfinite(value).all() for value in values):
         raise ValueError(f"functions.{name} returned numbers that are not finite")
 
@@ -155,18 +145,7 @@ class Traced:
         }
 
     def shape(self, name: str, like: tuple[int, ...]) -> Any:
-        """Traces one of the functions, and computes nothing.
-
-        Args:
-          name: Its name.
-          like: The shape of its argument, of float32.
-
-        Returns:
-          What it returns, as shapes and dtypes.
-
-        Raises:
-          ValueError: If it raises anything. The message names it.
-        """
+        """Traces one of the functions, and computes nothing."""
         x = jax.ShapeDtypeStruct(like, jnp.float32)
         return jax.eval_shape(lambda arrays, x: self.bind(arrays)[name](x), self.arrays, x)
 

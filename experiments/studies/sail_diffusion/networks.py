@@ -97,30 +97,12 @@ def captured(net: nn.Module, variables: PyTree, name: str, *inputs: Any) -> tupl
 
 
 def encoded(encoder: nn.Module, variables: PyTree, x: Array) -> tuple[Array, Array]:
-    """Evaluates a ViT and returns the features beneath its classifier.
-
-    Args:
-      encoder: The ViT.
-      variables: Its variables.
-      x: Images or latents, of shape (n, side, side, channel).
-
-    Returns:
-      The logits, of shape (n, classes), and the features (n, patch, d) after the last layer norm,
-      before they are averaged over patches.
-    """
+    """Evaluates a ViT and returns the features beneath its classifier."""
     return captured(encoder, variables, "ln", x)
 
 
 def velocity_loss(predicted: Array, target: Array) -> Float[Array, ""]:
-    """Computes the mean squared error of a velocity, in float32.
-
-    Args:
-      predicted: Predicted velocities, of shape (n, ...), in any float dtype.
-      target: The velocities to predict, of the same shape.
-
-    Returns:
-      The mean over examples and entries, a scalar.
-    """
+    """Computes the mean squared error of a velocity, in float32."""
     return jnp.mean((predicted.astype(jnp.float32) - target) ** 2)
 
 
@@ -153,15 +135,6 @@ def align_loss(
     """Computes the alignment loss: the mean squared distance between features, in float32.
 
     The mean runs over examples, patches and units, as the velocity's loss runs over entries.
-
-    Args:
-      projected: Projected hidden states.
-      features: The encoder's features of the same patches.
-      summed: Whether squares are summed over the patches and units of an example, as eq. (16)
-        prints them, and only averaged over examples.
-
-    Returns:
-      The loss, a scalar.
 
     References:
       SAIL, Appendix J, eq. (16).

@@ -22,16 +22,7 @@ Velocity = Callable[[Array, Array], Array]
 def interpolate(
     x: Float[Array, "n *example"], noise: Float[Array, "n *example"], t: Float[Array, " n"]
 ) -> tuple[Array, Array]:
-    """Mixes data with noise, and returns the velocity to predict there.
-
-    Args:
-      x: Data x.
-      noise: Standard normal noise e of the same shape.
-      t: A time in [0, 1] for each example.
-
-    Returns:
-      x_t = (1 - t) x + t e, and the velocity e - x, both of the shape of `x`.
-    """
+    """Mixes data with noise, and returns the velocity to predict there."""
     at = t.reshape(-1, *[1] * (x.ndim - 1))
     return (1 - at) * x + at * noise, noise - x
 

@@ -62,12 +62,6 @@ def unoptimised(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     This is for functions that are called a few times. Compiling the initialisation of weights then
     takes a tenth of the time. On other devices it is `jax.jit`.
-
-    Args:
-      fn: A function of arrays.
-
-    Returns:
-      The jitted function.
     """
     cpu = jax.default_backend() == "cpu"
     return jax.jit(fn, compiler_options={"xla_backend_optimization_level": 0} if cpu else None)
@@ -139,9 +133,6 @@ class Laboratory:
         """Returns how SiTs are trained.
 
         The alignment phase uses the same: its learning rate depends on the step in the same way.
-
-        Returns:
-          The optimiser, the compute dtype and the decay of averaged weights.
         """
         c = self.config
         return Training(c.optimizer.over(c.budget.steps), compute=c.precision, ema=c.ema)
@@ -267,14 +258,7 @@ class Laboratory:
         return self._decoded(data.batch(self.images._replace(features=None), index)["x"])
 
     def shown(self, index: np.ndarray) -> np.ndarray:
-        """Makes real images look as the samples do that a run keeps.
-
-        Args:
-          index: Which images, of shape (n,).
-
-        Returns:
-          Images where samples are decoded, otherwise what the SiT is shown, (n, ...).
-        """
+        """Makes real images look as the samples do that a run keeps."""
         decodes = self.config.functions.decode is not None
         return self.pictures(index) if decodes else self._x(index)
 

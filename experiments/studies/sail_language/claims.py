@@ -201,14 +201,7 @@ def retrained(dataset: "xr.Dataset") -> list[Finding]:
 
 
 def perplexity(dataset: "xr.Dataset") -> "xr.DataArray":
-    """Computes the perplexity, the exponential of the loss.
-
-    Args:
-      dataset: A finished run, or a part of one.
-
-    Returns:
-      The perplexity, with the dimensions of `loss`.
-    """
+    """Computes the perplexity, the exponential of the loss."""
     return dataset["loss"].copy(data=np.exp(dataset["loss"].values))
 
 
@@ -244,14 +237,7 @@ def asked(dataset: "xr.Dataset") -> tuple[str, ...]:
 
 
 def right(dataset: "xr.Dataset") -> "xr.DataArray":
-    """Computes the share of right answers, the mean over the questions that `asked` names.
-
-    Args:
-      dataset: A run, or a part of one, with `accuracy` by "task" and "when".
-
-    Returns:
-      The shares after training.
-    """
+    """Computes the share of right answers, the mean over the questions that `asked` names."""
     return dataset["accuracy"].sel(when="after", task=list(asked(dataset))).mean("task")
 
 

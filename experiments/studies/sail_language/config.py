@@ -271,11 +271,7 @@ class Config:
         return tuple(max(1, round(share * self.source.steps)) for share in self.source.series)
 
     def gamma(self) -> np.ndarray:
-        """Lists the values of gamma that are tried.
-
-        Returns:
-          Values evenly spaced from -1 to 2, `(gammas,)`.
-        """
+        """Lists the values of gamma that are tried."""
         return np.linspace(-1, 2, self.weight.gammas)
 
     def network(self, name: str, vocab: int) -> dict[str, Any]:

@@ -98,16 +98,7 @@ def load(config: Config) -> Corpus:
 
 
 def take(line: Ids, context: int, which: Int[np.ndarray, " n"]) -> Batch:
-    """Gathers blocks of a text, each with the tokens that follow its tokens.
-
-    Args:
-      line: The tokens of the text, `(length,)`.
-      context: Tokens of a block.
-      which: Indices of the blocks, `(n,)`.
-
-    Returns:
-      Inputs and targets, each `(n, context)`.
-    """
+    """Gathers blocks of a text, each with the tokens that follow its tokens."""
     rows = np.asarray(line[which[:, None] * context + np.arange(context + 1)], np.int32)
     return Batch(rows[:, :-1], rows[:, 1:])
 
@@ -177,19 +168,7 @@ def _benchmarks(config: Config, encode: Callable[[bytes], Ids]) -> dict[str, Pac
 
 
 def sources(config: Config, corpus: Corpus, seed: int) -> Int[np.ndarray, "2 count"]:
-    """Draws the blocks of the texts of both sources.
-
-    Args:
-      config: How many blocks, and how the texts overlap.
-      corpus: The divided text.
-      seed: Number of the replicate.
-
-    Returns:
-      Indices of blocks, `(2, count)`.
-
-    Raises:
-      ValueError: If a part of the text has too few blocks.
-    """
+    """Draws the blocks of the texts of both sources."""
     rng, source = np.random.default_rng((config.seed, 1, seed)), config.source
     return text.overlapping(rng, corpus.parts, source.blocks, alpha=source.alpha, beta=source.beta)
 

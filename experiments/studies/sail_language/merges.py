@@ -14,26 +14,12 @@ if TYPE_CHECKING:
 
 
 def is_of(dataset: "xr.Dataset") -> bool:
-    """Tells whether a run is one of checkpoints on disk.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      Whether it is.
-    """
+    """Tells whether a run is one of checkpoints on disk."""
     return "model" in dataset.coords
 
 
 def is_trained(dataset: "xr.Dataset") -> bool:
-    """Tells whether a run of checkpoints has trained networks as well.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      Whether it has.
-    """
+    """Tells whether a run of checkpoints has trained networks as well."""
     return "trained_loss" in dataset
 
 
@@ -59,14 +45,7 @@ def trained(dataset: "xr.Dataset") -> "xr.Dataset":
 
 
 def named(way: str) -> str:
-    """Names a start of a training that goes on from checkpoints.
-
-    Args:
-      way: One of `config.OF_CHECKPOINTS`.
-
-    Returns:
-      Its name, as in texts and figures.
-    """
+    """Names a start of a training that goes on from checkpoints."""
     return "LiGO" if way == "ligo" else WAYS[way]
 
 
@@ -112,12 +91,6 @@ def table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
 
     Where the run has trained networks, the rows are the starts instead, after training, and beside
     right answers stand those of Table 2.
-
-    Args:
-      dataset: A run of checkpoints.
-
-    Returns:
-      The names of the columns, then the rows.
     """
     return _trained_table(dataset) if is_trained(dataset) else _merges(dataset)
 

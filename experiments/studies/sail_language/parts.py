@@ -61,17 +61,7 @@ class Learner(NamedTuple):
 def next_token_loss(
     net: nn.Module, variables: PyTree, batch: Batch, key: PRNGKeyArray | None = None
 ) -> Array:
-    """Computes the mean cross-entropy of the next token, in nats.
-
-    Args:
-      net: The network.
-      variables: Its variables.
-      batch: Inputs and targets, `(n, context)`.
-      key: A random key for dropout; None applies none.
-
-    Returns:
-      The loss, a scalar.
-    """
+    """Computes the mean cross-entropy of the next token, in nats."""
     return token_losses(net, variables, batch.inputs, batch.targets, key).mean()
 
 
@@ -119,15 +109,7 @@ def learners(config: Config, vocab: int) -> dict[str, Learner]:
 
 @partial(jax.jit, static_argnums=0)
 def initial(net: nn.Module, key: PRNGKeyArray) -> PyTree:
-    """Draws the initial variables of a network.
-
-    Args:
-      net: The network.
-      key: A random key.
-
-    Returns:
-      The variables.
-    """
+    """Draws the initial variables of a network."""
     return net.init(key, jnp.zeros((1, 1), int))
 
 
@@ -190,17 +172,7 @@ def _answered(net: nn.Module, variables: PyTree, packed: Packed, at_once: int) -
 def answers(
     net: nn.Module, variables: PyTree, questions: Mapping[str, Packed], at_once: int
 ) -> Float[np.ndarray, " task"]:
-    """Computes the share of right answers to each kind of question.
-
-    Args:
-      net: The network.
-      variables: Its variables.
-      questions: Questions by their kind.
-      at_once: Number of choices that are evaluated together.
-
-    Returns:
-      The shares, `(task,)`, in the order of the questions.
-    """
+    """Computes the share of right answers to each kind of question."""
     return np.array([float(_answered(net, variables, q, at_once)) for q in questions.values()])
 
 
@@ -222,16 +194,7 @@ def keys(config: Config, seed: int) -> dict[str, PRNGKeyArray]:
 
 
 def order(config: Config, seed: int, part: int) -> int:
-    """Computes the seed of the order of minibatches.
-
-    Args:
-      config: The settings, of which the seed alone is used.
-      seed: Number of the replicate.
-      part: Which text: 0 and 1 are the sources', 2 the target's, 3 the one that LiGO's maps see.
-
-    Returns:
-      The seed, from 0 to 2^32 - 1.
-    """
+    """Computes the seed of the order of minibatches."""
     return int(np.random.SeedSequence((config.seed, 3, seed, part)).generate_state(1)[0])
 
 
@@ -495,15 +458,6 @@ def follow(
 def on_target(
     config: Config, corpus: Corpus, seed: int
 ) -> tuple[Callable[[int], Batch], PRNGKeyArray]:
-    """Says what all trainings on D_t of a replicate have in common.
-
-    Args:
-      config: The settings.
-      corpus: The divided text.
-      seed: Number of the replicate.
-
-    Returns:
-      The minibatch of a step by its number, and the random key of dropout.
-    """
+    """Says what all trainings on D_t of a replicate have in common."""
     batch = partial(data.batch, config, corpus, corpus.parts[2], order(config, seed, 2))
     return batch, jax.random.fold_in(keys(config, seed)["steps"], 2)

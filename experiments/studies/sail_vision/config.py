@@ -202,22 +202,11 @@ class Config:
         }
 
     def ways(self, paradigm: str) -> tuple[str, ...]:
-        """Returns the starts of one kind of training.
-
-        Args:
-          paradigm: "supervised" or "byol".
-
-        Returns:
-          Names of starts, of which the first is from scratch; none if there is no such training.
-        """
+        """Returns the starts of one kind of training."""
         return getattr(self, paradigm)
 
     def paradigms(self) -> list[Paradigm]:
-        """Lists the kinds of training of the large network.
-
-        Returns:
-          Those of "supervised" and "byol" that have starts.
-        """
+        """Lists the kinds of training of the large network."""
         return [p for p in PARADIGMS if self.ways(p)]
 
     def sources(self) -> list[Paradigm]:

@@ -27,14 +27,7 @@ class Examples(NamedTuple):
     labels: Int[np.ndarray, " n"]
 
     def where(self, index: np.ndarray) -> "Examples":
-        """Selects some of the images.
-
-        Args:
-          index: Indices of the images, or a mask.
-
-        Returns:
-          These images and their labels.
-        """
+        """Selects some of the images."""
         return Examples(self.images[index], self.labels[index])
 
 
@@ -123,13 +116,6 @@ def scale(images: Num[np.ndarray, "n height width channel"]) -> Scale:
 
 def first_classes(classes: int, share: float) -> int:
     """Computes how many classes the first source learns.
-
-    Args:
-      classes: Number of classes, >= 2.
-      share: Their share that the first source learns, in (0, 1).
-
-    Returns:
-      The rounded share, at least 1 and less than all.
 
     >>> first_classes(10, 0.7), first_classes(10, 0.99)
     (7, 9)

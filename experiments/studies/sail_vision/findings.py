@@ -12,57 +12,23 @@ OWN = ("scratch", "sail", "first", "second", "other")
 
 
 def ways(dataset: xr.Dataset, paradigm: str) -> list[str]:
-    """Lists the starts of one kind of training.
-
-    Args:
-      dataset: A finished run.
-      paradigm: "supervised" or "byol".
-
-    Returns:
-      Names of starts, scratch first.
-    """
+    """Lists the starts of one kind of training."""
     return dataset[f"{paradigm}_way"].values.astype(str).tolist()
 
 
 def paradigms(dataset: xr.Dataset) -> list[str]:
-    """Lists the kinds of training that a run has.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      One or both of "supervised" and "byol".
-    """
+    """Lists the kinds of training that a run has."""
     return dataset.attrs["paradigms"].split()
 
 
 def of(dataset: xr.Dataset, paradigm: str, name: str, way: str | None = None) -> xr.DataArray:
-    """Selects a variable of one kind of training.
-
-    Args:
-      dataset: A finished run.
-      paradigm: "supervised" or "byol".
-      name: Name of the variable without its prefix, such as "top1".
-      way: A start to select; None keeps the dimension "way" of all.
-
-    Returns:
-      The variable.
-    """
+    """Selects a variable of one kind of training."""
     array = dataset[f"{paradigm}_{name}"].rename({f"{paradigm}_way": "way"})
     return array if way is None else array.sel(way=way)
 
 
 def final(dataset: xr.Dataset, paradigm: str, way: str | None = None) -> xr.DataArray:
-    """Selects the top-1 accuracy at the end of training.
-
-    Args:
-      dataset: A finished run.
-      paradigm: "supervised" or "byol"; BYOL's is that of a linear probe.
-      way: A start to select; None keeps all.
-
-    Returns:
-      The accuracy in percent, [way, seed] or [seed].
-    """
+    """Selects the top-1 accuracy at the end of training."""
     return 100 * of(dataset, paradigm, "top1", way)[..., -1]
 
 

@@ -23,14 +23,7 @@ REST = style.PALETTE[1:]
 
 
 def plot(dataset: xr.Dataset) -> "dict[str, Figure]":
-    """Draws accuracy and loss along training, and final accuracy with steps saved, by start.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      The figures by name.
-    """
+    """Draws accuracy and loss along training, and final accuracy with steps saved, by start."""
     return {"accuracy": _accuracy(dataset), "loss": _loss(dataset), "final": _final(dataset)}
 
 

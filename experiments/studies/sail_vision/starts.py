@@ -30,15 +30,7 @@ from sail_jax.growth import learned
 
 
 def spec_of(sizes: Mapping[str, Any], variables: PyTree) -> Spec:
-    """Builds the spec of a ResNet's variables: which feature space each of their axes lives in.
-
-    Args:
-      sizes: The configuration of the network.
-      variables: Its variables, or their shapes.
-
-    Returns:
-      The spec.
-    """
+    """Builds the spec of a ResNet's variables: which feature space each of their axes lives in."""
     return architectures.of(sizes).rules(sizes).spec(variables)
 
 

@@ -102,26 +102,11 @@ class Learner:
         self._features = jax.jit(self._pooled)
 
     def scratch(self, key: PRNGKeyArray) -> PyTree:
-        """Draws initial variables of the ResNet.
-
-        Args:
-          key: A random key.
-
-        Returns:
-          "params" and "batch_stats".
-        """
+        """Draws initial variables of the ResNet."""
         return _initial(self.net, key, self.image)
 
     def state(self, variables: PyTree, key: PRNGKeyArray) -> State:
-        """Makes the trainer's state before the first step.
-
-        Args:
-          variables: Variables of the ResNet.
-          key: A random key, of BYOL's projector and predictor and of augmentations.
-
-        Returns:
-          The state.
-        """
+        """Makes the trainer's state before the first step."""
         return self._start(variables, key)
 
     def _state(self, variables: PyTree, key: PRNGKeyArray) -> State:
@@ -259,14 +244,7 @@ class Learner:
         return self.fitting.cost(state, Examples(images, labels))  # type: ignore[arg-type]
 
     def seen(self, images: Num[Array, "*n height width channel"]) -> Float[Array, "..."]:
-        """Standardises images to what the network takes.
-
-        Args:
-          images: Bytes, or pixels in [0, 1], `(..., height, width, channel)`.
-
-        Returns:
-          The standardised images.
-        """
+        """Standardises images to what the network takes."""
         return standardised(images, self.scale)
 
     def _supervised(
@@ -313,15 +291,7 @@ class Learner:
 
 
 def standardised(images: Num[Array, "*n channel"], scale: Scale) -> Float[Array, "*n channel"]:
-    """Subtracts the mean of each channel and divides by its deviation.
-
-    Args:
-      images: Bytes, or pixels in [0, 1], `(..., channel)`.
-      scale: Means and deviations of pixels in [0, 1].
-
-    Returns:
-      The standardised images, in floating point.
-    """
+    """Subtracts the mean of each channel and divides by its deviation."""
     mean, std = (jnp.array(x, jnp.float32) for x in scale)
     return (pixels(images) - mean) / std
 

@@ -248,13 +248,6 @@ def mmd(
 def decided(values: xr.DataArray) -> int:
     """Tells whether a mean over seeds differs from 0, and in which direction.
 
-    Args:
-      values: The values, with the dimension "seed".
-
-    Returns:
-      The sign of the mean, 1 or -1. It is 0 if the mean lies within `DECIDED` standard errors of 0,
-      or the standard error is not known.
-
     >>> [decided(xr.DataArray(values, dims="seed")) for values in ([1.0, 1.1], [1.0, -1.1])]
     [1, 0]
     """
@@ -267,13 +260,6 @@ def barrier(one: xr.Dataset) -> bool:
 
     Then the seeds may have their best gammas on both sides of 1/2, and the mean over seeds lies
     between, where none is.
-
-    Args:
-      one: The dataset of one case, with the variable `end_excess` by "end" and "seed".
-
-    Returns:
-      Whether the loss at gamma = 1/2 is above that at 0 and that at 1, beyond `DECIDED` standard
-      errors.
     """
     loss = one["end_excess"]
     return all(decided(loss.sel(end=0.5) - loss.sel(end=end)) > 0 for end in (0.0, 1.0))

@@ -73,15 +73,7 @@ def restarted(variables: PyTree) -> Grown:
 
 
 def rules(sizes: Mapping[str, Any], variables: PyTree) -> Spec:
-    """Finds the feature spaces of a network's parameters.
-
-    Args:
-      sizes: The network's configuration, as `Config.network` returns it.
-      variables: Its variables, or their shapes.
-
-    Returns:
-      The spec that names the space of every axis.
-    """
+    """Finds the feature spaces of a network's parameters."""
     return architectures.of(sizes).rules(sizes).spec(variables)
 
 

@@ -37,14 +37,7 @@ def keeping_loss(dataset: xr.Dataset) -> float:
 
 
 def known_before(dataset: xr.Dataset) -> xr.DataArray:
-    """Says after which budgets models retain the text before they are fine-tuned.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      Whether the mean loss over seeds is below `keeping_loss`, [budget].
-    """
+    """Says after which budgets models retain the text before they are fine-tuned."""
     return dataset["base"].mean("seed") < keeping_loss(dataset)
 
 

@@ -75,38 +75,15 @@ class Corpus(NamedTuple):
     usual: tuple[Int[np.ndarray, " learn"], Int[np.ndarray, " held_out"]]
 
     def windows(self, part: int, blocks: Int[np.ndarray, " n"]) -> Batch:
-        """Gathers blocks, each with the token that follows it.
-
-        Args:
-          part: 0 for the text to learn from, 1 for the text held out.
-          blocks: Indices of the blocks, `(n,)`.
-
-        Returns:
-          The sequences, `(n, context + 1)`, all of whose tokens are scored.
-        """
+        """Gathers blocks, each with the token that follows it."""
         return _windows(self.line(part), self.context, blocks)
 
     def line(self, part: int) -> tokens.Ids:
-        """Returns the tokens of one part of the text.
-
-        Args:
-          part: 0 for the text to learn from, 1 for the text held out.
-
-        Returns:
-          The tokens, `(length,)`.
-        """
+        """Returns the tokens of one part of the text."""
         return (self.text.train, self.text.held_out)[part]
 
     def shifted(self, part: int) -> Int[np.ndarray, " n"]:
-        """Lists the blocks of a part that are kept from pre-training.
-
-        Args:
-          part: 0 for the text to learn from, 1 for the text held out.
-
-        Returns:
-          Indices of the blocks whose mean token value is high, `(n,)`; none unless "shifted" is a
-          task.
-        """
+        """Lists the blocks of a part that are kept from pre-training."""
         count = tokens.blocks(self.line(part), self.context)
         return np.setdiff1d(np.arange(count), self.usual[part])
 
@@ -128,18 +105,7 @@ class Corpus(NamedTuple):
         return scored(np.concatenate([windows.inputs, windows.targets[:, -1:]], 1))
 
     def held_out(self, count: int, seed: int) -> Batch:
-        """Draws blocks that are held out from pre-training.
-
-        Args:
-          count: Number of blocks.
-          seed: Seed of the draw.
-
-        Returns:
-          The sequences, `(count, context + 1)`.
-
-        Raises:
-          ValueError: If there are fewer blocks.
-        """
+        """Draws blocks that are held out from pre-training."""
         return self.windows(1, _some("held_out", self.usual[1], count, seed))
 
     def unigram(self, batch: Batch) -> float:
@@ -167,14 +133,7 @@ def _windows(line: tokens.Ids, context: int, blocks: Int[np.ndarray, " n"]) -> B
 
 
 def scored(sequences: Int32[np.ndarray, "*any token_and_next"]) -> Batch:
-    """Makes a batch of sequences all of whose tokens are scored.
-
-    Args:
-      sequences: Tokens, `(..., token + 1)`.
-
-    Returns:
-      The sequences and a mask `(..., token)` that is true everywhere.
-    """
+    """Makes a batch of sequences all of whose tokens are scored."""
     return Batch(sequences, np.ones((*sequences.shape[:-1], sequences.shape[-1] - 1), bool))
 
 

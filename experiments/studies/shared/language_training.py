@@ -46,26 +46,12 @@ class Layout(NamedTuple):
     by_member: bool
 
     def check(self, **batches: int) -> None:
-        """Checks that devices can share the examples of every minibatch.
-
-        Args:
-          **batches: Numbers of examples, by the names of their fields.
-
-        Raises:
-          ValueError: If examples are shared out and a number is no multiple of that of devices.
-        """
+        """Checks that devices can share the examples of every minibatch."""
         if not self.by_member:
             self.one.check(**batches)
 
     def filled(self, some: Sequence[Any]) -> list[Any]:
-        """Repeats members until their number is a multiple of that of the devices that share them.
-
-        Args:
-          some: Anything there is one of for each member.
-
-        Returns:
-          One entry for each member that is trained, in the given order and then from the beginning.
-        """
+        """Repeats members until their number is a multiple of the number of devices."""
         devices = self.one.mesh.size if self.one.mesh is not None and self.by_member else 1
         return [some[k % len(some)] for k in range(devices * math.ceil(len(some) / devices))]
 
@@ -92,14 +78,7 @@ class Layout(NamedTuple):
         return sharding.replicated(self.one.mesh, state)._replace(**spread)
 
     def lay(self, state: State) -> State:
-        """Puts the trainer's state where the step expects it.
-
-        Args:
-          state: The state of all members.
-
-        Returns:
-          The state on its devices.
-        """
+        """Puts the trainer's state where the step expects it."""
         where = self.shardings(state)
         return state if where is None else sharding.place(state, where)
 

@@ -91,26 +91,12 @@ class Config:
             self.check_left(self.data.size)
 
     def check_left(self, examples: int | None) -> None:
-        """Checks that images are left to learn from, beside those held out.
-
-        Args:
-          examples: The number of images, or None if it is not known yet, which passes.
-
-        Raises:
-          ValueError: If nothing is left.
-        """
+        """Checks that images are left to learn from, beside those held out."""
         held_out = self.images.held_out
         image_tasks.check_left("images.held_out", held_out, 0, examples, "to learn from")
 
     def training(self, task: Task) -> Training:
-        """Returns how the networks of a task are trained.
-
-        Args:
-          task: The task.
-
-        Returns:
-          The group.
-        """
+        """Returns how the networks of a task are trained."""
         return self.text if task == "text" else self.images
 
     def network(self, task: Task) -> dict[str, Any]:

@@ -15,14 +15,7 @@ SHAPES = {"linear": "uniform"}
 
 
 def at_best(losses: xr.DataArray) -> xr.DataArray:
-    """Takes the loss on "test" at the window that is best on "fit", for each repetition.
-
-    Args:
-      losses: Losses by seed, window and half.
-
-    Returns:
-      The losses by seed.
-    """
+    """Takes the loss on "test" at the window that is best on "fit", for each repetition."""
     best = losses.sel(half="fit").argmin("window")
     return losses.sel(half="test").isel(window=best)
 

@@ -19,15 +19,7 @@ SHADES = (1.0, 0.6, 0.35, 0.25, 0.2)
 
 
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
-    """Draws the figures of a finished run.
-
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      `windows`, losses of averages and decays by window, measured and predicted; and `break_even`,
-      which of the two has less loss on a quadratic.
-    """
+    """Draws the figures of a finished run."""
     return {"windows": _windows(dataset), "break_even": _break_even(dataset)}
 
 

@@ -51,9 +51,6 @@ class Networks:
         time is
 
             -log a_0 for L = 2, else (1 - a_0^(2-L)) / (2 - L).
-
-        Returns:
-          The time; 0 if layers begin with size 1 or more.
         """
         a, power = min(2 * self.alpha * sqrt(self.d), 1.0), 2 - self.layers
         return -log(a) if power == 0 else (1 - a**power) / power

@@ -78,12 +78,6 @@ def _suffix(sigma: float, noisy: float) -> str:
 def layers(depth: float) -> str:
     """Spells a number of layers.
 
-    Args:
-      depth: The number; inf is allowed.
-
-    Returns:
-      The number and the word, such as "2 layers".
-
     >>> layers(1), layers(float("inf"))
     ('1 layer', '∞ layers')
     """
@@ -356,18 +350,7 @@ def _value(value: float) -> str:
 
 
 def heat(ax: "Axes", x: np.ndarray, y: np.ndarray, values: np.ndarray, reach: float = 1.0):
-    """Draws transferability as colours: orange where transfer helps, violet where it hurts.
-
-    Args:
-      ax: The axes.
-      x: The columns' coordinates.
-      y: The rows' coordinates.
-      values: Transferability `(row, column)`.
-      reach: The value of the strongest colours; 0 is white.
-
-    Returns:
-      The mesh that was drawn.
-    """
+    """Draws transferability as colours: orange where transfer helps, violet where it hurts."""
     limits: dict[str, Any] = {"cmap": style.DIVERGING, "vmin": -reach, "vmax": reach}
     return style.heatmap(ax, values, x=x, y=y, label="$T$", **limits)
 

@@ -376,14 +376,7 @@ _OTHER_TASKS = (
 
 
 def is_base(config: Config) -> bool:
-    """Tells whether a configuration names a class without a head.
-
-    Args:
-      config: The configuration.
-
-    Returns:
-      Whether it does; a model that names no class may have a head.
-    """
+    """Tells whether a configuration names a class without a head."""
     name = class_of(config)
     return name.endswith("Model") and not name.endswith(("LMHeadModel", "DoubleHeadsModel"))
 

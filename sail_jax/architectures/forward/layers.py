@@ -32,15 +32,7 @@ See = Callable[[str, Array], Array]
 
 
 def unseen(name: str, x: Array) -> Array:
-    """Lets the outputs of a layer go on as they are.
-
-    Args:
-      name: The name of the layer.
-      x: Its outputs.
-
-    Returns:
-      The outputs.
-    """
+    """Lets the outputs of a layer go on as they are."""
     del name
     return x
 
@@ -72,29 +64,13 @@ class Tensors:
         return Tensors(self.params, self.prefix + prefix)
 
     def maybe(self, prefix: str) -> "Tensors":
-        """Goes under a prefix if any tensor has it; base models are saved without it.
-
-        Args:
-          prefix: The prefix, such as "model.".
-
-        Returns:
-          The tensors under it, or these where no name begins with it.
-        """
+        """Goes under a prefix if any tensor has it; base models are saved without it."""
         full_prefix = self.prefix + prefix
         return self / prefix if any(path.startswith(full_prefix) for path in self.params) else self
 
 
 def linear(t: Tensors, name: str, x: Float[Array, "*batch n"]) -> Float[Array, "*batch m"]:
-    """Applies a linear layer: `x @ weight.T + bias`, without bias if there is none.
-
-    Args:
-      t: The tensors.
-      name: The name of the layer.
-      x: Its inputs, `(..., n)`.
-
-    Returns:
-      Its outputs, `(..., m)`, for a weight `(m, n)`.
-    """
+    """Applies a linear layer: `x @ weight.T + bias`, without bias if there is none."""
     y = x @ t[f"{name}.weight"].T
     return y + t[f"{name}.bias"] if f"{name}.bias" in t else y
 
@@ -118,17 +94,7 @@ def layer_norm(t: Tensors, name: str, x: Array, eps: float) -> Array:
 
 
 def rms_norm(t: Tensors, name: str, x: Array, eps: float) -> Array:
-    """Applies RMSNorm over the last axis: x / sqrt(mean(x^2) + eps) * weight.
-
-    Args:
-      t: The tensors.
-      name: The name of the norm.
-      x: Its inputs, `(..., n)`.
-      eps: What is added to the mean square.
-
-    Returns:
-      The normalised inputs, `(..., n)`.
-    """
+    """Applies RMSNorm over the last axis: x / sqrt(mean(x^2) + eps) * weight."""
     return x * jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + eps) * t[f"{name}.weight"]
 
 

@@ -48,14 +48,7 @@ class Position(NamedTuple):
     rest: str
 
     def at(self, index: int) -> str:
-        """Returns the name of the same tensor in another layer.
-
-        Args:
-          index: The number of the other layer.
-
-        Returns:
-          The full name.
-        """
+        """Returns the name of the same tensor in another layer."""
         return f"{self.stack}{self.joint}{index}{self.rest}"
 
 

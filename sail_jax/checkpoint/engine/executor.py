@@ -60,20 +60,10 @@ class Sink(Protocol):
     finished: frozenset[str]
 
     def write(self, name: str, array: np.ndarray, start: int = 0) -> None:
-        """Takes entries of a tensor, in row-major order; called by any worker.
-
-        Args:
-          name: The tensor.
-          array: The entries, flat or not, in the dtype of the output.
-          start: The index of the first of them in the flat tensor.
-        """
+        """Takes entries of a tensor, in row-major order; called by any worker."""
 
     def done(self, name: str) -> None:
-        """Notes that all entries of a tensor have been written.
-
-        Args:
-          name: The tensor.
-        """
+        """Notes that all entries of a tensor have been written."""
 
 
 class Limits(NamedTuple):

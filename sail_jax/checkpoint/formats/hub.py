@@ -157,15 +157,7 @@ def resolved(text: str | PathLike[str], *, offline: bool = False) -> Snapshot | 
 
 
 def check_there(texts: Iterable[str | PathLike[str]], *, offline: bool = False) -> None:
-    """Checks that models exist and fit on the disk together, before any is downloaded.
-
-    Args:
-      texts: Names and paths, as `resolved` takes them.
-      offline: Whether the Hub is left alone.
-
-    Raises:
-      CheckpointError: As `resolved` does before it downloads.
-    """
+    """Checks that models exist and fit on the disk together, before any is downloaded."""
     found = [_found(os.fspath(text), offline) for text in texts]
     _check_room([x for x in found if isinstance(x, _Listed)])
 

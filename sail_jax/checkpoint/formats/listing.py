@@ -24,12 +24,6 @@ STORED = (INDEX, ".h5", *SUFFIXES)
 def is_extra(name: str) -> bool:
     """Checks whether a file belongs to a checkpoint without holding tensors.
 
-    Args:
-      name: The name of the file, without its folder.
-
-    Returns:
-      True for configurations and the files of tokenizers.
-
     >>> is_extra("tokenizer.json"), is_extra("model.safetensors.index.json"), is_extra("model.py")
     (True, False, False)
     """

@@ -62,14 +62,7 @@ def numbered(name: str) -> tuple[str, int] | None:
 
 
 def temporary(name: str) -> bool:
-    """Checks whether a folder's name is of a checkpoint that is being written.
-
-    Args:
-      name: The name of the folder, without those above it.
-
-    Returns:
-      Whether orbax or a trainer renames it when it is finished.
-    """
+    """Checks whether a folder's name is of a checkpoint that is being written."""
     return name.startswith((".", "tmp")) or ".orbax-checkpoint-tmp" in name
 
 

@@ -385,26 +385,12 @@ def _keys(root: Path) -> Iterator[str]:
 
 
 def in_one(root: Path) -> bool:
-    """Tells whether a store keeps its arrays in files that they share.
-
-    Args:
-      root: The folder of the store.
-
-    Returns:
-      True for an OCDBT store; False where each array has a folder of its own.
-    """
+    """Tells whether a store keeps its arrays in files that they share."""
     return (root / _MANIFEST).exists()
 
 
 def belongs(name: str) -> bool:
-    """Tells whether a file or folder beside a manifest belongs to the OCDBT store.
-
-    Args:
-      name: The name of the file or folder.
-
-    Returns:
-      Whether it holds bytes of arrays.
-    """
+    """Tells whether a file or folder beside a manifest belongs to the OCDBT store."""
     return name in (_MANIFEST, "d") or name.startswith("ocdbt.process_")
 
 
@@ -464,14 +450,7 @@ def rewrite(
 
 
 def rewriting(arrays: Iterable[StoredArray]) -> int:
-    """Computes how many bytes `rewrite` holds at most.
-
-    Args:
-      arrays: Those that get other values.
-
-    Returns:
-      The bytes.
-    """
+    """Computes how many bytes `rewrite` holds at most."""
     # Of the rest one value at a time is copied, and values of chunks are not larger than these.
     return _ITSELF + 5 * max((_RUN, *(array.band for array in arrays)))
 

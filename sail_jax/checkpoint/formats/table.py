@@ -19,6 +19,7 @@ from sail_jax.checkpoint.formats import (
 )
 from sail_jax.checkpoint.formats.files import CheckpointError, File
 from sail_jax.checkpoint.formats.layout import Layout, Wanted
+from sail_jax.checks import one_of
 from sail_jax.merging.tensors import Tensor
 
 __all__ = [
@@ -168,5 +169,5 @@ def check_written(name: str | None) -> None:
     Raises:
       CheckpointError: If there is no such format, or it is only read.
     """
-    if name is not None and name not in LAYOUTS:
-        raise CheckpointError(f"format: expected one of {', '.join(LAYOUTS)}, got {name!r}")
+    if name is not None:
+        one_of("format", name, LAYOUTS, CheckpointError)

@@ -133,20 +133,7 @@ def members(file: File) -> tuple[dict[str, Member], bytes]:
 
 
 def inflate(file: File, member: Member, start: int = 0, count: int | None = None) -> np.ndarray:
-    """Reads bytes of a member, unpacked; nothing else of it stays in memory.
-
-    Args:
-      file: The archive.
-      member: Which member.
-      start: The first byte, counted in the unpacked member.
-      count: How many bytes at most; None for all that follow.
-
-    Returns:
-      The bytes, uint8 of shape `(min(count, member.size - start),)`.
-
-    Raises:
-      CheckpointError: If the member is damaged, or shorter than the directory says.
-    """
+    """Reads bytes of a member, unpacked; nothing else of it stays in memory."""
     return Views(file).read(member, start, count)
 
 

@@ -39,7 +39,7 @@ from sail_jax.checkpoint.sources.adapters import (
     with_adapter,
 )
 from sail_jax.checkpoint.sources.factored import Difference, Factored, Joint, Scaled, Target
-from sail_jax.checks import argument, nearest
+from sail_jax.checks import argument, nearest, one_of
 from sail_jax.configurations import class_of, look_up
 from sail_jax.lora import check_energy, check_rank
 from sail_jax.merging.identity import identity
@@ -690,10 +690,7 @@ def _check_factors(
         check_rank(rank)
     if energy is not None:
         check_energy(energy)
-    if dtype not in _NARROW:
-        raise ValueError(
-            f"{argument('dtype')}: expected one of {', '.join(_NARROW)}, got {dtype!r}"
-        )
+    one_of(argument("dtype"), dtype, _NARROW)
     if run.format not in (None, "safetensors"):
         raise ValueError(
             f"{argument('format')}: an adapter is written as safetensors, got {run.format!r}"

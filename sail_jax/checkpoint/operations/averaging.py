@@ -30,7 +30,7 @@ from sail_jax.checkpoint.operations.running import (
 )
 from sail_jax.checkpoint.sources.averaged import Averaged, Zeros
 from sail_jax.checkpoint.sources.chosen import Chosen
-from sail_jax.checks import argument
+from sail_jax.checks import argument, one_of
 from sail_jax.merging.integers import is_complex
 from sail_jax.merging.selection import of_optimiser
 from sail_jax.merging.tensors import Tensor
@@ -360,9 +360,7 @@ def _form(newest: Checkpoint, write_as: WriteAs | None, out: Path) -> WriteAs:
     if write_as is None:
         whole = newest.format in ("orbax", "levanter") and of_output(out) is None
         return "run" if whole else "params"
-    if write_as not in get_args(WriteAs):
-        known = ", ".join(get_args(WriteAs))
-        raise CheckpointError(f"{argument('write_as')}: expected one of {known}; got {write_as!r}")
+    one_of(argument("write_as"), write_as, WriteAs, CheckpointError)
     return write_as
 
 
@@ -370,9 +368,7 @@ def _state(state: State | None, write_as: WriteAs) -> State:
     """What becomes of the optimiser's state."""
     if state is None:
         return "last" if write_as == "run" else "drop"
-    if state not in get_args(State):
-        known = ", ".join(get_args(State))
-        raise CheckpointError(f"{argument('state')}: expected one of {known}; got {state!r}")
+    one_of(argument("state"), state, State, CheckpointError)
     if write_as == "run" and state == "drop":
         raise CheckpointError(
             f"{argument('state')}: no trainer restores a run without its state, got 'drop'; "

@@ -25,7 +25,7 @@ from sail_jax.checkpoint.operations.running import (
 from sail_jax.checkpoint.sources.converted import as_hugging_face, as_tree, without_factors
 from sail_jax.checkpoint.sources.growth import read_target
 from sail_jax.checkpoint.sources.view import View
-from sail_jax.checks import argument, nearest
+from sail_jax.checks import argument, nearest, one_of
 from sail_jax.interop import layouts
 from sail_jax.trees import some_paths
 
@@ -93,8 +93,7 @@ def convert_checkpoint(
         not one of those above; CheckpointError and MergeError.
     """
     began = time.monotonic()
-    if to not in TARGETS:
-        raise ValueError(f"{argument('to')}: expected one of {', '.join(TARGETS)}, got {to!r}")
+    one_of(argument("to"), to, TARGETS)
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(
             f"{argument('dtype')}: expected the name of a dtype, got {dtype!r}"

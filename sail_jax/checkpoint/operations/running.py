@@ -122,19 +122,11 @@ class Ready:
     fingerprint: str
 
     def memory(self) -> int:
-        """Computes how many bytes the process is expected to use at most.
-
-        Returns:
-          The bytes, the program included.
-        """
+        """Computes how many bytes the process is expected to use at most."""
         return peak(self.works, self.limits)
 
     def summary(self) -> str:
-        """Describes memory and threads.
-
-        Returns:
-          One line.
-        """
+        """Describes memory and threads."""
         return summary(self.works, self.limits)
 
 
@@ -206,18 +198,7 @@ def unselected(checkpoint: Checkpoint) -> list[str]:
 
 
 def bounds(works: Sequence[Work], run: RunOptions) -> Limits:
-    """Chooses the limits under which works are executed and their output is made.
-
-    Args:
-      works: What is to be done.
-      run: How it runs.
-
-    Returns:
-      The limits.
-
-    Raises:
-      MergeRefusedError: As `limits` does.
-    """
+    """Chooses the limits under which works are executed and their output is made."""
     return limits(works, run.max_memory, run.threads, output=needs(run.format))
 
 

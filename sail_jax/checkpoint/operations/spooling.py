@@ -109,20 +109,10 @@ class FactorSpool:
         save_checkpoint(path, arrays)
 
     def write(self, name: str, array: np.ndarray, start: int = 0) -> None:
-        """Takes the rank of factors, which their file shows as well.
-
-        Args:
-          name: Whose it is.
-          array: The rank.
-          start: 0.
-        """
+        """Takes the rank of factors, which their file shows as well."""
 
     def done(self, name: str) -> None:
-        """Notes that factors have been kept.
-
-        Args:
-          name: Whose they are.
-        """
+        """Notes that factors have been kept."""
 
     def norms(self, name: str) -> tuple[int, float, float]:
         """Returns the rank of factors, the norm of their change, and that of their error.

@@ -56,15 +56,7 @@ class Running(NamedTuple):
     data: dict[str, Array]
 
     def loss(self, out: Array, batch: Mapping[str, Array]) -> Float[Array, "example"]:
-        """Returns the cross-entropy of each example: the mean over its labels that count.
-
-        Args:
-          out: The outputs of the network on a batch.
-          batch: The batch.
-
-        Returns:
-          One value for each example.
-        """
+        """Returns the cross-entropy of each example: the mean over its labels that count."""
         return _cross_entropy(out, batch["labels"])
 
 
@@ -323,15 +315,7 @@ def _inputs(
 
 
 def unfit(path: Any, error: Exception) -> CheckpointError:
-    """Says that examples do not fit a model.
-
-    Args:
-      path: The model.
-      error: What went wrong.
-
-    Returns:
-      The error to raise.
-    """
+    """Says that examples do not fit a model."""
     said = " ".join(str(error).split())
     return CheckpointError(f"these examples cannot be run through {path}: {said}")
 

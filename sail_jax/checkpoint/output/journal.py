@@ -131,15 +131,7 @@ class Journal:
         return head, finished, inode
 
     def tensor(self, name: str, pieces: Iterable[Piece]) -> None:
-        """Adds the record that a tensor is complete.
-
-        Args:
-          name: The tensor.
-          pieces: Its pieces, in order.
-
-        Raises:
-          CheckpointError: If the disk refuses.
-        """
+        """Adds the record that a tensor is complete."""
         self._add({"name": name, "pieces": list(pieces)})
 
     def commit(self, inode: int) -> None:

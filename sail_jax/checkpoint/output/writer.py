@@ -652,11 +652,7 @@ class Writer:
                 os.rename(self._old, self.out)
 
     def abandon(self) -> None:
-        """Removes the unfinished work and closes the writer.
-
-        Raises:
-          CheckpointError: If the work cannot be removed.
-        """
+        """Removes the unfinished work and closes the writer."""
         self._remove()
         self.close()
 

@@ -64,14 +64,7 @@ class Hyperparameters:
         self.compared = set[str]()
 
     def notes(self) -> list[str]:
-        """Checks that every setting had an effect, after all tensors have been resolved.
-
-        Returns:
-          What the user should know, a sentence each; see `Ledger.check`.
-
-        Raises:
-          RecipeError: If a filter decided nothing, or reads two ways.
-        """
+        """Checks that every setting had an effect, after all tensors have been resolved."""
         return self.ledger.check(self.recipe.settings())
 
     def of(self, job: Job) -> Chosen:

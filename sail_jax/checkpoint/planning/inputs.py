@@ -104,14 +104,7 @@ class Input:
         return None
 
     def has_own(self, head: str) -> bool:
-        """Tells whether a head is stored and is not merely a copy of a tied embedding.
-
-        Args:
-          head: The name of the head.
-
-        Returns:
-          Whether it is a tensor of its own.
-        """
+        """Tells whether a head is stored and is not merely a copy of a tied embedding."""
         return head in self.tensors and self.tied is not True
 
     def get(self, name: str, width: int | None = None) -> tuple[Tensor | None, str]:

@@ -237,14 +237,7 @@ _MAIN = ("default", "text_decoder", "decoder")
 
 
 def is_main(name: str) -> bool:
-    """Tells whether a config's number of layers counts the layers of this module.
-
-    Args:
-      name: The name of a module of a recipe.
-
-    Returns:
-      True for the text tower, in any of its names: "default", "text_decoder" or "decoder".
-    """
+    """Tells whether a config's number of layers counts the layers of this module."""
     return name in _MAIN
 
 

@@ -32,15 +32,7 @@ class Pending(NamedTuple):
     source: str
 
     def read(self, out: Any, start: int = 0) -> None:
-        """Refuses to read entries: there are none yet.
-
-        Args:
-          out: The buffer.
-          start: The first entry.
-
-        Raises:
-          PendingError: Always.
-        """
+        """Refuses to read entries: there are none yet."""
         del out, start
         raise PendingError(f"values of {self.source} are needed, which has to be merged first")
 

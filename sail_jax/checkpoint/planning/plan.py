@@ -189,11 +189,7 @@ class Plan(NamedTuple):
     losses: tuple[str, ...] = ()
 
     def differing(self) -> tuple[str, ...]:
-        """Lists the integers that were found to differ between models.
-
-        Returns:
-          The names of the tensors, once the plan has been carried out.
-        """
+        """Lists the integers that were found to differ between models."""
         copied = ((t.name, x) for t in self.treatments for x in t.models)
         return tuple(name for name, x in copied if isinstance(x, Chosen) and x.differs)
 

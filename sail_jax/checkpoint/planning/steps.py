@@ -85,14 +85,7 @@ class Openings:
         return self._stepped(ref)
 
     def rest(self, ref: Ref) -> Mapping[str, Tensor]:
-        """Returns the tensors of a model that were not selected, as they are stored.
-
-        Args:
-          ref: The checkpoint as the recipe names it.
-
-        Returns:
-          The tensors by name.
-        """
+        """Returns the tensors of a model that were not selected, as they are stored."""
         return self._model(ref).rest
 
     def about(self, ref: Ref) -> list[str]:

@@ -321,12 +321,5 @@ def _files(ids, added, start, extras, where) -> dict[str, bytes]:
 
 
 def dump(document: Mapping[str, Any]) -> bytes:
-    """Writes a JSON object as the bytes of a file.
-
-    Args:
-      document: The object.
-
-    Returns:
-      Indented JSON in UTF-8, with a newline at the end.
-    """
+    """Writes a JSON object as the bytes of a file."""
     return json.dumps(document, ensure_ascii=False, indent=2).encode() + b"\n"

@@ -120,13 +120,7 @@ class Note(NamedTuple):
 
 
 def remark(info: ValidationInfo, where: Where, text: str) -> None:
-    """Adds a note to those that the context of reading collects, under "notes".
-
-    Args:
-      info: What the validator is told.
-      where: The place of the part that has no effect.
-      text: What has no effect, and why.
-    """
+    """Adds a note to those that the context of reading collects, under "notes"."""
     context: Any = info.context
     context["notes"].append(Note(where, text))
 
@@ -143,11 +137,7 @@ class Declared(BaseModel):
 
     @classmethod
     def what(cls) -> str:
-        """Returns what error messages call the mapping, such as "a slice".
-
-        Returns:
-          The name of the class in lower case, with its article.
-        """
+        """Returns what error messages call the mapping, such as "a slice"."""
         name = cls.__name__.lower()
         return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
@@ -169,28 +159,13 @@ class Declared(BaseModel):
 
     @classmethod
     def ignores(cls, key: str) -> str | None:
-        """Explains why a key that the mapping does not have may stand in it.
-
-        Args:
-          key: The key.
-
-        Returns:
-          A sentence, for a note; None if the key is an error, as all are by default.
-        """
+        """Explains why a key that the mapping does not have may stand in it."""
         del key
         return None
 
     @classmethod
     def hint(cls, key: str, keys: Collection[str]) -> str:
-        """Names what may have been meant by a key that is an error.
-
-        Args:
-          key: The key.
-          keys: Those that the mapping has.
-
-        Returns:
-          A text in brackets, to be put behind the message.
-        """
+        """Names what may have been meant by a key that is an error."""
         return nearest(key, keys)
 
     @model_validator(mode="wrap")
@@ -235,11 +210,7 @@ class Published(Declared):
 
     @classmethod
     def here(cls) -> str:
-        """Returns where the keys of the mapping stand, in words.
-
-        Returns:
-          A place, such as "in a slice".
-        """
+        """Returns where the keys of the mapping stand, in words."""
         return f"in {cls.what()}"
 
     @classmethod

@@ -337,11 +337,7 @@ class Model(Published, Stepped):
     lora: Annotated[Location, BeforeValidator(_location)] | None = None
 
     def ref(self) -> Ref:
-        """Returns the model as a `Ref`.
-
-        Returns:
-          The checkpoint with its adapter, and what is done to them.
-        """
+        """Returns the model as a `Ref`."""
         lora = (None, None) if self.lora is None else (self.lora.path, self.lora.revision)
         return Ref(self.model.path, self.model.revision, *lora, self.steps)
 
@@ -630,23 +626,12 @@ class Recipe(Published):
         return name in mergekit.MERGEKIT[self.method].parameters
 
     def at(self, key: str) -> Where:
-        """Finds where a top-level key was given, for an error message.
-
-        Args:
-          key: The key.
-
-        Returns:
-          The place of the key; that of the recipe, with the key as its path, if it was not given.
-        """
+        """Finds where a top-level key was given, for an error message."""
         given = self.node.value.get(key)
         return self.node.where._replace(path=key) if given is None else given.key
 
     def settings(self) -> list[tuple[str, Setting]]:
-        """Lists all parameters that are set anywhere in the recipe and count there.
-
-        Returns:
-          Those of `given` that are read.
-        """
+        """Lists all parameters that are set anywhere in the recipe and count there."""
         return [(name, setting) for name, setting in self.given() if self.reads(name)]
 
     def given(self) -> list[tuple[str, Setting]]:

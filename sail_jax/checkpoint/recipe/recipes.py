@@ -75,17 +75,6 @@ _TOP = [
 def parse(text: str | bytes, file: str = "recipe") -> Recipe:
     """Reads a recipe from YAML.
 
-    Args:
-      text: The recipe, in UTF-8 if it is bytes.
-      file: What error messages call the text, such as its path.
-
-    Returns:
-      The recipe, checked as far as it can be without its checkpoints.
-
-    Raises:
-      RecipeError: If the text is no valid recipe; the message has the line, the key path and what
-        may stand there instead.
-
     >>> recipe = parse('''
     ... merge_method: linear
     ... models: [{model: a, parameters: {weight: 1}}, {model: b, parameters: {weight: [0, 1]}}]

@@ -109,25 +109,11 @@ class AdapterConfig(BaseModel):
     target_parameters: list[str] | None = None
 
     def rank(self, module: str) -> int:
-        """Returns the rank of a module.
-
-        Args:
-          module: The name of the module or parameter that has factors.
-
-        Returns:
-          The value of the first pattern that matches it, else that for all.
-        """
+        """Returns the rank of a module."""
         return _of_module(self.r, self.rank_pattern, module)
 
     def scale(self, module: str) -> float:
-        """Returns what multiplies the product of a module's factors.
-
-        Args:
-          module: The name of the module or parameter that has factors.
-
-        Returns:
-          alpha / r, or alpha / sqrt(r) with `use_rslora`.
-        """
+        """Returns what multiplies the product of a module's factors."""
         rank, alpha = self.rank(module), _of_module(self.lora_alpha, self.alpha_pattern, module)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
@@ -147,14 +133,7 @@ class AdapterConfig(BaseModel):
         return next(fitting, None)
 
     def is_saved(self, module: str) -> bool:
-        """Returns whether a module was trained whole.
-
-        Args:
-          module: The name of the module, or of one within it.
-
-        Returns:
-          Whether `modules_to_save` names it or one that it is a part of.
-        """
+        """Returns whether a module was trained whole."""
         return any(f".{part}." in f".{module}." for part in self.modules_to_save or ())
 
     def parameters(self, module: str) -> list[str]:

@@ -73,11 +73,7 @@ class Weights:
     sides: tuple[str, ...] = ()
 
     def items(self) -> Iterator[tuple[str, Weight]]:
-        """Iterates over the statements.
-
-        Yields:
-          The name of a weight, and the statements on it.
-        """
+        """Iterates over the statements."""
         yield from self.weights.items()
 
     def both_sides(self) -> dict[str, Weight]:

@@ -85,23 +85,6 @@ def adapted(
     as in PEFT's modules. A base layer that is stored, and rows that were trained alone, belong to
     both sides. A head that ends equal to the embedding stays tied; another is a tensor of its own.
 
-    Args:
-      base: The tensors of the base model, by name.
-      tensors: The tensors of `adapter_model.safetensors`.
-      config: The content of `adapter_config.json`.
-      dtype: The type of the sums; by default the base's. Float32 keeps, for a merge that
-        follows, what half precision would round off.
-      model: The content of the base's config.json.
-
-    Returns:
-      The tensors of the base by name, with those in place that the adapter changes.
-
-    Raises:
-      CheckpointError: If a key is unknown or lacks a place in the base, a factor lacks the other,
-        shapes do not fit, one weight is stated twice, or the adapter is more than this: another
-        type than LORA, an initialisation that changed the base (PiSSA, OLoRA, CorDA, LoftQ), or
-        an entry of the config that is unknown.
-
     References:
       Hu et al., LoRA, 2021 (arXiv 2106.09685); Kalajdzievski, A Rank Stabilization Scaling Factor
       for Fine-Tuning with LoRA, 2023 (arXiv 2312.03732), for `use_rslora`; Liu et al., DoRA, 2024

@@ -61,11 +61,7 @@ class Agreement(NamedTuple):
     preserved: bool
 
     def record(self) -> dict[str, Any]:
-        """Makes the record of the run for a file.
-
-        Returns:
-          The fields by name. JSON has no infinity, so a difference that is infinite becomes None.
-        """
+        """Makes the record of the run for a file."""
         return {k: None if v == np.inf else v for k, v in self._asdict().items()}
 
     def __str__(self) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.merging.integers import Integers, differ, one_of, remedy, rule_for
+from sail_jax.merging.integers import Integers, differ, remedy, rule_for, taken
 from sail_jax.merging.tensors import Tensor, check_read, held
 
 __all__ = ["Chosen"]
@@ -68,4 +68,4 @@ class Chosen:
                     f"{self.name}: {self.dtype} values differ between {self.source}; "
                     + remedy(self.dtype, "with integers: first, last or max one of them is taken")
                 )
-        out[...] = one_of(values, self._integers)
+        out[...] = taken(values, self._integers)

@@ -60,12 +60,7 @@ class Spool(Protocol):
     """A place where factors are kept until all ranks are known."""
 
     def keep(self, name: str, factors: Factors) -> None:
-        """Keeps factors.
-
-        Args:
-          name: Whose they are.
-          factors: The factors.
-        """
+        """Keeps factors."""
 
 
 class Factored(OnDemand):
@@ -89,11 +84,7 @@ class Factored(OnDemand):
 
     @abstractmethod
     def factors(self) -> Factors:
-        """Computes the factors.
-
-        Returns:
-          The factors; of rank 0 where there is no change.
-        """
+        """Computes the factors."""
 
     def form(self) -> np.ndarray:
         factors = self.factors()

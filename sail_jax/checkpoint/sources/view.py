@@ -44,11 +44,7 @@ class View(Checkpoint):
             self.extras["config.json"] = json.dumps(config, indent=2).encode() + b"\n"
 
     def works(self) -> tuple[Work, ...]:
-        """Lists the works that copy all tensors, for an executor.
-
-        Returns:
-          One work for each tensor.
-        """
+        """Lists the works that copy all tensors, for an executor."""
         return tuple(copy(x.name, x.dtype, x) for x in self.tensors.values())
 
     def close(self) -> None:

@@ -64,5 +64,7 @@ def test_equal_integers_cause_no_warning(recwarn):
 def test_refusals_name_the_leaf():
     with pytest.raises(ValueError, match="leaf 'key': key<fry> values differ"):
         steps(integers="refuse")
-    with pytest.raises(ValueError, match="integers: expected one of first, last, max, refuse; got"):
+    with pytest.raises(
+        ValueError, match="integers: expected one of 'first', 'last', 'max', 'refuse'; got"
+    ):
         steps(integers="largest")

@@ -470,7 +470,7 @@ def test_tasks_may_have_heads_and_batches_of_their_own():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"by": "layer"}, "by: expected one of .*, got 'layer'"),
+        ({"by": "layer"}, "by: expected one of .*; got 'layer'"),
         ({"init": [0.3, 0.3]}, "init: expected a number or 3"),
         ({"init": "much"}, "init: expected a number or 3"),
         ({"clamp": (1.0, 0.0)}, "clamp: expected an interval"),

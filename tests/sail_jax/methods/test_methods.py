@@ -716,7 +716,7 @@ def test_refuses_a_density_outside_the_unit_interval(label, density):
 
 @pytest.mark.parametrize("option", ["scope", "elect_by", "tie"])
 def test_refuses_unknown_choices(option):
-    with pytest.raises(ValueError, match=f"ties: {option}: expected one of .*, got 'globl'"):
+    with pytest.raises(ValueError, match=f"ties: {option}: expected one of .*; got 'globl'"):
         methods.get("ties")(**{option: "globl"})
 
 

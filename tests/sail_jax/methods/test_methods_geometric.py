@@ -488,7 +488,7 @@ def test_refuses_by_name(label):
         ("slerp", {"compat": "mergkit"}, ValueError, "compat: expected"),
         ("karcher", {"max_iterations": 2.5}, ValueError, "max_iterations: expected an integer"),
         ("karcher", {"tolerance": -1.0}, ValueError, "tolerance: expected a number >= 0"),
-        ("model_stock", {"input_axis": 1}, ValueError, "input_axis: expected -1 or 0"),
+        ("model_stock", {"input_axis": 1}, ValueError, "input_axis: expected one of -1, 0; got"),
         ("model_stock", {"average": "mean"}, ValueError, "average: expected one of"),
     ],
 )

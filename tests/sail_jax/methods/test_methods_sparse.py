@@ -314,7 +314,7 @@ def test_masks_do_not_depend_on_what_else_is_in_the_tree():
     [
         ({"density": 0.3, "epsilon": 0.3}, ValueError, "epsilon: expected less than the density"),
         ({"key": None}, TypeError, "key: expected a PRNG key, for the masks of DELLA"),
-        ({"rank_by": "size"}, ValueError, "rank_by: expected one of .*'magnitude'.*, got 'size'"),
+        ({"rank_by": "size"}, ValueError, "rank_by: expected one of .*'magnitude'.*; got 'size'"),
     ],
 )
 def test_della_refuses_by_name(options, error, message):

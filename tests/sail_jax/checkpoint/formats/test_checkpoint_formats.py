@@ -291,5 +291,5 @@ def test_every_format_has_one_row():
     for name, format in FORMATS.items():
         assert format.name == name
         assert bool(format.files) == (format.read_file is not None)
-    with pytest.raises(CheckpointError, match="one of safetensors, orbax, msgpack, npz, got 'bin'"):
+    with pytest.raises(CheckpointError, match="'msgpack', 'npz'; got 'bin'"):
         RunOptions(format="bin")

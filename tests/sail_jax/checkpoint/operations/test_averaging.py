@@ -343,7 +343,7 @@ def test_window(run):
         ({"weights": [1, -1, 1, 1], "state": "average-moments"}, "state: a second moment may not"),
         ({"weights": [1] * 4, "shape": "wma"}, "weights and shape: expected only one"),
         ({"window": 0}, "window: expected a number of steps, got 0"),
-        ({"write_as": "model"}, "write_as: expected one of run, params, .* got 'model'"),
+        ({"write_as": "model"}, "write_as: expected one of 'run', 'params', .* got 'model'"),
         ({"run": RunOptions(format="npz")}, "format: a run keeps its own, got 'npz'"),
         ({"run": RunOptions(max_memory=1 << 20)}, "max_memory: params/.* needs"),
     ],

@@ -157,7 +157,7 @@ def test_resumed_and_refused(tmp_path):
     )
     assert (first.unchanged, again.unchanged) == (False, True)
     refusals = [
-        (("hf", "x", "pytorch"), {}, "expected one of hugging-face, maxtext, tunix, got 'pytorch'"),
+        (("hf", "x", "pytorch"), {}, "expected one of 'hugging-face', .*; got 'pytorch'"),
         (("hf", "x", "hugging-face"), {}, "tensors of Hugging Face already"),
         (("hf", "x", "maxtext"), {"dtype": "float23"}, "dtype.*got 'float23'.*float32"),
         (("hf", "x", "maxtext"), {"vocab_size": 3}, "hf: vocab_size.*11 rows"),
