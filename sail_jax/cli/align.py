@@ -148,7 +148,7 @@ def run(args: Namespace) -> int:
     remember_kernels()
     from sail_jax.checkpoint.operations import aligning
     from sail_jax.checkpoint.recipe import tables
-    from sail_jax.checkpoint.sources.growth import read_target
+    from sail_jax.checkpoint.sources.grown import read_target
 
     options: dict[str, Any] = {
         "spec": None if args.spec is None else tables.read_table(args.spec),

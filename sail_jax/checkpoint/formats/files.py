@@ -28,23 +28,6 @@ from sail_jax import disk
 from sail_jax.checks import argument
 from sail_jax.merging.tensors import OnDemand, Shape, check_read
 
-__all__ = [
-    "DTYPES",
-    "MAX_HEADER",
-    "OPEN",
-    "CheckpointError",
-    "File",
-    "LoadedTensor",
-    "Pool",
-    "StoredTensor",
-    "checked_shape",
-    "contained",
-    "explained",
-    "reading",
-    "sample",
-    "strict_json",
-]
-
 # The most bytes of any description that is parsed. It is the limit of safetensors itself.
 MAX_HEADER = 100_000_000
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")

@@ -35,8 +35,6 @@ from sail_jax.checkpoint.formats.safetensors_files import read_index
 from sail_jax.checkpoint.formats.table import FORMATS, of_file
 from sail_jax.checks import argument, escaped, storage
 
-__all__ = ["Snapshot", "called", "check_there", "has_revisions", "is_name", "resolved", "wanted"]
-
 _WORD = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _NAME = re.compile(rf"({_WORD}/{_WORD})(?:@(.+))?", re.DOTALL)
 _REVISION = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_./-]{0,198}[A-Za-z0-9_])?")

@@ -5,8 +5,6 @@ from pathlib import Path
 from sail_jax.checkpoint.formats import stores
 from sail_jax.merging.tensors import Tensor
 
-__all__ = ["read_folder"]
-
 _MARK = "metadata.json"
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.table import SUFFIXES, Format
 
-__all__ = ["INDEX", "SHARD", "STORED", "check_shards", "is_extra", "weights"]
-
 INDEX = ".index.json"
 SHARD = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})(\.\w+)", re.DOTALL)
 """The name of one of several files: the stem, its number, how many there are, and the suffix."""

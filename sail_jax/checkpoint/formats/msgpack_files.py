@@ -26,10 +26,8 @@ from sail_jax.checkpoint.formats.files import (
     reading,
 )
 from sail_jax.checkpoint.formats.layout import Layout, Region, Wanted
-from sail_jax.checkpoint.formats.trees import joined, nested
+from sail_jax.checkpoint.formats.nesting import joined, nested
 from sail_jax.merging.tensors import Shape, Tensor
-
-__all__ = ["layout", "read_file"]
 
 # The most bytes of an array that Flax keeps in one piece.
 CHUNK = 2**30

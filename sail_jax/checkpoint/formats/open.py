@@ -21,15 +21,6 @@ from sail_jax.checks import argument
 from sail_jax.merging.selection import Select, Selection, selection
 from sail_jax.merging.tensors import Tensor
 
-__all__ = [
-    "Checkpoint",
-    "changed",
-    "check_there",
-    "load_checkpoint",
-    "open_checkpoint",
-    "open_values",
-]
-
 # What an output does not lack: hidden files, pages for people, the input's own recipe, and weights.
 _ELSEWHERE = re.compile(
     r"^\.|^(README|LICENSE|USE_POLICY)|^(recipe\.yaml|mergekit_config\.yml)$|"

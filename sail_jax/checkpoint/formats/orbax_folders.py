@@ -22,10 +22,8 @@ from sail_jax.checkpoint.formats.files import (
     strict_json,
 )
 from sail_jax.checkpoint.formats.layout import Layout, Wanted, staged
-from sail_jax.checkpoint.formats.trees import joined, nested
+from sail_jax.checkpoint.formats.nesting import joined, nested
 from sail_jax.merging.tensors import Tensor
-
-__all__ = ["admit", "layout", "numbered", "read_folder", "temporary", "write_folder"]
 
 _MARK = "_METADATA"
 _STATE = "_CHECKPOINT_METADATA"

@@ -5,8 +5,6 @@ from typing import Any
 
 from sail_jax.merging.tensors import Like
 
-__all__ = ["quantization"]
-
 # Scheme, how the names of its codes end, and how those of the scales (or the like) beside them do.
 # In the order in which they are tried: names that several schemes use come after those that tell
 # one from the others (GPTQ has g_idx, AWQ has not).

@@ -27,8 +27,6 @@ from sail_jax.checkpoint.formats.layout import Layout, staged
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.merging.tensors import Tensor
 
-__all__ = ["layout", "needs"]
-
 _STAGE = "tensors"
 # How many bytes of a tensor are copied at once.
 _BLOCK = 8 << 20

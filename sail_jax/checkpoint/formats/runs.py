@@ -30,8 +30,6 @@ from sail_jax.checkpoint.formats.files import MAX_HEADER, CheckpointError, readi
 from sail_jax.checkpoint.formats.orbax_folders import numbered, temporary
 from sail_jax.checkpoint.formats.table import SUFFIXES
 
-__all__ = ["Step", "latest", "named", "several", "split", "steps"]
-
 _NUMBER = re.compile(r"\d{1,18}")
 _CHOICE = re.compile(r"last(?::(\d{1,18}))?|(\d{1,18})|(\d{0,18}):(\d{0,18})(?::(\d{1,18}))?")
 _PATTERN = re.compile(r"[*?\[]")

@@ -17,18 +17,6 @@ from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, checked_s
 from sail_jax.checkpoint.formats.layout import Wanted
 from sail_jax.merging.tensors import LastBlock, Shape, Tensor, check_read
 
-__all__ = [
-    "WRITING",
-    "StoredArray",
-    "belongs",
-    "in_one",
-    "listed",
-    "opened",
-    "rewrite",
-    "rewriting",
-    "write",
-]
-
 # How many bytes of small blocks are read at once.
 _RUN = 8 << 20
 # How many bytes a chunk has that is written, at most, and how many are written at once. TensorStore

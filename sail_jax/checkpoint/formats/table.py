@@ -22,17 +22,6 @@ from sail_jax.checkpoint.formats.layout import Layout, Wanted
 from sail_jax.checks import one_of
 from sail_jax.merging.tensors import Tensor
 
-__all__ = [
-    "FORMATS",
-    "LAYOUTS",
-    "SUFFIXES",
-    "Format",
-    "check_written",
-    "needs",
-    "of_file",
-    "of_output",
-]
-
 _Contents = tuple[dict[str, Tensor], dict[str, str]]  # tensors by name, and metadata
 _LayOut = Callable[[Wanted, str, Mapping[str, str], int | None], Layout]
 

@@ -27,12 +27,10 @@ from sail_jax.checkpoint.formats.files import (
     checked_shape,
     reading,
 )
-from sail_jax.checkpoint.formats.trees import joined
+from sail_jax.checkpoint.formats.nesting import joined
 from sail_jax.checkpoint.formats.zips import Member, Views, inflate, members
 from sail_jax.checks import storage
 from sail_jax.merging.tensors import Tensor
-
-__all__ = ["read_file"]
 
 # Plain data, the memo, persistent ids (storages), and calls of the stand-ins below. Everything else
 # that a pickle can do, such as building instances of classes, is left out.

@@ -29,7 +29,7 @@ from sail_jax.checkpoint.operations.running import (
 )
 from sail_jax.checkpoint.planning import cards
 from sail_jax.checkpoint.sources.agreement import Agreement, Certify, verdict
-from sail_jax.checkpoint.sources.growth import growth_view, measured, read_target, require_exact
+from sail_jax.checkpoint.sources.grown import growth_view, measured, read_target, require_exact
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument
 from sail_jax.growth import networks

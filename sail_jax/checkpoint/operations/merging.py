@@ -26,9 +26,9 @@ from sail_jax.checkpoint.operations.running import (
 )
 from sail_jax.checkpoint.planning import cards
 from sail_jax.checkpoint.planning import plan as planning
+from sail_jax.checkpoint.planning.openings import paths
 from sail_jax.checkpoint.planning.pending import PendingError, pending
 from sail_jax.checkpoint.planning.plan import Plan
-from sail_jax.checkpoint.planning.steps import paths
 from sail_jax.checkpoint.recipe.recipes import Recipe, finals, parse_all, simple
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.work import Work, passes, tree_bits

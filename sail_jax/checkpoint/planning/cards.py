@@ -15,12 +15,10 @@ from sail_jax.checkpoint.contents.layers import position
 from sail_jax.checkpoint.formats import hub
 from sail_jax.checkpoint.planning.plan import Plan, Treatment
 from sail_jax.checkpoint.recipe import mergekit
-from sail_jax.checkpoint.recipe.recipes import Recipe
+from sail_jax.checkpoint.recipe.parts import Recipe
 from sail_jax.checks import escaped, storage
 from sail_jax.merging.merge import Merge, example, get, options_of
 from sail_jax.merging.work import Work, passes, tree_bits
-
-__all__ = ["Passes", "describe", "growth_card", "methods", "model_card", "render"]
 
 Passes = Mapping[str, int]
 """How often the inputs of each tensor are read, by its name; once for those not named."""

@@ -9,18 +9,10 @@ from typing import Any, NamedTuple
 
 from sail_jax.checkpoint.contents.layers import is_early, position, role, stacks
 from sail_jax.checkpoint.planning.inputs import Input, is_derived
-from sail_jax.checkpoint.recipe.recipes import (
-    Module,
-    Recipe,
-    RecipeError,
-    Ref,
-    Slice,
-    Source,
-    merged_sources,
-)
+from sail_jax.checkpoint.recipe.parts import Module, Recipe, Ref, Slice, Source
+from sail_jax.checkpoint.recipe.recipes import merged_sources
+from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.checks import nearest
-
-__all__ = ["Job", "is_main", "jobs"]
 
 Inputs = Sequence[tuple[Source, Input]]
 

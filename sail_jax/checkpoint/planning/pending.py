@@ -9,8 +9,6 @@ from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.planning.plan import Plan
 from sail_jax.merging.tensors import Shape
 
-__all__ = ["Pending", "PendingError", "pending"]
-
 
 class PendingError(Exception):
     """Raised where a plan needs the values of an outcome that is not there yet."""

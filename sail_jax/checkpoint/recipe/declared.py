@@ -24,8 +24,6 @@ from sail_jax.checkpoint.recipe.published import nearest_word, without_effect
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
 
-__all__ = ["Declared", "Given", "Note", "Placed", "Published", "kind", "read", "remark"]
-
 T = TypeVar("T", bound=BaseModel)
 
 

@@ -16,18 +16,7 @@ from sail_jax.checkpoint.recipe.settings import Integer, Number, Scalar, between
 from sail_jax.checks import nearest
 from sail_jax.merging.merge import Merge, Takes, takes
 
-__all__ = [
-    "MERGEKIT",
-    "REQUIRED",
-    "Base",
-    "Entry",
-    "Parameter",
-    "accepts",
-    "entry",
-    "names",
-]
-
-REQUIRED = object()
+REQUIRED: Any = object()
 """Stands for the default of a parameter that has none and must be set."""
 
 Base = Literal["required", "optional", "first", "input", "joins"]
@@ -59,6 +48,11 @@ class Parameter(NamedTuple):
     type: Any = Number
     default: Any = REQUIRED
     per_model: bool = False
+
+    @property
+    def required(self) -> bool:
+        """Whether it has no default."""
+        return self.default is REQUIRED
 
 
 class Entry(NamedTuple):

@@ -4,11 +4,11 @@
 parameters that a mapping may set depend on the method, which `mergekit` knows.
 """
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
@@ -41,18 +41,6 @@ from sail_jax.checkpoint.recipe.settings import Integer, Natural, Setting, setti
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
 from sail_jax.merging.integers import Integers
-
-__all__ = [
-    "Alignment",
-    "Growth",
-    "Module",
-    "Recipe",
-    "Ref",
-    "Slice",
-    "Source",
-    "Token",
-    "Tokenizer",
-]
 
 ALIGNMENT = ("method", "family", "spaces", "within", "weights", "seed", "max_sweeps")
 """What a recipe may say of an alignment: the options of `align_maps` but for those of a run."""
@@ -222,44 +210,56 @@ Parameters = Annotated[Mapping[str, Setting], PlainValidator(_settings)]
 OwnParameters = Annotated[Mapping[str, Setting], PlainValidator(partial(_settings, of_model=True))]
 
 
+class Options(dict[str, Any]):
+    """Options by name, in the order of the names; nobody changes them.
+
+    A `Ref` holds its steps and is a key of dictionaries, so options have a hash.
+    """
+
+    def __init__(self, given: Mapping[str, Any] = MappingProxyType({})) -> None:
+        super().__init__(sorted(given.items()))
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        # Of the names alone, as values may be lists and mappings.
+        return hash(tuple(self))
+
+
 class Step(Declared):
     """Something that is done to a model before it is merged.
 
     Attributes:
-      hyperparameters: All keys that are not fields, with their values, as a JSON object.
+      options: All keys that are not fields, with their values.
     """
 
-    # As text, since a `Ref` holds its steps and is a key of dictionaries: a dict has no hash.
-    hyperparameters: str = Field("{}", exclude=True)
+    options: Annotated[Options, PlainValidator(Options)] = Field(Options(), exclude=True)
 
     @model_validator(mode="before")
     @classmethod
     def _rest(cls, given: Given) -> Given:
         fields = {*super().keys(given), "where"}
-        rest = {key: given[key] for key in given if key not in fields}
-        given["hyperparameters"] = json.dumps(rest, sort_keys=True)
+        given["options"] = {key: given[key] for key in given if key not in fields}
         return given
 
 
-def _target(given: Any) -> str:
-    """Reads the target of a growth as JSON, which keeps paths and mappings apart."""
+def _target(given: Any) -> str | Options:
+    """Reads the target of a growth: a path, or a mapping."""
     if not isinstance(given, (str, dict)) or not given:
         raise ValueError(f"expected a config.json, factors or entries of one; got {kind(given)}")
-    return json.dumps(given, sort_keys=True)
+    return given if isinstance(given, str) else Options(given)
 
 
 class Growth(Step):
     """A model is made larger before it is merged.
 
     Attributes:
-      to: The target as JSON: the path of a config.json, factors such as {"width": 2}, or entries of
-        a configuration.
+      to: The target: the path of a config.json, factors such as {"width": 2}, or entries of a
+        configuration.
       method: The name of a growth method.
       seed: The seed of whatever the method draws.
-      hyperparameters: The method's options, as a JSON object.
+      options: The method's options.
     """
 
-    to: Annotated[str, BeforeValidator(_target)]
+    to: Annotated[str | Options, PlainValidator(_target)]
     method: str = "lemon"
     seed: Natural = 0
 
@@ -284,7 +284,7 @@ class Alignment(Step):
 
     Attributes:
       to: The model that it is aligned to.
-      hyperparameters: The options of `align_maps`, as a JSON object; see `ALIGNMENT`.
+      options: The options of `align_maps`; see `ALIGNMENT`.
     """
 
     to: Reference
@@ -630,6 +630,11 @@ class Recipe(Published):
         given = self.node.value.get(key)
         return self.node.where._replace(path=key) if given is None else given.key
 
+    def place_of(self, ref: Ref) -> Where:
+        """Finds where a model is first named among those to merge, else where the base is."""
+        named = [source.where for source in self.sources() if source.model == ref]
+        return named[0] if named else self.at("base_model")
+
     def settings(self) -> list[tuple[str, Setting]]:
         """Lists all parameters that are set anywhere in the recipe and count there."""
         return [(name, setting) for name, setting in self.given() if self.reads(name)]
@@ -648,6 +653,19 @@ class Recipe(Published):
                 scopes += [part.parameters, *(source.parameters for source in part.sources)]
         return list(chain.from_iterable(scope.items() for scope in scopes))
 
+    def slices(self) -> Iterator[Slice]:
+        """Iterates over the slices of all modules."""
+        return chain.from_iterable(module.slices for module in self.modules)
+
+    def sources(self) -> Iterator[Source]:
+        """Iterates over the sources of all slices."""
+        return chain.from_iterable(part.sources for part in self.slices())
+
+    def merged(self) -> set[Ref]:
+        """Collects the checkpoints that are merged, and bases: not those for a tokenizer alone."""
+        bases = [self.base_model, *(part.base_model for part in self.slices())]
+        return {*(source.model for source in self.sources()), *filter(None, bases)}
+
     def models(self) -> list[Ref]:
         """Lists every checkpoint that the recipe names as an input, each once.
 
@@ -655,13 +673,10 @@ class Recipe(Published):
           The base first, then the models and the bases of slices as they are listed, then those
           that only the tokenizer names.
         """
-        refs = [] if self.base_model is None else [self.base_model]
-        for module in self.modules:
-            for part in module.slices:
-                refs += [source.model for source in part.sources]
-                refs += [] if part.base_model is None else [part.base_model]
+        named: list[Ref | str | None] = [self.base_model]
+        for part in self.slices():
+            named += [*(source.model for source in part.sources), part.base_model]
         if self.tokenizer is not None:
             tokens = self.tokenizer.tokens.values()
-            named = [self.tokenizer.source, *(token.source.model for token in tokens)]
-            refs += [model for model in named if isinstance(model, Ref)]
-        return list(dict.fromkeys(refs))
+            named += [self.tokenizer.source, *(token.source.model for token in tokens)]
+        return list(dict.fromkeys(ref for ref in named if isinstance(ref, Ref)))

@@ -11,8 +11,6 @@ from typing import Any
 
 import re2
 
-__all__ = ["compiled", "renaming"]
-
 _ESCAPE = re.compile(r"\\(?:g<(\w+)>|([1-9]\d?)|(.?))", re.DOTALL)
 
 

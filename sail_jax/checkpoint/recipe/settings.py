@@ -20,20 +20,6 @@ from sail_jax.checkpoint.recipe.patterns import compiled
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
 
-__all__ = [
-    "Condition",
-    "Integer",
-    "Ledger",
-    "Natural",
-    "Number",
-    "Scalar",
-    "Setting",
-    "between",
-    "interpolate",
-    "matcher",
-    "setting",
-]
-
 
 def _no_flag(value: Any) -> Any:
     """Refuses true and false, which Python would take for the numbers 1 and 0."""
@@ -48,6 +34,9 @@ def _scalar(value: Any) -> Any:
         raise ValueError("expected a finite number, a text, true or false")
     return value
 
+
+Value = bool | int | float | str
+"""The value of a parameter for one tensor."""
 
 # Text such as 1e-5, which YAML 1.1 does not take for a number, is one where a number is expected.
 Number = Annotated[float, BeforeValidator(_no_flag), Field(allow_inf_nan=False)]
@@ -151,7 +140,7 @@ def setting(node: Node, type: Any, notes: list[Note]) -> Setting:
     return conditions
 
 
-def interpolate(values: Sequence[Any], t: float) -> Any:
+def interpolate(values: Sequence[Value], t: float) -> Value:
     """Interpolates values that are spread evenly over [0, 1].
 
     With n values, value i stands at i / (n - 1). Numbers are piecewise linear between these points.
@@ -167,14 +156,14 @@ def interpolate(values: Sequence[Any], t: float) -> Any:
     >>> interpolate([0.0, 1.0, 0.0], 0.25), interpolate([True, False], 0.9)
     (0.5, True)
     """
-    if any(isinstance(v, (bool, str)) for v in values):
-        return values[int(t * (len(values) - 1))]
     place = t * (len(values) - 1)
     low = int(place)
-    high = min(low + 1, len(values) - 1)
     part = place - low
+    numbers = [value for value in values if not isinstance(value, (bool, str))]
     # Without a fraction the value itself is returned, so that whole numbers stay whole.
-    return (1 - part) * values[low] + part * values[high] if part else values[low]
+    if len(numbers) < len(values) or not part:
+        return values[low]
+    return (1 - part) * numbers[low] + part * numbers[low + 1]
 
 
 def matcher(filter: str | None) -> Callable[[str], bool]:
@@ -213,7 +202,7 @@ class Ledger:
         self._asked: dict[Setting, dict[str, None]] = {}
         self._decided: dict[Where, dict[str, None]] = {}
 
-    def resolve(self, scopes: Iterable[Setting | None], name: str, t: float) -> Any:
+    def resolve(self, scopes: Iterable[Setting | None], name: str, t: float) -> Value | None:
         """Returns the value of a parameter for one tensor.
 
         Args:

@@ -33,8 +33,6 @@ from sail_jax.checkpoint.recipe.settings import Natural
 from sail_jax.checkpoint.recipe.yaml_tree import LIMIT, RecipeError, compose
 from sail_jax.checks import nearest
 
-__all__ = ["draft_table", "read_table"]
-
 
 def _pattern(text: str) -> str:
     """Checks a pattern of paths."""

@@ -9,8 +9,6 @@ import numpy as np
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.merging.tensors import OnDemand, Shape, Tensor, held, read_whole, same_entries
 
-__all__ = ["Adapted", "Change", "Named", "same"]
-
 # How many entries of B A are formed at once.
 _BLOCK = 1 << 18
 # How many entries are converted at once.

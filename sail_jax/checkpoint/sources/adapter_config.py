@@ -16,8 +16,6 @@ from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.recipe.declared import kind
 from sail_jax.checkpoint.recipe.patterns import compiled
 
-__all__ = ["AdapterConfig", "checked"]
-
 # What a LoraConfig of peft 0.21 has that changes no number of the trained adapter: where it came
 # from, which modules were chosen, and options of training and of initialisations. (The entries of
 # single initialisations act only where `init_lora_weights` names one, and that is checked.)

@@ -16,8 +16,6 @@ from sail_jax.checkpoint.sources.adapter_keys import Pair, Stated
 from sail_jax.configurations import class_of, look_up
 from sail_jax.merging.tensors import Shape, Tensor, Tensors
 
-__all__ = ["KERNEL", "Weight", "Weights", "head_of", "is_conv1d"]
-
 # Families with modules Conv1D, which keep weights as [in, out]. PEFT looks at each module and sets
 # `fan_in_fan_out` for it; the entry in the file belongs to the last of the modules.
 _CONV1D = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")

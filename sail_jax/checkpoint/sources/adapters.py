@@ -31,17 +31,6 @@ from sail_jax.configurations import look_up
 from sail_jax.lora import Adapter, LowRank
 from sail_jax.merging.tensors import Tensor, Tensors
 
-__all__ = [
-    "Adapted",
-    "adapted",
-    "adapter_files",
-    "config_for",
-    "load_adapter",
-    "notes_on",
-    "tokenizer_files",
-    "with_adapter",
-]
-
 _TOKENIZER = (
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens*", "added_tokens*", "chat_template*"),
     *("*.model", "*.tiktoken", "*.jinja"),

@@ -22,8 +22,6 @@ from sail_jax.checks import argument
 from sail_jax.interop import transformers
 from sail_jax.merging.tensors import Tensors, read_whole
 
-__all__ = ["Agreement", "Certify", "agreement", "certified", "verdict", "wanted"]
-
 # The bytes of both networks in float32 up to which they are run without being asked.
 FITS = 1 << 30
 

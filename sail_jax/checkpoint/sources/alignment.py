@@ -37,15 +37,6 @@ from sail_jax.growth.targets import check_stated, layer_count
 from sail_jax.interop import transformers
 from sail_jax.merging import random_bits
 
-__all__ = [
-    "FAMILIES",
-    "Aligned",
-    "align_maps",
-    "aligned_view",
-    "matchable",
-    "spec_of",
-]
-
 FAMILIES = {
     "permutation": Family.PERMUTATION,
     "signed": Family.SIGNED_PERMUTATION,

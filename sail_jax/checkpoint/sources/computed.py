@@ -26,8 +26,6 @@ from sail_jax.checks import argument
 from sail_jax.merging.extremes import finite
 from sail_jax.merging.tensors import OnDemand, Shape, Tensor, held, read_whole
 
-__all__ = ["Computed", "grown", "rebased"]
-
 Function = Callable[..., Array]
 
 

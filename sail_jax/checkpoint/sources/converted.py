@@ -21,9 +21,6 @@ from sail_jax.interop.layouts import Link
 from sail_jax.lora import factors, folded
 from sail_jax.merging.tensors import OnDemand, Tensor, held, read_whole
 
-__all__ = ["as_hugging_face", "as_tree", "without_factors"]
-
-
 Widths = Callable[[np.dtype], np.dtype]
 """The dtype that becomes of a dtype."""
 

@@ -31,8 +31,6 @@ from sail_jax.lora import (
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.tensors import OnDemand, Shape, Tensor, aligned, held, read_whole
 
-__all__ = ["Difference", "Factored", "Factors", "Joint", "Scaled", "Spool", "Stored", "Target"]
-
 # How many entries of a difference are read at once.
 _BLOCK = 1 << 20
 # An embedding, which PEFT wraps otherwise than a linear layer. T5's biases of positions are one.

@@ -14,8 +14,6 @@ from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
 from sail_jax.merging.tensors import Tensor, read_whole
 
-__all__ = ["Match", "Unread", "compared"]
-
 
 class Match(NamedTuple):
     """How the tensors that touch one space compare with those of the reference.

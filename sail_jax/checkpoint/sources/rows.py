@@ -11,8 +11,6 @@ import numpy as np
 
 from sail_jax.merging.tensors import OnDemand, Tensor, held
 
-__all__ = ["FILL", "ZERO", "Rows", "head_rows"]
-
 ZERO, FILL = -1, -2
 """In place of the number of a part: a row of zeros; the mean of all rows that are no FILL rows."""
 

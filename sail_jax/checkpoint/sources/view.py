@@ -8,8 +8,6 @@ from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.merging.tensors import Tensor
 from sail_jax.merging.work import Work, copy
 
-__all__ = ["View"]
-
 
 class View(Checkpoint):
     """A checkpoint made of others.

@@ -6,7 +6,6 @@ which the planner takes like any other.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -19,8 +18,6 @@ from sail_jax.checkpoint.recipe.parts import Alignment, Growth, Ref
 from sail_jax.checkpoint.sources.adapters import notes_on, with_adapter
 from sail_jax.merging.selection import check_weights
 from sail_jax.merging.tensors import Tensor
-
-__all__ = ["Openings", "located", "paths"]
 
 
 def located(path: str, revision: str | None) -> str:
@@ -148,13 +145,10 @@ class Openings:
         Both networks are run, before anything is written, if the growth is to be lossless.
         """
         from sail_jax.checkpoint.sources.agreement import verdict
-        from sail_jax.checkpoint.sources.growth import growth_view, measured, require_exact
+        from sail_jax.checkpoint.sources.grown import growth_view, measured, require_exact
 
-        given = json.loads(step.hyperparameters)
-        view, growth = growth_view(
-            checkpoint, json.loads(step.to), step.method, seed=step.seed, **given
-        )
-        lossless = given.get("require_lossless")
+        view, growth = growth_view(checkpoint, step.to, step.method, seed=step.seed, **step.options)
+        lossless = step.options.get("require_lossless")
         agreed, failed = measured(view, growth, certify=None if lossless else False)
         if lossless:
             require_exact(
@@ -177,7 +171,7 @@ class Openings:
         config = config_of(checkpoint.extras)
         if not config:
             raise ValueError("without a config.json it is not known which spaces to align")
-        aligned = align_maps(reference, checkpoint, config, **json.loads(step.hyperparameters))
+        aligned = align_maps(reference, checkpoint, config, **step.options)
         before, after = aligned.distance
         self._notes.append(f"{ref}: at a relative distance of {after:.3g}, before {before:.3g}")
         self._notes += [f"{ref}: {note}" for note in aligned.notes]

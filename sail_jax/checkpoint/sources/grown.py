@@ -28,8 +28,6 @@ from sail_jax.interop import transformers
 from sail_jax.merging import random_bits
 from sail_jax.merging.tensors import Tensor, read_whole
 
-__all__ = ["growth_view", "measured", "read_target", "require_exact"]
-
 _MAX_CONFIG = 4 << 20
 
 
