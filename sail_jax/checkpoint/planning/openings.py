@@ -164,8 +164,7 @@ class Openings:
 
     def _aligned(self, ref: Ref, checkpoint: Any, step: Alignment) -> Any:
         """Puts a checkpoint into the basis of another, and notes how near that brings them."""
-        from sail_jax.checkpoint.sources.alignment import align_maps
-        from sail_jax.checkpoint.sources.computed import rebased
+        from sail_jax.checkpoint.sources.alignment import align_maps, aligned_view
 
         reference = self._stepped(step.to)
         config = config_of(checkpoint.extras)
@@ -175,7 +174,5 @@ class Openings:
         before, after = aligned.distance
         self._notes.append(f"{ref}: at a relative distance of {after:.3g}, before {before:.3g}")
         self._notes += [f"{ref}: {note}" for note in aligned.notes]
-        return rebased(
-            checkpoint, aligned.spec, aligned.maps, within=aligned.within,
-            how=f"aligned to {step.to}", mark=hashlib.sha256(repr(ref).encode()).hexdigest(),
-        )  # fmt: skip
+        mark = hashlib.sha256(repr(ref).encode()).hexdigest()
+        return aligned_view(checkpoint, aligned, how=f"aligned to {step.to}", mark=mark)

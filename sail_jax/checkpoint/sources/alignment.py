@@ -349,15 +349,18 @@ def _kept(
     return max_memory - least
 
 
-def aligned_view(other: Checkpoint, aligned: Aligned, *, mark: str = "") -> View:
+def aligned_view(
+    other: Checkpoint, aligned: Aligned, *, how: str = "aligned", mark: str = ""
+) -> View:
     """Makes a checkpoint of the moved network, whose tensors are computed as they are read.
 
     Args:
       other: The checkpoint that `align_maps` moved.
       aligned: What `align_maps` returned.
+      how: What is added to the sources of tensors, in messages.
       mark: What tells these maps from others in fingerprints; see `Computed`.
 
     Returns:
       The view. Closing it closes `other`.
     """
-    return rebased(other, aligned.spec, aligned.maps, within=aligned.within, mark=mark)
+    return rebased(other, aligned.spec, aligned.maps, within=aligned.within, how=how, mark=mark)

@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,21 +27,6 @@ from sail_jax.merging.extremes import finite
 from sail_jax.merging.tensors import OnDemand, Shape, Tensor, held, read_whole
 
 Function = Callable[..., Array]
-
-
-@runtime_checkable
-class _Growth(Protocol):
-    """What is needed of `sail_jax.growth.Growth`."""
-
-    @property
-    def config(self) -> Mapping[str, Any]: ...
-
-    @property
-    def leaves(self) -> Mapping[str, jax.ShapeDtypeStruct]: ...
-
-    def needs(self, path: str) -> tuple[str, ...]: ...
-
-    def computation(self, path: str) -> tuple[Function, Any]: ...
 
 
 class Computed(OnDemand):
@@ -174,45 +159,6 @@ class _ChangeOfBasis:
 def _bytes(tensor: Tensor) -> int:
     """The size of a tensor in bytes."""
     return math.prod(tensor.shape) * tensor.dtype.itemsize
-
-
-def grown(
-    checkpoint: Checkpoint,
-    growth: _Growth,
-    *,
-    how: str = "grown",
-    mark: str = "",
-    allow_nonfinite: bool = True,
-) -> View:
-    """Makes a checkpoint of the larger network that a growth describes.
-
-    Args:
-      checkpoint: The checkpoint of the smaller network.
-      growth: What `sail_jax.growth.plan` makes of the checkpoint's shapes. Entries are those of
-        `growth.leaf` under jit.
-      how: What is added to the sources of tensors, in messages.
-      mark: What tells this growth from others in fingerprints; see `Computed`.
-      allow_nonfinite: Whether NaN and infinities are computed with.
-
-    Returns:
-      The view: every leaf of the growth, computed as it is read.
-
-    Raises:
-      CheckpointError: If the checkpoint lacks a tensor that the growth needs.
-    """
-    programs, tensors = Programs(), {}
-    for path, like in growth.leaves.items():
-        missing = [name for name in growth.needs(path) if name not in checkpoint.tensors]
-        if missing:
-            raise CheckpointError(
-                f"{checkpoint.path}: '{path}' grows from '{missing[0]}', which is missing"
-            )
-        tensors[path] = Computed(
-            path, like, [checkpoint.tensors[name] for name in growth.needs(path)],
-            *growth.computation(path), programs,
-            how=how, mark=mark, allow_nonfinite=allow_nonfinite,
-        )  # fmt: skip
-    return View([checkpoint], tensors, growth.config)
 
 
 def rebased(

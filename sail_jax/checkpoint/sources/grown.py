@@ -19,14 +19,14 @@ from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError, strict_json
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.sources.agreement import Agreement, Certify, certified, verdict, wanted
-from sail_jax.checkpoint.sources.computed import grown
+from sail_jax.checkpoint.sources.computed import Computed, Programs
+from sail_jax.checkpoint.sources.nearness import Unread
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument
 from sail_jax.growth import networks
 from sail_jax.growth.named import METHODS
 from sail_jax.interop import transformers
 from sail_jax.merging import random_bits
-from sail_jax.merging.tensors import Tensor, read_whole
 
 _MAX_CONFIG = 4 << 20
 
@@ -105,7 +105,7 @@ def growth_view(
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
         known = _found(own, len(shapes)) if rules is None else rules
         prunes = isinstance(method, str) and method in METHODS and METHODS[method].prunes
-        leaves = {n: _Values(x) for n, x in checkpoint.tensors.items()} if prunes else shapes
+        leaves = {n: Unread(x) for n, x in checkpoint.tensors.items()} if prunes else shapes
         made = networks.plan(leaves, own, read_target(to), method, key=key, rules=known, **options)
     # Everything that the numbers depend on: a resumed run must find the same mark.
     text = json.dumps(
@@ -123,14 +123,43 @@ def growth_view(
     return view, made
 
 
-class _Values:
-    """A tensor that NumPy reads as an array, when it needs the values."""
+def grown(
+    checkpoint: Checkpoint,
+    growth: networks.Growth,
+    *,
+    how: str = "grown",
+    mark: str = "",
+    allow_nonfinite: bool = True,
+) -> View:
+    """Makes a checkpoint of the larger network that a growth describes.
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self.shape, self.dtype = tensor, tensor.shape, tensor.dtype
+    Args:
+      checkpoint: The checkpoint of the smaller network.
+      growth: What `sail_jax.growth.plan` makes of the checkpoint's shapes. Entries are those of
+        `growth.leaf` under jit.
+      how: What is added to the sources of tensors, in messages.
+      mark: What tells this growth from others in fingerprints; see `Computed`.
+      allow_nonfinite: Whether NaN and infinities are computed with.
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return read_whole(self._tensor)
+    Returns:
+      The view: every leaf of the growth, computed as it is read.
+
+    Raises:
+      CheckpointError: If the checkpoint lacks a tensor that the growth needs.
+    """
+    programs, tensors = Programs(), {}
+    for path, like in growth.leaves.items():
+        missing = [name for name in growth.needs(path) if name not in checkpoint.tensors]
+        if missing:
+            raise CheckpointError(
+                f"{checkpoint.path}: '{path}' grows from '{missing[0]}', which is missing"
+            )
+        tensors[path] = Computed(
+            path, like, [checkpoint.tensors[name] for name in growth.needs(path)],
+            *growth.computation(path), programs,
+            how=how, mark=mark, allow_nonfinite=allow_nonfinite,
+        )  # fmt: skip
+    return View([checkpoint], tensors, growth.config)
 
 
 def _found(config: Mapping[str, Any], tensors: int) -> Any:
