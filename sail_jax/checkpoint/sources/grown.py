@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,13 @@ from sail_jax.merging import random_bits
 _MAX_CONFIG = 4 << 20
 
 
-def read_target(to: Any) -> Mapping[str, Any]:
+Config = Mapping[str, Any] | str | PathLike[str]
+"""A configuration, or the path of a config.json or of its folder."""
+Target = Config
+"""What a network grows to: a configuration or its path, entries that change, or factors."""
+
+
+def read_target(to: Config) -> Mapping[str, Any]:
     """Reads the configuration of a network.
 
     Args:
@@ -61,11 +67,11 @@ def read_target(to: Any) -> Mapping[str, Any]:
 
 def growth_view(
     checkpoint: Checkpoint,
-    to: Any,
+    to: Target,
     method: str = "lemon",
     *,
     seed: int = 0,
-    config: Any = None,
+    config: Mapping[str, Any] | None = None,
     rules: Rules | None = None,
     allow_nonfinite: bool = True,
     **options: Any,
@@ -77,7 +83,7 @@ def growth_view(
       to: What it grows to, as `sail_jax.growth.plan` takes it, or the path of a config.json.
       method: The name of a growth method, of `sail_jax.growth.METHODS`.
       seed: The seed of what the method draws.
-      config: The configuration of the checkpoint, or its path; by default its config.json.
+      config: The configuration of the checkpoint; by default its config.json.
       rules: Which spaces the tensors live in, for architectures that are not known.
       allow_nonfinite: Whether NaN and infinities are computed with.
       **options: As `sail_jax.growth.plan` takes them.
@@ -88,7 +94,7 @@ def growth_view(
     Raises:
       ValueError: If no configuration and no rules are known, or as `sail_jax.growth.plan` does.
     """
-    own = config_of(checkpoint.extras) if config is None else read_target(config)
+    own = config_of(checkpoint.extras) if config is None else config
     shapes = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in checkpoint.tensors.items()
     }
@@ -162,7 +168,7 @@ def grown(
     return View([checkpoint], tensors, growth.config)
 
 
-def _found(config: Mapping[str, Any], tensors: int) -> Any:
+def _found(config: Mapping[str, Any], tensors: int) -> Callable[[Mapping[str, Any]], Rules] | None:
     """Rules of an architecture without a table, where its class can be asked; None for others."""
     try:
         architectures.of(config)
@@ -175,7 +181,7 @@ def _found(config: Mapping[str, Any], tensors: int) -> Any:
 def measured(
     view: View,
     growth: networks.Growth,
-    config: Any = None,
+    config: Mapping[str, Any] | None = None,
     *,
     certify: Certify = None,
     max_memory: int | None = None,
@@ -196,7 +202,7 @@ def measured(
       CheckpointError: If a run was asked for and failed, or no forward pass is known.
     """
     base = view.base
-    own = config_of(base.extras) if config is None else read_target(config)
+    own = config_of(base.extras) if config is None else config
 
     def renew(arrays: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         return {path: growth.leaf(path, arrays) for path in growth.leaves}, growth.config
@@ -209,7 +215,7 @@ def measured(
 
 
 def require_exact(
-    path: Any, agreed: Sequence[Agreement], failed: Sequence[str], remedy: str
+    path: str | PathLike[str], agreed: Sequence[Agreement], failed: Sequence[str], remedy: str
 ) -> None:
     """Refuses a growth that was to be lossless, unless a run shows that it is.
 
