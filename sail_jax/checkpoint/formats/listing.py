@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.checkpoint.formats.table import SUFFIXES, Format
+from sail_jax.checkpoint.formats.table import Format, suffixes
 
 INDEX = ".index.json"
 SHARD = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})(\.\w+)", re.DOTALL)
@@ -15,8 +15,11 @@ _EXTRAS = (
     *("*.json", "tokenizer*", "*.model", "vocab*", "merges.txt", "chat_template*", "*.jinja"),
     *("*.tiktoken", "added_tokens*", "special_tokens*"),
 )
-STORED = (INDEX, ".h5", *SUFFIXES)
-"""What the names of files of tensors, and of their indexes, end in."""
+
+
+def stored() -> tuple[str, ...]:
+    """Lists what the names of files of tensors, and of their indexes, end in."""
+    return (INDEX, ".h5", *suffixes())
 
 
 def is_extra(name: str) -> bool:
@@ -26,7 +29,7 @@ def is_extra(name: str) -> bool:
     (True, False, False)
     """
     fits = any(fnmatch.fnmatchcase(name, pattern) for pattern in _EXTRAS)
-    return fits and not name.endswith(STORED)
+    return fits and not name.endswith(stored())
 
 
 def weights(folder: str | Path, names: Sequence[str], format: Format, usual: str) -> list[str]:

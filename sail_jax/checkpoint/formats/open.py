@@ -13,19 +13,17 @@ import numpy as np
 from sail_jax.checkpoint.formats import hub, runs
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError, File, contained, reading
-from sail_jax.checkpoint.formats.listing import INDEX, STORED, check_shards, is_extra, weights
+from sail_jax.checkpoint.formats.listing import INDEX, check_shards, is_extra, stored, weights
 from sail_jax.checkpoint.formats.quantized import quantization
 from sail_jax.checkpoint.formats.safetensors_files import read_index
-from sail_jax.checkpoint.formats.table import FORMATS, SUFFIXES, Format, of_file
+from sail_jax.checkpoint.formats.table import FORMATS, Format, of_file, suffixes
 from sail_jax.checks import argument
 from sail_jax.merging.selection import Select, Selection, selection
 from sail_jax.merging.tensors import Tensor
 
 # What an output does not lack: hidden files, pages for people, the input's own recipe, and weights.
 _ELSEWHERE = re.compile(
-    r"^\.|^(README|LICENSE|USE_POLICY)|^(recipe\.yaml|mergekit_config\.yml)$|"
-    rf"({'|'.join(map(re.escape, STORED))}|\.gguf|\.onnx)$",
-    re.I,
+    r"^\.|^(README|LICENSE|USE_POLICY)|^(recipe\.yaml|mergekit_config\.yml)$|\.(gguf|onnx)$", re.I
 )
 
 
@@ -133,8 +131,8 @@ class Checkpoint:
         """Adds the tensors of one file, which must be exactly `names` if they are given."""
         format = of_file(path)
         if format is None or format.read_file is None:
-            suffixes = ", ".join(SUFFIXES)
-            raise CheckpointError(f"{path}: expected a folder or a file of type {suffixes}")
+            types = ", ".join(suffixes())
+            raise CheckpointError(f"{path}: expected a folder or a file of type {types}")
         if format.pickled and not allow_pickle:
             raise CheckpointError(
                 f"{path} is a PyTorch pickle, read only on request, with "
@@ -183,10 +181,10 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Opens a checkpoint file, or a folder with the weights of one model.
 
-    The formats are safetensors (also in shards, with or without their index), orbax, Levanter's
-    folders, Flax's msgpack, NumPy's .npz and, with `allow_pickle`, PyTorch's .bin and .pt. Where a
-    folder holds several, the first of this list is read. Only names, dtypes and shapes are read;
-    use the result as a context manager to close its files.
+    `formats.table.FORMATS` has the formats: safetensors and others, PyTorch's with `allow_pickle`
+    alone. Where a folder holds several, the first of the table is read. Files may be shards, with
+    or without their index. Only names, dtypes and shapes are read; use the result as a context
+    manager to close its files.
 
     Args:
       path: The file, the index of shards, or the folder. Of a training run the newest checkpoint
@@ -359,7 +357,12 @@ def _open_folder(
     }
     checkpoint.extras = {**extras}
     checkpoint.files = {path: path.stat() for path in extras.values()}
-    checkpoint.others = tuple(n for n in names if n not in extras and not _ELSEWHERE.search(n))
+    weighty = stored()
+    checkpoint.others = tuple(
+        name
+        for name in names
+        if not (name in extras or _ELSEWHERE.search(name) or name.lower().endswith(weighty))
+    )
     for format in FORMATS.values():
         if format.read_folder and (contents := format.read_folder(folder)):
             checkpoint.tensors, checkpoint.metadata = contents

@@ -28,7 +28,7 @@ from sail_jax import disk
 from sail_jax.checkpoint.formats import hub
 from sail_jax.checkpoint.formats.files import MAX_HEADER, CheckpointError, reading
 from sail_jax.checkpoint.formats.orbax_folders import numbered, temporary
-from sail_jax.checkpoint.formats.table import SUFFIXES
+from sail_jax.checkpoint.formats.table import suffixes
 
 _NUMBER = re.compile(r"\d{1,18}")
 _CHOICE = re.compile(r"last(?::(\d{1,18}))?|(\d{1,18})|(\d{0,18}):(\d{0,18})(?::(\d{1,18}))?")
@@ -99,10 +99,11 @@ def _finished(folder: Path) -> bool:
             if isinstance(about, dict) and not about.get("commit_timestamp_nsecs", True):
                 return False
     inside = [path for path in folder.iterdir() if not temporary(path.name)]
+    weighty = suffixes()
     return any(
         path.name in _MARKS
         or path.name.endswith(".index.json")
-        or path.suffix in SUFFIXES
+        or path.suffix in weighty
         or (path / _MARKS[0]).is_file()
         for path in inside
     )

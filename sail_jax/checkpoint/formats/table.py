@@ -1,7 +1,7 @@
 """The table of checkpoint formats, one row each.
 
-Whatever reads, writes or lists formats looks here, so that a new format is a module with a reader
-(and a layout, if it can be written) and a row of this table.
+Whatever reads, writes or lists formats asks this table when it needs it. So a new format is a
+module with a reader (and a layout, if it can be written) and a row.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,8 +22,8 @@ from sail_jax.checkpoint.formats.layout import Layout, Wanted
 from sail_jax.checks import one_of
 from sail_jax.merging.tensors import Tensor
 
-_Contents = tuple[dict[str, Tensor], dict[str, str]]  # tensors by name, and metadata
-_LayOut = Callable[[Wanted, str, Mapping[str, str], int | None], Layout]
+Contents = tuple[dict[str, Tensor], dict[str, str]]  # tensors by name, and metadata
+LayOut = Callable[[Wanted, str, Mapping[str, str], int | None], Layout]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,17 +43,20 @@ class Format:
       sharded: Whether several files of this format in a folder are one checkpoint even without an
         index.
       pickled: Whether it is read only with `allow_pickle`.
+      plain: Whether its files have no checksums of tensors, so that values can be replaced in a
+        copy.
       not_weights: Names of files with its suffix that hold something else.
     """
 
     name: str
     files: tuple[str, ...] = ()
-    read_file: Callable[[File], _Contents] | None = None
-    read_folder: Callable[[Path], _Contents | None] | None = None
-    layout: _LayOut | None = None
+    read_file: Callable[[File], Contents] | None = None
+    read_folder: Callable[[Path], Contents | None] | None = None
+    layout: LayOut | None = None
     needs: int = 0
     sharded: bool = False
     pickled: bool = False
+    plain: bool = False
     not_weights: tuple[str, ...] = ()
 
     @property
@@ -70,6 +73,7 @@ _TABLE = (
         read_file=safetensors_files.read_file,
         layout=safetensors_files.layout,
         sharded=True,
+        plain=True,
     ),
     Format(
         name="orbax",
@@ -83,6 +87,7 @@ _TABLE = (
         files=("flax_model.msgpack",),
         read_file=msgpack_files.read_file,
         layout=msgpack_files.layout,
+        plain=True,
     ),
     Format(
         name="npz",
@@ -106,8 +111,20 @@ _TABLE = (
     ),
 )
 FORMATS = {format.name: format for format in _TABLE}
-SUFFIXES = {Path(file).suffix: format for format in _TABLE for file in format.files}
-LAYOUTS = {format.name: format.layout for format in _TABLE if format.layout}
+
+
+def suffixes() -> dict[str, Format]:
+    """Lists the suffixes of files of tensors, with the format of each."""
+    return {Path(file).suffix: format for format in FORMATS.values() for file in format.files}
+
+
+def layouts() -> dict[str, LayOut]:
+    """Lists the formats that are written.
+
+    Returns:
+      What lays out an output, by the name of the format.
+    """
+    return {format.name: format.layout for format in FORMATS.values() if format.layout}
 
 
 def of_file(path: str | Path) -> Format | None:
@@ -119,7 +136,7 @@ def of_file(path: str | Path) -> Format | None:
     Returns:
       The format, or None if no format has this suffix.
     """
-    return SUFFIXES.get(Path(path).suffix)
+    return suffixes().get(Path(path).suffix)
 
 
 def of_output(out: Path) -> Format | None:
@@ -133,7 +150,7 @@ def of_output(out: Path) -> Format | None:
       is written.
     """
     format = of_file(out)
-    return format if format and format.name in LAYOUTS else None
+    return format if format and format.layout else None
 
 
 def needs(name: str | None) -> int:
@@ -159,4 +176,4 @@ def check_written(name: str | None) -> None:
       CheckpointError: If there is no such format, or it is only read.
     """
     if name is not None:
-        one_of("format", name, LAYOUTS, CheckpointError)
+        one_of("format", name, layouts(), CheckpointError)

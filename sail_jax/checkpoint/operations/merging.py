@@ -328,7 +328,7 @@ def merge_checkpoints(
     """Merges checkpoints on disk, tensor by tensor, into a new one.
 
     Args:
-      models: Folders or files of safetensors, orbax, msgpack or npz; of PyTorch's with
+      models: Folders or files of any format that `open_checkpoint` reads, PyTorch's with
         `run.allow_pickle`; or names on the Hub, such as org/name@revision.
       out: Where the output goes; see `merge_recipe`.
       base: What the models were tuned from; methods that need no task vectors do without.
