@@ -5,9 +5,8 @@ names or aliases. Fields that are excluded are not keys. They hold where the map
 follows from its keys. `parts` has the declarations of a recipe, `tables` that of a table of spaces.
 """
 
-import re
 from collections.abc import Collection
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import (
     AliasChoices,
@@ -27,7 +26,12 @@ from sail_jax.checks import nearest
 T = TypeVar("T", bound=BaseModel)
 
 
-_TYPES = {"float": "a number", "int": "an integer", "bool": "true or false", "string": "a text"}
+_TYPES = {
+    **{"float": "a number", "int": "an integer", "bool": "true or false", "string": "a text"},
+    **{"list": "a list", "finite": "a finite number"},
+}
+_BOUNDS = {"ge": "greater than or equal to", "gt": "greater than", "lt": "less than"}
+_BOUNDS |= {"le": "less than or equal to"}
 
 
 class Given(dict[str, Any]):
@@ -190,7 +194,7 @@ class Declared(BaseModel):
         try:
             return handler(given)
         except ValidationError as error:
-            raise _in_our_words(cls.what(), given.node, error.errors()[0]) from None
+            raise _in_our_words(cls, given.node, error.errors()[0]) from None
 
 
 class Placed(Declared):
@@ -237,13 +241,12 @@ def read(declaration: type[T], node: Node, context: Any = None) -> T:
     try:
         return declaration.model_validate(plain(node), context=context)
     except ValidationError as error:
-        raise _in_our_words("", node, error.errors()[0]) from None
+        raise _in_our_words(declaration, node, error.errors()[0]) from None
 
 
-def _in_our_words(what: str, node: Node, error: ErrorDetails) -> RecipeError:
+def _in_our_words(declaration: type[BaseModel], node: Node, error: ErrorDetails) -> RecipeError:
     """Makes an error of pydantic's a RecipeError at the place where it happened."""
-    context = error.get("ctx", {})
-    cause = context.get("error")
+    cause = error.get("ctx", {}).get("error")
     # This error has its place already, deeper in than this one.
     if isinstance(cause, RecipeError):
         return cause
@@ -254,22 +257,46 @@ def _in_our_words(what: str, node: Node, error: ErrorDetails) -> RecipeError:
             node = node.value.get(step, node)
         elif isinstance(node.value, list) and isinstance(step, int):
             node = node.value[step]
-    last = error["loc"][-1] if error["loc"] else ""
+    if error["type"] == "value_error":
+        return RecipeError(node.where, str(cause))
+    if error["type"] == "missing":
+        what = declaration.what() if issubclass(declaration, Declared) else "it"
+        return RecipeError(node.where, f"{what} needs {error['loc'][-1]!r}, which is missing")
+    return RecipeError(
+        node.where, f"expected {expected(declaration, error)}; got {kind(plain(node))}"
+    )
+
+
+def expected(declaration: type[BaseModel], error: ErrorDetails) -> str:
+    """Words what pydantic expected, by the kind of its error and the types of fields.
+
+    Args:
+      declaration: The model that was read.
+      error: The error, of any kind but "value_error" and "missing".
+
+    Returns:
+      What was expected, such as "one of tensor, tree".
+    """
+    context, last = error.get("ctx", {}), error["loc"][-1] if error["loc"] else ""
+    if bounds := [f"{words} {context[key]}" for key, words in _BOUNDS.items() if key in context]:
+        return bounds[0]
     match error["type"]:
-        case "value_error":
-            return RecipeError(node.where, str(cause))
-        case "missing":
-            return RecipeError(node.where, f"{what} needs {last!r}, which is missing")
         case "literal_error":
-            options = re.findall(r"'(.*?)'", context["expected"])
-            expected = f"one of {', '.join(options)}"
+            field = declaration.model_fields[str(error["loc"][0])]
+            options = _options(field.annotation)
+            return f"one of {', '.join(options)}" if len(options) > 1 else options[0]
         case "tuple_type":
-            expected = f"a list of {last}"
+            return f"a list of {last}"
         case "too_short":  # a list or a mapping
-            expected = f"{context['min_length']} or more {last}"
+            return f"{context['min_length']} or more {last}"
         case "dict_type":
-            expected = f"{last}, a mapping"
+            return f"{last}, a mapping"
         case other:
-            message = error["msg"].removeprefix("Input should be ")
-            expected = _TYPES.get(other.partition("_")[0], message)
-    return RecipeError(node.where, f"expected {expected}; got {kind(plain(node))}")
+            return _TYPES.get(other.partition("_")[0], other.replace("_", " "))
+
+
+def _options(annotation: Any) -> list[str]:
+    """The words that a type allows, wherever a `Literal` stands in it."""
+    if get_origin(annotation) is Literal:
+        return [str(word) for word in get_args(annotation)]
+    return [word for part in get_args(annotation) for word in _options(part)]

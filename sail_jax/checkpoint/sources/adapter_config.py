@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
 
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.checkpoint.recipe.declared import kind
+from sail_jax.checkpoint.recipe.declared import expected, kind
 from sail_jax.checkpoint.recipe.patterns import compiled
 
 # What a LoraConfig of peft 0.21 has that changes no number of the trained adapter: where it came
@@ -183,8 +183,9 @@ def checked(config: Mapping[str, Any], source: str) -> AdapterConfig:
         key = ".".join(str(part)[:80] for part in first["loc"] if part != "[key]")
         if first["type"] == "missing":
             raise CheckpointError(f"{what}: {key} is missing") from error
-        expected = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-        raise CheckpointError(f"{what}: {key}: {expected}, got {kind(first['input'])}") from error
+        cause = first.get("ctx", {}).get("error")
+        wanted = cause or f"expected {expected(AdapterConfig, first)}"
+        raise CheckpointError(f"{what}: {key}: {wanted}, got {kind(first['input'])}") from error
     for key, value in config.items():
         # A later version of peft may compute something else under a key that is unknown here; what
         # is null, false or empty is switched off.
