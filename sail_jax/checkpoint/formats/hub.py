@@ -130,10 +130,8 @@ def has_revisions(path: str | PathLike[str]) -> bool:
       Whether it is; then "path@revision" names one of its snapshots.
     """
     # pathlib would raise an error for what is too long to be a path.
-    snapshots, refs, blobs = (
-        os.path.isdir(os.path.join(path, x)) for x in ("snapshots", "refs", "blobs")
-    )
-    return snapshots and (refs or blobs)
+    snapshots = os.path.isdir(os.path.join(path, "snapshots"))
+    return snapshots and any(os.path.isdir(os.path.join(path, x)) for x in ("refs", "blobs"))
 
 
 def resolved(text: str | PathLike[str], *, offline: bool = False) -> Snapshot | None:

@@ -42,7 +42,7 @@ class Given(dict[str, Any]):
     """
 
     def __init__(self, node: Node):
-        super().__init__((key, plain(part)) for key, part in node.value.items())
+        super().__init__({key: plain(part) for key, part in node.value.items()})
         self.node = node
 
     def only(self, *keys: str) -> str:
