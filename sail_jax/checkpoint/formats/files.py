@@ -189,7 +189,7 @@ def strict_json(data: bytes, what: object) -> dict[str, Any]:
         return record
 
 
-def checked_shape(shape: Any, itemsize: int, what: str) -> Shape:
+def checked_shape(shape: object, itemsize: int, what: str) -> Shape:
     """Checks that an array can have a shape, and returns the shape as a tuple.
 
     Args:
@@ -278,11 +278,11 @@ class Pool:
           most: How many may be open at once. More are, only while more are read at once.
         """
         self._most, self._lock = most, threading.Lock()
-        self._free: dict[Any, int] = {}  # the least recently used first
-        self._used: dict[Any, list[int]] = {}  # the descriptor, and how many use it
+        self._free: dict[Hashable, int] = {}  # the least recently used first
+        self._used: dict[Hashable, list[int]] = {}  # the descriptor, and how many use it
 
     @contextlib.contextmanager
-    def use(self, key: Any, opening: Callable[[], int]) -> Iterator[int]:
+    def use(self, key: Hashable, opening: Callable[[], int]) -> Iterator[int]:
         """Lends the descriptor of a file, which is opened if need be.
 
         Args:
@@ -322,7 +322,7 @@ class Pool:
             os.close(self._free.popitem()[1])
         return opening()
 
-    def forget(self, key: Any) -> None:
+    def forget(self, key: Hashable) -> None:
         """Closes a file, if it is open and nobody uses it.
 
         Args:

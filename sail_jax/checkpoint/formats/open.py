@@ -3,10 +3,9 @@
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -327,7 +326,7 @@ def load_checkpoint(
     array([0., 1., 2.], dtype=float32)
     """
     with open_checkpoint(path, allow_pickle=allow_pickle, offline=offline) as checkpoint:
-        arrays, made = dict[str, np.ndarray](), dict[Any, np.ndarray]()
+        arrays, made = dict[str, np.ndarray](), dict[Hashable, np.ndarray]()
         for name, tensor in checkpoint.tensors.items():
             key = (getattr(tensor, "place", name), tensor.shape)
             if key in made:

@@ -30,7 +30,7 @@ from sail_jax.checkpoint.operations.running import (
 from sail_jax.checkpoint.planning import cards
 from sail_jax.checkpoint.sources.agreement import Agreement, Certify, verdict
 from sail_jax.checkpoint.sources.grown import (
-    Config,
+    ConfigOrPath,
     Target,
     growth_view,
     measured,
@@ -102,7 +102,7 @@ def growing(
     method: str = "lemon",
     *,
     seed: int = 0,
-    config: Config | None = None,
+    config: ConfigOrPath | None = None,
     rules: Rules | None = None,
     run: RunOptions = DEFAULTS,
     **options: Any,
@@ -171,7 +171,7 @@ def grow_checkpoint(
     method: str = "lemon",
     *,
     seed: int = 0,
-    config: Config | None = None,
+    config: ConfigOrPath | None = None,
     rules: Rules | None = None,
     certify: Certify = None,
     run: RunOptions = DEFAULTS,

@@ -125,7 +125,7 @@ def _prepared(
     with contextlib.ExitStack() as stack:
         inputs: list[Checkpoint] = []
 
-        def open(path: str) -> Any:
+        def open(path: str) -> Checkpoint:
             place = documents.get(path, path)
             if isinstance(place, Plan):
                 return pending(place, path)

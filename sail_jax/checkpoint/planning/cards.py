@@ -4,7 +4,7 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -215,11 +215,12 @@ def _line(group: list[dict[str, Any]]) -> str:
     return f"{name}  {shape} {first['dtype']}  {first['method']}  {', '.join(settings)}{said}"
 
 
-def _range(values: Any) -> str:
+def _range(values: Iterable[object]) -> str:
     """Formats values as their range if they are numbers, else as the first of them."""
     values = list(values)
-    if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
-        low, high = min(values), max(values)
+    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    if len(numbers) == len(values):
+        low, high = min(numbers), max(numbers)
         return f"{low:g}" if low == high else f"{low:g}..{high:g}"
     texts = list(dict.fromkeys(str(v) for v in values))
     return texts[0] if len(texts) == 1 else f"{texts[0]}.. ({len(texts)} values)"

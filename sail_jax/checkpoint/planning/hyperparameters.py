@@ -1,7 +1,7 @@
 """Chooses the weights and makes the merge of every tensor, from the settings of a recipe."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from sail_jax import methods
 from sail_jax.checkpoint.planning.jobs import Job
@@ -14,6 +14,9 @@ from sail_jax.merging.identity import identity
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.tensors import Tensor
 
+Option = Value | tuple[Value, ...]
+"""A hyperparameter of one tensor: one value, or one for each model."""
+
 
 class Choice(NamedTuple):
     """The weights and hyperparameters that a recipe sets for one tensor.
@@ -24,7 +27,7 @@ class Choice(NamedTuple):
     """
 
     weights: tuple[float, ...] | None
-    options: dict[str, Any]
+    options: dict[str, Option]
 
     def of(self, kept: Sequence[int]) -> "Choice":
         """Restricts the choice to some of the models.
@@ -64,8 +67,8 @@ class Hyperparameters:
         self.ledger = Ledger()
         self.key = random_bits.key(recipe.seed)
         # What was made, checked and compared for earlier tensors, which most tensors are like.
-        self.made: dict[Any, Merge] = {}
-        self.checked = set[Any]()
+        self.made: dict[tuple[str, ...], Merge] = {}
+        self.checked = set[tuple[str, int, bool]]()
         self.compared = set[str]()
 
     def notes(self) -> list[str]:
@@ -160,7 +163,7 @@ class Hyperparameters:
         self,
         job: Job,
         method: str,
-        options: dict[str, Any],
+        options: Mapping[str, Option],
         who: Sequence[str],
         base: Tensor | None,
     ) -> Merge:
@@ -195,13 +198,13 @@ class Hyperparameters:
             raise RecipeError(where, f"{method}, for {job.name}: {error}") from error
         return self.made[key]
 
-    def _made(self, method: str, options: dict[str, Any]) -> Merge:
+    def _made(self, method: str, options: Mapping[str, Option]) -> Merge:
         if self.entry.merge is not None and method == self.entry.name:
             return self.entry.merge
         seeded = "key" in methods.options_of(method)
         return methods.get(method)(**options, **({"key": self.key} if seeded else {}))
 
 
-def _collapsed(values: Sequence[Any]) -> Any:
+def _collapsed(values: Sequence[Value]) -> Option:
     """Returns the one value if all are equal, else the tuple of them."""
     return values[0] if len(set(values)) == 1 else tuple(values)

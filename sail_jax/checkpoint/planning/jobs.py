@@ -4,8 +4,8 @@ The walk only pairs names. `plan` turns each `Job` into a `Treatment`, looking a
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from sail_jax.checkpoint.contents.layers import is_early, position, role, stacks
 from sail_jax.checkpoint.planning.inputs import Input, is_derived
@@ -228,7 +228,7 @@ def is_main(name: str) -> bool:
     return name in _MAIN
 
 
-def _owners(modules: Sequence[str], names: Mapping[str, Any]) -> dict[str, str | None]:
+def _owners(modules: Sequence[str], names: Iterable[str]) -> dict[str, str | None]:
     """Finds the module that each tensor belongs to.
 
     It is the first module whose name, or a name that stands for the same tower, is a component of

@@ -7,7 +7,6 @@ architectures and other tokens are refused, and what else differs is listed.
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from sail_jax.checkpoint.contents.vocabulary import Vocabulary, read_vocabulary
 from sail_jax.checkpoint.formats.extras import content
@@ -15,7 +14,7 @@ from sail_jax.checkpoint.planning.inputs import Input
 from sail_jax.checkpoint.recipe.parts import Recipe, Ref
 from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.checks import argument
-from sail_jax.configurations import LAYER_KEYS, class_of, differences
+from sail_jax.configurations import LAYER_KEYS, Config, class_of, differences
 from sail_jax.disk import StoreError
 
 # Entries that are compared with the tensors instead, or follow them in the output.
@@ -117,7 +116,7 @@ def compare(first: Input, others: Iterable[Input], recipe: Recipe, allow_crimes:
     return notes
 
 
-def _family(config: Mapping[str, Any]) -> str:
+def _family(config: Config) -> str:
     """The architecture that a config.json names: its model_type, else its first class."""
     family = config.get("model_type") or class_of(config)
     return family if isinstance(family, str) else ""
@@ -196,7 +195,7 @@ def _count(n: int, what: str) -> str:
     return f"{n} {what}{'s' * (n != 1)}"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     """A value of config.json, for messages."""
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -62,7 +62,7 @@ from sail_jax.checkpoint.planning.meaning import (
 )
 from sail_jax.checkpoint.planning.openings import Openings, located
 from sail_jax.checkpoint.planning.templates import chat_template
-from sail_jax.checkpoint.planning.tokenizers import OutputVocabulary, output_vocabulary
+from sail_jax.checkpoint.planning.tokenizers import OutputVocabulary, Rowing, output_vocabulary
 from sail_jax.checkpoint.recipe.declared import Note
 from sail_jax.checkpoint.recipe.parts import Recipe, Ref
 from sail_jax.checkpoint.recipe.recipes import merged_sources
@@ -290,9 +290,9 @@ class _Planner:
         other = recipe.model_copy(update={"compat": compat})
         self.other = None if named else Hyperparameters(other)
         self.merged = recipe.merged()
-        self.groups: dict[Any, int] = {}
+        self.groups: dict[int | None, int] = {}
         self.aliases: dict[str, str] = {}
-        self.rowings: dict[tuple, Any] = {}
+        self.rowings: dict[tuple[tuple[Ref, int], ...], dict[Ref, Rowing]] = {}
         for note in (*recipe.notes, *_revisions(recipe)):
             if strict:
                 raise RecipeError(note.where, note.text)
@@ -470,7 +470,8 @@ class _Planner:
         """Puts what people read of a tensor beside its work, and numbers its group."""
         # `Hyperparameters.merge` returns the same object for all tensors of a group, and keeps it,
         # so that its identity tells groups apart.
-        group = self.groups.setdefault(work.merge and id(work.merge), len(self.groups))
+        key = None if work.merge is None else id(work.merge)
+        group = self.groups.setdefault(key, len(self.groups))
         return Treatment(work, tuple(owners), base, weights, group, note)
 
     def _note_dtype(self, dtype: np.dtype, tensors: Sequence[Tensor]) -> None:

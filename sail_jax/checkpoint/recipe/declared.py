@@ -6,13 +6,15 @@ follows from its keys. `parts` has the declarations of a recipe, `tables` that o
 """
 
 from collections.abc import Collection
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Self, TypeVar, get_args, get_origin
 
 from pydantic import (
     AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
+    ModelWrapValidatorHandler,
     ValidationError,
     ValidationInfo,
     model_validator,
@@ -94,7 +96,7 @@ def plain(node: Node) -> Any:
     return [plain(part) for part in node.value] if isinstance(node.value, list) else node.value
 
 
-def kind(value: Any) -> str:
+def kind(value: object) -> str:
     """Describes a value for an error message, such as "a mapping" or "an empty list".
 
     Args:
@@ -121,10 +123,21 @@ class Note(NamedTuple):
     text: str
 
 
+@dataclass(kw_only=True)
+class Reading:
+    """What validators are told, as `info.context`; declarations may ask for more.
+
+    Attributes:
+      notes: What was found to have no effect so far.
+    """
+
+    notes: list[Note] = field(default_factory=list)
+
+
 def remark(info: ValidationInfo, where: Where, text: str) -> None:
-    """Adds a note to those that the context of reading collects, under "notes"."""
-    context: Any = info.context
-    context["notes"].append(Note(where, text))
+    """Adds a note to those that the context of reading collects."""
+    assert isinstance(info.context, Reading)
+    info.context.notes.append(Note(where, text))
 
 
 class Declared(BaseModel):
@@ -172,7 +185,9 @@ class Declared(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _declared(cls, given: Any, handler: Any, info: ValidationInfo) -> Any:
+    def _declared(
+        cls, given: object, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
+    ) -> Self:
         """Refuses unknown keys, drops keys without a value, and rewords pydantic's errors."""
         if not isinstance(given, Given):
             # The recipe was made in Python, not read from a file.
@@ -224,13 +239,13 @@ class Published(Declared):
         return nearest_word(key, keys)
 
 
-def read(declaration: type[T], node: Node, context: Any = None) -> T:
+def read(declaration: type[T], node: Node, context: Reading | None = None) -> T:
     """Reads a node by a declaration.
 
     Args:
       declaration: The pydantic model that says what may stand there.
       node: The part of the recipe to read.
-      context: What validators are told as `info.context`; what it holds is up to the declaration.
+      context: What validators are told.
 
     Returns:
       An instance of the declaration.
@@ -295,7 +310,7 @@ def expected(declaration: type[BaseModel], error: ErrorDetails) -> str:
             return _TYPES.get(other.partition("_")[0], other.replace("_", " "))
 
 
-def _options(annotation: Any) -> list[str]:
+def _options(annotation: object) -> list[str]:
     """The words that a type allows, wherever a `Literal` stands in it."""
     if get_origin(annotation) is Literal:
         return [str(word) for word in get_args(annotation)]

@@ -5,7 +5,8 @@ parameters that a mapping may set depend on the method, which `mergekit` knows.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
@@ -31,6 +32,7 @@ from sail_jax.checkpoint.recipe.declared import (
     Note,
     Placed,
     Published,
+    Reading,
     kind,
     read,
     remark,
@@ -41,6 +43,7 @@ from sail_jax.checkpoint.recipe.settings import Integer, Natural, Setting, setti
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
 from sail_jax.merging.integers import Integers
+from sail_jax.merging.merge import Merge
 
 ALIGNMENT = ("method", "family", "spaces", "within", "weights", "seed", "max_sweeps")
 """What a recipe may say of an alignment: the options of `align_maps` but for those of a run."""
@@ -92,7 +95,28 @@ class Ref(NamedTuple):
         return name
 
 
-def _ref(given: Any, info: ValidationInfo) -> Ref:
+@dataclass(kw_only=True)
+class Document(Reading):
+    """What validators are told of a document, and what they find in it.
+
+    Attributes:
+      others: The names of all documents of the file, if there are several.
+      uses: The names of those that are inputs of this one, as often as they are named.
+      entry: The method; None before it is read, or if it was refused.
+    """
+
+    others: Collection[str] = ()
+    uses: list[str] = field(default_factory=list)
+    entry: mergekit.Entry | None = None
+
+
+def _document(info: ValidationInfo) -> Document:
+    """The document that is being read."""
+    assert isinstance(info.context, Document)
+    return info.context
+
+
+def _ref(given: object, info: ValidationInfo) -> Ref:
     """Reads a model that is given as one word or as a mapping."""
     if isinstance(given, Given):
         ref = read(Model, given.node, info.context).ref()
@@ -102,9 +126,9 @@ def _ref(given: Any, info: ValidationInfo) -> Ref:
         return given
     else:
         raise ValueError(f"expected path[@revision][+lora[@revision]]; got {kind(given)}")
-    context: Any = info.context
-    if ref.path in context.get("documents", ()):
-        context["uses"].append(ref.path)
+    document = _document(info)
+    if ref.path in document.others:
+        document.uses.append(ref.path)
         if ref.revision is not None:
             text = f"revision {ref.revision} has no effect: {ref.path} is another document"
             remark(info, Where(), text)
@@ -112,7 +136,7 @@ def _ref(given: Any, info: ValidationInfo) -> Ref:
     return ref
 
 
-def _location(given: Any) -> Any:
+def _location(given: object) -> object:
     """Splits path[@revision]; anything but text is left to be validated."""
     if not isinstance(given, str):
         return given
@@ -143,7 +167,7 @@ def _dtype(name: str) -> str:
     return name
 
 
-def _name(given: Any) -> Any:
+def _name(given: object) -> object:
     """Reads the name of a document; a number or a truth value stands for its text."""
     return str(given) if isinstance(given, (bool, int, float)) else given
 
@@ -163,15 +187,17 @@ def _renames(patterns: Mapping[str, str]) -> Mapping[str, str]:
     return patterns
 
 
-def _settings(given: Any, info: ValidationInfo, *, of_model: bool = False) -> Mapping[str, Setting]:
+def _settings(
+    given: object, info: ValidationInfo, *, of_model: bool = False
+) -> Mapping[str, Setting]:
     """Reads the parameters of a mapping by what the recipe's method takes."""
     if not isinstance(given, Given):
         raise ValueError(f"expected parameters, a mapping; got {kind(given)}")
-    context: Any = info.context
+    document = _document(info)
+    entry, settings = document.entry, {}
     # The method itself was refused, and that is the error to report.
-    if "entry" not in context:
+    if entry is None:
         return {}
-    entry, settings = context["entry"], {}
     for name, node in given.node.value.items():
         parameter = entry.parameters.get(name)
         if parameter is None:
@@ -191,15 +217,14 @@ def _settings(given: Any, info: ValidationInfo, *, of_model: bool = False) -> Ma
                 info, node.key, f"{name} of one model has no effect under {entry.name}; {remedy}"
             )
         else:
-            settings[name] = setting(node, parameter.type, context["notes"])
+            settings[name] = setting(node, parameter.type, document.notes)
     return settings
 
 
-def _entry(given: Any, info: ValidationInfo) -> mergekit.Entry:
+def _entry(given: str | Merge | mergekit.Entry, info: ValidationInfo) -> mergekit.Entry:
     """Looks up the method, and tells whatever is read after it which parameters there are."""
     entry = given if isinstance(given, mergekit.Entry) else mergekit.entry(given)
-    context: Any = info.context
-    context["entry"] = entry
+    _document(info).entry = entry
     return entry
 
 
@@ -241,7 +266,7 @@ class Step(Declared):
         return given
 
 
-def _target(given: Any) -> str | Options:
+def _target(given: object) -> str | Options:
     """Reads the target of a growth: a path, or a mapping."""
     if not isinstance(given, (str, dict)) or not given:
         raise ValueError(f"expected a config.json, factors or entries of one; got {kind(given)}")
@@ -463,7 +488,7 @@ class Row(Published):
     token_id: Natural | None = None
 
 
-def _row(given: Any, info: ValidationInfo) -> Row:
+def _row(given: object, info: ValidationInfo) -> Row:
     """Reads a row that is given as a mapping, or as a model alone."""
     if not isinstance(given, Given) or "kind" not in given:
         return Row(kind="model_token", model=_ref(given, info))
@@ -491,7 +516,7 @@ class Token(Published, Placed):
     force: bool = False
 
 
-def _tokenizer_source(given: Any, info: ValidationInfo) -> str | Ref:
+def _tokenizer_source(given: object, info: ValidationInfo) -> str | Ref:
     return given if given in ("union", "base") else _ref(given, info)
 
 
@@ -512,7 +537,7 @@ class Tokenizer(Published, Placed):
     pad_to_multiple_of: Annotated[Integer, Field(ge=1, le=1 << 20)] | None = None
 
 
-def _modules(given: Any) -> list[Any]:
+def _modules(given: object) -> list[object]:
     """Lists the modules, each of which is told its name."""
     if not isinstance(given, Given) or not given:
         raise ValueError(f"expected modules by name; got {'none' if given == {} else kind(given)}")

@@ -29,7 +29,7 @@ in float32 or better), and `out_dtype` takes precedence over it.
 
 import graphlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from typing import Any
 from sail_jax.checkpoint.formats.table import of_output
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.declared import Note, kind, read
-from sail_jax.checkpoint.recipe.parts import Module, Recipe, Ref, Slice, Source
+from sail_jax.checkpoint.recipe.parts import Document, Module, Recipe, Ref, Slice, Source
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where, compose, compose_all
 from sail_jax.checks import nearest
 from sail_jax.merging.merge import Merge
@@ -141,16 +141,16 @@ def finals(recipes: Sequence[Recipe]) -> list[Recipe]:
     return [recipe for recipe in recipes if recipe.name not in used]
 
 
-def _parsed(root: Node, text: str | bytes, names: Iterable[str] | None = None) -> Recipe:
+def _parsed(root: Node, text: str | bytes, names: Collection[str] | None = None) -> Recipe:
     """Makes the recipe of one document; `names` are those of all documents, if there are others."""
-    notes: list[Note] = []
-    context: dict[str, Any] = {"notes": notes, "documents": names or (), "uses": []}
-    recipe = read(Recipe, root, context)
+    document = Document(others=names or ())
+    recipe = read(Recipe, root, document)
     if recipe.name is not None and names is None:
-        notes.append(Note(recipe.at("name"), "name has no effect in a file of one document"))
+        remark = Note(recipe.at("name"), "name has no effect in a file of one document")
+        document.notes.append(remark)
     text = text if isinstance(text, str) else text.decode("utf-8-sig")
-    uses = tuple(dict.fromkeys(context["uses"]))
-    return check(recipe.model_copy(update={"text": text, "uses": uses}), notes)
+    uses = tuple(dict.fromkeys(document.uses))
+    return check(recipe.model_copy(update={"text": text, "uses": uses}), document.notes)
 
 
 def simple(
@@ -231,13 +231,14 @@ def simple(
     }
     if compat is not None:
         top["compat"] = _node(compat, "compat")
-    notes: list[Note] = []
-    recipe = read(Recipe, Node(top, Where(), Where()), {"notes": notes})
+    document = Document()
+    recipe = read(Recipe, Node(top, Where(), Where()), document)
     # Set after reading: a `compat` among the keys would count as one that the user named.
-    return check(recipe if compat else recipe.model_copy(update={"compat": "paper"}), notes)
+    named = recipe if compat else recipe.model_copy(update={"compat": "paper"})
+    return check(named, document.notes)
 
 
-def _path(model: Any, path: str) -> Ref:
+def _path(model: object, path: str) -> Ref:
     """Makes a path a `Ref`, without reading "@" and "+" in it."""
     if isinstance(model, Ref):
         return model
@@ -246,7 +247,7 @@ def _path(model: Any, path: str) -> Ref:
     return Ref(str(fspath(model)))
 
 
-def _node(value: Any, path: str) -> Node:
+def _node(value: object, path: str) -> Node:
     """Makes a Python value a node, as if it had been written in a recipe."""
     if isinstance(value, Node):
         return value

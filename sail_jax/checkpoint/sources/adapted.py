@@ -1,7 +1,8 @@
 """Weights with a change of low rank added, computed as they are read."""
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -121,6 +122,11 @@ class Change(NamedTuple):
         return all(np.array_equal(x, y) for one in pairs for x, y in zip(*one, strict=True))
 
 
+_Matrices = list[tuple[np.ndarray, np.ndarray]]
+_Formed = tuple[_Matrices, np.ndarray | None]
+"""The factors of each expert, and what DoRA multiplies the sum by."""
+
+
 class Adapted(OnDemand):
     """A weight with a change added: base + scale * B A, computed as it is read.
 
@@ -166,7 +172,7 @@ class Adapted(OnDemand):
             entries *= 2  # the factors of single experts are copied out
         return 4 * entries + block + sum(map(held, (self.base, *parts)))
 
-    def form(self) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray | None]:
+    def form(self) -> _Formed:
         matrices = self.change.matrices()
         if self.change.magnitude is None:
             return matrices, None
@@ -182,7 +188,7 @@ class Adapted(OnDemand):
             gain = _whole(self.change.magnitude).reshape(-1) / np.sqrt(squares)
         return matrices, gain.astype(np.float32)
 
-    def fill(self, formed: Any, out: np.ndarray, start: int) -> None:
+    def fill(self, formed: _Formed, out: np.ndarray, start: int) -> None:
         matrices, gain = formed
         for begin, total in self._sums(matrices, start, start + out.size):
             if gain is not None:
@@ -191,7 +197,7 @@ class Adapted(OnDemand):
                 total *= gain[at % c if self.change.transposed else at // c]
             out[begin - start : begin - start + total.size] = total.astype(self.dtype)
 
-    def _sums(self, matrices: list[tuple[np.ndarray, np.ndarray]], start: int, stop: int) -> Any:
+    def _sums(self, matrices: _Matrices, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
         """Yields base + change block by block: the first entry, and the sums in float32."""
         columns = self._columns
         size, height = self._rows * columns, max(1, _BLOCK // columns)

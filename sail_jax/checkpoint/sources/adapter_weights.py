@@ -13,7 +13,7 @@ from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.sources.adapted import Change, same
 from sail_jax.checkpoint.sources.adapter_config import AdapterConfig
 from sail_jax.checkpoint.sources.adapter_keys import Pair, Stated
-from sail_jax.configurations import class_of, look_up
+from sail_jax.configurations import Config, class_of, look_up
 from sail_jax.merging.tensors import Shape, Tensor, Tensors
 
 # Families with modules Conv1D, which keep weights as [in, out]. PEFT looks at each module and sets
@@ -104,7 +104,7 @@ class Weights:
 
     @classmethod
     def of(
-        cls, stated: Stated, config: AdapterConfig, base: Tensors | None, model: Mapping[str, Any]
+        cls, stated: Stated, config: AdapterConfig, base: Tensors | None, model: Config
     ) -> "Weights":
         """Sorts the statements of an adapter by weight.
 
@@ -183,7 +183,7 @@ def _one(copies: Mapping[str, Tensor]) -> Tensor:
     return tensor
 
 
-def _resolved(name: str, base: Mapping[str, Any]) -> str:
+def _resolved(name: str, base: Tensors) -> str:
     """The base's name of a weight.
 
     A base that was saved without its head lacks the prefix, such as "transformer.".
@@ -202,7 +202,7 @@ def _changes(
     pairs: list[Pair],
     config: AdapterConfig,
     base: Tensors | None,
-    model: Mapping[str, Any],
+    model: Config,
 ) -> Iterator[tuple[str, Change]]:
     """The changes of one module's weight, bias or parameters, by name."""
     parameters = {} if base is None else _parameters(module, config, base)
@@ -271,7 +271,7 @@ def _is_transposed(
     B: Tensor,
     start: Tensor | None,
     config: AdapterConfig,
-    model: Mapping[str, Any],
+    model: Config,
 ) -> bool:
     """Whether a weight lies as [in, out]."""
     flipped = bool(config.fan_in_fan_out) or is_conv1d(module, model)
@@ -285,7 +285,7 @@ def _is_transposed(
     return flipped
 
 
-def is_conv1d(module: str, model: Mapping[str, Any]) -> bool:
+def is_conv1d(module: str, model: Config) -> bool:
     """Returns whether a module is a Conv1D of transformers, whose weight lies as [in, out].
 
     Args:
@@ -345,7 +345,7 @@ def _of_parameters(
     parameters: Mapping[str, _Parameter],
     config: AdapterConfig,
     base: Tensors,
-    model: Mapping[str, Any],
+    model: Config,
 ) -> Iterator[tuple[str, Change]]:
     """The changes of a module's parameters.
 
@@ -405,7 +405,7 @@ def _sides(
     weights: Mapping[str, Weight],
     config: AdapterConfig,
     base: Mapping[str, Tensor],
-    model: Mapping[str, Any],
+    model: Config,
 ) -> tuple[str, ...]:
     """The names of an embedding and the head that is tied to it, if the adapter changes one."""
     embeddings = [
@@ -420,7 +420,7 @@ def _sides(
 
 def head_of(
     base: Mapping[str, Tensor],
-    model: Mapping[str, Any],
+    model: Config,
     stated: Iterable[str] = (),
     task_type: str | None = None,
 ) -> str:

@@ -27,7 +27,7 @@ from sail_jax.checkpoint.sources.adapter_weights import Weight, Weights
 from sail_jax.checkpoint.sources.rows import Rows
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import nearest
-from sail_jax.configurations import look_up
+from sail_jax.configurations import Config, look_up
 from sail_jax.lora import Adapter, LowRank
 from sail_jax.merging.tensors import Tensor, Tensors
 
@@ -55,10 +55,10 @@ class _Combined(NamedTuple):
 def adapted(
     base: Tensors,
     tensors: Tensors,
-    config: Mapping[str, Any],
+    config: Config,
     dtype: np.dtype | None = None,
     *,
-    model: Mapping[str, Any] | None = None,
+    model: Config | None = None,
 ) -> dict[str, Tensor]:
     """Adds a LoRA adapter to the tensors of a base; each sum is computed as it is read.
 
@@ -134,7 +134,7 @@ def notes_on(base: Checkpoint, adapted: Checkpoint) -> list[str]:
     return notes
 
 
-def load_adapter(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, LowRank]:
+def load_adapter(tensors: Tensors, config: Config) -> dict[str, LowRank]:
     """Loads the factors of an adapter into memory, in float32.
 
     Args:
@@ -275,8 +275,8 @@ def tokenizer_files(extras: Mapping[str, Path | bytes]) -> dict[str, Path | byte
 def _combined(
     base: Tensors,
     tensors: Tensors,
-    config: Mapping[str, Any],
-    model: Mapping[str, Any],
+    config: Config,
+    model: Config,
     dtype: np.dtype | None = None,
 ) -> _Combined:
     """Combines what an adapter states of each weight with the base."""

@@ -8,7 +8,7 @@ to end computes it once.
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument
+from sail_jax.configurations import Config
 from sail_jax.merging.extremes import finite
 from sail_jax.merging.tensors import OnDemand, Shape, Tensor, held, read_whole
 
@@ -99,7 +100,7 @@ class Computed(OnDemand):
             on = argument("allow_nonfinite", "True")
             raise CheckpointError(f"{message}; {on} goes on regardless")
 
-    def _program(self) -> Any:
+    def _program(self) -> jax.stages.Compiled:
         """The compiled function for the shapes of this tensor."""
         shapes = [jax.ShapeDtypeStruct(part.shape, part.dtype) for part in self._parts]
         return self._programs(self._function, self._operands, shapes)
@@ -120,11 +121,11 @@ class Programs:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._compiled: dict[Any, Any] = {}
+        self._compiled: dict[tuple[Hashable, ...], jax.stages.Compiled] = {}
 
     def __call__(
         self, function: Function, operands: Any, shapes: Sequence[jax.ShapeDtypeStruct]
-    ) -> Any:
+    ) -> jax.stages.Compiled:
         """Returns a compiled function, to be called as `program(operands, *arrays)`.
 
         Args:
@@ -167,7 +168,7 @@ def rebased(
     maps: Mapping[str, SpaceMap],
     *,
     within: Mapping[str, str] | None = None,
-    config: Mapping[str, Any] | None = None,
+    config: Config | None = None,
     how: str = "aligned",
     mark: str = "",
 ) -> View:

@@ -6,16 +6,17 @@ until the last of them has been formed.
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import jax
 import numpy as np
+from jaxtyping import Array
 
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.sources.computed import Computed, Programs
 from sail_jax.checkpoint.sources.view import View
+from sail_jax.configurations import Config
 from sail_jax.interop import layouts
 from sail_jax.interop.layouts import Link
 from sail_jax.lora import factors, folded
@@ -102,7 +103,7 @@ def _wide(link: Link, tensor: Tensor | OnDemand) -> int:
 def as_tree(
     checkpoint: Checkpoint,
     links: Iterable[Link],
-    config: Mapping[str, Any],
+    config: Config,
     widths: Widths,
 ) -> View:
     """Makes a checkpoint of Hugging Face one with the leaves of a framework's tree.
@@ -134,7 +135,7 @@ def as_tree(
 def as_hugging_face(
     checkpoint: Checkpoint,
     links: Iterable[Link],
-    config: Mapping[str, Any],
+    config: Config,
     widths: Widths,
 ) -> View:
     """Makes a checkpoint with a framework's tree one with the tensors of Hugging Face.
@@ -211,5 +212,5 @@ class _Folded:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Folded) and other._alpha == self._alpha
 
-    def __call__(self, _: Any, weight: Any, a: Any, b: Any) -> Any:
+    def __call__(self, _: tuple[()], weight: Array, a: Array, b: Array) -> Array:
         return folded(weight, a, b, self._alpha, self._path)

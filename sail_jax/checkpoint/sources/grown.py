@@ -18,11 +18,19 @@ from sail_jax.architectures import Rules
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError, strict_json
 from sail_jax.checkpoint.formats.open import Checkpoint
-from sail_jax.checkpoint.sources.agreement import Agreement, Certify, certified, verdict, wanted
+from sail_jax.checkpoint.sources.agreement import (
+    Agreement,
+    Arrays,
+    Certify,
+    certified,
+    verdict,
+    wanted,
+)
 from sail_jax.checkpoint.sources.computed import Computed, Programs
 from sail_jax.checkpoint.sources.nearness import Unread
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument
+from sail_jax.configurations import Config
 from sail_jax.growth import networks
 from sail_jax.growth.named import METHODS
 from sail_jax.interop import transformers
@@ -31,13 +39,13 @@ from sail_jax.merging import random_bits
 _MAX_CONFIG = 4 << 20
 
 
-Config = Mapping[str, Any] | str | PathLike[str]
+ConfigOrPath = Config | str | PathLike[str]
 """A configuration, or the path of a config.json or of its folder."""
-Target = Config
+Target = ConfigOrPath
 """What a network grows to: a configuration or its path, entries that change, or factors."""
 
 
-def read_target(to: Config) -> Mapping[str, Any]:
+def read_target(to: ConfigOrPath) -> Config:
     """Reads the configuration of a network.
 
     Args:
@@ -71,7 +79,7 @@ def growth_view(
     method: str = "lemon",
     *,
     seed: int = 0,
-    config: Mapping[str, Any] | None = None,
+    config: Config | None = None,
     rules: Rules | None = None,
     allow_nonfinite: bool = True,
     **options: Any,
@@ -168,7 +176,7 @@ def grown(
     return View([checkpoint], tensors, growth.config)
 
 
-def _found(config: Mapping[str, Any], tensors: int) -> Callable[[Mapping[str, Any]], Rules] | None:
+def _found(config: Config, tensors: int) -> Callable[[Config], Rules] | None:
     """Rules of an architecture without a table, where its class can be asked; None for others."""
     try:
         architectures.of(config)
@@ -181,7 +189,7 @@ def _found(config: Mapping[str, Any], tensors: int) -> Callable[[Mapping[str, An
 def measured(
     view: View,
     growth: networks.Growth,
-    config: Mapping[str, Any] | None = None,
+    config: Config | None = None,
     *,
     certify: Certify = None,
     max_memory: int | None = None,
@@ -204,7 +212,7 @@ def measured(
     base = view.base
     own = config_of(base.extras) if config is None else config
 
-    def renew(arrays: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    def renew(arrays: Arrays) -> tuple[Arrays, Config]:
         return {path: growth.leaf(path, arrays) for path in growth.leaves}, growth.config
 
     entries = sum(math.prod(x.shape) for x in (*base.tensors.values(), *view.tensors.values()))
