@@ -26,7 +26,7 @@ import numpy as np
 
 from sail_jax import disk
 from sail_jax.checks import argument
-from sail_jax.merging.tensors import OnDemand, Shape, check_read
+from sail_jax.merging.tensors import OnDemand, Shape, bytes_of, check_read
 
 # The most bytes of any description that is parsed. It is the limit of safetensors itself.
 MAX_HEADER = 100_000_000
@@ -571,7 +571,7 @@ class LoadedTensor(OnDemand):
         """
         super().__init__(name, dtype, shape, source)
         self._load = load
-        self._span = math.prod(shape) * dtype.itemsize if span is None else span
+        self._span = bytes_of(self) if span is None else span
 
     @property
     def place(self) -> Hashable:

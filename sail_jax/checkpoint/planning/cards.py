@@ -18,6 +18,7 @@ from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.parts import Recipe
 from sail_jax.checks import escaped, storage
 from sail_jax.merging.merge import Merge, example, get, options_of
+from sail_jax.merging.tensors import bytes_of
 from sail_jax.merging.work import Work, passes, tree_bits
 
 Passes = Mapping[str, int]
@@ -78,8 +79,8 @@ def _described(t: Treatment, passes: Passes) -> dict[str, Any]:
         "group": t.group,
         "note": t.note,
         "passes": times,
-        "read": times * sum(math.prod(x.shape) * x.dtype.itemsize for x in unique),
-        "write": math.prod(t.shape) * t.dtype.itemsize,
+        "read": times * sum(map(bytes_of, unique)),
+        "write": bytes_of(t),
         "working": wide * (math.prod(t.shape) + sum(math.prod(x.shape) for x in inputs)),
     }
 

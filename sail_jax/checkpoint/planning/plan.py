@@ -27,7 +27,6 @@ No entry of a tensor is read. The rules by which tensors are matched:
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +45,7 @@ from sail_jax.checkpoint.contents.relations import (
 )
 from sail_jax.checkpoint.contents.vocabulary import Vocabulary
 from sail_jax.checkpoint.formats.extras import carried
+from sail_jax.checkpoint.formats.listing import of_tokenizer
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.planning.hyperparameters import Hyperparameters
 from sail_jax.checkpoint.planning.inputs import (
@@ -74,7 +74,7 @@ from sail_jax.disk import StoreError
 from sail_jax.merging.identity import identity
 from sail_jax.merging.integers import rule_for
 from sail_jax.merging.merge import Merge
-from sail_jax.merging.tensors import Shape, Tensor
+from sail_jax.merging.tensors import Shape, Tensor, bytes_of
 from sail_jax.merging.work import Work, copy
 from sail_jax.trees import some_paths
 
@@ -662,10 +662,10 @@ class _Planner:
         extras: dict[str, bytes | Path] = {
             name: path
             for name, path in self.first.opened.extras.items()
-            if not _is_tokenizer(name) and carried(name)
+            if not of_tokenizer(name) and carried(name)
         }
         if self.copy_tokenizer:
-            extras |= {n: p for n, p in donor.opened.extras.items() if _is_tokenizer(n)}
+            extras |= {n: p for n, p in donor.opened.extras.items() if of_tokenizer(n)}
             if self.vocabulary is not None:
                 extras |= self.vocabulary.files
             sources = {ref: model.opened.extras for ref, model in self.inputs.items()}
@@ -720,7 +720,7 @@ class _Planner:
         return config
 
     def _summary(self, model: Input) -> InputSummary:
-        size = sum(math.prod(x.shape) * x.dtype.itemsize for x in model.tensors.values())
+        size = sum(map(bytes_of, model.tensors.values()))
         part = "base" if model.ref == self.recipe.base_model else "model"
         part = part if model.ref in self.merged else "tokenizer"
         return InputSummary(str(model.ref), part, len(model.tensors), size)
@@ -770,13 +770,6 @@ def _holds(dtype: np.dtype, other: np.dtype) -> bool:
         return True
     a, b = ml_dtypes.finfo(dtype), ml_dtypes.finfo(other)
     return a.nmant >= b.nmant and a.maxexp >= b.maxexp and a.minexp <= b.minexp
-
-
-def _is_tokenizer(name: str) -> bool:
-    """Tells whether a file belongs to the tokenizer, by its name."""
-    return name.startswith(
-        ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "chat_template")
-    ) or name.endswith((".model", ".tiktoken"))
 
 
 def _is_float(dtype: np.dtype) -> bool:

@@ -5,16 +5,15 @@ names or aliases. Fields that are excluded are not keys. They hold where the map
 follows from its keys. `parts` has the declarations of a recipe, `tables` that of a table of spaces.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Self, TypeVar, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import (
     AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
-    ModelWrapValidatorHandler,
     ValidationError,
     ValidationInfo,
     model_validator,
@@ -186,8 +185,8 @@ class Declared(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _declared(
-        cls, given: object, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
-    ) -> Self:
+        cls, given: object, handler: Callable[[object], "Declared"], info: ValidationInfo
+    ) -> "Declared":
         """Refuses unknown keys, drops keys without a value, and rewords pydantic's errors."""
         if not isinstance(given, Given):
             # The recipe was made in Python, not read from a file.

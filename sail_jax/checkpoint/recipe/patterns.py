@@ -76,7 +76,7 @@ def renaming(text: str, replacement: str) -> Callable[[str], str]:
         end = escape.end()
     parts.append(replacement[end:])
 
-    def filled(match: re.Match[str]) -> str:
+    def filled(match: re2._Match) -> str:
         return "".join(part if isinstance(part, str) else match[part] or "" for part in parts)
 
     return lambda name: pattern.sub(filled, name)

@@ -18,6 +18,7 @@ from sail_jax.checkpoint.contents.configs import patched_config
 from sail_jax.checkpoint.contents.layers import role
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.formats.listing import of_tokenizer
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.recipe.declared import kind
 from sail_jax.checkpoint.sources.adapted import Adapted, Named, same
@@ -31,10 +32,6 @@ from sail_jax.configurations import Config, look_up
 from sail_jax.lora import Adapter, LowRank
 from sail_jax.merging.tensors import Tensor, Tensors
 
-_TOKENIZER = (
-    *("tokenizer*", "vocab*", "merges.txt", "special_tokens*", "added_tokens*", "chat_template*"),
-    *("*.model", "*.tiktoken", "*.jinja"),
-)
 _VOCABULARY = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
 
 
@@ -269,7 +266,7 @@ def tokenizer_files(extras: Mapping[str, Path | bytes]) -> dict[str, Path | byte
     Returns:
       Those of the tokenizer.
     """
-    return {name: file for name, file in extras.items() if _is_one_of(name, _TOKENIZER)}
+    return {name: file for name, file in extras.items() if of_tokenizer(name)}
 
 
 def _combined(
@@ -368,14 +365,9 @@ def _with_tokenizer(
     """The files of a base, with those of the adapter's tokenizer in place."""
     files = tokenizer_files(adapter)
     # A whole tokenizer takes the place of the base's; a template alone joins it.
-    whole = any(_is_one_of(name, _VOCABULARY) for name in files)
-    kept = {k: v for k, v in base.items() if not (whole and _is_one_of(k, _TOKENIZER))}
+    whole = any(fnmatch.fnmatchcase(name, part) for name in files for part in _VOCABULARY)
+    kept = {name: file for name, file in base.items() if not (whole and of_tokenizer(name))}
     return kept | files
-
-
-def _is_one_of(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a file's name matches one of several patterns."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _check_any(tensors: Tensors) -> None:

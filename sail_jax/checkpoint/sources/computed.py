@@ -6,7 +6,6 @@ to end computes it once.
 """
 
 import contextlib
-import math
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument
 from sail_jax.configurations import Config
 from sail_jax.merging.extremes import finite
-from sail_jax.merging.tensors import OnDemand, Shape, Tensor, held, read_whole
+from sail_jax.merging.tensors import OnDemand, Shape, Tensor, bytes_of, held, read_whole
 
 Function = Callable[..., Array]
 
@@ -78,7 +77,7 @@ class Computed(OnDemand):
         with self._precision():
             analysis = self._program().memory_analysis()
         temporary = 0 if analysis is None else analysis.temp_size_in_bytes
-        return temporary + _bytes(self) + sum(_bytes(part) + held(part) for part in self._parts)
+        return temporary + bytes_of(self) + sum(bytes_of(part) + held(part) for part in self._parts)
 
     def form(self) -> np.ndarray:
         with self._precision():
@@ -155,11 +154,6 @@ class _ChangeOfBasis:
     def __call__(self, maps: Mapping[str, SpaceMap], array: Array) -> Array:
         ((path, _),) = self.spec.leaves
         return change_blocks({path: array}, self.spec, maps, dict(self.within))[path]
-
-
-def _bytes(tensor: Tensor) -> int:
-    """The size of a tensor in bytes."""
-    return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
 def rebased(

@@ -20,7 +20,7 @@ from sail_jax.configurations import Config
 from sail_jax.interop import layouts
 from sail_jax.interop.layouts import Link
 from sail_jax.lora import factors, folded
-from sail_jax.merging.tensors import OnDemand, Tensor, held, read_whole
+from sail_jax.merging.tensors import OnDemand, Tensor, bytes_of, held, read_whole
 
 Widths = Callable[[np.dtype], np.dtype]
 """The dtype that becomes of a dtype."""
@@ -40,7 +40,9 @@ class _Leaf(OnDemand):
     @property
     def needs(self) -> int:
         """Bytes of the leaf, of one tensor, and of its part in the leaf."""
-        return _bytes(self) + max(_bytes(x) + held(x) + _wide(self._link, x) for x in self._parts)
+        return bytes_of(self) + max(
+            bytes_of(x) + held(x) + _wide(self._link, x) for x in self._parts
+        )
 
     def form(self) -> np.ndarray:
         out = np.empty(self.shape, self.dtype)
@@ -82,17 +84,12 @@ class _Part(OnDemand):
     def needs(self) -> int:
         """Bytes of the leaf, and of the tensor before it is rounded."""
         leaf = self._shared.leaf
-        return _bytes(leaf) + held(leaf) + _bytes(self) + _wide(self._link, self)
+        return bytes_of(leaf) + held(leaf) + bytes_of(self) + _wide(self._link, self)
 
     def form(self) -> np.ndarray:
         leaf = self._shared.array()
         part = leaf[self._link.at(self._n, leaf.shape)]
         return self._link.take(part, self.dtype).reshape(-1)
-
-
-def _bytes(tensor: Tensor | OnDemand) -> int:
-    """The size of a tensor in bytes."""
-    return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
 def _wide(link: Link, tensor: Tensor | OnDemand) -> int:

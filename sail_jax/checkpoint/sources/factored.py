@@ -29,7 +29,7 @@ from sail_jax.lora import (
     sketched,
 )
 from sail_jax.merging.merge import Merge
-from sail_jax.merging.tensors import OnDemand, Tensor, aligned, held, read_whole
+from sail_jax.merging.tensors import OnDemand, Tensor, aligned, bytes_of, held, read_whole
 
 # How many entries of a difference are read at once.
 _BLOCK = 1 << 20
@@ -124,7 +124,7 @@ class Difference(Factored):
 
     @property
     def reads(self) -> int:
-        return sum(_bytes(x) for x in (self.tuned, self.base))
+        return sum(bytes_of(x) for x in (self.tuned, self.base))
 
     @property
     def needs(self) -> int:
@@ -238,7 +238,7 @@ class Joint(Factored):
 
     @property
     def reads(self) -> int:
-        return sum(_bytes(x) for part in self._parts if part for x in part.pair.parts.values())
+        return sum(bytes_of(x) for part in self._parts if part for x in part.pair.parts.values())
 
     @property
     def needs(self) -> int:
@@ -309,11 +309,6 @@ class Target:
         if self.kind == "embedding":
             return f"{start}embedding_A", f"{start}embedding_B"
         return f"{start}A.weight", f"{start}B.weight"
-
-
-def _bytes(tensor: Tensor) -> int:
-    """The size of a tensor in bytes."""
-    return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
 def _wider(dtype: np.dtype) -> np.dtype:
