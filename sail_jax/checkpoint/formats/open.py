@@ -1,9 +1,10 @@
 """Opening checkpoints of any format: names, types and shapes at once, bytes when asked for."""
 
+import contextlib
 import math
 import os
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
 
@@ -211,32 +212,45 @@ def open_checkpoint(
     """
     given, path = path, Path(path)
     checkpoint = Checkpoint(path)
+    with closed_on_error(checkpoint), reading(path):
+        checkpoint.snapshot = hub.resolved(given, offline=offline)
+        if checkpoint.snapshot is not None:
+            checkpoint.path = path = checkpoint.snapshot.folder
+        elif not path.exists():
+            step, *others = runs.named(given)
+            if others:
+                number = 1 + len(others)
+                raise CheckpointError(f"{path} names {number} checkpoints; expected one")
+            if (runs.split(given)[1] or "").startswith("last"):
+                checkpoint.step = f"step {step.number} is read"
+            checkpoint.path = path = step.path
+        if path.is_dir():
+            _open_folder(checkpoint, path, allow_pickle)
+        elif path.name.endswith(INDEX):
+            _open_index(checkpoint, path, allow_pickle)
+        else:
+            checkpoint._add(path, allow_pickle)
+        for name in checkpoint.tensors:
+            # A pickle or JSON may hold half of a surrogate pair, which no output could store.
+            name.encode()
+    return checkpoint
+
+
+@contextlib.contextmanager
+def closed_on_error(checkpoint: Checkpoint) -> Iterator[None]:
+    """Closes a checkpoint if a `with` statement ends with an error.
+
+    Args:
+      checkpoint: The checkpoint, which stays open otherwise.
+
+    Yields:
+      Nothing.
+    """
     try:
-        with reading(path):
-            checkpoint.snapshot = hub.resolved(given, offline=offline)
-            if checkpoint.snapshot is not None:
-                checkpoint.path = path = checkpoint.snapshot.folder
-            elif not path.exists():
-                step, *others = runs.named(given)
-                if others:
-                    number = 1 + len(others)
-                    raise CheckpointError(f"{path} names {number} checkpoints; expected one")
-                if (runs.split(given)[1] or "").startswith("last"):
-                    checkpoint.step = f"step {step.number} is read"
-                checkpoint.path = path = step.path
-            if path.is_dir():
-                _open_folder(checkpoint, path, allow_pickle)
-            elif path.name.endswith(INDEX):
-                _open_index(checkpoint, path, allow_pickle)
-            else:
-                checkpoint._add(path, allow_pickle)
-            for name in checkpoint.tensors:
-                # A pickle or JSON may hold half of a surrogate pair, which no output could store.
-                name.encode()
+        yield
     except BaseException:
         checkpoint.close()
         raise
-    return checkpoint
 
 
 def check_there(paths: Iterable[str | PathLike[str]], *, offline: bool = False) -> None:
@@ -286,7 +300,7 @@ def open_values(
       ValueError: If nothing is selected.
     """
     checkpoint = open_checkpoint(path, allow_pickle=allow_pickle, offline=offline)
-    try:
+    with closed_on_error(checkpoint):
         checkpoint.select(select)
         if scheme := quantization(checkpoint.tensors, config_of(checkpoint.extras)):
             raise CheckpointError(
@@ -294,9 +308,6 @@ def open_values(
                 "transformers model.dequantize(), then save_pretrained), or use what it was "
                 "quantised from"
             )
-    except BaseException:
-        checkpoint.close()
-        raise
     return checkpoint
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sail_jax import disk
-from sail_jax.checkpoint.formats import hub
+from sail_jax.checkpoint.formats import hub, levanter_folders, orbax_folders
 from sail_jax.checkpoint.formats.files import MAX_HEADER, CheckpointError, reading
 from sail_jax.checkpoint.formats.orbax_folders import numbered, temporary
 from sail_jax.checkpoint.formats.table import suffixes
@@ -34,8 +34,7 @@ _NUMBER = re.compile(r"\d{1,18}")
 _CHOICE = re.compile(r"last(?::(\d{1,18}))?|(\d{1,18})|(\d{0,18}):(\d{0,18})(?::(\d{1,18}))?")
 _PATTERN = re.compile(r"[*?\[]")
 # What a finished checkpoint of orbax or Levanter has.
-_MARKS = ("_METADATA", "metadata.json")
-_STATE = "_CHECKPOINT_METADATA"
+_MARKS = (orbax_folders.MARK, levanter_folders.MARK)
 
 
 class Step(NamedTuple):
@@ -92,7 +91,7 @@ def _finished(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     # Where folders cannot be renamed, orbax notes here that it has finished.
-    state = folder / _STATE
+    state = folder / orbax_folders.STATE
     if state.is_file():
         with reading(state):
             about = disk.parsed(disk.read_bytes(state, MAX_HEADER))

@@ -59,6 +59,9 @@ class Hyperparameters:
     def __init__(self, recipe: Recipe):
         self.recipe, self.entry = recipe, recipe.entry
         self.parameters = [p for p in recipe.entry.parameters.values() if recipe.reads(p.name)]
+        listed = mergekit.MERGEKIT.get(recipe.method)
+        # Parameters without a setting that have mergekit's defaults.
+        self.theirs = listed.parameters if listed and recipe.compat == "mergekit" else {}
         # What a recipe sets at its top level.
         above = {"compat": recipe.compat, "scope": recipe.scope}
         if not mergekit.accepts(recipe.method, "compat"):
@@ -114,9 +117,7 @@ class Hyperparameters:
         # Where no setting says anything, it is mergekit's default under its conventions. Else it
         # is nothing at all, so that our method's own default counts, unless the parameter is set
         # for some of the models or has no default.
-        listed = mergekit.MERGEKIT.get(self.recipe.method)
-        theirs = listed is not None and parameter.name in listed.parameters
-        theirs = theirs and self.recipe.compat == "mergekit"
+        theirs = parameter.name in self.theirs
         optional = not theirs and (weight or not parameter.required)
         if optional and all(value is None for value in values):
             return []

@@ -238,18 +238,24 @@ class Named:
         return held(self.tensor)
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
-        """Reads consecutive entries; see `Tensor`.
+        """Reads consecutive entries; see `Tensor`."""
+        read_as(self.tensor, out, start)
 
-        Args:
-          out: The buffer to fill.
-          start: Row-major index of the first entry.
-        """
-        if self.dtype == self.tensor.dtype:
-            return self.tensor.read(out, start)
-        for at in range(0, out.size, _CHUNK):
-            buffer = np.empty(min(_CHUNK, out.size - at), self.tensor.dtype)
-            self.tensor.read(buffer, start + at)
-            out[at : at + buffer.size] = buffer.astype(self.dtype)
+
+def read_as(tensor: Tensor, out: np.ndarray, start: int = 0) -> None:
+    """Reads consecutive entries into a buffer, cast if its dtype is another.
+
+    Args:
+      tensor: The tensor.
+      out: The buffer to fill: flat and contiguous.
+      start: Row-major index of the first entry.
+    """
+    if out.dtype == tensor.dtype:
+        return tensor.read(out, start)
+    for at in range(0, out.size, _CHUNK):
+        buffer = np.empty(min(_CHUNK, out.size - at), tensor.dtype)
+        tensor.read(buffer, start + at)
+        out[at : at + buffer.size] = buffer.astype(out.dtype)
 
 
 def same(a: Tensor, b: Tensor) -> bool:
