@@ -153,17 +153,9 @@ def _rebuild_tensor_v2(
     return _Strided(storage.key, storage.dtype, first, sizes, steps)
 
 
-def _rebuild_tensor_v3(
-    storage: object,
-    offset: object,
-    shape: object,
-    strides: object,
-    grad: object,
-    hooks: object,
-    dtype: object,
-    *_: object,
-) -> _Strided:
+def _rebuild_tensor_v3(storage: object, *about: object) -> _Strided:
     """Stands for PyTorch's function of this name, for untyped storages."""
+    offset, shape, strides, _, _, dtype, *_ = about
     if not isinstance(storage, _Storage) or not isinstance(dtype, np.dtype):
         raise ValueError("a tensor has no storage or no type")
     return _rebuild_tensor_v2(storage._replace(dtype=dtype), offset, shape, strides)
