@@ -161,7 +161,7 @@ class Openings:
 
     def _aligned(self, ref: Ref, checkpoint: Checkpoint, step: Alignment) -> View:
         """Puts a checkpoint into the basis of another, and notes how near that brings them."""
-        from sail_jax.checkpoint.sources.alignment import align_maps, aligned_view
+        from sail_jax.checkpoint.sources.aligned import align_maps, aligned_view
 
         reference = self(step.to)
         config = config_of(checkpoint.extras)
