@@ -58,7 +58,8 @@ class Hyperparameters:
 
     def __init__(self, recipe: Recipe):
         self.recipe, self.entry = recipe, recipe.entry
-        self.parameters = [p for p in recipe.entry.parameters.values() if recipe.reads(p.name)]
+        self.parameters = [*recipe.read().values()]
+        self.named = {name for name, _ in recipe.given()}
         listed = mergekit.MERGEKIT.get(recipe.method)
         # Parameters without a setting that have mergekit's defaults.
         self.theirs = listed.parameters if listed and recipe.compat == "mergekit" else {}
@@ -108,11 +109,15 @@ class Hyperparameters:
     def _values(self, parameter: mergekit.Parameter, job: Job) -> list[Value | None]:
         """The value of a parameter for each source of a tensor, or for all; none if none is set."""
         outer = [job.part.parameters, job.module.parameters, self.recipe.parameters]
-        readers = [([source.parameters, *outer], name) for source, _, name in job.sources]
-        values: list[Value | None] = [
-            self.ledger.resolve([scope.get(parameter.name) for scope in scopes], name, job.t)
-            for scopes, name in (readers if parameter.per_model else [(outer, job.name)])
-        ]
+        readers = [(outer, job.name)]
+        if parameter.per_model:
+            readers = [([source.parameters, *outer], name) for source, _, name in job.sources]
+        values: list[Value | None] = [None] * len(readers)
+        if parameter.name in self.named:
+            values = [
+                self.ledger.resolve([scope.get(parameter.name) for scope in scopes], name, job.t)
+                for scopes, name in readers
+            ]
         weight = parameter.name == "weight"
         # Where no setting says anything, it is mergekit's default under its conventions. Else it
         # is nothing at all, so that our method's own default counts, unless the parameter is set

@@ -637,18 +637,18 @@ class Recipe(Published):
         """The name of the method."""
         return self.entry.name
 
-    def reads(self, name: str) -> bool:
-        """Tells whether a parameter of the method counts under the recipe's conventions.
-
-        Args:
-          name: A parameter of the method, as YAML names it.
+    def read(self) -> Mapping[str, mergekit.Parameter]:
+        """Lists the parameters of the method that count under the recipe's conventions.
 
         Returns:
-          Whether it does. Under mergekit's conventions karcher is not weighted, as ours may be.
+          The parameters by their names in YAML. Under mergekit's conventions karcher is not
+          weighted, as ours may be.
         """
-        if self.compat != "mergekit" or not self.entry.published or name not in PARAMETERS:
-            return True
-        return name in mergekit.MERGEKIT[self.method].parameters
+        every = self.entry.parameters
+        if self.compat != "mergekit" or not self.entry.published:
+            return every
+        theirs = mergekit.MERGEKIT[self.method].parameters
+        return {name: p for name, p in every.items() if name in theirs or name not in PARAMETERS}
 
     def at(self, key: str) -> Where:
         """Finds where a top-level key was given, for an error message."""
@@ -662,7 +662,8 @@ class Recipe(Published):
 
     def settings(self) -> list[tuple[str, Setting]]:
         """Lists all parameters that are set anywhere in the recipe and count there."""
-        return [(name, setting) for name, setting in self.given() if self.reads(name)]
+        read = self.read()
+        return [(name, setting) for name, setting in self.given() if name in read]
 
     def given(self) -> list[tuple[str, Setting]]:
         """Lists all parameters that are set anywhere in the recipe.

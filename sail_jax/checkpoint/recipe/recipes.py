@@ -319,10 +319,11 @@ def _without_bases(recipe: Recipe) -> tuple[Recipe, list[Note]]:
 
 def _unread(recipe: Recipe) -> Iterator[Note]:
     """Yields a note for each parameter that the method has and that changes nothing here."""
+    read = recipe.read()
     for name, setting in recipe.given():
         # int8_mask says in which type mergekit keeps masks: the outcome is the same.
         inert = recipe.entry.parameters[name].option is None and name != "int8_mask"
-        if inert or not recipe.reads(name):
+        if inert or name not in read:
             where = setting[0].where
             more = "" if inert else "; compat: paper reads it"
             yield Note(where, f"{name} has no effect under {recipe.method}{more}")
@@ -399,7 +400,7 @@ def _check_inputs(recipe: Recipe, module: Module, part: Slice) -> None:
     inner = [source.parameters for source in sources]
     if recipe.compat != "mergekit" and not any("weight" in scope for scope in inner + outer):
         return
-    for parameter in filter(lambda p: recipe.reads(p.name), entry.parameters.values()):
+    for parameter in recipe.read().values():
         by_paper = parameter.name == "weight" and recipe.compat != "mergekit"
         required = parameter.required or by_paper
         for source in sources if required else ():
