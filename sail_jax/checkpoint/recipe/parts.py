@@ -84,15 +84,8 @@ class Ref(NamedTuple):
         return f"{self.lora}@{self.lora_revision}"
 
     def __str__(self) -> str:
-        name = hub.called(self.checkpoint)
-        if self.adapter is not None:
-            name = f"{name}+{hub.called(self.adapter)}"
-        for step in self.steps:
-            done = (
-                f"grown by {step.method}" if isinstance(step, Growth) else f"aligned to {step.to}"
-            )
-            name = f"{name} ({done})"
-        return name
+        names = [hub.called(path) for path in (self.checkpoint, self.adapter) if path is not None]
+        return "+".join(names) + "".join(f" ({step})" for step in self.steps)
 
 
 @dataclass(kw_only=True)
@@ -288,6 +281,9 @@ class Growth(Step):
     method: str = "lemon"
     seed: Natural = 0
 
+    def __str__(self) -> str:
+        return f"grown by {self.method}"
+
     @classmethod
     def keys(cls, given: Given) -> list[str]:
         from sail_jax.growth.named import METHODS
@@ -313,6 +309,9 @@ class Alignment(Step):
     """
 
     to: Reference
+
+    def __str__(self) -> str:
+        return f"aligned to {self.to}"
 
     @classmethod
     def keys(cls, given: Given) -> list[str]:
