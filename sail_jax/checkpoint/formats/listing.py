@@ -32,7 +32,14 @@ def is_extra(name: str) -> bool:
 
 
 def of_tokenizer(name: str) -> bool:
-    """Checks whether a file beside the tensors belongs to the tokenizer, by its name."""
+    """Checks whether a file beside the tensors belongs to the tokenizer.
+
+    Args:
+      name: The name of the file.
+
+    Returns:
+      Whether it does.
+    """
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in _TOKENIZER)
 
 

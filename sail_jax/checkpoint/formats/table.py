@@ -7,6 +7,8 @@ module with a reader (and a layout, if it can be written) and a row.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from sail_jax.checkpoint.formats import (
     levanter_folders,
@@ -65,50 +67,41 @@ class Format:
         return self.files[0] if self.files else ""
 
 
+def of_module(module: ModuleType, name: str, *files: str, **about: Any) -> Format:
+    """Makes the row of a format of what its module defines.
+
+    Args:
+      module: A module with a function `read_file` or `read_folder`, and with one `layout` if the
+        format is written.
+      name: What options and messages call it.
+      *files: The usual names of its file; none for folders made by a library.
+      **about: The other attributes of a `Format`.
+
+    Returns:
+      The row.
+    """
+    functions = ("read_file", "read_folder", "layout")
+    defined = {function: getattr(module, function, None) for function in functions}
+    return Format(name=name, files=files, **defined, **about)
+
+
+_TRAINED = ("training_args.bin", "optimizer.bin", "scheduler.bin")
 # The order counts: where a folder holds several formats, the first of this table is read.
 _TABLE = (
-    Format(
-        name="safetensors",
-        files=("model.safetensors",),
-        read_file=safetensors_files.read_file,
-        layout=safetensors_files.layout,
-        sharded=True,
-        plain=True,
-    ),
-    Format(
-        name="orbax",
-        read_folder=orbax_folders.read_folder,
-        layout=orbax_folders.layout,
-        needs=stores.WRITING,
-    ),
-    Format(name="levanter", read_folder=levanter_folders.read_folder),
-    Format(
-        name="msgpack",
-        files=("flax_model.msgpack",),
-        read_file=msgpack_files.read_file,
-        layout=msgpack_files.layout,
-        plain=True,
-    ),
-    Format(
-        name="npz",
-        files=("model.npz",),
-        read_file=npz_files.read_file,
-        layout=npz_files.layout,
-    ),
-    Format(
-        name="bin",
-        files=("pytorch_model.bin",),
-        read_file=torch_pickles.read_file,
+    of_module(safetensors_files, "safetensors", "model.safetensors", sharded=True, plain=True),
+    of_module(orbax_folders, "orbax", needs=stores.WRITING),
+    of_module(levanter_folders, "levanter"),
+    of_module(msgpack_files, "msgpack", "flax_model.msgpack", plain=True),
+    of_module(npz_files, "npz", "model.npz"),
+    of_module(
+        torch_pickles,
+        "bin",
+        "pytorch_model.bin",
         sharded=True,
         pickled=True,
-        not_weights=("training_args.bin", "optimizer.bin", "scheduler.bin"),
+        not_weights=_TRAINED,
     ),
-    Format(
-        name="pt",
-        files=("model.pt", "model.pth"),
-        read_file=torch_pickles.read_file,
-        pickled=True,
-    ),
+    of_module(torch_pickles, "pt", "model.pt", "model.pth", pickled=True),
 )
 FORMATS = {format.name: format for format in _TABLE}
 

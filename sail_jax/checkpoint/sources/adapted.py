@@ -238,7 +238,12 @@ class Named:
         return held(self.tensor)
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
-        """Reads consecutive entries; see `Tensor`."""
+        """Reads consecutive entries; see `Tensor`.
+
+        Args:
+          out: The buffer to fill.
+          start: Row-major index of the first entry.
+        """
         read_as(self.tensor, out, start)
 
 
