@@ -202,7 +202,14 @@ def check_read(tensor: Tensor, out: np.ndarray, start: int) -> None:
 
 
 def bytes_of(tensor: Like) -> int:
-    """Computes the bytes of all entries of a tensor."""
+    """Computes the bytes of all entries of a tensor.
+
+    Args:
+      tensor: The tensor, of which nothing is read.
+
+    Returns:
+      The bytes.
+    """
     return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
