@@ -458,12 +458,13 @@ def parsed(text: str | bytes, **hooks: Any) -> Any:
     if sum(map(text.count, ",[{" if isinstance(text, str) else b",[{")) > _PARTS:  # type: ignore[arg-type]
         raise ValueError(f"it has more than {_PARTS} parts")
     tree = json.loads(text, **hooks)
-    level = [tree] if isinstance(tree, dict | list) else []
-    for _ in range(_DEPTH):
+    level, depth = [tree] if isinstance(tree, dict | list) else [], 0
+    while level:
+        if depth == _DEPTH:
+            raise ValueError(f"it is nested more than {_DEPTH} deep")
         parts = [node.values() if isinstance(node, dict) else node for node in level]
         level = [x for part in parts for x in part if isinstance(x, dict | list)]
-    if level:
-        raise ValueError(f"it is nested more than {_DEPTH} deep")
+        depth += 1
     return tree
 
 

@@ -33,7 +33,7 @@ from sail_jax.checkpoint import (  # noqa: E402
     load_checkpoint,
     save_checkpoint,
 )
-from sail_jax.checkpoint.formats.trees import nested  # noqa: E402
+from sail_jax.checkpoint.formats.nesting import nested  # noqa: E402
 
 # A weight that is scaled is rounded twice, there and back. Programs that round in another order
 # differ by about as much again.

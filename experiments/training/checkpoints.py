@@ -24,8 +24,8 @@ from jax.experimental import multihost_utils
 from experiments.lab.store import config_record, differences
 from experiments.training.step import State
 from sail_jax import disk
+from sail_jax.checkpoint.formats.nesting import nested
 from sail_jax.checkpoint.formats.orbax_folders import admit
-from sail_jax.checkpoint.formats.trees import nested
 from sail_jax.disk import RefusedError, StoreError
 from sail_jax.trees import leaf_paths
 

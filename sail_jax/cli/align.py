@@ -148,7 +148,7 @@ def run(args: Namespace) -> int:
     remember_kernels()
     from sail_jax.checkpoint.operations import aligning
     from sail_jax.checkpoint.recipe import tables
-    from sail_jax.checkpoint.sources.growth import read_target
+    from sail_jax.checkpoint.sources.grown import read_target
 
     options: dict[str, Any] = {
         "spec": None if args.spec is None else tables.read_table(args.spec),
@@ -198,13 +198,13 @@ def _plan(args: Namespace, spec: Any, config: Any) -> int:
     """Prints the spaces that would be matched; no tensor is read."""
     from sail_jax import align
     from sail_jax.checkpoint.formats.open import open_values
-    from sail_jax.checkpoint.sources import alignment
+    from sail_jax.checkpoint.sources import aligned
 
     with open_values(
         args.b, allow_pickle=args.allow_pickle, offline=args.offline, select=args.select
     ) as checkpoint:
-        resolved = alignment.spec_of(checkpoint, config, spec)
-    chosen = alignment.matchable(resolved, args.spaces)
+        resolved = aligned.spec_of(checkpoint, config, spec)
+    chosen = aligned.matchable(resolved, args.spaces)
     within = align.nested(resolved)
     groups = {k: v if not args.full else [*v] for k, v in _grouped(chosen, args.full).items()}
     rows = [("space", "size", "each", "tensors")]

@@ -31,7 +31,7 @@ def run(args: Namespace) -> int:
     from sail_jax.checkpoint import compare_checkpoints
     from sail_jax.checkpoint.operations import trying
     from sail_jax.checkpoint.operations.linearity import SCALES, measure_linearity
-    from sail_jax.checkpoint.sources.growth import read_target
+    from sail_jax.checkpoint.sources.grown import read_target
     from sail_jax.cli import compare_linearity
 
     if args.json is not None:

@@ -78,7 +78,7 @@ def run(args: Namespace) -> int:
     from sail_jax import disk
     from sail_jax.checkpoint.formats.open import open_checkpoint, open_values
     from sail_jax.checkpoint.recipe import tables
-    from sail_jax.checkpoint.sources.growth import read_target
+    from sail_jax.checkpoint.sources.grown import read_target
 
     if args.json is not None:
         disk.admit(args.json, SCHEMA, "a record of inspect")
@@ -134,7 +134,7 @@ def inspect(checkpoint: Any, args: Namespace) -> tuple[dict[str, Any], Any]:
     from sail_jax.checkpoint.formats import hub
     from sail_jax.checkpoint.formats.extras import config_of
     from sail_jax.checkpoint.formats.quantized import quantization
-    from sail_jax.checkpoint.sources.growth import read_target
+    from sail_jax.checkpoint.sources.grown import read_target
 
     config = config_of(checkpoint.extras) if args.config is None else read_target(args.config)
     name, spec, notes, questions = _spec(checkpoint, config, args)

@@ -19,6 +19,7 @@ __all__ = [
     "Tensor",
     "Tensors",
     "aligned",
+    "bytes_of",
     "check_read",
     "held",
     "read_whole",
@@ -198,6 +199,18 @@ def check_read(tensor: Tensor, out: np.ndarray, start: int) -> None:
             f"{tensor.name} of {tensor.source}: entries {start} to {start + out.size} asked for, "
             f"has {size}"
         )
+
+
+def bytes_of(tensor: Like) -> int:
+    """Computes the bytes of all entries of a tensor.
+
+    Args:
+      tensor: The tensor, of which nothing is read.
+
+    Returns:
+      The bytes.
+    """
+    return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
 def held(tensor: Tensor) -> int:

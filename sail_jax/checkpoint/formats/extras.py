@@ -7,8 +7,6 @@ from typing import Any
 from sail_jax import disk
 from sail_jax.checkpoint.formats.files import MAX_HEADER
 
-__all__ = ["carried", "config_of", "content"]
-
 
 def carried(file: str) -> bool:
     """Tells whether a file beside the tensors of an input is copied to an output.

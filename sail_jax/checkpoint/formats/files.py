@@ -26,24 +26,7 @@ import numpy as np
 
 from sail_jax import disk
 from sail_jax.checks import argument
-from sail_jax.merging.tensors import OnDemand, Shape, check_read
-
-__all__ = [
-    "DTYPES",
-    "MAX_HEADER",
-    "OPEN",
-    "CheckpointError",
-    "File",
-    "LoadedTensor",
-    "Pool",
-    "StoredTensor",
-    "checked_shape",
-    "contained",
-    "explained",
-    "reading",
-    "sample",
-    "strict_json",
-]
+from sail_jax.merging.tensors import OnDemand, Shape, bytes_of, check_read
 
 # The most bytes of any description that is parsed. It is the limit of safetensors itself.
 MAX_HEADER = 100_000_000
@@ -206,7 +189,7 @@ def strict_json(data: bytes, what: object) -> dict[str, Any]:
         return record
 
 
-def checked_shape(shape: Any, itemsize: int, what: str) -> Shape:
+def checked_shape(shape: object, itemsize: int, what: str) -> Shape:
     """Checks that an array can have a shape, and returns the shape as a tuple.
 
     Args:
@@ -295,11 +278,11 @@ class Pool:
           most: How many may be open at once. More are, only while more are read at once.
         """
         self._most, self._lock = most, threading.Lock()
-        self._free: dict[Any, int] = {}  # the least recently used first
-        self._used: dict[Any, list[int]] = {}  # the descriptor, and how many use it
+        self._free: dict[Hashable, int] = {}  # the least recently used first
+        self._used: dict[Hashable, list[int]] = {}  # the descriptor, and how many use it
 
     @contextlib.contextmanager
-    def use(self, key: Any, opening: Callable[[], int]) -> Iterator[int]:
+    def use(self, key: Hashable, opening: Callable[[], int]) -> Iterator[int]:
         """Lends the descriptor of a file, which is opened if need be.
 
         Args:
@@ -339,7 +322,7 @@ class Pool:
             os.close(self._free.popitem()[1])
         return opening()
 
-    def forget(self, key: Any) -> None:
+    def forget(self, key: Hashable) -> None:
         """Closes a file, if it is open and nobody uses it.
 
         Args:
@@ -588,7 +571,7 @@ class LoadedTensor(OnDemand):
         """
         super().__init__(name, dtype, shape, source)
         self._load = load
-        self._span = math.prod(shape) * dtype.itemsize if span is None else span
+        self._span = bytes_of(self) if span is None else span
 
     @property
     def place(self) -> Hashable:

@@ -13,8 +13,6 @@ from sail_jax.checkpoint.formats import written
 from sail_jax.checkpoint.formats.files import CheckpointError, explained
 from sail_jax.checks import argument
 
-__all__ = ["Flusher", "admit", "hold", "is_empty_folder", "pwrite", "reserve"]
-
 
 def is_empty_folder(path: Path) -> bool:
     """Tells whether a path is an empty folder, which a rename may replace.

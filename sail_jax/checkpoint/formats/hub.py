@@ -35,8 +35,6 @@ from sail_jax.checkpoint.formats.safetensors_files import read_index
 from sail_jax.checkpoint.formats.table import FORMATS, of_file
 from sail_jax.checks import argument, escaped, storage
 
-__all__ = ["Snapshot", "called", "check_there", "has_revisions", "is_name", "resolved", "wanted"]
-
 _WORD = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _NAME = re.compile(rf"({_WORD}/{_WORD})(?:@(.+))?", re.DOTALL)
 _REVISION = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_./-]{0,198}[A-Za-z0-9_])?")
@@ -132,10 +130,8 @@ def has_revisions(path: str | PathLike[str]) -> bool:
       Whether it is; then "path@revision" names one of its snapshots.
     """
     # pathlib would raise an error for what is too long to be a path.
-    snapshots, refs, blobs = (
-        os.path.isdir(os.path.join(path, x)) for x in ("snapshots", "refs", "blobs")
-    )
-    return snapshots and (refs or blobs)
+    snapshots = os.path.isdir(os.path.join(path, "snapshots"))
+    return snapshots and any(os.path.isdir(os.path.join(path, x)) for x in ("refs", "blobs"))
 
 
 def resolved(text: str | PathLike[str], *, offline: bool = False) -> Snapshot | None:

@@ -14,8 +14,6 @@ import numpy as np
 from sail_jax.checkpoint.formats.files import explained
 from sail_jax.merging.tensors import Shape
 
-__all__ = ["Layout", "Region", "Wanted", "staged"]
-
 Wanted = Mapping[str, tuple[np.dtype, Shape]]
 # Tensors begin at multiples of so many bytes, so that those of any type can be used where they lie.
 _ALIGNED = 64

@@ -5,9 +5,7 @@ from pathlib import Path
 from sail_jax.checkpoint.formats import stores
 from sail_jax.merging.tensors import Tensor
 
-__all__ = ["read_folder"]
-
-_MARK = "metadata.json"
+MARK = "metadata.json"
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
@@ -23,7 +21,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None
     Raises:
       CheckpointError: If an array is damaged.
     """
-    if not any((place / _MARK).is_file() for place in (folder, folder.parent)):
+    if not any((place / MARK).is_file() for place in (folder, folder.parent)):
         return None
     found = stores.listed(folder.resolve())
     tensors: dict[str, Tensor] = {}

@@ -6,19 +6,20 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.checkpoint.formats.table import SUFFIXES, Format
-
-__all__ = ["INDEX", "SHARD", "STORED", "check_shards", "is_extra", "weights"]
+from sail_jax.checkpoint.formats.table import Format, suffixes
 
 INDEX = ".index.json"
 SHARD = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})(\.\w+)", re.DOTALL)
 """The name of one of several files: the stem, its number, how many there are, and the suffix."""
-_EXTRAS = (
-    *("*.json", "tokenizer*", "*.model", "vocab*", "merges.txt", "chat_template*", "*.jinja"),
-    *("*.tiktoken", "added_tokens*", "special_tokens*"),
+_TOKENIZER = (
+    *("tokenizer*", "vocab*", "merges.txt", "special_tokens*", "added_tokens*", "chat_template*"),
+    *("*.model", "*.tiktoken", "*.jinja"),
 )
-STORED = (INDEX, ".h5", *SUFFIXES)
-"""What the names of files of tensors, and of their indexes, end in."""
+
+
+def stored() -> tuple[str, ...]:
+    """Lists what the names of files of tensors, and of their indexes, end in."""
+    return (INDEX, ".h5", *suffixes())
 
 
 def is_extra(name: str) -> bool:
@@ -27,8 +28,19 @@ def is_extra(name: str) -> bool:
     >>> is_extra("tokenizer.json"), is_extra("model.safetensors.index.json"), is_extra("model.py")
     (True, False, False)
     """
-    fits = any(fnmatch.fnmatchcase(name, pattern) for pattern in _EXTRAS)
-    return fits and not name.endswith(STORED)
+    return (name.endswith(".json") or of_tokenizer(name)) and not name.endswith(stored())
+
+
+def of_tokenizer(name: str) -> bool:
+    """Checks whether a file beside the tensors belongs to the tokenizer.
+
+    Args:
+      name: The name of the file.
+
+    Returns:
+      Whether it does.
+    """
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _TOKENIZER)
 
 
 def weights(folder: str | Path, names: Sequence[str], format: Format, usual: str) -> list[str]:

@@ -26,10 +26,8 @@ from sail_jax.checkpoint.formats.files import (
     reading,
 )
 from sail_jax.checkpoint.formats.layout import Layout, Region, Wanted
-from sail_jax.checkpoint.formats.trees import joined, nested
+from sail_jax.checkpoint.formats.nesting import joined, nested
 from sail_jax.merging.tensors import Shape, Tensor
-
-__all__ = ["layout", "read_file"]
 
 # The most bytes of an array that Flax keeps in one piece.
 CHUNK = 2**30
@@ -106,7 +104,7 @@ class _Scan:
             raise ValueError(f"it has more than {MAX_HEADER} bytes of text")
         return self.take(length).decode()
 
-    def value(self, depth: int = 0) -> Any:
+    def value(self, depth: int = 0) -> object:
         """The next value, by the first byte that msgpack's specification gives each kind."""
         if depth > _DEPTH:
             raise ValueError(f"it is nested more than {_DEPTH} deep")
@@ -155,10 +153,10 @@ class _Scan:
                 return code - 256
         raise ValueError(f"byte {self.at - 1} is {code:#x}, which msgpack never uses")
 
-    def _list(self, count: int, depth: int) -> list[Any]:
+    def _list(self, count: int, depth: int) -> list[object]:
         return [self.value(depth + 1) for _ in range(count)]
 
-    def _map(self, count: int, depth: int) -> dict[str, Any]:
+    def _map(self, count: int, depth: int) -> dict[str, object]:
         mapping = {}
         for _ in range(count):
             key = self.value(depth + 1)
@@ -211,7 +209,7 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _leaves(
-    file: File, node: Any, at: str, listed: bool = False
+    file: File, node: object, at: str, listed: bool = False
 ) -> Iterator[tuple[str, _Array | np.ndarray]]:
     """Yields the arrays and the numbers in a tree with their paths.
 
@@ -248,14 +246,14 @@ def _leaves(
             yield from _leaves(file, child, joined(at, "/", key), inside)
 
 
-def _ordered(node: Any) -> list[Any]:
+def _ordered(node: object) -> list[object]:
     """A dictionary from "0", "1", ... as the list it stands for."""
     if not isinstance(node, dict):
         raise ValueError("a chunked array has no chunks or no shape")
     return [node[str(i)] for i in range(len(node))]
 
 
-def _array(file: File, blob: Any, at: str) -> _Array:
+def _array(file: File, blob: object, at: str) -> _Array:
     """Checks an extension that holds an array, or a chunk of one."""
     if not isinstance(blob, _Blob) or blob.kind not in (1, 3):
         raise ValueError(f"'{at}' is not an array, or a chunk of one, as flax writes them")
@@ -352,7 +350,7 @@ def _pack_array(name: str, dtype: np.dtype, shape: Shape) -> _Pieces:
     yield name, size
 
 
-def _packed(value: Any) -> bytes:
+def _packed(value: object) -> bytes:
     """A value packed by the msgpack library."""
     return cast(bytes, msgpack.packb(value))
 

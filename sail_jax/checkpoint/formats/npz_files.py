@@ -30,8 +30,6 @@ from sail_jax.checkpoint.formats.layout import Layout, Wanted, staged
 from sail_jax.checkpoint.formats.zips import Member, inflate, members
 from sail_jax.merging.tensors import Tensor
 
-__all__ = ["layout", "read_file"]
-
 # How many bytes of a .npy header are read.
 _HEADER = 1 << 16
 # How many bytes are copied at once.

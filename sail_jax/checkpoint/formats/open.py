@@ -1,40 +1,29 @@
 """Opening checkpoints of any format: names, types and shapes at once, bytes when asked for."""
 
+import contextlib
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from sail_jax.checkpoint.formats import hub, runs
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError, File, contained, reading
-from sail_jax.checkpoint.formats.listing import INDEX, STORED, check_shards, is_extra, weights
+from sail_jax.checkpoint.formats.listing import INDEX, check_shards, is_extra, stored, weights
 from sail_jax.checkpoint.formats.quantized import quantization
 from sail_jax.checkpoint.formats.safetensors_files import read_index
-from sail_jax.checkpoint.formats.table import FORMATS, SUFFIXES, Format, of_file
+from sail_jax.checkpoint.formats.table import FORMATS, Format, of_file, suffixes
 from sail_jax.checks import argument
 from sail_jax.merging.selection import Select, Selection, selection
 from sail_jax.merging.tensors import Tensor
 
-__all__ = [
-    "Checkpoint",
-    "changed",
-    "check_there",
-    "load_checkpoint",
-    "open_checkpoint",
-    "open_values",
-]
-
 # What an output does not lack: hidden files, pages for people, the input's own recipe, and weights.
 _ELSEWHERE = re.compile(
-    r"^\.|^(README|LICENSE|USE_POLICY)|^(recipe\.yaml|mergekit_config\.yml)$|"
-    rf"({'|'.join(map(re.escape, STORED))}|\.gguf|\.onnx)$",
-    re.I,
+    r"^\.|^(README|LICENSE|USE_POLICY)|^(recipe\.yaml|mergekit_config\.yml)$|\.(gguf|onnx)$", re.I
 )
 
 
@@ -142,8 +131,8 @@ class Checkpoint:
         """Adds the tensors of one file, which must be exactly `names` if they are given."""
         format = of_file(path)
         if format is None or format.read_file is None:
-            suffixes = ", ".join(SUFFIXES)
-            raise CheckpointError(f"{path}: expected a folder or a file of type {suffixes}")
+            types = ", ".join(suffixes())
+            raise CheckpointError(f"{path}: expected a folder or a file of type {types}")
         if format.pickled and not allow_pickle:
             raise CheckpointError(
                 f"{path} is a PyTorch pickle, read only on request, with "
@@ -192,10 +181,10 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Opens a checkpoint file, or a folder with the weights of one model.
 
-    The formats are safetensors (also in shards, with or without their index), orbax, Levanter's
-    folders, Flax's msgpack, NumPy's .npz and, with `allow_pickle`, PyTorch's .bin and .pt. Where a
-    folder holds several, the first of this list is read. Only names, dtypes and shapes are read;
-    use the result as a context manager to close its files.
+    `formats.table.FORMATS` has the formats: safetensors and others, PyTorch's with `allow_pickle`
+    alone. Where a folder holds several, the first of the table is read. Files may be shards, with
+    or without their index. Only names, dtypes and shapes are read; use the result as a context
+    manager to close its files.
 
     Args:
       path: The file, the index of shards, or the folder. Of a training run the newest checkpoint
@@ -223,32 +212,45 @@ def open_checkpoint(
     """
     given, path = path, Path(path)
     checkpoint = Checkpoint(path)
+    with closed_on_error(checkpoint), reading(path):
+        checkpoint.snapshot = hub.resolved(given, offline=offline)
+        if checkpoint.snapshot is not None:
+            checkpoint.path = path = checkpoint.snapshot.folder
+        elif not path.exists():
+            step, *others = runs.named(given)
+            if others:
+                number = 1 + len(others)
+                raise CheckpointError(f"{path} names {number} checkpoints; expected one")
+            if (runs.split(given)[1] or "").startswith("last"):
+                checkpoint.step = f"step {step.number} is read"
+            checkpoint.path = path = step.path
+        if path.is_dir():
+            _open_folder(checkpoint, path, allow_pickle)
+        elif path.name.endswith(INDEX):
+            _open_index(checkpoint, path, allow_pickle)
+        else:
+            checkpoint._add(path, allow_pickle)
+        for name in checkpoint.tensors:
+            # A pickle or JSON may hold half of a surrogate pair, which no output could store.
+            name.encode()
+    return checkpoint
+
+
+@contextlib.contextmanager
+def closed_on_error(checkpoint: Checkpoint) -> Iterator[None]:
+    """Closes a checkpoint if a `with` statement ends with an error.
+
+    Args:
+      checkpoint: The checkpoint, which stays open otherwise.
+
+    Yields:
+      Nothing.
+    """
     try:
-        with reading(path):
-            checkpoint.snapshot = hub.resolved(given, offline=offline)
-            if checkpoint.snapshot is not None:
-                checkpoint.path = path = checkpoint.snapshot.folder
-            elif not path.exists():
-                step, *others = runs.named(given)
-                if others:
-                    number = 1 + len(others)
-                    raise CheckpointError(f"{path} names {number} checkpoints; expected one")
-                if (runs.split(given)[1] or "").startswith("last"):
-                    checkpoint.step = f"step {step.number} is read"
-                checkpoint.path = path = step.path
-            if path.is_dir():
-                _open_folder(checkpoint, path, allow_pickle)
-            elif path.name.endswith(INDEX):
-                _open_index(checkpoint, path, allow_pickle)
-            else:
-                checkpoint._add(path, allow_pickle)
-            for name in checkpoint.tensors:
-                # A pickle or JSON may hold half of a surrogate pair, which no output could store.
-                name.encode()
+        yield
     except BaseException:
         checkpoint.close()
         raise
-    return checkpoint
 
 
 def check_there(paths: Iterable[str | PathLike[str]], *, offline: bool = False) -> None:
@@ -298,7 +300,7 @@ def open_values(
       ValueError: If nothing is selected.
     """
     checkpoint = open_checkpoint(path, allow_pickle=allow_pickle, offline=offline)
-    try:
+    with closed_on_error(checkpoint):
         checkpoint.select(select)
         if scheme := quantization(checkpoint.tensors, config_of(checkpoint.extras)):
             raise CheckpointError(
@@ -306,9 +308,6 @@ def open_values(
                 "transformers model.dequantize(), then save_pretrained), or use what it was "
                 "quantised from"
             )
-    except BaseException:
-        checkpoint.close()
-        raise
     return checkpoint
 
 
@@ -338,7 +337,7 @@ def load_checkpoint(
     array([0., 1., 2.], dtype=float32)
     """
     with open_checkpoint(path, allow_pickle=allow_pickle, offline=offline) as checkpoint:
-        arrays, made = dict[str, np.ndarray](), dict[Any, np.ndarray]()
+        arrays, made = dict[str, np.ndarray](), dict[Hashable, np.ndarray]()
         for name, tensor in checkpoint.tensors.items():
             key = (getattr(tensor, "place", name), tensor.shape)
             if key in made:
@@ -368,7 +367,12 @@ def _open_folder(
     }
     checkpoint.extras = {**extras}
     checkpoint.files = {path: path.stat() for path in extras.values()}
-    checkpoint.others = tuple(n for n in names if n not in extras and not _ELSEWHERE.search(n))
+    weighty = stored()
+    checkpoint.others = tuple(
+        name
+        for name in names
+        if not (name in extras or _ELSEWHERE.search(name) or name.lower().endswith(weighty))
+    )
     for format in FORMATS.values():
         if format.read_folder and (contents := format.read_folder(folder)):
             checkpoint.tensors, checkpoint.metadata = contents

@@ -22,13 +22,11 @@ from sail_jax.checkpoint.formats.files import (
     strict_json,
 )
 from sail_jax.checkpoint.formats.layout import Layout, Wanted, staged
-from sail_jax.checkpoint.formats.trees import joined, nested
+from sail_jax.checkpoint.formats.nesting import joined, nested
 from sail_jax.merging.tensors import Tensor
 
-__all__ = ["admit", "layout", "numbered", "read_folder", "temporary", "write_folder"]
-
-_MARK = "_METADATA"
-_STATE = "_CHECKPOINT_METADATA"
+MARK = "_METADATA"
+STATE = "_CHECKPOINT_METADATA"
 _HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
 # Orbax also notes times here; without them an output is the same each time.
 _FINISHED = {
@@ -71,12 +69,12 @@ def _find(folder: Path) -> Path | None:
 
     Of several items it is the first of `_USUAL`.
     """
-    if (folder / _MARK).is_file():
+    if (folder / MARK).is_file():
         return folder
     items = {
         p.name: p
         for p in sorted(folder.iterdir())
-        if (p / _MARK).is_file() and not temporary(p.name) and not numbered(p.name)
+        if (p / MARK).is_file() and not temporary(p.name) and not numbered(p.name)
     }
     usual = next((items[name] for name in _USUAL if name in items), None)
     if len(items) > 1 and usual is None:
@@ -101,9 +99,9 @@ def read_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None
     if (item := _find(folder)) is None:
         return None
     path = item.resolve()
-    about = strict_json(disk.read_bytes(path / _MARK, MAX_HEADER), path / _MARK)
+    about = strict_json(disk.read_bytes(path / MARK, MAX_HEADER), path / MARK)
     names: dict[str, str] = {}
-    with reading(path / _MARK):
+    with reading(path / MARK):
         for entry in about["tree_metadata"].values():
             keys = [str(key["key"]) for key in entry["key_metadata"]]
             value = entry["value_metadata"]
@@ -203,5 +201,5 @@ def write_folder(
     wanted = {key: arrays[name] for key, name in names.items()}
     stores.write(path.absolute(), wanted, lambda key, *some: entries(names[key], *some))
     with explained("write", path):
-        (path / _MARK).write_text(json.dumps(about))
-        (path / _STATE).write_text(json.dumps(_FINISHED))
+        (path / MARK).write_text(json.dumps(about))
+        (path / STATE).write_text(json.dumps(_FINISHED))

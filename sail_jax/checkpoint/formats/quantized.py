@@ -1,11 +1,9 @@
 """Recognition of quantised checkpoints: their tensors are codes, which need scales to be values."""
 
 from collections.abc import Mapping
-from typing import Any
 
+from sail_jax.configurations import Config
 from sail_jax.merging.tensors import Like
-
-__all__ = ["quantization"]
 
 # Scheme, how the names of its codes end, and how those of the scales (or the like) beside them do.
 # In the order in which they are tried: names that several schemes use come after those that tell
@@ -24,7 +22,7 @@ _PAIRS = (
 )
 
 
-def quantization(tensors: Mapping[str, Like], config: Mapping[str, Any]) -> str:
+def quantization(tensors: Mapping[str, Like], config: Config) -> str:
     """Names the quantisation scheme of a checkpoint, if its tensors are codes.
 
     Numbers of few bits alone do not make a checkpoint quantised: a network may be kept in float8,
@@ -68,7 +66,7 @@ def _told(tensor: Like) -> str:
     return f"{tensor.dtype} in '{tensor.name}'"
 
 
-def _method(config: Mapping[str, Any]) -> str:
+def _method(config: Config) -> str:
     """The scheme that a configuration names, "" if it names none."""
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, Mapping) else {}):

@@ -25,15 +25,12 @@ from sail_jax.checkpoint.formats.files import (
 from sail_jax.checkpoint.formats.folders import pwrite
 from sail_jax.checkpoint.formats.layout import Layout, staged
 from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.formats.table import FORMATS
 from sail_jax.merging.tensors import Tensor
-
-__all__ = ["layout", "needs"]
 
 _STAGE = "tensors"
 # How many bytes of a tensor are copied at once.
 _BLOCK = 8 << 20
-# Files of these formats have no checksums of tensors, which a new value would contradict.
-_PLAIN = ("safetensors", "msgpack")
 
 
 def layout(checkpoint: Checkpoint, names: Iterable[str]) -> Layout:
@@ -53,7 +50,9 @@ def layout(checkpoint: Checkpoint, names: Iterable[str]) -> Layout:
     changed = {name: checkpoint.tensors[name] for name in names}
     for name, tensor in changed.items():
         stored = isinstance(tensor, stores.StoredArray)
-        if not stored and not (checkpoint.format in _PLAIN and isinstance(tensor, StoredTensor)):
+        # A checksum of tensors, which other formats may have, would contradict a new value.
+        plain = FORMATS[checkpoint.format].plain and isinstance(tensor, StoredTensor)
+        if not stored and not plain:
             raise CheckpointError(
                 f"{checkpoint.path}: '{name}' cannot be replaced in a copy of this "
                 f"{checkpoint.format} checkpoint; write the parameters alone"

@@ -25,19 +25,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sail_jax import disk
-from sail_jax.checkpoint.formats import hub
+from sail_jax.checkpoint.formats import hub, levanter_folders, orbax_folders
 from sail_jax.checkpoint.formats.files import MAX_HEADER, CheckpointError, reading
 from sail_jax.checkpoint.formats.orbax_folders import numbered, temporary
-from sail_jax.checkpoint.formats.table import SUFFIXES
-
-__all__ = ["Step", "latest", "named", "several", "split", "steps"]
+from sail_jax.checkpoint.formats.table import suffixes
 
 _NUMBER = re.compile(r"\d{1,18}")
 _CHOICE = re.compile(r"last(?::(\d{1,18}))?|(\d{1,18})|(\d{0,18}):(\d{0,18})(?::(\d{1,18}))?")
 _PATTERN = re.compile(r"[*?\[]")
 # What a finished checkpoint of orbax or Levanter has.
-_MARKS = ("_METADATA", "metadata.json")
-_STATE = "_CHECKPOINT_METADATA"
+_MARKS = (orbax_folders.MARK, levanter_folders.MARK)
 
 
 class Step(NamedTuple):
@@ -94,17 +91,18 @@ def _finished(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     # Where folders cannot be renamed, orbax notes here that it has finished.
-    state = folder / _STATE
+    state = folder / orbax_folders.STATE
     if state.is_file():
         with reading(state):
             about = disk.parsed(disk.read_bytes(state, MAX_HEADER))
             if isinstance(about, dict) and not about.get("commit_timestamp_nsecs", True):
                 return False
     inside = [path for path in folder.iterdir() if not temporary(path.name)]
+    weighty = suffixes()
     return any(
         path.name in _MARKS
         or path.name.endswith(".index.json")
-        or path.suffix in SUFFIXES
+        or path.suffix in weighty
         or (path / _MARKS[0]).is_file()
         for path in inside
     )

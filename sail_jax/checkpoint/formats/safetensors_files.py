@@ -26,8 +26,6 @@ from sail_jax.checkpoint.formats.files import (
 from sail_jax.checkpoint.formats.layout import Layout, Region, Wanted
 from sail_jax.merging.tensors import Tensor
 
-__all__ = ["layout", "read_file", "read_index"]
-
 _CODES = {
     **{"BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16"},
     **{"U32": "uint32", "I32": "int32", "U64": "uint64", "I64": "int64", "C64": "complex64"},

@@ -6,7 +6,7 @@ TensorStore is imported by this module alone, and only when there is such a chec
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,6 @@ from sail_jax import disk
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError, checked_shape
 from sail_jax.checkpoint.formats.layout import Wanted
 from sail_jax.merging.tensors import LastBlock, Shape, Tensor, check_read
-
-__all__ = [
-    "WRITING",
-    "StoredArray",
-    "belongs",
-    "in_one",
-    "listed",
-    "opened",
-    "rewrite",
-    "rewriting",
-    "write",
-]
 
 # How many bytes of small blocks are read at once.
 _RUN = 8 << 20
@@ -49,6 +37,10 @@ _DRIVERS = {".zarray": "zarr", "zarr.json": "zarr3"}
 # Folders of a store that are looked into, without those of chunks.
 _FOLDERS = 100_000
 _ABOUT = (*_DRIVERS, ".zattrs", ".zgroup")
+
+
+Index = tuple[int | slice, ...]
+"""A place in an array."""
 
 
 class _Blocks:
@@ -93,7 +85,7 @@ class _Blocks:
         end = min((number + end - first) * self.size, self.run)
         return run * self.run + number * self.size, run * self.run + end
 
-    def place(self, first: int, end: int) -> Any:
+    def place(self, first: int, end: int) -> Index:
         """Returns the index in the array of some blocks of a run."""
         if self._scalar:
             return ()
@@ -172,7 +164,7 @@ class StoredArray:
         """How the array is stored, "zarr" or "zarr3"."""
         return self._store.spec().to_json()["driver"]
 
-    def bands(self) -> Iterator[tuple[Any, int, int]]:
+    def bands(self) -> Iterator[tuple[Index, int, int]]:
         """Divides the array into runs of whole chunks as they are written.
 
         Yields:
@@ -487,7 +479,7 @@ class _Batch:
         self.transaction, self._held = self._new(), 0
 
 
-def _within(folder: str, keys: Mapping[str, Any]) -> bool:
+def _within(folder: str, keys: Container[str]) -> bool:
     """Whether a folder of a store is one of some arrays, or lies within one."""
     parts = folder.split("/")
     return any("/".join(parts[:i]) in keys for i in range(1, len(parts) + 1))

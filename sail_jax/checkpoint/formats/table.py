@@ -1,12 +1,14 @@
 """The table of checkpoint formats, one row each.
 
-Whatever reads, writes or lists formats looks here, so that a new format is a module with a reader
-(and a layout, if it can be written) and a row of this table.
+Whatever reads, writes or lists formats asks this table when it needs it. So a new format is a
+module with a reader (and a layout, if it can be written) and a row.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from sail_jax.checkpoint.formats import (
     levanter_folders,
@@ -22,19 +24,8 @@ from sail_jax.checkpoint.formats.layout import Layout, Wanted
 from sail_jax.checks import one_of
 from sail_jax.merging.tensors import Tensor
 
-__all__ = [
-    "FORMATS",
-    "LAYOUTS",
-    "SUFFIXES",
-    "Format",
-    "check_written",
-    "needs",
-    "of_file",
-    "of_output",
-]
-
-_Contents = tuple[dict[str, Tensor], dict[str, str]]  # tensors by name, and metadata
-_LayOut = Callable[[Wanted, str, Mapping[str, str], int | None], Layout]
+Contents = tuple[dict[str, Tensor], dict[str, str]]  # tensors by name, and metadata
+LayOut = Callable[[Wanted, str, Mapping[str, str], int | None], Layout]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +45,20 @@ class Format:
       sharded: Whether several files of this format in a folder are one checkpoint even without an
         index.
       pickled: Whether it is read only with `allow_pickle`.
+      plain: Whether its files have no checksums of tensors, so that values can be replaced in a
+        copy.
       not_weights: Names of files with its suffix that hold something else.
     """
 
     name: str
     files: tuple[str, ...] = ()
-    read_file: Callable[[File], _Contents] | None = None
-    read_folder: Callable[[Path], _Contents | None] | None = None
-    layout: _LayOut | None = None
+    read_file: Callable[[File], Contents] | None = None
+    read_folder: Callable[[Path], Contents | None] | None = None
+    layout: LayOut | None = None
     needs: int = 0
     sharded: bool = False
     pickled: bool = False
+    plain: bool = False
     not_weights: tuple[str, ...] = ()
 
     @property
@@ -73,52 +67,57 @@ class Format:
         return self.files[0] if self.files else ""
 
 
+def of_module(module: ModuleType, name: str, *files: str, **about: Any) -> Format:
+    """Makes the row of a format of what its module defines.
+
+    Args:
+      module: A module with a function `read_file` or `read_folder`, and with one `layout` if the
+        format is written.
+      name: What options and messages call it.
+      *files: The usual names of its file; none for folders made by a library.
+      **about: The other attributes of a `Format`.
+
+    Returns:
+      The row.
+    """
+    functions = ("read_file", "read_folder", "layout")
+    defined = {function: getattr(module, function, None) for function in functions}
+    return Format(name=name, files=files, **defined, **about)
+
+
+_TRAINED = ("training_args.bin", "optimizer.bin", "scheduler.bin")
 # The order counts: where a folder holds several formats, the first of this table is read.
 _TABLE = (
-    Format(
-        name="safetensors",
-        files=("model.safetensors",),
-        read_file=safetensors_files.read_file,
-        layout=safetensors_files.layout,
-        sharded=True,
-    ),
-    Format(
-        name="orbax",
-        read_folder=orbax_folders.read_folder,
-        layout=orbax_folders.layout,
-        needs=stores.WRITING,
-    ),
-    Format(name="levanter", read_folder=levanter_folders.read_folder),
-    Format(
-        name="msgpack",
-        files=("flax_model.msgpack",),
-        read_file=msgpack_files.read_file,
-        layout=msgpack_files.layout,
-    ),
-    Format(
-        name="npz",
-        files=("model.npz",),
-        read_file=npz_files.read_file,
-        layout=npz_files.layout,
-    ),
-    Format(
-        name="bin",
-        files=("pytorch_model.bin",),
-        read_file=torch_pickles.read_file,
+    of_module(safetensors_files, "safetensors", "model.safetensors", sharded=True, plain=True),
+    of_module(orbax_folders, "orbax", needs=stores.WRITING),
+    of_module(levanter_folders, "levanter"),
+    of_module(msgpack_files, "msgpack", "flax_model.msgpack", plain=True),
+    of_module(npz_files, "npz", "model.npz"),
+    of_module(
+        torch_pickles,
+        "bin",
+        "pytorch_model.bin",
         sharded=True,
         pickled=True,
-        not_weights=("training_args.bin", "optimizer.bin", "scheduler.bin"),
+        not_weights=_TRAINED,
     ),
-    Format(
-        name="pt",
-        files=("model.pt", "model.pth"),
-        read_file=torch_pickles.read_file,
-        pickled=True,
-    ),
+    of_module(torch_pickles, "pt", "model.pt", "model.pth", pickled=True),
 )
 FORMATS = {format.name: format for format in _TABLE}
-SUFFIXES = {Path(file).suffix: format for format in _TABLE for file in format.files}
-LAYOUTS = {format.name: format.layout for format in _TABLE if format.layout}
+
+
+def suffixes() -> dict[str, Format]:
+    """Lists the suffixes of files of tensors, with the format of each."""
+    return {Path(file).suffix: format for format in FORMATS.values() for file in format.files}
+
+
+def layouts() -> dict[str, LayOut]:
+    """Lists the formats that are written.
+
+    Returns:
+      What lays out an output, by the name of the format.
+    """
+    return {format.name: format.layout for format in FORMATS.values() if format.layout}
 
 
 def of_file(path: str | Path) -> Format | None:
@@ -130,7 +129,7 @@ def of_file(path: str | Path) -> Format | None:
     Returns:
       The format, or None if no format has this suffix.
     """
-    return SUFFIXES.get(Path(path).suffix)
+    return suffixes().get(Path(path).suffix)
 
 
 def of_output(out: Path) -> Format | None:
@@ -144,7 +143,7 @@ def of_output(out: Path) -> Format | None:
       is written.
     """
     format = of_file(out)
-    return format if format and format.name in LAYOUTS else None
+    return format if format and format.layout else None
 
 
 def needs(name: str | None) -> int:
@@ -170,4 +169,4 @@ def check_written(name: str | None) -> None:
       CheckpointError: If there is no such format, or it is only read.
     """
     if name is not None:
-        one_of("format", name, LAYOUTS, CheckpointError)
+        one_of("format", name, layouts(), CheckpointError)

@@ -27,12 +27,10 @@ from sail_jax.checkpoint.formats.files import (
     checked_shape,
     reading,
 )
-from sail_jax.checkpoint.formats.trees import joined
+from sail_jax.checkpoint.formats.nesting import joined
 from sail_jax.checkpoint.formats.zips import Member, Views, inflate, members
 from sail_jax.checks import storage
 from sail_jax.merging.tensors import Tensor
-
-__all__ = ["read_file"]
 
 # Plain data, the memo, persistent ids (storages), and calls of the stand-ins below. Everything else
 # that a pickle can do, such as building instances of classes, is left out.
@@ -80,7 +78,7 @@ class _Stream(io.BytesIO):
         return super().read(size)
 
 
-class _Dict(dict[str | int, Any]):
+class _Dict(dict[str | int, object]):
     """A dictionary of the stream, with text and integers as its only keys.
 
     Other keys are refused before they are hashed, which nested tuples could draw out for ever.
@@ -88,7 +86,7 @@ class _Dict(dict[str | int, Any]):
 
     __slots__ = ()
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         if not isinstance(key, str | int):
             raise ValueError(f"a key is a {type(key).__name__}, not text")
         super().__setitem__(key, value)
@@ -122,38 +120,42 @@ def _ordered_dict() -> _Dict:
     return _Dict()
 
 
-def _size(numbers: Any) -> tuple[int, ...]:
+def _size(numbers: object) -> tuple[int, ...]:
     """A shape or strides as a tuple; also stands for `torch.Size`.
 
     Its length is limited, since a stream could have a long list copied many times.
     """
-    short = isinstance(numbers, list | tuple) and len(numbers) <= _AXES
-    if not short or not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
+    if (
+        not isinstance(numbers, list | tuple)
+        or len(numbers) > _AXES
+        or not all(type(n) is int and 0 <= n < 2**62 for n in numbers)
+    ):
         raise ValueError("a tensor has an impossible offset, shape or stride")
     return tuple(numbers)
 
 
-def _rebuild_parameter(tensor: Any, *_: Any) -> _Strided:
+def _rebuild_parameter(tensor: object, *_: object) -> _Strided:
     """Stands for PyTorch's function of this name: a parameter is its tensor."""
     if not isinstance(tensor, _Strided):
         raise ValueError("a parameter is no tensor")
     return tensor
 
 
-def _rebuild_tensor_v2(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _Strided:
+def _rebuild_tensor_v2(
+    storage: object, offset: object, shape: object, strides: object, *_: object
+) -> _Strided:
     """Stands for PyTorch's function of this name, for storages that have a type."""
     if not isinstance(storage, _Storage) or storage.dtype is None:
         raise ValueError("a tensor has no storage of a type that is read")
-    (offset,), shape, strides = _size([offset]), _size(shape), _size(strides)
-    if len(shape) != len(strides):
+    (first,), sizes, steps = _size([offset]), _size(shape), _size(strides)
+    if len(sizes) != len(steps):
         raise ValueError("a tensor has an impossible offset, shape or stride")
-    return _Strided(storage.key, storage.dtype, offset, shape, strides)
+    return _Strided(storage.key, storage.dtype, first, sizes, steps)
 
 
-def _rebuild_tensor_v3(
-    storage: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, dtype: Any, *_: Any
-) -> _Strided:
+def _rebuild_tensor_v3(storage: object, *about: object) -> _Strided:
     """Stands for PyTorch's function of this name, for untyped storages."""
+    offset, shape, strides, _, _, dtype, *_ = about
     if not isinstance(storage, _Storage) or not isinstance(dtype, np.dtype):
         raise ValueError("a tensor has no storage or no type")
     return _rebuild_tensor_v2(storage._replace(dtype=dtype), offset, shape, strides)
@@ -186,17 +188,17 @@ class _Unpickler(pickle._Unpickler):
     Whatever a stream says, its stack holds numbers, text, bytes, lists, tuples and stand-ins only.
     """
 
-    stack: list[Any]
-    append: Callable[[Any], None]
+    stack: list[object]
+    append: Callable[[object], None]
     read: Callable[[int], bytes]
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if f"{module}.{name}" not in _STAND_INS:
             name = f"{module}.{name}"[:100]
             raise CheckpointError(f"the pickle wants '{name}', which a checkpoint does not need")
         return _STAND_INS[f"{module}.{name}"]
 
-    def persistent_load(self, pid: Any) -> _Storage:
+    def persistent_load(self, pid: object) -> _Storage:
         match pid:
             case ("storage", _StorageType(dtype), str(key), str(), int()):
                 return _Storage(dtype, key)
@@ -287,7 +289,7 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, {}
 
 
-def _tensors(node: Any, at: str, seen: set[int]) -> Iterator[tuple[str, _Strided]]:
+def _tensors(node: object, at: str, seen: set[int]) -> Iterator[tuple[str, _Strided]]:
     """Yields the tensors in nested dictionaries with their names."""
     if isinstance(node, _Strided):
         yield at, node

@@ -13,8 +13,6 @@ from pathlib import Path
 from sail_jax import disk
 from sail_jax.checkpoint.formats.files import CheckpointError, explained, reading, sample
 
-__all__ = ["RECORD", "check_own", "seal", "strange"]
-
 RECORD = ".sail-jax"
 _FIELDS = {"files": dict, "folders": list}
 

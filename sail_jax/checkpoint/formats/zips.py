@@ -9,8 +9,6 @@ import numpy as np
 
 from sail_jax.checkpoint.formats.files import MAX_HEADER, CheckpointError, File, reading
 
-__all__ = ["Member", "Views", "inflate", "members"]
-
 # How many bytes are unpacked at once.
 _BLOCK = 1 << 20
 # What may follow a member: its checksum and sizes once more, after their mark.

@@ -225,7 +225,7 @@ def extract_adapter(
         spool = stack.enter_context(_spool(Path(out), mark, inputs, names, run))
         made = [
             Difference(
-                name, new, old, spool, rank=rank, energy=energy, dtype=DTYPES[dtype], seed=seed
+                name, new, old, spool.keep, rank=rank, energy=energy, dtype=DTYPES[dtype], seed=seed
             )
             for name, (new, old) in plan.pairs.items()
         ]
@@ -331,7 +331,15 @@ def merge_adapters(
         spool = stack.enter_context(_spool(Path(out), mark, inputs, list(parts), run))
         given = [1.0] * count if weights is None else [*map(float, weights)]
         made = [
-            Joint(module, pairs, spool, weights=given, merge=merge, rank=rank, dtype=DTYPES[dtype])
+            Joint(
+                module,
+                pairs,
+                spool.keep,
+                weights=given,
+                merge=merge,
+                rank=rank,
+                dtype=DTYPES[dtype],
+            )
             for module, pairs in parts.items()
         ]
         _compute(made, spool, run)

@@ -36,7 +36,7 @@ from sail_jax.checkpoint.sources.agreement import (
     verdict,
     wanted,
 )
-from sail_jax.checkpoint.sources.alignment import Aligned, align_maps, aligned_view
+from sail_jax.checkpoint.sources.aligned import Aligned, align_maps, aligned_view
 from sail_jax.merging.work import Work
 
 __all__ = ["AlignedCheckpoint", "align_checkpoints"]

@@ -20,7 +20,7 @@ from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.formats.orbax_folders import numbered
 from sail_jax.checkpoint.formats.runs import Step
-from sail_jax.checkpoint.formats.table import LAYOUTS, needs, of_output
+from sail_jax.checkpoint.formats.table import layouts, needs, of_output
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     Ready,
@@ -498,4 +498,4 @@ def _written(write_as: WriteAs, newest: Checkpoint, out: Path, run: RunOptions) 
         return write_as
     if run.format or of_output(out):
         return run.format
-    return newest.format if newest.format in LAYOUTS else None
+    return newest.format if newest.format in layouts() else None

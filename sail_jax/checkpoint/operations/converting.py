@@ -23,7 +23,7 @@ from sail_jax.checkpoint.operations.running import (
     unselected,
 )
 from sail_jax.checkpoint.sources.converted import as_hugging_face, as_tree, without_factors
-from sail_jax.checkpoint.sources.growth import read_target
+from sail_jax.checkpoint.sources.grown import read_target
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument, nearest, one_of
 from sail_jax.interop import layouts

@@ -29,7 +29,14 @@ from sail_jax.checkpoint.operations.running import (
 )
 from sail_jax.checkpoint.planning import cards
 from sail_jax.checkpoint.sources.agreement import Agreement, Certify, verdict
-from sail_jax.checkpoint.sources.growth import growth_view, measured, read_target, require_exact
+from sail_jax.checkpoint.sources.grown import (
+    ConfigOrPath,
+    Target,
+    growth_view,
+    measured,
+    read_target,
+    require_exact,
+)
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument
 from sail_jax.growth import networks
@@ -55,12 +62,14 @@ class Growing(Ready):
       view: The larger network as a checkpoint, computed as it is read.
       growth: The plan.
       about: What growth.json will say.
+      stated: The configuration of the input; empty if none is known.
       checkpoint: The input.
     """
 
     view: View
     growth: networks.Growth
     about: Mapping[str, Any]
+    stated: Mapping[str, Any]
     checkpoint: Checkpoint
 
 
@@ -89,9 +98,12 @@ class Grown(NamedTuple):
 @contextlib.contextmanager
 def growing(
     path: Path_,
-    to: Any,
+    to: Target,
     method: str = "lemon",
     *,
+    seed: int = 0,
+    config: ConfigOrPath | None = None,
+    rules: Rules | None = None,
     run: RunOptions = DEFAULTS,
     **options: Any,
 ) -> Iterator[Growing]:
@@ -103,8 +115,11 @@ def growing(
       path: The checkpoint of the smaller network.
       to: What it grows to; see `grow_checkpoint`.
       method: The name of a growth method.
+      seed: The seed of what the method draws.
+      config: The configuration of the input, or its path; by default its config.json.
+      rules: Which spaces the tensors live in, for architectures that are not known.
       run: How it will run.
-      **options: Those of `growth_view`: `seed`, `config`, `rules`, and those of the method.
+      **options: Those of `sail_jax.growth.plan` and of the method.
 
     Yields:
       The growth, ready to be carried out.
@@ -114,22 +129,22 @@ def growing(
         not give enough memory.
     """
     with opened(path, run) as checkpoint:
+        stated = config_of(checkpoint.extras) if config is None else read_target(config)
         view, made = growth_view(
-            checkpoint, to, method, allow_nonfinite=run.allow_nonfinite, **options
-        )
+            checkpoint, to, method, seed=seed, config=stated, rules=rules,
+            allow_nonfinite=run.allow_nonfinite, **options,
+        )  # fmt: skip
         made = dataclasses.replace(made, notes=(*unselected(checkpoint), *made.notes))
         works = view.works()
-        config = options.get("config")
-        before = config_of(checkpoint.extras) if config is None else read_target(config)
         about = {
             "source": hub.called(path),
             "method": method,
-            "seed": options.get("seed", 0),
-            "options": {k: v for k, v in options.items() if k not in _OPTIONS},
+            "seed": seed,
+            "options": {name: value for name, value in options.items() if name != "scores"},
             "changes": {
-                key: [before.get(key), value]
+                key: [stated.get(key), value]
                 for key, value in made.config.items()
-                if before.get(key) != value
+                if stated.get(key) != value
             },
             **_exactness(Verdict()),
             "spaces": [
@@ -145,21 +160,18 @@ def growing(
         mark = hashlib.sha256(repr([marks, shapes]).encode()).hexdigest()
         yield Growing(
             view=view, growth=made, works=works, limits=bounds(works, run), fingerprint=mark,
-            about=about, checkpoint=checkpoint,
+            about=about, stated=stated, checkpoint=checkpoint,
         )  # fmt: skip
-
-
-_OPTIONS = {"seed", "config", "rules", "scores"}
 
 
 def grow_checkpoint(
     path: Path_,
     out: Path_,
-    to: Any,
+    to: Target,
     method: str = "lemon",
     *,
     seed: int = 0,
-    config: Any = None,
+    config: ConfigOrPath | None = None,
     rules: Rules | None = None,
     certify: Certify = None,
     run: RunOptions = DEFAULTS,
@@ -219,7 +231,7 @@ def grow_checkpoint(
         if before is not None:
             before(ready)
         agreed, failed = measured(
-            ready.view, ready.growth, config, certify=certify, max_memory=run.max_memory
+            ready.view, ready.growth, ready.stated, certify=certify, max_memory=run.max_memory
         )
         if options.get("require_lossless"):
             require_exact(

@@ -26,9 +26,9 @@ from sail_jax.checkpoint.operations.running import (
 )
 from sail_jax.checkpoint.planning import cards
 from sail_jax.checkpoint.planning import plan as planning
+from sail_jax.checkpoint.planning.openings import paths
 from sail_jax.checkpoint.planning.pending import PendingError, pending
 from sail_jax.checkpoint.planning.plan import Plan
-from sail_jax.checkpoint.planning.steps import paths
 from sail_jax.checkpoint.recipe.recipes import Recipe, finals, parse_all, simple
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.work import Work, passes, tree_bits
@@ -125,7 +125,7 @@ def _prepared(
     with contextlib.ExitStack() as stack:
         inputs: list[Checkpoint] = []
 
-        def open(path: str) -> Any:
+        def open(path: str) -> Checkpoint:
             place = documents.get(path, path)
             if isinstance(place, Plan):
                 return pending(place, path)
@@ -328,7 +328,7 @@ def merge_checkpoints(
     """Merges checkpoints on disk, tensor by tensor, into a new one.
 
     Args:
-      models: Folders or files of safetensors, orbax, msgpack or npz; of PyTorch's with
+      models: Folders or files of any format that `open_checkpoint` reads, PyTorch's with
         `run.allow_pickle`; or names on the Hub, such as org/name@revision.
       out: Where the output goes; see `merge_recipe`.
       base: What the models were tuned from; methods that need no task vectors do without.

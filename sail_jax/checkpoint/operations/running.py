@@ -24,7 +24,13 @@ from sail_jax.checkpoint.engine.executor import (
 )
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError, sample
-from sail_jax.checkpoint.formats.open import Checkpoint, changed, open_checkpoint, open_values
+from sail_jax.checkpoint.formats.open import (
+    Checkpoint,
+    changed,
+    closed_on_error,
+    open_checkpoint,
+    open_values,
+)
 from sail_jax.checkpoint.formats.table import check_written, needs
 from sail_jax.checkpoint.output.writer import DiffersError, create
 from sail_jax.merging import random_bits
@@ -166,16 +172,13 @@ def opened(path: str | PathLike[str], run: RunOptions, *, adapters: bool = False
     checkpoint = open_values(
         path, allow_pickle=run.allow_pickle, offline=run.offline, select=select
     )
-    try:
+    with closed_on_error(checkpoint):
         if not checkpoint.tensors:
             raise CheckpointError(f"{path} is a checkpoint without tensors")
         if not adapters:
             if checkpoint.selection is not None:
                 check_weights(checkpoint.selection)
             check_model(checkpoint)
-    except BaseException:
-        checkpoint.close()
-        raise
     return checkpoint
 
 

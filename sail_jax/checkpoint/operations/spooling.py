@@ -7,6 +7,7 @@ each change. A run that was interrupted finds them there.
 
 import contextlib
 import functools
+import math
 import os
 import shutil
 from collections.abc import Sequence
@@ -15,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from sail_jax import disk
-from sail_jax.checkpoint.formats.files import CheckpointError, explained
+from sail_jax.checkpoint.formats.files import CheckpointError, LoadedTensor, explained
 from sail_jax.checkpoint.formats.folders import hold
 from sail_jax.checkpoint.formats.open import load_checkpoint, open_checkpoint
 from sail_jax.checkpoint.output.writer import save_checkpoint
-from sail_jax.checkpoint.sources.factored import Factors, Stored
+from sail_jax.checkpoint.sources.factored import Factors
 from sail_jax.checks import argument
 
 __all__ = ["FactorSpool"]
@@ -131,7 +132,7 @@ class FactorSpool:
             kept.tensors["norms"].read(norms)
             return kept.tensors["right"].shape[0], float(norms[0]), float(norms[1])
 
-    def tensor(self, key: str, name: str, side: str, transposed: bool) -> Stored:
+    def tensor(self, key: str, name: str, side: str, transposed: bool) -> LoadedTensor:
         """Makes a tensor of one factor.
 
         Args:
@@ -151,7 +152,9 @@ class FactorSpool:
             like = kept.tensors[side]
         shape = like.shape[::-1] if transposed else like.shape
         load = functools.partial(_loaded, path, side, transposed)
-        return Stored(key, like.dtype, shape, str(path), load)
+        # The factor is held twice: it may be transposed.
+        span = 2 * math.prod(shape) * like.dtype.itemsize
+        return LoadedTensor(key, like.dtype, shape, str(path), load, span)
 
     def remove(self) -> None:
         """Removes the folder: the output is complete.

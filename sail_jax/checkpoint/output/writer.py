@@ -34,9 +34,9 @@ from sail_jax.checkpoint.formats.layout import Layout, Wanted
 from sail_jax.checkpoint.formats.open import Checkpoint, open_checkpoint
 from sail_jax.checkpoint.formats.table import (
     FORMATS,
-    LAYOUTS,
     Format,
     check_written,
+    layouts,
     of_output,
 )
 from sail_jax.checkpoint.output.journal import Journal, Piece, digest, gap
@@ -129,7 +129,7 @@ def create(
         raise CheckpointError(f"shard_bytes: expected at least 1, got {shard_bytes}")
     most = None if own or file else shard_bytes
     name = out.name if own else file or chosen.file
-    layout = LAYOUTS[chosen.name](wanted, name, dict(metadata or {}), most)
+    layout = layouts()[chosen.name](wanted, name, dict(metadata or {}), most)
     how = (chosen, own is None, resume, sync, record, force)
     return Writer(out, wanted, layout, fingerprint, versions, *how)
 

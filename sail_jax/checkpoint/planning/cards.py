@@ -4,7 +4,7 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,12 +15,11 @@ from sail_jax.checkpoint.contents.layers import position
 from sail_jax.checkpoint.formats import hub
 from sail_jax.checkpoint.planning.plan import Plan, Treatment
 from sail_jax.checkpoint.recipe import mergekit
-from sail_jax.checkpoint.recipe.recipes import Recipe
+from sail_jax.checkpoint.recipe.parts import Recipe
 from sail_jax.checks import escaped, storage
 from sail_jax.merging.merge import Merge, example, get, options_of
+from sail_jax.merging.tensors import bytes_of
 from sail_jax.merging.work import Work, passes, tree_bits
-
-__all__ = ["Passes", "describe", "growth_card", "methods", "model_card", "render"]
 
 Passes = Mapping[str, int]
 """How often the inputs of each tensor are read, by its name; once for those not named."""
@@ -80,8 +79,8 @@ def _described(t: Treatment, passes: Passes) -> dict[str, Any]:
         "group": t.group,
         "note": t.note,
         "passes": times,
-        "read": times * sum(math.prod(x.shape) * x.dtype.itemsize for x in unique),
-        "write": math.prod(t.shape) * t.dtype.itemsize,
+        "read": times * sum(map(bytes_of, unique)),
+        "write": bytes_of(t),
         "working": wide * (math.prod(t.shape) + sum(math.prod(x.shape) for x in inputs)),
     }
 
@@ -217,11 +216,12 @@ def _line(group: list[dict[str, Any]]) -> str:
     return f"{name}  {shape} {first['dtype']}  {first['method']}  {', '.join(settings)}{said}"
 
 
-def _range(values: Any) -> str:
+def _range(values: Iterable[object]) -> str:
     """Formats values as their range if they are numbers, else as the first of them."""
     values = list(values)
-    if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
-        low, high = min(values), max(values)
+    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    if len(numbers) == len(values):
+        low, high = min(numbers), max(numbers)
         return f"{low:g}" if low == high else f"{low:g}..{high:g}"
     texts = list(dict.fromkeys(str(v) for v in values))
     return texts[0] if len(texts) == 1 else f"{texts[0]}.. ({len(texts)} values)"

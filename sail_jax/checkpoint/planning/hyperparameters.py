@@ -1,22 +1,24 @@
 """Chooses the weights and makes the merge of every tensor, from the settings of a recipe."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from sail_jax import methods
 from sail_jax.checkpoint.planning.jobs import Job
 from sail_jax.checkpoint.recipe import mergekit
-from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError
-from sail_jax.checkpoint.recipe.settings import Ledger
+from sail_jax.checkpoint.recipe.parts import Recipe
+from sail_jax.checkpoint.recipe.settings import Ledger, Value
+from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.merging import random_bits
 from sail_jax.merging.identity import identity
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.tensors import Tensor
 
-__all__ = ["Chosen", "Hyperparameters"]
+Option = Value | tuple[Value, ...]
+"""A hyperparameter of one tensor: one value, or one for each model."""
 
 
-class Chosen(NamedTuple):
+class Choice(NamedTuple):
     """The weights and hyperparameters that a recipe sets for one tensor.
 
     Attributes:
@@ -25,9 +27,9 @@ class Chosen(NamedTuple):
     """
 
     weights: tuple[float, ...] | None
-    options: dict[str, Any]
+    options: dict[str, Option]
 
-    def of(self, kept: Sequence[int]) -> "Chosen":
+    def of(self, kept: Sequence[int]) -> "Choice":
         """Restricts the choice to some of the models.
 
         Args:
@@ -41,7 +43,7 @@ class Chosen(NamedTuple):
             name: _collapsed([value[k] for k in kept]) if isinstance(value, tuple) else value
             for name, value in self.options.items()
         }
-        return Chosen(weights, options)
+        return Choice(weights, options)
 
 
 class Hyperparameters:
@@ -56,18 +58,28 @@ class Hyperparameters:
 
     def __init__(self, recipe: Recipe):
         self.recipe, self.entry = recipe, recipe.entry
+        self.parameters = [*recipe.read().values()]
+        self.named = {name for name, _ in recipe.given()}
+        listed = mergekit.MERGEKIT.get(recipe.method)
+        # Parameters without a setting that have mergekit's defaults.
+        self.theirs = listed.parameters if listed and recipe.compat == "mergekit" else {}
+        # What a recipe sets at its top level.
+        above = {"compat": recipe.compat, "scope": recipe.scope}
+        if not mergekit.accepts(recipe.method, "compat"):
+            del above["compat"]
+        self.above = {name: value for name, value in above.items() if value is not None}
         self.ledger = Ledger()
         self.key = random_bits.key(recipe.seed)
         # What was made, checked and compared for earlier tensors, which most tensors are like.
-        self.made: dict[Any, Merge] = {}
-        self.checked = set[Any]()
+        self.made: dict[tuple[str, ...], Merge] = {}
+        self.checked = set[tuple[str, int, bool]]()
         self.compared = set[str]()
 
     def notes(self) -> list[str]:
         """Checks that every setting had an effect, after all tensors have been resolved."""
         return self.ledger.check(self.recipe.settings())
 
-    def of(self, job: Job) -> Chosen:
+    def of(self, job: Job) -> Choice:
         """Resolves the weights and hyperparameters of one tensor.
 
         What no setting says is mergekit's default under `compat: mergekit`, else that of our
@@ -83,59 +95,48 @@ class Hyperparameters:
         Raises:
           RecipeError: If a parameter that the method needs is not set for the tensor.
         """
-        recipe, name = self.recipe, self.recipe.method
-        outer = [job.part.parameters, job.module.parameters, recipe.parameters]
         weights, options = None, {}
-        for parameter in self.entry.parameters.values():
-            if not recipe.reads(parameter.name):
-                continue
-            default = parameter.default
-            if parameter.per_model:
-                values = [
-                    self.ledger.resolve(
-                        [scope.get(parameter.name) for scope in (source.parameters, *outer)],
-                        tensor,
-                        job.t,
-                    )
-                    for source, _, tensor in job.sources
-                ]
-            else:
-                scopes = [scope.get(parameter.name) for scope in outer]
-                values = [self.ledger.resolve(scopes, job.name, job.t)]
-            given = [value is not None for value in values]
-            listed = mergekit.MERGEKIT.get(name)
-            # What to fill in where no setting says anything: mergekit's default under its
-            # conventions. Else nothing at all, so that our method's own default counts, unless the
-            # parameter is set for some of the models or has no default.
-            if recipe.compat == "mergekit" and listed and parameter.name in listed.parameters:
-                fill = default
-            elif any(given) or (default is mergekit.REQUIRED and parameter.name != "weight"):
-                # Weights of some models only are an error: no default goes with those given.
-                fill = default if parameter.name != "weight" else mergekit.REQUIRED
-            else:
-                continue
-            for k, value in enumerate(values):
-                if value is not None:
-                    continue
-                if fill is mergekit.REQUIRED:
-                    who = f" for {job.sources[k][0].model}" if parameter.per_model else ""
-                    where = job.sources[k][0].where if parameter.per_model else job.part.where
-                    raise RecipeError(
-                        where,
-                        f"{name} needs {parameter.name!r}{who}, which no condition sets for"
-                        f" the tensor {job.name!r}",
-                    )
-                values[k] = fill
+        for parameter in self.parameters:
+            values = self._values(parameter, job)
             if parameter.option == "weights":
-                weights = tuple(values) if None not in values else None
-            elif parameter.option is not None:
+                numbers = tuple(value for value in values if isinstance(value, float | int))
+                weights = numbers if numbers and len(numbers) == len(values) else None
+            elif parameter.option is not None and values:
                 options[parameter.option] = tuple(values) if parameter.per_model else values[0]
         options = {key: value for key, value in options.items() if value is not None}
-        if mergekit.accepts(name, "compat"):
-            options["compat"] = recipe.compat
-        if recipe.scope is not None:
-            options["scope"] = recipe.scope
-        return Chosen(weights, options)
+        return Choice(weights, {**options, **self.above})
+
+    def _values(self, parameter: mergekit.Parameter, job: Job) -> list[Value | None]:
+        """The value of a parameter for each source of a tensor, or for all; none if none is set."""
+        outer = [job.part.parameters, job.module.parameters, self.recipe.parameters]
+        readers = [(outer, job.name)]
+        if parameter.per_model:
+            readers = [([source.parameters, *outer], name) for source, _, name in job.sources]
+        values: list[Value | None] = [None] * len(readers)
+        if parameter.name in self.named:
+            values = [
+                self.ledger.resolve([scope.get(parameter.name) for scope in scopes], name, job.t)
+                for scopes, name in readers
+            ]
+        weight = parameter.name == "weight"
+        # Where no setting says anything, it is mergekit's default under its conventions. Else it
+        # is nothing at all, so that our method's own default counts, unless the parameter is set
+        # for some of the models or has no default.
+        theirs = parameter.name in self.theirs
+        optional = not theirs and (weight or not parameter.required)
+        if optional and all(value is None for value in values):
+            return []
+        # Weights of some models only are an error: no default goes with those given.
+        fill = mergekit.REQUIRED if weight and not theirs else parameter.default
+        if fill is mergekit.REQUIRED and None in values:
+            source = job.sources[values.index(None)][0] if parameter.per_model else None
+            who = f" for {source.model}" if source else ""
+            raise RecipeError(
+                source.where if source else job.part.where,
+                f"{self.recipe.method} needs {parameter.name!r}{who}, which no condition sets for"
+                f" the tensor {job.name!r}",
+            )
+        return [fill if value is None else value for value in values]
 
     def differs(self, other: "Hyperparameters", job: Job) -> bool:
         """Tells whether another recipe's hyperparameters would merge a tensor otherwise.
@@ -168,7 +169,7 @@ class Hyperparameters:
         self,
         job: Job,
         method: str,
-        options: dict[str, Any],
+        options: Mapping[str, Option],
         who: Sequence[str],
         base: Tensor | None,
     ) -> Merge:
@@ -203,13 +204,13 @@ class Hyperparameters:
             raise RecipeError(where, f"{method}, for {job.name}: {error}") from error
         return self.made[key]
 
-    def _made(self, method: str, options: dict[str, Any]) -> Merge:
+    def _made(self, method: str, options: Mapping[str, Option]) -> Merge:
         if self.entry.merge is not None and method == self.entry.name:
             return self.entry.merge
         seeded = "key" in methods.options_of(method)
         return methods.get(method)(**options, **({"key": self.key} if seeded else {}))
 
 
-def _collapsed(values: Sequence[Any]) -> Any:
+def _collapsed(values: Sequence[Value]) -> Option:
     """Returns the one value if all are equal, else the tuple of them."""
     return values[0] if len(set(values)) == 1 else tuple(values)

@@ -12,15 +12,10 @@ from sail_jax.checkpoint.contents.layers import role
 from sail_jax.checkpoint.contents.relations import tied
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.recipe.parts import Recipe, Ref
 from sail_jax.checkpoint.recipe.patterns import renaming
-from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError, Ref
+from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.merging.tensors import Tensor
-
-__all__ = [
-    "Input",
-    "is_derived",
-    "unmatched_renames",
-]
 
 _DERIVED = re.compile(r"\.(inv_freq|masked_bias|position_ids|num_batches_tracked)$")
 

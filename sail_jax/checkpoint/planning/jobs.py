@@ -5,24 +5,14 @@ The walk only pairs names. `plan` turns each `Job` into a `Treatment`, looking a
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sail_jax.checkpoint.contents.layers import is_early, position, role, stacks
 from sail_jax.checkpoint.planning.inputs import Input, is_derived
-from sail_jax.checkpoint.recipe.recipes import (
-    Module,
-    Recipe,
-    RecipeError,
-    Ref,
-    Slice,
-    Source,
-    merged_sources,
-)
+from sail_jax.checkpoint.recipe.parts import Module, Recipe, Ref, Slice, Source
+from sail_jax.checkpoint.recipe.recipes import merged_sources
+from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.checks import nearest
-
-__all__ = ["Job", "is_main", "jobs"]
-
-Inputs = Sequence[tuple[Source, Input]]
 
 
 class Job(NamedTuple):
@@ -69,6 +59,24 @@ def jobs(recipe: Recipe, inputs: Mapping[Ref, Input], losses: list[str]) -> Iter
         yield from walk.module(module)
 
 
+class _Place(NamedTuple):
+    """A slice, and what is merged there: sources with their inputs, and the start of task vectors.
+
+    The output has the tensors of the lead.
+    """
+
+    module: Module
+    part: Slice
+    inputs: Sequence[tuple[Source, Input]]
+    base: Input | None
+    lead: Source
+
+    def job(self, name: str, t: float) -> Job:
+        """The job of a tensor that has one name in all inputs."""
+        sources = tuple((source, model, name) for source, model in self.inputs)
+        return Job(name, sources, self.base and (self.base, name), t, self.module, self.part)
+
+
 class _Walk:
     """The state of a walk over one recipe."""
 
@@ -82,21 +90,20 @@ class _Walk:
         for which, part in enumerate(module.slices):
             sources, listed = merged_sources(self.recipe, part)
             inputs = [(source, self.inputs[source.model]) for source in sources]
-            # The base of the task vectors; and the lead, whose tensors the output has.
-            delta = self.entry.base in ("required", "optional") and listed is not None
-            base = self.inputs[listed.model] if delta and listed is not None else None
-            lead = listed if delta and listed is not None else sources[0]
-            names = self.members(module, self.inputs[lead.model])
-            self.check_extra(module, lead, names, inputs)
+            start = listed if self.entry.base in ("required", "optional") else None
+            base = None if start is None else self.inputs[start.model]
+            at = _Place(module, part, inputs, base, start or sources[0])
+            names = self.members(module, self.inputs[at.lead.model])
+            self.check_extra(at, names)
             # Embeddings belong to the first slice, and the last norm and the head to the last one.
             early = [name for name in names if position(name) is None and is_early(name)]
             late = [name for name in names if position(name) is None and not is_early(name)]
             if which == 0:
-                yield from self.outside(early, inputs, base, module, part)
-            yield from self.layers(names, lead, inputs, base, module, part, offsets)
+                yield from (at.job(name, 0.0) for name in early)
+            yield from self.layers(at, names, offsets)
             if which == len(module.slices) - 1:
-                late += self.heads(module, names, inputs)
-                yield from self.outside(late, inputs, base, module, part)
+                late += self.heads(at, names)
+                yield from (at.job(name, 0.0) for name in late)
 
     def members(self, module: Module, model: Input) -> list[str]:
         """Lists the tensors of an input that belong to a module."""
@@ -120,102 +127,82 @@ class _Walk:
             )
         return names
 
-    def check_extra(
-        self, module: Module, lead: Source, names: Sequence[str], inputs: Inputs
-    ) -> None:
+    def check_extra(self, at: _Place, names: Sequence[str]) -> None:
         """Refuses, or notes, tensors of other models that the output does not have."""
         expected = set(names)
-        for source, model in inputs:
-            if source.model == lead.model or source.layers is not None:
+        for source, model in at.inputs:
+            if source.model == at.lead.model or source.layers is not None:
                 continue
-            extra = [name for name in self.members(module, model) if name not in expected]
+            extra = [name for name in self.members(at.module, model) if name not in expected]
             # A head that others lack is no extra: they may be tied, and `heads` adds it.
             extra = [name for name in extra if role(name) != "head"]
             learned = [name for name in extra if not is_derived(name)]
             if learned and self.recipe.extra == "error":
                 # Surplus tensors of a deeper model are told as that: as more layers.
-                self.same_depth(names, inputs)
+                self.same_depth(at, names)
                 raise RecipeError(
                     source.where,
-                    f"{model.ref} has {len(learned)} tensors that {lead.model} lacks, as"
+                    f"{model.ref} has {len(learned)} tensors that {at.lead.model} lacks, as"
                     f" {learned[0]!r}; say extra: ignore to leave them out, or rename them",
                 )
             if extra:
                 shown = f"{extra[0]}{', ...' if len(extra) > 1 else ''}"
                 self.losses.append(f"{len(extra)} tensors of {model.ref} are left out: {shown}")
 
-    def heads(self, module: Module, names: Sequence[str], inputs: Inputs) -> list[str]:
+    def heads(self, at: _Place, names: Sequence[str]) -> list[str]:
         """Lists the heads that another input has of its own, but the lead does not."""
         heads = dict.fromkeys(
             name
-            for _, model in inputs
-            for name in self.members(module, model)
+            for _, model in at.inputs
+            for name in self.members(at.module, model)
             if role(name) == "head" and model.has_own(name)
         )
         return [name for name in heads if name not in names]
 
-    def outside(
-        self, names: Iterable[str], inputs: Inputs, base: Input | None, module: Module, part: Slice
-    ) -> Iterator[Job]:
-        """Yields tensors outside the layers."""
-        for name in names:
-            sources = tuple((source, model, name) for source, model in inputs)
-            yield Job(name, sources, base and (base, name), 0.0, module, part)
-
-    def layers(
-        self,
-        names: Sequence[str],
-        lead: Source,
-        inputs: Inputs,
-        base: Input | None,
-        module: Module,
-        part: Slice,
-        offsets: dict[str, int],
-    ) -> Iterator[Job]:
+    def layers(self, at: _Place, names: Sequence[str], offsets: dict[str, int]) -> Iterator[Job]:
         """Yields the tensors of a slice's layers, numbered on from those of earlier slices."""
         depth = stacks(names)
         places = [(name, place) for name in names if (place := position(name)) is not None]
-        if lead.layers is None:
-            self.same_depth(names, inputs)
+        if at.lead.layers is None:
+            self.same_depth(at, names)
             for name, place in places:
                 n = depth[place.stack]
-                t = place.index / (n - 1) if n > 1 else 1.0
-                sources = tuple((source, model, name) for source, model in inputs)
-                yield Job(name, sources, base and (base, name), t, module, part)
+                yield at.job(name, place.index / (n - 1) if n > 1 else 1.0)
             return
         if len(depth) != 1:
             got = ", ".join(depth) or "none"
             raise RecipeError(
-                part.where, f"slices need one stack of layers, got {got}; say which under modules"
+                at.part.where,
+                f"slices need one stack of layers, got {got}; say which under modules",
             )
         stack = next(iter(depth))
-        for source in [lead, *(source for source, _ in inputs)]:
-            n = stacks(self.members(module, self.inputs[source.model])).get(stack, 0)
+        for source in [at.lead, *(source for source, _ in at.inputs)]:
+            n = stacks(self.members(at.module, self.inputs[source.model])).get(stack, 0)
             first, end = source.layers or (0, 0)
             if first < end and end > n:
                 raise RecipeError(
                     source.where,
                     f"layer_range {[first, end]} of {source.model}, which has {n} layers",
                 )
-        a, b = lead.layers
+        a, b = at.lead.layers
         for i in range(b - a):
             t = i / (b - a - 1) if b - a > 1 else 1.0
             for name, place in places:
                 if place.index == a + i:
-                    sources = tuple(
-                        (source, model, place.at((source.layers or lead.layers)[0] + i))
-                        for source, model in inputs
-                    )
                     # Only the number in the output runs on; each source counts from where its own
                     # range begins.
+                    sources = tuple(
+                        (source, model, place.at((source.layers or (a, b))[0] + i))
+                        for source, model in at.inputs
+                    )
                     out = place.at(offsets.get(stack, 0) + i)
-                    yield Job(out, sources, base and (base, name), t, module, part)
+                    yield at.job(name, t)._replace(name=out, sources=sources)
         offsets[stack] = offsets.get(stack, 0) + b - a
 
-    def same_depth(self, names: Sequence[str], inputs: Inputs) -> None:
+    def same_depth(self, at: _Place, names: Sequence[str]) -> None:
         """Checks that stacks of the same name have equally many layers in all models."""
         depth = stacks(names)
-        for source, model in inputs:
+        for source, model in at.inputs:
             # A stack that the lead lacks is no difference of depth: its tensors are surplus, and
             # reported so.
             for stack, n in stacks(model.tensors).items():
@@ -241,7 +228,7 @@ def is_main(name: str) -> bool:
     return name in _MAIN
 
 
-def _owners(modules: Sequence[str], names: Mapping[str, Any]) -> dict[str, str | None]:
+def _owners(modules: Sequence[str], names: Iterable[str]) -> dict[str, str | None]:
     """Finds the module that each tensor belongs to.
 
     It is the first module whose name, or a name that stands for the same tower, is a component of

@@ -6,19 +6,16 @@ architectures and other tokens are refused, and what else differs is listed.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from sail_jax.checkpoint.contents.vocabulary import Vocabulary, read_vocabulary
 from sail_jax.checkpoint.formats.extras import content
 from sail_jax.checkpoint.planning.inputs import Input
-from sail_jax.checkpoint.recipe.recipes import RecipeError, Ref
-from sail_jax.checkpoint.recipe.yaml_tree import Where
+from sail_jax.checkpoint.recipe.parts import Recipe, Ref
+from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.checks import argument
-from sail_jax.configurations import LAYER_KEYS, class_of, differences
+from sail_jax.configurations import LAYER_KEYS, Config, class_of, differences
 from sail_jax.disk import StoreError
-
-__all__ = ["Vocabularies", "compare", "match_tokens", "sentences"]
 
 # Entries that are compared with the tensors instead, or follow them in the output.
 _FOLLOWS = {"vocab_size", "tie_word_embeddings", "num_labels", *LAYER_KEYS}
@@ -80,15 +77,13 @@ class Vocabularies:
 _FILES = ("tokenizer.json", "vocab.json", "added_tokens.json")
 
 
-def compare(
-    first: Input, others: Iterable[Input], where: Callable[[Ref], Where], allow_crimes: bool
-) -> list[str]:
+def compare(first: Input, others: Iterable[Input], recipe: Recipe, allow_crimes: bool) -> list[str]:
     """Compares the configuration of each input with the first one.
 
     Args:
       first: The input that the output's config.json comes from.
       others: The inputs that are merged with it.
-      where: Finds the place of a model in the recipe.
+      recipe: The recipe, for places.
       allow_crimes: Whether other architectures are merged.
 
     Returns:
@@ -106,7 +101,7 @@ def compare(
             message = f"{model.ref} is of the architecture {other!r}, {first.ref} of {mine!r}"
             if not allow_crimes:
                 raise RecipeError(
-                    where(model.ref),
+                    recipe.place_of(model.ref),
                     f"{message}; {argument('allow_crimes', 'True')} merges them regardless",
                 )
             notes.append(message)
@@ -121,7 +116,7 @@ def compare(
     return notes
 
 
-def _family(config: Mapping[str, Any]) -> str:
+def _family(config: Config) -> str:
     """The architecture that a config.json names: its model_type, else its first class."""
     family = config.get("model_type") or class_of(config)
     return family if isinstance(family, str) else ""
@@ -133,7 +128,7 @@ def match_tokens(
     donor: Input,
     inputs: Mapping[Ref, Input],
     vocabularies: Vocabularies,
-    where: Callable[[Ref], Where],
+    recipe: Recipe,
 ) -> tuple[list[str], list[str]]:
     """Checks that rows which are merged by their numbers belong to the same tokens.
 
@@ -143,7 +138,7 @@ def match_tokens(
       donor: The input that the output's tokenizer comes from.
       inputs: All inputs.
       vocabularies: Their vocabularies.
-      where: Finds the place of a model in the recipe.
+      recipe: The recipe, for places.
 
     Returns:
       Sentences about rows that only one tokenizer has a token for; and about tokens that the output
@@ -168,7 +163,7 @@ def match_tokens(
             i, token = other[0]
             core = any(t not in own.ids and t not in theirs.added for t in theirs.ids)
             raise RecipeError(
-                where(ref),
+                recipe.place_of(ref),
                 f"{_count(len(other), 'row')} would be merged with rows of other tokens, as {i}: "
                 f"{token!r} here, {token_at[i]!r} in {donor.ref}; write "
                 f"tokenizer: {{source: {'base' if core else 'union'}}} to match rows by token",
@@ -200,7 +195,7 @@ def _count(n: int, what: str) -> str:
     return f"{n} {what}{'s' * (n != 1)}"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     """A value of config.json, for messages."""
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,15 +1,13 @@
 """Outcomes of merges that have not been carried out: they can be planned with, but not read."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.planning.plan import Plan
 from sail_jax.merging.tensors import Shape
-
-__all__ = ["Pending", "PendingError", "pending"]
 
 
 class PendingError(Exception):
@@ -31,7 +29,7 @@ class Pending(NamedTuple):
     shape: Shape
     source: str
 
-    def read(self, out: Any, start: int = 0) -> None:
+    def read(self, out: np.ndarray, start: int = 0) -> None:
         """Refuses to read entries: there are none yet."""
         del out, start
         raise PendingError(f"values of {self.source} are needed, which has to be merged first")

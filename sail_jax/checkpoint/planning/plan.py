@@ -27,7 +27,6 @@ No entry of a tensor is read. The rules by which tensors are matched:
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +45,7 @@ from sail_jax.checkpoint.contents.relations import (
 )
 from sail_jax.checkpoint.contents.vocabulary import Vocabulary
 from sail_jax.checkpoint.formats.extras import carried
+from sail_jax.checkpoint.formats.listing import of_tokenizer
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.planning.hyperparameters import Hyperparameters
 from sail_jax.checkpoint.planning.inputs import (
@@ -60,12 +60,13 @@ from sail_jax.checkpoint.planning.meaning import (
     match_tokens,
     sentences,
 )
-from sail_jax.checkpoint.planning.steps import Openings, located
+from sail_jax.checkpoint.planning.openings import Openings, located
 from sail_jax.checkpoint.planning.templates import chat_template
-from sail_jax.checkpoint.planning.tokenizers import Alignment, align
+from sail_jax.checkpoint.planning.tokenizers import OutputVocabulary, Rowing, output_vocabulary
 from sail_jax.checkpoint.recipe.declared import Note
-from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError, Ref, merged_sources
-from sail_jax.checkpoint.recipe.yaml_tree import Where
+from sail_jax.checkpoint.recipe.parts import Recipe, Ref
+from sail_jax.checkpoint.recipe.recipes import merged_sources
+from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.checkpoint.sources.chosen import Chosen
 from sail_jax.checkpoint.sources.rows import Rows, head_rows
 from sail_jax.checks import argument, nearest
@@ -73,11 +74,9 @@ from sail_jax.disk import StoreError
 from sail_jax.merging.identity import identity
 from sail_jax.merging.integers import rule_for
 from sail_jax.merging.merge import Merge
-from sail_jax.merging.tensors import Shape, Tensor
+from sail_jax.merging.tensors import Shape, Tensor, bytes_of
 from sail_jax.merging.work import Work, copy
 from sail_jax.trees import some_paths
-
-__all__ = ["InputSummary", "Plan", "Treatment", "fingerprint", "plan"]
 
 
 class Treatment(NamedTuple):
@@ -290,9 +289,10 @@ class _Planner:
         compat = "mergekit" if recipe.compat == "paper" else "paper"
         other = recipe.model_copy(update={"compat": compat})
         self.other = None if named else Hyperparameters(other)
-        self.groups: dict[Any, int] = {}
+        self.merged = recipe.merged()
+        self.groups: dict[int | None, int] = {}
         self.aliases: dict[str, str] = {}
-        self.rowings: dict[tuple, Any] = {}
+        self.rowings: dict[tuple[tuple[Ref, int], ...], dict[Ref, Rowing]] = {}
         for note in (*recipe.notes, *_revisions(recipe)):
             if strict:
                 raise RecipeError(note.where, note.text)
@@ -306,16 +306,16 @@ class _Planner:
                 if isinstance(error, (StoreError, RecipeError)):
                     raise
                 # What growing or aligning refuses does not name a place: it is this model's.
-                raise RecipeError(_where(recipe, ref), f"{ref}: {error}") from error
+                raise RecipeError(recipe.place_of(ref), f"{ref}: {error}") from error
         unmatched_renames(recipe, self.inputs.values())
-        first = recipe.base_model or recipe.modules[0].slices[0].sources[0].model
+        first = recipe.base_model or next(recipe.sources()).model
         self.first = self.inputs[first]
         self._look()
-        self.alignment = self._align()
+        self.vocabulary = self._output_vocabulary()
 
     def _look(self) -> None:
         """Notes what the inputs state otherwise than their tensors, or than each other."""
-        merged = [self.inputs[ref] for ref in self.inputs if ref in self._merged()]
+        merged = [self.inputs[ref] for ref in self.inputs if ref in self.merged]
         opened = {model.ref: self.openings.about(model.ref) for model in merged}
         for ref, said in opened.items():
             # What is the same of all, such as the leaves that were selected, takes one line.
@@ -330,11 +330,7 @@ class _Planner:
             found = contradictions_of(model.opened, vocabulary)
             self.notes += [f"{model.ref}: {x}" for x in found if x.key not in stale]
         others = [model for model in merged if model is not self.first]
-        self.notes += compare(self.first, others, self._where, self.allow_crimes)
-
-    def _where(self, ref: Ref) -> Where:
-        """Finds where a model is first named among those to merge, else where the base is."""
-        return _where(self.recipe, ref)
+        self.notes += compare(self.first, others, self.recipe, self.allow_crimes)
 
     def _loses(self, text: str, *names: str) -> None:
         """Records what the output lacks, of which tensors."""
@@ -356,7 +352,7 @@ class _Planner:
             self._loses(text)
         if self.tables:
             notes, losses = match_tokens(
-                self.rows, self.tables, self.first, self.inputs, self.vocabularies, self._where
+                self.rows, self.tables, self.first, self.inputs, self.vocabularies, self.recipe
             )
             self.notes += notes
             for text in losses:
@@ -447,8 +443,7 @@ class _Planner:
     def _rest(self, merged: Set[str]) -> Iterator[Treatment]:
         """Copies the tensors that are not selected, of the model that the recipe's rule names."""
         rule = self.recipe.rest
-        sources = [s.model for m in self.recipe.modules for part in m.slices for s in part.sources]
-        ref = sources[-1] if rule == "last" else self.first.ref
+        ref = [*self.recipe.sources()][-1].model if rule == "last" else self.first.ref
         rest = {name: x for name, x in self.openings.rest(ref).items() if name not in merged}
         if not rest:
             return
@@ -475,7 +470,8 @@ class _Planner:
         """Puts what people read of a tensor beside its work, and numbers its group."""
         # `Hyperparameters.merge` returns the same object for all tensors of a group, and keeps it,
         # so that its identity tells groups apart.
-        group = self.groups.setdefault(work.merge and id(work.merge), len(self.groups))
+        key = None if work.merge is None else id(work.merge)
+        group = self.groups.setdefault(key, len(self.groups))
         return Treatment(work, tuple(owners), base, weights, group, note)
 
     def _note_dtype(self, dtype: np.dtype, tensors: Sequence[Tensor]) -> None:
@@ -579,11 +575,11 @@ class _Planner:
     ) -> tuple[list[Tensor], Tensor | None]:
         """Brings tensors to one shape; they may only differ in their number of vocabulary rows."""
         over_tokens = role(job.name) != ""
-        if over_tokens and self.alignment is not None and not self.alignment.same:
+        if over_tokens and self.vocabulary is not None and not self.vocabulary.same:
             notes.append("rows by token")
             refs = [model.ref for model in inputs]
             return self._by_token(job, refs, tensors, base)
-        if over_tokens and self.alignment is None:
+        if over_tokens and self.vocabulary is None:
             self.tables |= {m.ref: x.shape[0] for m, x in zip(inputs, tensors, strict=False)}
             if base is not None and job.base is not None:
                 self.tables[job.base[0].ref] = base.shape[0]
@@ -619,7 +615,7 @@ class _Planner:
         self, job: Job, refs: list[Ref], tensors: list[Tensor], base: Tensor | None
     ) -> tuple[list[Tensor], Tensor | None]:
         """Makes tensors over the output's vocabulary of those over the models' own."""
-        assert self.alignment is not None
+        assert self.vocabulary is not None
         pool = dict(zip(refs, tensors, strict=False))
         if base is not None and job.base is not None:
             pool[job.base[0].ref] = base
@@ -630,14 +626,14 @@ class _Planner:
         key = tuple(sizes.items())
         # The embedding and the head have the same sizes, and share what is expensive here.
         if key not in self.rowings:
-            self.rowings[key] = self.alignment.rowings(sizes)
+            self.rowings[key] = self.vocabulary.rowings(sizes)
         parts = list(pool.values())
         rows = {ref: Rows(parts, *rowing) for ref, rowing in self.rowings[key].items()}
         if base is None or job.base is None:
             return [rows[ref] for ref in refs], None
         return [rows[ref] for ref in refs] or [rows[job.base[0].ref]], rows[job.base[0].ref]
 
-    def _align(self) -> Alignment | None:
+    def _output_vocabulary(self) -> OutputVocabulary | None:
         """Makes the output's vocabulary, if the recipe asks for a tokenizer."""
         spec = self.recipe.tokenizer
         if spec is None:
@@ -652,17 +648,10 @@ class _Planner:
         donor = spec.source if isinstance(spec.source, Ref) else self.first.ref
         extras = self.inputs[donor].opened.extras
         base = self.recipe.base_model
-        refs = [ref for ref in self.inputs if ref in self._merged()]
-        alignment = align(spec, refs, base, vocabularies, sizes, extras)
-        self.notes += alignment.notes
-        return alignment
-
-    def _merged(self) -> set[Ref]:
-        """Lists the checkpoints that are merged, and bases; not those for the tokenizer alone."""
-        parts = [part for module in self.recipe.modules for part in module.slices]
-        refs = {source.model for part in parts for source in part.sources}
-        refs |= {part.base_model for part in parts if part.base_model is not None}
-        return refs | ({self.recipe.base_model} if self.recipe.base_model else set())
+        refs = [ref for ref in self.inputs if ref in self.merged]
+        vocabulary = output_vocabulary(spec, refs, base, vocabularies, sizes, extras)
+        self.notes += vocabulary.notes
+        return vocabulary
 
     def _extras(self, treatments: Sequence[Treatment]) -> dict[str, bytes | Path]:
         """Collects the files beside the tensors: the first model's, with the donor's tokenizer."""
@@ -673,12 +662,12 @@ class _Planner:
         extras: dict[str, bytes | Path] = {
             name: path
             for name, path in self.first.opened.extras.items()
-            if not _is_tokenizer(name) and carried(name)
+            if not of_tokenizer(name) and carried(name)
         }
         if self.copy_tokenizer:
-            extras |= {n: p for n, p in donor.opened.extras.items() if _is_tokenizer(n)}
-            if self.alignment is not None:
-                extras |= self.alignment.files
+            extras |= {n: p for n, p in donor.opened.extras.items() if of_tokenizer(n)}
+            if self.vocabulary is not None:
+                extras |= self.vocabulary.files
             sources = {ref: model.opened.extras for ref, model in self.inputs.items()}
             extras |= chat_template(self.recipe, sources, extras)
         elif self.recipe.chat_template is not None:
@@ -711,10 +700,10 @@ class _Planner:
         # A head that is not written is the embedding, whatever the first input says of its own.
         if self.aliases and self.first.tied is False:
             changes["tied"] = True
-        if self.alignment is None:
+        if self.vocabulary is None:
             vocabulary = self.vocabularies(donor)
         else:
-            vocabulary = Vocabulary(self.alignment.ids, {}, None, "")
+            vocabulary = Vocabulary(self.vocabulary.ids, {}, None, "")
         written = {t.name: t for t in treatments}
         stated = patched_config(self.first.config, **changes)
         config, left = following(stated, written, vocabulary)
@@ -731,9 +720,9 @@ class _Planner:
         return config
 
     def _summary(self, model: Input) -> InputSummary:
-        size = sum(math.prod(x.shape) * x.dtype.itemsize for x in model.tensors.values())
+        size = sum(map(bytes_of, model.tensors.values()))
         part = "base" if model.ref == self.recipe.base_model else "model"
-        part = part if model.ref in self._merged() else "tokenizer"
+        part = part if model.ref in self.merged else "tokenizer"
         return InputSummary(str(model.ref), part, len(model.tensors), size)
 
 
@@ -743,14 +732,7 @@ def _revisions(recipe: Recipe) -> Iterator[Note]:
         for path, revision in ((ref.path, ref.revision), (ref.lora, ref.lora_revision)):
             if path is not None and revision is not None and located(path, revision) == path:
                 text = f"revision {revision} has no effect: {path} lies on this disk"
-                yield Note(_where(recipe, ref), text)
-
-
-def _where(recipe: Recipe, ref: Ref) -> Where:
-    """Finds where a model is first named among those to merge, else where the base is."""
-    parts = [part for module in recipe.modules for part in module.slices]
-    named = [source.where for part in parts for source in part.sources if source.model == ref]
-    return named[0] if named else recipe.at("base_model")
+                yield Note(recipe.place_of(ref), text)
 
 
 def _read(model: Input) -> str:
@@ -788,13 +770,6 @@ def _holds(dtype: np.dtype, other: np.dtype) -> bool:
         return True
     a, b = ml_dtypes.finfo(dtype), ml_dtypes.finfo(other)
     return a.nmant >= b.nmant and a.maxexp >= b.maxexp and a.minexp <= b.minexp
-
-
-def _is_tokenizer(name: str) -> bool:
-    """Tells whether a file belongs to the tokenizer, by its name."""
-    return name.startswith(
-        ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "chat_template")
-    ) or name.endswith((".model", ".tiktoken"))
 
 
 def _is_float(dtype: np.dtype) -> bool:

@@ -5,10 +5,9 @@ from pathlib import Path
 
 from sail_jax.checkpoint.formats.extras import config_of, content
 from sail_jax.checkpoint.planning.tokenizers import dump
-from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError, Ref
+from sail_jax.checkpoint.recipe.parts import Recipe, Ref
+from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.disk import StoreError
-
-__all__ = ["chat_template"]
 
 _TURN = "{% for message in messages %}"
 _END = "{% endfor %}"

@@ -33,8 +33,6 @@ from sail_jax.checkpoint.recipe.parts import Ref, Token, Tokenizer
 from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.checkpoint.sources.rows import FILL, ZERO
 
-__all__ = ["Alignment", "Rowing", "align", "dump"]
-
 
 class Rowing(NamedTuple):
     """For each row of the output's vocabulary, where a model takes it from; see `rows.Rows`.
@@ -51,7 +49,7 @@ class Rowing(NamedTuple):
     means: Mapping[int, tuple[tuple[int, int], ...]]
 
 
-class Alignment(NamedTuple):
+class OutputVocabulary(NamedTuple):
     """The vocabulary of the output, and how the models' vocabularies relate to it.
 
     Attributes:
@@ -176,14 +174,14 @@ class Alignment(NamedTuple):
         return chosen, {self.ids[text] for text, token in self.tokens.items() if token.force}
 
 
-def align(
+def output_vocabulary(
     spec: Tokenizer,
     models: Sequence[Ref],
     base: Ref | None,
     vocabularies: Mapping[Ref, Vocabulary | None],
     sizes: Mapping[Ref, int],
     extras: Mapping[str, Path | bytes],
-) -> Alignment:
+) -> OutputVocabulary:
     """Makes the vocabulary of the output from those of the models.
 
     Args:
@@ -248,7 +246,9 @@ def align(
         notes.append(f"tokenizer: {len(ids)} tokens in {rows} rows, by token")
     changed = ids != start.ids
     files = _files(ids, added, start, extras, spec.where) if changed else {}
-    return Alignment(ids, rows, fill, donor, base, same, resolved, spec.tokens, files, tuple(notes))
+    return OutputVocabulary(
+        ids, rows, fill, donor, base, same, resolved, spec.tokens, files, tuple(notes)
+    )
 
 
 def _drop_rowless(ids, added, donor, resolved, sizes, where, notes) -> None:

@@ -5,9 +5,9 @@ names or aliases. Fields that are excluded are not keys. They hold where the map
 follows from its keys. `parts` has the declarations of a recipe, `tables` that of a table of spaces.
 """
 
-import re
-from collections.abc import Collection
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import (
     AliasChoices,
@@ -24,12 +24,15 @@ from sail_jax.checkpoint.recipe.published import nearest_word, without_effect
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
 
-__all__ = ["Declared", "Given", "Note", "Placed", "Published", "kind", "read", "remark"]
-
 T = TypeVar("T", bound=BaseModel)
 
 
-_TYPES = {"float": "a number", "int": "an integer", "bool": "true or false", "string": "a text"}
+_TYPES = {
+    **{"float": "a number", "int": "an integer", "bool": "true or false", "string": "a text"},
+    **{"list": "a list", "finite": "a finite number"},
+}
+_BOUNDS = {"ge": "greater than or equal to", "gt": "greater than", "lt": "less than"}
+_BOUNDS |= {"le": "less than or equal to"}
 
 
 class Given(dict[str, Any]):
@@ -40,7 +43,7 @@ class Given(dict[str, Any]):
     """
 
     def __init__(self, node: Node):
-        super().__init__((key, plain(part)) for key, part in node.value.items())
+        super().__init__({key: plain(part) for key, part in node.value.items()})
         self.node = node
 
     def only(self, *keys: str) -> str:
@@ -92,7 +95,7 @@ def plain(node: Node) -> Any:
     return [plain(part) for part in node.value] if isinstance(node.value, list) else node.value
 
 
-def kind(value: Any) -> str:
+def kind(value: object) -> str:
     """Describes a value for an error message, such as "a mapping" or "an empty list".
 
     Args:
@@ -119,10 +122,21 @@ class Note(NamedTuple):
     text: str
 
 
+@dataclass(kw_only=True)
+class Reading:
+    """What validators are told, as `info.context`; declarations may ask for more.
+
+    Attributes:
+      notes: What was found to have no effect so far.
+    """
+
+    notes: list[Note] = field(default_factory=list)
+
+
 def remark(info: ValidationInfo, where: Where, text: str) -> None:
-    """Adds a note to those that the context of reading collects, under "notes"."""
-    context: Any = info.context
-    context["notes"].append(Note(where, text))
+    """Adds a note to those that the context of reading collects."""
+    assert isinstance(info.context, Reading)
+    info.context.notes.append(Note(where, text))
 
 
 class Declared(BaseModel):
@@ -170,7 +184,9 @@ class Declared(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _declared(cls, given: Any, handler: Any, info: ValidationInfo) -> Any:
+    def _declared(
+        cls, given: object, handler: Callable[[object], "Declared"], info: ValidationInfo
+    ) -> "Declared":
         """Refuses unknown keys, drops keys without a value, and rewords pydantic's errors."""
         if not isinstance(given, Given):
             # The recipe was made in Python, not read from a file.
@@ -192,7 +208,7 @@ class Declared(BaseModel):
         try:
             return handler(given)
         except ValidationError as error:
-            raise _in_our_words(cls.what(), given.node, error.errors()[0]) from None
+            raise _in_our_words(cls, given.node, error.errors()[0]) from None
 
 
 class Placed(Declared):
@@ -222,13 +238,13 @@ class Published(Declared):
         return nearest_word(key, keys)
 
 
-def read(declaration: type[T], node: Node, context: Any = None) -> T:
+def read(declaration: type[T], node: Node, context: Reading | None = None) -> T:
     """Reads a node by a declaration.
 
     Args:
       declaration: The pydantic model that says what may stand there.
       node: The part of the recipe to read.
-      context: What validators are told as `info.context`; what it holds is up to the declaration.
+      context: What validators are told.
 
     Returns:
       An instance of the declaration.
@@ -239,13 +255,12 @@ def read(declaration: type[T], node: Node, context: Any = None) -> T:
     try:
         return declaration.model_validate(plain(node), context=context)
     except ValidationError as error:
-        raise _in_our_words("", node, error.errors()[0]) from None
+        raise _in_our_words(declaration, node, error.errors()[0]) from None
 
 
-def _in_our_words(what: str, node: Node, error: ErrorDetails) -> RecipeError:
+def _in_our_words(declaration: type[BaseModel], node: Node, error: ErrorDetails) -> RecipeError:
     """Makes an error of pydantic's a RecipeError at the place where it happened."""
-    context = error.get("ctx", {})
-    cause = context.get("error")
+    cause = error.get("ctx", {}).get("error")
     # This error has its place already, deeper in than this one.
     if isinstance(cause, RecipeError):
         return cause
@@ -256,22 +271,46 @@ def _in_our_words(what: str, node: Node, error: ErrorDetails) -> RecipeError:
             node = node.value.get(step, node)
         elif isinstance(node.value, list) and isinstance(step, int):
             node = node.value[step]
-    last = error["loc"][-1] if error["loc"] else ""
+    if error["type"] == "value_error":
+        return RecipeError(node.where, str(cause))
+    if error["type"] == "missing":
+        what = declaration.what() if issubclass(declaration, Declared) else "it"
+        return RecipeError(node.where, f"{what} needs {error['loc'][-1]!r}, which is missing")
+    return RecipeError(
+        node.where, f"expected {expected(declaration, error)}; got {kind(plain(node))}"
+    )
+
+
+def expected(declaration: type[BaseModel], error: ErrorDetails) -> str:
+    """Words what pydantic expected, by the kind of its error and the types of fields.
+
+    Args:
+      declaration: The model that was read.
+      error: The error, of any kind but "value_error" and "missing".
+
+    Returns:
+      What was expected, such as "one of tensor, tree".
+    """
+    context, last = error.get("ctx", {}), error["loc"][-1] if error["loc"] else ""
+    if bounds := [f"{words} {context[key]}" for key, words in _BOUNDS.items() if key in context]:
+        return bounds[0]
     match error["type"]:
-        case "value_error":
-            return RecipeError(node.where, str(cause))
-        case "missing":
-            return RecipeError(node.where, f"{what} needs {last!r}, which is missing")
         case "literal_error":
-            options = re.findall(r"'(.*?)'", context["expected"])
-            expected = f"one of {', '.join(options)}"
+            field = declaration.model_fields[str(error["loc"][0])]
+            options = _options(field.annotation)
+            return f"one of {', '.join(options)}" if len(options) > 1 else options[0]
         case "tuple_type":
-            expected = f"a list of {last}"
+            return f"a list of {last}"
         case "too_short":  # a list or a mapping
-            expected = f"{context['min_length']} or more {last}"
+            return f"{context['min_length']} or more {last}"
         case "dict_type":
-            expected = f"{last}, a mapping"
+            return f"{last}, a mapping"
         case other:
-            message = error["msg"].removeprefix("Input should be ")
-            expected = _TYPES.get(other.partition("_")[0], message)
-    return RecipeError(node.where, f"expected {expected}; got {kind(plain(node))}")
+            return _TYPES.get(other.partition("_")[0], other.replace("_", " "))
+
+
+def _options(annotation: object) -> list[str]:
+    """The words that a type allows, wherever a `Literal` stands in it."""
+    if get_origin(annotation) is Literal:
+        return [str(word) for word in get_args(annotation)]
+    return [word for part in get_args(annotation) for word in _options(part)]

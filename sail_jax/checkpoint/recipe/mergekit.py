@@ -16,18 +16,7 @@ from sail_jax.checkpoint.recipe.settings import Integer, Number, Scalar, between
 from sail_jax.checks import nearest
 from sail_jax.merging.merge import Merge, Takes, takes
 
-__all__ = [
-    "MERGEKIT",
-    "REQUIRED",
-    "Base",
-    "Entry",
-    "Parameter",
-    "accepts",
-    "entry",
-    "names",
-]
-
-REQUIRED = object()
+REQUIRED: Any = object()
 """Stands for the default of a parameter that has none and must be set."""
 
 Base = Literal["required", "optional", "first", "input", "joins"]
@@ -59,6 +48,11 @@ class Parameter(NamedTuple):
     type: Any = Number
     default: Any = REQUIRED
     per_model: bool = False
+
+    @property
+    def required(self) -> bool:
+        """Whether it has no default."""
+        return self.default is REQUIRED
 
 
 class Entry(NamedTuple):
@@ -93,7 +87,7 @@ class Entry(NamedTuple):
     @property
     def alone(self) -> bool:
         """Whether mergekit writes the base as it is, where a recipe lists nothing else."""
-        deltas = self.base == "required" and (self.least, self.most) == _ANY
+        deltas = self.base == "required" and (self.least, self.most) == (1, None)
         return self.published and deltas
 
 
@@ -133,133 +127,81 @@ def _bool(name: str, default: bool, option: str | None = None) -> Parameter:
     return Parameter(name, option or name, bool, default)
 
 
-_ANY = (1, None)
+class Listed(NamedTuple):
+    """What mergekit has of a method.
+
+    Attributes:
+      title: The name in a model card.
+      reference: The address of the paper; "" without one.
+      parameters: The parameters by their names in YAML. Their defaults are those of mergekit's
+        code, which differ from the papers' in places.
+    """
+
+    title: str
+    reference: str
+    parameters: Mapping[str, Parameter]
+
+
+def _listed(title: str, arxiv: str, *parameters: Parameter) -> Listed:
+    reference = arxiv and f"https://arxiv.org/abs/{arxiv}"
+    return Listed(title, reference, {parameter.name: parameter for parameter in parameters})
+
+
 _FLOOR = _number("epsilon", 1e-5, type=between(0))
-# Name, what base_model is, least and most models, title, arXiv number, parameters. Defaults are
-# those of mergekit's code, which differ from the papers' in places.
-_ROWS: list[tuple[str, Base, tuple[int, int | None], str, str, tuple[Parameter, ...]]] = [
-    (
-        "linear",
-        "joins",
-        _ANY,
-        "Linear (model soup)",
-        "2203.05482",
-        (_WEIGHT, _bool("normalize", True)),
-    ),
-    ("slerp", "first", (2, 2), "SLERP", "", (_number("t", REQUIRED),)),
-    (
-        "nuslerp",
-        "optional",
-        (2, 2),
+_BY_WEIGHT = _deltas(True, False)
+_DROPPED = _deltas(False, True)
+_OUTLIERS = _deltas(False, False, _GAMMA)
+MERGEKIT = {
+    "linear": _listed("Linear (model soup)", "2203.05482", _WEIGHT, _bool("normalize", True)),
+    "slerp": _listed("SLERP", "", _number("t", REQUIRED)),
+    "nuslerp": _listed(
         "NuSLERP",
         "",
-        (
-            _WEIGHT,
-            _bool("nuslerp_flatten", True, "flatten"),
-            _bool("nuslerp_row_wise", False, "row_wise"),
-        ),
+        _WEIGHT,
+        _bool("nuslerp_flatten", True, "flatten"),
+        _bool("nuslerp_row_wise", False, "row_wise"),
     ),
-    (
-        "multislerp",
-        "optional",
-        _ANY,
+    "multislerp": _listed(
         "Multi-SLERP",
         "",
-        (
-            _WEIGHT,
-            _bool("normalize_weights", True, "normalize"),
-            _number("eps", 1e-8, type=between(0)),
-        ),
+        _WEIGHT,
+        _bool("normalize_weights", True, "normalize"),
+        _number("eps", 1e-8, type=between(0)),
     ),
-    (
-        "karcher",
-        "joins",
-        _ANY,
+    "karcher": _listed(
         "Karcher mean",
         "",
-        (
-            Parameter("max_iter", "max_iterations", Annotated[Integer, Field(ge=1)], 10),
-            _number("tol", 1e-5, "tolerance", between(0)),
-        ),
+        Parameter("max_iter", "max_iterations", Annotated[Integer, Field(ge=1)], 10),
+        _number("tol", 1e-5, "tolerance", between(0)),
     ),
-    (
-        "task_arithmetic",
-        "required",
-        _ANY,
-        "Task arithmetic",
-        "2212.04089",
-        _without_effect(_deltas(False, False)),
+    "task_arithmetic": _listed(
+        "Task arithmetic", "2212.04089", *_without_effect(_deltas(False, False))
     ),
-    ("ties", "required", _ANY, "TIES", "2306.01708", _deltas(True, False)),
-    ("dare_linear", "required", _ANY, "DARE, linear", "2311.03099", _deltas(False, True)),
-    ("dare_ties", "required", _ANY, "DARE, TIES", "2311.03099", _deltas(False, True)),
-    ("breadcrumbs", "required", _ANY, "Breadcrumbs", "2312.06795", _deltas(False, False, _GAMMA)),
-    (
-        "breadcrumbs_ties",
-        "required",
-        _ANY,
-        "Breadcrumbs, TIES",
-        "2312.06795",
-        _deltas(False, False, _GAMMA),
-    ),
-    ("della", "required", _ANY, "DELLA", "2406.11617", _deltas(True, True, _EPSILON)),
-    (
-        "della_linear",
-        "required",
-        _ANY,
-        "DELLA, linear",
-        "2406.11617",
-        _deltas(False, True, _EPSILON),
-    ),
-    (
-        "model_stock",
-        "required",
-        (2, None),
-        "Model stock",
-        "2403.19522",
-        (_bool("filter_wise", False),),
-    ),
-    ("nearswap", "required", (1, 1), "NearSwap", "", (_number("t", REQUIRED, type=between(0)),)),
-    ("arcee_fusion", "required", (1, 1), "Arcee fusion", "", ()),
-    (
-        "sce",
-        "required",
-        _ANY,
-        "SCE",
-        "2408.07990",
-        (_number("select_topk", 1.0, type=between(0, 1)), _MASK),
-    ),
-    ("ram", "required", _ANY, "RAM", "2601.13572", (_FLOOR,)),
-    (
-        "ramplus_tl",
-        "required",
-        _ANY,
+    "ties": _listed("TIES", "2306.01708", *_BY_WEIGHT),
+    "dare_linear": _listed("DARE, linear", "2311.03099", *_DROPPED),
+    "dare_ties": _listed("DARE, TIES", "2311.03099", *_DROPPED),
+    "breadcrumbs": _listed("Breadcrumbs", "2312.06795", *_OUTLIERS),
+    "breadcrumbs_ties": _listed("Breadcrumbs, TIES", "2312.06795", *_OUTLIERS),
+    "della": _listed("DELLA", "2406.11617", *_deltas(True, True, _EPSILON)),
+    "della_linear": _listed("DELLA, linear", "2406.11617", *_deltas(False, True, _EPSILON)),
+    "model_stock": _listed("Model stock", "2403.19522", _bool("filter_wise", False)),
+    "nearswap": _listed("NearSwap", "", _number("t", REQUIRED, type=between(0))),
+    "arcee_fusion": _listed("Arcee fusion", ""),
+    "sce": _listed("SCE", "2408.07990", _number("select_topk", 1.0, type=between(0, 1)), _MASK),
+    "ram": _listed("RAM", "2601.13572", _FLOOR),
+    "ramplus_tl": _listed(
         "RAM+ (tensor-local)",
         "2601.13572",
-        (_number("r", 0.1), _number("alpha", 0.2, type=between(0)), _FLOOR),
+        _number("r", 0.1),
+        _number("alpha", 0.2, type=between(0)),
+        _FLOOR,
     ),
-    (
-        "passthrough",
-        "input",
-        (1, 1),
-        "Passthrough",
-        "",
-        (Parameter("scale", "scale", Number, 1.0, True),),
-    ),
-]
-MERGEKIT = {
-    name: Entry(
-        name,
-        base,
-        *models,
-        {p.name: p for p in ps},
-        title,
-        paper and f"https://arxiv.org/abs/{paper}",
-    )
-    for name, base, models, title, paper, ps in _ROWS
+    "passthrough": _listed("Passthrough", "", Parameter("scale", "scale", Number, 1.0, True)),
 }
-"""mergekit's methods by name."""
+"""mergekit's methods by name. How many models they merge, our merges state themselves."""
 
+# What base_model is to a method, where mergekit has it otherwise than our merge.
+_BASE_MODEL: Mapping[str, Base] = {"linear": "joins", "karcher": "joins", "slerp": "first"}
 _ELSEWHERE = frozenset({"key", "compat", "scope"})
 """Hyperparameters that a recipe sets at its top level; `key` is made of its seed."""
 _PER_MODEL = frozenset({"density", "gamma", "epsilon"})
@@ -335,8 +277,8 @@ def entry(method: str | Merge) -> Entry:
     if example is None:
         why = "; its hyperparameters are arrays" if is_method else ""
         raise ValueError(f"no merging method {method!r}{nearest(str(method), names())}{why}")
-    record = MERGEKIT.get(method) or _entry_of(example)
-    parameters = dict(record.parameters)
+    record = _entry_of(example)
+    parameters = dict(MERGEKIT[method].parameters if method in MERGEKIT else record.parameters)
     taken = {p.option for p in parameters.values()}
     # mergekit's is unweighted; ours may be given weights.
     if method == "karcher":
@@ -344,17 +286,16 @@ def entry(method: str | Merge) -> Entry:
     for option in methods.options_of(method).values():
         if option.name not in taken | _ELSEWHERE and option.name not in parameters:
             parameters[option.name] = _own(option, takes(method)[option.name])
+    base = _BASE_MODEL.get(method, record.base)
     # `example` is an instance with stand-in hyperparameters: not the merge that is asked for.
-    return record._replace(parameters=parameters, merge=None)
+    return record._replace(base=base, parameters=parameters, merge=None)
 
 
 def _entry_of(merge: Merge) -> Entry:
     """The entry of a merge: its number of models and its kind of base, and the weight."""
-    listed = MERGEKIT.get(merge.name)
-    title, reference = (listed.title, listed.reference) if listed else (merge.name, "")
-    base = _BASES[merge.base]
+    title, reference, _ = MERGEKIT.get(merge.name, Listed(merge.name, "", {}))
     parameters = {"weight": _WEIGHT._replace(default=None)}
-    return Entry(merge.name, base, *merge.models, parameters, title, reference, merge)
+    return Entry(merge.name, _BASES[merge.base], *merge.models, parameters, title, reference, merge)
 
 
 def _own(argument: inspect.Parameter, takes: Takes) -> Parameter:

@@ -4,11 +4,12 @@
 parameters that a mapping may set depend on the method, which `mergekit` knows.
 """
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
@@ -31,6 +32,7 @@ from sail_jax.checkpoint.recipe.declared import (
     Note,
     Placed,
     Published,
+    Reading,
     kind,
     read,
     remark,
@@ -41,18 +43,7 @@ from sail_jax.checkpoint.recipe.settings import Integer, Natural, Setting, setti
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
 from sail_jax.merging.integers import Integers
-
-__all__ = [
-    "Alignment",
-    "Growth",
-    "Module",
-    "Recipe",
-    "Ref",
-    "Slice",
-    "Source",
-    "Token",
-    "Tokenizer",
-]
+from sail_jax.merging.merge import Merge
 
 ALIGNMENT = ("method", "family", "spaces", "within", "weights", "seed", "max_sweeps")
 """What a recipe may say of an alignment: the options of `align_maps` but for those of a run."""
@@ -93,18 +84,32 @@ class Ref(NamedTuple):
         return f"{self.lora}@{self.lora_revision}"
 
     def __str__(self) -> str:
-        name = hub.called(self.checkpoint)
-        if self.adapter is not None:
-            name = f"{name}+{hub.called(self.adapter)}"
-        for step in self.steps:
-            done = (
-                f"grown by {step.method}" if isinstance(step, Growth) else f"aligned to {step.to}"
-            )
-            name = f"{name} ({done})"
-        return name
+        names = [hub.called(path) for path in (self.checkpoint, self.adapter) if path is not None]
+        return "+".join(names) + "".join(f" ({step})" for step in self.steps)
 
 
-def _ref(given: Any, info: ValidationInfo) -> Ref:
+@dataclass(kw_only=True)
+class Document(Reading):
+    """What validators are told of a document, and what they find in it.
+
+    Attributes:
+      others: The names of all documents of the file, if there are several.
+      uses: The names of those that are inputs of this one, as often as they are named.
+      entry: The method; None before it is read, or if it was refused.
+    """
+
+    others: Collection[str] = ()
+    uses: list[str] = field(default_factory=list)
+    entry: mergekit.Entry | None = None
+
+
+def _document(info: ValidationInfo) -> Document:
+    """The document that is being read."""
+    assert isinstance(info.context, Document)
+    return info.context
+
+
+def _ref(given: object, info: ValidationInfo) -> Ref:
     """Reads a model that is given as one word or as a mapping."""
     if isinstance(given, Given):
         ref = read(Model, given.node, info.context).ref()
@@ -114,9 +119,9 @@ def _ref(given: Any, info: ValidationInfo) -> Ref:
         return given
     else:
         raise ValueError(f"expected path[@revision][+lora[@revision]]; got {kind(given)}")
-    context: Any = info.context
-    if ref.path in context.get("documents", ()):
-        context["uses"].append(ref.path)
+    document = _document(info)
+    if ref.path in document.others:
+        document.uses.append(ref.path)
         if ref.revision is not None:
             text = f"revision {ref.revision} has no effect: {ref.path} is another document"
             remark(info, Where(), text)
@@ -124,7 +129,7 @@ def _ref(given: Any, info: ValidationInfo) -> Ref:
     return ref
 
 
-def _location(given: Any) -> Any:
+def _location(given: object) -> object:
     """Splits path[@revision]; anything but text is left to be validated."""
     if not isinstance(given, str):
         return given
@@ -155,7 +160,7 @@ def _dtype(name: str) -> str:
     return name
 
 
-def _name(given: Any) -> Any:
+def _name(given: object) -> object:
     """Reads the name of a document; a number or a truth value stands for its text."""
     return str(given) if isinstance(given, (bool, int, float)) else given
 
@@ -175,15 +180,17 @@ def _renames(patterns: Mapping[str, str]) -> Mapping[str, str]:
     return patterns
 
 
-def _settings(given: Any, info: ValidationInfo, *, of_model: bool = False) -> Mapping[str, Setting]:
+def _settings(
+    given: object, info: ValidationInfo, *, of_model: bool = False
+) -> Mapping[str, Setting]:
     """Reads the parameters of a mapping by what the recipe's method takes."""
     if not isinstance(given, Given):
         raise ValueError(f"expected parameters, a mapping; got {kind(given)}")
-    context: Any = info.context
+    document = _document(info)
+    entry, settings = document.entry, {}
     # The method itself was refused, and that is the error to report.
-    if "entry" not in context:
+    if entry is None:
         return {}
-    entry, settings = context["entry"], {}
     for name, node in given.node.value.items():
         parameter = entry.parameters.get(name)
         if parameter is None:
@@ -203,15 +210,14 @@ def _settings(given: Any, info: ValidationInfo, *, of_model: bool = False) -> Ma
                 info, node.key, f"{name} of one model has no effect under {entry.name}; {remedy}"
             )
         else:
-            settings[name] = setting(node, parameter.type, context["notes"])
+            settings[name] = setting(node, parameter.type, document.notes)
     return settings
 
 
-def _entry(given: Any, info: ValidationInfo) -> mergekit.Entry:
+def _entry(given: str | Merge | mergekit.Entry, info: ValidationInfo) -> mergekit.Entry:
     """Looks up the method, and tells whatever is read after it which parameters there are."""
     entry = given if isinstance(given, mergekit.Entry) else mergekit.entry(given)
-    context: Any = info.context
-    context["entry"] = entry
+    _document(info).entry = entry
     return entry
 
 
@@ -222,46 +228,61 @@ Parameters = Annotated[Mapping[str, Setting], PlainValidator(_settings)]
 OwnParameters = Annotated[Mapping[str, Setting], PlainValidator(partial(_settings, of_model=True))]
 
 
+class Options(dict[str, Any]):
+    """Options by name, in the order of the names; nobody changes them.
+
+    A `Ref` holds its steps and is a key of dictionaries, so options have a hash.
+    """
+
+    def __init__(self, given: Mapping[str, Any] = MappingProxyType({})) -> None:
+        super().__init__(sorted(given.items()))
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        # Of the names alone, as values may be lists and mappings.
+        return hash(tuple(self))
+
+
 class Step(Declared):
     """Something that is done to a model before it is merged.
 
     Attributes:
-      hyperparameters: All keys that are not fields, with their values, as a JSON object.
+      options: All keys that are not fields, with their values.
     """
 
-    # As text, since a `Ref` holds its steps and is a key of dictionaries: a dict has no hash.
-    hyperparameters: str = Field("{}", exclude=True)
+    options: Annotated[Options, PlainValidator(Options)] = Field(Options(), exclude=True)
 
     @model_validator(mode="before")
     @classmethod
     def _rest(cls, given: Given) -> Given:
         fields = {*super().keys(given), "where"}
-        rest = {key: given[key] for key in given if key not in fields}
-        given["hyperparameters"] = json.dumps(rest, sort_keys=True)
+        given["options"] = {key: given[key] for key in given if key not in fields}
         return given
 
 
-def _target(given: Any) -> str:
-    """Reads the target of a growth as JSON, which keeps paths and mappings apart."""
+def _target(given: object) -> str | Options:
+    """Reads the target of a growth: a path, or a mapping."""
     if not isinstance(given, (str, dict)) or not given:
         raise ValueError(f"expected a config.json, factors or entries of one; got {kind(given)}")
-    return json.dumps(given, sort_keys=True)
+    return given if isinstance(given, str) else Options(given)
 
 
 class Growth(Step):
     """A model is made larger before it is merged.
 
     Attributes:
-      to: The target as JSON: the path of a config.json, factors such as {"width": 2}, or entries of
-        a configuration.
+      to: The target: the path of a config.json, factors such as {"width": 2}, or entries of a
+        configuration.
       method: The name of a growth method.
       seed: The seed of whatever the method draws.
-      hyperparameters: The method's options, as a JSON object.
+      options: The method's options.
     """
 
-    to: Annotated[str, BeforeValidator(_target)]
+    to: Annotated[str | Options, PlainValidator(_target)]
     method: str = "lemon"
     seed: Natural = 0
+
+    def __str__(self) -> str:
+        return f"grown by {self.method}"
 
     @classmethod
     def keys(cls, given: Given) -> list[str]:
@@ -284,10 +305,13 @@ class Alignment(Step):
 
     Attributes:
       to: The model that it is aligned to.
-      hyperparameters: The options of `align_maps`, as a JSON object; see `ALIGNMENT`.
+      options: The options of `align_maps`; see `ALIGNMENT`.
     """
 
     to: Reference
+
+    def __str__(self) -> str:
+        return f"aligned to {self.to}"
 
     @classmethod
     def keys(cls, given: Given) -> list[str]:
@@ -463,7 +487,7 @@ class Row(Published):
     token_id: Natural | None = None
 
 
-def _row(given: Any, info: ValidationInfo) -> Row:
+def _row(given: object, info: ValidationInfo) -> Row:
     """Reads a row that is given as a mapping, or as a model alone."""
     if not isinstance(given, Given) or "kind" not in given:
         return Row(kind="model_token", model=_ref(given, info))
@@ -491,7 +515,7 @@ class Token(Published, Placed):
     force: bool = False
 
 
-def _tokenizer_source(given: Any, info: ValidationInfo) -> str | Ref:
+def _tokenizer_source(given: object, info: ValidationInfo) -> str | Ref:
     return given if given in ("union", "base") else _ref(given, info)
 
 
@@ -512,7 +536,7 @@ class Tokenizer(Published, Placed):
     pad_to_multiple_of: Annotated[Integer, Field(ge=1, le=1 << 20)] | None = None
 
 
-def _modules(given: Any) -> list[Any]:
+def _modules(given: object) -> list[object]:
     """Lists the modules, each of which is told its name."""
     if not isinstance(given, Given) or not given:
         raise ValueError(f"expected modules by name; got {'none' if given == {} else kind(given)}")
@@ -612,27 +636,33 @@ class Recipe(Published):
         """The name of the method."""
         return self.entry.name
 
-    def reads(self, name: str) -> bool:
-        """Tells whether a parameter of the method counts under the recipe's conventions.
-
-        Args:
-          name: A parameter of the method, as YAML names it.
+    def read(self) -> Mapping[str, mergekit.Parameter]:
+        """Lists the parameters of the method that count under the recipe's conventions.
 
         Returns:
-          Whether it does. Under mergekit's conventions karcher is not weighted, as ours may be.
+          The parameters by their names in YAML. Under mergekit's conventions karcher is not
+          weighted, as ours may be.
         """
-        if self.compat != "mergekit" or not self.entry.published or name not in PARAMETERS:
-            return True
-        return name in mergekit.MERGEKIT[self.method].parameters
+        every = self.entry.parameters
+        if self.compat != "mergekit" or not self.entry.published:
+            return every
+        theirs = mergekit.MERGEKIT[self.method].parameters
+        return {name: p for name, p in every.items() if name in theirs or name not in PARAMETERS}
 
     def at(self, key: str) -> Where:
         """Finds where a top-level key was given, for an error message."""
         given = self.node.value.get(key)
         return self.node.where._replace(path=key) if given is None else given.key
 
+    def place_of(self, ref: Ref) -> Where:
+        """Finds where a model is first named among those to merge, else where the base is."""
+        named = [source.where for source in self.sources() if source.model == ref]
+        return named[0] if named else self.at("base_model")
+
     def settings(self) -> list[tuple[str, Setting]]:
         """Lists all parameters that are set anywhere in the recipe and count there."""
-        return [(name, setting) for name, setting in self.given() if self.reads(name)]
+        read = self.read()
+        return [(name, setting) for name, setting in self.given() if name in read]
 
     def given(self) -> list[tuple[str, Setting]]:
         """Lists all parameters that are set anywhere in the recipe.
@@ -648,6 +678,19 @@ class Recipe(Published):
                 scopes += [part.parameters, *(source.parameters for source in part.sources)]
         return list(chain.from_iterable(scope.items() for scope in scopes))
 
+    def slices(self) -> Iterator[Slice]:
+        """Iterates over the slices of all modules."""
+        return chain.from_iterable(module.slices for module in self.modules)
+
+    def sources(self) -> Iterator[Source]:
+        """Iterates over the sources of all slices."""
+        return chain.from_iterable(part.sources for part in self.slices())
+
+    def merged(self) -> set[Ref]:
+        """Collects the checkpoints that are merged, and bases: not those for a tokenizer alone."""
+        bases = [self.base_model, *(part.base_model for part in self.slices())]
+        return {*(source.model for source in self.sources()), *filter(None, bases)}
+
     def models(self) -> list[Ref]:
         """Lists every checkpoint that the recipe names as an input, each once.
 
@@ -655,13 +698,10 @@ class Recipe(Published):
           The base first, then the models and the bases of slices as they are listed, then those
           that only the tokenizer names.
         """
-        refs = [] if self.base_model is None else [self.base_model]
-        for module in self.modules:
-            for part in module.slices:
-                refs += [source.model for source in part.sources]
-                refs += [] if part.base_model is None else [part.base_model]
+        named: list[Ref | str | None] = [self.base_model]
+        for part in self.slices():
+            named += [*(source.model for source in part.sources), part.base_model]
         if self.tokenizer is not None:
             tokens = self.tokenizer.tokens.values()
-            named = [self.tokenizer.source, *(token.source.model for token in tokens)]
-            refs += [model for model in named if isinstance(model, Ref)]
-        return list(dict.fromkeys(refs))
+            named += [self.tokenizer.source, *(token.source.model for token in tokens)]
+        return list(dict.fromkeys(ref for ref in named if isinstance(ref, Ref)))

@@ -7,16 +7,17 @@ references to groups within a pattern: https://github.com/google/re2/wiki/Syntax
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import re2
-
-__all__ = ["compiled", "renaming"]
 
 _ESCAPE = re.compile(r"\\(?:g<(\w+)>|([1-9]\d?)|(.?))", re.DOTALL)
 
 
-def compiled(text: str) -> Any:
+Pattern = re2._Regexp
+"""A compiled regular expression, with the methods of `re.Pattern`."""
+
+
+def compiled(text: str) -> Pattern:
     r"""Compiles a regular expression in RE2's syntax.
 
     Args:
@@ -75,7 +76,7 @@ def renaming(text: str, replacement: str) -> Callable[[str], str]:
         end = escape.end()
     parts.append(replacement[end:])
 
-    def filled(match: Any) -> str:
+    def filled(match: re2._Match) -> str:
         return "".join(part if isinstance(part, str) else match[part] or "" for part in parts)
 
     return lambda name: pattern.sub(filled, name)

@@ -11,8 +11,6 @@ from collections.abc import Collection
 
 from sail_jax.checks import nearest
 
-__all__ = ["KEYS", "PARAMETERS", "nearest_word", "without_effect"]
-
 KEYS = {
     "at the top": (
         *("merge_method", "models", "slices", "modules", "base_model", "parameters", "dtype"),

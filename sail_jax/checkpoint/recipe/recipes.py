@@ -29,8 +29,7 @@ in float32 or better), and `out_dtype` takes precedence over it.
 
 import graphlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -38,23 +37,10 @@ from typing import Any
 from sail_jax.checkpoint.formats.table import of_output
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.declared import Note, kind, read
-from sail_jax.checkpoint.recipe.parts import Module, Parameters, Recipe, Ref, Slice, Source
+from sail_jax.checkpoint.recipe.parts import Document, Module, Recipe, Ref, Slice, Source
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where, compose, compose_all
 from sail_jax.checks import nearest
 from sail_jax.merging.merge import Merge
-
-__all__ = [
-    "Module",
-    "Recipe",
-    "RecipeError",
-    "Ref",
-    "Slice",
-    "Source",
-    "finals",
-    "parse",
-    "parse_all",
-    "simple",
-]
 
 _TOP = [
     "dtype",
@@ -155,16 +141,16 @@ def finals(recipes: Sequence[Recipe]) -> list[Recipe]:
     return [recipe for recipe in recipes if recipe.name not in used]
 
 
-def _parsed(root: Node, text: str | bytes, names: Iterable[str] | None = None) -> Recipe:
+def _parsed(root: Node, text: str | bytes, names: Collection[str] | None = None) -> Recipe:
     """Makes the recipe of one document; `names` are those of all documents, if there are others."""
-    notes: list[Note] = []
-    context: dict[str, Any] = {"notes": notes, "documents": names or (), "uses": []}
-    recipe = read(Recipe, root, context)
+    document = Document(others=names or ())
+    recipe = read(Recipe, root, document)
     if recipe.name is not None and names is None:
-        notes.append(Note(recipe.at("name"), "name has no effect in a file of one document"))
+        remark = Note(recipe.at("name"), "name has no effect in a file of one document")
+        document.notes.append(remark)
     text = text if isinstance(text, str) else text.decode("utf-8-sig")
-    uses = tuple(dict.fromkeys(context["uses"]))
-    return check(recipe.model_copy(update={"text": text, "uses": uses}), notes)
+    uses = tuple(dict.fromkeys(document.uses))
+    return check(recipe.model_copy(update={"text": text, "uses": uses}), document.notes)
 
 
 def simple(
@@ -207,7 +193,7 @@ def simple(
     if isinstance(models, (str, PathLike)) or not isinstance(models, Sequence):
         raise RecipeError(Where("models"), f"expected a sequence of paths, got {models!r}")
     weight = entry.parameters.get("weight")
-    if weights is None and compat != "paper" and weight and weight.default is mergekit.REQUIRED:
+    if weights is None and compat != "paper" and weight and weight.required:
         # mergekit demands weights in every recipe; here they default to 1.
         weights = [1.0] * len(models)
     if weights is not None:
@@ -245,13 +231,14 @@ def simple(
     }
     if compat is not None:
         top["compat"] = _node(compat, "compat")
-    notes: list[Note] = []
-    recipe = read(Recipe, Node(top, Where(), Where()), {"notes": notes})
+    document = Document()
+    recipe = read(Recipe, Node(top, Where(), Where()), document)
     # Set after reading: a `compat` among the keys would count as one that the user named.
-    return check(recipe if compat else recipe.model_copy(update={"compat": "paper"}), notes)
+    named = recipe if compat else recipe.model_copy(update={"compat": "paper"})
+    return check(named, document.notes)
 
 
-def _path(model: Any, path: str) -> Ref:
+def _path(model: object, path: str) -> Ref:
     """Makes a path a `Ref`, without reading "@" and "+" in it."""
     if isinstance(model, Ref):
         return model
@@ -260,7 +247,7 @@ def _path(model: Any, path: str) -> Ref:
     return Ref(str(fspath(model)))
 
 
-def _node(value: Any, path: str) -> Node:
+def _node(value: object, path: str) -> Node:
     """Makes a Python value a node, as if it had been written in a recipe."""
     if isinstance(value, Node):
         return value
@@ -292,15 +279,15 @@ def check(recipe: Recipe, notes: Iterable[Note] = ()) -> Recipe:
     recipe, passed = _without_bases(recipe)
     for module in recipe.modules:
         for part in module.slices:
-            _check_inputs(recipe, entry, module, part)
-    used = {}
+            _check_inputs(recipe, module, part)
+    used: dict[str, str] = {}
     for name, setting in recipe.settings():
         option = entry.parameters[name].option
         if option is not None and used.setdefault(option, name) != name:
             where = setting[0].where
             other = used[option]
             raise RecipeError(where, f"{name} and {other} are one parameter; set one of them")
-    own = recipe.entry.merge is None and mergekit.accepts(recipe.method, "scope")
+    own = entry.merge is None and mergekit.accepts(recipe.method, "scope")
     if recipe.scope is not None and not own:
         raise RecipeError(recipe.at("scope"), f"{recipe.method} has no scope")
     passed = {note.text: note for note in (*notes, *passed, *_unread(recipe))}
@@ -332,16 +319,17 @@ def _without_bases(recipe: Recipe) -> tuple[Recipe, list[Note]]:
 
 def _unread(recipe: Recipe) -> Iterator[Note]:
     """Yields a note for each parameter that the method has and that changes nothing here."""
+    read = recipe.read()
     for name, setting in recipe.given():
         # int8_mask says in which type mergekit keeps masks: the outcome is the same.
         inert = recipe.entry.parameters[name].option is None and name != "int8_mask"
-        if inert or not recipe.reads(name):
+        if inert or name not in read:
             where = setting[0].where
             more = "" if inert else "; compat: paper reads it"
             yield Note(where, f"{name} has no effect under {recipe.method}{more}")
     if recipe.entry.base != "joins" or recipe.compat != "mergekit":
         return
-    for part in chain.from_iterable(module.slices for module in recipe.modules):
+    for part in recipe.slices():
         base = part.base_model or recipe.base_model
         sources, _ = merged_sources(recipe, part)
         if base is not None and all(source.model != base for source in sources):
@@ -382,14 +370,15 @@ def merged_sources(recipe: Recipe, part: Slice) -> tuple[list[Source], Source | 
         outer = {*part.parameters, *recipe.parameters}
         within = [m for m in recipe.modules if any(part is x for x in m.slices)]
         outer |= {name for module in within for name in module.parameters}
-        needs = {p.name for p in entry.parameters.values() if p.default is mergekit.REQUIRED}
+        needs = {p.name for p in entry.parameters.values() if p.required}
         joins = recipe.compat == "mergekit" and part.whole and needs <= outer and listed is None
         return [*part.sources, *([unlisted] if joins else [])], listed
     return others, listed or unlisted
 
 
-def _check_inputs(recipe: Recipe, entry: mergekit.Entry, module: Module, part: Slice) -> None:
+def _check_inputs(recipe: Recipe, module: Module, part: Slice) -> None:
     """Checks the number of models of a slice, its base and the parameters that must be set."""
+    entry = recipe.entry
     base = part.base_model or recipe.base_model
     first = entry.base == "first" and recipe.compat == "mergekit"
     if base is None and (entry.base == "required" or first):
@@ -407,28 +396,19 @@ def _check_inputs(recipe: Recipe, entry: mergekit.Entry, module: Module, part: S
         )
     # By the papers' conventions no weight need be set; if one is, every model needs one. What else
     # has no default is asked for when tensors are planned.
-    if recipe.compat != "mergekit" and not any(
-        "weight" in scope for scope in _scopes(recipe, module, part, sources)
-    ):
+    outer = [part.parameters, module.parameters, recipe.parameters]
+    inner = [source.parameters for source in sources]
+    if recipe.compat != "mergekit" and not any("weight" in scope for scope in inner + outer):
         return
-    for parameter in filter(lambda p: recipe.reads(p.name), entry.parameters.values()):
-        required = parameter.default is mergekit.REQUIRED or (
-            parameter.name == "weight" and recipe.compat != "mergekit"
-        )
+    for parameter in recipe.read().values():
+        by_paper = parameter.name == "weight" and recipe.compat != "mergekit"
+        required = parameter.required or by_paper
         for source in sources if required else ():
             own = [source.parameters] if parameter.per_model else []
-            if any(parameter.name in s for s in own + _scopes(recipe, module, part, [])):
+            if any(parameter.name in scope for scope in own + outer):
                 continue
             who = f" for {source.model}" if parameter.per_model else ""
             where = source.where if parameter.per_model else recipe.at("merge_method")
             raise RecipeError(
                 where, f"{entry.name} needs the parameter {parameter.name!r}, missing{who}"
             )
-
-
-def _scopes(
-    recipe: Recipe, module: Module, part: Slice, sources: Sequence[Source]
-) -> list[Parameters]:
-    """Lists the parameters that apply to a slice and its sources, the sources' own first."""
-    outer = [part.parameters, module.parameters, recipe.parameters]
-    return [*(source.parameters for source in sources), *outer]

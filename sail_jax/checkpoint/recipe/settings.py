@@ -9,40 +9,30 @@ import fnmatch
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationInfo
 
-from sail_jax.checkpoint.recipe.declared import Note, Placed, Published, read
+from sail_jax.checkpoint.recipe.declared import Note, Placed, Published, Reading, read
 from sail_jax.checkpoint.recipe.patterns import compiled
 from sail_jax.checkpoint.recipe.yaml_tree import Node, RecipeError, Where
 from sail_jax.checks import nearest
 
-__all__ = [
-    "Condition",
-    "Integer",
-    "Ledger",
-    "Natural",
-    "Number",
-    "Scalar",
-    "Setting",
-    "between",
-    "interpolate",
-    "matcher",
-    "setting",
-]
+Value = bool | int | float | str
+"""The value of a parameter for one tensor."""
 
 
-def _no_flag(value: Any) -> Any:
+def _no_flag(value: object) -> object:
     """Refuses true and false, which Python would take for the numbers 1 and 0."""
     if isinstance(value, bool):
         raise ValueError(f"expected a number; got {value}")
     return value
 
 
-def _scalar(value: Any) -> Any:
+def _scalar(value: object) -> Value:
     """Refuses lists, mappings and infinite numbers."""
     if not isinstance(value, (bool, int, float, str)) or value in (math.inf, -math.inf):
         raise ValueError("expected a finite number, a text, true or false")
@@ -88,7 +78,7 @@ def _filter(filter: str) -> str:
     return filter
 
 
-def _values(given: Any) -> Any:
+def _values(given: object) -> Sequence[object]:
     """Returns a list of values, also of one value alone."""
     values = given if isinstance(given, (list, tuple)) else [given]
     if not values:
@@ -96,16 +86,27 @@ def _values(given: Any) -> Any:
     return values
 
 
-def _value(given: Any, info: ValidationInfo) -> Any:
+@dataclass(kw_only=True)
+class OfType(Reading):
+    """What validators of conditions are told.
+
+    Attributes:
+      type: The type of a value, as pydantic takes it.
+    """
+
+    type: object
+
+
+def _value(given: object, info: ValidationInfo) -> object:
     """Validates a value by the type that the context of reading gives."""
-    context: Any = info.context
-    return given if context is None else _adapter(context["type"]).validate_python(given)
+    of_type = info.context
+    return _adapter(of_type.type).validate_python(given) if isinstance(of_type, OfType) else given
 
 
 class Condition(Published, Placed):
     """A value of a parameter, for the tensors whose names fit a filter.
 
-    The context with which a condition is read gives the type of the value, under "type".
+    The context with which a condition is read, an `OfType`, gives the type of the value.
 
     Attributes:
       filter: The filter, as `matcher` takes it; None to fit all tensors.
@@ -123,7 +124,7 @@ Setting = tuple[Condition, ...]
 """The conditions of one parameter in one place of a recipe; the first that fits decides."""
 
 
-def setting(node: Node, type: Any, notes: list[Note]) -> Setting:
+def setting(node: Node, type: object, notes: list[Note]) -> Setting:
     """Reads what a recipe says of one parameter.
 
     Args:
@@ -142,7 +143,7 @@ def setting(node: Node, type: Any, notes: list[Note]) -> Setting:
     if not several and not isinstance(node.value, dict):
         # A bare value is the condition that fits every tensor.
         node = node._replace(value={"value": node})
-    context = {"type": type, "notes": notes}
+    context = OfType(type=type, notes=notes)
     conditions = tuple(read(Condition, p, context) for p in (node.value if several else [node]))
     for earlier, later in pairwise(conditions):
         if earlier.filter in (None, "*"):
@@ -151,7 +152,7 @@ def setting(node: Node, type: Any, notes: list[Note]) -> Setting:
     return conditions
 
 
-def interpolate(values: Sequence[Any], t: float) -> Any:
+def interpolate(values: Sequence[Value], t: float) -> Value:
     """Interpolates values that are spread evenly over [0, 1].
 
     With n values, value i stands at i / (n - 1). Numbers are piecewise linear between these points.
@@ -167,14 +168,14 @@ def interpolate(values: Sequence[Any], t: float) -> Any:
     >>> interpolate([0.0, 1.0, 0.0], 0.25), interpolate([True, False], 0.9)
     (0.5, True)
     """
-    if any(isinstance(v, (bool, str)) for v in values):
-        return values[int(t * (len(values) - 1))]
     place = t * (len(values) - 1)
     low = int(place)
-    high = min(low + 1, len(values) - 1)
     part = place - low
+    numbers = [value for value in values if not isinstance(value, (bool, str))]
     # Without a fraction the value itself is returned, so that whole numbers stay whole.
-    return (1 - part) * values[low] + part * values[high] if part else values[low]
+    if len(numbers) < len(values) or not part:
+        return values[low]
+    return (1 - part) * numbers[low] + part * numbers[low + 1]
 
 
 def matcher(filter: str | None) -> Callable[[str], bool]:
@@ -213,7 +214,7 @@ class Ledger:
         self._asked: dict[Setting, dict[str, None]] = {}
         self._decided: dict[Where, dict[str, None]] = {}
 
-    def resolve(self, scopes: Iterable[Setting | None], name: str, t: float) -> Any:
+    def resolve(self, scopes: Iterable[Setting | None], name: str, t: float) -> Value | None:
         """Returns the value of a parameter for one tensor.
 
         Args:

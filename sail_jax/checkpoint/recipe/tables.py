@@ -32,8 +32,7 @@ from sail_jax.checkpoint.recipe.declared import Declared, read
 from sail_jax.checkpoint.recipe.settings import Natural
 from sail_jax.checkpoint.recipe.yaml_tree import LIMIT, RecipeError, compose
 from sail_jax.checks import nearest
-
-__all__ = ["draft_table", "read_table"]
+from sail_jax.configurations import Config
 
 
 def _pattern(text: str) -> str:
@@ -49,7 +48,7 @@ def _prefix(text: str) -> str:
     return text
 
 
-def _axes(text: Any) -> Any:
+def _axes(text: object) -> object:
     """Checks an axes string; no text stands for a tensor without axes."""
     # Without braces a name with a placeholder, "hidden.{i}", reads as any other name.
     parse_axes(str(text or "").replace("{", "").replace("}", ""))
@@ -70,7 +69,7 @@ def _product(text: str) -> str:
     return text
 
 
-def _power(text: Any) -> tuple[str, float]:
+def _power(text: object) -> tuple[str, float]:
     """Splits "resid^0.5" into the name of a size and its power."""
     size, _, power = str(text).rpartition("^")
     if not size or not re.fullmatch(r"-?(\d+(\.\d*)?|\.\d+)", power):
@@ -173,7 +172,7 @@ def read_table(path: str | Path) -> Rules:
     )
 
 
-def draft_table(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None) -> str:
+def draft_table(checkpoint: Checkpoint, config: Config | None = None) -> str:
     """Drafts a table of spaces for a checkpoint, from names and shapes.
 
     Args:
@@ -189,7 +188,7 @@ def draft_table(checkpoint: Checkpoint, config: Mapping[str, Any] | None = None)
     }
     drafted = draft(shapes, config=config_of(checkpoint.extras) if config is None else config)
     rules = drafted.rules
-    settings: dict[str, Any] = {}
+    settings: dict[str, str | list[str]] = {}
     for key, names in rules.settings:
         settings[key] = [*settings[key], names] if key in settings else [names]
     parts = {"axes": dict(rules.axes), "spaces": rules.spaces, "sizes": rules.sizes}

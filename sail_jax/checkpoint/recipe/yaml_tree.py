@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from sail_jax.checks import escaped
 
-__all__ = ["LIMIT", "Node", "RecipeError", "Where", "compose", "compose_all"]
-
 LIMIT = 1 << 20
 """The longest text that is read, in bytes."""
 

@@ -1,15 +1,14 @@
 """Weights with a change of low rank added, computed as they are read."""
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.merging.tensors import OnDemand, Shape, Tensor, held, read_whole, same_entries
-
-__all__ = ["Adapted", "Change", "Named", "same"]
 
 # How many entries of B A are formed at once.
 _BLOCK = 1 << 18
@@ -123,6 +122,11 @@ class Change(NamedTuple):
         return all(np.array_equal(x, y) for one in pairs for x, y in zip(*one, strict=True))
 
 
+_Matrices = list[tuple[np.ndarray, np.ndarray]]
+_Formed = tuple[_Matrices, np.ndarray | None]
+"""The factors of each expert, and what DoRA multiplies the sum by."""
+
+
 class Adapted(OnDemand):
     """A weight with a change added: base + scale * B A, computed as it is read.
 
@@ -168,7 +172,7 @@ class Adapted(OnDemand):
             entries *= 2  # the factors of single experts are copied out
         return 4 * entries + block + sum(map(held, (self.base, *parts)))
 
-    def form(self) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray | None]:
+    def form(self) -> _Formed:
         matrices = self.change.matrices()
         if self.change.magnitude is None:
             return matrices, None
@@ -184,7 +188,7 @@ class Adapted(OnDemand):
             gain = _whole(self.change.magnitude).reshape(-1) / np.sqrt(squares)
         return matrices, gain.astype(np.float32)
 
-    def fill(self, formed: Any, out: np.ndarray, start: int) -> None:
+    def fill(self, formed: _Formed, out: np.ndarray, start: int) -> None:
         matrices, gain = formed
         for begin, total in self._sums(matrices, start, start + out.size):
             if gain is not None:
@@ -193,7 +197,7 @@ class Adapted(OnDemand):
                 total *= gain[at % c if self.change.transposed else at // c]
             out[begin - start : begin - start + total.size] = total.astype(self.dtype)
 
-    def _sums(self, matrices: list[tuple[np.ndarray, np.ndarray]], start: int, stop: int) -> Any:
+    def _sums(self, matrices: _Matrices, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
         """Yields base + change block by block: the first entry, and the sums in float32."""
         columns = self._columns
         size, height = self._rows * columns, max(1, _BLOCK // columns)
@@ -240,12 +244,23 @@ class Named:
           out: The buffer to fill.
           start: Row-major index of the first entry.
         """
-        if self.dtype == self.tensor.dtype:
-            return self.tensor.read(out, start)
-        for at in range(0, out.size, _CHUNK):
-            buffer = np.empty(min(_CHUNK, out.size - at), self.tensor.dtype)
-            self.tensor.read(buffer, start + at)
-            out[at : at + buffer.size] = buffer.astype(self.dtype)
+        read_as(self.tensor, out, start)
+
+
+def read_as(tensor: Tensor, out: np.ndarray, start: int = 0) -> None:
+    """Reads consecutive entries into a buffer, cast if its dtype is another.
+
+    Args:
+      tensor: The tensor.
+      out: The buffer to fill: flat and contiguous.
+      start: Row-major index of the first entry.
+    """
+    if out.dtype == tensor.dtype:
+        return tensor.read(out, start)
+    for at in range(0, out.size, _CHUNK):
+        buffer = np.empty(min(_CHUNK, out.size - at), tensor.dtype)
+        tensor.read(buffer, start + at)
+        out[at : at + buffer.size] = buffer.astype(out.dtype)
 
 
 def same(a: Tensor, b: Tensor) -> bool:

@@ -7,16 +7,15 @@ switched off: it makes another function, starts from a changed base, or is unkno
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError
 
 from sail_jax.checkpoint.formats.files import CheckpointError
-from sail_jax.checkpoint.recipe.declared import kind
-from sail_jax.checkpoint.recipe.patterns import compiled
-
-__all__ = ["AdapterConfig", "checked"]
+from sail_jax.checkpoint.recipe.declared import expected, kind
+from sail_jax.checkpoint.recipe.patterns import Pattern, compiled
+from sail_jax.configurations import Config
 
 # What a LoraConfig of peft 0.21 has that changes no number of the trained adapter: where it came
 # from, which modules were chosen, and options of training and of initialisations. (The entries of
@@ -35,38 +34,39 @@ _STARTS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def _rank(value: Any) -> int:
+def _rank(value: object) -> int:
     """A rank from a config, checked."""
     if type(value) is not int or not 1 <= value < 2**31:
         raise ValueError("expected an integer >= 1")
     return value
 
 
-def _alpha(value: Any) -> float:
+def _alpha(value: object) -> float:
     """An alpha from a config, checked."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
         raise ValueError("expected a number of float32")
     return float(value)
 
 
-def _row(value: Any) -> int:
+def _row(value: object) -> int:
     """The number of a token's row, checked."""
     if type(value) is not int or not 0 <= value < 2**31:
         raise ValueError("expected an integer >= 0")
     return value
 
 
-def _module(text: Any) -> Any:
+def _module(text: object) -> Pattern:
     """The compiled pattern of a module's name, which PEFT matches against the name's end."""
     # Compiled alone first: its parentheses might otherwise be closed by those around it.
     compiled(str(text))
     return compiled(rf"(?:.*\.)?(?:{text})$")
 
 
+N = TypeVar("N", int, float)
 _Rank = Annotated[int, PlainValidator(_rank)]
 _Alpha = Annotated[float, PlainValidator(_alpha)]
 _Row = Annotated[int, PlainValidator(_row)]
-_Module = Annotated[Any, PlainValidator(_module)]
+_Module = Annotated[Pattern, PlainValidator(_module)]
 
 
 class AdapterConfig(BaseModel):
@@ -163,7 +163,7 @@ def ends_with(module: str, part: str) -> bool:
     return f".{module}".endswith(f".{part}")
 
 
-def checked(config: Mapping[str, Any], source: str) -> AdapterConfig:
+def checked(config: Config, source: str) -> AdapterConfig:
     """Reads the content of `adapter_config.json`.
 
     Args:
@@ -185,8 +185,9 @@ def checked(config: Mapping[str, Any], source: str) -> AdapterConfig:
         key = ".".join(str(part)[:80] for part in first["loc"] if part != "[key]")
         if first["type"] == "missing":
             raise CheckpointError(f"{what}: {key} is missing") from error
-        expected = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-        raise CheckpointError(f"{what}: {key}: {expected}, got {kind(first['input'])}") from error
+        cause = first.get("ctx", {}).get("error")
+        wanted = cause or f"expected {expected(AdapterConfig, first)}"
+        raise CheckpointError(f"{what}: {key}: {wanted}, got {kind(first['input'])}") from error
     for key, value in config.items():
         # A later version of peft may compute something else under a key that is unknown here; what
         # is null, false or empty is switched off.
@@ -201,7 +202,7 @@ def checked(config: Mapping[str, Any], source: str) -> AdapterConfig:
     return read
 
 
-def _of_module(value: Any, patterns: Mapping[Any, Any] | None, module: str) -> Any:
+def _of_module(value: N, patterns: Mapping[Pattern, N] | None, module: str) -> N:
     """The value of the first pattern that matches a module, else the value for all."""
     fitting = (v for pattern, v in (patterns or {}).items() if pattern.fullmatch(module))
     return next(fitting, value)

@@ -16,8 +16,6 @@ from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.sources.adapter_config import AdapterConfig
 from sail_jax.merging.tensors import Tensor, Tensors
 
-__all__ = ["PREFIX", "Pair", "Stated", "Whole", "read_keys"]
-
 PREFIX = "base_model.model."
 # What follows the name of the module. The name of the adapter may stand between.
 _FACTOR = re.compile(

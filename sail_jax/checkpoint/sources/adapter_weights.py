@@ -13,10 +13,8 @@ from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.sources.adapted import Change, same
 from sail_jax.checkpoint.sources.adapter_config import AdapterConfig
 from sail_jax.checkpoint.sources.adapter_keys import Pair, Stated
-from sail_jax.configurations import class_of, look_up
+from sail_jax.configurations import Config, class_of, look_up
 from sail_jax.merging.tensors import Shape, Tensor, Tensors
-
-__all__ = ["KERNEL", "Weight", "Weights", "head_of", "is_conv1d"]
 
 # Families with modules Conv1D, which keep weights as [in, out]. PEFT looks at each module and sets
 # `fan_in_fan_out` for it; the entry in the file belongs to the last of the modules.
@@ -106,7 +104,7 @@ class Weights:
 
     @classmethod
     def of(
-        cls, stated: Stated, config: AdapterConfig, base: Tensors | None, model: Mapping[str, Any]
+        cls, stated: Stated, config: AdapterConfig, base: Tensors | None, model: Config
     ) -> "Weights":
         """Sorts the statements of an adapter by weight.
 
@@ -122,13 +120,13 @@ class Weights:
         Raises:
           CheckpointError: If something is stated twice, or does not fit the base.
         """
-        new = cls()
-        names = {} if base is None else base
+        new, to = cls(), _Trained(config, base, model)
+        names = to.names
         of_module: dict[str, list[Pair]] = {}
         for pair in stated.pairs:
             of_module.setdefault(pair.module, []).append(pair)
         for module, pairs in of_module.items():
-            for name, change in _changes(module, pairs, config, base, model):
+            for name, change in _changes(module, pairs, to):
                 new._add(_resolved(name, names), change.B, change=change)
         for name, whole in stated.whole.items():
             for how, copies in (("saved", whole.saved), ("stored", whole.stored)):
@@ -150,7 +148,7 @@ class Weights:
                     "trainable_token_indices"
                 )
             new._add(name, tensor, rows=(tensor, rows))
-        new.sides = _sides(new.weights, config, names, model)
+        new.sides = _sides(new.weights, to)
         for name, weight in new.weights.items():
             if sum(x is not None for x in (weight.saved, weight.change, weight.rows)) > 1:
                 raise CheckpointError(
@@ -185,7 +183,7 @@ def _one(copies: Mapping[str, Tensor]) -> Tensor:
     return tensor
 
 
-def _resolved(name: str, base: Mapping[str, Any]) -> str:
+def _resolved(name: str, base: Tensors) -> str:
     """The base's name of a weight.
 
     A base that was saved without its head lacks the prefix, such as "transformer.".
@@ -199,18 +197,31 @@ def _resolved(name: str, base: Mapping[str, Any]) -> str:
 # --- factors
 
 
-def _changes(
-    module: str,
-    pairs: list[Pair],
-    config: AdapterConfig,
-    base: Tensors | None,
-    model: Mapping[str, Any],
-) -> Iterator[tuple[str, Change]]:
+@dataclass(frozen=True)
+class _Trained:
+    """What an adapter was trained for.
+
+    Attributes:
+      config: Its config.
+      base: The tensors of the base; None without a base.
+      model: The content of the base's config.json.
+    """
+
+    config: AdapterConfig
+    base: Tensors | None
+    model: Config
+
+    @property
+    def names(self) -> Tensors:
+        """The tensors of the base; none without a base."""
+        return {} if self.base is None else self.base
+
+
+def _changes(module: str, pairs: list[Pair], to: _Trained) -> Iterator[tuple[str, Change]]:
     """The changes of one module's weight, bias or parameters, by name."""
-    parameters = {} if base is None else _parameters(module, config, base)
-    if parameters:
-        assert base is not None
-        yield from _of_parameters(module, pairs, parameters, config, base, model)
+    config, base = to.config, to.base
+    if parameters := _parameters(module, to):
+        yield from _of_parameters(module, pairs, parameters, to)
         return
     pair, source = pairs[0], pairs[0].parts["A"].source
     if len(pairs) > 1 or pair.nested:
@@ -226,7 +237,7 @@ def _changes(
     A, B = _factors(pair, config.rank(module))
     scale = config.scale(module)
     transposed = bool(pair.embedding) or name == flax
-    transposed = transposed or _is_transposed(module, A, B, start, config, model)
+    transposed = transposed or _is_transposed(module, A, B, start, to)
     yield name, Change(B, A, scale, transposed, pair.parts.get("magnitude"))
     if bias := pair.parts.get("bias"):
         _check_floating(pair, bias)
@@ -267,16 +278,9 @@ def _check_floating(pair: Pair, factor: Tensor) -> None:
         )
 
 
-def _is_transposed(
-    module: str,
-    A: Tensor,
-    B: Tensor,
-    start: Tensor | None,
-    config: AdapterConfig,
-    model: Mapping[str, Any],
-) -> bool:
+def _is_transposed(module: str, A: Tensor, B: Tensor, start: Tensor | None, to: _Trained) -> bool:
     """Whether a weight lies as [in, out]."""
-    flipped = bool(config.fan_in_fan_out) or is_conv1d(module, model)
+    flipped = bool(to.config.fan_in_fan_out) or is_conv1d(module, to.model)
     # Heads of tokens are plain linear layers in all families.
     if len(A.shape) != 2 or role(f"{module}.weight") == "head":
         return False
@@ -287,7 +291,7 @@ def _is_transposed(
     return flipped
 
 
-def is_conv1d(module: str, model: Mapping[str, Any]) -> bool:
+def is_conv1d(module: str, model: Config) -> bool:
     """Returns whether a module is a Conv1D of transformers, whose weight lies as [in, out].
 
     Args:
@@ -317,10 +321,11 @@ class _Parameter(NamedTuple):
     experts: list[list[str]]
 
 
-def _parameters(module: str, config: AdapterConfig, base: Tensors) -> dict[str, _Parameter]:
+def _parameters(module: str, to: _Trained) -> dict[str, _Parameter]:
     """The parameters of a module that `target_parameters` names, and the base has."""
     parameters: dict[str, _Parameter] = {}
-    for parameter in config.parameters(module):
+    base = to.names
+    for parameter in to.config.parameters(module):
         name = _resolved(f"{module}.{parameter}", base)
         if name in base:
             parameters[parameter] = _Parameter(base[name].shape, name, [])
@@ -342,18 +347,13 @@ def _parameters(module: str, config: AdapterConfig, base: Tensors) -> dict[str, 
 
 
 def _of_parameters(
-    module: str,
-    pairs: list[Pair],
-    parameters: Mapping[str, _Parameter],
-    config: AdapterConfig,
-    base: Tensors,
-    model: Mapping[str, Any],
+    module: str, pairs: list[Pair], parameters: Mapping[str, _Parameter], to: _Trained
 ) -> Iterator[tuple[str, Change]]:
     """The changes of a module's parameters.
 
     Each wrapper holds the factors of one parameter, and does not name it: their shapes show which.
     """
-    source = pairs[0].parts["A"].source
+    config, source = to.config, pairs[0].parts["A"].source
     few = len(pairs) == len(parameters) <= _MOST
     orders = [
         order
@@ -378,13 +378,13 @@ def _of_parameters(
         change = Change(B, A, config.scale(name), experts=count)
         if whole:
             square = len(shape) == 3 and shape[1] == shape[2]
-            known = look_up(model, "model_type") in _EXPERTS_TRANSPOSED
+            known = look_up(to.model, "model_type") in _EXPERTS_TRANSPOSED
             yield whole, change._replace(transposed=known if square else change.shape != shape)
             continue
         for expert, names in enumerate(experts):
             first = 0
             for one in names:
-                last = first + base[one].shape[0]
+                last = first + to.names[one].shape[0]
                 yield one, change._replace(one=(expert, first, last))
                 first = last
             if first != shape[1]:
@@ -403,17 +403,13 @@ def _fits(pair: Pair, rank: int, shape: Shape) -> bool:
     )
 
 
-def _sides(
-    weights: Mapping[str, Weight],
-    config: AdapterConfig,
-    base: Mapping[str, Tensor],
-    model: Mapping[str, Any],
-) -> tuple[str, ...]:
+def _sides(weights: Mapping[str, Weight], to: _Trained) -> tuple[str, ...]:
     """The names of an embedding and the head that is tied to it, if the adapter changes one."""
+    base = to.names
     embeddings = [
         name for name, x in base.items() if role(name) == "embedding" and len(x.shape) == 2
     ]
-    head = head_of(base, model, weights, config.task_type)
+    head = head_of(base, to.model, weights, to.config.task_type)
     heads = [*filter(_is_head, weights), *filter(_is_head, base)]
     if not head or not embeddings or weights.keys().isdisjoint((*embeddings, *heads)):
         return ()
@@ -422,7 +418,7 @@ def _sides(
 
 def head_of(
     base: Mapping[str, Tensor],
-    model: Mapping[str, Any],
+    model: Config,
     stated: Iterable[str] = (),
     task_type: str | None = None,
 ) -> str:

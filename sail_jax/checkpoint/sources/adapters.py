@@ -18,6 +18,7 @@ from sail_jax.checkpoint.contents.configs import patched_config
 from sail_jax.checkpoint.contents.layers import role
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.formats.listing import of_tokenizer
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.recipe.declared import kind
 from sail_jax.checkpoint.sources.adapted import Adapted, Named, same
@@ -27,25 +28,10 @@ from sail_jax.checkpoint.sources.adapter_weights import Weight, Weights
 from sail_jax.checkpoint.sources.rows import Rows
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import nearest
-from sail_jax.configurations import look_up
+from sail_jax.configurations import Config, look_up
 from sail_jax.lora import Adapter, LowRank
 from sail_jax.merging.tensors import Tensor, Tensors
 
-__all__ = [
-    "Adapted",
-    "adapted",
-    "adapter_files",
-    "config_for",
-    "load_adapter",
-    "notes_on",
-    "tokenizer_files",
-    "with_adapter",
-]
-
-_TOKENIZER = (
-    *("tokenizer*", "vocab*", "merges.txt", "special_tokens*", "added_tokens*", "chat_template*"),
-    *("*.model", "*.tiktoken", "*.jinja"),
-)
 _VOCABULARY = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken")
 
 
@@ -66,10 +52,10 @@ class _Combined(NamedTuple):
 def adapted(
     base: Tensors,
     tensors: Tensors,
-    config: Mapping[str, Any],
+    config: Config,
     dtype: np.dtype | None = None,
     *,
-    model: Mapping[str, Any] | None = None,
+    model: Config | None = None,
 ) -> dict[str, Tensor]:
     """Adds a LoRA adapter to the tensors of a base; each sum is computed as it is read.
 
@@ -145,7 +131,7 @@ def notes_on(base: Checkpoint, adapted: Checkpoint) -> list[str]:
     return notes
 
 
-def load_adapter(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, LowRank]:
+def load_adapter(tensors: Tensors, config: Config) -> dict[str, LowRank]:
     """Loads the factors of an adapter into memory, in float32.
 
     Args:
@@ -280,14 +266,14 @@ def tokenizer_files(extras: Mapping[str, Path | bytes]) -> dict[str, Path | byte
     Returns:
       Those of the tokenizer.
     """
-    return {name: file for name, file in extras.items() if _is_one_of(name, _TOKENIZER)}
+    return {name: file for name, file in extras.items() if of_tokenizer(name)}
 
 
 def _combined(
     base: Tensors,
     tensors: Tensors,
-    config: Mapping[str, Any],
-    model: Mapping[str, Any],
+    config: Config,
+    model: Config,
     dtype: np.dtype | None = None,
 ) -> _Combined:
     """Combines what an adapter states of each weight with the base."""
@@ -379,14 +365,9 @@ def _with_tokenizer(
     """The files of a base, with those of the adapter's tokenizer in place."""
     files = tokenizer_files(adapter)
     # A whole tokenizer takes the place of the base's; a template alone joins it.
-    whole = any(_is_one_of(name, _VOCABULARY) for name in files)
-    kept = {k: v for k, v in base.items() if not (whole and _is_one_of(k, _TOKENIZER))}
+    whole = any(fnmatch.fnmatchcase(name, part) for name in files for part in _VOCABULARY)
+    kept = {name: file for name, file in base.items() if not (whole and of_tokenizer(name))}
     return kept | files
-
-
-def _is_one_of(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a file's name matches one of several patterns."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _check_any(tensors: Tensors) -> None:

@@ -7,6 +7,7 @@ given.
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from os import PathLike
 from typing import Any, NamedTuple
 
 import jax
@@ -19,15 +20,16 @@ from sail_jax.basis.certificate import Verdict, certificate
 from sail_jax.checkpoint.engine.executor import resident
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checks import argument
+from sail_jax.configurations import Config
 from sail_jax.interop import transformers
 from sail_jax.merging.tensors import Tensors, read_whole
-
-__all__ = ["Agreement", "Certify", "agreement", "certified", "verdict", "wanted"]
 
 # The bytes of both networks in float32 up to which they are run without being asked.
 FITS = 1 << 30
 
-Certify = bool | Callable[[Mapping[str, Any], Mapping[str, Any]], Any] | None
+Arrays = Mapping[str, jax.Array]
+"""The arrays of a network, by name."""
+Certify = bool | Callable[[Arrays, Config], Any] | None
 """Whether a network is run before and after a change.
 
 None means: if its forward pass is known and both networks fit in 1 GiB. A function
@@ -60,7 +62,7 @@ class Agreement(NamedTuple):
     tolerance: float
     preserved: bool
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, str | float | None]:
         """Makes the record of the run for a file."""
         return {k: None if v == np.inf else v for k, v in self._asdict().items()}
 
@@ -87,14 +89,14 @@ def verdict(agreed: Sequence[Agreement]) -> Verdict:
     return Verdict(by, bool(agreed) and all(run.preserved for run in agreed))
 
 
-Renew = Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], Mapping[str, Any]]]
+Renew = Callable[[Arrays], tuple[Arrays, Config]]
 """Makes the changed network of arrays by name: its tensors, and its configuration."""
 
 
 def wanted(
     certify: Certify,
     entries: int,
-    path: Any,
+    path: str | PathLike[str],
     run: Callable[[], tuple[Agreement, ...]],
     max_memory: int | None = None,
 ) -> tuple[tuple[Agreement, ...], tuple[str, ...]]:
@@ -139,7 +141,7 @@ def wanted(
 
 
 def certified(
-    tensors: Tensors, config: Mapping[str, Any], renew: Renew, certify: Certify = None
+    tensors: Tensors, config: Config, renew: Renew, certify: Certify = None
 ) -> tuple[Agreement, ...]:
     """Runs a network before and after a change, in float32 and in its own dtype.
 
@@ -175,14 +177,14 @@ class _Forward(NamedTuple):
     """What runs a network: `at(config)(tensors)` are its outputs."""
 
     name: str
-    at: Callable[[Mapping[str, Any]], Callable[[Mapping[str, Any]], Any]]
+    at: Callable[[Config], Callable[[Arrays], Any]]
 
 
 def _given(function: Callable[..., Any]) -> _Forward:
     """The user's function as a forward pass; what it raises becomes a sentence that names it."""
     name = f"{function.__module__}:{getattr(function, '__qualname__', function)}"
 
-    def outputs(config: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
+    def outputs(config: Config, tensors: Arrays) -> Any:
         try:
             return jax.tree.map(np.asarray, function(tensors, config))
         except Exception as error:
@@ -191,7 +193,7 @@ def _given(function: Callable[..., Any]) -> _Forward:
     return _Forward(name, lambda config: partial(outputs, config))
 
 
-def _known(config: Mapping[str, Any], tensors: Tensors) -> _Forward | None:
+def _known(config: Config, tensors: Tensors) -> _Forward | None:
     """The forward pass of an architecture, on inputs drawn for it; None if it is unknown."""
     try:
         family = architectures.of(config)
@@ -217,7 +219,7 @@ def _known(config: Mapping[str, Any], tensors: Tensors) -> _Forward | None:
 
 
 def _certified(
-    forward: _Forward, tensors: Tensors, config: Mapping[str, Any], renew: Renew
+    forward: _Forward, tensors: Tensors, config: Config, renew: Renew
 ) -> tuple[Agreement, ...]:
     """Runs both networks in float32, and in the floating dtype of lowest precision they have."""
     old = {name: jnp.asarray(read_whole(x)) for name, x in tensors.items()}
@@ -256,7 +258,7 @@ def agreement(
     networks = {0: forward.at(config), 1: forward.at(new_config)}
     outputs: list[list[np.ndarray]] = []
 
-    def run(network: tuple[int, Any], _: None) -> Any:
+    def run(network: tuple[int, Arrays], _: None) -> Any:
         which, tensors = network
         y = networks[which](tensors)
         outputs.append([np.asarray(x, np.float64) for x in jax.tree.leaves(y)])

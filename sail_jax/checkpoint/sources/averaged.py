@@ -14,8 +14,6 @@ from sail_jax.checks import argument
 from sail_jax.merging.tensors import LastBlock, Shape, Tensor, check_read, held
 from sail_jax.merging.work import ENTRIES
 
-__all__ = ["Averaged", "Zeros"]
-
 # So many entries are multiplied and added at a time: they stay in the processor's cache.
 _SLICE = 1 << 16
 

@@ -8,8 +8,6 @@ from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.merging.integers import Integers, differ, remedy, rule_for, taken
 from sail_jax.merging.tensors import Tensor, check_read, held
 
-__all__ = ["Chosen"]
-
 
 class Chosen:
     """Integers, bools or complex numbers of several models, taken by a rule as they are read.

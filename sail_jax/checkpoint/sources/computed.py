@@ -6,11 +6,10 @@ to end computes it once.
 """
 
 import contextlib
-import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,27 +22,11 @@ from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument
+from sail_jax.configurations import Config
 from sail_jax.merging.extremes import finite
-from sail_jax.merging.tensors import OnDemand, Shape, Tensor, held, read_whole
-
-__all__ = ["Computed", "grown", "rebased"]
+from sail_jax.merging.tensors import OnDemand, Shape, Tensor, bytes_of, held, read_whole
 
 Function = Callable[..., Array]
-
-
-@runtime_checkable
-class _Growth(Protocol):
-    """What is needed of `sail_jax.growth.Growth`."""
-
-    @property
-    def config(self) -> Mapping[str, Any]: ...
-
-    @property
-    def leaves(self) -> Mapping[str, jax.ShapeDtypeStruct]: ...
-
-    def needs(self, path: str) -> tuple[str, ...]: ...
-
-    def computation(self, path: str) -> tuple[Function, Any]: ...
 
 
 class Computed(OnDemand):
@@ -94,7 +77,7 @@ class Computed(OnDemand):
         with self._precision():
             analysis = self._program().memory_analysis()
         temporary = 0 if analysis is None else analysis.temp_size_in_bytes
-        return temporary + _bytes(self) + sum(_bytes(part) + held(part) for part in self._parts)
+        return temporary + bytes_of(self) + sum(bytes_of(part) + held(part) for part in self._parts)
 
     def form(self) -> np.ndarray:
         with self._precision():
@@ -116,7 +99,7 @@ class Computed(OnDemand):
             on = argument("allow_nonfinite", "True")
             raise CheckpointError(f"{message}; {on} goes on regardless")
 
-    def _program(self) -> Any:
+    def _program(self) -> jax.stages.Compiled:
         """The compiled function for the shapes of this tensor."""
         shapes = [jax.ShapeDtypeStruct(part.shape, part.dtype) for part in self._parts]
         return self._programs(self._function, self._operands, shapes)
@@ -137,11 +120,11 @@ class Programs:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._compiled: dict[Any, Any] = {}
+        self._compiled: dict[tuple[Hashable, ...], jax.stages.Compiled] = {}
 
     def __call__(
         self, function: Function, operands: Any, shapes: Sequence[jax.ShapeDtypeStruct]
-    ) -> Any:
+    ) -> jax.stages.Compiled:
         """Returns a compiled function, to be called as `program(operands, *arrays)`.
 
         Args:
@@ -173,57 +156,13 @@ class _ChangeOfBasis:
         return change_blocks({path: array}, self.spec, maps, dict(self.within))[path]
 
 
-def _bytes(tensor: Tensor) -> int:
-    """The size of a tensor in bytes."""
-    return math.prod(tensor.shape) * tensor.dtype.itemsize
-
-
-def grown(
-    checkpoint: Checkpoint,
-    growth: _Growth,
-    *,
-    how: str = "grown",
-    mark: str = "",
-    allow_nonfinite: bool = True,
-) -> View:
-    """Makes a checkpoint of the larger network that a growth describes.
-
-    Args:
-      checkpoint: The checkpoint of the smaller network.
-      growth: What `sail_jax.growth.plan` makes of the checkpoint's shapes. Entries are those of
-        `growth.leaf` under jit.
-      how: What is added to the sources of tensors, in messages.
-      mark: What tells this growth from others in fingerprints; see `Computed`.
-      allow_nonfinite: Whether NaN and infinities are computed with.
-
-    Returns:
-      The view: every leaf of the growth, computed as it is read.
-
-    Raises:
-      CheckpointError: If the checkpoint lacks a tensor that the growth needs.
-    """
-    programs, tensors = Programs(), {}
-    for path, like in growth.leaves.items():
-        missing = [name for name in growth.needs(path) if name not in checkpoint.tensors]
-        if missing:
-            raise CheckpointError(
-                f"{checkpoint.path}: '{path}' grows from '{missing[0]}', which is missing"
-            )
-        tensors[path] = Computed(
-            path, like, [checkpoint.tensors[name] for name in growth.needs(path)],
-            *growth.computation(path), programs,
-            how=how, mark=mark, allow_nonfinite=allow_nonfinite,
-        )  # fmt: skip
-    return View([checkpoint], tensors, growth.config)
-
-
 def rebased(
     checkpoint: Checkpoint,
     spec: Spec,
     maps: Mapping[str, SpaceMap],
     *,
     within: Mapping[str, str] | None = None,
-    config: Mapping[str, Any] | None = None,
+    config: Config | None = None,
     how: str = "aligned",
     mark: str = "",
 ) -> View:

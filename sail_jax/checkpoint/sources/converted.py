@@ -6,23 +6,21 @@ until the last of them has been formed.
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import jax
 import numpy as np
+from jaxtyping import Array
 
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.sources.computed import Computed, Programs
 from sail_jax.checkpoint.sources.view import View
+from sail_jax.configurations import Config
 from sail_jax.interop import layouts
 from sail_jax.interop.layouts import Link
 from sail_jax.lora import factors, folded
-from sail_jax.merging.tensors import OnDemand, Tensor, held, read_whole
-
-__all__ = ["as_hugging_face", "as_tree", "without_factors"]
-
+from sail_jax.merging.tensors import OnDemand, Tensor, bytes_of, held, read_whole
 
 Widths = Callable[[np.dtype], np.dtype]
 """The dtype that becomes of a dtype."""
@@ -42,7 +40,9 @@ class _Leaf(OnDemand):
     @property
     def needs(self) -> int:
         """Bytes of the leaf, of one tensor, and of its part in the leaf."""
-        return _bytes(self) + max(_bytes(x) + held(x) + _wide(self._link, x) for x in self._parts)
+        return bytes_of(self) + max(
+            bytes_of(x) + held(x) + _wide(self._link, x) for x in self._parts
+        )
 
     def form(self) -> np.ndarray:
         out = np.empty(self.shape, self.dtype)
@@ -84,17 +84,12 @@ class _Part(OnDemand):
     def needs(self) -> int:
         """Bytes of the leaf, and of the tensor before it is rounded."""
         leaf = self._shared.leaf
-        return _bytes(leaf) + held(leaf) + _bytes(self) + _wide(self._link, self)
+        return bytes_of(leaf) + held(leaf) + bytes_of(self) + _wide(self._link, self)
 
     def form(self) -> np.ndarray:
         leaf = self._shared.array()
         part = leaf[self._link.at(self._n, leaf.shape)]
         return self._link.take(part, self.dtype).reshape(-1)
-
-
-def _bytes(tensor: Tensor | OnDemand) -> int:
-    """The size of a tensor in bytes."""
-    return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
 def _wide(link: Link, tensor: Tensor | OnDemand) -> int:
@@ -105,7 +100,7 @@ def _wide(link: Link, tensor: Tensor | OnDemand) -> int:
 def as_tree(
     checkpoint: Checkpoint,
     links: Iterable[Link],
-    config: Mapping[str, Any],
+    config: Config,
     widths: Widths,
 ) -> View:
     """Makes a checkpoint of Hugging Face one with the leaves of a framework's tree.
@@ -137,7 +132,7 @@ def as_tree(
 def as_hugging_face(
     checkpoint: Checkpoint,
     links: Iterable[Link],
-    config: Mapping[str, Any],
+    config: Config,
     widths: Widths,
 ) -> View:
     """Makes a checkpoint with a framework's tree one with the tensors of Hugging Face.
@@ -214,5 +209,5 @@ class _Folded:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Folded) and other._alpha == self._alpha
 
-    def __call__(self, _: Any, weight: Any, a: Any, b: Any) -> Any:
+    def __call__(self, _: tuple[()], weight: Array, a: Array, b: Array) -> Array:
         return folded(weight, a, b, self._alpha, self._path)

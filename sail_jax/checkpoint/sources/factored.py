@@ -1,7 +1,7 @@
 """Factors of low rank as tensors: found in two checkpoints or merged, then laid out as PEFT does.
 
 The rank of factors shows only when they have been computed. A `Factored` has the rank as its only
-entry, and hands the factors to a `Spool`, which keeps them until all ranks are known.
+entry, and hands the factors on, to be kept until all ranks are known.
 """
 
 import math
@@ -9,7 +9,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +29,7 @@ from sail_jax.lora import (
     sketched,
 )
 from sail_jax.merging.merge import Merge
-from sail_jax.merging.tensors import OnDemand, Shape, Tensor, aligned, held, read_whole
-
-__all__ = ["Difference", "Factored", "Factors", "Joint", "Scaled", "Spool", "Stored", "Target"]
+from sail_jax.merging.tensors import OnDemand, Tensor, aligned, bytes_of, held, read_whole
 
 # How many entries of a difference are read at once.
 _BLOCK = 1 << 20
@@ -55,27 +53,23 @@ class Factors(NamedTuple):
     error: float
 
 
-@runtime_checkable
-class Spool(Protocol):
-    """A place where factors are kept until all ranks are known."""
-
-    def keep(self, name: str, factors: Factors) -> None:
-        """Keeps factors."""
+Keep = Callable[[str, Factors], None]
+"""Keeps factors, by name, until all ranks are known."""
 
 
 class Factored(OnDemand):
-    """The rank of factors, which are computed and kept in a spool when it is read."""
+    """The rank of factors, which are computed and kept when it is read."""
 
-    def __init__(self, name: str, source: str, spool: Spool) -> None:
+    def __init__(self, name: str, source: str, keep: Keep) -> None:
         """Describes the factors; nothing is read yet.
 
         Args:
-          name: What the spool calls them.
+          name: What they are kept as.
           source: Where what they are computed from lies, for messages.
-          spool: Where they are kept.
+          keep: Keeps them.
         """
         super().__init__(name, np.dtype(np.int32), (1,), source)
-        self._spool = spool
+        self._keep = keep
 
     @property
     @abstractmethod
@@ -88,7 +82,7 @@ class Factored(OnDemand):
 
     def form(self) -> np.ndarray:
         factors = self.factors()
-        self._spool.keep(self.name, factors)
+        self._keep(self.name, factors)
         return np.array([factors.right.shape[0]], np.int32)
 
 
@@ -105,7 +99,7 @@ class Difference(Factored):
         name: str,
         tuned: Tensor,
         base: Tensor,
-        spool: Spool,
+        keep: Keep,
         *,
         rank: int | None,
         energy: float | None,
@@ -115,22 +109,22 @@ class Difference(Factored):
         """Describes the factors; nothing is read yet.
 
         Args:
-          name: What the spool calls them.
+          name: What they are kept as.
           tuned: The matrix after training.
           base: The matrix before, of the same shape.
-          spool: Where they are kept.
+          keep: Keeps them.
           rank: The largest rank; see `sail_jax.lora.approximate`.
           energy: The fraction of squared singular values to keep.
           dtype: What the factors are rounded to.
           seed: The seed of the random columns.
         """
-        super().__init__(name, f"{tuned.source} without {base.source}", spool)
+        super().__init__(name, f"{tuned.source} without {base.source}", keep)
         self.tuned, self.base = tuned, base
         self._rank, self._energy, self._dtype, self._seed = rank, energy, dtype, seed
 
     @property
     def reads(self) -> int:
-        return sum(_bytes(x) for x in (self.tuned, self.base))
+        return sum(bytes_of(x) for x in (self.tuned, self.base))
 
     @property
     def needs(self) -> int:
@@ -211,14 +205,14 @@ class Scaled:
 class Joint(Factored):
     """The factors of several adapters' changes of one module, merged.
 
-    What the spool is given as left and right are B and A.
+    What is kept as left and right are B and A.
     """
 
     def __init__(
         self,
         name: str,
         parts: Sequence[Scaled | None],
-        spool: Spool,
+        keep: Keep,
         *,
         weights: Sequence[float],
         merge: Merge | None,
@@ -228,9 +222,9 @@ class Joint(Factored):
         """Describes the factors; nothing is read yet.
 
         Args:
-          name: What the spool calls them.
+          name: What they are kept as.
           parts: The factors in each adapter; None where it has none.
-          spool: Where they are kept.
+          keep: Keeps them.
           weights: One for each adapter.
           merge: How core matrices are merged; None adds up the products.
           rank: The largest rank; None for all that there is.
@@ -238,13 +232,13 @@ class Joint(Factored):
         """
         present = [part for part in parts if part is not None]
         sources = dict.fromkeys(part.pair.parts["A"].source for part in present)
-        super().__init__(name, " and ".join(sources), spool)
+        super().__init__(name, " and ".join(sources), keep)
         self._parts, self._weights, self._merge = tuple(parts), tuple(weights), merge
         self._rank, self._dtype = rank, dtype
 
     @property
     def reads(self) -> int:
-        return sum(_bytes(x) for part in self._parts if part for x in part.pair.parts.values())
+        return sum(bytes_of(x) for part in self._parts if part for x in part.pair.parts.values())
 
     @property
     def needs(self) -> int:
@@ -271,33 +265,6 @@ class Joint(Factored):
         written = {self.name: LowRank(jnp.asarray(B, "f"), jnp.asarray(A, "f"))}
         error = concatenate([whole, written], [1.0, -1.0])
         return Factors(B, A, *(_product_norm(x[self.name]) for x in (whole, error)))
-
-
-class Stored(OnDemand):
-    """A tensor whose entries a function brings into memory, such as one factor out of a spool."""
-
-    def __init__(
-        self, name: str, dtype: np.dtype, shape: Shape, source: str, load: Callable[[], np.ndarray]
-    ) -> None:
-        """Describes the tensor; nothing is read yet.
-
-        Args:
-          name: The tensor's name.
-          dtype: Its dtype.
-          shape: Its shape.
-          source: Where it lies, for messages.
-          load: Brings all its entries into memory.
-        """
-        super().__init__(name, dtype, shape, source)
-        self._load = load
-
-    @property
-    def needs(self) -> int:
-        """Bytes of the tensor, twice: it may be transposed."""
-        return 2 * math.prod(self.shape) * self.dtype.itemsize
-
-    def form(self) -> np.ndarray:
-        return np.ascontiguousarray(self._load()).reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -342,11 +309,6 @@ class Target:
         if self.kind == "embedding":
             return f"{start}embedding_A", f"{start}embedding_B"
         return f"{start}A.weight", f"{start}B.weight"
-
-
-def _bytes(tensor: Tensor) -> int:
-    """The size of a tensor in bytes."""
-    return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
 def _wider(dtype: np.dtype) -> np.dtype:

@@ -1,8 +1,8 @@
 """Distances between two checkpoints of one architecture, before and after one of them is moved."""
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,6 @@ from sail_jax.basis.change_basis import unfuse, unfused
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
 from sail_jax.merging.tensors import Tensor, read_whole
-
-__all__ = ["Match", "Unread", "compared"]
 
 
 class Match(NamedTuple):
@@ -37,6 +35,10 @@ class Match(NamedTuple):
     after: float
 
 
+Index = tuple[slice | Sequence[int] | np.ndarray, ...]
+"""Parts along the first axes: slices, or positions."""
+
+
 class Unread:
     """A leaf on disk that is read each time an array is asked of it.
 
@@ -47,7 +49,7 @@ class Unread:
       shape: The shape of the part.
     """
 
-    def __init__(self, tensor: Tensor, *indices: Any) -> None:
+    def __init__(self, tensor: Tensor, *indices: Index) -> None:
         """Describes a tensor, or a part of one; nothing is read yet.
 
         Args:
@@ -65,10 +67,10 @@ class Unread:
             )
             self.shape = (*cut, *self.shape[len(index) :])
 
-    def __getitem__(self, index: Any) -> "Unread":
+    def __getitem__(self, index: Index) -> "Unread":
         return type(self)(self._tensor, *self._indices, index)
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         array = read_whole(self._tensor)
         for index in self._indices:
             array = array[index]

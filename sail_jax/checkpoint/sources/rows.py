@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from sail_jax.checkpoint.sources.adapted import read_as
 from sail_jax.merging.tensors import OnDemand, Tensor, held
-
-__all__ = ["FILL", "ZERO", "Rows", "head_rows"]
 
 ZERO, FILL = -1, -2
 """In place of the number of a part: a row of zeros; the mean of all rows that are no FILL rows."""
@@ -105,17 +104,8 @@ class Rows(OnDemand):
             elif part == len(self.parts):
                 self._means(piece, start + done)
             else:
-                self._copy(self.parts[part], piece, row * self.width + offset)
+                read_as(self.parts[part], piece, row * self.width + offset)
             done = stop
-
-    def _copy(self, tensor: Tensor, out: np.ndarray, start: int) -> None:
-        """Reads entries of a part, cast if its dtype is another."""
-        if tensor.dtype == self.dtype:
-            return tensor.read(out, start)
-        for at in range(0, out.size, _CHUNK):
-            buffer = np.empty(min(_CHUNK, out.size - at), tensor.dtype)
-            tensor.read(buffer, start + at)
-            out[at : at + buffer.size] = buffer.astype(self.dtype)
 
     def _means(self, out: np.ndarray, start: int) -> None:
         """Computes entries of rows that are means."""

@@ -2,13 +2,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.configurations import Config
 from sail_jax.merging.tensors import Tensor
 from sail_jax.merging.work import Work, copy
-
-__all__ = ["View"]
 
 
 class View(Checkpoint):
@@ -24,7 +22,7 @@ class View(Checkpoint):
         self,
         sources: Sequence[Checkpoint],
         tensors: Mapping[str, Tensor],
-        config: Mapping[str, Any] | None = None,
+        config: Config | None = None,
     ) -> None:
         """Puts tensors in the place of a checkpoint's own.
 

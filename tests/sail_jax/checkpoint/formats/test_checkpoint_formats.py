@@ -10,7 +10,7 @@ import pytest
 from sail_jax.checkpoint.formats import msgpack_files, safetensors_files
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
 from sail_jax.checkpoint.formats.open import load_checkpoint, open_checkpoint
-from sail_jax.checkpoint.formats.table import FORMATS, LAYOUTS, SUFFIXES
+from sail_jax.checkpoint.formats.table import FORMATS, layouts, suffixes
 from sail_jax.checkpoint.operations.running import RunOptions
 from sail_jax.checkpoint.output.writer import create, save_checkpoint
 
@@ -286,8 +286,8 @@ def test_names_of_every_type_have_their_place():
 
 
 def test_every_format_has_one_row():
-    assert set(LAYOUTS) == {"safetensors", "npz", "msgpack", "orbax"}
-    assert len(SUFFIXES) == sum(len(format.files) for format in FORMATS.values())
+    assert set(layouts()) == {"safetensors", "npz", "msgpack", "orbax"}
+    assert len(suffixes()) == sum(len(format.files) for format in FORMATS.values())
     for name, format in FORMATS.items():
         assert format.name == name
         assert bool(format.files) == (format.read_file is not None)

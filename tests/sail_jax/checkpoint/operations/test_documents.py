@@ -246,7 +246,7 @@ def test_what_needs_values_of_another_is_planned_once_they_are_there(folder, mon
         reference.tensors["w"].read(np.empty(6, np.float32))
         raise ValueError("read")
 
-    monkeypatch.setattr("sail_jax.checkpoint.sources.alignment.align_maps", reads)
+    monkeypatch.setattr("sail_jax.checkpoint.sources.aligned.align_maps", reads)
     (folder / "B" / "config.json").write_text('{"model_type": "llama"}')
     aligned = SECOND.replace("{model: B}", "{model: B, align: {to: first}}")
     documents = parse_all(text(folder, FIRST, aligned, LAST))

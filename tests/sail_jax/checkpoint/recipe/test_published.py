@@ -36,12 +36,20 @@ UNDER_PAPER = {"karcher": {"weight": "; compat: paper reads it"}}
 
 def recipe(method, all_models="", one_model="", base="base_model: c\n"):
     """A recipe of as many models as the method takes, with a text for its parameters."""
-    entry = mergekit.MERGEKIT[method]
+    entry = mergekit.entry(method)
     models = "abc"[: 1 if entry.most == 1 else 2]
     if entry.base == "first":
         models = "ac"
     listed = "".join(f"- {{model: {m}, parameters: {{{one_model}}}}}\n" for m in models)
     return f"merge_method: {method}\n{base}models:\n{listed}parameters: {{{all_models}}}\n"
+
+
+def test_methods_take_as_many_models_as_in_mergekit():
+    two, one = dict.fromkeys(["slerp", "nuslerp"], (2, 2)), ["nearswap", "arcee_fusion"]
+    counts = {**two, "model_stock": (2, None), **dict.fromkeys([*one, "passthrough"], (1, 1))}
+    for name in mergekit.MERGEKIT:
+        entry = mergekit.entry(name)
+        assert (entry.least, entry.most) == counts.get(name, (1, None))
 
 
 def values(names):

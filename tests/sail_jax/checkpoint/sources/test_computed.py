@@ -17,7 +17,8 @@ from sail_jax.checkpoint.engine.errors import MergeError
 from sail_jax.checkpoint.engine.executor import execute, limits, memory
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
-from sail_jax.checkpoint.sources.computed import Computed, Programs, grown, rebased
+from sail_jax.checkpoint.sources.computed import Computed, Programs, rebased
+from sail_jax.checkpoint.sources.grown import grown
 from sail_jax.growth import networks
 from sail_jax.merging.tensors import Tensor
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from sail_jax.checkpoint.formats.files import CheckpointError
 
-__all__ = ["joined", "nested"]
-
 # The most characters of a path. Deep trees of long keys would fill the memory.
 _LONGEST = 4096
 

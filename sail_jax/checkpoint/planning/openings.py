@@ -6,10 +6,8 @@ which the planner takes like any other.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
 from sail_jax.checkpoint.contents.kinds import check_model
 from sail_jax.checkpoint.formats import hub, runs
@@ -17,10 +15,9 @@ from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.recipe.parts import Alignment, Growth, Ref
 from sail_jax.checkpoint.sources.adapters import notes_on, with_adapter
+from sail_jax.checkpoint.sources.view import View
 from sail_jax.merging.selection import check_weights
 from sail_jax.merging.tensors import Tensor
-
-__all__ = ["Openings", "located", "paths"]
 
 
 def located(path: str, revision: str | None) -> str:
@@ -71,7 +68,7 @@ class Openings:
     ) -> None:
         self._open, self._select, self._notes = open, select, notes
         self._opened: dict[str, Checkpoint] = {}
-        self._made: dict[Ref, Any] = {}
+        self._made: dict[Ref, Checkpoint] = {}
 
     def __call__(self, ref: Ref) -> Checkpoint:
         """Opens an input.
@@ -82,11 +79,13 @@ class Openings:
         Returns:
           The checkpoint, with its adapter, after all that is done to it.
         """
-        return self._stepped(ref)
+        if ref not in self._made:
+            self._made[ref] = self._stepped(ref) if ref.steps else self._adapted(ref)
+        return self._made[ref]
 
     def rest(self, ref: Ref) -> Mapping[str, Tensor]:
         """Returns the tensors of a model that were not selected, as they are stored."""
-        return self._model(ref).rest
+        return self._path(ref.path, ref.revision).rest
 
     def about(self, ref: Ref) -> list[str]:
         """Lists what of a model's path was opened, if that is not all of it.
@@ -97,64 +96,56 @@ class Openings:
         Returns:
           Sentences; none if it is all of it.
         """
-        of_adapter = []
+        said = self._path(ref.path, ref.revision).about()
         if ref.lora is not None:
-            of_adapter = self._path(located(ref.lora, ref.lora_revision)).about()
-        return [*self._model(ref).about(), *(f"adapter: {said}" for said in of_adapter)]
+            adapter = self._path(ref.lora, ref.lora_revision)
+            said += [f"adapter: {sentence}" for sentence in adapter.about()]
+        return said
 
-    def _model(self, ref: Ref) -> Checkpoint:
-        return self._path(located(ref.path, ref.revision))
+    def _path(self, path: str, revision: str | None) -> Checkpoint:
+        """Opens what lies at a path, once."""
+        place = located(path, revision)
+        if place not in self._opened:
+            self._opened[place] = self._open(place)
+        return self._opened[place]
 
-    def _path(self, path: str) -> Checkpoint:
-        if path not in self._opened:
-            self._opened[path] = self._open(path)
-        return self._opened[path]
-
-    def _stepped(self, ref: Ref) -> Any:
-        """Returns a checkpoint after all that is done to it; its adapter is added first."""
-        if ref in self._made:
-            return self._made[ref]
-        if ref.steps:
-            *earlier, last = ref.steps
-            # Models that share their first steps (grown alike, then aligned to different ones)
-            # share these checkpoints too, since each prefix of the steps is remembered under its
-            # own key.
-            before = self._stepped(ref._replace(steps=tuple(earlier)))
-            if isinstance(last, Growth):
-                made = self._grown(ref, before, last)
-            else:
-                made = self._aligned(ref, before, last)
-        else:
-            made = self._model(ref)
-            made.select(self._select)
-            if made.selection is not None:
-                check_weights(made.selection)
-            check_model(made)
-            if ref.lora is not None:
-                adapter = self._path(located(ref.lora, ref.lora_revision))
-                made = self._adapted(ref, made, adapter)
-        self._made[ref] = made
-        return made
-
-    def _adapted(self, ref: Ref, base: Checkpoint, adapter: Checkpoint) -> Checkpoint:
-        """Adds an adapter to a checkpoint, and notes what else it changes."""
-        view = with_adapter(base, adapter)
-        self._notes += [f"{ref}: {note}" for note in notes_on(base, view)]
+    def _adapted(self, ref: Ref) -> Checkpoint:
+        """Opens a model, adds its adapter, and notes what else that changes."""
+        model = self._path(ref.path, ref.revision)
+        # Whoever opened it may have selected what the tree shows, which is what None means.
+        if self._select is not None or model.selection is None:
+            model.select(self._select)
+        if model.selection is not None:
+            check_weights(model.selection)
+        check_model(model)
+        if ref.lora is None:
+            return model
+        view = with_adapter(model, self._path(ref.lora, ref.lora_revision))
+        self._notes += [f"{ref}: {note}" for note in notes_on(model, view)]
         return view
 
-    def _grown(self, ref: Ref, checkpoint: Any, step: Growth) -> Any:
+    def _stepped(self, ref: Ref) -> Checkpoint:
+        """Does the last of a model's steps, after those before it.
+
+        Models that share their first steps (grown alike, then aligned to different ones) share
+        these checkpoints, as each is kept under the steps that led to it.
+        """
+        *earlier, last = ref.steps
+        before = self(ref._replace(steps=tuple(earlier)))
+        if isinstance(last, Growth):
+            return self._grown(ref, before, last)
+        return self._aligned(ref, before, last)
+
+    def _grown(self, ref: Ref, checkpoint: Checkpoint, step: Growth) -> View:
         """Grows a checkpoint, and notes what that loses.
 
         Both networks are run, before anything is written, if the growth is to be lossless.
         """
         from sail_jax.checkpoint.sources.agreement import verdict
-        from sail_jax.checkpoint.sources.growth import growth_view, measured, require_exact
+        from sail_jax.checkpoint.sources.grown import growth_view, measured, require_exact
 
-        given = json.loads(step.hyperparameters)
-        view, growth = growth_view(
-            checkpoint, json.loads(step.to), step.method, seed=step.seed, **given
-        )
-        lossless = given.get("require_lossless")
+        view, growth = growth_view(checkpoint, step.to, step.method, seed=step.seed, **step.options)
+        lossless = step.options.get("require_lossless")
         agreed, failed = measured(view, growth, certify=None if lossless else False)
         if lossless:
             require_exact(
@@ -168,20 +159,17 @@ class Openings:
         self._notes += [f"{ref}: {note}" for note in growth.notes]
         return view
 
-    def _aligned(self, ref: Ref, checkpoint: Any, step: Alignment) -> Any:
+    def _aligned(self, ref: Ref, checkpoint: Checkpoint, step: Alignment) -> View:
         """Puts a checkpoint into the basis of another, and notes how near that brings them."""
-        from sail_jax.checkpoint.sources.alignment import align_maps
-        from sail_jax.checkpoint.sources.computed import rebased
+        from sail_jax.checkpoint.sources.aligned import align_maps, aligned_view
 
-        reference = self._stepped(step.to)
+        reference = self(step.to)
         config = config_of(checkpoint.extras)
         if not config:
             raise ValueError("without a config.json it is not known which spaces to align")
-        aligned = align_maps(reference, checkpoint, config, **json.loads(step.hyperparameters))
+        aligned = align_maps(reference, checkpoint, config, **step.options)
         before, after = aligned.distance
         self._notes.append(f"{ref}: at a relative distance of {after:.3g}, before {before:.3g}")
         self._notes += [f"{ref}: {note}" for note in aligned.notes]
-        return rebased(
-            checkpoint, aligned.spec, aligned.maps, within=aligned.within,
-            how=f"aligned to {step.to}", mark=hashlib.sha256(repr(ref).encode()).hexdigest(),
-        )  # fmt: skip
+        mark = hashlib.sha256(repr(ref).encode()).hexdigest()
+        return aligned_view(checkpoint, aligned, how=f"aligned to {step.to}", mark=mark)

@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,34 @@ from sail_jax.architectures import Rules
 from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError, strict_json
 from sail_jax.checkpoint.formats.open import Checkpoint
-from sail_jax.checkpoint.sources.agreement import Agreement, Certify, certified, verdict, wanted
-from sail_jax.checkpoint.sources.computed import grown
+from sail_jax.checkpoint.sources.agreement import (
+    Agreement,
+    Arrays,
+    Certify,
+    certified,
+    verdict,
+    wanted,
+)
+from sail_jax.checkpoint.sources.computed import Computed, Programs
+from sail_jax.checkpoint.sources.nearness import Unread
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument
+from sail_jax.configurations import Config
 from sail_jax.growth import networks
 from sail_jax.growth.named import METHODS
 from sail_jax.interop import transformers
 from sail_jax.merging import random_bits
-from sail_jax.merging.tensors import Tensor, read_whole
-
-__all__ = ["growth_view", "measured", "read_target", "require_exact"]
 
 _MAX_CONFIG = 4 << 20
 
 
-def read_target(to: Any) -> Mapping[str, Any]:
+ConfigOrPath = Config | str | PathLike[str]
+"""A configuration, or the path of a config.json or of its folder."""
+Target = ConfigOrPath
+"""What a network grows to: a configuration or its path, entries that change, or factors."""
+
+
+def read_target(to: ConfigOrPath) -> Config:
     """Reads the configuration of a network.
 
     Args:
@@ -63,11 +75,11 @@ def read_target(to: Any) -> Mapping[str, Any]:
 
 def growth_view(
     checkpoint: Checkpoint,
-    to: Any,
+    to: Target,
     method: str = "lemon",
     *,
     seed: int = 0,
-    config: Any = None,
+    config: Config | None = None,
     rules: Rules | None = None,
     allow_nonfinite: bool = True,
     **options: Any,
@@ -79,7 +91,7 @@ def growth_view(
       to: What it grows to, as `sail_jax.growth.plan` takes it, or the path of a config.json.
       method: The name of a growth method, of `sail_jax.growth.METHODS`.
       seed: The seed of what the method draws.
-      config: The configuration of the checkpoint, or its path; by default its config.json.
+      config: The configuration of the checkpoint; by default its config.json.
       rules: Which spaces the tensors live in, for architectures that are not known.
       allow_nonfinite: Whether NaN and infinities are computed with.
       **options: As `sail_jax.growth.plan` takes them.
@@ -90,7 +102,7 @@ def growth_view(
     Raises:
       ValueError: If no configuration and no rules are known, or as `sail_jax.growth.plan` does.
     """
-    own = config_of(checkpoint.extras) if config is None else read_target(config)
+    own = config_of(checkpoint.extras) if config is None else config
     shapes = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in checkpoint.tensors.items()
     }
@@ -107,7 +119,7 @@ def growth_view(
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
         known = _found(own, len(shapes)) if rules is None else rules
         prunes = isinstance(method, str) and method in METHODS and METHODS[method].prunes
-        leaves = {n: _Values(x) for n, x in checkpoint.tensors.items()} if prunes else shapes
+        leaves = {n: Unread(x) for n, x in checkpoint.tensors.items()} if prunes else shapes
         made = networks.plan(leaves, own, read_target(to), method, key=key, rules=known, **options)
     # Everything that the numbers depend on: a resumed run must find the same mark.
     text = json.dumps(
@@ -125,17 +137,46 @@ def growth_view(
     return view, made
 
 
-class _Values:
-    """A tensor that NumPy reads as an array, when it needs the values."""
+def grown(
+    checkpoint: Checkpoint,
+    growth: networks.Growth,
+    *,
+    how: str = "grown",
+    mark: str = "",
+    allow_nonfinite: bool = True,
+) -> View:
+    """Makes a checkpoint of the larger network that a growth describes.
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self.shape, self.dtype = tensor, tensor.shape, tensor.dtype
+    Args:
+      checkpoint: The checkpoint of the smaller network.
+      growth: What `sail_jax.growth.plan` makes of the checkpoint's shapes. Entries are those of
+        `growth.leaf` under jit.
+      how: What is added to the sources of tensors, in messages.
+      mark: What tells this growth from others in fingerprints; see `Computed`.
+      allow_nonfinite: Whether NaN and infinities are computed with.
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return read_whole(self._tensor)
+    Returns:
+      The view: every leaf of the growth, computed as it is read.
+
+    Raises:
+      CheckpointError: If the checkpoint lacks a tensor that the growth needs.
+    """
+    programs, tensors = Programs(), {}
+    for path, like in growth.leaves.items():
+        missing = [name for name in growth.needs(path) if name not in checkpoint.tensors]
+        if missing:
+            raise CheckpointError(
+                f"{checkpoint.path}: '{path}' grows from '{missing[0]}', which is missing"
+            )
+        tensors[path] = Computed(
+            path, like, [checkpoint.tensors[name] for name in growth.needs(path)],
+            *growth.computation(path), programs,
+            how=how, mark=mark, allow_nonfinite=allow_nonfinite,
+        )  # fmt: skip
+    return View([checkpoint], tensors, growth.config)
 
 
-def _found(config: Mapping[str, Any], tensors: int) -> Any:
+def _found(config: Config, tensors: int) -> Callable[[Config], Rules] | None:
     """Rules of an architecture without a table, where its class can be asked; None for others."""
     try:
         architectures.of(config)
@@ -148,7 +189,7 @@ def _found(config: Mapping[str, Any], tensors: int) -> Any:
 def measured(
     view: View,
     growth: networks.Growth,
-    config: Any = None,
+    config: Config | None = None,
     *,
     certify: Certify = None,
     max_memory: int | None = None,
@@ -169,9 +210,9 @@ def measured(
       CheckpointError: If a run was asked for and failed, or no forward pass is known.
     """
     base = view.base
-    own = config_of(base.extras) if config is None else read_target(config)
+    own = config_of(base.extras) if config is None else config
 
-    def renew(arrays: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    def renew(arrays: Arrays) -> tuple[Arrays, Config]:
         return {path: growth.leaf(path, arrays) for path in growth.leaves}, growth.config
 
     entries = sum(math.prod(x.shape) for x in (*base.tensors.values(), *view.tensors.values()))
@@ -182,7 +223,7 @@ def measured(
 
 
 def require_exact(
-    path: Any, agreed: Sequence[Agreement], failed: Sequence[str], remedy: str
+    path: str | PathLike[str], agreed: Sequence[Agreement], failed: Sequence[str], remedy: str
 ) -> None:
     """Refuses a growth that was to be lossless, unless a run shows that it is.
 

@@ -9,7 +9,7 @@ import contextlib
 import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -32,19 +32,10 @@ from sail_jax.checkpoint.sources.computed import rebased
 from sail_jax.checkpoint.sources.nearness import Match, Unread, compared
 from sail_jax.checkpoint.sources.view import View
 from sail_jax.checks import argument, nearest
-from sail_jax.configurations import differences
+from sail_jax.configurations import Config, differences
 from sail_jax.growth.targets import check_stated, layer_count
 from sail_jax.interop import transformers
 from sail_jax.merging import random_bits
-
-__all__ = [
-    "FAMILIES",
-    "Aligned",
-    "align_maps",
-    "aligned_view",
-    "matchable",
-    "spec_of",
-]
 
 FAMILIES = {
     "permutation": Family.PERMUTATION,
@@ -81,7 +72,7 @@ class Aligned(NamedTuple):
 
 def spec_of(
     checkpoint: Checkpoint,
-    config: Mapping[str, Any] | None = None,
+    config: Config | None = None,
     spec: Spec | Rules | None = None,
 ) -> Spec:
     """Finds out which spaces the tensors of a checkpoint live in.
@@ -160,7 +151,7 @@ def matchable(spec: Spec, patterns: Sequence[str] | str | None = None) -> list[s
 def align_maps(
     reference: Checkpoint,
     other: Checkpoint,
-    config: Mapping[str, Any] | None = None,
+    config: Config | None = None,
     *,
     spec: Spec | Rules | None = None,
     method: str = "weights",
@@ -275,7 +266,7 @@ def _check_alike(reference: Checkpoint, other: Checkpoint) -> None:
 
 
 def _differing(
-    reference: Checkpoint, config: Mapping[str, Any] | None, spec: Spec | Rules | None
+    reference: Checkpoint, config: Config | None, spec: Spec | Rules | None
 ) -> list[str]:
     """Sentences about entries in which the two configurations differ.
 
@@ -358,15 +349,18 @@ def _kept(
     return max_memory - least
 
 
-def aligned_view(other: Checkpoint, aligned: Aligned, *, mark: str = "") -> View:
+def aligned_view(
+    other: Checkpoint, aligned: Aligned, *, how: str = "aligned", mark: str = ""
+) -> View:
     """Makes a checkpoint of the moved network, whose tensors are computed as they are read.
 
     Args:
       other: The checkpoint that `align_maps` moved.
       aligned: What `align_maps` returned.
+      how: What is added to the sources of tensors, in messages.
       mark: What tells these maps from others in fingerprints; see `Computed`.
 
     Returns:
       The view. Closing it closes `other`.
     """
-    return rebased(other, aligned.spec, aligned.maps, within=aligned.within, mark=mark)
+    return rebased(other, aligned.spec, aligned.maps, within=aligned.within, how=how, mark=mark)
