@@ -1,6 +1,5 @@
 """The ledger: it tells truth from error, and every registered claim fares as expected."""
 
-import importlib
 import math
 from pathlib import Path
 
@@ -226,7 +225,7 @@ def test_estimates_need_one_error():
 @pytest.mark.slow
 @pytest.mark.parametrize("room", claims.ROOMS)
 def test_claims_fare_as_expected(room):
-    verdicts = [claims.check(c, quick=True) for c in importlib.import_module(room).CLAIMS]
+    verdicts = [claims.check(c, quick=True) for c in claims.of_room(room)]
     assert not [verdict for verdict in verdicts if not verdict.ok]
 
 
@@ -264,7 +263,7 @@ def test_few_claims_overlook_what_is_listed_and_no_more():
 @pytest.mark.parametrize("room", claims.ROOMS)
 def test_claims_overlook_what_is_listed_and_no_more(room):
     """A new claim without power is noticed here, and so is one that gains some."""
-    chosen = importlib.import_module(room).CLAIMS
+    chosen = claims.of_room(room)
     assert _unnoticed(map(claims.check, chosen)) == _listed(chosen)
 
 
@@ -272,7 +271,7 @@ def test_claims_overlook_what_is_listed_and_no_more(room):
 @pytest.mark.parametrize("room", claims.ROOMS)
 def test_every_equality_and_misprint_sees_its_effect(room):
     """By the chances computed from the errors of a whole run."""
-    found = map(claims.check, importlib.import_module(room).CLAIMS)
+    found = map(claims.check, claims.of_room(room))
     of = [v for v in found if not v.expected or v.relation == "="]
     assert not [(v.id, v.power) for v in of if not v.power.enough]
 
