@@ -61,18 +61,25 @@ class Statement:
 _NUMBER = r"(?:[IVX]+|[A-Z]|\d+)(?:[.-]?[A-Z]?\d+)*[a-z]?\b"
 _NUMBERS = rf"\.? ({_NUMBER}(?:(?:, and |, | and | to |-){_NUMBER})*)"
 _RESULTS = "Theorem|Thm|Lemma|Proposition|Prop|Corollary|Definition|Assumption|Remark"
+_PROVED = "Theorem|Lemma|Proposition|Corollary"
 _PLACES = "Section|Sec|Appendix|Appendices|App|Figure|Fig"
+_SHORT = {"Thm": "Theorem", "Prop": "Proposition", "Sec": "Section", "Fig": "Figure"}
+_SHORT |= {"App": "Appendix", "Appendices": "Appendix"}
 
 
 def _named(text: str, kinds: str) -> set[str]:
-    """What a text names of some kinds, each by the kind's first letter and the number.
+    """What a text names of some kinds, such as "Lemma 4"; what is in brackets does not count.
 
-    >>> sorted(_named("Theorems 4.4 and A.3 (Section 2), by Prop 1", _RESULTS))
-    ['P 1', 'T 4.4', 'T A.3']
+    >>> sorted(_named("Thms 4.4 and A.3 (Section 2), by Prop 1", _RESULTS))
+    ['Proposition 1', 'Theorem 4.4', 'Theorem A.3']
     """
     outside = re.sub(r"\([^()]*[A-Za-z][^()]*\)", "", text)
     found = re.findall(rf"\b({kinds})s?{_NUMBERS}", outside)
-    return {f"{kind[0]} {number}" for kind, list_ in found for number in re.findall(_NUMBER, list_)}
+    return {
+        f"{_SHORT.get(kind, kind)} {number}"
+        for kind, numbers in found
+        for number in re.findall(_NUMBER, numbers)
+    }
 
 
 def _equations(text: str) -> set[int]:
@@ -82,7 +89,7 @@ def _equations(text: str) -> set[int]:
 
 
 def _inside(place: str, larger: str) -> bool:
-    """Whether "A C.2" is in "A C"; "F 40" is not in "F 4"."""
+    """Whether "Appendix C.2" is in "Appendix C"; "Figure 40" is not in "Figure 4"."""
     after = place.removeprefix(larger)[:1]
     return place == larger or (place.startswith(larger) and not (larger[-1] + after).isdigit())
 
@@ -275,14 +282,18 @@ def gaps(
       statements: The table to compare with; None for `STATEMENTS`.
 
     Returns:
-      For each paper with gaps: the statements that have neither claims nor a reason, or both, and
-      the equations that no statement lists.
+      For each paper with gaps: the statements that have neither claims nor a reason, or both, those
+      with a theorem that no source names, and the equations that no statement lists.
     """
-    found = answers(claims, statements)
+    claims = list(claims)
+    found, sources = answers(claims, statements), {claim.id: claim.source for claim in claims}
     missing: dict[str, list[str]] = {paper: [] for paper in EQUATIONS}
     for statement, ids in found.items():
-        if not ids and not statement.reason:
-            missing[statement.paper].append(f"{statement.name}: no claim's source names it")
+        named = _named("; ".join(sources[name] for name in ids), _RESULTS)
+        unnamed = sorted(_named(statement.name, _PROVED) - named)
+        if (unnamed or not ids) and not statement.reason:
+            what = ", ".join(unnamed) or "it"
+            missing[statement.paper].append(f"{statement.name}: no claim's source names {what}")
         if ids and statement.reason:
             both = f"{statement.name}: has a reason to have no claims, and {', '.join(ids)}"
             missing[statement.paper].append(both)

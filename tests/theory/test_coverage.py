@@ -62,7 +62,7 @@ def test_what_is_missing_is_named():
     none, and a claim on nothing."""
     of_theorem = [c for c in CLAIMS if c.id.startswith("sail/T2-")]
     without = [c for c in CLAIMS if c not in of_theorem]
-    lost = {"sail": ["Theorem 2, Appendix B: no claim's source names it"]}
+    lost = {"sail": ["Theorem 2, Appendix B: no claim's source names Theorem 2"]}
     assert coverage.gaps(without) == lost
     table = [s for s in STATEMENTS if (s.paper, s.equations) != ("sail", (6, 7))]
     assert coverage.gaps(CLAIMS, table) == {"sail": ["eq. (6)", "eq. (7)"]}
@@ -71,7 +71,7 @@ def test_what_is_missing_is_named():
     ]
     bare = coverage.Statement("overtrained", "Theorem 9", ())
     missing = coverage.gaps(CLAIMS, [*STATEMENTS, bare])
-    assert missing == {"overtrained": ["Theorem 9: no claim's source names it"]}
+    assert missing == {"overtrained": ["Theorem 9: no claim's source names Theorem 9"]}
     excused = [replace(s, reason="defines") if s.name == "Lemma 2" else s for s in STATEMENTS]
     assert "has a reason to have no claims, and sail/L2-TV/printed" in str(
         coverage.gaps(CLAIMS, excused)
@@ -99,7 +99,7 @@ def test_the_report_ends_with_what_is_missing():
     without = [c for c in CLAIMS if not c.id.startswith("sail/T2-")]
     found = coverage.report([*without, claim("sail/T9/exact", "sail Theorem 9")])
     assert found.endswith(
-        "Gaps:\n  sail: Theorem 2, Appendix B: no claim's source names it\n\n"
+        "Gaps:\n  sail: Theorem 2, Appendix B: no claim's source names Theorem 2\n\n"
         "Claims that answer to no statement:\n  sail/T9/exact: its source, 'sail Theorem 9', names "
         "no statement of theory/coverage.py"
     )

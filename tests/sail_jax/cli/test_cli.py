@@ -709,7 +709,7 @@ def test_verify_coverage_fails_where_something_is_missing(call, monkeypatch):
     monkeypatch.setattr(claims, "all_claims", lambda: left)
     code, out, _ = call("verify", "--coverage")
     assert code == 1
-    gap = "unified-merging: Assumption 6 and Lemma 4: no claim's source names it"
+    gap = "unified-merging: Assumption 6 and Lemma 4: no claim's source names Lemma 4"
     assert out.endswith(f"Gaps:\n  {gap}\n")
     new = _verdict("sail/T99/new", source="sail Theorem 99")
     monkeypatch.setattr(claims, "all_claims", lambda: [*known, new])
