@@ -236,7 +236,10 @@ def test_non_convex_factor():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda k, t: merging.excess_risk_bound(k, t, form="best"), "form must be one of"),
+        (
+            lambda k, t: merging.excess_risk_bound(k, t, form="best"),
+            "form: expected one of 'printed'",
+        ),
         (lambda k, t: merging.excess_risk_bound(k, t, gamma=0.0), "gamma must be finite and > 0"),
         (
             lambda k, t: merging.excess_risk_bound(k._replace(smoothness=0.0), t),
@@ -320,7 +323,7 @@ def test_laws_where_the_corrected_bound_is_silent():
 @pytest.mark.parametrize(
     ("law", "values", "message"),
     [
-        ("momentum", [0.9], "law must be one of"),
+        ("momentum", [0.9], "law: expected one of .* got 'momentum'"),
         ("steps", [], "values must be a non-empty sequence"),
         ("steps", [0], "steps must be whole numbers >= 1; got 0"),
         ("tasks", [9], r"tasks must be whole numbers in 1 \.\. 3; got 9"),
