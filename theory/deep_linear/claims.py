@@ -103,7 +103,12 @@ for _name, _limit, _finite in (
     ),
 ):
 
-    @claim(f"T3.6-{_name}/limit", "Thm 3.6, eq. (10), p. 6", "{at}", each=(_limit,))
+    @claim(
+        f"T3.6-{_name}/limit",
+        "Thm 3.6, eq. (10), p. 6",
+        "{at}",
+        each=(_limit,),
+    )
     def _(at, law, draws):
         """{law}"""
         predicted = risks.scratch_limit(at.load, at.sigma)
@@ -158,7 +163,11 @@ def _(at=Setting(8, 20, pi / 4, 0.5)):
     return predicted, mean_risk(transferred(), at, 40_000)
 
 
-@claim("T3.7/limit", "Thm 3.7, eqs. (105)-(109), p. 22", "{one}, L=2, α={alpha}, tuned for time 40")
+@claim(
+    "T3.7/limit",
+    "Thm 3.7, eqs. (105)-(109), p. 22",
+    "{one}, L=2, α={alpha}, tuned for time 40",
+)
 def _(one=ONE, alpha=1e-3):
     """α → 0: the last layer of a pretrained network refits b β_s, b = β_sᵀXᵀy/|Xβ_s|²: risk
 
@@ -289,7 +298,13 @@ def _(at=Limit(0.8, 40, pi / 2, 0.5)):
     return _transfer(at), _on_data(at, 4_000, LABELS)
 
 
-@claim("eq13-snr/limit", "after eq. (13), p. 8", "{at}", ">=", attack=risk_domains.SNR)
+@claim(
+    "eq13-snr/limit",
+    "after eq. (13), p. 8",
+    "{at}",
+    ">=",
+    attack=risk_domains.SNR,
+)
 def _(at=Limit(0.3, 40, pi / 2, 1.2)):
     """γ < 1, σ > 1 (SNR < 1): pretraining is always beneficial: T_lt > 0, here at θ = π/2
 
@@ -324,7 +339,11 @@ def _(at=Limit(50.0, 2, pi / 4, 0.5), ridge=0.05):
     return predicted, limit_risk(transferred(ridge), at, 20_000)
 
 
-@claim("T3.8/exact", "Thm 3.8, eqs. (128)-(130), pp. 23-24", "{at}, λ={ridge}")
+@claim(
+    "T3.8/exact",
+    "Thm 3.8, eqs. (128)-(130), pp. 23-24",
+    "{at}, λ={ridge}",
+)
 def _(at=Setting(10, 12, pi / 4, 0.5), ridge=0.05):
     """E R_lt = 1 + cos²θ I₁(n+2, λ) + (sin²θ+σ²) I₁(n, λ) - 2cos²θ I₂(n, λ), I₁(m, λ) =
     E[u^((m-n+2)/2)/(u+nλ)²], I₂(m, λ) = E[u^((m-n+2)/2)/(u+nλ)], u ~ χ²_n
@@ -447,7 +466,11 @@ def _(at=NOISY._replace(sigma=0.0), averaged=AVERAGED):
     return _printed_gain(at), _gain(at, 2, 6_000)
 
 
-@claim("eq17-boundary/printed", "after eq. (17), p. 10", "{at}, L=2, {averaged}")
+@claim(
+    "eq17-boundary/printed",
+    "after eq. (17), p. 10",
+    "{at}, L=2, {averaged}",
+)
 def _(at=NOISY._replace(theta=pi / 3), averaged=AVERAGED):
     """T_ft > 0 for θ < π/3, T_ft < 0 for θ > π/3, so T_ft = 0 at θ = π/3
 
@@ -463,13 +486,21 @@ def _edge(at: Limit) -> Limit:
     return at._replace(theta=acos(sqrt((unseen + sqrt(unseen**2 + 4 * fitted)) / 2) / 2))
 
 
-@claim("eq17-boundary/corrected", "after eq. (17), p. 10, corrected", "{at}, L=2, {averaged}")
+@claim(
+    "eq17-boundary/corrected",
+    "after eq. (17), p. 10, corrected",
+    "{at}, L=2, {averaged}",
+)
 def _(at=_edge(NOISY), averaged=AVERAGED):
     """T_ft → 0 at cos θ = c/2"""
     return 0.0, _gain(at, 2)
 
 
-@claim("T3.9-over/exact", "Thm 3.9, eq. (16), p. 9", "{at}, L=3, {averaged}")
+@claim(
+    "T3.9-over/exact",
+    "Thm 3.9, eq. (16), p. 9",
+    "{at}, L=3, {averaged}",
+)
 def _(at=Setting(26, 20, pi / 2, 1.0), averaged=AVERAGED):
     """γ > 1: E R_ft = E R_sc, here σ²d/(n-d-1)"""
     predicted = risks.scratch_risk(at.n, at.d, at.sigma)

@@ -340,14 +340,24 @@ PLOTTED = f"d={FIG5_D}, γ={GAMMA}, σ={SIGMA}, {ANGLES} angles in [0, {{}}]"
 HALF, WHOLE = (PLOTTED.format(end) for end in ("π/2", "π"))
 
 
-@claim("Fig5-KL/ours", "Section 3.3, p. 8, and Fig. 5a, p. 28", HALF, draws=DATA_SETS)
+@claim(
+    "Fig5-KL/ours",
+    "Section 3.3, p. 8, and Fig. 5a, p. 28",
+    HALF,
+    draws=DATA_SETS,
+)
 def _():
     """D_KL orders T on the angles of Figs. 1 and 3: its correlation with T, linear transfer"""
     found = _correlation("linear", pi / 2, _kl_axis(pi / 2))
     return _predicted_correlation("linear", pi / 2), found
 
 
-@claim("Fig5-KL-whole/reading", "Section 3.3, p. 8, and Fig. 5a, p. 28", WHOLE, draws=DATA_SETS)
+@claim(
+    "Fig5-KL-whole/reading",
+    "Section 3.3, p. 8, and Fig. 5a, p. 28",
+    WHOLE,
+    draws=DATA_SETS,
+)
 def _():
     """D_KL is not negatively correlated with T, linear transfer: their correlation
 
@@ -426,7 +436,11 @@ def _():
     return 2 * sqrt(2 / pi), _matched(distances.wasserstein1, *_scaled(1.0, -1.0))
 
 
-@claim("Fig5-W1-floor/ours", "Fig. 5b, p. 28", "d={d}, n={points}, θ=0, σ={sigma}")
+@claim(
+    "Fig5-W1-floor/ours",
+    "Fig. 5b, p. 28",
+    "d={d}, n={points}, θ=0, σ={sigma}",
+)
 def _(d=500, points=250, sigma=SIGMA):
     """two samples of ONE law, {points} points, Manhattan: the axis 526 to 529
 

@@ -210,7 +210,11 @@ for _name, _what, _problem in (
         predicted = penalised.best_penalty(*problem.isotropic())
         return predicted, lambda *how: search(*how)["small"]
 
-    @claim("{name}-risk/ours", SOURCE, "{problem}, d=16 and 48 extrapolated")
+    @claim(
+        "{name}-risk/ours",
+        SOURCE,
+        "{problem}, d=16 and 48 extrapolated",
+    )
     def _(name, what, problem, search):
         """{what}: the least E R over all penalties → R, R² - (|β_t - start|² (1-γ) - σ²) R =
         σ² |β_t - start|²

@@ -80,7 +80,11 @@ def _(at=Limit(0.25, 40, 0.0, 0.0)):
     return at.load / (1 - at.load), simulate
 
 
-@claim("eq102/ours", "eqs. (97)-(102), pp. 21-22, at finite n and d", SIZES)
+@claim(
+    "eq102/ours",
+    "eqs. (97)-(102), pp. 21-22, at finite n and d",
+    SIZES,
+)
 def _():
     """n ≤ d-2: E tr X⁺ᵀX⁺ = n/(d-n-1)"""
     return AT.n / (AT.d - AT.n - 1), _over_designs(_noise)

@@ -354,7 +354,11 @@ def _(start=Start(2, 0.3), time=2.0):
     return exp(-2 * start.alpha**2 * time), _loss_left(start, time)
 
 
-@claim("LB.1-order/printed", "Lemma B.1, eq. (50), p. 17", f"{SHALLOW} and half of it, {END}")
+@claim(
+    "LB.1-order/printed",
+    "Lemma B.1, eq. (50), p. 17",
+    f"{SHALLOW} and half of it, {END}",
+)
 def _printed_order():
     """W_l = σ_l u_l v_lᵀ + O(α²): the order in α of |W_1 - σ_1 u_1 v_1ᵀ|_F
 
@@ -373,7 +377,11 @@ def _():
     return 1.0
 
 
-@claim("LB.1-alignment/limit", "Lemma B.1, eq. (51), p. 17", f"{THIN}, {END}")
+@claim(
+    "LB.1-alignment/limit",
+    "Lemma B.1, eq. (51), p. 17",
+    f"{THIN}, {END}",
+)
 def _():
     """α → 0, t → ∞: (u_{l+1}ᵀv_l)² → 1, here of the first two layers
 

@@ -113,7 +113,11 @@ def _():
     return _lda_weight(), measured(lambda: _nearest(*_parameters()))
 
 
-@claim("T3a-appendix/printed", "Theorem 3, restated in Appendix E (p. 28)", TASKS)
+@claim(
+    "T3a-appendix/printed",
+    "Theorem 3, restated in Appendix E (p. 28)",
+    TASKS,
+)
 def _():
     """γ₁ = (d₁*² + d₁₂² - d₂*²) / 2d₁₂² if γ₁, γ₂ ≥ 0
 
@@ -122,7 +126,11 @@ def _():
     return _lda_weight(swap=True), measured(lambda: _nearest(*_parameters()))
 
 
-@claim("T3a-appendix/corrected", "Theorem 3, restated in Appendix E (p. 28)", TASKS)
+@claim(
+    "T3a-appendix/corrected",
+    "Theorem 3, restated in Appendix E (p. 28)",
+    TASKS,
+)
 def _():
     """γ₂ = (d₁*² + d₁₂² - d₂*²) / 2d₁₂²"""
     return _lda_weight(swap=True), measured(lambda: 1 - _nearest(*_parameters()))
@@ -175,7 +183,11 @@ def _(first=0.02, second=0.05, between=0.04):
     return predicted, measured(lambda: tv_bias(first, second, between), 1e-3 * abs(predicted))
 
 
-@claim("T3b/reading", "Theorem 3, eqs. (12), (13) (p. 6)", "4 models in 6 dimensions, γ₁")
+@claim(
+    "T3b/reading",
+    "Theorem 3, eqs. (12), (13) (p. 6)",
+    "4 models in 6 dimensions, γ₁",
+)
 def _():
     """γ = H⁻¹e / eᵀH⁻¹e, H_ij = d_i*² + d_j*² - d_ij², with distances of parameters
 
@@ -280,7 +292,13 @@ def _():
     return predicted, measured(lambda: found.x, 1e-6)
 
 
-@claim("S4.4-sign/ours", "Section 4.4 (p. 9)", THIRDS, ">=", attack=domains.WEIGHT)
+@claim(
+    "S4.4-sign/ours",
+    "Section 4.4 (p. 9)",
+    THIRDS,
+    ">=",
+    attack=domains.WEIGHT,
+)
 def _():
     """(D₁ₜ² + D₁₂² - D₂ₜ²) / 2D₁₂² ≥ ½ where D₁ is farther from D_t than D₂, as the split makes it:
     -.1244 is D₁'s weight, by eq. (11)

@@ -95,7 +95,11 @@ def _():
     return _variation()
 
 
-@claim("L2-unit/ours", "Lemma 2 (p. 29), proof", "classes ±m, m* = m + e₁")
+@claim(
+    "L2-unit/ours",
+    "Lemma 2 (p. 29), proof",
+    "classes ±m, m* = m + e₁",
+)
 def _():
     """D_TV of Gaussians one standard deviation apart is .38292, not .5"""
     return total_variation_gaussian(ALONG), _by_events(PAIR, PAIR + np.stack([ALONG, -ALONG]))
@@ -114,7 +118,11 @@ def _():
     return lda_distance(_variation(SPREAD), lda_constant(GAPS[0], SPREAD))
 
 
-@claim("L2-isotropic/ours", "Lemma 2 (p. 29), corrected", f"{LDA}, s=1.5")
+@claim(
+    "L2-isotropic/ours",
+    "Lemma 2 (p. 29), corrected",
+    f"{LDA}, s=1.5",
+)
 def _():
     """Σ = s²I: |θ_i - θ*| = (4/s) Φ⁻¹((1 + D_TV)/2)"""
     predicted = lda_distance(_variation(1.5**2), 2 / 1.5)
@@ -154,7 +162,11 @@ def _():
     return sqrt(np.linalg.cond(SPREAD)), measured(lambda: _constants_ratio(*ends))
 
 
-@claim("L2-shift/printed", "Lemma 2 (p. 29)", "both classes moved by e₁")
+@claim(
+    "L2-shift/printed",
+    "Lemma 2 (p. 29)",
+    "both classes moved by e₁",
+)
 def _printed_shift():
     """equal θ, equal laws: D_TV = |θ_i - θ*| / C = 0
 

@@ -102,7 +102,11 @@ def _sampled_variation(in_cells: bool) -> Simulate:
     return simulate
 
 
-@claim("D2-thresholds/ours", "Definition 2 (p. 26), solved", THRESHOLDS)
+@claim(
+    "D2-thresholds/ours",
+    "Definition 2 (p. 26), solved",
+    THRESHOLDS,
+)
 def _():
     """R̂(ℓ∘H) = (E|S_n| - P(S_n > 0)) / n for thresholds, any sample"""
 
@@ -313,7 +317,11 @@ def _(name, gradient):
     return _slopes(("in", "out").index(name))
 
 
-@claim("F1-svd/corrected", "Appendix F.1 (pp. 32-33)", "4x3 to 6x5; the first entry")
+@claim(
+    "F1-svd/corrected",
+    "Appendix F.1 (pp. 32-33)",
+    "4x3 to 6x5; the first entry",
+)
 def _():
     """c_in = W_in Ũᵀ, c_out = W_out Ṽᵀ: c_in θ c_outᵀ = W_in Σ̃ W_outᵀ
 
@@ -329,7 +337,11 @@ def _():
     return (W_in * S @ W_out.T)[0, 0], measured(lambda: grown[0, 0])
 
 
-@claim("F2-softmax/exact", "Appendix F.2 (p. 34)", "2 of 3 layers; the larger sum")
+@claim(
+    "F2-softmax/exact",
+    "Appendix F.2 (p. 34)",
+    "2 of 3 layers; the larger sum",
+)
 def _():
     """d = softmax(γ): Σ_i d_ki = 1"""
     return 1.0, measured(lambda: jnp.asarray(mix_layers(_normal(2, 3)).write).sum(1).max())

@@ -76,7 +76,12 @@ def _(name, statement, of):
     return of(predicted), lambda key, quick: Estimate.mean(of(_fits(key, quick)))
 
 
-@claim("B.2-gap/ours", "App. B.2, for independent factors", SETTING, draws=BATCHES)
+@claim(
+    "B.2-gap/ours",
+    "App. B.2, for independent factors",
+    SETTING,
+    draws=BATCHES,
+)
 def _():
     """R² = 1 on α(1-α)|ΔW₂ΔW₁x|, an identity
 

@@ -111,7 +111,11 @@ def _():
     return (9 / 8 - 1) ** 2, measured(lambda: (first * second - 1) ** 2)
 
 
-@claim("L1-LMC/ours", f"Definition 1 and {LEMMA_1}", f"{LINEAR}, α=½")
+@claim(
+    "L1-LMC/ours",
+    f"Definition 1 and {LEMMA_1}",
+    f"{LINEAR}, α=½",
+)
 def _():
     """L(θ_α) = Σ aᵢLᵢ - Σ aᵢ|fᵢ - f̄|²: ≤ of Lemma 1, not ≈ of Definition 1"""
     x, y, pairs = _readouts()
@@ -239,7 +243,11 @@ def _():
     return largest, measured(lambda: _gap_size(tanh_experts(), np.tanh))
 
 
-@claim("L2-quadratic/ours", LEMMA_2, "k={k}, f=|θ|²/2, vertices of a simplex")
+@claim(
+    "L2-quadratic/ours",
+    LEMMA_2,
+    "k={k}, f=|θ|²/2, vertices of a simplex",
+)
 def _(k=5):
     """k equidistant models, quadratic f: gap = 2 (k-1)/k × a pair's, here -1/4, whatever k"""
     return 2 * (k - 1) / k * -1 / 4, measured(lambda: _at_simplex(lambda x: float(x @ x) / 2, k))

@@ -138,7 +138,13 @@ def _():
     return bound, measured(lambda: _delta(lambda t: t[0] ** 3, *_ends(1)))
 
 
-@claim("T1-supremum/ours", THEOREM, TRAINED, "<=", attack=domains.SUPREMUM)
+@claim(
+    "T1-supremum/ours",
+    THEOREM,
+    TRAINED,
+    "<=",
+    attack=domains.SUPREMUM,
+)
 def _():
     """δ ≤ ½ Σ aᵢ|dᵢ|² sup ‖∇²f‖ from θ̄ to θᵢ"""
     return supremum_bound(tanh_loss, first_two(tanh_experts()), PAIR), measured(_loss_gap)
@@ -195,7 +201,11 @@ def _():
     return -0.5
 
 
-@claim("T1-kink/ours", f"{THEOREM}, without derivatives", "f = relu(t), models ±s, α=½, s={step}")
+@claim(
+    "T1-kink/ours",
+    f"{THEOREM}, without derivatives",
+    "f = relu(t), models ±s, α=½, s={step}",
+)
 def _(step=0.02):
     """across a ReLU's kink the gap is of first order in the distance: δ = s/2
 

@@ -230,13 +230,21 @@ def _():
     return bound, _variance(every, six, "averaged", 4 * RUNS)
 
 
-@claim("far-apart/ours", "average or decay, on a quadratic, checkpoints far apart", SPARSE)
+@claim(
+    "far-apart/ours",
+    "average or decay, on a quadratic, checkpoints far apart",
+    SPARSE,
+)
 def _():
     """ρ → 0: V Σcⱼxⱼ = v/n of a uniform average"""
     return 1 / 3 / 4, _variance(_sparse, FOUR, "averaged")
 
 
-@claim("far-apart-decay/ours", "average or decay, on a quadratic, checkpoints far apart", SPARSE)
+@claim(
+    "far-apart-decay/ours",
+    "average or decay, on a quadratic, checkpoints far apart",
+    SPARSE,
+)
 def _():
     """ρ → 0: linear decay ends with v(2-ηh)/(2n-ηh), less than v/n"""
     return 1 / 3 * (2 - 0.5) / (2 * 4 - 0.5), _variance(_sparse, FOUR, "decayed")

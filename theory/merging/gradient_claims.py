@@ -96,7 +96,11 @@ def _():
     return bound(admissible, "surrogate") / 16, drawn(untrained, "surrogate_gradient")
 
 
-@claim("surrogate-gradient/ours", "Theorem 2, exact for quadratics", MIXED)
+@claim(
+    "surrogate-gradient/ours",
+    "Theorem 2, exact for quadratics",
+    MIXED,
+)
 def _():
     """E|∇f̃(x_avg)|² = Σ_h h²[E(Σλᵢρᵢ(x₀-z̄ᵢ))² + Σλᵢ²νᵢ]"""
     predicted = expected(mixed, "surrogate_gradient")
@@ -157,7 +161,13 @@ def _(weights):
     return chi_square(weights)
 
 
-@claim("eq7/exact", SQUARED, CLOSEST, "<=", attack=inequality_domains.EQ_7)
+@claim(
+    "eq7/exact",
+    SQUARED,
+    CLOSEST,
+    "<=",
+    attack=inequality_domains.EQ_7,
+)
 def _():
     """|∇f|² ≤ 2(χ²+1)|∇f̃|² + 2χ²Σλζ² with the printed χ²
 
@@ -222,7 +232,11 @@ def _best_gamma() -> tuple[float, float]:
     return float(np.exp(optimum.x)), float(np.exp(optimum.fun))
 
 
-@claim("T3-gamma/exact", "eq. (23) and after it (Appendix A-A, step 4)", MIXED)
+@claim(
+    "T3-gamma/exact",
+    "eq. (23) and after it (Appendix A-A, step 4)",
+    MIXED,
+)
 def _():
     """γ* = √(B/8η²S) minimises 8(L+γ)η²S + (1/γ+2C)B
 
@@ -231,7 +245,11 @@ def _():
     return bounds(mixed).gamma, measured(lambda: _best_gamma()[0], 1e-5)
 
 
-@claim("T3-least/exact", "eq. (23) and after it (Appendix A-A, step 4)", MIXED)
+@claim(
+    "T3-least/exact",
+    "eq. (23) and after it (Appendix A-A, step 4)",
+    MIXED,
+)
 def _():
     """the least of eq. (23) over γ is 8Lη²S + 2CB + 4√2 η√(SB)
 

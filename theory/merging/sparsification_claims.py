@@ -172,7 +172,13 @@ def _():
     return before[-1], measured(lambda: after[-1])
 
 
-@claim("eq10/corrected", "eq. (10) (Section IV-B)", CONFLICTING, "<=", attack=domains.IN_THE_MEAN)
+@claim(
+    "eq10/corrected",
+    "eq. (10) (Section IV-B)",
+    CONFLICTING,
+    "<=",
+    attack=domains.IN_THE_MEAN,
+)
 def _():
     """in the mean over tasks it does: V' ≤ V"""
     before, after = _squares()

@@ -157,7 +157,11 @@ def _(product):
     return 2 * (exp(0.5) - 1) * product
 
 
-@claim("L3-case1/printed", "proof of Lemma 3 (Appendix A-A, step 1)", "{step}")
+@claim(
+    "L3-case1/printed",
+    "proof of Lemma 3 (Appendix A-A, step 1)",
+    "{step}",
+)
 def _(step=STEP):
     """b/n ≤ ½: (1-b/n) 4η²σ²/b + (b/n) 4η²(σ²/b + 3ζ²) = 4η²(σ²/n + 3bζ²/n)
 
@@ -198,7 +202,11 @@ def _(n=20, b=4):
     return 0.0, simulate
 
 
-@claim("L3-cross/printed", "proof of Lemma 3 (Appendix A-A, step 1), (i)", MIXED)
+@claim(
+    "L3-cross/printed",
+    "proof of Lemma 3 (Appendix A-A, step 1), (i)",
+    MIXED,
+)
 def _printed_cross():
     """E[∇ℓ(x̃;z) - ∇ℓ(x̃;z̃)] = 0, so that E⟨x - x̃, ∇ℓ(x̃;z) - ∇ℓ(x̃;z̃)⟩ = 0
 
@@ -326,7 +334,11 @@ def _():
     return bound(mixed, "stability", "corrected"), drawn(mixed, "stability", SOME)
 
 
-@claim("T1/ours", "Definition 2, eq. (4), exact for quadratics", MIXED)
+@claim(
+    "T1/ours",
+    "Definition 2, eq. (4), exact for quadratics",
+    MIXED,
+)
 def _():
     """E|x_avg - x̃_avg|² = (1/N)Σλᵢ² E|xᵢ - x̃ᵢ|²"""
     return expected(mixed, "stability"), drawn(mixed, "stability", MOST)

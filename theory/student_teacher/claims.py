@@ -116,7 +116,11 @@ def _():
     return _top_mode()[0]
 
 
-@claim("eq151/exact", "eqs. (148), (151), p. 26", f"{AT}, f of {{points}} points")
+@claim(
+    "eq151/exact",
+    "eqs. (148), (151), p. 26",
+    f"{AT}, f of {{points}} points",
+)
 def _(points=4):
     """|f|²_k = Σ_l c_l²/λ_l², with λ_l² the eigenvalue, is (148), α·k(z, z)α"""
     # f = sum_j alpha_j k(., z_j)

@@ -250,7 +250,13 @@ for _lemma, _printed in (
 # --- many steps -----------------------------------------------------------------------------------
 
 
-@claim("A.17/open", "Lemma A.17 (Appendix A.3.2)", NOISY, "<=", attack=batch_domains.batches(False))
+@claim(
+    "A.17/open",
+    "Lemma A.17 (Appendix A.3.2)",
+    NOISY,
+    "<=",
+    attack=batch_domains.batches(False),
+)
 def _noisy_path():
     """ϵ < 1/(4(1+16ηΓ)^K): |Ŵ(k) - W̄(k)|_op ≤ 2(1+16ηΓ)^k ϵ√Γ
 

@@ -105,7 +105,11 @@ def _():
     return _rise(2), _increment(2, GAMMA)
 
 
-@claim("P4.3-equality/exact", "proof of Lemma A.4, after Lemma A.5 (Appendix A.2)", SECOND)
+@claim(
+    "P4.3-equality/exact",
+    "proof of Lemma A.4, after Lemma A.5 (Appendix A.2)",
+    SECOND,
+)
 def _():
     """L̃(n) - L̃(n-1) = 2dγ²σ_n - σ_n²"""
     return _rise(2), _increment(2, GAMMA)
@@ -220,7 +224,11 @@ def _():
     return plateaus[D - 1], simulate
 
 
-@claim("T4.4-sharp/ours", "Theorems 4.4 and A.3, sharpened", f"{SIZES}, ideal start")
+@claim(
+    "T4.4-sharp/ours",
+    "Theorems 4.4 and A.3, sharpened",
+    f"{SIZES}, ideal start",
+)
 def _():
     """the sharp threshold, where L̃(d) = L̃(d-1), is γ² = σ_d/(2d)"""
 
@@ -255,7 +263,11 @@ def _():
     return (D * LATE**2) ** 2, simulate
 
 
-@claim("A.5/exact", "Lemma A.5 and its proof (Appendix A.2)", f"{SIZES}, M = A, γ={{gamma}}")
+@claim(
+    "A.5/exact",
+    "Lemma A.5 and its proof (Appendix A.2)",
+    f"{SIZES}, M = A, γ={{gamma}}",
+)
 def _product(gamma=0.7):
     """E|αM|_F² = dγ²|M|_F²"""
 
@@ -325,7 +337,11 @@ def _hessian_at(time: float) -> np.ndarray:
     return np.asarray(networks.hessian(at(path, -1), target))
 
 
-@claim("D.1/exact", "Proposition D.1 (Appendix D)", f"d={D}, λ={QUADRATIC}")
+@claim(
+    "D.1/exact",
+    "Proposition D.1 (Appendix D)",
+    f"d={D}, λ={QUADRATIC}",
+)
 def _quadratic_rise():
     """quadratic loss: E[L(θ+λε) - L(θ)] = ½ λ² tr(H)"""
 
@@ -364,7 +380,11 @@ def _(gamma=0.5):
     return D**3 * gamma**4, simulate
 
 
-@claim("D.1-sharpness/ours", "Appendix D, solved", f"{SIZES}, U = V, τ=2, t=1")
+@claim(
+    "D.1-sharpness/ours",
+    "Appendix D, solved",
+    f"{SIZES}, U = V, τ=2, t=1",
+)
 def _():
     """the top Hessian eigenvalue along training, from the modes
 

@@ -135,7 +135,11 @@ def _():
     return _last_entry(exact=True), deterministic(lambda: _last_entry(exact=False), 1e-8)
 
 
-@claim("A.1-sigmoid/ours", "eqs. (5), (6) (Appendix A.1), solved", f"{SIZES}, τ=2, i=2, t=1")
+@claim(
+    "A.1-sigmoid/ours",
+    "eqs. (5), (6) (Appendix A.1), solved",
+    f"{SIZES}, τ=2, i=2, t=1",
+)
 def _():
     """U = V: θ_i(t) = σ_i/(1 + (σ_i e^(2τ) - 1) e^(-4σ_i t))
 

@@ -135,7 +135,11 @@ def _():
     return _iterates()[MODE], deterministic(_anchored)
 
 
-@claim("eq18/printed", "eq. (18) (Appendix A.3.1)", f"{AT_ONE}, mode 2")
+@claim(
+    "eq18/printed",
+    "eq. (18) (Appendix A.3.1)",
+    f"{AT_ONE}, mode 2",
+)
 def _printed_map():
     """the layers' modes iterate f = x + 2ηx(σ²-x²) + 2ηλ(σ_0²-x²)
 
@@ -159,7 +163,11 @@ def _():
     )
 
 
-@claim("A.7-flow/ours", "Lemma A.7, in continuous time", f"{BOTH}, λ={HALF}, T=.2, mode 2")
+@claim(
+    "A.7-flow/ours",
+    "Lemma A.7, in continuous time",
+    f"{BOTH}, λ={HALF}, T=.2, mode 2",
+)
 def _():
     """y(T) = s/(1 + (s/y(0) - 1) e^(-4(1+λ)sT)), s = (σ_ft+λy(0))/(1+λ)
 
@@ -282,7 +290,11 @@ def _enough(rate: float) -> float:
     return log(100 * GAMMA / PRECISION) / (rate * min(PRE[LEARNED - 1], TARGET[LEARNED - 1]))
 
 
-@claim("A.11/printed", "Lemma A.11 (Appendix A.3.1)", f"{BOTH}, λ={HALF}, mode 2")
+@claim(
+    "A.11/printed",
+    "Lemma A.11 (Appendix A.3.1)",
+    f"{BOTH}, λ={HALF}, mode 2",
+)
 def _printed_weights():
     """4η(λ+2)Γ < 1, large K: |(Uᵀθ̂ⁿ(K)V)_ii - (σ_pre + λσ_ft)/(1+λ)| ≤ ε, i ≤ n
 

@@ -74,7 +74,11 @@ def _turned_step(lost: Array | np.ndarray) -> float:
     return float(lost[2] - lost[1]) + PRE[1] ** 2
 
 
-@claim("T4.6/exact", "proof of Theorem A.24 (Appendix A.4)", f"{BOTH}, λ=1, n=3")
+@claim(
+    "T4.6/exact",
+    "proof of Theorem A.24 (Appendix A.4)",
+    f"{BOTH}, λ=1, n=3",
+)
 def _():
     """Δ_pre(n) = Σ_{i≤n} ((σ_ft-σ_pre)/(1+λ))²"""
     predicted = _closed(fine_tuning.degradations, 3, 1.0)
@@ -97,7 +101,11 @@ def _(mixed=(2.5, 1.4, 0.9, 0.2)):
     return before, deterministic(lambda: _degradations(1.0, mixed)[2])
 
 
-@claim("T4.6-sketch/printed", "Theorem 4.6, proof sketch (Section 4.3)", f"{BOTH}, λ=1, n=3")
+@claim(
+    "T4.6-sketch/printed",
+    "Theorem 4.6, proof sketch (Section 4.3)",
+    f"{BOTH}, λ=1, n=3",
+)
 def _printed_sketch():
     """Δ_pre(n) - Δ_pre(n-1) ≈ (σ_ft-σ_pre)²
 
@@ -144,7 +152,11 @@ def _(n=D):
     return before, deterministic(lambda: losses(task(), TARGET, 0.0)[n])
 
 
-@claim("A.26/ours", "Lemma A.26 (Appendix A.5), for every λ", f"{BOTH}, λ=1, n=2")
+@claim(
+    "A.26/ours",
+    "Lemma A.26 (Appendix A.5), for every λ",
+    f"{BOTH}, λ=1, n=2",
+)
 def _():
     """L_pre(n) = Σ_{i≤n} ((σ_ft-σ_pre)/(1+λ))² + Σ_{i>n} σ_pre²"""
     predicted = _closed(fine_tuning.pretraining_losses, 2, 1.0)

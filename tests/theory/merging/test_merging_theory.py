@@ -238,7 +238,7 @@ def test_non_convex_factor():
     [
         (
             lambda k, t: merging.excess_risk_bound(k, t, form="best"),
-            "form: expected one of 'printed'",
+            "form: expected one of",
         ),
         (lambda k, t: merging.excess_risk_bound(k, t, gamma=0.0), "gamma must be finite and > 0"),
         (
