@@ -142,6 +142,8 @@ class Claim:
       without: By the name of a term of the prediction: what computes the prediction without it.
       attack: The problems on which a bound can be attacked, or why there are none; None for
         equalities and misprints.
+      overlooks: The wrong predictions, see `mutants`, with which the claim is known to hold in a
+        whole run, too, with "; " between them.
     """
 
     id: str
@@ -156,6 +158,7 @@ class Claim:
     draws: str | None = None
     without: Mapping[str, Callable[[], float]] = field(default_factory=dict)
     attack: "Domain | str | None" = None
+    overlooks: str = ""
 
     @property
     def status(self) -> str:
@@ -192,6 +195,7 @@ class Stated:
         effect: float | None = None,
         without: Mapping[str, Callable[[], float]] | None = None,
         attack: "Domain | str | None" = None,
+        overlooks: str = "",
     ) -> Callable[[Sides], "Stated"]:
         """Decorates a function that states the same otherwise, as it is true or as we have it.
 
@@ -204,6 +208,7 @@ class Stated:
           effect: As for `Claim`; None for the effect of this claim.
           without: As for `Claim`.
           attack: As for `Claim`.
+          overlooks: As for `Claim`.
 
         Returns:
           A decorator of a function that returns the prediction alone. It may take the parameters of
@@ -227,6 +232,7 @@ class Stated:
                     effect=first.effect if effect is None else effect,
                     without=without or {},
                     attack=attack,
+                    overlooks=overlooks,
                 )
                 made.append(changed)
             return _registered(predict, Stated(tuple(made), self.problems))
@@ -245,6 +251,7 @@ def claim(
     draws: str | None = None,
     without: Mapping[str, Callable[[], float]] | None = None,
     attack: "Domain | str | None" = None,
+    overlooks: str = "",
     each: Iterable[Sequence[Any]] = ((),),
 ) -> Callable[[Sides], Stated]:
     """Decorates a function that states a claim: it returns the prediction and its simulator.
@@ -266,6 +273,7 @@ def claim(
       draws: As for `Claim`.
       without: As for `Claim`.
       attack: As for `Claim`.
+      overlooks: As for `Claim`.
       each: Values of the function's first parameters, a claim for each; the other parameters have
         their defaults.
 
@@ -295,6 +303,7 @@ def claim(
                 draws,
                 without or {},
                 attack,
+                overlooks,
             )
             made.append(stated)
             problems.append(numbers)

@@ -165,6 +165,7 @@ def _(one=ONE, depth=DEPTH, alpha=1e-2, time=8.0):
     f"{AT}, L={DEPTH}, {AVERAGED}",
     "<=",
     attack="a statistical test of a whole law: its bound is exceeded by chance",
+    overlooks="tightened",
 )
 def _():
     """the sampler has the law of R_ft: √(mm'/(m+m')) sup|F̂ - F̂'| ≤ 1.95

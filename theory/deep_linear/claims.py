@@ -304,6 +304,7 @@ def _(at=Limit(0.8, 40, pi / 2, 0.5)):
     "{at}",
     ">=",
     attack=risk_domains.SNR,
+    overlooks="tightened",
 )
 def _(at=Limit(0.3, 40, pi / 2, 1.2)):
     """γ < 1, σ > 1 (SNR < 1): pretraining is always beneficial: T_lt > 0, here at θ = π/2

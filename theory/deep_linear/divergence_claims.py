@@ -184,7 +184,9 @@ def _printed_dudley():
     return DELTA, _matched(_dudley, *_scaled(1.0, PROOF_G))
 
 
-@_printed_dudley.beside("corrected", "<=", source=", corrected", attack=divergence_domains.DUDLEY)
+@_printed_dudley.beside(
+    "corrected", "<=", source=", corrected", attack=divergence_domains.DUDLEY, overlooks="tightened"
+)
 def _():
     """γ_β(p_f, p_g) ≤ max_L E min(L|f-g|, 2(1-L)) < 2"""
     return divergences.dudley_bounds(*_scaled(1.0, PROOF_G), SIGMA).upper
@@ -262,6 +264,7 @@ def _():
     f"d={D}, |f|=1, σ={SIGMA}",
     ">=",
     attack=divergence_domains.W1_REACH,
+    overlooks="tightened",
 )
 def _():
     """for any δ some g has W₁(p_f, p_g) ≥ δ: h = |y| finds δ = 50 at g = -100f"""
@@ -291,6 +294,7 @@ def _():
     f"{SIZES}; samples of 200",
     ">=",
     attack=divergence_domains.LOWER,
+    overlooks="tightened",
 )
 def _():
     """W₁ ≥ √(2/π) times the best gain of spread of two projections"""
@@ -400,7 +404,7 @@ def _printed_sign():
     return 0.0, _correlation("linear", pi, _w1_axis(pi))
 
 
-@_printed_sign.beside("corrected", "<=", attack=MEASURED)
+@_printed_sign.beside("corrected", "<=", attack=MEASURED, overlooks="tightened")
 def _():
     """W₁ is negatively correlated with T, linear transfer: the sign of the correlation
 
@@ -430,6 +434,7 @@ def _():
     f"θ=π, σ={SIGMA}; samples of 200",
     "<=",
     attack=divergence_domains.REACHED,
+    overlooks="tightened",
 )
 def _():
     """W₁(p_s, p_t) ≤ 2√(2/π), at every angle"""

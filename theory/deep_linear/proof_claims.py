@@ -145,6 +145,7 @@ def _():
     f"{AT}",
     "<=",
     attack="a statistical test of a whole law: its bound is exceeded by chance",
+    overlooks="tightened",
 )
 def _():
     """R_sc = Beta((d-n)/2, n/2) + σ² χ²_n/χ²_(d-n+1): √draws · sup|F - F̂| ≤ 1.95

@@ -308,7 +308,7 @@ def _printed_power(floor=0.01):
     return form, measured(lambda: np.sum((reduce(np.matmul, layers) @ u) ** 2), 1e-9)
 
 
-@_printed_power.beside("corrected", attack=domains.features(depth=4))
+@_printed_power.beside("corrected", attack=domains.features(depth=4), overlooks="tightened")
 def _(floor):
     """ΦᵀΦ ≽ (α²λ)^(L-1) I, from σ_min(AB) ≥ σ_min(A) σ_min(B)
 
@@ -323,6 +323,7 @@ def _(floor):
     "{start}, least at times 0 to 19",
     ">=",
     attack=domains.features(),
+    overlooks="tightened",
 )
 def _features_bound(start=Start(4, 0.5)):
     """λ_min(ΦᵀΦ) ≥ (α²λ)^(L-1) at all times, Φ = W_1…W_{{L-1}}
@@ -333,7 +334,9 @@ def _features_bound(start=Start(4, 0.5)):
     return bound, _least(lambda w: np.linalg.svd(_features(w), compute_uv=False)[-1] ** 2, start)
 
 
-@_features_bound.beside("ours", source=", sharpened", attack=domains.features(2.0))
+@_features_bound.beside(
+    "ours", source=", sharpened", attack=domains.features(2.0), overlooks="tightened"
+)
 def _(start):
     """λ_min(ΦᵀΦ) ≥ (L-1)! (α²λ)^(L-1), as σ_min(W_l)² ≥ σ_min(W_{{l+1}})² + α²λ"""
     return factorial(start.depth - 1) * start.alpha ** (2 * (start.depth - 1))
@@ -345,6 +348,7 @@ def _(start):
     "{start}, t={time:g}",
     "<=",
     attack=lemma_domains.POPULATION,
+    overlooks="tightened",
 )
 def _(start=Start(2, 0.3), time=2.0):
     """L(t) ≤ L(0) exp(-2(α²λ)^(L-1) t): L(t)/L(0); printed with = after (47) with ≤
@@ -418,6 +422,7 @@ def _():
     f"{THICK}, least at times 0 to 19",
     ">=",
     attack=domains.REVERSED,
+    overlooks="tightened",
 )
 def _corrected_top():
     """|W_l|²_op - |W_L|²_op ≥ α²(|W̄_L|²_op - |W̄_l|²_op), here of the first layer
@@ -443,6 +448,7 @@ def _():
     f"{LEMMA}, {END}",
     "<=",
     attack=domains.tail(domains.FROBENIUS, domains.OPERATOR),
+    overlooks="tightened",
 )
 def _():
     """|W_l|²_F - |W_l|²_op ≤ α²(|W̄_l|²_F - |W̄_L|²_F + |W̄_l|²_op - |W̄_L|²_op), here of the first
@@ -496,6 +502,7 @@ def _(start):
     f"{LEMMA}, {END}",
     ">=",
     attack=lemma_domains.ALIGNMENT,
+    overlooks="tightened",
 )
 def _():
     """(v_lᵀu_{l+1})² ≥ 1 - α² C_l/s²_{l+1}, |D̄_l|_op for its square; here l=1, s→1
@@ -536,6 +543,7 @@ def _(start=THIN, norm=2.0, end=END):
     f"{AT}, L=3, α={THICK.alpha}, from scratch",
     ">=",
     attack=lemma_domains.PRODUCT,
+    overlooks="tightened",
 )
 def _():
     """lim Π s_l² ≥ |ŷ|²/|X|²_op, ŷ the fit of the network, for n < d the labels"""
@@ -579,7 +587,7 @@ def _printed_decay(at=AT, time=2.0):
     return exp(-2 * _least_eigenvalue() * time), _loss_left(UNIT, time, at=at)
 
 
-@_printed_decay.beside("corrected", attack=lemma_domains.SAMPLE)
+@_printed_decay.beside("corrected", attack=lemma_domains.SAMPLE, overlooks="tightened")
 def _(at, time):
     """L_∥(t) ≤ L_∥(0) exp(-2(α²λ)^(L-1) λ_min(XXᵀ) t/n): L_∥(t)/L_∥(0)
 

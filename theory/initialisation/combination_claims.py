@@ -298,6 +298,7 @@ def _():
     THIRDS,
     ">=",
     attack=domains.WEIGHT,
+    overlooks="tightened",
 )
 def _():
     """(D₁ₜ² + D₁₂² - D₂ₜ²) / 2D₁₂² ≥ ½ where D₁ is farther from D_t than D₂, as the split makes it:

@@ -122,7 +122,12 @@ def _():
 
 
 @claim(
-    "L1/exact", "Lemma 1 (p. 26)", f"{THRESHOLDS}, δ={DELTA}", "<=", attack=transfer_domains.LEMMA
+    "L1/exact",
+    "Lemma 1 (p. 26)",
+    f"{THRESHOLDS}, δ={DELTA}",
+    "<=",
+    attack=transfer_domains.LEMMA,
+    overlooks="tightened",
 )
 def _():
     """P(some J > Ĵ + 2R̂(ℓ∘H) + 3C√(ln(2/δ)/2n)) ≤ δ"""
@@ -135,6 +140,7 @@ def _():
     THRESHOLDS,
     "<=",
     attack=transfer_domains.LEMMA_MEAN,
+    overlooks="tightened",
 )
 def _():
     """E sup (J - Ĵ) ≤ 2 E R̂(ℓ∘H)"""
@@ -159,6 +165,7 @@ def _event(largest: float) -> Simulate:
     "C={largest:g}, classes moved by {apart}; loss C where the target is likelier",
     "<=",
     attack=transfer_domains.CHANGE,
+    overlooks="tightened",
 )
 def _(largest=2.0, apart=APART):
     """|J* - J_i| ≤ 2C D_TV(D_i, D*)
@@ -237,6 +244,7 @@ def _(scale):
     "n={n}, δ={delta}, classes moved by {apart}; thresholds, no empirical risk, C=1",
     "<=",
     attack=transfer_domains.INFORMATIVE,
+    overlooks="tightened",
 )
 def _(n=400, delta=DELTA, apart=APART):
     """the right side falls below C, which bounds all risks, for large samples
@@ -254,6 +262,7 @@ def _(n=400, delta=DELTA, apart=APART):
     f"{MOVED}, δ={DELTA}",
     "<=",
     attack=transfer_domains.THEOREM,
+    overlooks="tightened",
 )
 def _():
     """P(some J* > Ĵ_i + C D_TV + 2R̂(ℓ∘H) + 3C√(ln(2/δ)/2n)) ≤ δ
@@ -271,6 +280,7 @@ def _():
     MOVED,
     "<=",
     attack=transfer_domains.THEOREM_MEAN,
+    overlooks="tightened",
 )
 def _():
     """E sup (J* - Ĵ_i) ≤ C D_TV + 2 E R̂(ℓ∘H)"""

@@ -145,6 +145,7 @@ def _():
         "√2 mean|gap|": partial(_lipschitz_bound, lipschitz=False),
     },
     attack=domains.LOSS,
+    overlooks="tightened; without Σ aᵢLᵢ; without √2 mean|gap|",
 )
 def _():
     """L(θ̄) ≤ Σ aᵢLᵢ + √2 mean|gap| for cross-entropy"""
@@ -232,6 +233,7 @@ def _():
     f"{TRAINED}; Huffman's tree, growth {trees.growth(WEIGHTS):.2f}",
     "<=",
     attack=domains.GROWTH,
+    overlooks="tightened",
 )
 def _():
     """|gap of k models| ≤ growth × largest |gap| of a pair merged on the way

@@ -114,6 +114,7 @@ def _(power=3.0, note=ORDER):
     "three tanh units; of 2000 random models, θ₀, α and x those nearest to the bound",
     "<=",
     attack=domains.TAYLOR,
+    overlooks="tightened",
 )
 def _():
     """δ ≤ ½α(1-α)‖∇²f(θ₀)‖|Δ|² + (M/6)(|θ_α-θ₀|³ + Σ aᵢ|θᵢ-θ₀|³), M ≥ sup|D³f|"""
@@ -131,6 +132,7 @@ def _():
     "f = t³, θ₀=0, models 0 and 1, α=½",
     "<=",
     attack=domains.SUPREMUM_CUBE,
+    overlooks="tightened",
 )
 def _():
     """δ ≤ ½ Σ aᵢ|dᵢ|² sup ‖∇²f‖ from θ̄ to θᵢ, where ∇²f(θ₀) = 0"""
@@ -144,6 +146,7 @@ def _():
     TRAINED,
     "<=",
     attack=domains.SUPREMUM,
+    overlooks="tightened",
 )
 def _():
     """δ ≤ ½ Σ aᵢ|dᵢ|² sup ‖∇²f‖ from θ̄ to θᵢ"""

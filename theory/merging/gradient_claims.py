@@ -52,6 +52,7 @@ for _number, _place, _coefficient in (
         "<=",
         attack=gradient_domains.SURROGATE,
         each=((_number,),),
+        overlooks="tightened",
     )
     def _(name):
         """E|∇f̃(x_avg)|² ≤ (1-η/2C)^{{2 min K}}(2L gap + Σλζ²) + ηLΣλ²σ²/b"""
@@ -65,6 +66,7 @@ for _number, _place, _coefficient in (
         "<=",
         attack=gradient_domains.surrogate_printed(_coefficient, restricted=True),
         each=((_number, _coefficient),),
+        overlooks="tightened",
     )
     def _(name, coefficient):
         """η=√(N/K̄): E|∇f̃(x_avg)|² ≤ 4gap/√(NK̄) + 4Lσ²A₁/(b√(NK̄)) + 6NL²σ²A₂/(bK̄) +
@@ -82,6 +84,7 @@ for _number, _place, _coefficient in (
     BOTH,
     "<=",
     attack=gradient_domains.VACUOUS_SURROGATE,
+    overlooks="tightened",
 )
 def _():
     """16|∇f̃(x₀)|² ≤ ε_sgd where both step sizes hold: it says less than not training
@@ -167,6 +170,7 @@ def _(weights):
     CLOSEST,
     "<=",
     attack=inequality_domains.EQ_7,
+    overlooks="tightened",
 )
 def _():
     """|∇f|² ≤ 2(χ²+1)|∇f̃|² + 2χ²Σλζ² with the printed χ²
@@ -183,6 +187,7 @@ def _():
     CLOSEST,
     "<=",
     attack=inequality_domains.EQ_7_TIGHT,
+    overlooks="tightened",
 )
 def _():
     """|∇f|² ≤ 2|∇f̃|² + 2χ²Σλζ² with the chi-square divergence"""
@@ -264,6 +269,7 @@ def _():
     MIXED,
     "<=",
     attack=inequality_domains.RELAXED,
+    overlooks="tightened",
 )
 def _():
     """the least of eq. (23) over γ is at most 8(L+1)η²S + (2C+1)B
@@ -294,6 +300,7 @@ def _():
     f"{MIXED}; quadratics, ηL ≤ 1",
     "<=",
     attack=gradient_domains.EXCESS,
+    overlooks="tightened",
 )
 def _():
     """excess ≤ (L/2)S + √(S(B + mean(ζ²+σ²))) + CB, S and B repaired
@@ -309,6 +316,7 @@ def _():
     BOTH,
     "<=",
     attack=gradient_domains.excess_printed(restricted=True),
+    overlooks="tightened",
 )
 def _():
     """excess ≤ 8(L+1)η²S + (2C+1)B, S = ΣλK(σ²+3bζ²)/n, B = χ²Σλζ² + (χ²+1)ε_sgd
@@ -324,6 +332,7 @@ def _():
     BOTH,
     "<=",
     attack=gradient_domains.VACUOUS_EXCESS,
+    overlooks="tightened",
 )
 def _():
     """there Theorem 3 says at least 32 (f̃(x₀) - inf f̃)

@@ -147,6 +147,7 @@ def _():
     WORST,
     "<=",
     attack=domains.ELECTED,
+    overlooks="tightened",
 )
 def _():
     """sign consensus reduces V: Δ → max(±Δ, 0) entrywise is a contraction
@@ -178,6 +179,7 @@ def _():
     CONFLICTING,
     "<=",
     attack=domains.IN_THE_MEAN,
+    overlooks="tightened",
 )
 def _():
     """in the mean over tasks it does: V' ≤ V"""

@@ -60,7 +60,9 @@ for _numbers, _place, _own in (
         bed = partial(minimiser, tasks, samples)
         return lemma_1(bed, "gradient", own), drawn(bed, field, MANY)
 
-    @_minimisers.beside("corrected", attack=_attacked("sample_gradient", minimisers=True))
+    @_minimisers.beside(
+        "corrected", attack=_attacked("sample_gradient", minimisers=True), overlooks="tightened"
+    )
     def _(left, rest, own, sharp, tasks, samples):
         """{left} ≤ (L+γ)/2 stability + mean|∇ℓ(x;zᵢ)|²/2γ{rest}, γ > 0
 
@@ -75,6 +77,7 @@ for _numbers, _place, _own in (
         "<=",
         attack=_attacked("sample_gradient"),
         each=((*_numbers, _sharp.format(1.4)),),
+        overlooks="tightened",
     )
     def _(name, left, rest, field, own, sharp):
         """{left} ≤ (L+γ)/2 stability + mean|∇ℓ(x;zᵢ)|²/2γ{rest}, γ > 0
@@ -237,7 +240,7 @@ def _printed_stability(steps=1000):
     return _local(bed, "printed"), drawn(bed, "local_stability", SOME)
 
 
-@_printed_stability.beside("corrected", attack=stability_domains.STABILITY)
+@_printed_stability.beside("corrected", attack=stability_domains.STABILITY, overlooks="tightened")
 def _(steps):
     """E|x - x̃|² ≤ 2σ²[(ηK)²/(n(n-1)) + η²K/(bn)], convex"""
     return _local(partial(long, 2, steps), "corrected")
@@ -255,6 +258,7 @@ def _(steps):
     "N=2, one centre, η=1/(8KL), n=10, b=1, K={steps}",
     "<=",
     attack=stability_domains.STABILITY_FEW,
+    overlooks="tightened",
 )
 def _(steps=20):
     """E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n) while K ≤ (8 - 1/b)(n - 1)
@@ -316,7 +320,7 @@ def _printed_merged(steps=2000):
     return bound(bed, "stability"), drawn(bed, "stability", SOME)
 
 
-@_printed_merged.beside("corrected", attack=stability_domains.MERGED)
+@_printed_merged.beside("corrected", attack=stability_domains.MERGED, overlooks="tightened")
 def _(steps):
     """E|x_avg - x̃_avg|² ≤ (1/N)Σλᵢ² 2σᵢ²[(ηKᵢ)²/(nᵢ(nᵢ-1)) + η²Kᵢ/(bᵢnᵢ)]"""
     return bound(partial(long, 2, steps), "stability", "corrected")
@@ -328,6 +332,7 @@ def _(steps):
     MIXED,
     "<=",
     attack=stability_domains.MERGED,
+    overlooks="tightened",
 )
 def _():
     """E|x_avg - x̃_avg|² ≤ (1/N)Σλᵢ² 2σᵢ²[(ηKᵢ)²/(nᵢ(nᵢ-1)) + η²Kᵢ/(bᵢnᵢ)]"""
@@ -350,6 +355,7 @@ def _():
     "{tasks}",
     "<=",
     attack=inequality_domains.MIXTURE,
+    overlooks="tightened",
 )
 def _mixture(tasks=TASKS):
     """the mixture over the perturbed task ≤ 16η²ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/nᵢ)

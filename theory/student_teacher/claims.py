@@ -321,6 +321,7 @@ def _outside() -> Array:
     effect=0.5,
     draws=STUDENTS,
     attack=MEASURED,
+    overlooks="tightened",
 )
 def _():
     """a wide network learns the source function: E(f - f_s)² falls as 1/t or faster
@@ -338,6 +339,7 @@ def _():
     effect=0.1,
     draws=STUDENTS,
     attack=MEASURED,
+    overlooks="tightened",
 )
 def _():
     """the distance of Σ σ(w_i·x)σ(w_i·x')/m from the source teacher's kernel does not halve
@@ -356,6 +358,7 @@ def _():
     effect=0.6,
     draws=STUDENTS,
     attack=MEASURED,
+    overlooks="tightened",
 )
 def _():
     """the distance of Σ c_i σ(w_i·x)σ(w_i·x')/m from the source teacher's kernel halves
@@ -374,6 +377,7 @@ def _():
     effect=0.2,
     draws=STUDENTS,
     attack=MEASURED,
+    overlooks="tightened",
 )
 def _():
     """pretraining brings the kernel to half its initial distance from the source or nearer

@@ -179,6 +179,7 @@ def _():
     "<=",
     effect=0.04,
     attack=step_domains.batch_size(True),
+    overlooks="tightened",
 )
 def _():
     """m ≥ C_1²(d + log(2K/δ))/ε²: P(max_k |Σ_k - I| > ε) ≤ δ
@@ -197,13 +198,14 @@ def _():
     f"d={D}, |W|=2√Γ, Γ=η=1, batches of {SAMPLES}; the worst of {GENERAL} drawn networks",
     "<=",
     attack=step_domains.batch_step(32),
+    overlooks="tightened",
 )
 def _step():
     """one step with a batch deviates by ≤ 32ηεΓ^(3/2)"""
     return 32 * _worst_step()[0], deterministic(lambda: _worst_step()[1])
 
 
-@_step.beside("ours", attack=step_domains.batch_step(20))
+@_step.beside("ours", attack=step_domains.batch_step(20), overlooks="tightened")
 def _():
     """one step with a batch deviates by ≤ 20ηεΓ^(3/2)"""
     return 20 * _worst_step()[0]
@@ -238,7 +240,7 @@ for _lemma, _printed in (
 
         return (1 + constant * rate) * near, deterministic(one_step)
 
-    @_printed_growth.beside("corrected", attack=step_domains.growth())
+    @_printed_growth.beside("corrected", attack=step_domains.growth(), overlooks="tightened")
     def _(sharp, anchor, rate, near):
         """|W_i| ≤ 2√Γ: ε_{{k+1}} ≤ (1+26η({sharp})Γ) ε_k
 
@@ -256,6 +258,7 @@ for _lemma, _printed in (
     NOISY,
     "<=",
     attack=batch_domains.batches(False),
+    overlooks="tightened",
 )
 def _noisy_path():
     """ϵ < 1/(4(1+16ηΓ)^K): |Ŵ(k) - W̄(k)|_op ≤ 2(1+16ηΓ)^k ϵ√Γ
@@ -267,7 +270,7 @@ def _noisy_path():
     )
 
 
-@_noisy_path.beside("corrected", attack=batch_domains.batches(True))
+@_noisy_path.beside("corrected", attack=batch_domains.batches(True), overlooks="tightened")
 def _():
     """|Ŵ(k) - W̄(k)|_op ≤ 20((1+g)^k - 1) ηϵΓ^(3/2)/g, g = 26η(1+λ)Γ, where it is ≤ √Γ
 
@@ -282,6 +285,7 @@ def _():
     f"{NOISY}, starts {APART:g} apart by entry, each anchored to itself",
     "<=",
     attack=batch_domains.starts(False),
+    overlooks="tightened",
 )
 def _apart():
     """|W(k) - W̄(k)|_op ≤ (1+32ηΓ)^k e^(-Cτ), e^(-Cτ) the distance of the starts
@@ -293,7 +297,7 @@ def _apart():
     )
 
 
-@_apart.beside("corrected", attack=batch_domains.starts(True))
+@_apart.beside("corrected", attack=batch_domains.starts(True), overlooks="tightened")
 def _():
     """|W(k) - W̄(k)|_op ≤ ((1+g)^k (1+h) - h) e^(-Cτ), g = 26η(1+ϵ+λ)Γ, h = 16ηλΓ/g
 
@@ -309,6 +313,7 @@ def _():
     "<=",
     without={"e^(-Cτ)": _batch_bound, "ϵ": _start_bound},
     attack=batch_domains.both(False),
+    overlooks="tightened; without e^(-Cτ); without ϵ",
 )
 def _both():
     """|W(k) - Ŵ(k)|_op ≤ (1+32ηΓ)^k e^(-Cτ) + 2(1+16ηΓ)^k ϵ√Γ
@@ -324,6 +329,7 @@ def _both():
     "corrected",
     without={"e^(-Cτ)": partial(_batch_bound, True), "ϵ": partial(_start_bound, True)},
     attack=batch_domains.both(True),
+    overlooks="tightened; without e^(-Cτ); without ϵ",
 )
 def _():
     """|W(k) - Ŵ(k)|_op ≤ the sum of the corrected bounds of Lemmas A.17 and A.19
@@ -339,6 +345,7 @@ def _():
     f"{TRAINED}, λ_0={RELAXED}, K as in item 3, ϵ .9 of its largest, |Σ_k - I| = ϵ/(1+32ηΓ)^K",
     "<=",
     attack=batch_domains.PRODUCT,
+    overlooks="tightened",
 )
 def _():
     """|θⁿ(k) - θ̂ⁿ(k)|_F ≤ min|σ_pre-σ_ft|²/(1000(λ_0+1)²Γ)

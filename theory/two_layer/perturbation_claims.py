@@ -310,6 +310,7 @@ def _():
     EDGE,
     "<=",
     attack=domains.real_starts(True),
+    overlooks="tightened",
 )
 def _():
     """the same within min{√S, T/(3√S), σ_d²/(√S(18T + 12dγ²))}, S = Σσ_i, T² = Σσ_i²
@@ -400,6 +401,7 @@ def _():
     f"{SIZES}, U = V, τ=2, from t=.5 to 1",
     ">=",
     attack=domains.SHARPENING,
+    overlooks="tightened",
 )
 def _():
     """U = V, σ_d ≥ e^(-2τ): tr(H) = 2d(|W_1|² + |W_2|²) grows throughout training

@@ -186,6 +186,7 @@ def _():
     f"d={D}, σ_pre={PRE}, σ_ft={{steep}}, λ=1, η={RATE}; the largest norm of the path",
     "<=",
     attack=domains.NORMS,
+    overlooks="tightened",
 )
 def _(steep=(5.0, 4.0, 2.5, 1.5)):
     """4η(λ+2)Γ < 1: |Ŵ|_op ≤ √Γ"""
@@ -244,6 +245,7 @@ def _(x):
     f"{AT_ONE}, mode 2",
     "<=",
     attack=domains.contraction(False),
+    overlooks="tightened",
 )
 def _rate():
     """|f^(k)(σ_0) - σ*| ≤ (1 - 2η min{σ²,σ_0²})^k |σ_0 - σ*|, with the true σ*
@@ -254,7 +256,7 @@ def _rate():
     return left, deterministic(lambda: abs(_layer_mode(1.0, 0) - sqrt(_limit(1.0))))
 
 
-@_rate.beside("ours", attack=domains.contraction(True))
+@_rate.beside("ours", attack=domains.contraction(True), overlooks="tightened")
 def _():
     """|f^(k)(σ_0) - σ*| ≤ (1 - 4η(1+λ) min{σ²,σ_0²})^k |σ_0 - σ*|"""
     return _contracted(8 * RATE * min(PRE[MODE], TARGET[MODE]))
@@ -315,6 +317,7 @@ def _():
     f"{FREE}, η={FAST}",
     "<=",
     attack=domains.PRECISE,
+    overlooks="tightened",
 )
 def _():
     """K ≥ log(100Γ/ε)/(η min{σ_pre,σ_ft}) steps leave an error ≤ ε, with the true limit
@@ -346,6 +349,7 @@ def _():
     f"{FREE}, η={FAST}, infinite batch",
     "<=",
     attack=domains.STEPS,
+    overlooks="tightened",
 )
 def _():
     """K ≥ log(100Γ/ε)/(4η(1+λ) min{σ_pre,σ_ft}): the same bound
@@ -362,6 +366,7 @@ def _():
     f"{BOTH}, λ={HALF}, λ_0=.6, n=d, ideal start, infinite batch",
     "<=",
     attack=domains.CONVERGED,
+    overlooks="tightened",
 )
 def _():
     """|UᵀθⁿV - (Σ_ft+λΣ_pre)/(1+λ)|_F ≤ min|σ_pre-σ_ft|²/(500(λ_0+1)²Γ)

@@ -142,6 +142,7 @@ def _(n=2):
     f"{BOTH}, λ=0: (4,2)-misaligned, n={{n}}",
     ">=",
     attack=domains.misaligned(2),
+    overlooks="tightened",
 )
 def _(n=D):
     """(4,r)-misaligned, λ = 0: L_pre(n) > L_pre(n-1) for n > r
@@ -201,7 +202,9 @@ def _printed_direction():
     return _inflection(LOOSE), deterministic(lambda: _trained_inflection(TIGHT))
 
 
-@_printed_direction.beside("corrected", ">=", attack=domains.direction(False))
+@_printed_direction.beside(
+    "corrected", ">=", attack=domains.direction(False), overlooks="tightened"
+)
 def _():
     """r(λ_1) ≥ r(λ_2) for λ_1 > λ_2 > 0"""
     return _inflection(LOOSE)
@@ -213,6 +216,7 @@ def _():
     f"{BOTH}, n=2, λ=λ_1=1, λ_2=1/2",
     ">=",
     attack=domains.ANCHORS,
+    overlooks="tightened",
 )
 def _tuned_loss():
     """|θ_1ⁿ - A_ft|² > |θ_2ⁿ - A_ft|² for λ_1 > λ_2 > 0"""
@@ -232,6 +236,7 @@ def _():
     f"{TURNED}, λ_1=1/2, λ_2=0, n=2",
     ">=",
     attack=domains.UNALIGNED,
+    overlooks="tightened",
 )
 def _():
     """other singular vectors: |θⁿ - A_ft|² still grows with λ"""
