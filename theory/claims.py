@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Modules that state claims, in the order of the papers' statements.
 ROOMS = (
     "theory.deep_linear.divergence_claims",
-    "theory.deep_linear.sparsification_claims",
+    "theory.deep_linear.network_claims",
     "theory.deep_linear.proof_claims",
     "theory.deep_linear.claims",
     "theory.deep_linear.beyond_claims",

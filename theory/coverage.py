@@ -15,7 +15,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 # How many equations each paper numbers; its papers are those accounted for here.
 EQUATIONS = {
@@ -27,6 +27,7 @@ EQUATIONS = {
 }
 
 
+@runtime_checkable
 class Sourced(Protocol):
     """What is accounted for: a claim, or the verdict on one."""
 
