@@ -325,7 +325,7 @@ def check_sum(weights: Array) -> None:
             raise ValueError(f"weights must sum to 1; got {known.sum():g}")
 
 
-def check_squares(name: str, value: ArrayLike) -> None:
+def check_squares(name: str, value: ArrayLike | Sequence[float]) -> None:
     """Raises an error unless values are finite and sums of their squares are, too.
 
     Args:

@@ -46,7 +46,7 @@ def _parameters() -> tuple[np.ndarray, np.ndarray]:
 
 
 @jax.jit
-def _discriminants(means: np.ndarray) -> Array:
+def _discriminants(means: Array | np.ndarray) -> Array:
     return lda_parameters(symmetric(means))[0]
 
 
