@@ -8,16 +8,17 @@ import contextlib
 import fnmatch
 import functools
 import importlib
+import inspect
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from sail_jax.checks import nearest
+from sail_jax.checks import argument, nearest, one_of
 
 # JAX, slow to import, is imported where claims are checked: what shows verdicts needs none.
 if TYPE_CHECKING:
@@ -25,20 +26,34 @@ if TYPE_CHECKING:
 
     from theory.adversary import Domain
 
-# Rooms of the theory that hand on a tuple CLAIMS.
+# Modules that state claims, in the order of the papers' statements.
 ROOMS = (
     "theory.deep_linear.divergence_claims",
-    "theory.deep_linear.sparsification_claims",
+    "theory.deep_linear.network_claims",
     "theory.deep_linear.proof_claims",
     "theory.deep_linear.claims",
     "theory.deep_linear.beyond_claims",
     "theory.deep_linear.flow_claims",
     "theory.deep_linear.penalised_claims",
     "theory.student_teacher.claims",
-    "theory.two_layer.claims",
-    "theory.linearity.claims",
-    "theory.initialisation.claims",
-    "theory.merging.claims",
+    "theory.two_layer.pretraining_claims",
+    "theory.two_layer.perturbation_claims",
+    "theory.two_layer.recursion_claims",
+    "theory.two_layer.batch_claims",
+    "theory.two_layer.theorem_claims",
+    "theory.linearity.lemma_claims",
+    "theory.linearity.arithmetic_claims",
+    "theory.linearity.theorem_claims",
+    "theory.linearity.correlation_claims",
+    "theory.initialisation.convergence_claims",
+    "theory.initialisation.combination_claims",
+    "theory.initialisation.discriminant_claims",
+    "theory.initialisation.transfer_claims",
+    "theory.merging.stability_claims",
+    "theory.merging.gradient_claims",
+    "theory.merging.sparsification_claims",
+    "theory.merging.law_claims",
+    "theory.merging.averaging_claims",
 )
 
 # |z| beyond which "the two sides agree" is rejected: 6e-5 two-sided for one Gaussian claim, 0.6 %
@@ -127,6 +142,8 @@ class Claim:
       without: By the name of a term of the prediction: what computes the prediction without it.
       attack: The problems on which a bound can be attacked, or why there are none; None for
         equalities and misprints.
+      overlooks: The wrong predictions, see `mutants`, with which the claim is known to hold in a
+        whole run, too, with "; " between them.
     """
 
     id: str
@@ -141,6 +158,7 @@ class Claim:
     draws: str | None = None
     without: Mapping[str, Callable[[], float]] = field(default_factory=dict)
     attack: "Domain | str | None" = None
+    overlooks: str = ""
 
     @property
     def status(self) -> str:
@@ -153,91 +171,200 @@ class Claim:
         return not self.id.endswith("/printed")
 
 
-def beside(
-    stem: str,
-    source: str,
-    domain: str,
-    simulate: Simulate,
-    *,
-    relation: Relation | Mapping[str, Relation] = "=",
-    effect: float | None = None,
-    without: Mapping[str, Mapping[str, Callable[[], float]]] | None = None,
-    attack: "Mapping[str, Domain | str] | None" = None,
-    **said: tuple[str, Callable[[], float]] | tuple[str, Callable[[], float], str],
-) -> list[Claim]:
-    """Makes the claims of one statement, as printed and as it is true, beside one simulator.
+Sides = Callable[..., Any]  # returns the prediction and the simulator, or the prediction alone
 
-    Args:
-      stem: "paper/statement", which their ids begin with.
-      source: Where the statement stands in the paper.
-      domain: The numbers at which both sides are evaluated.
-      simulate: The simulator.
-      relation: What is compared, for all claims or by status.
-      effect: The change of the prediction that the simulation is made to see, as for `Claim`.
-      without: By status: the prediction without each of its terms, as for `Claim`.
-      attack: By status: the problems on which the bound can be attacked, or why there are none.
-      **said: By status: what is claimed, its prediction, and a note if there is one.
 
-    Returns:
-      The claims, in the order of `said`.
+@dataclass(frozen=True)
+class Stated:
+    """What `claim` makes of a function: its claims, beside which others can stand.
+
+    Attributes:
+      claims: The claims, one for each of the problems.
+      problems: The numbers of each problem by the function's parameters.
     """
-    source = f"{stem.partition('/')[0]} {source}"
-    relations: Mapping[str, Relation] = (
-        relation if isinstance(relation, Mapping) else dict.fromkeys(said, relation)
-    )
-    return [
-        Claim(
-            f"{stem}/{status}",
-            statement,
-            source,
-            domain,
-            predict,
-            simulate,
-            relations[status],
-            "".join(note),
-            effect,
-            without=(without or {}).get(status, {}),
-            attack=(attack or {}).get(status),
-        )
-        for status, (statement, predict, *note) in said.items()
-    ]
+
+    claims: tuple[Claim, ...]
+    problems: tuple[Mapping[str, Any], ...]
+
+    def beside(
+        self,
+        status: str,
+        relation: Relation | None = None,
+        *,
+        source: str = "",
+        effect: float | None = None,
+        without: Mapping[str, Callable[[], float]] | None = None,
+        attack: "Domain | str | None" = None,
+        overlooks: str = "",
+    ) -> Callable[[Sides], "Stated"]:
+        """Decorates a function that states the same otherwise, as it is true or as we have it.
+
+        The claim has the source, the domain and the simulation of this one.
+
+        Args:
+          status: What it is to the paper, a key of `STATUSES`.
+          relation: What is compared; None for the relation of this claim.
+          source: What is added to the source, such as ", corrected".
+          effect: As for `Claim`; None for the effect of this claim.
+          without: As for `Claim`.
+          attack: As for `Claim`.
+          overlooks: As for `Claim`.
+
+        Returns:
+          A decorator of a function that returns the prediction alone. It may take the parameters of
+          this claim's function by their names.
+        """
+
+        def decorate(predict: Sides) -> Stated:
+            taken, made = inspect.signature(predict).parameters, []
+            for first, numbers in zip(self.claims, self.problems, strict=True):
+                stem = first.id.rpartition("/")[0]
+                statement, note = _said(f"{stem}/{status}", predict, numbers)
+                predicted = _lazily(predict, {name: numbers[name] for name in taken})
+                changed = replace(
+                    first,
+                    id=f"{stem}/{status}",
+                    statement=statement,
+                    source=first.source + source,
+                    predict=lambda predicted=predicted: float(predicted()),
+                    relation=relation or first.relation,
+                    note=note,
+                    effect=first.effect if effect is None else effect,
+                    without=without or {},
+                    attack=attack,
+                    overlooks=overlooks,
+                )
+                made.append(changed)
+            return _registered(predict, Stated(tuple(made), self.problems))
+
+        return decorate
 
 
-def row(
+def claim(
     paper: str,
     name: str,
-    statement: str,
     source: str,
-    domain: object,
-    predict: float | Callable[[], Any],
-    simulate: Simulate,
-    **more: Any,
-) -> Claim:
-    """Builds a claim of a paper.
+    domain: str,
+    relation: Relation = "=",
+    *,
+    effect: float | None = None,
+    draws: str | None = None,
+    without: Mapping[str, Callable[[], float]] | None = None,
+    attack: "Domain | str | None" = None,
+    overlooks: str = "",
+    each: Iterable[Sequence[Any]] = ((),),
+) -> Callable[[Sides], Stated]:
+    """Decorates a function that states a claim: it returns the prediction and its simulator.
+
+    The function is called when the claim is checked, in float64. The first paragraph of its
+    docstring is the statement, the others are the note. Its parameters are the numbers of the
+    problem: where it has some, `{parameter}` stands for one in the name, the source, the domain and
+    the docstring.
 
     Args:
-      paper: The paper, with which the claim's id and source begin.
-      name: The claim's id after the paper's.
-      statement: What is claimed.
-      source: Where it stands in the paper.
+      paper: The paper, with which the claim's id begins.
+      name: The claim's id after the paper's, "statement/variant".
+      source: Where the statement stands in the paper, whose name is put before it unless it has it,
+        as in "beyond paper: Thm 3.9 in finite time". The theorems and equations that it names
+        decide which statement of `theory.coverage` the claim answers to.
       domain: The numbers at which both sides are evaluated.
-      predict: The prediction, or what computes it.
-      simulate: The simulator.
-      **more: Other fields of `Claim`.
+      relation: What is compared: simulated "=", "<=" or ">=" predicted.
+      effect: As for `Claim`.
+      draws: As for `Claim`.
+      without: As for `Claim`.
+      attack: As for `Claim`.
+      overlooks: As for `Claim`.
+      each: Values of the function's first parameters, a claim for each; the other parameters have
+        their defaults.
 
     Returns:
-      The claim.
+      The decorator.
     """
-    predicted = predict if callable(predict) else lambda: predict
-    return Claim(
-        f"{paper}/{name}",
-        statement,
-        f"{paper} {source}",
-        str(domain),
-        lambda: float(predicted()),
-        simulate,
-        **more,
-    )
+
+    def decorate(sides: Sides) -> Stated:
+        made, problems = [], []
+        for values in each:
+            bound = inspect.signature(sides).bind(*values)
+            bound.apply_defaults()
+            numbers = bound.arguments
+            found = _lazily(sides, numbers)
+            full, place = (_filled(text, numbers) for text in (f"{paper}/{name}", source))
+            statement, note = _said(full, sides, numbers)
+            stated = Claim(
+                full,
+                statement,
+                place if paper in place else f"{paper} {place}",
+                _filled(domain, numbers),
+                lambda found=found: float(found()[0]),
+                lambda key, quick, found=found: found()[1](key, quick),
+                relation,
+                note,
+                effect,
+                draws,
+                without or {},
+                attack,
+                overlooks,
+            )
+            made.append(stated)
+            problems.append(numbers)
+        return _registered(sides, Stated(tuple(made), tuple(problems)))
+
+    return decorate
+
+
+def _filled(text: str, numbers: Mapping[str, Any]) -> str:
+    return text.format(**numbers) if numbers else text
+
+
+def _said(name: str, function: Sides, numbers: Mapping[str, Any]) -> tuple[str, str]:
+    """The statement and the note of a claim, from a function's docstring."""
+    statement, *notes = _filled(inspect.getdoc(function) or "", numbers).split("\n\n")
+    if not statement:
+        raise ValueError(f"{name}: expected a docstring that states the claim, got none")
+    return " ".join(statement.split()), " ".join(" ".join(notes).split())
+
+
+def _lazily(function: Sides, numbers: Mapping[str, Any]) -> Callable[[], Any]:
+    """Calls a function in float64 when its result is asked for, once."""
+
+    @functools.cache
+    def called() -> Any:
+        import jax
+
+        with jax.enable_x64(True):
+            return function(**numbers)
+
+    return called
+
+
+# The claims that each module states, in their order, from when it is imported.
+_STATED: dict[str, list[Claim]] = {}
+
+
+def _registered(function: Sides, stated: Stated) -> Stated:
+    """Files claims under the module of their function, after a check that nothing is missing."""
+    for made in stated.claims:
+        one_of(f"{made.id}: its last part", made.id.rpartition("/")[2], tuple(STATUSES))
+        if made.expected and made.relation != "=" and made.attack is None:
+            raise ValueError(
+                f"{made.id}: expected {argument('attack', '...')}, problems on which the bound can"
+                " be attacked or the reason why there are none, got none"
+            )
+    _STATED.setdefault(function.__module__, []).extend(stated.claims)
+    return stated
+
+
+def of_room(room: str) -> tuple[Claim, ...]:
+    """Imports a module and returns the claims that it states.
+
+    Args:
+      room: The module's name, such as one of `ROOMS`.
+
+    Returns:
+      The claims, in their order in the module.
+    """
+    importlib.import_module(room)
+    return tuple(_STATED.get(room, ()))
 
 
 def compiled(formula: Callable[..., Any], *given: Any, **options: Any) -> float:
@@ -605,7 +732,7 @@ def all_claims() -> tuple[Claim, ...]:
     Raises:
       ValueError: If two claims share an id.
     """
-    claims = tuple(c for room in ROOMS for c in importlib.import_module(room).CLAIMS)
+    claims = tuple(c for room in ROOMS for c in of_room(room))
     names = [c.id for c in claims]
     if repeated := {n for n in names if names.count(n) > 1}:
         raise ValueError(f"claims share an id: {sorted(repeated)}")

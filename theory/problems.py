@@ -306,7 +306,26 @@ def check(
         raise ValueError(f"{name} must be {allowed}; got {bad.flat[0]:g}")
 
 
-def check_squares(name: str, value: ArrayLike) -> None:
+def check_sum(weights: Array) -> None:
+    """Raises an error unless known weights sum to 1, up to rounding.
+
+    Each weight may carry a rounding error of its own, and the sum adds more: the slack is 4 eps per
+    weight, in units of the sum of sizes.
+
+    Args:
+      weights: Weights `(N,)`, of either sign.
+
+    Raises:
+      ValueError: If they do not.
+    """
+    known = concrete(weights)
+    if known is not None:
+        slack = 4 * known.size * float(jnp.finfo(weights.dtype).eps) * max(1.0, abs(known).sum())
+        if not abs(known.sum() - 1) <= slack:
+            raise ValueError(f"weights must sum to 1; got {known.sum():g}")
+
+
+def check_squares(name: str, value: ArrayLike | Sequence[float]) -> None:
     """Raises an error unless values are finite and sums of their squares are, too.
 
     Args:

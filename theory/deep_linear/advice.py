@@ -12,13 +12,14 @@ scratch training without a penalty; `against="unregularised"` does that.
 """
 
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax.checks import one_of
 from theory import problems
 from theory.deep_linear import covariance, penalised, risks, subspace
 from theory.deep_linear.estimators import check_data
@@ -93,7 +94,7 @@ def transfer_risks(
     fine-tuning: 3.97
     L2-SP: 0.28
     """
-    _check_against(against)
+    one_of("against", against, Against)
     scratch = risks.scratch_risk(n, d, sigma, allow_infinite=True)
     gain = risks.transferability("fine_tune", n, d, theta, sigma, depth=depth, size=size)
     by_method = {"scratch": scratch, **_refits(n, theta, sigma), "fine-tuning": scratch - gain}
@@ -182,7 +183,7 @@ def advise_tasks(
     >>> advise_tasks(jnp.array([1.0, 0.0]), jnp.array([1.0, 0.5]), 50, 0.1).method
     'L2-SP'
     """
-    _check_against(against)
+    one_of("against", against, Against)
     theta, size = angle(beta_s, beta_t), jnp.linalg.norm(jnp.asarray(beta_t, dtype=float))
     if inputs is None:
         ratio = jnp.linalg.norm(jnp.asarray(beta_s, dtype=float)) / size
@@ -245,7 +246,7 @@ def advise_features(
       ValueError: If shapes do not conform, a value is not finite, the columns are linearly
         dependent, or a number is out of range.
     """
-    _check_against(against)
+    one_of("against", against, Against)
     U, B = jnp.asarray(features, dtype=float), jnp.asarray(target, dtype=float)
     if U.ndim != 2 or 0 in U.shape:
         raise ValueError(f"features must have shape [d, k]; got {U.shape}")
@@ -349,7 +350,7 @@ def advise_sample(
       ValueError: If shapes do not conform, a value is not finite, `blocks` is out of range, or the
         sample shows no linear dependence of y on x.
     """
-    _check_against(against)
+    one_of("against", against, Against)
     x, y, beta_s = (jnp.asarray(v, dtype=float) for v in (x, y, beta_s))
     check_data(x, y, beta_s)
     n, d = x.shape
@@ -432,12 +433,6 @@ def angle(beta_s: Float[ArrayLike, " d"], beta_t: Float[ArrayLike, " d"]) -> Arr
             f"beta_s and beta_t must have one shape; got {source.shape} and {target.shape}"
         )
     return problems.angle(source, target)
-
-
-def _check_against(against: str) -> None:
-    """Refuses an unknown baseline."""
-    if against not in get_args(Against):
-        raise ValueError(f"against must be 'regularised' or 'unregularised'; got {against!r}")
 
 
 @problems.in_float64

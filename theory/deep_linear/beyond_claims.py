@@ -6,17 +6,15 @@ networks. The deterministic equivalents hold for n, d large: the simulation is e
 and 2 d.
 """
 
-from collections.abc import Callable
-from functools import partial
 from math import inf, sqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from theory.claims import Claim, Estimate, Simulate, generator, once
+from theory.claims import Estimate, Simulate, generator, measured, once
 from theory.deep_linear import (
     covariance,
     distributions,
@@ -34,6 +32,7 @@ from theory.deep_linear.regressions import (
     AVERAGED,
     PAPER,
     Setting,
+    claim,
     extrapolate,
     fine_tuned,
     least_squares,
@@ -44,21 +43,7 @@ from theory.deep_linear.regressions import (
 from theory.deep_linear.regressions import risks as simulated_risks
 
 EXACT = 20_000  # draws of exact laws
-
-
-def _beyond(
-    name: str, statement: str, source: str, domain: str, predict: float | Callable[[], Any]
-) -> partial[Claim]:
-    """A claim that awaits its simulator."""
-    predicted = predict if callable(predict) else lambda: predict
-    return partial(
-        Claim,
-        f"{PAPER}/{name}/ours",
-        statement,
-        f"beyond {PAPER}: {source}",
-        domain,
-        lambda: float(predicted()),
-    )
+BEYOND = f"beyond {PAPER}:"
 
 
 # --- any covariance -------------------------------------------------------------------------------
@@ -131,16 +116,6 @@ def _decay(a: np.ndarray) -> np.ndarray:
     return decay
 
 
-def _transferred_risk(key: Array, quick: bool) -> Estimate:
-    """Mean risk of linear transfer, a multiple of the source."""
-    rng = generator(key)
-    s, beta_s, beta_t, n = A.problem(A.d)
-    x = rng.standard_normal((800 if quick else 8_000, n, A.d)) * np.sqrt(s)
-    y, z = x @ beta_t + A.sigma * rng.standard_normal(x.shape[:2]), x @ beta_s
-    fit = (np.sum(z * y, -1) / np.sum(z**2, -1))[:, None] * beta_s
-    return Estimate.mean(np.sum(s * (fit - beta_t) ** 2, -1))
-
-
 def _mean_risks(rng: np.random.Generator, d: int, draws: int) -> dict[str, Estimate]:
     """The mean risk of each of `METHODS`, on the same data."""
     s, beta_s, beta_t, n = A.problem(d)
@@ -161,72 +136,56 @@ def _limit_risks(key: Array, quick: bool) -> dict[str, Estimate]:
     return {method: extrapolate(small[method], large[method]) for method in METHODS}
 
 
-def _limit_risk(method: str) -> Simulate:
-    return lambda key, quick: _limit_risks(key, quick)[method]
-
-
-def _equivalent(method: str) -> Array:
-    *problem, n = A.problem(A.d)
-    s, beta_s, beta_t = map(jnp.asarray, problem)
-    if method == "linear-transfer":
-        return covariance.linear_transfer_risk(s, beta_s, beta_t, n, A.sigma)
-    if method == "time":
-        return training_time.flow_risk(s, beta_t - beta_s, n, A.sigma, jnp.array([A.time]))[0]
-    if method.startswith("fine-tune"):
-        depth = {"fine-tune-L2": 2.0, "fine-tune-Linf": jnp.inf}[method]
-        return covariance.fine_tune_risk(s, beta_s, beta_t, n, A.sigma, depth)
-    return covariance.scratch_risk(s, beta_t, n, A.sigma, A.ridge if method == "ridge" else 0.0)
-
-
-def _any_covariance() -> list[Claim]:
-    source = "Thms 3.6-3.9 for any covariance"
-    sizes = f"eigenvalues 1, 1/2, 1/4, 1/8, γ={A.load}, σ={A.sigma}, d={A.d}"
-    limits = {
-        "scratch": "E R_sc → [κ² β_tᵀΣ(Σ+κ)⁻²β_t + σ² df₂/n]/(1 - df₂/n), df₁(κ) = n",
-        "ridge": f"E R_sc with ridge {A.ridge} → the same at λ = κ(1 - df₁(κ)/n)",
-        "fine-tune-L2": "E R_ft → the same with β_t - c β_s for β_t, L=2",
-        "fine-tune-Linf": "E R_ft → the same with β_t - c β_s for β_t, L=∞",
-        "time": f"risk of depth-1 fine-tuning at t = {A.time:g} → the two-point equivalent",
-    }
-    exact = _beyond(
-        "covariance-linear-transfer",
-        "E R_lt is the isotropic law at the angle in the Σ inner product",
-        source,
-        sizes,
-        partial(_equivalent, "linear-transfer"),
-    )
-    return [
-        exact(_transferred_risk),
-        *(
-            _beyond(
-                f"covariance-{method}",
-                statement,
-                source,
-                f"{sizes} and {2 * A.d} extrapolated"
-                + (f", {AVERAGED}" if method.startswith("fine-tune") else ""),
-                partial(_equivalent, method),
-            )(
-                _limit_risk(method),
-                draws=f"{PAPER}/covariance",
-                note="seen: 5 %, or .05, as extrapolation in size triples the error",
-                effect=None if method in ("ridge", "time") else 0.05,
-            )
-            for method, statement in limits.items()
-        ),
-    ]
-
-
 # --- finite time, finite source data --------------------------------------------------------------
 
 AT = Setting(18, 40, 0.7, 0.5)
 SOURCE = Setting(25, 40, 0.0, 0.3)
-DEPTH, ALPHA, TIME = 3, 1e-2, 8.0
+DEPTH = 3
 
 
-def _flow_risk() -> float:
-    x, y, source = map(jnp.asarray, (*one_sample(ONE), np.eye(ONE.d)[0]))
-    beta = flow.fine_tune_flow(x, y, source, [TIME], DEPTH)[0]
-    return float(np.sum((beta - ONE.target()) ** 2))
+@claim(
+    "flow-network/ours",
+    f"{BEYOND} Thm 3.9 in finite time",
+    "{one}, L={depth}, α={alpha}, t={time:g}, step size extrapolated to 0",
+)
+def _(one=ONE, depth=DEPTH, alpha=1e-2, time=8.0):
+    """db/dt = -|b|^(2-2/L) [g + (L-1) b (b·g)/|b|²]: risk in time, of a trained network
+
+    tolerance rate² + α
+    """
+    x, y, source = map(jnp.asarray, (*one_sample(one), np.eye(one.d)[0]))
+    beta = flow.fine_tune_flow(x, y, source, [time], depth)[0]
+    risk = np.sum((beta - one.target()) ** 2)
+    return risk, network_risk(depth, alpha, tuned_for(networks.fine_tune, time))
+
+
+@claim(
+    "T3.9-law/ours",
+    f"{BEYOND} Thm 3.9, p. 9, the whole law",
+    f"{AT}, L={DEPTH}, {AVERAGED}",
+    "<=",
+    attack="a statistical test of a whole law: its bound is exceeded by chance",
+    overlooks="tightened",
+)
+def _():
+    """the sampler has the law of R_ft: √(mm'/(m+m')) sup|F̂ - F̂'| ≤ 1.95
+
+    two-sample Kolmogorov-Smirnov: exceeded with probability 1e-3 if the laws agree
+    """
+
+    def simulate(key: Array, quick: bool) -> Estimate:
+        """The statistic of simulated against drawn risks, times sqrt(m m'/(m + m'))."""
+        draws = 500 if quick else 2_100
+        law_key, key = jax.random.split(key)  # the test is of independent samples
+        of = AT.n, AT.d, AT.theta, AT.sigma, DEPTH
+        law = distributions.fine_tune_law(law_key, *of, draws=EXACT)
+        simulated = np.sort(simulated_risks(fine_tuned(DEPTH), AT, generator(key), draws))
+        pooled = np.concatenate([simulated, law.draws])
+        ours = np.searchsorted(simulated, pooled, side="right") / draws
+        gap = np.abs(ours - np.asarray(law.cdf(pooled))).max()
+        return Estimate(float(gap) * sqrt(draws * EXACT / (draws + EXACT)), tolerance=0.01)
+
+    return KOLMOGOROV, simulate
 
 
 def _finite_source(mode: str) -> Simulate:
@@ -251,32 +210,31 @@ def _finite_source(mode: str) -> Simulate:
     return simulate
 
 
-def _source_theory(mode: str) -> Array:
-    """Mean over exact draws, whose error adds 5 % to that of 2,000 simulated ones."""
+@claim(
+    "finite-source-{mode}/ours",
+    f"{BEYOND} Thms 3.7 and 3.9 without infinite source data",
+    f"{AT}, n_s={SOURCE.n}, σ_s={SOURCE.sigma}, {{how}}",
+    each=(
+        ("linear", "linear transfer", "least squares"),
+        ("fine-tune", "fine-tuning, L=2,", AVERAGED),
+    ),
+)
+def _(mode, text, how):
+    """{text} from a source fitted to n_s samples: E R with the law of (|β̂_s|, θ̂)"""
+    # Over exact draws, whose error adds 5 % to that of 2,000 simulated ones.
     keys = jax.random.split(jax.random.key(1), 2)
     source = pretraining.source_law(keys[0], SOURCE.n, AT.d, AT.theta, SOURCE.sigma, EXACT)
     if mode == "linear":
-        return risks.linear_transfer_risk(AT.n, source.theta, AT.sigma).mean()
-    overlaps = overlaps_law(keys[1], AT.n, AT.d, EXACT)
-    return overlaps.fine_tune(source.theta, AT.sigma, 2, source.size).mean()
-
-
-def _fine_tune_kolmogorov(key: Array, quick: bool) -> Estimate:
-    """Two-sample Kolmogorov-Smirnov statistic of simulated against drawn risks, times
-    sqrt(m m'/(m + m'))."""
-    draws = 500 if quick else 2_100
-    law_key, key = jax.random.split(key)  # the test is of independent samples
-    law = distributions.fine_tune_law(law_key, AT.n, AT.d, AT.theta, AT.sigma, DEPTH, draws=EXACT)
-    simulated = np.sort(simulated_risks(fine_tuned(DEPTH), AT, generator(key), draws))
-    pooled = np.concatenate([simulated, law.draws])
-    ours = np.searchsorted(simulated, pooled, side="right") / draws
-    gap = np.abs(ours - np.asarray(law.cdf(pooled))).max()
-    return Estimate(float(gap) * sqrt(draws * EXACT / (draws + EXACT)), tolerance=0.01)
+        drawn = risks.linear_transfer_risk(AT.n, source.theta, AT.sigma)
+    else:
+        overlaps = overlaps_law(keys[1], AT.n, AT.d, EXACT)
+        drawn = overlaps.fine_tune(source.theta, AT.sigma, 2, source.size)
+    return drawn.mean(), _finite_source(mode)
 
 
 # --- rank k ---------------------------------------------------------------------------------------
 
-RANK, OUTPUTS, WIDTH, NOISE = 6, 2, 16, 0.5
+RANK, OUTPUTS, WIDTH = 6, 2, 16
 
 
 def _rank_k_problem() -> tuple[Array, Array]:
@@ -286,20 +244,25 @@ def _rank_k_problem() -> tuple[Array, Array]:
     return jnp.linalg.qr(jax.random.normal(keys[0], (WIDTH, RANK)))[0], target
 
 
-def _rank_k_transfer(n: int) -> Simulate:
+@claim(
+    "rank-k-{side}/ours",
+    f"{BEYOND} Thm 3.7 for k features, m outputs",
+    f"n={{n}}, k={RANK}, m={OUTPUTS}, d={WIDTH}, σ={{noise}}",
+    each=(("under", 2), ("over", 12)),
+)
+def _(side, n, noise=0.5):
+    """E R_lt = |B⊥|² + |A|²(1-n/k)₊ + (|B⊥|² + mσ²) min(n,k)/(|n-k|-1)"""
+    problem = _rank_k_problem()
+    features, target = map(np.asarray, problem)
+
     def simulate(key: Array, quick: bool) -> Estimate:
-        features, target = (np.asarray(v) for v in _rank_k_problem())
         rng, draws = generator(key), 4_000 if quick else 40_000
         x = rng.standard_normal((draws, n, WIDTH))
-        y = x @ target + NOISE * rng.standard_normal((draws, n, OUTPUTS))
+        y = x @ target + noise * rng.standard_normal((draws, n, OUTPUTS))
         fit = features @ pseudoinverse(x @ features, y)
         return Estimate.mean(np.sum((fit - target) ** 2, (1, 2)))
 
-    return simulate
-
-
-def _rank_k_theory(n: int) -> Array:
-    return subspace.linear_transfer_risk(n, subspace.overlap(*_rank_k_problem()), NOISE)
+    return subspace.linear_transfer_risk(n, subspace.overlap(*problem), noise), simulate
 
 
 def _rank_k_tuned(alpha: float, rate: float) -> subspace.RankK:
@@ -310,84 +273,127 @@ def _rank_k_tuned(alpha: float, rate: float) -> subspace.RankK:
     return subspace.simulate_fine_tuning(keys[3], x, y, source, alpha=alpha, rate=rate)
 
 
-def _outside_order(key: Array, quick: bool) -> Estimate:
-    del key, quick
-    coarse, fine = (_rank_k_tuned(alpha, 0.02).outside for alpha in (2e-2, 1e-2))
-    return Estimate(float(jnp.log2(coarse / fine)), tolerance=0.05)
-
-
-def _balanced_drift(key: Array, quick: bool) -> Estimate:
-    del key, quick
-    coarse, fine = (_rank_k_tuned(1e-3, rate).drift for rate in (0.02, 0.01))
-    return Estimate(float(2 * fine - coarse), tolerance=1e-4)
-
-
 _TUNED = f"two layers, d={WIDTH}, n=9, m=k={OUTPUTS}, gradient descent"
-_OPEN = "Thm 3.9 for rank k (the limit itself is open)"
 
-CLAIMS: tuple[Claim, ...] = (
-    _beyond(
-        "flow-network",
-        "db/dt = -|b|^(2-2/L) [g + (L-1) b (b·g)/|b|²]: risk in time, of a trained network",
-        "Thm 3.9 in finite time",
-        f"{ONE}, L={DEPTH}, α={ALPHA}, t={TIME:g}, step size extrapolated to 0",
-        _flow_risk,
-    )(
-        network_risk(DEPTH, ALPHA, tuned_for(networks.fine_tune, TIME)),
-        note="tolerance rate² + α",
-    ),
-    _beyond(
-        "T3.9-law",
-        "the sampler has the law of R_ft: √(mm'/(m+m')) sup|F̂ - F̂'| ≤ 1.95",
-        "Thm 3.9, p. 9, the whole law",
-        f"{AT}, L={DEPTH}, {AVERAGED}",
-        KOLMOGOROV,
-    )(
-        _fine_tune_kolmogorov,
-        relation="<=",
-        note="two-sample Kolmogorov-Smirnov: exceeded with probability 1e-3 if the laws agree",
-        attack="a statistical test of a whole law: its bound is exceeded by chance",
-    ),
-    *(
-        _beyond(
-            f"finite-source-{mode}",
-            f"{text} from a source fitted to n_s samples: E R with the law of (|β̂_s|, θ̂)",
-            "Thms 3.7 and 3.9 without infinite source data",
-            f"{AT}, n_s={SOURCE.n}, σ_s={SOURCE.sigma}, {how}",
-            partial(_source_theory, mode),
-        )(_finite_source(mode))
-        for mode, text, how in (
-            ("linear", "linear transfer", "least squares"),
-            ("fine-tune", "fine-tuning, L=2,", AVERAGED),
-        )
-    ),
-    *(
-        _beyond(
-            f"rank-k-{side}",
-            "E R_lt = |B⊥|² + |A|²(1-n/k)₊ + (|B⊥|² + mσ²) min(n,k)/(|n-k|-1)",
-            "Thm 3.7 for k features, m outputs",
-            f"n={n}, k={RANK}, m={OUTPUTS}, d={WIDTH}, σ={NOISE}",
-            partial(_rank_k_theory, n),
-        )(_rank_k_transfer(n))
-        for side, n in (("under", 2), ("over", 12))
-    ),
-    _beyond(
-        "rank-k-span",
-        "rank-k fine-tuning keeps (I-P)B in the span of (I-P)B_s: order in α of what leaves it",
-        _OPEN,
-        f"{_TUNED}, α=0.02 and 0.01",
-        2.0,
-    )(
-        _outside_order,
-        note="seen: .25, which tells order 2 from 1 and 3; tolerance for the next order",
-        effect=0.25,
-    ),
-    _beyond(
-        "rank-k-balance",
-        "rank-k fine-tuning keeps (I-P)(BBᵀ)^½(I-P), an identity: its relative change",
-        _OPEN,
-        f"{_TUNED}, α=0.001, step size extrapolated to 0",
-        0.0,
-    )(_balanced_drift, note="fixes the limit up to a rotation in O(k)"),
-    *_any_covariance(),
+
+@claim(
+    "rank-k-span/ours",
+    f"{BEYOND} Thm 3.9 for rank k (the limit itself is open)",
+    f"{_TUNED}, α={{large}} and {{small}}",
+    effect=0.25,
 )
+def _(large=2e-2, small=1e-2):
+    """rank-k fine-tuning keeps (I-P)B in the span of (I-P)B_s: order in α of what leaves it
+
+    seen: .25, which tells order 2 from 1 and 3; tolerance for the next order
+    """
+    coarse, fine = (_rank_k_tuned(alpha, 0.02).outside for alpha in (large, small))
+    return 2.0, measured(lambda: jnp.log2(coarse / fine), 0.05)
+
+
+@claim(
+    "rank-k-balance/ours",
+    f"{BEYOND} Thm 3.9 for rank k (the limit itself is open)",
+    f"{_TUNED}, α={{alpha}}, step size extrapolated to 0",
+)
+def _(alpha=1e-3):
+    """rank-k fine-tuning keeps (I-P)(BBᵀ)^½(I-P), an identity: its relative change
+
+    fixes the limit up to a rotation in O(k)
+    """
+    coarse, fine = (_rank_k_tuned(alpha, rate).drift for rate in (0.02, 0.01))
+    return 0.0, measured(lambda: 2 * fine - coarse, 1e-4)
+
+
+# --- any covariance, stated -----------------------------------------------------------------------
+
+EIGENVALUES = f"eigenvalues 1, 1/2, 1/4, 1/8, γ={A.load}, σ={A.sigma}, d={A.d}"
+
+
+@claim(
+    "covariance-linear-transfer/ours",
+    f"{BEYOND} Thms 3.6-3.9 for any covariance",
+    EIGENVALUES,
+)
+def _():
+    """E R_lt is the isotropic law at the angle in the Σ inner product"""
+    s, beta_s, beta_t, n = A.problem(A.d)
+
+    def simulate(key: Array, quick: bool) -> Estimate:
+        """The fit is a multiple of the source."""
+        rng = generator(key)
+        x = rng.standard_normal((800 if quick else 8_000, n, A.d)) * np.sqrt(s)
+        y, z = x @ beta_t + A.sigma * rng.standard_normal(x.shape[:2]), x @ beta_s
+        fit = (np.sum(z * y, -1) / np.sum(z**2, -1))[:, None] * beta_s
+        return Estimate.mean(np.sum(s * (fit - beta_t) ** 2, -1))
+
+    source, target = jnp.asarray(beta_s), jnp.asarray(beta_t)
+    law = covariance.linear_transfer_risk(jnp.asarray(s), source, target, n, A.sigma)
+    return law, simulate
+
+
+for _effect, _case in (
+    (
+        0.05,
+        (
+            "scratch",
+            "E R_sc → [κ² β_tᵀΣ(Σ+κ)⁻²β_t + σ² df₂/n]/(1 - df₂/n), df₁(κ) = n",
+            "",
+            lambda s, source, target, n: covariance.scratch_risk(s, target, n, A.sigma, 0.0),
+        ),
+    ),
+    (
+        None,
+        (
+            "ridge",
+            f"E R_sc with ridge {A.ridge} → the same at λ = κ(1 - df₁(κ)/n)",
+            "",
+            lambda s, source, target, n: covariance.scratch_risk(s, target, n, A.sigma, A.ridge),
+        ),
+    ),
+    (
+        0.05,
+        (
+            "fine-tune-L2",
+            "E R_ft → the same with β_t - c β_s for β_t, L=2",
+            f", {AVERAGED}",
+            lambda s, b, t, n: covariance.fine_tune_risk(s, b, t, n, A.sigma, 2.0),
+        ),
+    ),
+    (
+        0.05,
+        (
+            "fine-tune-Linf",
+            "E R_ft → the same with β_t - c β_s for β_t, L=∞",
+            f", {AVERAGED}",
+            lambda s, b, t, n: covariance.fine_tune_risk(s, b, t, n, A.sigma, jnp.inf),
+        ),
+    ),
+    (
+        None,
+        (
+            "time",
+            f"risk of depth-1 fine-tuning at t = {A.time:g} → the two-point equivalent",
+            "",
+            lambda s, source, target, n: training_time.flow_risk(
+                s, target - source, n, A.sigma, jnp.array([A.time])
+            )[0],
+        ),
+    ),
+):
+
+    @claim(
+        "covariance-{method}/ours",
+        f"{BEYOND} Thms 3.6-3.9 for any covariance",
+        f"{EIGENVALUES} and {2 * A.d} extrapolated{{how}}",
+        effect=_effect,
+        draws=f"{PAPER}/covariance",
+        each=(_case,),
+    )
+    def _(method, statement, how, law):
+        """{statement}
+
+        seen: 5 %, or .05, as extrapolation in size triples the error
+        """
+        *problem, n = A.problem(A.d)
+        return law(*map(jnp.asarray, problem), n), lambda *how: _limit_risks(*how)[method]

@@ -14,11 +14,11 @@ import numpy as np
 from jaxtyping import Array
 
 from sail_jax import distances
-from theory.claims import Claim, Estimate, Simulate, generator, once
+from theory.claims import Estimate, Simulate, generator, once
 from theory.deep_linear import divergence_domains, divergences, misprint_domains, risks
 from theory.deep_linear.grid import simulate_overlaps
 from theory.deep_linear.overlaps import Overlaps
-from theory.deep_linear.regressions import row
+from theory.deep_linear.regressions import claim
 
 D, SIGMA, GAMMA = 5, 0.2, 0.5
 
@@ -155,288 +155,308 @@ def _w1_axis(end: float) -> Callable[[Array], np.ndarray]:
     return axis
 
 
-def _tuned_correlation(key: Array, quick: bool) -> Estimate:
-    estimate = _correlation("fine_tune", pi, _kl_axis(pi))(key, quick)
-    return Estimate(estimate.value, tolerance=1 / FIG5_D)
-
-
 def _predicted_correlation(mode: risks.Mode, end: float) -> float:
     theta, n = _angles(end), round(GAMMA * FIG5_D)
     gain = jax.jit(lambda t: risks.transferability(mode, n, FIG5_D, t, SIGMA))(theta)
     return float(np.corrcoef(np.asarray(gain), (1 - np.cos(theta)) / SIGMA**2)[0, 1])
 
 
-def _floor(norm: float, n: int, d: int) -> Simulate:
-    """The distance of two samples of one law: what an estimate of 0 reads."""
+# --- Theorem 2.2 for the Dudley metric, and for the larger classes of Section 2.1 -----------------
+
+DELTA = 3.0
+# |g| of the proof for |f| = 1, at which the printed bound (28) is delta
+PROOF_G = sqrt(abs(2 * DELTA * exp(SIGMA**2 / 2) - 1))
+OF_PROOF = f"|f|=1, σ={SIGMA}, δ={DELTA:g}, g={PROOF_G:.2f}f of the proof"
+
+
+@claim(
+    "T2.2-Dudley/printed",
+    "Thm 2.2, p. 4, and App. B.1, p. 16",
+    f"{OF_PROOF}; samples of 200",
+    ">=",
+    attack=misprint_domains.DUDLEY,
+)
+def _printed_dudley():
+    """for any f and any δ > 0 some g, that of the proof, has γ_β(p_f, p_g) ≥ δ
+
+    |h|_∞ ≤ 1 bounds γ_β by 2 whatever the laws
+    """
+    return DELTA, _matched(_dudley, *_scaled(1.0, PROOF_G))
+
+
+@_printed_dudley.beside(
+    "corrected", "<=", source=", corrected", attack=divergence_domains.DUDLEY, overlooks="tightened"
+)
+def _():
+    """γ_β(p_f, p_g) ≤ max_L E min(L|f-g|, 2(1-L)) < 2"""
+    return divergences.dudley_bounds(*_scaled(1.0, PROOF_G), SIGMA).upper
+
+
+@claim(
+    "T2.2-Dudley-reach/ours",
+    "Thm 2.2, p. 4, and App. B.1, p. 16, for δ < 2",
+    "d={d}, |f|=1, |g|={far:g}, σ={sigma}, h = M - min(L|y|, 2M), L = 2e-4",
+    ">=",
+    attack=divergence_domains.DUDLEY_REACH,
+)
+def _(d=D, far=1e6, sigma=SIGMA):
+    """every δ < 2 is reached: a witness at |g| = 10⁶ finds δ = 1.97"""
+
+    def bump(y: np.ndarray) -> np.ndarray:
+        """M - min(L |y|, 2 M), M = 1 - L, whose Lipschitz constant and size add up to 1."""
+        L = 2e-4
+        return (1 - L) - np.minimum(L * np.abs(y), 2 * (1 - L))
+
+    return 1.97, _witness(bump, *_scaled(1.0, far), sigma)
+
+
+@claim(
+    "T2.2-eq28/printed",
+    "eqs. (27), (28), p. 16",
+    "d={d}, f={f}x₁, g={g}x₁, σ={sigma}; h = cos(y)/2",
+    ">=",
+    attack=misprint_domains.COSINES,
+)
+def _(d=D, f=0.5, g=3.0, sigma=SIGMA):
+    """(27) ≥ (28): |E cos f - E cos g| e^(-σ²/2)/2 ≥ (e^(-σ²/2)/2)(|f|² + |g|²)
+
+    cos a - cos b ≥ -(a² + b²), not a² + b²
+    """
+    bound = exp(-(sigma**2) / 2) / 2 * (f**2 + g**2)
+    return bound, _witness(lambda y: np.cos(y) / 2, *_scaled(f, g), sigma)
+
+
+@claim(
+    "T2.2-eq28/corrected",
+    "eq. (27), p. 16",
+    "d={d}, f={f}x₁, g={g}x₁, σ={sigma}; h = cos(y)/2",
+)
+def _(d=D, f=0.5, g=3.0, sigma=SIGMA):
+    """(27) is (e^(-σ²/2)/2)|e^(-|f|²/2) - e^(-|g|²/2)| for linear f and g"""
+    tasks = _scaled(f, g)
+    return divergences.cosine_gap(*tasks, sigma), _witness(lambda y: np.cos(y) / 2, *tasks, sigma)
+
+
+@claim(
+    "T2.2-TV/printed",
+    "Section 2.1, after Thm 2.2, p. 5",
+    f"d={D}, {OF_PROOF}",
+    ">=",
+    attack=misprint_domains.VARIATION,
+)
+def _printed_variation():
+    """the theorem holds for any larger class, such as |h|_∞ ≤ 1: γ ≥ δ
+
+    that metric is twice the total variation, at most 2
+    """
+    return DELTA, _excess(*_scaled(1.0, PROOF_G), SIGMA)
+
+
+@_printed_variation.beside("corrected", "=", source=", corrected")
+def _():
+    """over |h|_∞ ≤ 1, γ = (4/π) arctan(|f-g|/2σ) < 2 for linear f and g"""
+    return 2 * divergences.total_variation(*_scaled(1.0, PROOF_G), SIGMA)
+
+
+@claim(
+    "T2.2-W1/exact",
+    "Section 2.1, after Thm 2.2, p. 5",
+    f"d={D}, |f|=1, σ={SIGMA}",
+    ">=",
+    attack=divergence_domains.W1_REACH,
+    overlooks="tightened",
+)
+def _():
+    """for any δ some g has W₁(p_f, p_g) ≥ δ: h = |y| finds δ = 50 at g = -100f"""
+    return 50.0, _witness(lambda y: -np.abs(y), *_scaled(1.0, -100.0), SIGMA)
+
+
+MIXED = (*_at(np.array(1.0), D), SIGMA)
+SIZES = f"d={D}, θ=1, σ={SIGMA}"
+
+
+@claim(
+    "T2.2-W1-upper/ours",
+    "Section 2.1, p. 5, for linear f and g",
+    f"{SIZES}; samples of 200",
+    "<=",
+    attack=divergence_domains.UPPER,
+)
+def _():
+    """W₁ ≤ E|Mz|, the mean displacement of a coupling, and ≤ √(2/π)|f-g|"""
+    matched = _matched(distances.wasserstein1, *MIXED)
+    return divergences.wasserstein1_bounds(*MIXED).upper, matched
+
+
+@claim(
+    "T2.2-W1-lower/ours",
+    "Section 2.1, p. 5, for linear f and g",
+    f"{SIZES}; samples of 200",
+    ">=",
+    attack=divergence_domains.LOWER,
+    overlooks="tightened",
+)
+def _():
+    """W₁ ≥ √(2/π) times the best gain of spread of two projections"""
+    matched = _matched(distances.wasserstein1, *MIXED)
+    return divergences.wasserstein1_bounds(*MIXED).lower, matched
+
+
+# --- Theorem 2.2 for the Kullback-Leibler divergence ----------------------------------------------
+
+
+@claim("T2.2-KL/printed", "eq. (32), p. 16", SIZES)
+def _():
+    """D_KL(p_f‖p_g) = E_f [g² - f² - 2yg + 2yf] = |f-g|²
+
+    the factor 1/(2σ²) is missing in (32), and back in (33)
+    """
+    return 2 * (1 - cos(1.0)), _log_ratio(*MIXED)
+
+
+@claim("T2.2-KL/exact", "eqs. (33), (34), p. 16", SIZES)
+def _():
+    """D_KL(p_f‖p_g) = |f-g|²/(2σ²)"""
+    return divergences.kl(*MIXED), _log_ratio(*MIXED)
+
+
+@claim(
+    "T2.2-KL-choice/printed",
+    "after eq. (34), p. 16",
+    "d={d}, |f|={f}, σ=δ=1, α={alpha}",
+    ">=",
+    attack=misprint_domains.CHOICE,
+)
+def _printed_choice(d=D, f=0.1, alpha=10.1):
+    """g = -αf with α > σ√δ/|f| has D_KL ≥ δ"""
+    return 1.0, _log_ratio(*_scaled(f, -alpha * f), 1.0)
+
+
+@_printed_choice.beside("corrected", "=", source=", corrected")
+def _(f, alpha):
+    """g = -αf has D_KL = (1+α)²|f|²/(2σ²), which is δ at α = σ√(2δ)/|f| - 1"""
+    return ((1 + alpha) * f) ** 2 / 2
+
+
+# --- Figure 5 -------------------------------------------------------------------------------------
+
+PLOTTED = f"d={FIG5_D}, γ={GAMMA}, σ={SIGMA}, {ANGLES} angles in [0, {{}}]"
+HALF, WHOLE = (PLOTTED.format(end) for end in ("π/2", "π"))
+
+
+@claim(
+    "Fig5-KL/ours",
+    "Section 3.3, p. 8, and Fig. 5a, p. 28",
+    HALF,
+    draws=DATA_SETS,
+)
+def _():
+    """D_KL orders T on the angles of Figs. 1 and 3: its correlation with T, linear transfer"""
+    found = _correlation("linear", pi / 2, _kl_axis(pi / 2))
+    return _predicted_correlation("linear", pi / 2), found
+
+
+@claim(
+    "Fig5-KL-whole/reading",
+    "Section 3.3, p. 8, and Fig. 5a, p. 28",
+    WHOLE,
+    draws=DATA_SETS,
+)
+def _():
+    """D_KL is not negatively correlated with T, linear transfer: their correlation
+
+    the axis of Fig. 5a passes π/2; T(θ) = T(π-θ), as the source's sign is not seen
+    """
+    return 0.0, _correlation("linear", pi, _kl_axis(pi))
+
+
+@claim(
+    "Fig5-KL-tuned/ours",
+    "Thm 3.9, p. 9, corrected, and eq. (34), p. 16",
+    WHOLE,
+    draws=DATA_SETS,
+)
+def _():
+    """the correlation of D_KL and T, fine-tuning, in the limit d → ∞
+
+    both are affine in cos θ; tolerance 1/d
+    """
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        points = jax.random.normal(key, (2, 2 if quick else 10, n, d + 1))
-        label = points[..., :1] + SIGMA * points[..., -1:]
-        pairs = zip(*np.concatenate([points[..., :-1], label], axis=-1), strict=True)
-        per_pair = [distances.wasserstein1(x, y, norm=norm) for x, y in pairs]
+        estimate = _correlation("fine_tune", pi, _kl_axis(pi))(key, quick)
+        return Estimate(estimate.value, tolerance=1 / FIG5_D)
+
+    return -1.0, simulate
+
+
+@claim(
+    "Fig5-W1/printed",
+    "Section 3.3, p. 8, and Fig. 5b, p. 28",
+    WHOLE,
+    ">=",
+    draws=DATA_SETS,
+)
+def _printed_sign():
+    """W₁ is not negatively correlated with T, linear transfer: the sign of the correlation
+
+    W₁ matched in the three dimensions that matter, so that samples resolve it
+    """
+    return 0.0, _correlation("linear", pi, _w1_axis(pi))
+
+
+@_printed_sign.beside("corrected", "<=", attack=MEASURED, overlooks="tightened")
+def _():
+    """W₁ is negatively correlated with T, linear transfer: the sign of the correlation
+
+    W₁ matched in the three dimensions that matter, so that samples resolve it
+    """
+    return 0.0
+
+
+@claim(
+    "Fig5-W1-axis/printed",
+    "Fig. 5b, p. 28",
+    f"θ=π, σ={SIGMA}; samples of 200",
+    ">=",
+    attack=divergence_domains.PLOTTED,
+)
+def _():
+    """W₁(p_s, p_t) is from 526 to 529: the axis of Fig. 5b
+
+    estimated there from finite samples: see Fig5-W1-floor
+    """
+    return 526.0, _matched(distances.wasserstein1, *_scaled(1.0, -1.0))
+
+
+@claim(
+    "Fig5-W1-axis/corrected",
+    "Fig. 5b, p. 28, corrected",
+    f"θ=π, σ={SIGMA}; samples of 200",
+    "<=",
+    attack=divergence_domains.REACHED,
+    overlooks="tightened",
+)
+def _():
+    """W₁(p_s, p_t) ≤ 2√(2/π), at every angle"""
+    return 2 * sqrt(2 / pi), _matched(distances.wasserstein1, *_scaled(1.0, -1.0))
+
+
+@claim(
+    "Fig5-W1-floor/ours",
+    "Fig. 5b, p. 28",
+    "d={d}, n={points}, θ=0, σ={sigma}",
+)
+def _(d=500, points=250, sigma=SIGMA):
+    """two samples of ONE law, {points} points, Manhattan: the axis 526 to 529
+
+    what the axis shows is the error of the estimate; tolerance: half its width
+    """
+
+    def simulate(key: Array, quick: bool) -> Estimate:
+        drawn = jax.random.normal(key, (2, 2 if quick else 10, points, d + 1))
+        label = drawn[..., :1] + sigma * drawn[..., -1:]
+        pairs = zip(*np.concatenate([drawn[..., :-1], label], axis=-1), strict=True)
+        per_pair = [distances.wasserstein1(x, y, norm=1) for x, y in pairs]
         return Estimate(float(np.mean(per_pair)), tolerance=1.5)
 
-    return simulate
-
-
-def _bump(y: np.ndarray) -> np.ndarray:
-    """M - min(L |y|, 2 M), M = 1 - L, whose Lipschitz constant and size add up to 1."""
-    L = 2e-4
-    return (1 - L) - np.minimum(L * np.abs(y), 2 * (1 - L))
-
-
-def _cosine(y: np.ndarray) -> np.ndarray:
-    return np.cos(y) / 2
-
-
-def _metric_claims() -> list[Claim]:
-    """Theorem 2.2 for the Dudley metric, and for the larger classes of Section 2.1."""
-    delta, far = 3.0, 1e6
-    # |g| of the proof for |f| = 1, at which the printed bound (28) is delta
-    proof_g = sqrt(abs(2 * delta * exp(SIGMA**2 / 2) - 1))
-    theorem, larger = "Thm 2.2, p. 4, and App. B.1, p. 16", "Section 2.1, after Thm 2.2, p. 5"
-    of_proof = f"|f|=1, σ={SIGMA}, δ={delta:g}, g={proof_g:.2f}f of the proof"
-    dudley = _matched(_dudley, *_scaled(1.0, proof_g))
-    f, g = 0.5, 3.0
-    cosines = _witness(_cosine, *_scaled(f, g), SIGMA)
-    excess = _excess(*_scaled(1.0, proof_g), SIGMA)
-    mixed = (*_at(np.array(1.0), D), SIGMA)
-    matched = _matched(distances.wasserstein1, *mixed)
-    samples = f"d={D}, θ=1, σ={SIGMA}; samples of 200"
-    return [
-        row(
-            "T2.2-Dudley/printed",
-            "for any f and any δ > 0 some g, that of the proof, has γ_β(p_f, p_g) ≥ δ",
-            theorem,
-            f"{of_proof}; samples of 200",
-            delta,
-            dudley,
-            relation=">=",
-            note="|h|_∞ ≤ 1 bounds γ_β by 2 whatever the laws",
-            attack=misprint_domains.DUDLEY,
-        ),
-        row(
-            "T2.2-Dudley/corrected",
-            "γ_β(p_f, p_g) ≤ max_L E min(L|f-g|, 2(1-L)) < 2",
-            f"{theorem}, corrected",
-            f"{of_proof}; samples of 200",
-            lambda: divergences.dudley_bounds(*_scaled(1.0, proof_g), SIGMA).upper,
-            dudley,
-            relation="<=",
-            attack=divergence_domains.DUDLEY,
-        ),
-        row(
-            "T2.2-Dudley-reach/ours",
-            "every δ < 2 is reached: a witness at |g| = 10⁶ finds δ = 1.97",
-            f"{theorem}, for δ < 2",
-            f"d={D}, |f|=1, |g|={far:g}, σ={SIGMA}, h = M - min(L|y|, 2M), L = 2e-4",
-            1.97,
-            _witness(_bump, *_scaled(1.0, far), SIGMA),
-            relation=">=",
-            attack=divergence_domains.DUDLEY_REACH,
-        ),
-        row(
-            "T2.2-eq28/printed",
-            "(27) ≥ (28): |E cos f - E cos g| e^(-σ²/2)/2 ≥ (e^(-σ²/2)/2)(|f|² + |g|²)",
-            "eqs. (27), (28), p. 16",
-            f"d={D}, f={f}x₁, g={g}x₁, σ={SIGMA}; h = cos(y)/2",
-            exp(-(SIGMA**2) / 2) / 2 * (f**2 + g**2),
-            cosines,
-            relation=">=",
-            note="cos a - cos b ≥ -(a² + b²), not a² + b²",
-            attack=misprint_domains.COSINES,
-        ),
-        row(
-            "T2.2-eq28/corrected",
-            "(27) is (e^(-σ²/2)/2)|e^(-|f|²/2) - e^(-|g|²/2)| for linear f and g",
-            "eq. (27), p. 16",
-            f"d={D}, f={f}x₁, g={g}x₁, σ={SIGMA}; h = cos(y)/2",
-            lambda: divergences.cosine_gap(*_scaled(f, g), SIGMA),
-            cosines,
-        ),
-        row(
-            "T2.2-TV/printed",
-            "the theorem holds for any larger class, such as |h|_∞ ≤ 1: γ ≥ δ",
-            larger,
-            f"d={D}, {of_proof}",
-            delta,
-            excess,
-            relation=">=",
-            note="that metric is twice the total variation, at most 2",
-            attack=misprint_domains.VARIATION,
-        ),
-        row(
-            "T2.2-TV/corrected",
-            "over |h|_∞ ≤ 1, γ = (4/π) arctan(|f-g|/2σ) < 2 for linear f and g",
-            f"{larger}, corrected",
-            f"d={D}, {of_proof}",
-            lambda: 2 * divergences.total_variation(*_scaled(1.0, proof_g), SIGMA),
-            excess,
-        ),
-        row(
-            "T2.2-W1/exact",
-            "for any δ some g has W₁(p_f, p_g) ≥ δ: h = |y| finds δ = 50 at g = -100f",
-            larger,
-            f"d={D}, |f|=1, σ={SIGMA}",
-            50.0,
-            _witness(lambda y: -np.abs(y), *_scaled(1.0, -100.0), SIGMA),
-            relation=">=",
-            attack=divergence_domains.W1_REACH,
-        ),
-        row(
-            "T2.2-W1-upper/ours",
-            "W₁ ≤ E|Mz|, the mean displacement of a coupling, and ≤ √(2/π)|f-g|",
-            "Section 2.1, p. 5, for linear f and g",
-            samples,
-            lambda: divergences.wasserstein1_bounds(*mixed).upper,
-            matched,
-            relation="<=",
-            attack=divergence_domains.UPPER,
-        ),
-        row(
-            "T2.2-W1-lower/ours",
-            "W₁ ≥ √(2/π) times the best gain of spread of two projections",
-            "Section 2.1, p. 5, for linear f and g",
-            samples,
-            lambda: divergences.wasserstein1_bounds(*mixed).lower,
-            matched,
-            relation=">=",
-            attack=divergence_domains.LOWER,
-        ),
-    ]
-
-
-def _divergence_claims() -> list[Claim]:
-    """Theorem 2.2 for the Kullback-Leibler divergence."""
-    mixed = (*_at(np.array(1.0), D), SIGMA)
-    ratio = _log_ratio(*mixed)
-    size, alpha = 0.1, 10.1  # |f| and the alpha of g = -alpha f, for sigma = delta = 1
-    chosen = _log_ratio(*_scaled(size, -alpha * size), 1.0)
-    sizes, choice = f"d={D}, θ=1, σ={SIGMA}", f"d={D}, |f|={size}, σ=δ=1, α={alpha}"
-    return [
-        row(
-            "T2.2-KL/printed",
-            "D_KL(p_f‖p_g) = E_f [g² - f² - 2yg + 2yf] = |f-g|²",
-            "eq. (32), p. 16",
-            sizes,
-            2 * (1 - cos(1.0)),
-            ratio,
-            note="the factor 1/(2σ²) is missing in (32), and back in (33)",
-        ),
-        row(
-            "T2.2-KL/exact",
-            "D_KL(p_f‖p_g) = |f-g|²/(2σ²)",
-            "eqs. (33), (34), p. 16",
-            sizes,
-            lambda: divergences.kl(*mixed),
-            ratio,
-        ),
-        row(
-            "T2.2-KL-choice/printed",
-            "g = -αf with α > σ√δ/|f| has D_KL ≥ δ",
-            "after eq. (34), p. 16",
-            choice,
-            1.0,
-            chosen,
-            relation=">=",
-            attack=misprint_domains.CHOICE,
-        ),
-        row(
-            "T2.2-KL-choice/corrected",
-            "g = -αf has D_KL = (1+α)²|f|²/(2σ²), which is δ at α = σ√(2δ)/|f| - 1",
-            "after eq. (34), p. 16, corrected",
-            choice,
-            ((1 + alpha) * size) ** 2 / 2,
-            chosen,
-        ),
-    ]
-
-
-def _figure_claims() -> list[Claim]:
-    text, plotted = "Section 3.3, p. 8, and Fig. 5{}, p. 28", f"d={FIG5_D}, γ={GAMMA}, σ={SIGMA}"
-    half, whole = (f"{plotted}, {ANGLES} angles in [0, {end}]" for end in ("π/2", "π"))
-    points, dimension = 250, 500
-    by_w1 = _correlation("linear", pi, _w1_axis(pi))
-    reach = _matched(distances.wasserstein1, *_scaled(1.0, -1.0))
-    return [
-        row(
-            "Fig5-KL/ours",
-            "D_KL orders T on the angles of Figs. 1 and 3: its correlation with T, linear transfer",
-            text.format("a"),
-            half,
-            lambda: _predicted_correlation("linear", pi / 2),
-            _correlation("linear", pi / 2, _kl_axis(pi / 2)),
-            draws=DATA_SETS,
-        ),
-        row(
-            "Fig5-KL-whole/reading",
-            "D_KL is not negatively correlated with T, linear transfer: their correlation",
-            text.format("a"),
-            whole,
-            0.0,
-            _correlation("linear", pi, _kl_axis(pi)),
-            draws=DATA_SETS,
-            note="the axis of Fig. 5a passes π/2; T(θ) = T(π-θ), as the source's sign is not seen",
-        ),
-        row(
-            "Fig5-KL-tuned/ours",
-            "the correlation of D_KL and T, fine-tuning, in the limit d → ∞",
-            "Thm 3.9, p. 9, corrected, and eq. (34), p. 16",
-            whole,
-            -1.0,
-            _tuned_correlation,
-            draws=DATA_SETS,
-            note="both are affine in cos θ; tolerance 1/d",
-        ),
-        *(
-            row(
-                f"Fig5-W1/{status}",
-                f"W₁ is {words} correlated with T, linear transfer: the sign of the correlation",
-                text.format("b"),
-                whole,
-                0.0,
-                by_w1,
-                relation=relation,
-                draws=DATA_SETS,
-                note="W₁ matched in the three dimensions that matter, so that samples resolve it",
-                attack=reason,
-            )
-            for status, words, relation, reason in (
-                ("printed", "not negatively", ">=", None),
-                ("corrected", "negatively", "<=", MEASURED),
-            )
-        ),
-        row(
-            "Fig5-W1-axis/printed",
-            "W₁(p_s, p_t) is from 526 to 529: the axis of Fig. 5b",
-            "Fig. 5b, p. 28",
-            f"θ=π, σ={SIGMA}; samples of 200",
-            526.0,
-            reach,
-            relation=">=",
-            attack=divergence_domains.PLOTTED,
-            note="estimated there from finite samples: see Fig5-W1-floor",
-        ),
-        row(
-            "Fig5-W1-axis/corrected",
-            "W₁(p_s, p_t) ≤ 2√(2/π), at every angle",
-            "Fig. 5b, p. 28, corrected",
-            f"θ=π, σ={SIGMA}; samples of 200",
-            2 * sqrt(2 / pi),
-            reach,
-            relation="<=",
-            attack=divergence_domains.REACHED,
-        ),
-        row(
-            "Fig5-W1-floor/ours",
-            f"two samples of ONE law, {points} points, Manhattan: the axis 526 to 529",
-            "Fig. 5b, p. 28",
-            f"d={dimension}, n={points}, θ=0, σ={SIGMA}",
-            527.5,
-            _floor(1, points, dimension),
-            note="what the axis shows is the error of the estimate; tolerance: half its width",
-        ),
-    ]
-
-
-CLAIMS: tuple[Claim, ...] = (*_metric_claims(), *_divergence_claims(), *_figure_claims())
+    return 527.5, simulate

@@ -15,7 +15,7 @@ import numpy as np
 from jax.scipy.special import erfc
 from scipy import integrate, linalg, optimize, special
 
-from theory.adversary import Box, Domain, quadrature
+from theory.adversary import Box, Domain, Problem, quadrature
 from theory.deep_linear import divergences
 
 MEAN = sqrt(2 / pi)  # of |N(0, 1)|
@@ -27,11 +27,11 @@ def _factor(beta: Any, sigma: Any) -> Any:
     return jnp.stack(rows)
 
 
-def _factors(p: Any) -> list[Any]:
+def _factors(p: Problem) -> list[Any]:
     return [_factor(p[name], p["sigma"]) for name in ("source", "target")]
 
 
-def _covariances(p: Any) -> list[np.ndarray]:
+def _covariances(p: Problem) -> list[np.ndarray]:
     """Of both laws, in NumPy."""
     found = []
     for name in ("source", "target"):
@@ -45,7 +45,7 @@ def _unit(w: Any) -> Any:
     return w / jnp.sqrt(jnp.sum(w**2, -1, keepdims=True))
 
 
-def _gain(p: Any) -> Any:
+def _gain(p: Problem) -> Any:
     """E_s h - E_t h, h = (|(w+w').z| - |(w-w').z|) / 2 = +-min(|w.z|, |w'.z|) for unit vectors."""
     w, other = _unit(p["witness"])
     spreads = [
@@ -55,7 +55,7 @@ def _gain(p: Any) -> Any:
     return MEAN / 2 * (spreads[0] - spreads[1])
 
 
-def _gain_again(p: Any) -> float:
+def _gain_again(p: Problem) -> float:
     """By quadrature of +-min(|a|, |b|) over the angle of the two normals a and b."""
     w = np.asarray(p["witness"]) / np.linalg.norm(p["witness"], axis=1, keepdims=True)
     angles = (np.arange(100_000) + 0.5) * 2 * pi / 100_000
@@ -69,7 +69,7 @@ def _gain_again(p: Any) -> float:
     return float(found[0] - found[1])
 
 
-def _upper(p: Any) -> Any:
+def _upper(p: Problem) -> Any:
     return divergences.wasserstein1_bounds(p["source"], p["target"], p["sigma"]).upper
 
 
@@ -86,7 +86,7 @@ def _mean_length_again(covariance: np.ndarray) -> float:
     return float(2 * MEAN * (weights @ lengths.mean(1)))
 
 
-def _upper_again(p: Any) -> float:
+def _upper_again(p: Problem) -> float:
     """The mean displacement of the better of the coupling that shares x and noise, and the map
     that is optimal for W_2."""
     source, target = _covariances(p)
@@ -106,7 +106,7 @@ _TASKS = {
 _WITNESS = {"witness": Box(-1.0, 1.0, (2, 3))}
 
 
-def _apart(p: Any) -> Any:
+def _apart(p: Problem) -> Any:
     return jnp.sum((p["source"] - p["target"]) ** 2) - 0.01
 
 
@@ -129,7 +129,7 @@ def _turned(angles: Any) -> Any:
     return found
 
 
-def _cost(p: Any) -> Any:
+def _cost(p: Problem) -> Any:
     """E|F_s z - F_t Q z|, the mean displacement of the coupling by the rotation Q.
 
     E sqrt(X) = int (1 - E exp(-r^2 X)) dr / (r^2 sqrt(pi)), r = e^x: trapezoidal rule.
@@ -147,17 +147,17 @@ def _cost(p: Any) -> Any:
     return jnp.sqrt(size / pi) * 0.25 * jnp.sum(missing * jnp.exp(-x))
 
 
-def _cost_again(p: Any) -> float:
+def _cost_again(p: Problem) -> float:
     source, target = map(np.asarray, _factors(p))
     moved = source - target @ np.asarray(_turned(p["turn"]))
     return _mean_length_again(moved @ moved.T)
 
 
-def _lower(p: Any) -> Any:
+def _lower(p: Problem) -> Any:
     return divergences.wasserstein1_bounds(p["source"], p["target"], p["sigma"]).lower
 
 
-def _lower_again(p: Any) -> float:
+def _lower_again(p: Problem) -> float:
     """From both witnesses' spreads, in the frame of the tasks' difference."""
     delta = np.subtract(p["source"], p["target"])
     along = delta / np.linalg.norm(delta)
@@ -187,7 +187,7 @@ REACH, AXIS = 2 * MEAN, 526.0
 def _unit_tasks(of: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """At tasks of norm 1 at an angle."""
 
-    def computed(p: Any) -> Any:
+    def computed(p: Problem) -> Any:
         one = jnp.ones_like(p["theta"])
         target = jnp.stack([jnp.cos(p["theta"]), jnp.sin(p["theta"])])
         return of({**p, "source": jnp.stack([one, 0 * one]), "target": target})
@@ -225,7 +225,7 @@ def _clipped_again(spread: float, clip: float) -> float:
     return integrate.quad(survival, 0, end, epsabs=0, epsrel=1e-10)[0]
 
 
-def _dudley_gain(p: Any) -> Any:
+def _dudley_gain(p: Problem) -> Any:
     """Of the witness M - min(L |a.z|, 2 M), M = 1 - L."""
     a, L = _unit(p["witness"]), p["slope"]
     spreads = [jnp.sqrt(jnp.sum((F.T @ a) ** 2)) for F in _factors(p)]
@@ -233,20 +233,20 @@ def _dudley_gain(p: Any) -> Any:
     return jnp.abs(means[0] - means[1])
 
 
-def _dudley(p: Any) -> Any:
+def _dudley(p: Problem) -> Any:
     """Beside max_L E min(L |delta.x|, 2 (1 - L))."""
     upper = divergences.dudley_bounds(p["source"], p["target"], p["sigma"]).upper
     return _dudley_gain(p) / upper
 
 
-def _dudley_again(p: Any) -> float:
+def _dudley_again(p: Problem) -> float:
     a, L = np.asarray(p["witness"]) / np.linalg.norm(p["witness"]), float(p["slope"])
     spreads = [sqrt(a @ c @ a) for c in _covariances(p)]
     means = [L * _clipped_again(s, 2 * (1 - L) / L) for s in spreads]
     return abs(means[0] - means[1]) / dudley_upper(p)
 
 
-def dudley_upper(p: Any) -> float:
+def dudley_upper(p: Problem) -> float:
     """Computes the bound of the Dudley metric by quadrature and search, in NumPy.
 
     Args:
@@ -289,14 +289,14 @@ DUDLEY = Domain(
 FAR, SLOPE, REACHED_DELTA = 1e6, 2e-4, 1.97
 
 
-def _reach(p: Any) -> Any:
+def _reach(p: Problem) -> Any:
     """1.97 over what the witness M - min(L |y|, 2 M) finds at |g| = 1e6."""
     near, far = (jnp.sqrt(size**2 + p["sigma"] ** 2) for size in (p["f"], FAR))
     means = [_clipped(s, 2 * (1 - SLOPE) / SLOPE) for s in (near, far)]
     return REACHED_DELTA / (SLOPE * (means[1] - means[0]))
 
 
-def _reach_again(p: Any) -> float:
+def _reach_again(p: Problem) -> float:
     spreads = [float(np.hypot(size, p["sigma"])) for size in (p["f"], FAR)]
     means = [_clipped_again(s, 2 * (1 - SLOPE) / SLOPE) for s in spreads]
     return REACHED_DELTA / (SLOPE * (means[1] - means[0]))
@@ -310,17 +310,17 @@ DUDLEY_REACH = Domain(
 )
 
 
-def _far_task(p: Any) -> Any:
+def _far_task(p: Problem) -> Any:
     """|g| large enough for delta: E|y| / sqrt(2/pi) is at least |g|, and at most |f| + σ at f."""
     return p["delta"] / MEAN + p["f"] + p["sigma"]
 
 
-def _any_delta(p: Any) -> Any:
+def _any_delta(p: Problem) -> Any:
     spreads = [jnp.sqrt(size**2 + p["sigma"] ** 2) for size in (_far_task(p), p["f"])]
     return p["delta"] / (MEAN * (spreads[0] - spreads[1]))
 
 
-def _any_delta_again(p: Any) -> float:
+def _any_delta_again(p: Problem) -> float:
     sizes = [float(np.hypot(size, p["sigma"])) for size in (_far_task(p), p["f"])]
     means = [_clipped_again(size, 12 * size) for size in sizes]
     return float(p["delta"] / (means[0] - means[1]))

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from theory.adversary import Box, Domain
+from theory.adversary import Box, Domain, Problem
 
 _SQUARE = Box(-1.5, 1.5, (2, 2))
 
@@ -28,7 +28,7 @@ def _turn(angle: Any) -> Any:
     return jnp.stack([jnp.stack([c, -s]), jnp.stack([s, c])])
 
 
-def layers(p: Any) -> list[Any]:
+def layers(p: Problem) -> list[Any]:
     """Builds 2 x 2 layers above a column, with D_l = lambda I + a square.
 
     Args:
@@ -61,13 +61,13 @@ def eigenvalues(square: Any) -> tuple[Any, Any]:
     return det / larger, larger
 
 
-def _features(factor: float, p: Any) -> Any:
+def _features(factor: float, p: Problem) -> Any:
     *square, _ = layers(p)
     phi = reduce(jnp.matmul, square)
     return factor * p["least"] ** len(square) / eigenvalues(phi.T @ phi)[0]
 
 
-def _features_again(factor: float, p: Any) -> float:
+def _features_again(factor: float, p: Problem) -> float:
     *square, _ = map(np.asarray, layers(p))
     least = np.linalg.svd(reduce(np.matmul, square), compute_uv=False)[-1]
     return float(factor * p["least"] ** len(square) / least**2)
@@ -111,7 +111,7 @@ def features(factor: float = 1.0, depth: int = 3) -> Domain:
     )
 
 
-def _power(p: Any) -> Any:
+def _power(p: Problem) -> Any:
     """u.(W_{L-1}^T W_{L-1})^(L-1) u beside u.Phi^T Phi u, L = 4."""
     first, second, third, _ = layers(p)
     u = jnp.stack([jnp.cos(p["way"]), jnp.sin(p["way"])])
@@ -119,7 +119,7 @@ def _power(p: Any) -> Any:
     return jnp.sum(left**2) / jnp.sum((first @ (second @ (third @ u))) ** 2)
 
 
-def _power_again(p: Any) -> float:
+def _power_again(p: Problem) -> float:
     *square, _ = map(np.asarray, layers(p))
     u, phi = np.array([np.cos(p["way"]), np.sin(p["way"])]), reduce(np.matmul, square)
     power = np.linalg.matrix_power(square[-1].T @ square[-1], 3)
@@ -131,12 +131,12 @@ POWER = Domain(
 )
 
 
-def _difference(p: Any) -> Any:
+def _difference(p: Problem) -> Any:
     first, _, last = layers(p)
     return 2 * p["least"] / (eigenvalues(first.T @ first)[1] - jnp.sum(last**2))
 
 
-def _difference_again(p: Any) -> float:
+def _difference_again(p: Problem) -> float:
     first, _, last = map(np.asarray, layers(p))
     norms = [np.linalg.norm(w, 2) ** 2 for w in (first, last)]
     return float(2 * p["least"] / (norms[0] - norms[1]))
@@ -145,7 +145,7 @@ def _difference_again(p: Any) -> float:
 DIFFERENCE = Domain(_WORDS.format(3), boxes(3), _difference, _difference_again)
 
 
-def _both(p: Any) -> Any:
+def _both(p: Problem) -> Any:
     """The start, and a network with the same D_1, L = 2: only the last layer differs."""
     sizes = []
     kept = p["least"] * jnp.eye(2) + p["more"] @ p["more"].T
@@ -155,13 +155,13 @@ def _both(p: Any) -> Any:
     return sizes
 
 
-def _reversed(p: Any) -> Any:
+def _reversed(p: Problem) -> Any:
     """-(|W_1|^2 - |W_2|^2) beside |W_1(0)|^2 - |W_2(0)|^2."""
     now, start = _both(p)
     return -now / start
 
 
-def _reversed_again(p: Any) -> float:
+def _reversed_again(p: Problem) -> float:
     kept = p["least"] * np.eye(2) + p["more"] @ p["more"].T
     now, start = (
         np.linalg.eigvalsh(np.outer(w, w) + kept)[-1] - w @ w for w in (p["last"], p["start"])
@@ -182,14 +182,14 @@ REVERSED = Domain(
 )
 
 
-def _top_at_start(p: Any) -> Any:
+def _top_at_start(p: Problem) -> Any:
     """|W̄_2|^2 + alpha^2 (|W̄_2|^2 - |W̄_1|^2) beside |W_1|^2, where the network starts at alpha W̄."""
     now, start = _both(p)
     bound = jnp.sum(p["start"] ** 2) / p["alpha"] ** 2 - start
     return bound / (now + jnp.sum(p["last"] ** 2))
 
 
-def _top_at_start_again(p: Any) -> float:
+def _top_at_start_again(p: Problem) -> float:
     kept = p["least"] * np.eye(2) + p["more"] @ p["more"].T
     now, first = (np.linalg.cholesky(np.outer(w, w) + kept) for w in (p["last"], p["start"]))
     size = p["start"] @ p["start"]
@@ -209,7 +209,7 @@ TOP_PRINTED = replace(
 FROBENIUS, OPERATOR = "|W̄|_F", "|W̄|_op"
 
 
-def _tail(norms: Sequence[str], p: Any) -> Any:
+def _tail(norms: Sequence[str], p: Problem) -> Any:
     """|W_1|_F^2 - |W_1|_op^2 beside |W_1(0)|^2 - |W_2(0)|^2, the sum of it in several norms."""
     kept = p["least"] * jnp.eye(2) + p["more"] @ p["more"].T
     lesser, _ = eigenvalues(jnp.outer(p["last"], p["last"]) + kept)
@@ -217,7 +217,7 @@ def _tail(norms: Sequence[str], p: Any) -> Any:
     return lesser / sum(bounds[norm] for norm in norms)
 
 
-def _tail_again(norms: Sequence[str], p: Any) -> float:
+def _tail_again(norms: Sequence[str], p: Problem) -> float:
     kept = p["least"] * np.eye(2) + p["more"] @ p["more"].T
     w, w0 = (np.linalg.cholesky(np.outer(v, v) + kept) for v in (p["last"], p["start"]))
     sizes = {FROBENIUS: np.sum(w0**2), OPERATOR: np.linalg.norm(w0, 2) ** 2}

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import integrate
 
-from theory.adversary import Box, Domain
+from theory.adversary import Box, Domain, Problem
 from theory.deep_linear.domains import boxes, eigenvalues, layers
 
 # --- Lemma B.1 ------------------------------------------------------------------------------------
@@ -24,7 +24,7 @@ def _turn_of(square: Any) -> Any:
     return way / jnp.sqrt(jnp.sum(way**2) + 1e-30)
 
 
-def _form(printed: bool, p: Any) -> Any:
+def _form(printed: bool, p: Problem) -> Any:
     """v_1.D_1 v_1 over alpha^2 |D̄_1|_op, or its square, D_1 = alpha^2 D̄_1."""
     first, last = layers(p)
     square = first.T @ first
@@ -34,7 +34,7 @@ def _form(printed: bool, p: Any) -> Any:
     return form * p["alpha"] ** 2 / size**2 if printed else form / size
 
 
-def _form_again(printed: bool, p: Any) -> float:
+def _form_again(printed: bool, p: Problem) -> float:
     first, last = map(np.asarray, layers(p))
     D, v = first.T @ first - last @ last.T, np.linalg.svd(first)[2][0]
     size = np.linalg.norm(D, 2)
@@ -52,12 +52,12 @@ FORM_PRINTED = replace(FORM, ratio=partial(_form, True), again=partial(_form_aga
 Term = Literal["2|D̄|", "|W̄|_F", "|W̄|_op"]
 
 
-def _starts(p: Any) -> tuple[list[Any], list[Any]]:
+def _starts(p: Problem) -> tuple[list[Any], list[Any]]:
     """The network, and one of the same D_l at which it starts."""
     return layers(p), layers({**p, "last": p["start"]})
 
 
-def _alignment(left_out: Term | None, p: Any) -> Any:
+def _alignment(left_out: Term | None, p: Problem) -> Any:
     """1 - (v_1.u_2)^2 over alpha^2 C_1 / s_2^2."""
     (first, second, _), (start, _, last) = _starts(p)
     upper = second @ second.T
@@ -71,7 +71,7 @@ def _alignment(left_out: Term | None, p: Any) -> Any:
     return apart * eigenvalues(upper)[1] / constant
 
 
-def _alignment_again(p: Any) -> float:
+def _alignment_again(p: Problem) -> float:
     network, at_start = ([np.asarray(w) for w in weights] for weights in _starts(p))
     first, second, _ = network
     v, u = np.linalg.svd(first)[2][0], np.linalg.svd(second)[0][:, 0]
@@ -91,7 +91,7 @@ ALIGNMENT = Domain(
 )
 
 
-def _product(p: Any) -> Any:
+def _product(p: Problem) -> Any:
     """(|X beta| / |X|_op)^2 over the product of s_l^2, where the network fits X beta."""
     square, last = p["square"], p["last"]
     fit = p["inputs"] @ (square[0] @ (square[1] @ last))
@@ -100,7 +100,7 @@ def _product(p: Any) -> Any:
     return jnp.sum(fit**2) / (size * sizes[0] * sizes[1] * jnp.sum(last**2))
 
 
-def _product_again(p: Any) -> float:
+def _product_again(p: Problem) -> float:
     x, (first, second), last = p["inputs"], p["square"], p["last"]
     norms = [np.linalg.norm(w, 2) for w in (x, first, second, last[:, None])]
     return float(np.linalg.norm(x @ first @ second @ last) / np.prod(norms)) ** 2
@@ -123,14 +123,14 @@ PRODUCT = Domain(
 STEPS = 24
 
 
-def _data(p: Any) -> tuple[Any, Any]:
+def _data(p: Problem) -> tuple[Any, Any]:
     """Inputs and labels of two examples; on the population they are those of sqrt(2) x_i."""
     if "inputs" in p:
         return p["inputs"], p["labels"]
     return 2**0.5 * jnp.eye(2), 2**0.5 * p["task"]
 
 
-def _log_fall(p: Any) -> Any:
+def _log_fall(p: Problem) -> Any:
     """log L(0) / L(t) of two layers on |y - X beta|^2 / 2n."""
     (x, y), (first, last) = _data(p), layers(p)
 
@@ -157,7 +157,7 @@ def _log_fall(p: Any) -> Any:
     return jnp.log(jnp.sum(left((first, last)) ** 2) / jnp.sum(left(end) ** 2))
 
 
-def _log_fall_again(p: Any) -> float:
+def _log_fall_again(p: Problem) -> float:
     """By an adaptive solver."""
     (x, y), weights = map(np.asarray, _data(p)), [np.asarray(w) for w in layers(p)]
     start = np.concatenate([w.ravel() for w in weights])
@@ -174,19 +174,19 @@ def _log_fall_again(p: Any) -> float:
     return float(np.log(losses[0] / losses[1]))
 
 
-def _pace(p: Any) -> Any:
+def _pace(p: Problem) -> Any:
     """2 alpha^2 lambda lambda_min(X X^T) t / n over the fall of log L."""
     x, _ = _data(p)
     return p["least"] * eigenvalues(x @ x.T)[0] * p["time"] / _log_fall(p)
 
 
-def _pace_again(p: Any) -> float:
+def _pace_again(p: Problem) -> float:
     x = np.asarray(_data(p)[0])
     least = np.linalg.svd(x, compute_uv=False)[-1] ** 2
     return float(p["least"] * least * p["time"] / _log_fall_again(p))
 
 
-def _far_from_fit(p: Any) -> Any:
+def _far_from_fit(p: Problem) -> Any:
     """A loss near 0 would be rounding."""
     (x, y), (first, last) = _data(p), layers(p)
     return jnp.sum((x @ (first @ last[:, 0]) - y) ** 2) - 0.01

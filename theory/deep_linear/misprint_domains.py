@@ -9,7 +9,7 @@ import numpy as np
 from jax.scipy.special import erf
 from scipy import integrate, special
 
-from theory.adversary import Box, Domain, quadrature
+from theory.adversary import Box, Domain, Problem, quadrature
 from theory.deep_linear import divergences
 from theory.deep_linear.divergence_domains import dudley_upper
 
@@ -17,14 +17,14 @@ _SIZES = {"f": Box(0.05, 2.0, log=True), "sigma": Box(0.05, 2.0, log=True)}
 _DELTA = {"delta": Box(0.1, 10.0, log=True)}
 
 
-def _of_proof(p: Any) -> Any:
+def _of_proof(p: Problem) -> Any:
     """Tasks f x_1 and g x_1, with the proof's |g|: (28) is delta there."""
     g = jnp.sqrt(jnp.abs(2 * p["delta"] * jnp.exp(p["sigma"] ** 2 / 2) - p["f"] ** 2))
     zero = 0 * p["f"]
     return {**p, "source": jnp.stack([p["f"], zero]), "target": jnp.stack([g, zero])}
 
 
-def _dudley_of_proof(p: Any) -> Any:
+def _dudley_of_proof(p: Problem) -> Any:
     """Delta over an upper bound of the Dudley metric."""
     upper = divergences.dudley_bounds(p["source"], p["target"], p["sigma"]).upper
     return p["delta"] / upper
@@ -38,7 +38,7 @@ DUDLEY = Domain(
 )
 
 
-def _variation(p: Any) -> Any:
+def _variation(p: Problem) -> Any:
     """Delta over twice the total variation: over x it is erf(|f-g| |x| / (2 sqrt(2) sigma))."""
     gap = jnp.abs(p["source"][0] - p["target"][0])
     # With u = P(|x| <= x) the mean over x is one over (0, 1), here by t = x / (1 + x).
@@ -48,7 +48,7 @@ def _variation(p: Any) -> Any:
     return p["delta"] / (2 * jnp.sum(density * erf(gap * x / (2 * sqrt(2) * p["sigma"]))))
 
 
-def _variation_again(p: Any) -> float:
+def _variation_again(p: Problem) -> float:
     gap = abs(float(p["source"][0] - p["target"][0]))
 
     def excess(x: float) -> float:
@@ -66,7 +66,7 @@ VARIATION = replace(
 )
 
 
-def _cosines(p: Any) -> Any:
+def _cosines(p: Problem) -> Any:
     """(28) over (27), E cos(f.x) by quadrature."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     means = [jnp.sum(weights * jnp.cos(size * nodes)) / sqrt(2 * pi) for size in p["sizes"]]
@@ -82,13 +82,13 @@ COSINES = Domain(
 )
 
 
-def _choice(p: Any) -> tuple[Any, Any]:
+def _choice(p: Problem) -> tuple[Any, Any]:
     """The gap of the means of y over sigma per unit of x, and delta; g = -alpha f."""
     alpha = p["above"] * p["sigma"] * p["delta"] ** 0.5 / p["f"]
     return (1 + alpha) * p["f"] / p["sigma"], p["delta"]
 
 
-def _divergence(p: Any) -> Any:
+def _divergence(p: Problem) -> Any:
     """Delta over E_f log p_f / p_g, by quadrature over x and noise."""
     gap, delta = _choice(p)
     nodes, weights = np.polynomial.hermite_e.hermegauss(20)
@@ -97,7 +97,7 @@ def _divergence(p: Any) -> Any:
     return delta / (weights @ log_ratio @ weights / (2 * pi))
 
 
-def _divergence_again(p: Any) -> float:
+def _divergence_again(p: Problem) -> float:
     """By the determinants and traces of the two normal laws of (x, y)."""
     gap, delta = _choice(p)
     first, second = (np.array([[1.0, a], [a, 1 + a**2]]) for a in (0.0, float(gap)))

@@ -15,9 +15,10 @@ import numpy as np
 from jaxtyping import Array
 from scipy import optimize
 
-from theory.claims import Claim, Estimate, Simulate, generator, once
+from theory import claims
+from theory.claims import Estimate, generator, once
 from theory.deep_linear import penalised
-from theory.deep_linear.regressions import PAPER, extrapolate, row
+from theory.deep_linear.regressions import PAPER, extrapolate
 
 SMALL, TIMES = 16, 3  # limits are extrapolated from d = 16 and 48
 RANGE = 1e-4, 1e3  # of the penalties that are searched
@@ -151,6 +152,18 @@ class Offset(NamedTuple):
         """|beta_t - start|."""
         return float(np.linalg.norm(self.at(SMALL)[1]))
 
+    def __str__(self) -> str:
+        return f"γ={self.load}, |β_t - start|={self.distance:.4g}, σ={self.sigma}"
+
+    def isotropic(self) -> tuple[int, int, float, float]:
+        """Names the smaller problem by its numbers n, d, distance and noise."""
+        return self.at(SMALL)[2], SMALL, self.distance, self.sigma
+
+    def equivalent(self) -> tuple[Array, Array]:
+        """Computes the best penalty and its risk by the equivalent."""
+        s, offset, n = self.at(SMALL)
+        return penalised.best_risk_of(jnp.asarray(s), jnp.asarray(offset), n, self.sigma)
+
 
 def _searcher(problem: Offset) -> Callable[[Array, bool], dict[str, Estimate]]:
     """Searches the best penalty: in the smaller dimension, and as d -> inf, with its risk."""
@@ -175,63 +188,56 @@ def _searcher(problem: Offset) -> Callable[[Array, bool], dict[str, Estimate]]:
     return search
 
 
-def _claims(name: str, what: str, problem: Offset) -> list[Claim]:
-    """The penalty and the risk of one problem; for isotropic inputs the penalty is exact."""
-    search, (s, offset, n) = _searcher(problem), problem.at(SMALL)
-    about = f"γ={problem.load}, |β_t - start|={problem.distance:.4g}, σ={problem.sigma}"
-    limit = f"{about}, d={SMALL} and {TIMES * SMALL} extrapolated"
-    if len(problem.eigenvalues) == 1:
-        given = n, SMALL, problem.distance, problem.sigma
-        at, picked = f"{about}, d={SMALL}", "small"
-        predicted = partial(penalised.best_penalty, *given), partial(penalised.best_risk, *given)
-        laws = (
-            "σ²d/(n |β_t - start|²), at finite n and d",
-            "R, R² - (|β_t - start|² (1-γ) - σ²) R = σ² |β_t - start|²",
-        )
-    else:
-        at = limit = f"eigenvalues {', '.join(map(str, problem.eigenvalues))}, {limit}"
-        picked, laws = "penalty", ("the one of the equivalent's least risk", "that least risk")
+SOURCE = "Thms 3.6-3.8, beyond: at the best penalty"
+SETTING = pi / 4, 0.5, 0.5  # angle, noise and load
 
-        def equivalent(which: int) -> Array:
-            known = jnp.asarray(s), jnp.asarray(offset)
-            return penalised.best_risk_of(*known, n, problem.sigma)[which]
-
-        predicted = partial(equivalent, 0), partial(equivalent, 1)
-
-    def pick(which: str) -> Simulate:
-        return lambda key, quick: search(key, quick)[which]
-
-    said = partial(row, source="Thms 3.6-3.8, beyond: at the best penalty", draws=f"{PAPER}/{name}")
-    return [
-        said(
-            f"{name}-penalty/ours",
-            f"{what}: the penalty of least E R is {laws[0]}",
-            domain=at,
-            predict=predicted[0],
-            simulate=pick(picked),
-        ),
-        said(
-            f"{name}-risk/ours",
-            f"{what}: the least E R over all penalties → {laws[1]}",
-            domain=limit,
-            predict=predicted[1],
-            simulate=pick("risk"),
-        ),
-    ]
-
-
-_SPECTRUM = (1.0, 0.5, 0.25, 0.125)
-_SETTING = pi / 4, 0.5, 0.5  # angle, noise and load
-CLAIMS: tuple[Claim, ...] = (
-    *_claims(
+for _name, _what, _problem in (
+    (
         "penalised-ridge",
         "ridge regression from scratch",
-        Offset((1.0,), 0.0, *_SETTING, draws=(20_000, 4_000)),
+        Offset((1.0,), 0.0, *SETTING, draws=(20_000, 4_000)),
     ),
-    *_claims("penalised-L2-SP", "L2-SP", Offset((1.0,), 1.0, *_SETTING, draws=(20_000, 4_000))),
-    *_claims(
-        "penalised-covariance",
-        "L2-SP with any covariance",
-        Offset(_SPECTRUM, 1.0, *_SETTING, draws=(20_000, 14_000)),
-    ),
-)
+    ("penalised-L2-SP", "L2-SP", Offset((1.0,), 1.0, *SETTING, draws=(20_000, 4_000))),
+):
+    _search = _searcher(_problem)
+    claim = partial(
+        claims.claim, PAPER, draws=f"{PAPER}/{_name}", each=((_name, _what, _problem, _search),)
+    )
+
+    @claim("{name}-penalty/ours", SOURCE, "{problem}, d=16")
+    def _(name, what, problem, search):
+        """{what}: the penalty of least E R is σ²d/(n |β_t - start|²), at finite n and d"""
+        predicted = penalised.best_penalty(*problem.isotropic())
+        return predicted, lambda *how: search(*how)["small"]
+
+    @claim(
+        "{name}-risk/ours",
+        SOURCE,
+        "{problem}, d=16 and 48 extrapolated",
+    )
+    def _(name, what, problem, search):
+        """{what}: the least E R over all penalties → R, R² - (|β_t - start|² (1-γ) - σ²) R =
+        σ² |β_t - start|²
+        """
+        predicted = penalised.best_risk(*problem.isotropic())
+        return predicted, lambda *how: search(*how)["risk"]
+
+
+ANY = Offset((1.0, 0.5, 0.25, 0.125), 1.0, *SETTING, draws=(20_000, 14_000))
+_any = _searcher(ANY)
+claim = partial(claims.claim, PAPER, draws=f"{PAPER}/penalised-covariance")
+EIGENVALUES = f"eigenvalues {', '.join(map(str, ANY.eigenvalues))}, {ANY}, d=16 and 48 extrapolated"
+
+
+@claim("penalised-covariance-penalty/ours", SOURCE, EIGENVALUES)
+def _():
+    """L2-SP with any covariance: the penalty of least E R is the one of the equivalent's least
+    risk
+    """
+    return ANY.equivalent()[0], lambda *how: _any(*how)["penalty"]
+
+
+@claim("penalised-covariance-risk/ours", SOURCE, EIGENVALUES)
+def _():
+    """L2-SP with any covariance: the least E R over all penalties → that least risk"""
+    return ANY.equivalent()[1], lambda *how: _any(*how)["risk"]

@@ -17,7 +17,7 @@ from theory import claims
 from theory.claims import Estimate, Simulate, generator
 
 PAPER = "features-are-fate"
-row = partial(claims.row, PAPER)
+claim = partial(claims.claim, PAPER)
 # What a row of the ledger says where the estimator that is averaged is in closed form: it tests the
 # average. That networks end at this estimator is tested by other rows.
 AVERAGED = "estimator, averaged over data"

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import integrate, optimize, special
 
-from theory.adversary import Box, Domain, quadrature
+from theory.adversary import Box, Domain, Problem, quadrature
 
 
 def _inverse(dim: Any) -> Any:
@@ -31,13 +31,13 @@ def _inverse_again(dim: float) -> float:
     return sum(integrate.quad(part, a, b)[0] for a, b in pairwise(ends)) + 1 / ends[-1]
 
 
-def _scratch(inverse: Any, p: Any) -> Any:
+def _scratch(inverse: Any, p: Problem) -> Any:
     """(X X^T)^-1 has the diagonal 1 / chi^2_(d-n+1)."""
     n, d = p["samples"], p["samples"] + p["more"]
     return 1 - n / d + p["sigma"] ** 2 * n * inverse(p["more"] + 1)
 
 
-def _refitted(inverse: Any, p: Any) -> Any:
+def _refitted(inverse: Any, p: Problem) -> Any:
     """The error of the scale of beta_s is noise, and the rest of the target, over |z|."""
     outside = np.sin(p["theta"]) if inverse is _inverse_again else jnp.sin(p["theta"])
     return outside**2 + (p["sigma"] ** 2 + outside**2) * inverse(p["samples"])
@@ -56,7 +56,7 @@ SNR_PRINTED = Domain(
 )
 
 
-def _first_sample(inverse: Any, p: Any) -> Any:
+def _first_sample(inverse: Any, p: Problem) -> Any:
     """The risk with one sample, over 1 without."""
     return _scratch(inverse, {"samples": 1.0, "more": p["d"] - 1, "sigma": p["sigma"]})
 
@@ -71,7 +71,7 @@ DESCENT_PRINTED = Domain(
 _ANGLES = (np.arange(400) + 0.5) * np.pi / 400
 
 
-def _limit(p: Any) -> Any:
+def _limit(p: Problem) -> Any:
     """The limit of R_lt over the limit of R_sc, at eigenvalues 1 + load + 2 sqrt(load) cos(t)."""
     load = p["load"]
     eigenvalue = 1 + load + 2 * jnp.sqrt(load) * jnp.cos(_ANGLES)
@@ -79,7 +79,7 @@ def _limit(p: Any) -> Any:
     return jnp.sin(p["theta"]) ** 2 / (1 - load + p["sigma"] ** 2 * load * inverse)
 
 
-def _limit_again(p: Any) -> float:
+def _limit_again(p: Problem) -> float:
     """By the density of eigenvalues, and the best multiple of the source."""
     load, theta = float(p["load"]), float(p["theta"])
     low, high = (1 - load**0.5) ** 2, (1 + load**0.5) ** 2

@@ -1,6 +1,5 @@
 """SAIL, Theorem 3 and Section 4.4: which combination of models is nearest the target."""
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -17,14 +16,15 @@ from sail_jax.proximal import (
     pair_weight,
     tv_bias,
 )
-from theory.claims import Claim, beside, measured
+from theory.claims import measured
 from theory.initialisation import domains
 from theory.initialisation.discriminant import lda_parameters, lda_total_variation, symmetric
-from theory.initialisation.settings import MEANS, PAPER, TARGET
+from theory.initialisation.settings import MEANS, TARGET, claim
 
 SETS = 200  # of drawn models
 HEAVY = 1e4  # weight of the sum 1 beside least squares: its error is 1 / HEAVY^2
-NEARBY = (0.02, 0.05, 0.04)  # d_1*, d_2*, d_12
+TASKS = "LDA, covariance I, d=3, two models"
+THIRDS = "thirds of a normal feature, Gaussian kernel h=1"
 
 
 def _distances(points: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -39,10 +39,6 @@ def _variations() -> tuple[float, ...]:
     return tuple(float(lda_total_variation(a, b)) for a, b in pairs)
 
 
-def _separations() -> tuple[float, ...]:
-    return tuple(float(gaussian_separation(tv)) for tv in _variations())
-
-
 def _parameters() -> tuple[np.ndarray, np.ndarray]:
     """Returns the parameters of the two sources' discriminants, and of the target's."""
     thetas = np.asarray(_discriminants(np.stack([*MEANS, TARGET])))
@@ -50,7 +46,7 @@ def _parameters() -> tuple[np.ndarray, np.ndarray]:
 
 
 @jax.jit
-def _discriminants(means: np.ndarray) -> Array:
+def _discriminants(means: Array | np.ndarray) -> Array:
     return lda_parameters(symmetric(means))[0]
 
 
@@ -92,8 +88,8 @@ def _agreement(k: int) -> float:
     return float(np.mean(agreed))
 
 
-def _constrained(k: int, dim: int, formula: bool) -> float:
-    """The first weight in the mean over sets, by the formula or by least squares of weights >= 0
+def _constrained(k: int, dim: int) -> tuple[float, float]:
+    """The first weight in the mean over sets, by the formula and by least squares of weights >= 0
     and of sum 1: for pairs eq. (11), clipped; else eq. (12), of the sets where it is positive."""
     sides = []
     for points, target in zip(*_random_models(k, dim), strict=True):
@@ -104,162 +100,161 @@ def _constrained(k: int, dim: int, formula: bool) -> float:
         if k == 2 or weights.min() > 0:
             rows = np.vstack([points.T, np.full(k, HEAVY)])
             sides.append((weights[0], nnls(rows, np.append(target, HEAVY))[0][0]))
-    return float(np.mean(sides, 0)[0 if formula else 1])
+    formula, search = np.mean(sides, 0)
+    return float(formula), float(search)
 
 
-def _rank(k: int, dim: int) -> float:
-    """The rank of H, the quadratic form of weights."""
+@claim("T3a/reading", "Theorem 3, eq. (11) (p. 6)", TASKS)
+def _():
+    """γ₁ = (d₂*² + d₁₂² - d₁*²) / 2d₁₂² if γ₁, γ₂ ≥ 0, with distances of parameters
+
+    to which Lemma 2 takes the printed D_TV proportional
+    """
+    return _lda_weight(), measured(lambda: _nearest(*_parameters()))
+
+
+@claim(
+    "T3a-appendix/printed",
+    "Theorem 3, restated in Appendix E (p. 28)",
+    TASKS,
+)
+def _():
+    """γ₁ = (d₁*² + d₁₂² - d₂*²) / 2d₁₂² if γ₁, γ₂ ≥ 0
+
+    the proof below it ends with eq. (11)
+    """
+    return _lda_weight(swap=True), measured(lambda: _nearest(*_parameters()))
+
+
+@claim(
+    "T3a-appendix/corrected",
+    "Theorem 3, restated in Appendix E (p. 28)",
+    TASKS,
+)
+def _():
+    """γ₂ = (d₁*² + d₁₂² - d₂*²) / 2d₁₂²"""
+    return _lda_weight(swap=True), measured(lambda: 1 - _nearest(*_parameters()))
+
+
+@claim(
+    "T3a-clipped/ours",
+    "Theorem 3, eq. (11) (p. 6), beyond its proviso γ₁, γ₂ ≥ 0",
+    f"{SETS} pairs in 4 dimensions; mean of γ₁",
+)
+def _():
+    """under γ_i ≥ 0 the optimum for two models is (11), clipped to [0, 1]
+
+    tolerance: the sum is 1 to 1e-8
+    """
+    predicted, found = _constrained(2, 4)
+    return predicted, measured(lambda: found, 1e-6)
+
+
+@claim("T3a-TV/printed", "Theorem 3, eq. (11) (p. 6)", TASKS)
+def _printed_variation():
+    """γ₁ = (D_TV(D₂,D*)² + D_TV(D₁,D₂)² - D_TV(D₁,D*)²) / 2D_TV(D₁,D₂)²
+
+    total variation is not proportional to the distance of parameters
+    """
+    return pair_weight(*_variations()), measured(lambda: _nearest(*_parameters()), 1e-10)
+
+
+@_printed_variation.beside("corrected")
+def _():
+    """the same with 2Φ⁻¹((1 + D_TV)/2) for D_TV
+
+    tolerance: the inverse normal multiplies the rounding of D_TV
+    """
+    return pair_weight(*(float(gaussian_separation(tv)) for tv in _variations()))
+
+
+@claim(
+    "T3a-TV-bias/ours",
+    "Theorem 3, eq. (11) (p. 6), quantified",
+    "d₁*={first}, d₂*={second}, d₁₂={between}",
+)
+def _(first=0.02, second=0.05, between=0.04):
+    """bias of TV² for near tasks: (d₂*² - d₁*²)(d₁₂² - d₁*² - d₂*²) / 24d₁₂²
+
+    tolerance 1e-3 of it, the squared separation
+    """
+    a, b, c = first**2, second**2, between**2
+    predicted = (b - a) * (c - a - b) / (24 * c)
+    return predicted, measured(lambda: tv_bias(first, second, between), 1e-3 * abs(predicted))
+
+
+@claim(
+    "T3b/reading",
+    "Theorem 3, eqs. (12), (13) (p. 6)",
+    "4 models in 6 dimensions, γ₁",
+)
+def _():
+    """γ = H⁻¹e / eᵀH⁻¹e, H_ij = d_i*² + d_j*² - d_ij², with distances of parameters
+
+    the optimum with weights of sum 1 and either sign
+    """
+    return _weights(*_one(4, 6))[0], measured(lambda: _nearest(*_one(4, 6)))
+
+
+@claim(
+    "T3b-sign/reading",
+    "Theorem 3, eqs. (10), (12) (p. 6)",
+    f"{SETS} sets of 3 models in 5 dimensions; mean of γ₁ over those of positive weights",
+)
+def _():
+    """where all weights (12) are positive they are the optimum under γ_i ≥ 0
+
+    positivity holds or not: it cannot be imposed
+    """
+    predicted, found = _constrained(3, 5)
+    return predicted, measured(lambda: found, 1e-6)
+
+
+@claim(
+    "T3b-singular/ours",
+    "Theorem 3, eq. (12) (p. 6), which needs H to be invertible (Appendix E, p. 31)",
+    "{k} models in {dim} dimensions",
+)
+def _(k=4, dim=3):
+    """with more models than dimensions (12) is void: the rank of H is the dimension"""
     H = gram_from_distances(*_distances(*_one(k, dim)))
-    return float(np.linalg.matrix_rank(H, tol=1e-9))
+    return dim, measured(lambda: np.linalg.matrix_rank(H, tol=1e-9))
 
 
-def _barycentric(points: np.ndarray, target: np.ndarray) -> float:
-    """The first of the weights with sum_i w_i theta_i = theta*."""
-    rows = np.vstack([points.T, np.ones(len(points))])
-    return float(np.linalg.solve(rows, np.append(target, 1.0))[0])
+@claim(
+    "T3b-singular-weights/ours",
+    "Theorem 3, eq. (12) (p. 6), where H is singular",
+    "{k} models in {dim} dimensions, γ₁",
+)
+def _(k=4, dim=3):
+    """the optimum is unique up to dim + 1 models: θ*'s barycentric coordinates"""
+    points, target = _one(k, dim)
+    rows = np.vstack([points.T, np.ones(k)])
+    barycentric = np.linalg.solve(rows, np.append(target, 1.0))
+    return barycentric[0], measured(lambda: _nearest(points, target))
 
 
-def _small_bias() -> float:
-    a, b, c = (d**2 for d in NEARBY)
-    return (b - a) * (c - a - b) / (24 * c)
+@claim(
+    "T3-order/printed",
+    "Theorem 3, closing remark (p. 6)",
+    f"{SETS} sets of 4 models in 6 dimensions: share of those of positive weights",
+)
+def _():
+    """for all sets: the smaller D_TV(D_i, D*), or the distance, the larger γ_i
+
+    a model's place among the others counts too
+    """
+    return 1.0, measured(lambda: _agreement(4))
 
 
-def _theorem_3() -> list[Claim]:
-    theorem, tasks = "Theorem 3, eq. ({}) (p. 6)", "LDA, covariance I, d=3, two models"
-    eleven, twelve = theorem.format("11"), theorem.format("12")
-    swapped = "Theorem 3, restated in Appendix E (p. 28)"
-    nearest = measured(lambda: _nearest(*_parameters()))
-    order = f"{SETS} sets of {{}} models in 6 dimensions: share of those of positive weights"
-
-    return [
-        *beside(
-            f"{PAPER}/T3a",
-            eleven,
-            tasks,
-            nearest,
-            reading=(
-                "γ₁ = (d₂*² + d₁₂² - d₁*²) / 2d₁₂² if γ₁, γ₂ ≥ 0, with distances of parameters",
-                _lda_weight,
-                "to which Lemma 2 takes the printed D_TV proportional",
-            ),
-        ),
-        *beside(
-            f"{PAPER}/T3a-appendix",
-            swapped,
-            tasks,
-            nearest,
-            printed=(
-                "γ₁ = (d₁*² + d₁₂² - d₂*²) / 2d₁₂² if γ₁, γ₂ ≥ 0",
-                partial(_lda_weight, swap=True),
-                "the proof below it ends with eq. (11)",
-            ),
-        ),
-        *beside(
-            f"{PAPER}/T3a-appendix",
-            swapped,
-            tasks,
-            measured(lambda: 1 - _nearest(*_parameters())),
-            corrected=("γ₂ = (d₁*² + d₁₂² - d₂*²) / 2d₁₂²", partial(_lda_weight, swap=True)),
-        ),
-        *beside(
-            f"{PAPER}/T3a-clipped",
-            f"{eleven}, beyond its proviso γ₁, γ₂ ≥ 0",
-            f"{SETS} pairs in 4 dimensions; mean of γ₁",
-            measured(partial(_constrained, 2, 4, formula=False), 1e-6),
-            ours=(
-                "under γ_i ≥ 0 the optimum for two models is (11), clipped to [0, 1]",
-                partial(_constrained, 2, 4, formula=True),
-                "tolerance: the sum is 1 to 1e-8",
-            ),
-        ),
-        *beside(
-            f"{PAPER}/T3a-TV",
-            eleven,
-            tasks,
-            measured(lambda: _nearest(*_parameters()), 1e-10),
-            printed=(
-                "γ₁ = (D_TV(D₂,D*)² + D_TV(D₁,D₂)² - D_TV(D₁,D*)²) / 2D_TV(D₁,D₂)²",
-                lambda: float(pair_weight(*_variations())),
-                "total variation is not proportional to the distance of parameters",
-            ),
-            corrected=(
-                "the same with 2Φ⁻¹((1 + D_TV)/2) for D_TV",
-                lambda: float(pair_weight(*_separations())),
-                "tolerance: the inverse normal multiplies the rounding of D_TV",
-            ),
-        ),
-        *beside(
-            f"{PAPER}/T3a-TV-bias",
-            f"{eleven}, quantified",
-            "d₁*={}, d₂*={}, d₁₂={}".format(*NEARBY),
-            measured(lambda: tv_bias(*NEARBY), 1e-3 * abs(_small_bias())),
-            ours=(
-                "bias of TV² for near tasks: (d₂*² - d₁*²)(d₁₂² - d₁*² - d₂*²) / 24d₁₂²",
-                _small_bias,
-                "tolerance 1e-3 of it, the squared separation",
-            ),
-        ),
-        *beside(
-            f"{PAPER}/T3b",
-            "Theorem 3, eqs. (12), (13) (p. 6)",
-            "4 models in 6 dimensions, γ₁",
-            measured(lambda: _nearest(*_one(4, 6))),
-            reading=(
-                "γ = H⁻¹e / eᵀH⁻¹e, H_ij = d_i*² + d_j*² - d_ij², with distances of parameters",
-                lambda: _weights(*_one(4, 6))[0],
-                "the optimum with weights of sum 1 and either sign",
-            ),
-        ),
-        *beside(
-            f"{PAPER}/T3b-sign",
-            "Theorem 3, eqs. (10), (12) (p. 6)",
-            f"{SETS} sets of 3 models in 5 dimensions; mean of γ₁ over those of positive weights",
-            measured(partial(_constrained, 3, 5, formula=False), 1e-6),
-            reading=(
-                "where all weights (12) are positive they are the optimum under γ_i ≥ 0",
-                partial(_constrained, 3, 5, formula=True),
-                "positivity holds or not: it cannot be imposed",
-            ),
-        ),
-        *beside(
-            f"{PAPER}/T3b-singular",
-            f"{twelve}, which needs H to be invertible (Appendix E, p. 31)",
-            "4 models in 3 dimensions",
-            measured(partial(_rank, 4, 3)),
-            ours=(
-                "with more models than dimensions (12) is void: the rank of H is the dimension",
-                lambda: 3.0,
-            ),
-        ),
-        *beside(
-            f"{PAPER}/T3b-singular-weights",
-            f"{twelve}, where H is singular",
-            "4 models in 3 dimensions, γ₁",
-            measured(lambda: _nearest(*_one(4, 3))),
-            ours=(
-                "the optimum is unique up to dim + 1 models: θ*'s barycentric coordinates",
-                lambda: _barycentric(*_one(4, 3)),
-            ),
-        ),
-        *beside(
-            f"{PAPER}/T3-order",
-            "Theorem 3, closing remark (p. 6)",
-            order.format(4),
-            measured(partial(_agreement, 4)),
-            printed=(
-                "for all sets: the smaller D_TV(D_i, D*), or the distance, the larger γ_i",
-                lambda: 1.0,
-                "a model's place among the others counts too",
-            ),
-        ),
-        *beside(
-            f"{PAPER}/T3-order",
-            "Theorem 3, closing remark (p. 6)",
-            order.format(2),
-            measured(partial(_agreement, 2)),
-            corrected=("for all pairs: the smaller the distance, the larger γ_i", lambda: 1.0),
-        ),
-    ]
+@claim(
+    "T3-order/corrected",
+    "Theorem 3, closing remark (p. 6)",
+    f"{SETS} sets of 2 models in 6 dimensions: share of those of positive weights",
+)
+def _():
+    """for all pairs: the smaller the distance, the larger γ_i"""
+    return 1.0, measured(lambda: _agreement(2))
 
 
 def _terciles() -> np.ndarray:
@@ -279,49 +274,34 @@ def _embedded() -> tuple[float, ...]:
     return tuple(K[i, i] + K[j, j] - 2 * K[i, j] for i, j in ((0, 2), (1, 2), (0, 1)))
 
 
-def _best_mixture() -> float:
-    """The weight of D_2 in that mixture with D_1 whose MMD from D_t is the least, by search."""
+@claim("S4.4-MMD/reading", "Section 4.4 (p. 9)", THIRDS)
+def _():
+    """γ = (D₁ₜ² + D₁₂² - D₂ₜ²) / 2D₁₂² is D₂'s weight in the mixture nearest D_t
+
+    tolerance: a search for a flat minimum
+    """
     K = _inner()
 
     def apart(weight: float) -> float:
+        """The squared MMD of D_t from a mixture of D_1 and D_2."""
         signed = np.array([1 - weight, weight, -1.0])
         return float(signed @ K @ signed)
 
-    optimum: Any = minimize_scalar(apart, bracket=(0.0, 1.0), tol=1e-10)
-    return float(optimum.x)
+    found: Any = minimize_scalar(apart, bracket=(0.0, 1.0), tol=1e-10)
+    predicted = pair_weight(*_embedded(), squared=True, model=2)
+    return predicted, measured(lambda: found.x, 1e-6)
 
 
-def _section_4_4() -> list[Claim]:
-    place, thirds = "Section 4.4 (p. 9)", "thirds of a normal feature, Gaussian kernel h=1"
-    quotient = "(D₁ₜ² + D₁₂² - D₂ₜ²) / 2D₁₂²"
-    return [
-        *beside(
-            f"{PAPER}/S4.4-MMD",
-            place,
-            thirds,
-            measured(_best_mixture, 1e-6),
-            reading=(
-                f"γ = {quotient} is D₂'s weight in the mixture nearest D_t",
-                lambda: float(pair_weight(*_embedded(), squared=True, model=2)),
-                "tolerance: a search for a flat minimum",
-            ),
-        ),
-        *beside(
-            f"{PAPER}/S4.4-sign",
-            place,
-            thirds,
-            measured(lambda: pair_weight(*_embedded(), squared=True, model=2)),
-            relation=">=",
-            attack={"ours": domains.WEIGHT},
-            ours=(
-                (
-                    f"{quotient} ≥ ½ where D₁ is farther from D_t than D₂, as the split makes it:"
-                    " -.1244 is D₁'s weight, by eq. (11)"
-                ),
-                lambda: 0.5,
-            ),
-        ),
-    ]
-
-
-CLAIMS = (*_theorem_3(), *_section_4_4())
+@claim(
+    "S4.4-sign/ours",
+    "Section 4.4 (p. 9)",
+    THIRDS,
+    ">=",
+    attack=domains.WEIGHT,
+    overlooks="tightened",
+)
+def _():
+    """(D₁ₜ² + D₁₂² - D₂ₜ²) / 2D₁₂² ≥ ½ where D₁ is farther from D_t than D₂, as the split makes it:
+    -.1244 is D₁'s weight, by eq. (11)
+    """
+    return 0.5, measured(lambda: pair_weight(*_embedded(), squared=True, model=2))

@@ -1,6 +1,5 @@
 """SAIL, Appendix E (Lemma 2): what the total variation of two tasks says of their discriminants."""
 
-from functools import partial
 from math import log, sqrt
 
 import jax.numpy as jnp
@@ -8,7 +7,7 @@ import numpy as np
 from jaxtyping import Array
 
 from sail_jax.distances import total_variation_gaussian
-from theory.claims import Claim, Estimate, Simulate, beside, generator, measured
+from theory.claims import Estimate, Simulate, generator, measured
 from theory.initialisation.discriminant import (
     lda_constant,
     lda_distance,
@@ -16,13 +15,15 @@ from theory.initialisation.discriminant import (
     lda_total_variation,
     symmetric,
 )
-from theory.initialisation.settings import MEANS, PAPER, TARGET
+from theory.initialisation.settings import MEANS, TARGET, claim
 
 SPREAD = np.array([[1.5, 0.4, 0.0], [0.4, 0.8, -0.2], [0.0, -0.2, 0.5]])
-PRIOR, SCALE = 0.3, 1.5
 PAIR = np.stack([MEANS[0], -MEANS[0]])  # classes of a model, and of the target
 GOAL = np.stack([TARGET, -TARGET])
 ALONG = np.eye(3)[0]
+GAPS = MEANS - TARGET
+LDA = "LDA, classes ±m and ±m*, d=3"
+CORRELATED = f"{LDA}, correlated features"
 
 
 def _by_events(means: np.ndarray, others: np.ndarray) -> Simulate:
@@ -56,130 +57,125 @@ def _constants_ratio(*gaps: np.ndarray) -> float:
     return first / second
 
 
-def _log_odds() -> float:
-    """The log odds of the classes at the target's mean, from both densities' exponents."""
-    first, second = (TARGET - mean for mean in MEANS)
-    apart = second @ np.linalg.inv(SPREAD) @ second - first @ np.linalg.inv(SPREAD) @ first
-    return float(apart / 2 + log(PRIOR) - log(1 - PRIOR))
-
-
-def _affine() -> float:
-    theta, b = lda_parameters(MEANS, SPREAD, PRIOR)
-    return float(theta @ TARGET + b)
-
-
 def _variation(covariance: np.ndarray | float = 1.0) -> float:
     return float(lda_total_variation(PAIR, GOAL, covariance))
 
 
-def _lemma_2() -> list[Claim]:
-    lemma, proof = "Lemma 2 (p. 29)", "Lemma 2 (p. 29), proof"
-    tasks, gaps = "LDA, classes ±m and ±m*, d=3", MEANS - TARGET
-    one, correlated = f"{tasks}, covariance I", f"{tasks}, correlated features"
-    gap, constant = float(np.linalg.norm(gaps[0])), partial(lda_constant, gaps[0], SPREAD)
+@claim(
+    "E-lda/exact",
+    "Appendix E (p. 28)",
+    f"d=3, correlated features, P(1)={{prior}}, x = {TARGET.tolist()}",
+)
+def _(prior=0.3):
+    """log odds = θᵀx + b, θ = Σ⁻¹(μ₁ - μ₋₁), b = -½(μ₁ + μ₋₁)ᵀθ + ln(P(1)/P(-1))"""
+    theta, b = lda_parameters(MEANS, SPREAD, prior)
+    first, second = (TARGET - mean for mean in MEANS)
+    # From the exponents of both densities.
+    apart = second @ np.linalg.inv(SPREAD) @ second - first @ np.linalg.inv(SPREAD) @ first
+    odds = float(apart / 2 + log(prior) - log(1 - prior))
+    return theta @ TARGET + b, measured(lambda: odds)
+
+
+@claim(
+    "L2-TV/printed",
+    "Lemma 2 (p. 29), proof",
+    f"{LDA}, covariance I; μ = 2m",
+)
+def _printed_variation():
+    """D_TV(D_i, D*) = ½|μ_i - μ*|_{Σ⁻¹}
+
+    more than 1; half the Mahalanobis length is Pinsker's bound
+    """
+    return np.linalg.norm(GAPS[0]), _by_events(PAIR, GOAL)
+
+
+@_printed_variation.beside("corrected")
+def _():
+    """D_TV(D_i, D*) = 2Φ(Δ/2) - 1, Δ = |m_i - m*|_{Σ⁻¹}, averaged over classes"""
+    return _variation()
+
+
+@claim(
+    "L2-unit/ours",
+    "Lemma 2 (p. 29), proof",
+    "classes ±m, m* = m + e₁",
+)
+def _():
+    """D_TV of Gaussians one standard deviation apart is .38292, not .5"""
+    return total_variation_gaussian(ALONG), _by_events(PAIR, PAIR + np.stack([ALONG, -ALONG]))
+
+
+@claim("L2/printed", "Lemma 2 (p. 29)", f"{CORRELATED}; D_TV true")
+def _printed_lemma():
+    """|θ_i - θ*| = C D_TV(D_i, D*)"""
+    predicted = float(lda_constant(GAPS[0], SPREAD)) * _variation(SPREAD)
+    return predicted, measured(lambda: _theta_distance(SPREAD), 1e-10)
+
+
+@_printed_lemma.beside("corrected")
+def _():
+    """|θ_i - θ*| = C 2Φ⁻¹((1 + D_TV)/2), the printed C"""
+    return lda_distance(_variation(SPREAD), lda_constant(GAPS[0], SPREAD))
+
+
+@claim(
+    "L2-isotropic/ours",
+    "Lemma 2 (p. 29), corrected",
+    f"{LDA}, s=1.5",
+)
+def _():
+    """Σ = s²I: |θ_i - θ*| = (4/s) Φ⁻¹((1 + D_TV)/2)"""
+    predicted = lda_distance(_variation(1.5**2), 2 / 1.5)
+    return predicted, measured(lambda: _theta_distance(1.5**2), 1e-10)
+
+
+@claim(
+    "L2-constant/printed",
+    "Theorem 3's proof, step 3 (Appendix E, p. 30), by Lemma 2",
+    f"{CORRELATED}: C of one model over C of another",
+)
+def _printed_constant():
+    """one constant C serves all pairs of tasks
+
+    the lemma itself has a C for each difference of means
+    """
+    return 1.0, measured(lambda: _constants_ratio(*GAPS))
+
+
+@_printed_constant.beside("corrected")
+def _():
+    """C = 2√(gᵀΣ⁻²g / gᵀΣ⁻¹g) for means g apart"""
+    return lda_constant(GAPS[0], SPREAD) / lda_constant(GAPS[1], SPREAD)
+
+
+@claim(
+    "L2-constant-range/ours",
+    "Lemma 2 (p. 29), quantified",
+    f"{CORRELATED}: C along the ends of the spectrum",
+)
+def _():
+    """C is between 2/√λ_max and 2/√λ_min, attained: a ratio of up to √(λ_max/λ_min)
+
+    constant iff Σ = s²I
+    """
     ends = np.linalg.eigh(SPREAD)[1].T[[0, -1]]
-    return [
-        *beside(
-            f"{PAPER}/E-lda",
-            "Appendix E (p. 28)",
-            f"d=3, correlated features, P(1)={PRIOR}, x = {TARGET.tolist()}",
-            measured(_log_odds),
-            exact=(
-                "log odds = θᵀx + b, θ = Σ⁻¹(μ₁ - μ₋₁), b = -½(μ₁ + μ₋₁)ᵀθ + ln(P(1)/P(-1))",
-                _affine,
-            ),
-        ),
-        *beside(
-            f"{PAPER}/L2-TV",
-            proof,
-            f"{one}; μ = 2m",
-            _by_events(PAIR, GOAL),
-            printed=(
-                "D_TV(D_i, D*) = ½|μ_i - μ*|_{Σ⁻¹}",
-                lambda: gap,
-                "more than 1; half the Mahalanobis length is Pinsker's bound",
-            ),
-            corrected=(
-                "D_TV(D_i, D*) = 2Φ(Δ/2) - 1, Δ = |m_i - m*|_{Σ⁻¹}, averaged over classes",
-                _variation,
-            ),
-        ),
-        *beside(
-            f"{PAPER}/L2-unit",
-            proof,
-            "classes ±m, m* = m + e₁",
-            _by_events(PAIR, PAIR + np.stack([ALONG, -ALONG])),
-            ours=(
-                "D_TV of Gaussians one standard deviation apart is .38292, not .5",
-                lambda: float(total_variation_gaussian(ALONG)),
-            ),
-        ),
-        *beside(
-            f"{PAPER}/L2",
-            lemma,
-            f"{correlated}; D_TV true",
-            measured(partial(_theta_distance, SPREAD), 1e-10),
-            printed=(
-                "|θ_i - θ*| = C D_TV(D_i, D*)",
-                lambda: float(constant()) * _variation(SPREAD),
-            ),
-            corrected=(
-                "|θ_i - θ*| = C 2Φ⁻¹((1 + D_TV)/2), the printed C",
-                lambda: float(lda_distance(_variation(SPREAD), constant())),
-            ),
-        ),
-        *beside(
-            f"{PAPER}/L2-isotropic",
-            f"{lemma}, corrected",
-            f"{tasks}, s={SCALE}",
-            measured(partial(_theta_distance, SCALE**2), 1e-10),
-            ours=(
-                "Σ = s²I: |θ_i - θ*| = (4/s) Φ⁻¹((1 + D_TV)/2)",
-                lambda: float(lda_distance(_variation(SCALE**2), 2 / SCALE)),
-            ),
-        ),
-        *beside(
-            f"{PAPER}/L2-constant",
-            "Theorem 3's proof, step 3 (Appendix E, p. 30), by Lemma 2",
-            f"{correlated}: C of one model over C of another",
-            measured(partial(_constants_ratio, *gaps)),
-            printed=(
-                "one constant C serves all pairs of tasks",
-                lambda: 1.0,
-                "the lemma itself has a C for each difference of means",
-            ),
-            corrected=(
-                "C = 2√(gᵀΣ⁻²g / gᵀΣ⁻¹g) for means g apart",
-                lambda: float(constant() / lda_constant(gaps[1], SPREAD)),
-            ),
-        ),
-        *beside(
-            f"{PAPER}/L2-constant-range",
-            f"{lemma}, quantified",
-            f"{correlated}: C along the ends of the spectrum",
-            measured(partial(_constants_ratio, *ends)),
-            ours=(
-                "C is between 2/√λ_max and 2/√λ_min, attained: a ratio of up to √(λ_max/λ_min)",
-                lambda: sqrt(np.linalg.cond(SPREAD)),
-                "constant iff Σ = s²I",
-            ),
-        ),
-        *beside(
-            f"{PAPER}/L2-shift",
-            lemma,
-            "both classes moved by e₁",
-            _by_events(PAIR, PAIR + ALONG),
-            printed=(
-                "equal θ, equal laws: D_TV = |θ_i - θ*| / C = 0",
-                lambda: 0.0,
-                "θ sees the difference of class means alone",
-            ),
-            corrected=(
-                "D_TV(D_i, D*) is that of the classes, averaged",
-                lambda: float(lda_total_variation(PAIR, PAIR + ALONG)),
-            ),
-        ),
-    ]
+    return sqrt(np.linalg.cond(SPREAD)), measured(lambda: _constants_ratio(*ends))
 
 
-CLAIMS = tuple(_lemma_2())
+@claim(
+    "L2-shift/printed",
+    "Lemma 2 (p. 29)",
+    "both classes moved by e₁",
+)
+def _printed_shift():
+    """equal θ, equal laws: D_TV = |θ_i - θ*| / C = 0
+
+    θ sees the difference of class means alone
+    """
+    return 0.0, _by_events(PAIR, PAIR + ALONG)
+
+
+@_printed_shift.beside("corrected")
+def _():
+    """D_TV(D_i, D*) is that of the classes, averaged"""
+    return lda_total_variation(PAIR, PAIR + ALONG)

@@ -8,45 +8,45 @@ import jax.numpy as jnp
 import numpy as np
 
 from sail_jax.proximal import pair_weight
-from theory.adversary import Box, Domain
+from theory.adversary import Box, Domain, Problem
 
 STEPS = 4
 
 
-def _loss(p: Any, at: Any) -> Any:
+def _loss(p: Problem, at: Any) -> Any:
     """J - J* of the diagonal quadratic."""
     return (p["curvature"] * at**2).sum() / 2
 
 
-def _descended(p: Any, steps: int) -> Any:
+def _descended(p: Problem, steps: int) -> Any:
     h = p["curvature"]
     return (1 - p["pace"] / h.max() * h) ** steps * p["start"]
 
 
-def _eq_6(p: Any) -> Any:
+def _eq_6(p: Problem) -> Any:
     """The share by which a step must lower J beside that by which steps do: small steps attain the
     bound itself."""
     left = (_loss(p, _descended(p, STEPS)) / _loss(p, p["start"])) ** (1 / STEPS)
     return p["pace"] / p["curvature"].max() * p["curvature"].min() / (1 - left)
 
 
-def _descent(p: Any) -> Any:
+def _descent(p: Problem) -> Any:
     largest = p["curvature"].max()
     rate, slope = p["pace"] / largest, ((p["curvature"] * p["start"]) ** 2).sum()
     bound = _loss(p, p["start"]) - rate * (1 - largest * rate / 2) * slope
     return _loss(p, _descended(p, 1)) / bound
 
 
-def _slope(p: Any) -> Any:
+def _slope(p: Problem) -> Any:
     slope = ((p["curvature"] * p["start"]) ** 2).sum()
     return 2 * p["curvature"].min() * _loss(p, p["start"]) / slope
 
 
-def _eq_7(p: Any) -> Any:
+def _eq_7(p: Problem) -> Any:
     return _loss(p, p["start"]) / (p["curvature"].max() * (p["start"] ** 2).sum() / 2)
 
 
-def _again(ratio: Callable[[Any], Any], p: Any) -> float:
+def _again(ratio: Callable[[Any], Any], p: Problem) -> float:
     """Of the full matrix in turned coordinates, step by step."""
     turn = np.linalg.qr(np.vander([1.0, 2.0, 3.0]))[0]
     h, start = p["curvature"], turn @ p["start"]
@@ -82,7 +82,7 @@ def _quadratics(ratio: Callable[[Any], Any]) -> Domain:
 CONTRACTION, DESCENT, SLOPE, EXCESS = map(_quadratics, (_eq_6, _descent, _slope, _eq_7))
 
 
-def _embedded(p: Any) -> tuple[Any, Any, Any]:
+def _embedded(p: Problem) -> tuple[Any, Any, Any]:
     """Squared MMD, with a Gaussian kernel, of laws on 4 points: D_1t, D_2t, D_12."""
     kernel = jnp.exp(-((p["points"][:, None] - p["points"]) ** 2) / 2)
     first, second, target = (law / law.sum() for law in p["laws"])
@@ -91,12 +91,12 @@ def _embedded(p: Any) -> tuple[Any, Any, Any]:
     return one, two, between
 
 
-def _half_beside_weight(p: Any) -> Any:
+def _half_beside_weight(p: Problem) -> Any:
     one, two, between = _embedded(p)
     return 0.5 / ((one + between - two) / (2 * between))
 
 
-def _half_beside_weight_again(p: Any) -> float:
+def _half_beside_weight_again(p: Problem) -> float:
     """By sums over pairs of points, with the weight of `sail_jax`."""
     x, laws = p["points"], [np.asarray(law) / np.sum(law) for law in p["laws"]]
 
@@ -111,7 +111,7 @@ def _half_beside_weight_again(p: Any) -> float:
     return 0.5 / float(pair_weight(one, two, between, squared=True, model=2))
 
 
-def _second_nearer(p: Any) -> Any:
+def _second_nearer(p: Problem) -> Any:
     one, two, between = _embedded(p)
     return jnp.minimum(one - two, between - 1e-3)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import integrate, special
 
-from theory.adversary import Box, Domain, quadrature
+from theory.adversary import Box, Domain, Problem, quadrature
 
 NODES = 400  # of Gauss-Legendre quadrature
 
@@ -58,21 +58,21 @@ def _inverse_again(dim: float, length: float) -> float:
     return float(sum(integrate.quad(mean, *ends, epsabs=1e-13)[0] for ends in pieces))
 
 
-def _places(p: Any) -> tuple[Any, Any, float, float]:
+def _places(p: Problem) -> tuple[Any, Any, float, float]:
     """Two values of X / alpha with their chances, and the dimension and |theta*|^2."""
     dim, length = float(p["dim"]), float(p["length"])
     chances = np.array([p["chance"], 1 - p["chance"]])
     return p["shares"] * (dim + length), chances, dim, length
 
 
-def _markov(inverse: bool, p: Any) -> float:
+def _markov(inverse: bool, p: Problem) -> float:
     """P(X >= alpha Y) / (E X E[1/Y] / alpha), or / (E X / (alpha E Y))."""
     x, chances, dim, length = _places(p)
     nearer = chances @ [_below(y, dim, length) for y in x]
     return nearer / (chances @ x * (_inverse(dim, length) if inverse else 1 / (dim + length)))
 
 
-def _markov_again(inverse: bool, p: Any) -> float:
+def _markov_again(inverse: bool, p: Problem) -> float:
     x, chances, dim, length = _places(p)
     nearer = chances @ [_below_again(y, dim, length) for y in x]
     # The mean of a sum of squares.
@@ -106,7 +106,7 @@ def markov(low: float, high: float, inverse: bool = False) -> Domain:
     )
 
 
-def _union(of_models: bool, p: Any) -> float:
+def _union(of_models: bool, p: Problem) -> float:
     """P(rho > 1/2) / (n (2L/mu) E X E[1/Y]): the first direction is the steepest.
 
     The models stand on the first axis, and are merged to the mean of their places.
@@ -118,7 +118,7 @@ def _union(of_models: bool, p: Any) -> float:
     return chance / (bound * n if of_models else bound)
 
 
-def _union_again(p: Any) -> float:
+def _union_again(p: Problem) -> float:
     """By quadrature over the chi^2 of the other directions, with E[1 / Y] by quadrature."""
     n, dim, steep = int(p["models"]), float(p["dim"]), float(p["steep"])
     places = p["places"][:n] * np.sqrt(dim)
@@ -155,7 +155,7 @@ UNION = Domain(
 )
 
 
-def _losses(p: Any) -> tuple[float, float]:
+def _losses(p: Problem) -> tuple[float, float]:
     """J - J* of the pre-trained model, by the square root of mu / 2L the nearer, and the other."""
     h = p["curvature"]
     far, way = p["start"], p["way"]
@@ -164,18 +164,18 @@ def _losses(p: Any) -> tuple[float, float]:
     return (h * near**2).sum() / 2, (h * far**2).sum() / 2
 
 
-def _half(p: Any) -> Any:
+def _half(p: Problem) -> Any:
     near, far = _losses(p)
     return near / (far / 2)
 
 
-def _half_printed(p: Any) -> Any:
+def _half_printed(p: Problem) -> Any:
     """J(theta^P) - J* <= J(theta_rand) / 2 - J*: the least loss J* counts."""
     near, far = _losses(p)
     return near / ((p["best"] + far) / 2 - p["best"])
 
 
-def _half_again(printed: bool, p: Any) -> float:
+def _half_again(printed: bool, p: Problem) -> float:
     """In turned coordinates, with the losses themselves."""
     turn = np.linalg.qr(np.vander([1.0, 2.0, 3.0]))[0]
     H, best = turn @ np.diag(p["curvature"]) @ turn.T, float(p["best"])

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
-from theory.adversary import Box, Domain
+from theory.adversary import Box, Domain, Problem
 from theory.initialisation import transfer
 
 N = 8
@@ -55,7 +55,7 @@ def _half_walk() -> np.ndarray:
     )
 
 
-def _laws(p: Any) -> tuple[int, float, float, float, float]:
+def _laws(p: Problem) -> tuple[int, float, float, float, float]:
     """Atoms, the chance of the first of them at the source and at the target, and two losses."""
     low = float(p["low"])
     source = float(p["first"])
@@ -63,7 +63,7 @@ def _laws(p: Any) -> tuple[int, float, float, float, float]:
     return int(p["atoms"]), source, target, low, low + float(p["gap"]) * (1 - low)
 
 
-def _by_sample(p: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _by_sample(p: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of each sample the chance, sup (J - J^) and the Rademacher complexity."""
     atoms, source, target, low, high = _laws(p)
     first, others, orders = _samples()
@@ -79,7 +79,7 @@ def _by_sample(p: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return chance, worst, (high - low) * _half_walk()[others].sum(1) / N
 
 
-def _by_sample_again(p: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _by_sample_again(p: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Point by point, with all signs and all predictors on the atoms that were seen."""
     atoms, source, target, low, high = _laws(p)
     laws: dict[tuple[int, tuple[int, ...]], float] = {(0, ()): 1.0}
@@ -120,7 +120,7 @@ def _quantile(chance: np.ndarray, shares: np.ndarray, delta: float) -> float:
     return float(shares[largest][min(within.sum(), len(shares) - 1)])
 
 
-def _share(left_out: Term | None, p: Any) -> float:
+def _share(left_out: Term | None, p: Problem) -> float:
     """That of sup (J - J^) over its bound: at most 1 if the bound holds."""
     chance, worst, complexity = _by_sample(p)
     _, source, target, *_ = _laws(p)
@@ -132,7 +132,7 @@ def _share(left_out: Term | None, p: Any) -> float:
     return _quantile(chance, worst / np.maximum(bound, TINY), p["delta"])
 
 
-def _share_again(p: Any) -> float:
+def _share_again(p: Problem) -> float:
     """With the bounds of `transfer`."""
     chance, worst, complexity = _by_sample_again(p)
     _, source, target, *_ = _laws(p)
@@ -143,7 +143,7 @@ def _share_again(p: Any) -> float:
     return _quantile(chance, worst / np.asarray(bound), p["delta"])
 
 
-def _in_the_mean(again: bool, left_out: Term | None, p: Any) -> float:
+def _in_the_mean(again: bool, left_out: Term | None, p: Problem) -> float:
     chance, worst, complexity = (_by_sample_again if again else _by_sample)(p)
     _, source, target, *_ = _laws(p)
     bound = 0.0 if left_out == "variation" else abs(source - target)
@@ -197,13 +197,13 @@ def _law(parts: Any) -> Any:
     return parts / parts.sum()
 
 
-def _moved(p: Any) -> Any:
+def _moved(p: Problem) -> Any:
     """|J* - J_i| / (2 C D_TV)."""
     change = _law(p["target"]) - _law(p["source"])
     return abs((change * p["losses"]).sum()) * p["largest"] / (p["largest"] * abs(change).sum())
 
 
-def _moved_again(p: Any) -> float:
+def _moved_again(p: Problem) -> float:
     """D_TV as the largest difference of the chances of an event."""
     source, target = (np.asarray(p[name]) / np.sum(p[name]) for name in ("source", "target"))
     events = np.array([*product((0, 1), repeat=len(source))])
@@ -228,7 +228,7 @@ CHANGE = Domain(
 _SIGNS = np.array([*product((-1.0, 1.0), repeat=4)])
 
 
-def _contracted(constant: bool, p: Any) -> Any:
+def _contracted(constant: bool, p: Problem) -> Any:
     """The complexity of the losses L |phi - y| over that of the predictors, or L times that."""
     signs, steep = jnp.asarray(_SIGNS), p["steep"]
 
@@ -239,7 +239,7 @@ def _contracted(constant: bool, p: Any) -> Any:
     return complexity(losses) / (complexity(p["predictors"]) * (steep if constant else 1.0))
 
 
-def _contracted_again(constant: bool, p: Any) -> float:
+def _contracted_again(constant: bool, p: Problem) -> float:
     steep, found = float(p["steep"]), [0.0, 0.0]
     losses = steep * abs(np.asarray(p["predictors"]) - p["labels"])
     for signs in product((-1, 1), repeat=4):
@@ -270,14 +270,14 @@ def contraction(constant: bool) -> Domain:
     )
 
 
-def _right_side(p: Any) -> float:
+def _right_side(p: Problem) -> float:
     """Theorem 4's right side, repaired, over C = 1."""
     n, variation = int(p["points"]), 2 * special.ndtr(p["apart"] / 2) - 1
     complexity = transfer.threshold_complexity(n)
     return float(transfer.transfer_bound(0.0, variation, complexity, n, p["delta"]))
 
 
-def _right_side_again(p: Any) -> float:
+def _right_side_again(p: Problem) -> float:
     """With the walk's law, and the variation as an integral."""
     n = int(p["points"])
     heads = np.arange(n + 1)

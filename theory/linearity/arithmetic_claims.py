@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from theory.claims import Claim, Simulate, measured
+from theory.claims import measured
 from theory.linearity import bounds, networks
 from theory.linearity.networks import network
 from theory.linearity.tasks import (
@@ -15,12 +15,12 @@ from theory.linearity.tasks import (
     SHALLOW,
     TANH,
     K,
+    claim,
     gap,
     inputs,
     order,
     pick,
     pretrained,
-    row,
     second_derivative,
     tanh_network,
     task_vectors,
@@ -48,20 +48,11 @@ def _superpose(f: networks.Model, sizes: tuple[int, ...], step: float) -> tuple[
     return bounds.superposition(*task_vectors(f, sizes), step)
 
 
-def _total(edit: Callable[..., tuple[Any, Array]]) -> Simulate:
-    """Sum of the gap over data and outputs, two-layer linear."""
-    return measured(lambda: gap(network, *edit(network, SHALLOW, STEP), inputs()).sum())
-
-
-def _curved(coefficient: float, direction: Callable[[Any], Any]) -> Callable[[], float]:
+def _curved(coefficient: float, direction: Callable[[Any], Any]) -> float:
     """coefficient x step^2 D^2 f(theta_PT)[d, d], summed over data and outputs."""
-
-    def predict() -> float:
-        start, tasks = task_vectors(network, SHALLOW)
-        derivative = second_derivative(network, start, direction(tasks), inputs())
-        return float(coefficient * STEP**2 * derivative.sum())
-
-    return predict
+    start, tasks = task_vectors(network, SHALLOW)
+    derivative = second_derivative(network, start, direction(tasks), inputs())
+    return float(coefficient * STEP**2 * derivative.sum())
 
 
 def _interference() -> float:
@@ -73,54 +64,61 @@ def _interference() -> float:
     return float(STEP**2 / 2 * (square(together, inputs()) - alone).sum())
 
 
-def _arithmetic() -> list[Claim]:
-    exact, tanh = f"two-layer linear {SHALLOW}, λ={STEP}, experts' task vectors", f"tanh {TANH}"
-    rows = [
-        (
-            "eq2",
-            "f(θ+λ(τᵢ+τⱼ)) - ½f(θ+2λτᵢ) - ½f(θ+2λτⱼ) = -(λ²/2) D²f[τᵢ-τⱼ,τᵢ-τⱼ]",
-            _add,
-            _curved(-0.5, lambda t: jax.tree.map(lambda u: u[0] - u[1], t)),
-            3.0,
-        ),
-        (
-            "eq3",
-            "f(θ) - ½f(θ+λτ) - ½f(θ-λτ) = -(λ²/2) D²f[τ,τ]",
-            _negate,
-            _curved(-0.5, lambda t: pick(t, 0)),
-            4.0,
-        ),
-        (
-            "eq4",
-            "f(θ-λτ) - (2f(θ) - f(θ+λτ)) = +λ² D²f[τ,τ], minus twice that of eq. (3)",
-            _forget,
-            _curved(1.0, lambda t: pick(t, 0)),
-            4.0,
-        ),
-        (
-            "eq2-interference",
-            "f(θ+λΣτᵢ) - f(θ) - Σ(f(θ+λτᵢ) - f(θ)) = λ² Σ_{i<j} D²f[τᵢ,τⱼ]",
-            _superpose,
-            _interference,
-            3.0,
-        ),
-    ]
-    claims = []
-    for name, statement, edit, predict, power in rows:
-        source = f"eq. ({name[2]}), Sec. 4.3: the error of its ≈"
-        claims += [
-            row(f"{name}/ours", statement, source, exact, predict, _total(edit)),
-            row(
-                f"{name}-order/ours",
-                f"{statement} + order {power:.0f} in λ",
-                source,
-                f"{tanh}, experts' task vectors",
-                power,
-                order(partial(edit, tanh_network, TANH), partial(pretrained, tanh_network, TANH)),
-                note=ORDER,
-            ),
-        ]
-    return claims
+for _case in (
+    (
+        "eq2",
+        "f(θ+λ(τᵢ+τⱼ)) - ½f(θ+2λτᵢ) - ½f(θ+2λτⱼ) = -(λ²/2) D²f[τᵢ-τⱼ,τᵢ-τⱼ]",
+        _add,
+        lambda: _curved(-0.5, lambda t: jax.tree.map(lambda u: u[0] - u[1], t)),
+        3.0,
+    ),
+    (
+        "eq3",
+        "f(θ) - ½f(θ+λτ) - ½f(θ-λτ) = -(λ²/2) D²f[τ,τ]",
+        _negate,
+        lambda: _curved(-0.5, lambda t: pick(t, 0)),
+        4.0,
+    ),
+    (
+        "eq4",
+        "f(θ-λτ) - (2f(θ) - f(θ+λτ)) = +λ² D²f[τ,τ], minus twice that of eq. (3)",
+        _forget,
+        lambda: _curved(1.0, lambda t: pick(t, 0)),
+        4.0,
+    ),
+    (
+        "eq2-interference",
+        "f(θ+λΣτᵢ) - f(θ) - Σ(f(θ+λτᵢ) - f(θ)) = λ² Σ_{i<j} D²f[τᵢ,τⱼ]",
+        _superpose,
+        _interference,
+        3.0,
+    ),
+):
 
+    @claim(
+        "{name}/ours",
+        "eq. ({name[2]}), Sec. 4.3: the error of its ≈",
+        f"two-layer linear {SHALLOW}, λ={STEP}, experts' task vectors",
+        each=(_case,),
+    )
+    def _(name, statement, edit, derivative, power):
+        """{statement}"""
+        del name, statement, power
+        # The sum over data and outputs.
+        found = measured(lambda: gap(network, *edit(network, SHALLOW, STEP), inputs()).sum())
+        return derivative(), found
 
-CLAIMS = tuple(_arithmetic())
+    @claim(
+        "{name}-order/ours",
+        "eq. ({name[2]}), Sec. 4.3: the error of its ≈",
+        f"tanh {TANH}, experts' task vectors",
+        each=(_case,),
+    )
+    def _(name, statement, edit, derivative, power, note=ORDER):
+        """{statement} + order {power:.0f} in λ
+
+        {note}
+        """
+        del name, statement, derivative, note
+        start = partial(pretrained, tanh_network, TANH)
+        return power, order(partial(edit, tanh_network, TANH), start)

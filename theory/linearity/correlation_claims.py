@@ -1,6 +1,5 @@
 """Cross-task linearity (arXiv 2402.03660), Appendix B.2: predictors of the gap, in random nets."""
 
-from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -9,15 +8,16 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from theory.claims import ROUNDING, Claim, Estimate, Simulate, once
+from theory.claims import ROUNDING, Estimate, once
 from theory.linearity import bounds, correlation, identities, networks
 from theory.linearity.networks import network
-from theory.linearity.tasks import HALVES, PAPER, row
+from theory.linearity.tasks import HALVES, PAPER, claim
 
 H, I = 3, 2
 # L uniform on [1/2, 3/2], S uniform on [0, 2]: squared coefficients of variation 1/12 and 1/3.
 CURVATURE, DISTANCE = 1 / 12, 1 / 3
 BATCHES = f"{PAPER}/B.2"  # the draws of all claims
+SETTING = f"f = w·Wx, h={H}, i={I}, |x| ~ U(½,3/2), |Δ|² ~ U(0,2), Δ isotropic"
 
 
 @partial(jax.jit, static_argnames="batches")
@@ -47,60 +47,44 @@ def _regressions(key: Array, batches: int) -> Array:
     return correlation.regression(quantities[:4], quantities[4]).T
 
 
-def _predicted() -> correlation.RSquared:
-    return correlation.r_squared(CURVATURE, DISTANCE, correlation.direction_cv2(H, I))
-
-
 @once
 def _fits(key: Array, quick: bool) -> np.ndarray:
     """Fits the four regressions on every batch, and returns their R^2 `[4 batches]`."""
     return np.asarray(_regressions(key, 20 if quick else 150)).T
 
 
-def _found(combine: Callable[[np.ndarray], np.ndarray]) -> Simulate:
-    return lambda key, quick: Estimate.mean(combine(_fits(key, quick)))
-
-
-def _exact_fit(key: Array, quick: bool) -> Estimate:
-    return Estimate(float(_fits(key, quick)[3].min()), tolerance=ROUNDING)
-
-
-def _correlation() -> list[Claim]:
-    domain = f"f = w·Wx, h={H}, i={I}, |x| ~ U(½,3/2), |Δ|² ~ U(0,2), Δ isotropic"
-    source = "App. B.2, for independent factors"
-    bias = "batches of 1000: bias O(1e-3); seen: .015, as R² is of order 1"
-    rows = (
+@claim(
+    "B.2-{name}/ours",
+    "App. B.2, for independent factors",
+    SETTING,
+    effect=0.015,
+    draws=BATCHES,
+    each=(
         ("joint", "R² of δ on ½α(1-α)λ_max|Δ|²", lambda r: r[0]),
         ("distance", "R² of δ on |Δ|²", lambda r: r[1]),
         ("curvature", "R² of δ on λ_max", lambda r: r[2]),
         ("order", "R²_joint - R²_|Δ|² - R²_λ > 0: joint beats both", lambda r: r[0] - r[1] - r[2]),
-    )
-    return [
-        *(
-            row(
-                f"B.2-{name}/ours",
-                f"{statement}, from three coefficients of variation",
-                source,
-                domain,
-                lambda of=of: of(_predicted()),
-                _found(of),
-                note=bias,
-                effect=0.015,
-                draws=BATCHES,
-            )
-            for name, statement, of in rows
-        ),
-        row(
-            "B.2-gap/ours",
-            "R² = 1 on α(1-α)|ΔW₂ΔW₁x|, an identity",
-            source,
-            domain,
-            1.0,
-            _exact_fit,
-            note="not on the bound: it knows nothing of directions",
-            draws=BATCHES,
-        ),
-    ]
+    ),
+)
+def _(name, statement, of):
+    """{statement}, from three coefficients of variation
+
+    batches of 1000: bias O(1e-3); seen: .015, as R² is of order 1
+    """
+    del name, statement
+    predicted = correlation.r_squared(CURVATURE, DISTANCE, correlation.direction_cv2(H, I))
+    return of(predicted), lambda key, quick: Estimate.mean(of(_fits(key, quick)))
 
 
-CLAIMS = tuple(_correlation())
+@claim(
+    "B.2-gap/ours",
+    "App. B.2, for independent factors",
+    SETTING,
+    draws=BATCHES,
+)
+def _():
+    """R² = 1 on α(1-α)|ΔW₂ΔW₁x|, an identity
+
+    not on the bound: it knows nothing of directions
+    """
+    return 1.0, lambda key, quick: Estimate(_fits(key, quick)[3].min(), tolerance=ROUNDING)

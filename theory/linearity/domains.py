@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from theory.adversary import Box, Domain, Ratio
+from theory.adversary import Box, Domain, Problem, Ratio
 from theory.linearity import bounds, networks, trees
 
 POWERS = ((2, 0), (1, 1), (0, 2), (3, 0), (2, 1), (1, 2), (0, 3))
@@ -33,27 +33,27 @@ def _hessian(theta: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
     return found
 
 
-def _weights(p: Any) -> Any:
+def _weights(p: Problem) -> Any:
     return jnp.stack([p["share"], 1 - p["share"]])
 
 
-def _gap(p: Any) -> Any:
+def _gap(p: Problem) -> Any:
     return jnp.abs(networks.gap(_polynomial, p["models"], _weights(p), p["coefficients"]))
 
 
-def _supremum(p: Any) -> Any:
+def _supremum(p: Problem) -> Any:
     bound = bounds.supremum_bound(_polynomial, p["models"], _weights(p), p["coefficients"], nodes=4)
     return _gap(p) / bound
 
 
-def _gap_again(p: Any) -> tuple[float, np.ndarray, np.ndarray]:
+def _gap_again(p: Problem) -> tuple[float, np.ndarray, np.ndarray]:
     a, models = np.array([p["share"], 1 - p["share"]]), np.asarray(p["models"])
     middle = a @ models
     values = [_polynomial(theta, p["coefficients"]) for theta in (middle, *models)]
     return abs(values[0] - a @ values[1:]), a, middle
 
 
-def _supremum_again(p: Any) -> float:
+def _supremum_again(p: Problem) -> float:
     """The supremum over 1,001 places of each segment."""
     gap, a, middle = _gap_again(p)
     bound = 0.0
@@ -72,7 +72,7 @@ BOXES = {
 _APART = "models apart by .1 or more"
 
 
-def _apart(p: Any) -> Any:
+def _apart(p: Problem) -> Any:
     return jnp.sum((p["models"][0] - p["models"][1]) ** 2) - 0.01
 
 
@@ -106,7 +106,7 @@ def _third(coefficients: Any) -> Any:
     return jnp.sqrt(36 * xxx**2 + 12 * xxy**2 + 12 * xyy**2 + 36 * yyy**2)
 
 
-def _taylor(p: Any, main: bool = True, rest: bool = True) -> Any:
+def _taylor(p: Problem, main: bool = True, rest: bool = True) -> Any:
     a, origin = _weights(p), p["origin"]
     norm = bounds.curvature(_polynomial, origin, p["coefficients"])
     first = bounds.main_term(norm, p["models"], a) if main else 0.0
@@ -114,7 +114,7 @@ def _taylor(p: Any, main: bool = True, rest: bool = True) -> Any:
     return _gap(p) / (first + last)
 
 
-def _taylor_again(p: Any) -> float:
+def _taylor_again(p: Problem) -> float:
     """The bound as it is stated, in NumPy."""
     gap, a, middle = _gap_again(p)
     models, origin = np.asarray(p["models"]), np.asarray(p["origin"])
@@ -142,7 +142,7 @@ def _cross_entropy(logits: Any) -> Any:
     return jnp.logaddexp(0.0, logits[1] - logits[0])
 
 
-def _loss(p: Any, members: bool = True, lipschitz: bool = True) -> Any:
+def _loss(p: Problem, members: bool = True, lipschitz: bool = True) -> Any:
     a = _weights(p)
     merged = _cross_entropy(a @ p["logits"] + p["gap"])
     losses = jax.vmap(_cross_entropy)(p["logits"])
@@ -151,7 +151,7 @@ def _loss(p: Any, members: bool = True, lipschitz: bool = True) -> Any:
     return merged / bounds.loss_bound(losses if members else 0 * losses, a, size, steep)
 
 
-def _loss_again(p: Any) -> float:
+def _loss_again(p: Problem) -> float:
     """By probabilities, in long double."""
     logits = np.asarray(p["logits"], np.longdouble)
     a = np.array([p["share"], 1 - p["share"]], np.longdouble)
@@ -180,7 +180,7 @@ LOSS = Domain(
 )
 
 
-def _growth(p: Any) -> Any:
+def _growth(p: Problem) -> Any:
     """The gap of all beside growth x the largest gap of a pair, models merged one by one."""
     a, models, pairs = p["parts"] / jnp.sum(p["parts"]), p["models"], []
     middle, total, growth = models[0], a[0], 0.0
@@ -194,7 +194,7 @@ def _growth(p: Any) -> Any:
     return whole / (growth * jnp.max(jnp.stack(pairs)))
 
 
-def _growth_again(p: Any) -> float:
+def _growth_again(p: Problem) -> float:
     """By sums over the models merged so far, with the growth of `trees`."""
     a, models = np.asarray(p["parts"]) / np.sum(p["parts"]), np.asarray(p["models"])
     means = [a[:k] @ models[:k] / a[:k].sum() for k in range(1, 4)]
@@ -220,7 +220,7 @@ GROWTH = Domain(
 )
 
 
-def _readouts(p: Any) -> tuple[Any, Any]:
+def _readouts(p: Problem) -> tuple[Any, Any]:
     """Two linear models of one loss, and that loss."""
     x, y = p["inputs"], p["labels"]
     (a, b), (_, d) = gram = x.T @ x
@@ -231,19 +231,19 @@ def _readouts(p: Any) -> tuple[Any, Any]:
     return least + steps[:, None] * p["away"], floor + p["rise"]
 
 
-def _equal_losses(p: Any) -> Any:
+def _equal_losses(p: Problem) -> Any:
     both, level = _readouts(p)
     return jnp.mean((p["inputs"] @ (_weights(p) @ both) - p["labels"]) ** 2) / level
 
 
-def _readouts_apart(p: Any) -> Any:
+def _readouts_apart(p: Problem) -> Any:
     """So are the models, and the inputs from a line."""
     (first, second), _ = _readouts(p)
     spread = jnp.linalg.det(p["inputs"].T @ p["inputs"])
     return jnp.minimum(spread, jnp.sum((first - second) ** 2)) - 0.01
 
 
-def _equal_losses_again(p: Any) -> float:
+def _equal_losses_again(p: Problem) -> float:
     """By least squares of NumPy; the level is the larger of the two models' own losses."""
     x, y = np.asarray(p["inputs"]), np.asarray(p["labels"])
     least = np.linalg.lstsq(x, y)[0]
@@ -270,31 +270,31 @@ EQUAL_LOSSES = Domain(
 )
 
 
-def _symmetric(p: Any) -> Any:
+def _symmetric(p: Problem) -> Any:
     (a, b), c = p["diagonal"], p["between"]
     return jnp.stack([jnp.stack([a, c]), jnp.stack([c, b])])
 
 
-def _extremes(p: Any) -> tuple[Any, Any]:
+def _extremes(p: Problem) -> tuple[Any, Any]:
     """The least and the largest absolute value of the two eigenvalues."""
     (a, b), c = p["diagonal"], p["between"]
     half, root = jnp.abs(a + b) / 2, jnp.sqrt((a - b) ** 2 / 4 + c**2 + 1e-30)
     return jnp.abs(half - root), half + root
 
 
-def _form(p: Any) -> Any:
+def _form(p: Problem) -> Any:
     return p["offset"] @ _symmetric(p) @ p["offset"]
 
 
-def _least_form(p: Any) -> Any:
+def _least_form(p: Problem) -> Any:
     return _extremes(p)[0] * jnp.sum(p["offset"] ** 2) / _form(p)
 
 
-def _largest_form(p: Any) -> Any:
+def _largest_form(p: Problem) -> Any:
     return -_form(p) / (_extremes(p)[1] * jnp.sum(p["offset"] ** 2))
 
 
-def _forms_again(printed: bool, p: Any) -> float:
+def _forms_again(printed: bool, p: Problem) -> float:
     (a, b), c, v = p["diagonal"], p["between"], np.asarray(p["offset"])
     form = a * v[0] ** 2 + 2 * c * v[0] * v[1] + b * v[1] ** 2
     sizes = np.linalg.svd(np.array([[a, c], [c, b]]), compute_uv=False) * (v @ v)

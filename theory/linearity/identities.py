@@ -18,8 +18,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from sail_jax.checks import concrete
-from theory.problems import defined
+from theory.problems import check_sum, defined
 
 Weights = Sequence[float] | ArrayLike  # [k]
 
@@ -46,11 +45,7 @@ def check_weights(thetas: Any, weights: Weights) -> Float[Array, " k"]:
             f"thetas must be stacked along a leading axis of one model per weight: "
             f"weights have shape {a.shape}, thetas {lengths}"
         )
-    total = concrete(a.sum())
-    # Each weight may carry a rounding error of its own, and the sum adds more.
-    slack = 4 * a.size * float(jnp.finfo(a.dtype).eps)
-    if total is not None and not abs(total - 1) <= slack * (1 + np.abs(a).sum()):
-        raise ValueError(f"weights must sum to 1; got {total:g}")
+    check_sum(a)
     return a
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from theory.claims import Claim, measured
+from theory.claims import measured
 from theory.linearity import bounds, domains, identities, networks, trees
 from theory.linearity.networks import network
 from theory.linearity.tasks import (
@@ -23,6 +23,7 @@ from theory.linearity.tasks import (
     SHALLOW,
     TANH,
     WEIGHTS,
+    claim,
     fine_tuned,
     gap,
     inputs,
@@ -31,7 +32,6 @@ from theory.linearity.tasks import (
     order,
     outputs,
     product_gap,
-    row,
     shrunk,
     size,
     tanh_experts,
@@ -41,6 +41,11 @@ from theory.linearity.tasks import (
 
 # --- Lemma 1 --------------------------------------------------------------------------------------
 
+LEMMA_1, LEMMA_2 = (
+    "Lemma 1, Sec. 3, and its proof, App. A.1",
+    "Lemma 2, Sec. 4.2, and its proof, App. A.2",
+)
+LINEAR, TRAINED = "linear model, squared loss, two readouts", f"tanh {TANH}, {EXPERTS}"
 LEVEL = 2.0  # the loss of every readout
 
 
@@ -66,29 +71,6 @@ def _merged_readout_loss(alphas: np.ndarray) -> np.ndarray:
 squared_loss = jax.jit(identities.squared_loss)
 
 
-def _ensemble_loss() -> Array:
-    """The loss of the first pair of readouts, merged, from the identity for ensembles."""
-    x, y, pairs = _readouts()
-    return squared_loss(pairs[0] @ x.T, y.T, HALVES) / len(x)
-
-
-def _proportional_loss() -> float:
-    """f = w_2 w_1 at y = 1: the middle of (1, 1) and (2, 1/2), both of loss 0."""
-    first, second = np.mean([(1.0, 1.0), (2.0, 0.5)], 0)
-    return (first * second - 1) ** 2
-
-
-def _squared_loss() -> Array:
-    """The loss of the merged experts, from their outputs and their gap by the identity."""
-    thetas, x = tanh_experts(), inputs()
-    rest = gap(tanh_network, thetas, WEIGHTS, x)
-    return squared_loss(outputs(thetas, x), labels()[1], WEIGHTS, rest) / len(x)
-
-
-def _merged_tanh_loss() -> Array:
-    return tanh_loss(mean(tanh_experts(), WEIGHTS))
-
-
 @jax.jit
 def _cross_entropy(logits: Array) -> Array:
     """Against the pre-training teacher's classes."""
@@ -103,66 +85,72 @@ def _lipschitz_bound(members: bool = True, lipschitz: bool = True) -> float:
     return float(bounds.loss_bound(kept, WEIGHTS, rest, sqrt(2) if lipschitz else 0.0))
 
 
-def _merged_cross_entropy() -> Array:
+@claim(
+    "L1/exact",
+    LEMMA_1,
+    f"{LINEAR} of loss {LEVEL:g}; the largest of 100 pairs, α = .05, .1, ..., .95",
+    "<=",
+    attack=domains.EQUAL_LOSSES,
+)
+def _():
+    """f(θ_α) = αf(θ_i) + (1-α)f(θ_j), convex loss, L(θ_i) = L(θ_j): L(θ_α) ≤ L(θ_i)"""
+    return LEVEL, measured(lambda: _merged_readout_loss(np.linspace(0.05, 0.95, 19)).max())
+
+
+@claim(
+    "L1-proportional/ours",
+    f"Definition 2 and {LEMMA_1}",
+    "f = w₂w₁, models (1,1) and (2,½), α=½, y=1",
+)
+def _():
+    """LLFC up to a factor (Definition 2) is not enough for Lemma 1: L(θ_i) = 0 < L(θ_α)
+
+    with one output all features are proportional, here by 9/8
+    """
+    first, second = np.mean([(1.0, 1.0), (2.0, 0.5)], 0)  # both of loss 0
+    return (9 / 8 - 1) ** 2, measured(lambda: (first * second - 1) ** 2)
+
+
+@claim(
+    "L1-LMC/ours",
+    f"Definition 1 and {LEMMA_1}",
+    f"{LINEAR}, α=½",
+)
+def _():
+    """L(θ_α) = Σ aᵢLᵢ - Σ aᵢ|fᵢ - f̄|²: ≤ of Lemma 1, not ≈ of Definition 1"""
+    x, y, pairs = _readouts()
+    predicted = squared_loss(pairs[0] @ x.T, y.T, HALVES) / len(x)
+    return predicted, measured(lambda: _merged_readout_loss(np.array([0.5]))[0, 0])
+
+
+@claim("L1-squared/ours", LEMMA_1, f"{TRAINED}, gap measured")
+def _():
+    """L(θ̄) = Σ aᵢLᵢ - Σ aᵢ|fᵢ - f̄|² + 2 gap·(f̄ - y) + |gap|²
+
+    without exact CTL, without equal losses
+    """
+    thetas, x = tanh_experts(), inputs()
+    rest = gap(tanh_network, thetas, WEIGHTS, x)
+    predicted = squared_loss(outputs(thetas, x), labels()[1], WEIGHTS, rest) / len(x)
+    return predicted, measured(lambda: tanh_loss(mean(thetas, WEIGHTS)))
+
+
+@claim(
+    "L1-approximate/ours",
+    LEMMA_1,
+    f"{TRAINED}, two classes",
+    "<=",
+    without={
+        "Σ aᵢLᵢ": partial(_lipschitz_bound, members=False),
+        "√2 mean|gap|": partial(_lipschitz_bound, lipschitz=False),
+    },
+    attack=domains.LOSS,
+    overlooks="tightened; without Σ aᵢLᵢ; without √2 mean|gap|",
+)
+def _():
+    """L(θ̄) ≤ Σ aᵢLᵢ + √2 mean|gap| for cross-entropy"""
     merged = mean(tanh_experts(), WEIGHTS)
-    return _cross_entropy(tanh_network(merged, inputs()))
-
-
-def _lemma_1() -> list[Claim]:
-    source = "Lemma 1, Sec. 3, and its proof, App. A.1"
-    linear, experts = "linear model, squared loss, two readouts", f"tanh {TANH}, {EXPERTS}"
-    return [
-        row(
-            "L1/exact",
-            "f(θ_α) = αf(θ_i) + (1-α)f(θ_j), convex loss, L(θ_i) = L(θ_j): L(θ_α) ≤ L(θ_i)",
-            source,
-            f"{linear} of loss {LEVEL:g}; the largest of 100 pairs, α = .05, .1, ..., .95",
-            LEVEL,
-            measured(lambda: _merged_readout_loss(np.linspace(0.05, 0.95, 19)).max()),
-            relation="<=",
-            attack=domains.EQUAL_LOSSES,
-        ),
-        row(
-            "L1-proportional/ours",
-            "LLFC up to a factor (Definition 2) is not enough for Lemma 1: L(θ_i) = 0 < L(θ_α)",
-            f"Definition 2 and {source}",
-            "f = w₂w₁, models (1,1) and (2,½), α=½, y=1",
-            (9 / 8 - 1) ** 2,
-            measured(_proportional_loss),
-            note="with one output all features are proportional, here by 9/8",
-        ),
-        row(
-            "L1-LMC/ours",
-            "L(θ_α) = Σ aᵢLᵢ - Σ aᵢ|fᵢ - f̄|²: ≤ of Lemma 1, not ≈ of Definition 1",
-            f"Definition 1 and {source}",
-            f"{linear}, α=½",
-            _ensemble_loss,
-            measured(lambda: _merged_readout_loss(np.array([0.5]))[0, 0]),
-        ),
-        row(
-            "L1-squared/ours",
-            "L(θ̄) = Σ aᵢLᵢ - Σ aᵢ|fᵢ - f̄|² + 2 gap·(f̄ - y) + |gap|²",
-            source,
-            f"{experts}, gap measured",
-            _squared_loss,
-            measured(_merged_tanh_loss),
-            note="without exact CTL, without equal losses",
-        ),
-        row(
-            "L1-approximate/ours",
-            "L(θ̄) ≤ Σ aᵢLᵢ + √2 mean|gap| for cross-entropy",
-            source,
-            f"{experts}, two classes",
-            _lipschitz_bound,
-            measured(_merged_cross_entropy),
-            relation="<=",
-            without={
-                "Σ aᵢLᵢ": partial(_lipschitz_bound, members=False),
-                "√2 mean|gap|": partial(_lipschitz_bound, lipschitz=False),
-            },
-            attack=domains.LOSS,
-        ),
-    ]
+    return _lipschitz_bound(), measured(lambda: _cross_entropy(tanh_network(merged, inputs())))
 
 
 # --- equation 1 and Lemma 2 -----------------------------------------------------------------------
@@ -187,91 +175,81 @@ def _gap_size(
     return float(np.linalg.norm(merged - np.tensordot(a, alone, 1)))
 
 
-def _product(sizes: tuple[int, ...]) -> float:
-    terms = product_gap(fine_tuned(network, sizes), WEIGHTS)
-    return size(inputs() @ terms.sum(0).T)
-
-
 def _at_simplex(f: Callable[[np.ndarray], float], k: int) -> float:
     """The gap at the centroid of the k unit vectors."""
     return f(np.full(k, 1 / k)) - float(np.mean([f(vertex) for vertex in np.eye(k)]))
 
 
-def _half_square(theta: np.ndarray) -> float:
-    return float(theta @ theta) / 2
+@claim(
+    "eq1-linear-L{depth}/ours",
+    "eq. (1), Sec. 4.2",
+    "linear {sizes}, {experts}; |gap| on data",
+    each=(
+        (2, SHALLOW, "gap of W₂W₁ = -½ Σ aᵢaⱼ ΔW₂ΔW₁"),
+        (3, DEEP, "gap of W_L…W₁ = - Σ over ≥ 2 deviations in the product"),
+    ),
+)
+def _(depth, sizes, statement, experts=EXPERTS):
+    """{statement}"""
+    del depth, statement, experts
+    terms = product_gap(fine_tuned(network, sizes), WEIGHTS)
+    predicted = size(inputs() @ terms.sum(0).T)
+    return predicted, measured(lambda: _gap_size(fine_tuned(network, sizes)))
 
 
-def _telescope() -> trees.Telescope:
-    return trees.telescope(tanh_network, tanh_experts(), WEIGHTS, inputs())
+@claim("eq1-order/ours", "eq. (1), Sec. 4.2", TRAINED)
+def _(power=3.0, note=ORDER):
+    """gap = -½ Σ aᵢ D²f(θ̄)[dᵢ,dᵢ] + third order
+
+    {note}
+    """
+    del note
+    return power, order(shrunk(WEIGHTS))
 
 
-def _lemma_2() -> list[Claim]:
-    source, first = "Lemma 2, Sec. 4.2, and its proof, App. A.2", "eq. (1), Sec. 4.2"
-    tanh = f"tanh {TANH}, {EXPERTS}"
-    tree = f"{tanh}; Huffman's tree"
-    merged_gap = measured(lambda: _gap_size(tanh_experts(), np.tanh))
-    vertices = 5
-    return [
-        *(
-            row(
-                f"eq1-linear-L{len(sizes) - 1}/ours",
-                statement,
-                first,
-                f"linear {sizes}, {EXPERTS}; |gap| on data",
-                partial(_product, sizes),
-                measured(lambda sizes=sizes: _gap_size(fine_tuned(network, sizes))),
-            )
-            for sizes, statement in (
-                (SHALLOW, "gap of W₂W₁ = -½ Σ aᵢaⱼ ΔW₂ΔW₁"),
-                (DEEP, "gap of W_L…W₁ = - Σ over ≥ 2 deviations in the product"),
-            )
-        ),
-        row(
-            "eq1-order/ours",
-            "gap = -½ Σ aᵢ D²f(θ̄)[dᵢ,dᵢ] + third order",
-            first,
-            tanh,
-            3.0,
-            order(shrunk(WEIGHTS)),
-            note=ORDER,
-        ),
-        row(
-            "L2/printed",
-            "f(αθ_i+(1-α)θ_j) = αf(θ_i)+(1-α)f(θ_j) for pairs in Θ ⇒ f(Σαᵢθᵢ) = Σαᵢf(θᵢ) for k",
-            source,
-            "f = w₃w₂w₁, Θ = {e₁, e₂, e₃}: f = 0 on all segments; gap at the centroid",
-            0.0,
-            measured(partial(_at_simplex, np.prod, 3)),
-            note="the proof needs running means in Θ: a convex Θ, where exact CTL makes f affine",
-        ),
-        row(
-            "L2/corrected",
-            "gap of k models = Σ_v s_v × gap of the pair merged at v, for any f and any tree",
-            source,
-            tree,
-            lambda: size(_telescope().total),
-            merged_gap,
-        ),
-        row(
-            "L2-growth/ours",
-            "|gap of k models| ≤ growth × largest |gap| of a pair merged on the way",
-            source,
-            f"{tree}, growth {trees.growth(WEIGHTS):.2f}",
-            lambda: trees.growth(WEIGHTS) * max(map(size, _telescope().gaps)),
-            merged_gap,
-            relation="<=",
-            note="uniform weights: log2 k at powers of two; one by one (k + 1)/2 - 1/k",
-            attack=domains.GROWTH,
-        ),
-        row(
-            "L2-quadratic/ours",
-            "k equidistant models, quadratic f: gap = 2 (k-1)/k × a pair's, here -1/4, whatever k",
-            source,
-            f"k={vertices}, f=|θ|²/2, vertices of a simplex",
-            2 * (vertices - 1) / vertices * -1 / 4,
-            measured(partial(_at_simplex, _half_square, vertices)),
-        ),
-    ]
+@claim(
+    "L2/printed",
+    LEMMA_2,
+    "f = w₃w₂w₁, Θ = {e₁, e₂, e₃}: f = 0 on all segments; gap at the centroid",
+)
+def _():
+    """f(αθ_i+(1-α)θ_j) = αf(θ_i)+(1-α)f(θ_j) for pairs in Θ ⇒ f(Σαᵢθᵢ) = Σαᵢf(θᵢ) for k
+
+    the proof needs running means in Θ: a convex Θ, where exact CTL makes f affine
+    """
+    return 0.0, measured(lambda: _at_simplex(np.prod, 3))
 
 
-CLAIMS = (*_lemma_1(), *_lemma_2())
+@claim("L2/corrected", LEMMA_2, f"{TRAINED}; Huffman's tree")
+def _():
+    """gap of k models = Σ_v s_v × gap of the pair merged at v, for any f and any tree"""
+    telescope = trees.telescope(tanh_network, tanh_experts(), WEIGHTS, inputs())
+    return size(telescope.total), measured(lambda: _gap_size(tanh_experts(), np.tanh))
+
+
+@claim(
+    "L2-growth/ours",
+    LEMMA_2,
+    f"{TRAINED}; Huffman's tree, growth {trees.growth(WEIGHTS):.2f}",
+    "<=",
+    attack=domains.GROWTH,
+    overlooks="tightened",
+)
+def _():
+    """|gap of k models| ≤ growth × largest |gap| of a pair merged on the way
+
+    uniform weights: log2 k at powers of two; one by one (k + 1)/2 - 1/k
+    """
+    telescope = trees.telescope(tanh_network, tanh_experts(), WEIGHTS, inputs())
+    largest = trees.growth(WEIGHTS) * max(map(size, telescope.gaps))
+    return largest, measured(lambda: _gap_size(tanh_experts(), np.tanh))
+
+
+@claim(
+    "L2-quadratic/ours",
+    LEMMA_2,
+    "k={k}, f=|θ|²/2, vertices of a simplex",
+)
+def _(k=5):
+    """k equidistant models, quadratic f: gap = 2 (k-1)/k × a pair's, here -1/4, whatever k"""
+    return 2 * (k - 1) / k * -1 / 4, measured(lambda: _at_simplex(lambda x: float(x @ x) / 2, k))

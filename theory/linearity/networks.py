@@ -47,7 +47,7 @@ def features(
     layers: Sequence[Float[Array, "out in"]],
     x: Float[Array, "n i"],
     activation: Activation | None = None,
-) -> list[Float[Array, "n h"]]:
+) -> list[Float[Array, "n _"]]:
     """Computes the features f^(1), ..., f^(L) of every layer.
 
     Args:

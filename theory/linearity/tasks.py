@@ -19,7 +19,7 @@ from theory.linearity import bounds, identities, networks
 from theory.linearity.networks import network
 
 PAPER = "cross-task-linearity"
-row = partial(claims.row, PAPER)
+claim = partial(claims.claim, PAPER)
 
 WEIGHTS = (0.4, 0.3, 0.2, 0.1)
 PAIR = (0.3, 0.7)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from theory.claims import Claim, measured
+from theory.claims import measured
 from theory.linearity import bounds, domains
 from theory.linearity.tasks import (
     HALVES,
@@ -17,12 +17,12 @@ from theory.linearity.tasks import (
     PAIR,
     SLOPE,
     TANH,
+    claim,
     curvature,
     first_two,
     gap,
     integral_gap,
     pretrained,
-    row,
     second_order_gap,
     shrunk,
     supremum_bound,
@@ -39,14 +39,6 @@ def _delta(
 ) -> float:
     """|f(a first + (1 - a) second) - a f(first) - (1 - a) f(second)|."""
     return abs(f(a * first + (1 - a) * second) - a * f(first) - (1 - a) * f(second))
-
-
-def _cube(theta: Array) -> Array:
-    return theta[0] ** 3
-
-
-def _saddle(theta: Array) -> Array:
-    return (theta[0] ** 2 - 3 * theta[1] ** 2) / 2
 
 
 def _ends(p: int) -> tuple[np.ndarray, np.ndarray]:
@@ -87,130 +79,140 @@ def _worst_case() -> tuple[float, np.ndarray, float, np.ndarray]:
     return float(np.asarray(found)[worst]), models, float(alpha), x
 
 
-def _worst_delta() -> float:
-    _, (first, second), alpha, x = _worst_case()
-
-    def units(theta: np.ndarray) -> float:
-        return float(np.array(READOUT) @ np.tanh(theta.reshape(3, -1) @ x))
-
-    return _delta(units, first, second, alpha)
-
-
 # --- the loss of trained networks -----------------------------------------------------------------
-
-
-def _theorem_order() -> float:
-    """The order in which the gap leaves its second-order term as experts shrink to theta_PT."""
-
-    def left(step: float) -> float:
-        thetas, a = shrunk(PAIR)(step)
-        start = pretrained(tanh_network, TANH)
-        return abs(
-            float(gap(tanh_loss, thetas, a) - second_order_gap(tanh_loss, thetas, a, at=start))
-        )
-
-    return log2(left(0.02) / left(0.01))
 
 
 def _loss_gap() -> float:
     return abs(float(gap(tanh_loss, first_two(tanh_experts()), PAIR)))
 
 
-def _theorem() -> list[Claim]:
-    source, steps = "Theorem 1, Sec. 5, and its proof, App. A.3", "App. A.3, second display"
-    tanh = f"loss of tanh {TANH}, two experts, α={PAIR[0]}"
-    step = 0.02
+THEOREM = "Theorem 1, Sec. 5, and its proof, App. A.3"
+TRAINED = f"loss of tanh {TANH}, two experts, α={PAIR[0]}"
+
+
+@claim("T1/limit", THEOREM, f"{TRAINED}, θ₀ the checkpoint")
+def _(power=3.0, note=ORDER):
+    """δ = ½α(1-α)|D²f(θ₀)[Δ,Δ]| + O(max of the cubed distances from θ₀)
+
+    {note}
+    """
+    del note
+
+    def left(step: float) -> float:
+        """How far the gap is from its second-order term as experts shrink to theta_PT."""
+        thetas, a = shrunk(PAIR)(step)
+        start = pretrained(tanh_network, TANH)
+        second = second_order_gap(tanh_loss, thetas, a, at=start)
+        return abs(float(gap(tanh_loss, thetas, a) - second))
+
+    return power, measured(lambda: log2(left(0.02) / left(0.01)), SLOPE)
+
+
+@claim(
+    "T1/ours",
+    f"{THEOREM}: ℰ with its constant",
+    "three tanh units; of 2000 random models, θ₀, α and x those nearest to the bound",
+    "<=",
+    attack=domains.TAYLOR,
+    overlooks="tightened",
+)
+def _():
+    """δ ≤ ½α(1-α)‖∇²f(θ₀)‖|Δ|² + (M/6)(|θ_α-θ₀|³ + Σ aᵢ|θᵢ-θ₀|³), M ≥ sup|D³f|"""
+    bound, (first, second), alpha, x = _worst_case()
+
+    def units(theta: np.ndarray) -> float:
+        return float(np.array(READOUT) @ np.tanh(theta.reshape(3, -1) @ x))
+
+    return bound, measured(lambda: _delta(units, first, second, alpha))
+
+
+@claim(
+    "T1-supremum-cube/ours",
+    THEOREM,
+    "f = t³, θ₀=0, models 0 and 1, α=½",
+    "<=",
+    attack=domains.SUPREMUM_CUBE,
+    overlooks="tightened",
+)
+def _():
+    """δ ≤ ½ Σ aᵢ|dᵢ|² sup ‖∇²f‖ from θ̄ to θᵢ, where ∇²f(θ₀) = 0"""
+    bound = supremum_bound(lambda t: t[0] ** 3, jnp.stack(_ends(1)), HALVES)
+    return bound, measured(lambda: _delta(lambda t: t[0] ** 3, *_ends(1)))
+
+
+@claim(
+    "T1-supremum/ours",
+    THEOREM,
+    TRAINED,
+    "<=",
+    attack=domains.SUPREMUM,
+    overlooks="tightened",
+)
+def _():
+    """δ ≤ ½ Σ aᵢ|dᵢ|² sup ‖∇²f‖ from θ̄ to θᵢ"""
+    return supremum_bound(tanh_loss, first_two(tanh_experts()), PAIR), measured(_loss_gap)
+
+
+@claim("T1-integral/ours", THEOREM, TRAINED)
+def _():
+    """gap = -Σ aᵢ ∫ (1-t) D²f(θ̄+t dᵢ)[dᵢ,dᵢ] dt
+
+    16 nodes
+    """
+    return abs(integral_gap(tanh_loss, first_two(tanh_experts()), PAIR)), measured(_loss_gap)
+
+
+@claim(
+    "T1-eigenvalue/reading",
+    f"{THEOREM}, and App. B.2",
+    "f = (t₁² - 3t₂²)/2, models 0 and e₂, α=½",
+)
+def _():
+    """λ_max, of App. B.2 the largest eigenvalue of ∇²f(θ₀), is largest in absolute value:
+    δ = ½α(1-α)λ_max|Δ|² is attained
+    """
+
+    def saddle(theta):
+        return (theta[0] ** 2 - 3 * theta[1] ** 2) / 2
+
+    bound = bounds.main_term(curvature(saddle, jnp.zeros(2)), jnp.stack(_ends(2)), HALVES)
+    return bound, measured(lambda: _delta(saddle, *_ends(2)))
+
+
+@claim(
+    "T1-proof/printed",
+    "App. A.3, second display",
+    "f = (t₁² - t₂²)/2: ‖∇²f‖ = λ_min = λ_max = 1; θ - θ₀ = e₂",
+    ">=",
+    attack=domains.FORM_PRINTED,
+)
+def _printed_form():
+    """½(θ-θ₀)ᵀ∇²f(θ-θ₀) ≥ ½λ_min|θ-θ₀|² with λ_min ≤ ‖∇²f(θ₀)‖ ≤ λ_max
+
+    a norm bounds from one side; the step is not used
+    """
     offset, hessian = np.array([0.0, 1.0]), np.diag([1.0, -1.0])
-    return [
-        row(
-            "T1/limit",
-            "δ = ½α(1-α)|D²f(θ₀)[Δ,Δ]| + O(max of the cubed distances from θ₀)",
-            source,
-            f"{tanh}, θ₀ the checkpoint",
-            3.0,
-            measured(_theorem_order, SLOPE),
-            note=ORDER,
-        ),
-        row(
-            "T1/ours",
-            "δ ≤ ½α(1-α)‖∇²f(θ₀)‖|Δ|² + (M/6)(|θ_α-θ₀|³ + Σ aᵢ|θᵢ-θ₀|³), M ≥ sup|D³f|",
-            f"{source}: ℰ with its constant",
-            "three tanh units; of 2000 random models, θ₀, α and x those nearest to the bound",
-            lambda: _worst_case()[0],
-            measured(_worst_delta),
-            relation="<=",
-            attack=domains.TAYLOR,
-        ),
-        row(
-            "T1-supremum-cube/ours",
-            "δ ≤ ½ Σ aᵢ|dᵢ|² sup ‖∇²f‖ from θ̄ to θᵢ, where ∇²f(θ₀) = 0",
-            source,
-            "f = t³, θ₀=0, models 0 and 1, α=½",
-            lambda: supremum_bound(_cube, jnp.stack(_ends(1)), HALVES),
-            measured(lambda: _delta(lambda t: t[0] ** 3, *_ends(1))),
-            relation="<=",
-            attack=domains.SUPREMUM_CUBE,
-        ),
-        row(
-            "T1-supremum/ours",
-            "δ ≤ ½ Σ aᵢ|dᵢ|² sup ‖∇²f‖ from θ̄ to θᵢ",
-            source,
-            tanh,
-            lambda: supremum_bound(tanh_loss, first_two(tanh_experts()), PAIR),
-            measured(_loss_gap),
-            relation="<=",
-            attack=domains.SUPREMUM,
-        ),
-        row(
-            "T1-integral/ours",
-            "gap = -Σ aᵢ ∫ (1-t) D²f(θ̄+t dᵢ)[dᵢ,dᵢ] dt",
-            source,
-            tanh,
-            lambda: abs(integral_gap(tanh_loss, first_two(tanh_experts()), PAIR)),
-            measured(_loss_gap),
-            note="16 nodes",
-        ),
-        row(
-            "T1-eigenvalue/reading",
-            "λ_max, of App. B.2 the largest eigenvalue of ∇²f(θ₀), is largest in absolute value: "
-            "δ = ½α(1-α)λ_max|Δ|² is attained",
-            f"{source}, and App. B.2",
-            "f = (t₁² - 3t₂²)/2, models 0 and e₂, α=½",
-            lambda: bounds.main_term(curvature(_saddle, jnp.zeros(2)), jnp.stack(_ends(2)), HALVES),
-            measured(lambda: _delta(lambda t: (t[0] ** 2 - 3 * t[1] ** 2) / 2, *_ends(2))),
-        ),
-        *(
-            row(
-                f"T1-proof/{status}",
-                statement,
-                steps,
-                "f = (t₁² - t₂²)/2: ‖∇²f‖ = λ_min = λ_max = 1; θ - θ₀ = e₂",
-                bound,
-                measured(lambda: offset @ hessian @ offset / 2),
-                relation=">=",
-                note="a norm bounds from one side; the step is not used",
-                attack=attack,
-            )
-            for status, statement, bound, attack in (
-                (
-                    "printed",
-                    "½(θ-θ₀)ᵀ∇²f(θ-θ₀) ≥ ½λ_min|θ-θ₀|² with λ_min ≤ ‖∇²f(θ₀)‖ ≤ λ_max",
-                    0.5,
-                    domains.FORM_PRINTED,
-                ),
-                ("corrected", "½(θ-θ₀)ᵀ∇²f(θ-θ₀) ≥ -½λ_max|θ-θ₀|²", -0.5, domains.FORM),
-            )
-        ),
-        row(
-            "T1-kink/ours",
-            "across a ReLU's kink the gap is of first order in the distance: δ = s/2",
-            f"{source}, without derivatives",
-            f"f = relu(t), models ±s, α=½, s={step}",
-            step / 2,
-            measured(lambda: _delta(lambda t: max(t[0], 0.0), np.array([step]), np.array([-step]))),
-            note="no derivative, no theorem: the networks of Section 4.1 are outside it",
-        ),
-    ]
+    return 0.5, measured(lambda: offset @ hessian @ offset / 2)
 
 
-CLAIMS = tuple(_theorem())
+@_printed_form.beside("corrected", attack=domains.FORM)
+def _():
+    """½(θ-θ₀)ᵀ∇²f(θ-θ₀) ≥ -½λ_max|θ-θ₀|²
+
+    a norm bounds from one side; the step is not used
+    """
+    return -0.5
+
+
+@claim(
+    "T1-kink/ours",
+    f"{THEOREM}, without derivatives",
+    "f = relu(t), models ±s, α=½, s={step}",
+)
+def _(step=0.02):
+    """across a ReLU's kink the gap is of first order in the distance: δ = s/2
+
+    no derivative, no theorem: the networks of Section 4.1 are outside it
+    """
+    ends = np.array([step]), np.array([-step])
+    return step / 2, measured(lambda: _delta(lambda t: max(t[0], 0.0), *ends))

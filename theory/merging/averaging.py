@@ -27,8 +27,7 @@ from scipy.special import factorial
 
 from sail_jax.checks import concrete
 from sail_jax.trajectory import decay_of
-from theory.merging.tasks import check_sum
-from theory.problems import check, defined, in_float64, log1p
+from theory.problems import check, check_sum, defined, in_float64, log1p
 
 Numbers = Any  # a number, or an array of them
 

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from theory.claims import Claim, Estimate, Simulate, beside, measured
+from theory import claims
+from theory.claims import Estimate, Simulate, measured
 from theory.merging import averaging_domains
 from theory.merging.averaging import (
     LEAST,
@@ -29,13 +30,15 @@ from theory.merging.averaging import (
 from theory.merging.averaging_domains import followed
 
 PAPER = "wsm"
+claim = partial(claims.claim, PAPER)
 RUNS = 40_000
 UNIFORM = np.full(13, 1 / 13)  # linear decay
 SETTING = "h=1, η=.1, σ=1, p=7, n=13"
 APART, LOSS = 0.40, 0.0076  # of both biases, and of both losses at the break-even, to two digits
-FAR, NEAR = "start 3 from the minimum", "start at the break-even"
+FAR = "start 3 from the minimum"
 
 Problem = Callable[[], NoisyQuadratic]
+Moments = Callable[[NoisyQuadratic, np.ndarray], Any]
 
 
 def _far() -> NoisyQuadratic:
@@ -61,10 +64,8 @@ def _variance(problem: Problem, weights: np.ndarray, field: str, runs: int = RUN
     return squares
 
 
-def _moment(
-    moments: Callable[..., Any], problem: Problem, weights: np.ndarray, field: str
-) -> Callable[[], float]:
-    return lambda: float(getattr(moments(problem(), weights), field))
+def _moment(moments: Moments, problem: Problem, weights: np.ndarray, field: str) -> float:
+    return float(getattr(moments(problem(), weights), field))
 
 
 # --- the identity ---------------------------------------------------------------------------------
@@ -92,110 +93,99 @@ def _adam_run() -> np.ndarray:
     return np.stack(path)
 
 
-def _merged() -> float:
-    weights, _ = _cosine(CHECKPOINTS)
-    return float(np.sum(weights @ _adam_run()[::STEPS]))
+@claim(
+    "replay/exact",
+    "merging as decay, wᵢ = Σ_{j≥i} cⱼ",
+    f"Adam on a quartic, p={STEPS}, n={CHECKPOINTS}, cosine; the sum of coordinates",
+)
+def _():
+    """Σⱼ cⱼθⱼ = θ₀ + Σᵢ dᵢ(θᵢ - θᵢ₋₁), dᵢ = Σ_{j≥i} cⱼ: the updates made, decayed
 
+    of any optimiser, as long as the updates stay the same
+    """
+    path, (weights, decay) = _adam_run(), _cosine(CHECKPOINTS)
 
-def _replayed() -> float:
-    """The run's updates again, each scaled by the decay of its interval."""
-    path, (_, decay) = _adam_run(), _cosine(CHECKPOINTS)
-    x = path[0].copy()
-    for step, update in enumerate(np.diff(path, axis=0)):
-        x += decay[step // STEPS] * update
-    return float(np.sum(x))
+    def replayed() -> float:
+        """The run's updates again, each scaled by the decay of its interval."""
+        x = path[0].copy()
+        for step, update in enumerate(np.diff(path, axis=0)):
+            x += decay[step // STEPS] * update
+        return float(np.sum(x))
 
-
-def _identity() -> list[Claim]:
-    return beside(
-        f"{PAPER}/replay",
-        "merging as decay, wᵢ = Σ_{j≥i} cⱼ",
-        f"Adam on a quartic, p={STEPS}, n={CHECKPOINTS}, cosine; the sum of coordinates",
-        measured(_replayed),
-        exact=(
-            "Σⱼ cⱼθⱼ = θ₀ + Σᵢ dᵢ(θᵢ - θᵢ₋₁), dᵢ = Σ_{j≥i} cⱼ: the updates made, decayed",
-            _merged,
-            "of any optimiser, as long as the updates stay the same",
-        ),
-    )
+    return np.sum(weights @ path[::STEPS]), measured(replayed)
 
 
 # --- merging is not annealing ---------------------------------------------------------------------
 
 
-def _annealing() -> list[Claim]:
-    place, domain = "merging as decay, read as an equality", f"{SETTING}, {FAR}, stationary"
-    claims = []
-    for field, simulated, of_average, of_decay, why in (
+for _field, _simulated, _effect, _texts in (
+    (
+        "bias",
+        _mean,
+        0.05 * APART,
         (
-            "bias",
-            _mean,
             "E Σcⱼxⱼ = μ₀Σcⱼρʲ, ρ = (1-ηh)^p",
             "E x_k = μ₀Πᵢ(1-ηdᵢh)^p of decayed SGD",
             "the average keeps old bias",
+            f"seen: 5 % of how far both biases are apart, {APART}",
         ),
+    ),
+    (
+        "variance",
+        _variance,
+        None,
         (
-            "variance",
-            _variance,
             "V Σcⱼxⱼ = vΣcᵢcⱼρ^|i-j| + (v₀-v)(Σcⱼρʲ)², v = ησ²/(h(2-ηh))",
             "v ← (1-ηdᵢh)²v + (ηdᵢσ)², p times for each i, of decayed SGD",
             "the average has less noise",
+            "",
         ),
-    ):
-        claims += beside(
-            f"{PAPER}/annealing-{field}",
-            place,
-            domain,
-            simulated(_far, UNIFORM, "averaged"),
-            printed=(
-                f"the average of a constant rate's checkpoints has the {field} of annealing",
-                _moment(decayed, _far, UNIFORM, field),
-                f"gradients are taken elsewhere: {why}",
-            ),
-            corrected=(of_average, _moment(averaged, _far, UNIFORM, field)),
-        )
-        claims += beside(
-            f"{PAPER}/decay-{field}",
-            place,
-            domain,
-            simulated(_far, UNIFORM, "decayed"),
-            effect=0.05 * APART if field == "bias" else None,
-            ours=(
-                of_decay,
-                _moment(decayed, _far, UNIFORM, field),
-                f"seen: 5 % of how far both biases are apart, {APART}" if field == "bias" else "",
-            ),
-        )
-    return claims
+    ),
+):
+
+    @claim(
+        "annealing-{field}/printed",
+        "merging as decay, read as an equality",
+        f"{SETTING}, {FAR}, stationary",
+        each=((_field, _simulated, *_texts),),
+    )
+    def _printed_annealing(field, simulated, of_average, of_decay, why, seen):
+        """the average of a constant rate's checkpoints has the {field} of annealing
+
+        gradients are taken elsewhere: {why}
+        """
+        predicted = _moment(decayed, _far, UNIFORM, field)
+        return predicted, simulated(_far, UNIFORM, "averaged")
+
+    @_printed_annealing.beside("corrected")
+    def _(field, of_average):
+        """{of_average}"""
+        return _moment(averaged, _far, UNIFORM, field)
+
+    @claim(
+        "decay-{field}/ours",
+        "merging as decay, read as an equality",
+        f"{SETTING}, {FAR}, stationary",
+        effect=_effect,
+        each=((_field, _simulated, *_texts),),
+    )
+    def _(field, simulated, of_average, of_decay, why, seen):
+        """{of_decay}
+
+        {seen}
+        """
+        predicted = _moment(decayed, _far, UNIFORM, field)
+        return predicted, simulated(_far, UNIFORM, "decayed")
 
 
 # --- which of the two is better -------------------------------------------------------------------
 
-FOUR, SIX = np.full(4, 1 / 4), np.full(6, 1 / 6)
+FOUR = np.full(4, 1 / 4)
 SPARSE = "h=1, η=.5, σ=1, p=40, n=4, stationary"
-
-
-def _brief() -> NoisyQuadratic:
-    return NoisyQuadratic(1.0, 0.05, 1.0, 4, 3.0)
-
-
-def _every() -> NoisyQuadratic:
-    return NoisyQuadratic(1.0, 0.1, 1.0, 1)
 
 
 def _sparse() -> NoisyQuadratic:
     return NoisyQuadratic(1.0, 0.5, 1.0, 40)
-
-
-def _even() -> NoisyQuadratic:
-    far = _far()
-    return NoisyQuadratic(1.0, 0.1, 1.0, 7, float(break_even(far, UNIFORM)))
-
-
-def _loss_apart(key: jax.Array, quick: bool) -> Estimate:
-    """E L of the average minus that of the decay; both runs share their noise."""
-    found = _ends(_even, UNIFORM, 2 * RUNS, key, quick)
-    return Estimate.mean((found.averaged**2 - found.decayed**2) / 2)
 
 
 def _followed_break_even(time: float, pace: float) -> float:
@@ -207,91 +197,103 @@ def _followed_break_even(time: float, pace: float) -> float:
     return float(np.sqrt(square / stationary))
 
 
-def _which() -> list[Claim]:
-    place = "average or decay, on a quadratic"
-    dense = f"{place}, ηh → 0, every iterate averaged"
-    (long, pace), (short, slower) = (2.0, 1e-3), (0.05, 1e-4)
-    return [
-        *beside(
-            f"{PAPER}/old-bias",
-            place,
-            f"h=1, η=.05, p=4, n=4, {FAR}, stationary",
-            _mean(_brief, FOUR, "averaged"),
-            relation=">=",
-            attack={"ours": averaging_domains.SHARE},
-            ours=(
-                "Σcⱼρʲ ≥ Πᵢ(1-ηdᵢh)^p for 0 ≤ dᵢ ≤ 1, ηh ≤ 1: an average keeps more of its start",
-                _moment(decayed, _brief, FOUR, "bias"),
-                "(1-ud)^p ≤ 1 - d(1-ρ), then 1 - Π(1-dᵢw) ≥ wΣdᵢ(1-w)^(i-1)",
-            ),
-        ),
-        *beside(
-            f"{PAPER}/noise",
-            place,
-            "h=1, η=.1, σ=1, p=1, n=6, stationary",
-            _variance(_every, SIX, "averaged", 4 * RUNS),
-            relation="<=",
-            attack={"open": averaging_domains.NOISE},
-            open=(
-                "p=1, ηh ≤ 1: the average of all iterates has at most linear decay's variance",
-                _moment(decayed, _every, SIX, "variance"),
-                "checkpoints far apart have more: see far-apart",
-            ),
-        ),
-        *beside(
-            f"{PAPER}/far-apart",
-            f"{place}, checkpoints far apart",
-            SPARSE,
-            _variance(_sparse, FOUR, "averaged"),
-            ours=("ρ → 0: V Σcⱼxⱼ = v/n of a uniform average", lambda: 1 / 3 / 4),
-        ),
-        *beside(
-            f"{PAPER}/far-apart-decay",
-            f"{place}, checkpoints far apart",
-            SPARSE,
-            _variance(_sparse, FOUR, "decayed"),
-            ours=(
-                "ρ → 0: linear decay ends with v(2-ηh)/(2n-ηh), less than v/n",
-                lambda: 1 / 3 * (2 - 0.5) / (2 * 4 - 0.5),
-            ),
-        ),
-        *beside(
-            f"{PAPER}/break-even",
-            place,
-            f"{SETTING}, {NEAR}; the average's loss minus the decay's",
-            _loss_apart,
-            effect=0.05 * LOSS,
-            ours=(
-                "the average wins iff μ₀² + v₀ < (N_decay - N_average)/((Σcⱼρʲ)² - Πᵢ(1-ηdᵢh)^2p)",
-                lambda: 0.0,
-                f"N: noise since x₀. Seen: 5 % of the loss there, {LOSS}. In p, n or ηh a root",
-            ),
-        ),
-        *beside(
-            f"{PAPER}/break-even-dense",
-            dense,
-            f"T=ηhk={long:g}, ηh={pace}",
-            measured(partial(_followed_break_even, long, pace), 2 * pace),
-            limit=(
-                "μ₀²/v = [√(π/T)erf(√T)/2 - 2(T-1+e^-T)/T²] / [((1-e^-T)/T)² - e^-T]",
-                lambda: float(dense_break_even(long)),
-                "the root of it; the tolerance is 2ηh",
-            ),
-        ),
-        *beside(
-            f"{PAPER}/break-even-least",
-            dense,
-            f"T={short}, ηh={slower}",
-            measured(lambda: _followed_break_even(short, slower) ** 2, 4 * slower),
-            relation=">=",
-            attack={"open": averaging_domains.LEAST_DISTANCE},
-            open=(
-                "from μ₀² < v/5 the average wins whatever the window",
-                lambda: LEAST,
-                "short windows attain it; the tolerance is 4ηh",
-            ),
-        ),
-    ]
+@claim(
+    "old-bias/ours",
+    "average or decay, on a quadratic",
+    f"h=1, η=.05, p=4, n=4, {FAR}, stationary",
+    ">=",
+    attack=averaging_domains.SHARE,
+)
+def _():
+    """Σcⱼρʲ ≥ Πᵢ(1-ηdᵢh)^p for 0 ≤ dᵢ ≤ 1, ηh ≤ 1: an average keeps more of its start
+
+    (1-ud)^p ≤ 1 - d(1-ρ), then 1 - Π(1-dᵢw) ≥ wΣdᵢ(1-w)^(i-1)
+    """
+    brief = partial(NoisyQuadratic, 1.0, 0.05, 1.0, 4, 3.0)
+    return _moment(decayed, brief, FOUR, "bias"), _mean(brief, FOUR, "averaged")
 
 
-CLAIMS = (*_identity(), *_annealing(), *_which())
+@claim(
+    "noise/open",
+    "average or decay, on a quadratic",
+    "h=1, η=.1, σ=1, p=1, n=6, stationary",
+    "<=",
+    attack=averaging_domains.NOISE,
+)
+def _():
+    """p=1, ηh ≤ 1: the average of all iterates has at most linear decay's variance
+
+    checkpoints far apart have more: see far-apart
+    """
+    every, six = partial(NoisyQuadratic, 1.0, 0.1, 1.0, 1), np.full(6, 1 / 6)
+    bound = _moment(decayed, every, six, "variance")
+    return bound, _variance(every, six, "averaged", 4 * RUNS)
+
+
+@claim(
+    "far-apart/ours",
+    "average or decay, on a quadratic, checkpoints far apart",
+    SPARSE,
+)
+def _():
+    """ρ → 0: V Σcⱼxⱼ = v/n of a uniform average"""
+    return 1 / 3 / 4, _variance(_sparse, FOUR, "averaged")
+
+
+@claim(
+    "far-apart-decay/ours",
+    "average or decay, on a quadratic, checkpoints far apart",
+    SPARSE,
+)
+def _():
+    """ρ → 0: linear decay ends with v(2-ηh)/(2n-ηh), less than v/n"""
+    return 1 / 3 * (2 - 0.5) / (2 * 4 - 0.5), _variance(_sparse, FOUR, "decayed")
+
+
+@claim(
+    "break-even/ours",
+    "average or decay, on a quadratic",
+    f"{SETTING}, start at the break-even; the average's loss minus the decay's",
+    effect=0.05 * LOSS,
+)
+def _(seen=LOSS):
+    """the average wins iff μ₀² + v₀ < (N_decay - N_average)/((Σcⱼρʲ)² - Πᵢ(1-ηdᵢh)^2p)
+
+    N: noise since x₀. Seen: 5 % of the loss there, {seen}. In p, n or ηh a root
+    """
+    even = partial(NoisyQuadratic, 1.0, 0.1, 1.0, 7, float(break_even(_far(), UNIFORM)))
+
+    def simulate(key: jax.Array, quick: bool) -> Estimate:
+        """Both runs share their noise."""
+        found = _ends(even, UNIFORM, 2 * RUNS, key, quick)
+        return Estimate.mean((found.averaged**2 - found.decayed**2) / 2)
+
+    return 0.0, simulate
+
+
+@claim(
+    "break-even-dense/limit",
+    "average or decay, on a quadratic, ηh → 0, every iterate averaged",
+    "T=ηhk={time:g}, ηh={pace}",
+)
+def _(time=2.0, pace=1e-3):
+    """μ₀²/v = [√(π/T)erf(√T)/2 - 2(T-1+e^-T)/T²] / [((1-e^-T)/T)² - e^-T]
+
+    the root of it; the tolerance is 2ηh
+    """
+    return dense_break_even(time), measured(lambda: _followed_break_even(time, pace), 2 * pace)
+
+
+@claim(
+    "break-even-least/open",
+    "average or decay, on a quadratic, ηh → 0, every iterate averaged",
+    "T={time}, ηh={pace}",
+    ">=",
+    attack=averaging_domains.LEAST_DISTANCE,
+)
+def _(time=0.05, pace=1e-4):
+    """from μ₀² < v/5 the average wins whatever the window
+
+    short windows attain it; the tolerance is 4ηh
+    """
+    return LEAST, measured(lambda: _followed_break_even(time, pace) ** 2, 4 * pace)

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from theory.adversary import Box, Domain, quadrature
+from theory.adversary import Box, Domain, Problem, quadrature
 from theory.merging.averaging import (
     LEAST,
     Moments,
@@ -70,16 +70,16 @@ def _weights(decay: Any, xp: Any) -> Any:
     return padded[:-1] - padded[1:]
 
 
-def _of(p: Any, moments: Callable[[NoisyQuadratic, Any], Moments], weights: Any) -> Moments:
+def _of(p: Problem, moments: Callable[[NoisyQuadratic, Any], Moments], weights: Any) -> Moments:
     return moments(NoisyQuadratic(1.0, p["pace"], 1.0, jnp.floor(p["spacing"]), 1.0), weights)
 
 
-def _shares(p: Any) -> Any:
+def _shares(p: Problem) -> Any:
     weights = _weights(p["decay"], jnp)
     return _of(p, decayed, weights).bias / _of(p, averaged, weights).bias
 
 
-def _shares_again(p: Any) -> float:
+def _shares_again(p: Problem) -> float:
     weights = _weights(p["decay"], np)
     average, decay = followed(float(p["pace"]), _whole(p["spacing"]), weights, 0.0)
     return float(decay[0] / average[0])
@@ -99,17 +99,17 @@ NOISES = {"pace": Box(1e-3, 1.0, log=True), "forgotten": Box(0.0, 1.0)}
 UNIFORM = np.full(CHECKPOINTS, 1 / CHECKPOINTS)
 
 
-def _start(p: Any) -> Any:
+def _start(p: Problem) -> Any:
     """A variance between 0 and the stationary one."""
     return p["forgotten"] * p["pace"] / (2 - p["pace"])
 
 
-def _noise(p: Any) -> Any:
+def _noise(p: Problem) -> Any:
     problem = NoisyQuadratic(1.0, p["pace"], 1.0, 1.0, 0.0, _start(p))
     return averaged(problem, UNIFORM).variance / decayed(problem, UNIFORM).variance
 
 
-def _noise_again(p: Any) -> float:
+def _noise_again(p: Problem) -> float:
     average, decay = followed(float(p["pace"]), 1, UNIFORM, float(_start(p)))
     return float(average[1] / decay[1])
 
@@ -125,11 +125,11 @@ NOISE = Domain(
 # --- the break-even of dense averages -------------------------------------------------------------
 
 
-def _least(p: Any) -> Any:
+def _least(p: Problem) -> Any:
     return LEAST / dense_break_even(p["time"]) ** 2
 
 
-def _least_again(p: Any) -> float:
+def _least_again(p: Problem) -> float:
     """Both variances and biases as integrals over the window, in units of its length."""
     t, (at, weight) = float(p["time"]), quadrature(NODES)
     # 1 - d = at. The average: of correlations e^-lag; the decay: of the noise that is added.

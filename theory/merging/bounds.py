@@ -5,12 +5,13 @@ measured ones (`measure`). The paper is Li et al., A Unified Generalization Fram
 Merging, 2026 (arXiv 2601.21690).
 """
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax.checks import one_of
 from theory.merging.tasks import Training, Weights
 from theory.problems import check, defined, log1p
 
@@ -109,8 +110,7 @@ def excess_risk_bound(
     >>> bool(bound.least <= bound.excess)
     True
     """
-    if form not in get_args(Form):
-        raise ValueError(f"form must be one of {get_args(Form)}; got {form!r}")
+    one_of("form", form, Form)
     check("gamma", gamma, lambda x: (x > 0) & (x < jnp.inf), "finite and > 0")
     L, C, variance, zeta2, _ = _checked(constants, training)
     w, N = training.weights, training.weights.size

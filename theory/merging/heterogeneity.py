@@ -14,8 +14,8 @@ from jaxtyping import Array, Float, PyTree
 
 from sail_jax.merging.combining import Transform
 from sail_jax.merging.task_vectors import TaskVectors
-from theory.merging.tasks import Weights, check_sum
-from theory.problems import check, defined
+from theory.merging.tasks import Weights
+from theory.problems import check, check_sum, defined
 
 
 class Effect(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from theory.adversary import Box, Domain
+from theory.adversary import Box, Domain, Problem
 from theory.merging.bounds import Constants, excess_risk_bound, surrogate_gradient
 from theory.merging.followed import epsilon_sgd
 from theory.merging.heterogeneity import heterogeneity
@@ -21,7 +21,7 @@ from theory.merging.tasks import Training
 Sides = Callable[[Any], tuple[Any, dict[str, Any]]]
 
 
-def _squares(p: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
+def _squares(p: Problem) -> tuple[Any, Any, Any, Any, Any, Any]:
     """|grad f|^2, |grad f~|^2, sum w |grad f_i|^2, sum w zeta^2, and both chi-squares."""
     g, w = p["gradients"], p["weights"] / p["weights"].sum()
     plain, weighted = g.mean(0), w @ g
@@ -32,7 +32,7 @@ def _squares(p: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
     )  # fmt: skip
 
 
-def _squares_again(p: Any) -> tuple[float, float, float, float, float, float]:
+def _squares_again(p: Problem) -> tuple[float, float, float, float, float, float]:
     """By central differences of losses with those gradients; chi-squares as mean squares."""
     g, w = np.asarray(p["gradients"]), np.asarray(p["weights"]) / np.sum(p["weights"])
     curvatures = 1.0 + np.arange(len(g))
@@ -82,12 +82,12 @@ def _eq_7_tight(squares: Six) -> tuple[Any, dict[str, Any]]:
     return plain, {"2|∇f̃|²": 2 * weighted, "2χ²Σλζ²": 2 * chi2 * zeta2}
 
 
-def _of(sides: Callable[[Six], tuple[Any, dict[str, Any]]], lacking: str, p: Any) -> Any:
+def _of(sides: Callable[[Six], tuple[Any, dict[str, Any]]], lacking: str, p: Problem) -> Any:
     left, terms = sides(_squares(p))
     return left / sum(term for name, term in terms.items() if name != lacking)
 
 
-def _of_again(sides: Callable[[Six], tuple[Any, dict[str, Any]]], p: Any) -> float:
+def _of_again(sides: Callable[[Six], tuple[Any, dict[str, Any]]], p: Problem) -> float:
     left, terms = sides(_squares_again(p))
     return float(left / sum(terms.values()))
 
@@ -112,12 +112,12 @@ EQ_7_TIGHT = _gradients(_eq_7_tight, "2|∇f̃|²", "2χ²Σλζ²")
 _GROWTH = 2 * (np.exp(0.5) - 1)
 
 
-def _grown(constant: float, p: Any) -> Any:
+def _grown(constant: float, p: Problem) -> Any:
     steps = jnp.floor(p["steps"])
     return jnp.expm1(steps * jnp.log1p(p["product"] / steps)) / (constant * p["product"])
 
 
-def _grown_again(constant: float, p: Any) -> float:
+def _grown_again(constant: float, p: Problem) -> float:
     """Step by step."""
     grown, steps = 0.0, int(p["steps"])
     for _ in range(steps):
@@ -146,7 +146,7 @@ def bernoulli(corrected: bool) -> Domain:
 # --- which task is perturbed (eq. 13) -------------------------------------------------------------
 
 
-def _mixture_terms(p: Any) -> tuple[Any, dict[str, Any]]:
+def _mixture_terms(p: Problem) -> tuple[Any, dict[str, Any]]:
     """The mixture over the perturbed task, and the bound."""
     n, weights = jnp.floor(p["samples"]), jnp.stack([p["weight"], 1 - p["weight"]])
     scale, seen = weights * p["steps"], n / n.sum()
@@ -156,12 +156,12 @@ def _mixture_terms(p: Any) -> tuple[Any, dict[str, Any]]:
     return (scale * mixed).sum(), {"σ²/n": (scale * first).sum(), "3bζ²/n": (scale * second).sum()}
 
 
-def _mixture(lacking: str, p: Any) -> Any:
+def _mixture(lacking: str, p: Problem) -> Any:
     left, terms = _mixture_terms(p)
     return left / sum(term for name, term in terms.items() if name != lacking)
 
 
-def _mixture_again(p: Any) -> float:
+def _mixture_again(p: Problem) -> float:
     """Sample by sample: a sample of one task is replaced, all of them with equal chances."""
     n, total, bound = np.floor(p["samples"]), 0.0, 0.0
     for i, weight in enumerate((float(p["weight"]), 1 - float(p["weight"]))):
@@ -196,14 +196,14 @@ MIXTURE = Domain(
 _GAMMAS = np.logspace(-8, 8, 1601)  # with 1
 
 
-def _given(p: Any) -> tuple[Constants, Training]:
+def _given(p: Problem) -> tuple[Constants, Training]:
     weights = jnp.stack([p["weight"], 1 - p["weight"]])
     variance, zeta2 = p["variance"], p["zeta2"]
     constants = Constants(p["smoothness"], p["share"] / p["smoothness"], variance, zeta2, p["gap"])
     return constants, Training(p["samples"], p["steps"], p["batch"], p["rate"], weights)
 
 
-def _relaxed(lacking: str, p: Any) -> Any:
+def _relaxed(lacking: str, p: Problem) -> Any:
     """The least value of eq. (23) at many gammas beside its relaxation."""
     given = _given(p)
     found = excess_risk_bound(*given)
@@ -214,7 +214,7 @@ def _relaxed(lacking: str, p: Any) -> Any:
     return values.min() / sum(term for name, term in terms.items() if name != lacking)
 
 
-def _relaxed_again(p: Any) -> float:
+def _relaxed_again(p: Problem) -> float:
     """At the gamma at which two terms are equal, in NumPy."""
     N, w = 2, np.array([float(p["weight"]), 1 - float(p["weight"])])
     n, k, b, s2, z2 = (
@@ -251,7 +251,7 @@ _ONES = {name: Box(1e-2, 10.0, log=True) for name in ("variance", "zeta2", "gap"
 _TASKS = 8
 
 
-def _epsilon(p: Any, steps: Any) -> Any:
+def _epsilon(p: Problem, steps: Any) -> Any:
     given = Constants(p["smoothness"], 1.0 / p["smoothness"], p["variance"], p["zeta2"], p["gap"])
     even = jnp.full(_TASKS, 1 / _TASKS)
     samples, k, batch = (jnp.full(_TASKS, size) for size in (100.0, steps, p["batch"]))
@@ -259,12 +259,12 @@ def _epsilon(p: Any, steps: Any) -> Any:
     return surrogate_gradient(given, training, coefficient=12.0)
 
 
-def _more_steps(p: Any) -> Any:
+def _more_steps(p: Problem) -> Any:
     few = jnp.floor(p["steps"])
     return _epsilon(p, jnp.floor(few * p["more"])) / _epsilon(p, few)
 
 
-def _more_steps_again(p: Any) -> float:
+def _more_steps_again(p: Problem) -> float:
     few, w, found = np.floor(p["steps"]), np.full(_TASKS, 1 / _TASKS), []
     for steps in (np.floor(few * p["more"]), few):
         noise, k = p["variance"] / p["batch"], np.full(_TASKS, steps)
@@ -285,13 +285,13 @@ MORE_STEPS = Domain(
 )
 
 
-def _fewer_tasks(p: Any) -> Any:
+def _fewer_tasks(p: Problem) -> Any:
     c = p["centres"][:, None]
     few, many = (heterogeneity(c[:n], jnp.full(n, 1 / n)) for n in (_TASKS // 4, _TASKS))
     return 4 * few / many
 
 
-def _fewer_tasks_again(p: Any) -> float:
+def _fewer_tasks_again(p: Problem) -> float:
     """By pairs of tasks."""
     few, many = (
         np.mean([(a - b) ** 2 for a in p["centres"][:n] for b in p["centres"][:n]]) / 2

@@ -19,8 +19,8 @@ from jaxtyping import Array, Float, PyTree
 from sail_jax.probe.curvature import lanczos, ritz
 from sail_jax.trees import leaf_paths
 from theory.merging.bounds import Constants
-from theory.merging.tasks import Weights, check_sum
-from theory.problems import check, defined
+from theory.merging.tasks import Weights
+from theory.problems import check, check_sum, defined
 
 Loss = Callable[[Any, Any], Array]  # (params, batch with a leading axis) -> mean loss of it
 

@@ -6,13 +6,14 @@ Exact values come from `quadratic`, bounds from `bounds`.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from sail_jax.checks import one_of
 from theory.merging.bounds import Bound, excess_risk_bound
 from theory.merging.quadratic import Quantities, constants, exact
 from theory.merging.tasks import QuadraticTasks
@@ -67,8 +68,7 @@ def scaling(
     >>> bool(laws.bound.stability[0] < laws.bound.stability[-1])
     True
     """
-    if law not in get_args(Law):
-        raise ValueError(f"law must be one of {get_args(Law)}; got {law!r}")
+    one_of("law", law, Law)
     if np.ndim(values) != 1 or not len(values):
         raise ValueError(f"values must be a non-empty sequence; got shape {np.shape(values)}")
     # The settings have equal shapes, except those of "tasks": one compilation serves them.

@@ -14,7 +14,7 @@ import numpy as np
 
 from sail_jax.merging.task_vectors import TaskVectors
 from sail_jax.merging.transforms import elect, trim
-from theory.adversary import Box, Domain
+from theory.adversary import Box, Domain, Problem
 from theory.merging.heterogeneity import heterogeneity, updates
 
 KEPT = 0.4  # share of entries that trimming keeps: 2 of 5
@@ -48,7 +48,7 @@ def _applied(transform: Any, d: Any) -> Any:
     return jnp.where(updates(kept)["a"] != 0, d, 0.0)
 
 
-def _ratio(before: Step, after: Step, p: Any) -> Any:
+def _ratio(before: Step, after: Step, p: Problem) -> Any:
     w = p["weights"] / p["weights"].sum()
     d = jnp.asarray(p["vectors"])
     return heterogeneity(after(d), w) / heterogeneity(before(d), w)
@@ -77,7 +77,7 @@ def _spread(d: np.ndarray, w: np.ndarray) -> float:
     return float(sum(w[i] * w[j] * np.sum((d[i] - d[j]) ** 2) for i, j in pairs) / 2)
 
 
-def _ratio_again(before: Any, after: Any, p: Any) -> float:
+def _ratio_again(before: Any, after: Any, p: Problem) -> float:
     d, w = np.asarray(p["vectors"]), np.asarray(p["weights"]) / np.sum(p["weights"])
     return _spread(after(d), w) / _spread(before(d), w)
 
@@ -110,7 +110,7 @@ TIES_ELECTED = _domain(
 # --- DARE -----------------------------------------------------------------------------------------
 
 
-def _dropped(p: Any) -> Any:
+def _dropped(p: Problem) -> Any:
     """The mean over all masks of one entry of each task."""
     w, d, rate = p["weights"] / p["weights"].sum(), p["entries"], p["rate"]
     masks = jnp.array(list(product((0.0, 1.0), repeat=N)))
@@ -119,7 +119,7 @@ def _dropped(p: Any) -> Any:
     return chances @ spreads / heterogeneity(d[:, None], w)
 
 
-def _dropped_again(p: Any) -> float:
+def _dropped_again(p: Problem) -> float:
     """By the means and mean squares of what is kept of each entry."""
     w, d = np.asarray(p["weights"]) / np.sum(p["weights"]), np.asarray(p["entries"])
     square = w @ (d**2 / (1 - p["rate"]))
@@ -154,22 +154,22 @@ def _distances_again(d: np.ndarray) -> tuple[list[float], list[float]]:
     return both[0], both[1]
 
 
-def _conflicting(p: Any) -> Any:
+def _conflicting(p: Problem) -> Any:
     before, after = _distances(p["entries"])
     return after[-1] / before[-1]
 
 
-def _conflicting_again(p: Any) -> float:
+def _conflicting_again(p: Problem) -> float:
     before, after = _distances_again(np.asarray(p["entries"]))
     return after[-1] / before[-1]
 
 
-def _in_the_mean(p: Any) -> Any:
+def _in_the_mean(p: Problem) -> Any:
     before, after = _distances(p["entries"])
     return after.sum() / before.sum()
 
 
-def _in_the_mean_again(p: Any) -> float:
+def _in_the_mean_again(p: Problem) -> float:
     before, after = _distances_again(np.asarray(p["entries"]))
     return sum(after) / sum(before)
 

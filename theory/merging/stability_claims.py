@@ -4,24 +4,15 @@ from functools import partial
 from math import exp, sqrt
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
-from theory.claims import Claim, Estimate, beside, generator, measured
+from theory.claims import Estimate, generator, measured
 from theory.merging import inequality_domains, stability_domains
 from theory.merging.bounds import Form, local_stability
 from theory.merging.quadratic import constants, exact
-from theory.merging.testbeds import (
-    PAPER,
-    Bed,
-    bound,
-    drawn,
-    expected,
-    long,
-    minimiser,
-    mixed,
-)
+from theory.merging.testbeds import Bed, bound, claim, drawn, expected, long, minimiser, mixed
 
 MIXED = "3 tasks of different n, K, b, λ"
 FEW, SOME, MANY, MOST = 10_000, 20_000, 90_000, 160_000  # runs; more for what varies much
@@ -46,78 +37,74 @@ def lemma_1(bed: Bed, gradient: str, of_optimisation: bool = False) -> float:
     return float(jnp.asarray(consts.smoothness)) / 2 * stability + sqrt(square * stability) + rest
 
 
-def _generalisation() -> list[Claim]:
-    claims = []
-    minimisers, tasks, samples = "empirical minimisers of N={} tasks, n={}; best γ", 2, 10
-    bed = partial(minimiser, tasks, samples)
-    for name, place, field, statement in (
-        (
-            "L1",
-            "Lemma 1 (Section IV-A)",
-            "generalisation",
-            "E_G ≤ (L+γ)/2 stability + {}/2γ, γ > 0",
-        ),
-        (
-            "eq5",
-            "eq. (5) (Section IV-A)",
-            "excess",
-            "excess ≤ (L+γ)/2 stability + {}/2γ + C|∇f|², γ > 0",
-        ),
-    ):
-        repaired, own = statement.format("mean|∇ℓ(x;zᵢ)|²"), field == "excess"
-        loose = "the search finds that (L/2) stability never matters"
-        loose += "" if own else ", and the bound not sharp: at least {} times too large"
-        attacked = partial(stability_domains.lemma_1, of_optimisation=own)
-        claims += [
-            *beside(
-                f"{PAPER}/{name}-minimisers",
-                place,
-                minimisers.format(tasks, samples),
-                drawn(bed, field, MANY),
-                relation="<=",
-                attack={
-                    "printed": attacked("gradient", minimisers=True),
-                    "corrected": attacked("sample_gradient", minimisers=True),
-                },
-                printed=(
-                    statement.format("|∇f|²"),
-                    partial(lemma_1, bed, "gradient", own),
-                    "(1/N)Σ∇ℓ(x;z̃ᵢ) is not ∇f(x), which is 0 here",
-                ),
-                corrected=(
-                    repaired,
-                    partial(lemma_1, bed, "sample_gradient", own),
-                    loose.format(1.42),
-                ),
-            ),
-            *beside(
-                f"{PAPER}/{name}-mixed",
-                place,
-                f"{MIXED}; best γ",
-                drawn(mixed, field, FEW if own else MANY),
-                relation="<=",
-                attack={"corrected": attacked("sample_gradient")},
-                corrected=(
-                    repaired,
-                    partial(lemma_1, mixed, "sample_gradient", own),
-                    loose.format(1.4),
-                ),
-            ),
-        ]
-    for field, statement in (
+for _numbers, _place, _own in (
+    (("L1", "E_G", "", "generalisation", False), "Lemma 1 (Section IV-A)", False),
+    (("eq5", "excess", " + C|∇f|²", "excess", True), "eq. (5) (Section IV-A)", True),
+):
+    _attacked = partial(stability_domains.lemma_1, of_optimisation=_own)
+    _sharp = "" if _own else ", and the bound not sharp: at least {} times too large"
+
+    @claim(
+        "{name}-minimisers/printed",
+        _place,
+        "empirical minimisers of N={tasks} tasks, n={samples}; best γ",
+        "<=",
+        attack=_attacked("gradient", minimisers=True),
+        each=((*_numbers, _sharp.format(1.42)),),
+    )
+    def _minimisers(name, left, rest, field, own, sharp, tasks=2, samples=10):
+        """{left} ≤ (L+γ)/2 stability + |∇f|²/2γ{rest}, γ > 0
+
+        (1/N)Σ∇ℓ(x;z̃ᵢ) is not ∇f(x), which is 0 here
+        """
+        bed = partial(minimiser, tasks, samples)
+        return lemma_1(bed, "gradient", own), drawn(bed, field, MANY)
+
+    @_minimisers.beside(
+        "corrected", attack=_attacked("sample_gradient", minimisers=True), overlooks="tightened"
+    )
+    def _(left, rest, own, sharp, tasks, samples):
+        """{left} ≤ (L+γ)/2 stability + mean|∇ℓ(x;zᵢ)|²/2γ{rest}, γ > 0
+
+        the search finds that (L/2) stability never matters{sharp}
+        """
+        return lemma_1(partial(minimiser, tasks, samples), "sample_gradient", own)
+
+    @claim(
+        "{name}-mixed/corrected",
+        _place,
+        f"{MIXED}; best γ",
+        "<=",
+        attack=_attacked("sample_gradient"),
+        each=((*_numbers, _sharp.format(1.4)),),
+        overlooks="tightened",
+    )
+    def _(name, left, rest, field, own, sharp):
+        """{left} ≤ (L+γ)/2 stability + mean|∇ℓ(x;zᵢ)|²/2γ{rest}, γ > 0
+
+        the search finds that (L/2) stability never matters{sharp}
+        """
+        simulate = drawn(mixed, field, FEW if own else MANY)
+        return lemma_1(mixed, "sample_gradient", own), simulate
+
+
+@claim(
+    "{field}/ours",
+    "eq. (3), exact for quadratics",
+    MIXED,
+    effect=0.05 * EXCESS,
+    each=(
         ("generalisation", "E_G = (1/N)Σᵢ Σ_h h λᵢ(1-ρᵢ) s²/nᵢ"),
         ("optimisation", "E_O = ½ Σ_h h E(x_avg - x̂)²"),
         ("excess", "E F(x_avg) - E f(x̂) = E_G + E_O"),
-    ):
-        claims += beside(
-            f"{PAPER}/{field}",
-            "eq. (3), exact for quadratics",
-            MIXED,
-            drawn(mixed, field, FEW),
-            effect=0.05 * EXCESS,
-            ours=(statement, expected(mixed, field), f"seen: 5 % of the excess, {EXCESS}"),
-        )
-    return claims
+    ),
+)
+def _(field, statement, excess=EXCESS):
+    """{statement}
+
+    seen: 5 % of the excess, {excess}
+    """
+    return expected(mixed, field), drawn(mixed, field, FEW)
 
 
 class _Step(NamedTuple):
@@ -144,15 +131,7 @@ class _Step(NamedTuple):
         return self.variance / self.samples + 3 * self.batch * self.zeta2 / self.samples
 
 
-def _coupled(key: jax.Array, quick: bool) -> Estimate:
-    """|x - x̃|² after a step from one point, of batches of the same places without the other
-    sample."""
-    rng = generator(key)
-    z = rng.normal(size=(1000, 20))
-    other = z + np.eye(20)[0] * rng.normal(size=(1000, 1))
-    places = rng.integers(1, 20, size=(1000, 4))
-    x, twin = (1 - 0.1 * (1 - np.take_along_axis(data, places, 1)).mean(1) for data in (z, other))
-    return Estimate(float(((x - twin) ** 2).max()), tolerance=1e-12)
+STEP = _Step(20, 4)
 
 
 def _local(bed: Bed, form: Form) -> float:
@@ -160,119 +139,134 @@ def _local(bed: Bed, form: Form) -> float:
     return float(np.mean(local_stability(constants(tasks), tasks.training, form=form)))
 
 
-def _lemma_3() -> list[Claim]:
-    proof, eq11 = (
-        f"{what} (Appendix A-A, step 1)" for what in ("proof of Lemma 3", "Lemma 3, eq. (11)")
-    )
-    rest = "N=2, one centre, η=1/(8KL), n=10, b=1"
-    bed, domain = partial(long, 2, 1000), f"{rest}, K=1000"
-    small, few = partial(long, 2, 20), f"{rest}, K=20"
-    step, steps, product = _Step(20, 4), 1000, 0.5  # 4ηLK
-    return [
-        *beside(
-            f"{PAPER}/L3-bernoulli",
-            proof,
-            f"K={steps}, ηL=1/(8K)",
-            measured(lambda: (1 + product / steps) ** steps - 1),
-            relation="<=",
-            attack={
-                "printed": inequality_domains.bernoulli(False),
-                "corrected": inequality_domains.bernoulli(True),
-            },
-            printed=(
-                "η ≤ 1/(8KL): (1 + 4ηL)^K - 1 ≤ 4ηLK",
-                lambda: product,
-                "Bernoulli's inequality is the reverse",
-            ),
-            corrected=(
-                "(1 + 4ηL)^K - 1 ≤ 2(√e - 1) 4ηLK, 1.2974 of it: 5.19 in place of 16",
-                lambda: 2 * (exp(0.5) - 1) * product,
-            ),
-        ),
-        *beside(
-            f"{PAPER}/L3-case1",
-            proof,
-            str(step),
-            measured(partial(step.cases, apart=True)),
-            printed=(
-                "b/n ≤ ½: (1-b/n) 4η²σ²/b + (b/n) 4η²(σ²/b + 3ζ²) = 4η²(σ²/n + 3bζ²/n)",
-                step.combined,
-                "the left side is 4η²(σ²/b + 3bζ²/n)",
-            ),
-        ),
-        *beside(
-            f"{PAPER}/L3-case1",
-            proof,
-            f"{step}; both runs see the same places",
-            measured(partial(step.cases, apart=False)),
-            corrected=("(1-b/n) 0 + (b/n) 4η²(σ²/b + 3ζ²) = 4η²(σ²/n + 3bζ²/n)", step.combined),
-        ),
-        *beside(
-            f"{PAPER}/L3-case1-coupled",
-            proof,
-            "quadratic, one step from one point, n=20, b=4; largest of 1000 draws",
-            _coupled,
-            ours=(
-                (
-                    "identity: a batch of the same places without the other sample moves both runs"
-                    " alike, |x - x̃|² = 0"
-                ),
-                lambda: 0.0,
-            ),
-        ),
-        *beside(
-            f"{PAPER}/L3-cross",
-            f"{proof}, (i)",
-            MIXED,
-            drawn(mixed, "cross", MANY),
-            printed=(
-                "E[∇ℓ(x̃;z) - ∇ℓ(x̃;z̃)] = 0, so that E⟨x - x̃, ∇ℓ(x̃;z) - ∇ℓ(x̃;z̃)⟩ = 0",
-                lambda: 0.0,
-                "x̃ has seen z̃",
-            ),
-            corrected=(
-                "E⟨x - x̃, ∇ℓ(x̃;z) - ∇ℓ(x̃;z̃)⟩ = -2s² Σ_h h(1-ρ)/n, for quadratics",
-                expected(mixed, "cross"),
-            ),
-        ),
-        *beside(
-            f"{PAPER}/L3-eq11",
-            eq11,
-            domain,
-            drawn(bed, "local_stability", SOME),
-            relation={"printed": "<=", "corrected": "<=", "ours": "="},
-            attack={
-                "printed": stability_domains.STABILITY_PRINTED,
-                "corrected": stability_domains.STABILITY,
-            },
-            printed=(
-                "η=Θ(1/KL): E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n)",
-                partial(_local, bed, "printed"),
-                "violated from K ≈ 8n on, by K/8n",
-            ),
-            corrected=(
-                "E|x - x̃|² ≤ 2σ²[(ηK)²/(n(n-1)) + η²K/(bn)], convex",
-                partial(_local, bed, "corrected"),
-            ),
-            ours=(
-                "E|x - x̃|² = 2s² Σ_h [(1-ρ)²/n² + (ηh)² a (1-1/n)/(bn)], for quadratics",
-                expected(bed, "local_stability"),
-            ),
-        ),
-        *beside(
-            f"{PAPER}/L3-eq11-few-steps",
-            f"{eq11}, restricted",
-            few,
-            drawn(small, "local_stability", SOME),
-            relation="<=",
-            attack={"ours": stability_domains.STABILITY_FEW},
-            ours=(
-                "E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n) while K ≤ (8 - 1/b)(n - 1)",
-                partial(_local, small, "printed"),
-                "n=2, K=8n=16, b=1 break it by 1.2; 3bζ²/n never matters",
-            ),
-        ),
-    ]
+@claim(
+    "L3-bernoulli/printed",
+    "proof of Lemma 3 (Appendix A-A, step 1)",
+    "K={steps}, ηL=1/(8K)",
+    "<=",
+    attack=inequality_domains.bernoulli(False),
+)
+def _bernoulli(steps=1000, product=0.5):
+    """η ≤ 1/(8KL): (1 + 4ηL)^K - 1 ≤ 4ηLK
+
+    Bernoulli's inequality is the reverse
+    """
+    return product, measured(lambda: (1 + product / steps) ** steps - 1)
+
+
+@_bernoulli.beside("corrected", attack=inequality_domains.bernoulli(True))
+def _(product):
+    """(1 + 4ηL)^K - 1 ≤ 2(√e - 1) 4ηLK, 1.2974 of it: 5.19 in place of 16"""
+    return 2 * (exp(0.5) - 1) * product
+
+
+@claim(
+    "L3-case1/printed",
+    "proof of Lemma 3 (Appendix A-A, step 1)",
+    "{step}",
+)
+def _(step=STEP):
+    """b/n ≤ ½: (1-b/n) 4η²σ²/b + (b/n) 4η²(σ²/b + 3ζ²) = 4η²(σ²/n + 3bζ²/n)
+
+    the left side is 4η²(σ²/b + 3bζ²/n)
+    """
+    return step.combined(), measured(lambda: step.cases(apart=True))
+
+
+@claim(
+    "L3-case1/corrected",
+    "proof of Lemma 3 (Appendix A-A, step 1)",
+    "{step}; both runs see the same places",
+)
+def _(step=STEP):
+    """(1-b/n) 0 + (b/n) 4η²(σ²/b + 3ζ²) = 4η²(σ²/n + 3bζ²/n)"""
+    return step.combined(), measured(lambda: step.cases(apart=False))
+
+
+@claim(
+    "L3-case1-coupled/ours",
+    "proof of Lemma 3 (Appendix A-A, step 1)",
+    "quadratic, one step from one point, n={n}, b={b}; largest of 1000 draws",
+)
+def _(n=20, b=4):
+    """identity: a batch of the same places without the other sample moves both runs alike,
+    |x - x̃|² = 0
+    """
+
+    def simulate(key: Array, quick: bool) -> Estimate:
+        rng = generator(key)
+        z = rng.normal(size=(1000, n))
+        other = z + np.eye(n)[0] * rng.normal(size=(1000, 1))
+        places = rng.integers(1, n, size=(1000, b))
+        seen = (np.take_along_axis(data, places, 1) for data in (z, other))
+        x, twin = (1 - 0.1 * (1 - batch).mean(1) for batch in seen)
+        return Estimate(float(((x - twin) ** 2).max()), tolerance=1e-12)
+
+    return 0.0, simulate
+
+
+@claim(
+    "L3-cross/printed",
+    "proof of Lemma 3 (Appendix A-A, step 1), (i)",
+    MIXED,
+)
+def _printed_cross():
+    """E[∇ℓ(x̃;z) - ∇ℓ(x̃;z̃)] = 0, so that E⟨x - x̃, ∇ℓ(x̃;z) - ∇ℓ(x̃;z̃)⟩ = 0
+
+    x̃ has seen z̃
+    """
+    return 0.0, drawn(mixed, "cross", MANY)
+
+
+@_printed_cross.beside("corrected")
+def _():
+    """E⟨x - x̃, ∇ℓ(x̃;z) - ∇ℓ(x̃;z̃)⟩ = -2s² Σ_h h(1-ρ)/n, for quadratics"""
+    return expected(mixed, "cross")
+
+
+@claim(
+    "L3-eq11/printed",
+    "Lemma 3, eq. (11) (Appendix A-A, step 1)",
+    "N=2, one centre, η=1/(8KL), n=10, b=1, K={steps}",
+    "<=",
+    attack=stability_domains.STABILITY_PRINTED,
+)
+def _printed_stability(steps=1000):
+    """η=Θ(1/KL): E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n)
+
+    violated from K ≈ 8n on, by K/8n
+    """
+    bed = partial(long, 2, steps)
+    return _local(bed, "printed"), drawn(bed, "local_stability", SOME)
+
+
+@_printed_stability.beside("corrected", attack=stability_domains.STABILITY, overlooks="tightened")
+def _(steps):
+    """E|x - x̃|² ≤ 2σ²[(ηK)²/(n(n-1)) + η²K/(bn)], convex"""
+    return _local(partial(long, 2, steps), "corrected")
+
+
+@_printed_stability.beside("ours", "=")
+def _(steps):
+    """E|x - x̃|² = 2s² Σ_h [(1-ρ)²/n² + (ηh)² a (1-1/n)/(bn)], for quadratics"""
+    return expected(partial(long, 2, steps), "local_stability")
+
+
+@claim(
+    "L3-eq11-few-steps/ours",
+    "Lemma 3, eq. (11) (Appendix A-A, step 1), restricted",
+    "N=2, one centre, η=1/(8KL), n=10, b=1, K={steps}",
+    "<=",
+    attack=stability_domains.STABILITY_FEW,
+    overlooks="tightened",
+)
+def _(steps=20):
+    """E|x - x̃|² ≤ 16Kη²(σ²/n + 3bζ²/n) while K ≤ (8 - 1/b)(n - 1)
+
+    n=2, K=8n=16, b=1 break it by 1.2; 3bζ²/n never matters
+    """
+    bed = partial(long, 2, steps)
+    return _local(bed, "printed"), drawn(bed, "local_stability", SOME)
 
 
 class _Tasks(NamedTuple):
@@ -307,64 +301,74 @@ class _Tasks(NamedTuple):
         return float(np.sum(np.multiply(self.weights, self.steps) * per_task))
 
 
-def _theorem_1() -> list[Claim]:
-    theorem = "Theorem 1 (Section IV-A)"
-    bed, domain = partial(long, 2, 2000), "N=2, one centre, η=1/(8KL), n=10, K=2000, b=1"
-    repaired = "E|x_avg - x̃_avg|² ≤ (1/N)Σλᵢ² 2σᵢ²[(ηKᵢ)²/(nᵢ(nᵢ-1)) + η²Kᵢ/(bᵢnᵢ)]"
-    tasks = _Tasks()
-    return [
-        *beside(
-            f"{PAPER}/T1",
-            theorem,
-            domain,
-            drawn(bed, "stability", SOME),
-            relation="<=",
-            attack={
-                "printed": stability_domains.MERGED_PRINTED,
-                "corrected": stability_domains.MERGED,
-            },
-            printed=(
-                "E|x_avg - x̃_avg|² ≤ 16η²ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/nᵢ)",
-                bound(bed, "stability"),
-                "else loose by N²: one task is perturbed, with weight λᵢ²",
-            ),
-            corrected=(repaired, bound(bed, "stability", "corrected")),
-        ),
-        *beside(
-            f"{PAPER}/T1-mixed",
-            theorem,
-            MIXED,
-            drawn(mixed, "stability", SOME),
-            relation="<=",
-            attack={"corrected": stability_domains.MERGED},
-            corrected=(repaired, bound(mixed, "stability", "corrected")),
-        ),
-        *beside(
-            f"{PAPER}/T1",
-            "Definition 2, eq. (4), exact for quadratics",
-            MIXED,
-            drawn(mixed, "stability", MOST),
-            ours=("E|x_avg - x̃_avg|² = (1/N)Σλᵢ² E|xᵢ - x̃ᵢ|²", expected(mixed, "stability")),
-        ),
-        *beside(
-            f"{PAPER}/T1-mixture",
-            "eq. (13) and before it (Appendix A-A, step 2)",
-            str(tasks),
-            measured(tasks.mixture),
-            relation={"exact": "<=", "ours": "="},
-            attack={"exact": inequality_domains.MIXTURE},
-            exact=(
-                "the mixture over the perturbed task ≤ 16η²ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/nᵢ)",
-                partial(tasks.size, together=False),
-                "both sides over 16η²",
-            ),
-            ours=(
-                "the mixture over the perturbed task = 16η²ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/n), n = Σnᵢ",
-                partial(tasks.size, together=True),
-                "both sides over 16η²",
-            ),
-        ),
-    ]
+TASKS = _Tasks()
 
 
-CLAIMS = (*_generalisation(), *_lemma_3(), *_theorem_1())
+@claim(
+    "T1/printed",
+    "Theorem 1 (Section IV-A)",
+    "N=2, one centre, η=1/(8KL), n=10, K={steps}, b=1",
+    "<=",
+    attack=stability_domains.MERGED_PRINTED,
+)
+def _printed_merged(steps=2000):
+    """E|x_avg - x̃_avg|² ≤ 16η²ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/nᵢ)
+
+    else loose by N²: one task is perturbed, with weight λᵢ²
+    """
+    bed = partial(long, 2, steps)
+    return bound(bed, "stability"), drawn(bed, "stability", SOME)
+
+
+@_printed_merged.beside("corrected", attack=stability_domains.MERGED, overlooks="tightened")
+def _(steps):
+    """E|x_avg - x̃_avg|² ≤ (1/N)Σλᵢ² 2σᵢ²[(ηKᵢ)²/(nᵢ(nᵢ-1)) + η²Kᵢ/(bᵢnᵢ)]"""
+    return bound(partial(long, 2, steps), "stability", "corrected")
+
+
+@claim(
+    "T1-mixed/corrected",
+    "Theorem 1 (Section IV-A)",
+    MIXED,
+    "<=",
+    attack=stability_domains.MERGED,
+    overlooks="tightened",
+)
+def _():
+    """E|x_avg - x̃_avg|² ≤ (1/N)Σλᵢ² 2σᵢ²[(ηKᵢ)²/(nᵢ(nᵢ-1)) + η²Kᵢ/(bᵢnᵢ)]"""
+    return bound(mixed, "stability", "corrected"), drawn(mixed, "stability", SOME)
+
+
+@claim(
+    "T1/ours",
+    "Definition 2, eq. (4), exact for quadratics",
+    MIXED,
+)
+def _():
+    """E|x_avg - x̃_avg|² = (1/N)Σλᵢ² E|xᵢ - x̃ᵢ|²"""
+    return expected(mixed, "stability"), drawn(mixed, "stability", MOST)
+
+
+@claim(
+    "T1-mixture/exact",
+    "eq. (13) and before it (Appendix A-A, step 2)",
+    "{tasks}",
+    "<=",
+    attack=inequality_domains.MIXTURE,
+    overlooks="tightened",
+)
+def _mixture(tasks=TASKS):
+    """the mixture over the perturbed task ≤ 16η²ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/nᵢ)
+
+    both sides over 16η²
+    """
+    return tasks.size(together=False), measured(tasks.mixture)
+
+
+@_mixture.beside("ours", "=")
+def _(tasks):
+    """the mixture over the perturbed task = 16η²ΣλᵢKᵢ(σᵢ²/nᵢ + 3bᵢζᵢ²/n), n = Σnᵢ
+
+    both sides over 16η²
+    """
+    return tasks.size(together=True)

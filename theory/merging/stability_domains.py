@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from theory.adversary import Domain
+from theory.adversary import Domain, Problem
 from theory.merging.bounds import Form, local_stability
 from theory.merging.followed import Followed
 from theory.merging.quadratic import constants, exact
@@ -67,7 +67,7 @@ STABILITY_PRINTED = domain(
 )
 
 
-def _few(p: Any) -> Any:
+def _few(p: Problem) -> Any:
     """Whether K <= (8 - 1/b) (n - 1) for both tasks."""
     n, k, b = sizes(p)
     return jnp.min((8 - 1 / b) * (n - 1) - k)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from theory.adversary import Box, Domain
+from theory.adversary import Box, Domain, Problem
 from theory.merging.bounds import Form, excess_risk_bound
 from theory.merging.followed import Followed
 from theory.merging.quadratic import constants, exact
@@ -27,22 +27,22 @@ def _whole(size: Any) -> Any:
     return size + jax.lax.stop_gradient(jnp.floor(size) - size)
 
 
-def sizes(p: Any) -> tuple[Any, Any, Any]:
+def sizes(p: Problem) -> tuple[Any, Any, Any]:
     """Returns the samples, steps and batches of both tasks, as whole numbers."""
     return _whole(p["samples"]), _whole(p["steps"]), _whole(p["batch"])
 
 
-def _built(p: Any, curvature: Any, rate: Any, of: tuple[Any, Any, Any]) -> QuadraticTasks:
+def _built(p: Problem, curvature: Any, rate: Any, of: tuple[Any, Any, Any]) -> QuadraticTasks:
     weights = jnp.stack([p["weight"], 1 - p["weight"]])
     return QuadraticTasks(curvature, p["centres"], p["noise"], *of, rate, weights, p["start"])
 
 
-def paced(p: Any) -> QuadraticTasks:
+def paced(p: Problem) -> QuadraticTasks:
     """Builds tasks with a rate that is a share of 1 / L."""
     return _built(p, p["curvature"], p["pace"] / jnp.max(p["curvature"]), sizes(p))
 
 
-def slow(p: Any) -> QuadraticTasks:
+def slow(p: Problem) -> QuadraticTasks:
     """Builds tasks with a rate that is a share of 1 / (8 K L), K the larger number of steps.
 
     Args:
@@ -56,13 +56,13 @@ def slow(p: Any) -> QuadraticTasks:
     return _built(p, p["curvature"], rate, of)
 
 
-def minimised(p: Any) -> QuadraticTasks:
+def minimised(p: Problem) -> QuadraticTasks:
     """Builds tasks with experts at the minimisers of their empirical risks."""
     samples = _whole(p["samples"])
     return _built(p, p["curvature"], 1 / p["curvature"][0], (samples, 1, jnp.inf))
 
 
-def tied(p: Any) -> QuadraticTasks:
+def tied(p: Problem) -> QuadraticTasks:
     """Builds tasks with the rate sqrt(N / mean K), below 2 / L by a share of it.
 
     Args:
@@ -77,7 +77,7 @@ def tied(p: Any) -> QuadraticTasks:
     return _built(p, p["curvature"] / jnp.max(p["curvature"]) * steepest, rate, of)
 
 
-def admissible(p: Any) -> QuadraticTasks:
+def admissible(p: Problem) -> QuadraticTasks:
     """Builds tasks with the rate sqrt(N / mean K), at most 1 / (8 K L) for both K.
 
     Args:
@@ -123,7 +123,7 @@ ROOT = WORDS.format(2) + f"1 to {STEPS} steps, η = √(N/K̄) "
 Side = Callable[[QuadraticTasks], Any]
 
 
-def _ratio(tasks: Tasks, left: Side, right: Side, p: Any) -> Any:
+def _ratio(tasks: Tasks, left: Side, right: Side, p: Problem) -> Any:
     given = tasks(p)
     return jnp.max(left(given) / right(given))
 

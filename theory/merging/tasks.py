@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from sail_jax.checks import concrete
-from theory.problems import check, check_squares
+from theory.problems import check, check_squares, check_sum
 
 Numbers = Any  # what becomes an array
 Weights = Any  # one number per task, of sum 1
@@ -93,21 +93,6 @@ class Training(NamedTuple):
         check_sum(w)
         m, k, b = (jnp.broadcast_to(jnp.asarray(x, float), (n,)) for x in (samples, steps, batch))
         return cls(m, k, b, jnp.asarray(rate, float), w)
-
-
-def check_sum(weights: Float[Array, " N"]) -> None:
-    """Raises an error unless known weights sum to 1, up to 4 eps per weight.
-
-    Args:
-      weights: Weights `(N,)`.
-
-    Raises:
-      ValueError: If they do not.
-    """
-    known = concrete(weights)
-    total = None if known is None else known.sum()
-    if total is not None and not abs(total - 1) <= 4 * weights.size * jnp.finfo(weights.dtype).eps:
-        raise ValueError(f"weights must sum to 1; got {total:g}")
 
 
 @dataclass(frozen=True, eq=False, init=False)

@@ -8,14 +8,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from theory.adversary import Box, Domain
+from theory.adversary import Box, Domain, Problem
 from theory.student_teacher import arc_cosine
 
 _PHI = (np.arange(20_000) + 0.5) * 2 * np.pi / 20_000
 _CIRCLE = np.stack([np.cos(_PHI), np.sin(_PHI)], 1)
 
 
-def _moments(p: Any, kept: int) -> tuple[Any, Any, Any]:
+def _moments(p: Problem, kept: int) -> tuple[Any, Any, Any]:
     """E phi phi^T and E phi f of the first neurons, and E f^2."""
     w, target = p["neurons"][:kept], p["target"]
     overlap = arc_cosine.gram(w, target) @ p["output"]
@@ -23,7 +23,7 @@ def _moments(p: Any, kept: int) -> tuple[Any, Any, Any]:
     return arc_cosine.gram(w, w), overlap, norm
 
 
-def _outside(p: Any, kept: int) -> Any:
+def _outside(p: Problem, kept: int) -> Any:
     """|P_perp f|^2 off the first neurons, one or two."""
     gram, overlap, norm = _moments(p, kept)
     return norm - overlap @ _solve(gram, overlap)
@@ -37,34 +37,34 @@ def _solve(square: Any, right: Any) -> Any:
     return jnp.stack([d * right[0] - b * right[1], a * right[1] - c * right[0]]) / (a * d - b * c)
 
 
-def _on_circle(p: Any) -> tuple[np.ndarray, np.ndarray]:
+def _on_circle(p: Problem) -> tuple[np.ndarray, np.ndarray]:
     """The neurons and the target there, times the root of the weight of each point."""
     root = np.sqrt(2 / len(_CIRCLE))
     target = np.maximum(_CIRCLE @ np.asarray(p["target"]).T, 0) @ p["output"]
     return root * np.maximum(_CIRCLE @ np.asarray(p["neurons"]).T, 0), root * target
 
 
-def _outside_again(p: Any, kept: int) -> float:
+def _outside_again(p: Problem, kept: int) -> float:
     phi, target = _on_circle(p)
     phi = phi[:, :kept]
     return float(np.sum((target - phi @ np.linalg.lstsq(phi, target)[0]) ** 2))
 
 
-def _own(p: Any) -> Any:
+def _own(p: Problem) -> Any:
     """The neurons are the target's."""
     return {**p, "neurons": p["target"]}
 
 
-def _increase(p: Any) -> Any:
+def _increase(p: Problem) -> Any:
     """What is outside of two neurons over what is outside of one of them."""
     return _outside(_own(p), 2) / _outside(_own(p), 1)
 
 
-def _increase_again(p: Any) -> float:
+def _increase_again(p: Problem) -> float:
     return _outside_again(_own(p), 2) / _outside_again(_own(p), 1)
 
 
-def _learnable(p: Any) -> Any:
+def _learnable(p: Problem) -> Any:
     """Neurons are no multiples of each other, and leave a part of the target."""
     gram, _, norm = _moments(p, 2)
     apart = gram[0, 0] * gram[1, 1] - gram[0, 1] ** 2
@@ -81,7 +81,7 @@ NESTED = Domain(
 )
 
 
-def _floor(p: Any) -> Any:
+def _floor(p: Problem) -> Any:
     """|P_perp f|^2 over the risk of least squares on a sample."""
     phi = jnp.maximum(p["sample"] @ p["neurons"].T, 0)
     f = jnp.maximum(p["sample"] @ p["target"].T, 0) @ p["output"]
@@ -90,7 +90,7 @@ def _floor(p: Any) -> Any:
     return _outside(p, 2) / (c @ gram @ c - 2 * c @ overlap + norm)
 
 
-def _floor_again(p: Any) -> float:
+def _floor_again(p: Problem) -> float:
     phi, f = (
         np.maximum(np.asarray(p["sample"]) @ np.asarray(p[name]).T, 0)
         for name in ("neurons", "target")
@@ -100,7 +100,7 @@ def _floor_again(p: Any) -> float:
     return _outside_again(p, 2) / float(np.sum((target - everywhere @ c) ** 2))
 
 
-def _fitted(p: Any) -> Any:
+def _fitted(p: Problem) -> Any:
     """The sample determines both weights."""
     phi = jnp.maximum(p["sample"] @ p["neurons"].T, 0)
     (a, b), (_, d) = phi.T @ phi

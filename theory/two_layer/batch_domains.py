@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from theory.adversary import Box, Domain
+from theory.adversary import Box, Domain, Problem
 from theory.two_layer import networks
 from theory.two_layer.layers import Layers, ideal
 from theory.two_layer.planes import symmetric, top
@@ -24,14 +24,14 @@ RUN = 12  # steps
 TINY = 1e-6  # |Sigma_k - I|
 
 
-def _run(p: Any) -> tuple[Any, Any, Any, Any]:
+def _run(p: Problem) -> tuple[Any, Any, Any, Any]:
     """The start, the target and the batches' directions of a run, and Gamma."""
     start, target = jnp.diag(jnp.sqrt(p["pre"])), jnp.diag(p["ft"])
     off = jax.vmap(symmetric)(p["batches"])
     return start, target, off, jnp.maximum(p["pre"].max(), p["ft"].max())
 
 
-def _drift(bound: Callable[[Any, Any], Any], p: Any) -> Any:
+def _drift(bound: Callable[[Any, Any], Any], p: Problem) -> Any:
     """Of the run with batches from that with all data, per unit of eps, to first order."""
     start, target, off, size = _run(p)
 
@@ -48,7 +48,7 @@ def _drift(bound: Callable[[Any, Any], Any], p: Any) -> Any:
     return jnp.maximum(top(drift.w1), top(drift.w2)) / bound(p, size)
 
 
-def _drift_again(bound: Callable[[Any, Any], Any], p: Any) -> float:
+def _drift_again(bound: Callable[[Any, Any], Any], p: Problem) -> float:
     """By stochastic gradient descent with two inputs a batch."""
     _, target, off, size = _run(p)
     start = ideal(jnp.diag(jnp.asarray(p["pre"])), 2)
@@ -63,16 +63,16 @@ def _drift_again(bound: Callable[[Any, Any], Any], p: Any) -> float:
     return float(max(gaps)) / TINY / float(bound(p, size))
 
 
-def _drift_printed(p: Any, size: Any) -> Any:
+def _drift_printed(p: Problem, size: Any) -> Any:
     return 2 * (1 + 16 * p["rate"] * size) ** RUN * jnp.sqrt(size)
 
 
-def _drift_corrected(p: Any, size: Any) -> Any:
+def _drift_corrected(p: Problem, size: Any) -> Any:
     growth = 26 * (1 + p["anchor"])
     return 20 / growth * ((1 + growth * p["rate"] * size) ** RUN - 1) * jnp.sqrt(size)
 
 
-def _drift_linear(p: Any, size: Any) -> Any:
+def _drift_linear(p: Problem, size: Any) -> Any:
     """The corrected bound without the growth of what earlier steps have added."""
     return 20 * RUN * p["rate"] * size**1.5
 
@@ -116,13 +116,13 @@ _RUNS = {
 }
 
 
-def _way(p: Any) -> Layers:
+def _way(p: Problem) -> Layers:
     """The direction of the difference of two starts, of operator norm 1."""
     size = jnp.maximum(top(p["v1"]), top(p["v2"]))
     return Layers(p["v1"] / size, p["v2"] / size)
 
 
-def _trained(p: Any, apart: Any, eps: Any) -> Layers:
+def _trained(p: Problem, apart: Any, eps: Any) -> Layers:
     """The end of a run that starts beside the ideal start, anchored to its own start."""
     start, target, off, _ = _run(p)
     first, second = (start + apart * v for v in _way(p))
@@ -138,7 +138,7 @@ def _trained(p: Any, apart: Any, eps: Any) -> Layers:
     return jax.lax.scan(step, Layers(first, second), off)[0]
 
 
-def _trained_again(p: Any, apart: float, eps: float) -> list[np.ndarray]:
+def _trained_again(p: Problem, apart: float, eps: float) -> list[np.ndarray]:
     """By stochastic gradient descent with two inputs a batch."""
     start, target, off, _ = _run(p)
     layers = Layers(*(jnp.asarray(start + apart * v) for v in _way(p)))
@@ -148,38 +148,38 @@ def _trained_again(p: Any, apart: float, eps: float) -> list[np.ndarray]:
     return [np.asarray(w) for w in end]
 
 
-def _allowed(p: Any) -> Any:
+def _allowed(p: Problem) -> Any:
     size = jnp.maximum(p["pre"].max(), p["ft"].max())
     return 1 - 4 * p["rate"] * (p["anchor"] + 2) * size
 
 
-def _power(constant: Any, p: Any) -> Any:
+def _power(constant: Any, p: Problem) -> Any:
     return (1 + constant * p["rate"] * _run(p)[3]) ** RUN
 
 
-def _same_eps(p: Any) -> Any:
+def _same_eps(p: Problem) -> Any:
     """The deviation of the batches that both runs see: a share of what the lemma allows."""
     return p["share"] / (4 * _power(32, p))
 
 
-def _start_printed(p: Any) -> Any:
+def _start_printed(p: Problem) -> Any:
     return _power(32, p)
 
 
-def _start_corrected(p: Any, eps: Any, anchors: bool = True) -> Any:
+def _start_corrected(p: Problem, eps: Any, anchors: bool = True) -> Any:
     growth = 26 * (1 + eps + p["anchor"])
     h = 16 * p["anchor"] / growth if anchors else 0.0
     return _power(growth, p) * (1 + h) - h
 
 
-def _apart(bound: Callable[[Any], Any], p: Any) -> Any:
+def _apart(bound: Callable[[Any], Any], p: Problem) -> Any:
     """The growth of a small difference of starts, less 1, beside its bound less 1."""
     eps = _same_eps(p)
     _, way = jax.jvp(lambda apart: _trained(p, apart, eps), (0.0,), (1.0,))
     return (jnp.maximum(top(way.w1), top(way.w2)) - 1) / (bound(p) - 1)
 
 
-def _apart_again(bound: Callable[[Any], Any], p: Any) -> float:
+def _apart_again(bound: Callable[[Any], Any], p: Problem) -> float:
     ends = [_trained_again(p, apart, float(_same_eps(p))) for apart in (TINY, -TINY)]
     gaps = [np.linalg.norm(a - b, 2) / (2 * TINY) for a, b in zip(*ends, strict=True)]
     return float((max(gaps) - 1) / (bound(p) - 1))
@@ -195,7 +195,7 @@ def starts(corrected: bool) -> Domain:
       The domain.
     """
 
-    def bound(p: Any, anchors: bool = True) -> Any:
+    def bound(p: Problem, anchors: bool = True) -> Any:
         return _start_corrected(p, _same_eps(p), anchors) if corrected else _start_printed(p)
 
     return Domain(
@@ -208,7 +208,7 @@ def starts(corrected: bool) -> Domain:
     )
 
 
-def _terms(corrected: bool, p: Any) -> tuple[Any, Any]:
+def _terms(corrected: bool, p: Problem) -> tuple[Any, Any]:
     """The bounds of Lemmas A.19 and A.17, for a start apart by the share, and the rest for eps."""
     size, apart, eps = _run(p)[3], p["share"], 1 - p["share"]
     if corrected:
@@ -216,22 +216,22 @@ def _terms(corrected: bool, p: Any) -> tuple[Any, Any]:
     return apart * _start_printed(p), eps * _drift_printed(p, size)
 
 
-def _real(p: Any) -> Any:
+def _real(p: Problem) -> Any:
     """The deviation of a real run from the ideal one, to first order."""
     way = p["share"], 1 - p["share"]
     _, change = jax.jvp(lambda apart, eps: _trained(p, apart, eps), (0.0, 0.0), way)
     return jnp.maximum(top(change.w1), top(change.w2))
 
 
-def _both(corrected: bool, p: Any) -> Any:
+def _both(corrected: bool, p: Problem) -> Any:
     return (_real(p) - p["share"]) / (sum(_terms(corrected, p)) - p["share"])
 
 
-def _only(corrected: bool, which: int, p: Any) -> Any:
+def _only(corrected: bool, which: int, p: Problem) -> Any:
     return _real(p) / _terms(corrected, p)[which]
 
 
-def _both_again(corrected: bool, p: Any) -> float:
+def _both_again(corrected: bool, p: Problem) -> float:
     apart, eps = TINY * float(p["share"]), TINY * (1 - float(p["share"]))
     ends = [_trained_again(p, sign * apart, sign * eps) for sign in (1, -1)]
     gaps = [np.linalg.norm(a - b, 2) / (2 * TINY) for a, b in zip(*ends, strict=True)]
@@ -258,13 +258,13 @@ def both(corrected: bool) -> Domain:
     )
 
 
-def _precision(p: Any) -> tuple[Any, Any]:
+def _precision(p: Problem) -> tuple[Any, Any]:
     """min |sigma_pre - sigma_ft|^2 / ((lambda_0 + 1)^2 Gamma), and the epsilon below it."""
     near = ((p["pre"] - p["ft"]) ** 2).min() / ((1 + p["anchor"]) ** 2 * _run(p)[3])
     return near, near / (4000 * 2 * _run(p)[3])
 
 
-def _product(p: Any) -> Any:
+def _product(p: Problem) -> Any:
     """|theta - theta_ideal|_F beside its bound; both are linear in a small epsilon."""
     size, (near, epsilon) = _run(p)[3], _precision(p)
     shrunk = epsilon / _power(32, p)
@@ -273,7 +273,7 @@ def _product(p: Any) -> Any:
     return jnp.sqrt(jnp.sum(change**2)) / (near / 1000)
 
 
-def _product_again(p: Any) -> float:
+def _product_again(p: Problem) -> float:
     size, (near, epsilon) = _run(p)[3], _precision(p)
     ratio = float(epsilon / _power(32, p)) / TINY
     apart = TINY * float(jnp.sqrt(size))
@@ -281,7 +281,7 @@ def _product_again(p: Any) -> float:
     return float(np.linalg.norm(ends[0] - ends[1]) / 2 * ratio / (near / 1000))
 
 
-def _enough(p: Any) -> Any:
+def _enough(p: Problem) -> Any:
     """By how much the steps exceed what item 3 of Assumption A.21 asks for, as printed."""
     least = jnp.minimum(p["pre"].min(), p["ft"].min())
     return RUN - jnp.log(100 * _run(p)[3] / _precision(p)[1]) / least

@@ -10,26 +10,26 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from theory.adversary import Box, Domain
+from theory.adversary import Box, Domain, Problem
 from theory.two_layer import networks
 from theory.two_layer.layers import Layers
 
 DESCENT = 4000  # steps at most
 
 
-def _sorted(p: Any) -> tuple[Any, Any]:
+def _sorted(p: Problem) -> tuple[Any, Any]:
     """Both spectra, descending."""
     pre, ft = (-jnp.sort(-jnp.asarray(p[name])) for name in ("pre", "ft"))
     return pre, ft
 
 
-def _ends(p: Any, anchor: Any) -> tuple[Any, Any, Any]:
+def _ends(p: Problem, anchor: Any) -> tuple[Any, Any, Any]:
     """Both spectra and the minimum of (y - ft)^2 + lambda (y - pre)^2 in each mode."""
     pre, ft = _sorted(p)
     return pre, ft, (ft + anchor * pre) / (1 + anchor)
 
 
-def _minima(p: Any, anchor: Any) -> tuple[Any, Any, Any]:
+def _minima(p: Problem, anchor: Any) -> tuple[Any, Any, Any]:
     """|theta - A_pre|^2 and |theta - A_ft|^2 from n = 0, ..., d modes, and the first before."""
     pre, ft, end = _ends(p, anchor)
     lost, left, before = (
@@ -52,7 +52,7 @@ def _descend(w1: np.ndarray, w2: np.ndarray, target: np.ndarray, anchor: float) 
     return np.asarray(end.w1) @ np.asarray(end.w2)
 
 
-def _trained(p: Any, anchor: Any) -> tuple[Any, Any, Any]:
+def _trained(p: Problem, anchor: Any) -> tuple[Any, Any, Any]:
     """What `_minima` has, of a trained network with turned singular vectors."""
     pre, ft = (np.asarray(s) for s in _sorted(p))
     d = pre.size
@@ -75,7 +75,7 @@ Minima = Callable[[Any, Any], tuple[Any, Any, Any]]
 _SPECTRA = {"pre": Box(0.3, 3.0, (2,)), "ft": Box(0.3, 3.0, (2,))}
 
 
-def _monotone(minima: Minima, p: Any) -> Any:
+def _monotone(minima: Minima, p: Problem) -> Any:
     lost, _, before = minima(p, p["anchor"])
     degraded = lost - before
     return degraded[1] / degraded[2]
@@ -90,7 +90,7 @@ MONOTONE = Domain(
 )
 
 
-def _harm(minima: Minima, n: int, p: Any) -> Any:
+def _harm(minima: Minima, n: int, p: Problem) -> Any:
     """The fall of the loss by mode n before fine-tuning beside the rise of what that adds."""
     lost, _, before = minima(p, 0.0)
     degraded = lost - before
@@ -123,7 +123,7 @@ def _inflection(lost: Any) -> int:
     return next((n for n in range(len(lost) - 1) if lost[n + 1] > lost[n]), len(lost) - 1)
 
 
-def _direction(minima: Minima, reverse: bool, p: Any) -> float:
+def _direction(minima: Minima, reverse: bool, p: Problem) -> float:
     weak = float(p["anchor"])
     strong = weak + float(p["more"])
     small, large = (_inflection(minima(p, anchor)[0]) for anchor in (weak, strong))
@@ -153,7 +153,7 @@ def direction(printed: bool) -> Domain:
     )
 
 
-def _minima_again(p: Any, anchor: Any) -> tuple[Any, Any, Any]:
+def _minima_again(p: Problem, anchor: Any) -> tuple[Any, Any, Any]:
     """`_minima` in NumPy, which is quick to call."""
     pre, ft = (np.sort(p[name])[::-1] for name in ("pre", "ft"))
     end, n = (ft + anchor * pre) / (1 + anchor), np.arange(pre.size + 1)[:, None]
@@ -163,11 +163,11 @@ def _minima_again(p: Any, anchor: Any) -> tuple[Any, Any, Any]:
     return lost, left, before
 
 
-def _anchors(p: Any) -> tuple[Any, Any]:
+def _anchors(p: Problem) -> tuple[Any, Any]:
     return p["anchor"], p["anchor"] + p["more"]
 
 
-def _left(minima: Minima, p: Any) -> Any:
+def _left(minima: Minima, p: Problem) -> Any:
     weak, strong = (minima(p, anchor)[1][1] for anchor in _anchors(p))
     return weak / strong
 
@@ -187,7 +187,7 @@ def _rank_1(matrix: Any) -> Any:
     return s[0] * jnp.outer(u[:, 0], vt[0])
 
 
-def _unaligned(p: Any) -> Any:
+def _unaligned(p: Problem) -> Any:
     start, left = _rank_1(p["of_pre"]), []
     for anchor in _anchors(p):
         end = _rank_1((p["of_ft"] + anchor * start) / (1 + anchor))
@@ -195,7 +195,7 @@ def _unaligned(p: Any) -> Any:
     return left[0] / left[1]
 
 
-def _unaligned_again(p: Any) -> float:
+def _unaligned_again(p: Problem) -> float:
     u, s, vt = np.linalg.svd(np.asarray(p["of_pre"]))
     root, left = np.sqrt(s[0]), []
     for anchor in _anchors(p):

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from theory.adversary import Box, Domain
+from theory.adversary import Box, Domain, Problem
 from theory.two_layer import networks
 from theory.two_layer.layers import Layers
 
@@ -19,7 +19,7 @@ from theory.two_layer.layers import Layers
 FEW = 5  # steps
 
 
-def _end(p: Any, steps: int) -> tuple[Any, Any]:
+def _end(p: Problem, steps: int) -> tuple[Any, Any]:
     """The layers' mode after some steps, and its limit."""
     pre, ft, rate, anchor = (p[name] for name in ("pre", "ft", "rate", "anchor"))
     x = pre**0.5
@@ -28,7 +28,7 @@ def _end(p: Any, steps: int) -> tuple[Any, Any]:
     return x, ((ft + anchor * pre) / (1 + anchor)) ** 0.5
 
 
-def _contracted(factor: Callable[[Any], Any], p: Any) -> Any:
+def _contracted(factor: Callable[[Any], Any], p: Problem) -> Any:
     """The share by which a step must bring the mode nearer beside that by which steps do."""
     x, limit = _end(p, FEW)
     left = jnp.abs(x - limit) / jnp.abs(p["pre"] ** 0.5 - limit)
@@ -36,7 +36,7 @@ def _contracted(factor: Callable[[Any], Any], p: Any) -> Any:
     return least / (1 - left ** (1 / FEW))
 
 
-def _contracted_again(factor: Callable[[Any], Any], p: Any) -> float:
+def _contracted_again(factor: Callable[[Any], Any], p: Problem) -> float:
     """By gradient descent of a network of one unit."""
     one = jnp.ones((1, 1))
     start = Layers(*(float(p["pre"]) ** 0.5 * one for _ in range(2)))
@@ -81,49 +81,49 @@ MOST = 20_000  # steps
 Pace = Callable[[Any], float]
 
 
-def _pace_printed(p: Any) -> float:
+def _pace_printed(p: Problem) -> float:
     """As printed in Assumption A.21, without the rate."""
     return min(p["pre"], p["ft"])
 
 
-def _pace_slow(p: Any) -> float:
+def _pace_slow(p: Problem) -> float:
     return p["rate"] * min(p["pre"], p["ft"])
 
 
-def _pace_corrected(p: Any) -> float:
+def _pace_corrected(p: Problem) -> float:
     return 4 * p["rate"] * (1 + p["anchor"]) * min(p["pre"], p["ft"])
 
 
-def _near(p: Any) -> tuple[float, float]:
+def _near(p: Problem) -> tuple[float, float]:
     """The bound of Lemma A.23, lambda_0 = lambda, and a share of the largest epsilon of A.21."""
     size = max(p["pre"], p["ft"])
     near = (p["pre"] - p["ft"]) ** 2 / ((1 + p["anchor"]) ** 2 * size)
     return near / 500, p["share"] * near / (4000 * size)
 
 
-def _any(p: Any) -> tuple[float, float]:
+def _any(p: Problem) -> tuple[float, float]:
     """The bound of Lemma A.11 is epsilon, which may be anything: here up to Gamma."""
     epsilon = p["share"] * max(p["pre"], p["ft"])
     return epsilon, epsilon
 
 
-def _floats(p: Any) -> dict[str, float]:
+def _floats(p: Problem) -> dict[str, float]:
     return {name: float(value) for name, value in p.items()}
 
 
-def _enough(pace: Pace, bounds: Callable[[Any], tuple[float, float]], p: Any) -> int:
+def _enough(pace: Pace, bounds: Callable[[Any], tuple[float, float]], p: Problem) -> int:
     epsilon = bounds(p)[1]
     return int(np.ceil(np.log(100 * max(p["pre"], p["ft"]) / epsilon) / pace(p)))
 
 
-def _left(pace: Pace, bounds: Callable[[Any], tuple[float, float]], p: Any) -> float:
+def _left(pace: Pace, bounds: Callable[[Any], tuple[float, float]], p: Problem) -> float:
     """The distance that is left after as many steps as asked for, beside its bound."""
     p = _floats(p)
     x, limit = _end(p, _enough(pace, bounds, p))
     return abs(x**2 - limit**2) / bounds(p)[0]
 
 
-def _left_again(pace: Pace, bounds: Callable[[Any], tuple[float, float]], p: Any) -> float:
+def _left_again(pace: Pace, bounds: Callable[[Any], tuple[float, float]], p: Problem) -> float:
     """By descent on both layers of a network of one unit."""
     p = _floats(p)
     first, second = p["pre"] ** 0.5, -(p["pre"] ** 0.5)
@@ -167,7 +167,7 @@ PRECISE = _steps("ϵ at most Γ", _pace_slow, _any)
 PATH = 12  # steps
 
 
-def _largest(p: Any) -> Any:
+def _largest(p: Problem) -> Any:
     """The largest mode after a step beside Gamma, as roots."""
     x, found = jnp.sqrt(p["pre"]), []
     for _ in range(PATH):
@@ -178,7 +178,7 @@ def _largest(p: Any) -> Any:
     return jnp.abs(jnp.stack(found)).max() / jnp.sqrt(size)
 
 
-def _largest_again(p: Any) -> float:
+def _largest_again(p: Problem) -> float:
     """By gradient descent of layers with turned singular vectors."""
     u, v = (
         np.linalg.qr(np.array(m))[0] for m in ([[1.0, 2.0], [3.0, 5.0]], [[2.0, 1.0], [1.0, 3.0]])

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from theory.adversary import Box, Domain
+from theory.adversary import Box, Domain, Problem
 from theory.two_layer.planes import turn
 
 # --- noise on layers that have learned n of two modes (Proposition 4.3, Theorem 4.4) --------------
@@ -21,7 +21,7 @@ TWO = 2
 _ANGLE = Box(0.0, 6.3)
 
 
-def _learned(p: Any, n: int) -> tuple[Any, Any, Any]:
+def _learned(p: Problem, n: int) -> tuple[Any, Any, Any]:
     """Layers that have learned the first n modes, and the target."""
     u, v, hidden = (turn(p[name]) for name in ("left", "right", "hidden"))
     root = jnp.sqrt(p["sigma"]) * (jnp.arange(TWO) < n)
@@ -32,7 +32,7 @@ def _loss(w1: Any, w2: Any, target: Any) -> Any:
     return ((w1 @ w2 - target) ** 2).sum((-2, -1))
 
 
-def _by_signs(p: Any, n: int) -> tuple[Any, Any]:
+def _by_signs(p: Problem, n: int) -> tuple[Any, Any]:
     """The loss with n modes, and by how much noise raises it."""
     w1, w2, target = _learned(p, n)
     signs = jnp.array(list(product((-1.0, 1.0), repeat=2 * TWO**2))).reshape(-1, 2, TWO, TWO)
@@ -41,7 +41,7 @@ def _by_signs(p: Any, n: int) -> tuple[Any, Any]:
     return loss, noisy.mean() - loss
 
 
-def _by_quadrature(p: Any, n: int) -> tuple[Any, Any]:
+def _by_quadrature(p: Problem, n: int) -> tuple[Any, Any]:
     """The same by three nodes for each weight, in NumPy."""
     w1, w2, target = (np.asarray(x) for x in _learned(p, n))
     nodes, weights = np.polynomial.hermite_e.hermegauss(3)
@@ -53,13 +53,13 @@ def _by_quadrature(p: Any, n: int) -> tuple[Any, Any]:
     return loss, chance @ noisy - loss
 
 
-def _change(raised: Any, p: Any) -> tuple[Any, Any]:
+def _change(raised: Any, p: Problem) -> tuple[Any, Any]:
     """By how much the last mode lowers the loss, and by how much it raises what noise adds."""
     (more, noisy), (fewer, less_noisy) = (raised(p, n) for n in (TWO, TWO - 1))
     return fewer - more, noisy - less_noisy
 
 
-def _increment(raised: Any, fall: bool, p: Any) -> Any:
+def _increment(raised: Any, fall: bool, p: Problem) -> Any:
     lowered, rise = _change(raised, p)
     sigma = p["sigma"][TWO - 1]
     bound = (2 * TWO * p["gamma"] ** 2 - (sigma if fall else 0.0)) * sigma
@@ -80,7 +80,7 @@ INCREMENT = Domain(
 )
 
 
-def _harmful(raised: Any, p: Any) -> Any:
+def _harmful(raised: Any, p: Problem) -> Any:
     lowered, rise = _change(raised, p)
     return lowered / rise
 
@@ -98,7 +98,7 @@ HARMFUL = Domain(
 THREE = 3
 
 
-def _radius(corrected: bool, p: Any) -> Any:
+def _radius(corrected: bool, p: Problem) -> Any:
     sigma, gamma2 = p["sigma"], p["gamma"] ** 2
     first, last = sigma.max(), sigma.min()
     if not corrected:
@@ -109,7 +109,7 @@ def _radius(corrected: bool, p: Any) -> Any:
     return jnp.minimum(jnp.minimum(size, norm / (3 * size)), bound)
 
 
-def _networks(corrected: bool, p: Any) -> tuple[Any, Any]:
+def _networks(corrected: bool, p: Problem) -> tuple[Any, Any]:
     """The ideal layers of three modes, and others at the largest distance."""
     ideal = jnp.diag(jnp.sqrt(p["sigma"]))
     ways = (p[name] / jnp.sqrt((p[name] ** 2).sum()) for name in ("v1", "v2"))
@@ -118,7 +118,7 @@ def _networks(corrected: bool, p: Any) -> tuple[Any, Any]:
     )
 
 
-def _noisy(p: Any, layers: Any) -> Any:
+def _noisy(p: Problem, layers: Any) -> Any:
     """The mean loss under noise but for a constant, by the second difference in each weight."""
     target, size = jnp.diag(p["sigma"]), 2 * THREE**2
     steps = p["gamma"] * jnp.eye(size).reshape(size, 2, THREE, THREE)
@@ -127,12 +127,12 @@ def _noisy(p: Any, layers: Any) -> Any:
     return plain + (up + down - 2 * plain).sum() / 2
 
 
-def _gap(corrected: bool, p: Any) -> Any:
+def _gap(corrected: bool, p: Problem) -> Any:
     ideal, real = _networks(corrected, p)
     return jnp.abs(_noisy(p, real) - _noisy(p, ideal)) / (p["sigma"].min() ** 2 / 2)
 
 
-def _gap_again(corrected: bool, p: Any) -> float:
+def _gap_again(corrected: bool, p: Problem) -> float:
     """By all signs of the noise on one layer, and the variance that noise on the other adds."""
     target, gamma = np.diag(p["sigma"]), float(p["gamma"])
     signs = np.array(list(product((-1.0, 1.0), repeat=THREE**2))).reshape(-1, THREE, THREE)
@@ -177,12 +177,12 @@ def _speed(layers: Any, target: Any) -> Any:
     return jnp.stack([-2 * off @ w2.T, -2 * w1.T @ off])
 
 
-def _symmetric(p: Any) -> Any:
+def _symmetric(p: Problem) -> Any:
     u = turn(p["left"])
     return (u * p["sigma"]) @ u.T
 
 
-def _path(p: Any) -> Any:
+def _path(p: Problem) -> Any:
     """Networks along gradient flow from a multiple of the identity."""
     start, target = jnp.stack([jnp.eye(TWO)] * 2) * jnp.exp(-p["tau"]), _symmetric(p)
     h = p["time"] / SPANS
@@ -206,13 +206,13 @@ def _curvature(layers: Any, target: Any) -> Any:
     return (up + down - 2 * _loss(layers[0], layers[1], target)).sum()
 
 
-def _sharpened(p: Any) -> Any:
+def _sharpened(p: Problem) -> Any:
     """The largest ratio of the trace at neighbouring times, the earlier one above."""
     traces = jax.vmap(lambda layers: _curvature(layers, _symmetric(p)))(_path(p)[::EVERY])
     return (traces[:-1] / traces[1:]).max()
 
 
-def _sharpened_again(p: Any) -> float:
+def _sharpened_again(p: Problem) -> float:
     """By another scheme of SciPy, and the Hessian by autodiff."""
     from scipy.integrate import solve_ivp
 

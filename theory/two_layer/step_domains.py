@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from theory.adversary import Box, Domain
+from theory.adversary import Box, Domain, Problem
 from theory.two_layer import networks
 from theory.two_layer.layers import Layers
 from theory.two_layer.planes import symmetric, top, within
@@ -20,20 +20,20 @@ from theory.two_layer.planes import symmetric, top, within
 # --- one step (A.15, A.16, A.18) -----------------------------------------------------------------
 
 
-def _deviating(p: Any) -> tuple[Any, Any, Any, Any]:
+def _deviating(p: Problem) -> tuple[Any, Any, Any, Any]:
     """Layers of norm <= 2, a target of norm <= 1 and the direction in which a batch is off."""
     first, second = within(p["w1"], 2.0), within(p["w2"], 2.0)
     return first, second, within(p["target"], 1.0), symmetric(p["batch"])
 
 
-def _deviation(constant: float, p: Any) -> Any:
+def _deviation(constant: float, p: Problem) -> Any:
     """Of one step of rate 1 with the batch from that with all data, eps = Gamma = 1."""
     w1, w2, target, off = _deviating(p)
     wrong = (w1 @ w2 - target) @ off
     return 2 * jnp.maximum(top(wrong @ w2.T), top(w1.T @ wrong)) / constant
 
 
-def _deviation_again(constant: float, p: Any, eps: float = 0.5) -> float:
+def _deviation_again(constant: float, p: Problem, eps: float = 0.5) -> float:
     """By autodiff of the loss of a batch with that covariance."""
     w1, w2, target, off = _deviating(p)
     values, vectors = np.linalg.eigh(np.eye(2) + eps * np.asarray(off))
@@ -65,7 +65,7 @@ def batch_step(constant: float) -> Domain:
     )
 
 
-def _moved(p: Any) -> tuple[Layers, Layers, Any, Any]:
+def _moved(p: Problem) -> tuple[Layers, Layers, Any, Any]:
     """Layers of norm <= 2, the direction of their difference, the target and the anchored map."""
     layers = Layers(within(p["w1"], 2.0), within(p["w2"], 2.0))
     way = Layers(p["v1"], p["v2"])
@@ -74,7 +74,7 @@ def _moved(p: Any) -> tuple[Layers, Layers, Any, Any]:
     return layers, Layers(way.w1 / size, way.w2 / size), within(p["target"], 1.0), anchored
 
 
-def _stepped(layers: Layers, target: Any, anchored: Any, p: Any) -> Layers:
+def _stepped(layers: Layers, target: Any, anchored: Any, p: Problem) -> Layers:
     """One step, Sigma_k = I, written out."""
     rate, anchor = p["rate"], p["anchor"]
     pull = layers.w1 @ layers.w2 - target + anchor * (layers.w1 @ layers.w2 - anchored)
@@ -82,7 +82,7 @@ def _stepped(layers: Layers, target: Any, anchored: Any, p: Any) -> Layers:
     return Layers(first, layers.w2 - 2 * rate * layers.w1.T @ pull)
 
 
-def _growth(bound: Callable[[Any], Any], p: Any) -> Any:
+def _growth(bound: Callable[[Any], Any], p: Problem) -> Any:
     """Of a small difference of two networks in one step, less 1, beside a bound of it: without
     the 1 the bound would be attained by steps that are small."""
     layers, way, target, anchored = _moved(p)
@@ -90,7 +90,7 @@ def _growth(bound: Callable[[Any], Any], p: Any) -> Any:
     return (jnp.maximum(top(change.w1), top(change.w2)) - 1) / bound(p)
 
 
-def _growth_again(bound: Callable[[Any], Any], p: Any, apart: float = 1e-6) -> float:
+def _growth_again(bound: Callable[[Any], Any], p: Problem, apart: float = 1e-6) -> float:
     """By gradient descent of two networks that are apart, both inside of the ball."""
     layers, way, target, anchored = _moved(p)
     shrunk = Layers(*((1 - apart) * w for w in layers))
@@ -103,7 +103,7 @@ def _growth_again(bound: Callable[[Any], Any], p: Any, apart: float = 1e-6) -> f
     return float(max(gaps) / apart - 1) / float(bound(p))
 
 
-def _corrected(p: Any) -> Any:
+def _corrected(p: Problem) -> Any:
     return 26 * p["rate"] * (1 + p["anchor"])
 
 
@@ -135,7 +135,7 @@ def growth(constant: float | None = None) -> Domain:
 CONSTANT = 6.0  # C_1
 
 
-def _batch_size(corrected: bool, p: Any) -> int:
+def _batch_size(corrected: bool, p: Problem) -> int:
     """As few samples as the lemma allows, and Lemma A.12."""
     steps, delta = int(p["steps"]), float(p["delta"])
     log = np.log(2 * steps / delta) if corrected else -np.log(10 * steps * delta)
@@ -143,12 +143,12 @@ def _batch_size(corrected: bool, p: Any) -> int:
     return int(np.ceil(max(asked, 1 - np.log(delta))))
 
 
-def _chance(single: float, p: Any) -> float:
+def _chance(single: float, p: Problem) -> float:
     """Of one of all batches to be off, beside what is allowed."""
     return float(-np.expm1(int(p["steps"]) * np.log1p(-single)) / p["delta"])
 
 
-def _failing(corrected: bool, p: Any) -> float:
+def _failing(corrected: bool, p: Problem) -> float:
     from scipy.special import gammainc, gammaincc
 
     half, eps = _batch_size(corrected, p) / 2, float(p["eps"])
@@ -156,7 +156,7 @@ def _failing(corrected: bool, p: Any) -> float:
     return _chance(below + gammaincc(half, half * (1 + eps)), p)
 
 
-def _failing_again(corrected: bool, p: Any) -> float:
+def _failing_again(corrected: bool, p: Problem) -> float:
     """By quadrature of the density of the mean square of normal numbers."""
     from scipy.integrate import quad
     from scipy.special import gammaln

@@ -5,6 +5,7 @@ is done in NumPy, which compiles nothing.
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import exp
 
 import jax
@@ -12,11 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from theory import claims
 from theory.claims import Simulate, generator, measured
 from theory.two_layer import modes, networks
 from theory.two_layer.layers import Layers, ideal, theta
 
+# Sources name sections: the text that was read is the HTML edition, which has no pages.
 PAPER = "overtrained"
+claim = partial(claims.claim, PAPER)
 
 D = 4
 PRE = (2.0, 1.5, 0.6, 0.3)

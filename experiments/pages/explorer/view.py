@@ -26,9 +26,7 @@ from experiments.pages.explorer import formulas
 from experiments.pages.explorer.javascript import PRELUDE, javascript
 from experiments.pages.explorer.simulated import AXES, Grid
 from sail_jax.drawing import style
-from theory.deep_linear import beyond_claims
-from theory.deep_linear import claims as transfer_claims
-from theory.two_layer import claims as two_layer_claims
+from theory.claims import all_claims
 
 __all__ = ["GENERATOR", "render"]
 
@@ -252,8 +250,7 @@ def _plain(values: Any) -> Any:
 
 def _notes(rows: Sequence[tuple[str, str, str]]) -> list[list[str]]:
     """Rows of the ledger with their statements, as HTML."""
-    rooms = (transfer_claims, beyond_claims, two_layer_claims)
-    known = {claim.id: claim.statement for room in rooms for claim in room.CLAIMS}
+    known = {claim.id: claim.statement for claim in all_claims()}
     return [[*row, html.escape(known[row[-1]])] for row in rows]
 
 

@@ -291,9 +291,9 @@ def accounted() -> tuple[str, bool]:
       The report as text, and whether it is complete: every statement is covered, and every claim on
       the papers belongs to one.
     """
-    ids = [claim.id for claim in claims.all_claims()]
-    complete = not coverage.gaps(ids) and not coverage.orphans(ids)
-    return coverage.report(ids), complete
+    known = claims.all_claims()
+    complete = not coverage.gaps(known) and not coverage.orphans(known)
+    return coverage.report(known), complete
 
 
 def as_json(dataset: xr.Dataset, about: Mapping[str, Any]) -> bytes:

@@ -709,11 +709,13 @@ def test_verify_coverage_fails_where_something_is_missing(call, monkeypatch):
     monkeypatch.setattr(claims, "all_claims", lambda: left)
     code, out, _ = call("verify", "--coverage")
     assert code == 1
-    assert out.endswith("Gaps:\n  unified-merging: Assumption 6 and Lemma 4: L4/*\n")
-    monkeypatch.setattr(claims, "all_claims", lambda: [*known, _verdict("sail/T99/new")])
+    gap = "unified-merging: Assumption 6 and Lemma 4: no claim's source names Lemma 4"
+    assert out.endswith(f"Gaps:\n  {gap}\n")
+    new = _verdict("sail/T99/new", source="sail Theorem 99")
+    monkeypatch.setattr(claims, "all_claims", lambda: [*known, new])
     code, out, _ = call("verify", "--coverage")
     assert code == 1
-    assert out.endswith("Claims that answer to no statement:\n  sail/T99/new\n")
+    assert "answer to no statement:\n  sail/T99/new: its source, 'sail Theorem 99'" in out
 
 
 def test_verify_writes_tables_to_paste(verdicts, call, tmp_path):

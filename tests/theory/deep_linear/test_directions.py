@@ -168,7 +168,7 @@ def test_the_flow_is_the_one_of_the_whole_network_to_fourth_order(n):
 def test_rows_of_trained_networks_see_the_scale_that_was_printed():
     """Fine-tuning keeps c (I - P) beta_s; the paper has c = 1, which the networks do not."""
     rng, at = np.random.default_rng(5), flow_claims.AT
-    claim = next(c for c in flow_claims.CLAIMS if c.id == "features-are-fate/T3.9-networks-L2/ours")
+    (claim,) = claims.select("features-are-fate/T3.9-networks-L2/ours")
     found = claims.check(claim)
     printed = regressions.risks(regressions.fine_tuned(1), at, rng, 20_000)
     assert found.holds

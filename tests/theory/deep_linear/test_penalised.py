@@ -330,7 +330,7 @@ def test_every_way_of_asking_has_the_same_candidates():
     ],
 )
 def test_unknown_baselines_are_refused(call):
-    message = "against must be 'regularised' or 'unregularised'; got 'ridge'"
+    message = "against: expected one of 'regularised', 'unregularised'; got 'ridge'"
     with pytest.raises(ValueError, match=message):
         call(against="ridge")
 
