@@ -165,10 +165,4 @@ def _table(tied: bool) -> str:
     return "vocab* resid | vocab resid*" if tied else "vocab* resid"
 
 
-def _inner(i: str, qk: str, hidden: str) -> dict[str, str]:
-    """What is applied to the spaces inside a layer."""
-    names = {"head": "odd", "qk": qk, "v": "linear", "hidden": hidden}
-    return {f"{name}.{i}": word for name, word in names.items()}
-
-
 _OUTER = {"vocab": "outer", "position": "outer", **LABELS}

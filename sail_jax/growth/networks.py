@@ -21,12 +21,10 @@ from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
 from sail_jax.architectures.table import Config, Rules, fill, look, put
 from sail_jax.basis.axes import parse_axes, path_pattern
 from sail_jax.basis.certificate import Report
-from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, compose, identity
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import nearest
-from sail_jax.growth.basic import duplicate
-from sail_jax.growth.depth import _is_flat, _nested, deepen
+from sail_jax.growth.depth import _is_flat, _nested, deepen, interpolate
 from sail_jax.growth.layers import Source, added, chained, deepened, layer_row, own_first
 from sail_jax.growth.leaves import Growth
 from sail_jax.growth.named import METHODS, Method
@@ -488,15 +486,14 @@ def _layers(
     check_depth(name, old, new)
     if new == old:
         return identity(old)
-    assert deep.layers is not None
-    m = deepen(old, new, "interpolate") if chain else deep.layers(old - fixed, new - fixed, options)
-    if not fixed:
-        return m
-    if m.index is None:
-        # Where layers are mixed, each of the fixed ones is made of itself alone.
-        return deepen(old, new, matrix=block_diag(jnp.eye(fixed), m.write))
-    index = np.concatenate([np.arange(fixed), fixed + np.asarray(m.index)])
-    return duplicate(index, old, Family.SELECTION)
+    repeats = interpolate if chain else deep.layers
+    if repeats is None:
+        assert deep.mixes is not None
+        # Each of the fixed layers is made of itself alone.
+        shares = deep.mixes(old - fixed, new - fixed, options)
+        return deepen(old, new, matrix=block_diag(jnp.eye(fixed), shares))
+    index = fixed + repeats(old - fixed, new - fixed)
+    return deepen(old, new, lambda *_: np.concatenate([np.arange(fixed), index]))
 
 
 def _scaled_by_size(rules: Rules, spec: Spec, growths: Mapping[str, float]) -> dict[str, float]:

@@ -232,7 +232,7 @@ def test_traced_makers():
 STACKS = {"a": np.zeros((2, 3, 4))}
 ERRORS = [
     (lambda: growth.deepen(3, 2), "0 < old <= new"),
-    (lambda: growth.deepen(2, 4, "top"), "'stack', 'stack_top' or 'interpolate', got 'top'"),
+    (lambda: growth.deepen(2, 4, "top"), "how: expected one of 'stack', 'stack_top', .*; got 'top'"),
     (lambda: growth.deepen(2, 2, matrix=jnp.eye(2) * 2), "rows of matrix must sum to one"),
     (lambda: growth.mix_layers(np.ones(3)), "must be a matrix"),
     (lambda: growth.depth_up_scale(5, 3), "between 0 and old / 2"),
