@@ -73,11 +73,8 @@ class Cost(NamedTuple):
     def add(self, kind: str, part: str, value: np.ndarray, weight: float) -> None:
         """Adds one tensor's term to a sum.
 
-        Args:
-          kind: Which field: "products", "squares" or "grams".
-          part: Which entry of that field.
-          value: The term, without its weight.
-          weight: The weight w_t of the tensor.
+        `kind` is which field: "products", "squares" or "grams". `value` is the term, without its
+        weight.
         """
         into = getattr(self, kind)
         # Sums over many tensors are kept in float64, so that small ones are not lost beside large
@@ -241,8 +238,7 @@ class Problem:
     def identities(self) -> dict[str, SpaceMap]:
         """Returns a map that changes nothing for each space.
 
-        Returns:
-          The maps by space; those of spaces in `within` are stacked on a leading axis.
+        Returns the maps by space; those of spaces in `within` are stacked on a leading axis.
         """
         out = {name: identity(self.spec.space(name).size) for name in self.chosen}
         for name in self.within:
@@ -262,12 +258,8 @@ class Problem:
     def start(self, init: Mapping[str, SpaceMap]) -> None:
         """Moves the second network by given maps.
 
-        Args:
-          init: Maps by space, such as `match_weights` returned.
-
-        Raises:
-          ValueError: If a map is for a space that is not matched, or does not fit its size or
-            block.
+        `init` has maps by space, such as `match_weights` returned. ValueError if a map is for a
+        space that is not matched, or does not fit its size or block.
         """
         for name in init:
             if name not in self.chosen:
@@ -298,9 +290,7 @@ class Problem:
     def take(self, name: str, m: SpaceMap) -> None:
         """Moves the second network by one more map of a space, and remembers it.
 
-        Args:
-          name: The space.
-          m: The map, which follows the map so far.
+        `m` is the map, which follows the map so far.
         """
         for path, axis, role, block in self.touches[name]:
             if path in self.kept:
@@ -320,13 +310,9 @@ class Problem:
     def cost(self, name: str, settled: set[str] | None = None) -> Cost:
         """Sums up what the tensors say about a space, by one matrix product each.
 
-        Args:
-          name: The space.
-          settled: During the first visit, the spaces matched so far. Tensors with spaces not yet
-            matched are left out or enter by a bound. None: all tensors enter as they are.
-
-        Returns:
-          The sums, for a solver.
+        During the first visit `settled` has the spaces matched so far. Tensors with spaces not
+        yet matched are left out or enter by a bound. None: all tensors enter as they are. Returns
+        the sums, for a solver.
         """
         family, out = self.chosen[name], Cost({}, {}, {})
         touches = self.touches[name]
@@ -369,8 +355,7 @@ class Problem:
     def visit(self, tell: Callable[[int, str], None]) -> None:
         """Matches every space once, always the one with the largest part of its tensors settled.
 
-        Args:
-          tell: Called with 0 and the name of each space, before it is matched.
+        `tell` is called with 0 and the name of each space, before it is matched.
         """
         settled: set[str] = set()
         while rest := [name for name in self.chosen if name not in settled]:
@@ -398,14 +383,7 @@ class Problem:
                 self.best.add(name)
 
     def step(self, name: str) -> bool:
-        """Takes the best map of one space, all others fixed, if it brings the networks nearer.
-
-        Args:
-          name: The space.
-
-        Returns:
-          Whether the map was taken.
-        """
+        """Takes the best map of one space, all others fixed, if it brings the networks nearer."""
         if name in self.best:
             return False
         cost = self.cost(name)
@@ -463,17 +441,8 @@ def arrays(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]) -> dic
 def checked_leaves(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]) -> dict[str, Any]:
     """Returns named leaves of a tree, once their shapes are checked against the spec.
 
-    Args:
-      argument: What error messages call the tree.
-      tree: The parameters.
-      spec: The spec that the leaves must fit.
-      paths: The paths of the leaves.
-
-    Returns:
-      The leaves as they are, by path.
-
-    Raises:
-      ValueError: For a leaf that is missing, not the spec's, or not of its shape.
+    Returns the leaves as they are, by path. ValueError for a leaf that is missing, not the spec's,
+    or not of its shape.
     """
     leaves = dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))
     for path in leaves:

@@ -28,13 +28,9 @@ SCALED = Family.POSITIVE_MONOMIAL | Family.INVERTIBLE
 def solver(family: Family) -> Callable[[Any, Any, bool], SpaceMap]:
     """Returns the solver of a family of maps.
 
-    Args:
-      family: One of the keys of `SOLVERS`.
-
-    Returns:
-      A function `(cost, assign, blocked) -> map`. `cost` is a `Cost`, `assign` solves assignment
-      problems. If `blocked`, each block is solved on its own, and the leaves of the maps are
-      stacked.
+    `family` is one of the keys of `SOLVERS`. Returns a function `(cost, assign, blocked) -> map`.
+    `cost` is a `Cost`, `assign` solves assignment problems. If `blocked`, each block is solved on
+    its own, and the leaves of the maps are stacked.
     """
     solve_block = SOLVERS[family]
 

@@ -294,8 +294,7 @@ class _Drafter:
     def run(self) -> Draft:
         """Drafts the rules: matrices first, then attention, the other matrices, and vectors.
 
-        Returns:
-          The draft, without what a configuration states.
+        Returns the draft, without what a configuration states.
         """
         open_leaves = [leaf for leaf in self.leaves if leaf.path not in self.answered]
         matrices = []

@@ -132,13 +132,8 @@ def own_first(flat: Mapping[str, Any], rules: Rules, name: str) -> bool:
 
     Such a layer (one that projects, for example) is not repeated: it stays the first.
 
-    Args:
-      flat: The leaves of the network by path: arrays or shapes.
-      rules: The rules of its architecture.
-      name: The entry that counts the layers.
-
-    Returns:
-      Whether it has; False for a single layer.
+    `flat` is the leaves of the network by path: arrays or shapes. Returns whether it has; False for
+    a single layer.
     """
     shapes: dict[int, dict[str, Any]] = {}
     for path, x in flat.items():
@@ -341,19 +336,8 @@ def layer_row(
 ) -> SpaceReport:
     """Reports what the axes show new layers to lose.
 
-    Args:
-      name: The entry or "stack" space that counts the layers.
-      m: The map of the layers.
-      spec: The spec of the deep network.
-      rules: The rules of the architecture.
-      deep: The depth method.
-      new: What it does to the new layers.
-      chain: Whether the layers form a chain, see `chained`.
-      options: The values of its options.
-      config: The new configuration.
-
-    Returns:
-      A row for the report, with the reason if something is lost.
+    `name` is the entry or "stack" space that counts the layers. `chain` is whether the layers form
+    a chain, see `chained`. Returns a row for the report, with the reason if something is lost.
     """
     measured = measure(m)
     reason = ""

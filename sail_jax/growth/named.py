@@ -233,12 +233,6 @@ def pair_units(n: int) -> SpaceMap:
     What writes the units stays in effect, and what reads them gets nothing; an odd unit is not
     read. This is LEMON's second way to add a layer that does nothing.
 
-    Args:
-      n: The number of units.
-
-    Returns:
-      The map of n units to n units.
-
     References:
       Wang et al., LEMON: Lossless model expansion, 2024 (arXiv 2310.07999).
 

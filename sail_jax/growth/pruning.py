@@ -239,15 +239,8 @@ def _reader(params: PyTree) -> Read:
 def values_of(path: str, leaf: Any) -> np.ndarray:
     """Reads the values of a leaf.
 
-    Args:
-      path: Its path, for messages.
-      leaf: An array, or what NumPy reads as one.
-
-    Returns:
-      The values.
-
-    Raises:
-      ValueError: If it is a shape alone, or traced.
+    `path` is its path, for messages. `leaf` is an array, or what NumPy reads as one. ValueError if
+    it is a shape alone, or traced.
     """
     values = concrete(leaf) if hasattr(leaf, "__array__") else None
     if values is None:

@@ -71,12 +71,9 @@ def _stack(models: tuple[PyTree, ...]) -> tuple[PyTree, Array]:
 def mixer(like: PyTree, stacked: PyTree) -> Callable[[Float[Array, "model"]], PyTree]:
     """Makes the function that combines models: weights -> sum_k w_k theta_k.
 
-    Args:
-      like: A parameter tree, which gives the dtypes and the leaves that are not floating.
-      stacked: The models, as `stack` returns them.
-
-    Returns:
-      A function of weights `(model,)` that returns a parameter tree.
+    `like` is a parameter tree, which gives the dtypes and the leaves that are not floating.
+    `stacked` is the models, as `stack` returns them. Returns a function of weights `(model,)` that
+    returns a parameter tree.
     """
 
     def leaf(x: Array | None, template: Any, w: Float[Array, "model"]) -> Any:
@@ -111,15 +108,9 @@ def sweep(f: Callable[[Any], Any], over: Any, chunk_size: int) -> Any:
 def numbers(name: str, x: Any) -> Numbers:
     """Returns a vector of finite numbers.
 
-    Args:
-      name: What error messages call it.
-      x: Numbers; while they are traced, their values are taken on trust.
-
-    Returns:
-      The vector, `(n,)` with n >= 1: float64 in NumPy if the values are known, else a JAX array.
-
-    Raises:
-      ValueError: If `x` is not a vector of finite numbers, or is empty.
+    `x` is numbers; while they are traced, their values are taken on trust. Returns the vector,
+    `(n,)` with n >= 1: float64 in NumPy if the values are known, else a JAX array. ValueError if
+    `x` is not a vector of finite numbers, or is empty.
     """
     vector = _real(name, x)
     if vector.ndim != 1 or not vector.size:

@@ -159,15 +159,9 @@ def spectral_density(
 def flatten(params: PyTree) -> tuple[Vector, Callable[[Vector], PyTree]]:
     """Flattens the floating leaves of parameters into one vector.
 
-    Args:
-      params: The parameters.
-
-    Returns:
-      The vector `(p,)`, in float32 or wider, and the function that makes parameters of such a
-      vector. These keep the wider dtype, and the leaves that are not floating.
-
-    Raises:
-      ValueError: If there are no floating leaves with entries.
+    Returns the vector `(p,)`, in float32 or wider, and the function that makes parameters of such a
+    vector. These keep the wider dtype, and the leaves that are not floating. ValueError if there
+    are no floating leaves with entries.
     """
     leaves, treedef = jax.tree.flatten(params)
     leaves = [jnp.asarray(leaf) for leaf in leaves]

@@ -61,11 +61,8 @@ def examples(data: PyTree, least: int = 1) -> int:
 def check_size(**sizes: Any) -> None:
     """Checks that sizes are integers from 1 on.
 
-    Args:
-      **sizes: Values by name; None passes.
-
-    Raises:
-      ValueError: If a size is not an integer, or less than 1.
+    `**sizes` are values by name; None passes. ValueError if a size is not an integer, or less than
+    1.
     """
     for name, size in sizes.items():
         if size is not None:
@@ -75,12 +72,7 @@ def check_size(**sizes: Any) -> None:
 def check_finite(what: str, x: Any) -> None:
     """Checks that values are finite, where they are known.
 
-    Args:
-      what: What error messages call them.
-      x: An array. While it is traced nothing is checked.
-
-    Raises:
-      ValueError: If a value is not finite.
+    `x` is an array. While it is traced nothing is checked. ValueError if a value is not finite.
     """
     values = concrete(x)
     if values is not None and not np.isfinite(values).all():
@@ -198,11 +190,8 @@ def _is_moments(x: Any) -> bool:
 def estimate(draws: Float[Array, "draw ..."]) -> Estimate:
     """Estimates a mean from independent draws.
 
-    Args:
-      draws: At least two draws, `(draw, ...)`.
-
-    Returns:
-      Their mean and its standard error, `(...)`.
+    `draws` are at least two draws, `(draw, ...)`. Returns their mean and its standard error,
+    `(...)`.
     """
     unit = unit_of(draws)  # so that squares of deviations fit
     spread = unit * (draws * (1 / unit)).std(0, ddof=1)

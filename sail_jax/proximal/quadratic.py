@@ -371,16 +371,8 @@ def _slack(size: float, noise: float) -> float:
 def host(name: str, value: ArrayLike) -> np.ndarray:
     """Returns a value as a finite array of float64 on the host.
 
-    Args:
-      name: What messages call it.
-      value: Real numbers.
-
-    Returns:
-      The array.
-
-    Raises:
-      TypeError: If the value is traced, or is not made of real numbers.
-      ValueError: If a number is not finite.
+    TypeError if the value is traced, or is not made of real numbers. ValueError if a number is not
+    finite.
     """
     array = concrete(value)
     if array is None:

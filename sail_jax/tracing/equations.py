@@ -24,11 +24,7 @@ class Solver:
         self._within: dict[int, set[int]] = {}
 
     def copy(self) -> "Solver":
-        """Copies the equations.
-
-        Returns:
-          A solver that may take more of them.
-        """
+        """Copies the equations."""
         other = Solver(self.modulus)
         other.consistent = self.consistent
         other._solved = {k: (dict(terms), c) for k, (terms, c) in self._solved.items()}
@@ -44,12 +40,7 @@ class Solver:
     def reduced(self, terms: Mapping[int, Any], constant: Any) -> tuple[dict[int, Any], Any]:
         """Writes a sum by free unknowns.
 
-        Args:
-          terms: The factor of each unknown.
-          constant: What is added.
-
-        Returns:
-          The factors of free unknowns, without zeros, and the constant.
+        Returns the factors of free unknowns, without zeros, and the constant.
         """
         out: dict[int, Any] = {}
         total = self._number(constant)
@@ -67,12 +58,7 @@ class Solver:
     def add(self, terms: Mapping[int, Any], constant: Any = 0) -> bool:
         """Adds an equation: the sum of factor * unknown is the constant.
 
-        Args:
-          terms: The factor of each unknown.
-          constant: The constant.
-
-        Returns:
-          Whether there is still a solution. An equation that excludes the others is left out.
+        Returns whether there is still a solution. An equation that excludes the others is left out.
         """
         left, total = self.reduced(terms, -self._number(constant))
         if not left:
@@ -112,13 +98,9 @@ class Solver:
     def choose(self, unknowns: Iterable[int], values: Sequence[Any]) -> dict[int, Any] | None:
         """Finds a solution in which some unknowns have one of a few values.
 
-        Args:
-          unknowns: The unknowns.
-          values: What each may be, the preferred value first.
-
-        Returns:
-          A value for each; None if none was found. The search goes through the unknowns in order
-          and does not go back, but where the last unknowns of an equation leave no choice.
+        `values` is what each may be, the preferred value first. Returns a value for each; None if
+        none was found. The search goes through the unknowns in order and does not go back, but
+        where the last unknowns of an equation leave no choice.
         """
         trial = self.copy()
         order = list(unknowns)

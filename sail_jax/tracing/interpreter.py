@@ -46,12 +46,7 @@ class Interpreter:
     def run(self, jaxpr: Any, values: Sequence[Value]) -> list[Value]:
         """Carries out a jaxpr.
 
-        Args:
-          jaxpr: The jaxpr, closed or not.
-          values: Its arguments.
-
-        Returns:
-          Its outcome; squares and sums may be unsettled.
+        `jaxpr` is the jaxpr, closed or not. Returns its outcome; squares and sums may be unsettled.
         """
         consts: Sequence[Any] = ()
         if hasattr(jaxpr, "jaxpr"):
@@ -149,11 +144,8 @@ def _computed(eqn: core.JaxprEqn, ins: list[Value]) -> list[Value] | None:
 def alive(jaxpr: Any) -> tuple[list[core.JaxprEqn], set[Any]]:
     """Finds what the outcome of a jaxpr depends on.
 
-    Args:
-      jaxpr: The jaxpr, not closed.
-
-    Returns:
-      The equations, in their order, and the variables, its arguments among them.
+    `jaxpr` is the jaxpr, not closed. Returns the equations, in their order, and the variables, its
+    arguments among them.
     """
     wanted = {v for v in jaxpr.outvars if not isinstance(v, core.Literal)}
     kept = []

@@ -66,12 +66,8 @@ def multiples(traced: Any, paths: Sequence[str]) -> Multiples:
 
     A division of a sum by the number of its terms is a mean, and not listed.
 
-    Args:
-      traced: The closed jaxpr, its parameters before its inputs.
-      paths: The paths of the parameters.
-
-    Returns:
-      The numbers, and what reads the gains.
+    `traced` is the closed jaxpr, its parameters before its inputs. Returns the numbers, and what
+    reads the gains.
     """
     walk = _Walk()
     rest = len(traced.jaxpr.invars) - len(paths)

@@ -90,15 +90,10 @@ def in_pieces(traced: Any, count: int, apart: Mapping[int, int] | None = None) -
     A stack is what a network makes of parameters of one shape when it puts them side by side, or a
     parameter that is given in slices.
 
-    Args:
-      traced: The closed jaxpr.
-      count: How many of its first arguments are parameters.
-      apart: The numbers of the parameters that are given in slices, and the axis of each.
-
-    Returns:
-      A closed jaxpr of the same function; the same one if there are no stacks. Slices stand in the
-      place of a parameter that is given so. Only for an expert that is looked up by a number out of
-      range the outcome is another.
+    `apart` is the numbers of the parameters that are given in slices, and the axis of each. Returns
+    a closed jaxpr of the same function; the same one if there are no stacks. Slices stand in the
+    place of a parameter that is given so. Only for an expert that is looked up by a number out of
+    range the outcome is another.
     """
     apart = apart or {}
     if not apart and not _stacks(traced.jaxpr):

@@ -212,12 +212,7 @@ def _sliced(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]
 def is_cut(eqn: core.JaxprEqn, ins: Sequence[Value]) -> bool:
     """Finds out whether an operation cuts its first operand at places that are constants.
 
-    Args:
-      eqn: The equation.
-      ins: Its operands.
-
-    Returns:
-      Whether it does, and the rule "cut" is for it.
+    Returns whether it does, and the rule "cut" is for it.
     """
     if eqn.primitive.name == "dynamic_slice":
         return all(x.number is not None for x in ins[1:])

@@ -119,13 +119,8 @@ RULES = _Registry()
 def rule(*names: str, lazy: bool = False, view: bool = False) -> Callable[[Rule], Rule]:
     """Registers the rule of some primitives.
 
-    Args:
-      *names: The primitives' names.
-      lazy: Whether it takes squares and sums before it is known what becomes of them.
-      view: Whether its outcome holds the entries of its operand in another shape.
-
-    Returns:
-      A decorator.
+    `lazy` is whether it takes squares and sums before it is known what becomes of them. `view` is
+    whether its outcome holds the entries of its operand in another shape.
     """
 
     def register(function: Rule) -> Rule:
@@ -155,12 +150,6 @@ def constant(array: Any) -> Value:
 
     It counts as varying along every axis: a table of cosines for one position has equal entries,
     and for two it has not. One integer in an array is an index.
-
-    Args:
-      array: The constant.
-
-    Returns:
-      Its description.
     """
     axes = tuple(None if n == 1 else Fixed(n) for n in np.shape(array))
     dtype = jax.numpy.result_type(array)
@@ -183,12 +172,7 @@ def constant(array: Any) -> Value:
 def settled(tracer: Tracer, value: Value) -> Value:
     """Settles a value that is used as it is: a sum that is not a mean, a square that is a curve.
 
-    Args:
-      tracer: The interpreter.
-      value: The value.
-
-    Returns:
-      The value, with labels of its own.
+    Returns the value, with labels of its own.
     """
     algebra = tracer.algebra
     value = joined(tracer, value)
@@ -211,12 +195,7 @@ def settled(tracer: Tracer, value: Value) -> Value:
 def joined(tracer: Tracer, value: Value) -> Value:
     """Joins the parts of a value that were kept apart to be cut: none of them was, or not all.
 
-    Args:
-      tracer: The interpreter.
-      value: The value.
-
-    Returns:
-      The value, with one term for each axis.
+    Returns the value, with one term for each axis.
     """
     where = tracer.algebra.where
 
@@ -240,12 +219,7 @@ def scaled(values: Sequence[Value]) -> bool:
 
 
 def whole(tracer: Tracer, *values: Value) -> None:
-    """Fixes the units that integers number, as the integers are computed with.
-
-    Args:
-      tracer: The interpreter.
-      *values: The values with these integers.
-    """
+    """Fixes the units that integers number, as the integers are computed with."""
     for value in values:
         for units in (value.numbers, *value.columns):
             if units is not None:
@@ -253,16 +227,7 @@ def whole(tracer: Tracer, *values: Value) -> None:
 
 
 def opaque(tracer: Tracer, eqn: core.JaxprEqn, values: Sequence[Value]) -> list[Value]:
-    """Fixes every axis: the rule of primitives that have none, right whatever they compute.
-
-    Args:
-      tracer: The interpreter.
-      eqn: The equation.
-      values: Its operands.
-
-    Returns:
-      Its outcome.
-    """
+    """Fixes every axis: the rule of primitives that have none, right whatever they compute."""
     whole(tracer, *values)
     for value in values:
         for label in value.axes:

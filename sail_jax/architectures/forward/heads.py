@@ -262,11 +262,8 @@ def vocabulary(scale: Callable[[Config], float] = lambda _: 1.0) -> Head:
 
     Tables state its axes themselves, since it is required unless it is tied.
 
-    Args:
-      scale: What the stream is multiplied by, from the configuration.
-
-    Returns:
-      The head. Without a tensor of its own it is tied to the table of the embeddings.
+    `scale` is what the stream is multiplied by, from the configuration. Returns the head. Without a
+    tensor of its own it is tied to the table of the embeddings.
     """
 
     def run(t: Tensors, config: Config, states: States) -> Array:
