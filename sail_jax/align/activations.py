@@ -21,7 +21,7 @@ from sail_jax.basis.change_basis import unfused
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, select
 from sail_jax.basis.spaces import Spec
-from sail_jax.checks import as_array, concrete
+from sail_jax.checks import as_array, concrete, one_of
 
 __all__ = ["Moments", "activation_matching", "moments", "pool", "stream"]
 
@@ -216,8 +216,7 @@ def activation_matching(
     >>> activation_matching({"h": a}, {"h": a[:, ::-1]}, s)["h"].index.tolist()
     [1, 0]
     """
-    if how not in ("correlation", "covariance"):
-        raise ValueError(f"how must be 'correlation' or 'covariance', got {how!r}")
+    one_of("how", how, ("correlation", "covariance"))
     if (activations is None) != (batches is None):
         raise ValueError("activations (a function) and batches are given together or not at all")
     if activations is None:

@@ -303,8 +303,7 @@ def overwrite(
     layers = jnp.asarray(layers, int)
     fills = {}
     for pattern, word in rules.items():
-        if word not in FILLS:
-            raise ValueError(f"rules[{pattern!r}] must be one of {', '.join(FILLS)}, got {word!r}")
+        one_of(f"rules[{pattern!r}]", word, FILLS)
         compiled = path_pattern(pattern)
         hits = [path for path in paths if compiled.fullmatch(path)]
         if not hits:

@@ -22,6 +22,7 @@ from sail_jax.basis.axes import blocks
 from sail_jax.basis.change_basis import change_basis
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Leaf, Space, Spec
+from sail_jax.checks import one_of
 from sail_jax.growth.basic import check_growth
 from sail_jax.growth.depth import deepen
 from sail_jax.growth.fresh import leaf_key
@@ -287,8 +288,8 @@ def ligo_init(
     References:
       Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).
     """
-    if width not in ("rand", "sel") or depth not in ("stack", "interlace", "rand"):
-        raise ValueError(f"unknown width {width!r} or depth {depth!r}")
+    one_of("width", width, ("rand", "sel"))
+    one_of("depth", depth, ("stack", "interlace", "rand"))
     stacks = _stacks(spec)
     free: Free = {}
     for name, new in sizes.items():

@@ -7,7 +7,7 @@ and schedules stay. Averages of parameters (EMA) are parameters: `change_basis` 
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from sail_jax.basis.change_basis import change_basis
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec, table
+from sail_jax.checks import one_of
 from sail_jax.trees import path_str
 
 __all__ = ["LAWS", "Moved", "StateReport", "change_state", "learning_rates"]
@@ -119,8 +120,8 @@ def change_state(
     0/trace  moved  gradients
     """
     all_laws: dict[str, Law] = {**LAWS, **(laws or {})}
-    if bad := [law for law in all_laws.values() if law not in get_args(Law)]:
-        raise ValueError(f"a law must be one of {', '.join(get_args(Law))}, got {bad[0]!r}")
+    for field, law in all_laws.items():
+        one_of(f"laws[{field!r}]", law, Law)
     spec.check(maps)
     # Second moments, being squares, follow a map that copies units. Through one that mixes them
     # they are not known, so a dense map restarts the state that holds them.
@@ -242,8 +243,7 @@ def learning_rates(
     >>> learning_rates({"bias": jnp.zeros(3)}, s, {"h": widen(2, 3)}, "sgd")["bias"].tolist()
     [2.0, 1.0, 2.0]
     """
-    if optimizer not in ("sgd", "adam"):
-        raise ValueError(f"optimizer must be 'sgd' or 'adam', got {optimizer!r}")
+    one_of("optimizer", optimizer, ("sgd", "adam"))
     spec.check(maps)
     vectors: dict[str, dict[Role, Array]] = {}
     for name, m in maps.items():

@@ -19,7 +19,7 @@ from sail_jax.basis.certificate import exactness
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, identity, select
 from sail_jax.basis.spaces import Spec
-from sail_jax.checks import concrete
+from sail_jax.checks import concrete, one_of
 from sail_jax.growth.basic import check_growth, lemon_gain, widen
 from sail_jax.growth.fresh import leaf_key
 
@@ -78,11 +78,10 @@ def project(
     """
     if min(old, new) < 1:
         raise ValueError(f"sizes must be positive, got old={old}, new={new}")
+    one_of("how", how, ("orthogonal", "gaussian"))
     if how == "gaussian":
         write = jax.random.normal(key, (new, old)) / old**0.5
         return SpaceMap(write, jnp.linalg.pinv(write))
-    if how != "orthogonal":
-        raise ValueError(f"how must be 'orthogonal' or 'gaussian', got {how!r}")
     n, m = max(old, new), min(old, new)
     Q, R = jnp.linalg.qr(jax.random.normal(key, (n, m)))
     # QR leaves the signs of R's diagonal open. With them positive, Q is uniform (Haar) where the
@@ -220,8 +219,7 @@ def tile(
     [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
     """
     check_growth(old, new)
-    if remainder not in ("circ", "zero", "average"):
-        raise ValueError(f"remainder must be 'circ', 'zero' or 'average', got {remainder!r}")
+    one_of("remainder", remainder, ("circ", "zero", "average"))
     if isometric and remainder != "zero":
         raise ValueError(f"isometric needs the remainder 'zero', got {remainder!r}")
     if new % old == 0 or remainder == "circ":

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jaxtyping import ArrayLike, Float
 
-from sail_jax.checks import concrete
+from sail_jax.checks import concrete, one_of
 from sail_jax.distances import total_variation_gaussian
 
 __all__ = [
@@ -86,8 +86,7 @@ def pair_weight(
         raise ValueError(
             f"d1_target, d2_target and d12 must fit: {d1.shape}, {d2.shape}, {between.shape}"
         ) from error
-    if model not in (1, 2):
-        raise ValueError(f"model must be 1 or 2; got {model!r}")
+    one_of("model", model, (1, 2))
     if not (between > 0).all():
         raise ValueError(
             f"d12 must be > 0 (models at distance 0 are one, of any weight); got {between.min()}"

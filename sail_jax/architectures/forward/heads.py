@@ -15,6 +15,7 @@ from jaxtyping import Array, Int
 
 from sail_jax.architectures.forward.layers import Tensors, activation, layer_norm, linear
 from sail_jax.architectures.table import Config, flag
+from sail_jax.checks import one_of
 from sail_jax.configurations import class_of
 
 __all__ = [
@@ -133,8 +134,7 @@ def _summary(t: Tensors, config: Config, states: States) -> Array:
     kind = config.get("summary_type", "cls_index")
     if kind == "mean":
         return states.stream.mean(1)
-    if kind not in ("cls_index", "last", "first"):
-        raise ValueError(f"the configuration's 'summary_type' is {kind!r}, which is not known here")
+    one_of("the configuration's 'summary_type'", kind, ("cls_index", "last", "first"))
     # Unless it is told the place, "cls_index" is the last one.
     return states.stream[:, 0 if kind == "first" else -1]
 
