@@ -24,7 +24,7 @@ CALLS = (
 )  # fmt: skip
 
 
-@rule(*CALLS, lazy=True)
+@rule(*CALLS, lazy=True, numbered=True)
 def _call(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     inner = called(eqn.params)
     if inner is None:
@@ -52,7 +52,7 @@ def _closed(tracer: Tracer, before: Sequence[Value], after: Sequence[Value]) -> 
             tracer.algebra.same(label, other)
 
 
-@rule("scan")
+@rule("scan", numbered=True)
 def _scanned(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     p = eqn.params
     constants, carries = p["num_consts"], p["num_carry"]
@@ -71,7 +71,7 @@ def _scanned(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value
     return [*carry, *stacked]
 
 
-@rule("while")
+@rule("while", numbered=True)
 def _repeated(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     p = eqn.params
     first, second = p["cond_nconsts"], p["body_nconsts"]
@@ -90,7 +90,6 @@ def _repeated(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
 
 @rule("cond")
 def _branched(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    whole(tracer, *ins)
     branches = [
         [settled(tracer, y) for y in tracer.run(branch, ins[1:])]
         for branch in eqn.params["branches"]

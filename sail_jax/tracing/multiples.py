@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax.extend import core
+
+from sail_jax.tracing.control import called
+from sail_jax.tracing.values import opened
 
 __all__ = ["Multiples", "Number", "changed", "multiples"]
 
@@ -111,16 +113,7 @@ class _Walk:
 
     def run(self, jaxpr: Any, values: Sequence[_Seen]) -> list[_Seen]:
         """Goes through the equations of a jaxpr."""
-        consts: Sequence[Any] = ()
-        if hasattr(jaxpr, "jaxpr"):
-            jaxpr, consts = jaxpr.jaxpr, jaxpr.consts
-        known: dict[Any, _Seen] = dict(zip(jaxpr.constvars, map(_constant, consts), strict=True))
-        known |= zip(jaxpr.invars, values, strict=True)
-
-        def read(variable: Any) -> _Seen:
-            literal = isinstance(variable, core.Literal)
-            return _constant(variable.val) if literal else known.get(variable, _NOTHING)
-
+        jaxpr, known, read = opened(jaxpr, values, _constant)
         for eqn in jaxpr.eqns:
             outs = self._outcome(eqn, [read(v) for v in eqn.invars])
             known |= zip(eqn.outvars, outs or [_NOTHING] * len(eqn.outvars), strict=True)
@@ -130,9 +123,9 @@ class _Walk:
         name, params = eqn.primitive.name, eqn.params
         if name in _SAME:
             return [ins[0]]
-        within = [params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params]
-        if within and name != "scan":
-            return self.run(within[0], ins[len(ins) - len(_arguments(within[0])) :])
+        inner = called(params)
+        if inner is not None and name != "scan":
+            return self.run(inner, ins[len(ins) - len(_arguments(inner)) :])
         numbers = [x.number for x in ins]
         known = [n for n in numbers if n is not None]
         if ins and len(known) == len(ins):

@@ -31,7 +31,7 @@ from sail_jax.tracing.control import CALLS, called
 from sail_jax.tracing.elementwise import ENTRY_BY_ENTRY
 from sail_jax.tracing.interpreter import source
 from sail_jax.tracing.shapes import runs
-from sail_jax.tracing.values import is_floating
+from sail_jax.tracing.values import is_floating, opened
 from sail_jax.tracing.values import shape as shape_of
 
 __all__ = ["Choice", "Pieces", "Plan", "in_pieces"]
@@ -166,15 +166,7 @@ class _Run:
 
     def run(self, jaxpr: Any, values: Sequence[Any]) -> list[Any]:
         """Carries out a jaxpr; values and outcomes may be in pieces."""
-        consts: Sequence[Any] = ()
-        if hasattr(jaxpr, "jaxpr"):
-            jaxpr, consts = jaxpr.jaxpr, jaxpr.consts
-        known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-        known |= zip(jaxpr.invars, values, strict=True)
-
-        def read(v: Any) -> Any:
-            return v.val if isinstance(v, core.Literal) else known[v]
-
+        jaxpr, known, read = opened(jaxpr, values, lambda value: value)
         for eqn in jaxpr.eqns:
             # What JAX traced before, and kept, has no line: that of its caller stands for it.
             own = eqn.source_info.traceback if source(eqn) else None

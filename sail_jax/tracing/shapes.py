@@ -10,22 +10,17 @@ from sail_jax.tracing.terms import (
     Face,
     Fixed,
     Label,
-    Term,
     Variable,
     cut,
     faces,
     product,
+    solid,
     split,
     total,
 )
 from sail_jax.tracing.values import Tracer, Value, joined, parametric, rule, settled, shape, whole
 
 __all__ = ["is_cut", "runs"]
-
-
-def _solid(label: Label, size: int) -> Term:
-    """A label as a term: what is constant along an axis may be permuted in any way."""
-    return Variable(size) if label is None else label
 
 
 @rule("broadcast_in_dim", view=True)
@@ -172,7 +167,7 @@ def _run(tracer: Tracer, source: Sequence[tuple[Label, int]], target: Sequence[i
         elif len(taken) == 1:
             axes.append(taken[0][0])
         else:
-            axes.append(product(*(_solid(one, n) for one, n in taken)))
+            axes.append(product(*(solid(one, n) for one, n in taken)))
     return axes
 
 
@@ -271,7 +266,7 @@ def _split(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     return outs
 
 
-@rule("rev")
+@rule("rev", numbered=True)
 def _reversed(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     x, axes = ins[0], list(ins[0].axes)
     for k in eqn.params["dimensions"]:
@@ -279,13 +274,13 @@ def _reversed(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
     return [replace(x, view=False, axes=tuple(axes))]
 
 
-@rule("concatenate")
+@rule("concatenate", numbered=True)
 def _joined(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     axis, columns = eqn.params["dimension"], tuple(x.numbers for x in ins)
     if axis + 1 < len(ins[0].axes) or any(shape(v)[axis] != 1 for v in eqn.invars):
         columns = ()
         whole(tracer, *ins)
-    parts = [_solid(x.axes[axis], shape(v)[axis]) for x, v in zip(ins, eqn.invars, strict=True)]
+    parts = [solid(x.axes[axis], shape(v)[axis]) for x, v in zip(ins, eqn.invars, strict=True)]
     axes = _common(tracer, ins, skipped=axis)
     axes[axis] = None if all(x.zero for x in ins) else total(*parts)
     zero = all(x.zero for x in ins)
@@ -294,7 +289,6 @@ def _joined(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]
 
 @rule("stack")
 def _stacked(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    whole(tracer, *ins)
     zero = all(x.zero for x in ins)
     axes = _common(tracer, ins)
     axes.insert(eqn.params["axis"], None if zero else Fixed(len(ins)))
@@ -326,7 +320,7 @@ def _common(tracer: Tracer, ins: Sequence[Value], skipped: int = -1) -> list[Lab
     return axes
 
 
-@rule("pad")
+@rule("pad", numbered=True)
 def _padded(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     x, filling = ins
     whole(tracer, x)
@@ -347,11 +341,11 @@ def _padded(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]
             tracer.algebra.fixed(label)
             axes.append(Fixed(new))
         else:
-            axes.append(total(Variable(low), _solid(label, n), Variable(high)))
+            axes.append(total(Variable(low), solid(label, n), Variable(high)))
     return [Value(tuple(axes), parametric=x.parametric)]
 
 
-@rule("tile")
+@rule("tile", numbered=True)
 def _tiled(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     axes = [
         label if times == 1 or label is None else product(Variable(times), label)

@@ -37,6 +37,7 @@ __all__ = [
     "product",
     "reason",
     "resolve",
+    "solid",
     "split",
     "total",
 ]
@@ -273,6 +274,11 @@ def leaves(label: Label) -> Iterator[Variable | Atom]:
 def atoms(label: Label) -> list[Atom]:
     """Lists the atoms of a label."""
     return [leaf for leaf in leaves(label) if isinstance(leaf, Atom)]
+
+
+def solid(label: Label, size: int) -> Term:
+    """Takes a label as a term: what is constant along an axis may be permuted in any way."""
+    return Variable(size) if label is None else label
 
 
 def product(*parts: Term) -> Term:

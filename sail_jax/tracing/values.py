@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ __all__ = [
     "is_floating",
     "joined",
     "opaque",
+    "opened",
     "parametric",
     "rule",
     "scaled",
@@ -29,6 +30,9 @@ __all__ = [
     "shape",
     "whole",
 ]
+
+
+T = TypeVar("T")
 
 
 class Pending(NamedTuple):
@@ -106,21 +110,25 @@ Rule = Callable[[Tracer, core.JaxprEqn, list[Value]], list[Value]]
 
 @dataclass
 class _Registry:
-    """Rules by the name of their primitive, and which of them look at unsettled values."""
+    """Rules by the name of their primitive, and what they may look at beyond settled labels."""
 
     rules: dict[str, Rule] = field(default_factory=dict)
     lazy: set[str] = field(default_factory=set)
+    numbered: set[str] = field(default_factory=set)
     views: set[str] = field(default_factory=set)
 
 
 RULES = _Registry()
 
 
-def rule(*names: str, lazy: bool = False, view: bool = False) -> Callable[[Rule], Rule]:
+def rule(
+    *names: str, lazy: bool = False, view: bool = False, numbered: bool = False
+) -> Callable[[Rule], Rule]:
     """Registers the rule of some primitives.
 
-    `lazy` is whether it takes squares and sums before it is known what becomes of them. `view` is
-    whether its outcome holds the entries of its operand in another shape.
+    `lazy`: it takes squares and sums before it is known what becomes of them. `view`: its outcome
+    holds the entries of its operand in another shape. `numbered`: it looks at integers that number
+    units; for all other rules these units are fixed before, as their integers are computed with.
     """
 
     def register(function: Rule) -> Rule:
@@ -130,9 +138,30 @@ def rule(*names: str, lazy: bool = False, view: bool = False) -> Callable[[Rule]
                 RULES.lazy.add(name)
             if view:
                 RULES.views.add(name)
+            if view or numbered:
+                RULES.numbered.add(name)
         return function
 
     return register
+
+
+def opened(
+    jaxpr: core.Jaxpr | core.ClosedJaxpr, values: Sequence[T], constant: Callable[[Any], T]
+) -> tuple[core.Jaxpr, dict[Any, T], Callable[[Any], T]]:
+    """Gives a jaxpr its arguments.
+
+    Returns the jaxpr, not closed; what is known of its variables so far; and a function that reads
+    a variable or a literal. `constant` describes constants.
+    """
+    closed = isinstance(jaxpr, core.ClosedJaxpr)
+    inner, consts = (jaxpr.jaxpr, jaxpr.consts) if closed else (jaxpr, ())
+    known: dict[Any, T] = dict(zip(inner.constvars, map(constant, consts), strict=True))
+    known |= zip(inner.invars, values, strict=True)
+
+    def read(variable: core.Var | core.Literal) -> T:
+        return constant(variable.val) if isinstance(variable, core.Literal) else known[variable]
+
+    return inner, known, read
 
 
 def shape(variable: Any) -> tuple[int, ...]:
