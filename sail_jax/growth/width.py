@@ -33,6 +33,7 @@ __all__ = [
     "hypercloning",
     "interpolate",
     "lemon",
+    "lift",
     "principal",
     "project",
     "singular",
@@ -368,12 +369,15 @@ def singular(
     rank = min(new_in, new_out, *theta.shape)
     keys = (None, None) if key is None else jax.random.split(key)
     sides = ((U, new_in, keys[0]), (Vt.T, new_out, keys[1]))
-    c_in, c_out = (_lift(basis[:, :rank], new, k) @ basis[:, :rank].T for basis, new, k in sides)
+    c_in, c_out = (lift(basis[:, :rank], new, k) @ basis[:, :rank].T for basis, new, k in sides)
     return c_in, c_out
 
 
-def _lift(basis: Array, new: int, key: Array | None) -> Float[Array, "new rank"]:
-    """W of `singular` for one side: random, or the basis padded or cut to `new` rows."""
+def lift(basis: Array, new: int, key: Array | None) -> Float[Array, "new rank"]:
+    """Makes W of `singular` for one side: random, or the basis padded or cut to `new` rows.
+
+    `basis` is `(old, rank)`.
+    """
     old, rank = basis.shape
     if key is not None:
         return jax.random.normal(key, (new, rank)) / new**0.5
