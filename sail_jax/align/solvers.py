@@ -17,7 +17,7 @@ from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, select
 from sail_jax.checks import as_array
 
-__all__ = ["GENERAL", "SOLVERS", "procrustes", "solver"]
+__all__ = ["GENERAL", "SOLVERS", "procrustes", "scaled_by", "signed_by", "solver"]
 
 Matrix = Float[np.ndarray, "n n"]
 INVERTIBLE = Family.LINEAR | Family.INVERTIBLE
@@ -54,9 +54,13 @@ def _permutation(cost: Any, assign: Any) -> SpaceMap:
 
 def _signed_permutation(cost: Any, assign: Any) -> SpaceMap:
     """The permutation and the signs of the largest sum of products."""
-    signed, unsigned = _sides(cost)
     # With the better sign each pair gains |signed|; a gain or a bound gains the same with either
     # sign.
+    return signed_by(*_sides(cost), assign)
+
+
+def signed_by(signed: Matrix, unsigned: Matrix | float, assign: Any) -> SpaceMap:
+    """Makes the permutation that maximises |signed| + unsigned, with the signs of `signed`."""
     index = np.asarray(assign(np.abs(signed) + unsigned))
     n = len(index)
     signs = jnp.asarray(np.where(signed[np.arange(n), index] < 0, -1.0, 1.0), jnp.float32)
@@ -65,21 +69,21 @@ def _signed_permutation(cost: Any, assign: Any) -> SpaceMap:
 
 def _orthogonal(cost: Any, _: Any) -> SpaceMap:
     """The orthogonal matrix nearest to sum_t w_t a b^T: its polar factor (Schonemann 1966)."""
-    signed, _unsigned = _sides(cost)
-    Q = procrustes(signed)
-    return SpaceMap(jnp.asarray(Q, jnp.float32), jnp.asarray(Q.T, jnp.float32), Family.ORTHOGONAL)
+    return procrustes(_sides(cost)[0])
 
 
-def procrustes(benefit: Matrix) -> Matrix:
-    """Finds the orthogonal matrix Q that maximises sum(Q * benefit).
+def procrustes(benefit: Matrix) -> SpaceMap:
+    """Makes the map by the orthogonal matrix Q that maximises sum(Q * benefit).
 
-    It is U V^T for the singular value decomposition benefit = U S V^T.
+    It is U V^T for the singular value decomposition benefit = U S V^T. It is computed in float64,
+    since the singular vectors of close singular values are sensitive to rounding.
 
     References:
       Schonemann, A generalized solution of the orthogonal Procrustes problem, 1966.
     """
     U, _, Vt = np.linalg.svd(benefit)
-    return U @ Vt
+    Q = U @ Vt
+    return SpaceMap(jnp.asarray(Q, jnp.float32), jnp.asarray(Q.T, jnp.float32), Family.ORTHOGONAL)
 
 
 def _positive_monomial(cost: Any, assign: Any) -> SpaceMap:
@@ -99,8 +103,13 @@ def _positive_monomial(cost: Any, assign: Any) -> SpaceMap:
     )
     # `assign` maximises, and a loss is to be small.
     index = np.asarray(assign(still - loss))
-    s = jnp.asarray(scale[np.arange(n), index], jnp.float32)
-    return select(index, n, write=s, read=1 / s, family=SCALED)
+    return scaled_by(index, scale[np.arange(n), index])
+
+
+def scaled_by(index: np.ndarray, scales: np.ndarray) -> SpaceMap:
+    """Makes the map that permutes units and multiplies them by scales."""
+    s = jnp.asarray(scales, jnp.float32)
+    return select(index, len(s), write=s, read=1 / s, family=SCALED)
 
 
 def _best_scales(P: Matrix, R: Matrix, p: np.ndarray, r: np.ndarray) -> tuple[Matrix, Matrix]:
