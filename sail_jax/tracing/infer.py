@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.extend import core
+from jaxtyping import PyTree
 
 from sail_jax.basis.axes import (
     Axis,
@@ -74,10 +76,10 @@ class Inferred:
 
 def spec_of(
     apply: Callable[..., Any],
-    params: Any,
-    *inputs: Any,
+    params: PyTree,
+    *inputs: PyTree,
     names: Mapping[str, str] | None = None,
-    stored: Callable[[Any], Any] | None = None,
+    stored: Callable[[PyTree], PyTree] | None = None,
 ) -> Inferred:
     """Infers the feature space of every axis of every parameter from the forward pass.
 
@@ -174,7 +176,7 @@ def _unread(variable: Variable) -> str:
     return "its units are used one by one" if cut else "nothing reads it"
 
 
-def _kept_apart(storing: Any) -> dict[int, int]:
+def _kept_apart(storing: core.ClosedJaxpr) -> dict[int, int]:
     """The parameters of which slices are stored one by one, and along which axis."""
     sizes = [tuple(v.aval.shape) for v in storing.jaxpr.invars]
     labels: list[tuple[Label, ...]] = [tuple(map(Variable, size)) for size in sizes]
@@ -207,14 +209,16 @@ def _parameters(labels: list[tuple[Label, ...]]) -> list[Value]:
 
 
 def _stored(
-    interpreter: Interpreter, storing: Any, labels: list[tuple[Label, ...]]
+    interpreter: Interpreter, storing: core.ClosedJaxpr, labels: list[tuple[Label, ...]]
 ) -> list[tuple[Label, ...]]:
     """Labels of what is stored of parameters. Their atoms stay those of the parameters."""
     outs = interpreter.run(storing, _parameters(labels))
     return [joined(interpreter, out).axes for out in outs]
 
 
-def _run(interpreter: Interpreter, traced: Any, labels: list[tuple[Label, ...]]) -> None:
+def _run(
+    interpreter: Interpreter, traced: core.ClosedJaxpr, labels: list[tuple[Label, ...]]
+) -> None:
     """The forward pass on labels; its inputs and outputs have an order."""
     values = _parameters(labels)
     rest = traced.jaxpr.invars[len(labels) :]
@@ -229,7 +233,7 @@ def _run(interpreter: Interpreter, traced: Any, labels: list[tuple[Label, ...]])
 
 
 def _with_atoms(
-    traced: Any, labels: list[tuple[Label, ...]]
+    traced: core.ClosedJaxpr, labels: list[tuple[Label, ...]]
 ) -> tuple[Interpreter, list[tuple[Label, ...]]]:
     """Another forward pass, with an exponent at every place."""
     interpreter = Interpreter()

@@ -144,7 +144,7 @@ def _computed(eqn: core.JaxprEqn, ins: list[Value]) -> list[Value] | None:
     return None if value.number is None else [value]
 
 
-def alive(jaxpr: Any) -> tuple[list[core.JaxprEqn], set[Any]]:
+def alive(jaxpr: core.Jaxpr) -> tuple[list[core.JaxprEqn], set[core.Var]]:
     """Finds what the outcome of a jaxpr depends on.
 
     `jaxpr` is the jaxpr, not closed. Returns the equations, in their order, and the variables, its

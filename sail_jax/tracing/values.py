@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import jax
 import numpy as np
 from jax.extend import core
+from jaxtyping import ArrayLike
 
 from sail_jax.tracing.algebra import Algebra
 from sail_jax.tracing.terms import Face, Fixed, Label, Term, leaves
@@ -100,7 +101,7 @@ class Tracer(Protocol):
 
     algebra: Algebra
 
-    def run(self, jaxpr: Any, values: Sequence[Value]) -> list[Value]:
+    def run(self, jaxpr: core.Jaxpr | core.ClosedJaxpr, values: Sequence[Value]) -> list[Value]:
         """Carries out a jaxpr."""
         ...
 
@@ -174,7 +175,7 @@ def is_floating(variable: Any) -> bool:
     return jax.numpy.issubdtype(variable.aval.dtype, jax.numpy.inexact)
 
 
-def constant(array: Any) -> Value:
+def constant(array: ArrayLike) -> Value:
     """Describes a constant.
 
     It counts as varying along every axis: a table of cosines for one position has equal entries,
