@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from sail_jax.align.assignment import hungarian
+from sail_jax.align.assignment import Assign, hungarian
 from sail_jax.align.matching import Families, families
-from sail_jax.align.problem import Assign, recurrent
+from sail_jax.align.problem import recurrent
 from sail_jax.align.solvers import procrustes, scaled_by, signed_by
 from sail_jax.basis.change_basis import unfused
 from sail_jax.basis.families import Family
@@ -156,8 +156,8 @@ def stream(
 
 
 def activation_matching(
-    reference: Any,
-    params: Any,
+    reference: PyTree,
+    params: PyTree,
     spec: Spec,
     *,
     activations: Callable[[PyTree, Any], Mapping[str, Array]] | None = None,

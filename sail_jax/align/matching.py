@@ -12,9 +12,9 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
-from sail_jax.align.assignment import hungarian
+from sail_jax.align.assignment import Assign, hungarian
 from sail_jax.align.blocks import check_within
-from sail_jax.align.problem import Assign, Problem, apart, recurrent
+from sail_jax.align.problem import Problem, apart, recurrent
 from sail_jax.align.solvers import SOLVERS
 from sail_jax.basis.axes import path_pattern
 from sail_jax.basis.certificate import exactness

@@ -9,15 +9,16 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
+from sail_jax.align.assignment import Assign
 from sail_jax.align.blocks import along_block, check_blocks, factors
-from sail_jax.align.solvers import GENERAL, solver
+from sail_jax.align.solvers import GENERAL, Cost, solver
 from sail_jax.basis.axes import Factor, Role
 from sail_jax.basis.change_basis import unfuse
 from sail_jax.basis.families import Family
@@ -27,11 +28,10 @@ from sail_jax.checks import as_array, concrete, nearest
 from sail_jax.merging.arithmetic import Products, products, unit_of
 from sail_jax.trees import leaf_paths
 
-__all__ = ["EPS", "Assign", "Problem", "apart", "arrays", "recurrent", "square"]
-
-Assign = Callable[[Float[ArrayLike, "n n"]], Int[ArrayLike, "n"]]
+__all__ = ["EPS", "Problem", "apart", "arrays", "recurrent", "square"]
 
 EPS = float(jnp.finfo(jnp.float32).eps)
+Snapshot: TypeAlias = tuple[dict[str, SpaceMap], dict[str, list[Array]]]
 
 
 class Touch(NamedTuple):
@@ -48,42 +48,6 @@ class Touch(NamedTuple):
     axis: int
     role: Role
     block: int | None
-
-
-class Cost(NamedTuple):
-    """What all tensors together say about a space, summed in float64.
-
-    For the units i of the reference and j of the moved network, a_i and b_j are the slices of a
-    tensor t that belong to them. With a map per block all arrays have a leading axis of blocks.
-
-    Attributes:
-      products: sum_t w_t a_i . b_j, `(..., n, n)`, by what the tensors do with the space: "write",
-        "read", "gain", or "bound" for an upper bound, where other spaces of t are not yet matched.
-        For permutations, which need no distinction, one sum under "all".
-      squares: sum_t w_t |b_j|^2, `(..., n)`, of tensors that write and that read, for maps with
-        scales; empty for others.
-      grams: sum_t w_t b_i . b_j of writers and sum_t w_t a_i . a_j of readers, `(..., n, n)`, for
-        general linear maps; empty for others.
-    """
-
-    products: dict[str, Float[np.ndarray, "... n n"]]
-    squares: dict[str, Float[np.ndarray, "... n"]]
-    grams: dict[str, Float[np.ndarray, "... n n"]]
-
-    def add(self, kind: str, part: str, value: np.ndarray, weight: float) -> None:
-        """Adds one tensor's term to a sum.
-
-        `kind` is which field: "products", "squares" or "grams". `value` is the term, without its
-        weight.
-        """
-        into = getattr(self, kind)
-        # Sums over many tensors are kept in float64, so that small ones are not lost beside large
-        # ones.
-        term = value * weight
-        if part in into:
-            into[part] += term
-        else:
-            into[part] = term
 
 
 class Problem:
@@ -246,11 +210,11 @@ class Problem:
             out[name] = jax.tree.map(lambda x, count=count: np.stack([x] * count), out[name])
         return out
 
-    def snapshot(self) -> Any:
+    def snapshot(self) -> Snapshot:
         """Copies the state of the second network."""
         return dict(self.maps), {path: list(sides) for path, sides in self.kept.items()}
 
-    def restore(self, snapshot: Any) -> None:
+    def restore(self, snapshot: Snapshot) -> None:
         """Goes back to an earlier state of the second network."""
         self.maps, self.kept = snapshot
         self.best = set()

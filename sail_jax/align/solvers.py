@@ -1,23 +1,24 @@
 """The best map of one space for each family of maps, all other spaces fixed.
 
-A `cost` is a `sail_jax.align.problem.Cost`. It holds sums of w_t a_i . b_j for the units i of the
-reference and j of the other network, `(n, n)`, or `(blocks, n, n)` with a map per block.
+A `Cost` holds sums of w_t a_i . b_j for the units i of the reference and j of the other network,
+`(n, n)`, or `(blocks, n, n)` with a map per block.
 """
 
 from collections.abc import Callable
 from functools import reduce
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from sail_jax.align.assignment import Assign
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, select
 from sail_jax.checks import as_array
 
-__all__ = ["GENERAL", "SOLVERS", "procrustes", "scaled_by", "signed_by", "solver"]
+__all__ = ["GENERAL", "SOLVERS", "Cost", "procrustes", "scaled_by", "signed_by", "solver"]
 
 Matrix = Float[np.ndarray, "n n"]
 INVERTIBLE = Family.LINEAR | Family.INVERTIBLE
@@ -25,7 +26,43 @@ GENERAL = (Family.LINEAR, INVERTIBLE)
 SCALED = Family.POSITIVE_MONOMIAL | Family.INVERTIBLE
 
 
-def solver(family: Family) -> Callable[[Any, Any, bool], SpaceMap]:
+class Cost(NamedTuple):
+    """What all tensors together say about a space, summed in float64.
+
+    For the units i of the reference and j of the moved network, a_i and b_j are the slices of a
+    tensor t that belong to them. With a map per block all arrays have a leading axis of blocks.
+
+    Attributes:
+      products: sum_t w_t a_i . b_j, `(..., n, n)`, by what the tensors do with the space: "write",
+        "read", "gain", or "bound" for an upper bound, where other spaces of t are not yet matched.
+        For permutations, which need no distinction, one sum under "all".
+      squares: sum_t w_t |b_j|^2, `(..., n)`, of tensors that write and that read, for maps with
+        scales; empty for others.
+      grams: sum_t w_t b_i . b_j of writers and sum_t w_t a_i . a_j of readers, `(..., n, n)`, for
+        general linear maps; empty for others.
+    """
+
+    products: dict[str, Float[np.ndarray, "... n n"]]
+    squares: dict[str, Float[np.ndarray, "... n"]]
+    grams: dict[str, Float[np.ndarray, "... n n"]]
+
+    def add(self, kind: str, part: str, value: np.ndarray, weight: float) -> None:
+        """Adds one tensor's term to a sum.
+
+        `kind` is which field: "products", "squares" or "grams". `value` is the term, without its
+        weight.
+        """
+        into = getattr(self, kind)
+        # Sums over many tensors are kept in float64, so that small ones are not lost beside large
+        # ones.
+        term = value * weight
+        if part in into:
+            into[part] += term
+        else:
+            into[part] = term
+
+
+def solver(family: Family) -> Callable[[Cost, Assign, bool], SpaceMap]:
     """Returns the solver of a family of maps.
 
     `family` is one of the keys of `SOLVERS`. Returns a function `(cost, assign, blocked) -> map`.
@@ -34,7 +71,7 @@ def solver(family: Family) -> Callable[[Any, Any, bool], SpaceMap]:
     """
     solve_block = SOLVERS[family]
 
-    def solve(cost: Any, assign: Any, blocked: bool) -> SpaceMap:
+    def solve(cost: Cost, assign: Assign, blocked: bool) -> SpaceMap:
         if not blocked:
             return solve_block(cost, assign)
         count = next(iter(cost.products.values())).shape[0]
@@ -45,21 +82,21 @@ def solver(family: Family) -> Callable[[Any, Any, bool], SpaceMap]:
     return solve
 
 
-def _permutation(cost: Any, assign: Any) -> SpaceMap:
+def _permutation(cost: Cost, assign: Assign) -> SpaceMap:
     """The permutation of the largest sum of products."""
     benefit = reduce(np.add, cost.products.values())
     index = as_array(assign(benefit))
     return select(index, len(benefit), family=Family.PERMUTATION)
 
 
-def _signed_permutation(cost: Any, assign: Any) -> SpaceMap:
+def _signed_permutation(cost: Cost, assign: Assign) -> SpaceMap:
     """The permutation and the signs of the largest sum of products."""
     # With the better sign each pair gains |signed|; a gain or a bound gains the same with either
     # sign.
     return signed_by(*_sides(cost), assign)
 
 
-def signed_by(signed: Matrix, unsigned: Matrix | float, assign: Any) -> SpaceMap:
+def signed_by(signed: Matrix, unsigned: Matrix | float, assign: Assign) -> SpaceMap:
     """Makes the permutation that maximises |signed| + unsigned, with the signs of `signed`."""
     index = np.asarray(assign(np.abs(signed) + unsigned))
     n = len(index)
@@ -67,7 +104,7 @@ def signed_by(signed: Matrix, unsigned: Matrix | float, assign: Any) -> SpaceMap
     return select(index, n, write=signs, read=signs, family=Family.SIGNED_PERMUTATION)
 
 
-def _orthogonal(cost: Any, _: Any) -> SpaceMap:
+def _orthogonal(cost: Cost, _: Assign) -> SpaceMap:
     """The orthogonal matrix nearest to sum_t w_t a b^T: its polar factor (Schonemann 1966)."""
     return procrustes(_sides(cost)[0])
 
@@ -86,7 +123,7 @@ def procrustes(benefit: Matrix) -> SpaceMap:
     return SpaceMap(jnp.asarray(Q, jnp.float32), jnp.asarray(Q.T, jnp.float32), Family.ORTHOGONAL)
 
 
-def _positive_monomial(cost: Any, assign: Any) -> SpaceMap:
+def _positive_monomial(cost: Cost, assign: Assign) -> SpaceMap:
     """The permutation and the scales s > 0 that minimise |a_w - s b_w|^2 + |a_r - b_r / s|^2.
 
     Index w stands for tensors that write the space, r for those that read it.
@@ -119,7 +156,7 @@ def _best_scales(P: Matrix, R: Matrix, p: np.ndarray, r: np.ndarray) -> tuple[Ma
     (Cauchy's bound) gives the lowest value nearby, Newton's steps in log s then go down from there.
     """
 
-    def cost(u: Any) -> Matrix:
+    def cost(u: Matrix) -> Matrix:
         s = np.exp(u)
         return p * s**2 / 2 - P * s + r / (2 * s**2) - R / s
 
@@ -158,7 +195,7 @@ def _best_scales(P: Matrix, R: Matrix, p: np.ndarray, r: np.ndarray) -> tuple[Ma
     return np.exp(u), low
 
 
-def _general(cost: Any, _: Any) -> SpaceMap:
+def _general(cost: Cost, _: Assign) -> SpaceMap:
     """The matrix M that minimises |a_w - M b_w|^2 + |M^T a_r - b_r|^2.
 
     The second residual is seen from b, as this makes the problem linear. The normal equations are
@@ -182,7 +219,7 @@ def _general(cost: Any, _: Any) -> SpaceMap:
     )
 
 
-def _sides(cost: Any) -> tuple[Any, Any]:
+def _sides(cost: Cost) -> tuple[Matrix, Matrix]:
     """The sum of the products that change sign with the unit, and of those that do not."""
     zero = np.zeros_like(next(iter(cost.products.values())))
     odd, even = ("write", "read"), ("gain", "bound")
@@ -192,7 +229,7 @@ def _sides(cost: Any) -> tuple[Any, Any]:
     return signed, unsigned
 
 
-SOLVERS: dict[Family, Callable[[Any, Any], SpaceMap]] = {
+SOLVERS: dict[Family, Callable[[Cost, Assign], SpaceMap]] = {
     Family.PERMUTATION: _permutation,
     Family.SIGNED_PERMUTATION: _signed_permutation,
     Family.POSITIVE_MONOMIAL: _positive_monomial,

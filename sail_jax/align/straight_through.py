@@ -78,7 +78,9 @@ def straight_through(
     optimizer = optax.sgd(0.01, momentum=0.9) if optimizer is None else optimizer
 
     @jax.jit
-    def step(a: PyTree, b: PyTree, proxy: PyTree, state: Any, batch: Any) -> tuple[Any, Any, Array]:
+    def step(
+        a: PyTree, b: PyTree, proxy: PyTree, state: PyTree, batch: PyTree
+    ) -> tuple[PyTree, PyTree, Array]:
         def midpoint_loss(proxy: PyTree) -> Array:
             def midpoint(a: Array, b: Array, p: Array) -> Array:
                 # Its value is that of b, and its gradient that of p: this is the straight-through

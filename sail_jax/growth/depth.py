@@ -12,6 +12,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import KeyPath
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
 from sail_jax.basis.axes import path_pattern
@@ -311,7 +312,7 @@ def overwrite(
         fills |= dict.fromkeys(hits, word)
     numbers = concrete(layers)
 
-    def fill(key_path: Any, x: Array) -> Array:
+    def fill(key_path: KeyPath, x: Array) -> Array:
         path = path_str(key_path)
         if path not in fills:
             return x
@@ -439,7 +440,7 @@ def _numbered(name: str, number: str = r"\d+") -> re.Pattern[str]:
     return re.compile(f"{re.escape(before)}({number}){re.escape(after)}(?=[/.]|$)")
 
 
-def _is_flat(params: Any) -> bool:
+def _is_flat(params: PyTree) -> bool:
     """Whether the parameters are a dictionary of arrays by path, not a nested tree."""
     return isinstance(params, Mapping) and all(hasattr(x, "shape") for x in params.values())
 

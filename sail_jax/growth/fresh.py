@@ -9,11 +9,12 @@ import itertools
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import KeyPath
 from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray, PyTree
 
 from sail_jax.basis.axes import Axis, Factor, blocks, path_pattern
@@ -106,7 +107,7 @@ def _edit(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], edit: _Edit)
     """
     resized = spec.resized(maps)
 
-    def leaf(key_path: Any, x: Array) -> Array:
+    def leaf(key_path: KeyPath, x: Array) -> Array:
         path = path_str(key_path)
         axes = spec.axes(path)
         if not any(f.space in maps for axis in axes for f in axis):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from sail_jax.architectures.table import Rules
+from sail_jax.architectures.table import Config, Rules
 from sail_jax.basis.axes import Axis
 from sail_jax.basis.certificate import SpaceReport
 from sail_jax.basis.maps import SpaceMap, measure
@@ -332,7 +332,7 @@ def layer_row(
     new: Added,
     chain: bool,
     options: Mapping[str, Any],
-    config: Any,
+    config: Config,
 ) -> SpaceReport:
     """Reports what the axes show new layers to lose.
 

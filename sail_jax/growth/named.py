@@ -50,7 +50,7 @@ class Method(NamedTuple):
       move: How maps are applied to a leaf; None for `change_basis`.
       edits: What is done to a leaf after that, in order.
       above: Whether a leaf is also computed from the leaf of the next layer.
-      draws: Whether it needs a key.
+      draws: Whether it needs a key; or the option with which it needs one, where that is set.
       prunes: Whether it removes units instead, those of the lowest score (`unit_scores`).
       deepens_by: The depth method that goes with it, unless another is named.
     """
@@ -66,9 +66,15 @@ class Method(NamedTuple):
     move: Step | None = None
     edits: tuple[Step, ...] = ()
     above: bool = False
-    draws: bool = False
+    draws: bool | str = False
     prunes: bool = False
     deepens_by: str = "llama_pro"
+
+    def needs_key(self, options: Options) -> bool:
+        """Whether numbers are drawn, with these values of the options."""
+        if isinstance(self.draws, str):
+            return options[self.draws] != self.options[self.draws]
+        return self.draws
 
     @property
     def widens(self) -> bool:
@@ -313,6 +319,7 @@ _WIDTH = {
         "Net2Net (Chen et al. 2016)",
         {"noise": 0.0},
         lossless=True,
+        draws="noise",
         widths=each_space(lambda old, new, words, key: widen(old, new, key=key)),
         edits=(_symmetry,),
         deepens_by="identity",
@@ -336,6 +343,7 @@ _WIDTH = {
         "HyperCloning (Samragh et al. 2024)",
         {"snr_db": None},
         lossless=True,
+        draws="snr_db",
         widths=lambda spec, sizes, key, options: width.hypercloning(spec, sizes),
         edits=(_noise,),
         deepens_by="llama_pro",
@@ -361,6 +369,7 @@ _WIDTH = {
         "C_in theta C_out^T from the singular vectors of each tensor",
         "SAIL, App. F.1",
         {"random": False},
+        draws="random",
         widths=each_space(lambda old, new, words, key: pad(old, new)),
         move=_svd,
         deepens_by="mix",

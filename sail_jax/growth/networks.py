@@ -99,7 +99,7 @@ def plan(
     depth_method: str | None = None,
     untie: bool | None = None,
     require_lossless: bool = False,
-    rules: Any = None,
+    rules: Spec | Rules | Callable[[Config], Rules] | None = None,
     scores: Mapping[str, ArrayLike] | None = None,
     **options: Any,
 ) -> Growth:
@@ -267,7 +267,8 @@ def plan(
     if key is not None and not _is_key(key):
         raise TypeError(f"key must be one of jax.random.key(seed), got {key!r}")
     # A key is only asked for where something will be drawn.
-    if key is None and ((widths and wide.draws) or ((layers or stacks) and deep.draws)):
+    drawn = (widths and wide.needs_key(values)) or ((layers or stacks) and deep.needs_key(values))
+    if key is None and drawn:
         raise ValueError(f"{method!r} draws numbers: give key=jax.random.key(0)")
     maps = wide.widths(spec, widths, key, values) if wide.widths and widths else {}
     dropped: dict[str, str] = {}
@@ -418,7 +419,7 @@ def _check_unstated(config: Config, spec: Spec, maps: Mapping[str, SpaceMap]) ->
                 )
 
 
-def _is_key(key: Any) -> bool:
+def _is_key(key: object) -> bool:
     """Whether it is one key of JAX, typed or raw."""
     dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import KeyPath
 from jaxtyping import Array, PyTree
 
 from sail_jax.basis.axes import Axis, Role, parts
@@ -132,8 +133,8 @@ def change_state(
 
 
 def _walk(
-    node: Any,
-    fresh: Any,
+    node: PyTree,
+    fresh: PyTree,
     path: str,
     spec: Spec,
     maps: Mapping[str, SpaceMap],
@@ -200,7 +201,7 @@ def _walk(
     return node
 
 
-def _holds_params(value: Any, spec: Spec) -> bool:
+def _holds_params(value: PyTree, spec: Spec) -> bool:
     """Whether a field has leaves, all of them at paths of parameters."""
     paths = [path_str(path) for path, _ in jax.tree.leaves_with_path(value)]
     return bool(paths) and {leaf.path for leaf in spec.leaves}.issuperset(paths)
@@ -256,7 +257,7 @@ def learning_rates(
             )
     sizes = {space.name: space.size for space in spec.resized(maps).spaces}
 
-    def leaf(key_path: Any, x: Array) -> Array:
+    def leaf(key_path: KeyPath, x: Array) -> Array:
         axes = spec.axes(path_str(key_path))
         out = jnp.ones((1,) * len(axes))
         for k, axis in enumerate(axes):

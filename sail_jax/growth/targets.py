@@ -47,7 +47,9 @@ _MOST_LAYERS = 1 << 10
 _KEPT = {"outer", "dot", "linear", "stack"}
 
 
-def rules_of(config: Config, rules: Any) -> Callable[[Config], Rules]:
+def rules_of(
+    config: Config, rules: Rules | Callable[[Config], Rules] | None
+) -> Callable[[Config], Rules]:
     """Finds what makes the rules of a network from its configuration.
 
     `rules` is None for the rules of the configuration's architecture; or `Rules` for every
@@ -163,7 +165,7 @@ def _check_read(config: Config, prefix: str = "") -> None:
             _check_read(value, f"{prefix}{key}.")
 
 
-def _check_entry(key: str, said: Any, actual: Any) -> None:
+def _check_entry(key: str, said: object, actual: object) -> None:
     """Raises ValueError if an entry states another size than the tensors have."""
     if said is not None and (isinstance(said, bool) or said != actual):
         raise ValueError(f"the configuration states {key!r}: {said!r}, but the tensors {actual}")
@@ -358,7 +360,7 @@ def _scaled(
     return config, sizes
 
 
-def check_depth(key: str, old: int, new: Any) -> None:
+def check_depth(key: str, old: int, new: object) -> None:
     """Checks a new number of layers.
 
     `key` is the entry that counts the layers, for messages. ValueError if `new` is no whole number,

@@ -6,7 +6,7 @@ points in chunks (`sweep`).
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,8 @@ from jaxtyping import Array, ArrayLike, Float, PyTree
 from sail_jax.checks import concrete
 from sail_jax.merging.task_vectors import origin, task_vectors
 
-Numbers = Any  # np.ndarray of float64, or jax.Array while traced
+Numbers: TypeAlias = np.ndarray | Array
+"""In float64 and NumPy, or in JAX while traced."""
 
 __all__ = ["line", "mixer", "numbers", "points", "simplex_grid", "stack", "sweep", "weighted"]
 
@@ -99,13 +100,13 @@ def weighted(w: Float[Array, "n"], x: Float[Array, "n ..."]) -> Float[Array, "..
     return jnp.tensordot(w.astype(x.dtype), x, 1, precision=lax.Precision.HIGHEST)
 
 
-def sweep(f: Callable[[Any], Any], over: Any, chunk_size: int) -> Any:
+def sweep(f: Callable[[PyTree], PyTree], over: PyTree, chunk_size: int) -> PyTree:
     """Applies a function to every entry of a tree of arrays, several entries at a time."""
     n = len(jax.tree.leaves(over)[0])
     return lax.map(f, over, batch_size=min(chunk_size, n) if chunk_size > 1 else None)
 
 
-def numbers(name: str, x: Any) -> Numbers:
+def numbers(name: str, x: ArrayLike | Sequence[float]) -> Numbers:
     """Returns a vector of finite numbers.
 
     `x` is numbers; while they are traced, their values are taken on trust. Returns the vector,
@@ -118,7 +119,7 @@ def numbers(name: str, x: Any) -> Numbers:
     return vector
 
 
-def line(alphas: Any) -> Numbers:
+def line(alphas: ArrayLike | Sequence[float]) -> Numbers:
     """Returns the weights of the points alpha theta_a + (1 - alpha) theta_b."""
     return numbers("alphas", alphas)[:, None] * np.array([1, -1]) + np.array([0, 1])
 

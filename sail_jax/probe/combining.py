@@ -239,7 +239,7 @@ def _stitching(
     return Stitching(names, *over_examples(values, data, batch_size))
 
 
-def _scored(metric: Metric, out: Any, batch: PyTree) -> Float[Array, "example"]:
+def _scored(metric: Metric, out: PyTree, batch: PyTree) -> Float[Array, "example"]:
     """The metric in float32 or wider, checked to be one value per example."""
     score, n = jnp.asarray(metric(out, batch)), examples(batch)
     if score.shape != (n,):

@@ -200,12 +200,12 @@ def product(
     """
     theta, back = flatten(params)
 
-    def hessian(v: Vector, batch: Any) -> Vector:
+    def hessian(v: Vector, batch: PyTree) -> Vector:
         slope = jax.grad(lambda t: loss(back(t), batch))
         # Forward over reverse: one pass, whose memory is that of the gradient and its tangent.
         return jax.jvp(slope, (theta,), (v,))[1]
 
-    def gauss_newton(v: Vector, batch: Any) -> Vector:
+    def gauss_newton(v: Vector, batch: PyTree) -> Vector:
         def f(t: Vector) -> Any:
             return outputs(network, back(t), batch)  # pyright: ignore[reportArgumentType]
 

@@ -1,7 +1,7 @@
 """Means over data in batches, and estimates with their standard errors."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,7 @@ def examples(data: PyTree, least: int = 1) -> int:
     return n
 
 
-def check_size(**sizes: Any) -> None:
+def check_size(**sizes: int | None) -> None:
     """Checks that sizes are integers from 1 on.
 
     `**sizes` are values by name; None passes. ValueError if a size is not an integer, or less than
@@ -69,7 +69,7 @@ def check_size(**sizes: Any) -> None:
             integer(name, size)
 
 
-def check_finite(what: str, x: Any) -> None:
+def check_finite(what: str, x: ArrayLike) -> None:
     """Checks that values are finite, where they are known.
 
     `x` is an array. While it is traced nothing is checked. ValueError if a value is not finite.
@@ -183,7 +183,7 @@ class _Moments(NamedTuple):
     square: Array
 
 
-def _is_moments(x: Any) -> bool:
+def _is_moments(x: object) -> bool:
     return isinstance(x, _Moments)
 
 

@@ -86,7 +86,7 @@ def after_training(
     models: Sequence[PyTree],
     loss: Loss,
     train: PyTree | None,
-    validation: Any,
+    validation: PyTree,
     *,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Callable[[Float[ArrayLike, "model"]], Float[Array, ""]]:
@@ -191,7 +191,7 @@ def from_loss(
     models: Sequence[PyTree],
     loss: Loss,
     train: PyTree | None,
-    validation: Any,
+    validation: PyTree,
     *,
     optimizer: optax.GradientTransformation | None = None,
     grid: Float[ArrayLike, "point model"] | None = None,

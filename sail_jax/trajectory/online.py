@@ -96,7 +96,7 @@ def average_params(
     gains = _gains(kind, window, decay, shape, total_steps, every)
     whole = window // every if kind == "uniform" and window is not None else None
 
-    def init(params: Any) -> Any:  # optax names no pytrees in its types
+    def init(params: PyTree) -> PyTree:  # optax names no pytrees in its types
         start = jax.tree.map(_wide, params)
         newer = None if whole is None else jax.tree.map(jnp.zeros_like, start)
         zero = jnp.zeros((), jnp.int32)
