@@ -11,6 +11,14 @@ two terms binds the variables of one to parts of the other, as in the inference 
 - `Product`: the row-major product of its parts; `Sum`: its parts laid end to end.
 
 Where None stands for a term, the value is the same all along the axis.
+
+Terms are refined as late as possible. Take 24 units of queries, keys and values of two heads. One
+network cuts them into 3 blocks of 8, which makes a sum of three; another reshapes them to (2, 3, 4)
+and cuts along the 3. Split into a product of 2, 3 and 4 units at once, the second would give
+queries, keys and values one order of units, and fix the 3. So a reshape makes a `Fold` of the whole
+term, and each of its axes a `Face`. A cut along a face splits the whole as little as it has to: two
+heads, each a sum of three blocks of 4. Only an operation that uses an axis in another way makes the
+product. Nothing is undone: a binding is final.
 """
 
 import math
