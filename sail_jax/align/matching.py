@@ -30,10 +30,10 @@ tensors whose other spaces are settled: w0 alone matches the first layer, w1 and
 
 *What was tried.* Descent from the maps as they are, as published, is what `init={}` does. On 40
 pairs of random networks with six hidden layers of 16 units, the second a shuffled copy under noise
-as large as the weights, the visit before descent ended nearer 23 times and farther 12 times, at a mean
-distance of 6.6 in place of 7.2. It may lose, as it settles spaces greedily. Where it brings the
-networks no nearer it is undone. Where the settled tensors hold the lesser part of the entries, a
-bound on the others helps (`Problem.cost`).
+as large as the weights, the visit before descent ended nearer 23 times and farther 12 times, at a
+mean distance of 6.6 in place of 7.2. It may lose, as it settles spaces greedily. Where it brings
+the networks no nearer it is undone. Where the settled tensors hold the lesser part of the entries,
+a bound on the others helps (`Problem.cost`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
