@@ -7,7 +7,7 @@ and schedules stay. Averages of parameters (EMA) are parameters: `change_basis` 
 """
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
