@@ -23,8 +23,6 @@ from sail_jax.basis.maps import SpaceMap, select
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import as_array, concrete, one_of
 
-__all__ = ["Moments", "activation_matching", "moments", "pool", "stream"]
-
 
 class Moments(NamedTuple):
     """The means, variances and covariances of two sets of units over the same samples.

@@ -15,8 +15,6 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from sail_jax.checks import concrete
 
-__all__ = ["Assign", "auction", "auction_gap", "hungarian"]
-
 Assign = Callable[[Float[ArrayLike, "n n"]], Int[ArrayLike, "n"]]
 """Solves the assignment problem: from benefits `(n, n)` to the column of each row."""
 

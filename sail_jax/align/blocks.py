@@ -25,8 +25,6 @@ from sail_jax.basis.spaces import Spec
 from sail_jax.checks import as_array
 from sail_jax.trees import path_str
 
-__all__ = ["block_exactness", "change_blocks", "factors", "invert_blocks", "nested"]
-
 
 def change_blocks(
     params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, str]

@@ -55,8 +55,6 @@ from sail_jax.basis.maps import SpaceMap, identity
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import nearest
 
-__all__ = ["Families", "Matching", "families", "match_weights", "weight_matching"]
-
 Families = Family | Mapping[str, Family] | None
 
 

@@ -28,8 +28,6 @@ from sail_jax.checks import as_array, concrete, nearest
 from sail_jax.merging.arithmetic import Products, products, unit_of
 from sail_jax.trees import leaf_paths
 
-__all__ = ["EPS", "Problem", "apart", "arrays", "recurrent", "square"]
-
 EPS = float(jnp.finfo(jnp.float32).eps)
 Snapshot: TypeAlias = tuple[dict[str, SpaceMap], dict[str, list[Array]]]
 

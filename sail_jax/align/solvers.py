@@ -18,8 +18,6 @@ from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, select
 from sail_jax.checks import as_array
 
-__all__ = ["GENERAL", "SOLVERS", "Cost", "procrustes", "scaled_by", "signed_by", "solver"]
-
 Matrix = Float[np.ndarray, "n n"]
 INVERTIBLE = Family.LINEAR | Family.INVERTIBLE
 GENERAL = (Family.LINEAR, INVERTIBLE)

@@ -20,8 +20,6 @@ from sail_jax.basis.spaces import Spec
 from sail_jax.checks import nearest
 from sail_jax.trees import leaf_paths, path_str
 
-__all__ = ["repair", "reset_statistics"]
-
 Activations = Callable[[PyTree, Any], Mapping[str, Array]]
 
 

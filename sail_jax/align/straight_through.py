@@ -16,8 +16,6 @@ from sail_jax.align.matching import match_weights
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
 
-__all__ = ["StraightThrough", "straight_through"]
-
 
 class StraightThrough(NamedTuple):
     """The maps that straight-through estimation found, and the losses on its way.

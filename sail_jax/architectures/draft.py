@@ -21,8 +21,6 @@ from sail_jax.basis.axes import Patterns, parse_axes, path_pattern
 from sail_jax.checks import nearest
 from sail_jax.trees import leaf_paths
 
-__all__ = ["Draft", "Question", "draft"]
-
 
 class Question(NamedTuple):
     """What names and shapes leave open about a leaf.

@@ -9,8 +9,6 @@ from sail_jax.architectures.forward.inputs import vectors
 from sail_jax.architectures.table import Config, Rules, count, divided, flag, pairs, setting
 from sail_jax.checks import one_of
 
-__all__ = ["flax_gpt", "flax_llama", "flax_mlp", "flax_resnet", "flax_sit", "flax_vit", "mlp"]
-
 
 @architecture()
 def flax_mlp(config: Config) -> Rules:

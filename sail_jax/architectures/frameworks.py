@@ -22,20 +22,6 @@ from sail_jax.architectures.table import Config, Rules, flag, pairs, setting
 from sail_jax.checks import integer, one_of
 from sail_jax.trees import leaf_paths
 
-__all__ = [
-    "DECODERS",
-    "GEMMA3_PATTERN",
-    "Place",
-    "Row",
-    "family_of",
-    "maxtext",
-    "of_tree",
-    "places",
-    "recognised",
-    "rows",
-    "tunix",
-]
-
 
 class Row(NamedTuple):
     """One kind of leaf.

@@ -16,19 +16,6 @@ from sail_jax.checks import nearest
 from sail_jax.configurations import EPSILONS
 from sail_jax.trees import leaf_paths, path_str
 
-__all__ = [
-    "Rules",
-    "count",
-    "divided",
-    "fill",
-    "flag",
-    "look",
-    "pairs",
-    "put",
-    "setting",
-    "stated",
-]
-
 Config = Mapping[str, Any]
 
 

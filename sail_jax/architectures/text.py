@@ -17,8 +17,6 @@ from sail_jax.architectures.forward.inputs import both, tokens
 from sail_jax.architectures.table import Config, Rules, count, flag, pairs
 from sail_jax.configurations import class_of
 
-__all__ = ["attention", "t5"]
-
 
 def attention(names: str, *, tag: str, tower: str = "", resid: str = "resid") -> dict[str, str]:
     """Gives the rules of the query, key, value and output projections of an attention layer.

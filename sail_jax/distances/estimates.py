@@ -9,8 +9,6 @@ from jaxtyping import Array, ArrayLike, Float
 
 from sail_jax.checks import concrete
 
-__all__ = ["Distance", "host_samples", "samples"]
-
 
 class Distance(NamedTuple):
     """An estimate of a distance with its standard error.

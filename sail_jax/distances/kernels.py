@@ -18,8 +18,6 @@ from jaxtyping import Array, ArrayLike, Float
 from sail_jax.checks import concrete, one_of
 from sail_jax.distances.estimates import Distance, samples
 
-__all__ = ["energy", "median_distance", "mmd"]
-
 Kernel = Callable[[Float[Array, "dim"], Float[Array, "dim"]], Float[Array, ""]]
 Estimator = Literal["quadratic", "linear", "features"]
 

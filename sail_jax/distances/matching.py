@@ -14,8 +14,6 @@ from jaxtyping import Float
 
 from sail_jax.distances.estimates import host_samples
 
-__all__ = ["LARGEST", "Dudley", "dudley", "wasserstein1"]
-
 METRICS: dict[float, Literal["cityblock", "euclidean", "chebyshev"]] = {
     1: "cityblock",
     2: "euclidean",

@@ -12,8 +12,6 @@ from jaxtyping import ArrayLike, Int
 from sail_jax.checks import concrete, integer
 from sail_jax.distances.estimates import Distance
 
-__all__ = ["Ngrams", "jensen_shannon_tokens", "ngrams", "total_variation_tokens"]
-
 Sentence = Int[ArrayLike, "position"] | Sequence[int]
 Tokens = Int[ArrayLike, "sequence position"] | Sequence[Sentence]
 

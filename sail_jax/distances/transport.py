@@ -12,8 +12,6 @@ from jaxtyping import Array, ArrayLike, Float
 from sail_jax.checks import integer
 from sail_jax.distances.estimates import Distance, host_samples, samples
 
-__all__ = ["sliced_wasserstein", "wasserstein"]
-
 # How many projections are sorted at once.
 BLOCK = 16
 

@@ -9,8 +9,6 @@ from jaxtyping import ArrayLike, Bool, Float
 from sail_jax.checks import integer
 from sail_jax.distances.estimates import Distance, host_samples
 
-__all__ = ["Fit", "total_variation_classifier", "total_variation_histogram"]
-
 Predict = Callable[[Float[np.ndarray, "n dim"]], Bool[np.ndarray, " n"]]
 Fit = Callable[[Float[np.ndarray, "n dim"], Bool[np.ndarray, " n"]], Predict]
 

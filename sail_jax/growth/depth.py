@@ -22,20 +22,6 @@ from sail_jax.checks import as_array, concrete, nearest, one_of
 from sail_jax.growth.basic import check_growth, duplicate
 from sail_jax.trees import leaf_paths, path_str
 
-__all__ = [
-    "ORDERS",
-    "Order",
-    "deepen",
-    "depth_up_scale",
-    "inserted",
-    "interleave",
-    "mix_layers",
-    "order",
-    "overwrite",
-    "stack_layers",
-    "unstack_layers",
-]
-
 STACK = "stack"
 
 

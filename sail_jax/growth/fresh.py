@@ -26,22 +26,6 @@ from sail_jax.growth.basic import lemon_gain
 from sail_jax.merging.arithmetic import norm
 from sail_jax.trees import leaf_paths, path_str
 
-__all__ = [
-    "aki",
-    "break_symmetry",
-    "fresh_units",
-    "grown",
-    "initial",
-    "leaf_key",
-    "mask_units",
-    "masked_layernorm",
-    "masked_rmsnorm",
-    "noise_pairs",
-    "null_noise",
-    "ramp",
-    "scale_norms",
-]
-
 
 def leaf_key(key: PRNGKeyArray, name: str) -> PRNGKeyArray:
     """Derives the random key of one leaf or space from its name.

@@ -22,8 +22,6 @@ from sail_jax.growth.depth import inserted
 from sail_jax.growth.named import Method, pair_units
 from sail_jax.growth.targets import layer_of
 
-__all__ = ["Added", "Source", "added", "chained", "deepened", "layer_row", "own_first"]
-
 
 class Source(NamedTuple):
     """What a leaf of the deep network is made of: a weighted sum of old leaves, perhaps transposed.

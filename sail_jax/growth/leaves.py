@@ -25,8 +25,6 @@ from sail_jax.growth.fresh import aki, initial, leaf_key, scale_norms
 from sail_jax.growth.layers import Source
 from sail_jax.growth.named import Method, Step
 
-__all__ = ["Growth", "Operands", "Rule"]
-
 
 class Operands(NamedTuple):
     """What differs between leaves that are computed alike, all of it arrays.

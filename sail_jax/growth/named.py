@@ -22,8 +22,6 @@ from sail_jax.growth.basic import pad, widen
 from sail_jax.growth.fresh import leaf_key
 from sail_jax.growth.width import Options, Widths, each_space
 
-__all__ = ["METHODS", "Method", "pair_units"]
-
 Params = dict[str, Array]
 Maps = dict[str, SpaceMap]
 Step = Callable[[Params, Spec, Maps, Any, Options], Params]

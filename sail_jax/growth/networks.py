@@ -42,8 +42,6 @@ from sail_jax.growth.targets import (
 )
 from sail_jax.trees import leaf_paths
 
-__all__ = ["Growth", "grow", "plan"]
-
 
 def grow(
     params: PyTree,

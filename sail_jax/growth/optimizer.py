@@ -22,8 +22,6 @@ from sail_jax.basis.spaces import Spec, table
 from sail_jax.checks import one_of
 from sail_jax.trees import path_str
 
-__all__ = ["LAWS", "Moved", "StateReport", "change_state", "learning_rates"]
-
 Law = Literal["params", "gradients", "second_moments", "restart"]
 """How a field of a state moves: a kind of `change_basis`, or "restart"."""
 

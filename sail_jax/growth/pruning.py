@@ -28,8 +28,6 @@ from sail_jax.checks import as_array, concrete
 from sail_jax.growth.basic import prune
 from sail_jax.trees import leaf_paths
 
-__all__ = ["Pruned", "magnitude", "prune_units", "unit_scores", "values_of"]
-
 Read = Callable[[str], np.ndarray]
 """Reads the values of a leaf of the spec, by its path."""
 

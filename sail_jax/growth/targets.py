@@ -16,19 +16,6 @@ from sail_jax.basis.spaces import Space, Spec
 from sail_jax.checks import nearest
 from sail_jax.configurations import EPSILONS, KEPT_ENTRIES, differences
 
-__all__ = [
-    "TIES",
-    "check_depth",
-    "check_stated",
-    "ends",
-    "layer_count",
-    "layer_of",
-    "new_sizes",
-    "other_outputs",
-    "rules_of",
-    "target",
-]
-
 TIES = ("tie_word_embeddings", "tied")
 """The entries by which a configuration ties its input and output tables."""
 

@@ -23,25 +23,6 @@ from sail_jax.checks import concrete, one_of
 from sail_jax.growth.basic import check_growth, lemon_gain, widen
 from sail_jax.growth.fresh import leaf_key
 
-__all__ = [
-    "Make",
-    "Options",
-    "Widths",
-    "compensate",
-    "each_space",
-    "fpi",
-    "hypercloning",
-    "interpolate",
-    "lemon",
-    "lift",
-    "principal",
-    "project",
-    "singular",
-    "split_readers",
-    "tile",
-]
-
-
 Options = Mapping[str, Any]
 """The options of a growth method: numbers, words, or nothing."""
 Make = Callable[[int, int, set[str], PRNGKeyArray | None], SpaceMap]

@@ -23,8 +23,6 @@ from sail_jax.interop.naming import Place, named
 from sail_jax.interop.united import ENDS, both
 from sail_jax.tracing.multiples import Multiples, changed
 
-__all__ = ["Network", "Probe", "table_by_probing"]
-
 Config = Mapping[str, Any]
 Axes = dict[str, tuple[Axis, ...]]
 

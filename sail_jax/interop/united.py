@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sail_jax.architectures.files import Table
 
-__all__ = ["ENDS", "both", "united"]
-
 ENDS = {
     "vocab_size": "vocab", "max_position_embeddings": "position", "n_positions": "position",
     "type_vocab_size": "segment", "num_channels": "channel",

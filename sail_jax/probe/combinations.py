@@ -20,8 +20,6 @@ from sail_jax.merging.task_vectors import origin, task_vectors
 Numbers: TypeAlias = np.ndarray | Array
 """In float64 and NumPy, or in JAX while traced."""
 
-__all__ = ["line", "mixer", "numbers", "points", "simplex_grid", "stack", "sweep", "weighted"]
-
 
 def stack(models: Sequence[PyTree]) -> PyTree:
     """Stacks the floating leaves of models on a leading axis.

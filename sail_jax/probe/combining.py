@@ -22,8 +22,6 @@ from sail_jax.probe.networks import (
     outputs,
 )
 
-__all__ = ["Averaging", "Metric", "Stitching", "averaging", "stitching"]
-
 Metric = Callable[[Any, Any], Float[Array, "example"]]  # (outputs, batch): a loss, or correctness
 
 

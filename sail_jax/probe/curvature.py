@@ -20,17 +20,6 @@ from sail_jax.probe.combinations import numbers, stack
 from sail_jax.probe.estimates import Estimate, check_finite, check_size, estimate, examples, mean
 from sail_jax.probe.networks import Apply, outputs
 
-__all__ = [
-    "Spectrum",
-    "dot",
-    "flatten",
-    "hessian_spectrum",
-    "lanczos",
-    "product",
-    "ritz",
-    "spectral_density",
-]
-
 Vector = Float[Array, "p"]
 dot = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 

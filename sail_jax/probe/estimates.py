@@ -12,16 +12,6 @@ from jaxtyping import Array, ArrayLike, Float, PyTree
 from sail_jax.checks import concrete, integer
 from sail_jax.merging.arithmetic import unit_of
 
-__all__ = [
-    "Estimate",
-    "check_finite",
-    "check_size",
-    "estimate",
-    "examples",
-    "mean",
-    "over_examples",
-]
-
 
 class Estimate(NamedTuple):
     """A mean and its standard error.

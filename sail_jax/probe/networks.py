@@ -19,17 +19,6 @@ from jaxtyping import Array, PyTree
 
 from sail_jax.checks import nearest
 
-__all__ = [
-    "Apply",
-    "Names",
-    "accepts_override",
-    "features",
-    "flax_network",
-    "layers",
-    "outputs",
-    "sequential",
-]
-
 Apply = Callable[..., Any]
 OUTPUT = "output"
 

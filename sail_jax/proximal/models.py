@@ -18,8 +18,6 @@ from sail_jax.learning import check_batches, learn
 from sail_jax.proximal.quadratic import Weights, affine_weights, host, simplex_weights, tiny
 from sail_jax.trees import leaf_paths
 
-__all__ = ["Constraint", "after_training", "from_loss", "from_parameters", "sweep"]
-
 Constraint = Literal["none", "affine", "simplex"]
 Loss = Callable[[PyTree, Any], Float[Array, ""]]
 

@@ -9,17 +9,6 @@ from jaxtyping import ArrayLike, Float
 from sail_jax.checks import concrete, one_of
 from sail_jax.distances import total_variation_gaussian
 
-__all__ = [
-    "Weights",
-    "affine_weights",
-    "gram_from_distances",
-    "host",
-    "pair_weight",
-    "simplex_weights",
-    "tiny",
-    "tv_bias",
-]
-
 
 class Weights(NamedTuple):
     """Merging weights, and how well they are determined.

@@ -41,8 +41,6 @@ from sail_jax.tracing.terms import (
     resolve,
 )
 
-__all__ = ["Algebra", "Change", "Equation", "Event"]
-
 
 class Change(enum.Flag):
     """Kinds of change that an equation is about."""

@@ -19,8 +19,6 @@ from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, identity, select
 from sail_jax.basis.spaces import Leaf, Spec, table
 
-__all__ = ["Checked", "Trial", "check_spec"]
-
 # Scales within a factor of four: no exponential overflows by them.
 _SCALES = (0.5, 2.0)
 

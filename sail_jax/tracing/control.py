@@ -9,8 +9,6 @@ from jax.extend import core
 from sail_jax.tracing.terms import Fixed, Label, Variable
 from sail_jax.tracing.values import Tracer, Value, opaque, rule, settled, shape, whole
 
-__all__ = ["CALLS", "called"]
-
 
 def called(params: Mapping[str, Any]) -> Any:
     """Finds the jaxpr that a primitive merely carries out."""

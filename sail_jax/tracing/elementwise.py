@@ -20,8 +20,6 @@ from sail_jax.tracing.values import (
     whole,
 )
 
-__all__ = ["ENTRY_BY_ENTRY"]
-
 LINEAR = (
     "convert_element_type", "stop_gradient", "copy", "copy_p", "optimization_barrier",
     "sharding_constraint", "device_put", "name", "pvary", "reshard", "reduce_precision",

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import TypeAlias
 
-__all__ = ["Solver"]
-
 Number: TypeAlias = int | Fraction
 
 

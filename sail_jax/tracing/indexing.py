@@ -5,8 +5,6 @@ from jax.extend import core
 from sail_jax.tracing.terms import Fixed, Label, Variable
 from sail_jax.tracing.values import Tracer, Value, parametric, rule, shape, whole
 
-__all__: list[str] = []
-
 
 @rule("gather", numbered=True)
 def _gathered(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:

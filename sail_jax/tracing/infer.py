@@ -70,8 +70,6 @@ from sail_jax.tracing.terms import (
 from sail_jax.tracing.values import Value, is_floating, joined, settled
 from sail_jax.trees import leaf_paths
 
-__all__ = ["Inferred", "spec_of"]
-
 
 @dataclass(frozen=True)
 class Inferred:

@@ -25,8 +25,6 @@ from sail_jax.tracing.values import (
     whole,
 )
 
-__all__ = ["Interpreter", "alive", "source"]
-
 # Their rules are registered by the import.
 _ROOMS = (control, elementwise, indexing, shapes, sums)
 # Frames of these packages are not where a user wrote an operation.

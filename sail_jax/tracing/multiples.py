@@ -17,8 +17,6 @@ from jaxtyping import ArrayLike
 from sail_jax.tracing.control import called
 from sail_jax.tracing.values import is_floating, opened, shape
 
-__all__ = ["Multiples", "Number", "changed", "multiples"]
-
 # These hand on what they are given, in another form.
 _SAME = {
     *("convert_element_type", "reshape", "transpose", "broadcast_in_dim", "squeeze", "copy"),

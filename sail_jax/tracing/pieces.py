@@ -35,9 +35,6 @@ from sail_jax.tracing.shapes import runs
 from sail_jax.tracing.values import is_floating, opened
 from sail_jax.tracing.values import shape as shape_of
 
-__all__ = ["Choice", "Pieces", "Plan", "in_pieces"]
-
-
 Shape: TypeAlias = tuple[int, ...]
 Params: TypeAlias = dict[str, Any]
 

@@ -18,8 +18,6 @@ from sail_jax.basis.families import NONLINEARITIES, Family
 from sail_jax.tracing.algebra import Change, Equation, Event
 from sail_jax.tracing.equations import Solver
 
-__all__ = ["Found", "Place", "solve", "words_of"]
-
 
 class Place(NamedTuple):
     """A place where a parameter is used in a space.

@@ -20,8 +20,6 @@ from sail_jax.tracing.terms import (
 )
 from sail_jax.tracing.values import Tracer, Value, joined, parametric, rule, settled, shape, whole
 
-__all__ = ["is_cut", "runs"]
-
 
 @rule("broadcast_in_dim", view=True)
 def _broadcast(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:

@@ -12,8 +12,6 @@ from jaxtyping import PyTree
 from sail_jax.checks import nearest
 from sail_jax.trees import leaf_paths, path_str
 
-__all__ = ["Stack", "stack", "unstack"]
-
 
 @jax.tree_util.register_pytree_with_keys_class
 class Stack:

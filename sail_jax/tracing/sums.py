@@ -16,8 +16,6 @@ from sail_jax.tracing.values import (
     shape,
 )
 
-__all__: list[str] = []
-
 
 @rule("reduce_sum", lazy=True)
 def _summed(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:

@@ -26,30 +26,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-__all__ = [
-    "Atom",
-    "Face",
-    "Fixed",
-    "Fold",
-    "Label",
-    "Product",
-    "Sum",
-    "Term",
-    "Variable",
-    "align",
-    "atoms",
-    "cut",
-    "faces",
-    "fix",
-    "leaves",
-    "product",
-    "reason",
-    "resolve",
-    "solid",
-    "split",
-    "total",
-]
-
 
 @dataclass(eq=False, slots=True)
 class Variable:

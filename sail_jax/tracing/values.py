@@ -13,26 +13,6 @@ from jaxtyping import ArrayLike
 from sail_jax.tracing.algebra import Algebra
 from sail_jax.tracing.terms import Face, Fixed, Label, Term, leaves
 
-__all__ = [
-    "RULES",
-    "Pending",
-    "Rule",
-    "Tracer",
-    "Value",
-    "constant",
-    "is_floating",
-    "joined",
-    "opaque",
-    "opened",
-    "parametric",
-    "rule",
-    "scaled",
-    "settled",
-    "shape",
-    "whole",
-]
-
-
 T = TypeVar("T")
 
 

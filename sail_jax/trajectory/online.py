@@ -14,8 +14,6 @@ from jaxtyping import Array, Float, Int, PyTree
 from sail_jax.checks import one_of
 from sail_jax.trajectory.shapes import Shape, check_decay, weights
 
-__all__ = ["AverageState", "Kind", "average_params", "averaged"]
-
 Kind = Literal["uniform", "ema", "shape"]
 """A kind of average; see `average_params`."""
 

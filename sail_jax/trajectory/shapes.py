@@ -19,19 +19,6 @@ from jaxtyping import Float
 
 from sail_jax.checks import argument, integer, one_of
 
-__all__ = [
-    "SHAPES",
-    "At",
-    "Shape",
-    "check_decay",
-    "decay_of",
-    "effective_number",
-    "mean_age",
-    "weights",
-    "weights_at",
-    "weights_of",
-]
-
 Shape = Literal["uniform", "linear", "cosine", "1-sqrt", "1-square", "ema", "wma"]
 """A shape of decay; see `weights`."""
 SHAPES: tuple[Shape, ...] = get_args(Shape)

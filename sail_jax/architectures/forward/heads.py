@@ -18,25 +18,6 @@ from sail_jax.architectures.table import Config, flag
 from sail_jax.checks import one_of
 from sail_jax.configurations import class_of
 
-__all__ = [
-    "HEADS",
-    "LABELS",
-    "Head",
-    "States",
-    "dense",
-    "ends",
-    "has_vocabulary",
-    "head_axes",
-    "heads",
-    "is_base",
-    "labels",
-    "outputs",
-    "pixels",
-    "readers",
-    "vocabulary",
-    "words",
-]
-
 
 class States(NamedTuple):
     """What the body of a network computes, for its heads to read.

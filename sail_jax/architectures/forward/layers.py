@@ -12,21 +12,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from sail_jax.checks import nearest
 
-__all__ = [
-    "See",
-    "Tensors",
-    "activation",
-    "attend",
-    "attention",
-    "embed_patches",
-    "layer_norm",
-    "linear",
-    "patches",
-    "rms_norm",
-    "rotary",
-    "unseen",
-]
-
 See = Callable[[str, Array], Array]
 """Called with the name of each layer and its outputs; what it returns goes on in their place."""
 
