@@ -268,8 +268,8 @@ def growth_page() -> str:
         method = METHODS[name]
         options = ", ".join(f"`{key}={value}`" for key, value in method.options.items())
         more = [
-            f"deepens by `{method.deepens_by}`" if method.deepens_by and not method.deepens else "",
-            "draws at random" if method.draws else "",
+            f"deepens by `{method.deepens_by}`" if method.widens else "",
+            "draws at random" if method.draws is True else "",
         ]
         kept = "meant to, where the architecture allows" if method.lossless else "no"
         about = "; ".join(filter(None, [method.about, *more]))

@@ -770,7 +770,7 @@ def _contracted(
     return found[0]
 
 
-def _without_factors(tree: Any) -> Any:
+def _without_factors(tree: PyTree) -> PyTree:
     """Nested mappings without the leaves that are factors."""
     if not isinstance(tree, Mapping):
         return tree

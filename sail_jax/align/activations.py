@@ -13,17 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from sail_jax.align.assignment import hungarian
+from sail_jax.align.assignment import Assign, hungarian
 from sail_jax.align.matching import Families, families
-from sail_jax.align.problem import Assign, recurrent
-from sail_jax.align.solvers import procrustes
+from sail_jax.align.problem import recurrent
+from sail_jax.align.solvers import procrustes, scaled_by, signed_by
 from sail_jax.basis.change_basis import unfused
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, select
 from sail_jax.basis.spaces import Spec
-from sail_jax.checks import as_array, concrete
-
-__all__ = ["Moments", "activation_matching", "moments", "pool", "stream"]
+from sail_jax.checks import as_array, concrete, one_of
 
 
 class Moments(NamedTuple):
@@ -156,8 +154,8 @@ def stream(
 
 
 def activation_matching(
-    reference: Any,
-    params: Any,
+    reference: PyTree,
+    params: PyTree,
     spec: Spec,
     *,
     activations: Callable[[PyTree, Any], Mapping[str, Array]] | None = None,
@@ -216,8 +214,7 @@ def activation_matching(
     >>> activation_matching({"h": a}, {"h": a[:, ::-1]}, s)["h"].index.tolist()
     [1, 0]
     """
-    if how not in ("correlation", "covariance"):
-        raise ValueError(f"how must be 'correlation' or 'covariance', got {how!r}")
+    one_of("how", how, ("correlation", "covariance"))
     if (activations is None) != (batches is None):
         raise ValueError("activations (a function) and batches are given together or not at all")
     if activations is None:
@@ -249,28 +246,19 @@ def _match(name: str, m: Moments, family: Family, how: str, assign: Assign) -> S
     cov, sx, sy = (np.asarray(x, np.float64) for x in (m.cov, m.var_x**0.5, m.var_y**0.5))
     n = len(cov)
     if family == Family.ORTHOGONAL:
-        # In float64 on the host: the singular vectors of close singular values are sensitive to
-        # rounding.
-        Q = procrustes(cov)
-        return SpaceMap(jnp.asarray(Q, jnp.float32), jnp.asarray(Q.T, jnp.float32), family)
+        return procrustes(cov)
     scale = np.outer(sx, sy)
     # The correlation of a unit that does not vary is 0 / 0; it counts as 0.
     correlation = np.divide(cov, scale, out=np.zeros_like(cov), where=scale > 0)
     benefit = correlation if how == "correlation" else cov
     if family == Family.SIGNED_PERMUTATION:
-        # The better of the two signs counts for each pair, and is then the sign of the benefit
-        # itself.
-        index = np.asarray(assign(np.abs(benefit)))
-        signs = jnp.asarray(np.where(benefit[np.arange(n), index] < 0, -1.0, 1.0), jnp.float32)
-        return select(index, n, write=signs, read=signs, family=family)
+        return signed_by(benefit, 0.0, assign)
     if family == Family.POSITIVE_MONOMIAL:
         # A positive scale does not change a correlation, so scales are found after the pairs.
         index = np.asarray(assign(correlation))
         # A unit that does not vary in one of the networks has no scale to match: it keeps its own.
         live = (sx > 0) & (sy[index] > 0)
-        s = np.divide(sx, sy[index], out=np.ones(n), where=live)
-        s = jnp.asarray(s, jnp.float32)
-        return select(index, n, write=s, read=1 / s, family=family | Family.INVERTIBLE)
+        return scaled_by(index, np.divide(sx, sy[index], out=np.ones(n), where=live))
     if family == Family.PERMUTATION:
         return select(np.asarray(assign(benefit)), n, family=family)
     raise ValueError(f"no matching of the activations of {name!r} over {family!s} maps")

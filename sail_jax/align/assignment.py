@@ -5,7 +5,8 @@ stated gap.
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,11 @@ from jaxtyping import Array, ArrayLike, Float, Int
 
 from sail_jax.checks import concrete
 
-__all__ = ["auction", "auction_gap", "hungarian"]
+Assign = Callable[[Float[ArrayLike, "n n"]], Int[ArrayLike, "n"]]
+"""Solves the assignment problem: from benefits `(n, n)` to the column of each row."""
+
+
+Square = TypeVar("Square", Array, np.ndarray)
 
 
 def hungarian(benefit: Float[ArrayLike, "n n"]) -> Int[np.ndarray, "n"]:
@@ -196,7 +201,7 @@ def _epsilon(n: int, gap: float, dtype: np.dtype) -> float:
     return max(gap / max(n, 1), 16 * float(jnp.finfo(dtype).eps))
 
 
-def _square(a: Any) -> Any:
+def _square(a: Square) -> Square:
     if a.ndim != 2 or a.shape[0] != a.shape[1]:
         raise ValueError(f"benefit must be a square matrix, got shape {a.shape}")
     return a

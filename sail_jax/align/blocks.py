@@ -25,8 +25,6 @@ from sail_jax.basis.spaces import Spec
 from sail_jax.checks import as_array
 from sail_jax.trees import path_str
 
-__all__ = ["block_exactness", "change_blocks", "factors", "invert_blocks", "nested"]
-
 
 def change_blocks(
     params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, str]
@@ -154,15 +152,9 @@ def along_block(m: SpaceMap, x: Array, axis: int, block: int | None, role: Role)
 def operator(m: SpaceMap, role: Role) -> Any:
     """Returns the matrix that an axis is contracted with, given its role.
 
-    Args:
-      m: The map of the space on that axis.
-      role: "write" gives `write`, "read" gives the transpose of `read`, "gain" a bare gather.
-
-    Returns:
-      An array or a `Selection`, `(new, old)`.
-
-    Raises:
-      ValueError: For the gain of a dense map, which would mix units that the gain keeps apart.
+    The role "write" gives `write`, "read" the transpose of `read`, "gain" a bare gather. It is an
+    array or a `Selection`, `(new, old)`. ValueError for the gain of a dense map, which
+    would mix units that the gain keeps apart.
     """
     write, read = m.entries
     if role != "gain":
@@ -206,13 +198,8 @@ def check_within(spec: Spec, within: Mapping[str, str]) -> None:
 def check_blocks(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> None:
     """Checks that each map holds one map of its space for each unit of its block.
 
-    Args:
-      spec: The spec of the network; it says the sizes.
-      maps: Maps of spaces in `within`, stacked on a leading axis.
-      within: The block of each of these spaces.
-
-    Raises:
-      ValueError: If the shape of a map is not `(blocks, new, size)`.
+    `spec` is the spec of the network; it says the sizes. `maps` are maps of spaces in `within`,
+    stacked on a leading axis. ValueError if the shape of a map is not `(blocks, new, size)`.
     """
     for name, m in maps.items():
         n, blocks = spec.space(name).size, spec.space(within[name]).size
@@ -231,13 +218,8 @@ def factors(spec: Spec, path: str, x: Array) -> Array:
 def factor_shape(spec: Spec, axes: tuple[Axis, ...], shape: tuple[int, ...]) -> list[int]:
     """Returns the shape of an array once its grouped axes are split into factors.
 
-    Args:
-      spec: The spec that says the sizes of the spaces.
-      axes: The axes of the array.
-      shape: The shape of the array; it gives the size of an axis in no space.
-
-    Returns:
-      The sizes, one for each factor.
+    `spec` is the spec that says the sizes of the spaces. `shape` is the shape of the array; it
+    gives the size of an axis in no space. Returns the sizes, one for each factor.
     """
     out: list[int] = []
     for n, axis in zip(shape, axes, strict=True):

@@ -20,8 +20,6 @@ from sail_jax.basis.spaces import Leaf, Spec
 from sail_jax.checks import as_array, nearest
 from sail_jax.trees import path_str
 
-__all__ = ["fold_scales"]
-
 _NONE = (Factor("", "write"),)
 
 

@@ -20,8 +20,6 @@ from sail_jax.basis.maps import SpaceMap, compose, identity, invert
 from sail_jax.basis.spaces import Spec
 from sail_jax.methods.sparse import linear
 
-__all__ = ["Common", "match_many", "merge_many"]
-
 
 class Common(NamedTuple):
     """Maps that bring several models into one frame, and how they were found.

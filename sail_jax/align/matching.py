@@ -1,8 +1,39 @@
 """Weight matching: the maps that bring the parameters of one network nearest to another's.
 
-This is coordinate descent over spaces (Git Re-Basin, Ainsworth et al. 2023, algorithm 1). With all
-other spaces fixed, the best map of one space has a known solution (`sail_jax.align.solvers`). What
-it needs to know is one matrix product for each tensor with that space (`sail_jax.align.problem`).
+*What makes it hard.* A tensor between two hidden layers has a space on each of its axes. Its
+distance |A - P B Q^T|^2 depends on the product of two unknown permutations. To minimise over both
+is a quadratic assignment problem, for which no fast exact algorithm is known. A network of L hidden
+layers chains L such problems.
+
+*Why one space at a time.* With Q fixed the distance is linear in P: it is a constant minus
+2 sum_i C[i, p(i)] with C = A (B Q^T)^T. That is a linear assignment, solved exactly in O(n^3). So
+descent takes the best map of one space after another (Git Re-Basin, Ainsworth et al. 2023,
+algorithm 1). All that a space needs to know is one matrix product for each tensor that has it
+(`sail_jax.align.problem`). Signs, scales and rotations have solutions of the same kind
+(`sail_jax.align.solvers`). No step can raise the distance, so descent ends.
+
+*Where it gets stuck.* Take three layers with two hidden units each,
+
+    w0 = [[-3, 1], [-1, 1], [-2, -3]]    w1 = [[1, -3], [-3, 1]]    w2 = [[1, 2], [0, -2]]
+
+and the same network with the units of both hidden layers swapped. Squared distances by tensor:
+
+    first layer swapped back   second one     w0   w1   w2   together
+    no                         no             42    0   34         76
+    yes                        no              0   64   34         98
+    no                         yes            42   64    0        106
+    yes                        yes             0    0    0          0
+
+From the first row each single step goes up, although 0 is two steps away: w1 hides what w0 and w2
+show plainly. So spaces are first visited from the ends of the network inward, each matched by the
+tensors whose other spaces are settled: w0 alone matches the first layer, w1 and w2 then the second.
+
+*What was tried.* Descent from the maps as they are, as published, is what `init={}` does. On 40
+pairs of random networks with six hidden layers of 16 units, the second a shuffled copy under noise
+as large as the weights, the visit before descent ended nearer 23 times and farther 12 times, at a
+mean distance of 6.6 in place of 7.2. It may lose, as it settles spaces greedily. Where it brings
+the networks no nearer it is undone. Where the settled tensors hold the lesser part of the entries,
+a bound on the others helps (`Problem.cost`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,9 +43,9 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
-from sail_jax.align.assignment import hungarian
+from sail_jax.align.assignment import Assign, hungarian
 from sail_jax.align.blocks import check_within
-from sail_jax.align.problem import Assign, Problem, apart, recurrent
+from sail_jax.align.problem import Problem, apart, recurrent
 from sail_jax.align.solvers import SOLVERS
 from sail_jax.basis.axes import path_pattern
 from sail_jax.basis.certificate import exactness
@@ -23,8 +54,6 @@ from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, identity
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import nearest
-
-__all__ = ["Families", "Matching", "families", "match_weights", "weight_matching"]
 
 Families = Family | Mapping[str, Family] | None
 

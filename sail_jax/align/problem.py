@@ -9,15 +9,16 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
+from sail_jax.align.assignment import Assign
 from sail_jax.align.blocks import along_block, check_blocks, factors
-from sail_jax.align.solvers import GENERAL, solver
+from sail_jax.align.solvers import GENERAL, Cost, solver
 from sail_jax.basis.axes import Factor, Role
 from sail_jax.basis.change_basis import unfuse
 from sail_jax.basis.families import Family
@@ -27,11 +28,8 @@ from sail_jax.checks import as_array, concrete, nearest
 from sail_jax.merging.arithmetic import Products, products, unit_of
 from sail_jax.trees import leaf_paths
 
-__all__ = ["EPS", "Assign", "Problem", "apart", "arrays", "recurrent", "square"]
-
-Assign = Callable[[Float[ArrayLike, "n n"]], Int[ArrayLike, "n"]]
-
 EPS = float(jnp.finfo(jnp.float32).eps)
+Snapshot: TypeAlias = tuple[dict[str, SpaceMap], dict[str, list[Array]]]
 
 
 class Touch(NamedTuple):
@@ -48,45 +46,6 @@ class Touch(NamedTuple):
     axis: int
     role: Role
     block: int | None
-
-
-class Cost(NamedTuple):
-    """What all tensors together say about a space, summed in float64.
-
-    For the units i of the reference and j of the moved network, a_i and b_j are the slices of a
-    tensor t that belong to them. With a map per block all arrays have a leading axis of blocks.
-
-    Attributes:
-      products: sum_t w_t a_i . b_j, `(..., n, n)`, by what the tensors do with the space: "write",
-        "read", "gain", or "bound" for an upper bound, where other spaces of t are not yet matched.
-        For permutations, which need no distinction, one sum under "all".
-      squares: sum_t w_t |b_j|^2, `(..., n)`, of tensors that write and that read, for maps with
-        scales; empty for others.
-      grams: sum_t w_t b_i . b_j of writers and sum_t w_t a_i . a_j of readers, `(..., n, n)`, for
-        general linear maps; empty for others.
-    """
-
-    products: dict[str, Float[np.ndarray, "... n n"]]
-    squares: dict[str, Float[np.ndarray, "... n"]]
-    grams: dict[str, Float[np.ndarray, "... n n"]]
-
-    def add(self, kind: str, part: str, value: np.ndarray, weight: float) -> None:
-        """Adds one tensor's term to a sum.
-
-        Args:
-          kind: Which field: "products", "squares" or "grams".
-          part: Which entry of that field.
-          value: The term, without its weight.
-          weight: The weight w_t of the tensor.
-        """
-        into = getattr(self, kind)
-        # Sums over many tensors are kept in float64, so that small ones are not lost beside large
-        # ones.
-        term = value * weight
-        if part in into:
-            into[part] += term
-        else:
-            into[part] = term
 
 
 class Problem:
@@ -241,8 +200,7 @@ class Problem:
     def identities(self) -> dict[str, SpaceMap]:
         """Returns a map that changes nothing for each space.
 
-        Returns:
-          The maps by space; those of spaces in `within` are stacked on a leading axis.
+        Returns the maps by space; those of spaces in `within` are stacked on a leading axis.
         """
         out = {name: identity(self.spec.space(name).size) for name in self.chosen}
         for name in self.within:
@@ -250,11 +208,11 @@ class Problem:
             out[name] = jax.tree.map(lambda x, count=count: np.stack([x] * count), out[name])
         return out
 
-    def snapshot(self) -> Any:
+    def snapshot(self) -> Snapshot:
         """Copies the state of the second network."""
         return dict(self.maps), {path: list(sides) for path, sides in self.kept.items()}
 
-    def restore(self, snapshot: Any) -> None:
+    def restore(self, snapshot: Snapshot) -> None:
         """Goes back to an earlier state of the second network."""
         self.maps, self.kept = snapshot
         self.best = set()
@@ -262,12 +220,8 @@ class Problem:
     def start(self, init: Mapping[str, SpaceMap]) -> None:
         """Moves the second network by given maps.
 
-        Args:
-          init: Maps by space, such as `match_weights` returned.
-
-        Raises:
-          ValueError: If a map is for a space that is not matched, or does not fit its size or
-            block.
+        `init` has maps by space, such as `match_weights` returned. ValueError if a map is for a
+        space that is not matched, or does not fit its size or block.
         """
         for name in init:
             if name not in self.chosen:
@@ -298,9 +252,7 @@ class Problem:
     def take(self, name: str, m: SpaceMap) -> None:
         """Moves the second network by one more map of a space, and remembers it.
 
-        Args:
-          name: The space.
-          m: The map, which follows the map so far.
+        `m` is the map, which follows the map so far.
         """
         for path, axis, role, block in self.touches[name]:
             if path in self.kept:
@@ -320,13 +272,9 @@ class Problem:
     def cost(self, name: str, settled: set[str] | None = None) -> Cost:
         """Sums up what the tensors say about a space, by one matrix product each.
 
-        Args:
-          name: The space.
-          settled: During the first visit, the spaces matched so far. Tensors with spaces not yet
-            matched are left out or enter by a bound. None: all tensors enter as they are.
-
-        Returns:
-          The sums, for a solver.
+        During the first visit `settled` has the spaces matched so far. Tensors with spaces not
+        yet matched are left out or enter by a bound. None: all tensors enter as they are. Returns
+        the sums, for a solver.
         """
         family, out = self.chosen[name], Cost({}, {}, {})
         touches = self.touches[name]
@@ -369,8 +317,7 @@ class Problem:
     def visit(self, tell: Callable[[int, str], None]) -> None:
         """Matches every space once, always the one with the largest part of its tensors settled.
 
-        Args:
-          tell: Called with 0 and the name of each space, before it is matched.
+        `tell` is called with 0 and the name of each space, before it is matched.
         """
         settled: set[str] = set()
         while rest := [name for name in self.chosen if name not in settled]:
@@ -398,14 +345,7 @@ class Problem:
                 self.best.add(name)
 
     def step(self, name: str) -> bool:
-        """Takes the best map of one space, all others fixed, if it brings the networks nearer.
-
-        Args:
-          name: The space.
-
-        Returns:
-          Whether the map was taken.
-        """
+        """Takes the best map of one space, all others fixed, if it brings the networks nearer."""
         if name in self.best:
             return False
         cost = self.cost(name)
@@ -463,17 +403,8 @@ def arrays(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]) -> dic
 def checked_leaves(argument: str, tree: PyTree, spec: Spec, paths: Iterable[str]) -> dict[str, Any]:
     """Returns named leaves of a tree, once their shapes are checked against the spec.
 
-    Args:
-      argument: What error messages call the tree.
-      tree: The parameters.
-      spec: The spec that the leaves must fit.
-      paths: The paths of the leaves.
-
-    Returns:
-      The leaves as they are, by path.
-
-    Raises:
-      ValueError: For a leaf that is missing, not the spec's, or not of its shape.
+    Returns the leaves as they are, by path. ValueError for a leaf that is missing, not the spec's,
+    or not of its shape.
     """
     leaves = dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))
     for path in leaves:

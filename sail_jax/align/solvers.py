@@ -1,23 +1,22 @@
 """The best map of one space for each family of maps, all other spaces fixed.
 
-A `cost` is a `sail_jax.align.problem.Cost`. It holds sums of w_t a_i . b_j for the units i of the
-reference and j of the other network, `(n, n)`, or `(blocks, n, n)` with a map per block.
+A `Cost` holds sums of w_t a_i . b_j for the units i of the reference and j of the other network,
+`(n, n)`, or `(blocks, n, n)` with a map per block.
 """
 
 from collections.abc import Callable
 from functools import reduce
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from sail_jax.align.assignment import Assign
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, select
 from sail_jax.checks import as_array
-
-__all__ = ["GENERAL", "SOLVERS", "procrustes", "solver"]
 
 Matrix = Float[np.ndarray, "n n"]
 INVERTIBLE = Family.LINEAR | Family.INVERTIBLE
@@ -25,20 +24,52 @@ GENERAL = (Family.LINEAR, INVERTIBLE)
 SCALED = Family.POSITIVE_MONOMIAL | Family.INVERTIBLE
 
 
-def solver(family: Family) -> Callable[[Any, Any, bool], SpaceMap]:
+class Cost(NamedTuple):
+    """What all tensors together say about a space, summed in float64.
+
+    For the units i of the reference and j of the moved network, a_i and b_j are the slices of a
+    tensor t that belong to them. With a map per block all arrays have a leading axis of blocks.
+
+    Attributes:
+      products: sum_t w_t a_i . b_j, `(..., n, n)`, by what the tensors do with the space: "write",
+        "read", "gain", or "bound" for an upper bound, where other spaces of t are not yet matched.
+        For permutations, which need no distinction, one sum under "all".
+      squares: sum_t w_t |b_j|^2, `(..., n)`, of tensors that write and that read, for maps with
+        scales; empty for others.
+      grams: sum_t w_t b_i . b_j of writers and sum_t w_t a_i . a_j of readers, `(..., n, n)`, for
+        general linear maps; empty for others.
+    """
+
+    products: dict[str, Float[np.ndarray, "... n n"]]
+    squares: dict[str, Float[np.ndarray, "... n"]]
+    grams: dict[str, Float[np.ndarray, "... n n"]]
+
+    def add(self, kind: str, part: str, value: np.ndarray, weight: float) -> None:
+        """Adds one tensor's term to a sum.
+
+        `kind` is which field: "products", "squares" or "grams". `value` is the term, without its
+        weight.
+        """
+        into = getattr(self, kind)
+        # Sums over many tensors are kept in float64, so that small ones are not lost beside large
+        # ones.
+        term = value * weight
+        if part in into:
+            into[part] += term
+        else:
+            into[part] = term
+
+
+def solver(family: Family) -> Callable[[Cost, Assign, bool], SpaceMap]:
     """Returns the solver of a family of maps.
 
-    Args:
-      family: One of the keys of `SOLVERS`.
-
-    Returns:
-      A function `(cost, assign, blocked) -> map`. `cost` is a `Cost`, `assign` solves assignment
-      problems. If `blocked`, each block is solved on its own, and the leaves of the maps are
-      stacked.
+    `family` is one of the keys of `SOLVERS`. Returns a function `(cost, assign, blocked) -> map`.
+    `cost` is a `Cost`, `assign` solves assignment problems. If `blocked`, each block is solved on
+    its own, and the leaves of the maps are stacked.
     """
     solve_block = SOLVERS[family]
 
-    def solve(cost: Any, assign: Any, blocked: bool) -> SpaceMap:
+    def solve(cost: Cost, assign: Assign, blocked: bool) -> SpaceMap:
         if not blocked:
             return solve_block(cost, assign)
         count = next(iter(cost.products.values())).shape[0]
@@ -49,44 +80,48 @@ def solver(family: Family) -> Callable[[Any, Any, bool], SpaceMap]:
     return solve
 
 
-def _permutation(cost: Any, assign: Any) -> SpaceMap:
+def _permutation(cost: Cost, assign: Assign) -> SpaceMap:
     """The permutation of the largest sum of products."""
     benefit = reduce(np.add, cost.products.values())
     index = as_array(assign(benefit))
     return select(index, len(benefit), family=Family.PERMUTATION)
 
 
-def _signed_permutation(cost: Any, assign: Any) -> SpaceMap:
+def _signed_permutation(cost: Cost, assign: Assign) -> SpaceMap:
     """The permutation and the signs of the largest sum of products."""
-    signed, unsigned = _sides(cost)
     # With the better sign each pair gains |signed|; a gain or a bound gains the same with either
     # sign.
+    return signed_by(*_sides(cost), assign)
+
+
+def signed_by(signed: Matrix, unsigned: Matrix | float, assign: Assign) -> SpaceMap:
+    """Makes the permutation that maximises |signed| + unsigned, with the signs of `signed`."""
     index = np.asarray(assign(np.abs(signed) + unsigned))
     n = len(index)
     signs = jnp.asarray(np.where(signed[np.arange(n), index] < 0, -1.0, 1.0), jnp.float32)
     return select(index, n, write=signs, read=signs, family=Family.SIGNED_PERMUTATION)
 
 
-def _orthogonal(cost: Any, _: Any) -> SpaceMap:
+def _orthogonal(cost: Cost, _: Assign) -> SpaceMap:
     """The orthogonal matrix nearest to sum_t w_t a b^T: its polar factor (Schonemann 1966)."""
-    signed, _unsigned = _sides(cost)
-    Q = procrustes(signed)
-    return SpaceMap(jnp.asarray(Q, jnp.float32), jnp.asarray(Q.T, jnp.float32), Family.ORTHOGONAL)
+    return procrustes(_sides(cost)[0])
 
 
-def procrustes(benefit: Matrix) -> Matrix:
-    """Finds the orthogonal matrix Q that maximises sum(Q * benefit).
+def procrustes(benefit: Matrix) -> SpaceMap:
+    """Makes the map by the orthogonal matrix Q that maximises sum(Q * benefit).
 
-    It is U V^T for the singular value decomposition benefit = U S V^T.
+    It is U V^T for the singular value decomposition benefit = U S V^T. It is computed in float64,
+    since the singular vectors of close singular values are sensitive to rounding.
 
     References:
       Schonemann, A generalized solution of the orthogonal Procrustes problem, 1966.
     """
     U, _, Vt = np.linalg.svd(benefit)
-    return U @ Vt
+    Q = U @ Vt
+    return SpaceMap(jnp.asarray(Q, jnp.float32), jnp.asarray(Q.T, jnp.float32), Family.ORTHOGONAL)
 
 
-def _positive_monomial(cost: Any, assign: Any) -> SpaceMap:
+def _positive_monomial(cost: Cost, assign: Assign) -> SpaceMap:
     """The permutation and the scales s > 0 that minimise |a_w - s b_w|^2 + |a_r - b_r / s|^2.
 
     Index w stands for tensors that write the space, r for those that read it.
@@ -103,8 +138,13 @@ def _positive_monomial(cost: Any, assign: Any) -> SpaceMap:
     )
     # `assign` maximises, and a loss is to be small.
     index = np.asarray(assign(still - loss))
-    s = jnp.asarray(scale[np.arange(n), index], jnp.float32)
-    return select(index, n, write=s, read=1 / s, family=SCALED)
+    return scaled_by(index, scale[np.arange(n), index])
+
+
+def scaled_by(index: np.ndarray, scales: np.ndarray) -> SpaceMap:
+    """Makes the map that permutes units and multiplies them by scales."""
+    s = jnp.asarray(scales, jnp.float32)
+    return select(index, len(s), write=s, read=1 / s, family=SCALED)
 
 
 def _best_scales(P: Matrix, R: Matrix, p: np.ndarray, r: np.ndarray) -> tuple[Matrix, Matrix]:
@@ -114,7 +154,7 @@ def _best_scales(P: Matrix, R: Matrix, p: np.ndarray, r: np.ndarray) -> tuple[Ma
     (Cauchy's bound) gives the lowest value nearby, Newton's steps in log s then go down from there.
     """
 
-    def cost(u: Any) -> Matrix:
+    def cost(u: Matrix) -> Matrix:
         s = np.exp(u)
         return p * s**2 / 2 - P * s + r / (2 * s**2) - R / s
 
@@ -153,7 +193,7 @@ def _best_scales(P: Matrix, R: Matrix, p: np.ndarray, r: np.ndarray) -> tuple[Ma
     return np.exp(u), low
 
 
-def _general(cost: Any, _: Any) -> SpaceMap:
+def _general(cost: Cost, _: Assign) -> SpaceMap:
     """The matrix M that minimises |a_w - M b_w|^2 + |M^T a_r - b_r|^2.
 
     The second residual is seen from b, as this makes the problem linear. The normal equations are
@@ -177,7 +217,7 @@ def _general(cost: Any, _: Any) -> SpaceMap:
     )
 
 
-def _sides(cost: Any) -> tuple[Any, Any]:
+def _sides(cost: Cost) -> tuple[Matrix, Matrix]:
     """The sum of the products that change sign with the unit, and of those that do not."""
     zero = np.zeros_like(next(iter(cost.products.values())))
     odd, even = ("write", "read"), ("gain", "bound")
@@ -187,7 +227,7 @@ def _sides(cost: Any) -> tuple[Any, Any]:
     return signed, unsigned
 
 
-SOLVERS: dict[Family, Callable[[Any, Any], SpaceMap]] = {
+SOLVERS: dict[Family, Callable[[Cost, Assign], SpaceMap]] = {
     Family.PERMUTATION: _permutation,
     Family.SIGNED_PERMUTATION: _signed_permutation,
     Family.POSITIVE_MONOMIAL: _positive_monomial,

@@ -6,7 +6,7 @@ second by data.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,8 +19,6 @@ from sail_jax.basis.maps import select
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import nearest
 from sail_jax.trees import leaf_paths, path_str
-
-__all__ = ["repair", "reset_statistics"]
 
 Activations = Callable[[PyTree, Any], Mapping[str, Array]]
 
@@ -200,7 +198,7 @@ def _as(path: str, new: Array, old: Array) -> Array:
     return new.astype(old.dtype)
 
 
-def _replace(params: PyTree, f: Callable[[str, Array], Array], paths: Any) -> PyTree:
+def _replace(params: PyTree, f: Callable[[str, Array], Array], paths: Collection[str]) -> PyTree:
     """The tree with `f(path, leaf)` in place of the leaves named by `paths`."""
 
     def at(path: tuple[Any, ...], x: Array) -> Array:

@@ -16,8 +16,6 @@ from sail_jax.align.matching import match_weights
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec
 
-__all__ = ["StraightThrough", "straight_through"]
-
 
 class StraightThrough(NamedTuple):
     """The maps that straight-through estimation found, and the losses on its way.
@@ -78,7 +76,9 @@ def straight_through(
     optimizer = optax.sgd(0.01, momentum=0.9) if optimizer is None else optimizer
 
     @jax.jit
-    def step(a: PyTree, b: PyTree, proxy: PyTree, state: Any, batch: Any) -> tuple[Any, Any, Array]:
+    def step(
+        a: PyTree, b: PyTree, proxy: PyTree, state: PyTree, batch: PyTree
+    ) -> tuple[PyTree, PyTree, Array]:
         def midpoint_loss(proxy: PyTree) -> Array:
             def midpoint(a: Array, b: Array, p: Array) -> Array:
                 # Its value is that of b, and its gradient that of p: this is the straight-through

@@ -9,8 +9,6 @@ from sail_jax.architectures.forward.inputs import Inputs, images, tokens
 from sail_jax.architectures.table import Config, Rules
 from sail_jax.checks import argument
 
-__all__ = ["Architecture", "architecture", "of"]
-
 
 class Architecture(NamedTuple):
     """A family of networks: its table, and how to run it.

@@ -21,8 +21,6 @@ from sail_jax.basis.axes import Patterns, parse_axes, path_pattern
 from sail_jax.checks import nearest
 from sail_jax.trees import leaf_paths
 
-__all__ = ["Draft", "Question", "draft"]
-
 
 class Question(NamedTuple):
     """What names and shapes leave open about a leaf.
@@ -294,8 +292,7 @@ class _Drafter:
     def run(self) -> Draft:
         """Drafts the rules: matrices first, then attention, the other matrices, and vectors.
 
-        Returns:
-          The draft, without what a configuration states.
+        Returns the draft, without what a configuration states.
         """
         open_leaves = [leaf for leaf in self.leaves if leaf.path not in self.answered]
         matrices = []

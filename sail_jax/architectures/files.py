@@ -29,8 +29,6 @@ from sail_jax.architectures.forward.heads import has_vocabulary
 from sail_jax.architectures.table import Config, Rules, count, divided, look
 from sail_jax.configurations import class_of
 
-__all__ = ["Table", "model_types", "parsed", "read", "written"]
-
 
 class Table(NamedTuple):
     """The table of an architecture for every configuration, as it stands in a file.

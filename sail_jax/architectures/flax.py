@@ -7,8 +7,7 @@ from sail_jax.architectures import forward
 from sail_jax.architectures.detect import architecture
 from sail_jax.architectures.forward.inputs import vectors
 from sail_jax.architectures.table import Config, Rules, count, divided, flag, pairs, setting
-
-__all__ = ["flax_gpt", "flax_llama", "flax_mlp", "flax_resnet", "flax_sit", "flax_vit", "mlp"]
+from sail_jax.checks import one_of
 
 
 @architecture()
@@ -164,10 +163,7 @@ def flax_llama(config: Config) -> Rules:
       ValueError: If an entry is missing or not of its kind, or `kv_heads` do not divide `heads`.
     """
     tied, norm = flag(config, "tied", default=False), setting(config, "norm", default="rmsnorm")
-    if norm not in ("rmsnorm", "layernorm"):
-        raise ValueError(
-            f"the configuration's 'norm' must be 'rmsnorm' or 'layernorm', got {norm!r}"
-        )
+    one_of("the configuration's 'norm'", norm, ("rmsnorm", "layernorm"))
     heads = count(config, "heads")
     shared = count(config, "kv_heads", default=heads)
     group = divided(heads, shared, "kv_heads among heads")

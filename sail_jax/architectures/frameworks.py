@@ -19,21 +19,8 @@ from jaxtyping import PyTree
 
 from sail_jax.architectures.detect import architecture
 from sail_jax.architectures.table import Config, Rules, flag, pairs, setting
+from sail_jax.checks import integer, one_of
 from sail_jax.trees import leaf_paths
-
-__all__ = [
-    "DECODERS",
-    "GEMMA3_PATTERN",
-    "Place",
-    "Row",
-    "family_of",
-    "maxtext",
-    "of_tree",
-    "places",
-    "recognised",
-    "rows",
-    "tunix",
-]
 
 
 class Row(NamedTuple):
@@ -319,8 +306,7 @@ def maxtext(config: Config) -> Rules:
     """
     family = family_of(_decoder(config, "decoder_block", "maxtext"))
     axis = setting(config, "param_scan_axis", default=1)
-    if not isinstance(axis, int) or isinstance(axis, bool) or axis not in (0, 1):
-        raise ValueError(f"the configuration's 'param_scan_axis' must be 0 or 1, got {axis!r}")
+    one_of("the configuration's 'param_scan_axis'", integer("param_scan_axis", axis, 0), (0, 1))
     scanned = flag(config, "scan_layers", default=True)
     return _rules(
         "maxtext", family, scanned, axis, flag(config, "logits_via_embedding", default=False)
@@ -353,11 +339,8 @@ def tunix(config: Config) -> Rules:
 
 def _decoder(config: Config, key: str, framework: str) -> str:
     """The entry of a configuration that names a decoder, checked to be one that is known."""
-    known, name = tuple(DECODERS[framework].values()), setting(config, key)
-    if name not in known:
-        raise ValueError(
-            f"the configuration's {key!r} must be one of {', '.join(known)}, got {name!r}"
-        )
+    name = setting(config, key)
+    one_of(f"the configuration's {key!r}", name, tuple(DECODERS[framework].values()))
     return name
 
 

@@ -8,26 +8,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from sail_jax.basis.axes import Patterns, format_axes, path_pattern
 from sail_jax.basis.spaces import Spec, spec
 from sail_jax.checks import nearest
 from sail_jax.configurations import EPSILONS
 from sail_jax.trees import leaf_paths, path_str
-
-__all__ = [
-    "Rules",
-    "count",
-    "divided",
-    "fill",
-    "flag",
-    "look",
-    "pairs",
-    "put",
-    "setting",
-    "stated",
-]
 
 Config = Mapping[str, Any]
 
@@ -275,17 +262,17 @@ def flag(config: Config, key: str, *, default: bool) -> bool:
     return value
 
 
-def _is_number(x: Any) -> bool:
+def _is_number(x: object) -> bool:
     """Whether x is a number that fits a float and is not negative."""
     return isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x <= sys.float_info.max
 
 
-def _is_token(x: Any) -> bool:
+def _is_token(x: object) -> bool:
     """Whether x numbers a token; old configurations state -1 where there is none."""
     return isinstance(x, int) and not isinstance(x, bool) and -1 <= x < 1 << 31
 
 
-def _is_whole(x: Any) -> bool:
+def _is_whole(x: object) -> bool:
     """Whether x is a whole number that fits 31 bits."""
     return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 1 << 31
 
@@ -478,7 +465,7 @@ def _instances(templates: list[str], spec: Spec) -> Iterator[tuple[str, ...]]:
             yield (name, *rest)
 
 
-def _scaled(x: Any, spec: Spec, path: str, space: str, scale: Any) -> Any:
+def _scaled(x: Array, spec: Spec, path: str, space: str, scale: Array) -> Array:
     """x times the scale along the axis that reads the space."""
     for k, axis in enumerate(spec.axes(path)):
         if any(f.space == space and f.role == "read" for f in axis):

@@ -17,8 +17,6 @@ from sail_jax.architectures.forward.inputs import both, tokens
 from sail_jax.architectures.table import Config, Rules, count, flag, pairs
 from sail_jax.configurations import class_of
 
-__all__ = ["attention", "t5"]
-
 
 def attention(names: str, *, tag: str, tower: str = "", resid: str = "resid") -> dict[str, str]:
     """Gives the rules of the query, key, value and output projections of an attention layer.
@@ -163,12 +161,6 @@ def _lm_head(config: Config, tied: bool) -> str:
 def _table(tied: bool) -> str:
     """The axes of the embeddings, which if tied are the output's table too."""
     return "vocab* resid | vocab resid*" if tied else "vocab* resid"
-
-
-def _inner(i: str, qk: str, hidden: str) -> dict[str, str]:
-    """What is applied to the spaces inside a layer."""
-    names = {"head": "odd", "qk": qk, "v": "linear", "hidden": hidden}
-    return {f"{name}.{i}": word for name, word in names.items()}
 
 
 _OUTER = {"vocab": "outer", "position": "outer", **LABELS}

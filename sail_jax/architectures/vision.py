@@ -11,8 +11,6 @@ from sail_jax.architectures.table import Config, Rules, count, divided, pairs, s
 from sail_jax.architectures.text import attention
 from sail_jax.configurations import class_of
 
-__all__ = ["clip", "clip_text_model", "clip_vision_model"]
-
 
 @architecture(
     outputs=forward.clip,

@@ -9,8 +9,6 @@ from jaxtyping import Array, ArrayLike, Float
 
 from sail_jax.checks import concrete
 
-__all__ = ["Distance", "host_samples", "samples"]
-
 
 class Distance(NamedTuple):
     """An estimate of a distance with its standard error.
@@ -54,17 +52,8 @@ def host_samples(
 ) -> tuple[Float[np.ndarray, "m dim"], Float[np.ndarray, "n dim"]]:
     """Checks two samples and returns them as NumPy arrays in float64.
 
-    Args:
-      x: Points `[m, dim]`, real numbers, finite.
-      y: Points `[n, dim]`, likewise.
-      least: How many points each must have at least.
-
-    Returns:
-      Both samples.
-
-    Raises:
-      ValueError: As `samples` does.
-      TypeError: As `samples` does, and for traced arrays.
+    `x` is points `[m, dim]`, real numbers, finite. `y` is points `[n, dim]`, likewise. ValueError
+    as `samples` does. TypeError as `samples` does, and for traced arrays.
     """
     for name, value in (("x", x), ("y", y)):
         if concrete(value) is None:

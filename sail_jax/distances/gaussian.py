@@ -10,8 +10,6 @@ from jaxtyping import Array, ArrayLike, Float
 
 from sail_jax.checks import concrete
 
-__all__ = ["gaussian_separation", "kl_gaussian", "total_variation_gaussian"]
-
 
 def total_variation_gaussian(
     gap: Float[ArrayLike, "*batch dim"], covariance: Float[ArrayLike, "..."] = 1.0

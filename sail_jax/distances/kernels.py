@@ -7,7 +7,7 @@ distributions are close. They can be differentiated, compiled and mapped.
 import functools
 import math
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
-from sail_jax.checks import concrete, nearest
+from sail_jax.checks import concrete, one_of
 from sail_jax.distances.estimates import Distance, samples
-
-__all__ = ["energy", "median_distance", "mmd"]
 
 Kernel = Callable[[Float[Array, "dim"], Float[Array, "dim"]], Float[Array, ""]]
 Estimator = Literal["quadratic", "linear", "features"]
@@ -88,10 +86,7 @@ def mmd(
     >>> round(float(got.value), 4), round(2 * (2 * math.exp(-0.5) + math.exp(-2.0)) / 3, 4)
     (0.8989, 0.8989)
     """
-    if estimator not in get_args(Estimator):
-        raise ValueError(
-            f"estimator: unknown {estimator!r}{nearest(estimator, get_args(Estimator))}"
-        )
+    one_of("estimator", estimator, Estimator)
     a, b = samples(x, y, 4 if estimator == "linear" else 3)
     if estimator == "linear" and a.shape != b.shape:
         raise ValueError(f"y must have as many points as x, {len(a)}; got {len(b)}")

@@ -12,9 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from sail_jax.checks import concrete
-
-__all__ = ["LARGEST", "Dudley", "dudley", "wasserstein1"]
+from sail_jax.distances.estimates import host_samples
 
 METRICS: dict[float, Literal["cityblock", "euclidean", "chebyshev"]] = {
     1: "cityblock",
@@ -125,24 +123,13 @@ def _samples(x: ArrayLike, y: ArrayLike, norm: float) -> tuple[np.ndarray, np.nd
     """Both samples in float64, checked."""
     if norm not in METRICS:
         raise ValueError(f"norm must be 1, 2 or inf; got {norm}")
-    pair = []
-    for name, value in (("x", x), ("y", y)):
-        sample = concrete(value)
-        if sample is None:
-            raise TypeError(f"{name} is traced: distances of samples are computed outside jax.jit")
-        if sample.ndim != 2 or 0 in sample.shape:
-            raise ValueError(f"{name} must be a sample [n, dim], not empty; got {sample.shape}")
+    a, b = host_samples(x, y, 1)
+    for name, sample in (("x", a), ("y", b)):
         if len(sample) > LARGEST:
             raise ValueError(f"{name} must have at most {LARGEST} points; got {len(sample)}")
-        if sample.dtype.kind not in "biuf":
-            raise TypeError(f"{name} must be real numbers; got {sample.dtype}")
-        sample = sample.astype(np.float64)
-        if not np.isfinite(sample).all():
-            raise ValueError(f"{name} must be finite")
-        pair.append(sample)
-    if pair[0].shape != pair[1].shape:
-        raise ValueError(f"y must have the shape of x, {pair[0].shape}; got {pair[1].shape}")
-    return pair[0], pair[1]
+    if a.shape != b.shape:
+        raise ValueError(f"y must have the shape of x, {a.shape}; got {b.shape}")
+    return a, b
 
 
 def _costs(x: np.ndarray, y: np.ndarray, norm: float) -> np.ndarray:

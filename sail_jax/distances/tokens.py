@@ -9,10 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Int
 
-from sail_jax.checks import concrete
+from sail_jax.checks import concrete, integer
 from sail_jax.distances.estimates import Distance
-
-__all__ = ["Ngrams", "jensen_shannon_tokens", "ngrams", "total_variation_tokens"]
 
 Sentence = Int[ArrayLike, "position"] | Sequence[int]
 Tokens = Int[ArrayLike, "sequence position"] | Sequence[Sentence]
@@ -152,8 +150,7 @@ Indexed = tuple[
 
 def _indexed(x: Tokens, y: Tokens, n: int) -> tuple[Indexed, Indexed, np.ndarray]:
     """Which n-gram each one in either stream is, and in which sequence; all distinct n-grams."""
-    if not isinstance(n, int) or n < 1:
-        raise ValueError(f"n must be an integer >= 1; got {n!r}")
+    integer("n", n)
     a, of_a = _windows("x", x, n)
     b, of_b = _windows("y", y, n)
     grams = np.concatenate([a, b])

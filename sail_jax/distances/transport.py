@@ -9,9 +9,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Float
 
+from sail_jax.checks import integer
 from sail_jax.distances.estimates import Distance, host_samples, samples
-
-__all__ = ["sliced_wasserstein", "wasserstein"]
 
 # How many projections are sorted at once.
 BLOCK = 16
@@ -113,8 +112,7 @@ def sliced_wasserstein(
     """
     if not (isinstance(p, int | float) and 1 <= p < math.inf):
         raise ValueError(f"p must be a finite number >= 1; got {p}")
-    if not isinstance(projections, int) or projections < 2:
-        raise ValueError(f"projections must be an integer >= 2; got {projections!r}")
+    integer("projections", projections, 2)
     return _sliced(key, *samples(x, y, 1), p, projections)
 
 

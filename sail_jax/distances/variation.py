@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import ArrayLike, Bool, Float
 
+from sail_jax.checks import integer
 from sail_jax.distances.estimates import Distance, host_samples
-
-__all__ = ["Fit", "total_variation_classifier", "total_variation_histogram"]
 
 Predict = Callable[[Float[np.ndarray, "n dim"]], Bool[np.ndarray, " n"]]
 Fit = Callable[[Float[np.ndarray, "n dim"], Bool[np.ndarray, " n"]], Predict]
@@ -117,8 +116,7 @@ def total_variation_classifier(
     >>> total_variation_classifier(np.zeros((4, 1)), np.ones((4, 1)), fit=fit, folds=2).value
     1.0
     """
-    if not isinstance(folds, int) or folds < 2:
-        raise ValueError(f"folds must be an integer >= 2; got {folds!r}")
+    integer("folds", folds, 2)
     a, b = host_samples(x, y, 2 * folds)
     fit = _logistic if fit is None else fit
     rng = np.random.default_rng(seed)

@@ -20,11 +20,13 @@ from sail_jax.growth.basic import (
     widen,
 )
 from sail_jax.growth.depth import (
+    ORDERS,
     deepen,
     depth_up_scale,
     inserted,
     interleave,
     mix_layers,
+    order,
     overwrite,
     stack_layers,
     unstack_layers,
@@ -48,6 +50,7 @@ from sail_jax.growth.optimizer import change_state, learning_rates
 from sail_jax.growth.pruning import magnitude, unit_scores
 from sail_jax.growth.width import (
     compensate,
+    each_space,
     fpi,
     hypercloning,
     interpolate,
@@ -67,6 +70,7 @@ __getattr__, __dir__ = lazily(__name__, {"learned": ""})
 
 __all__ = [
     "METHODS",
+    "ORDERS",
     "Growth",
     "Method",
     "aki",
@@ -75,6 +79,7 @@ __all__ = [
     "compensate",
     "deepen",
     "depth_up_scale",
+    "each_space",
     "flip",
     "fpi",
     "fresh_units",
@@ -95,6 +100,7 @@ __all__ = [
     "mix_layers",
     "noise_pairs",
     "null_noise",
+    "order",
     "overwrite",
     "pad",
     "permute",

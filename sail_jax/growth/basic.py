@@ -15,8 +15,6 @@ from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, identity, measure, select
 from sail_jax.checks import as_array, concrete
 
-__all__ = ["flip", "lemon_gain", "pad", "permute", "prune", "rescale", "rotate", "widen"]
-
 
 def permute(index: ArrayLike) -> SpaceMap:
     """Reorders units: new unit j is old unit `index[j]`. PERMUTATION.

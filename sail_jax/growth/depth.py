@@ -12,33 +12,63 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import KeyPath
 from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
 from sail_jax.basis.axes import path_pattern
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap
-from sail_jax.checks import as_array, concrete, nearest
+from sail_jax.checks import as_array, concrete, nearest, one_of
 from sail_jax.growth.basic import check_growth, duplicate
 from sail_jax.trees import leaf_paths, path_str
 
-__all__ = [
-    "deepen",
-    "depth_up_scale",
-    "inserted",
-    "interleave",
-    "mix_layers",
-    "overwrite",
-    "stack_layers",
-    "unstack_layers",
-]
-
 STACK = "stack"
+
+
+Order = Callable[[int, int], np.ndarray]
+"""Says which old layer each new one repeats, from the old number of layers and the new one."""
+
+ORDERS: dict[str, Order] = {}
+"""The orders in which layers can be repeated, by the names of their functions."""
+
+
+def order(repeats: Order) -> Order:
+    """Makes an order known by its name, to `deepen` and to what else takes the name of an order.
+
+    Args:
+      repeats: A function of the old and the new number of layers. It returns as many old layers as
+        there are new ones, as integers of range(old).
+
+    Returns:
+      The function itself, so that this can be a decorator.
+    """
+    ORDERS[repeats.__name__] = repeats
+    return repeats
+
+
+@order
+def stack(old: int, new: int) -> np.ndarray:
+    """Repeats the whole stack: layer k is layer `k % old` (StackBERT, G_stack)."""
+    return np.arange(new) % old
+
+
+@order
+def stack_top(old: int, new: int) -> np.ndarray:
+    """Repeats the whole stack as often as it fits, and then its topmost layers (bert2BERT)."""
+    layer, end = np.arange(new), new - new % old
+    return np.where(layer < end, layer % old, layer - end + old - new % old)
+
+
+@order
+def interpolate(old: int, new: int) -> np.ndarray:
+    """Repeats each layer in place, as evenly as the numbers allow: layer k is `k * old // new`."""
+    return np.arange(new) * old // new
 
 
 def deepen(
     old: int,
     new: int,
-    how: Literal["stack", "stack_top", "interpolate"] = "stack",
+    how: str | Order = "stack",
     *,
     matrix: Float[ArrayLike, "new old"] | None = None,
 ) -> SpaceMap:
@@ -50,10 +80,8 @@ def deepen(
     Args:
       old: The number of layers.
       new: The number of layers after; at least `old`, except with `matrix`.
-      how: Which old layer a new layer k repeats. "stack" repeats the whole stack: layer `k % old`
-        (StackBERT; G_stack, where `new` is a multiple of `old`). "stack_top" does the same, but a
-        remainder repeats the topmost layers (bert2BERT). "interpolate" repeats each layer in place:
-        layer `k * old // new`.
+      how: Which old layer each new one repeats: an order, or the name of one in `ORDERS`, such as
+        "stack", "stack_top" and "interpolate".
       matrix: Coefficients of shape (new, old), whose rows sum to one (SAIL's depth transformation,
         LiGO); `read` is then its pseudo-inverse. It takes the place of `how`.
 
@@ -61,8 +89,8 @@ def deepen(
       The map of `old` layers to `new` layers.
 
     Raises:
-      ValueError: If not 0 < old <= new without `matrix`, if `how` is none of these, or if `matrix`
-        has another shape or rows that do not sum to one (not checked where it is traced).
+      ValueError: If not 0 < old <= new without `matrix`, if `how` is no name of an order, or if
+        `matrix` has another shape or rows that do not sum to one (not checked where it is traced).
 
     References:
       Gong et al., Efficient Training of BERT by Progressively Stacking, 2019.
@@ -73,6 +101,8 @@ def deepen(
 
     >>> [deepen(3, 5, how).index.tolist() for how in ("stack", "stack_top", "interpolate")]
     [[0, 1, 2, 0, 1], [0, 1, 2, 1, 2], [0, 0, 1, 1, 2]]
+    >>> deepen(3, 6, lambda old, new: np.arange(new)[::-1] % old).index.tolist()
+    [2, 1, 0, 2, 1, 0]
     """
     if matrix is not None:
         D = as_array(matrix)
@@ -88,20 +118,10 @@ def deepen(
                 raise ValueError(f"the rows of matrix must sum to one, got {sums}")
         return SpaceMap(D, jnp.linalg.pinv(D))
     check_growth(old, new)
-    layer = np.arange(new)
-    if how == "stack":
-        return duplicate(layer % old, old, Family.SELECTION)
-    if how == "stack_top":
-        end = new - new % old
-        # The whole stack is repeated as often as it fits; what is left over repeats the topmost
-        # layers.
-        index = np.where(layer < end, layer % old, layer - end + old - new % old)
-        return duplicate(index, old, Family.SELECTION)
-    if how == "interpolate":
-        # New layer k is the old one number floor(k old / new): each is repeated in place, as evenly
-        # as the numbers allow.
-        return duplicate(layer * old // new, old, Family.SELECTION)
-    raise ValueError(f"how must be 'stack', 'stack_top' or 'interpolate', got {how!r}")
+    if not callable(how):
+        one_of("how", how, ORDERS)
+        how = ORDERS[how]
+    return duplicate(how(old, new), old, Family.SELECTION)
 
 
 def mix_layers(logits: Float[ArrayLike, "new old"]) -> SpaceMap:
@@ -270,8 +290,7 @@ def overwrite(
     layers = jnp.asarray(layers, int)
     fills = {}
     for pattern, word in rules.items():
-        if word not in FILLS:
-            raise ValueError(f"rules[{pattern!r}] must be one of {', '.join(FILLS)}, got {word!r}")
+        one_of(f"rules[{pattern!r}]", word, FILLS)
         compiled = path_pattern(pattern)
         hits = [path for path in paths if compiled.fullmatch(path)]
         if not hits:
@@ -279,7 +298,7 @@ def overwrite(
         fills |= dict.fromkeys(hits, word)
     numbers = concrete(layers)
 
-    def fill(key_path: Any, x: Array) -> Array:
+    def fill(key_path: KeyPath, x: Array) -> Array:
         path = path_str(key_path)
         if path not in fills:
             return x
@@ -407,7 +426,7 @@ def _numbered(name: str, number: str = r"\d+") -> re.Pattern[str]:
     return re.compile(f"{re.escape(before)}({number}){re.escape(after)}(?=[/.]|$)")
 
 
-def _is_flat(params: Any) -> bool:
+def _is_flat(params: PyTree) -> bool:
     """Whether the parameters are a dictionary of arrays by path, not a nested tree."""
     return isinstance(params, Mapping) and all(hasattr(x, "shape") for x in params.values())
 

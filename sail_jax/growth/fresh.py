@@ -8,12 +8,13 @@ unit, or is zero; of a dense map, every unit beyond the first `old`.
 import itertools
 import math
 import zlib
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import KeyPath
 from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray, PyTree
 
 from sail_jax.basis.axes import Axis, Factor, blocks, path_pattern
@@ -24,21 +25,6 @@ from sail_jax.checks import as_array, nearest
 from sail_jax.growth.basic import lemon_gain
 from sail_jax.merging.arithmetic import norm
 from sail_jax.trees import leaf_paths, path_str
-
-__all__ = [
-    "aki",
-    "break_symmetry",
-    "fresh_units",
-    "grown",
-    "leaf_key",
-    "mask_units",
-    "masked_layernorm",
-    "masked_rmsnorm",
-    "noise_pairs",
-    "null_noise",
-    "ramp",
-    "scale_norms",
-]
 
 
 def leaf_key(key: PRNGKeyArray, name: str) -> PRNGKeyArray:
@@ -105,7 +91,7 @@ def _edit(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], edit: _Edit)
     """
     resized = spec.resized(maps)
 
-    def leaf(key_path: Any, x: Array) -> Array:
+    def leaf(key_path: KeyPath, x: Array) -> Array:
         path = path_str(key_path)
         axes = spec.axes(path)
         if not any(f.space in maps for axis in axes for f in axis):
@@ -199,16 +185,26 @@ def fresh_units(
 
     def edit(path: str, x: Array, axes: tuple[Axis, ...], places: list[_Place]) -> Array:
         factors = [f for axis in axes for f in axis]
-        if any(f.role == "gain" for f in factors):
-            # A norm's scale of 1 leaves fresh units as they are.
-            new = jnp.ones(x.shape)
-        elif any(f.role == "read" or f.tied for f in factors):
-            new = std * jax.random.normal(leaf_key(key, path), x.shape)
-        else:
-            new = jnp.zeros(x.shape)
+        new = initial(factors, leaf_key(key, path), x.shape, std)
         return jnp.where(_any_grown(places, x.ndim), new, x)
 
     return _edit(params, spec, maps, edit)
+
+
+def initial(
+    factors: Sequence[Factor], key: PRNGKeyArray | None, shape: tuple[int, ...], std: float
+) -> Array:
+    """Draws a leaf anew: gains are 1, what reads a space N(0, std^2), biases 0.
+
+    `factors` are those of all axes. `key` may be None where nothing is drawn.
+    """
+    if any(f.role == "gain" for f in factors):
+        # A norm's scale of 1 leaves fresh units as they are.
+        return jnp.ones(shape)
+    if any(f.role == "read" or f.tied for f in factors):
+        assert key is not None
+        return std * jax.random.normal(key, shape)
+    return jnp.zeros(shape)
 
 
 def break_symmetry(
@@ -252,7 +248,7 @@ def break_symmetry(
     """
 
     def edit(path: str, x: Array, axes: tuple[Axis, ...], places: list[_Place]) -> Array:
-        writers = [p for p in places if p.factor.role == "write" and not p.factor.tied]
+        writers = _writing(places)
         if not writers:
             return x
         noise = scale * _rms(x) * jax.random.normal(leaf_key(key, path), x.shape)
@@ -300,9 +296,8 @@ def noise_pairs(
     """
 
     def edit(path: str, x: Array, axes: tuple[Axis, ...], places: list[_Place]) -> Array:
-        for place in [] if _one_side(axes) else places:
-            reads = place.factor.role == "read" and not place.factor.tied
-            if reads and place.map.index is not None:
+        for place in _reading(axes, places):
+            if place.map.index is not None:
                 source, sign = _pairs(place.map)
                 noise = jax.random.normal(leaf_key(key, path), x.shape)
                 # Both members of a pair take the draw of the even one, with opposite signs.
@@ -313,10 +308,17 @@ def noise_pairs(
     return _edit(params, spec, maps, edit)
 
 
-def _one_side(axes: tuple[Axis, ...]) -> bool:
-    """Whether a leaf reads two spaces or more and writes none."""
+def _reading(axes: tuple[Axis, ...], places: list[_Place]) -> list[_Place]:
+    """Where a leaf reads; nowhere if it reads two spaces or more and writes none."""
     factors = [f for axis in axes for f in axis]
-    return len({f.space for f in factors}) > 1 and all(f.role == "read" for f in factors)
+    if len({f.space for f in factors}) > 1 and all(f.role == "read" for f in factors):
+        return []
+    return [p for p in places if p.factor.role == "read" and not p.factor.tied]
+
+
+def _writing(places: list[_Place]) -> list[_Place]:
+    """Where a leaf writes."""
+    return [p for p in places if p.factor.role == "write" and not p.factor.tied]
 
 
 def _pairs(m: SpaceMap) -> tuple[Array, Array]:
@@ -380,15 +382,14 @@ def null_noise(
     """
 
     def edit(path: str, x: Array, axes: tuple[Axis, ...], places: list[_Place]) -> Array:
-        for place in [] if _one_side(axes) else places:
-            if place.factor.role == "read" and not place.factor.tied:
-                write = jnp.asarray(place.map.dense().write)
-                # I - W W^+ projects onto what is orthogonal to all columns of W, where activations
-                # never lie.
-                null = jnp.eye(place.map.new) - write @ jnp.linalg.pinv(write)
-                noise = jax.random.normal(leaf_key(key, path), x.shape)
-                noise = jnp.tensordot(noise, null, (place.axis, 0), precision="highest")
-                return x + 10 ** (-snr_db / 20) * _rms(x) * jnp.moveaxis(noise, -1, place.axis)
+        for place in _reading(axes, places):
+            write = jnp.asarray(place.map.dense().write)
+            # I - W W^+ projects onto what is orthogonal to all columns of W, where activations
+            # never lie.
+            null = jnp.eye(place.map.new) - write @ jnp.linalg.pinv(write)
+            noise = jax.random.normal(leaf_key(key, path), x.shape)
+            noise = jnp.tensordot(noise, null, (place.axis, 0), precision="highest")
+            return x + 10 ** (-snr_db / 20) * _rms(x) * jnp.moveaxis(noise, -1, place.axis)
         return x
 
     return _edit(params, spec, maps, edit)
@@ -436,7 +437,7 @@ def aki(
     def edit(path: str, x: Array, axes: tuple[Axis, ...], places: list[_Place]) -> Array:
         factors = [f for axis in axes for f in axis or (None,)]
         at = [k for k, f in enumerate(factors) if f and f.space == layers]
-        writers = [p for p in places if p.factor.role == "write" and not p.factor.tied]
+        writers = _writing(places)
         if not at or not writers:
             return x
         depth = x.shape[at[0]]

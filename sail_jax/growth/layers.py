@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from sail_jax.architectures.table import Rules
+from sail_jax.architectures.table import Config, Rules
 from sail_jax.basis.axes import Axis
 from sail_jax.basis.certificate import SpaceReport
 from sail_jax.basis.maps import SpaceMap, measure
@@ -21,8 +21,6 @@ from sail_jax.checks import nearest
 from sail_jax.growth.depth import inserted
 from sail_jax.growth.named import Method, pair_units
 from sail_jax.growth.targets import layer_of
-
-__all__ = ["Added", "Source", "added", "chained", "deepened", "layer_row", "own_first"]
 
 
 class Source(NamedTuple):
@@ -132,13 +130,8 @@ def own_first(flat: Mapping[str, Any], rules: Rules, name: str) -> bool:
 
     Such a layer (one that projects, for example) is not repeated: it stays the first.
 
-    Args:
-      flat: The leaves of the network by path: arrays or shapes.
-      rules: The rules of its architecture.
-      name: The entry that counts the layers.
-
-    Returns:
-      Whether it has; False for a single layer.
+    `flat` is the leaves of the network by path: arrays or shapes. Returns whether it has; False for
+    a single layer.
     """
     shapes: dict[int, dict[str, Any]] = {}
     for path, x in flat.items():
@@ -337,23 +330,12 @@ def layer_row(
     new: Added,
     chain: bool,
     options: Mapping[str, Any],
-    config: Any,
+    config: Config,
 ) -> SpaceReport:
     """Reports what the axes show new layers to lose.
 
-    Args:
-      name: The entry or "stack" space that counts the layers.
-      m: The map of the layers.
-      spec: The spec of the deep network.
-      rules: The rules of the architecture.
-      deep: The depth method.
-      new: What it does to the new layers.
-      chain: Whether the layers form a chain, see `chained`.
-      options: The values of its options.
-      config: The new configuration.
-
-    Returns:
-      A row for the report, with the reason if something is lost.
+    `name` is the entry or "stack" space that counts the layers. `chain` is whether the layers form
+    a chain, see `chained`. Returns a row for the report, with the reason if something is lost.
     """
     measured = measure(m)
     reason = ""

@@ -22,9 +22,11 @@ from sail_jax.basis.axes import blocks
 from sail_jax.basis.change_basis import change_basis
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Leaf, Space, Spec
+from sail_jax.checks import one_of
 from sail_jax.growth.basic import check_growth
-from sail_jax.growth.depth import deepen
+from sail_jax.growth.depth import deepen, interpolate, stack
 from sail_jax.growth.fresh import leaf_key
+from sail_jax.growth.width import lift
 from sail_jax.learning import Learned, learn
 from sail_jax.trees import leaf_paths
 
@@ -102,26 +104,11 @@ def sail_spec(spec: Spec) -> Spec:
       Structured-Initialization Learning (SAIL), App. F.1.
     """
     stacks = _stacks(spec)
-    leaves, spaces = [], [s for s in spec.spaces if s.name in stacks]
-    for path, axes in spec.leaves:
-        renamed = []
-        for k, axis in enumerate(axes):
-            names = [
-                f.space if f.space in stacks else f"{path}@{k}.{i}" for i, f in enumerate(axis)
-            ]
-            spaces += [
-                Space(name, spec.space(f.space).size, "outer")
-                for name, f in zip(names, axis, strict=True)
-                if f.space not in stacks
-            ]
-            renamed.append(
-                tuple(
-                    f._replace(space=n, role="write" if f.role == "gain" else f.role)
-                    for f, n in zip(axis, names, strict=True)
-                )
-            )
-        leaves.append(Leaf(path, tuple(renamed)))
-    return Spec(tuple(leaves), tuple(sorted(spaces)))
+
+    def name(path: str, axis: int, number: int, space: str) -> str:
+        return space if space in stacks else f"{path}@{axis}.{number}"
+
+    return _respaced(spec, name, "outer")
 
 
 def sail_init(
@@ -188,12 +175,8 @@ def sail_init(
             unfolded = jnp.moveaxis(x, at, 0).reshape(x.shape[at], -1)
             unfolded = jax.lax.stop_gradient(unfolded)
             basis = jnp.linalg.svd(unfolded, full_matrices=False)[0][:, :new]
-            if key is None:
-                # As `width._lift`: rows of zeros for units that the old network does not have.
-                lift = jnp.pad(basis[:new], ((0, max(new - len(basis), 0)), (0, 0)))
-            else:
-                lift = jax.random.normal(leaf_key(key, name), (new, basis.shape[1])) / new**0.5
-            free[name] = {"c": lift @ basis.T}
+            own = None if key is None else leaf_key(key, name)
+            free[name] = {"c": lift(basis, new, own) @ basis.T}
     return free
 
 
@@ -235,20 +218,12 @@ def ligo_spec(spec: Spec) -> Spec:
       Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).
     """
     stacks = _stacks(spec)
-    leaves, spaces = [], [s for s in spec.spaces if s.name not in stacks]
-    for path, axes in spec.leaves:
-        renamed = []
-        for axis in axes:
-            factors = []
-            for f in axis:
-                if f.space in stacks:
-                    f = f._replace(space=f"{f.space}@{path}")
-                    spaces.append(Space(f.space, spec.space(f.space.split("@")[0]).size, "stack"))
-                # LiGO multiplies a norm's scale by B as it does a bias.
-                factors.append(f._replace(role="write") if f.role == "gain" else f)
-            renamed.append(tuple(factors))
-        leaves.append(Leaf(path, tuple(renamed)))
-    return Spec(tuple(leaves), tuple(sorted(spaces)))
+
+    def name(path: str, axis: int, number: int, space: str) -> str:
+        return f"{space}@{path}" if space in stacks else space
+
+    # LiGO multiplies a norm's scale by B as it does a bias.
+    return _respaced(spec, name, "stack")
 
 
 def ligo_init(
@@ -287,8 +262,8 @@ def ligo_init(
     References:
       Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).
     """
-    if width not in ("rand", "sel") or depth not in ("stack", "interlace", "rand"):
-        raise ValueError(f"unknown width {width!r} or depth {depth!r}")
+    one_of("width", width, ("rand", "sel"))
+    one_of("depth", depth, ("stack", "interlace", "rand"))
     stacks = _stacks(spec)
     free: Free = {}
     for name, new in sizes.items():
@@ -302,8 +277,8 @@ def ligo_init(
                 rows = _normalised(jax.random.uniform(space_key, (new - old, old)))
             free[name] = {"rows": rows}
             continue
-        layer = jnp.arange(new)
-        start = jax.nn.one_hot(layer % old if depth == "stack" else layer * old // new, old)
+        order = stack if depth == "stack" else interpolate
+        start = jax.nn.one_hot(order(old, new), old)
         for path in dict.fromkeys(use.path for use in spec.uses(name)):
             drawn = jax.random.uniform(leaf_key(space_key, path), (new, old))
             w = drawn if depth == "rand" else start + noise * drawn
@@ -366,6 +341,27 @@ def width_gradients(
 def _stacks(spec: Spec) -> set[str]:
     """The names of the "stack" spaces."""
     return {s.name for s in spec.spaces if "stack" in s.nonlinearity.split()}
+
+
+def _respaced(spec: Spec, name: Callable[[str, int, int, str], str], words: str) -> Spec:
+    """The spec in which `name(path, axis, number of the factor, space)` calls each space anew.
+
+    Spaces with a new name have these words. Gains move like biases.
+    """
+    leaves: list[Leaf] = []
+    spaces: set[Space] = set()
+    for path, axes in spec.leaves:
+        renamed = []
+        for k, axis in enumerate(axes):
+            factors = []
+            for i, f in enumerate(axis):
+                old, new = spec.space(f.space), name(path, k, i, f.space)
+                spaces.add(old if new == old.name else Space(new, old.size, words))
+                role = "write" if f.role == "gain" else f.role
+                factors.append(f._replace(space=new, role=role))
+            renamed.append(tuple(factors))
+        leaves.append(Leaf(path, tuple(renamed)))
+    return Spec(tuple(leaves), tuple(sorted(spaces)))
 
 
 def _normalised(rows: Array) -> Array:

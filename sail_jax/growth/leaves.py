@@ -21,11 +21,9 @@ from sail_jax.basis.change_basis import change_basis
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Leaf, Space, Spec
 from sail_jax.checks import as_array, nearest
-from sail_jax.growth.fresh import aki, leaf_key, scale_norms
+from sail_jax.growth.fresh import aki, initial, leaf_key, scale_norms
 from sail_jax.growth.layers import Source
 from sail_jax.growth.named import Method, Step
-
-__all__ = ["Growth", "Operands", "Rule"]
 
 
 class Operands(NamedTuple):
@@ -219,13 +217,7 @@ def _compute(rule: Rule, operands: Operands, arrays: tuple[Array, ...]) -> Array
             x = scale_norms({"leaf": x}, spec, maps)["leaf"]
     if fresh is not None:
         factors = [f for axis in spec.axes("leaf") for f in axis]
-        # Biases of fresh layers are 0, their gains 1, their kernels drawn.
-        drawn = jnp.zeros(x.shape)
-        if any(f.role == "gain" for f in factors):
-            drawn = jnp.ones(x.shape)
-        elif any(f.role == "read" for f in factors):
-            assert key is not None
-            drawn = rule.std * jax.random.normal(key, x.shape)
+        drawn = initial(factors, key, x.shape, rule.std)
         x = jnp.where(fresh, drawn.astype(x.dtype), x)
     if output is not None:
         x = x * output.astype(x.dtype)

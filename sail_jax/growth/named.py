@@ -20,14 +20,10 @@ from sail_jax.basis.spaces import Leaf, Space, Spec
 from sail_jax.growth import depth, fresh, width
 from sail_jax.growth.basic import pad, widen
 from sail_jax.growth.fresh import leaf_key
-
-__all__ = ["METHODS", "Method", "pair_units"]
+from sail_jax.growth.width import Options, Widths, each_space
 
 Params = dict[str, Array]
 Maps = dict[str, SpaceMap]
-Options = Mapping[str, Any]
-Widths = Callable[[Spec, Mapping[str, int], PRNGKeyArray | None, Options], Maps]
-"""Makes a map for each space whose size changes, from a spec, the new sizes, a key and options."""
 Step = Callable[[Params, Spec, Maps, Any, Options], Params]
 """Changes parameters, given their spec, the maps, a key and options."""
 New = Literal["copy", "zero", "mask", "pair", "fresh"]
@@ -43,15 +39,16 @@ class Method(NamedTuple):
       options: The names of its options and their defaults.
       lossless: Whether it preserves the function wherever the architecture allows.
       widths: Makes the maps of the spaces whose size changes; None if the method only deepens.
-      layers: Makes the map of the layers from their old number, the new one and options; None if
-        the method only widens.
+      layers: Which old layer each new one repeats, see `sail_jax.growth.depth.Order`.
+      mixes: Which share each old layer has in each new one instead: makes coefficients of shape
+        (new, old) from the old and the new number of layers and options.
       new: What a repeated layer becomes: "copy", as it is; "zero" or "mask", with its output times
         zero or a mask; "pair", with units that cancel in pairs; "fresh", with fresh parameters and
         a zero output.
       move: How maps are applied to a leaf; None for `change_basis`.
       edits: What is done to a leaf after that, in order.
       above: Whether a leaf is also computed from the leaf of the next layer.
-      draws: Whether it needs a key.
+      draws: Whether it needs a key; or the option with which it needs one, where that is set.
       prunes: Whether it removes units instead, those of the lowest score (`unit_scores`).
       deepens_by: The depth method that goes with it, unless another is named.
     """
@@ -61,14 +58,21 @@ class Method(NamedTuple):
     options: Options = MappingProxyType({})
     lossless: bool = False
     widths: Widths | None = None
-    layers: Callable[[int, int, Options], SpaceMap] | None = None
+    layers: depth.Order | None = None
+    mixes: Callable[[int, int, Options], Array] | None = None
     new: New = "copy"
     move: Step | None = None
     edits: tuple[Step, ...] = ()
     above: bool = False
-    draws: bool = False
+    draws: bool | str = False
     prunes: bool = False
-    deepens_by: str = ""
+    deepens_by: str = "llama_pro"
+
+    def needs_key(self, options: Options) -> bool:
+        """Whether numbers are drawn, with these values of the options."""
+        if isinstance(self.draws, str):
+            return options[self.draws] != self.options[self.draws]
+        return self.draws
 
     @property
     def widens(self) -> bool:
@@ -78,30 +82,17 @@ class Method(NamedTuple):
     @property
     def deepens(self) -> bool:
         """Whether the method changes the number of layers."""
-        return self.layers is not None
+        return self.layers is not None or self.mixes is not None
 
 
-def _each(make: Callable[[str, int, int, Any], SpaceMap]) -> Widths:
-    """The widths that `make(words, old, new, key)` gives each space, with a key of its own."""
-
-    def widths(spec: Spec, sizes: Mapping[str, int], key: Any, options: Options) -> Maps:
-        out = {}
-        for name, new in sizes.items():
-            _, old, words = spec.space(name)
-            out[name] = make(words, old, new, None if key is None else leaf_key(key, name))
-        return out
-
-    return widths
-
-
-def _dealt(words: str, old: int, new: int, key: Any) -> SpaceMap:
+def _dealt(old: int, new: int, words: set[str], key: PRNGKeyArray | None) -> SpaceMap:
     """A random widening, with equally many copies of each unit where the new size is a multiple."""
     return widen(old, new, key=key, even=new % old == 0)
 
 
-def _padded(words: str, old: int, new: int, key: Any) -> SpaceMap:
+def _padded(old: int, new: int, words: set[str], key: PRNGKeyArray | None) -> SpaceMap:
     """Zeros beside the old units; in a stream, under a norm, what keeps its statistics."""
-    if not {"layernorm", "rmsnorm"} & set(words.split()):
+    if not {"layernorm", "rmsnorm"} & words:
         return pad(old, new)
     # Scaled by sqrt(new / old), the old units alone keep the mean square of the space, which is all
     # that RMSNorm takes from it.
@@ -110,12 +101,21 @@ def _padded(words: str, old: int, new: int, key: Any) -> SpaceMap:
     index = jnp.where(live, jnp.arange(new), 0)
     m = select(index, old, write=write, read=jnp.where(live, 1 / scale, 0.0))
     family = width.tile(2, 3, "zero", isometric=True).family
-    if "rmsnorm" in words.split():
+    if "rmsnorm" in words:
         return SpaceMap(m.write, m.read, family)
     # Under a LayerNorm the new units hold the mean of the scaled ones: they add nothing to the
     # variance, which is then that of before.
     m = m.dense()
     return SpaceMap(jnp.where(live[:, None], jnp.asarray(m.write), scale / old), m.read)
+
+
+def _embedded(spec: Spec, sizes: Mapping[str, int], key: Any, options: Options) -> Maps:
+    """Random embeddings of the kind that the options name."""
+
+    def make(old: int, new: int, words: set[str], key: Any) -> SpaceMap:
+        return width.project(old, new, key, how=options["how"])
+
+    return each_space(make)(spec, sizes, key, options)
 
 
 def _msg(params: Params, spec: Spec, maps: Maps, key: Any, options: Options) -> Params:
@@ -190,46 +190,45 @@ def _free(
     return change_basis({path: x}, Spec((Leaf(path, own),), named), free)[path]
 
 
-def _after(old: int, new: int, options: Options) -> SpaceMap:
+def _spread(old: int, new: int) -> np.ndarray:
     """Copies spread evenly, each after the last layer of a group."""
     # The old layers are cut into new - old groups of nearly equal length.
     ends = [max((j + 1) * old // (new - old), 1) - 1 for j in range(new - old)]
-    return depth.interleave(old, np.array(ends))
+    return np.sort(np.concatenate([np.arange(old), np.array(ends, int)]))
 
 
-def _above(old: int, new: int, options: Options) -> SpaceMap:
+def _on_top(old: int, new: int) -> np.ndarray:
     """Copies of the top layer, on top."""
-    return depth.interleave(old, np.full(new - old, old - 1))
+    return np.minimum(np.arange(new), old - 1)
 
 
-def _whole_stacks(old: int, new: int, options: Options) -> SpaceMap:
+def _whole_stacks(old: int, new: int) -> np.ndarray:
     """The stack repeated as a whole; ValueError unless the new number of layers is a multiple."""
     if new % old:
         raise ValueError(
             f"g_stack repeats whole stacks, but {new} layers are no multiple of {old}: use stack"
         )
-    return depth.deepen(old, new, "stack")
+    return depth.stack(old, new)
 
 
-def _seam(old: int, new: int, options: Options) -> SpaceMap:
+def _seam(old: int, new: int) -> np.ndarray:
     """Two copies of the stack, joined as `depth_up_scale` does; ValueError for other numbers."""
     if new % 2 or not old <= new <= 2 * old:
         raise ValueError(
             f"dus joins two copies of the stack, so it takes {old} layers to an even number "
             f"from {old} to {2 * old}, not to {new}"
         )
-    return depth.depth_up_scale(old, old - new // 2)
+    return np.concatenate([np.arange(new // 2), np.arange(old - new // 2, old)])
 
 
-def _mixed(old: int, new: int, options: Options) -> SpaceMap:
+def _mixed(old: int, new: int, options: Options) -> Array:
     """Means of all layers, by the logits of the options; by default near "interpolate"."""
     logits = options["logits"]
     if logits is None:
-        at = depth.deepen(old, new, "interpolate").index
-        logits = options["sharpness"] * jax.nn.one_hot(at, old)
+        logits = options["sharpness"] * jax.nn.one_hot(depth.interpolate(old, new), old)
     if np.shape(logits) != (new, old):
         raise ValueError(f"logits must have shape {(new, old)}, got {np.shape(logits)}")
-    return depth.mix_layers(jnp.asarray(logits))
+    return jax.nn.softmax(jnp.asarray(logits, float), axis=-1)
 
 
 def pair_units(n: int) -> SpaceMap:
@@ -237,12 +236,6 @@ def pair_units(n: int) -> SpaceMap:
 
     What writes the units stays in effect, and what reads them gets nothing; an odd unit is not
     read. This is LEMON's second way to add a layer that does nothing.
-
-    Args:
-      n: The number of units.
-
-    Returns:
-      The map of n units to n units.
 
     References:
       Wang et al., LEMON: Lossless model expansion, 2024 (arXiv 2310.07999).
@@ -261,18 +254,18 @@ _DEPTH = {
     "stack": Method(
         "the whole stack once more, layer k being layer k mod L",
         "StackBERT (Gong et al. 2019)",
-        layers=lambda old, new, options: depth.deepen(old, new, "stack"),
+        layers=depth.stack,
     ),
     "stack_top": Method(
         "the whole stack, a remainder repeating the topmost layers",
         "bert2BERT (Chen et al. 2022)",
-        layers=lambda old, new, options: depth.deepen(old, new, "stack_top"),
+        layers=depth.stack_top,
     ),
     "g_stack": Method("whole stacks only", "G_stack (Du et al. 2024)", layers=_whole_stacks),
     "interpolate_depth": Method(
         "each layer repeated in place",
         "Gong et al. 2019; Dong et al. 2020",
-        layers=lambda old, new, options: depth.deepen(old, new, "interpolate"),
+        layers=depth.interpolate,
     ),
     "dus": Method(
         "two copies of the stack, layers dropped at the seam",
@@ -283,7 +276,7 @@ _DEPTH = {
         "copies spread among the layers, their outputs zero",
         "LLaMA-Pro (Wu et al. 2024)",
         lossless=True,
-        layers=_after,
+        layers=_spread,
         new="zero",
     ),
     "identity": Method(
@@ -291,7 +284,7 @@ _DEPTH = {
         "Net2DeeperNet (Chen et al. 2016)",
         {"std": 0.02},
         lossless=True,
-        layers=_above,
+        layers=_on_top,
         new="fresh",
         draws=True,
     ),
@@ -299,21 +292,21 @@ _DEPTH = {
         "layer k is the mean of all under softmax(logits[k])",
         "SAIL, App. F.2",
         {"logits": None, "sharpness": 4.0},
-        layers=_mixed,
+        mixes=_mixed,
     ),
     "mask_depth": Method(
         "copies spread among the layers, their outputs times a mask",
         "MSG (Yao et al. 2023)",
         {"mask": 0.0},
         lossless=True,
-        layers=_after,
+        layers=_spread,
         new="mask",
     ),
     "pairs": Method(
         "copies spread among the layers, whose units cancel in pairs",
         "LEMON (Wang et al. 2024)",
         lossless=True,
-        layers=_after,
+        layers=_spread,
         new="pair",
     ),
 }
@@ -324,7 +317,8 @@ _WIDTH = {
         "Net2Net (Chen et al. 2016)",
         {"noise": 0.0},
         lossless=True,
-        widths=_each(lambda words, old, new, key: widen(old, new, key=key)),
+        draws="noise",
+        widths=each_space(lambda old, new, words, key: widen(old, new, key=key)),
         edits=(_symmetry,),
         deepens_by="identity",
     ),
@@ -332,13 +326,13 @@ _WIDTH = {
         "random units copied, in equal numbers where the size is a multiple",
         "bert2BERT (Chen et al. 2022)",
         lossless=True,
-        widths=_each(_dealt),
+        widths=each_space(_dealt),
         deepens_by="stack_top",
     ),
     "aki": Method(
         "as fpi, but the new units of a layer are those of the next one",
         "bert2BERT (Chen et al. 2022)",
-        widths=_each(_dealt),
+        widths=each_space(_dealt),
         above=True,
         deepens_by="stack_top",
     ),
@@ -347,6 +341,7 @@ _WIDTH = {
         "HyperCloning (Samragh et al. 2024)",
         {"snr_db": None},
         lossless=True,
+        draws="snr_db",
         widths=lambda spec, sizes, key, options: width.hypercloning(spec, sizes),
         edits=(_noise,),
         deepens_by="llama_pro",
@@ -363,7 +358,7 @@ _WIDTH = {
         "MSG (Yao et al. 2023)",
         {"mask": 0.0, "std": 0.02},
         lossless=True,
-        widths=_each(_padded),
+        widths=each_space(_padded),
         edits=(_msg,),
         draws=True,
         deepens_by="mask_depth",
@@ -372,7 +367,8 @@ _WIDTH = {
         "C_in theta C_out^T from the singular vectors of each tensor",
         "SAIL, App. F.1",
         {"random": False},
-        widths=_each(lambda words, old, new, key: pad(old, new)),
+        draws="random",
+        widths=each_space(lambda old, new, words, key: pad(old, new)),
         move=_svd,
         deepens_by="mix",
     ),
@@ -381,21 +377,19 @@ _WIDTH = {
         "SAIL, Sec. 4.1",
         {"how": "orthogonal"},
         draws=True,
-        widths=lambda spec, sizes, key, options: _each(
-            lambda words, old, new, k: width.project(old, new, k, how=options["how"])
-        )(spec, sizes, key, options),
+        widths=_embedded,
         deepens_by="mix",
     ),
     "interpolate": Method(
         "units as samples of a function, interpolated linearly",
         "SAIL, Sec. 4.1",
-        widths=_each(lambda words, old, new, key: width.interpolate(old, new)),
+        widths=each_space(lambda old, new, words, key: width.interpolate(old, new)),
         deepens_by="interpolate_depth",
     ),
     "pad": Method(
         "zeros beside the old units",
         "SAIL, App. F.1 (identity)",
-        widths=_each(lambda words, old, new, key: pad(old, new)),
+        widths=each_space(lambda old, new, words, key: pad(old, new)),
         deepens_by="llama_pro",
     ),
 }

@@ -21,12 +21,10 @@ from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
 from sail_jax.architectures.table import Config, Rules, fill, look, put
 from sail_jax.basis.axes import parse_axes, path_pattern
 from sail_jax.basis.certificate import Report
-from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, compose, identity
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import nearest
-from sail_jax.growth.basic import duplicate
-from sail_jax.growth.depth import _is_flat, _nested, deepen
+from sail_jax.growth.depth import _is_flat, _nested, deepen, interpolate
 from sail_jax.growth.layers import Source, added, chained, deepened, layer_row, own_first
 from sail_jax.growth.leaves import Growth
 from sail_jax.growth.named import METHODS, Method
@@ -43,8 +41,6 @@ from sail_jax.growth.targets import (
     target,
 )
 from sail_jax.trees import leaf_paths
-
-__all__ = ["Growth", "grow", "plan"]
 
 
 def grow(
@@ -101,7 +97,7 @@ def plan(
     depth_method: str | None = None,
     untie: bool | None = None,
     require_lossless: bool = False,
-    rules: Any = None,
+    rules: Spec | Rules | Callable[[Config], Rules] | None = None,
     scores: Mapping[str, ArrayLike] | None = None,
     **options: Any,
 ) -> Growth:
@@ -269,7 +265,8 @@ def plan(
     if key is not None and not _is_key(key):
         raise TypeError(f"key must be one of jax.random.key(seed), got {key!r}")
     # A key is only asked for where something will be drawn.
-    if key is None and ((widths and wide.draws) or ((layers or stacks) and deep.draws)):
+    drawn = (widths and wide.needs_key(values)) or ((layers or stacks) and deep.needs_key(values))
+    if key is None and drawn:
         raise ValueError(f"{method!r} draws numbers: give key=jax.random.key(0)")
     maps = wide.widths(spec, widths, key, values) if wide.widths and widths else {}
     dropped: dict[str, str] = {}
@@ -420,7 +417,7 @@ def _check_unstated(config: Config, spec: Spec, maps: Mapping[str, SpaceMap]) ->
                 )
 
 
-def _is_key(key: Any) -> bool:
+def _is_key(key: object) -> bool:
     """Whether it is one key of JAX, typed or raw."""
     dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
@@ -488,15 +485,14 @@ def _layers(
     check_depth(name, old, new)
     if new == old:
         return identity(old)
-    assert deep.layers is not None
-    m = deepen(old, new, "interpolate") if chain else deep.layers(old - fixed, new - fixed, options)
-    if not fixed:
-        return m
-    if m.index is None:
-        # Where layers are mixed, each of the fixed ones is made of itself alone.
-        return deepen(old, new, matrix=block_diag(jnp.eye(fixed), m.write))
-    index = np.concatenate([np.arange(fixed), fixed + np.asarray(m.index)])
-    return duplicate(index, old, Family.SELECTION)
+    repeats = interpolate if chain else deep.layers
+    if repeats is None:
+        assert deep.mixes is not None
+        # Each of the fixed layers is made of itself alone.
+        shares = deep.mixes(old - fixed, new - fixed, options)
+        return deepen(old, new, matrix=block_diag(jnp.eye(fixed), shares))
+    index = fixed + repeats(old - fixed, new - fixed)
+    return deepen(old, new, lambda *_: np.concatenate([np.arange(fixed), index]))
 
 
 def _scaled_by_size(rules: Rules, spec: Spec, growths: Mapping[str, float]) -> dict[str, float]:

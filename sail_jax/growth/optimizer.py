@@ -7,10 +7,11 @@ and schedules stay. Averages of parameters (EMA) are parameters: `change_basis` 
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import KeyPath
 from jaxtyping import Array, PyTree
 
 from sail_jax.basis.axes import Axis, Role, parts
@@ -18,9 +19,8 @@ from sail_jax.basis.change_basis import change_basis
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.basis.spaces import Spec, table
+from sail_jax.checks import one_of
 from sail_jax.trees import path_str
-
-__all__ = ["LAWS", "Moved", "StateReport", "change_state", "learning_rates"]
 
 Law = Literal["params", "gradients", "second_moments", "restart"]
 """How a field of a state moves: a kind of `change_basis`, or "restart"."""
@@ -119,8 +119,8 @@ def change_state(
     0/trace  moved  gradients
     """
     all_laws: dict[str, Law] = {**LAWS, **(laws or {})}
-    if bad := [law for law in all_laws.values() if law not in get_args(Law)]:
-        raise ValueError(f"a law must be one of {', '.join(get_args(Law))}, got {bad[0]!r}")
+    for field, law in all_laws.items():
+        one_of(f"laws[{field!r}]", law, Law)
     spec.check(maps)
     # Second moments, being squares, follow a map that copies units. Through one that mixes them
     # they are not known, so a dense map restarts the state that holds them.
@@ -131,75 +131,66 @@ def change_state(
 
 
 def _walk(
-    node: Any,
-    fresh: Any,
+    node: PyTree,
+    fresh: PyTree,
     path: str,
     spec: Spec,
     maps: Mapping[str, SpaceMap],
     laws: Mapping[str, Law],
     dense: list[str],
     rows: list[Moved],
-) -> Any:
+) -> PyTree:
     """The new state of one node; what was done is added to `rows`."""
-    if type(node) is not type(fresh) and not (hasattr(node, "shape") and hasattr(fresh, "shape")):
+    parts, structure = _parts(node)
+    others, other = _parts(fresh)
+    if structure != other:
         raise ValueError(
-            f"the state at {path!r} is {type(node).__name__}, in fresh {type(fresh).__name__}: "
-            "fresh must be optimizer.init(new_params) of the same optimizer"
+            f"the state at {path!r}, {type(node).__name__}, has other parts in fresh, "
+            f"{type(fresh).__name__}: fresh must be optimizer.init(new_params) of the same "
+            "optimizer"
         )
-    names: tuple[str, ...] = getattr(node, "_fields", ())
-    if isinstance(node, tuple) and hasattr(node, "_fields"):
-        held = {name: _holds_params(getattr(node, name), spec) for name in names}
-        for name in names:
-            where = f"{path}/{name}".lstrip("/")
-            if held[name] and name not in laws:
-                raise ValueError(
-                    f"the state {where!r} ({type(node).__name__}) holds something for each "
-                    f"parameter, and how it moves is not known: say laws={{{name!r}: ...}}"
-                )
-            law = laws.get(name)
-            # One field without a law restarts its neighbours too, so that they stay consistent.
-            if held[name] and (law == "restart" or (law == "second_moments" and dense)):
-                reason = "asked for" if law == "restart" else f"the map of {dense[0]!r} is dense"
-                rows.append(Moved(where, "restarted", f"{reason}; with all of its state"))
-                return fresh
-        children = []
-        for name in names:
-            value, where = getattr(node, name), f"{path}/{name}".lstrip("/")
-            if held[name]:
-                rows.append(Moved(where, "moved", laws[name]))
-                children.append(change_basis(value, spec, maps, kind=laws[name]))  # pyright: ignore
-            else:
-                new = getattr(fresh, name)
-                children.append(_walk(value, new, where, spec, maps, laws, dense, rows))
-        return type(node)(*children)
-    if isinstance(node, (tuple, list)):
-        if len(node) != len(fresh):
-            raise ValueError(f"the state at {path!r} has {len(node)} parts, in fresh {len(fresh)}")
-        pairs = zip(node, fresh, strict=True)
-        walked = (
-            _walk(a, b, f"{path}/{k}".lstrip("/"), spec, maps, laws, dense, rows)
-            for k, (a, b) in enumerate(pairs)
-        )
-        return type(node)(walked)
-    if isinstance(node, Mapping):
-        if set(node) != set(fresh):
-            raise ValueError(f"the state at {path!r} and fresh differ in their keys")
-        walked = {
-            k: _walk(v, fresh[k], f"{path}/{k}".lstrip("/"), spec, maps, laws, dense, rows)
-            for k, v in node.items()
-        }
-        return type(node)(walked)  # pyright: ignore[reportCallIssue]
-    if jnp.shape(node) != jnp.shape(fresh):
-        raise ValueError(
-            f"the state {path!r} has shape {list(jnp.shape(node))}, in fresh "
-            f"{list(jnp.shape(fresh))}, and is no tree of parameters"
-        )
-    if hasattr(node, "shape"):
-        rows.append(Moved(path, "kept", ""))
-    return node
+    if structure == jax.tree.structure(0):
+        if jnp.shape(node) != jnp.shape(fresh):
+            raise ValueError(
+                f"the state {path!r} has shape {list(jnp.shape(node))}, in fresh "
+                f"{list(jnp.shape(fresh))}, and is no tree of parameters"
+            )
+        if hasattr(node, "shape"):
+            rows.append(Moved(path, "kept", ""))
+        return node
+    # Only the fields of optax's states have names that say how they move.
+    named = isinstance(node, tuple) and hasattr(node, "_fields")
+    held = {name for name, part in parts.items() if named and _holds_params(part, spec)}
+    places = {name: f"{path}/{name}".lstrip("/") for name in parts}
+    for name in (name for name in parts if name in held):
+        if name not in laws:
+            raise ValueError(
+                f"the state {places[name]!r} ({type(node).__name__}) holds something for each "
+                f"parameter, and how it moves is not known: say laws={{{name!r}: ...}}"
+            )
+        # One field without a law restarts its neighbours too, so that they stay consistent.
+        if laws[name] == "restart" or (laws[name] == "second_moments" and dense):
+            asked = laws[name] == "restart"
+            reason = "asked for" if asked else f"the map of {dense[0]!r} is dense"
+            rows.append(Moved(places[name], "restarted", f"{reason}; with all of its state"))
+            return fresh
+    out = []
+    for name, part in parts.items():
+        if name in held:
+            rows.append(Moved(places[name], "moved", laws[name]))
+            out.append(change_basis(part, spec, maps, kind=laws[name]))  # pyright: ignore
+        else:
+            out.append(_walk(part, others[name], places[name], spec, maps, laws, dense, rows))
+    return jax.tree.unflatten(structure, out)
 
 
-def _holds_params(value: Any, spec: Spec) -> bool:
+def _parts(node: PyTree) -> tuple[dict[str, PyTree], Any]:
+    """The children of a node by name, and what makes the node of them."""
+    found, structure = jax.tree.flatten_with_path(node, is_leaf=lambda x: x is not node)
+    return {path_str(path): part for path, part in found}, structure
+
+
+def _holds_params(value: PyTree, spec: Spec) -> bool:
     """Whether a field has leaves, all of them at paths of parameters."""
     paths = [path_str(path) for path, _ in jax.tree.leaves_with_path(value)]
     return bool(paths) and {leaf.path for leaf in spec.leaves}.issuperset(paths)
@@ -242,8 +233,7 @@ def learning_rates(
     >>> learning_rates({"bias": jnp.zeros(3)}, s, {"h": widen(2, 3)}, "sgd")["bias"].tolist()
     [2.0, 1.0, 2.0]
     """
-    if optimizer not in ("sgd", "adam"):
-        raise ValueError(f"optimizer must be 'sgd' or 'adam', got {optimizer!r}")
+    one_of("optimizer", optimizer, ("sgd", "adam"))
     spec.check(maps)
     vectors: dict[str, dict[Role, Array]] = {}
     for name, m in maps.items():
@@ -256,7 +246,7 @@ def learning_rates(
             )
     sizes = {space.name: space.size for space in spec.resized(maps).spaces}
 
-    def leaf(key_path: Any, x: Array) -> Array:
+    def leaf(key_path: KeyPath, x: Array) -> Array:
         axes = spec.axes(path_str(key_path))
         out = jnp.ones((1,) * len(axes))
         for k, axis in enumerate(axes):

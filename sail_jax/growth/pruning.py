@@ -28,8 +28,6 @@ from sail_jax.checks import as_array, concrete
 from sail_jax.growth.basic import prune
 from sail_jax.trees import leaf_paths
 
-__all__ = ["Pruned", "magnitude", "prune_units", "unit_scores", "values_of"]
-
 Read = Callable[[str], np.ndarray]
 """Reads the values of a leaf of the spec, by its path."""
 
@@ -239,15 +237,8 @@ def _reader(params: PyTree) -> Read:
 def values_of(path: str, leaf: Any) -> np.ndarray:
     """Reads the values of a leaf.
 
-    Args:
-      path: Its path, for messages.
-      leaf: An array, or what NumPy reads as one.
-
-    Returns:
-      The values.
-
-    Raises:
-      ValueError: If it is a shape alone, or traced.
+    `path` is its path, for messages. `leaf` is an array, or what NumPy reads as one. ValueError if
+    it is a shape alone, or traced.
     """
     values = concrete(leaf) if hasattr(leaf, "__array__") else None
     if values is None:

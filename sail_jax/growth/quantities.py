@@ -21,8 +21,6 @@ from sail_jax.basis.spaces import Spec
 from sail_jax.configurations import EPSILONS
 from sail_jax.growth.basic import lemon_gain
 
-__all__ = ["Fitted", "fit", "judge"]
-
 # Kinds of rotary positions in which the frequency of pair i depends on base ** (-2 i / size) alone,
 # so that a pair keeps it when i and the size are multiplied by the same number.
 _POINTWISE = ("default", "linear", "llama3")

@@ -16,19 +16,6 @@ from sail_jax.basis.spaces import Space, Spec
 from sail_jax.checks import nearest
 from sail_jax.configurations import EPSILONS, KEPT_ENTRIES, differences
 
-__all__ = [
-    "TIES",
-    "check_depth",
-    "check_stated",
-    "ends",
-    "layer_count",
-    "layer_of",
-    "new_sizes",
-    "other_outputs",
-    "rules_of",
-    "target",
-]
-
 TIES = ("tie_word_embeddings", "tied")
 """The entries by which a configuration ties its input and output tables."""
 
@@ -47,20 +34,15 @@ _MOST_LAYERS = 1 << 10
 _KEPT = {"outer", "dot", "linear", "stack"}
 
 
-def rules_of(config: Config, rules: Any) -> Callable[[Config], Rules]:
+def rules_of(
+    config: Config, rules: Rules | Callable[[Config], Rules] | None
+) -> Callable[[Config], Rules]:
     """Finds what makes the rules of a network from its configuration.
 
-    Args:
-      config: The configuration.
-      rules: None for the rules of the configuration's architecture; or `Rules` for every
-        configuration; or a function that makes them.
-
-    Returns:
-      A function from a configuration to `Rules`.
-
-    Raises:
-      TypeError: If `rules` is neither `Rules` nor callable.
-      ValueError: If `rules` is None and the architecture is not known.
+    `rules` is None for the rules of the configuration's architecture; or `Rules` for every
+    configuration; or a function that makes them. Returns a function from a configuration to
+    `Rules`. TypeError if `rules` is neither `Rules` nor callable. ValueError if `rules` is None and
+    the architecture is not known.
     """
     if rules is None:
         return architectures.of(config).rules
@@ -74,14 +56,9 @@ def rules_of(config: Config, rules: Any) -> Callable[[Config], Rules]:
 def layer_of(rules: Rules, path: str) -> tuple[str, int, tuple[int, int]] | None:
     """Finds which layer a leaf belongs to.
 
-    Args:
-      rules: The rules of the architecture.
-      path: The path of the leaf.
-
-    Returns:
-      The entry of the configuration that counts these layers, the number of the layer, and where in
-      the path that number stands (start, stop). None for a leaf outside of the layers, or one that
-      a single layer has.
+    Returns the entry of the configuration that counts these layers, the number of the layer, and
+    where in the path that number stands (start, stop). None for a leaf outside of the layers, or
+    one that a single layer has.
     """
     for key, prefix in rules.layers.items():
         match = path_pattern(f"{prefix}**").fullmatch(path)
@@ -175,7 +152,7 @@ def _check_read(config: Config, prefix: str = "") -> None:
             _check_read(value, f"{prefix}{key}.")
 
 
-def _check_entry(key: str, said: Any, actual: Any) -> None:
+def _check_entry(key: str, said: object, actual: object) -> None:
     """Raises ValueError if an entry states another size than the tensors have."""
     if said is not None and (isinstance(said, bool) or said != actual):
         raise ValueError(f"the configuration states {key!r}: {said!r}, but the tensors {actual}")
@@ -370,16 +347,11 @@ def _scaled(
     return config, sizes
 
 
-def check_depth(key: str, old: int, new: Any) -> None:
+def check_depth(key: str, old: int, new: object) -> None:
     """Checks a new number of layers.
 
-    Args:
-      key: The entry that counts the layers, for messages.
-      old: The number of layers.
-      new: The number asked for.
-
-    Raises:
-      ValueError: If `new` is no whole number, is less than `old`, or is more than growth makes.
+    `key` is the entry that counts the layers, for messages. ValueError if `new` is no whole number,
+    is less than `old`, or is more than growth makes.
     """
     if isinstance(new, bool) or not isinstance(new, int) or new < old:
         raise ValueError(f"growth was asked for, but {key!r} is {old} and would be {short(new)}")
@@ -526,14 +498,8 @@ def _check_pruned(method: str, spec: Spec, space: Space, new: int) -> None:
 def other_outputs(rules: Rules, spec: Spec, sizes: Mapping[str, int]) -> dict[str, str]:
     """Says which outputs of a network get another size.
 
-    Args:
-      rules: The rules of the architecture.
-      spec: The spec of the network, with its layers as they will be.
-      sizes: The new size of every space that changes.
-
-    Returns:
-      For each such space that the network hands out, a sentence that names the entry which states
-      its size.
+    `spec` is the spec of the network, with its layers as they will be. Returns for each such space
+    that the network hands out, a sentence that names the entry which states its size.
     """
     out = {}
     for name, new in sizes.items():

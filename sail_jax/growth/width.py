@@ -7,7 +7,7 @@ the new sizes and returns a map per space; `lossless=True` makes it refuse, spac
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,22 +19,16 @@ from sail_jax.basis.certificate import exactness
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, identity, select
 from sail_jax.basis.spaces import Spec
-from sail_jax.checks import concrete
+from sail_jax.checks import concrete, one_of
 from sail_jax.growth.basic import check_growth, lemon_gain, widen
 from sail_jax.growth.fresh import leaf_key
 
-__all__ = [
-    "compensate",
-    "fpi",
-    "hypercloning",
-    "interpolate",
-    "lemon",
-    "principal",
-    "project",
-    "singular",
-    "split_readers",
-    "tile",
-]
+Options = Mapping[str, Any]
+"""The options of a growth method: numbers, words, or nothing."""
+Make = Callable[[int, int, set[str], PRNGKeyArray | None], SpaceMap]
+"""Makes the map of one space, see `each_space`."""
+Widths = Callable[[Spec, Mapping[str, int], PRNGKeyArray | None, Options], dict[str, SpaceMap]]
+"""Makes a map for each space whose size changes, from a spec, the new sizes, a key and options."""
 
 
 def project(
@@ -66,11 +60,10 @@ def project(
     """
     if min(old, new) < 1:
         raise ValueError(f"sizes must be positive, got old={old}, new={new}")
+    one_of("how", how, ("orthogonal", "gaussian"))
     if how == "gaussian":
         write = jax.random.normal(key, (new, old)) / old**0.5
         return SpaceMap(write, jnp.linalg.pinv(write))
-    if how != "orthogonal":
-        raise ValueError(f"how must be 'orthogonal' or 'gaussian', got {how!r}")
     n, m = max(old, new), min(old, new)
     Q, R = jnp.linalg.qr(jax.random.normal(key, (n, m)))
     # QR leaves the signs of R's diagonal open. With them positive, Q is uniform (Haar) where the
@@ -208,8 +201,7 @@ def tile(
     [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
     """
     check_growth(old, new)
-    if remainder not in ("circ", "zero", "average"):
-        raise ValueError(f"remainder must be 'circ', 'zero' or 'average', got {remainder!r}")
+    one_of("remainder", remainder, ("circ", "zero", "average"))
     if isometric and remainder != "zero":
         raise ValueError(f"isometric needs the remainder 'zero', got {remainder!r}")
     if new % old == 0 or remainder == "circ":
@@ -358,12 +350,15 @@ def singular(
     rank = min(new_in, new_out, *theta.shape)
     keys = (None, None) if key is None else jax.random.split(key)
     sides = ((U, new_in, keys[0]), (Vt.T, new_out, keys[1]))
-    c_in, c_out = (_lift(basis[:, :rank], new, k) @ basis[:, :rank].T for basis, new, k in sides)
+    c_in, c_out = (lift(basis[:, :rank], new, k) @ basis[:, :rank].T for basis, new, k in sides)
     return c_in, c_out
 
 
-def _lift(basis: Array, new: int, key: Array | None) -> Float[Array, "new rank"]:
-    """W of `singular` for one side: random, or the basis padded or cut to `new` rows."""
+def lift(basis: Array, new: int, key: Array | None) -> Float[Array, "new rank"]:
+    """Makes W of `singular` for one side: random, or the basis padded or cut to `new` rows.
+
+    `basis` is `(old, rank)`.
+    """
     old, rank = basis.shape
     if key is not None:
         return jax.random.normal(key, (new, rank)) / new**0.5
@@ -404,7 +399,11 @@ def fpi(
     >>> fpi(s, {"h": 3}, key=jax.random.key(0))["h"].new
     3
     """
-    return _method(spec, sizes, lossless, lambda n, o, w, k: widen(o, k, key=leaf_key(key, n)))
+
+    def make(old: int, new: int, words: set[str], key: PRNGKeyArray | None) -> SpaceMap:
+        return widen(old, new, key=key)
+
+    return _checked(spec, each_space(make)(spec, sizes, key, {}), lossless)
 
 
 def hypercloning(
@@ -441,7 +440,11 @@ def hypercloning(
                 f"hypercloning takes integer factors, but space {name!r} goes from "
                 f"{spec.space(name).size} to {new} units: use lemon"
             )
-    return _method(spec, sizes, lossless, lambda n, o, w, k: widen(o, k, even=True))
+
+    def make(old: int, new: int, words: set[str], key: PRNGKeyArray | None) -> SpaceMap:
+        return widen(old, new, even=True)
+
+    return _checked(spec, each_space(make)(spec, sizes, None, {}), lossless)
 
 
 def lemon(
@@ -483,37 +486,57 @@ def lemon(
     [0, 1, 0]
     """
 
-    def make(name: str, old: int, words: list[str], new: int) -> SpaceMap:
+    def make(old: int, new: int, words: set[str], key: PRNGKeyArray | None) -> SpaceMap:
         if "layernorm" in words:
             return tile(old, new, "average")
         if "rmsnorm" in words:
             return tile(old, new, "zero", isometric=new % old != 0)
         weights = None
         if key is not None:
-            weights = jax.random.uniform(leaf_key(key, name), (new,), minval=0.25, maxval=0.75)
+            weights = jax.random.uniform(key, (new,), minval=0.25, maxval=0.75)
         return tile(old, new, "circ", weights=weights)
 
-    return _method(spec, sizes, lossless, make)
+    return _checked(spec, each_space(make)(spec, sizes, key, {}), lossless)
 
 
-def _method(
-    spec: Spec,
-    sizes: Mapping[str, int],
-    lossless: bool,
-    make: Callable[[str, int, list[str], int], SpaceMap],
-) -> dict[str, SpaceMap]:
-    """The map that `make(name, old, words, new)` gives each space, checked as `lemon` says."""
-    maps = {}
-    for name, new in sizes.items():
-        _, old, words = spec.space(name)
-        if new < old:
-            raise ValueError(
-                f"space {name!r} has {old} units (leaf {spec.uses(name)[0].path!r}), more than "
-                f"the {new} asked for: to shrink it use prune or principal"
-            )
-        maps[name] = make(name, old, words.split(), new)
-    if lossless:
-        lost = exactness(spec, maps).lost
-        if lost:
-            raise ValueError(f"lossless growth was asked for, but {lost}")
+def each_space(make: Make) -> Widths:
+    """Makes the maps of all spaces that grow from what makes the map of one.
+
+    Args:
+      make: Makes the map of a space from its old size, its new one, the words of its nonlinearity,
+        and a key of its own if there is one.
+
+    Returns:
+      The `widths` of a growth method: a function of the spec, the new sizes, a key and options.
+      It raises a ValueError if the spec lacks a space or a space would shrink.
+
+    >>> from sail_jax.basis.spaces import spec
+    >>> s = spec({"bias": jnp.zeros(2)}, {"bias": "h"}, spaces={"h": "outer"})
+    >>> halves = each_space(lambda old, new, words, key: widen(old, new))
+    >>> halves(s, {"h": 3}, None, {})["h"].index.tolist()
+    [0, 1, 0]
+    """
+
+    def widths(
+        spec: Spec, sizes: Mapping[str, int], key: PRNGKeyArray | None, options: Options
+    ) -> dict[str, SpaceMap]:
+        maps = {}
+        for name, new in sizes.items():
+            _, old, words = spec.space(name)
+            if new < old:
+                raise ValueError(
+                    f"space {name!r} has {old} units (leaf {spec.uses(name)[0].path!r}), more than "
+                    f"the {new} asked for: to shrink it use prune or principal"
+                )
+            own = None if key is None else leaf_key(key, name)
+            maps[name] = make(old, new, set(words.split()), own)
+        return maps
+
+    return widths
+
+
+def _checked(spec: Spec, maps: dict[str, SpaceMap], lossless: bool) -> dict[str, SpaceMap]:
+    """The maps; with `lossless`, ValueError if `exactness` finds something lost."""
+    if lossless and (lost := exactness(spec, maps).lost):
+        raise ValueError(f"lossless growth was asked for, but {lost}")
     return maps

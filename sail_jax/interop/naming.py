@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from sail_jax.basis.axes import parse_axes
 
-__all__ = ["Place", "named"]
-
 
 class Place(NamedTuple):
     """Where a space stands.

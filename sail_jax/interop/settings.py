@@ -23,8 +23,6 @@ from sail_jax.interop.naming import Place, named
 from sail_jax.interop.united import ENDS, both
 from sail_jax.tracing.multiples import Multiples, changed
 
-__all__ = ["Network", "Probe", "table_by_probing"]
-
 Config = Mapping[str, Any]
 Axes = dict[str, tuple[Axis, ...]]
 
@@ -172,7 +170,7 @@ def _flat(config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 

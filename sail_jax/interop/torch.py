@@ -91,12 +91,8 @@ def jax_function(
 def on_arrays(function: Callable[[dict[str, Any]], dict[str, Any]], arrays: Any) -> dict[str, Any]:
     """Calls a function of tensors of torch with arrays of JAX.
 
-    Args:
-      function: Takes a dict of tensors and returns one, as its operations in torch define it.
-      arrays: A dict of arrays; they may be traced.
-
-    Returns:
-      The arrays that come of it.
+    `function` takes a dict of tensors and returns one, as its operations in torch define it.
+    `arrays` is a dict of arrays; they may be traced.
     """
     _, env = _environment()
     with _LOCK, env:

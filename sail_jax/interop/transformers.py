@@ -132,16 +132,8 @@ def _mark(config: Mapping[str, Any]) -> str:
 def probe_config(config: Mapping[str, Any], tensors: int) -> Network:
     """Infers the network that a class of transformers makes of a configuration.
 
-    Args:
-      config: The configuration, as for `spec_of_config`.
-      tensors: How many layers it may have.
-
-    Returns:
-      The spaces and the shapes of its tensors.
-
-    Raises:
-      ImportError: As `spec_of_config`.
-      ValueError: As `spec_of_config`.
+    `config` is the configuration, as for `spec_of_config`. ImportError as `spec_of_config`.
+    ValueError as `spec_of_config`.
     """
     module = _module(config, tensors, "meta")
     if sum(p.numel() for p in module.parameters()) < _SMALL:

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sail_jax.architectures.files import Table
 
-__all__ = ["ENDS", "both", "united"]
-
 ENDS = {
     "vocab_size": "vocab", "max_position_embeddings": "position", "n_positions": "position",
     "type_vocab_size": "segment", "num_channels": "channel",
@@ -21,13 +19,9 @@ _STATES = {"pooled"}
 def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> Table:
     """Unites the tables of the classes of one architecture: one body, with one of several heads.
 
-    Args:
-      table: The table of the main class.
-      heads: The tables of classes with other heads, by class, with names of spaces as in `table`.
-      bare: The tables of classes without a head, which hand out the states of the body.
-
-    Returns:
-      The table of all of them. Tensors that not all have are optional.
+    `heads` are the tables of classes with other heads, by class, with names of spaces as in
+    `table`. `bare` is the tables of classes without a head, which hand out the states of the body.
+    Returns the table of all of them. Tensors that not all have are optional.
     """
     heads = {name: _ended_as(table, other) for name, other in heads.items()}
     bare = [_ended_as(table, other) for other in bare]

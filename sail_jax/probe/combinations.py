@@ -6,7 +6,7 @@ points in chunks (`sweep`).
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,8 @@ from jaxtyping import Array, ArrayLike, Float, PyTree
 from sail_jax.checks import concrete
 from sail_jax.merging.task_vectors import origin, task_vectors
 
-Numbers = Any  # np.ndarray of float64, or jax.Array while traced
-
-__all__ = ["line", "mixer", "numbers", "points", "simplex_grid", "stack", "sweep", "weighted"]
+Numbers: TypeAlias = np.ndarray | Array
+"""In float64 and NumPy, or in JAX while traced."""
 
 
 def stack(models: Sequence[PyTree]) -> PyTree:
@@ -71,12 +70,9 @@ def _stack(models: tuple[PyTree, ...]) -> tuple[PyTree, Array]:
 def mixer(like: PyTree, stacked: PyTree) -> Callable[[Float[Array, "model"]], PyTree]:
     """Makes the function that combines models: weights -> sum_k w_k theta_k.
 
-    Args:
-      like: A parameter tree, which gives the dtypes and the leaves that are not floating.
-      stacked: The models, as `stack` returns them.
-
-    Returns:
-      A function of weights `(model,)` that returns a parameter tree.
+    `like` is a parameter tree, which gives the dtypes and the leaves that are not floating.
+    `stacked` is the models, as `stack` returns them. Returns a function of weights `(model,)` that
+    returns a parameter tree.
     """
 
     def leaf(x: Array | None, template: Any, w: Float[Array, "model"]) -> Any:
@@ -102,24 +98,18 @@ def weighted(w: Float[Array, "n"], x: Float[Array, "n ..."]) -> Float[Array, "..
     return jnp.tensordot(w.astype(x.dtype), x, 1, precision=lax.Precision.HIGHEST)
 
 
-def sweep(f: Callable[[Any], Any], over: Any, chunk_size: int) -> Any:
+def sweep(f: Callable[[PyTree], PyTree], over: PyTree, chunk_size: int) -> PyTree:
     """Applies a function to every entry of a tree of arrays, several entries at a time."""
     n = len(jax.tree.leaves(over)[0])
     return lax.map(f, over, batch_size=min(chunk_size, n) if chunk_size > 1 else None)
 
 
-def numbers(name: str, x: Any) -> Numbers:
+def numbers(name: str, x: ArrayLike | Sequence[float]) -> Numbers:
     """Returns a vector of finite numbers.
 
-    Args:
-      name: What error messages call it.
-      x: Numbers; while they are traced, their values are taken on trust.
-
-    Returns:
-      The vector, `(n,)` with n >= 1: float64 in NumPy if the values are known, else a JAX array.
-
-    Raises:
-      ValueError: If `x` is not a vector of finite numbers, or is empty.
+    `x` is numbers; while they are traced, their values are taken on trust. Returns the vector,
+    `(n,)` with n >= 1: float64 in NumPy if the values are known, else a JAX array. ValueError if
+    `x` is not a vector of finite numbers, or is empty.
     """
     vector = _real(name, x)
     if vector.ndim != 1 or not vector.size:
@@ -127,7 +117,7 @@ def numbers(name: str, x: Any) -> Numbers:
     return vector
 
 
-def line(alphas: Any) -> Numbers:
+def line(alphas: ArrayLike | Sequence[float]) -> Numbers:
     """Returns the weights of the points alpha theta_a + (1 - alpha) theta_b."""
     return numbers("alphas", alphas)[:, None] * np.array([1, -1]) + np.array([0, 1])
 

@@ -22,8 +22,6 @@ from sail_jax.probe.networks import (
     outputs,
 )
 
-__all__ = ["Averaging", "Metric", "Stitching", "averaging", "stitching"]
-
 Metric = Callable[[Any, Any], Float[Array, "example"]]  # (outputs, batch): a loss, or correctness
 
 
@@ -239,7 +237,7 @@ def _stitching(
     return Stitching(names, *over_examples(values, data, batch_size))
 
 
-def _scored(metric: Metric, out: Any, batch: PyTree) -> Float[Array, "example"]:
+def _scored(metric: Metric, out: PyTree, batch: PyTree) -> Float[Array, "example"]:
     """The metric in float32 or wider, checked to be one value per example."""
     score, n = jnp.asarray(metric(out, batch)), examples(batch)
     if score.shape != (n,):

@@ -13,8 +13,6 @@ from sail_jax.checks import concrete
 from sail_jax.probe.combinations import line, mixer, points, stack, sweep
 from sail_jax.probe.estimates import check_finite, check_size, examples, mean
 
-__all__ = ["Barrier", "Loss", "barrier", "simplex_barrier"]
-
 Loss = Callable[[PyTree, Any], Float[Array, ""]]  # the mean over the examples of a batch
 
 

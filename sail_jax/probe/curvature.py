@@ -20,17 +20,6 @@ from sail_jax.probe.combinations import numbers, stack
 from sail_jax.probe.estimates import Estimate, check_finite, check_size, estimate, examples, mean
 from sail_jax.probe.networks import Apply, outputs
 
-__all__ = [
-    "Spectrum",
-    "dot",
-    "flatten",
-    "hessian_spectrum",
-    "lanczos",
-    "product",
-    "ritz",
-    "spectral_density",
-]
-
 Vector = Float[Array, "p"]
 dot = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
@@ -159,15 +148,9 @@ def spectral_density(
 def flatten(params: PyTree) -> tuple[Vector, Callable[[Vector], PyTree]]:
     """Flattens the floating leaves of parameters into one vector.
 
-    Args:
-      params: The parameters.
-
-    Returns:
-      The vector `(p,)`, in float32 or wider, and the function that makes parameters of such a
-      vector. These keep the wider dtype, and the leaves that are not floating.
-
-    Raises:
-      ValueError: If there are no floating leaves with entries.
+    Returns the vector `(p,)`, in float32 or wider, and the function that makes parameters of such a
+    vector. These keep the wider dtype, and the leaves that are not floating. ValueError if there
+    are no floating leaves with entries.
     """
     leaves, treedef = jax.tree.flatten(params)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
@@ -206,12 +189,12 @@ def product(
     """
     theta, back = flatten(params)
 
-    def hessian(v: Vector, batch: Any) -> Vector:
+    def hessian(v: Vector, batch: PyTree) -> Vector:
         slope = jax.grad(lambda t: loss(back(t), batch))
         # Forward over reverse: one pass, whose memory is that of the gradient and its tangent.
         return jax.jvp(slope, (theta,), (v,))[1]
 
-    def gauss_newton(v: Vector, batch: Any) -> Vector:
+    def gauss_newton(v: Vector, batch: PyTree) -> Vector:
         def f(t: Vector) -> Any:
             return outputs(network, back(t), batch)  # pyright: ignore[reportArgumentType]
 

@@ -1,7 +1,7 @@
 """Means over data in batches, and estimates with their standard errors."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +11,6 @@ from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from sail_jax.checks import concrete, integer
 from sail_jax.merging.arithmetic import unit_of
-
-__all__ = [
-    "Estimate",
-    "check_finite",
-    "check_size",
-    "estimate",
-    "examples",
-    "mean",
-    "over_examples",
-]
 
 
 class Estimate(NamedTuple):
@@ -58,29 +48,21 @@ def examples(data: PyTree, least: int = 1) -> int:
     return n
 
 
-def check_size(**sizes: Any) -> None:
+def check_size(**sizes: int | None) -> None:
     """Checks that sizes are integers from 1 on.
 
-    Args:
-      **sizes: Values by name; None passes.
-
-    Raises:
-      ValueError: If a size is not an integer, or less than 1.
+    `**sizes` are values by name; None passes. ValueError if a size is not an integer, or less than
+    1.
     """
     for name, size in sizes.items():
         if size is not None:
             integer(name, size)
 
 
-def check_finite(what: str, x: Any) -> None:
+def check_finite(what: str, x: ArrayLike) -> None:
     """Checks that values are finite, where they are known.
 
-    Args:
-      what: What error messages call them.
-      x: An array. While it is traced nothing is checked.
-
-    Raises:
-      ValueError: If a value is not finite.
+    `x` is an array. While it is traced nothing is checked. ValueError if a value is not finite.
     """
     values = concrete(x)
     if values is not None and not np.isfinite(values).all():
@@ -191,18 +173,15 @@ class _Moments(NamedTuple):
     square: Array
 
 
-def _is_moments(x: Any) -> bool:
+def _is_moments(x: object) -> bool:
     return isinstance(x, _Moments)
 
 
 def estimate(draws: Float[Array, "draw ..."]) -> Estimate:
     """Estimates a mean from independent draws.
 
-    Args:
-      draws: At least two draws, `(draw, ...)`.
-
-    Returns:
-      Their mean and its standard error, `(...)`.
+    `draws` are at least two draws, `(draw, ...)`. Returns their mean and its standard error,
+    `(...)`.
     """
     unit = unit_of(draws)  # so that squares of deviations fit
     spread = unit * (draws * (1 / unit)).std(0, ddof=1)

@@ -34,8 +34,6 @@ from sail_jax.probe.combinations import (
 from sail_jax.probe.estimates import Estimate, check_finite, check_size, examples, over_examples
 from sail_jax.probe.networks import Apply, Names, features, layers
 
-__all__ = ["Linearity", "addition", "cross_task_linearity", "k_model_linearity", "negation"]
-
 Combinations = Float[ArrayLike, "point member model"]
 Shares = Float[ArrayLike, "point share member"]
 

@@ -19,17 +19,6 @@ from jaxtyping import Array, PyTree
 
 from sail_jax.checks import nearest
 
-__all__ = [
-    "Apply",
-    "Names",
-    "accepts_override",
-    "features",
-    "flax_network",
-    "layers",
-    "outputs",
-    "sequential",
-]
-
 Apply = Callable[..., Any]
 OUTPUT = "output"
 
@@ -41,7 +30,7 @@ class Names(tuple):
     __slots__ = ()
 
 
-def outputs(apply: Apply, params: PyTree, batch: Any, *override: Any) -> Any:
+def outputs(apply: Apply, params: PyTree, batch: PyTree, *override: Any) -> Any:
     """Runs a network and returns its outputs alone.
 
     Args:
@@ -56,7 +45,7 @@ def outputs(apply: Apply, params: PyTree, batch: Any, *override: Any) -> Any:
     return _split(apply(params, batch, *override))[0]
 
 
-def features(apply: Apply, params: PyTree, batch: Any) -> dict[str, Array]:
+def features(apply: Apply, params: PyTree, batch: PyTree) -> dict[str, Array]:
     """Runs a network and returns the features of each layer.
 
     Args:
@@ -77,7 +66,7 @@ def features(apply: Apply, params: PyTree, batch: Any) -> dict[str, Array]:
     return {**by_layer, OUTPUT: out} if OUTPUT not in by_layer else dict(by_layer)
 
 
-def layers(apply: Apply, params: PyTree, batch: Any) -> Names:
+def layers(apply: Apply, params: PyTree, batch: PyTree) -> Names:
     """Returns the names of a network's layers, without running it.
 
     Args:
@@ -94,7 +83,7 @@ def layers(apply: Apply, params: PyTree, batch: Any) -> Names:
     """
     seen: list[str] = []
 
-    def look(params: PyTree, batch: Any) -> list[Any]:
+    def look(params: PyTree, batch: PyTree) -> list[Any]:
         by_layer = features(apply, params, batch)
         # `eval_shape` returns arrays alone; names are collected while the network is traced, in the
         # order in which it shows its layers.
@@ -154,7 +143,7 @@ def sequential(functions: Mapping[str, Callable[[PyTree, Array], Array]]) -> App
     """
 
     def apply(
-        params: PyTree, batch: Any, override: Mapping[str, Array] | None = None
+        params: PyTree, batch: PyTree, override: Mapping[str, Array] | None = None
     ) -> tuple[Array, dict[str, Array]]:
         x, by_layer = batch, {}
         for name, function in functions.items():
@@ -193,7 +182,7 @@ def flax_network(
     patterns = [layers] if isinstance(layers, str) else list(layers)
 
     def network(
-        params: PyTree, batch: Any, override: Mapping[str, Array] | None = None
+        params: PyTree, batch: PyTree, override: Mapping[str, Array] | None = None
     ) -> tuple[Any, dict[str, Array]]:
         def run() -> Any:
             return apply(

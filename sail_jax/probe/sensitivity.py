@@ -22,8 +22,6 @@ from sail_jax.probe.curvature import dot, flatten, product
 from sail_jax.probe.estimates import Estimate, check_finite, check_size, estimate, examples, mean
 from sail_jax.trees import leaf_paths
 
-__all__ = ["Sensitivity", "TuningSensitivity", "fine_tuning_sensitivity", "gaussian_sensitivity"]
-
 
 class Sensitivity(NamedTuple):
     """How much a loss rises under Gaussian noise.

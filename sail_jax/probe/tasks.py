@@ -21,8 +21,6 @@ from sail_jax.probe.estimates import check_size
 from sail_jax.probe.networks import Names
 from sail_jax.trees import leaf_paths
 
-__all__ = ["Conflict", "Interference", "conflict", "interference", "sums"]
-
 Sums = tuple[Products, Array, Products]
 
 

@@ -18,8 +18,6 @@ from sail_jax.learning import check_batches, learn
 from sail_jax.proximal.quadratic import Weights, affine_weights, host, simplex_weights, tiny
 from sail_jax.trees import leaf_paths
 
-__all__ = ["Constraint", "after_training", "from_loss", "from_parameters", "sweep"]
-
 Constraint = Literal["none", "affine", "simplex"]
 Loss = Callable[[PyTree, Any], Float[Array, ""]]
 
@@ -86,7 +84,7 @@ def after_training(
     models: Sequence[PyTree],
     loss: Loss,
     train: PyTree | None,
-    validation: Any,
+    validation: PyTree,
     *,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Callable[[Float[ArrayLike, "model"]], Float[Array, ""]]:
@@ -191,7 +189,7 @@ def from_loss(
     models: Sequence[PyTree],
     loss: Loss,
     train: PyTree | None,
-    validation: Any,
+    validation: PyTree,
     *,
     optimizer: optax.GradientTransformation | None = None,
     grid: Float[ArrayLike, "point model"] | None = None,

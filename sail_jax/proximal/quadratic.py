@@ -6,19 +6,8 @@ import jax
 import numpy as np
 from jaxtyping import ArrayLike, Float
 
-from sail_jax.checks import concrete
+from sail_jax.checks import concrete, one_of
 from sail_jax.distances import total_variation_gaussian
-
-__all__ = [
-    "Weights",
-    "affine_weights",
-    "gram_from_distances",
-    "host",
-    "pair_weight",
-    "simplex_weights",
-    "tiny",
-    "tv_bias",
-]
 
 
 class Weights(NamedTuple):
@@ -86,8 +75,7 @@ def pair_weight(
         raise ValueError(
             f"d1_target, d2_target and d12 must fit: {d1.shape}, {d2.shape}, {between.shape}"
         ) from error
-    if model not in (1, 2):
-        raise ValueError(f"model must be 1 or 2; got {model!r}")
+    one_of("model", model, (1, 2))
     if not (between > 0).all():
         raise ValueError(
             f"d12 must be > 0 (models at distance 0 are one, of any weight); got {between.min()}"
@@ -371,16 +359,8 @@ def _slack(size: float, noise: float) -> float:
 def host(name: str, value: ArrayLike) -> np.ndarray:
     """Returns a value as a finite array of float64 on the host.
 
-    Args:
-      name: What messages call it.
-      value: Real numbers.
-
-    Returns:
-      The array.
-
-    Raises:
-      TypeError: If the value is traced, or is not made of real numbers.
-      ValueError: If a number is not finite.
+    TypeError if the value is traced, or is not made of real numbers. ValueError if a number is not
+    finite.
     """
     array = concrete(value)
     if array is None:

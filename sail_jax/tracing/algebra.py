@@ -41,8 +41,6 @@ from sail_jax.tracing.terms import (
     resolve,
 )
 
-__all__ = ["Algebra", "Change", "Equation", "Event"]
-
 
 class Change(enum.Flag):
     """Kinds of change that an equation is about."""
@@ -108,27 +106,13 @@ class Algebra:
         return Atom(space, len(self.spaces) - 1)
 
     def invariant(self, space: Variable) -> Atom:
-        """Makes an atom with exponent 0.
-
-        Args:
-          space: Its space.
-
-        Returns:
-          The atom.
-        """
+        """Makes an atom with exponent 0."""
         new = self.atom(space)
         self._state([new], [1])
         return new
 
     def renewed(self, label: Label) -> Label:
-        """Copies a label, with exponents of its own.
-
-        Args:
-          label: The label.
-
-        Returns:
-          The same term with new atoms.
-        """
+        """Copies a label, with exponents of its own."""
         if label is None:
             return None
         term = resolve(label)
@@ -254,10 +238,7 @@ class Algebra:
     def contracted(self, a: Label, b: Label, parametric: tuple[bool, bool]) -> None:
         """Sums products over units.
 
-        Args:
-          a: The label of one side.
-          b: The label of the other.
-          parametric: For each whether its array was computed from parameters alone.
+        `parametric` is whether each array was computed from parameters alone.
         """
         given, columns = self._matched([a, b])
         if len(given) < 2:
@@ -272,12 +253,7 @@ class Algebra:
                 self._event(column, parametric, Family.INVERTIBLE)
 
     def summed(self, label: Label, parametric: bool) -> None:
-        """Sums over units.
-
-        Args:
-          label: The label of the units.
-          parametric: Whether their array was computed from parameters alone.
-        """
+        """Sums over units."""
         for atom in atoms(label):
             self._state([atom], [1], share=1)
             self._event([atom], [parametric], Family.MONOMIAL)
@@ -296,10 +272,8 @@ class Algebra:
     def squares(self, label: Label, parametric: bool, *, mean: bool) -> None:
         """Takes the sum or the mean of squares over units.
 
-        Args:
-          label: The label of the units before they were squared.
-          parametric: Whether their array was computed from parameters alone.
-          mean: Whether the sum is divided by the number of units.
+        `label` is the label of the units before they were squared. `mean` is whether the sum is
+        divided by the number of units.
         """
         for atom in atoms(label):
             self._state([atom], [1], Change.SHARE)
@@ -307,11 +281,7 @@ class Algebra:
             self._event([atom], [parametric], family)
 
     def counted(self, label: Label) -> None:
-        """Notes that an integer numbers the units.
-
-        Args:
-          label: The label of the units.
-        """
+        """Notes that an integer numbers the units."""
         for atom in atoms(label):
             self._state([atom], [1])
             self._event([atom], [False], Family.PERMUTATION)

@@ -11,14 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.stats
+from jaxtyping import PyTree
 
 from sail_jax.basis.certificate import Certificate, certificate, exactness
 from sail_jax.basis.change_basis import change_basis
 from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, identity, select
 from sail_jax.basis.spaces import Leaf, Spec, table
-
-__all__ = ["Checked", "Trial", "check_spec"]
 
 # Scales within a factor of four: no exponential overflows by them.
 _SCALES = (0.5, 2.0)
@@ -70,8 +69,8 @@ class Checked(NamedTuple):
 def check_spec(
     spec: Spec,
     apply: Callable[..., Any],
-    params: Any,
-    *inputs: Any,
+    params: PyTree,
+    *inputs: PyTree,
     resized: Callable[[Spec], Callable[..., Any]] | None = None,
     seed: int = 0,
 ) -> Checked:
@@ -154,14 +153,14 @@ def _plain(m: SpaceMap) -> SpaceMap:
 
 def _compared(
     run: Callable[[Any, Any], Any],
-    params: Any,
-    moved: Any,
-    inputs: Any,
+    params: PyTree,
+    moved: PyTree,
+    inputs: PyTree,
     other: Callable[..., Any] | None,
 ) -> Certificate:
     """The outputs before and after; the network after may be another one."""
 
-    def either(pair: Any, x: Any) -> Any:
+    def either(pair: tuple[bool, PyTree], x: PyTree) -> PyTree:
         new, p = pair
         return other(p, *x) if new and other is not None else run(p, x)
 
@@ -201,7 +200,11 @@ def _members(rng: np.random.Generator, n: int) -> Iterator[tuple[str, SpaceMap]]
 
 
 def _culprits(
-    run: Callable[[Any, Any], Any], spec: Spec, params: Any, inputs: Any, maps: dict[str, SpaceMap]
+    run: Callable[[Any, Any], Any],
+    spec: Spec,
+    params: PyTree,
+    inputs: Any,
+    maps: dict[str, SpaceMap],
 ) -> str:
     """The axes without whose change the outputs stay: named wrongly, or to be left alone."""
     if any(m.new != m.old for m in maps.values()):

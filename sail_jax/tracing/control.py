@@ -9,8 +9,6 @@ from jax.extend import core
 from sail_jax.tracing.terms import Fixed, Label, Variable
 from sail_jax.tracing.values import Tracer, Value, opaque, rule, settled, shape, whole
 
-__all__ = ["CALLS", "called"]
-
 
 def called(params: Mapping[str, Any]) -> Any:
     """Finds the jaxpr that a primitive merely carries out."""
@@ -24,7 +22,7 @@ CALLS = (
 )  # fmt: skip
 
 
-@rule(*CALLS, lazy=True)
+@rule(*CALLS, lazy=True, numbered=True)
 def _call(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     inner = called(eqn.params)
     if inner is None:
@@ -52,7 +50,7 @@ def _closed(tracer: Tracer, before: Sequence[Value], after: Sequence[Value]) -> 
             tracer.algebra.same(label, other)
 
 
-@rule("scan")
+@rule("scan", numbered=True)
 def _scanned(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     p = eqn.params
     constants, carries = p["num_consts"], p["num_carry"]
@@ -71,7 +69,7 @@ def _scanned(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value
     return [*carry, *stacked]
 
 
-@rule("while")
+@rule("while", numbered=True)
 def _repeated(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     p = eqn.params
     first, second = p["cond_nconsts"], p["body_nconsts"]
@@ -90,7 +88,6 @@ def _repeated(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
 
 @rule("cond")
 def _branched(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    whole(tracer, *ins)
     branches = [
         [settled(tracer, y) for y in tracer.run(branch, ins[1:])]
         for branch in eqn.params["branches"]

@@ -20,8 +20,6 @@ from sail_jax.tracing.values import (
     whole,
 )
 
-__all__ = ["ENTRY_BY_ENTRY"]
-
 LINEAR = (
     "convert_element_type", "stop_gradient", "copy", "copy_p", "optimization_barrier",
     "sharding_constraint", "device_put", "name", "pvary", "reshard", "reduce_precision",
@@ -38,7 +36,7 @@ POWERS = {"sqrt": Fraction(1, 2), "rsqrt": Fraction(-1, 2)}
 ORDERED = ("lt", "le", "gt", "ge")
 CURVES_OF_SEVERAL = (
     "rem", "atan2", "nextafter", "and", "or", "xor", "shift_left", "shift_right_logical",
-    "shift_right_arithmetic", "igamma", "igammac", "complex", "mul_add",
+    "shift_right_arithmetic", "igamma", "igammac", "complex", "mul_add", "clamp",
 )  # fmt: skip
 
 
@@ -53,14 +51,12 @@ def _kept(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
 
 @rule("neg")
 def _negated(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    whole(tracer, *ins)
     (x,) = ins
     return [Value(x.axes, parametric=x.parametric, zero=x.zero)]
 
 
 def _unary(scale: bool, sign: bool, finite: bool = True) -> Rule:
     def act(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-        whole(tracer, *ins)
         (x,) = ins
         for label in x.axes:
             tracer.algebra.curved(label, x.parametric, scale=scale, sign=sign, finite=finite)
@@ -77,7 +73,6 @@ rule(*INFINITE)(_unary(scale=False, sign=False, finite=False))
 
 @rule("sign", "abs")
 def _magnitude(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    whole(tracer, *ins)
     (x,) = ins
     of_sign = eqn.primitive.name == "sign"
     axes = (tracer.algebra.magnitude(t, x.parametric, of_sign=of_sign) for t in x.axes)
@@ -97,7 +92,6 @@ def _to_the(tracer: Tracer, x: Value, power: Fraction) -> Value:
 
 @rule("sqrt", "rsqrt", "cbrt", "square", "integer_pow", lazy=True)
 def _powered(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    whole(tracer, *ins)
     name = eqn.primitive.name
     if name == "cbrt":
         x = settled(tracer, ins[0])
@@ -110,7 +104,6 @@ def _powered(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value
 def _pow(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     exponent = ins[1].number
     if exponent is not None and exponent.is_integer():
-        whole(tracer, *ins)
         return [_to_the(tracer, ins[0], Fraction(int(exponent)))]
     return _mixed(tracer, eqn, [settled(tracer, x) for x in ins])
 
@@ -135,7 +128,7 @@ def _alike(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> tuple[Label,
     return tuple(axes)
 
 
-@rule("add", "sub", "add_any")
+@rule("add", "sub", "add_any", numbered=True)
 def _added(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     x, number = ins[0], ins[1].number
     if x.numbers is not None and number == x.numbers.size and eqn.primitive.name == "add":
@@ -150,7 +143,6 @@ def _added(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
 
 @rule("max", "min")
 def _extreme(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    whole(tracer, *ins)
     axes = _alike(tracer, eqn, ins)
     for label in axes:
         tracer.algebra.curved(label, parametric(ins), scale=True)
@@ -161,7 +153,6 @@ def _extreme(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value
 
 def _mixed(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     """Any function of several operands."""
-    whole(tracer, *ins)
     axes = tuple(tracer.algebra.same(*(t for _, t in c)) for c in _columns(eqn, ins))
     for label in axes:
         tracer.algebra.curved(label, parametric(ins))
@@ -171,31 +162,27 @@ def _mixed(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
 rule(*CURVES_OF_SEVERAL)(_mixed)
 
 
-@rule("clamp")
-def _clamped(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    return _mixed(tracer, eqn, ins)
-
-
-@rule("eq", "ne")
+@rule("eq", "ne", numbered=True)
 def _equal(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     numbers = [x.numbers for x in ins if x.numbers is not None]
     if len(numbers) == len(ins) and len({t.size for t in numbers}) == 1:
         # Whether two integers number one unit does not depend on the order of units.
         label = tracer.algebra.same(*numbers)
         tracer.algebra.counted(label)
-        ins = [replace(x, numbers=None) for x in ins]
+    else:
+        whole(tracer, *ins)
     return _mixed(tracer, eqn, ins)
 
 
-@rule(*ORDERED)
+@rule(*ORDERED, numbered=True)
 def _compared(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     a, b = ins
     if eqn.primitive.name == "lt" and a.positive and b.zero:
         # An index that is not counted from the end.
         return [Value((None,) * len(shape(eqn.outvars[0])), zero=True)]
+    whole(tracer, *ins)
     if not (a.zero or b.zero):
         return _mixed(tracer, eqn, ins)
-    whole(tracer, *ins)
     x = b if a.zero else a
     # The comparison forgets the scale and keeps the sign.
     rank = len(shape(eqn.outvars[0]))
@@ -206,7 +193,7 @@ def _compared(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
     return [Value(axes, parametric=x.parametric)]
 
 
-@rule("select_n", lazy=True)
+@rule("select_n", lazy=True, numbered=True)
 def _selected(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     which, *cases = ins
     rank = len(shape(eqn.outvars[0]))
@@ -241,7 +228,6 @@ def _selected(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
 
 @rule("mul", "div", lazy=True)
 def _multiplied(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    whole(tracer, *ins)
     if eqn.primitive.name == "mul" and eqn.invars[0] is eqn.invars[1]:
         return [_to_the(tracer, ins[0], Fraction(2))]
     multiple = _by_a_number(tracer, eqn, ins)

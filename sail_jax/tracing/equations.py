@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import TypeAlias
 
-__all__ = ["Solver"]
+Number: TypeAlias = int | Fraction
 
 
 class Solver:
@@ -19,39 +19,32 @@ class Solver:
         self.modulus = modulus
         self.consistent = True
         # unknown -> ({free unknown: factor}, constant)
-        self._solved: dict[int, tuple[dict[int, Any], Any]] = {}
+        self._solved: dict[int, tuple[dict[int, Number], Number]] = {}
         # free unknown -> the solved ones in which it occurs
         self._within: dict[int, set[int]] = {}
 
     def copy(self) -> "Solver":
-        """Copies the equations.
-
-        Returns:
-          A solver that may take more of them.
-        """
+        """Copies the equations."""
         other = Solver(self.modulus)
         other.consistent = self.consistent
         other._solved = {k: (dict(terms), c) for k, (terms, c) in self._solved.items()}
         other._within = {k: set(v) for k, v in self._within.items()}
         return other
 
-    def _number(self, value: Any) -> Any:
+    def _number(self, value: Number) -> Number:
         if not self.modulus:
             return Fraction(value)
         value = Fraction(value)
         return value.numerator * pow(value.denominator, -1, self.modulus) % self.modulus
 
-    def reduced(self, terms: Mapping[int, Any], constant: Any) -> tuple[dict[int, Any], Any]:
+    def reduced(
+        self, terms: Mapping[int, Number], constant: Number
+    ) -> tuple[dict[int, Number], Number]:
         """Writes a sum by free unknowns.
 
-        Args:
-          terms: The factor of each unknown.
-          constant: What is added.
-
-        Returns:
-          The factors of free unknowns, without zeros, and the constant.
+        Returns the factors of free unknowns, without zeros, and the constant.
         """
-        out: dict[int, Any] = {}
+        out: dict[int, Number] = {}
         total = self._number(constant)
         for unknown, factor in terms.items():
             factor = self._number(factor)
@@ -64,15 +57,10 @@ class Solver:
             out = {k: v % self.modulus for k, v in out.items()}
         return {k: v for k, v in out.items() if v}, total
 
-    def add(self, terms: Mapping[int, Any], constant: Any = 0) -> bool:
+    def add(self, terms: Mapping[int, Number], constant: Number = 0) -> bool:
         """Adds an equation: the sum of factor * unknown is the constant.
 
-        Args:
-          terms: The factor of each unknown.
-          constant: The constant.
-
-        Returns:
-          Whether there is still a solution. An equation that excludes the others is left out.
+        Returns whether there is still a solution. An equation that excludes the others is left out.
         """
         left, total = self.reduced(terms, -self._number(constant))
         if not left:
@@ -82,7 +70,7 @@ class Solver:
         # The youngest is expressed by the older ones, which people meet first.
         pivot = max(left)
         factor = left.pop(pivot)
-        inverse = pow(factor, -1, self.modulus) if self.modulus else 1 / Fraction(factor)
+        inverse = pow(int(factor), -1, self.modulus) if self.modulus else 1 / Fraction(factor)
         solution = {k: self._number(-v * inverse) for k, v in left.items()}
         value = self._number(-total * inverse)
         for outer in self._within.pop(pivot, ()):
@@ -104,21 +92,17 @@ class Solver:
             self._within.setdefault(k, set()).add(pivot)
         return True
 
-    def value(self, unknown: int) -> Any:
+    def value(self, unknown: int) -> Number | None:
         """Looks up an unknown that has one value."""
         terms, constant = self.reduced({unknown: 1}, 0)
         return None if terms else constant
 
-    def choose(self, unknowns: Iterable[int], values: Sequence[Any]) -> dict[int, Any] | None:
+    def choose(self, unknowns: Iterable[int], values: Sequence[Number]) -> dict[int, Number] | None:
         """Finds a solution in which some unknowns have one of a few values.
 
-        Args:
-          unknowns: The unknowns.
-          values: What each may be, the preferred value first.
-
-        Returns:
-          A value for each; None if none was found. The search goes through the unknowns in order
-          and does not go back, but where the last unknowns of an equation leave no choice.
+        `values` is what each may be, the preferred value first. Returns a value for each; None if
+        none was found. The search goes through the unknowns in order and does not go back, but
+        where the last unknowns of an equation leave no choice.
         """
         trial = self.copy()
         order = list(unknowns)
@@ -133,12 +117,15 @@ class Solver:
                         break
                 else:
                     return None
-        settled = {unknown: trial.value(unknown) for unknown in order}
-        if any(value not in allowed for value in settled.values()):
-            return None
-        return {unknown: values[allowed.index(value)] for unknown, value in settled.items()}
+        found = {}
+        for unknown in order:
+            value = trial.value(unknown)
+            if value is None or value not in allowed:
+                return None
+            found[unknown] = values[allowed.index(value)]
+        return found
 
 
-def _possible(solver: Solver, unknowns: Iterable[int], allowed: Sequence[Any]) -> bool:
+def _possible(solver: Solver, unknowns: Iterable[int], allowed: Sequence[Number]) -> bool:
     """Whether every unknown that is settled has an allowed value."""
     return all((value := solver.value(u)) is None or value in allowed for u in unknowns)

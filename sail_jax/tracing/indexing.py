@@ -5,10 +5,8 @@ from jax.extend import core
 from sail_jax.tracing.terms import Fixed, Label, Variable
 from sail_jax.tracing.values import Tracer, Value, parametric, rule, shape, whole
 
-__all__: list[str] = []
 
-
-@rule("gather")
+@rule("gather", numbered=True)
 def _gathered(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     (x, index), algebra = ins, tracer.algebra
     (old, indices), new = map(shape, eqn.invars), shape(eqn.outvars[0])
@@ -69,7 +67,6 @@ def _scattered(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Val
     (x, index, updates), algebra = ins, tracer.algebra
     (old, indices, pieces) = map(shape, eqn.invars)
     numbers = eqn.params["dimension_numbers"]
-    whole(tracer, *ins)
     algebra.fixed(index.axes[-1], "which axis an index is for")
     window = [
         k
@@ -106,7 +103,7 @@ def _scattered(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Val
     return [Value(tuple(axes))]
 
 
-@rule("dynamic_slice")
+@rule("dynamic_slice", numbered=True)
 def _dynamically_sliced(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     x = ins[0]
     whole(tracer, *ins[1:])
@@ -125,7 +122,6 @@ def _dynamically_sliced(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) ->
 @rule("dynamic_update_slice")
 def _dynamically_updated(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     x, update = ins[:2]
-    whole(tracer, *ins)
     axes: list[Label] = []
     for k, (old, new) in enumerate(zip(shape(eqn.invars[0]), shape(eqn.invars[1]), strict=True)):
         if old == new:

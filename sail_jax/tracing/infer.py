@@ -1,4 +1,33 @@
-"""The spec of any network, from its forward pass: `spec_of`."""
+"""The spec of any network, from its forward pass: `spec_of`.
+
+*What makes it hard.* Two axes are in one space if every permutation of the units of one needs the
+same permutation of the other. Shapes do not show it: an axis of 8 may be 8 units, or 2 heads of 4,
+or queries and keys laid end to end. What an axis is shows only later, in an operation far away.
+And a tied table, a gate or a norm decide what else than an order may change.
+
+*Why not by running it.* One can permute two axes and compare outputs. For n axes that takes n^2 / 2
+runs, each of which only shows that these weights and inputs happened to agree; and it finds no
+product of spaces, as there is nothing to permute before one knows the factors. Running the network
+is how a spec is checked (`check_spec`), not how it is found.
+
+*What is done.* It is the inference of types. Every axis begins as a variable of its own. Each
+operation of the jaxpr unifies the terms of the axes that it relates (`sail_jax.tracing.terms`). An
+operation without a rule fixes the axes that it touches, which is right whatever it computes. For
+attention on a stream of 8 units with 2 heads:
+
+    q = x @ wq            wq: (a, b)               a is the stream, b has 8 units
+    q.reshape(2, 4)       b = h * d                h of 2 units, d of 4
+    k likewise            wk: (a, c), c = g * e
+    sum_d q k             d = e, h = g             a contraction, and heads side by side
+    softmax               nothing is added: it acts along positions
+    o = y @ wo            wo: (h * v, a)           the stream again, by the residual sum
+
+A second pass finds what else than an order may change, when all terms are known. Each axis of each
+value gets an unknown exponent, operations state linear equations for these, and
+`sail_jax.tracing.roles` solves them: d is written by wq and read by wk, so that queries may be
+multiplied by any c while keys are divided by it. Should the second pass fix a space after all, it
+is run again with that space fixed. There are finitely many, so this ends.
+"""
 
 import re
 from collections import Counter
@@ -7,6 +36,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.extend import core
+from jaxtyping import PyTree
 
 from sail_jax.basis.axes import (
     Axis,
@@ -38,8 +69,6 @@ from sail_jax.tracing.terms import (
 )
 from sail_jax.tracing.values import Value, is_floating, joined, settled
 from sail_jax.trees import leaf_paths
-
-__all__ = ["Inferred", "spec_of"]
 
 
 @dataclass(frozen=True)
@@ -74,10 +103,10 @@ class Inferred:
 
 def spec_of(
     apply: Callable[..., Any],
-    params: Any,
-    *inputs: Any,
+    params: PyTree,
+    *inputs: PyTree,
     names: Mapping[str, str] | None = None,
-    stored: Callable[[Any], Any] | None = None,
+    stored: Callable[[PyTree], PyTree] | None = None,
 ) -> Inferred:
     """Infers the feature space of every axis of every parameter from the forward pass.
 
@@ -174,7 +203,7 @@ def _unread(variable: Variable) -> str:
     return "its units are used one by one" if cut else "nothing reads it"
 
 
-def _kept_apart(storing: Any) -> dict[int, int]:
+def _kept_apart(storing: core.ClosedJaxpr) -> dict[int, int]:
     """The parameters of which slices are stored one by one, and along which axis."""
     sizes = [tuple(v.aval.shape) for v in storing.jaxpr.invars]
     labels: list[tuple[Label, ...]] = [tuple(map(Variable, size)) for size in sizes]
@@ -207,14 +236,16 @@ def _parameters(labels: list[tuple[Label, ...]]) -> list[Value]:
 
 
 def _stored(
-    interpreter: Interpreter, storing: Any, labels: list[tuple[Label, ...]]
+    interpreter: Interpreter, storing: core.ClosedJaxpr, labels: list[tuple[Label, ...]]
 ) -> list[tuple[Label, ...]]:
     """Labels of what is stored of parameters. Their atoms stay those of the parameters."""
     outs = interpreter.run(storing, _parameters(labels))
     return [joined(interpreter, out).axes for out in outs]
 
 
-def _run(interpreter: Interpreter, traced: Any, labels: list[tuple[Label, ...]]) -> None:
+def _run(
+    interpreter: Interpreter, traced: core.ClosedJaxpr, labels: list[tuple[Label, ...]]
+) -> None:
     """The forward pass on labels; its inputs and outputs have an order."""
     values = _parameters(labels)
     rest = traced.jaxpr.invars[len(labels) :]
@@ -229,7 +260,7 @@ def _run(interpreter: Interpreter, traced: Any, labels: list[tuple[Label, ...]])
 
 
 def _with_atoms(
-    traced: Any, labels: list[tuple[Label, ...]]
+    traced: core.ClosedJaxpr, labels: list[tuple[Label, ...]]
 ) -> tuple[Interpreter, list[tuple[Label, ...]]]:
     """Another forward pass, with an exponent at every place."""
     interpreter = Interpreter()

@@ -13,9 +13,17 @@ from jax.extend import core
 from sail_jax.tracing import control, elementwise, indexing, shapes, sums
 from sail_jax.tracing.algebra import Algebra
 from sail_jax.tracing.terms import atoms
-from sail_jax.tracing.values import RULES, Value, constant, joined, opaque, settled, shape, whole
-
-__all__ = ["Interpreter", "alive", "source"]
+from sail_jax.tracing.values import (
+    RULES,
+    Value,
+    constant,
+    joined,
+    opaque,
+    opened,
+    settled,
+    shape,
+    whole,
+)
 
 # Their rules are registered by the import.
 _ROOMS = (control, elementwise, indexing, shapes, sums)
@@ -43,26 +51,12 @@ class Interpreter:
         self._roots: dict[int, int] = {}
         self._line = ""
 
-    def run(self, jaxpr: Any, values: Sequence[Value]) -> list[Value]:
+    def run(self, jaxpr: core.Jaxpr | core.ClosedJaxpr, values: Sequence[Value]) -> list[Value]:
         """Carries out a jaxpr.
 
-        Args:
-          jaxpr: The jaxpr, closed or not.
-          values: Its arguments.
-
-        Returns:
-          Its outcome; squares and sums may be unsettled.
+        `jaxpr` is the jaxpr, closed or not. Returns its outcome; squares and sums may be unsettled.
         """
-        consts: Sequence[Any] = ()
-        if hasattr(jaxpr, "jaxpr"):
-            jaxpr, consts = jaxpr.jaxpr, jaxpr.consts
-        known: dict[Any, Value] = dict(zip(jaxpr.constvars, map(constant, consts), strict=True))
-        known |= zip(jaxpr.invars, values, strict=True)
-
-        def read(variable: Any) -> Value:
-            literal = isinstance(variable, core.Literal)
-            return constant(variable.val) if literal else known[variable]
-
+        jaxpr, known, read = opened(jaxpr, values, constant)
         where = self.algebra.where
         for eqn in alive(jaxpr)[0]:
             # What JAX traced before, and kept, has no line: that of its caller stands for it.
@@ -95,6 +89,8 @@ class Interpreter:
         if rule is None:
             self.unknown.add(name)
             return opaque(self, eqn, ins)
+        if name not in RULES.numbered:
+            whole(self, *ins)
         outs = rule(self, eqn, ins)
         return outs if name in _INSIDE else [replace(out, number=None) for out in outs]
 
@@ -146,14 +142,11 @@ def _computed(eqn: core.JaxprEqn, ins: list[Value]) -> list[Value] | None:
     return None if value.number is None else [value]
 
 
-def alive(jaxpr: Any) -> tuple[list[core.JaxprEqn], set[Any]]:
+def alive(jaxpr: core.Jaxpr) -> tuple[list[core.JaxprEqn], set[core.Var]]:
     """Finds what the outcome of a jaxpr depends on.
 
-    Args:
-      jaxpr: The jaxpr, not closed.
-
-    Returns:
-      The equations, in their order, and the variables, its arguments among them.
+    `jaxpr` is the jaxpr, not closed. Returns the equations, in their order, and the variables, its
+    arguments among them.
     """
     wanted = {v for v in jaxpr.outvars if not isinstance(v, core.Literal)}
     kept = []

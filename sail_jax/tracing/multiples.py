@@ -8,12 +8,14 @@ into these.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jax.extend import core
+from jaxtyping import ArrayLike
 
-__all__ = ["Multiples", "Number", "changed", "multiples"]
+from sail_jax.tracing.control import called
+from sail_jax.tracing.values import is_floating, opened, shape
 
 # These hand on what they are given, in another form.
 _SAME = {
@@ -61,17 +63,13 @@ class _Seen(NamedTuple):
 _NOTHING = _Seen()
 
 
-def multiples(traced: Any, paths: Sequence[str]) -> Multiples:
+def multiples(traced: core.ClosedJaxpr, paths: Sequence[str]) -> Multiples:
     """Finds what a forward pass multiplies by.
 
     A division of a sum by the number of its terms is a mean, and not listed.
 
-    Args:
-      traced: The closed jaxpr, its parameters before its inputs.
-      paths: The paths of the parameters.
-
-    Returns:
-      The numbers, and what reads the gains.
+    `traced` is the closed jaxpr, its parameters before its inputs. Returns the numbers, and what
+    reads the gains.
     """
     walk = _Walk()
     rest = len(traced.jaxpr.invars) - len(paths)
@@ -113,30 +111,21 @@ class _Walk:
         for gain in gains - {""}:
             self.readers.setdefault(gain, set()).add(by)
 
-    def run(self, jaxpr: Any, values: Sequence[_Seen]) -> list[_Seen]:
+    def run(self, jaxpr: core.Jaxpr | core.ClosedJaxpr, values: Sequence[_Seen]) -> list[_Seen]:
         """Goes through the equations of a jaxpr."""
-        consts: Sequence[Any] = ()
-        if hasattr(jaxpr, "jaxpr"):
-            jaxpr, consts = jaxpr.jaxpr, jaxpr.consts
-        known: dict[Any, _Seen] = dict(zip(jaxpr.constvars, map(_constant, consts), strict=True))
-        known |= zip(jaxpr.invars, values, strict=True)
-
-        def read(variable: Any) -> _Seen:
-            literal = isinstance(variable, core.Literal)
-            return _constant(variable.val) if literal else known.get(variable, _NOTHING)
-
+        jaxpr, known, read = opened(jaxpr, values, _constant)
         for eqn in jaxpr.eqns:
             outs = self._outcome(eqn, [read(v) for v in eqn.invars])
             known |= zip(eqn.outvars, outs or [_NOTHING] * len(eqn.outvars), strict=True)
         return [read(v) for v in jaxpr.outvars]
 
-    def _outcome(self, eqn: Any, ins: list[_Seen]) -> list[_Seen] | None:
+    def _outcome(self, eqn: core.JaxprEqn, ins: list[_Seen]) -> list[_Seen] | None:
         name, params = eqn.primitive.name, eqn.params
         if name in _SAME:
             return [ins[0]]
-        within = [params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params]
-        if within and name != "scan":
-            return self.run(within[0], ins[len(ins) - len(_arguments(within[0])) :])
+        inner = called(params)
+        if inner is not None and name != "scan":
+            return self.run(inner, ins[len(ins) - len(_arguments(inner)) :])
         numbers = [x.number for x in ins]
         known = [n for n in numbers if n is not None]
         if ins and len(known) == len(ins):
@@ -147,13 +136,13 @@ class _Walk:
             for jaxpr in inner if isinstance(inner, tuple) else (inner,):
                 self.run(jaxpr, [_NOTHING] * len(_arguments(jaxpr)))
         if name == "reduce_sum":
-            sizes = eqn.invars[0].aval.shape
+            sizes = shape(eqn.invars[0])
             return [_Seen(count=math.prod(sizes[k] for k in params["axes"]))]
         if len(ins) != 2:
             return None
         if known:
             at = 0 if numbers[0] is not None else 1
-            if np.issubdtype(eqn.invars[at].aval.dtype, np.floating):
+            if is_floating(eqn.invars[at]):
                 self._by(name, known[0], ins[1 - at], divides=at == 1)
         elif name == "mul" and bool(ins[0].leaf) != bool(ins[1].leaf):
             return [_Seen(gain=ins[0].leaf or ins[1].leaf)]
@@ -171,7 +160,7 @@ class _Walk:
             self.numbers.append(Number(name, number, x.leaf if name == "mul" else ""))
 
 
-def _constant(value: Any) -> _Seen:
+def _constant(value: ArrayLike) -> _Seen:
     array = np.asarray(value)
     plain = array.size == 1 and (
         array.dtype.kind in "iu" or np.issubdtype(array.dtype, np.floating)
@@ -179,8 +168,8 @@ def _constant(value: Any) -> _Seen:
     return _Seen(float(array.reshape(()))) if plain else _NOTHING
 
 
-def _arguments(jaxpr: Any) -> Sequence[Any]:
-    return jaxpr.jaxpr.invars if hasattr(jaxpr, "jaxpr") else jaxpr.invars
+def _arguments(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> list[core.Var]:
+    return jaxpr.jaxpr.invars if isinstance(jaxpr, core.ClosedJaxpr) else jaxpr.invars
 
 
 def _computed(name: str, numbers: list[float]) -> float | None:

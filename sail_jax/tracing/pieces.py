@@ -18,7 +18,7 @@ right.
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import jax
 import numpy as np
@@ -26,15 +26,17 @@ from jax import lax
 from jax.core import Tracer
 from jax.extend import core, source_info_util
 from jax.extend.core import primitives
+from jaxtyping import Array, ArrayLike
 
 from sail_jax.tracing.control import CALLS, called
 from sail_jax.tracing.elementwise import ENTRY_BY_ENTRY
 from sail_jax.tracing.interpreter import source
 from sail_jax.tracing.shapes import runs
-from sail_jax.tracing.values import is_floating
+from sail_jax.tracing.values import is_floating, opened
 from sail_jax.tracing.values import shape as shape_of
 
-__all__ = ["Choice", "Pieces", "Plan", "in_pieces"]
+Shape: TypeAlias = tuple[int, ...]
+Params: TypeAlias = dict[str, Any]
 
 
 class Pieces(NamedTuple):
@@ -45,7 +47,7 @@ class Pieces(NamedTuple):
       axis: The axis along which they are laid end to end.
     """
 
-    parts: tuple[Any, ...]
+    parts: "tuple[Value, ...]"
     axis: int
 
 
@@ -58,9 +60,13 @@ class Choice(NamedTuple):
       axes: The axes of the value along which the axes of `index` run.
     """
 
-    parts: tuple[Any, ...]
-    index: Any
+    parts: "tuple[Value, ...]"
+    index: Array
     axes: tuple[int, ...]
+
+
+Value: TypeAlias = ArrayLike | Pieces | Choice
+Values: TypeAlias = list[Value]
 
 
 class Plan(NamedTuple):
@@ -75,36 +81,56 @@ class Plan(NamedTuple):
 
     cuts: tuple[int | None, ...]
     outs: tuple[int | None, ...]
-    params: dict[str, Any]
+    params: Params
 
 
-Shape = tuple[int, ...]
-# Of an operation's parameters, its operands' shapes, which operand is in pieces, along which axis,
-# and in how many.
-Planner = Callable[[dict[str, Any], Sequence[Shape], int, int, int], Plan | None]
+class Cut(NamedTuple):
+    """An operation on an operand in pieces, for which a plan is wanted.
+
+    Attributes:
+      params: The parameters of the operation.
+      shapes: The shapes of its operands.
+      at: Which operand is in pieces.
+      axis: The axis along which its pieces lie.
+      n: How many there are.
+    """
+
+    params: Params
+    shapes: Sequence[Shape]
+    at: int
+    axis: int
+    n: int
+
+    def to(self, *outs: int, **params: Any) -> Plan:
+        """Cuts all operands along the axis, for pieces of the outcomes along these axes."""
+        return Plan((self.axis,) * len(self.shapes), outs, self.params | params)
+
+    def each(self, sizes: Sequence[int], axis: int) -> Shape:
+        """The sizes of one piece."""
+        return (*sizes[:axis], sizes[axis] // self.n, *sizes[axis + 1 :])
 
 
-def in_pieces(traced: Any, count: int, apart: Mapping[int, int] | None = None) -> Any:
+Planner = Callable[[Cut], Plan | None]
+
+
+def in_pieces(
+    traced: core.ClosedJaxpr, count: int, apart: Mapping[int, int] | None = None
+) -> core.ClosedJaxpr:
     """Writes a jaxpr anew, in which stacks of parameters are computed piece by piece.
 
     A stack is what a network makes of parameters of one shape when it puts them side by side, or a
     parameter that is given in slices.
 
-    Args:
-      traced: The closed jaxpr.
-      count: How many of its first arguments are parameters.
-      apart: The numbers of the parameters that are given in slices, and the axis of each.
-
-    Returns:
-      A closed jaxpr of the same function; the same one if there are no stacks. Slices stand in the
-      place of a parameter that is given so. Only for an expert that is looked up by a number out of
-      range the outcome is another.
+    `apart` is the numbers of the parameters that are given in slices, and the axis of each. Returns
+    a closed jaxpr of the same function; the same one if there are no stacks. Slices stand in the
+    place of a parameter that is given so. Only for an expert that is looked up by a number out of
+    range the outcome is another.
     """
     apart = apart or {}
     if not apart and not _stacks(traced.jaxpr):
         return traced
 
-    def evaluated(args: list[Any]) -> list[Any]:
+    def evaluated(args: list[Any]) -> Values:
         run = _Run(jax.tree.leaves(args[:count]))
         values = [
             Pieces(tuple(run.single(x, apart[k]) for x in given), apart[k]) if k in apart else given
@@ -121,7 +147,7 @@ def in_pieces(traced: Any, count: int, apart: Mapping[int, int] | None = None) -
     return jax.make_jaxpr(evaluated)(avals)
 
 
-def _stacks(jaxpr: Any) -> bool:
+def _stacks(jaxpr: core.Jaxpr) -> bool:
     """Whether arrays of real numbers and of size 1 are put side by side anywhere."""
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
@@ -137,7 +163,7 @@ def _stacks(jaxpr: Any) -> bool:
     return False
 
 
-def _shape(x: Any) -> Shape:
+def _shape(x: Value) -> Shape:
     if isinstance(x, Choice):
         return _shape(x.parts[0])
     if isinstance(x, Pieces):
@@ -146,7 +172,7 @@ def _shape(x: Any) -> Shape:
     return np.shape(x)
 
 
-def _plain(x: Any) -> bool:
+def _plain(x: Value) -> TypeGuard[ArrayLike]:
     return not isinstance(x, Pieces | Choice)
 
 
@@ -169,17 +195,9 @@ class _Run:
         other.own, other.same = dict(self.own), dict(self.same)
         return other
 
-    def run(self, jaxpr: Any, values: Sequence[Any]) -> list[Any]:
+    def run(self, jaxpr: core.Jaxpr | core.ClosedJaxpr, values: Sequence[Value]) -> Values:
         """Carries out a jaxpr; values and outcomes may be in pieces."""
-        consts: Sequence[Any] = ()
-        if hasattr(jaxpr, "jaxpr"):
-            jaxpr, consts = jaxpr.jaxpr, jaxpr.consts
-        known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-        known |= zip(jaxpr.invars, values, strict=True)
-
-        def read(v: Any) -> Any:
-            return v.val if isinstance(v, core.Literal) else known[v]
-
+        jaxpr, known, read = opened(jaxpr, values, lambda value: value)
         for eqn in jaxpr.eqns:
             # What JAX traced before, and kept, has no line: that of its caller stands for it.
             own = eqn.source_info.traceback if source(eqn) else None
@@ -190,7 +208,7 @@ class _Run:
             known.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def act(self, primitive: Any, params: dict[str, Any], ins: list[Any]) -> list[Any]:
+    def act(self, primitive: core.Primitive, params: Params, ins: Values) -> Values:
         """Carries out one operation."""
         name = primitive.name
         if name in CALLS and (inner := called(params)) is not None:
@@ -199,22 +217,24 @@ class _Run:
         outs = special(self, primitive, params, ins) if special else None
         if outs is not None:
             return outs
-        at = next((k for k, x in enumerate(ins) if not _plain(x)), None)
-        if at is None:
-            return self._bind(primitive, params, ins)
-        way = self._by_pieces if isinstance(ins[at], Pieces) else self._by_choice
-        outs = way(primitive, params, ins, at)
-        if outs is None:
-            outs = self.act(primitive, params, [*ins[:at], self._joined(ins[at]), *ins[at + 1 :]])
-        return outs
+        for at, x in enumerate(ins):
+            if isinstance(x, Pieces):
+                outs = self._by_pieces(primitive, params, ins, at, x)
+            elif isinstance(x, Choice):
+                outs = self._by_choice(primitive, params, ins, at, x)
+            else:
+                continue
+            joined = [*ins[:at], self._joined(x), *ins[at + 1 :]] if outs is None else []
+            return self.act(primitive, params, joined) if outs is None else outs
+        return self._bind(primitive, params, ins)
 
-    def whole(self, x: Any) -> Any:
+    def whole(self, x: Value) -> ArrayLike:
         """A value put together."""
-        while not _plain(x):
+        while isinstance(x, Pieces | Choice):
             x = self._joined(x)
         return x
 
-    def _joined(self, x: Any) -> Any:
+    def _joined(self, x: Pieces | Choice) -> Value:
         if isinstance(x, Pieces):
             parts = [self.whole(part) for part in x.parts]
             return self._bind(primitives.concatenate_p, {"dimension": x.axis}, parts)[0]
@@ -226,7 +246,7 @@ class _Run:
             which = lax.eq(which, which.dtype.type(1))
         return lax.select_n(which, *parts)
 
-    def _bind(self, primitive: Any, params: dict[str, Any], ins: list[Any]) -> list[Any]:
+    def _bind(self, primitive: core.Primitive, params: Params, ins: Sequence[Value]) -> Values:
         key: Any = None
         if ins and not any(map(_real, ins)):
             known = (
@@ -245,18 +265,20 @@ class _Run:
             self.own |= {id(x): x for x in outs}
         return outs
 
-    def _mine(self, x: Any) -> bool:
+    def _mine(self, x: Value) -> bool:
         """Whether parameters alone make a value."""
-        return id(x) in self.own if _plain(x) else all(map(self._mine, x.parts))
+        if isinstance(x, Pieces | Choice):
+            return all(map(self._mine, x.parts))
+        return id(x) in self.own
 
-    def single(self, x: Any, axis: int) -> Any:
+    def single(self, x: Value, axis: int) -> Value:
         """A value with another axis, of one unit."""
         size = _shape(x)
         new = {"shape": (*size[:axis], 1, *size[axis:]), "sharding": None}
         new["broadcast_dimensions"] = tuple(k + (k >= axis) for k in range(len(size)))
         return self.act(primitives.broadcast_in_dim_p, new, [x])[0]
 
-    def sliced(self, x: Any, axis: int) -> list[Any]:
+    def sliced(self, x: Value, axis: int) -> Values:
         """The units along an axis, one by one, without the axis."""
         return [
             self.act(primitives.squeeze_p, {"dimensions": (axis,)}, [self.cut(x, axis, k, k + 1)])[
@@ -265,7 +287,7 @@ class _Run:
             for k in range(_shape(x)[axis])
         ]
 
-    def cut(self, x: Any, axis: int, start: int, stop: int) -> Any:
+    def cut(self, x: Value, axis: int, start: int, stop: int) -> Value:
         """Some of the units of a value."""
         size = _shape(x)
         if (start, stop) == (0, size[axis]):
@@ -280,7 +302,7 @@ class _Run:
                 return Pieces(x.parts[start // each : stop // each], axis)
         elif isinstance(x, Choice) and axis in x.axes:
             x = self._joined(x)
-        if not _plain(x):
+        if isinstance(x, Pieces | Choice):
             return x._replace(parts=tuple(self.cut(part, axis, start, stop) for part in x.parts))
         starts, limits = [0] * len(size), list(size)
         starts[axis], limits[axis] = start, stop
@@ -288,11 +310,11 @@ class _Run:
         return self._bind(primitives.slice_p, params, [x])[0]
 
     def _by_pieces(
-        self, primitive: Any, params: dict[str, Any], ins: list[Any], at: int
-    ) -> list[Any] | None:
-        x, shapes = ins[at], list(map(_shape, ins))
+        self, primitive: core.Primitive, params: Params, ins: Values, at: int, x: Pieces
+    ) -> Values | None:
+        shapes = list(map(_shape, ins))
         n = len(x.parts)
-        plan = _planned(primitive.name, params, shapes, at, x.axis, n)
+        plan = _planned(primitive.name, Cut(params, shapes, at, x.axis, n))
         if plan is None:
             return None
         columns = []
@@ -315,9 +337,9 @@ class _Run:
         return total
 
     def _by_choice(
-        self, primitive: Any, params: dict[str, Any], ins: list[Any], at: int
-    ) -> list[Any] | None:
-        x, shapes, name = ins[at], list(map(_shape, ins)), primitive.name
+        self, primitive: core.Primitive, params: Params, ins: Values, at: int, x: Choice
+    ) -> Values | None:
+        shapes, name = list(map(_shape, ins)), primitive.name
         if name in ("add", "sub", "add_any") and any(
             _plain(y) and size == shapes[at] != () for y, size in zip(ins, shapes, strict=True)
         ):
@@ -326,7 +348,7 @@ class _Run:
         plans = []
         for axis in x.axes:
             # An operation acts entry by entry along an axis if it can be cut into single units.
-            plan = _planned(name, params, shapes, at, axis, shapes[at][axis])
+            plan = _planned(name, Cut(params, shapes, at, axis, shapes[at][axis]))
             if plan is None:
                 return None
             plans.append(plan)
@@ -366,7 +388,7 @@ def _traced(x: Any) -> bool:
     return isinstance(x, Tracer)
 
 
-def _is_number(x: Any) -> bool:
+def _is_number(x: object) -> TypeGuard[np.integer]:
     return isinstance(x, int | np.generic | np.ndarray) and np.ndim(x) == 0
 
 
@@ -377,128 +399,121 @@ def _real(x: Any) -> bool:
 # Plans.
 
 
-def _planned(
-    name: str, params: dict[str, Any], shapes: Sequence[Shape], at: int, axis: int, n: int
-) -> Plan | None:
+def _planned(name: str, cut: Cut) -> Plan | None:
     if name in ENTRY_BY_ENTRY:
         # An operand is a scalar, or has all axes, perhaps with one unit for all.
-        cuts = tuple(axis if size and size[axis] == shapes[at][axis] else None for size in shapes)
-        alike = all(size == () or size[axis] in (1, shapes[at][axis]) for size in shapes)
-        return Plan(cuts, (axis,), params) if alike else None
+        units, axis = cut.shapes[cut.at][cut.axis], cut.axis
+        cuts = tuple(axis if size and size[axis] == units else None for size in cut.shapes)
+        alike = all(size == () or size[axis] in (1, units) for size in cut.shapes)
+        return Plan(cuts, (axis,), cut.params) if alike else None
     planner = _PLANNERS.get(name)
-    return planner(params, shapes, at, axis, n) if planner else None
+    return planner(cut) if planner else None
 
 
-def _divided(sizes: Sequence[int], axis: int, n: int) -> Shape:
-    return (*sizes[:axis], sizes[axis] // n, *sizes[axis + 1 :])
+def _broadcast(cut: Cut) -> Plan | None:
+    to, shape = cut.params["broadcast_dimensions"][cut.axis], cut.params["shape"]
+    return cut.to(to, shape=cut.each(shape, to)) if shape[to] == cut.shapes[0][cut.axis] else None
 
 
-def _broadcast(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
-    to = params["broadcast_dimensions"][axis]
-    if params["shape"][to] != shapes[0][axis]:
+def _transposed(cut: Cut) -> Plan | None:
+    return cut.to(cut.params["permutation"].index(cut.axis))
+
+
+def _without(key: str) -> Planner:
+    """Of operations after which some axes are gone."""
+
+    def planner(cut: Cut) -> Plan | None:
+        # Where pieces are summed, to combine them joins their labels as much as to put them
+        # together first.
+        gone = [k % len(cut.shapes[0]) for k in cut.params[key]]
+        return None if cut.axis in gone else cut.to(cut.axis - sum(k < cut.axis for k in gone))
+
+    return planner
+
+
+def _reshaped(cut: Cut) -> Plan | None:
+    old, new, axis = cut.shapes[0], cut.params["new_sizes"], cut.axis
+    if cut.params.get("dimensions") is not None:
         return None
-    return Plan((axis,), (to,), params | {"shape": _divided(params["shape"], to, n)})
-
-
-def _transposed(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
-    return Plan((axis,), (params["permutation"].index(axis),), params)
-
-
-def _squeezed(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
-    gone = [k % len(shapes[0]) for k in params["dimensions"]]
-    return None if axis in gone else Plan((axis,), (axis - sum(k < axis for k in gone),), params)
-
-
-def _reshaped(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
-    new = params["new_sizes"]
-    if params.get("dimensions") is not None:
-        return None
-    for before, after in runs(shapes[0], new):
+    for before, after in runs(old, new):
         if axis in before:
             # The pieces have to be the slowest in their run, before and after.
             first = next((k for k in after if new[k] > 1), None)
-            if first is None or new[first] % n or any(shapes[0][k] > 1 for k in before if k < axis):
+            if first is None or new[first] % cut.n or any(old[k] > 1 for k in before if k < axis):
                 return None
-            return Plan((axis,), (first,), params | {"new_sizes": _divided(new, first, n)})
+            return cut.to(first, new_sizes=cut.each(new, first))
     return None
-
-
-def _reduced(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
-    # To combine the pieces joins their labels as much as to put them together first.
-    over = params["axes"]
-    if axis in over:
-        return None
-    return Plan((axis,), (axis - sum(k < axis for k in over),), params)
 
 
 def _along(key: str, outcomes: int | None = 1) -> Planner:
     """Of operations along one axis, alike for all operands and outcomes."""
 
-    def planner(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
-        own = params[key] % len(shapes[at])
-        count = len(shapes) if outcomes is None else outcomes
-        return None if axis == own else Plan((axis,) * len(shapes), (axis,) * count, params)
+    def planner(cut: Cut) -> Plan | None:
+        own = cut.params[key] % len(cut.shapes[cut.at])
+        count = len(cut.shapes) if outcomes is None else outcomes
+        return None if cut.axis == own else cut.to(*[cut.axis] * count)
 
     return planner
 
 
-def _reversed(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
-    return None if axis in params["dimensions"] else Plan((axis,), (axis,), params)
+def _reversed(cut: Cut) -> Plan | None:
+    return None if cut.axis in cut.params["dimensions"] else cut.to(cut.axis)
 
 
-def _sliced(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
-    start, stop = params["start_indices"][axis], params["limit_indices"][axis]
-    if (start, stop) != (0, shapes[0][axis]) or (params["strides"] or [1] * (axis + 1))[axis] != 1:
+def _sliced(cut: Cut) -> Plan | None:
+    axis, limits, strides = cut.axis, cut.params["limit_indices"], cut.params["strides"]
+    every = (cut.params["start_indices"][axis], limits[axis]) == (0, cut.shapes[0][axis])
+    if not every or (strides or [1] * (axis + 1))[axis] != 1:
         return None
-    limits = _divided(params["limit_indices"], axis, n)
-    return Plan((axis,), (axis,), params | {"limit_indices": limits})
+    return cut.to(axis, limit_indices=cut.each(limits, axis))
 
 
-def _dynamically_sliced(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
-    sizes = params["slice_sizes"]
-    if at or sizes[axis] != shapes[0][axis]:
+def _dynamically_sliced(cut: Cut) -> Plan | None:
+    sizes, axis = cut.params["slice_sizes"], cut.axis
+    if cut.at or sizes[axis] != cut.shapes[0][axis]:
         return None
-    cuts = (axis, *(None for _ in shapes[1:]))
-    return Plan(cuts, (axis,), params | {"slice_sizes": _divided(sizes, axis, n)})
+    cuts = (axis, *(None for _ in cut.shapes[1:]))
+    return Plan(cuts, (axis,), cut.params | {"slice_sizes": cut.each(sizes, axis)})
 
 
-def _padded(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
-    alone = at == 0 and tuple(params["padding_config"][axis]) == (0, 0, 0)
-    return Plan((axis, None), (axis,), params) if alone else None
+def _padded(cut: Cut) -> Plan | None:
+    alone = cut.at == 0 and tuple(cut.params["padding_config"][cut.axis]) == (0, 0, 0)
+    return Plan((cut.axis, None), (cut.axis,), cut.params) if alone else None
 
 
-def _split(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
-    own = params["axis"]
-    return None if axis == own else Plan((axis,), (axis,) * len(params["sizes"]), params)
+def _split(cut: Cut) -> Plan | None:
+    own = cut.params["axis"]
+    return None if cut.axis == own else cut.to(*[cut.axis] * len(cut.params["sizes"]))
 
 
-def _stacked(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
-    return Plan((axis,) * len(shapes), (axis + (axis >= params["axis"]),), params)
+def _stacked(cut: Cut) -> Plan | None:
+    return cut.to(cut.axis + (cut.axis >= cut.params["axis"]))
 
 
-def _unstacked(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
-    own = params["axis"]
-    return None if axis == own else Plan((axis,), (axis - (axis > own),) * shapes[0][own], params)
+def _unstacked(cut: Cut) -> Plan | None:
+    own = cut.params["axis"]
+    return None if cut.axis == own else cut.to(*[cut.axis - (cut.axis > own)] * cut.shapes[0][own])
 
 
-def _contracted(params: Any, shapes: Any, at: int, axis: int, n: int) -> Plan | None:
-    over, batch = params["dimension_numbers"]
-    cuts: list[int | None] = [None, None]
+def _contracted(cut: Cut) -> Plan | None:
+    (over, batch), at, axis = cut.params["dimension_numbers"], cut.at, cut.axis
     for pairs, added in ((over, True), (batch, False)):
         if axis in pairs[at]:
             place = list(pairs[at]).index(axis)
-            return Plan((pairs[0][place], pairs[1][place]), (None if added else place,), params)
-    free = [[k for k in range(len(s)) if k not in (*over[i], *batch[i])] for i, s in
-            enumerate(shapes)]  # fmt: skip
-    cuts[at] = axis
+            outs = (None if added else place,)
+            return Plan((pairs[0][place], pairs[1][place]), outs, cut.params)
+    free = [
+        [k for k in range(len(size)) if k not in (*over[i], *batch[i])]
+        for i, size in enumerate(cut.shapes)
+    ]
     out = len(batch[0]) + free[at].index(axis) + (len(free[0]) if at else 0)
-    return Plan(tuple(cuts), (out,), params)
+    return Plan((None, axis) if at else (axis, None), (out,), cut.params)
 
 
 _PLANNERS: dict[str, Planner] = {
     "broadcast_in_dim": _broadcast,
     "transpose": _transposed,
-    "squeeze": _squeezed,
+    "squeeze": _without("dimensions"),
     "reshape": _reshaped,
     **dict.fromkeys(
         (
@@ -511,7 +526,7 @@ _PLANNERS: dict[str, Planner] = {
             "argmax",
             "argmin",
         ),
-        _reduced,
+        _without("axes"),
     ),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along("axis")),
     "sort": _along("dimension", None),
@@ -531,7 +546,9 @@ _PLANNERS: dict[str, Planner] = {
 # Operations that make pieces, or take them apart.
 
 
-def _side_by_side(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any] | None:
+def _side_by_side(
+    run: _Run, primitive: core.Primitive, params: Params, ins: Values
+) -> Values | None:
     """A stack of parameters stays in pieces."""
     new, stacks = ins, primitive.name == "stack"
     axis = params["axis" if stacks else "dimension"]
@@ -548,7 +565,7 @@ def _side_by_side(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> lis
     return [Pieces(tuple(new), axis)]
 
 
-def _cut_out(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any] | None:
+def _cut_out(run: _Run, primitive: core.Primitive, params: Params, ins: Values) -> Values | None:
     (x,), strides = ins, params["strides"]
     if not isinstance(x, Pieces) or (strides and set(strides) != {1}):
         return None
@@ -562,7 +579,7 @@ def _cut_out(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any
     return run.act(primitive, rest, [run.cut(x, x.axis, start, stop)])
 
 
-def _parted(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any] | None:
+def _parted(run: _Run, primitive: core.Primitive, params: Params, ins: Values) -> Values | None:
     (x,), axis = ins, params["axis"]
     if not isinstance(x, Pieces) or x.axis != axis:
         return None
@@ -572,7 +589,7 @@ def _parted(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any]
     return [run.cut(x, axis, a, b) for a, b in itertools.pairwise(ends)]
 
 
-def _singles(x: Any, axis: int) -> bool:
+def _singles(x: Value, axis: int) -> bool:
     """Whether a value is in pieces of one unit along an axis, perhaps within other pieces."""
     if not isinstance(x, Pieces):
         return False
@@ -589,7 +606,7 @@ def _clamped(run: _Run, index: Any, n: int) -> Any:
     return run.act(primitives.convert_element_type_p, made, [index])[0]
 
 
-def _looked_up(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any] | None:
+def _looked_up(run: _Run, primitive: core.Primitive, params: Params, ins: Values) -> Values | None:
     """Single units along one axis, looked up by number."""
     x, numbers, size = ins[0], params["dimension_numbers"], _shape(ins[0])
     if len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
@@ -615,7 +632,7 @@ def _looked_up(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[A
     return [Choice(tuple(parts), index, batch)]
 
 
-def _picked(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any] | None:
+def _picked(run: _Run, primitive: core.Primitive, params: Params, ins: Values) -> Values | None:
     """A single unit along one axis, looked up by a number that an operation computed."""
     (x, *starts), sizes, size = ins, params["slice_sizes"], _shape(ins[0])
     short = [k for k in range(len(size)) if sizes[k] != size[k]]
@@ -627,7 +644,7 @@ def _picked(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any]
     return [Choice(tuple(parts), index, ())]
 
 
-def _scanned(run: _Run, primitive: Any, params: Any, ins: list[Any]) -> list[Any] | None:
+def _scanned(run: _Run, primitive: core.Primitive, params: Params, ins: Values) -> Values | None:
     """A scan over stacked layers, one after another."""
     constants, carries, body = params["num_consts"], params["num_carry"], params["jaxpr"]
     fixed, carry = ins[:constants], ins[constants : constants + carries]

@@ -18,8 +18,6 @@ from sail_jax.basis.families import NONLINEARITIES, Family
 from sail_jax.tracing.algebra import Change, Equation, Event
 from sail_jax.tracing.equations import Solver
 
-__all__ = ["Found", "Place", "solve", "words_of"]
-
 
 class Place(NamedTuple):
     """A place where a parameter is used in a space.
@@ -61,13 +59,7 @@ class Found(NamedTuple):
 def solve(places: Sequence[Place], equations: Sequence[Equation], events: Sequence[Event]) -> Found:
     """Finds roles and the family of one space.
 
-    Args:
-      places: Where parameters are used in the space.
-      equations: The equations of its exponents.
-      events: Its events.
-
-    Returns:
-      The roles and the family; the family never holds a map that the equations exclude.
+    Returns the roles and the family; the family never holds a map that the equations exclude.
     """
     slots = [place.slot for place in places]
     family = Family.LINEAR
@@ -223,11 +215,7 @@ def _exponents(
 def words_of(family: Family) -> str:
     """Writes a family in words of `NONLINEARITIES`.
 
-    Args:
-      family: The family.
-
-    Returns:
-      One or two words; their maps lie within the family, and are as many as possible.
+    Returns one or two words; their maps lie within the family, and are as many as possible.
     """
     best: tuple[int, int, str] | None = None
     usable = [(word, of) for word, of in NONLINEARITIES.items() if word not in ("outer", "stack")]

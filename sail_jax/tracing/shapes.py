@@ -10,22 +10,15 @@ from sail_jax.tracing.terms import (
     Face,
     Fixed,
     Label,
-    Term,
     Variable,
     cut,
     faces,
     product,
+    solid,
     split,
     total,
 )
 from sail_jax.tracing.values import Tracer, Value, joined, parametric, rule, settled, shape, whole
-
-__all__ = ["is_cut", "runs"]
-
-
-def _solid(label: Label, size: int) -> Term:
-    """A label as a term: what is constant along an axis may be permuted in any way."""
-    return Variable(size) if label is None else label
 
 
 @rule("broadcast_in_dim", view=True)
@@ -172,7 +165,7 @@ def _run(tracer: Tracer, source: Sequence[tuple[Label, int]], target: Sequence[i
         elif len(taken) == 1:
             axes.append(taken[0][0])
         else:
-            axes.append(product(*(_solid(one, n) for one, n in taken)))
+            axes.append(product(*(solid(one, n) for one, n in taken)))
     return axes
 
 
@@ -212,12 +205,7 @@ def _sliced(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]
 def is_cut(eqn: core.JaxprEqn, ins: Sequence[Value]) -> bool:
     """Finds out whether an operation cuts its first operand at places that are constants.
 
-    Args:
-      eqn: The equation.
-      ins: Its operands.
-
-    Returns:
-      Whether it does, and the rule "cut" is for it.
+    Returns whether it does, and the rule "cut" is for it.
     """
     if eqn.primitive.name == "dynamic_slice":
         return all(x.number is not None for x in ins[1:])
@@ -276,7 +264,7 @@ def _split(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     return outs
 
 
-@rule("rev")
+@rule("rev", numbered=True)
 def _reversed(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     x, axes = ins[0], list(ins[0].axes)
     for k in eqn.params["dimensions"]:
@@ -284,13 +272,13 @@ def _reversed(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Valu
     return [replace(x, view=False, axes=tuple(axes))]
 
 
-@rule("concatenate")
+@rule("concatenate", numbered=True)
 def _joined(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     axis, columns = eqn.params["dimension"], tuple(x.numbers for x in ins)
     if axis + 1 < len(ins[0].axes) or any(shape(v)[axis] != 1 for v in eqn.invars):
         columns = ()
         whole(tracer, *ins)
-    parts = [_solid(x.axes[axis], shape(v)[axis]) for x, v in zip(ins, eqn.invars, strict=True)]
+    parts = [solid(x.axes[axis], shape(v)[axis]) for x, v in zip(ins, eqn.invars, strict=True)]
     axes = _common(tracer, ins, skipped=axis)
     axes[axis] = None if all(x.zero for x in ins) else total(*parts)
     zero = all(x.zero for x in ins)
@@ -299,7 +287,6 @@ def _joined(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]
 
 @rule("stack")
 def _stacked(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
-    whole(tracer, *ins)
     zero = all(x.zero for x in ins)
     axes = _common(tracer, ins)
     axes.insert(eqn.params["axis"], None if zero else Fixed(len(ins)))
@@ -331,7 +318,7 @@ def _common(tracer: Tracer, ins: Sequence[Value], skipped: int = -1) -> list[Lab
     return axes
 
 
-@rule("pad")
+@rule("pad", numbered=True)
 def _padded(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     x, filling = ins
     whole(tracer, x)
@@ -352,11 +339,11 @@ def _padded(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]
             tracer.algebra.fixed(label)
             axes.append(Fixed(new))
         else:
-            axes.append(total(Variable(low), _solid(label, n), Variable(high)))
+            axes.append(total(Variable(low), solid(label, n), Variable(high)))
     return [Value(tuple(axes), parametric=x.parametric)]
 
 
-@rule("tile")
+@rule("tile", numbered=True)
 def _tiled(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     axes = [
         label if times == 1 or label is None else product(Variable(times), label)

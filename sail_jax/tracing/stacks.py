@@ -1,17 +1,16 @@
 """Stacks taken apart: experts or layers that lie on one axis of a leaf, as leaves of their own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from sail_jax.checks import nearest
 from sail_jax.trees import leaf_paths, path_str
-
-__all__ = ["Stack", "stack", "unstack"]
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -23,7 +22,7 @@ class Stack:
       axis: The axis along which they lay.
     """
 
-    def __init__(self, slices: Any, axis: int) -> None:
+    def __init__(self, slices: Iterable[PyTree], axis: int) -> None:
         self.slices = tuple(slices)
         self.axis = axis
 
@@ -36,7 +35,7 @@ class Stack:
         return [(jax.tree_util.SequenceKey(k), x) for k, x in enumerate(self.slices)], self.axis
 
     @classmethod
-    def tree_unflatten(cls, axis: int, slices: Any) -> "Stack":
+    def tree_unflatten(cls, axis: int, slices: Iterable[PyTree]) -> "Stack":
         """Makes a stack of what JAX gives back.
 
         Args:
@@ -52,7 +51,7 @@ class Stack:
         return f"Stack({self.slices}, axis={self.axis})"
 
 
-def unstack(params: Any, each: Mapping[str, int | Sequence[int]]) -> Any:
+def unstack(params: PyTree, each: Mapping[str, int | Sequence[int]]) -> PyTree:
     """Takes leaves apart along an axis: experts or layers become leaves of their own.
 
     `spec_of` of `lambda parts, *inputs: apply(stack(parts), *inputs)` then finds the spaces of each
@@ -110,7 +109,7 @@ def _apart(x: Any, axes: Sequence[int]) -> Any:
     return Stack([_apart(one, rest) for one in slices], axis)
 
 
-def stack(parts: Any) -> Any:
+def stack(parts: PyTree) -> PyTree:
     """Puts together what `unstack` took apart.
 
     Args:

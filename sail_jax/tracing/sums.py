@@ -4,7 +4,7 @@ import math
 
 from jax.extend import core
 
-from sail_jax.tracing.terms import Fixed, Label, Term, Variable, product, split
+from sail_jax.tracing.terms import Fixed, Label, product, solid, split
 from sail_jax.tracing.values import (
     Pending,
     Tracer,
@@ -14,16 +14,12 @@ from sail_jax.tracing.values import (
     rule,
     settled,
     shape,
-    whole,
 )
-
-__all__: list[str] = []
 
 
 @rule("reduce_sum", lazy=True)
 def _summed(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     (x,), algebra = ins, tracer.algebra
-    whole(tracer, x)
     if x.pending is not None:
         x = settled(tracer, x)
     over, size = eqn.params["axes"], shape(eqn.invars[0])
@@ -47,7 +43,6 @@ def _summed(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]
 @rule("reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor")
 def _reduced(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     (x,), extreme = ins, eqn.primitive.name in ("reduce_max", "reduce_min")
-    whole(tracer, x)
     for k, label in enumerate(x.axes):
         tracer.algebra.curved(label, x.parametric, scale=extreme and k not in eqn.params["axes"])
         if not extreme and k in eqn.params["axes"]:
@@ -60,7 +55,6 @@ def _reduced(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value
 def _place(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     """The number of the unit that is largest: it moves with the unit, ties aside."""
     (x,), (axis,) = ins, eqn.params["axes"]
-    whole(tracer, x)
     for k, label in enumerate(x.axes):
         tracer.algebra.curved(label, x.parametric, scale=k != axis)
     units = x.axes[axis]
@@ -75,7 +69,6 @@ def _place(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
 @rule("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 def _cumulative(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     (x,), axis = ins, eqn.params["axis"]
-    whole(tracer, x)
     linear = eqn.primitive.name == "cumsum"
     for k, label in enumerate(x.axes):
         if k == axis:
@@ -89,7 +82,6 @@ def _cumulative(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Va
 @rule("dot_general")
 def _contracted(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     algebra, (a, b) = tracer.algebra, ins
-    whole(tracer, a, b)
     (left, right), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     flags = (a.parametric, b.parametric)
     for i, j in zip(left, right, strict=True):
@@ -108,13 +100,12 @@ def _convolved(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Val
     algebra, (x, kernel) = tracer.algebra, ins
     if eqn.params["batch_group_count"] != 1:
         return opaque(tracer, eqn, ins)
-    whole(tracer, x, kernel)
     numbers, groups = eqn.params["dimension_numbers"], eqn.params["feature_group_count"]
     lhs, rhs, out = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
     sizes = [shape(v) for v in eqn.invars]
-    features = _solid(x.axes[lhs[1]], sizes[0][lhs[1]])
-    reads = _solid(kernel.axes[rhs[1]], sizes[1][rhs[1]])
-    writes = _solid(kernel.axes[rhs[0]], sizes[1][rhs[0]])
+    features = solid(x.axes[lhs[1]], sizes[0][lhs[1]])
+    reads = solid(kernel.axes[rhs[1]], sizes[1][rhs[1]])
+    writes = solid(kernel.axes[rhs[0]], sizes[1][rhs[0]])
     flags = (x.parametric, kernel.parametric)
     for value, spec in ((x, lhs), (kernel, rhs)):
         for k in spec[2:]:
@@ -138,14 +129,9 @@ def _convolved(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Val
     return [Value(tuple(axes), parametric=parametric(ins))]
 
 
-def _solid(label: Label, size: int) -> Term:
-    return Variable(size) if label is None else label
-
-
 @rule("reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window")
 def _pooled(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     x, p, size = ins[0], eqn.params, shape(eqn.outvars[0])
-    whole(tracer, *ins)
     if eqn.primitive.name == "reduce_window":
         return opaque(tracer, eqn, ins)
     axes: list[Label] = []
@@ -164,7 +150,6 @@ def _pooled(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]
 @rule("sort")
 def _sorted(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     axis, size = eqn.params["dimension"], shape(eqn.outvars[0])
-    whole(tracer, *ins)
     axes: list[Label] = []
     for k in range(len(size)):
         label = tracer.algebra.same(*(x.axes[k] for x in ins))
@@ -181,7 +166,6 @@ def _sorted(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]
 @rule("top_k")
 def _largest(tracer: Tracer, eqn: core.JaxprEqn, ins: list[Value]) -> list[Value]:
     x, size = ins[0], shape(eqn.invars[0])
-    whole(tracer, x)
     axis = eqn.params.get("axis", -1) % len(size)
     for label in x.axes:
         tracer.algebra.curved(label, x.parametric)

@@ -11,35 +11,20 @@ two terms binds the variables of one to parts of the other, as in the inference 
 - `Product`: the row-major product of its parts; `Sum`: its parts laid end to end.
 
 Where None stands for a term, the value is the same all along the axis.
+
+Terms are refined as late as possible. Take 24 units of queries, keys and values of two heads. One
+network cuts them into 3 blocks of 8, which makes a sum of three; another reshapes them to (2, 3, 4)
+and cuts along the 3. Split into a product of 2, 3 and 4 units at once, the second would give
+queries, keys and values one order of units, and fix the 3. So a reshape makes a `Fold` of the whole
+term, and each of its axes a `Face`. A cut along a face splits the whole as little as it has to: two
+heads, each a sum of three blocks of 4. Only an operation that uses an axis in another way makes the
+product. Nothing is undone: a binding is final.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
-
-__all__ = [
-    "Atom",
-    "Face",
-    "Fixed",
-    "Fold",
-    "Label",
-    "Product",
-    "Sum",
-    "Term",
-    "Variable",
-    "align",
-    "atoms",
-    "cut",
-    "faces",
-    "fix",
-    "leaves",
-    "product",
-    "reason",
-    "resolve",
-    "split",
-    "total",
-]
 
 
 @dataclass(eq=False, slots=True)
@@ -161,11 +146,7 @@ class Fold:
     def factors(self, why: str) -> "tuple[Term, ...]":
         """Splits the term into a product after all.
 
-        Args:
-          why: Why units are fixed where that is impossible.
-
-        Returns:
-          The term of each axis.
+        `why` is why units are fixed where that is impossible.
         """
         if not self._factors:
             self._factors = self._split(why)
@@ -204,12 +185,7 @@ class Face:
 def faces(whole: "Term", sizes: "tuple[int, ...]") -> "list[Label]":
     """Reshapes a term, which may be cut along any of its axes afterwards.
 
-    Args:
-      whole: The term.
-      sizes: The size of each axis.
-
-    Returns:
-      The label of each axis; None for an axis of one unit.
+    Returns the label of each axis; None for an axis of one unit.
     """
     if 0 in sizes:
         return [Fixed(size) for size in sizes]
@@ -228,12 +204,8 @@ Label: TypeAlias = Term | None
 def resolve(term: Term) -> Term:
     """Follows bindings, and writes a term in its one normal form.
 
-    Args:
-      term: Any term.
-
-    Returns:
-      The same term. No product lies in a product, and no sum in a sum. Fixed neighbours are joined.
-      Parts of one unit (of none, in a sum) are left out. Bound variables are replaced.
+    Returns the same term. No product lies in a product, and no sum in a sum. Fixed neighbours are
+    joined. Parts of one unit (of none, in a sum) are left out. Bound variables are replaced.
     """
     if isinstance(term, Variable):
         seen = []
@@ -271,11 +243,7 @@ def resolve(term: Term) -> Term:
 def leaves(label: Label) -> Iterator[Variable | Atom]:
     """Lists the free parts of a label.
 
-    Args:
-      label: A term, or None.
-
-    Yields:
-      Its free variables and its atoms, from left to right.
+    `label` is a term, or None. Yields its free variables and its atoms, from left to right.
     """
     if label is None:
         return
@@ -292,6 +260,11 @@ def atoms(label: Label) -> list[Atom]:
     return [leaf for leaf in leaves(label) if isinstance(leaf, Atom)]
 
 
+def solid(label: Label, size: int) -> Term:
+    """Takes a label as a term: what is constant along an axis may be permuted in any way."""
+    return Variable(size) if label is None else label
+
+
 def product(*parts: Term) -> Term:
     """Multiplies terms."""
     return resolve(Product(parts))
@@ -305,9 +278,7 @@ def total(*parts: Term) -> Term:
 def fix(label: Label, why: str) -> None:
     """Fixes the order of units.
 
-    Args:
-      label: The label to fix; None is left alone.
-      why: Why, for people.
+    `label` is the label to fix; None is left alone. `why` is why, for people.
     """
     for leaf in list(leaves(label)):
         space = leaf.space if isinstance(leaf, Atom) else leaf
@@ -320,11 +291,8 @@ def fix(label: Label, why: str) -> None:
 def reason(variable: Variable) -> str:
     """Finds out why units are fixed.
 
-    Args:
-      variable: A variable, as it was before anything bound it.
-
-    Returns:
-      Why a part of it was fixed, "" if none was.
+    `variable` is a variable, as it was before anything bound it. Returns why a part of it was
+    fixed, "" if none was.
     """
     waiting: list[Term] = [variable]
     while waiting:
@@ -342,12 +310,7 @@ def reason(variable: Variable) -> str:
 def split(term: Term, first: int) -> tuple[Term, Term] | None:
     """Splits a term into a product of two, and refines its variables where it has to.
 
-    Args:
-      term: The term.
-      first: The size of the first factor.
-
-    Returns:
-      Both factors; None if the term cannot be split so.
+    Returns both factors; None if the term cannot be split so.
     """
     term = resolve(term)
     if first < 1 or term.size % first:
@@ -417,14 +380,7 @@ def _refine(variable: Variable, term: Term) -> None:
 def cut(term: Term, start: int, stop: int, why: str) -> Term:
     """Takes some units of a term, and refines its variables where it has to.
 
-    Args:
-      term: The term.
-      start: The first unit.
-      stop: The unit after the last.
-      why: Why units are fixed that cannot be cut there.
-
-    Returns:
-      The term of these units.
+    `why` is why units are fixed that cannot be cut there.
     """
     term = resolve(term)
     if (start, stop) == (0, term.size):

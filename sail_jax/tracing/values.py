@@ -3,32 +3,17 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import numpy as np
 from jax.extend import core
+from jaxtyping import ArrayLike
 
 from sail_jax.tracing.algebra import Algebra
 from sail_jax.tracing.terms import Face, Fixed, Label, Term, leaves
 
-__all__ = [
-    "RULES",
-    "Pending",
-    "Rule",
-    "Tracer",
-    "Value",
-    "constant",
-    "is_floating",
-    "joined",
-    "opaque",
-    "parametric",
-    "rule",
-    "scaled",
-    "settled",
-    "shape",
-    "whole",
-]
+T = TypeVar("T")
 
 
 class Pending(NamedTuple):
@@ -96,7 +81,7 @@ class Tracer(Protocol):
 
     algebra: Algebra
 
-    def run(self, jaxpr: Any, values: Sequence[Value]) -> list[Value]:
+    def run(self, jaxpr: core.Jaxpr | core.ClosedJaxpr, values: Sequence[Value]) -> list[Value]:
         """Carries out a jaxpr."""
         ...
 
@@ -106,26 +91,25 @@ Rule = Callable[[Tracer, core.JaxprEqn, list[Value]], list[Value]]
 
 @dataclass
 class _Registry:
-    """Rules by the name of their primitive, and which of them look at unsettled values."""
+    """Rules by the name of their primitive, and what they may look at beyond settled labels."""
 
     rules: dict[str, Rule] = field(default_factory=dict)
     lazy: set[str] = field(default_factory=set)
+    numbered: set[str] = field(default_factory=set)
     views: set[str] = field(default_factory=set)
 
 
 RULES = _Registry()
 
 
-def rule(*names: str, lazy: bool = False, view: bool = False) -> Callable[[Rule], Rule]:
+def rule(
+    *names: str, lazy: bool = False, view: bool = False, numbered: bool = False
+) -> Callable[[Rule], Rule]:
     """Registers the rule of some primitives.
 
-    Args:
-      *names: The primitives' names.
-      lazy: Whether it takes squares and sums before it is known what becomes of them.
-      view: Whether its outcome holds the entries of its operand in another shape.
-
-    Returns:
-      A decorator.
+    `lazy`: it takes squares and sums before it is known what becomes of them. `view`: its outcome
+    holds the entries of its operand in another shape. `numbered`: it looks at integers that number
+    units; for all other rules these units are fixed before, as their integers are computed with.
     """
 
     def register(function: Rule) -> Rule:
@@ -135,9 +119,30 @@ def rule(*names: str, lazy: bool = False, view: bool = False) -> Callable[[Rule]
                 RULES.lazy.add(name)
             if view:
                 RULES.views.add(name)
+            if view or numbered:
+                RULES.numbered.add(name)
         return function
 
     return register
+
+
+def opened(
+    jaxpr: core.Jaxpr | core.ClosedJaxpr, values: Sequence[T], constant: Callable[[Any], T]
+) -> tuple[core.Jaxpr, dict[Any, T], Callable[[Any], T]]:
+    """Gives a jaxpr its arguments.
+
+    Returns the jaxpr, not closed; what is known of its variables so far; and a function that reads
+    a variable or a literal. `constant` describes constants.
+    """
+    closed = isinstance(jaxpr, core.ClosedJaxpr)
+    inner, consts = (jaxpr.jaxpr, jaxpr.consts) if closed else (jaxpr, ())
+    known: dict[Any, T] = dict(zip(inner.constvars, map(constant, consts), strict=True))
+    known |= zip(inner.invars, values, strict=True)
+
+    def read(variable: core.Var | core.Literal) -> T:
+        return constant(variable.val) if isinstance(variable, core.Literal) else known[variable]
+
+    return inner, known, read
 
 
 def shape(variable: Any) -> tuple[int, ...]:
@@ -150,17 +155,11 @@ def is_floating(variable: Any) -> bool:
     return jax.numpy.issubdtype(variable.aval.dtype, jax.numpy.inexact)
 
 
-def constant(array: Any) -> Value:
+def constant(array: ArrayLike) -> Value:
     """Describes a constant.
 
     It counts as varying along every axis: a table of cosines for one position has equal entries,
     and for two it has not. One integer in an array is an index.
-
-    Args:
-      array: The constant.
-
-    Returns:
-      Its description.
     """
     axes = tuple(None if n == 1 else Fixed(n) for n in np.shape(array))
     dtype = jax.numpy.result_type(array)
@@ -183,12 +182,7 @@ def constant(array: Any) -> Value:
 def settled(tracer: Tracer, value: Value) -> Value:
     """Settles a value that is used as it is: a sum that is not a mean, a square that is a curve.
 
-    Args:
-      tracer: The interpreter.
-      value: The value.
-
-    Returns:
-      The value, with labels of its own.
+    Returns the value, with labels of its own.
     """
     algebra = tracer.algebra
     value = joined(tracer, value)
@@ -211,12 +205,7 @@ def settled(tracer: Tracer, value: Value) -> Value:
 def joined(tracer: Tracer, value: Value) -> Value:
     """Joins the parts of a value that were kept apart to be cut: none of them was, or not all.
 
-    Args:
-      tracer: The interpreter.
-      value: The value.
-
-    Returns:
-      The value, with one term for each axis.
+    Returns the value, with one term for each axis.
     """
     where = tracer.algebra.where
 
@@ -240,12 +229,7 @@ def scaled(values: Sequence[Value]) -> bool:
 
 
 def whole(tracer: Tracer, *values: Value) -> None:
-    """Fixes the units that integers number, as the integers are computed with.
-
-    Args:
-      tracer: The interpreter.
-      *values: The values with these integers.
-    """
+    """Fixes the units that integers number, as the integers are computed with."""
     for value in values:
         for units in (value.numbers, *value.columns):
             if units is not None:
@@ -253,16 +237,7 @@ def whole(tracer: Tracer, *values: Value) -> None:
 
 
 def opaque(tracer: Tracer, eqn: core.JaxprEqn, values: Sequence[Value]) -> list[Value]:
-    """Fixes every axis: the rule of primitives that have none, right whatever they compute.
-
-    Args:
-      tracer: The interpreter.
-      eqn: The equation.
-      values: Its operands.
-
-    Returns:
-      Its outcome.
-    """
+    """Fixes every axis: the rule of primitives that have none, right whatever they compute."""
     whole(tracer, *values)
     for value in values:
         for label in value.axes:

@@ -14,8 +14,6 @@ from jaxtyping import Array, Float, Int, PyTree
 from sail_jax.checks import one_of
 from sail_jax.trajectory.shapes import Shape, check_decay, weights
 
-__all__ = ["AverageState", "Kind", "average_params", "averaged"]
-
 Kind = Literal["uniform", "ema", "shape"]
 """A kind of average; see `average_params`."""
 
@@ -96,7 +94,7 @@ def average_params(
     gains = _gains(kind, window, decay, shape, total_steps, every)
     whole = window // every if kind == "uniform" and window is not None else None
 
-    def init(params: Any) -> Any:  # optax names no pytrees in its types
+    def init(params: PyTree) -> PyTree:  # optax names no pytrees in its types
         start = jax.tree.map(_wide, params)
         newer = None if whole is None else jax.tree.map(jnp.zeros_like, start)
         zero = jnp.zeros((), jnp.int32)

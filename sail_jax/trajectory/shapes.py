@@ -17,20 +17,7 @@ from typing import Literal, get_args
 import numpy as np
 from jaxtyping import Float
 
-from sail_jax.checks import argument, one_of
-
-__all__ = [
-    "SHAPES",
-    "At",
-    "Shape",
-    "check_decay",
-    "decay_of",
-    "effective_number",
-    "mean_age",
-    "weights",
-    "weights_at",
-    "weights_of",
-]
+from sail_jax.checks import argument, integer, one_of
 
 Shape = Literal["uniform", "linear", "cosine", "1-sqrt", "1-square", "ema", "wma"]
 """A shape of decay; see `weights`."""
@@ -79,8 +66,7 @@ def weights(shape: Shape, n: int, *, decay: float | None = None) -> Vector:
     ([0.25, 0.75], [0.333, 0.667])
     """
     check_decay(shape, decay)
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
-        raise ValueError(f"n: expected a number of checkpoints >= 1, got {n!r}")
+    integer("n", n)
     j = np.arange(n, dtype=float)
     if shape == "cosine":
         return np.sin(math.pi / (2 * n)) * np.sin(math.pi * (2 * j + 1) / (2 * n))

@@ -15,26 +15,8 @@ from jaxtyping import Array, Int
 
 from sail_jax.architectures.forward.layers import Tensors, activation, layer_norm, linear
 from sail_jax.architectures.table import Config, flag
+from sail_jax.checks import one_of
 from sail_jax.configurations import class_of
-
-__all__ = [
-    "HEADS",
-    "LABELS",
-    "Head",
-    "States",
-    "dense",
-    "ends",
-    "has_vocabulary",
-    "head_axes",
-    "heads",
-    "is_base",
-    "labels",
-    "outputs",
-    "pixels",
-    "readers",
-    "vocabulary",
-    "words",
-]
 
 
 class States(NamedTuple):
@@ -133,8 +115,7 @@ def _summary(t: Tensors, config: Config, states: States) -> Array:
     kind = config.get("summary_type", "cls_index")
     if kind == "mean":
         return states.stream.mean(1)
-    if kind not in ("cls_index", "last", "first"):
-        raise ValueError(f"the configuration's 'summary_type' is {kind!r}, which is not known here")
+    one_of("the configuration's 'summary_type'", kind, ("cls_index", "last", "first"))
     # Unless it is told the place, "cls_index" is the last one.
     return states.stream[:, 0 if kind == "first" else -1]
 
@@ -262,11 +243,8 @@ def vocabulary(scale: Callable[[Config], float] = lambda _: 1.0) -> Head:
 
     Tables state its axes themselves, since it is required unless it is tied.
 
-    Args:
-      scale: What the stream is multiplied by, from the configuration.
-
-    Returns:
-      The head. Without a tensor of its own it is tied to the table of the embeddings.
+    `scale` is what the stream is multiplied by, from the configuration. Returns the head. Without a
+    tensor of its own it is tied to the table of the embeddings.
     """
 
     def run(t: Tensors, config: Config, states: States) -> Array:

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Inputs", "both", "images", "of_part", "tokens", "vectors"]
-
 Inputs = Callable[[Mapping[str, Any], np.random.Generator], Any]
 
 

@@ -12,21 +12,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from sail_jax.checks import nearest
 
-__all__ = [
-    "See",
-    "Tensors",
-    "activation",
-    "attend",
-    "attention",
-    "embed_patches",
-    "layer_norm",
-    "linear",
-    "patches",
-    "rms_norm",
-    "rotary",
-    "unseen",
-]
-
 See = Callable[[str, Array], Array]
 """Called with the name of each layer and its outputs; what it returns goes on in their place."""
 
@@ -78,14 +63,7 @@ def linear(t: Tensors, name: str, x: Float[Array, "*batch n"]) -> Float[Array, "
 def layer_norm(t: Tensors, name: str, x: Array, eps: float) -> Array:
     """Applies LayerNorm over the last axis: (x - mean) / sqrt(variance + eps) * weight + bias.
 
-    Args:
-      t: The tensors.
-      name: The name of the norm.
-      x: Its inputs, `(..., n)`.
-      eps: What is added to the variance.
-
-    Returns:
-      The normalised inputs, `(..., n)`.
+    `x` and what comes back are `(..., n)`.
     """
     centred = x - x.mean(-1, keepdims=True)
     # Of the centred values: mean(x^2) - mean(x)^2 would cancel for activations far from 0.
@@ -115,14 +93,8 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 def activation(name: str) -> Callable[[Array], Array]:
     """Returns a nonlinearity by the name that configurations use.
 
-    Args:
-      name: The name, such as "gelu_new".
-
-    Returns:
-      The function of arrays.
-
-    Raises:
-      ValueError: If the name is unknown; the message says the nearest.
+    `name` is the name, such as "gelu_new". ValueError if the name is unknown; the message says the
+    nearest.
     """
     if name not in _ACTIVATIONS:
         raise ValueError(f"unknown activation {name!r}{nearest(name, _ACTIVATIONS)}")
@@ -206,12 +178,8 @@ def rotary(
 ) -> Float[Array, "b t h k"]:
     """Rotates queries or keys by their positions; unit i is paired with unit i + k/2.
 
-    Args:
-      x: Queries or keys, `(b, t, h, k)`.
-      frequencies: The angle per position of each pair, `(k / 2,)`.
-
-    Returns:
-      The rotated array, `(b, t, h, k)`.
+    `x` has queries or keys, `(b, t, h, k)`. `frequencies` are the angle per position of each pair,
+    `(k / 2,)`. Returns the rotated array, `(b, t, h, k)`.
 
     References:
       Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021
@@ -230,12 +198,8 @@ def patches(
 ) -> Float[Array, "b patches n"]:
     """Embeds the patches of images by a convolution whose stride is the size of its kernel.
 
-    Args:
-      x: Images, `(b, c, h, w)`.
-      kernel: The kernel, `(n, c, p, p)`.
-
-    Returns:
-      The embedded patches, row by row, `(b, patches, n)`.
+    `x` is images, `(b, c, h, w)`. `kernel` is the kernel, `(n, c, p, p)`. Returns the embedded
+    patches, row by row, `(b, patches, n)`.
     """
     size = kernel.shape[2:]
     # [b, n, rows, columns] -> [b, patches, n], row by row.

@@ -27,8 +27,6 @@ from sail_jax.architectures.forward.layers import (
 from sail_jax.architectures.table import Config, setting
 from sail_jax.configurations import class_of
 
-__all__ = ["bert", "gpt2", "llama", "roberta", "t5"]
-
 Params = Mapping[str, Any]
 Tokens = Int[Array | np.ndarray, "batch time"]
 Outputs = dict[str, Array]

@@ -25,8 +25,6 @@ from sail_jax.architectures.forward.layers import (
 from sail_jax.architectures.table import Config, setting
 from sail_jax.configurations import class_of
 
-__all__ = ["clip", "clip_images", "clip_text_model", "clip_vision_model", "mlp", "vit"]
-
 Params = Mapping[str, Any]
 Images = Float[Array | np.ndarray, "batch c y x"]
 Texts = Int[Array | np.ndarray, "texts time"]

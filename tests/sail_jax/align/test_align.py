@@ -258,6 +258,23 @@ def test_recovers_a_hidden_permutation(name):
         assert certificate(net.apply, moved, found, net.inputs).preserved
 
 
+def test_descent_alone_is_stuck_where_the_first_visit_is_not():
+    """The example of `sail_jax.align.matching`: 42 + 0 + 34 from w0, w1 and w2."""
+    params = {"w0": [[-3, 1], [-1, 1], [-2, -3]], "w1": [[1, -3], [-3, 1]], "w2": [[1, 2], [0, -2]]}
+    params = {name: np.array(x, np.float32) for name, x in params.items()}
+    rules = {"w0": "x* h0", "w1": "h0* h1", "w2": "h1* y"}
+    s = spec(params, rules, spaces={"{x,y}": "outer", "h{i}": "relu"})
+    swapped = {
+        "w0": params["w0"][:, ::-1],
+        "w1": params["w1"][::-1, ::-1],
+        "w2": params["w2"][::-1],
+    }
+    plain = align.match_weights(params, swapped, s, init={}, normalize=False)
+    visited = align.match_weights(params, swapped, s, normalize=False)
+    assert plain.converged
+    assert (plain.distance, visited.distance) == ((76.0,), (0.0,))
+
+
 FOLDED = {"{i}/n0": "{i}/{q,k,v}", "{i}/n1": "{i}/{gate,up}", "norm": "lm"}
 
 

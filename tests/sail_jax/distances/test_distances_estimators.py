@@ -441,14 +441,17 @@ BAD = [np.zeros((5, 2)), np.ones((6, 2))]
         (lambda x, y: D.energy(x[0], y), r"x must be a sample \[n, dim\]"),
         (lambda x, y: D.energy(x * np.nan, y), "x must be finite"),
         (lambda x, y: D.mmd(x, y, estimator="linear"), "y must have as many points as x"),
-        (lambda x, y: D.mmd(x, y, estimator="linaer"), "unknown 'linaer' .nearest: 'linear'"),
+        (lambda x, y: D.mmd(x, y, estimator="linaer"), "got 'linaer' .nearest: 'linear'"),
         (lambda x, y: D.mmd(x, y, bandwidth=-1.0), 'bandwidth must be "median" or a number > 0'),
         (lambda x, y: D.mmd(x, y, estimator="features"), "expected a key and features >= 2"),
         (
             lambda x, y: D.mmd(x + np.arange(5)[:, None], y, kernel=lambda a, b: -jnp.sum(a * b)),
             "kernel must be symmetric and positive semi-definite",
         ),
-        (lambda x, y: D.sliced_wasserstein(KEY, x, y, projections=1), "projections must be"),
+        (
+            lambda x, y: D.sliced_wasserstein(KEY, x, y, projections=1),
+            "projections: expected an integer >= 2",
+        ),
         (lambda x, y: D.sliced_wasserstein(KEY, x, y, p=0.5), "p must be a finite number >= 1"),
         (lambda x, y: D.wasserstein(x, y), r"x must be a sample of numbers \[n\]"),
         (
@@ -474,7 +477,7 @@ BAD = [np.zeros((5, 2)), np.ones((6, 2))]
         ),
         (lambda x, y: D.gaussian_separation(1.5), r"total_variation must lie in \[0, 1\]"),
         (lambda x, y: D.ngrams([[1]], [[1, 2]], n=2), "x must have sequences of at least 2 tokens"),
-        (lambda x, y: D.ngrams([[1]], [[1]], n=0), "n must be an integer >= 1"),
+        (lambda x, y: D.ngrams([[1]], [[1]], n=0), "n: expected an integer >= 1"),
         (
             lambda x, y: D.total_variation_tokens([[1, 2]], [[1], [2]]),
             "x must have at least 2 sequences",

@@ -232,7 +232,10 @@ def test_traced_makers():
 STACKS = {"a": np.zeros((2, 3, 4))}
 ERRORS = [
     (lambda: growth.deepen(3, 2), "0 < old <= new"),
-    (lambda: growth.deepen(2, 4, "top"), "'stack', 'stack_top' or 'interpolate', got 'top'"),
+    (
+        lambda: growth.deepen(2, 4, "top"),
+        "how: expected one of 'stack', 'stack_top', .*; got 'top'",
+    ),
     (lambda: growth.deepen(2, 2, matrix=jnp.eye(2) * 2), "rows of matrix must sum to one"),
     (lambda: growth.mix_layers(np.ones(3)), "must be a matrix"),
     (lambda: growth.depth_up_scale(5, 3), "between 0 and old / 2"),
@@ -240,7 +243,7 @@ ERRORS = [
     (lambda: growth.interleave(3, [0.5]), "layers of range"),
     (lambda: growth.inserted(growth.mix_layers(np.ones((2, 2)))), "index form"),
     (lambda: growth.overwrite(STACKS, {"b": "zeros"}, [0]), "matches no leaf"),
-    (lambda: growth.overwrite(STACKS, {"a": "ones?"}, [0]), "must be one of zeros, ones"),
+    (lambda: growth.overwrite(STACKS, {"a": "ones?"}, [0]), "expected one of 'zeros', 'ones'"),
     (lambda: growth.overwrite(STACKS, {"a": "identity"}, [0]), r"'a', a layer of it: must end in"),
     (lambda: growth.overwrite(STACKS, {"a": "zeros"}, [2]), r"layers must lie in range\(2\)"),
     (lambda: growth.stack_layers({"a": np.ones(2)}, "layers/{i}"), "no leaf starts with"),

@@ -258,7 +258,7 @@ def test_errors():
         learned.sail_init(PARAMS, SPEC, {"hiden": 8})
     with pytest.raises(ValueError, match="0 < old <= new"):
         learned.ligo_init(SPEC, {"hidden": 2}, KEY)
-    with pytest.raises(ValueError, match="unknown width 'random'"):
+    with pytest.raises(ValueError, match="width: expected one of 'rand', 'sel'; got 'random'"):
         learned.ligo_init(SPEC, SIZES, KEY, width="random")
     s, init, maps = METHODS["LiGO"]
     free = init()

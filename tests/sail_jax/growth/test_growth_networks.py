@@ -618,6 +618,7 @@ def test_norms_after_the_sums_are_seen_without_a_head_too(kind):
         ),
         ("llama", {"depth": 2}, "mix", {"logits": [[1.0]]}, r"logits must have shape \(4, 2\)"),
         ("llama", {"width": 2}, "msg", {"key": None}, "draws numbers: give key"),
+        ("llama", {"width": 2}, "net2net", {"key": None, "noise": 0.1}, "draws numbers: give key"),
         ("llama", {}, "lemon", {}, "to is empty"),
         (
             "llama",

@@ -334,14 +334,17 @@ ERRORS = [
         lambda: change_state(
             ADAM.init(PARAMS), ADAM.init(PARAMS), SPEC, PERMUTED, laws={"mu": "dual"}
         ),
-        "a law must be one of params, gradients, second_moments, restart, got 'dual'",
+        "expected one of 'params', 'gradients', 'second_moments', 'restart'; got 'dual'",
     ),
     (
         lambda: change_state(*2 * [ADAM.init(PARAMS)], SPEC, {"rsid": PERMUTED["resid"]}),
         "no space 'rsid'",
     ),
     (lambda: learning_rates(PARAMS, SPEC, DENSE, "adam"), "no learning rate per entry makes adam"),
-    (lambda: learning_rates(PARAMS, SPEC, PERMUTED, "lion"), "'sgd' or 'adam', got 'lion'"),
+    (
+        lambda: learning_rates(PARAMS, SPEC, PERMUTED, "lion"),
+        "expected one of 'sgd', 'adam'; got 'lion'",
+    ),
     (
         lambda: learning_rates(PARAMS, SPEC, {"resid": growth.interpolate(D, 6)}, "sgd"),
         "no learning rate per entry makes sgd",

@@ -259,9 +259,9 @@ def test_a_stack_that_cannot_be_told_from_the_stream_is_asked_for():
     ("config", "message"),
     [
         ({"model_type": "maxtext"}, "does not state 'decoder_block'"),
-        ({"model_type": "maxtext", "decoder_block": "gpt3"}, "one of llama2,.*got 'gpt3'"),
-        ({"model_type": "maxtext", "decoder_block": "llama2", "param_scan_axis": 2}, "0 or 1"),
-        ({"model_type": "tunix", "decoder": "mistral"}, "one of llama3,.*got 'mistral'"),
+        ({"model_type": "maxtext", "decoder_block": "gpt3"}, "one of 'llama2',.*got 'gpt3'"),
+        ({"model_type": "maxtext", "decoder_block": "llama2", "param_scan_axis": 2}, "one of 0, 1"),
+        ({"model_type": "tunix", "decoder": "mistral"}, "one of 'llama3',.*got 'mistral'"),
     ],
 )
 def test_configurations_of_trees_are_checked(config, message):

@@ -335,7 +335,7 @@ A, B = {"a": np.zeros(2)}, {"a": np.ones(2)}
         (lambda: proximal.pair_weight(9, 1, 3), r"d1_target must be at most d12 \+ d2_target"),
         (lambda: proximal.pair_weight(1, -1, 3), "d2_target must be >= 0"),
         (lambda: proximal.pair_weight(1, np.nan, 3), "d2_target must be finite"),
-        (lambda: proximal.pair_weight(1, 2, 3, model=0), "model must be 1 or 2"),  # type: ignore
+        (lambda: proximal.pair_weight(1, 2, 3, model=0), "model: expected one of 1, 2"),  # type: ignore
         (lambda: proximal.pair_weight([1, 2], [1, 2, 3], 3), "must fit: "),
         (
             lambda: proximal.gram_from_distances([1, 9], [[0, 2], [2, 0]]),
