@@ -16,12 +16,17 @@ from jaxtyping import PyTree
 
 from experiments.data import stream
 from experiments.studies.overtraining_language.config import Config
-from experiments.studies.overtraining_linear.config import Config as LinearConfig
-from experiments.studies.overtraining_linear.run import closed_forms
 from experiments.studies.shared import language_tasks as tasks
 from experiments.studies.shared import language_training as training
+from experiments.studies.shared.linear_overtraining import (
+    Tasks,
+    inflection,
+    pre_trained,
+    tuned_losses,
+)
 from experiments.training import Optimizer, Schedule, Training, mup, sharding
 from sail_jax import probe
+from theory.two_layer import perturbation
 
 B2 = 0.95  # Adam's second decay; the first is 0.9, the default
 WEIGHT_DECAY = 0.1  # of pre-training; fine-tuning has none
@@ -289,10 +294,9 @@ def _validation(net, at_once, validation, params) -> jax.Array:
     return jax.vmap(of_one)(params)
 
 
-LINEAR = {  # the diagrams of the two-layer theory that stand beside this study's
-    "noise": LinearConfig(points=60),
-    "rate": LinearConfig(diagram="learning_rate", rows=(0.0, 0.0005), points=60),
-}
+# The two-layer theory that stands beside this study: sizes of noise, and rates of so many steps.
+POINTS, STEPS = 60, 200
+ROWS = {"noise": np.linspace(0.0, 0.35, POINTS), "rate": np.linspace(0.0, 0.0005, POINTS)}
 
 
 def theory() -> dict[str, Any]:
@@ -308,13 +312,22 @@ def theory() -> dict[str, Any]:
     References:
       Springer et al., 2025 (arXiv 2503.19206), Section 4.
     """
-    curves = {}
-    for name, linear in LINEAR.items():
-        forms = closed_forms(linear)
-        curves[name] = {
-            "loss": forms["loss"],
-            "inflection": np.nan_to_num(forms["inflection"]),  # NaN becomes 0
-            "row": np.linspace(*linear.rows, linear.points),
-            "time": linear.tasks.times(linear.tasks.spectrum(), linear.points),
+    linear = Tasks()
+    sigma = linear.spectrum()
+    time = linear.times(sigma, POINTS)
+    with jax.enable_x64(True):
+        y = pre_trained(linear, sigma, time)
+        tuned = ROWS["rate"][:, None, None] * STEPS
+        losses = {
+            "noise": perturbation.perturbed_mode_loss(y, sigma, ROWS["noise"][:, None]),
+            "rate": tuned_losses(y, sigma, linear.target(sigma), tuned)[0],
         }
-    return curves
+    return {
+        name: {
+            "loss": np.asarray(loss),
+            "inflection": np.nan_to_num(inflection(time, loss)),  # NaN becomes 0
+            "row": ROWS[name],
+            "time": time,
+        }
+        for name, loss in losses.items()
+    }

@@ -12,7 +12,8 @@ from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.lab.sweep import over_devices
 from experiments.studies.overtraining_linear.config import ROWS, Config
-from theory.two_layer import fine_tuning, modes, networks, perturbation, sharpness
+from experiments.studies.shared.linear_overtraining import inflection, pre_trained, tuned_losses
+from theory.two_layer import fine_tuning, networks, perturbation, sharpness
 from theory.two_layer.layers import Layers, identity_start, loss
 
 if TYPE_CHECKING:
@@ -133,15 +134,14 @@ def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
             loss, tuned = (np.stack(c, axis=-1) for c in zip(*costs, strict=True))
             return {"loss": loss, "tuned": tuned}
         sigma = config.tasks.spectrum()
-        y = modes.mode(x[:, None], np.exp(-2 * config.tasks.tau), sigma)
+        y = pre_trained(config.tasks, sigma, x)
         loss, tuned = _after(config, y, sigma, rows[:, None], x)
-        best = x[np.asarray(loss).argmin(1)]
         curves = {"loss": loss, "tuned": tuned}
         if config.diagram == "sensitivity":
             curves["trace"] = 4 * config.tasks.d * y.sum(-1)
             curves["sharpness"] = sharpness.mode_sharpness(y, sigma)
         else:
-            curves["inflection"] = np.where(best < x[-1], best, np.nan)
+            curves["inflection"] = inflection(x, loss)
         if config.diagram == "trade_off":
             # The rates that the three schedules reach at the end, held fixed.
             few = np.array([_fall(config, x[-1], p) for p in rows])[:, None]
@@ -167,10 +167,8 @@ def _after(config: Config, y: Any, sigma: np.ndarray, row: Any, time: Any):
         return _noisy(config, y, sigma, _fall(config, time, row))
     row = row[..., None]
     if config.diagram == "learning_rate":
-        after = fine_tuning.mode(row * config.tuning.steps, y, ft)
-    else:
-        after = fine_tuning.mode(config.tuning.rate * config.tuning.steps, y, ft, row)
-    return jnp.sum((after - sigma) ** 2, -1), jnp.sum((after - ft) ** 2, -1)
+        return tuned_losses(y, sigma, ft, row * config.tuning.steps)
+    return tuned_losses(y, sigma, ft, config.tuning.rate * config.tuning.steps, row)
 
 
 def _noisy(config: Config, y: Any, sigma: np.ndarray, rate: Any):
@@ -192,11 +190,11 @@ def _cost(config: Config, decay: float, ratios: np.ndarray) -> tuple[np.ndarray,
     """
     sigma = config.tasks.spectrum(decay)
     times = config.tasks.times(sigma, LEGS)
-    y = modes.mode(times[:, None], np.exp(-2 * config.tasks.tau), sigma)
+    y = pre_trained(config.tasks, sigma, times)
     ft = np.stack([config.tasks.target(sigma, ratio) for ratio in ratios])[:, None]
-    after = fine_tuning.mode(config.tuning.rate * config.tuning.steps, y, ft)
-    losses = [np.asarray(jnp.sum((after - s) ** 2, -1)) for s in (sigma, ft)]
-    return tuple((v[:, -1] - v.min(1)) / np.sum(sigma**2) for v in losses)
+    losses = tuned_losses(y, sigma, ft, config.tuning.rate * config.tuning.steps)
+    pre, post = ((v[:, -1] - v.min(1)) / np.sum(sigma**2) for v in map(np.asarray, losses))
+    return pre, post
 
 
 def _column(config: Config, key: jax.Array, i: int) -> dict[str, np.ndarray]:

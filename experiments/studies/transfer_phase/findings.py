@@ -7,9 +7,9 @@ import xarray as xr
 
 from experiments.lab.findings import Finding, judged, mean_and_error
 from experiments.studies.shared import transfer_regions as regions
+from experiments.studies.shared.transfer_plots import layers
 from experiments.studies.shared.transfer_regions import ROUNDING, judged_regions
 from experiments.studies.transfer_phase.compared import gains, parts
-from experiments.studies.transfer_phase.plots import layers
 
 WHERE = {
     "linear": ("features are fate, eq. 13, Figs. 1 and 6", "the limit n, d → ∞, and slices"),

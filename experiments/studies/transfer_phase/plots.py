@@ -1,4 +1,4 @@
-"""The figures of phase diagrams of transfer, for `transfer_phase` and `transfer_factors`."""
+"""The figures of `transfer_phase`."""
 
 from fractions import Fraction
 from math import pi
@@ -8,6 +8,17 @@ import numpy as np
 
 from experiments.lab.findings import mean_and_error
 from experiments.studies.shared import transfer_regions as regions
+from experiments.studies.shared.transfer_plots import (
+    CLOSED,
+    DOTS,
+    MEASURED,
+    NAMES,
+    NEAR,
+    heat,
+    layers,
+    limits,
+    points,
+)
 from experiments.studies.transfer_phase.compared import gains, parts
 from sail_jax.drawing import style
 
@@ -15,17 +26,6 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-NAMES = {"linear": "Linear transfer", "fine_tune": "Fine-tuning"}
-MEASURED = {
-    "linear": "simulation: least squares",
-    # What is averaged has the scale c that theory has, too: it is no test of it.
-    "fine_tune": "estimator, averaged over data",
-}
-DOTS = {"linear": "least squares", "fine_tune": "estimator"}
-CLOSED = {"linear": "closed form", "fine_tune": "closed form (limit)"}
-NEAR = 0.1  # |gamma - 1| below which means are ruled by rare draws, and quantiles are shown
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
@@ -75,15 +75,6 @@ def _suffix(sigma: float, noisy: float) -> str:
     return "_noiseless" if sigma == 0 else f"_sigma{sigma:g}".replace(".", "_").replace("+", "")
 
 
-def layers(depth: float) -> str:
-    """Spells a number of layers.
-
-    >>> layers(1), layers(float("inf"))
-    ('1 layer', '∞ layers')
-    """
-    return "∞ layers" if np.isinf(depth) else f"{depth:g} layer{'s' if depth > 1 else ''}"
-
-
 def _title(at: "xr.Dataset", mode: str) -> str:
     return NAMES[mode] if mode == "linear" else f"Fine-tuning {layers(float(at.depth))}"
 
@@ -99,7 +90,7 @@ def _diagram(at: "xr.Dataset", mode: str) -> "Figure":
     left, middle, right = axes[0], axes[1], axes[-1]
     theory, mean = at[f"{mode}_theory"].values, at[f"{mode}_mean"].values
     error = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
-    reach = _limits(at, theory, mean)
+    reach = limits(at, theory, mean)
     draws = f"{at.attrs['draws']} data sets, $d$ = {d}"
     x, y = at.gamma.values, at.theta.values
     for ax, values, name in (
@@ -148,7 +139,7 @@ def _printed(at: "xr.Dataset") -> "Figure":
     """Draws fine-tuning over (gamma, theta) as the paper prints it, and corrected, in one scale."""
     figure, ((left, right),) = style.figure(1, 2, width=4.8, height=4.1)
     maps = at.fine_tune_printed.values, at.fine_tune_theory.values
-    reach = _limits(at, *maps)
+    reach = limits(at, *maps)
     x, y, sigma = at.gamma.values, at.theta.values, float(at.sigma)
     looks: dict[str, Any] = {"color": style.INK, "lw": 1.6, "ls": "--"}
     left.plot([0, 1], [pi / 3, pi / 3], **looks)  # the printed formula's own line T = 0
@@ -189,7 +180,7 @@ def _networks(at: "xr.Dataset", mode: str) -> "Figure":
             mean.sel(kind="network"),
         ),
     }
-    shared = _limits(at, *(values.values for _, values in maps.values()))
+    shared = limits(at, *(values.values for _, values in maps.values()))
     x, y, d = at.cell_gamma.values, at.cell_theta.values, at.attrs["trained_d"]
     zero = at.cell_linear_zero if mode == "linear" else at.fine_tune_zero
     half = np.diff(at.cell_gamma.values[:2]) / 2
@@ -234,146 +225,6 @@ def _networks(at: "xr.Dataset", mode: str) -> "Figure":
     )
     _legend(figure, mode)
     return figure
-
-
-def by_factor(dataset: "xr.Dataset") -> "Figure":
-    """Draws transferability over the load and one more factor, for both ways of transfer.
-
-    Args:
-      dataset: The dataset of `transfer_factors`.
-
-    Returns:
-      The figure: theory, what was measured, and curves of both.
-    """
-    factor, values = dataset.attrs["factor"], dataset.value.values
-    figure, axes = style.figure(2, 3, width=4.8, height=3.8)
-    rows = np.arange(values.size)
-    for (left, middle, right), mode in zip(axes, NAMES, strict=True):
-        name, measured, dots = NAMES[mode], MEASURED[mode], DOTS[mode]
-        if mode == "fine_tune" and dataset.attrs["factor"] == "time":
-            measured = dots = "gradient flow"
-        if mode == "fine_tune":
-            name += f" {layers(dataset.attrs['depth'])}"
-        draws = f"{dataset.attrs['draws']} data sets, $d$ = {dataset.attrs['d']}"
-        reach = _limits(dataset, *(dataset[f"{mode}_{k}"].values for k in ("theory", "mean")))
-        for ax, kind, title in (
-            (left, "theory", "theory"),
-            (middle, "mean", f"{measured} ({draws})"),
-        ):
-            heat(ax, dataset.gamma.values, rows, dataset[f"{mode}_{kind}"].values, reach)
-            ax.set_yticks(rows, [_value(v) for v in values])
-            ax.set(xlabel="load $γ = n/d$", ylabel=FACTORS[factor], title=f"{name}\n{title}")
-        for i, value in enumerate(values):
-            color = style.PALETTE[i % len(style.PALETTE)]
-            at = dataset.isel(value=i)
-            _broken(right, at.gamma.values, at[f"{mode}_theory"].values, color)
-            points(right, at, mode, "gamma", color=color, label=_value(value))
-        right.axhline(0, color=style.INK, lw=0.8)
-        far = np.abs(dataset.gamma.values - 1) > NEAR
-        reach = 1.3 * np.abs(dataset[f"{mode}_mean"].values[:, far]).max()
-        right.set(
-            xlabel="load $γ = n/d$",
-            ylabel="transferability $T$",
-            ylim=(-reach, reach),
-            title=f"theory (lines), {dots}\n(± 1 s.e.; open: median)",
-        )
-    handles, labels = axes[0, 2].get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        title=FACTORS[factor],
-        loc="outside lower center",
-        ncols=len(labels),
-        frameon=False,
-        fontsize=9,
-    )
-    return figure
-
-
-FACTORS = {
-    "spectrum": "decay exponent of the input spectrum",
-    "time": "training time $t$",
-    "source": "source load $n_s/d$",
-}
-
-
-def stopped(dataset: "xr.Dataset") -> "Figure":
-    """Draws the risk of fine-tuning against the load, one colour for each training time.
-
-    Lines are theory, where there is one. Points are means of the draws; near n = d, where risks
-    have heavy tails, they are open.
-
-    Args:
-      dataset: The dataset of `transfer_factors`, where training time varies.
-
-    Returns:
-      The figure.
-    """
-    figure, ((ax,),) = style.figure(1, 1, width=6.4, height=4.4)
-    at = dataset.sel(way="fine_tune")
-    near = np.abs(at.gamma.values - 1) < NEAR
-    for i, time in enumerate(at.value.values):
-        color = style.PALETTE[i % len(style.PALETTE)]
-        at_time = at.isel(value=i)
-        mean, spread = (
-            at_time.risk_mean.values,
-            at_time.risk_std.values / np.sqrt(at.attrs["draws"]),
-        )
-        _broken(ax, at_time.gamma.values, at_time.risk_theory.values, color)
-        look: dict[str, Any] = {"fmt": "o", "ms": 4, "lw": 1, "color": color}
-        ax.errorbar(
-            at_time.gamma.values[~near], mean[~near], spread[~near], label=_value(time), **look
-        )
-        ax.errorbar(at_time.gamma.values[near], mean[near], spread[near], mfc="white", **look)
-    theta, sigma = np.degrees(at.attrs["theta"]), at.attrs["sigma"]
-    ax.set(
-        xlabel="load $γ = n/d$",
-        ylabel="risk after fine-tuning",
-        yscale="log",
-        title=f"Fine-tuning {layers(at.attrs['depth'])}, stopped at $t$; $θ$ = {theta:g}°, "
-        f"$σ$ = {sigma:g}\n(lines: theory; points: mean ± 1 s.e. of {at.attrs['draws']} draws, "
-        "open near $γ$ = 1: heavy tails)",
-    )
-    ax.legend(title="training time $t$", frameon=False, fontsize=9, loc="best")
-    return figure
-
-
-def _broken(ax: "Axes", x: np.ndarray, y: np.ndarray, color: str) -> None:
-    """Draws a curve in two pieces, so that it does not run through the divergence at gamma = 1."""
-    for side in (x < 1, x > 1):
-        ax.plot(x[side], y[side], color=color, lw=1.4)
-
-
-def _value(value: float) -> str:
-    """Spells a value of a factor."""
-    return "∞" if np.isinf(value) else f"{value:g}"
-
-
-def heat(ax: "Axes", x: np.ndarray, y: np.ndarray, values: np.ndarray, reach: float = 1.0):
-    """Draws transferability as colours: orange where transfer helps, violet where it hurts."""
-    limits: dict[str, Any] = {"cmap": style.DIVERGING, "vmin": -reach, "vmax": reach}
-    return style.heatmap(ax, values, x=x, y=y, label="$T$", **limits)
-
-
-def _limits(at: "xr.Dataset", *maps: np.ndarray) -> float:
-    """Returns the value of the strongest colours: as the run states it, or else by the data."""
-    return at.attrs.get("limits") or _reach(*maps)
-
-
-def _reach(*maps: np.ndarray) -> float:
-    """Returns the value of the strongest colours, which follows the data.
-
-    19 of 20 values of the sign that is smaller lie below it, and three quarters of all. Near n = d
-    gains have no bound: at their scale the losses would not be seen. What lies beyond is clipped,
-    and the bar has a pointed end.
-    """
-    values = np.concatenate([np.ravel(values) for values in maps])
-    some = values[np.isfinite(values) & (np.abs(values) > regions.ROUNDING)]
-    if not some.size:
-        return 1.0
-    signs = [np.abs(side) for side in (some[some > 0], some[some < 0]) if side.size]
-    smaller = min(float(np.quantile(side, 0.95)) for side in signs)
-    return max(smaller, float(np.quantile(np.abs(some), 0.75)))
 
 
 def _is_of(at: "xr.Dataset", sigma: float) -> bool:
@@ -450,40 +301,6 @@ def _finer(x: np.ndarray, y: np.ndarray, *maps: np.ndarray) -> "tuple[np.ndarray
     return (*fine, *(RegularGridInterpolator((x, y), values)(points) for values in maps))
 
 
-def points(
-    ax: "Axes",
-    at: "xr.Dataset",
-    mode: str,
-    x: str,
-    *,
-    color: str,
-    label: str | None = None,
-    quantiles: bool = True,
-) -> None:
-    """Draws measured means with standard errors.
-
-    Near gamma = 1, where the variance is infinite, open markers show the median and the central 68
-    % of the draws in their place.
-
-    Args:
-      ax: The axes.
-      at: The dataset at one value of all but the dimension that is drawn.
-      mode: "linear" or "fine_tune".
-      x: The name of the horizontal coordinate.
-      color: The colour of markers and bars.
-      label: The entry in the legend; None for none.
-      quantiles: Whether medians are shown near gamma = 1. If not, means are shown everywhere.
-    """
-    near = quantiles & (np.abs(at.gamma.values - 1) < NEAR) & np.ones(at[x].size, bool)
-    stderr = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
-    look: dict[str, Any] = {"fmt": "o", "ms": 3.5, "lw": 1, "color": color}
-    mean = at[f"{mode}_mean"].values
-    ax.errorbar(at[x].values[~near], mean[~near], stderr[~near], label=label, **look)
-    low, middle, high = (at[f"{mode}_{name}"].values[near] for name in ("low", "median", "high"))
-    if near.any():
-        ax.errorbar(at[x].values[near], middle, (middle - low, high - middle), mfc="white", **look)
-
-
 def _draw_boundary(
     ax: "Axes", zero: "xr.DataArray", angles: np.ndarray, *, color: str = style.INK, **look
 ) -> None:
@@ -509,7 +326,7 @@ def _family(dataset: "xr.Dataset", mode: str, along: str) -> "Figure":
     figure, axes = style.figure(rows, columns, width=4.6, height=3.7)
     last = axes.flat[values.size]
     x, y = dataset.gamma.values, dataset.theta.values
-    reach = _limits(dataset, dataset[f"{mode}_theory"].values)
+    reach = limits(dataset, dataset[f"{mode}_theory"].values)
     for i, (ax, value) in enumerate(zip(axes.flat, values, strict=False)):
         at = dataset.sel({along: value})
         name = layers(value) if along == "depth" else f"$σ$ = {value:g}"
