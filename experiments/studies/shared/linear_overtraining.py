@@ -39,17 +39,40 @@ class Tasks:
             raise ValueError(f"kept must be below d = {self.d}; got {self.kept}")
 
     def spectrum(self, decay: float | None = None) -> np.ndarray:
-        """Computes the singular values of the pre-training task, scale i^-decay."""
+        """Computes the singular values of the pre-training task, scale i^-decay.
+
+        Args:
+          decay: The exponent; None for that of the config.
+
+        Returns:
+          The values, `(d,)`.
+        """
         power = self.decay if decay is None else decay
         return self.scale * np.arange(1, self.d + 1, dtype=float) ** -power
 
     def target(self, sigma: np.ndarray, ratio: float | None = None) -> np.ndarray:
-        """Computes the singular values of the fine-tuning task."""
+        """Computes the singular values of the fine-tuning task.
+
+        Args:
+          sigma: Those of the pre-training task, `(d,)`.
+          ratio: The ratio in the misaligned modes; None for that of the config.
+
+        Returns:
+          The values, `(d,)`.
+        """
         ratio = self.ratio if ratio is None else ratio
         return np.where(np.arange(self.d) < self.kept, sigma, ratio * sigma)
 
     def times(self, sigma: np.ndarray, points: int) -> np.ndarray:
-        """Lists pre-training times from before the first mode is learned until after the last."""
+        """Lists pre-training times from before the first mode is learned until after the last.
+
+        Args:
+          sigma: Singular values of the pre-training task, the largest first.
+          points: The number of times.
+
+        Returns:
+          The times, `(points,)`, equally spaced in their logarithm.
+        """
         return np.geomspace(0.25 * self.tau / sigma[0], 1.5 * self.tau / sigma[-1], points)
 
 

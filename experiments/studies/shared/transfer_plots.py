@@ -28,20 +28,42 @@ NEAR = 0.1  # |gamma - 1| below which means are ruled by rare draws, and quantil
 def layers(depth: float) -> str:
     """Spells a number of layers.
 
+    Args:
+      depth: The number; inf is allowed.
+
+    Returns:
+      The words.
+
     >>> layers(1), layers(float("inf"))
     ('1 layer', '∞ layers')
     """
     return "∞ layers" if np.isinf(depth) else f"{depth:g} layer{'s' if depth > 1 else ''}"
 
 
-def heat(ax: "Axes", x: np.ndarray, y: np.ndarray, values: np.ndarray, reach: float = 1.0):
-    """Draws transferability as colours: orange where transfer helps, violet where it hurts."""
+def heat(ax: "Axes", x: np.ndarray, y: np.ndarray, values: np.ndarray, reach: float = 1.0) -> None:
+    """Draws transferability as colours: orange where transfer helps, violet where it hurts.
+
+    Args:
+      ax: The axes.
+      x: Columns of the map.
+      y: Rows of the map.
+      values: Transferability, `(y, x)`.
+      reach: The value of the strongest colours.
+    """
     looks: dict[str, Any] = {"cmap": style.DIVERGING, "vmin": -reach, "vmax": reach}
-    return style.heatmap(ax, values, x=x, y=y, label="$T$", **looks)
+    style.heatmap(ax, values, x=x, y=y, label="$T$", **looks)
 
 
 def limits(at: "xr.Dataset", *maps: np.ndarray) -> float:
-    """Returns the value of the strongest colours: as the run states it, or else by the data."""
+    """Chooses the value of the strongest colours.
+
+    Args:
+      at: The dataset, whose attribute `limits` states the value if it is there.
+      *maps: The values that are shown; the colours follow them otherwise.
+
+    Returns:
+      The value.
+    """
     return at.attrs.get("limits") or _reach(*maps)
 
 
