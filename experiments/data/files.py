@@ -7,7 +7,7 @@ Loaders of files from elsewhere use these functions, so that a missing or damage
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -42,6 +42,26 @@ class Source(NamedTuple):
     name: str
     home: str
     offline: str
+
+
+class DataSet(NamedTuple):
+    """A data set that studies know by name.
+
+    A module of this folder that reads data declares them in a mapping `IMAGES`, `TEXTS` or
+    `LATENTS` from their names; `registry` collects these mappings.
+
+    Attributes:
+      source: Where it is published.
+      count: The number of classes, or of tokens in the vocabulary; None where only files can say.
+      files: What has to be in its folder, for the list of data sets; empty for what every
+        installation has.
+      read: `read(folder, split=...)` returns the images of "train" or "test", for images in files.
+    """
+
+    source: Source
+    count: int | None = None
+    files: str = ""
+    read: "Callable[..., Images] | None" = None
 
 
 class Images(NamedTuple):
