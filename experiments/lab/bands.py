@@ -1,16 +1,15 @@
 """Curves with error bands, for the figures of studies that repeat a measurement over seeds."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import xarray as xr
+from matplotlib.axes import Axes
 
 from experiments.lab.findings import mean_and_error
 
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
-
 
 def band(
-    ax: "Axes", x: Any, values: "xr.DataArray", *, color: Any, alpha: float = 0.25, **look: Any
+    ax: Axes, x: Any, values: xr.DataArray, *, color: Any, alpha: float = 0.25, **look: Any
 ) -> None:
     """Draws the mean over seeds as a line, and its standard error as a band around it.
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,9 +22,6 @@ from experiments.models import presets
 from experiments.studies.growth_training.config import Config
 from experiments.studies.shared import growth_tasks as tasks
 from experiments.studies.shared import growth_ways as ways
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:

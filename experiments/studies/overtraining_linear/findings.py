@@ -1,18 +1,13 @@
 """The summary of a finished run of `overtraining_linear`."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-
-if TYPE_CHECKING:
-    import xarray as xr
-
+import xarray as xr
 
 COSTS = 1e-3
 """What the last of pre-training has to add to the loss, of |A|^2, to be counted as a cost."""
 
 
-def best_times(dataset: "xr.Dataset") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def best_times(dataset: xr.Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Finds the times after which the loss of trained networks no longer falls.
 
     Args:
@@ -37,7 +32,7 @@ def best_times(dataset: "xr.Dataset") -> tuple[np.ndarray, np.ndarray, np.ndarra
     return out[0], out[1], out[2]
 
 
-def summary(dataset: "xr.Dataset") -> str:
+def summary(dataset: xr.Dataset) -> str:
     """Describes when more pre-training hurts, and how far networks are from the theory.
 
     Args:

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
@@ -16,16 +17,13 @@ from experiments.studies.shared.linear_overtraining import inflection, pre_train
 from theory.two_layer import fine_tuning, networks, perturbation, sharpness
 from theory.two_layer.layers import Layers, identity_start, loss
 
-if TYPE_CHECKING:
-    import xarray as xr
-
 # How many draws of Gaussian noise each simulated network sees.
 NOISES = 64
 DECAYS = (0.0, 1.2)  # of the diagram "misalignment"
 LEGS = 16  # pre-training times of which the best is taken in "misalignment"
 
 
-def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
+def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes one diagram by theory and by simulation.
 
     Args:
@@ -49,8 +47,6 @@ def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
       - `fixed`, `(fixed_rate, kind, x)`: the losses at fixed learning rates, those of pre-training
         first, in "trade_off".
     """
-    import xarray as xr
-
     theory = stage("closed forms", partial(closed_forms, config))
     key = jax.random.key(config.seed)
     simulated = (

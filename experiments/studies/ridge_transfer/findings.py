@@ -1,14 +1,9 @@
 """The findings of `ridge_transfer`, from the stored dataset alone."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import xarray as xr
 
 from experiments.lab.findings import Finding, judged, mean_and_error
-
-if TYPE_CHECKING:
-    import xarray as xr
-
 
 PRINTED = {
     "best": "the best ridge is 0 (n → ∞)",
@@ -16,7 +11,7 @@ PRINTED = {
 }
 
 
-def findings(dataset: "xr.Dataset") -> list[Finding]:
+def findings(dataset: xr.Dataset) -> list[Finding]:
     """Judges whether a ridge raises the risk of linear transfer, as the paper says.
 
     Two ridges are judged in each case: the one that is best by the closed form, and the largest.
@@ -34,7 +29,7 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
     return [_raised(case, strength) for case in cases for strength in PRINTED]
 
 
-def _raised(case: "xr.Dataset", strength: str) -> Finding:
+def _raised(case: xr.Dataset, strength: str) -> Finding:
     """Judges whether the "best" or the "largest" ridge of a case raises the risk."""
     added = case.added.sel(strength=strength)
     ridge = case.best_ridge if strength == "best" else case.ridge[-1]
@@ -49,7 +44,7 @@ def _raised(case: "xr.Dataset", strength: str) -> Finding:
     )
 
 
-def summary(dataset: "xr.Dataset") -> str:
+def summary(dataset: xr.Dataset) -> str:
     """Summarises the dataset in a few sentences.
 
     Args:

@@ -1,15 +1,13 @@
 """The figure of `ridge_transfer`."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
 
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.figure import Figure
+from sail_jax.drawing import style
 
 
-def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws risk against ridge strength, one panel for each case.
 
     Args:
@@ -18,8 +16,6 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     Returns:
       The figure, named "ridge": exact risk, its limit, simulated means, and the best ridge.
     """
-    from sail_jax.drawing import style
-
     figure, ((left, right),) = style.figure(1, 2, width=4.6, height=3.8)
     for i, ax in enumerate((left, right)):
         case = dataset.isel(case=i)

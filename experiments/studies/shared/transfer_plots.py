@@ -3,16 +3,14 @@
 `transfer_phase` and `transfer_factors` draw with them.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
 
 from experiments.studies.shared.transfer_regions import ROUNDING
 from sail_jax.drawing import style
-
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
 
 NAMES = {"linear": "Linear transfer", "fine_tune": "Fine-tuning"}
 MEASURED = {
@@ -40,7 +38,7 @@ def layers(depth: float) -> str:
     return "∞ layers" if np.isinf(depth) else f"{depth:g} layer{'s' if depth > 1 else ''}"
 
 
-def heat(ax: "Axes", x: np.ndarray, y: np.ndarray, values: np.ndarray, reach: float = 1.0) -> None:
+def heat(ax: Axes, x: np.ndarray, y: np.ndarray, values: np.ndarray, reach: float = 1.0) -> None:
     """Draws transferability as colours: orange where transfer helps, violet where it hurts.
 
     Args:
@@ -54,7 +52,7 @@ def heat(ax: "Axes", x: np.ndarray, y: np.ndarray, values: np.ndarray, reach: fl
     style.heatmap(ax, values, x=x, y=y, label="$T$", **looks)
 
 
-def limits(at: "xr.Dataset", *maps: np.ndarray) -> float:
+def limits(at: xr.Dataset, *maps: np.ndarray) -> float:
     """Chooses the value of the strongest colours.
 
     Args:
@@ -84,8 +82,8 @@ def _reach(*maps: np.ndarray) -> float:
 
 
 def points(
-    ax: "Axes",
-    at: "xr.Dataset",
+    ax: Axes,
+    at: xr.Dataset,
     mode: str,
     x: str,
     *,

@@ -1,17 +1,13 @@
 """The figures of `trajectory_averaging`. Colours tell averages from decays, in all of them."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.lab.findings import mean_and_error
 from experiments.studies.trajectory_averaging.findings import TASKS
 from sail_jax.drawing import style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 MARKERS = "osD^v"
 AVERAGES, DECAYS = style.PALETTE[0], style.PALETTE[1]
@@ -45,7 +41,7 @@ def _windows(dataset: xr.Dataset) -> Figure:
     return fig
 
 
-def _ways(ax: "Axes", of: xr.Dataset, *, measured: bool) -> None:
+def _ways(ax: Axes, of: xr.Dataset, *, measured: bool) -> None:
     windows = of["window"].values
     for kind, ways, colour in (("averaged", "shape", AVERAGES), ("decayed", "decay", DECAYS)):
         for k, way in enumerate(of[ways].values.astype(str)):

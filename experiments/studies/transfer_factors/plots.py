@@ -1,8 +1,11 @@
 """The figures of `transfer_factors`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from experiments.studies.shared.transfer_plots import (
     DOTS,
@@ -16,11 +19,6 @@ from experiments.studies.shared.transfer_plots import (
 )
 from sail_jax.drawing import style
 
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 FACTORS = {
     "spectrum": "decay exponent of the input spectrum",
     "time": "training time $t$",
@@ -28,7 +26,7 @@ FACTORS = {
 }
 
 
-def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of the study.
 
     Args:
@@ -47,7 +45,7 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     return figures
 
 
-def _by_factor(dataset: "xr.Dataset") -> "Figure":
+def _by_factor(dataset: xr.Dataset) -> Figure:
     """Draws transferability over the load and one more factor, for both ways of transfer.
 
     Args:
@@ -101,7 +99,7 @@ def _by_factor(dataset: "xr.Dataset") -> "Figure":
     return figure
 
 
-def _stopped(dataset: "xr.Dataset") -> "Figure":
+def _stopped(dataset: xr.Dataset) -> Figure:
     """Draws the risk of fine-tuning against the load, one colour for each training time.
 
     Lines are theory, where there is one. Points are means of the draws; near n = d, where risks
@@ -142,7 +140,7 @@ def _stopped(dataset: "xr.Dataset") -> "Figure":
     return figure
 
 
-def _broken(ax: "Axes", x: np.ndarray, y: np.ndarray, color: str) -> None:
+def _broken(ax: Axes, x: np.ndarray, y: np.ndarray, color: str) -> None:
     """Draws a curve in two pieces, so that it does not run through the divergence at gamma = 1."""
     for side in (x < 1, x > 1):
         ax.plot(x[side], y[side], color=color, lw=1.4)

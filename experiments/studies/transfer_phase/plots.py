@@ -2,9 +2,14 @@
 
 from fractions import Fraction
 from math import pi
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from experiments.lab.findings import mean_and_error
 from experiments.studies.shared import transfer_regions as regions
@@ -22,13 +27,8 @@ from experiments.studies.shared.transfer_plots import (
 from experiments.studies.transfer_phase.compared import gains, parts
 from sail_jax.drawing import style
 
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-
-def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of `transfer_phase`.
 
     Args:
@@ -75,11 +75,11 @@ def _suffix(sigma: float, noisy: float) -> str:
     return "_noiseless" if sigma == 0 else f"_sigma{sigma:g}".replace(".", "_").replace("+", "")
 
 
-def _title(at: "xr.Dataset", mode: str) -> str:
+def _title(at: xr.Dataset, mode: str) -> str:
     return NAMES[mode] if mode == "linear" else f"Fine-tuning {layers(float(at.depth))}"
 
 
-def _diagram(at: "xr.Dataset", mode: str) -> "Figure":
+def _diagram(at: xr.Dataset, mode: str) -> Figure:
     """Draws what theory says and what was measured over (gamma, theta), and slices of both.
 
     Where there are gradient flows of fine-tuned networks, their map stands between.
@@ -135,7 +135,7 @@ def _diagram(at: "xr.Dataset", mode: str) -> "Figure":
     return figure
 
 
-def _printed(at: "xr.Dataset") -> "Figure":
+def _printed(at: xr.Dataset) -> Figure:
     """Draws fine-tuning over (gamma, theta) as the paper prints it, and corrected, in one scale."""
     figure, ((left, right),) = style.figure(1, 2, width=4.8, height=4.1)
     maps = at.fine_tune_printed.values, at.fine_tune_theory.values
@@ -162,7 +162,7 @@ def _printed(at: "xr.Dataset") -> "Figure":
     return figure
 
 
-def _networks(at: "xr.Dataset", mode: str) -> "Figure":
+def _networks(at: xr.Dataset, mode: str) -> Figure:
     """Draws closed form, estimator and trained networks at the same points.
 
     A last panel shows what lies between the last two, by cause.
@@ -227,12 +227,12 @@ def _networks(at: "xr.Dataset", mode: str) -> "Figure":
     return figure
 
 
-def _is_of(at: "xr.Dataset", sigma: float) -> bool:
+def _is_of(at: xr.Dataset, sigma: float) -> bool:
     """Returns whether the flows are of the noise and the depth that are drawn."""
     return bool(float(at.sigma) == sigma and float(at.depth) == at.attrs["flow_depth"])
 
 
-def _draw_flows(ax: "Axes", at: "xr.Dataset", reach: float, title: str) -> None:
+def _draw_flows(ax: Axes, at: xr.Dataset, reach: float, title: str) -> None:
     """Draws the transferability that gradient flow of fine-tuned networks has."""
     x, y, d = at.flow_gamma.values, at.flow_theta.values, at.attrs["flow_d"]
     mean, error = mean_and_error(at.flow_gain, "flow_draw")
@@ -245,7 +245,7 @@ def _draw_flows(ax: "Axes", at: "xr.Dataset", reach: float, title: str) -> None:
     _dress_map(ax, ends, y, f"{title}, $σ$ = {float(at.sigma):g}\n{name}")
 
 
-def _dress_map(ax: "Axes", x: np.ndarray, y: np.ndarray, title: str) -> None:
+def _dress_map(ax: Axes, x: np.ndarray, y: np.ndarray, title: str) -> None:
     """Labels a map over load and angle, and cuts lines off at its edge."""
     half = float(np.diff(y[-2:])[0]) / 2
     ax.set(xlabel="load $γ = n/d$", ylabel="angle $θ$ (rad)", title=title)
@@ -253,11 +253,8 @@ def _dress_map(ax: "Axes", x: np.ndarray, y: np.ndarray, title: str) -> None:
     _angle_axis(ax, float(y[-1]))
 
 
-def _legend(figure: "Figure", mode: str) -> None:
+def _legend(figure: Figure, mode: str) -> None:
     """Says which line is theory's and which is measured."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     where = "at this $n$ and $d$" if mode == "linear" else "limit $n, d → ∞$"
     band = Patch(color=BAND, alpha=0.6, lw=0), Line2D([], [], color=style.INK, lw=1.4)
     looks: Any = [Line2D([], [], color=style.INK, lw=1.6, ls="--"), band]  # a pair is one entry
@@ -275,7 +272,7 @@ BAND = style.PALETTE[2]  # the uncertainty of a measured line: neither colour of
 
 
 def _draw_measured(
-    ax: "Axes", x: np.ndarray, y: np.ndarray, mean: np.ndarray, error: np.ndarray, far: np.ndarray
+    ax: Axes, x: np.ndarray, y: np.ndarray, mean: np.ndarray, error: np.ndarray, far: np.ndarray
 ) -> None:
     """Draws the line on which measured means change sign, and where they are within 1 s.e. of 0.
 
@@ -292,7 +289,7 @@ def _draw_measured(
     ax.contour(x, y, z, [0], colors=style.INK, linewidths=1.4, linestyles="solid")
 
 
-def _finer(x: np.ndarray, y: np.ndarray, *maps: np.ndarray) -> "tuple[np.ndarray, ...]":
+def _finer(x: np.ndarray, y: np.ndarray, *maps: np.ndarray) -> tuple[np.ndarray, ...]:
     """Interpolates maps [x, y] linearly between their points, eight times as fine."""
     from scipy.interpolate import RegularGridInterpolator
 
@@ -302,7 +299,7 @@ def _finer(x: np.ndarray, y: np.ndarray, *maps: np.ndarray) -> "tuple[np.ndarray
 
 
 def _draw_boundary(
-    ax: "Axes", zero: "xr.DataArray", angles: np.ndarray, *, color: str = style.INK, **look
+    ax: Axes, zero: xr.DataArray, angles: np.ndarray, *, color: str = style.INK, **look
 ) -> None:
     """Draws theory's line on which transfer neither helps nor hurts, dashed: angles by load."""
     load, angle = zero[zero.dims[0]].values, zero.values
@@ -315,7 +312,7 @@ def _draw_boundary(
         ax.plot(load, pi - angle, **{**lines, "label": None})
 
 
-def _family(dataset: "xr.Dataset", mode: str, along: str) -> "Figure":
+def _family(dataset: xr.Dataset, mode: str, along: str) -> Figure:
     """Draws the closed-form diagram at every value of `along`, "depth" or "sigma".
 
     Dots on the boundaries are measured changes of sign. The last panel has all boundaries.
@@ -353,7 +350,7 @@ def _family(dataset: "xr.Dataset", mode: str, along: str) -> "Figure":
     return figure
 
 
-def _draw_crossings(ax: "Axes", at: "xr.Dataset", mode: str, color: str) -> None:
+def _draw_crossings(ax: Axes, at: xr.Dataset, mode: str, color: str) -> None:
     """Draws the angles at which the measured T changes sign, for every load."""
     mean = at[f"{mode}_mean"].values
     stderr = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
@@ -381,7 +378,7 @@ def _crossings(theta: np.ndarray, gain: np.ndarray, bar: np.ndarray) -> list[tup
     return found
 
 
-def _angle_axis(ax: "Axes", top: float = pi / 2) -> None:
+def _angle_axis(ax: Axes, top: float = pi / 2) -> None:
     step = 1 if top <= 0.6 * pi else 2
     ticks = [k * pi / 8 for k in range(0, 9, step) if k * pi / 8 <= top + 1e-9]
     ax.set_yticks(ticks, [_as_pi(t) for t in ticks])
