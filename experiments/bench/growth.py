@@ -12,8 +12,11 @@ import shutil
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from jaxtyping import PyTree
 
 from experiments.bench._llama import Llama, write
 from experiments.bench._measuring import Sample, check_space, process, times
@@ -81,7 +84,7 @@ def permutation(n: int, repeat: int) -> dict[str, float]:
     move = jax.jit(lambda p, maps: change_basis(p, s, maps))
     copy = jax.jit(lambda p, maps: jax.tree.map(lambda x: x + 0, p))
 
-    def milliseconds(f: Any, maps: Any, repeat: int) -> float:
+    def milliseconds(f: Callable[..., PyTree], maps: PyTree, repeat: int) -> float:
         return 1e3 * min(times(lambda: f(params, maps), repeat).later)
 
     index, limit = (milliseconds(f, maps, 20 * repeat) for f in (move, copy))

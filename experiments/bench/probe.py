@@ -16,6 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from experiments.bench._measuring import Table, Times, add_repeats, device, in_turns
 from experiments.models.gpt import GPT
@@ -43,7 +44,7 @@ class Case(NamedTuple):
     models: list[Any]
     metric: probe.Metric
 
-    def loss(self, params: Any, batch: Any) -> jax.Array:
+    def loss(self, params: PyTree, batch: PyTree) -> jax.Array:
         """Computes the loss of one model on a batch."""
         return self.metric(probe.features(self.apply, params, batch)["output"], batch).mean()
 
@@ -76,13 +77,13 @@ class Timing(NamedTuple):
         return self.ms / self.bare_ms
 
 
-def _metric(logits: jax.Array, batch: Any) -> jax.Array:
+def _metric(logits: jax.Array, batch: PyTree) -> jax.Array:
     """Computes the cross-entropy of each example, the mean over its positions."""
     picked = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["y"][..., None], -1)
     return -picked.reshape(len(logits), -1).mean(1)
 
 
-def _case(name: str, module: nn.Module, layers: str, x: Any, y: Any) -> Case:
+def _case(name: str, module: nn.Module, layers: str, x: np.ndarray, y: np.ndarray) -> Case:
     """Makes a network with a base and two models near it."""
     apply = probe.flax_network(
         module.apply, layers, intercept=nn.intercept_methods, inputs=lambda batch: batch["x"]

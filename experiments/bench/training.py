@@ -13,9 +13,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
 from jaxtyping import Array, PyTree
 
 from experiments.bench._measuring import device, times
@@ -66,7 +69,7 @@ def per_token(config: Mapping[str, Any], params: PyTree, context: int) -> float:
     return 6.0 * met + 12.0 * heads * context
 
 
-def matmul_rate(dtype: Any, n: int, repeats: int) -> float:
+def matmul_rate(dtype: DTypeLike, n: int, repeats: int) -> float:
     """Measures the rate at which one device multiplies matrices.
 
     Args:
@@ -145,12 +148,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return {"parameters": size, "seconds": seconds, "operations_per_second": done, "limit": rate}
 
 
-def _loss(net: Any, params: PyTree, mutable: None, tokens: Array, key: Any = None) -> Any:
+def _loss(
+    net: nn.Module, params: PyTree, mutable: None, tokens: Array, key: Array | None = None
+) -> tuple[Array, dict[str, Array], None]:
     """Computes the mean loss of next-token prediction, in the form that the trainer wants."""
     return token_losses(net, {"params": params}, tokens[:, :-1], tokens[:, 1:]).mean(), {}, mutable
 
 
-def _train(config: dict[str, Any], batch: int, args: Any, mesh: Any) -> tuple[float, float, PyTree]:
+def _train(
+    config: dict[str, Any], batch: int, args: argparse.Namespace, mesh: Mesh
+) -> tuple[float, float, PyTree]:
     """Trains, and returns seconds per step, the share of time in steps, and the parameters.
 
     The first step, which compiles, does not count.

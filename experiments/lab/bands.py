@@ -4,12 +4,20 @@ from typing import Any
 
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.typing import ColorType
+from numpy.typing import ArrayLike
 
 from experiments.lab.findings import mean_and_error
 
 
 def band(
-    ax: Axes, x: Any, values: xr.DataArray, *, color: Any, alpha: float = 0.25, **look: Any
+    ax: Axes,
+    x: ArrayLike,
+    values: xr.DataArray,
+    *,
+    color: ColorType,
+    alpha: float = 0.25,
+    **look: Any,
 ) -> None:
     """Draws the mean over seeds as a line, and its standard error as a band around it.
 

@@ -3,10 +3,10 @@
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -17,11 +17,16 @@ from experiments.data.registry import OFFLINE_TEXT
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.models import presets
+from experiments.models.gpt import GPT
+from experiments.models.llama import Llama
 from experiments.models.pretrained import read_config
 from experiments.studies.overtraining_checkpoints import data, measure, series
 from experiments.studies.overtraining_checkpoints.config import Config
 from experiments.studies.shared import language_tasks as tasks
 from experiments.studies.shared import language_training as training
+
+T = TypeVar("T")
+Arrays = Mapping[str, np.ndarray]
 
 # Measurements of `measure.fine_tune` that do not need benchmarks.
 FOUND = ("base", "validation", "test", "distance")
@@ -85,10 +90,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         return _dataset(config, net, loaded, budgets, noisy, tuned).assign_attrs(unit=unit)
 
 
-def _refusing(compute: Any) -> Any:
+def _refusing(compute: Callable[..., T]) -> Callable[..., T]:
     """Wraps a stage's computation so that its ValueErrors, about checkpoints, become DataErrors."""
 
-    def computed(*arguments: Any) -> Any:
+    def computed(*arguments: object) -> T:
         """Computes the stage."""
         with refused():
             return compute(*arguments)
@@ -136,7 +141,12 @@ def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]
 
 
 def _dataset(
-    config: Config, net: Any, loaded: data.Data, budgets: np.ndarray, noisy: Any, tuned: Any
+    config: Config,
+    net: GPT | Llama,
+    loaded: data.Data,
+    budgets: np.ndarray,
+    noisy: Sequence[Arrays],
+    tuned: Sequence[Sequence[Arrays]],
 ) -> xr.Dataset:
     """Builds the dataset from the stages' results.
 

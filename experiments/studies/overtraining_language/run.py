@@ -1,7 +1,7 @@
 """The run of `overtraining_language`: its order of `stages`, and the dataset they make."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from experiments.studies.overtraining_language import stages
 from experiments.studies.overtraining_language.config import Config
 from experiments.studies.shared import language_tasks as tasks
 from experiments.studies.shared import language_training as training
+
+Arrays = Mapping[str, np.ndarray]
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
@@ -110,12 +112,14 @@ def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]
     return list(zip(names, parts, strict=True))
 
 
-def _joined(parts: Any) -> dict[str, np.ndarray]:
+def _joined(parts: Iterable[Arrays]) -> dict[str, np.ndarray]:
     """Concatenates the results of parts along their leading axis."""
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
-def _dataset(config: Config, noisy: Any, tuned: Sequence[Any], theory: Any) -> xr.Dataset:
+def _dataset(
+    config: Config, noisy: Arrays, tuned: Sequence[Arrays], theory: Mapping[str, Arrays]
+) -> xr.Dataset:
     """Names the results of the stages and gives each array its dimensions."""
     models, runs = ("budget", "seed"), ("task", "budget", "seed", "rate")
     shape = (len(config.pretrain.budgets), config.replicates)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jax.typing import ArrayLike
 
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
@@ -104,7 +105,7 @@ def _rows(config: Config, points: int) -> np.ndarray:
     return np.linspace(*config.rows, 3 if config.diagram == "trade_off" else points)
 
 
-def _fall(config: Config, time: Any, power: Any) -> Any:
+def _fall(config: Config, time: np.ndarray, power: np.ndarray) -> np.ndarray:
     """Computes the rate of "trade_off" at a pre-training time: rate max(time, 1)^-power."""
     return config.tuning.rate * np.maximum(time, 1.0) ** -power
 
@@ -132,7 +133,7 @@ def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
         sigma = config.tasks.spectrum()
         y = pre_trained(config.tasks, sigma, x)
         loss, tuned = _after(config, y, sigma, rows[:, None], x)
-        curves = {"loss": loss, "tuned": tuned}
+        curves: dict[str, ArrayLike] = {"loss": loss, "tuned": tuned}
         if config.diagram == "sensitivity":
             curves["trace"] = 4 * config.tasks.d * y.sum(-1)
             curves["sharpness"] = sharpness.mode_sharpness(y, sigma)
@@ -145,7 +146,9 @@ def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
         return {name: np.asarray(value) for name, value in curves.items()}
 
 
-def _after(config: Config, y: Any, sigma: np.ndarray, row: Any, time: Any):
+def _after(
+    config: Config, y: jax.Array, sigma: np.ndarray, row: np.ndarray, time: np.ndarray
+) -> tuple[ArrayLike, ArrayLike]:
     """Computes the losses on both tasks, [row, x], of networks with modes y [x, d].
 
     The first is that of pre-training. In "sensitivity" the two are the rise of the loss and its
@@ -167,15 +170,17 @@ def _after(config: Config, y: Any, sigma: np.ndarray, row: Any, time: Any):
     return tuned_losses(y, sigma, ft, config.tuning.rate * config.tuning.steps, row)
 
 
-def _noisy(config: Config, y: Any, sigma: np.ndarray, rate: Any):
+def _noisy(
+    config: Config, y: jax.Array, sigma: np.ndarray, rate: np.ndarray
+) -> tuple[ArrayLike, ArrayLike]:
     """Computes the losses on both tasks if fine-tuning also adds Gaussian noise.
 
     The variance of the noise is nu times the learning rate; `rate` is [rate, x], as are the losses.
     """
     ft, gamma = config.tasks.target(sigma), np.sqrt(config.tuning.nu * rate)
     after = fine_tuning.mode((rate * config.tuning.steps)[..., None], y, ft)
-    kinds = (perturbation.perturbed_mode_loss(after, s, gamma) for s in (sigma, ft))
-    return tuple(kinds)
+    loss, tuned = (perturbation.perturbed_mode_loss(after, s, gamma) for s in (sigma, ft))
+    return loss, tuned
 
 
 def _cost(config: Config, decay: float, ratios: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -46,7 +46,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     config, data = training.load(config)
     initial = jax.device_get(training.initial(config))
 
-    def weights_of(which: Any) -> PyTree:
+    def weights_of(which: list[int]) -> PyTree:
         return jax.tree.map(lambda leaf: leaf[:, which], initial)
 
     def swept(start: Start, overlaps: tuple[float, float], steps: int) -> dict[str, Any]:

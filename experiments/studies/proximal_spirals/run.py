@@ -43,7 +43,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     data = {how: training.load(config, how) for how in config.sources}
     initial = jax.device_get(training.initial(config))
 
-    def weights_of(which: Any) -> PyTree:
+    def weights_of(which: int | list[int]) -> PyTree:
         return jax.tree.map(lambda leaf: leaf[:, which], initial)
 
     # Any sources will do: how they are cut out does not change the points.

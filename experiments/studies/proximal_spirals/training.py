@@ -94,7 +94,7 @@ def load(config: Config, how: Sources) -> Data:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *draws)
 
 
-def _apply(config: Config, params: PyTree, x: Any) -> Any:
+def _apply(config: Config, params: PyTree, x: ArrayLike) -> Any:
     """The logits of a model, of shape (..., 2)."""
     return MLP((config.hidden,), CLASSES).apply(params, x)
 
@@ -140,7 +140,7 @@ def _trained(
     return end.params, end.measured
 
 
-def _pick(points: Points, index: Any) -> Points:
+def _pick(points: Points, index: ArrayLike) -> Points:
     """The points of an index, which adds its shape in front."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], points)
 

@@ -119,7 +119,7 @@ def tuned_losses(
     return jnp.sum((after - sigma) ** 2, -1), jnp.sum((after - target) ** 2, -1)
 
 
-def inflection(times: np.ndarray, loss: "jax.Array") -> np.ndarray:
+def inflection(times: np.ndarray, loss: "ArrayLike") -> np.ndarray:
     """Finds the time after which more pre-training hurts.
 
     Args:

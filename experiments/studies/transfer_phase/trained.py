@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from experiments.lab.progress import Stage
 from experiments.lab.sweep import over_devices, sweep
@@ -194,7 +194,7 @@ def _problems(x: Array, y: Array) -> directions.Problem:
     return jax.vmap(of_samples)(x, y)
 
 
-def _each(fn: Callable[..., Any], of_load: Any, of_cell: Any) -> Any:
+def _each(fn: Callable[..., Any], of_load: PyTree, of_cell: PyTree) -> PyTree:
     """Applies a function to each cell; what belongs to a load is shared by its cells."""
     return jax.vmap(jax.vmap(jax.vmap(fn, (None, 0)), (None, 0)))(of_load, of_cell)
 
