@@ -29,11 +29,7 @@ def add_repeats(parser: argparse.ArgumentParser, default: int, what: str = "time
 def some_of(options: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
     """Makes a reader of names with commas between them, for an option.
 
-    Args:
-      options: The names that are allowed.
-
-    Returns:
-      The reader. It raises `ArgumentTypeError` at a name that is not allowed.
+    Returns the reader. It raises `ArgumentTypeError` at a name that is not allowed.
     """
     allowed = tuple(options)
 

@@ -30,11 +30,7 @@ def checkpoints(folder: Path) -> dict[str, Path]:
     They are a base, three models tuned from it, one that is far from its base, and one with more
     tokens, all in float32; the first four are written in bfloat16 as well.
 
-    Args:
-      folder: The folder for them.
-
-    Returns:
-      The models' folders by name.
+    Returns the models' folders by name.
     """
     names = ("base", "tuned-0", "tuned-1", "tuned-2")
     write([folder / n for n in names], SMALL, dtype="float32")
@@ -47,11 +43,7 @@ def checkpoints(folder: Path) -> dict[str, Path]:
 def read(folder: Path) -> dict[str, np.ndarray]:
     """Reads a single safetensors file, without any of the code that is under test.
 
-    Args:
-      folder: The folder of the checkpoint.
-
-    Returns:
-      The tensors by name, in float32.
+    Returns the tensors by name, in float32.
     """
     data = (folder / "model.safetensors").read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")

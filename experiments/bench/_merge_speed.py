@@ -71,9 +71,8 @@ class Track(NamedTuple):
     def record(self) -> dict[str, Any]:
         """Summarises the runs.
 
-        Returns:
-          The median, the least and the most of their seconds, their number, and the highest peak;
-          or the first failure alone.
+        Returns the median, the least and the most of their seconds, their number, and the highest
+        peak; or the first failure alone.
         """
         if failure := next((s.failure for s in self.samples if s.failure), ""):
             return {"failure": failure}

@@ -118,11 +118,7 @@ def cases(batch: int) -> list[Case]:
 def probes(case: Case) -> dict[str, tuple[int, int, Callable[[], Any]]]:
     """Lists the probes, and the passes that each of them needs.
 
-    Args:
-      case: The network.
-
-    Returns:
-      For each probe, the numbers of forward passes and of gradients, and the call.
+    Returns for each probe, the numbers of forward passes and of gradients, and the call.
     """
     base, first, second = case.models
     apply, data, metric, loss = case.apply, case.data, case.metric, case.loss

@@ -28,18 +28,7 @@ def _about(name: str) -> str:
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Runs the benchmark that is named first, or lists the benchmarks if none is.
-
-    Args:
-      parser: The parser of the command, which is not used: the benchmark gets one of its own.
-      argv: The arguments after "bench": the name of a benchmark, then its options.
-
-    Returns:
-      The exit code: 1 if what was measured is not `good`, else 0.
-
-    Raises:
-      UsageError: If there is no such benchmark.
-    """
+    """Runs the benchmark that is named first, or lists the benchmarks if none is."""
     names = benchmarks()
     if not argv or argv[0] in ("-h", "--help"):
         show("usage: sail-jax bench NAME [options of that benchmark]\n")

@@ -12,19 +12,7 @@ from sail_jax.cli.progress import show
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Describes one data set, with the commands that use it, or lists all.
-
-    Args:
-      parser: The parser of the command.
-      argv: The arguments after "data": none, or the name of a data set and its options.
-
-    Returns:
-      The exit code, 0.
-
-    Raises:
-      UsageError: If there is no such data set, an option is unknown, or a value is not allowed.
-      DataError: If files of the data set are missing or damaged.
-    """
+    """Describes one data set, with the commands that use it, or lists all."""
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help="read this data set and say what it holds"
     )
@@ -58,8 +46,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 def listed() -> str:
     """Puts all data sets into words, a paragraph for each kind.
 
-    Returns:
-      The text. Each data set has a line with its name, source and size, and one on its files.
+    Returns the text. Each data set has a line with its name, source and size, and one on its files.
     """
     from experiments.data.registry import KINDS
 

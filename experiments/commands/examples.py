@@ -9,21 +9,7 @@ from sail_jax.cli.progress import show
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Makes the examples and grades them, or grades one checkpoint.
-
-    Args:
-      parser: The parser of the command.
-      argv: The arguments after "examples": a directory and options.
-
-    Returns:
-      The exit code, 0.
-
-    Raises:
-      RefusedError: If the directory is a file, or is not empty and `--force` is not given.
-      StoreError: If a file cannot be written, or the checkpoint to grade is not a model of the
-        examples.
-      UsageError: If an argument is unknown or missing.
-    """
+    """Makes the examples and grades them, or grades one checkpoint."""
     add = parser.add_argument
     add(
         "dir",

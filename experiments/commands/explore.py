@@ -7,15 +7,7 @@ from sail_jax.cli.options import Parser, seed
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Writes the page.
-
-    Args:
-      parser: The parser of the command, to which options are added.
-      argv: The arguments of the command.
-
-    Returns:
-      The exit code.
-    """
+    """Writes the page."""
     parser.add_argument(
         "--out",
         metavar="FILE",

@@ -7,21 +7,7 @@ from sail_jax.cli.options import Parser, seed
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Computes the results and writes the page (`experiments.pages.quickstart`).
-
-    Args:
-      parser: The parser of the command.
-      argv: The arguments after "quickstart", all of them options.
-
-    Returns:
-      The exit code: 0, or 1 if a claim of the ledger did not fare as expected.
-
-    Raises:
-      RefusedError: If the directory holds anything else, or a quickstart and `--resume` is not
-        given.
-      StoreError: If something stored is damaged or cannot be written.
-      UsageError: If an option is unknown or its value does not fit.
-    """
+    """Computes the results and writes the page (`experiments.pages.quickstart`)."""
     parser.add_argument(
         "--out",
         metavar="DIR",

@@ -33,18 +33,6 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     """Runs a study, or continues it, and prints its findings.
 
     With no name, or with `--help` alone, it lists the studies.
-
-    Args:
-      parser: The parser of the command, whose description is used.
-      argv: The arguments after "run": the name of a study, then options.
-
-    Returns:
-      The exit code, 0.
-
-    Raises:
-      UsageError: If the study, the preset or an option is unknown, or a value is not allowed.
-      RefusedError: If the directory cannot be used for this run; see `store.Run.open`.
-      StoreError: If something stored is damaged or cannot be written.
     """
     if not argv or argv[0] in ("-h", "--help"):
         show("usage: sail-jax run NAME [--preset P] [--out DIR] [--resume] [config fields]\n")

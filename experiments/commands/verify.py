@@ -18,22 +18,7 @@ if TYPE_CHECKING:
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Simulates the claims, prints the ledger, and writes it to files if asked.
-
-    Args:
-      parser: The parser of the command.
-      argv: The arguments after "verify", all of them options.
-
-    Returns:
-      The exit code: 0 if every claim fares as the ledger says, else 1. With `--coverage`, 0 if
-      every statement of the papers is accounted for, else 1.
-
-    Raises:
-      UsageError: If an option is unknown, its value does not fit, or `--coverage` stands beside
-        others.
-      RefusedError: If a file to be written exists and is not a ledger.
-      StoreError: If a file cannot be read or written.
-    """
+    """Simulates the claims, prints the ledger, and writes it to files if asked."""
     parser.add_argument(
         "--claims",
         metavar="GLOBS",

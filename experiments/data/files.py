@@ -93,12 +93,7 @@ class Pool(NamedTuple):
 def missing(path: Path, source: Source) -> DataError:
     """Makes the error for a file that is not there.
 
-    Args:
-      path: The file.
-      source: The data set that it belongs to.
-
-    Returns:
-      An error, not raised, that says who publishes the data set and what may be used instead.
+    Returns an error, not raised, that says who publishes the data set and what may be used instead.
     """
     return DataError(
         f"{path} is missing: {source.name} is published at {source.home}; put it there, or use the "

@@ -143,11 +143,10 @@ class ImagePool(ImageData):
     def published(self) -> tuple[Pool, int]:
         """Reads all images, the publisher's training images before its test images.
 
-        Returns:
-          The images, with pixels in [0, 1], and their labels; and how many of them are to train on.
+        Returns the images, with pixels in [0, 1], and their labels; and how many of them are to
+        train on.
 
-        Raises:
-          DataError: As `read` does.
+        Raises `DataError` as `read` does.
         """
         parts = [self.read(split) for split in ("train", "test")]
         images = np.concatenate([part.images for part in parts]) / np.float32(255)
@@ -159,14 +158,9 @@ class ImagePool(ImageData):
 
         Training and test images of the publisher are put together.
 
-        Args:
-          seed: Seed of the drawing.
+        Returns the images, with pixels in [0, 1], and their labels.
 
-        Returns:
-          The images, with pixels in [0, 1], and their labels.
-
-        Raises:
-          DataError: If there are fewer images than `examples`, or as `read` does.
+        Raises `DataError` if there are fewer images than `examples`, or as `read` does.
         """
         if self.name == OFFLINE:
             images, labels = digits.load()

@@ -14,12 +14,8 @@ from sail_jax.drawing import style
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws transferability against each distance.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      The figure, named "divergences": distances of the laws (top), estimates of W_1 from samples
-      (bottom), and all loads in one panel.
+    Returns the figure, named "divergences": distances of the laws (top), estimates of W_1 from
+    samples (bottom), and all loads in one panel.
     """
     figure, axes = style.figure(2, 3, width=4.0, height=3.5)
     _against(axes[0, 0], dataset, "kl", "(a) KL divergence, exact")

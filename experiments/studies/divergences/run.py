@@ -25,15 +25,10 @@ DEPTH = 2  # of the fine-tuned network
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes transferability and every distance between source and target, over angles.
 
-    Args:
-      config: The config.
-      stage: What computes or restores the parts of the run.
-
-    Returns:
-      A dataset over mode, gamma (the load) and theta (the angle). Transferability is `theory` on a
-      fine grid of angles, and `gain` of each draw with its mean and standard deviation. Distances
-      are `kl` and the bounds of W_1 and the Dudley metric on the fine grid, estimates of the latter
-      two from coupled samples, and `sampled_w1` from independent samples of (x, y).
+    Returns a dataset over mode, gamma (the load) and theta (the angle). Transferability is `theory`
+    on a fine grid of angles, and `gain` of each draw with its mean and standard deviation.
+    Distances are `kl` and the bounds of W_1 and the Dudley metric on the fine grid, estimates of
+    the latter two from coupled samples, and `sampled_w1` from independent samples of (x, y).
     """
     keys = jax.random.split(jax.random.key(config.seed), 3)
 

@@ -29,18 +29,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
     The small networks are one stage, and each method is one, for all seeds together.
 
-    Args:
-      config: The config.
-      stage: What runs and stores a stage. The default stores nothing.
-
-    Returns:
-      Over way ("scratch" first, then the methods) and seed: the held-out `loss` by step,
-      `step0_excess`, and the steps and compute saved (see `experiments.measures.savings`). Also
-      `source_loss` of the small networks, whether growth is `exact` and Adam's state `moved`, and
-      `flops` of one training step of each network.
-
-    Raises:
-      DataError: If the data cannot be read, or do not suffice.
+    Returns over way ("scratch" first, then the methods) and seed: the held-out `loss` by step,
+    `step0_excess`, and the steps and compute saved (see `experiments.measures.savings`). Also
+    `source_loss` of the small networks, whether growth is `exact` and Adam's state `moved`, and
+    `flops` of one training step of each network.
     """
     data = load(config)
     source = stage("train the source", lambda: _seeds(config, partial(_source, config, data)))
@@ -57,15 +49,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 def load(config: Config) -> list[tasks.Data]:
     """Loads the data of every repetition.
 
-    Args:
-      config: The config.
+    Returns the data, one entry for each repetition: for text the same each time, for images splits
+    of their own.
 
-    Returns:
-      The data, one entry for each repetition: for text the same each time, for images splits of
-      their own.
-
-    Raises:
-      DataError: If the data cannot be read, or do not suffice.
+    Raises `DataError` if the data cannot be read, or do not suffice.
     """
     with refused():
         if config.task == "text":

@@ -35,23 +35,15 @@ def perturb(config: Config, net: nn.Module, data: Data, path: str) -> dict[str, 
     The noise is theta + gamma epsilon, where epsilon is normal with the standard deviations of
     `deviations`.
 
-    Args:
-      config: The settings.
-      net: The network.
-      data: What to measure on.
-      path: Folder of the checkpoint.
+    Returns losses in nats per token, and answers:
+    - "base": the loss on held-out text without noise, `(seed,)`;
+    - "noisy": its mean over draws of noise, `(seed, gamma)`;
+    - "before": the loss on each task's test examples without noise, `(task, seed)`;
+    - "answers": the share of right answers without noise, `(benchmark,)`; only if there are
+      benchmarks.
 
-    Returns:
-      Losses in nats per token, and answers:
-      - "base": the loss on held-out text without noise, `(seed,)`;
-      - "noisy": its mean over draws of noise, `(seed, gamma)`;
-      - "before": the loss on each task's test examples without noise, `(task, seed)`;
-      - "answers": the share of right answers without noise, `(benchmark,)`; only if there are
-        benchmarks.
-
-    Raises:
-      ValueError: If the weights are missing, damaged or do not fit config.json, or as
-        `deviations`.
+    Raises `ValueError` if the weights are missing, damaged or do not fit config.json, or as
+    `deviations`.
 
     References:
       Springer et al., 2025 (arXiv 2503.19206), eq. 1, Figures 3 and 65.

@@ -38,25 +38,16 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     There is one stage for the noise on each checkpoint, and one for each of its tasks. With
     `memory.together` the latter is divided into several of fewer fine-tunings.
 
-    Args:
-      config: What to run.
-      stage: Computes and stores a stage under its name; the default stores nothing.
-
-    Returns:
-      The dataset, with losses in nats per token:
-      - `base`, `(budget, seed)`: the loss on held-out text of pre-training;
-      - `noisy`, `(budget, seed, gamma)`: the same under noise;
-      - `before`, `(task, budget, seed)`: the loss on the tasks' test examples before fine-tuning;
-      - `tuned_*`, `(task, budget, seed, rate)`: the results of `measure.fine_tune`;
-      - `unigram`: the loss of predicting each token by its frequency alone;
-      - `answers`, `(budget, benchmark)`, and `tuned_answers`, `(task, budget, seed, rate,
-        benchmark)`: the shares of right answers, if there are benchmarks.
-      The attributes are the number of `parameters`, the `rank` of adapters (0 without), the
-      `source` ("folders" or "series") and the `unit` of budgets ("tokens" or "order").
-
-    Raises:
-      DataError: If checkpoints or data are missing, damaged, too few or do not fit each other, or
-        devices cannot share the batches.
+    Returns the dataset, with losses in nats per token:
+    - `base`, `(budget, seed)`: the loss on held-out text of pre-training;
+    - `noisy`, `(budget, seed, gamma)`: the same under noise;
+    - `before`, `(task, budget, seed)`: the loss on the tasks' test examples before fine-tuning;
+    - `tuned_*`, `(task, budget, seed, rate)`: the results of `measure.fine_tune`;
+    - `unigram`: the loss of predicting each token by its frequency alone;
+    - `answers`, `(budget, benchmark)`, and `tuned_answers`, `(task, budget, seed, rate,
+      benchmark)`: the shares of right answers, if there are benchmarks.
+    The attributes are the number of `parameters`, the `rank` of adapters (0 without), the
+    `source` ("folders" or "series") and the `unit` of budgets ("tokens" or "order").
     """
     with contextlib.ExitStack() as stack:
         with refused():

@@ -33,14 +33,7 @@ FINE_TUNED = {
 
 
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
-    """Draws the paper's Figures 3 to 6 and 8 to 10 of this run, and its inflection points.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      The figures by name.
-    """
+    """Draws the paper's Figures 3 to 6 and 8 to 10 of this run, and its inflection points."""
     return {
         "perturbation": _perturbation(dataset),
         "fine_tuning": _fine_tuning(dataset),

@@ -28,24 +28,15 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
     With `memory.together` a stage is divided into several of fewer models.
 
-    Args:
-      config: What to run.
-      stage: Computes and stores a stage under its name; the default stores nothing.
-
-    Returns:
-      The dataset, with losses in nats per token:
-      - `base`, `(budget, seed)`: the loss on held-out text of pre-training;
-      - `noise_*`, `(budget, seed, noise)`: the results of `stages.perturb`;
-      - `tuned_*`, `(task, budget, seed, rate)`, some also along `scale`: those of
-        `stages.fine_tune`; the own losses of texts with classes are in nats per text;
-      - `theory_*`: those of `stages.theory`;
-      - `unigram`: the loss of predicting each token by its frequency alone.
-      The attributes are the number of `parameters`, the `model`, and `kept_perplexity` if the
-      config has one.
-
-    Raises:
-      DataError: If data are missing, too few or of another vocabulary, or devices cannot share the
-        batches.
+    Returns the dataset, with losses in nats per token:
+    - `base`, `(budget, seed)`: the loss on held-out text of pre-training;
+    - `noise_*`, `(budget, seed, noise)`: the results of `stages.perturb`;
+    - `tuned_*`, `(task, budget, seed, rate)`, some also along `scale`: those of
+      `stages.fine_tune`; the own losses of texts with classes are in nats per text;
+    - `theory_*`: those of `stages.theory`;
+    - `unigram`: the loss of predicting each token by its frequency alone.
+    The attributes are the number of `parameters`, the `model`, and `kept_perplexity` if the
+    config has one.
     """
     with refused():
         where = training.layout(config.shard)

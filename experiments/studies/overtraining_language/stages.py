@@ -302,12 +302,11 @@ ROWS = {"noise": np.linspace(0.0, 0.35, POINTS), "rate": np.linspace(0.0, 0.0005
 def theory() -> dict[str, Any]:
     """Evaluates the theory of two-layer linear networks, for comparison.
 
-    Returns:
-      For "noise" and for "rate" (of fine-tuning):
-      - "loss": the pre-training loss afterwards, `(row, time)`;
-      - "inflection": the time after which more pre-training hurts, 0 if there is none, `(row,)`;
-      - "row": the sizes of noise, or the rates;
-      - "time": the pre-training times.
+    Returns for "noise" and for "rate" (of fine-tuning):
+    - "loss": the pre-training loss afterwards, `(row, time)`;
+    - "inflection": the time after which more pre-training hurts, 0 if there is none, `(row,)`;
+    - "row": the sizes of noise, or the rates;
+    - "time": the pre-training times.
 
     References:
       Springer et al., 2025 (arXiv 2503.19206), Section 4.

@@ -10,14 +10,10 @@ COSTS = 1e-3
 def best_times(dataset: xr.Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Finds the times after which the loss of trained networks no longer falls.
 
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      For each row of networks the time at which their mean loss is least, of the times at which it
-      was computed; and the nearest times before and after it whose loss is greater by more than the
-      standard error of the difference, or the ends of the range. NaN where the least loss is the
-      last one: then more pre-training was not seen to hurt.
+    Returns for each row of networks the time at which their mean loss is least, of the times at
+    which it was computed; and the nearest times before and after it whose loss is greater by more
+    than the standard error of the difference, or the ends of the range. NaN where the least loss is
+    the last one: then more pre-training was not seen to hurt.
     """
     times, mean = dataset.cell_x.values, dataset.loss_mean.values
     error = dataset.loss_std.values / np.sqrt(dataset.attrs["seeds"])
@@ -33,14 +29,7 @@ def best_times(dataset: xr.Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Describes when more pre-training hurts, and how far networks are from the theory.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      Two sentences; the first depends on the diagram.
-    """
+    """Describes when more pre-training hurts, and how far networks are from the theory."""
     theory = dataset.loss_theory.interp(x=dataset.cell_x.values, row=dataset.cell_row.values)
     scale = float(np.abs(dataset.loss_theory).max())
     gap = np.abs(dataset.loss_mean.values - theory.values) / scale

@@ -15,12 +15,6 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
 
     Most show the theory, the simulation, and rows of both in one plot. Those of `trade_off` are the
     panels of the paper's Figure 7.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      One figure, under the name of the diagram.
     """
     name = dataset.attrs["diagram"]
     draw = {"trade_off": _trade_off, "sensitivity": _sensitivity}.get(name, _diagram)

@@ -27,26 +27,21 @@ LEGS = 16  # pre-training times of which the best is taken in "misalignment"
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes one diagram by theory and by simulation.
 
-    Args:
-      config: Which diagram, and its settings.
-      stage: Computes and stores a stage under its name; the default stores nothing.
-
-    Returns:
-      The dataset. What is computed in closed form is on a fine grid, `(row, x)`; what is simulated
-      is on a coarse one, `(cell_row, cell_x)`. x is the pre-training time, or the decay in
-      "misalignment".
-      - `loss_theory` and `tuned_theory`: the pre-training loss and the fine-tuning loss afterwards.
-        In "misalignment" both are costs instead: what the last of pre-training adds to each loss,
-        in units of |A|^2. In "sensitivity" they are what noise adds to the loss, and its quadratic
-        prediction.
-      - `loss_mean`, `loss_std`, `tuned_mean` and `tuned_std`: means and standard deviations of the
-        same over simulated networks.
-      - `trace_*` and `sharpness_*`, along x: the trace and the largest eigenvalue of the Hessian,
-        in "sensitivity".
-      - `inflection`, `(row,)`: the time after which more pre-training hurts, NaN if there is none;
-        not in "misalignment" and "sensitivity".
-      - `fixed`, `(fixed_rate, kind, x)`: the losses at fixed learning rates, those of pre-training
-        first, in "trade_off".
+    Returns the dataset. What is computed in closed form is on a fine grid, `(row, x)`; what is
+    simulated is on a coarse one, `(cell_row, cell_x)`. x is the pre-training time, or the decay in
+    "misalignment".
+    - `loss_theory` and `tuned_theory`: the pre-training loss and the fine-tuning loss afterwards.
+      In "misalignment" both are costs instead: what the last of pre-training adds to each loss,
+      in units of |A|^2. In "sensitivity" they are what noise adds to the loss, and its quadratic
+      prediction.
+    - `loss_mean`, `loss_std`, `tuned_mean` and `tuned_std`: means and standard deviations of the
+      same over simulated networks.
+    - `trace_*` and `sharpness_*`, along x: the trace and the largest eigenvalue of the Hessian,
+      in "sensitivity".
+    - `inflection`, `(row,)`: the time after which more pre-training hurts, NaN if there is none;
+      not in "misalignment" and "sensitivity".
+    - `fixed`, `(fixed_rate, kind, x)`: the losses at fixed learning rates, those of pre-training
+      first, in "trade_off".
     """
     theory = stage("closed forms", partial(closed_forms, config))
     key = jax.random.key(config.seed)

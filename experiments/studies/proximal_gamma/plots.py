@@ -35,13 +35,9 @@ PAIR_LABELS = {"1-target": "D₁ to Dₜ", "2-target": "D₂ to Dₜ", "1-2": "D
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of a finished run.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      `gamma`, loss against gamma; `weights`, measured and predicted gammas; `distances` between the
-      parts; `overlap`, loss against gamma for every overlap; and `map` of the parts, if there is
-      one.
+    Returns `gamma`, loss against gamma; `weights`, measured and predicted gammas; `distances`
+    between the parts; `overlap`, loss against gamma for every overlap; and `map` of the parts, if
+    there is one.
     """
     figures = {
         "gamma": _loss(dataset),

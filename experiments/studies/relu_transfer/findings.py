@@ -51,11 +51,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     They concern how fast the risk of training from scratch falls, what frozen features lack of the
     target, and the side of the predicted boundary on which they win. Teachers are what is repeated.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      The findings; the first alone where no network was pretrained.
+    Returns the findings; the first alone where no network was pretrained.
     """
     scratch = dataset.scratch_risk
     law = st.fit_power_law(dataset.n.values, scratch.mean("draw").values)
@@ -114,13 +110,9 @@ def _below(dataset: xr.Dataset, law: st.PowerLaw) -> xr.DataArray:
 def summary(dataset: xr.Dataset) -> str:
     """Summarises the dataset in a few sentences.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      The exponent of the scratch risk and whether the law is straight; where networks were
-      pretrained, also how far the predicted boundary is off, and what pretraining does to the
-      features.
+    Returns the exponent of the scratch risk and whether the law is straight; where networks were
+    pretrained, also how far the predicted boundary is off, and what pretraining does to the
+    features.
     """
     nu, low, high = dataset.exponent.values
     bend = dataset.curvature.values

@@ -17,13 +17,9 @@ from theory import student_teacher as st
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of the study.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      The figures by name: "kernels", "laws" (the scratch law and what frozen features lack),
-      "phase" and, where the output layer was also fitted by descent, "phase_descent". Where no
-      network was pretrained, the scratch "law" alone.
+    Returns the figures by name: "kernels", "laws" (the scratch law and what frozen features lack),
+    "phase" and, where the output layer was also fitted by descent, "phase_descent". Where no
+    network was pretrained, the scratch "law" alone.
     """
     if "outside" not in dataset:
         figure, ((ax,),) = style.figure(1, 1, width=4.6, height=3.8)

@@ -22,17 +22,12 @@ PROBES = 20  # inputs of the Gram matrices
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains students from scratch and by transfer on the same samples of the target.
 
-    Args:
-      config: The config.
-      stage: What computes or restores the parts of the run.
-
-    Returns:
-      A dataset over teacher, draw, mu and n: `scratch_risk` and `linear_risk` of the same samples,
-      `gain`, their mean difference in units of the target's variance, the power `law` through the
-      scratch risks, the part of the target that frozen features cannot express (`outside`, for
-      several kinds of features), and the `boundary` that the two predict. Without any mu, the
-      scratch law alone. With `descend_transfer` also `descended_risk` and `descended_gain`, of the
-      output layer fitted by descent.
+    Returns a dataset over teacher, draw, mu and n: `scratch_risk` and `linear_risk` of the same
+    samples, `gain`, their mean difference in units of the target's variance, the power `law`
+    through the scratch risks, the part of the target that frozen features cannot express
+    (`outside`, for several kinds of features), and the `boundary` that the two predict. Without any
+    mu, the scratch law alone. With `descend_transfer` also `descended_risk` and `descended_gain`,
+    of the output layer fitted by descent.
     """
     pairs = [(mu, teacher) for mu in range(len(config.mus)) for teacher in range(config.teachers)]
     samples = [(t, draw) for t in range(config.teachers) for draw in range(config.draws)]

@@ -16,11 +16,8 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
     Two ridges are judged in each case: the one that is best by the closed form, and the largest.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      The findings; none for datasets of an older version, which have no values of single draws.
+    Returns the findings; none for datasets of an older version, which have no values of single
+    draws.
     """
     # Runs of earlier versions kept no data set by itself.
     if "added" not in dataset:
@@ -47,11 +44,7 @@ def _raised(case: xr.Dataset, strength: str) -> Finding:
 def summary(dataset: xr.Dataset) -> str:
     """Summarises the dataset in a few sentences.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      What the best ridge gains in each case, and how well exact and simulated means agree.
+    Returns what the best ridge gains in each case, and how well exact and simulated means agree.
     """
     sentences = []
     for i in range(dataset.sizes["case"]):

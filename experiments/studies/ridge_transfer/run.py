@@ -17,14 +17,9 @@ from theory import problems
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes the risk of linear transfer against the ridge strength, exactly and by simulation.
 
-    Args:
-      config: The config.
-      stage: What computes or restores the parts of the run.
-
-    Returns:
-      A dataset over (case, step), where a step is one ridge strength: the `exact` mean risk, its
-      `limit` for n -> inf, and `mean` and `std` of the simulated risks. `added` has what the best
-      and the largest ridge add to the risk of each draw.
+    Returns a dataset over (case, step), where a step is one ridge strength: the `exact` mean risk,
+    its `limit` for n -> inf, and `mean` and `std` of the simulated risks. `added` has what the best
+    and the largest ridge add to the risk of each draw.
     """
     with jax.enable_x64(True):
         cases = [stage(f"case {i + 1}/2", partial(_case, config, i)) for i in range(2)]

@@ -29,13 +29,9 @@ FACTORS = {
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of the study.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      The figures by name: the diagrams of both ways of transfer where there is a theory of
-      fine-tuning, and the risk of fine-tuning against the load ("stopped") where training time
-      varies.
+    Returns the figures by name: the diagrams of both ways of transfer where there is a theory of
+    fine-tuning, and the risk of fine-tuning against the load ("stopped") where training time
+    varies.
     """
     figures = {}
     if not bool(np.isnan(dataset.fine_tune_theory).any()):

@@ -25,16 +25,11 @@ CHUNK = 2
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes risks of training from scratch and of transfer, in theory and by simulation.
 
-    Args:
-      config: The config.
-      stage: What computes or restores the parts of the run.
-
-    Returns:
-      A dataset over way ("scratch", "linear", "fine_tune"), value (of the factor) and gamma (the
-      load). `risk_*` are risks. `linear_*` and `fine_tune_*` are transferabilities R_scratch -
-      R_transfer: theory, mean and standard deviation over draws, and the 16, 50 and 84 % quantiles.
-      `*_region` are means over `regions.REGIONS`, and `risk_near` is the risk of fine-tuning at the
-      load nearest to 1, draw by draw.
+    Returns a dataset over way ("scratch", "linear", "fine_tune"), value (of the factor) and gamma
+    (the load). `risk_*` are risks. `linear_*` and `fine_tune_*` are transferabilities R_scratch -
+    R_transfer: theory, mean and standard deviation over draws, and the 16, 50 and 84 % quantiles.
+    `*_region` are means over `regions.REGIONS`, and `risk_near` is the risk of fine-tuning at the
+    load nearest to 1, draw by draw.
     """
     keys = jax.random.split(jax.random.key(config.seed), config.draws + 1)
     theory = stage("theory", lambda: _theory(config, keys[0]))["risk"]

@@ -38,11 +38,8 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
     Where networks were trained, it also judges whether they do as theory says.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      The findings; none for datasets of an older version, which have no values of single draws.
+    Returns the findings; none for datasets of an older version, which have no values of single
+    draws.
     """
     # Runs of earlier versions kept no data set by itself.
     if "region" not in dataset:
@@ -179,12 +176,8 @@ def _of_starts(dataset: xr.Dataset) -> Iterator[Finding]:
 def summary(dataset: xr.Dataset) -> str:
     """Summarises the dataset in a few sentences.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      In how much of the plane transfer hurts, and how far measurements are from theory; where
-      networks were trained, also how far they are from theory, and why.
+    Returns in how much of the plane transfer hurts, and how far measurements are from theory; where
+    networks were trained, also how far they are from theory, and why.
     """
     sentences = []
     for mode, name, at in _shown(dataset):

@@ -31,14 +31,11 @@ from sail_jax.drawing import style
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of `transfer_phase`.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      The figures by name: for each way of transfer, one at the most and one at the least noise; for
-      fine-tuning at the most noise, one with the formula that is printed next to the corrected one;
-      one with all depths of fine-tuning, where there are several; for each way, one with all levels
-      of noise, where there are more than two; and those of trained networks, where there are any.
+    Returns the figures by name: for each way of transfer, one at the most and one at the least
+    noise; for fine-tuning at the most noise, one with the formula that is printed next to the
+    corrected one; one with all depths of fine-tuning, where there are several; for each way, one
+    with all levels of noise, where there are more than two; and those of trained networks, where
+    there are any.
     """
     noisy, calm = float(dataset.sigma.max()), float(dataset.sigma.min())
     depth = 2 if 2 in dataset.depth else float(dataset.depth[-1])

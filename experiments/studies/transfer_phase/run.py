@@ -29,19 +29,13 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
         T = R_scratch - R_transfer  (eq. 7 of Features are fate)
 
-    Args:
-      config: The config.
-      stage: What computes or restores the parts of the run.
-
-    Returns:
-      A dataset over gamma (the load), theta (the angle), sigma (the noise) and, for fine-tuning,
-      depth. For each mode, `*_theory` is the closed form and `*_mean` the mean over draws of the
-      difference between risks on the same data. `*_std` is its standard deviation, and `*_low`,
-      `*_median` and `*_high` are quantiles (16, 50 and 84 %), which exist where moments do not:
-      near n = d. `*_curve` are slices along fine curves, `*_zero` the angles at which the closed
-      form gains nothing, and `*_region` means over `regions.REGIONS`. `fine_tune_printed` is eq.
-      (17) as printed. The variables of `flowed` are added, and those of `trained` if
-      `config.train`.
+    Returns a dataset over gamma (the load), theta (the angle), sigma (the noise) and, for
+    fine-tuning, depth. For each mode, `*_theory` is the closed form and `*_mean` the mean over
+    draws of the difference between risks on the same data. `*_std` is its standard deviation, and
+    `*_low`, `*_median` and `*_high` are quantiles (16, 50 and 84 %), which exist where moments do
+    not: near n = d. `*_curve` are slices along fine curves, `*_zero` the angles at which the closed
+    form gains nothing, and `*_region` means over `regions.REGIONS`. `fine_tune_printed` is eq. (17)
+    as printed. The variables of `flowed` are added, and those of `trained` if `config.train`.
     """
     simulated = simulate(config, stage)
     dataset = _dataset(config, simulated, stage("closed forms", partial(_closed_forms, config)))
