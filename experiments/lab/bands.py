@@ -1,9 +1,10 @@
-"""Curves with error bands, for the figures of studies that repeat a measurement over seeds."""
+"""What figures of studies have in common: curves with error bands, and legends beside the axes."""
 
 from typing import Any
 
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.typing import ColorType
 from numpy.typing import ArrayLike
 
@@ -33,3 +34,16 @@ def band(
     mean, error = mean_and_error(values)
     ax.plot(x, mean, color=color, **look)
     ax.fill_between(x, mean - error, mean + error, color=color, alpha=alpha, lw=0)
+
+
+def legend(figure: Figure, *entries: Any, where: str = "lower center", **options: Any) -> None:
+    """Adds a legend outside of the axes.
+
+    Args:
+      figure: The figure.
+      *entries: The handles and their labels; without them, what the axes have.
+      where: Where it stands, as `Figure.legend` spells it after "outside".
+      **options: Further options of `Figure.legend`.
+    """
+    look = {"loc": f"outside {where}", "frameon": False, "fontsize": 9}
+    figure.legend(*entries, **{**look, **options})

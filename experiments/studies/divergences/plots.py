@@ -7,6 +7,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.lab.bands import legend
 from experiments.studies.divergences.config import MODES, NORMS
 from sail_jax.drawing import style
 
@@ -25,7 +26,7 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
         _against_samples(ax, dataset, norm, letter)
     _loads(axes[1, 2], dataset)
     handles, labels = axes[0, 1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    legend(figure, handles, labels, ncols=3)
     return {"divergences": figure}
 
 

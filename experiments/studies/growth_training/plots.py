@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from experiments.lab.bands import legend
 from experiments.lab.findings import mean_and_error
 from experiments.studies.shared.growth_ways import LEARNED, SCRATCH
 from sail_jax.drawing import style
@@ -99,8 +100,7 @@ def _loss(dataset: xr.Dataset) -> Figure:
         Line2D([], [], color=style.FAINT, lw=1, ls=":", label="the small network"),
     ]
     title = f"{_heading(dataset)}: mean ± s.d."
-    legend = {"loc": "outside upper center", "ncols": 4, "frameon": False, "fontsize": 9}
-    fig.legend(handles=lines, title=title, **legend)
+    legend(fig, handles=lines, title=title, ncols=4, where="upper center")
     return fig
 
 
@@ -154,8 +154,7 @@ def _legend(fig: Figure, dataset: xr.Dataset, title: str) -> None:
         Line2D([], [], ls="", marker=MARKERS[kind], color=KINDS[kind], label=kind)
         for kind in _kinds(dataset)
     ]
-    legend = {"loc": "outside upper center", "ncols": 3, "frameon": False, "fontsize": 9}
-    fig.legend(handles=handles, title=title, **legend)
+    legend(fig, handles=handles, title=title, ncols=3, where="upper center")
 
 
 def _step0(dataset: xr.Dataset) -> Figure:

@@ -6,6 +6,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from experiments.lab.bands import legend
 from experiments.studies.overtraining_linear.findings import COSTS, best_times
 from sail_jax.drawing import style
 
@@ -144,7 +145,7 @@ def _trade_off(dataset: xr.Dataset) -> Figure:
         )
         style.logarithmic(ax, "x", "y")
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    legend(figure, handles, labels, ncols=2)
     return figure
 
 

@@ -5,6 +5,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.lab.bands import legend
 from experiments.studies.relu_transfer.findings import (
     boundary_error,
     kernel_distance,
@@ -169,5 +170,5 @@ def _draw_phase(dataset: xr.Dataset, name: str, how: str) -> Figure:
         ylim=(low, high),
     )
     ax.set_yticks(np.log10(n), [str(k) for k in n])
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    legend(figure, ncols=2)
     return figure

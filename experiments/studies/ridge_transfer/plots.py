@@ -4,6 +4,7 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
+from experiments.lab.bands import legend
 from sail_jax.drawing import style
 
 
@@ -44,5 +45,5 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
             f"$σ$ = {dataset.attrs['sigma']:g}",
         )
     handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    legend(figure, handles, labels, ncols=2)
     return {"ridge": figure}

@@ -5,6 +5,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.lab.bands import legend
 from experiments.lab.findings import mean_and_error
 from experiments.studies.trajectory_averaging.findings import TASKS
 from sail_jax.drawing import style
@@ -37,7 +38,7 @@ def _windows(dataset: xr.Dataset) -> Figure:
     for ax in axes[-1]:
         ax.set_xlabel("window: steps averaged, or decayed")
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    legend(fig, handles, labels, ncols=3)
     return fig
 
 
@@ -87,5 +88,5 @@ def _break_even(dataset: xr.Dataset) -> Figure:
     ax.text(0.13, 30, "linear decay has less loss", color=DECAYS, fontsize=9)
     ax.set_xlabel("window: rate × curvature × steps")
     ax.set_ylabel("distance at its start,\nin stationary standard deviations")
-    fig.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=9)
+    legend(fig, ncols=3, where="upper center")
     return fig

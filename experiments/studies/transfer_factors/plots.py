@@ -7,6 +7,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.lab.bands import legend
 from experiments.studies.shared.transfer_plots import (
     DOTS,
     MEASURED,
@@ -83,15 +84,7 @@ def _by_factor(dataset: xr.Dataset) -> Figure:
             title=f"theory (lines), {dots}\n(± 1 s.e.; open: median)",
         )
     handles, labels = axes[0, 2].get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        title=FACTORS[factor],
-        loc="outside lower center",
-        ncols=len(labels),
-        frameon=False,
-        fontsize=9,
-    )
+    legend(figure, handles, labels, title=FACTORS[factor], ncols=len(labels))
     return figure
 
 

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from experiments.lab.bands import legend
 from experiments.lab.findings import mean_and_error
 from experiments.studies.shared import transfer_regions as regions
 from experiments.studies.shared.transfer_plots import (
@@ -149,12 +150,8 @@ def _printed(at: xr.Dataset) -> Figure:
     ):
         heat(ax, x, y, values.T, reach)
         _dress_map(ax, x, y, f"{heading}\n{name}")
-    figure.legend(
-        [left.lines[0]],
-        ["$T = 0$ by the formula (limit $n, d → ∞$)"],
-        loc="outside lower left",
-        frameon=False,
-        fontsize=9,
+    legend(
+        figure, [left.lines[0]], ["$T = 0$ by the formula (limit $n, d → ∞$)"], where="lower left"
     )
     return figure
 
@@ -211,15 +208,7 @@ def _networks(at: xr.Dataset, mode: str) -> Figure:
         title=f"|$T$(trained) - $T$(estimator)|, $σ$ = {float(at.sigma):g}, $t$ ≤ {time:g}",
     )
     handles, labels = last.get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        title="due to",
-        loc="outside lower right",
-        ncols=len(labels),
-        frameon=False,
-        fontsize=9,
-    )
+    legend(figure, handles, labels, title="due to", ncols=len(labels), where="lower right")
     _legend(figure, mode)
     return figure
 
@@ -255,13 +244,12 @@ def _legend(figure: Figure, mode: str) -> None:
     where = "at this $n$ and $d$" if mode == "linear" else "limit $n, d → ∞$"
     band = Patch(color=BAND, alpha=0.6, lw=0), Line2D([], [], color=style.INK, lw=1.4)
     looks: Any = [Line2D([], [], color=style.INK, lw=1.6, ls="--"), band]  # a pair is one entry
-    figure.legend(
+    legend(
+        figure,
         looks,
         [f"$T = 0$ in closed form, {where}", "$T = 0$ as measured (band: ± 1 s.e. of $T$)"],
-        loc="outside lower left",
         ncols=2,
-        frameon=False,
-        fontsize=9,
+        where="lower left",
     )
 
 
@@ -334,14 +322,7 @@ def _family(dataset: xr.Dataset, mode: str, along: str) -> Figure:
     if mode == "fine_tune":
         last.axhline(pi / 3, color=style.FAINT, ls="--", label="$π/3$, as printed")
     _dress_map(last, x, y, f"$T$ = 0: closed form (dashed),\ndots: {MEASURED[mode]} (± 1 s.e.)")
-    figure.legend(
-        *last.get_legend_handles_labels(),
-        title="boundaries",
-        loc="outside lower center",
-        ncols=6,
-        frameon=False,
-        fontsize=9,
-    )
+    legend(figure, *last.get_legend_handles_labels(), title="boundaries", ncols=6)
     for ax in axes.flat[values.size + 1 :]:
         ax.set_axis_off()
     return figure
