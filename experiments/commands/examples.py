@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.commands._options import add_seed
 from sail_jax import disk
-from sail_jax.cli.options import Parser, seed
+from sail_jax.cli.options import Parser
 from sail_jax.cli.progress import show
 
 
@@ -17,13 +18,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         type=Path,
         help="the folder of the examples, which is made if it is not there",
     )
-    add(
-        "--seed",
-        metavar="N",
-        type=seed,
-        default=0,
-        help="seed of the networks' training; default: %(default)s",
-    )
+    add_seed(parser, "the networks' training")
     add(
         "--force",
         action="store_true",

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from experiments.commands._options import add_seed
 from sail_jax.cli.kernels import compiled_quickly, remember_kernels
-from sail_jax.cli.options import Parser, seed
+from sail_jax.cli.options import Parser
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
@@ -14,9 +15,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         default="quickstart",
         help="folder of the results; default: %(default)s",
     )
-    parser.add_argument(
-        "--seed", metavar="N", type=seed, default=0, help="seed of all parts; default: %(default)s"
-    )
+    add_seed(parser, "all parts")
     parser.add_argument("--quick", action="store_true", help="use smaller grids and fewer draws")
     parser.add_argument("--resume", action="store_true", help="continue an interrupted quickstart")
     args = parser.read(argv)

@@ -51,6 +51,13 @@ def _initial(config: Config, net: nn.Module, replicates: Sequence[int]) -> list[
     ]
 
 
+def _training(config: Config, schedule: Schedule, **options: Any) -> Training:
+    """How networks learn by a schedule, with further options of the optimiser."""
+    own = mup.rates(config.model.parametrisation())
+    optimizer = Optimizer(schedule, b2=B2, rates=own, **options)
+    return Training(optimizer, config.memory.micro_batches, config.compute)
+
+
 def pre_train(
     config: Config,
     net: nn.Module,
@@ -82,12 +89,7 @@ def pre_train(
         pretrain.decay,
         cooldown=pretrain.cooldown,
     )
-    own = mup.rates(config.model.parametrisation())
-    how = Training(
-        Optimizer(schedule, weight_decay=WEIGHT_DECAY, b2=B2, rates=own),
-        config.memory.micro_batches,
-        config.compute,
-    )
+    how = _training(config, schedule, weight_decay=WEIGHT_DECAY)
     orders = [_order(config, k) for k in some]
 
     def batch(step: int) -> tasks.Batch:
@@ -213,12 +215,7 @@ def fine_tune(
     steps, top = tune.steps(examples), tune.rates[-1]
     schedule = Schedule(top, steps, round(tune.warmup * steps), tune.decay, cooldown=tune.cooldown)
     shares = tuple(tune.rates[rate] / top for _, rate in some)
-    own = mup.rates(config.model.parametrisation())
-    how = Training(
-        Optimizer(schedule, members=shares, b2=B2, rates=own),
-        config.memory.micro_batches,
-        config.compute,
-    )
+    how = _training(config, schedule, members=shares)
     # The rates of one replicate see the same minibatches.
     orders = [_order(config, k) for k in range(config.replicates)]
     of = np.array([model % config.replicates for model, _ in some])
