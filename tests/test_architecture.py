@@ -88,6 +88,32 @@ def test_no_circles(package, graph):
     assert circle(own) == []
 
 
+def studies_between(graph: dict[str, set[str]]) -> list[str]:
+    """Imports from the folder of one study to that of another."""
+    own = {
+        module: module.split(".")[2]
+        for module in graph
+        if module.startswith("experiments.studies.") and module.split(".")[2] != "shared"
+    }
+    return [
+        f"{module} imports {target}"
+        for module in sorted(own)
+        for target in sorted(graph[module] & own.keys())
+        if own[target] != own[module]
+    ]
+
+
+def test_no_study_imports_another(graph):
+    """What two studies share lies in `experiments.studies.shared`, or further up the list."""
+    assert studies_between(graph) == []
+
+
+def test_an_import_between_studies_would_be_found():
+    a, b, shared = (f"experiments.studies.{name}.run" for name in ("a", "b", "shared"))
+    assert studies_between({a: {shared}, b: {shared}, shared: set()}) == []
+    assert studies_between({a: {b}, b: set()}) == [f"{a} imports {b}"]
+
+
 def test_a_circle_would_be_found():
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == ["b", "c"]
     assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []

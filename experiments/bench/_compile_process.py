@@ -48,13 +48,6 @@ def merge(name: str, models: Sequence[Tree]) -> Merge:
 
     Methods that need statistics of data are given some: squared parameters in place of Fisher
     information, identity matrices in place of Gram matrices.
-
-    Args:
-      name: The name of the method.
-      models: The models to be merged.
-
-    Returns:
-      The merge.
     """
     options = dict(REQUIRED.get(name, {}))
     if "key" in methods.options_of(name):
@@ -83,14 +76,7 @@ def peak_bytes() -> int:
 
 
 def timed(call: Callable[[], Any]) -> float:
-    """Measures the CPU time of a call, until its result is computed.
-
-    Args:
-      call: What is called.
-
-    Returns:
-      The time in seconds.
-    """
+    """Measures the CPU time of a call, until its result is computed."""
     start = cpu_seconds()
     jax.block_until_ready(call())
     return cpu_seconds() - start
@@ -99,35 +85,22 @@ def timed(call: Callable[[], Any]) -> float:
 def jitted(name: str, models: list[Tree], base: Tree) -> dict[str, float]:
     """Measures a merge under the caller's `jit`.
 
-    Args:
-      name: The name of the method.
-      models: The models.
-      base: The base.
-
-    Returns:
-      CPU-seconds: `first`, compilation included, and `second`. `held` is the memory that the
-      compiled program needs besides its inputs and outputs, as a ratio to them.
+    Returns CPU-seconds: `first`, compilation included, and `second`. `held` is the memory that the
+    compiled program needs besides its inputs and outputs, as a ratio to them.
     """
     start = cpu_seconds()
     program = jax.jit(merge(name, models)).lower(models, base).compile()
     compiling = cpu_seconds() - start
-    times = {"first": compiling + timed(lambda: program(models, base))}
+    first, second = (timed(lambda: program(models, base)) for _ in WHEN)
     memory: Any = program.memory_analysis()
-    inputs_and_outputs = memory.argument_size_in_bytes + memory.output_size_in_bytes
-    second = timed(lambda: program(models, base))
-    return {**times, "second": second, "held": memory.temp_size_in_bytes / inputs_and_outputs}
+    held = memory.temp_size_in_bytes / (memory.argument_size_in_bytes + memory.output_size_in_bytes)
+    return {"first": compiling + first, "second": second, "held": held}
 
 
 def eager(name: str, models: list[Tree], base: Tree) -> dict[str, float]:
     """Measures a merge that is called outside of `jit`, on arrays of JAX.
 
-    Args:
-      name: The name of the method.
-      models: The models.
-      base: The base.
-
-    Returns:
-      CPU-seconds of the `first` and of the `second` call.
+    Returns CPU-seconds of the `first` and of the `second` call.
     """
     trees: Any = jax.tree.map(jax.numpy.asarray, (models, base))
     merged: Callable[[], Any] = lambda: merge(name, models)(*trees)  # noqa: E731

@@ -1,6 +1,6 @@
 """The recipes that the parity check merges, and how far the two programs' outputs may differ."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 ELEMENTWISE = 4  # units of float32 rounding at the tensor's largest entry: sums of a few terms
@@ -32,7 +32,9 @@ class Case(NamedTuple):
     why: str = ""
 
 
-def _merge(method: str, *models: Any, base: str = "base", **parameters: Any) -> dict[str, Any]:
+def _merge(
+    method: str, *models: str | tuple[str, Mapping[str, Any]], base: str = "base", **parameters: Any
+) -> dict[str, Any]:
     """Makes a recipe. Models are names, or pairs of name and parameters.
 
     A parameter whose name is a keyword of Python is given with an underscore: `lambda_`.
@@ -51,7 +53,7 @@ def _merge(method: str, *models: Any, base: str = "base", **parameters: Any) -> 
     }
 
 
-def _three(**lists: Any) -> list[tuple[str, dict[str, Any]]]:
+def _three(**lists: Sequence[float]) -> list[tuple[str, dict[str, Any]]]:
     """Returns the three tuned models, each with its own entry of the lists of parameters."""
     names = ("tuned-0", "tuned-1", "tuned-2")
     return [(n, {k: v[i] for k, v in lists.items()}) for i, n in enumerate(names)]

@@ -1,15 +1,13 @@
 """Merges of arrays in device memory, compared with copying as many bytes."""
 
-import statistics
-import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from experiments.bench._merge_llama import DELTA, SPREAD, Llama
-from experiments.bench._merge_speed import print_table
+from experiments.bench._llama import DELTA, SPREAD, Llama
+from experiments.bench._measuring import device, print_table, spread, times
 from sail_jax import methods
 
 Trees = list[dict[str, jax.Array]]
@@ -32,17 +30,6 @@ def _models(llama: Llama, count: int = 4) -> Trees:
     return jax.block_until_ready(draw(jax.random.key(0)))
 
 
-def _timed(job: Callable[[], Any], repeats: int) -> tuple[float, list[float]]:
-    """Returns the seconds of the first call, which compiles, and of each of the later ones."""
-
-    def once() -> float:
-        start = time.perf_counter()
-        jax.block_until_ready(job())
-        return time.perf_counter() - start
-
-    return once(), [once() for _ in range(repeats)]
-
-
 def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
     """Measures methods on a model of one size, and prints a table.
 
@@ -62,8 +49,7 @@ def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
     # Inverting all bits reads and writes every word once, as a copy does.
     words = jnp.zeros(max(held // 4, 1), jnp.int32)
     flip = jax.jit(lambda x: ~x)
-    _, seconds = _timed(lambda: flip(words), repeats)
-    copy = 2 * words.nbytes / statistics.median(seconds)  # bytes/s
+    copy = 2 * words.nbytes / times(lambda: flip(words), repeats).median  # bytes/s
     merges = {
         "linear": methods.linear(),
         "task_arithmetic": methods.task_arithmetic(),
@@ -72,26 +58,16 @@ def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
         "dare_ties": methods.dare_ties(key=jax.random.key(1)),
         "della": methods.della(key=jax.random.key(1)),
     }
-    device = jax.devices()[0]
     print(
-        f"\n{size}: {llama.parameters:,} parameters, base + {len(models)} in bfloat16 on "
-        f"{device.device_kind}; copying {copy / 1e9:.1f} GB/s"
+        f"\n{size}: {llama.parameters:,} parameters, base + {len(models)} in bfloat16; "
+        f"{device()}; copying {copy / 1e9:.1f} GB/s"
     )
     rows, measured = [("method", "seconds", "compiling", "GB/s", "of copying")], {}
     for name, merge in merges.items():
-        jitted = jax.jit(merge)
-        first, seconds = _timed(lambda jitted=jitted: jitted(models, base), repeats)
-        median = statistics.median(seconds)
-        rate = held * (len(models) + 2) / median
-        span = f"{median:.4f} ({min(seconds):.4f} to {max(seconds):.4f})"
-        rows.append((name, span, f"{first:.1f}", f"{rate / 1e9:.1f}", f"{rate / copy:.0%}"))
-        measured[name] = {
-            "seconds": median,
-            "min": min(seconds),
-            "max": max(seconds),
-            "first": first,
-            "bytes_per_second": rate,
-            "of_copy": rate / copy,
-        }
+        took = times(partial(jax.jit(merge), models, base), repeats)
+        rate = held * (len(models) + 2) / took.median
+        speed = f"{rate / 1e9:.1f}", f"{rate / copy:.0%}"
+        rows.append((name, spread(took.later), f"{took.first:.1f}", *speed))
+        measured[name] = {**took.record(), "bytes_per_second": rate, "of_copy": rate / copy}
     print_table(rows)
     return {"size": size, "copy_bytes_per_second": copy, "methods": measured}

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.bench._merge_llama import Llama
-from experiments.bench._merge_process import measure
+from experiments.bench._llama import Llama
+from experiments.bench._measuring import print_table, process
 from experiments.bench._merge_recipes import Job
-from experiments.bench._merge_speed import checkpoints, print_table, write_recipe
+from experiments.bench._merge_speed import checkpoints, write_recipe
 from sail_jax import disk
 from sail_jax.cli.progress import say
 
@@ -23,7 +23,7 @@ def run(
     caps: Sequence[str],
     picture: Path,
     depths: Mapping[str, Llama] = DEPTHS,
-) -> tuple[bool, dict[str, Any]]:
+) -> dict[str, Any]:
     """Merges models of several sizes under several memory limits, and draws a figure.
 
     Only the checkpoints of one size are on disk at a time.
@@ -37,7 +37,7 @@ def run(
       depths: The models, by name.
 
     Returns:
-      Whether every merge ran, and the record: a row for each merge, with peak and seconds.
+      The record: a row for each merge, with peak and seconds, and whether every merge ran.
     """
     rows = []
     for name, llama in depths.items():
@@ -49,7 +49,7 @@ def run(
                 shutil.rmtree(out := folder / "out", ignore_errors=True)
                 option = ["--max-memory", cap] if cap else []
                 command = [*ours, str(recipe), str(out), *option]
-                sample = measure(command, folder / "log.txt")
+                sample = process(command, folder / "log.txt")
                 say(f"  {name} {method} {cap or 'default'}: {sample.peak / 1e9:.2f} GB")
                 row = {"parameters": llama.parameters, "method": method, "cap": cap}
                 usage = {"peak_bytes": sample.peak, "seconds": sample.seconds}
@@ -58,7 +58,7 @@ def run(
         shutil.rmtree(folder / "out", ignore_errors=True)
     _print(rows)
     draw(rows, picture)
-    return not any("failure" in row for row in rows), {"memory": rows}
+    return {"good": not any("failure" in row for row in rows), "memory": rows}
 
 
 def _print(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from experiments.bench._llama import Llama, write
+from experiments.bench._measuring import print_table, process
 from experiments.bench._merge_cases import CASES, Case
-from experiments.bench._merge_llama import Llama, write
 from experiments.bench._merge_peer import Peer
-from experiments.bench._merge_process import measure
-from experiments.bench._merge_speed import print_table, write_recipe
+from experiments.bench._merge_speed import write_recipe
 from sail_jax.cli.progress import say
 
 Tensors = Mapping[str, np.ndarray]
@@ -30,11 +30,7 @@ def checkpoints(folder: Path) -> dict[str, Path]:
     They are a base, three models tuned from it, one that is far from its base, and one with more
     tokens, all in float32; the first four are written in bfloat16 as well.
 
-    Args:
-      folder: The folder for them.
-
-    Returns:
-      The models' folders by name.
+    Returns the models' folders by name.
     """
     names = ("base", "tuned-0", "tuned-1", "tuned-2")
     write([folder / n for n in names], SMALL, dtype="float32")
@@ -47,11 +43,7 @@ def checkpoints(folder: Path) -> dict[str, Path]:
 def read(folder: Path) -> dict[str, np.ndarray]:
     """Reads a single safetensors file, without any of the code that is under test.
 
-    Args:
-      folder: The folder of the checkpoint.
-
-    Returns:
-      The tensors by name, in float32.
+    Returns the tensors by name, in float32.
     """
     data = (folder / "model.safetensors").read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
@@ -82,9 +74,7 @@ def located(recipe: Any, paths: Mapping[str, Path]) -> Any:
     return [located(item, paths) for item in recipe] if isinstance(recipe, list) else recipe
 
 
-def run(
-    folder: Path, ours: Sequence[str], peer: Peer, wanted: str = ""
-) -> tuple[bool, dict[str, Any]]:
+def run(folder: Path, ours: Sequence[str], peer: Peer, wanted: str = "") -> dict[str, Any]:
     """Merges every case by both programs, compares the outputs, and prints a table.
 
     Args:
@@ -94,7 +84,7 @@ def run(
       wanted: Only cases whose name contains this text are run.
 
     Returns:
-      Whether all cases agree as far as they should, and the record.
+      The record: a row for each case, and whether all agree as far as they should.
     """
     cases = {name: case for name, case in CASES.items() if wanted in name}
     shutil.rmtree(folder, ignore_errors=True)
@@ -113,7 +103,7 @@ def run(
         say(f"  {name}")
         outs["ours"][i].parent.mkdir(exist_ok=True)
         command = [*ours, str(recipes[i]), str(outs["ours"][i])]
-        failure = measure(command, folder / "log.txt").failure
+        failure = process(command, folder / "log.txt").failure
         row: dict[str, Any] = {"case": name, "recipe": case.recipe}
         if failure or failures[i]:
             said = {"ours": failure, "peer": failures[i]}
@@ -124,7 +114,7 @@ def run(
         rows.append({**row, **comparison})
     header = ("case", "max |difference|", "beyond tolerance", "undecided apart", "verdict")
     print_table([header, *map(_cells, rows)])
-    return all(row["agrees"] for row in rows), {"parity": rows}
+    return {"good": all(row["agrees"] for row in rows), "parity": rows}
 
 
 def compare(case: Case, peer: Tensors, ours: Tensors, models: Mapping[str, Tensors]) -> dict:

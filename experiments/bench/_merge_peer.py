@@ -70,11 +70,9 @@ class Peer:
     def versions(self) -> dict[str, str]:
         """Returns the versions of what is installed.
 
-        Returns:
-          The versions of mergekit, torch and transformers.
+        Returns the versions of mergekit, torch and transformers.
 
-        Raises:
-          StoreError: If the environment's Python fails.
+        Raises `StoreError` if the environment's Python fails.
         """
         code = (
             "import json; from importlib.metadata import version as v; "

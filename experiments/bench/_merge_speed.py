@@ -2,18 +2,17 @@
 
 import json
 import shutil
-import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.bench._merge_llama import Llama, write
+from experiments.bench._llama import Llama, write
+from experiments.bench._measuring import Sample, check_space, print_table, process, summary
 from experiments.bench._merge_peer import OFFLINE, TUNED, Peer
-from experiments.bench._merge_process import Sample, copying, measure
 from experiments.bench._merge_recipes import Job
 from sail_jax.cli.progress import say
-from sail_jax.disk import StoreError
 
 MODELS = ("base", "tuned-0", "tuned-1", "tuned-2")
 SIZES = {
@@ -21,6 +20,23 @@ SIZES = {
     "50m": Llama(512, 1376, 6),
     "0.5b": Llama(1536, 4096, 14, heads=12),
 }
+
+
+# Reads all files but the last into one reused buffer and writes the first to the last.
+_COPIER = """
+import os, sys
+sync, *files, out = sys.argv[1:]
+buffer = memoryview(bytearray(1 << 20))
+target = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+for i, file in enumerate(files):
+    source = os.open(file, os.O_RDONLY)
+    while n := os.readv(source, [buffer]):
+        if i == 0:
+            os.write(target, buffer[:n])
+    os.close(source)
+if sync == "sync":
+    os.fsync(target)
+"""
 
 
 class Turns(NamedTuple):
@@ -55,20 +71,25 @@ class Track(NamedTuple):
     def record(self) -> dict[str, Any]:
         """Summarises the runs.
 
-        Returns:
-          The median, the least and the most of their seconds, their number, and the highest peak;
-          or the first failure alone.
+        Returns the median, the least and the most of their seconds, their number, and the highest
+        peak; or the first failure alone.
         """
         if failure := next((s.failure for s in self.samples if s.failure), ""):
             return {"failure": failure}
-        seconds = [s.seconds for s in self.samples]
         return {
-            "seconds": statistics.median(seconds),
-            "min": min(seconds),
-            "max": max(seconds),
-            "repeats": len(seconds),
+            **summary([s.seconds for s in self.samples]),
+            "repeats": len(self.samples),
             "peak_bytes": max(s.peak for s in self.samples),
         }
+
+
+def copying(files: Sequence[Path], out: Path, *, sync: bool) -> list[str]:
+    """Returns the command that reads files and writes a copy of the first, and does nothing else.
+
+    It is the limit that no merge of these files can beat.
+    """
+    words = ["sync" if sync else "no", *map(str, files), str(out)]
+    return [sys.executable, "-I", "-S", "-c", _COPIER, *words]
 
 
 def checkpoints(folder: Path, name: str, llama: Llama) -> list[Path]:
@@ -89,8 +110,7 @@ def checkpoints(folder: Path, name: str, llama: Llama) -> list[Path]:
     size = 2 * llama.parameters  # bytes
     need = (2 + sum(not f.exists() for f in folders)) * size
     folder.mkdir(parents=True, exist_ok=True)
-    if (free := shutil.disk_usage(folder).free) < need:
-        raise StoreError(f"{folder}: {need / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
+    check_space(folder, need)
     if not all(f.exists() for f in folders):
         say(f"writing {len(folders)} checkpoints of {size / 1e9:.2f} GB to {folder / name} ...")
         for f in folders:
@@ -165,7 +185,7 @@ def run(
     def once(track: Track) -> Sample:
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
-        return measure(track.command, folder / "log.txt", track.env)
+        return process(track.command, folder / "log.txt", track.env)
 
     for kind in ("limit", "ours", "peer"):  # once unmeasured: files and programs into the cache
         for first in [name for name in tracks if name.startswith(kind)][:1]:
@@ -266,14 +286,3 @@ def _span(record: Mapping[str, Any]) -> str:
 def _peak(record: Mapping[str, Any]) -> str:
     """Returns the peak in GB."""
     return "-" if "failure" in record else f"{record['peak_bytes'] / 1e9:.2f}"
-
-
-def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Prints rows of text in columns, each as wide as its widest cell.
-
-    Args:
-      rows: The rows, of equal length.
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip())

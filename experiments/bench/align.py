@@ -7,21 +7,18 @@ form the costs, and into reading the weights. The auction, which can run inside 
 in the solver's place.
 """
 
-import json
+import argparse
 import time
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sail_jax import align, disk
+from experiments.bench._measuring import Table, add_repeats
+from sail_jax import align
 from sail_jax.basis.spaces import spec
-from sail_jax.cli.options import Parser, natural
-
-SCHEMA = "sail-jax bench align 1"
+from sail_jax.cli.options import Parser, UsageError, natural
 
 
 class Timing(NamedTuple):
@@ -100,7 +97,7 @@ def alignment(
     assign = {"hungarian": align.hungarian, "auction": jax.jit(align.auction)}[solver]
     spent: list[float] = []
 
-    def timed(benefit: Any) -> Any:
+    def timed(benefit: jax.Array) -> np.ndarray:
         start = time.perf_counter()
         index = np.asarray(assign(benefit))
         spent.append(time.perf_counter() - start)
@@ -118,45 +115,29 @@ def alignment(
     return min(results[1:], key=lambda timing: timing.total)
 
 
-def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Runs the benchmark and prints a table.
-
-    Args:
-      parser: The parser of the command, to which options are added.
-      argv: The arguments of the command.
-
-    Returns:
-      The exit status, 0.
-
-    Raises:
-      UsageError: If an argument is unknown or out of range.
-    """
+def options(parser: Parser) -> None:
+    """Adds the options of the benchmark."""
     add = parser.add_argument
     add("--width", type=natural, nargs="+", default=[512, 1024, 2048], help="default: %(default)s")
     add("--solver", choices=("hungarian", "auction", "both"), default="hungarian")
-    add("--repeats", type=natural, default=3, help="timed matchings; default: %(default)s")
-    add("--json", type=Path, metavar="FILE", help="also write a record there")
-    args = parser.read(argv)
-    if args.repeats < 1 or min(args.width) < 2:
-        parser.error("--repeats: expected at least 1; --width: at least 2")
+    add_repeats(parser, 3, "timed matchings")
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Prints a table, and returns the record."""
+    if min(args.width) < 2:
+        raise UsageError("--width: expected at least 2")
     solvers = ("hungarian", "auction") if args.solver == "both" else (args.solver,)
-    print("case       solver      width  total s  solver s  share  calls  found")
+    columns = "width", "total s", "solver s", "share", "calls", "found"
+    table = Table("case     ", "solver   ", *columns)
     timings = []
     for width in args.width:
         for case in ("related", "unrelated"):
             for solver in solvers:
                 t = alignment(width, case, solver, args.repeats)
-                timings.append(t)
-                right = f"{t.found:.1%}" if case == "related" else "-"
-                print(
-                    f"{case:9}  {solver:10}  {width:5}  {t.total:7.3f}  {t.solving:8.3f}  "
-                    f"{t.share:5.0%}  {t.calls:5}  {right}",
-                    flush=True,
-                )
-    if args.json:
-        from sail_jax.provenance import provenance
-
-        about = {"schema": SCHEMA, "argv": list(argv), **provenance()}
-        record = {**about, "timings": [{**t._asdict(), "share": t.share} for t in timings]}
-        disk.write_atomic(args.json, json.dumps(record, indent=2).encode() + b"\n")
-    return 0
+                timings.append({**t._asdict(), "share": t.share})
+                table.row(
+                    case, solver, width, f"{t.total:.3f}", f"{t.solving:.3f}",
+                    f"{t.share:.0%}", t.calls, f"{t.found:.1%}" if case == "related" else "-",
+                )  # fmt: skip
+    return {"timings": timings}

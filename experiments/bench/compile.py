@@ -6,26 +6,26 @@ number of leaves. Starting the process and JAX's backend is not counted. All fig
 and for the first result the ratio to task arithmetic on the same tree.
 """
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.bench._compile_process import WAYS
-from sail_jax import disk, methods
-from sail_jax.cli.options import Parser
+from experiments.bench._measuring import Table, some_of
+from sail_jax import methods
+from sail_jax.cli.options import Parser, natural
 from sail_jax.cli.progress import say
 
-SCHEMA = "sail-jax bench compile 1"
 PEER = "task_arithmetic"
 
 Found = dict[str, float]
 
 
-def measure(name: str, way: str, leaves: Sequence[int]) -> list[Found]:
+def measured(name: str, way: str, leaves: Sequence[int]) -> list[Found]:
     """Measures a method that is called in one way, in a process of its own.
 
     Args:
@@ -50,67 +50,41 @@ def measure(name: str, way: str, leaves: Sequence[int]) -> list[Found]:
     return [json.loads(line) for line in child.stdout.splitlines()]
 
 
-def row(name: str, way: str, found: Sequence[Found], peer: Sequence[Found]) -> str:
-    """Formats one line of the table.
-
-    Args:
-      name: The name of the method.
-      way: How it was called.
-      found: The measurements of the method, for each number of leaves.
-      peer: The measurements of the method that it is compared with.
-
-    Returns:
-      The line.
-    """
+def row(name: str, way: str, found: Sequence[Found], peer: Sequence[Found]) -> tuple[str, ...]:
+    """Makes one row of the table: a method, called in one way, beside the method `PEER`."""
     cells = [
         f"{ours['first']:6.2f} ({ours['first'] / other['first']:4.1f} x) {ours['second']:6.3f}"
         for ours, other in zip(found, peer, strict=True)
     ]
-    held = [f"{ours['held']:4.2f}" for ours in found if "held" in ours][-1:]
-    return "  ".join([f"{name:17s} {way:5s}", *cells, f"{found[-1]['peak'] / 1e9:5.2f} GB", *held])
+    held = f"{found[-1]['held']:.2f}" if "held" in found[-1] else ""
+    return (name, way, *cells, f"{found[-1]['peak'] / 1e9:.2f} GB", held)
 
 
-def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Runs the benchmark and prints a table.
-
-    Args:
-      parser: The parser of the command, to which options are added.
-      argv: The arguments of the command.
-
-    Returns:
-      The exit status, 0.
-
-    Raises:
-      UsageError: If an argument is unknown or out of range.
-      RuntimeError: If a process fails.
-    """
+def options(parser: Parser) -> None:
+    """Adds the options of the benchmark."""
     add = parser.add_argument
-    add("--methods", default=",".join(methods.METHODS), help="comma-separated; default: all")
-    add("--ways", default=",".join(WAYS), help="comma-separated; default: %(default)s")
-    add("--leaves", default="6,60,300", help="comma-separated; default: %(default)s")
-    add("--json", type=Path, metavar="FILE", help="also write a record there")
-    args = parser.read(argv)
-    names, ways = args.methods.split(","), args.ways.split(",")
-    for kind, given, allowed in (("method", names, methods.METHODS), ("way", ways, WAYS)):
-        if unknown := [name for name in given if name not in allowed]:
-            parser.error(f"unknown {kind} {unknown[0]!r}: expected some of {', '.join(allowed)}")
-    leaves = [int(n) for n in args.leaves.split(",") if n.isdecimal() and int(n) > 0]
-    if len(leaves) != len(args.leaves.split(",")):
-        parser.error(f"--leaves: expected numbers > 0, got {args.leaves!r}")
-    heads = [f"{n} leaves: first, second" for n in leaves]
-    print("CPU-seconds; in brackets beside " + PEER)
-    print("  ".join([f"{'method':17s} {'way':5s}", *(f"{h:24s}" for h in heads), "    peak  held"]))
-    record: dict[str, Any] = {}
-    for way in ways:
-        peer = measure(PEER, way, leaves)
-        for name in [PEER, *(name for name in names if name != PEER)]:
-            say(f"{name}, {way} ...")
-            measured = peer if name == PEER else measure(name, way, leaves)
-            record.setdefault(way, {})[name] = measured
-            print(row(name, way, measured, peer), flush=True)
-    if args.json:
-        from sail_jax.provenance import provenance
+    names, ways = tuple(methods.METHODS), ",".join(WAYS)
+    add("--methods", type=some_of(names), default=names, help="comma-separated; default: all")
+    add("--ways", type=some_of(WAYS), default=ways, help="comma-separated; default: %(default)s")
+    add("--leaves", type=_counts, default="6,60,300", help="comma-separated; default: %(default)s")
 
-        about = {"schema": SCHEMA, "argv": list(argv), **provenance(), "found": record}
-        disk.write_atomic(args.json, json.dumps(about, indent=2).encode() + b"\n")
-    return 0
+
+def _counts(text: str) -> list[int]:
+    """Reads whole numbers from 1 with commas between them."""
+    return [natural(part) for part in text.split(",")]
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Prints a table, and returns the record."""
+    heads = [f"{n} leaves: first, second".ljust(24) for n in args.leaves]
+    print("CPU-seconds; in brackets beside " + PEER)
+    table = Table("method".ljust(17), "way  ", *heads, "peak   ", "held")
+    record: dict[str, dict[str, list[Found]]] = {}
+    for way in args.ways:
+        peer = measured(PEER, way, args.leaves)
+        for name in [PEER, *(name for name in args.methods if name != PEER)]:
+            say(f"{name}, {way} ...")
+            found = peer if name == PEER else measured(name, way, args.leaves)
+            record.setdefault(way, {})[name] = found
+            table.row(*row(name, way, found, peer))
+    return {"found": record}

@@ -4,42 +4,23 @@ Times the grid of `transfer_phase` (after compilation), and gradient descent on 
 at a few points of it, with the same data. Also prints how far the risks of the two are apart.
 """
 
+import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
 from math import pi
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.bench._measuring import add_repeats, device, times
 from experiments.studies.transfer_phase.config import Config
 from experiments.studies.transfer_phase.run import simulate
 from sail_jax.cli.options import Parser, UsageError, natural
 from theory import deep_linear as dl
 from theory import problems
 from theory.deep_linear import networks
-
-
-def median_time(job: Callable[[], object], repeats: int) -> tuple[float, float, float, float]:
-    """Times the calls of a function.
-
-    Args:
-      job: What is called; the clock stops when its result is computed.
-      repeats: The number of calls after the first.
-
-    Returns:
-      Seconds of the first call, which compiles, and the median, the least and the most of the later
-      ones.
-    """
-
-    def once() -> float:
-        start = time.perf_counter()
-        jax.block_until_ready(job())
-        return time.perf_counter() - start
-
-    first, rest = once(), [once() for _ in range(repeats)]
-    return first, statistics.median(rest), min(rest), max(rest)
 
 
 def _trained_risk(x, noise, theta: float, sigma: float) -> tuple[float, float]:
@@ -60,39 +41,30 @@ def _trained_risk(x, noise, theta: float, sigma: float) -> tuple[float, float]:
     return risk, time.perf_counter() - start
 
 
-def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Runs the benchmark and prints what it finds.
+def options(parser: Parser) -> None:
+    """Adds the options of the benchmark."""
+    add = parser.add_argument
+    add("--d", type=natural, default=500, help="input dimension")
+    add("--draws", type=natural, default=20, help="data sets")
+    add_repeats(parser, 5, "timed repetitions")
+    add("--points", type=natural, default=3, help="points trained by gradient descent")
 
-    Args:
-      parser: The parser of the command, to which options are added.
-      argv: The arguments of the command.
 
-    Returns:
-      The exit status, 0.
-
-    Raises:
-      UsageError: If an argument is unknown or does not fit.
-    """
-    parser.add_argument("--d", type=natural, default=500, help="input dimension")
-    parser.add_argument("--draws", type=natural, default=20, help="data sets")
-    parser.add_argument("--repeats", type=natural, default=5, help="timed repetitions")
-    parser.add_argument(
-        "--points", type=natural, default=3, help="points trained by gradient descent"
-    )
-    args = parser.read(argv)
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Prints what is found, and returns the record."""
     try:
         config = Config(d=args.d, draws=args.draws)
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
-    first, median, low, high = median_time(lambda: simulate(config), args.repeats)
+    grid = times(lambda: simulate(config), args.repeats)
     points = config.gammas * config.thetas * len(config.sigmas) * (2 + len(config.depths))
-    print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}")
+    print(device())
     print(
         f"grid: d = {config.d}, {config.draws} draws, {config.gammas} gammas x {config.thetas} "
         f"thetas x {len(config.sigmas)} sigmas, scratch + linear transfer + fine-tuning at "
         f"L = {', '.join(f'{depth:g}' for depth in config.depths)}: {points} risks per draw"
     )
-    print(f"  with compilation {first:.2f} s; then {median:.2f} s ({low:.2f} to {high:.2f})")
+    print(f"  {grid}")
     sigma, seconds, worst = config.sigmas[-1], [], 0.0
     with jax.enable_x64(True):
         for i, theta in enumerate(np.linspace(pi / 8, 3 * pi / 8, args.points)):
@@ -114,6 +86,6 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     print(
         f"agreement: largest relative difference {worst:.1e}\n"
         f"ratio: fine-tuning L = 2 alone by gradient descent would take {peer / 3600:.0f} h for "
-        f"{trainings} networks, {peer / median:.0f} times the whole grid"
+        f"{trainings} networks, {peer / grid.median:.0f} times the whole grid"
     )
-    return 0
+    return {"grid": grid.record(), "training": seconds, "networks": trainings, "apart": worst}

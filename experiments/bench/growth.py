@@ -7,23 +7,21 @@ with a program that only writes as many bytes and flushes them. Seconds and peak
 those of whole processes.
 """
 
-import json
+import argparse
 import shutil
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.bench._merge_llama import Llama, write
-from experiments.bench._merge_process import Sample, measure
-from experiments.bench._merge_speed import SIZES
-from sail_jax import disk
-from sail_jax.cli.options import Parser, natural
+from jaxtyping import PyTree
 
-SCHEMA = "sail-jax bench growth 1"
+from experiments.bench._llama import Llama, write
+from experiments.bench._measuring import Sample, check_space, process, times
+from experiments.bench._merge_speed import SIZES
+from sail_jax.cli.options import Parser, natural
 
 # Writes so many bytes from one reused buffer.
 _WRITER = """
@@ -37,42 +35,25 @@ os.fsync(target)
 """
 
 
-def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Runs the benchmark and prints what it finds.
-
-    Args:
-      parser: The parser of the command, to which options are added.
-      argv: The arguments of the command.
-
-    Returns:
-      The exit status: 0, or 1 if growing failed.
-
-    Raises:
-      UsageError: If an argument is unknown or out of range.
-      StoreError: If there is too little space.
-    """
+def options(parser: Parser) -> None:
+    """Adds the options of the benchmark."""
     add = parser.add_argument
     add("--size", choices=sorted(SIZES), default="50m", help="default: %(default)s")
     add("--method", default="lemon", help="default: %(default)s")
     add("--units", type=natural, default=2048, help="of the permutation; default: %(default)s")
     add("--repeat", type=natural, default=3, help="timed runs of each; default: %(default)s")
     add("--dir", type=Path, help="where there is room; default: the system's temporary folder")
-    add("--json", type=Path, metavar="FILE", help="also write a record there")
-    args = parser.read(argv)
-    if args.repeat < 1 or args.units < 1:
-        parser.error("--repeat and --units: expected at least 1")
-    record = {"permutation": permutation(args.units, args.repeat)}
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Prints what is found, and returns the record; it is not `good` if growing failed."""
+    record: dict[str, Any] = {"permutation": permutation(args.units, args.repeat)}
     if args.dir is not None:
         args.dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="sail-jax-bench-", dir=args.dir) as folder:
         size = SIZES[args.size]
         record["checkpoint"] = checkpoint(Path(folder), size, args.method, args.repeat)
-    if args.json:
-        from sail_jax.provenance import provenance
-
-        about = {"schema": SCHEMA, "argv": list(argv), **provenance()}
-        disk.write_atomic(args.json, json.dumps({**about, **record}, indent=2).encode() + b"\n")
-    return 0 if record["checkpoint"]["good"] else 1
+    return {"good": "failure" not in record["checkpoint"], **record}
 
 
 def permutation(n: int, repeat: int) -> dict[str, float]:
@@ -103,8 +84,8 @@ def permutation(n: int, repeat: int) -> dict[str, float]:
     move = jax.jit(lambda p, maps: change_basis(p, s, maps))
     copy = jax.jit(lambda p, maps: jax.tree.map(lambda x: x + 0, p))
 
-    def milliseconds(f: Any, maps: Any, repeat: int) -> float:
-        return 1e3 * _least(lambda: jax.block_until_ready(f(params, maps)), repeat)
+    def milliseconds(f: Callable[..., PyTree], maps: PyTree, repeat: int) -> float:
+        return 1e3 * min(times(lambda: f(params, maps), repeat).later)
 
     index, limit = (milliseconds(f, maps, 20 * repeat) for f in (move, copy))
     dense = milliseconds(move, {name: m.dense() for name, m in maps.items()}, repeat)
@@ -117,17 +98,6 @@ def permutation(n: int, repeat: int) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _least(call: Callable[[], Any], repeat: int) -> float:
-    """Returns the least seconds of several calls, after one that compiles."""
-    call()
-    times = []
-    for _ in range(repeat):
-        began = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - began)
-    return min(times)
-
-
 def checkpoint(folder: Path, llama: Llama, method: str, repeat: int) -> dict[str, Any]:
     """Times the growth of a checkpoint and the writing of as many bytes, and prints the result.
 
@@ -138,18 +108,15 @@ def checkpoint(folder: Path, llama: Llama, method: str, repeat: int) -> dict[str
       repeat: The number of timed runs of each program.
 
     Returns:
-      The record: sizes, seconds, their ratio and the highest peak, or the failure; and `good`,
-      whether growing worked.
+      The record: sizes, seconds, their ratio and the highest peak; or the failure alone.
 
     Raises:
       StoreError: If there is too little space.
     """
-    free = shutil.disk_usage(folder).free
     # Room is needed for the checkpoint and for what it grows to, at most fourfold and twice, and
     # some to spare.
     need = 2 * llama.parameters * 10
-    if free < need:
-        raise disk.StoreError(f"{folder}: {need / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
+    check_space(folder, need)
     source, out, plain = folder / "base", folder / "grown", folder / "plain"
     write([source], llama)
     grow = [sys.executable, "-m", "sail_jax.cli", "grow", str(source), str(out), "--quiet"]
@@ -158,14 +125,14 @@ def checkpoint(folder: Path, llama: Llama, method: str, repeat: int) -> dict[str
     limit: list[Sample] = []
     size = 0
     for turn in range(repeat + 1):
-        sample = measure(grow, folder / "log")
+        sample = process(grow, folder / "log")
         if sample.failure:
             print(f"grow: {sample.failure}")
-            return {"good": False, "failure": sample.failure}
+            return {"failure": sample.failure}
         size = sum(f.stat().st_size for f in out.iterdir())
         shutil.rmtree(out)
         command = [sys.executable, "-I", "-S", "-c", _WRITER, str(size), str(plain)]
-        floor = measure(command, folder / "log")
+        floor = process(command, folder / "log")
         plain.unlink()
         # The first turn compiles what JAX then remembers, and warms the page cache.
         if turn:
@@ -182,7 +149,7 @@ def checkpoint(folder: Path, llama: Llama, method: str, repeat: int) -> dict[str
         f"{seconds / least:.2f}x; peak {peak / 1e9:.2f} GB"
     )
     return {
-        "good": True, "parameters": llama.parameters, "bytes": size, "method": method,
+        "parameters": llama.parameters, "bytes": size, "method": method,
         "seconds": [s.seconds for s in ours], "first": first.seconds,
         "write_seconds": [s.seconds for s in limit], "ratio": seconds / least, "peak_bytes": peak,
     }  # fmt: skip

@@ -5,15 +5,17 @@ along training time, and exact draws of risks. Each is compared with the cost of
 least squares, and by gradient descent, on one data set after another.
 """
 
+import argparse
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.bench.grid import median_time
+from experiments.bench._measuring import add_repeats, device, once, times
 from sail_jax.cli.options import Parser, natural
 from theory import deep_linear as dl
 from theory import problems
@@ -22,34 +24,24 @@ from theory.deep_linear import covariance, networks
 
 def _report(name: str, job: Callable[[], object], repeats: int, count: int, unit: str) -> float:
     """Times a job and prints its rate; returns the seconds per item."""
-    first, median, low, high = median_time(job, repeats)
-    print(
-        f"{name}: {median:.3f} s ({low:.3f} to {high:.3f}; {first:.1f} s with compilation), "
-        f"{count / median:.3g} {unit}/s"
-    )
-    return median / count
+    took = times(job, repeats)
+    print(f"{name}: {took}; {count / took.median:.3g} {unit}/s")
+    return took.median / count
 
 
-def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Runs the benchmark and prints what it finds.
+def options(parser: Parser) -> None:
+    """Adds the options of the benchmark."""
+    add = parser.add_argument
+    add("--d", type=natural, default=500, help="input dimension")
+    add("--draws", type=natural, default=1_000_000, help="exact draws")
+    add_repeats(parser, 5, "timed repetitions")
 
-    Args:
-      parser: The parser of the command, to which options are added.
-      argv: The arguments of the command.
 
-    Returns:
-      The exit status, 0.
-
-    Raises:
-      UsageError: If an argument is unknown or does not fit.
-    """
-    parser.add_argument("--d", type=natural, default=500, help="input dimension")
-    parser.add_argument("--draws", type=natural, default=1_000_000, help="exact draws")
-    parser.add_argument("--repeats", type=natural, default=5, help="timed repetitions")
-    args = parser.read(argv)
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Prints what is found, and returns the record."""
     d, draws, repeats = args.d, args.draws, args.repeats
     n, theta, sigma = d // 2, 0.7, 0.2
-    print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}; d = {d}, n = {n}")
+    print(f"{device()}; d = {d}, n = {n}")
 
     s = covariance.power_law(d, 0.8)
     loads = jnp.linspace(0.05, 2, 100) * d
@@ -99,12 +91,9 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     solved, trained = [], []
     for key in jax.random.split(jax.random.key(2), 4):
         sample = problems.draw(key, n, d, theta, sigma)
-        start = time.perf_counter()
-        jax.block_until_ready(fit(sample.x, sample.y))
-        solved.append(time.perf_counter() - start)
-        start = time.perf_counter()
-        jax.block_until_ready(networks.fine_tune(weights, sample.x, sample.y, 0.02, 5_000))
-        trained.append(time.perf_counter() - start)
+        x, y = sample.x, sample.y
+        solved.append(once(partial(fit, x, y)))
+        trained.append(once(partial(networks.fine_tune, weights, x, y, 0.02, 5_000)))
     # The first of each compiles.
     one_fit, one_training = (float(statistics.median(v[1:])) for v in (solved, trained))
     print(f"one data set: least squares {one_fit:.3f} s, two-layer network {one_training:.2f} s")
@@ -120,4 +109,4 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         dl.scratch_risk(n, d, sigma)
     )
     print(f"agreement: mean of the scratch draws / closed form - 1 = {ratio - 1:.1e}")
-    return 0
+    return {"seconds": rows, "least_squares": one_fit, "training": one_training}

@@ -5,13 +5,13 @@ minute or less), and prints the peak resident memory of each. For comparison it 
 importing jax.
 """
 
-import os
-import subprocess
+import argparse
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+from experiments.bench._measuring import Sample, Table, process
 from sail_jax.cli.options import Parser
 
 PRESETS = (
@@ -30,48 +30,24 @@ PRESETS = (
 )
 
 
-def peak(command: Sequence[str]) -> tuple[float, float, int]:
-    """Runs a command and measures its peak memory.
-
-    Args:
-      command: The words of the command. Its output is thrown away.
-
-    Returns:
-      The largest resident memory in GiB, the seconds, and the exit status.
-    """
-    start = time.perf_counter()
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes there, KiB elsewhere
-    return usage.ru_maxrss * unit / 2**30, time.perf_counter() - start, child.returncode
-
-
-def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Runs the benchmark and prints a line for each preset.
-
-    Args:
-      parser: The parser of the command, to which options are added.
-      argv: The arguments of the command.
-
-    Returns:
-      The exit status: 0, or 1 if a run failed.
-
-    Raises:
-      UsageError: If an option is unknown.
-    """
+def options(parser: Parser) -> None:
+    """Adds the arguments of the benchmark."""
     parser.add_argument("presets", nargs="*", default=PRESETS, help="EXPERIMENT/PRESET ...")
-    args = parser.read(argv)
-    floor, seconds, _ = peak([sys.executable, "-c", "import jax; jax.numpy.ones(1)"])
-    print(f"{'import jax':32s} {floor:5.2f} GiB {seconds:6.1f} s")
-    failed = False
-    for name in args.presets:
-        experiment, _, preset = name.partition("/")
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "sail_jax.cli", "run", experiment]
-            options = ["--preset", preset or "default", "--out", f"{folder}/out"]
-            memory, seconds, status = peak([*command, *options])
-        failed |= status != 0
-        note = "" if status == 0 else f"  FAILED, exit {status}"
-        print(f"{name:32s} {memory:5.2f} GiB {seconds:6.1f} s{note}", flush=True)
-    return int(failed)
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Prints a line for each preset, and returns the record; it is not `good` if a run failed."""
+    found: dict[str, Sample] = {}
+    table = Table("run".ljust(32), "peak GiB", "seconds")
+    with tempfile.TemporaryDirectory() as folder:
+        commands = {"import jax": [sys.executable, "-c", "import jax; jax.numpy.ones(1)"]}
+        for i, name in enumerate(args.presets):
+            experiment, _, preset = name.partition("/")
+            run = [sys.executable, "-m", "sail_jax.cli", "run", experiment]
+            commands[name] = [*run, "--preset", preset or "default", "--out", f"{folder}/{i}"]
+        for name, command in commands.items():
+            found[name] = sample = process(command, Path(folder, "log"))
+            failed = f"  FAILED, {sample.failure}" if sample.failure else ""
+            table.row(name, f"{sample.peak / 2**30:.2f}", f"{sample.seconds:.1f}{failed}")
+    good = not any(sample.failure for sample in found.values())
+    return {"good": good, "runs": {name: sample._asdict() for name, sample in found.items()}}

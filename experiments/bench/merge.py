@@ -8,26 +8,23 @@ the page cache. Other modes: --parity (compares numbers, not times), --memory-cu
 """
 
 import argparse
-import json
-import platform
 import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.bench import _merge_speed
+from experiments.bench._measuring import some_of
 from experiments.bench._merge_recipes import DEFAULT, JOBS
 from sail_jax import disk
 from sail_jax.cli.options import Parser, natural
 from sail_jax.cli.progress import say
 
-SCHEMA = "sail-jax bench merge 1"
 
-
-def _add_arguments(parser: Parser) -> None:
+def options(parser: Parser) -> None:
+    """Adds the options of the benchmark."""
     add = parser.add_argument
     default = Path(tempfile.gettempdir()) / "sail-jax-bench-merge"
     sizes = [*_merge_speed.SIZES, "both"]
@@ -36,7 +33,12 @@ def _add_arguments(parser: Parser) -> None:
     )
     add("--clean", action="store_true", help="remove that directory and do nothing else")
     add("--size", choices=sizes, default="both", help="of the model; both: 50m and 0.5b")
-    add("--methods", default=",".join(DEFAULT), help="comma-separated, of: " + ", ".join(JOBS))
+    add(
+        "--methods",
+        type=some_of(JOBS),
+        default=DEFAULT,
+        help="comma-separated, of: " + ", ".join(JOBS),
+    )
     add("--repeat", type=natural, default=5, help="timed runs of ours and of the limit")
     add("--peer", action="store_true", help="install mergekit there and run it as well")
     add("--tuned-peer", action="store_true", help="run it with a tuned allocator too")
@@ -52,53 +54,24 @@ def _add_arguments(parser: Parser) -> None:
     add("--memory-curve", type=Path, metavar="PNG", help="draw peak memory over model size there")
     add("--max-memory", default="512MB,1GB", help="caps for --memory-curve to try")
     add("--device", action="store_true", help="merge arrays in device memory, no files")
-    add("--json", type=Path, metavar="FILE", help="also write a record there")
     add("--command", help="run this instead of ours, with RECIPE and OUT appended")
 
 
-def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Runs the benchmark in one of its modes and prints what it finds.
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Runs the benchmark in one of its modes, prints what it finds, and returns the record.
 
-    Args:
-      parser: The parser of the command, to which options are added.
-      argv: The arguments of the command.
-
-    Returns:
-      The exit status: 0, or 1 if a merge failed or, with --parity, differs.
-
-    Raises:
-      UsageError: If an argument is unknown or out of range.
-      StoreError: If the folder cannot be written to or has too little space, or mergekit cannot be
-        installed.
+    It is not `good` if a merge failed or, with --parity, differs.
     """
-    _add_arguments(parser)
-    args = parser.read(argv)
-    if unknown := [name for name in args.methods.split(",") if name not in JOBS]:
-        parser.error(f"unknown method {unknown[0]!r}: expected some of {', '.join(JOBS)}")
-    if args.repeat < 1 or args.peer_repeat < 1:
-        parser.error("--repeat and --peer-repeat: expected at least 1")
     if args.clean:
         shutil.rmtree(args.dir, ignore_errors=True)
-        return 0
+        return {}
     with disk.explained("write to", args.dir):
         args.dir.mkdir(parents=True, exist_ok=True)
         # The peer that is installed there is executed, and the default is a name that all know.
         if why := disk.foreign(args.dir, links=True):
             raise disk.RefusedError(f"{args.dir} {why}; choose another --dir")
-    good, record = _measure(args)
-    if args.json:
-        from sail_jax.provenance import provenance
-
-        about = {"schema": SCHEMA, "argv": list(argv), "machine": _machine(), **provenance()}
-        text = json.dumps({**about, **record}, indent=2)
-        disk.write_atomic(args.json, text.encode() + b"\n")
-    return 0 if good else 1
-
-
-def _measure(args: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
-    """Runs the mode that was asked for; returns whether all went well, and the record."""
     sizes = ["50m", "0.5b"] if args.size == "both" else [args.size]
-    jobs = {name: JOBS[name] for name in args.methods.split(",")}
+    jobs = {name: JOBS[name] for name in args.methods}
     ours = [sys.executable, "-m", "sail_jax.cli", "merge"]
     if args.command:
         ours = shlex.split(args.command)
@@ -106,7 +79,7 @@ def _measure(args: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
         from experiments.bench import _merge_device
 
         rows = [_merge_device.run(size, _merge_speed.SIZES[size], args.repeat) for size in sizes]
-        return True, {"device_memory": rows}
+        return {"device_memory": rows}
     if args.memory_curve:
         from experiments.bench import _merge_memory
 
@@ -124,21 +97,9 @@ def _measure(args: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
     if args.parity and peer is not None:
         from experiments.bench import _merge_parity
 
-        good, parity = _merge_parity.run(args.dir / "parity", ours, peer, args.cases)
-        return good, {**record, **parity}
+        return {**record, **_merge_parity.run(args.dir / "parity", ours, peer, args.cases)}
     results = []
     for size in sizes:
         turns = _merge_speed.Turns(args.repeat, args.peer_repeat, args.tuned_peer)
         results.append(_merge_speed.run(args.dir, size, jobs, ours, peer, turns))
-    return all(result["good"] for result in results), {**record, "speed": results}
-
-
-def _machine() -> dict[str, Any]:
-    """Returns the processor, the cores that this process may use, and the operating system."""
-    from experiments.lab.sweep import cores  # imports jax, which this process does without
-
-    cpus = Path("/proc/cpuinfo")
-    lines = cpus.read_text().splitlines() if cpus.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = names[0] if names else platform.processor() or platform.machine()
-    return {"processor": name, "cores": cores(), "system": platform.platform()}
+    return {**record, "good": all(result["good"] for result in results), "speed": results}

@@ -7,23 +7,23 @@ milliseconds; if it took much less, mostly dispatch would be timed. `interferenc
 is compared with a copy of its models.
 """
 
-import json
-import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+import argparse
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
+from experiments.bench._measuring import Table, Times, add_repeats, device, in_turns
 from experiments.models.gpt import GPT
 from experiments.models.mlp import MLP
-from sail_jax import disk, probe
-from sail_jax.cli.options import Parser, natural
+from sail_jax import probe
+from sail_jax.cli.options import Parser, UsageError, natural
 
-SCHEMA = "sail-jax bench probe 1"
 LIMIT = 2.0
 
 
@@ -44,7 +44,7 @@ class Case(NamedTuple):
     models: list[Any]
     metric: probe.Metric
 
-    def loss(self, params: Any, batch: Any) -> jax.Array:
+    def loss(self, params: PyTree, batch: PyTree) -> jax.Array:
         """Computes the loss of one model on a batch."""
         return self.metric(probe.features(self.apply, params, batch)["output"], batch).mean()
 
@@ -77,13 +77,13 @@ class Timing(NamedTuple):
         return self.ms / self.bare_ms
 
 
-def _metric(logits: jax.Array, batch: Any) -> jax.Array:
+def _metric(logits: jax.Array, batch: PyTree) -> jax.Array:
     """Computes the cross-entropy of each example, the mean over its positions."""
     picked = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["y"][..., None], -1)
     return -picked.reshape(len(logits), -1).mean(1)
 
 
-def _case(name: str, module: nn.Module, layers: str, x: Any, y: Any) -> Case:
+def _case(name: str, module: nn.Module, layers: str, x: np.ndarray, y: np.ndarray) -> Case:
     """Makes a network with a base and two models near it."""
     apply = probe.flax_network(
         module.apply, layers, intercept=nn.intercept_methods, inputs=lambda batch: batch["x"]
@@ -118,11 +118,7 @@ def cases(batch: int) -> list[Case]:
 def probes(case: Case) -> dict[str, tuple[int, int, Callable[[], Any]]]:
     """Lists the probes, and the passes that each of them needs.
 
-    Args:
-      case: The network.
-
-    Returns:
-      For each probe, the numbers of forward passes and of gradients, and the call.
+    Returns for each probe, the numbers of forward passes and of gradients, and the call.
     """
     base, first, second = case.models
     apply, data, metric, loss = case.apply, case.data, case.metric, case.loss
@@ -167,13 +163,6 @@ def probes(case: Case) -> dict[str, tuple[int, int, Callable[[], Any]]]:
     }
 
 
-def _once(call: Callable[[], Any]) -> float:
-    """Returns the milliseconds of one call."""
-    start = time.perf_counter()
-    jax.block_until_ready(call())
-    return 1e3 * (time.perf_counter() - start)
-
-
 def timings(case: Case, repeats: int) -> Iterator[Timing]:
     """Times the probes of a network, each in turns with its bare passes.
 
@@ -194,61 +183,48 @@ def timings(case: Case, repeats: int) -> Iterator[Timing]:
             for _ in range(g):
                 jax.block_until_ready(gradient(params, case.data))
 
-        _once(call)  # these two compile
-        _once(bare)
-        times = [(_once(call), _once(bare)) for _ in range(repeats)]
-        ms, bare_ms = (min(column) for column in zip(*times, strict=True))
-        yield Timing(case.name, name, passes, gradients, ms, bare_ms)
+        took, floor = in_turns((call, bare), repeats)
+        yield Timing(case.name, name, passes, gradients, *_fastest(took, floor))
     copy = jax.jit(lambda trees: jax.tree.map(lambda x: x + 1, trees))
-    pairs = [
-        (
-            _once(lambda: probe.interference(params, case.models[1:])),
-            _once(lambda: copy(case.models)),
-        )
-        for _ in range(repeats + 1)
-    ][1:]
-    yield Timing(case.name, "interference", 0, 0, *map(min, zip(*pairs, strict=True)))
+    ours = partial(probe.interference, params, case.models[1:])
+    pair = in_turns((ours, partial(copy, case.models)), repeats)
+    yield Timing(case.name, "interference", 0, 0, *_fastest(*pair))
 
 
-def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Runs the benchmark and prints a table.
+def _fastest(*of: Times) -> Iterator[float]:
+    """The least milliseconds of each."""
+    return (1e3 * min(took.later) for took in of)
 
-    Args:
-      parser: The parser of the command, to which options are added.
-      argv: The arguments of the command.
 
-    Returns:
-      The exit status: 0, or 1 if a probe takes more than `LIMIT` times as long as its passes.
-
-    Raises:
-      UsageError: If an argument is unknown or out of range.
-    """
+def options(parser: Parser) -> None:
+    """Adds the options of the benchmark."""
     add = parser.add_argument
     add("--batch", type=natural, default=128, help="examples, in units; default: %(default)s")
-    add("--repeats", type=natural, default=3, help="timed runs of each; default: %(default)s")
-    add("--json", type=Path, metavar="FILE", help="also write a record there")
-    args = parser.read(argv)
-    if args.repeats < 1 or args.batch < 16:
-        parser.error("--repeats: expected at least 1; --batch: at least 16")
-    print(f"device: {jax.devices()[0].device_kind}, jax {jax.__version__}")
-    print("network  probe                    forward  gradients        ms   bare ms  ratio")
+    add_repeats(parser, 3, "timed runs of each")
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Prints a table, and returns the record.
+
+    It is not `good` if a probe takes more than `LIMIT` times as long as its passes.
+    """
+    if args.batch < 16:
+        raise UsageError("--batch: expected at least 16")
+    print(device())
+    table = Table(
+        "network", "probe".ljust(23), "forward", "gradients", "ms      ", "bare ms ", "ratio"
+    )
     measured: list[Timing] = []
     for case in cases(args.batch):
         for t in timings(case, args.repeats):
             measured.append(t)
-            print(
-                f"{t.network:7}  {t.probe:23}  {t.forward:7}  {t.gradients:9}  {t.ms:8.1f}  "
-                f"{t.bare_ms:8.1f}  {t.ratio:5.2f}",
-                flush=True,
-            )
+            table.row(
+                t.network, t.probe, t.forward, t.gradients,
+                f"{t.ms:.1f}", f"{t.bare_ms:.1f}", f"{t.ratio:.2f}",
+            )  # fmt: skip
     # `interference` needs no pass, so no ratio of it is limited.
     passing = [t for t in measured if t.forward + t.gradients]
     worst = max(passing, key=lambda t: t.ratio)
     print(f"worst ratio: {worst.ratio:.2f} ({worst.probe}, {worst.network}); limit {LIMIT:g}")
-    if args.json:
-        from sail_jax.provenance import provenance
-
-        about = {"schema": SCHEMA, "argv": list(argv), **provenance()}
-        record = {**about, "timings": [{**t._asdict(), "ratio": t.ratio} for t in measured]}
-        disk.write_atomic(args.json, json.dumps(record, indent=2).encode() + b"\n")
-    return 0 if worst.ratio <= LIMIT else 1
+    timed = [{**t._asdict(), "ratio": t.ratio} for t in measured]
+    return {"good": worst.ratio <= LIMIT, "timings": timed}

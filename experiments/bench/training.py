@@ -7,17 +7,21 @@ precision, which are measured in the same run, and with the published peak of th
 is known.
 """
 
+import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
 from jaxtyping import Array, PyTree
 
-from experiments.bench.grid import median_time
+from experiments.bench._measuring import device, times
 from experiments.measures.flops import flops
 from experiments.models import presets
 from experiments.models.next_token import token_losses
@@ -65,7 +69,7 @@ def per_token(config: Mapping[str, Any], params: PyTree, context: int) -> float:
     return 6.0 * met + 12.0 * heads * context
 
 
-def matmul_rate(dtype: Any, n: int, repeats: int) -> float:
+def matmul_rate(dtype: DTypeLike, n: int, repeats: int) -> float:
     """Measures the rate at which one device multiplies matrices.
 
     Args:
@@ -84,33 +88,24 @@ def matmul_rate(dtype: Any, n: int, repeats: int) -> float:
         return jax.lax.fori_loop(0, chain, lambda _, x: (a @ x) / math.sqrt(n), b)
 
     a, b = (jax.random.normal(k, (n, n), dtype) for k in jax.random.split(jax.random.key(0)))
-    _, median, *_ = median_time(lambda: products(a, b), repeats)
-    return chain * 2.0 * n**3 / median
+    return chain * 2.0 * n**3 / times(lambda: products(a, b), repeats).median
 
 
-def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Runs the benchmark and prints what it finds.
+def options(parser: Parser) -> None:
+    """Adds the options of the benchmark."""
+    add = parser.add_argument
+    add("--preset", default="gpt2-small", help="a GPT or Llama of the presets")
+    add("--batch", type=natural, help="sequences per step (default: 8 per device)")
+    add("--context", type=natural, help="tokens of each (default: the preset's)")
+    add("--layers", type=natural, help="fewer layers than the preset has")
+    add("--micro-batches", type=natural, default=1, help="parts of a batch")
+    add("--steps", type=natural, default=20, help="timed ones")
+    add("--compute", default="bfloat16", help="bfloat16 or float32")
+    add("--shard", default="data", choices=("data", "full"), help="over devices")
 
-    Args:
-      parser: The parser of the command, to which options are added.
-      argv: The arguments of the command.
 
-    Returns:
-      The exit status, 0.
-
-    Raises:
-      UsageError: If an argument is unknown or the preset is unknown, is no language model or
-        does not allow a size that was given.
-    """
-    parser.add_argument("--preset", default="gpt2-small", help="a GPT or Llama of the presets")
-    parser.add_argument("--batch", type=natural, help="sequences per step (default: 8 per device)")
-    parser.add_argument("--context", type=natural, help="tokens of each (default: the preset's)")
-    parser.add_argument("--layers", type=natural, help="fewer layers than the preset has")
-    parser.add_argument("--micro-batches", type=natural, default=1, help="parts of a batch")
-    parser.add_argument("--steps", type=natural, default=20, help="timed ones")
-    parser.add_argument("--compute", default="bfloat16", help="bfloat16 or float32")
-    parser.add_argument("--shard", default="data", choices=("data", "full"), help="over devices")
-    args = parser.read(argv)
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Prints what is found, and returns the record."""
     devices = jax.devices()
     changes = {k: v for k in ("context", "layers") if (v := getattr(args, k)) is not None}
     try:
@@ -118,10 +113,10 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
     if not {"vocab", "heads"} <= config.keys():
-        parser.error(f"--preset: {args.preset} is no language model")
+        raise UsageError(f"--preset: {args.preset} is no language model")
     batch = args.batch or 8 * len(devices)
     mesh = sharding.mesh()
-    print(f"device: {len(devices)} x {devices[0].device_kind}, jax {jax.__version__}")
+    print(device())
     seconds, share, params = _train(config, batch, args, mesh)
     tokens = batch * config["context"]
     model = per_token(config, params, config["context"]) * tokens
@@ -150,15 +145,19 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         f"operations; the products alone would take {model / rate / len(devices) * 1e3:.1f} of "
         f"{seconds * 1e3:.1f} ms; the optimiser reads and writes {28 * size / 1e9:.2f} GB a step"
     )
-    return 0
+    return {"parameters": size, "seconds": seconds, "operations_per_second": done, "limit": rate}
 
 
-def _loss(net: Any, params: PyTree, mutable: None, tokens: Array, key: Any = None) -> Any:
+def _loss(
+    net: nn.Module, params: PyTree, mutable: None, tokens: Array, key: Array | None = None
+) -> tuple[Array, dict[str, Array], None]:
     """Computes the mean loss of next-token prediction, in the form that the trainer wants."""
     return token_losses(net, {"params": params}, tokens[:, :-1], tokens[:, 1:]).mean(), {}, mutable
 
 
-def _train(config: dict[str, Any], batch: int, args: Any, mesh: Any) -> tuple[float, float, PyTree]:
+def _train(
+    config: dict[str, Any], batch: int, args: argparse.Namespace, mesh: Mesh
+) -> tuple[float, float, PyTree]:
     """Trains, and returns seconds per step, the share of time in steps, and the parameters.
 
     The first step, which compiles, does not count.

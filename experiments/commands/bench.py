@@ -1,13 +1,17 @@
-"""`sail-jax bench`: runs one of the benchmarks in `experiments.bench`."""
+"""`sail-jax bench`: runs one of the benchmarks in `experiments.bench`, and writes its record."""
 
 import ast
 import importlib
+import json
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 
+from sail_jax import disk
 from sail_jax.checks import nearest
 from sail_jax.cli.options import Parser, UsageError
 from sail_jax.cli.progress import show
+from sail_jax.provenance import provenance
 
 FOLDER = Path(__file__).parents[1] / "bench"
 
@@ -24,18 +28,7 @@ def _about(name: str) -> str:
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Runs the benchmark that is named first, or lists the benchmarks if none is.
-
-    Args:
-      parser: The parser of the command, which is not used: the benchmark gets one of its own.
-      argv: The arguments after "bench": the name of a benchmark, then its options.
-
-    Returns:
-      The exit code: what the benchmark returns, or 0.
-
-    Raises:
-      UsageError: If there is no such benchmark.
-    """
+    """Runs the benchmark that is named first, or lists the benchmarks if none is."""
     names = benchmarks()
     if not argv or argv[0] in ("-h", "--help"):
         show("usage: sail-jax bench NAME [options of that benchmark]\n")
@@ -46,4 +39,24 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     if name not in names:
         raise UsageError(f"unknown benchmark '{name}'{nearest(name, names)}")
     module = importlib.import_module(f"experiments.bench.{name}")
-    return int(module.main(Parser(f"bench {name}", module.__doc__), list(argv[1:])) or 0)
+    parser = Parser(f"bench {name}", module.__doc__)
+    module.options(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write a record there")
+    args = parser.read(argv[1:])
+    record = module.measure(args)
+    if args.json:
+        about = {"schema": f"sail-jax bench {name} 1", "argv": list(argv[1:]), **_machine()}
+        text = json.dumps({**about, **provenance(), **record}, indent=2)
+        disk.write_atomic(args.json, text.encode() + b"\n")
+    return 0 if record.get("good", True) else 1
+
+
+def _machine() -> dict[str, dict[str, str | int]]:
+    """Returns the processor, the cores that this process may use, and the operating system."""
+    from experiments.lab.sweep import cores  # imports jax, which some benchmarks do without
+
+    cpus = Path("/proc/cpuinfo")
+    lines = cpus.read_text().splitlines() if cpus.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.processor() or platform.machine()
+    return {"machine": {"processor": name, "cores": cores(), "system": platform.platform()}}

@@ -12,19 +12,7 @@ from sail_jax.cli.progress import show
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Describes one data set, with the commands that use it, or lists all.
-
-    Args:
-      parser: The parser of the command.
-      argv: The arguments after "data": none, or the name of a data set and its options.
-
-    Returns:
-      The exit code, 0.
-
-    Raises:
-      UsageError: If there is no such data set, an option is unknown, or a value is not allowed.
-      DataError: If files of the data set are missing or damaged.
-    """
+    """Describes one data set, with the commands that use it, or lists all."""
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help="read this data set and say what it holds"
     )
@@ -35,11 +23,11 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     from experiments.data.registry import KINDS
     from experiments.lab.config import varied
 
-    kind = next((k for k, (_, sets) in KINDS.items() if argv[0] in sets), None)
+    kind = next((kind for kind in KINDS.values() if argv[0] in kind.sets), None)
     if kind is None:
-        names = [name for _, sets in KINDS.values() for name in sets]
+        names = [name for kind in KINDS.values() for name in kind.sets]
         raise UsageError(f"no data set is called '{argv[0]}'{nearest(argv[0], names)}")
-    group = KINDS[kind][0](name=argv[0])
+    group = kind.group(name=argv[0])
     add_fields(parser, group, but=["name"])
     args = parser.read(argv)
     try:
@@ -58,18 +46,19 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
 def listed() -> str:
     """Puts all data sets into words, a paragraph for each kind.
 
-    Returns:
-      The text. Each data set has a line with its name, source and size, and one on its files.
+    Returns the text. Each data set has a line with its name, source and size, and one on its files.
     """
     from experiments.data.registry import KINDS
 
     blocks = []
-    for kind, (_, sets) in KINDS.items():
-        lines = [f"{kind}:"]
-        for name, row in sets.items():
-            lines += [f"  {name}: {row.source.name} ({row.size})", f"      {row.files}"]
-            if not row.installed:
-                lines[-1] += f"; published at {row.source.home}"
+    for title, kind in KINDS.items():
+        lines = [f"{title}:"]
+        for name, row in kind.sets.items():
+            where = f"{row.files}; published at {row.source.home}"
+            lines += [
+                f"  {name}: {row.source.name} ({kind.size(name)})",
+                f"      {where if row.files else 'installed: nothing is to be given'}",
+            ]
         blocks.append("\n".join(lines))
     blocks.append("sail-jax data NAME --help says where a data set is to be given.")
     return "\n\n".join(blocks)

@@ -3,27 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.commands._options import add_seed
 from sail_jax import disk
-from sail_jax.cli.options import Parser, seed
+from sail_jax.cli.options import Parser
 from sail_jax.cli.progress import show
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Makes the examples and grades them, or grades one checkpoint.
-
-    Args:
-      parser: The parser of the command.
-      argv: The arguments after "examples": a directory and options.
-
-    Returns:
-      The exit code, 0.
-
-    Raises:
-      RefusedError: If the directory is a file, or is not empty and `--force` is not given.
-      StoreError: If a file cannot be written, or the checkpoint to grade is not a model of the
-        examples.
-      UsageError: If an argument is unknown or missing.
-    """
+    """Makes the examples and grades them, or grades one checkpoint."""
     add = parser.add_argument
     add(
         "dir",
@@ -31,13 +18,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         type=Path,
         help="the folder of the examples, which is made if it is not there",
     )
-    add(
-        "--seed",
-        metavar="N",
-        type=seed,
-        default=0,
-        help="seed of the networks' training; default: %(default)s",
-    )
+    add_seed(parser, "the networks' training")
     add(
         "--force",
         action="store_true",

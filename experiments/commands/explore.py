@@ -2,33 +2,20 @@
 
 from collections.abc import Sequence
 
+from experiments.commands._options import add_seed
 from sail_jax.cli.kernels import remember_kernels
-from sail_jax.cli.options import Parser, seed
+from sail_jax.cli.options import Parser
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Writes the page.
-
-    Args:
-      parser: The parser of the command, to which options are added.
-      argv: The arguments of the command.
-
-    Returns:
-      The exit code.
-    """
+    """Writes the page."""
     parser.add_argument(
         "--out",
         metavar="FILE",
         default="explorer.html",
         help="where the page is written; default: %(default)s",
     )
-    parser.add_argument(
-        "--seed",
-        metavar="N",
-        type=seed,
-        default=0,
-        help="seed of the simulations; default: %(default)s",
-    )
+    add_seed(parser, "the simulations")
     parser.add_argument("--quick", action="store_true", help="compute coarse grids and few draws")
     args = parser.read(argv)
     from experiments.pages import explorer

@@ -8,18 +8,7 @@ from sail_jax.cli.progress import show
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Lists the studies.
-
-    Args:
-      parser: The parser of the command.
-      argv: The arguments after "list", of which there are none.
-
-    Returns:
-      The exit code, 0.
-
-    Raises:
-      UsageError: If there is an argument.
-    """
+    """Lists the studies."""
     parser.read(argv)
     show(experiments())
     return 0

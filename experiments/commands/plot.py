@@ -8,20 +8,7 @@ from sail_jax.cli.options import Parser
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Draws a finished run again and prints its findings.
-
-    Args:
-      parser: The parser of the command.
-      argv: The arguments after "plot": the directory of the run.
-
-    Returns:
-      The exit code, 0.
-
-    Raises:
-      RefusedError: If the directory holds no run, or one that is not finished.
-      StoreError: If the run is damaged, or of a study that does not exist (any more).
-      UsageError: If an argument is unknown or missing.
-    """
+    """Draws a finished run again and prints its findings."""
     parser.add_argument("dir", metavar="DIR", help="the output directory of a finished run")
     args = parser.read(argv)
     from experiments.lab import store

@@ -12,11 +12,11 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.commands.list import experiments
 from experiments.lab import registry
-from experiments.lab.config import varied
+from experiments.lab.config import AnyConfig, varied
 from experiments.lab.progress import reporting
 from experiments.lab.registry import Study
 from sail_jax.checks import nearest
@@ -24,23 +24,15 @@ from sail_jax.cli.kernels import compiled_quickly, remember_kernels
 from sail_jax.cli.options import Parser, UsageError, function
 from sail_jax.cli.progress import say, show
 
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.figure import Figure
+
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
     """Runs a study, or continues it, and prints its findings.
 
     With no name, or with `--help` alone, it lists the studies.
-
-    Args:
-      parser: The parser of the command, whose description is used.
-      argv: The arguments after "run": the name of a study, then options.
-
-    Returns:
-      The exit code, 0.
-
-    Raises:
-      UsageError: If the study, the preset or an option is unknown, or a value is not allowed.
-      RefusedError: If the directory cannot be used for this run; see `store.Run.open`.
-      StoreError: If something stored is damaged or cannot be written.
     """
     if not argv or argv[0] in ("-h", "--help"):
         show("usage: sail-jax run NAME [--preset P] [--out DIR] [--resume] [config fields]\n")
@@ -84,7 +76,9 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     return 0
 
 
-def show_run(study: Study, dataset: Any, figures: Any, path: Path) -> None:
+def show_run(
+    study: Study, dataset: "xr.Dataset", figures: "Mapping[str, Figure]", path: Path
+) -> None:
     """Prints what a finished run found, and where its files are.
 
     Args:
@@ -132,7 +126,9 @@ def _read(parser: Parser, argv: Sequence[str], study: Study) -> tuple[argparse.N
         raise UsageError(str(exc)) from exc
 
 
-def add_fields(parser: Parser, config: Any, group: str = "", *, but: Sequence[str] = ()) -> None:
+def add_fields(
+    parser: Parser, config: AnyConfig, group: str = "", *, but: Sequence[str] = ()
+) -> None:
     """Adds an option to a parser for each field of a config.
 
     The fields of a group within the config have its name before theirs: `--budget.steps`. The help
@@ -152,7 +148,7 @@ def add_fields(parser: Parser, config: Any, group: str = "", *, but: Sequence[st
         if field.name in but:
             continue
         name, value = f"{group}.{field.name}".lstrip("."), getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
+        if isinstance(value, AnyConfig):
             add_fields(parser, value, name)
             continue
         about = f"{texts.get(field.name, '')} (default: {_shown(value)})"
@@ -162,7 +158,7 @@ def add_fields(parser: Parser, config: Any, group: str = "", *, but: Sequence[st
         )  # fmt: skip
 
 
-def given(args: Mapping[str, Any], config: Any, group: str = "") -> dict[str, Any]:
+def given(args: Mapping[str, Any], config: AnyConfig, group: str = "") -> dict[str, Any]:
     """Collects the fields of a config that were given as options.
 
     Args:
@@ -177,7 +173,7 @@ def given(args: Mapping[str, Any], config: Any, group: str = "") -> dict[str, An
     fields = {}
     for field in dataclasses.fields(config):
         name, was = f"{group}.{field.name}".lstrip("."), getattr(config, field.name)
-        if dataclasses.is_dataclass(was):
+        if isinstance(was, AnyConfig):
             if changes := given(args, was, name):
                 fields[field.name] = changes
         # Options that are not given are absent (`argparse.SUPPRESS`).
@@ -214,7 +210,7 @@ def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return optional
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """Writes a value as it would be given on the command line."""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 

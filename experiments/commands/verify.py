@@ -7,9 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from experiments.commands._options import add_seed
 from experiments.lab.progress import reporting
 from sail_jax.cli.kernels import compiled_quickly, remember_kernels
-from sail_jax.cli.options import Parser, UsageError, numbers, seed
+from sail_jax.cli.options import Parser, UsageError, numbers
 from sail_jax.cli.progress import show
 
 if TYPE_CHECKING:
@@ -18,22 +19,7 @@ if TYPE_CHECKING:
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
-    """Simulates the claims, prints the ledger, and writes it to files if asked.
-
-    Args:
-      parser: The parser of the command.
-      argv: The arguments after "verify", all of them options.
-
-    Returns:
-      The exit code: 0 if every claim fares as the ledger says, else 1. With `--coverage`, 0 if
-      every statement of the papers is accounted for, else 1.
-
-    Raises:
-      UsageError: If an option is unknown, its value does not fit, or `--coverage` stands beside
-        others.
-      RefusedError: If a file to be written exists and is not a ledger.
-      StoreError: If a file cannot be read or written.
-    """
+    """Simulates the claims, prints the ledger, and writes it to files if asked."""
     parser.add_argument(
         "--claims",
         metavar="GLOBS",
@@ -47,13 +33,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         type=Path,
         help="also write it as a table, to a name in .csv or .tex",
     )
-    parser.add_argument(
-        "--seed",
-        metavar="N",
-        type=seed,
-        default=0,
-        help="seed of the simulations; default: %(default)s",
-    )
+    add_seed(parser, "the simulations")
     parser.add_argument(
         "--quick", action="store_true", help="simulate with about a tenth of the work"
     )

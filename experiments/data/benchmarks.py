@@ -48,8 +48,8 @@ class _Asked(NamedTuple):
 
     contexts: Sequence[str]
     choices: Sequence[str]
-    answer: Any
-    names: Sequence[Any]
+    answer: object
+    names: Sequence[object]
 
 
 class Benchmark(NamedTuple):

@@ -210,15 +210,10 @@ def save(path: str | Path, bpe: Bpe) -> None:
 def load(path: str | Path) -> Bpe:
     """Reads a vocabulary that `save` wrote.
 
-    Args:
-      path: The file to read.
+    Returns the vocabulary.
 
-    Returns:
-      The vocabulary.
-
-    Raises:
-      DataError: If the file is missing, damaged, or holds anything else, such as merges of tokens
-        that are not yet known, or tokens of more than 33 bytes. It is a `ValueError`.
+    Raises `DataError` if the file is missing, damaged, or holds anything else, such as merges of
+    tokens that are not yet known, or tokens of more than 33 bytes. It is a `ValueError`.
     """
     path = Path(path)
     with reading(path):

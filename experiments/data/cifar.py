@@ -5,6 +5,7 @@ plane of an image of 32 x 32 pixels.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from jaxtyping import UInt8
 
 from experiments.data.files import (
     DataError,
+    DataSet,
     Images,
     Source,
     checked_labels,
@@ -166,3 +168,14 @@ def _names(folder: Path, version: Version, labels: str) -> tuple[str, ...]:
             f"{path} names {len(set(names))} classes in {len(names)} lines; expected {classes}"
         )
     return tuple(names)
+
+
+IMAGES = {
+    name: DataSet(
+        version.source,
+        version.columns["fine"],
+        ", ".join((*version.train, *version.test)),
+        partial(load, name=name),
+    )
+    for name, version in VERSIONS.items()
+}

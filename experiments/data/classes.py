@@ -131,7 +131,7 @@ def read(path: str | Path) -> tuple[Item, ...]:
     return tuple(items)
 
 
-def _label(value: Any, where: str) -> str | int:
+def _label(value: object, where: str) -> str | int:
     """Checks one label: a text, a number, or a truth, which is the number 0 or 1."""
     if isinstance(value, str) and value.strip():
         return value.strip()

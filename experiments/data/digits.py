@@ -10,8 +10,14 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
+from experiments.data.files import DataSet, Source
+
+NAME = "digits"
 EXAMPLES = 1797
 SIDE = 8  # pixels of an image
+IMAGES = {NAME: DataSet(Source("scikit-learn's digits", "scikit-learn", "itself"), 10)}
+# Each image is its own latent.
+LATENTS = {NAME: IMAGES[NAME]._replace(count=None)}
 
 
 def load() -> tuple[Float[np.ndarray, "1797 8 8 1"], Int[np.ndarray, " 1797"]]:

@@ -7,7 +7,7 @@ Loaders of files from elsewhere use these functions, so that a missing or damage
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -44,6 +44,26 @@ class Source(NamedTuple):
     offline: str
 
 
+class DataSet(NamedTuple):
+    """A data set that studies know by name.
+
+    A module of this folder that reads data declares them in a mapping `IMAGES`, `TEXTS` or
+    `LATENTS` from their names; `registry` collects these mappings.
+
+    Attributes:
+      source: Where it is published.
+      count: The number of classes, or of tokens in the vocabulary; None where only files can say.
+      files: What has to be in its folder, for the list of data sets; empty for what every
+        installation has.
+      read: `read(folder, split=...)` returns the images of "train" or "test", for images in files.
+    """
+
+    source: Source
+    count: int | None = None
+    files: str = ""
+    read: "Callable[..., Images] | None" = None
+
+
 class Images(NamedTuple):
     """Labelled images as they are stored.
 
@@ -73,12 +93,7 @@ class Pool(NamedTuple):
 def missing(path: Path, source: Source) -> DataError:
     """Makes the error for a file that is not there.
 
-    Args:
-      path: The file.
-      source: The data set that it belongs to.
-
-    Returns:
-      An error, not raised, that says who publishes the data set and what may be used instead.
+    Returns an error, not raised, that says who publishes the data set and what may be used instead.
     """
     return DataError(
         f"{path} is missing: {source.name} is published at {source.home}; put it there, or use the "

@@ -103,8 +103,7 @@ def byte_table() -> dict[int, str]:
     A byte that is a visible character of Latin-1 stands for itself. The others, such as the space,
     have the characters from 256 on, in order.
 
-    Returns:
-      A dictionary from bytes, 0 to 255, to characters.
+    Returns a dictionary from bytes, 0 to 255, to characters.
 
     >>> byte_table()[ord("a")], byte_table()[ord(" ")]
     ('a', 'Ġ')

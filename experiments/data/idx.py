@@ -10,6 +10,7 @@ References:
 import gzip
 import math
 import struct
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
@@ -18,6 +19,7 @@ from jaxtyping import Int32, UInt8
 
 from experiments.data.files import (
     DataError,
+    DataSet,
     Images,
     Source,
     checked_labels,
@@ -175,3 +177,14 @@ def load(folder: str | Path, name: str = "mnist", split: str = "train") -> Image
         images = images.swapaxes(1, 2)
     names = tuple(str(k + family.first) for k in range(family.classes))
     return Images(np.ascontiguousarray(images)[..., None], labels, names)
+
+
+IMAGES = {
+    name: DataSet(
+        family.source,
+        family.classes,
+        f"{family.prefix}train-images-idx3-ubyte and its like (.gz or not)",
+        partial(load, name=name),
+    )
+    for name, family in FAMILIES.items()
+}

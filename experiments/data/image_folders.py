@@ -17,6 +17,7 @@ from jaxtyping import Int, Int32, UInt8
 from experiments.data.files import (
     MAX_BYTES,
     DataError,
+    DataSet,
     Images,
     Source,
     inside,
@@ -328,3 +329,12 @@ def _val(part: Path, names: list[str]) -> list[tuple[Path, int]]:
     if not labelled:
         raise DataError(f"{path} is empty; expected a line for every image")
     return [(home / file, labelled[file]) for file in held]
+
+
+def _tiny(folder: str | Path, split: str) -> Images:
+    return tiny_imagenet(folder, "train" if split == "train" else "val")
+
+
+IMAGES = {
+    "tiny-imagenet": DataSet(TINY, 200, "wnids.txt, train/, val/, as in its archive", _tiny),
+}

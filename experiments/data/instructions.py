@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Bool, Int32
 
 from experiments.data.files import MAX_BYTES, DataError, Source, json_lines
@@ -128,7 +129,7 @@ def _example(record: Mapping[str, Any], what: str) -> Instruction:
     return Instruction(prompt, response)
 
 
-def _tokens(value: Any) -> bool:
+def _tokens(value: object) -> bool:
     """Says whether a value is a list of tokens: one or more integers in the range of int32."""
     return (
         isinstance(value, list)
@@ -156,7 +157,10 @@ def _dialogue(messages: Any, what: str) -> tuple[str, str]:
 
 
 def pack(
-    examples: Sequence[Instruction], encode: Callable[[bytes], Any], length: int, end: Any = ()
+    examples: Sequence[Instruction],
+    encode: Callable[[bytes], ArrayLike],
+    length: int,
+    end: Sequence[int] = (),
 ) -> Packed:
     """Encodes examples, each in a row of its own.
 

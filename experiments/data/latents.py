@@ -19,6 +19,7 @@ from experiments.data import image_folders
 from experiments.data.files import (
     MAX_BYTES,
     DataError,
+    DataSet,
     Source,
     checked_labels,
     inside,
@@ -40,11 +41,23 @@ FEATURES = Source(
     "no one place: REPA (Yu et al. 2024) describes how to compute them",
     "those of a classifier trained here, without data.features",
 )
-IMAGES = Source(
+_PICTURES = Source(
     "a folder of images for each class, such as ImageNet's",
     "image-net.org",
     "scikit-learn's digits (experiments.data.digits)",
 )
+FOLDERS = "image-folders"
+LATENTS = {
+    "latents": DataSet(
+        SOURCE,
+        files="latents [n, channel, side, side] and labels [n], each a .npy or both in one .npz; "
+        "features [n, patch, d], a .npy",
+    ),
+    FOLDERS: DataSet(
+        _PICTURES,
+        files="a folder for each class, in it .jpeg or .png; a function encodes them",
+    ),
+}
 SCALE = 0.18215  # Table 3 of SAIL: what a model is shown is SCALE * latent
 # How many entries are looked at together.
 CHUNK = 1 << 24
@@ -131,7 +144,7 @@ def load_images(folder: str | Path, side: int, *, classes: int) -> Latents:
     Raises:
       DataError: If a folder is missing or empty, or there are more classes.
     """
-    listing = image_folders.listed(folder, IMAGES)
+    listing = image_folders.listed(folder, _PICTURES)
     if len(listing.names) > classes:
         raise DataError(f"{folder} has {len(listing.names)} classes; expected at most {classes}")
     return Latents(Pictures(listing, side), listing.labels)

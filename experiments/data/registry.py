@@ -1,188 +1,49 @@
 """The data sets that studies know by name, and the groups of config fields that choose one.
 
-`IMAGES`, `TEXTS` and `LATENTS` have a row for each data set. `ImageData`, `ImagePool`, `TextData`
-and `LatentData` are groups of fields: a name, and where the files are. Every kind has a data set
-that needs no files, and it is the default.
+`IMAGES`, `TEXTS` and `LATENTS` have what the loaders of this folder declare under these names.
+`ImageData`, `ImagePool`, `TextData` and `LatentData` are groups of fields: a name, and where the
+files are. Every kind has a data set that needs no files, and it is the default.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+import importlib
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from experiments.data import cifar, digits, idx, image_folders, latents, text, tokens
-from experiments.data.files import DataError, Images, Pool, Source
-from experiments.data.latents import Latents
+from experiments import data
+from experiments.data import digits, image_folders, latents, text, tokens
+from experiments.data.files import DataError, DataSet, Images, Pool, Source
+from experiments.data.latents import FOLDERS, Latents
 from experiments.data.tokens import Tokens
 from experiments.lab.config import Different, Natural, config
 from sail_jax.checks import nearest
 
-OFFLINE = "digits"
-OFFLINE_TEXT = "python"
+OFFLINE, OFFLINE_TEXT = digits.NAME, text.NAME
 SAME = "same"
-FOLDERS = "image-folders"
 SIDE = 256  # of images that are to be encoded
 # More classes than any network has.
 _MANY = 1 << 30
-_INSTALLED = "installed: nothing is to be given"
 
 
-class ImageSet(NamedTuple):
-    """A row of `IMAGES`: labelled images.
+def _declared(kind: str) -> Mapping[str, DataSet]:
+    """Collects what the modules of this folder declare, what every installation has first.
 
-    Attributes:
-      source: Where the data set is published.
-      classes: The number of classes.
-      files: What has to be in its folder, for the list of data sets.
-      read: A function from the folder and "train" or "test" to the images; None for a data set that
-        every installation has.
+    Only modules in which the name of the kind is assigned are imported.
     """
-
-    source: Source
-    classes: int
-    files: str
-    read: Callable[[str, str], Images] | None = None
-
-    @property
-    def size(self) -> str:
-        """How large the data set is, in words."""
-        return f"{self.classes} classes"
-
-    @property
-    def installed(self) -> bool:
-        """Whether every installation has the data set."""
-        return self.read is None
+    found: dict[str, DataSet] = {}
+    for folder in data.__path__:
+        for file in sorted(Path(folder).glob("*.py")):
+            declares = re.search(rf"^{kind} = ", file.read_text(encoding="utf-8"), re.M)
+            if declares:
+                module = importlib.import_module(f"{data.__name__}.{file.stem}")
+                found |= getattr(module, kind)
+    return dict(sorted(found.items(), key=lambda item: bool(item[1].files)))
 
 
-def _idx(name: str, family: idx.Family) -> ImageSet:
-    """Returns the row of a data set in idx files."""
-    files = f"{family.prefix}train-images-idx3-ubyte and its like (.gz or not)"
-    return ImageSet(family.source, family.classes, files, partial(_read_idx, name))
-
-
-def _read_idx(name: str, folder: str, split: str) -> Images:
-    return idx.load(folder, name, split)
-
-
-def _read_cifar(name: str, folder: str, split: str) -> Images:
-    return cifar.load(folder, name, split)
-
-
-def _read_tiny(folder: str, split: str) -> Images:
-    return image_folders.tiny_imagenet(folder, "train" if split == "train" else "val")
-
-
-IMAGES: Mapping[str, ImageSet] = {
-    OFFLINE: ImageSet(Source("scikit-learn's digits", "scikit-learn", "itself"), 10, _INSTALLED),
-    **{name: _idx(name, family) for name, family in idx.FAMILIES.items()},
-    **{
-        name: ImageSet(
-            version.source,
-            version.columns["fine"],
-            ", ".join((*version.train, *version.test)),
-            partial(_read_cifar, name),
-        )
-        for name, version in cifar.VERSIONS.items()
-    },
-    "tiny-imagenet": ImageSet(
-        image_folders.TINY, 200, "wnids.txt, train/, val/, as in its archive", _read_tiny
-    ),
-}
-
-
-class TextSet(NamedTuple):
-    """A row of `TEXTS`: a text in tokens.
-
-    Attributes:
-      source: Where the data set is published.
-      vocab: The number of tokens in its vocabulary; None if its name does not say.
-      files: What has to be in its folder, for the list of data sets.
-    """
-
-    source: Source
-    vocab: int | None
-    files: str
-
-    @property
-    def size(self) -> str:
-        """How large the vocabulary is, in words."""
-        return "any vocabulary" if self.vocab is None else f"{self.vocab} tokens"
-
-    @property
-    def installed(self) -> bool:
-        """Whether every installation has the text."""
-        return self.files == _INSTALLED
-
-
-_TOKENS = "train and val, .bin or .npy; meta.json or meta.pkl with the vocab_size"
-TEXTS: Mapping[str, TextSet] = {
-    OFFLINE_TEXT: TextSet(
-        Source("the source of Python's standard library", "python.org", "itself"),
-        text.VOCAB,
-        _INSTALLED,
-    ),
-    # nanoGPT writes no file beside these tokens that tells the size of the vocabulary, so it is
-    # told here.
-    "openwebtext": TextSet(
-        tokens.SOURCE._replace(name="OpenWebText in GPT-2's tokens"), 50257, _TOKENS
-    ),
-    "wikitext-103": TextSet(
-        Source(
-            "WikiText-103 in GPT-2's tokens",
-            "huggingface.co/datasets/Salesforce/wikitext",
-            tokens.SOURCE.offline,
-        ),
-        50257,
-        _TOKENS,
-    ),
-    "c4": TextSet(
-        Source(
-            "C4 as OLMo's tokens (one row of numbers below 50304)",
-            "allenai/OLMo",
-            tokens.SOURCE.offline,
-        ),
-        None,
-        _TOKENS,
-    ),
-    "tokens": TextSet(tokens.SOURCE, None, _TOKENS),
-}
-
-
-class LatentSet(NamedTuple):
-    """A row of `LATENTS`: labelled images, or what an autoencoder makes of them.
-
-    Attributes:
-      source: Where the data set is published.
-      files: What has to be in its files, for the list of data sets.
-    """
-
-    source: Source
-    files: str
-
-    @property
-    def size(self) -> str:
-        """How many classes there are, in words."""
-        return "as many classes as the network"
-
-    @property
-    def installed(self) -> bool:
-        """Whether every installation has the images."""
-        return self.files == _INSTALLED
-
-
-LATENTS: Mapping[str, LatentSet] = {
-    OFFLINE: LatentSet(IMAGES[OFFLINE].source, _INSTALLED),
-    "latents": LatentSet(
-        latents.SOURCE,
-        "latents [n, channel, side, side] and labels [n], each a .npy or both in one .npz; "
-        "features [n, patch, d], a .npy",
-    ),
-    FOLDERS: LatentSet(
-        latents.IMAGES, "a folder for each class, in it .jpeg or .png; a function encodes them"
-    ),
-}
+IMAGES, TEXTS, LATENTS = map(_declared, ("IMAGES", "TEXTS", "LATENTS"))
 
 
 def _check(data: Any, entries: Mapping[str, Any], offline: str, none: str, *files: str) -> None:
@@ -220,7 +81,9 @@ class ImageData:
     @property
     def classes(self) -> int:
         """The number of classes."""
-        return IMAGES[self.name].classes
+        count = IMAGES[self.name].count
+        assert count is not None, f"{self.name} does not state its classes"
+        return count
 
     def read(self, split: str) -> Images:
         """Reads one part of the images from the folder.
@@ -241,7 +104,7 @@ class ImageData:
         assert entry.read is not None, f"{self.name} has no files"
         if self.folder is None:
             raise _unsaid("folder", entry.source, OFFLINE)
-        return entry.read(self.folder, split)
+        return entry.read(self.folder, split=split)
 
     def described(self) -> str:
         """Describes what is found, after reading all of it.
@@ -280,11 +143,10 @@ class ImagePool(ImageData):
     def published(self) -> tuple[Pool, int]:
         """Reads all images, the publisher's training images before its test images.
 
-        Returns:
-          The images, with pixels in [0, 1], and their labels; and how many of them are to train on.
+        Returns the images, with pixels in [0, 1], and their labels; and how many of them are to
+        train on.
 
-        Raises:
-          DataError: As `read` does.
+        Raises `DataError` as `read` does.
         """
         parts = [self.read(split) for split in ("train", "test")]
         images = np.concatenate([part.images for part in parts]) / np.float32(255)
@@ -296,14 +158,9 @@ class ImagePool(ImageData):
 
         Training and test images of the publisher are put together.
 
-        Args:
-          seed: Seed of the drawing.
+        Returns the images, with pixels in [0, 1], and their labels.
 
-        Returns:
-          The images, with pixels in [0, 1], and their labels.
-
-        Raises:
-          DataError: If there are fewer images than `examples`, or as `read` does.
+        Raises `DataError` if there are fewer images than `examples`, or as `read` does.
         """
         if self.name == OFFLINE:
             images, labels = digits.load()
@@ -385,7 +242,7 @@ class TextData:
     @property
     def known_vocab(self) -> int | None:
         """The size of the vocabulary, or None where only the files can say."""
-        return self.vocab or TEXTS[self.name].vocab
+        return self.vocab or TEXTS[self.name].count
 
     def read(self, group: str = "data") -> Tokens:
         """Reads the text.
@@ -489,7 +346,7 @@ class LatentData:
             published where, and what needs no download.
         """
         if self.name == OFFLINE:
-            if classes != (own := IMAGES[OFFLINE].classes):
+            if classes != (own := IMAGES[OFFLINE].count):
                 other = latents.SOURCE
                 raise DataError(
                     f"data.name: the digits have {own} classes, the network {classes}; 'latents' "
@@ -528,8 +385,29 @@ class LatentData:
         return f"{said}, features of {' x '.join(map(str, loaded.features.shape[1:]))}"
 
 
-KINDS: Mapping[str, tuple[type[Any], Mapping[str, Any]]] = {
-    "images": (ImageData, IMAGES),
-    "texts": (TextData, TEXTS),
-    "latents": (LatentData, LATENTS),
+class Kind(NamedTuple):
+    """A kind of data.
+
+    Attributes:
+      group: The group of config fields that chooses one.
+      sets: The data sets by name.
+      unit: What is counted of each.
+      uncounted: What is said where only files can say how many.
+    """
+
+    group: type[ImageData] | type[TextData] | type[LatentData]
+    sets: Mapping[str, DataSet]
+    unit: str
+    uncounted: str
+
+    def size(self, name: str) -> str:
+        """How large a data set of this kind is, in words."""
+        count = self.sets[name].count
+        return self.uncounted if count is None else f"{count} {self.unit}"
+
+
+KINDS: Mapping[str, Kind] = {
+    "images": Kind(ImageData, IMAGES, "classes", "any classes"),
+    "texts": Kind(TextData, TEXTS, "tokens", "any vocabulary"),
+    "latents": Kind(LatentData, LATENTS, "classes", "as many classes as the network"),
 }

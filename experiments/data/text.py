@@ -11,9 +11,14 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
+from experiments.data.files import DataSet, Source
+
+NAME = "python"
 VOCAB = 97  # 95 printable ASCII characters, the newline, and one for all others
 # Every tenth module is kept from training.
 HELD_OUT = 10
+_SOURCE = Source("the source of Python's standard library", "python.org", "itself")
+TEXTS = {NAME: DataSet(_SOURCE, VOCAB)}
 
 
 class Text(NamedTuple):

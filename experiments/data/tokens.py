@@ -11,7 +11,16 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64, Int, Int32
 
-from experiments.data.files import DataError, Source, inside, missing, open_npy, opened, reading
+from experiments.data.files import (
+    DataError,
+    DataSet,
+    Source,
+    inside,
+    missing,
+    open_npy,
+    opened,
+    reading,
+)
 from experiments.data.stream import indices
 from sail_jax import disk
 from sail_jax.checkpoint.formats.files import strict_json
@@ -21,6 +30,34 @@ SOURCE = Source(
     "skylion007.github.io/OpenWebTextCorpus, tokenised by nanoGPT's data/openwebtext/prepare.py",
     "the source of Python's standard library (experiments.data.text)",
 )
+_FILES = "train and val, .bin or .npy; meta.json or meta.pkl with the vocab_size"
+# nanoGPT writes no file beside these tokens that has the size of the vocabulary, so it stands here.
+_GPT_2 = 50257
+TEXTS = {
+    name: DataSet(source, vocab, _FILES)
+    for name, source, vocab in (
+        ("openwebtext", SOURCE._replace(name="OpenWebText in GPT-2's tokens"), _GPT_2),
+        (
+            "wikitext-103",
+            Source(
+                "WikiText-103 in GPT-2's tokens",
+                "huggingface.co/datasets/Salesforce/wikitext",
+                SOURCE.offline,
+            ),
+            _GPT_2,
+        ),
+        (
+            "c4",
+            Source(
+                "C4 as OLMo's tokens (one row of numbers below 50304)",
+                "allenai/OLMo",
+                SOURCE.offline,
+            ),
+            None,
+        ),
+        ("tokens", SOURCE, None),
+    )
+}
 # How many tokens are looked at together.
 CHUNK = 1 << 24
 Ids = Int[np.ndarray, " n"]

@@ -1,16 +1,24 @@
-"""Curves with error bands, for the figures of studies that repeat a measurement over seeds."""
+"""What figures of studies have in common: curves with error bands, and legends beside the axes."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.typing import ColorType
+from numpy.typing import ArrayLike
 
 from experiments.lab.findings import mean_and_error
 
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
-
 
 def band(
-    ax: "Axes", x: Any, values: "xr.DataArray", *, color: Any, alpha: float = 0.25, **look: Any
+    ax: Axes,
+    x: ArrayLike,
+    values: xr.DataArray,
+    *,
+    color: ColorType,
+    alpha: float = 0.25,
+    **look: Any,
 ) -> None:
     """Draws the mean over seeds as a line, and its standard error as a band around it.
 
@@ -26,3 +34,16 @@ def band(
     mean, error = mean_and_error(values)
     ax.plot(x, mean, color=color, **look)
     ax.fill_between(x, mean - error, mean + error, color=color, alpha=alpha, lw=0)
+
+
+def legend(figure: Figure, *entries: Any, where: str = "lower center", **options: Any) -> None:
+    """Adds a legend outside of the axes.
+
+    Args:
+      figure: The figure.
+      *entries: The handles and their labels; without them, what the axes have.
+      where: Where it stands, as `Figure.legend` spells it after "outside".
+      **options: Further options of `Figure.legend`.
+    """
+    look = {"loc": f"outside {where}", "frameon": False, "fontsize": 9}
+    figure.legend(*entries, **{**look, **options})

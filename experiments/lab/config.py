@@ -9,7 +9,15 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Protocol,
+    TypeVar,
+    dataclass_transform,
+    runtime_checkable,
+)
 
 from annotated_types import Ge, Gt, Interval, Lt, MinLen
 from pydantic import AfterValidator, AllowInfNan, ConfigDict, ValidationError
@@ -18,7 +26,16 @@ from pydantic.dataclasses import dataclass
 from sail_jax.checks import nearest
 
 T = TypeVar("T")
-C = TypeVar("C")
+
+
+@runtime_checkable
+class AnyConfig(Protocol):
+    """What all configs have in common: they are dataclasses."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+
+C = TypeVar("C", bound=AnyConfig)
 
 
 def _different(values: tuple[T, ...]) -> tuple[T, ...]:
@@ -63,7 +80,7 @@ imports MODULE:FUNCTION, can give it, and no file that is read."""
 
 
 @dataclass_transform(frozen_default=True)
-def config(cls: type[C]) -> type[C]:
+def config(cls: type[T]) -> type[T]:
     """Turns a class into a frozen dataclass whose fields are checked against their annotations.
 
     An instance with an unknown field, or with a value that is not allowed, raises `ValueError`. Its
@@ -124,7 +141,7 @@ def varied(config: C, **changes: Any) -> C:
     >>> varied(Run(), budget={"steps": 5}).budget
     Budget(steps=5, batch=8)
     """
-    names = {field.name for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    names = {field.name for field in dataclasses.fields(config)}
     fields: dict[str, Any] = {}
     for name, value in changes.items():
         if name not in names:
@@ -135,7 +152,7 @@ def varied(config: C, **changes: Any) -> C:
                 fields[name] = varied(getattr(config, name), **value)
             except ValueError as error:
                 raise ValueError(f"{name}.{error}") from None
-    return dataclasses.replace(config, **fields)  # type: ignore[type-var]
+    return dataclasses.replace(config, **fields)
 
 
 # What pydantic calls the errors, and what a field must do instead; {ge} etc. are in their context.
@@ -194,7 +211,7 @@ def _told(error: Mapping[str, Any]) -> str:
     return f"{name} must {must}; got {error['input']}"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Rewrites a value of pydantic's error context: no quotation marks, 1.0 as 1."""
     if isinstance(value, str):
         return value.replace("'", "").replace(" or ", ", ")

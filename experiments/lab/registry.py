@@ -14,11 +14,19 @@ import dataclasses
 import functools
 import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
+from experiments.lab.config import AnyConfig
 from sail_jax.checks import nearest
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.figure import Figure
+
+    from experiments.lab.findings import Finding
 
 FOLDER = Path(__file__).parents[1] / "studies"
 
@@ -36,34 +44,34 @@ class Study:
     question: str
 
     @property
-    def config(self) -> type[Any]:
+    def config(self) -> type[AnyConfig]:
         """The class of its configs."""
         return self._in("config").Config
 
     @property
-    def presets(self) -> Mapping[str, Any]:
+    def presets(self) -> Mapping[str, AnyConfig]:
         """Its configs by name, "default" first."""
         return self._in("config").PRESETS
 
     @property
-    def run(self) -> Callable[..., Any]:
+    def run(self) -> "Callable[..., xr.Dataset]":
         """The function `run(config, stage)` that computes the dataset."""
         return self._in("run").run
 
     @property
-    def summary(self) -> Callable[[Any], str]:
+    def summary(self) -> "Callable[[xr.Dataset], str]":
         """The function that says in sentences what a dataset shows."""
         return self._in("findings").summary
 
     @property
-    def findings(self) -> Callable[[Any], list[Any]]:
+    def findings(self) -> "Callable[[xr.Dataset], list[Finding]]":
         """The function that tests the claims of the study on a dataset and judges them together.
 
         It returns a list of `Finding`, empty if the study puts no claim to the test.
         """
         declared = getattr(self._in("findings"), "findings", lambda dataset: [])
 
-        def judged(dataset: Any) -> list[Any]:
+        def judged(dataset: "xr.Dataset") -> "list[Finding]":
             from experiments.lab.findings import corrected  # slow to import
 
             return corrected(declared(dataset))
@@ -71,18 +79,18 @@ class Study:
         return judged
 
     @property
-    def tables(self) -> Callable[[Any], list[Any]]:
+    def tables(self) -> "Callable[[xr.Dataset], list[Sequence[tuple[str, ...]]]]":
         """The function that lists a dataset's tables; the first row of each names its columns."""
         table = getattr(self._in("findings"), "table", None)
 
-        def rows(dataset: Any) -> list[Any]:
+        def rows(dataset: "xr.Dataset") -> list[Sequence[tuple[str, ...]]]:
             found = None if table is None else table(dataset)
             return [] if found is None else [found]
 
         return rows
 
     @property
-    def plot(self) -> Callable[[Any], dict[str, Any]]:
+    def plot(self) -> "Callable[[xr.Dataset], dict[str, Figure]]":
         """The function that draws a dataset: Matplotlib figures by name.
 
         Names are made safe for files: what is neither a letter nor a digit, "_" or "-" becomes "_",
@@ -90,12 +98,12 @@ class Study:
         """
         drawn = self._in("plots").plot
 
-        def safely_named(dataset: Any) -> dict[str, Any]:
+        def safely_named(dataset: "xr.Dataset") -> "dict[str, Figure]":
             return {re.sub(r"[^\w-]", "_", name): fig for name, fig in drawn(dataset).items()}
 
         return safely_named
 
-    def _in(self, file: str) -> Any:
+    def _in(self, file: str) -> ModuleType:
         """Imports one file of the study."""
         return importlib.import_module(f"experiments.studies.{self.name}.{file}")
 

@@ -30,21 +30,13 @@ class Relay:
         self._ending = False
 
     def serve(self, listener: socket.socket) -> None:
-        """Accepts processes, for ever.
-
-        Args:
-          listener: A socket that listens.
-        """
+        """Accepts processes, for ever."""
         while True:
             connection, _ = listener.accept()
             threading.Thread(target=self._follow, args=(connection,), daemon=True).start()
 
     def wait(self, seconds: float) -> None:
-        """Waits until no process is connected any more.
-
-        Args:
-          seconds: For how long at most.
-        """
+        """Waits until no process is connected any more."""
         end = time.monotonic() + seconds
         while self._connected and time.monotonic() < end:
             time.sleep(0.05)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from experiments.lab import processes, stages
-from experiments.lab.config import named
+from experiments.lab.config import AnyConfig, named
 from experiments.lab.progress import Stage
 from experiments.lab.registry import Study
 from experiments.lab.stages import direct as direct  # handed on: the stage without a store
@@ -45,7 +45,7 @@ RECORD, RESULT = "config.json", "result.nc"
 _DIMENSION = "This is a netCDF dimension but not a netCDF variable"
 
 
-def config_record(config: Any) -> dict[str, Any]:
+def config_record(config: AnyConfig) -> dict[str, Any]:
     """Converts a config to JSON data.
 
     Args:
@@ -60,7 +60,7 @@ def config_record(config: Any) -> dict[str, Any]:
       ValueError: If a value is NaN.
     """
 
-    def spelt(value: Any) -> Any:
+    def spelt(value: object) -> object:
         """The value with lists in place of tuples and text in place of infinities and functions."""
         if callable(value) and not isinstance(value, type):
             return named(value)
@@ -89,7 +89,7 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 }
 
 
-def differences(old: Any, new: Any, at: str = "") -> list[str]:
+def differences(old: object, new: object, at: str = "") -> list[str]:
     """Lists the fields in which two JSON records differ.
 
     Args:
@@ -134,7 +134,7 @@ class Run:
 
     @classmethod
     def open(
-        cls, directory: str | Path, experiment: str, config: Any, *, resume: bool = False
+        cls, directory: str | Path, experiment: str, config: AnyConfig, *, resume: bool = False
     ) -> Self:
         """Takes a directory for a run, before any work is done.
 
@@ -305,7 +305,7 @@ Drawn = tuple["xr.Dataset", dict[str, "Figure"]]
 def complete(
     run: Run,
     study: Study,
-    config: Any,
+    config: AnyConfig,
     watch: Callable[[Stage], Stage] = lambda stage: stage,
     shown: int | None = None,
 ) -> Drawn:

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jaxtyping import PyTree
 
 
-def flops(fn: Callable[..., Any], *args: Any) -> float:
+def flops(fn: Callable[..., Any], *args: PyTree) -> float:
     """Counts the floating-point operations of `fn(*args)`, as XLA counts them.
 
     They are counted in the program before it is optimised. The body of a loop counts once.

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import DTypeLike, PyTree
+from jaxtyping import Array, DTypeLike, PyTree
 
 from experiments.models.gpt import GPT
 from experiments.models.llama import Llama
@@ -211,7 +211,7 @@ def _llama(config: Config) -> Llama:
     )
 
 
-def _demand(config: Config, key: str, *accepted: Any) -> None:
+def _demand(config: Config, key: str, *accepted: object) -> None:
     """Checks that an entry has one of the known values; the first stands for an entry that is
     missing.
     """
@@ -253,7 +253,7 @@ def convert(
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     shapes = jax.eval_shape(module.init, jax.random.key(0), tokens)
 
-    def leaf(path: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+    def leaf(path: jax.tree_util.KeyPath, like: jax.ShapeDtypeStruct) -> jax.Array:
         """Finds the tensor of one of our leaves, and lays it out as the leaf is."""
         ours = path_str(path).removeprefix("params/")
         layer = re.match(_BLOCK, ours)
@@ -326,7 +326,7 @@ def export(variables: PyTree, module: GPT | Llama) -> tuple[dict[str, np.ndarray
     tensors: dict[str, np.ndarray] = {}
     thirds: dict[str, dict[int, np.ndarray]] = {}
 
-    def leaf(path: Any, value: Any) -> None:
+    def leaf(path: jax.tree_util.KeyPath, value: Array) -> None:
         """Lays out one of our leaves as their tensor; `_laid_out` is the inverse."""
         ours = path_str(path).removeprefix("params/")
         layer = re.match(_BLOCK, ours)

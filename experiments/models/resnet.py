@@ -72,11 +72,9 @@ class ResNet(nn.Module):
     def places(self) -> dict[str, tuple[int, int]]:
         """Lists the blocks from the input to the output.
 
-        Returns:
-          By the name of each block, its stage and its number within the stage, both from 0.
+        Returns by the name of each block, its stage and its number within the stage, both from 0.
 
-        Raises:
-          ValueError: If `blocks` or `inner` has another length than `widths`.
+        Raises `ValueError` if `blocks` or `inner` has another length than `widths`.
         """
         n = len(self.widths)
         blocks = [self.blocks] * n if isinstance(self.blocks, int) else self.blocks

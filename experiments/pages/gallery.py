@@ -185,7 +185,7 @@ def preset_of(study: Study, config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _says(stated: Any, actual: Any, *, left_open: bool) -> bool:
+def _says(stated: object, actual: object, *, left_open: bool) -> bool:
     """Whether a value, or every field of a group, is what a preset states."""
     if isinstance(stated, dict):
         return (

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
+from numpy.typing import ArrayLike
 
 from sail_jax.checks import concrete
 
@@ -106,15 +107,15 @@ def javascript(function: Callable[..., Mapping[str, Any]], *shapes: tuple[int, .
 class _Pair(NamedTuple):
     """A complex array."""
 
-    re: Any
-    im: Any
+    re: jax.Array
+    im: jax.Array
 
 
-def _times(x: _Pair, y: _Pair, **_: Any) -> _Pair:
+def _times(x: _Pair, y: _Pair, **_: object) -> _Pair:
     return _Pair(x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re)
 
 
-def _over(x: _Pair, y: _Pair, **_: Any) -> _Pair:
+def _over(x: _Pair, y: _Pair, **_: object) -> _Pair:
     # Scaled, since the square of a large number could overflow.
     scale = jnp.maximum(jnp.abs(y.re), jnp.abs(y.im))
     re, im = y.re / scale, y.im / scale
@@ -128,7 +129,7 @@ def _power(x: _Pair, y: int) -> _Pair:
     return x if y == 1 else _times(x, _power(x, y - 1))
 
 
-def _product(x: _Pair, y: _Pair, dimension_numbers: Any, **_: Any) -> _Pair:
+def _product(x: _Pair, y: _Pair, dimension_numbers: Any, **_: object) -> _Pair:
     (re, one), (two, im) = ([jax.lax.dot_general(a, b, dimension_numbers) for b in y] for a in x)
     return _Pair(re - im, one + two)
 
@@ -296,7 +297,7 @@ class _Code:
             self.buffers[view.name] = f"const {view.name} = new Float64Array({values or view.size})"
         return view
 
-    def constant(self, value: Any, shape: tuple[int, ...]) -> _View:
+    def constant(self, value: ArrayLike, shape: tuple[int, ...]) -> _View:
         values = np.broadcast_to(np.asarray(value, float), shape).ravel()
         texts = [re.sub("inf", "Infinity", repr(v)).replace("nan", "NaN") for v in values.tolist()]
         if len(set(texts)) == 1:

@@ -5,8 +5,9 @@ end, `linear_flow` for a linear model that is stopped. The axis "course" joins t
 to the end, and the times at which a linear model (depth 1) is stopped.
 """
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -153,7 +154,7 @@ def _simulated(
     at = dl.Overlaps(overlaps.gram[wide], overlaps.source[wide], overlaps.n)
     shape = jnp.broadcast_shapes(source_theta.shape, at.gram.shape[:-2], noise.shape)
 
-    def over(axis: ArrayLike, way: Any) -> Array:
+    def over(axis: ArrayLike, way: Callable[[Array], Array]) -> Array:
         return jax.vmap(lambda value: jnp.broadcast_to(way(value), shape), out_axes=2)(axis)
 
     tuned = over(depths, lambda L: at.fine_tune(source_theta, noise, L, source_size))

@@ -222,7 +222,7 @@ def _plots() -> dict[str, Any]:
     return plots
 
 
-def _source(name: str, **columns: Any) -> ColumnDataSource:
+def _source(name: str, **columns: Sequence) -> ColumnDataSource:
     return ColumnDataSource(data=columns, name=name)
 
 

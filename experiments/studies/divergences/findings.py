@@ -23,11 +23,8 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
     It also judges whether the paper's estimate of W_1 from samples tells two laws from one.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      The findings; none for datasets of an older version, which have no values of single draws.
+    Returns the findings; none for datasets of an older version, which have no values of single
+    draws.
     """
     # Runs of earlier versions kept no data set by itself.
     if "gain" not in dataset:
@@ -115,12 +112,8 @@ def correlations(dataset: xr.Dataset, mode: str, end: float) -> dict[str, float]
 def summary(dataset: xr.Dataset) -> str:
     """Summarises the dataset in a few sentences.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      How distance and transferability go together, what estimates of W_1 from samples show, and how
-      much transferability differs at one distance.
+    Returns how distance and transferability go together, what estimates of W_1 from samples show,
+    and how much transferability differs at one distance.
     """
     # attrs["n"] is a list, but one of a single entry comes back from a file as a number.
     attrs, first = dataset.attrs, dataset.isel(gamma=0)

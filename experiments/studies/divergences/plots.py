@@ -1,30 +1,23 @@
 """The figure of `divergences`."""
 
 from math import pi
-from typing import TYPE_CHECKING
 
 import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from experiments.lab.bands import legend
 from experiments.studies.divergences.config import MODES, NORMS
-
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from sail_jax.drawing import style
 
 
-def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws transferability against each distance.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      The figure, named "divergences": distances of the laws (top), estimates of W_1 from samples
-      (bottom), and all loads in one panel.
+    Returns the figure, named "divergences": distances of the laws (top), estimates of W_1 from
+    samples (bottom), and all loads in one panel.
     """
-    from sail_jax.drawing import style
-
     figure, axes = style.figure(2, 3, width=4.0, height=3.5)
     _against(axes[0, 0], dataset, "kl", "(a) KL divergence, exact")
     _against(axes[0, 1], dataset, "w1", "(b) Wasserstein-1 of the laws")
@@ -33,14 +26,12 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
         _against_samples(ax, dataset, norm, letter)
     _loads(axes[1, 2], dataset)
     handles, labels = axes[0, 1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    legend(figure, handles, labels, ncols=3)
     return {"divergences": figure}
 
 
-def _simulated(ax: "Axes", x: np.ndarray, dataset: "xr.Dataset", x_error=None) -> None:
+def _simulated(ax: Axes, x: np.ndarray, dataset: xr.Dataset, x_error=None) -> None:
     """Draws simulated transferability against x; open markers stand for angles above 90 degrees."""
-    from sail_jax.drawing import style
-
     first = dataset.isel(gamma=0)
     wide = first.theta.values > pi / 2 + 1e-6
     for i, (mode, words) in enumerate(MODES.items()):
@@ -60,10 +51,8 @@ def _simulated(ax: "Axes", x: np.ndarray, dataset: "xr.Dataset", x_error=None) -
             )
 
 
-def _against(ax: "Axes", dataset: "xr.Dataset", name: str, title: str) -> None:
+def _against(ax: Axes, dataset: xr.Dataset, name: str, title: str) -> None:
     """Draws theory and simulation against a distance of the laws."""
-    from sail_jax.drawing import style
-
     first = dataset.isel(gamma=0)
     if name == "kl":
         bounds = np.stack([first.kl, first.kl])
@@ -81,10 +70,8 @@ def _against(ax: "Axes", dataset: "xr.Dataset", name: str, title: str) -> None:
     _finish(ax, title, first[name if name == "kl" else f"{name}_bounds"].attrs["long_name"])
 
 
-def _against_samples(ax: "Axes", dataset: "xr.Dataset", norm: str, letter: str) -> None:
+def _against_samples(ax: Axes, dataset: xr.Dataset, norm: str, letter: str) -> None:
     """Draws simulated transferability against estimates of W_1 from samples in d dimensions."""
-    from sail_jax.drawing import style
-
     first = dataset.isel(gamma=0)
     estimates = first.sampled_w1.sel(norm=norm)
     wide = np.broadcast_to(first.theta > pi / 2 + 1e-6, estimates.shape)
@@ -111,10 +98,8 @@ def _against_samples(ax: "Axes", dataset: "xr.Dataset", norm: str, letter: str) 
     )
 
 
-def _loads(ax: "Axes", dataset: "xr.Dataset") -> None:
+def _loads(ax: Axes, dataset: xr.Dataset) -> None:
     """Draws the theory at every load against the KL divergence."""
-    from sail_jax.drawing import style
-
     for i, gamma in enumerate(dataset.gamma.values):
         for mode, dashes in zip(MODES, ("-", "--"), strict=True):
             theory = dataset.theory.sel(mode=mode, gamma=gamma)
@@ -126,9 +111,7 @@ def _loads(ax: "Axes", dataset: "xr.Dataset") -> None:
     _finish(ax, "(f) one distance, either sign", dataset.kl.attrs["long_name"])
 
 
-def _finish(ax: "Axes", title: str, xlabel: str) -> None:
+def _finish(ax: Axes, title: str, xlabel: str) -> None:
     """Draws the line T = 0, and sets titles."""
-    from sail_jax.drawing import style
-
     ax.axhline(0, color=style.INK, lw=0.8, zorder=1)
     ax.set(title=title, xlabel=xlabel, ylabel="transferability $T$")

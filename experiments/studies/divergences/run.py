@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from functools import partial
 from math import pi
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
@@ -18,28 +18,18 @@ from theory import deep_linear as dl
 from theory import problems
 from theory.deep_linear import divergences
 
-if TYPE_CHECKING:
-    import xarray as xr
-
 FINE = 181  # angles of a closed-form curve
 DEPTH = 2  # of the fine-tuned network
 
 
-def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
+def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes transferability and every distance between source and target, over angles.
 
-    Args:
-      config: The config.
-      stage: What computes or restores the parts of the run.
-
-    Returns:
-      A dataset over mode, gamma (the load) and theta (the angle). Transferability is `theory` on a
-      fine grid of angles, and `gain` of each draw with its mean and standard deviation. Distances
-      are `kl` and the bounds of W_1 and the Dudley metric on the fine grid, estimates of the latter
-      two from coupled samples, and `sampled_w1` from independent samples of (x, y).
+    Returns a dataset over mode, gamma (the load) and theta (the angle). Transferability is `theory`
+    on a fine grid of angles, and `gain` of each draw with its mean and standard deviation.
+    Distances are `kl` and the bounds of W_1 and the Dudley metric on the fine grid, estimates of
+    the latter two from coupled samples, and `sampled_w1` from independent samples of (x, y).
     """
-    import xarray as xr
-
     keys = jax.random.split(jax.random.key(config.seed), 3)
 
     def over(fn, index: int, number: int, name: str, chunk: int) -> dict[str, np.ndarray]:

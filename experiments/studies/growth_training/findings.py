@@ -32,11 +32,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     Steps are counted to the lowest held-out loss that both the method and training from scratch
     reach.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      One finding for each growth method.
+    Returns one finding for each growth method.
     """
     declared = []
     for way in dataset["way"].values.astype(str):
@@ -53,14 +49,10 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:
     """Tabulates the methods, most steps saved first.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      A row of column names and a row for each way. The columns: the way; its loss right after
-      growth minus the small network's; steps saved (mean and standard error); in how many seeds it
-      reached the lowest loss from scratch; the share of compute saved, with the small network's
-      training counted; and its lowest held-out loss.
+    Returns a row of column names and a row for each way. The columns: the way; its loss right after
+    growth minus the small network's; steps saved (mean and standard error); in how many seeds it
+    reached the lowest loss from scratch; the share of compute saved, with the small network's
+    training counted; and its lowest held-out loss.
     """
     mean, error = mean_and_error(dataset["saved"])
     excess = dataset["step0_excess"].mean("seed").values
@@ -83,11 +75,7 @@ def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:
 def summary(dataset: xr.Dataset) -> str:
     """Describes how far training from scratch gets, and how well growth preserved the loss.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      One sentence; its second half appears only if function-preserving methods were run.
+    Returns one sentence; its second half appears only if function-preserving methods were run.
     """
     name = dataset["way"].values.astype(str)
     exact = dataset["exact"].values & (name != ways.SCRATCH)

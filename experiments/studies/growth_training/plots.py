@@ -1,21 +1,15 @@
 """The figures of `growth_training`. Colours tell kinds of growth apart, the same in all of them."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from experiments.lab.bands import legend
 from experiments.lab.findings import mean_and_error
 from experiments.studies.shared.growth_ways import LEARNED, SCRATCH
 from sail_jax.drawing import style
-
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 COLUMNS = 5
 
@@ -38,24 +32,24 @@ TASKS = {
 }
 
 
-def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of a finished run."""
     return {"loss": _loss(dataset), "saved": _saved(dataset), "step0": _step0(dataset)}
 
 
-def _methods(dataset: "xr.Dataset") -> list[str]:
+def _methods(dataset: xr.Dataset) -> list[str]:
     """The growth methods of the run, without training from scratch."""
     return [m for m in dataset["way"].values.astype(str) if m != SCRATCH]
 
 
-def _kind(dataset: "xr.Dataset", method: str) -> str:
+def _kind(dataset: xr.Dataset, method: str) -> str:
     """Which of `KINDS` a method is."""
     if method in LEARNED:
         return "learned maps"
     return "preserves the function" if dataset["exact"].sel(way=method) else "does not preserve it"
 
 
-def _kinds(dataset: "xr.Dataset") -> list[str]:
+def _kinds(dataset: xr.Dataset) -> list[str]:
     """The kinds that occur in this run, in the order of `KINDS`."""
     kinds = {_kind(dataset, method) for method in _methods(dataset)}
     return [kind for kind in KINDS if kind in kinds]
@@ -65,14 +59,14 @@ def _label(method: str) -> str:
     return method.replace("_", " ")
 
 
-def _heading(dataset: "xr.Dataset") -> str:
+def _heading(dataset: xr.Dataset) -> str:
     """The task, its data and the number of seeds, for titles."""
     task, data = str(dataset.attrs["task"]), style.literal(dataset.attrs.get("data", ""))
     # A run of an earlier version has the data in the name of its task.
     return f"{TASKS.get(task, task).format(data=data)}, {dataset.sizes['seed']} seeds"
 
 
-def _loss(dataset: "xr.Dataset") -> "Figure":
+def _loss(dataset: xr.Dataset) -> Figure:
     """Learning curves: one panel for each method, with training from scratch behind it."""
     methods = _methods(dataset)
     columns = min(COLUMNS, len(methods))
@@ -106,12 +100,11 @@ def _loss(dataset: "xr.Dataset") -> "Figure":
         Line2D([], [], color=style.FAINT, lw=1, ls=":", label="the small network"),
     ]
     title = f"{_heading(dataset)}: mean ± s.d."
-    legend = {"loc": "outside upper center", "ncols": 4, "frameon": False, "fontsize": 9}
-    fig.legend(handles=lines, title=title, **legend)
+    legend(fig, handles=lines, title=title, ncols=4, where="upper center")
     return fig
 
 
-def _band(ax: "Axes", dataset: "xr.Dataset", method: str, color: str) -> None:
+def _band(ax: Axes, dataset: xr.Dataset, method: str, color: str) -> None:
     """The mean loss of one method over seeds, with its standard deviation as a band.
 
     Steps of learning maps are counted: they shift the curve to the right.
@@ -126,7 +119,7 @@ def _band(ax: "Axes", dataset: "xr.Dataset", method: str, color: str) -> None:
     ax.fill_between(steps, mean - spread, mean + spread, color=color, alpha=0.25, lw=0)
 
 
-def _saved(dataset: "xr.Dataset") -> "Figure":
+def _saved(dataset: xr.Dataset) -> Figure:
     """Steps and compute saved, for each seed and as a mean with its standard error."""
     methods = _methods(dataset)
     shown = dataset.sel(way=methods)
@@ -155,17 +148,16 @@ def _saved(dataset: "xr.Dataset") -> "Figure":
     return fig
 
 
-def _legend(fig: "Figure", dataset: "xr.Dataset", title: str) -> None:
+def _legend(fig: Figure, dataset: xr.Dataset, title: str) -> None:
     """Adds the legend of the kinds of growth above the figure."""
     handles = [
         Line2D([], [], ls="", marker=MARKERS[kind], color=KINDS[kind], label=kind)
         for kind in _kinds(dataset)
     ]
-    legend = {"loc": "outside upper center", "ncols": 3, "frameon": False, "fontsize": 9}
-    fig.legend(handles=handles, title=title, **legend)
+    legend(fig, handles=handles, title=title, ncols=3, where="upper center")
 
 
-def _step0(dataset: "xr.Dataset") -> "Figure":
+def _step0(dataset: xr.Dataset) -> Figure:
     """How far growth moved the loss, on a logarithmic scale, beside the size of rounding errors."""
     methods = _methods(dataset)
     moved = abs(dataset["step0_excess"].sel(way=methods))

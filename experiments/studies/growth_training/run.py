@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,27 +23,16 @@ from experiments.studies.growth_training.config import Config
 from experiments.studies.shared import growth_tasks as tasks
 from experiments.studies.shared import growth_ways as ways
 
-if TYPE_CHECKING:
-    import xarray as xr
-
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains the small networks, grows them by every method, and trains the large ones.
 
     The small networks are one stage, and each method is one, for all seeds together.
 
-    Args:
-      config: The config.
-      stage: What runs and stores a stage. The default stores nothing.
-
-    Returns:
-      Over way ("scratch" first, then the methods) and seed: the held-out `loss` by step,
-      `step0_excess`, and the steps and compute saved (see `experiments.measures.savings`). Also
-      `source_loss` of the small networks, whether growth is `exact` and Adam's state `moved`, and
-      `flops` of one training step of each network.
-
-    Raises:
-      DataError: If the data cannot be read, or do not suffice.
+    Returns over way ("scratch" first, then the methods) and seed: the held-out `loss` by step,
+    `step0_excess`, and the steps and compute saved (see `experiments.measures.savings`). Also
+    `source_loss` of the small networks, whether growth is `exact` and Adam's state `moved`, and
+    `flops` of one training step of each network.
     """
     data = load(config)
     source = stage("train the source", lambda: _seeds(config, partial(_source, config, data)))
@@ -60,15 +49,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 def load(config: Config) -> list[tasks.Data]:
     """Loads the data of every repetition.
 
-    Args:
-      config: The config.
+    Returns the data, one entry for each repetition: for text the same each time, for images splits
+    of their own.
 
-    Returns:
-      The data, one entry for each repetition: for text the same each time, for images splits of
-      their own.
-
-    Raises:
-      DataError: If the data cannot be read, or do not suffice.
+    Raises `DataError` if the data cannot be read, or do not suffice.
     """
     with refused():
         if config.task == "text":

@@ -48,11 +48,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
     There is one margin per repetition.
 
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      The findings. Verdicts are not yet corrected for their number.
+    Returns the findings. Verdicts are not yet corrected for their number.
     """
     declared = [*_noise(dataset)]
     for task in dataset["task"].values:
@@ -167,11 +163,7 @@ def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:
     Its columns are perplexities on held-out text, without change, under noise and after fine-tuning
     at the tuned rate, the tasks' losses in nats per token, and the tuned rates.
 
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      Rows of text, the header first. Tuned rates are geometric means over repetitions.
+    Returns rows of text, the header first. Tuned rates are geometric means over repetitions.
     """
     gammas = dataset["gamma"].values
     header = [dataset.attrs["unit"], "perplexity", *(f"at gamma = {g:g}" for g in gammas)]
@@ -206,14 +198,7 @@ def _perplexity(loss: xr.DataArray) -> str:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Describes the checkpoints and what noise and fine-tuning do to them.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      A few lines of text, the last one with the number of verdicts of each kind.
-    """
+    """Describes the checkpoints and what noise and fine-tuning do to them."""
     names, rank = named(dataset), dataset.attrs["rank"]
     ends = [_perplexity(dataset["base"].isel(budget=k)) for k in (0, -1)]
     how = f"adapters of rank {rank}" if rank else "all weights"

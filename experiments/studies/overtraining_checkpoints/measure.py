@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from experiments.data import stream
+from experiments.data.choices import Packed
 from experiments.measures import choice_scores
 from experiments.models.gpt import GPT
 from experiments.models.pretrained import load_pretrained, read_config
@@ -34,23 +35,15 @@ def perturb(config: Config, net: nn.Module, data: Data, path: str) -> dict[str, 
     The noise is theta + gamma epsilon, where epsilon is normal with the standard deviations of
     `deviations`.
 
-    Args:
-      config: The settings.
-      net: The network.
-      data: What to measure on.
-      path: Folder of the checkpoint.
+    Returns losses in nats per token, and answers:
+    - "base": the loss on held-out text without noise, `(seed,)`;
+    - "noisy": its mean over draws of noise, `(seed, gamma)`;
+    - "before": the loss on each task's test examples without noise, `(task, seed)`;
+    - "answers": the share of right answers without noise, `(benchmark,)`; only if there are
+      benchmarks.
 
-    Returns:
-      Losses in nats per token, and answers:
-      - "base": the loss on held-out text without noise, `(seed,)`;
-      - "noisy": its mean over draws of noise, `(seed, gamma)`;
-      - "before": the loss on each task's test examples without noise, `(task, seed)`;
-      - "answers": the share of right answers without noise, `(benchmark,)`; only if there are
-        benchmarks.
-
-    Raises:
-      ValueError: If the weights are missing, damaged or do not fit config.json, or as
-        `deviations`.
+    Raises `ValueError` if the weights are missing, damaged or do not fit config.json, or as
+    `deviations`.
 
     References:
       Springer et al., 2025 (arXiv 2503.19206), eq. 1, Figures 3 and 65.
@@ -103,7 +96,7 @@ def deviations(config: Config, net: nn.Module, path: str) -> PyTree:
         )
     shapes = jax.eval_shape(net.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
 
-    def leaf(where: Any, x: Any) -> Array:
+    def leaf(where: jax.tree_util.KeyPath, x: jax.ShapeDtypeStruct) -> Array:
         """Returns the stated deviation of one array; vectors begin constant, so theirs is 0."""
         name = path_str(where)
         matrix = name.endswith(("kernel", "embedding", "position_embed"))
@@ -138,7 +131,7 @@ def _mean_loss(net: nn.Module, at_once: int, params: PyTree, batch: Batch) -> fl
 
 
 @partial(jax.jit, static_argnums=(0, 3))
-def _answered(net: nn.Module, params: PyTree, packed: Any, at_once: int) -> Array:
+def _answered(net: nn.Module, params: PyTree, packed: Packed, at_once: int) -> Array:
     """Computes the share of right answers to one benchmark."""
     apply: Any = lambda tokens: net.apply({"params": params}, tokens)  # noqa: E731
     return choice_scores.answered(apply, packed, batch_size=at_once)

@@ -1,20 +1,18 @@
 """The figures of `overtraining_checkpoints`: means over repetitions, bars of standard errors."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
 from experiments.lab.findings import mean_and_error
 from experiments.studies.overtraining_checkpoints.findings import forgotten, increase, named
 from experiments.studies.shared.language_rates import at_best, best_rate
 from sail_jax.drawing import style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 LEGEND: dict[str, Any] = {
     "loc": "outside right upper",
@@ -24,7 +22,7 @@ LEGEND: dict[str, Any] = {
 }
 
 
-def plot(dataset: xr.Dataset) -> "dict[str, Figure]":
+def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws what noise and fine-tuning do to each checkpoint."""
     figures = {"noise": _noise(dataset), "fine_tuning": _fine_tuning(dataset)}
     return figures | ({"benchmarks": _benchmarks(dataset)} if "answers" in dataset else {})
@@ -35,7 +33,7 @@ def _shades(count: int) -> list[Any]:
     return [colormaps[style.SEQUENTIAL](x) for x in np.linspace(0.0, 0.88, count)]
 
 
-def _checkpoints(ax: "Axes", dataset: xr.Dataset) -> None:
+def _checkpoints(ax: Axes, dataset: xr.Dataset) -> None:
     """Marks the checkpoints along x; a few have labels, the last one among them."""
     values, labels = dataset["budget"].values, named(dataset)
     if dataset.attrs["unit"] == "tokens":
@@ -55,20 +53,20 @@ def _checkpoints(ax: "Axes", dataset: xr.Dataset) -> None:
     ax.set_xlabel(f"pre-training ({what})")
 
 
-def _curve(ax: "Axes", values: xr.DataArray, **look: Any) -> None:
+def _curve(ax: Axes, values: xr.DataArray, **look: Any) -> None:
     """Draws the mean over repetitions by checkpoint, with its standard error."""
     mean, error = mean_and_error(values.transpose("seed", "budget"))
     look = {"capsize": 2, "ms": 3, "lw": 1.3, "fmt": "o-", **look}
     ax.errorbar(values["budget"].values, mean, error, **look)
 
 
-def _perplexity(ax: "Axes", values: xr.DataArray, **look: Any) -> None:
+def _perplexity(ax: Axes, values: xr.DataArray, **look: Any) -> None:
     """Draws a curve of perplexities, exp(loss)."""
     # The clip keeps the perplexity of a diverged network finite.
     _curve(ax, xr.apply_ufunc(np.exp, values.clip(max=80)), **look)
 
 
-def _log_y(ax: "Axes") -> None:
+def _log_y(ax: Axes) -> None:
     """Makes y logarithmic, with plain numbers at its ticks."""
     ax.set_yscale("log")
     ax.yaxis.set_major_locator(LogLocator(10, (1, 2, 5), numticks=8))
@@ -76,7 +74,7 @@ def _log_y(ax: "Axes") -> None:
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _noise(dataset: xr.Dataset) -> "Figure":
+def _noise(dataset: xr.Dataset) -> Figure:
     """Draws the perplexity under noise (Figure 65), and the rise of the loss (as in Figure 3)."""
     figure, axes = style.figure(1, 2, width=4.0, height=3.2)
     left, right = axes[0]
@@ -95,7 +93,7 @@ def _noise(dataset: xr.Dataset) -> "Figure":
     return figure
 
 
-def _fine_tuning(dataset: xr.Dataset) -> "Figure":
+def _fine_tuning(dataset: xr.Dataset) -> Figure:
     """Draws for each task the rise of the pre-training loss, the perplexity and the task's loss.
 
     Each has a line for every learning rate. The last two also show the checkpoints before
@@ -134,7 +132,7 @@ def _fine_tuning(dataset: xr.Dataset) -> "Figure":
     return figure
 
 
-def _benchmarks(dataset: xr.Dataset) -> "Figure":
+def _benchmarks(dataset: xr.Dataset) -> Figure:
     """Draws the share of right answers before and after tuned fine-tuning (Figure 2)."""
     names, tasks = dataset["benchmark"].values, dataset["task"].values
     figure, axes = style.figure(1, len(names), width=3.7, height=3.1)

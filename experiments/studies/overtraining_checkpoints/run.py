@@ -3,10 +3,10 @@
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -17,11 +17,16 @@ from experiments.data.registry import OFFLINE_TEXT
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.models import presets
+from experiments.models.gpt import GPT
+from experiments.models.llama import Llama
 from experiments.models.pretrained import read_config
 from experiments.studies.overtraining_checkpoints import data, measure, series
 from experiments.studies.overtraining_checkpoints.config import Config
 from experiments.studies.shared import language_tasks as tasks
 from experiments.studies.shared import language_training as training
+
+T = TypeVar("T")
+Arrays = Mapping[str, np.ndarray]
 
 # Measurements of `measure.fine_tune` that do not need benchmarks.
 FOUND = ("base", "validation", "test", "distance")
@@ -33,25 +38,16 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     There is one stage for the noise on each checkpoint, and one for each of its tasks. With
     `memory.together` the latter is divided into several of fewer fine-tunings.
 
-    Args:
-      config: What to run.
-      stage: Computes and stores a stage under its name; the default stores nothing.
-
-    Returns:
-      The dataset, with losses in nats per token:
-      - `base`, `(budget, seed)`: the loss on held-out text of pre-training;
-      - `noisy`, `(budget, seed, gamma)`: the same under noise;
-      - `before`, `(task, budget, seed)`: the loss on the tasks' test examples before fine-tuning;
-      - `tuned_*`, `(task, budget, seed, rate)`: the results of `measure.fine_tune`;
-      - `unigram`: the loss of predicting each token by its frequency alone;
-      - `answers`, `(budget, benchmark)`, and `tuned_answers`, `(task, budget, seed, rate,
-        benchmark)`: the shares of right answers, if there are benchmarks.
-      The attributes are the number of `parameters`, the `rank` of adapters (0 without), the
-      `source` ("folders" or "series") and the `unit` of budgets ("tokens" or "order").
-
-    Raises:
-      DataError: If checkpoints or data are missing, damaged, too few or do not fit each other, or
-        devices cannot share the batches.
+    Returns the dataset, with losses in nats per token:
+    - `base`, `(budget, seed)`: the loss on held-out text of pre-training;
+    - `noisy`, `(budget, seed, gamma)`: the same under noise;
+    - `before`, `(task, budget, seed)`: the loss on the tasks' test examples before fine-tuning;
+    - `tuned_*`, `(task, budget, seed, rate)`: the results of `measure.fine_tune`;
+    - `unigram`: the loss of predicting each token by its frequency alone;
+    - `answers`, `(budget, benchmark)`, and `tuned_answers`, `(task, budget, seed, rate,
+      benchmark)`: the shares of right answers, if there are benchmarks.
+    The attributes are the number of `parameters`, the `rank` of adapters (0 without), the
+    `source` ("folders" or "series") and the `unit` of budgets ("tokens" or "order").
     """
     with contextlib.ExitStack() as stack:
         with refused():
@@ -85,10 +81,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         return _dataset(config, net, loaded, budgets, noisy, tuned).assign_attrs(unit=unit)
 
 
-def _refusing(compute: Any) -> Any:
+def _refusing(compute: Callable[..., T]) -> Callable[..., T]:
     """Wraps a stage's computation so that its ValueErrors, about checkpoints, become DataErrors."""
 
-    def computed(*arguments: Any) -> Any:
+    def computed(*arguments: object) -> T:
         """Computes the stage."""
         with refused():
             return compute(*arguments)
@@ -136,7 +132,12 @@ def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]
 
 
 def _dataset(
-    config: Config, net: Any, loaded: data.Data, budgets: np.ndarray, noisy: Any, tuned: Any
+    config: Config,
+    net: GPT | Llama,
+    loaded: data.Data,
+    budgets: np.ndarray,
+    noisy: Sequence[Arrays],
+    tuned: Sequence[Sequence[Arrays]],
 ) -> xr.Dataset:
     """Builds the dataset from the stages' results.
 

@@ -272,14 +272,7 @@ def _hessian(dataset: xr.Dataset) -> list[Finding]:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Describes the base models and what noise and fine-tuning do to them.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      A few sentences, the last one with the number of verdicts of each kind.
-    """
+    """Describes the base models and what noise and fine-tuning do to them."""
     budget = dataset["budget"].values
     first, last = (stated(dataset["base"].isel(budget=k), sign=False) for k in (0, -1))
     sizes = []

@@ -1,11 +1,13 @@
 """The figures of `overtraining_language`: lines are means over seeds, bars standard errors."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator
 
@@ -22,10 +24,6 @@ from experiments.studies.shared.language_rates import (
 )
 from sail_jax.drawing import style
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 BUDGET = "pre-training (tokens)"
 FINE_TUNED = {
     "forgotten": "pre-training loss:\nincrease (nats)",
@@ -34,15 +32,8 @@ FINE_TUNED = {
 }
 
 
-def plot(dataset: xr.Dataset) -> "dict[str, Figure]":
-    """Draws the paper's Figures 3 to 6 and 8 to 10 of this run, and its inflection points.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      The figures by name.
-    """
+def plot(dataset: xr.Dataset) -> dict[str, Figure]:
+    """Draws the paper's Figures 3 to 6 and 8 to 10 of this run, and its inflection points."""
     return {
         "perturbation": _perturbation(dataset),
         "fine_tuning": _fine_tuning(dataset),
@@ -59,7 +50,7 @@ def _shades(count: int) -> list[Any]:
 
 
 def _log(
-    ax: "Axes", which: str, values: np.ndarray | None = None, labels: Sequence[str] = ()
+    ax: Axes, which: str, values: np.ndarray | None = None, labels: Sequence[str] = ()
 ) -> None:
     """Makes an axis, "x" or "y", logarithmic and labels some of its values.
 
@@ -76,25 +67,25 @@ def _log(
     axis.set_minor_locator(FixedLocator([float(x) for x in values]))
 
 
-def _tokens(ax: "Axes", dataset: xr.Dataset, which: str = "x") -> None:
+def _tokens(ax: Axes, dataset: xr.Dataset, which: str = "x") -> None:
     """Makes the axis of budgets logarithmic and labels it in tokens."""
     budgets = dataset["budget"].values
     _log(ax, which, budgets, [count(b) for b in budgets])
 
 
-def _sizes(ax: "Axes", dataset: xr.Dataset, dim: str, which: str = "x") -> None:
+def _sizes(ax: Axes, dataset: xr.Dataset, dim: str, which: str = "x") -> None:
     """Makes the axis of a dimension logarithmic and labels it with its values."""
     values = dataset[dim].values
     _log(ax, which, values, [f"{x:g}" for x in values])
 
 
-def _curve(ax: "Axes", values: xr.DataArray, dim: str, **look: Any) -> None:
+def _curve(ax: Axes, values: xr.DataArray, dim: str, **look: Any) -> None:
     """Draws the mean over seeds and its standard error against `dim`."""
     mean, error = mean_and_error(values.transpose("seed", dim))
     ax.errorbar(values[dim].values, mean, error, **{"capsize": 2, "ms": 3, "lw": 1.3, **look})
 
 
-def _legend(figure: "Figure", lines: Iterable[Any], title: str, **options: Any) -> None:
+def _legend(figure: Figure, lines: Iterable[Any], title: str, **options: Any) -> None:
     """Adds a legend on the right of the figure."""
     look = {"loc": "outside right upper", "frameon": False, "fontsize": 8, "title_fontsize": 8}
     figure.legend(handles=list(lines), title=title, **{**look, **options})
@@ -111,7 +102,7 @@ def _heading(dataset: xr.Dataset) -> str:
     return f"{count(dataset.attrs['parameters'])} parameters, {dataset.sizes['seed']} seeds ± s.e."
 
 
-def _perturbation(dataset: xr.Dataset) -> "Figure":
+def _perturbation(dataset: xr.Dataset) -> Figure:
     """Draws losses under noise (Figure 3), and below them those of two-layer linear networks."""
     figure, ((left, right), (under, beside)) = style.figure(2, 2, width=4.0, height=3.0)
     sizes = dataset["noise"].values
@@ -152,7 +143,7 @@ def _wrapped(words: str) -> str:
     return words.replace(", ", ",\n")
 
 
-def _fine_tuning(dataset: xr.Dataset) -> "Figure":
+def _fine_tuning(dataset: xr.Dataset) -> Figure:
     """Draws losses after fine-tuning (Figures 4 and 5), and those of two-layer linear networks."""
     names = dataset["task"].values
     columns = len(names) + 1
@@ -205,7 +196,7 @@ def _fine_tuning(dataset: xr.Dataset) -> "Figure":
     return figure
 
 
-def _tuned_rate(dataset: xr.Dataset) -> "Figure":
+def _tuned_rate(dataset: xr.Dataset) -> Figure:
     """Draws losses at the tuned rate (Figure 6), and that rate (Figures 34 and 59)."""
     names = dataset["task"].values
     figure, axes = style.figure(3, len(names), width=2.9, height=2.3, sharex=True)
@@ -237,7 +228,7 @@ def _tuned_rate(dataset: xr.Dataset) -> "Figure":
     return figure
 
 
-def _inflection(dataset: xr.Dataset) -> "Figure":
+def _inflection(dataset: xr.Dataset) -> Figure:
     """Draws the budget of least loss by the size of noise and by the rate of fine-tuning.
 
     Below stands the time of least loss of two-layer linear networks.
@@ -280,7 +271,7 @@ def _inflection(dataset: xr.Dataset) -> "Figure":
     return figure
 
 
-def _budgets(ax: "Axes", loss: xr.DataArray, dim: str, color: str, fmt: str) -> None:
+def _budgets(ax: Axes, loss: xr.DataArray, dim: str, color: str, fmt: str) -> None:
     """Draws the budget of least loss against `dim`."""
     centre, reach = _geometric(loss.idxmin("budget").transpose("seed", dim))
     ax.errorbar(loss[dim], centre, reach, color=color, fmt=fmt, capsize=2, ms=4, lw=1.3)
@@ -292,7 +283,7 @@ def _geometric(values: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
     return 2**mean, np.stack([2**mean - 2 ** (mean - error), 2 ** (mean + error) - 2**mean])
 
 
-def _distance(dataset: xr.Dataset) -> "Figure":
+def _distance(dataset: xr.Dataset) -> Figure:
     """Draws the distance that fine-tuning moves the parameters, by its rate (Figure 8)."""
     names = dataset["task"].values
     figure, axes = style.figure(1, len(names), width=3.2, height=2.9, sharey=True)
@@ -320,7 +311,7 @@ def _tuned_to(task: str, rate: float, kept: bool) -> str:
     return f"{task}, rate {rate:g} (Fig. 10)" + ("" if kept else "\nno rate keeps the text")
 
 
-def _hessian(dataset: xr.Dataset) -> "Figure":
+def _hessian(dataset: xr.Dataset) -> Figure:
     """Draws what noise and fine-tuning do beside what the Hessian predicts (Figures 9 and 10).
 
     The last three budgets are shown; below, the ratio of the two.

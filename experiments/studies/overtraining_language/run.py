@@ -1,7 +1,7 @@
 """The run of `overtraining_language`: its order of `stages`, and the dataset they make."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,30 +20,23 @@ from experiments.studies.overtraining_language.config import Config
 from experiments.studies.shared import language_tasks as tasks
 from experiments.studies.shared import language_training as training
 
+Arrays = Mapping[str, np.ndarray]
+
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Pre-trains, perturbs and fine-tunes the models, a stage for each budget and for each task.
 
     With `memory.together` a stage is divided into several of fewer models.
 
-    Args:
-      config: What to run.
-      stage: Computes and stores a stage under its name; the default stores nothing.
-
-    Returns:
-      The dataset, with losses in nats per token:
-      - `base`, `(budget, seed)`: the loss on held-out text of pre-training;
-      - `noise_*`, `(budget, seed, noise)`: the results of `stages.perturb`;
-      - `tuned_*`, `(task, budget, seed, rate)`, some also along `scale`: those of
-        `stages.fine_tune`; the own losses of texts with classes are in nats per text;
-      - `theory_*`: those of `stages.theory`;
-      - `unigram`: the loss of predicting each token by its frequency alone.
-      The attributes are the number of `parameters`, the `model`, and `kept_perplexity` if the
-      config has one.
-
-    Raises:
-      DataError: If data are missing, too few or of another vocabulary, or devices cannot share the
-        batches.
+    Returns the dataset, with losses in nats per token:
+    - `base`, `(budget, seed)`: the loss on held-out text of pre-training;
+    - `noise_*`, `(budget, seed, noise)`: the results of `stages.perturb`;
+    - `tuned_*`, `(task, budget, seed, rate)`, some also along `scale`: those of
+      `stages.fine_tune`; the own losses of texts with classes are in nats per text;
+    - `theory_*`: those of `stages.theory`;
+    - `unigram`: the loss of predicting each token by its frequency alone.
+    The attributes are the number of `parameters`, the `model`, and `kept_perplexity` if the
+    config has one.
     """
     with refused():
         where = training.layout(config.shard)
@@ -110,12 +103,14 @@ def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]
     return list(zip(names, parts, strict=True))
 
 
-def _joined(parts: Any) -> dict[str, np.ndarray]:
+def _joined(parts: Iterable[Arrays]) -> dict[str, np.ndarray]:
     """Concatenates the results of parts along their leading axis."""
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
-def _dataset(config: Config, noisy: Any, tuned: Sequence[Any], theory: Any) -> xr.Dataset:
+def _dataset(
+    config: Config, noisy: Arrays, tuned: Sequence[Arrays], theory: Mapping[str, Arrays]
+) -> xr.Dataset:
     """Names the results of the stages and gives each array its dimensions."""
     models, runs = ("budget", "seed"), ("task", "budget", "seed", "rate")
     shape = (len(config.pretrain.budgets), config.replicates)

@@ -16,12 +16,17 @@ from jaxtyping import PyTree
 
 from experiments.data import stream
 from experiments.studies.overtraining_language.config import Config
-from experiments.studies.overtraining_linear.config import Config as LinearConfig
-from experiments.studies.overtraining_linear.run import closed_forms
 from experiments.studies.shared import language_tasks as tasks
 from experiments.studies.shared import language_training as training
+from experiments.studies.shared.linear_overtraining import (
+    Tasks,
+    inflection,
+    pre_trained,
+    tuned_losses,
+)
 from experiments.training import Optimizer, Schedule, Training, mup, sharding
 from sail_jax import probe
+from theory.two_layer import perturbation
 
 B2 = 0.95  # Adam's second decay; the first is 0.9, the default
 WEIGHT_DECAY = 0.1  # of pre-training; fine-tuning has none
@@ -44,6 +49,13 @@ def _initial(config: Config, net: nn.Module, replicates: Sequence[int]) -> list[
         jax.device_get(mup.scaled(training.first(net, _keys(config, k)[0]), scales))
         for k in replicates
     ]
+
+
+def _training(config: Config, schedule: Schedule, **options: Any) -> Training:
+    """How networks learn by a schedule, with further options of the optimiser."""
+    own = mup.rates(config.model.parametrisation())
+    optimizer = Optimizer(schedule, b2=B2, rates=own, **options)
+    return Training(optimizer, config.memory.micro_batches, config.compute)
 
 
 def pre_train(
@@ -77,12 +89,7 @@ def pre_train(
         pretrain.decay,
         cooldown=pretrain.cooldown,
     )
-    own = mup.rates(config.model.parametrisation())
-    how = Training(
-        Optimizer(schedule, weight_decay=WEIGHT_DECAY, b2=B2, rates=own),
-        config.memory.micro_batches,
-        config.compute,
-    )
+    how = _training(config, schedule, weight_decay=WEIGHT_DECAY)
     orders = [_order(config, k) for k in some]
 
     def batch(step: int) -> tasks.Batch:
@@ -208,12 +215,7 @@ def fine_tune(
     steps, top = tune.steps(examples), tune.rates[-1]
     schedule = Schedule(top, steps, round(tune.warmup * steps), tune.decay, cooldown=tune.cooldown)
     shares = tuple(tune.rates[rate] / top for _, rate in some)
-    own = mup.rates(config.model.parametrisation())
-    how = Training(
-        Optimizer(schedule, members=shares, b2=B2, rates=own),
-        config.memory.micro_batches,
-        config.compute,
-    )
+    how = _training(config, schedule, members=shares)
     # The rates of one replicate see the same minibatches.
     orders = [_order(config, k) for k in range(config.replicates)]
     of = np.array([model % config.replicates for model, _ in some])
@@ -289,32 +291,39 @@ def _validation(net, at_once, validation, params) -> jax.Array:
     return jax.vmap(of_one)(params)
 
 
-LINEAR = {  # the diagrams of the two-layer theory that stand beside this study's
-    "noise": LinearConfig(points=60),
-    "rate": LinearConfig(diagram="learning_rate", rows=(0.0, 0.0005), points=60),
-}
+# The two-layer theory that stands beside this study: sizes of noise, and rates of so many steps.
+POINTS, STEPS = 60, 200
+ROWS = {"noise": np.linspace(0.0, 0.35, POINTS), "rate": np.linspace(0.0, 0.0005, POINTS)}
 
 
 def theory() -> dict[str, Any]:
     """Evaluates the theory of two-layer linear networks, for comparison.
 
-    Returns:
-      For "noise" and for "rate" (of fine-tuning):
-      - "loss": the pre-training loss afterwards, `(row, time)`;
-      - "inflection": the time after which more pre-training hurts, 0 if there is none, `(row,)`;
-      - "row": the sizes of noise, or the rates;
-      - "time": the pre-training times.
+    Returns for "noise" and for "rate" (of fine-tuning):
+    - "loss": the pre-training loss afterwards, `(row, time)`;
+    - "inflection": the time after which more pre-training hurts, 0 if there is none, `(row,)`;
+    - "row": the sizes of noise, or the rates;
+    - "time": the pre-training times.
 
     References:
       Springer et al., 2025 (arXiv 2503.19206), Section 4.
     """
-    curves = {}
-    for name, linear in LINEAR.items():
-        forms = closed_forms(linear)
-        curves[name] = {
-            "loss": forms["loss"],
-            "inflection": np.nan_to_num(forms["inflection"]),  # NaN becomes 0
-            "row": np.linspace(*linear.rows, linear.points),
-            "time": linear.tasks.times(linear.tasks.spectrum(), linear.points),
+    linear = Tasks()
+    sigma = linear.spectrum()
+    time = linear.times(sigma, POINTS)
+    with jax.enable_x64(True):
+        y = pre_trained(linear, sigma, time)
+        tuned = ROWS["rate"][:, None, None] * STEPS
+        losses = {
+            "noise": perturbation.perturbed_mode_loss(y, sigma, ROWS["noise"][:, None]),
+            "rate": tuned_losses(y, sigma, linear.target(sigma), tuned)[0],
         }
-    return curves
+    return {
+        name: {
+            "loss": np.asarray(loss),
+            "inflection": np.nan_to_num(inflection(time, loss)),  # NaN becomes 0
+            "row": ROWS[name],
+            "time": time,
+        }
+        for name, loss in losses.items()
+    }

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-import numpy as np
 from annotated_types import Ge
 
-from experiments.lab.config import Count, Natural, NotNegative, Positive, Seed, config, varied
+from experiments.lab.config import Natural, NotNegative, Positive, Seed, config, varied
+from experiments.studies.shared.linear_overtraining import Tasks
 
 Diagram = Literal[
     "perturbation", "learning_rate", "anchor", "misalignment", "sensitivity", "trade_off"
@@ -23,43 +23,6 @@ ROWS: Mapping[Diagram, str] = {
     "sensitivity": "perturbation $γ$",
     "trade_off": "exponent $p$ of the rate, $η ∝ t^{-p}$",
 }
-
-
-@config
-class Tasks:
-    """The tasks of pre-training and of fine-tuning, and the network before them."""
-
-    d: Annotated[int, Ge(2)] = 12
-    """Width of all layers."""
-    scale: Positive = 2.0
-    """Largest singular value of the pre-training task."""
-    decay: NotNegative = 1.0
-    """Exponent by which its singular values fall: the i-th is scale i^-decay."""
-    tau: Positive = 6.0
-    """Logarithm of the initial weights, negated: both layers start as e^-tau I."""
-    ratio: Positive = 3.0
-    """Singular values of the fine-tuning task, as multiples of those of pre-training, in the modes
-    that are misaligned."""
-    kept: Count = 0
-    """Leading modes that the fine-tuning task has in common with pre-training."""
-
-    def __post_init__(self) -> None:
-        if self.kept >= self.d:
-            raise ValueError(f"kept must be below d = {self.d}; got {self.kept}")
-
-    def spectrum(self, decay: float | None = None) -> np.ndarray:
-        """Computes the singular values of the pre-training task, scale i^-decay."""
-        power = self.decay if decay is None else decay
-        return self.scale * np.arange(1, self.d + 1, dtype=float) ** -power
-
-    def target(self, sigma: np.ndarray, ratio: float | None = None) -> np.ndarray:
-        """Computes the singular values of the fine-tuning task."""
-        ratio = self.ratio if ratio is None else ratio
-        return np.where(np.arange(self.d) < self.kept, sigma, ratio * sigma)
-
-    def times(self, sigma: np.ndarray, points: int) -> np.ndarray:
-        """Lists pre-training times from before the first mode is learned until after the last."""
-        return np.geomspace(0.25 * self.tau / sigma[0], 1.5 * self.tau / sigma[-1], points)
 
 
 @config

@@ -1,28 +1,19 @@
 """The summary of a finished run of `overtraining_linear`."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-
-if TYPE_CHECKING:
-    import xarray as xr
-
+import xarray as xr
 
 COSTS = 1e-3
 """What the last of pre-training has to add to the loss, of |A|^2, to be counted as a cost."""
 
 
-def best_times(dataset: "xr.Dataset") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def best_times(dataset: xr.Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Finds the times after which the loss of trained networks no longer falls.
 
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      For each row of networks the time at which their mean loss is least, of the times at which it
-      was computed; and the nearest times before and after it whose loss is greater by more than the
-      standard error of the difference, or the ends of the range. NaN where the least loss is the
-      last one: then more pre-training was not seen to hurt.
+    Returns for each row of networks the time at which their mean loss is least, of the times at
+    which it was computed; and the nearest times before and after it whose loss is greater by more
+    than the standard error of the difference, or the ends of the range. NaN where the least loss is
+    the last one: then more pre-training was not seen to hurt.
     """
     times, mean = dataset.cell_x.values, dataset.loss_mean.values
     error = dataset.loss_std.values / np.sqrt(dataset.attrs["seeds"])
@@ -37,15 +28,8 @@ def best_times(dataset: "xr.Dataset") -> tuple[np.ndarray, np.ndarray, np.ndarra
     return out[0], out[1], out[2]
 
 
-def summary(dataset: "xr.Dataset") -> str:
-    """Describes when more pre-training hurts, and how far networks are from the theory.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      Two sentences; the first depends on the diagram.
-    """
+def summary(dataset: xr.Dataset) -> str:
+    """Describes when more pre-training hurts, and how far networks are from the theory."""
     theory = dataset.loss_theory.interp(x=dataset.cell_x.values, row=dataset.cell_row.values)
     scale = float(np.abs(dataset.loss_theory).max())
     gap = np.abs(dataset.loss_mean.values - theory.values) / scale

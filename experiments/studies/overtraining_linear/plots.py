@@ -1,43 +1,33 @@
 """The figures of `overtraining_linear`."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import xarray as xr
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
+from experiments.lab.bands import legend
 from experiments.studies.overtraining_linear.findings import COSTS, best_times
-
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.figure import Figure
+from sail_jax.drawing import style
 
 
-def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figure of the run's diagram.
 
     Most show the theory, the simulation, and rows of both in one plot. Those of `trade_off` are the
     panels of the paper's Figure 7.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      One figure, under the name of the diagram.
     """
     name = dataset.attrs["diagram"]
     draw = {"trade_off": _trade_off, "sensitivity": _sensitivity}.get(name, _diagram)
     return {name: draw(dataset)}
 
 
-def _diagram(dataset: "xr.Dataset") -> "Figure":
+def _diagram(dataset: xr.Dataset) -> Figure:
     """Draws a map of the closed form, one of trained networks, and rows of both.
 
     Theory's line is dashed on both maps; that of the networks is solid, on theirs. Bars are one
     standard error over networks.
     """
-    from matplotlib.colors import LogNorm
-
-    from sail_jax.drawing import style
-
     cost = dataset.attrs["diagram"] == "misalignment"
     label = "cost of the last pre-training, of $|A|^2$" if cost else "pre-training loss afterwards"
     figure, ((left, middle, right),) = style.figure(1, 3, width=4.8, height=3.9)
@@ -100,10 +90,8 @@ def _contour(ax, x, y, values, style: str) -> None:
     ax.contour(x, y, values, [COSTS], colors="white", linewidths=1.6, linestyles=style)
 
 
-def _legend(figure: "Figure", line: str, cost: bool) -> None:
+def _legend(figure: Figure, line: str, cost: bool) -> None:
     """Says which white line is theory's and which is measured."""
-    from matplotlib.lines import Line2D
-
     bars = "" if cost else " (bars: to times whose loss is more than 1 s.e. above the least)"
     look = {"color": "white", "lw": 1.6}
     legend = figure.legend(
@@ -118,18 +106,16 @@ def _legend(figure: "Figure", line: str, cost: bool) -> None:
     legend.get_frame().set_linewidth(0)
 
 
-def _networks(dataset: "xr.Dataset") -> str:
+def _networks(dataset: xr.Dataset) -> str:
     """Says how the networks were trained, and how many there are."""
     return f"SGD, {dataset.attrs['seeds']} networks"
 
 
-def _trade_off(dataset: "xr.Dataset") -> "Figure":
+def _trade_off(dataset: xr.Dataset) -> Figure:
     """Draws the losses on both tasks for each schedule of the learning rate, as in Figure 7.
 
     Dashed lines are fixed learning rates: those that the schedules reach at the end.
     """
-    from sail_jax.drawing import style
-
     figure, axes = style.figure(1, 3, width=4.6, height=3.9, sharey=True)
     bars = np.sqrt(dataset.attrs["seeds"])
     for i, (ax, power) in enumerate(zip(axes.flat, dataset.row.values, strict=True)):
@@ -159,14 +145,12 @@ def _trade_off(dataset: "xr.Dataset") -> "Figure":
         )
         style.logarithmic(ax, "x", "y")
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    legend(figure, handles, labels, ncols=2)
     return figure
 
 
-def _sensitivity(dataset: "xr.Dataset") -> "Figure":
+def _sensitivity(dataset: xr.Dataset) -> Figure:
     """Draws the sensitivity to noise beside its quadratic prediction, and the loss's curvature."""
-    from sail_jax.drawing import style
-
     figure, ((left, middle, right),) = style.figure(1, 3, width=4.8, height=3.9)
     share = dataset.tuned_theory / dataset.loss_theory
     x, rows, bars = dataset.x.values, dataset.row.values, np.sqrt(dataset.attrs["seeds"])

@@ -2,21 +2,21 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
+from jax.typing import ArrayLike
 
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
 from experiments.lab.sweep import over_devices
 from experiments.studies.overtraining_linear.config import ROWS, Config
-from theory.two_layer import fine_tuning, modes, networks, perturbation, sharpness
+from experiments.studies.shared.linear_overtraining import inflection, pre_trained, tuned_losses
+from theory.two_layer import fine_tuning, networks, perturbation, sharpness
 from theory.two_layer.layers import Layers, identity_start, loss
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 # How many draws of Gaussian noise each simulated network sees.
 NOISES = 64
@@ -24,32 +24,25 @@ DECAYS = (0.0, 1.2)  # of the diagram "misalignment"
 LEGS = 16  # pre-training times of which the best is taken in "misalignment"
 
 
-def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
+def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes one diagram by theory and by simulation.
 
-    Args:
-      config: Which diagram, and its settings.
-      stage: Computes and stores a stage under its name; the default stores nothing.
-
-    Returns:
-      The dataset. What is computed in closed form is on a fine grid, `(row, x)`; what is simulated
-      is on a coarse one, `(cell_row, cell_x)`. x is the pre-training time, or the decay in
-      "misalignment".
-      - `loss_theory` and `tuned_theory`: the pre-training loss and the fine-tuning loss afterwards.
-        In "misalignment" both are costs instead: what the last of pre-training adds to each loss,
-        in units of |A|^2. In "sensitivity" they are what noise adds to the loss, and its quadratic
-        prediction.
-      - `loss_mean`, `loss_std`, `tuned_mean` and `tuned_std`: means and standard deviations of the
-        same over simulated networks.
-      - `trace_*` and `sharpness_*`, along x: the trace and the largest eigenvalue of the Hessian,
-        in "sensitivity".
-      - `inflection`, `(row,)`: the time after which more pre-training hurts, NaN if there is none;
-        not in "misalignment" and "sensitivity".
-      - `fixed`, `(fixed_rate, kind, x)`: the losses at fixed learning rates, those of pre-training
-        first, in "trade_off".
+    Returns the dataset. What is computed in closed form is on a fine grid, `(row, x)`; what is
+    simulated is on a coarse one, `(cell_row, cell_x)`. x is the pre-training time, or the decay in
+    "misalignment".
+    - `loss_theory` and `tuned_theory`: the pre-training loss and the fine-tuning loss afterwards.
+      In "misalignment" both are costs instead: what the last of pre-training adds to each loss,
+      in units of |A|^2. In "sensitivity" they are what noise adds to the loss, and its quadratic
+      prediction.
+    - `loss_mean`, `loss_std`, `tuned_mean` and `tuned_std`: means and standard deviations of the
+      same over simulated networks.
+    - `trace_*` and `sharpness_*`, along x: the trace and the largest eigenvalue of the Hessian,
+      in "sensitivity".
+    - `inflection`, `(row,)`: the time after which more pre-training hurts, NaN if there is none;
+      not in "misalignment" and "sensitivity".
+    - `fixed`, `(fixed_rate, kind, x)`: the losses at fixed learning rates, those of pre-training
+      first, in "trade_off".
     """
-    import xarray as xr
-
     theory = stage("closed forms", partial(closed_forms, config))
     key = jax.random.key(config.seed)
     simulated = (
@@ -107,7 +100,7 @@ def _rows(config: Config, points: int) -> np.ndarray:
     return np.linspace(*config.rows, 3 if config.diagram == "trade_off" else points)
 
 
-def _fall(config: Config, time: Any, power: Any) -> Any:
+def _fall(config: Config, time: np.ndarray, power: np.ndarray) -> np.ndarray:
     """Computes the rate of "trade_off" at a pre-training time: rate max(time, 1)^-power."""
     return config.tuning.rate * np.maximum(time, 1.0) ** -power
 
@@ -133,15 +126,14 @@ def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
             loss, tuned = (np.stack(c, axis=-1) for c in zip(*costs, strict=True))
             return {"loss": loss, "tuned": tuned}
         sigma = config.tasks.spectrum()
-        y = modes.mode(x[:, None], np.exp(-2 * config.tasks.tau), sigma)
+        y = pre_trained(config.tasks, sigma, x)
         loss, tuned = _after(config, y, sigma, rows[:, None], x)
-        best = x[np.asarray(loss).argmin(1)]
-        curves = {"loss": loss, "tuned": tuned}
+        curves: dict[str, ArrayLike] = {"loss": loss, "tuned": tuned}
         if config.diagram == "sensitivity":
             curves["trace"] = 4 * config.tasks.d * y.sum(-1)
             curves["sharpness"] = sharpness.mode_sharpness(y, sigma)
         else:
-            curves["inflection"] = np.where(best < x[-1], best, np.nan)
+            curves["inflection"] = inflection(x, loss)
         if config.diagram == "trade_off":
             # The rates that the three schedules reach at the end, held fixed.
             few = np.array([_fall(config, x[-1], p) for p in rows])[:, None]
@@ -149,7 +141,9 @@ def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
         return {name: np.asarray(value) for name, value in curves.items()}
 
 
-def _after(config: Config, y: Any, sigma: np.ndarray, row: Any, time: Any):
+def _after(
+    config: Config, y: jax.Array, sigma: np.ndarray, row: np.ndarray, time: np.ndarray
+) -> tuple[ArrayLike, ArrayLike]:
     """Computes the losses on both tasks, [row, x], of networks with modes y [x, d].
 
     The first is that of pre-training. In "sensitivity" the two are the rise of the loss and its
@@ -167,21 +161,21 @@ def _after(config: Config, y: Any, sigma: np.ndarray, row: Any, time: Any):
         return _noisy(config, y, sigma, _fall(config, time, row))
     row = row[..., None]
     if config.diagram == "learning_rate":
-        after = fine_tuning.mode(row * config.tuning.steps, y, ft)
-    else:
-        after = fine_tuning.mode(config.tuning.rate * config.tuning.steps, y, ft, row)
-    return jnp.sum((after - sigma) ** 2, -1), jnp.sum((after - ft) ** 2, -1)
+        return tuned_losses(y, sigma, ft, row * config.tuning.steps)
+    return tuned_losses(y, sigma, ft, config.tuning.rate * config.tuning.steps, row)
 
 
-def _noisy(config: Config, y: Any, sigma: np.ndarray, rate: Any):
+def _noisy(
+    config: Config, y: jax.Array, sigma: np.ndarray, rate: np.ndarray
+) -> tuple[ArrayLike, ArrayLike]:
     """Computes the losses on both tasks if fine-tuning also adds Gaussian noise.
 
     The variance of the noise is nu times the learning rate; `rate` is [rate, x], as are the losses.
     """
     ft, gamma = config.tasks.target(sigma), np.sqrt(config.tuning.nu * rate)
     after = fine_tuning.mode((rate * config.tuning.steps)[..., None], y, ft)
-    kinds = (perturbation.perturbed_mode_loss(after, s, gamma) for s in (sigma, ft))
-    return tuple(kinds)
+    loss, tuned = (perturbation.perturbed_mode_loss(after, s, gamma) for s in (sigma, ft))
+    return loss, tuned
 
 
 def _cost(config: Config, decay: float, ratios: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -192,11 +186,11 @@ def _cost(config: Config, decay: float, ratios: np.ndarray) -> tuple[np.ndarray,
     """
     sigma = config.tasks.spectrum(decay)
     times = config.tasks.times(sigma, LEGS)
-    y = modes.mode(times[:, None], np.exp(-2 * config.tasks.tau), sigma)
+    y = pre_trained(config.tasks, sigma, times)
     ft = np.stack([config.tasks.target(sigma, ratio) for ratio in ratios])[:, None]
-    after = fine_tuning.mode(config.tuning.rate * config.tuning.steps, y, ft)
-    losses = [np.asarray(jnp.sum((after - s) ** 2, -1)) for s in (sigma, ft)]
-    return tuple((v[:, -1] - v.min(1)) / np.sum(sigma**2) for v in losses)
+    losses = tuned_losses(y, sigma, ft, config.tuning.rate * config.tuning.steps)
+    pre, post = ((v[:, -1] - v.min(1)) / np.sum(sigma**2) for v in map(np.asarray, losses))
+    return pre, post
 
 
 def _column(config: Config, key: jax.Array, i: int) -> dict[str, np.ndarray]:

@@ -168,8 +168,7 @@ class Config:
     def network(self) -> GPT:
         """Builds the GPT of this config.
 
-        Returns:
-          The network, without weights.
+        Returns the network, without weights.
         """
         sizes = self.gpt
         return GPT(

@@ -10,12 +10,8 @@ from experiments.studies.shared import gamma_sweep as line
 def summary(dataset: xr.Dataset) -> str:
     """Describes the best gamma, which distances predict it, and what overlap changes.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      A paragraph: the best gammas, the predicted ones with the loss that they cost, the best gamma
-      by overlap, and what the formula printed in Sec. 4.4 would give.
+    Returns a paragraph: the best gammas, the predicted ones with the loss that they cost, the best
+    gamma by overlap, and what the formula printed in Sec. 4.4 would give.
     """
     looks, starts = dataset["look"].values, dataset["start"].values.astype(str)
     last, cases = looks[-1], {f"{s} start": dataset.sel(start=s) for s in starts}
@@ -64,12 +60,8 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
     They are tested for the first kind of start, after the largest number of steps.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      Four findings: the sign of the best gamma, the sign of the predicted one, and whether starts
-      on the line are better than the mean of the models and than training from scratch.
+    Returns four findings: the sign of the best gamma, the sign of the predicted one, and whether
+    starts on the line are better than the mean of the models and than training from scratch.
     """
     at = dataset.isel(start=0, look=-1)
     told, means = int(dataset["look"][-1]), at["predicted"].sel(way="mmd_mean")

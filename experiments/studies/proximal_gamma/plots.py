@@ -3,10 +3,12 @@
 `experiments.studies.shared.gamma_plots` has what they share with `proximal_spirals`.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import xarray as xr
 from matplotlib import colormaps
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.lab.bands import band
@@ -25,25 +27,17 @@ from experiments.studies.shared.gamma_plots import (
 from experiments.studies.shared.gamma_sweep import PUBLISHED
 from sail_jax.drawing import style
 
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.figure import Figure
-
 STEP_LABEL = "held-out loss (nats)"
 PART_LABELS = ("D₁", "D₂", "Dₜ")
 PAIR_LABELS = {"1-target": "D₁ to Dₜ", "2-target": "D₂ to Dₜ", "1-2": "D₁ to D₂"}
 
 
-def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of a finished run.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      `gamma`, loss against gamma; `weights`, measured and predicted gammas; `distances` between the
-      parts; `overlap`, loss against gamma for every overlap; and `map` of the parts, if there is
-      one.
+    Returns `gamma`, loss against gamma; `weights`, measured and predicted gammas; `distances`
+    between the parts; `overlap`, loss against gamma for every overlap; and `map` of the parts, if
+    there is one.
     """
     figures = {
         "gamma": _loss(dataset),
@@ -54,7 +48,7 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     return figures | {"map": _map(dataset)} if "map" in dataset else figures
 
 
-def _map(dataset: "xr.Dataset") -> "Figure":
+def _map(dataset: xr.Dataset) -> Figure:
     """Blocks of the three parts in the plane (Figs. 2a and 4)."""
     fig, axes = style.figure(width=4.6, height=4.2)
     ax = axes[0, 0]
@@ -66,7 +60,7 @@ def _map(dataset: "xr.Dataset") -> "Figure":
     return fig
 
 
-def _loss(dataset: "xr.Dataset") -> "Figure":
+def _loss(dataset: xr.Dataset) -> Figure:
     """Loss against gamma (Fig. 2b), with a panel for each kind of start.
 
     Looks before training have a row of their own, as their losses are of another size.
@@ -107,7 +101,7 @@ def _loss(dataset: "xr.Dataset") -> "Figure":
     return fig
 
 
-def _weights(dataset: "xr.Dataset") -> "Figure":
+def _weights(dataset: xr.Dataset) -> Figure:
     """Measured and predicted gammas, beside the printed formula and the published number."""
     starts, looks = dataset["start"].values.astype(str), dataset["look"].values
     height = 1.5 + 0.24 * (len(looks) + len(LABELS) + 1)
@@ -132,7 +126,7 @@ def _weights(dataset: "xr.Dataset") -> "Figure":
     return fig
 
 
-def _distances(dataset: "xr.Dataset") -> "Figure":
+def _distances(dataset: xr.Dataset) -> Figure:
     """Distances between the parts as shares of the largest, with their mean standard errors."""
     at = dataset.isel(alpha=0, beta=0)
     names = dataset["distance"].values.astype(str)
@@ -156,7 +150,7 @@ def _distances(dataset: "xr.Dataset") -> "Figure":
     return fig
 
 
-def _overlap(dataset: "xr.Dataset") -> "Figure":
+def _overlap(dataset: xr.Dataset) -> Figure:
     """Loss against gamma (Fig. 2c), a panel for each overlap with the target."""
     betas, alphas = dataset["beta"].values, dataset["alpha"].values
     columns = min(4, len(betas))

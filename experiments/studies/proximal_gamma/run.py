@@ -29,24 +29,16 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     overlap there is a sweep for every kind of start; other overlaps are swept from the first kind
     only, for `config.overlaps.steps` steps.
 
-    Args:
-      config: The config.
-      stage: What runs and stores a stage. The default stores nothing.
-
-    Returns:
-      Over start and seed: the held-out `loss` by look and gamma, `scratch_loss`, the `best` gamma
-      by look, the `predicted` gamma by way, and how far the losses there (`excess`) and at gamma =
-      0, 1/2 and 1 (`end_excess`) lie above the lowest. Over alpha and beta: `overlap_loss`,
-      `overlap_best`, `overlap_predicted`, and the distances with their errors. With `tsne`, the
-      `map` of blocks by part.
-
-    Raises:
-      DataError: If a text cannot be read, or has too few blocks for the config.
+    Returns over start and seed: the held-out `loss` by look and gamma, `scratch_loss`, the `best`
+    gamma by look, the `predicted` gamma by way, and how far the losses there (`excess`) and at
+    gamma = 0, 1/2 and 1 (`end_excess`) lie above the lowest. Over alpha and beta: `overlap_loss`,
+    `overlap_best`, `overlap_predicted`, and the distances with their errors. With `tsne`, the `map`
+    of blocks by part.
     """
     config, data = training.load(config)
     initial = jax.device_get(training.initial(config))
 
-    def weights_of(which: Any) -> PyTree:
+    def weights_of(which: list[int]) -> PyTree:
         return jax.tree.map(lambda leaf: leaf[:, which], initial)
 
     def swept(start: Start, overlaps: tuple[float, float], steps: int) -> dict[str, Any]:

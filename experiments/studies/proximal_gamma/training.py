@@ -60,16 +60,11 @@ def load(config: Config) -> tuple[Config, Data]:
     too. Where the target is of another text, its blocks are D_t, and there is no third part of the
     first.
 
-    Args:
-      config: The config.
+    Returns the config, with the size of the vocabulary where only the files say it; and the blocks
+    and their parts.
 
-    Returns:
-      The config, with the size of the vocabulary where only the files say it; and the blocks and
-      their parts.
-
-    Raises:
-      DataError: If a text cannot be read, has too few blocks of the config's length, or another
-        vocabulary than the first.
+    Raises `DataError` if a text cannot be read, has too few blocks of the config's length, or
+    another vocabulary than the first.
     """
     with refused():
         corpus = config.data.read()
@@ -219,11 +214,7 @@ def _keys(config: Config) -> Array:
 def initial(config: Config) -> PyTree:
     """Draws initial weights of three models for every repetition.
 
-    Args:
-      config: The config; static.
-
-    Returns:
-      The variables, in leaves of shape (seed, 3, ...).
+    Returns the variables, in leaves of shape (seed, 3, ...).
     """
     init = config.network().init
     tokens = jnp.zeros((1, config.blocks.length - 1), int)
@@ -294,14 +285,7 @@ def learn(config: Config, first: PyTree, data: Data, which: Array, count: Array)
 def tune(config: Config, steps: int, models: PyTree, data: Data) -> dict[str, Array]:
     """Trains on the target from every point of the line through theta_1 and theta_2.
 
-    Args:
-      config: The config; static.
-      steps: Number of steps; static.
-      models: The `model` of `learn`.
-      data: The text.
-
-    Returns:
-      `loss`, the held-out loss at the looks up to `steps`, of shape (seed, gamma, look).
+    Returns `loss`, the held-out loss at the looks up to `steps`, of shape (seed, gamma, look).
     """
     blocks, target = jnp.asarray(data.blocks), jnp.asarray(data.parts[2])
     part = target, jnp.asarray(len(target))
@@ -343,12 +327,7 @@ def mapped(config: Config, data: Data) -> Float[np.ndarray, "3 block 2"]:
 
     SAIL does not say of which features its maps are.
 
-    Args:
-      config: The config.
-      data: The text.
-
-    Returns:
-      The places of `config.tsne` blocks of each part, or of as many as the smallest has.
+    Returns the places of `config.tsne` blocks of each part, or of as many as the smallest has.
 
     References:
       van der Maaten and Hinton, Visualizing data using t-SNE, 2008.

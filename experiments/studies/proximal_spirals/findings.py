@@ -20,12 +20,8 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
     They are tested for the first way to start the models.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      Four findings for each kind of sources: loss, accuracy and gradient from the predicted gamma,
-      and the final loss from the best one, each compared with training from scratch.
+    Returns four findings for each kind of sources: loss, accuracy and gradient from the predicted
+    gamma, and the final loss from the best one, each compared with training from scratch.
     """
     at = dataset.isel(start=0)
     return [
@@ -95,14 +91,7 @@ def _here(margins: xr.DataArray, unit: str) -> str:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Describes where the best gamma lies, and which predictions agree with it.
-
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      Two sentences.
-    """
+    """Describes where the best gamma lies, and which predictions agree with it."""
     looks = dataset["look"].values
     cases = {
         f"{h}, {s} start": dataset.sel(sources=h, start=s)

@@ -3,12 +3,12 @@
 `experiments.studies.shared.gamma_plots` has what they share with `proximal_gamma`.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import xarray as xr
 from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.lab.bands import band
@@ -26,10 +26,6 @@ from experiments.studies.shared.gamma_plots import (
 )
 from sail_jax.drawing import style
 
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.figure import Figure
-
 MEASURES = {
     "loss": "training loss (nats)",
     "accuracy": "test accuracy",
@@ -37,13 +33,13 @@ MEASURES = {
 }
 
 
-def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of a finished run."""
     figures = {f"gamma_{s}": _gamma(dataset, s) for s in dataset["start"].values.astype(str)}
     return {**figures, "weights": _weights(dataset), "epochs": _epochs(dataset)}
 
 
-def _panels(dataset: "xr.Dataset") -> "tuple[Figure, np.ndarray]":
+def _panels(dataset: xr.Dataset) -> tuple[Figure, np.ndarray]:
     """An empty figure with a row for each kind of sources and a column for each measure."""
     how = dataset["sources"].values.astype(str)
     fig, axes = style.figure(len(how), 3, width=3.7, height=2.5, sharex=True)
@@ -56,7 +52,7 @@ def _panels(dataset: "xr.Dataset") -> "tuple[Figure, np.ndarray]":
     return fig, axes
 
 
-def _gamma(dataset: "xr.Dataset", start: str) -> "Figure":
+def _gamma(dataset: xr.Dataset, start: str) -> Figure:
     """Every measure against gamma, at the looks, for one kind of start."""
     fig, axes = _panels(dataset)
     gamma, looks = dataset["gamma"].values, dataset["look"].values
@@ -86,7 +82,7 @@ def _gamma(dataset: "xr.Dataset", start: str) -> "Figure":
     return fig
 
 
-def _weights(dataset: "xr.Dataset") -> "Figure":
+def _weights(dataset: xr.Dataset) -> Figure:
     """Measured and predicted gammas, a panel for each kind of sources and of start."""
     how, starts = dataset["sources"].values.astype(str), dataset["start"].values.astype(str)
     looks, ways = dataset["look"].values, dataset["way"].values.astype(str)
@@ -107,7 +103,7 @@ def _weights(dataset: "xr.Dataset") -> "Figure":
     return fig
 
 
-def _epochs(dataset: "xr.Dataset") -> "Figure":
+def _epochs(dataset: xr.Dataset) -> Figure:
     """Every measure along training, a line for each gamma, for the first kind of start."""
     fig, axes = _panels(dataset)
     start = dataset["start"].values[0]

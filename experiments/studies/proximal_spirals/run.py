@@ -30,20 +30,15 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     distances, and each combination of both a stage for its sweep of gamma and one for the predicted
     weights.
 
-    Args:
-      config: The config.
-      stage: What runs and stores a stage. The default stores nothing.
-
-    Returns:
-      Over sources, start and seed: `loss`, `accuracy` and `gradient` by epoch and gamma, the `best`
-      gamma by look, the `predicted` gamma by way, and how far the losses there (`excess`) and at
-      gamma = 0, 1/2 and 1 (`end_excess`) lie above the lowest. Also the measures of training from
-      scratch (`scratch_*`), and the distances with their errors.
+    Returns over sources, start and seed: `loss`, `accuracy` and `gradient` by epoch and gamma, the
+    `best` gamma by look, the `predicted` gamma by way, and how far the losses there (`excess`) and
+    at gamma = 0, 1/2 and 1 (`end_excess`) lie above the lowest. Also the measures of training from
+    scratch (`scratch_*`), and the distances with their errors.
     """
     data = {how: training.load(config, how) for how in config.sources}
     initial = jax.device_get(training.initial(config))
 
-    def weights_of(which: Any) -> PyTree:
+    def weights_of(which: int | list[int]) -> PyTree:
         return jax.tree.map(lambda leaf: leaf[:, which], initial)
 
     # Any sources will do: how they are cut out does not change the points.

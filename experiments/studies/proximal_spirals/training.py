@@ -94,7 +94,7 @@ def load(config: Config, how: Sources) -> Data:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *draws)
 
 
-def _apply(config: Config, params: PyTree, x: Any) -> Any:
+def _apply(config: Config, params: PyTree, x: ArrayLike) -> Any:
     """The logits of a model, of shape (..., 2)."""
     return MLP((config.hidden,), CLASSES).apply(params, x)
 
@@ -140,7 +140,7 @@ def _trained(
     return end.params, end.measured
 
 
-def _pick(points: Points, index: Any) -> Points:
+def _pick(points: Points, index: ArrayLike) -> Points:
     """The points of an index, which adds its shape in front."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], points)
 
@@ -149,11 +149,7 @@ def _pick(points: Points, index: Any) -> Points:
 def initial(config: Config) -> PyTree:
     """Draws initial weights of three models for every repetition.
 
-    Args:
-      config: The config; static.
-
-    Returns:
-      The variables, in leaves of shape (seed, 3, ...).
+    Returns the variables, in leaves of shape (seed, 3, ...).
     """
     keys = jax.random.split(jax.random.key(config.seed), (config.replicates, 3))
     init = MLP((config.hidden,), CLASSES).init
@@ -220,14 +216,9 @@ def apart(config: Config, data: Data) -> dict[str, np.ndarray]:
 
     Points are compared with their labels as a third coordinate.
 
-    Args:
-      config: The config.
-      data: The data.
-
-    Returns:
-      `value` and `error`, the distances and their standard errors (NaN where there is none), of
-      shape (seed, distance, pair); and `weight`, the weight of theta_1 by eq. 11, of shape (seed,
-      distance), which is NaN where the sources cannot be told apart.
+    Returns `value` and `error`, the distances and their standard errors (NaN where there is none),
+    of shape (seed, distance, pair); and `weight`, the weight of theta_1 by eq. 11, of shape (seed,
+    distance), which is NaN where the sources cannot be told apart.
     """
     edges = np.linspace(-1, 1, CELLS + 1)[1:-1]
     bins = [edges, edges, np.array([0.5])]

@@ -1,22 +1,19 @@
 """The findings of `relu_transfer`, from the stored dataset alone."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import xarray as xr
+from xarray import DataArray
 
 from experiments.lab.findings import Finding, judged, stated
 from theory import student_teacher as st
 
-if TYPE_CHECKING:
-    import xarray as xr
 
-
-def measured_boundary(dataset: "xr.Dataset", gain: str = "gain") -> np.ndarray:
+def measured_boundary(dataset: xr.Dataset, gain: str = "gain") -> np.ndarray:
     """Finds the number of samples from which on training from scratch is better, for each mu."""
     return np.array([st.crossing(dataset.n.values, row) for row in dataset[gain].values])
 
 
-def boundary_error(dataset: "xr.Dataset", risk: str = "linear_risk") -> np.ndarray:
+def boundary_error(dataset: xr.Dataset, risk: str = "linear_risk") -> np.ndarray:
     """Computes the standard error of the logarithm of `measured_boundary`, over teachers.
 
     It is that of the jackknife: sqrt((k - 1) / k sum (b_i - mean b)^2), b_i without teacher i.
@@ -36,7 +33,7 @@ def boundary_error(dataset: "xr.Dataset", risk: str = "linear_risk") -> np.ndarr
     return np.sqrt((count - 1) * edges.var(0))
 
 
-def kernel_distance(dataset: "xr.Dataset", name: str) -> float:
+def kernel_distance(dataset: xr.Dataset, name: str) -> float:
     """Computes the relative distance of a kernel matrix from that of the source teacher.
 
     |K - K_source| / |K_source|  (Frobenius norms)
@@ -48,20 +45,14 @@ def kernel_distance(dataset: "xr.Dataset", name: str) -> float:
 FIG_4 = "features are fate, Fig. 4"
 
 
-def findings(dataset: "xr.Dataset") -> list[Finding]:
+def findings(dataset: xr.Dataset) -> list[Finding]:
     """Judges the paper's claims about Figure 4.
 
     They concern how fast the risk of training from scratch falls, what frozen features lack of the
     target, and the side of the predicted boundary on which they win. Teachers are what is repeated.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      The findings; the first alone where no network was pretrained.
+    Returns the findings; the first alone where no network was pretrained.
     """
-    from xarray import DataArray
-
     scratch = dataset.scratch_risk
     law = st.fit_power_law(dataset.n.values, scratch.mean("draw").values)
     exponents = DataArray(law.exponents, dims="teacher")
@@ -107,7 +98,7 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
     return declared
 
 
-def _below(dataset: "xr.Dataset", law: st.PowerLaw) -> "xr.DataArray":
+def _below(dataset: xr.Dataset, law: st.PowerLaw) -> xr.DataArray:
     """Returns whether n is below the boundary that the other teachers predict, for each teacher.
 
     A teacher has no part in its own prediction, so that it can be judged by it.
@@ -116,16 +107,12 @@ def _below(dataset: "xr.Dataset", law: st.PowerLaw) -> "xr.DataArray":
     return np.log(dataset.n) < (edges.sum("teacher") - edges) / (edges.sizes["teacher"] - 1)
 
 
-def summary(dataset: "xr.Dataset") -> str:
+def summary(dataset: xr.Dataset) -> str:
     """Summarises the dataset in a few sentences.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      The exponent of the scratch risk and whether the law is straight; where networks were
-      pretrained, also how far the predicted boundary is off, and what pretraining does to the
-      features.
+    Returns the exponent of the scratch risk and whether the law is straight; where networks were
+    pretrained, also how far the predicted boundary is off, and what pretraining does to the
+    features.
     """
     nu, low, high = dataset.exponent.values
     bend = dataset.curvature.values

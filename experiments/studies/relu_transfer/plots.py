@@ -1,35 +1,27 @@
 """The figures of `relu_transfer`: the panels of Fig. 4 of Features are fate."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from experiments.lab.bands import legend
 from experiments.studies.relu_transfer.findings import (
     boundary_error,
     kernel_distance,
     measured_boundary,
 )
+from sail_jax.drawing import style
 from theory import student_teacher as st
 
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-
-def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of the study.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      The figures by name: "kernels", "laws" (the scratch law and what frozen features lack),
-      "phase" and, where the output layer was also fitted by descent, "phase_descent". Where no
-      network was pretrained, the scratch "law" alone.
+    Returns the figures by name: "kernels", "laws" (the scratch law and what frozen features lack),
+    "phase" and, where the output layer was also fitted by descent, "phase_descent". Where no
+    network was pretrained, the scratch "law" alone.
     """
-    from sail_jax.drawing import style
-
     if "outside" not in dataset:
         figure, ((ax,),) = style.figure(1, 1, width=4.6, height=3.8)
         _draw_law(ax, dataset)
@@ -45,10 +37,8 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     return figures
 
 
-def _draw_kernels(dataset: "xr.Dataset") -> "Figure":
+def _draw_kernels(dataset: xr.Dataset) -> Figure:
     """Draws the kernel matrices of a student before and after pretraining, and of its source."""
-    from sail_jax.drawing import style
-
     figure, (axes,) = style.figure(1, 3, width=3.9, height=3.4)
     top = float(dataset.kernel_source.max())
     for ax, name, title in zip(
@@ -68,10 +58,8 @@ def _draw_kernels(dataset: "xr.Dataset") -> "Figure":
     return figure
 
 
-def _draw_law(left: "Axes", dataset: "xr.Dataset") -> None:
+def _draw_law(left: Axes, dataset: xr.Dataset) -> None:
     """Draws the risk of training from scratch against n, and the power law through it."""
-    from sail_jax.drawing import style
-
     teachers = dataset.sizes["teacher"]
     logs = np.log(dataset.scratch_risk.mean("draw").values)
     centre = st.interval(logs)
@@ -102,10 +90,8 @@ def _draw_law(left: "Axes", dataset: "xr.Dataset") -> None:
     left.legend(frameon=False, fontsize=8)
 
 
-def _draw_projections(right: "Axes", dataset: "xr.Dataset") -> None:
+def _draw_projections(right: Axes, dataset: xr.Dataset) -> None:
     """Draws the share of the target that frozen features cannot express, against mu."""
-    from sail_jax.drawing import style
-
     for name, label, marker, color in (
         ("outside_ideal", "source teacher's features", "s", style.PALETTE[2]),
         ("outside", f"pretrained (cut-off {dataset.attrs['cutoff']:g})", "o", style.PALETTE[0]),
@@ -134,10 +120,8 @@ def _draw_projections(right: "Axes", dataset: "xr.Dataset") -> None:
     right.legend(frameon=False, fontsize=8)
 
 
-def _draw_phase(dataset: "xr.Dataset", name: str, how: str) -> "Figure":
+def _draw_phase(dataset: xr.Dataset, name: str, how: str) -> Figure:
     """Draws a gain of transfer over mu and n, with predicted and measured boundaries (Fig. 4e)."""
-    from sail_jax.drawing import style
-
     figure, ((ax,),) = style.figure(1, 1, width=5.8, height=4.4)
     n, mu = dataset.n.values, dataset.mu.values
     gain = dataset[name].values
@@ -186,5 +170,5 @@ def _draw_phase(dataset: "xr.Dataset", name: str, how: str) -> "Figure":
         ylim=(low, high),
     )
     ax.set_yticks(np.log10(n), [str(k) for k in n])
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    legend(figure, ncols=2)
     return figure

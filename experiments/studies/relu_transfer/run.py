@@ -3,11 +3,12 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
@@ -15,26 +16,18 @@ from experiments.lab.sweep import over_devices, sweep
 from experiments.studies.relu_transfer.config import Config
 from theory import student_teacher as st
 
-if TYPE_CHECKING:
-    import xarray as xr
-
 PROBES = 20  # inputs of the Gram matrices
 
 
-def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
+def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains students from scratch and by transfer on the same samples of the target.
 
-    Args:
-      config: The config.
-      stage: What computes or restores the parts of the run.
-
-    Returns:
-      A dataset over teacher, draw, mu and n: `scratch_risk` and `linear_risk` of the same samples,
-      `gain`, their mean difference in units of the target's variance, the power `law` through the
-      scratch risks, the part of the target that frozen features cannot express (`outside`, for
-      several kinds of features), and the `boundary` that the two predict. Without any mu, the
-      scratch law alone. With `descend_transfer` also `descended_risk` and `descended_gain`, of the
-      output layer fitted by descent.
+    Returns a dataset over teacher, draw, mu and n: `scratch_risk` and `linear_risk` of the same
+    samples, `gain`, their mean difference in units of the target's variance, the power `law`
+    through the scratch risks, the part of the target that frozen features cannot express
+    (`outside`, for several kinds of features), and the `boundary` that the two predict. Without any
+    mu, the scratch law alone. With `descend_transfer` also `descended_risk` and `descended_gain`,
+    of the output layer fitted by descent.
     """
     pairs = [(mu, teacher) for mu in range(len(config.mus)) for teacher in range(config.teachers)]
     samples = [(t, draw) for t in range(config.teachers) for draw in range(config.draws)]
@@ -237,10 +230,8 @@ def _kernels(config: Config, w: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _scratch_law(config: Config, scratch: list[dict]) -> "tuple[xr.Dataset, st.PowerLaw]":
+def _scratch_law(config: Config, scratch: list[dict]) -> tuple[xr.Dataset, st.PowerLaw]:
     """Makes the dataset of scratch risks, and the power law through them."""
-    import xarray as xr
-
     shape = (config.teachers, config.draws)
     risks = np.stack([part["risk"].reshape(shape) for part in scratch], axis=-1)
     losses = np.stack([part["loss"].reshape(shape) for part in scratch], axis=-1)
@@ -270,7 +261,7 @@ def _scratch_law(config: Config, scratch: list[dict]) -> "tuple[xr.Dataset, st.P
 
 def _dataset(
     config: Config, trained: Mapping, scratch: list, transfer: Mapping, kernels: Mapping
-) -> "xr.Dataset":
+) -> xr.Dataset:
     """Makes the dataset of all risks."""
     grid = (len(config.mus), config.teachers)
     dataset, law = _scratch_law(config, scratch)

@@ -1,14 +1,9 @@
 """The findings of `ridge_transfer`, from the stored dataset alone."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import xarray as xr
 
 from experiments.lab.findings import Finding, judged, mean_and_error
-
-if TYPE_CHECKING:
-    import xarray as xr
-
 
 PRINTED = {
     "best": "the best ridge is 0 (n → ∞)",
@@ -16,16 +11,13 @@ PRINTED = {
 }
 
 
-def findings(dataset: "xr.Dataset") -> list[Finding]:
+def findings(dataset: xr.Dataset) -> list[Finding]:
     """Judges whether a ridge raises the risk of linear transfer, as the paper says.
 
     Two ridges are judged in each case: the one that is best by the closed form, and the largest.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      The findings; none for datasets of an older version, which have no values of single draws.
+    Returns the findings; none for datasets of an older version, which have no values of single
+    draws.
     """
     # Runs of earlier versions kept no data set by itself.
     if "added" not in dataset:
@@ -34,7 +26,7 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
     return [_raised(case, strength) for case in cases for strength in PRINTED]
 
 
-def _raised(case: "xr.Dataset", strength: str) -> Finding:
+def _raised(case: xr.Dataset, strength: str) -> Finding:
     """Judges whether the "best" or the "largest" ridge of a case raises the risk."""
     added = case.added.sel(strength=strength)
     ridge = case.best_ridge if strength == "best" else case.ridge[-1]
@@ -49,14 +41,10 @@ def _raised(case: "xr.Dataset", strength: str) -> Finding:
     )
 
 
-def summary(dataset: "xr.Dataset") -> str:
+def summary(dataset: xr.Dataset) -> str:
     """Summarises the dataset in a few sentences.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      What the best ridge gains in each case, and how well exact and simulated means agree.
+    Returns what the best ridge gains in each case, and how well exact and simulated means agree.
     """
     sentences = []
     for i in range(dataset.sizes["case"]):

@@ -1,25 +1,18 @@
 """The figure of `ridge_transfer`."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
 
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.figure import Figure
+from experiments.lab.bands import legend
+from sail_jax.drawing import style
 
 
-def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws risk against ridge strength, one panel for each case.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      The figure, named "ridge": exact risk, its limit, simulated means, and the best ridge.
+    Returns the figure, named "ridge": exact risk, its limit, simulated means, and the best ridge.
     """
-    from sail_jax.drawing import style
-
     figure, ((left, right),) = style.figure(1, 2, width=4.6, height=3.8)
     for i, ax in enumerate((left, right)):
         case = dataset.isel(case=i)
@@ -52,5 +45,5 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
             f"$σ$ = {dataset.attrs['sigma']:g}",
         )
     handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    legend(figure, handles, labels, ncols=2)
     return {"ridge": figure}

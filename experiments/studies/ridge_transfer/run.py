@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
+import xarray as xr
 
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
@@ -13,24 +13,14 @@ from experiments.studies.ridge_transfer.config import Config
 from theory import deep_linear as dl
 from theory import problems
 
-if TYPE_CHECKING:
-    import xarray as xr
 
-
-def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
+def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes the risk of linear transfer against the ridge strength, exactly and by simulation.
 
-    Args:
-      config: The config.
-      stage: What computes or restores the parts of the run.
-
-    Returns:
-      A dataset over (case, step), where a step is one ridge strength: the `exact` mean risk, its
-      `limit` for n -> inf, and `mean` and `std` of the simulated risks. `added` has what the best
-      and the largest ridge add to the risk of each draw.
+    Returns a dataset over (case, step), where a step is one ridge strength: the `exact` mean risk,
+    its `limit` for n -> inf, and `mean` and `std` of the simulated risks. `added` has what the best
+    and the largest ridge add to the risk of each draw.
     """
-    import xarray as xr
-
     with jax.enable_x64(True):
         cases = [stage(f"case {i + 1}/2", partial(_case, config, i)) for i in range(2)]
 

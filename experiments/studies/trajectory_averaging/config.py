@@ -102,11 +102,7 @@ class Config:
     def network(self, task: Task) -> dict[str, Any]:
         """Builds the configuration of a task's network.
 
-        Args:
-          task: The task.
-
-        Returns:
-          A configuration for `experiments.models.presets.build`.
+        Returns a configuration for `experiments.models.presets.build`.
         """
         if task == "text":
             return {

@@ -23,11 +23,7 @@ def at_best(losses: xr.DataArray) -> xr.DataArray:
 def equality(dataset: xr.Dataset) -> xr.DataArray:
     """Predicts each decayed run by the average that it would equal, measured on "fit".
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      Losses by task, seed, decay and window, for the decays whose average was measured.
+    Returns losses by task, seed, decay and window, for the decays whose average was measured.
     """
     shapes = dataset["shape"].values.astype(str)
     known = [d for d in dataset["decay"].values.astype(str) if SHAPES.get(d, d) in shapes]
@@ -38,13 +34,9 @@ def equality(dataset: xr.Dataset) -> xr.DataArray:
 def misses(dataset: xr.Dataset) -> dict[str, xr.DataArray]:
     """Computes how far predictions of the decayed runs are off, in the mean over runs.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      The mean absolute error on "test", by task and seed: of the quadratics fitted to averages
-      ("predicted"), of `equality` ("equal"), and of the quadratics that were fitted to the decayed
-      runs, too ("fitted").
+    Returns the mean absolute error on "test", by task and seed: of the quadratics fitted to
+    averages ("predicted"), of `equality` ("equal"), and of the quadratics that were fitted to the
+    decayed runs, too ("fitted").
     """
     same, offset = equality(dataset), dataset["offset"]
     decays = same["decay"]
@@ -60,11 +52,7 @@ def misses(dataset: xr.Dataset) -> dict[str, xr.DataArray]:
 def findings(dataset: xr.Dataset) -> list[Finding]:
     """Tests for each task how averages compare with decay, and what predicts decayed runs.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      Six findings for each task, judged together.
+    Returns six findings for each task, judged together.
     """
     declared = []
     errors = misses(dataset)
@@ -138,12 +126,8 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:
     """Tabulates the loss on "test" of every average and decay.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      A row of column names and a row for each task and way: the loss over each window, mean and
-      standard error, and on the next row what the quadratic predicts.
+    Returns a row of column names and a row for each task and way: the loss over each window, mean
+    and standard error, and on the next row what the quadratic predicts.
     """
     windows = [str(w) for w in dataset["window"].values]
     rows = [("network", "way", *windows)]
@@ -166,11 +150,7 @@ def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:
 def summary(dataset: xr.Dataset) -> str:
     """Describes the losses of averages and decays at their best, and both predictions.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      A sentence for each task.
+    Returns a sentence for each task.
     """
     errors = misses(dataset)
     sentences = []

@@ -1,17 +1,14 @@
 """The figures of `trajectory_averaging`. Colours tell averages from decays, in all of them."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import xarray as xr
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.lab.bands import legend
 from experiments.lab.findings import mean_and_error
 from experiments.studies.trajectory_averaging.findings import TASKS
 from sail_jax.drawing import style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 MARKERS = "osD^v"
 AVERAGES, DECAYS = style.PALETTE[0], style.PALETTE[1]
@@ -41,11 +38,11 @@ def _windows(dataset: xr.Dataset) -> Figure:
     for ax in axes[-1]:
         ax.set_xlabel("window: steps averaged, or decayed")
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    legend(fig, handles, labels, ncols=3)
     return fig
 
 
-def _ways(ax: "Axes", of: xr.Dataset, *, measured: bool) -> None:
+def _ways(ax: Axes, of: xr.Dataset, *, measured: bool) -> None:
     windows = of["window"].values
     for kind, ways, colour in (("averaged", "shape", AVERAGES), ("decayed", "decay", DECAYS)):
         for k, way in enumerate(of[ways].values.astype(str)):
@@ -91,5 +88,5 @@ def _break_even(dataset: xr.Dataset) -> Figure:
     ax.text(0.13, 30, "linear decay has less loss", color=DECAYS, fontsize=9)
     ax.set_xlabel("window: rate × curvature × steps")
     ax.set_ylabel("distance at its start,\nin stationary standard deviations")
-    fig.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=9)
+    legend(fig, ncols=3, where="upper center")
     return fig

@@ -37,14 +37,7 @@ class Known(NamedTuple):
 
 
 def design(config: Config) -> Known:
-    """Computes the expected losses of every run and average, per unit of each unknown.
-
-    Args:
-      config: The config.
-
-    Returns:
-      The rows.
-    """
+    """Computes the expected losses of every run and average, per unit of each unknown."""
     longest, every = config.windows[-1], config.spacing
 
     def row(moments: Moments, before: int) -> np.ndarray:

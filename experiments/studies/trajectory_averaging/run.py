@@ -26,23 +26,15 @@ SMALL = 1e-3  # the rate times the curvature
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains at constant and at decayed rates, averages, and predicts.
 
-    Args:
-      config: The config.
-      stage: What runs and stores a stage. The default stores nothing.
-
-    Returns:
-      Losses over task, seed and half of the held-out examples ("fit" or "test"): `curve`, by the
-      steps of the checkpoints of the longest window; `averaged`, by shape and window; `decayed`, by
-      decay and window. Without the halves: `predicted_averaged` and `predicted_decayed`, by
-      quadratics that are fitted to the curve and the averages on "fit"; `level`, `bias` and `noise`
-      of that fit, the last two by `pace`; `fitted_decayed` of quadratics that are fitted to the
-      decayed runs, too; and `offset`, by how much averages have more loss on "test" than on "fit",
-      to be added to what is predicted. In theory: `break_even` of linear
-      decay and uniform averages, by `time` and number of `checkpoints` (0 for an average of all
-      iterates), in stationary standard deviations.
-
-    Raises:
-      DataError: If the data cannot be read, or do not suffice.
+    Returns losses over task, seed and half of the held-out examples ("fit" or "test"): `curve`, by
+    the steps of the checkpoints of the longest window; `averaged`, by shape and window; `decayed`,
+    by decay and window. Without the halves: `predicted_averaged` and `predicted_decayed`, by
+    quadratics that are fitted to the curve and the averages on "fit"; `level`, `bias` and `noise`
+    of that fit, the last two by `pace`; `fitted_decayed` of quadratics that are fitted to the
+    decayed runs, too; and `offset`, by how much averages have more loss on "test" than on "fit", to
+    be added to what is predicted. In theory: `break_even` of linear decay and uniform averages, by
+    `time` and number of `checkpoints` (0 for an average of all iterates), in stationary standard
+    deviations.
     """
     data = {task: load(config, task) for task in config.tasks}
     found = {
@@ -108,16 +100,10 @@ def _predicted(
 def load(config: Config, task: Task) -> list[Halves]:
     """Loads the data of every repetition.
 
-    Args:
-      config: The config.
-      task: The task.
+    Returns the data, one entry for each repetition: for text the same each time, for images splits
+    of their own.
 
-    Returns:
-      The data, one entry for each repetition: for text the same each time, for images splits of
-      their own.
-
-    Raises:
-      DataError: If the data cannot be read, or do not suffice.
+    Raises `DataError` if the data cannot be read, or do not suffice.
     """
     held_out = config.training(task).held_out
     with refused():

@@ -51,14 +51,7 @@ class Halves(NamedTuple):
 
     @classmethod
     def of(cls, data: tasks.Data) -> "Halves":
-        """Divides the held-out examples.
-
-        Args:
-          data: The data of the repetition.
-
-        Returns:
-          The halves.
-        """
+        """Divides the held-out examples."""
         middle = len(data.held_out.inputs) // 2
         halves = (jax.tree.map(lambda x, at=at: x[at], data.held_out)
                   for at in (slice(middle), slice(middle, None)))  # fmt: skip

@@ -83,8 +83,7 @@ class Config:
     def counts(self) -> np.ndarray:
         """Computes the number of samples n at each load.
 
-        Returns:
-          The numbers, increasing.
+        Returns the numbers, increasing.
         """
         loads = self.loads
         share = (np.arange(loads.number) + 0.5) / loads.number

@@ -12,11 +12,8 @@ NAMES = {"linear": "linear transfer", "fine_tune": "fine-tuning"}
 def findings(dataset: xr.Dataset) -> list[Finding]:
     """Judges whether transfer hurts and helps where theory says, and whether stopping early pays.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      The findings; none for datasets of an older version, which have no values of single draws.
+    Returns the findings; none for datasets of an older version, which have no values of single
+    draws.
     """
     # Runs of earlier versions kept no data set by itself.
     if "region" not in dataset:
@@ -74,12 +71,8 @@ def _stopping(dataset: xr.Dataset) -> Finding:
 def summary(dataset: xr.Dataset) -> str:
     """Summarises the dataset in a few sentences.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      Where transfer hurts at the ends of the factor's range, and how far measurements are from
-      theory; where trainings were stopped, also what that does to the risk.
+    Returns where transfer hurts at the ends of the factor's range, and how far measurements are
+    from theory; where trainings were stopped, also what that does to the risk.
     """
     factor, sentences = dataset.attrs["factor"], []
     for mode, name in NAMES.items():

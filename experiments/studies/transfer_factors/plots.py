@@ -1,30 +1,140 @@
-"""The figures of `transfer_factors`, drawn by functions of `transfer_phase.plots`."""
+"""The figures of `transfer_factors`."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.figure import Figure
+from experiments.lab.bands import legend
+from experiments.studies.shared.transfer_plots import (
+    DOTS,
+    MEASURED,
+    NAMES,
+    NEAR,
+    heat,
+    layers,
+    limits,
+    points,
+)
+from sail_jax.drawing import style
+
+FACTORS = {
+    "spectrum": "decay exponent of the input spectrum",
+    "time": "training time $t$",
+    "source": "source load $n_s/d$",
+}
 
 
-def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of the study.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      The figures by name: the diagrams of both ways of transfer where there is a theory of
-      fine-tuning, and the risk of fine-tuning against the load ("stopped") where training time
-      varies.
+    Returns the figures by name: the diagrams of both ways of transfer where there is a theory of
+    fine-tuning, and the risk of fine-tuning against the load ("stopped") where training time
+    varies.
     """
-    from experiments.studies.transfer_phase import plots
-
     figures = {}
     if not bool(np.isnan(dataset.fine_tune_theory).any()):
-        figures[f"transfer_by_{dataset.attrs['factor']}"] = plots.by_factor(dataset)
+        figures[f"transfer_by_{dataset.attrs['factor']}"] = _by_factor(dataset)
     if dataset.attrs["factor"] == "time":
-        figures["stopped"] = plots.stopped(dataset)
+        figures["stopped"] = _stopped(dataset)
     return figures
+
+
+def _by_factor(dataset: xr.Dataset) -> Figure:
+    """Draws transferability over the load and one more factor, for both ways of transfer.
+
+    Args:
+      dataset: The dataset of `transfer_factors`.
+
+    Returns:
+      The figure: theory, what was measured, and curves of both.
+    """
+    factor, values = dataset.attrs["factor"], dataset.value.values
+    figure, axes = style.figure(2, 3, width=4.8, height=3.8)
+    rows = np.arange(values.size)
+    for (left, middle, right), mode in zip(axes, NAMES, strict=True):
+        name, measured, dots = NAMES[mode], MEASURED[mode], DOTS[mode]
+        if mode == "fine_tune" and dataset.attrs["factor"] == "time":
+            measured = dots = "gradient flow"
+        if mode == "fine_tune":
+            name += f" {layers(dataset.attrs['depth'])}"
+        draws = f"{dataset.attrs['draws']} data sets, $d$ = {dataset.attrs['d']}"
+        reach = limits(dataset, *(dataset[f"{mode}_{k}"].values for k in ("theory", "mean")))
+        for ax, kind, title in (
+            (left, "theory", "theory"),
+            (middle, "mean", f"{measured} ({draws})"),
+        ):
+            heat(ax, dataset.gamma.values, rows, dataset[f"{mode}_{kind}"].values, reach)
+            ax.set_yticks(rows, [_value(v) for v in values])
+            ax.set(xlabel="load $γ = n/d$", ylabel=FACTORS[factor], title=f"{name}\n{title}")
+        for i, value in enumerate(values):
+            color = style.PALETTE[i % len(style.PALETTE)]
+            at = dataset.isel(value=i)
+            _broken(right, at.gamma.values, at[f"{mode}_theory"].values, color)
+            points(right, at, mode, "gamma", color=color, label=_value(value))
+        right.axhline(0, color=style.INK, lw=0.8)
+        far = np.abs(dataset.gamma.values - 1) > NEAR
+        reach = 1.3 * np.abs(dataset[f"{mode}_mean"].values[:, far]).max()
+        right.set(
+            xlabel="load $γ = n/d$",
+            ylabel="transferability $T$",
+            ylim=(-reach, reach),
+            title=f"theory (lines), {dots}\n(± 1 s.e.; open: median)",
+        )
+    handles, labels = axes[0, 2].get_legend_handles_labels()
+    legend(figure, handles, labels, title=FACTORS[factor], ncols=len(labels))
+    return figure
+
+
+def _stopped(dataset: xr.Dataset) -> Figure:
+    """Draws the risk of fine-tuning against the load, one colour for each training time.
+
+    Lines are theory, where there is one. Points are means of the draws; near n = d, where risks
+    have heavy tails, they are open.
+
+    Args:
+      dataset: The dataset of `transfer_factors`, where training time varies.
+
+    Returns:
+      The figure.
+    """
+    figure, ((ax,),) = style.figure(1, 1, width=6.4, height=4.4)
+    at = dataset.sel(way="fine_tune")
+    near = np.abs(at.gamma.values - 1) < NEAR
+    for i, time in enumerate(at.value.values):
+        color = style.PALETTE[i % len(style.PALETTE)]
+        at_time = at.isel(value=i)
+        mean, spread = (
+            at_time.risk_mean.values,
+            at_time.risk_std.values / np.sqrt(at.attrs["draws"]),
+        )
+        _broken(ax, at_time.gamma.values, at_time.risk_theory.values, color)
+        look: dict[str, Any] = {"fmt": "o", "ms": 4, "lw": 1, "color": color}
+        ax.errorbar(
+            at_time.gamma.values[~near], mean[~near], spread[~near], label=_value(time), **look
+        )
+        ax.errorbar(at_time.gamma.values[near], mean[near], spread[near], mfc="white", **look)
+    theta, sigma = np.degrees(at.attrs["theta"]), at.attrs["sigma"]
+    ax.set(
+        xlabel="load $γ = n/d$",
+        ylabel="risk after fine-tuning",
+        yscale="log",
+        title=f"Fine-tuning {layers(at.attrs['depth'])}, stopped at $t$; $θ$ = {theta:g}°, "
+        f"$σ$ = {sigma:g}\n(lines: theory; points: mean ± 1 s.e. of {at.attrs['draws']} draws, "
+        "open near $γ$ = 1: heavy tails)",
+    )
+    ax.legend(title="training time $t$", frameon=False, fontsize=9, loc="best")
+    return figure
+
+
+def _broken(ax: Axes, x: np.ndarray, y: np.ndarray, color: str) -> None:
+    """Draws a curve in two pieces, so that it does not run through the divergence at gamma = 1."""
+    for side in (x < 1, x > 1):
+        ax.plot(x[side], y[side], color=color, lw=1.4)
+
+
+def _value(value: float) -> str:
+    """Spells a value of a factor."""
+    return "∞" if np.isinf(value) else f"{value:g}"

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
@@ -16,30 +17,20 @@ from experiments.studies.transfer_factors.config import Config
 from theory import deep_linear as dl
 from theory.deep_linear import covariance, training_time
 
-if TYPE_CHECKING:
-    import xarray as xr
-
 WAYS = ("scratch", "linear", "fine_tune")
 # How many draws lie between two points at which a run can be resumed.
 CHUNK = 2
 
 
-def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
+def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes risks of training from scratch and of transfer, in theory and by simulation.
 
-    Args:
-      config: The config.
-      stage: What computes or restores the parts of the run.
-
-    Returns:
-      A dataset over way ("scratch", "linear", "fine_tune"), value (of the factor) and gamma (the
-      load). `risk_*` are risks. `linear_*` and `fine_tune_*` are transferabilities R_scratch -
-      R_transfer: theory, mean and standard deviation over draws, and the 16, 50 and 84 % quantiles.
-      `*_region` are means over `regions.REGIONS`, and `risk_near` is the risk of fine-tuning at the
-      load nearest to 1, draw by draw.
+    Returns a dataset over way ("scratch", "linear", "fine_tune"), value (of the factor) and gamma
+    (the load). `risk_*` are risks. `linear_*` and `fine_tune_*` are transferabilities R_scratch -
+    R_transfer: theory, mean and standard deviation over draws, and the 16, 50 and 84 % quantiles.
+    `*_region` are means over `regions.REGIONS`, and `risk_near` is the risk of fine-tuning at the
+    load nearest to 1, draw by draw.
     """
-    import xarray as xr
-
     keys = jax.random.split(jax.random.key(config.seed), config.draws + 1)
     theory = stage("theory", lambda: _theory(config, keys[0]))["risk"]
     simulate = over_devices(partial(_simulate, config))

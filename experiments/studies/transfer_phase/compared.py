@@ -12,14 +12,10 @@ estimator), learning rate (narrow - flow) and size of the initial weights (netwo
 scratch, one layer begins where the network does, and of more than two layers no flow is known.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import xarray as xr
 
 from experiments.studies.shared.transfer_regions import FAR
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 KINDS = ("estimator", "flow", "narrow", "network")
 PARTS = {
@@ -29,7 +25,7 @@ PARTS = {
 }
 
 
-def gains(dataset: "xr.Dataset", near: bool = False, of: str = "risk") -> "xr.DataArray":
+def gains(dataset: xr.Dataset, near: bool = False, of: str = "risk") -> xr.DataArray:
     """Computes the transferability of each trained network, and of what it is compared with.
 
     Args:
@@ -46,7 +42,7 @@ def gains(dataset: "xr.Dataset", near: bool = False, of: str = "risk") -> "xr.Da
     return risk.sel(way="scratch") - risk.sel(way=dataset.mode.values).rename(way="mode")
 
 
-def parts(gains: "xr.DataArray") -> "dict[str, xr.DataArray]":
+def parts(gains: xr.DataArray) -> dict[str, xr.DataArray]:
     """Splits the difference between networks and their estimators into three parts.
 
     Args:

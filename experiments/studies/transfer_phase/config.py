@@ -173,6 +173,7 @@ class Config:
 
 
 DEFAULT = Config()
+TINY = varied(DEFAULT, d=24, draws=4, gammas=8, thetas=9, depths=(1, 2))
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
     "figure_1": varied(DEFAULT, sigmas=(0.2,), modes=("linear",)),
@@ -207,13 +208,9 @@ PRESETS: dict[str, Config] = {
     # A coarser diagram in a smaller dimension.
     "quick": varied(DEFAULT, d=200, draws=10, gammas=20, thetas=25),
     # Seconds, for tests.
-    "tiny": varied(DEFAULT, d=24, draws=4, gammas=8, thetas=9, depths=(1, 2)),
+    "tiny": TINY,
     "tiny_networks": varied(
-        DEFAULT,
-        d=24,
-        draws=4,
-        gammas=8,
-        thetas=9,
+        TINY,
         depths=(2,),
         train=True,
         networks={

@@ -7,9 +7,9 @@ import xarray as xr
 
 from experiments.lab.findings import Finding, judged, mean_and_error
 from experiments.studies.shared import transfer_regions as regions
+from experiments.studies.shared.transfer_plots import layers
 from experiments.studies.shared.transfer_regions import ROUNDING, judged_regions
 from experiments.studies.transfer_phase.compared import gains, parts
-from experiments.studies.transfer_phase.plots import layers
 
 WHERE = {
     "linear": ("features are fate, eq. 13, Figs. 1 and 6", "the limit n, d → ∞, and slices"),
@@ -19,7 +19,7 @@ WHERE = {
 SOURCE = {"linear": "simulation", "fine_tune": "estimator, averaged over data,"}
 
 
-def _shown(dataset: "xr.Dataset") -> "Iterator[tuple[str, str, xr.Dataset]]":
+def _shown(dataset: xr.Dataset) -> Iterator[tuple[str, str, xr.Dataset]]:
     """Yields the modes that were run, their names, and the dataset at the most noise.
 
     Fine-tuning is shown at two layers if they are among the depths, else at the last depth.
@@ -33,16 +33,13 @@ def _shown(dataset: "xr.Dataset") -> "Iterator[tuple[str, str, xr.Dataset]]":
         yield "fine_tune", name, at.sel(depth=depth)
 
 
-def findings(dataset: "xr.Dataset") -> list[Finding]:
+def findings(dataset: xr.Dataset) -> list[Finding]:
     """Judges whether transfer hurts and helps where and as much as theory says, at the most noise.
 
     Where networks were trained, it also judges whether they do as theory says.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      The findings; none for datasets of an older version, which have no values of single draws.
+    Returns the findings; none for datasets of an older version, which have no values of single
+    draws.
     """
     # Runs of earlier versions kept no data set by itself.
     if "region" not in dataset:
@@ -62,7 +59,7 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
     return judgements + list(_of_starts(dataset))
 
 
-def _by_region(gain: np.ndarray, theory: np.ndarray) -> "tuple[xr.DataArray, xr.DataArray]":
+def _by_region(gain: np.ndarray, theory: np.ndarray) -> tuple[xr.DataArray, xr.DataArray]:
     """Averages gains [draw, row, column] and theory [row, column] over each region."""
     split = regions.split(theory, np.array(True))
     named = {"region": list(regions.REGIONS)}
@@ -72,7 +69,7 @@ def _by_region(gain: np.ndarray, theory: np.ndarray) -> "tuple[xr.DataArray, xr.
     )
 
 
-def _of_flows(dataset: "xr.Dataset") -> Iterator[Finding]:
+def _of_flows(dataset: xr.Dataset) -> Iterator[Finding]:
     """Judges whether gradient flow of fine-tuned networks does as theory says."""
     if "flow_gain" not in dataset:
         return
@@ -86,8 +83,8 @@ def _of_flows(dataset: "xr.Dataset") -> Iterator[Finding]:
 
 
 def _trained(
-    dataset: "xr.Dataset",
-) -> "Iterator[tuple[str, str, xr.DataArray, xr.DataArray]]":
+    dataset: xr.Dataset,
+) -> Iterator[tuple[str, str, xr.DataArray, xr.DataArray]]:
     """Yields what there is to judge of trained networks, for each mode, at the most noise.
 
     That is the mode, its name, the transferability `[network, kind, cell_gamma, cell_theta]`, and
@@ -105,7 +102,7 @@ def _trained(
 
 
 def _of_networks(
-    mode: str, name: str, gain: "xr.DataArray", theory: "xr.DataArray"
+    mode: str, name: str, gain: xr.DataArray, theory: xr.DataArray
 ) -> Iterator[Finding]:
     """Judges whether trained networks do as theory says.
 
@@ -145,7 +142,7 @@ def _of_networks(
     )
 
 
-def _of_starts(dataset: "xr.Dataset") -> Iterator[Finding]:
+def _of_starts(dataset: xr.Dataset) -> Iterator[Finding]:
     """Judges whether it matters that normal weights break the assumption on initial weights."""
     if "orthogonal_risk" not in dataset:
         return
@@ -176,15 +173,11 @@ def _of_starts(dataset: "xr.Dataset") -> Iterator[Finding]:
         )
 
 
-def summary(dataset: "xr.Dataset") -> str:
+def summary(dataset: xr.Dataset) -> str:
     """Summarises the dataset in a few sentences.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      In how much of the plane transfer hurts, and how far measurements are from theory; where
-      networks were trained, also how far they are from theory, and why.
+    Returns in how much of the plane transfer hurts, and how far measurements are from theory; where
+    networks were trained, also how far they are from theory, and why.
     """
     sentences = []
     for mode, name, at in _shown(dataset):
@@ -211,13 +204,13 @@ def summary(dataset: "xr.Dataset") -> str:
     return " ".join(sentences)
 
 
-def _spelt(values: "xr.DataArray") -> str:
+def _spelt(values: xr.DataArray) -> str:
     """Formats mean ± standard error of distances, which may differ by orders of magnitude."""
     mean, error = (float(v) for v in mean_and_error(values, str(values.dims[0])))
     return f"{mean:.2g} ± {error:.1g}"
 
 
-def _distances(name: str, gain: "xr.DataArray", theory: "xr.DataArray") -> str:
+def _distances(name: str, gain: xr.DataArray, theory: xr.DataArray) -> str:
     """Says how far closed form, estimator and network are from one another, and why."""
     closed, cells = theory.expand_dims(network=gain.sizes["network"]), ("cell_gamma", "cell_theta")
     estimator, network = gain.sel(kind="estimator"), gain.sel(kind="network")

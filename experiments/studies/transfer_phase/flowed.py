@@ -7,11 +7,11 @@ small dimensions that takes seconds.
 
 from functools import partial
 from math import pi
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
@@ -20,9 +20,6 @@ from experiments.studies.transfer_phase.config import Config
 from theory import deep_linear as dl
 from theory import problems
 
-if TYPE_CHECKING:
-    import xarray as xr
-
 D = 24
 DRAWS = 12
 COUNTS = np.arange(3, D - regions.FAR + 1, 4)  # of samples; nearer to d the flow takes too long
@@ -30,7 +27,7 @@ ANGLES = 7
 TIME = 200.0  # at unit rate; the slowest direction has a rate of about (1 - sqrt(n/d))^2 = 0.01
 
 
-def flowed(config: Config, stage: Stage = direct) -> "xr.Dataset":
+def flowed(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes the transferability of fine-tuning from its gradient flow, at the most noise.
 
     Args:
@@ -44,8 +41,6 @@ def flowed(config: Config, stage: Stage = direct) -> "xr.Dataset":
       same data. `flow_theory` is the closed form, a limit. The attributes have dimension, noise and
       depth. Empty if no finite depth is fine-tuned.
     """
-    import xarray as xr
-
     depths = [depth for depth in config.depths if np.isfinite(depth)]
     if "fine_tune" not in config.modes or not depths:
         return xr.Dataset()

@@ -1,44 +1,42 @@
-"""The figures of phase diagrams of transfer, for `transfer_phase` and `transfer_factors`."""
+"""The figures of `transfer_phase`."""
 
 from fractions import Fraction
 from math import pi
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
+from experiments.lab.bands import legend
 from experiments.lab.findings import mean_and_error
 from experiments.studies.shared import transfer_regions as regions
+from experiments.studies.shared.transfer_plots import (
+    CLOSED,
+    DOTS,
+    MEASURED,
+    NAMES,
+    NEAR,
+    heat,
+    layers,
+    limits,
+    points,
+)
 from experiments.studies.transfer_phase.compared import gains, parts
 from sail_jax.drawing import style
 
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-
-NAMES = {"linear": "Linear transfer", "fine_tune": "Fine-tuning"}
-MEASURED = {
-    "linear": "simulation: least squares",
-    # What is averaged has the scale c that theory has, too: it is no test of it.
-    "fine_tune": "estimator, averaged over data",
-}
-DOTS = {"linear": "least squares", "fine_tune": "estimator"}
-CLOSED = {"linear": "closed form", "fine_tune": "closed form (limit)"}
-NEAR = 0.1  # |gamma - 1| below which means are ruled by rare draws, and quantiles are shown
-
-
-def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
+def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of `transfer_phase`.
 
-    Args:
-      dataset: The study's dataset.
-
-    Returns:
-      The figures by name: for each way of transfer, one at the most and one at the least noise; for
-      fine-tuning at the most noise, one with the formula that is printed next to the corrected one;
-      one with all depths of fine-tuning, where there are several; for each way, one with all levels
-      of noise, where there are more than two; and those of trained networks, where there are any.
+    Returns the figures by name: for each way of transfer, one at the most and one at the least
+    noise; for fine-tuning at the most noise, one with the formula that is printed next to the
+    corrected one; one with all depths of fine-tuning, where there are several; for each way, one
+    with all levels of noise, where there are more than two; and those of trained networks, where
+    there are any.
     """
     noisy, calm = float(dataset.sigma.max()), float(dataset.sigma.min())
     depth = 2 if 2 in dataset.depth else float(dataset.depth[-1])
@@ -75,20 +73,11 @@ def _suffix(sigma: float, noisy: float) -> str:
     return "_noiseless" if sigma == 0 else f"_sigma{sigma:g}".replace(".", "_").replace("+", "")
 
 
-def layers(depth: float) -> str:
-    """Spells a number of layers.
-
-    >>> layers(1), layers(float("inf"))
-    ('1 layer', '∞ layers')
-    """
-    return "∞ layers" if np.isinf(depth) else f"{depth:g} layer{'s' if depth > 1 else ''}"
-
-
-def _title(at: "xr.Dataset", mode: str) -> str:
+def _title(at: xr.Dataset, mode: str) -> str:
     return NAMES[mode] if mode == "linear" else f"Fine-tuning {layers(float(at.depth))}"
 
 
-def _diagram(at: "xr.Dataset", mode: str) -> "Figure":
+def _diagram(at: xr.Dataset, mode: str) -> Figure:
     """Draws what theory says and what was measured over (gamma, theta), and slices of both.
 
     Where there are gradient flows of fine-tuned networks, their map stands between.
@@ -99,7 +88,7 @@ def _diagram(at: "xr.Dataset", mode: str) -> "Figure":
     left, middle, right = axes[0], axes[1], axes[-1]
     theory, mean = at[f"{mode}_theory"].values, at[f"{mode}_mean"].values
     error = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
-    reach = _limits(at, theory, mean)
+    reach = limits(at, theory, mean)
     draws = f"{at.attrs['draws']} data sets, $d$ = {d}"
     x, y = at.gamma.values, at.theta.values
     for ax, values, name in (
@@ -144,11 +133,11 @@ def _diagram(at: "xr.Dataset", mode: str) -> "Figure":
     return figure
 
 
-def _printed(at: "xr.Dataset") -> "Figure":
+def _printed(at: xr.Dataset) -> Figure:
     """Draws fine-tuning over (gamma, theta) as the paper prints it, and corrected, in one scale."""
     figure, ((left, right),) = style.figure(1, 2, width=4.8, height=4.1)
     maps = at.fine_tune_printed.values, at.fine_tune_theory.values
-    reach = _limits(at, *maps)
+    reach = limits(at, *maps)
     x, y, sigma = at.gamma.values, at.theta.values, float(at.sigma)
     looks: dict[str, Any] = {"color": style.INK, "lw": 1.6, "ls": "--"}
     left.plot([0, 1], [pi / 3, pi / 3], **looks)  # the printed formula's own line T = 0
@@ -161,17 +150,13 @@ def _printed(at: "xr.Dataset") -> "Figure":
     ):
         heat(ax, x, y, values.T, reach)
         _dress_map(ax, x, y, f"{heading}\n{name}")
-    figure.legend(
-        [left.lines[0]],
-        ["$T = 0$ by the formula (limit $n, d → ∞$)"],
-        loc="outside lower left",
-        frameon=False,
-        fontsize=9,
+    legend(
+        figure, [left.lines[0]], ["$T = 0$ by the formula (limit $n, d → ∞$)"], where="lower left"
     )
     return figure
 
 
-def _networks(at: "xr.Dataset", mode: str) -> "Figure":
+def _networks(at: xr.Dataset, mode: str) -> Figure:
     """Draws closed form, estimator and trained networks at the same points.
 
     A last panel shows what lies between the last two, by cause.
@@ -189,7 +174,7 @@ def _networks(at: "xr.Dataset", mode: str) -> "Figure":
             mean.sel(kind="network"),
         ),
     }
-    shared = _limits(at, *(values.values for _, values in maps.values()))
+    shared = limits(at, *(values.values for _, values in maps.values()))
     x, y, d = at.cell_gamma.values, at.cell_theta.values, at.attrs["trained_d"]
     zero = at.cell_linear_zero if mode == "linear" else at.fine_tune_zero
     half = np.diff(at.cell_gamma.values[:2]) / 2
@@ -223,165 +208,17 @@ def _networks(at: "xr.Dataset", mode: str) -> "Figure":
         title=f"|$T$(trained) - $T$(estimator)|, $σ$ = {float(at.sigma):g}, $t$ ≤ {time:g}",
     )
     handles, labels = last.get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        title="due to",
-        loc="outside lower right",
-        ncols=len(labels),
-        frameon=False,
-        fontsize=9,
-    )
+    legend(figure, handles, labels, title="due to", ncols=len(labels), where="lower right")
     _legend(figure, mode)
     return figure
 
 
-def by_factor(dataset: "xr.Dataset") -> "Figure":
-    """Draws transferability over the load and one more factor, for both ways of transfer.
-
-    Args:
-      dataset: The dataset of `transfer_factors`.
-
-    Returns:
-      The figure: theory, what was measured, and curves of both.
-    """
-    factor, values = dataset.attrs["factor"], dataset.value.values
-    figure, axes = style.figure(2, 3, width=4.8, height=3.8)
-    rows = np.arange(values.size)
-    for (left, middle, right), mode in zip(axes, NAMES, strict=True):
-        name, measured, dots = NAMES[mode], MEASURED[mode], DOTS[mode]
-        if mode == "fine_tune" and dataset.attrs["factor"] == "time":
-            measured = dots = "gradient flow"
-        if mode == "fine_tune":
-            name += f" {layers(dataset.attrs['depth'])}"
-        draws = f"{dataset.attrs['draws']} data sets, $d$ = {dataset.attrs['d']}"
-        reach = _limits(dataset, *(dataset[f"{mode}_{k}"].values for k in ("theory", "mean")))
-        for ax, kind, title in (
-            (left, "theory", "theory"),
-            (middle, "mean", f"{measured} ({draws})"),
-        ):
-            heat(ax, dataset.gamma.values, rows, dataset[f"{mode}_{kind}"].values, reach)
-            ax.set_yticks(rows, [_value(v) for v in values])
-            ax.set(xlabel="load $γ = n/d$", ylabel=FACTORS[factor], title=f"{name}\n{title}")
-        for i, value in enumerate(values):
-            color = style.PALETTE[i % len(style.PALETTE)]
-            at = dataset.isel(value=i)
-            _broken(right, at.gamma.values, at[f"{mode}_theory"].values, color)
-            points(right, at, mode, "gamma", color=color, label=_value(value))
-        right.axhline(0, color=style.INK, lw=0.8)
-        far = np.abs(dataset.gamma.values - 1) > NEAR
-        reach = 1.3 * np.abs(dataset[f"{mode}_mean"].values[:, far]).max()
-        right.set(
-            xlabel="load $γ = n/d$",
-            ylabel="transferability $T$",
-            ylim=(-reach, reach),
-            title=f"theory (lines), {dots}\n(± 1 s.e.; open: median)",
-        )
-    handles, labels = axes[0, 2].get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        title=FACTORS[factor],
-        loc="outside lower center",
-        ncols=len(labels),
-        frameon=False,
-        fontsize=9,
-    )
-    return figure
-
-
-FACTORS = {
-    "spectrum": "decay exponent of the input spectrum",
-    "time": "training time $t$",
-    "source": "source load $n_s/d$",
-}
-
-
-def stopped(dataset: "xr.Dataset") -> "Figure":
-    """Draws the risk of fine-tuning against the load, one colour for each training time.
-
-    Lines are theory, where there is one. Points are means of the draws; near n = d, where risks
-    have heavy tails, they are open.
-
-    Args:
-      dataset: The dataset of `transfer_factors`, where training time varies.
-
-    Returns:
-      The figure.
-    """
-    figure, ((ax,),) = style.figure(1, 1, width=6.4, height=4.4)
-    at = dataset.sel(way="fine_tune")
-    near = np.abs(at.gamma.values - 1) < NEAR
-    for i, time in enumerate(at.value.values):
-        color = style.PALETTE[i % len(style.PALETTE)]
-        at_time = at.isel(value=i)
-        mean, spread = (
-            at_time.risk_mean.values,
-            at_time.risk_std.values / np.sqrt(at.attrs["draws"]),
-        )
-        _broken(ax, at_time.gamma.values, at_time.risk_theory.values, color)
-        look: dict[str, Any] = {"fmt": "o", "ms": 4, "lw": 1, "color": color}
-        ax.errorbar(
-            at_time.gamma.values[~near], mean[~near], spread[~near], label=_value(time), **look
-        )
-        ax.errorbar(at_time.gamma.values[near], mean[near], spread[near], mfc="white", **look)
-    theta, sigma = np.degrees(at.attrs["theta"]), at.attrs["sigma"]
-    ax.set(
-        xlabel="load $γ = n/d$",
-        ylabel="risk after fine-tuning",
-        yscale="log",
-        title=f"Fine-tuning {layers(at.attrs['depth'])}, stopped at $t$; $θ$ = {theta:g}°, "
-        f"$σ$ = {sigma:g}\n(lines: theory; points: mean ± 1 s.e. of {at.attrs['draws']} draws, "
-        "open near $γ$ = 1: heavy tails)",
-    )
-    ax.legend(title="training time $t$", frameon=False, fontsize=9, loc="best")
-    return figure
-
-
-def _broken(ax: "Axes", x: np.ndarray, y: np.ndarray, color: str) -> None:
-    """Draws a curve in two pieces, so that it does not run through the divergence at gamma = 1."""
-    for side in (x < 1, x > 1):
-        ax.plot(x[side], y[side], color=color, lw=1.4)
-
-
-def _value(value: float) -> str:
-    """Spells a value of a factor."""
-    return "∞" if np.isinf(value) else f"{value:g}"
-
-
-def heat(ax: "Axes", x: np.ndarray, y: np.ndarray, values: np.ndarray, reach: float = 1.0):
-    """Draws transferability as colours: orange where transfer helps, violet where it hurts."""
-    limits: dict[str, Any] = {"cmap": style.DIVERGING, "vmin": -reach, "vmax": reach}
-    return style.heatmap(ax, values, x=x, y=y, label="$T$", **limits)
-
-
-def _limits(at: "xr.Dataset", *maps: np.ndarray) -> float:
-    """Returns the value of the strongest colours: as the run states it, or else by the data."""
-    return at.attrs.get("limits") or _reach(*maps)
-
-
-def _reach(*maps: np.ndarray) -> float:
-    """Returns the value of the strongest colours, which follows the data.
-
-    19 of 20 values of the sign that is smaller lie below it, and three quarters of all. Near n = d
-    gains have no bound: at their scale the losses would not be seen. What lies beyond is clipped,
-    and the bar has a pointed end.
-    """
-    values = np.concatenate([np.ravel(values) for values in maps])
-    some = values[np.isfinite(values) & (np.abs(values) > regions.ROUNDING)]
-    if not some.size:
-        return 1.0
-    signs = [np.abs(side) for side in (some[some > 0], some[some < 0]) if side.size]
-    smaller = min(float(np.quantile(side, 0.95)) for side in signs)
-    return max(smaller, float(np.quantile(np.abs(some), 0.75)))
-
-
-def _is_of(at: "xr.Dataset", sigma: float) -> bool:
+def _is_of(at: xr.Dataset, sigma: float) -> bool:
     """Returns whether the flows are of the noise and the depth that are drawn."""
     return bool(float(at.sigma) == sigma and float(at.depth) == at.attrs["flow_depth"])
 
 
-def _draw_flows(ax: "Axes", at: "xr.Dataset", reach: float, title: str) -> None:
+def _draw_flows(ax: Axes, at: xr.Dataset, reach: float, title: str) -> None:
     """Draws the transferability that gradient flow of fine-tuned networks has."""
     x, y, d = at.flow_gamma.values, at.flow_theta.values, at.attrs["flow_d"]
     mean, error = mean_and_error(at.flow_gain, "flow_draw")
@@ -394,7 +231,7 @@ def _draw_flows(ax: "Axes", at: "xr.Dataset", reach: float, title: str) -> None:
     _dress_map(ax, ends, y, f"{title}, $σ$ = {float(at.sigma):g}\n{name}")
 
 
-def _dress_map(ax: "Axes", x: np.ndarray, y: np.ndarray, title: str) -> None:
+def _dress_map(ax: Axes, x: np.ndarray, y: np.ndarray, title: str) -> None:
     """Labels a map over load and angle, and cuts lines off at its edge."""
     half = float(np.diff(y[-2:])[0]) / 2
     ax.set(xlabel="load $γ = n/d$", ylabel="angle $θ$ (rad)", title=title)
@@ -402,21 +239,17 @@ def _dress_map(ax: "Axes", x: np.ndarray, y: np.ndarray, title: str) -> None:
     _angle_axis(ax, float(y[-1]))
 
 
-def _legend(figure: "Figure", mode: str) -> None:
+def _legend(figure: Figure, mode: str) -> None:
     """Says which line is theory's and which is measured."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     where = "at this $n$ and $d$" if mode == "linear" else "limit $n, d → ∞$"
     band = Patch(color=BAND, alpha=0.6, lw=0), Line2D([], [], color=style.INK, lw=1.4)
     looks: Any = [Line2D([], [], color=style.INK, lw=1.6, ls="--"), band]  # a pair is one entry
-    figure.legend(
+    legend(
+        figure,
         looks,
         [f"$T = 0$ in closed form, {where}", "$T = 0$ as measured (band: ± 1 s.e. of $T$)"],
-        loc="outside lower left",
         ncols=2,
-        frameon=False,
-        fontsize=9,
+        where="lower left",
     )
 
 
@@ -424,7 +257,7 @@ BAND = style.PALETTE[2]  # the uncertainty of a measured line: neither colour of
 
 
 def _draw_measured(
-    ax: "Axes", x: np.ndarray, y: np.ndarray, mean: np.ndarray, error: np.ndarray, far: np.ndarray
+    ax: Axes, x: np.ndarray, y: np.ndarray, mean: np.ndarray, error: np.ndarray, far: np.ndarray
 ) -> None:
     """Draws the line on which measured means change sign, and where they are within 1 s.e. of 0.
 
@@ -441,7 +274,7 @@ def _draw_measured(
     ax.contour(x, y, z, [0], colors=style.INK, linewidths=1.4, linestyles="solid")
 
 
-def _finer(x: np.ndarray, y: np.ndarray, *maps: np.ndarray) -> "tuple[np.ndarray, ...]":
+def _finer(x: np.ndarray, y: np.ndarray, *maps: np.ndarray) -> tuple[np.ndarray, ...]:
     """Interpolates maps [x, y] linearly between their points, eight times as fine."""
     from scipy.interpolate import RegularGridInterpolator
 
@@ -450,42 +283,8 @@ def _finer(x: np.ndarray, y: np.ndarray, *maps: np.ndarray) -> "tuple[np.ndarray
     return (*fine, *(RegularGridInterpolator((x, y), values)(points) for values in maps))
 
 
-def points(
-    ax: "Axes",
-    at: "xr.Dataset",
-    mode: str,
-    x: str,
-    *,
-    color: str,
-    label: str | None = None,
-    quantiles: bool = True,
-) -> None:
-    """Draws measured means with standard errors.
-
-    Near gamma = 1, where the variance is infinite, open markers show the median and the central 68
-    % of the draws in their place.
-
-    Args:
-      ax: The axes.
-      at: The dataset at one value of all but the dimension that is drawn.
-      mode: "linear" or "fine_tune".
-      x: The name of the horizontal coordinate.
-      color: The colour of markers and bars.
-      label: The entry in the legend; None for none.
-      quantiles: Whether medians are shown near gamma = 1. If not, means are shown everywhere.
-    """
-    near = quantiles & (np.abs(at.gamma.values - 1) < NEAR) & np.ones(at[x].size, bool)
-    stderr = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
-    look: dict[str, Any] = {"fmt": "o", "ms": 3.5, "lw": 1, "color": color}
-    mean = at[f"{mode}_mean"].values
-    ax.errorbar(at[x].values[~near], mean[~near], stderr[~near], label=label, **look)
-    low, middle, high = (at[f"{mode}_{name}"].values[near] for name in ("low", "median", "high"))
-    if near.any():
-        ax.errorbar(at[x].values[near], middle, (middle - low, high - middle), mfc="white", **look)
-
-
 def _draw_boundary(
-    ax: "Axes", zero: "xr.DataArray", angles: np.ndarray, *, color: str = style.INK, **look
+    ax: Axes, zero: xr.DataArray, angles: np.ndarray, *, color: str = style.INK, **look
 ) -> None:
     """Draws theory's line on which transfer neither helps nor hurts, dashed: angles by load."""
     load, angle = zero[zero.dims[0]].values, zero.values
@@ -498,7 +297,7 @@ def _draw_boundary(
         ax.plot(load, pi - angle, **{**lines, "label": None})
 
 
-def _family(dataset: "xr.Dataset", mode: str, along: str) -> "Figure":
+def _family(dataset: xr.Dataset, mode: str, along: str) -> Figure:
     """Draws the closed-form diagram at every value of `along`, "depth" or "sigma".
 
     Dots on the boundaries are measured changes of sign. The last panel has all boundaries.
@@ -509,7 +308,7 @@ def _family(dataset: "xr.Dataset", mode: str, along: str) -> "Figure":
     figure, axes = style.figure(rows, columns, width=4.6, height=3.7)
     last = axes.flat[values.size]
     x, y = dataset.gamma.values, dataset.theta.values
-    reach = _limits(dataset, dataset[f"{mode}_theory"].values)
+    reach = limits(dataset, dataset[f"{mode}_theory"].values)
     for i, (ax, value) in enumerate(zip(axes.flat, values, strict=False)):
         at = dataset.sel({along: value})
         name = layers(value) if along == "depth" else f"$σ$ = {value:g}"
@@ -523,20 +322,13 @@ def _family(dataset: "xr.Dataset", mode: str, along: str) -> "Figure":
     if mode == "fine_tune":
         last.axhline(pi / 3, color=style.FAINT, ls="--", label="$π/3$, as printed")
     _dress_map(last, x, y, f"$T$ = 0: closed form (dashed),\ndots: {MEASURED[mode]} (± 1 s.e.)")
-    figure.legend(
-        *last.get_legend_handles_labels(),
-        title="boundaries",
-        loc="outside lower center",
-        ncols=6,
-        frameon=False,
-        fontsize=9,
-    )
+    legend(figure, *last.get_legend_handles_labels(), title="boundaries", ncols=6)
     for ax in axes.flat[values.size + 1 :]:
         ax.set_axis_off()
     return figure
 
 
-def _draw_crossings(ax: "Axes", at: "xr.Dataset", mode: str, color: str) -> None:
+def _draw_crossings(ax: Axes, at: xr.Dataset, mode: str, color: str) -> None:
     """Draws the angles at which the measured T changes sign, for every load."""
     mean = at[f"{mode}_mean"].values
     stderr = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
@@ -564,7 +356,7 @@ def _crossings(theta: np.ndarray, gain: np.ndarray, bar: np.ndarray) -> list[tup
     return found
 
 
-def _angle_axis(ax: "Axes", top: float = pi / 2) -> None:
+def _angle_axis(ax: Axes, top: float = pi / 2) -> None:
     step = 1 if top <= 0.6 * pi else 2
     ticks = [k * pi / 8 for k in range(0, 9, step) if k * pi / 8 <= top + 1e-9]
     ax.set_yticks(ticks, [_as_pi(t) for t in ticks])

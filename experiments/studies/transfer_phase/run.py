@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
+import xarray as xr
 
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
@@ -16,9 +17,6 @@ from experiments.studies.transfer_phase.flowed import flowed
 from experiments.studies.transfer_phase.trained import trained
 from theory import deep_linear as dl
 
-if TYPE_CHECKING:
-    import xarray as xr
-
 # How many points a closed-form curve has.
 FINE = 600
 QUANTILES = {"low": 0.16, "median": 0.5, "high": 0.84}
@@ -26,24 +24,18 @@ QUANTILES = {"low": 0.16, "median": 0.5, "high": 0.84}
 CHUNK = 5
 
 
-def run(config: Config, stage: Stage = direct) -> "xr.Dataset":
+def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Computes transferability in theory and on random data, on one grid of loads and angles.
 
         T = R_scratch - R_transfer  (eq. 7 of Features are fate)
 
-    Args:
-      config: The config.
-      stage: What computes or restores the parts of the run.
-
-    Returns:
-      A dataset over gamma (the load), theta (the angle), sigma (the noise) and, for fine-tuning,
-      depth. For each mode, `*_theory` is the closed form and `*_mean` the mean over draws of the
-      difference between risks on the same data. `*_std` is its standard deviation, and `*_low`,
-      `*_median` and `*_high` are quantiles (16, 50 and 84 %), which exist where moments do not:
-      near n = d. `*_curve` are slices along fine curves, `*_zero` the angles at which the closed
-      form gains nothing, and `*_region` means over `regions.REGIONS`. `fine_tune_printed` is eq.
-      (17) as printed. The variables of `flowed` are added, and those of `trained` if
-      `config.train`.
+    Returns a dataset over gamma (the load), theta (the angle), sigma (the noise) and, for
+    fine-tuning, depth. For each mode, `*_theory` is the closed form and `*_mean` the mean over
+    draws of the difference between risks on the same data. `*_std` is its standard deviation, and
+    `*_low`, `*_median` and `*_high` are quantiles (16, 50 and 84 %), which exist where moments do
+    not: near n = d. `*_curve` are slices along fine curves, `*_zero` the angles at which the closed
+    form gains nothing, and `*_region` means over `regions.REGIONS`. `fine_tune_printed` is eq. (17)
+    as printed. The variables of `flowed` are added, and those of `trained` if `config.train`.
     """
     simulated = simulate(config, stage)
     dataset = _dataset(config, simulated, stage("closed forms", partial(_closed_forms, config)))
@@ -162,10 +154,8 @@ def _regions(config: Config, mode: str, theory: np.ndarray) -> np.ndarray:
     return regions.split(theory, far, printed)
 
 
-def _dataset(config: Config, simulated: Mapping, theory: Mapping) -> "xr.Dataset":
+def _dataset(config: Config, simulated: Mapping, theory: Mapping) -> xr.Dataset:
     """Makes the dataset of theory and of what the draws gave."""
-    import xarray as xr
-
     n = config.counts()
     grid = ("gamma", "theta", "sigma")
     data: dict[str, Any] = {"n": ("gamma", n, {"long_name": "target samples"})}

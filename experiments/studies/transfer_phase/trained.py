@@ -5,12 +5,13 @@ Beside each network stands what theory says of the very same data sets; `compare
 
 from collections.abc import Callable
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+import xarray as xr
+from jaxtyping import Array, Float, PyTree
 
 from experiments.lab.progress import Stage
 from experiments.lab.sweep import over_devices, sweep
@@ -22,9 +23,6 @@ from theory import problems
 from theory.claims import optimised
 from theory.deep_linear import directions, networks
 
-if TYPE_CHECKING:
-    import xarray as xr
-
 STARTS = ("normal", "orthogonal")  # weights of networks that begin from scratch
 # How many draws lie between two points at which a run can be resumed; more where there are several
 # devices.
@@ -33,7 +31,7 @@ DRAWS = 1
 NEGLIGIBLE = 1e-6
 
 
-def trained(config: Config, stage: Stage) -> "xr.Dataset":
+def trained(config: Config, stage: Stage) -> xr.Dataset:
     """Trains networks at some points of the phase diagram, and compares them with theory.
 
     The networks of all loads, angles and noises of one draw are trained at once.
@@ -50,8 +48,6 @@ def trained(config: Config, stage: Stage) -> "xr.Dataset":
       `networks.orthogonal` also `orthogonal_risk`, that of networks from orthogonal layers, and the
       `invariant` of each start, which eq. (22) wants above 0, in units of alpha^2.
     """
-    import xarray as xr
-
     # This key is not the simulation's, so that the two do not share their draws.
     key = jax.random.fold_in(jax.random.key(config.seed), 1)
     keys = jax.random.split(key, config.networks.draws)
@@ -198,7 +194,7 @@ def _problems(x: Array, y: Array) -> directions.Problem:
     return jax.vmap(of_samples)(x, y)
 
 
-def _each(fn: Callable[..., Any], of_load: Any, of_cell: Any) -> Any:
+def _each(fn: Callable[..., Any], of_load: PyTree, of_cell: PyTree) -> PyTree:
     """Applies a function to each cell; what belongs to a load is shared by its cells."""
     return jax.vmap(jax.vmap(jax.vmap(fn, (None, 0)), (None, 0)))(of_load, of_cell)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from experiments.bench import _merge_llama as llama
+from experiments.bench import _llama as llama
 from experiments.bench import _merge_parity as parity
 from experiments.bench._merge_cases import Case
 from experiments.data import example_checkpoints as examples

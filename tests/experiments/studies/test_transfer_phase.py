@@ -13,6 +13,7 @@ from tiny_runs import tiny_run
 
 from experiments.lab import registry, store
 from experiments.lab.config import varied
+from experiments.studies.shared import transfer_plots
 from experiments.studies.shared import transfer_regions as regions
 from experiments.studies.transfer_phase import findings, plots
 from experiments.studies.transfer_phase import run as phase
@@ -158,13 +159,13 @@ def test_what_averages_the_estimator_is_called_so():
 
 def test_colours_follow_the_data_and_their_bar_shows_what_lies_beyond():
     small, large = (np.linspace(-k, k, 40).reshape(4, 10) for k in (0.1, 5.0))
-    assert plots._reach(small) == pytest.approx(0.095, abs=0.005)
-    assert plots._reach(large) == pytest.approx(50 * plots._reach(small))
-    assert plots._reach(np.zeros((2, 2)), np.full((2, 2), np.nan)) == 1
-    assert plots._reach(np.array([[1.0, np.nan]])) == 1
+    assert transfer_plots._reach(small) == pytest.approx(0.095, abs=0.005)
+    assert transfer_plots._reach(large) == pytest.approx(50 * transfer_plots._reach(small))
+    assert transfer_plots._reach(np.zeros((2, 2)), np.full((2, 2), np.nan)) == 1
+    assert transfer_plots._reach(np.array([[1.0, np.nan]])) == 1
     # A peak of gains leaves the losses to be seen.
     peak = np.concatenate([np.linspace(-1, 1, 90), np.full(10, 300.0)])
-    assert 0.9 < plots._reach(peak) < 1.1
+    assert 0.9 < transfer_plots._reach(peak) < 1.1
 
 
 def test_names_of_figures_have_no_dots():

@@ -742,12 +742,21 @@ def test_bench_hands_over(monkeypatch, call):
     listed = dict(line.split(maxsplit=1) for line in call("bench")[1].splitlines()[2:])
     assert listed.keys() == set(bench.benchmarks())
     assert all(about.endswith(".") for about in listed.values())
-    seen = []
-    module = SimpleNamespace(main=lambda parser, argv: seen.append(argv), __doc__="")
+    module = SimpleNamespace(
+        __doc__="",
+        options=lambda parser: parser.add_argument("--size", type=int),
+        measure=lambda args: {"size": args.size, "good": args.size < 4},
+    )
     monkeypatch.setattr(bench, "benchmarks", lambda: ["speed"])
     monkeypatch.setitem(sys.modules, "experiments.bench.speed", module)
-    code = call("bench", "speed", "--size", "3")[0]
-    assert (code, seen) == (0, [["--size", "3"]])
+    assert call("bench", "speed", "--size", "3")[0] == 0
+    assert call("bench", "speed", "--size", "4", "--json", "record.json")[0] == 1
+    record = json.loads(Path("record.json").read_text())
+    assert record["schema"] == "sail-jax bench speed 1"
+    assert record["argv"] == ["--size", "4", "--json", "record.json"]
+    assert record["size"] == 4
+    assert record["machine"]["cores"] >= 1
+    assert record["versions"]["jax"]
 
 
 class Page(html.parser.HTMLParser):

@@ -45,8 +45,8 @@ class Llama:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Lists the tensors of the network.
 
-        Returns:
-          Shapes, `(out, in)` for matrices, by the names that the architecture gives to tensors.
+        Returns shapes, `(out, in)` for matrices, by the names that the architecture gives to
+        tensors.
         """
         d, f, v = self.hidden, self.intermediate, self.vocabulary
         block = {
@@ -70,14 +70,7 @@ class Llama:
         return sum(map(prod, self.shapes().values()))
 
     def config(self, dtype: str) -> dict:
-        """Makes the content of config.json.
-
-        Args:
-          dtype: The name of the dtype that is stored.
-
-        Returns:
-          The fields of config.json.
-        """
+        """Makes the content of config.json."""
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",

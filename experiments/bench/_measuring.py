@@ -1,0 +1,197 @@
+"""What all benchmarks measure with: time of calls, time and memory of processes, and tables.
+
+Nothing here imports jax before a call is timed: what starts processes stays small.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from sail_jax.checks import nearest
+from sail_jax.cli.options import natural
+from sail_jax.disk import StoreError
+
+
+def add_repeats(parser: argparse.ArgumentParser, default: int, what: str = "timed runs") -> None:
+    """Adds --repeats, the number of timed calls after one that compiles."""
+    about = f"{what}; default: %(default)s"
+    parser.add_argument("--repeats", type=natural, default=default, help=about)
+
+
+def some_of(options: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    """Makes a reader of names with commas between them, for an option.
+
+    Returns the reader. It raises `ArgumentTypeError` at a name that is not allowed.
+    """
+    allowed = tuple(options)
+
+    def read(text: str) -> tuple[str, ...]:
+        names = tuple(text.split(","))
+        for name in names:
+            if name not in allowed:
+                raise argparse.ArgumentTypeError(f"unknown name '{name}'{nearest(name, allowed)}")
+        return names
+
+    return read
+
+
+class Times(NamedTuple):
+    """Seconds of several calls of a function.
+
+    Attributes:
+      first: Those of the first call, which compiles.
+      later: Those of each later call.
+    """
+
+    first: float
+    later: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The median of the later calls."""
+        return statistics.median(self.later)
+
+    def __str__(self) -> str:
+        return f"{spread(self.later)} s, {self.first:.2f} s with compilation"
+
+    def record(self) -> dict[str, float]:
+        """The times as a record has them."""
+        return {"first": self.first, **summary(self.later)}
+
+
+def summary(seconds: Sequence[float]) -> dict[str, float]:
+    """The median, the least and the most of some times, as a record has them."""
+    return {"seconds": statistics.median(seconds), "min": min(seconds), "max": max(seconds)}
+
+
+def spread(seconds: Sequence[float]) -> str:
+    """The median of some times, and in brackets the least and the most."""
+    return f"{statistics.median(seconds):.3g} ({min(seconds):.3g} to {max(seconds):.3g})"
+
+
+def once(job: Callable[[], object]) -> float:
+    """Returns the seconds of one call, until what it returns is computed."""
+    import jax
+
+    start = time.perf_counter()
+    jax.block_until_ready(job())
+    return time.perf_counter() - start
+
+
+def times(job: Callable[[], object], repeats: int) -> Times:
+    """Times a first call of a function, and `repeats` later ones."""
+    return Times(once(job), tuple(once(job) for _ in range(repeats)))
+
+
+def in_turns(jobs: Sequence[Callable[[], object]], repeats: int) -> list[Times]:
+    """Times functions as `times` does, in turns: a change of load affects all of them."""
+    turns = [[once(job) for job in jobs] for _ in range(repeats + 1)]
+    return [Times(first, tuple(later)) for first, *later in zip(*turns, strict=True)]
+
+
+class Table:
+    """A table whose rows are printed as they come.
+
+    Args:
+      *heading: The headings. A column is as wide as its heading, with the spaces at its end.
+    """
+
+    def __init__(self, *heading: str) -> None:
+        self._widths = list(map(len, heading))
+        self.row(*heading)
+
+    def row(self, *cells: object) -> None:
+        """Prints a row."""
+        padded = (str(cell).ljust(n) for cell, n in zip(cells, self._widths, strict=True))
+        print("  ".join(padded).rstrip(), flush=True)
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Prints rows that are all known, in columns as wide as their widest cells."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    heading, *body = rows
+    table = Table(*(cell.ljust(n) for cell, n in zip(heading, widths, strict=True)))
+    for row in body:
+        table.row(*row)
+
+
+def device() -> str:
+    """Names the devices, and the version of JAX."""
+    import jax
+
+    devices = jax.devices()
+    count = f"{len(devices)} x " if len(devices) > 1 else ""
+    return f"device: {count}{devices[0].device_kind}, jax {jax.__version__}"
+
+
+def check_space(folder: Path, need: float) -> None:
+    """Refuses a folder with fewer free bytes than are needed."""
+    free = shutil.disk_usage(folder).free
+    if free < need:
+        raise StoreError(f"{folder}: {need / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
+
+
+# A child's peak counts the memory of the process that started it, as it was at that moment; so a
+# bare interpreter starts it, not the benchmark, which has drawn gigabytes of random numbers.
+_STARTER = """
+import json, os, sys, time
+log, *command = sys.argv[1:]
+to_log = (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+both = (os.POSIX_SPAWN_DUP2, 1, 2)
+start = time.perf_counter()
+child = os.posix_spawnp(command[0], command, os.environ, file_actions=[to_log, both])
+_, status, usage = os.wait4(child, 0)
+seconds = time.perf_counter() - start
+unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes there, KiB elsewhere
+print(json.dumps([seconds, usage.ru_maxrss * unit, os.waitstatus_to_exitcode(status)]))
+"""
+
+
+class Sample(NamedTuple):
+    """One run of a command.
+
+    Attributes:
+      seconds: Its wall time.
+      peak: Its largest resident memory in bytes.
+      failure: Why it failed; "" if it did not.
+    """
+
+    seconds: float
+    peak: int
+    failure: str
+
+
+def process(command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Sample:
+    """Runs a command to its end, and measures it.
+
+    What the system has still to write is flushed to disk before the clock starts.
+
+    Args:
+      command: The words of the command.
+      log: The file for its output.
+      env: Variables to be added to this process's environment.
+
+    Returns:
+      The measurement. A command that fails is reported in it, not raised.
+    """
+    if hasattr(os, "sync"):
+        os.sync()
+    start = [sys.executable, "-I", "-S", "-c", _STARTER, str(log), *command]
+    # Whoever forbids compiled Python here would have every run compile it anew.
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(start, env={**inherited, **(env or {})}, capture_output=True, text=True)
+    if done.returncode:
+        return Sample(float("nan"), 0, done.stderr.strip().splitlines()[-1])
+    seconds, peak, status = json.loads(done.stdout)
+    if status == 0:
+        return Sample(seconds, peak, "")
+    said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return Sample(seconds, peak, f"exit {status}: {said[-1].strip() if said else 'silent'}")

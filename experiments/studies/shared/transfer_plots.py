@@ -1,0 +1,115 @@
+"""What the figures of transfer have in common: words, colours, and measured points.
+
+`transfer_phase` and `transfer_factors` draw with them.
+"""
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+
+from experiments.studies.shared.transfer_regions import ROUNDING
+from sail_jax.drawing import style
+
+NAMES = {"linear": "Linear transfer", "fine_tune": "Fine-tuning"}
+MEASURED = {
+    "linear": "simulation: least squares",
+    # What is averaged has the scale c that theory has, too: it is no test of it.
+    "fine_tune": "estimator, averaged over data",
+}
+DOTS = {"linear": "least squares", "fine_tune": "estimator"}
+CLOSED = {"linear": "closed form", "fine_tune": "closed form (limit)"}
+NEAR = 0.1  # |gamma - 1| below which means are ruled by rare draws, and quantiles are shown
+
+
+def layers(depth: float) -> str:
+    """Spells a number of layers.
+
+    Args:
+      depth: The number; inf is allowed.
+
+    Returns:
+      The words.
+
+    >>> layers(1), layers(float("inf"))
+    ('1 layer', '∞ layers')
+    """
+    return "∞ layers" if np.isinf(depth) else f"{depth:g} layer{'s' if depth > 1 else ''}"
+
+
+def heat(ax: Axes, x: np.ndarray, y: np.ndarray, values: np.ndarray, reach: float = 1.0) -> None:
+    """Draws transferability as colours: orange where transfer helps, violet where it hurts.
+
+    Args:
+      ax: The axes.
+      x: Columns of the map.
+      y: Rows of the map.
+      values: Transferability, `(y, x)`.
+      reach: The value of the strongest colours.
+    """
+    looks: dict[str, Any] = {"cmap": style.DIVERGING, "vmin": -reach, "vmax": reach}
+    style.heatmap(ax, values, x=x, y=y, label="$T$", **looks)
+
+
+def limits(at: xr.Dataset, *maps: np.ndarray) -> float:
+    """Chooses the value of the strongest colours.
+
+    Args:
+      at: The dataset, whose attribute `limits` states the value if it is there.
+      *maps: The values that are shown; the colours follow them otherwise.
+
+    Returns:
+      The value.
+    """
+    return at.attrs.get("limits") or _reach(*maps)
+
+
+def _reach(*maps: np.ndarray) -> float:
+    """Returns the value of the strongest colours, which follows the data.
+
+    19 of 20 values of the sign that is smaller lie below it, and three quarters of all. Near n = d
+    gains have no bound: at their scale the losses would not be seen. What lies beyond is clipped,
+    and the bar has a pointed end.
+    """
+    values = np.concatenate([np.ravel(values) for values in maps])
+    some = values[np.isfinite(values) & (np.abs(values) > ROUNDING)]
+    if not some.size:
+        return 1.0
+    signs = [np.abs(side) for side in (some[some > 0], some[some < 0]) if side.size]
+    smaller = min(float(np.quantile(side, 0.95)) for side in signs)
+    return max(smaller, float(np.quantile(np.abs(some), 0.75)))
+
+
+def points(
+    ax: Axes,
+    at: xr.Dataset,
+    mode: str,
+    x: str,
+    *,
+    color: str,
+    label: str | None = None,
+    quantiles: bool = True,
+) -> None:
+    """Draws measured means with standard errors.
+
+    Near gamma = 1, where the variance is infinite, open markers show the median and the central 68
+    % of the draws in their place.
+
+    Args:
+      ax: The axes.
+      at: The dataset at one value of all but the dimension that is drawn.
+      mode: "linear" or "fine_tune".
+      x: The name of the horizontal coordinate.
+      color: The colour of markers and bars.
+      label: The entry in the legend; None for none.
+      quantiles: Whether medians are shown near gamma = 1. If not, means are shown everywhere.
+    """
+    near = quantiles & (np.abs(at.gamma.values - 1) < NEAR) & np.ones(at[x].size, bool)
+    stderr = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
+    look: dict[str, Any] = {"fmt": "o", "ms": 3.5, "lw": 1, "color": color}
+    mean = at[f"{mode}_mean"].values
+    ax.errorbar(at[x].values[~near], mean[~near], stderr[~near], label=label, **look)
+    low, middle, high = (at[f"{mode}_{name}"].values[near] for name in ("low", "median", "high"))
+    if near.any():
+        ax.errorbar(at[x].values[near], middle, (middle - low, high - middle), mfc="white", **look)
