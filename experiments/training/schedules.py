@@ -64,11 +64,7 @@ class Schedule:
     def __call__(self, step: ArrayLike) -> Float[Array, ""]:
         """Computes the learning rate of a step.
 
-        Args:
-          step: The number of the step, from 0.
-
-        Returns:
-          The rate, a scalar. After `steps` it stays what it was at the end.
+        - `step`: the number of the step, from 0.
         """
         after = self.steps - self.warmup
         last = min(max(1, round(self.cooldown * self.steps)), after)

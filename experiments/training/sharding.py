@@ -28,14 +28,7 @@ class Layout(NamedTuple):
     shard: Shard
 
     def check(self, **batches: int) -> None:
-        """Checks that the devices can share batches evenly.
-
-        Args:
-          **batches: Numbers of examples, by the name that the message calls each of them.
-
-        Raises:
-          ValueError: If the number of devices does not divide one of them.
-        """
+        """Checks that the devices can share batches evenly."""
         for field, size in batches.items():
             if self.mesh is not None and size % self.mesh.size:
                 raise ValueError(
@@ -46,11 +39,7 @@ class Layout(NamedTuple):
     def shardings(self, state: PyTree) -> PyTree | None:
         """Says how the arrays of a state are laid out, for `make_step`.
 
-        Args:
-          state: The state, or its shapes.
-
-        Returns:
-          A sharding for each array; None on one device.
+        It returns a sharding for each array; None on one device.
         """
         if self.mesh is None:
             return None

@@ -29,12 +29,8 @@ NETWORKS = {
 def findings(dataset: "xr.Dataset") -> list[Finding]:
     """Judges each claim of the paper that the parts of a run put to the test.
 
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      The findings, part by part in the order of the run. Verdicts are not yet corrected for their
-      number.
+    It returns the findings, part by part in the order of the run. Verdicts are not yet corrected
+    for their number.
     """
     declared = {
         "rotated": _rotated,

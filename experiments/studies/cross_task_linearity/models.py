@@ -92,16 +92,11 @@ def split(
 
     Draws are independent between replicates. No image is in both sets of one replicate.
 
-    Args:
-      labels: The class of every image of the pool, `(n,)`.
-      classes: Number of classes. Each needs at least `learn` + `test` images.
-      seed: Seed of the draws, >= 0.
-      replicates: Number of independent draws.
-      learn: Images of each class to learn from.
-      test: Images of each class to test on.
+    - `labels`: the class of every image of the pool, `(n,)`.
+    - `classes`: number of classes. Each needs at least `learn` + `test` images.
+    - `seed`: seed of the draws, >= 0.
 
-    Returns:
-      Indices of the images, `(replicate, class, learn)` and `(replicate, class, test)`.
+    It returns indices of the images, `(replicate, class, learn)` and `(replicate, class, test)`.
     """
     rng = np.random.default_rng(seed)
     where = [np.flatnonzero(labels == c) for c in range(classes)]
@@ -113,18 +108,12 @@ def split(
 def pick(pool: Pool, task: str, index: Int[np.ndarray, "replicate n"]) -> Batch:
     """Gathers the images of a task.
 
-    Args:
-      pool: All images and their labels.
-      task: Name of the task: "upright", "rotate <degrees>" or "classes <first>-<last>", as
-        `experiments.data.image_tasks.parse` takes it.
-      index: Images to take those of the task from, `(replicate, n)`.
+    - `index`: images to take those of the task from, `(replicate, n)`.
 
-    Returns:
-      The images, rotated as the task says, and their labels: `(replicate, m, ...)`, as many in
-      each replicate.
+    It returns the images, rotated as the task says, and their labels: `(replicate, m, ...)`, as
+    many in each replicate.
 
-    Raises:
-      ValueError: If the task's name is unknown.
+    It raises `ValueError` if the task's name is unknown.
     """
     angle, classes = image_tasks.parse(task)
     if classes is not None:
@@ -257,18 +246,8 @@ def train(
     A ResNet normalises by each minibatch, and its running statistics follow those of the
     minibatches.
 
-    Args:
-      model: The network.
-      start: Variables before the first step.
-      batch: Images to learn from; what stands after the first `count` is padding.
-      count: Number of images that minibatches are drawn from. It is not static: tasks of different
-        sizes share one compiled program if they are padded to one length.
-      key: The data of a random key, for the minibatches.
-      rate: Learning rate.
-      descent: Steps, batch size and momentum.
-
-    Returns:
-      The variables after the last step.
+    - `count`: number of images that minibatches are drawn from. It is not static: tasks of
+      different sizes share one compiled program if they are padded to one length.
     """
 
     def cost(params: PyTree, rest: PyTree, drawn: Batch) -> tuple[Array, PyTree]:
@@ -298,13 +277,6 @@ def each(fn: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
 
     Whatever the function compiles is compiled once for all entries. On a CPU networks this small
     gain nothing from running side by side.
-
-    Args:
-      fn: Takes one entry of each tree and returns a tree of arrays.
-      *stacked: Trees with one leading axis of equal length.
-
-    Returns:
-      The results as NumPy arrays, stacked along a new leading axis.
     """
     stacked = jax.tree.map(np.asarray, stacked)
     n = len(jax.tree.leaves(stacked)[0])
@@ -319,16 +291,7 @@ def stack(trees: list[PyTree], axis: int = 0) -> PyTree:
 def aligned(model: MLP, how: str, reference: PyTree, params: PyTree, batch: Batch) -> PyTree:
     """Permutes the hidden units of an MLP to match those of a reference network.
 
-    Args:
-      model: The architecture of both networks.
-      how: "weights" to match the weights; otherwise, "activations" by convention, the correlations
-        of the units over `batch` are matched.
-      reference: Variables of the network that stays.
-      params: Variables of the network to be permuted.
-      batch: Images on which activations are compared.
-
-    Returns:
-      `params` with its hidden units in another order, which computes the same function.
+    It returns `params` with its hidden units in another order, which computes the same function.
 
     References:
       Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836).

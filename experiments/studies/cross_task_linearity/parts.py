@@ -45,12 +45,10 @@ def pairs(models: int) -> np.ndarray:
 def subsets(models: int) -> Float[np.ndarray, "subset model"]:
     """Lists equal weights on sets of models.
 
-    Args:
-      models: Number of models, >= 2.
+    - `models`: number of models, >= 2.
 
-    Returns:
-      Weights `(subset, model)`: 1 / k for the k members of a set, 0 for the others. All sets of two
-      or more models; of more than `FEW` models the sets of two, of three and of all.
+    It returns weights `(subset, model)`: 1 / k for the k members of a set, 0 for the others. All
+    sets of two or more models; of more than `FEW` models the sets of two, of three and of all.
     """
     if models <= FEW:
         members = np.array([s for s in itertools.product((0.0, 1.0), repeat=models) if sum(s) >= 2])
@@ -87,13 +85,9 @@ def angles(found: probe.Linearity) -> Arrays:
     The distance from 1 can be drawn on a logarithmic axis, where cosines of nearly 1 can be told
     apart.
 
-    Args:
-      found: A result of `sail_jax.probe`, such as that of `cross_task_linearity`.
-
-    Returns:
-      "turn" (1 - cosine), "coefficient" and "gap" (relative), each `(layer, point)`; and
-      "baseline", 1 - the cosine between the features of the first two models, `(layer,)`, or
-      `(layer, point)` where these models differ from point to point.
+    It returns "turn" (1 - cosine), "coefficient" and "gap" (relative), each `(layer, point)`; and
+    "baseline", 1 - the cosine between the features of the first two models, `(layer,)`, or
+    `(layer, point)` where these models differ from point to point.
     """
     return {
         "turn": 1 - found.cosine.value,
@@ -116,19 +110,10 @@ def distribution(
 ) -> Arrays:
     """Measures how cosines and coefficients spread over the images.
 
-    Args:
-      model: The architecture.
-      normalise: How BatchNorm normalises, as in `models.network`.
-      alpha: Weight of the first model.
-      a: Variables of the first model.
-      b: Variables of the second model.
-      batch: Images to probe on.
-
-    Returns:
-      `QUANTILES` over the images, each `(layer, quantile)`: "turn" (1 - cosine between features of
-      interpolated weights and interpolated features), "coefficient", and "baseline" (1 - the cosine
-      between the features of the two models). Where a vector is 0, its cosine and coefficient count
-      as 0.
+    It returns `QUANTILES` over the images, each `(layer, quantile)`: "turn" (1 - cosine between
+    features of interpolated weights and interpolated features), "coefficient", and "baseline" (1 -
+    the cosine between the features of the two models). Where a vector is 0, its cosine and
+    coefficient count as 0.
     """
     # Not by the probe, which returns means over images: quantiles need each image's values.
     net = network(model, normalise)
@@ -161,18 +146,14 @@ def rotated(model: MLP, experts: PyTree, tests: Batch, alphas: Sequence[float]) 
     Linearity is measured on the union of the test sets of both tasks, the losses on that of the
     first.
 
-    Args:
-      model: The architecture.
-      experts: Variables of one model per rotation, `(replicate, task, ...)`.
-      tests: Their test sets, `(replicate, task, ...)`.
-      alphas: Weights of the first model of a pair.
+    - `experts`: variables of one model per rotation, `(replicate, task, ...)`.
+    - `tests`: their test sets, `(replicate, task, ...)`.
 
-    Returns:
-      Measurements of each pair, `(replicate, pair, ...)`:
-      - "line": the arrays of `linearity`;
-      - "spread": the arrays of `distribution` at 0.5;
-      - "barrier": the height of the loss barrier on the line, in nats;
-      - "own_loss" and "other_loss": the losses of the first and of the second model.
+    It returns measurements of each pair, `(replicate, pair, ...)`:
+    - "line": the arrays of `linearity`;
+    - "spread": the arrays of `distribution` at 0.5;
+    - "barrier": the height of the loss barrier on the line, in nats;
+    - "own_loss" and "other_loss": the losses of the first and of the second model.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Figures 2 and 3.
@@ -198,14 +179,10 @@ def split_classes(model: Model, experts: PyTree, tests: Batch, alphas: Sequence[
     BatchNorm's running statistics are either interpolated with the weights, or replaced by those of
     the images being probed.
 
-    Args:
-      model: The architecture.
-      experts: Variables of one model per task, `(replicate, task, ...)`.
-      tests: Their test sets, `(replicate, task, ...)`.
-      alphas: Weights of the first model of a pair.
+    - `experts`: variables of one model per task, `(replicate, task, ...)`.
+    - `tests`: their test sets, `(replicate, task, ...)`.
 
-    Returns:
-      For each of "interpolated" and "batch": "line" and "spread", as in `rotated`.
+    It returns for each of "interpolated" and "batch": "line" and "spread", as in `rotated`.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Figures 2 and 3.
@@ -227,19 +204,11 @@ def halfway(model: Model, normalise: str, a: PyTree, b: PyTree, batch: Batch) ->
 
     The parts "scratch" and "random_labels" use it, for one pair of models at a time.
 
-    Args:
-      model: The architecture.
-      normalise: How BatchNorm normalises, as in `models.network`.
-      a: Variables of the first model.
-      b: Variables of the second model.
-      batch: Images to probe on.
-
-    Returns:
-      Measurements of the pair:
-      - "turn", "coefficient", "gap" and "baseline" of `angles`, each `(layer,)`;
-      - "barrier": the height of the loss barrier on the line, in nats;
-      - "middle": the accuracy half way;
-      - "ends": the mean accuracy of the two models.
+    It returns measurements of the pair:
+    - "turn", "coefficient", "gap" and "baseline" of `angles`, each `(layer,)`;
+    - "barrier": the height of the loss barrier on the line, in nats;
+    - "middle": the accuracy half way;
+    - "ends": the mean accuracy of the two models.
     """
     line = linearity(model, normalise, (0.5,), a, b, batch)
     ends = [accuracy(model, p, batch, normalise) for p in (a, b)]
@@ -255,18 +224,15 @@ def halfway(model: Model, normalise: str, a: PyTree, b: PyTree, batch: Batch) ->
 def averaging(model: MLP, tuned: PyTree, tests: Batch) -> Arrays:
     """Compares averaged weights with averaged logits, on all sets of models tuned on one task.
 
-    Args:
-      model: The architecture.
-      tuned: Variables of the models, `(replicate, model, ...)`.
-      tests: The test set of their task, `(replicate, ...)`.
+    - `tuned`: variables of the models, `(replicate, model, ...)`.
+    - `tests`: the test set of their task, `(replicate, ...)`.
 
-    Returns:
-      Measurements of each set, in the order of `subsets`, and of each model:
-      - "average": the accuracy of averaged weights, `(replicate, subset)`;
-      - "ensemble": the accuracy of averaged logits, `(replicate, subset)`;
-      - "agreement": how often both predict the same class, `(replicate, subset)`;
-      - "gap": the relative gap of features, `(replicate, layer, subset)`;
-      - "members": the accuracy of each model, `(replicate, model)`.
+    It returns measurements of each set, in the order of `subsets`, and of each model:
+    - "average": the accuracy of averaged weights, `(replicate, subset)`;
+    - "ensemble": the accuracy of averaged logits, `(replicate, subset)`;
+    - "agreement": how often both predict the same class, `(replicate, subset)`;
+    - "gap": the relative gap of features, `(replicate, layer, subset)`;
+    - "members": the accuracy of each model, `(replicate, model)`.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Figure 4.
@@ -293,17 +259,13 @@ def along_the_line(
 ) -> Arrays:
     """Measures accuracies along the line between models of two tasks, on both tasks together.
 
-    Args:
-      model: The architecture.
-      experts: Variables of one model per task, `(replicate, task, ...)`.
-      tests: Their test sets, `(replicate, task, ...)`.
-      alphas: Weights of the first model of a pair.
+    - `experts`: variables of one model per task, `(replicate, task, ...)`.
+    - `tests`: their test sets, `(replicate, task, ...)`.
 
-    Returns:
-      Accuracies `(replicate, pair, alpha)`:
-      - "average": of interpolated weights;
-      - "ensemble": of interpolated logits;
-      - "chord": the interpolated accuracies of the two models.
+    It returns accuracies `(replicate, pair, alpha)`:
+    - "average": of interpolated weights;
+    - "ensemble": of interpolated logits;
+    - "chord": the interpolated accuracies of the two models.
     """
     weights = np.stack([alphas, 1 - np.asarray(alphas)], 1)
 
@@ -324,18 +286,14 @@ def arithmetic(
 ) -> Arrays:
     """Measures how well features follow sums and negatives of task vectors.
 
-    Args:
-      model: The architecture.
-      base: Variables of the pre-trained model, `(replicate, ...)`.
-      experts: Variables of one model per task, `(replicate, task, ...)`.
-      tests: Their test sets, `(replicate, task, ...)`.
-      scales: Multiples of the task vectors.
+    - `base`: variables of the pre-trained model, `(replicate, ...)`.
+    - `experts`: variables of one model per task, `(replicate, task, ...)`.
+    - `tests`: their test sets, `(replicate, task, ...)`.
 
-    Returns:
-      The arrays of `angles` with a point for each scale:
-      - "addition" (eq. 2): for every pair, on the union of its test sets, `(replicate, pair, ...)`;
-      - "midpoint" (eq. 3) and "reflection" (eq. 4): for every task, on its test set,
-        `(replicate, task, ...)`.
+    It returns the arrays of `angles` with a point for each scale:
+    - "addition" (eq. 2): for every pair, on the union of its test sets, `(replicate, pair, ...)`;
+    - "midpoint" (eq. 3) and "reflection" (eq. 4): for every task, on its test set,
+      `(replicate, task, ...)`.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), eqs. 2 to 4, Figures 7 and 8.
@@ -370,26 +328,22 @@ def stitching(
     Features are put in after each hidden layer. All task vectors start at the pre-trained model,
     the base.
 
-    Args:
-      model: The architecture.
-      base: Variables of the base, `(replicate, ...)`.
-      experts: Variables of one model per task, `(replicate, task, ...)`.
-      tests: Their test sets, `(replicate, task, ...)`.
-      upright: The test set of the base's own task, `(replicate, ...)`.
-      scales: Multiples s of the task vectors.
+    - `base`: variables of the base, `(replicate, ...)`.
+    - `experts`: variables of one model per task, `(replicate, task, ...)`.
+    - `tests`: their test sets, `(replicate, task, ...)`.
+    - `upright`: the test set of the base's own task, `(replicate, ...)`.
 
-    Returns:
-      Four groups of accuracies, where layers are those after which features are put in:
-      - "plain", `(replicate, pair, ...)`, on the task of the first model: "stitched", its features
-        in the second model, by layer; "own" and "upper", the first and the second model as they
-        are;
-      - "addition", `(replicate, pair, scale, layer)`, in the base, mean of both tasks: "features",
-        the mean of both models' features; "weights", the features of their mean weights; "single",
-        the features of one model, mean of both;
-      - "negation", `(replicate, task, scale, layer)`, in the base: "features_task", twice the
-        base's features less those of base + s tau, on the task; "weights_task", the features of
-        base - s tau; and the same on the base's own task, "features_upright" and "weights_upright";
-      - "base", `(replicate, task)`: the base as it is, on the "task" and on its own, "upright".
+    It returns four groups of accuracies, where layers are those after which features are put in:
+    - "plain", `(replicate, pair, ...)`, on the task of the first model: "stitched", its features
+      in the second model, by layer; "own" and "upper", the first and the second model as they
+      are;
+    - "addition", `(replicate, pair, scale, layer)`, in the base, mean of both tasks: "features",
+      the mean of both models' features; "weights", the features of their mean weights; "single",
+      the features of one model, mean of both;
+    - "negation", `(replicate, task, scale, layer)`, in the base: "features_task", twice the
+      base's features less those of base + s tau, on the task; "weights_task", the features of
+      base - s tau; and the same on the base's own task, "features_upright" and "weights_upright";
+    - "base", `(replicate, task)`: the base as it is, on the "task" and on its own, "upright".
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Figures 9 and 10.
@@ -455,15 +409,7 @@ def spectral_norm(
 ) -> Float[Array, ""]:
     """Estimates the spectral norm of the Hessian of the loss by Lanczos' iteration.
 
-    Args:
-      model: The architecture.
-      steps: Steps of the iteration, at most the number of parameters.
-      params: Variables at which the Hessian is taken.
-      batch: Images of the loss.
-      key: The data of a random key, for the two starting vectors.
-
-    Returns:
-      The larger absolute value of the two extreme eigenvalues, a scalar.
+    - `steps`: steps of the iteration, at most the number of parameters.
     """
     # Two starting vectors (probes), the least that the estimate takes.
     spectrum = probe.hessian_spectrum(
@@ -479,23 +425,19 @@ def theorem(
 
         gap = |L((a + b) / 2) - (L(a) + L(b)) / 2|
 
-    Args:
-      model: The architecture.
-      base: Variables of the checkpoints, `(checkpoint, ...)`.
-      tuned: Variables of the models tuned from each, `(checkpoint, model, ...)`.
-      tests: Images of the loss, `(checkpoint, ...)`.
-      keys: Data of random keys, `(checkpoint, 2)`.
-      steps: Steps of Lanczos' iteration.
+    - `base`: variables of the checkpoints, `(checkpoint, ...)`.
+    - `tuned`: variables of the models tuned from each, `(checkpoint, model, ...)`.
+    - `tests`: images of the loss, `(checkpoint, ...)`.
+    - `keys`: data of random keys, `(checkpoint, 2)`.
 
-    Returns:
-      Arrays `(checkpoint, pair)`:
-      - "gap": as above, in nats;
-      - "main_term": that of Theorem 1, norm |a - b|^2 / 8;
-      - "distance" and "norm": its factors |a - b|^2 and the spectral norm of the Hessian at the
-        checkpoint;
-      - "norm_on_segment": the main term with the largest norm at a, b and their mean;
-      - "along_at_base" and "along_in_middle": the gap to second order, by second derivatives along
-        a - b at the checkpoint and half way.
+    It returns arrays `(checkpoint, pair)`:
+    - "gap": as above, in nats;
+    - "main_term": that of Theorem 1, norm |a - b|^2 / 8;
+    - "distance" and "norm": its factors |a - b|^2 and the spectral norm of the Hessian at the
+      checkpoint;
+    - "norm_on_segment": the main term with the largest norm at a, b and their mean;
+    - "along_at_base" and "along_in_middle": the gap to second order, by second derivatives along
+      a - b at the checkpoint and half way.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Theorem 1 and Appendix B.2.

@@ -22,14 +22,7 @@ KINDS = {"turn": TURN, "coefficient": "coefficient", "gap": "relative gap"}
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """Draws a figure for each part that was run.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      The figures by the names of their parts.
-    """
+    """Draws a figure for each part that was run."""
     figures = {
         "rotated": lambda: _line(dataset, {"rotated": "rotated images, MLP"}, "layer"),
         "split_classes": lambda: _line(

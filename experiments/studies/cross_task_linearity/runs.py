@@ -62,15 +62,9 @@ class Runs:
     def keys(self, part: str, count: int) -> np.ndarray:
         """Makes random keys that no other part shares.
 
-        Args:
-          part: Name of a part, or "base" for the training that several parts share.
-          count: Number of keys for each replicate.
+        It returns data of the keys, `(replicate, count, 2)`.
 
-        Returns:
-          Data of the keys, `(replicate, count, 2)`.
-
-        Raises:
-          ValueError: If the part is unknown.
+        It raises `ValueError` if the part is unknown.
         """
         own = jax.random.fold_in(jax.random.key(self.config.seed), (*PARTS, "base").index(part))
         keys = jax.random.split(own, (self.config.replicates, count))
@@ -79,14 +73,7 @@ class Runs:
     def data(self, *tasks: str) -> Examples:
         """Gathers the images of tasks that have equally many.
 
-        Args:
-          *tasks: Names of tasks, as in `models.pick`.
-
-        Returns:
-          Images to learn from and to test on, `(replicate, task, ...)`.
-
-        Raises:
-          DataError: If the publisher's split has more images of one task than of another.
+        It returns images to learn from and to test on, `(replicate, task, ...)`.
         """
         picked = [[models.pick(self.pool, t, part) for t in tasks] for part in self.index]
         for of_part in picked:
@@ -103,17 +90,12 @@ class Runs:
     ) -> PyTree:
         """Trains every model of a stack as the config says for its architecture.
 
-        Args:
-          model: The architecture, which decides between the settings `config.mlp` and
-            `config.resnet`.
-          start: Variables before the first step, `(replicate, model, ...)`.
-          learn: Images to learn from, `(replicate, model, n, ...)`.
-          keys: Data of random keys, `(replicate, model, 2)`.
-          rate: Learning rate, a number or an array that broadcasts to `(replicate, model)`.
-          times: Factor on the number of steps.
+        - `start`: variables before the first step, `(replicate, model, ...)`.
+        - `learn`: images to learn from, `(replicate, model, n, ...)`.
+        - `keys`: data of random keys, `(replicate, model, 2)`.
+        - `rate`: learning rate, a number or an array that broadcasts to `(replicate, model)`.
 
-        Returns:
-          The trained variables, `(replicate, model, ...)`.
+        It returns the trained variables, `(replicate, model, ...)`.
         """
         how = self.config.resnet if isinstance(model, ResNet) else self.config.mlp
         descent = Descent(how.steps, how.batch, how.momentum)
@@ -125,17 +107,12 @@ class Runs:
     ) -> PyTree:  # fmt: skip
         """Trains every model of a stack with given settings.
 
-        Args:
-          model: The architecture.
-          descent: Steps, batch size and momentum.
-          start: Variables before the first step, `(replicate, model, ...)`.
-          learn: Images to learn from, `(replicate, model, n, ...)`.
-          keys: Data of random keys, `(replicate, model, 2)`.
-          rate: Learning rate, a number or an array that broadcasts to `(replicate, model)`.
-          times: How many times the steps are taken. Momentum starts anew each time.
+        - `start`: variables before the first step, `(replicate, model, ...)`.
+        - `learn`: images to learn from, `(replicate, model, n, ...)`.
+        - `keys`: data of random keys, `(replicate, model, 2)`.
+        - `rate`: learning rate, a number or an array that broadcasts to `(replicate, model)`.
 
-        Returns:
-          The trained variables, `(replicate, model, ...)`.
+        It returns the trained variables, `(replicate, model, ...)`.
         """
         count = learn.labels.shape[-1]
         # Images are padded to one length, so that training is compiled once.
@@ -164,10 +141,9 @@ class Runs:
     def rotations(self) -> dict[str, Any]:
         """Pre-trains the MLP on upright images and fine-tunes it on each rotation.
 
-        Returns:
-          The models that the parts on rotations take as `kept`:
-          - "base": the pre-trained one, `(replicate, 1, ...)`;
-          - "experts": one for each angle, `(replicate, task, ...)`.
+        It returns the models that the parts on rotations take as `kept`:
+        - "base": the pre-trained one, `(replicate, 1, ...)`;
+        - "experts": one for each angle, `(replicate, task, ...)`.
         """
         k, rate = len(self.tasks), self.config.mlp.rate
         keys = self.keys("base", 2 + k)
@@ -190,12 +166,8 @@ class Runs:
         of its own. Each pair is measured as it is, after the second model was aligned to the first
         by weights or by activations, and after both were tuned from the base instead.
 
-        Args:
-          kept: The models of `rotations`.
-
-        Returns:
-          The results of `parts.halfway`, `(replicate, setting, way, ...)`, in the order of
-          `SETTINGS` and `WAYS`.
+        It returns the results of `parts.halfway`, `(replicate, setting, way, ...)`, in the order of
+        `SETTINGS` and `WAYS`.
         """
         last = self.tasks[-1]
         middle = self.tasks[len(self.tasks) // 2 - 1]
@@ -231,12 +203,8 @@ class Runs:
     def averaging(self, kept: dict[str, Any]) -> dict[str, Any]:
         """Runs the part "averaging": models tuned on one rotation at different learning rates.
 
-        Args:
-          kept: The models of `rotations`.
-
-        Returns:
-          "sets", the results of `parts.averaging`; and "line", those of `parts.along_the_line` for
-          the experts of `kept`.
+        It returns "sets", the results of `parts.averaging`; and "line", those of
+        `parts.along_the_line` for the experts of `kept`.
         """
         c, task = self.config, self.tasks[len(self.tasks) // 2 - 1]
         data, keys = self.data(task), self.keys("averaging", c.members)
@@ -251,40 +219,19 @@ class Runs:
         }
 
     def arithmetic(self, kept: dict[str, Any]) -> dict[str, Any]:
-        """Runs the part "arithmetic": sums and negatives of the experts' task vectors.
-
-        Args:
-          kept: The models of `rotations`.
-
-        Returns:
-          The results of `parts.arithmetic`.
-        """
+        """Runs the part "arithmetic": sums and negatives of the experts' task vectors."""
         tests = self.data(*self.tasks).test
         base = only(kept["base"])
         return measure.arithmetic(self.mlp, base, kept["experts"], tests, self.config.scales)
 
     def stitching(self, kept: dict[str, Any]) -> dict[str, Any]:
-        """Runs the part "stitching": features of some models in the upper layers of others.
-
-        Args:
-          kept: The models of `rotations`.
-
-        Returns:
-          The results of `parts.stitching`.
-        """
+        """Runs the part "stitching": features of some models in the upper layers of others."""
         tests, upright = self.data(*self.tasks).test, only(self.data("upright").test)
         arguments = (only(kept["base"]), kept["experts"], tests, upright)
         return measure.stitching(self.mlp, *arguments, self.config.stitch_scales)
 
     def split_classes(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Runs the part "split_classes": ResNets pre-trained on some classes and tuned on others.
-
-        Args:
-          _: Not used; all parts are called alike.
-
-        Returns:
-          The results of `parts.split_classes`.
-        """
+        """Runs the part "split_classes": ResNets pre-trained on some classes and tuned on others."""
         first, *others = self.config.splits
         keys, rate = self.keys("split_classes", 2 + len(others)), self.config.resnet.rate
         start = self.init(self.resnet, keys[:, :1])
@@ -301,16 +248,12 @@ class Runs:
         are tuned on the images of pre-training, or on rotated ones; always with true labels. "None"
         stands for initial weights.
 
-        Args:
-          _: Not used; all parts are called alike.
-
-        Returns:
-          Measurements of "mlp" and of "resnet":
-          - "learned": the accuracy of the bases on the labels of pre-training,
-            `(replicate, labels)`;
-          - "interpolated" and, of the ResNet, "batch": the results of `parts.halfway` by how
-            BatchNorm normalises, `(replicate, target, labels, ...)`, in the order of `TARGETS` and
-            `LABELS`.
+        It returns measurements of "mlp" and of "resnet":
+        - "learned": the accuracy of the bases on the labels of pre-training,
+          `(replicate, labels)`;
+        - "interpolated" and, of the ResNet, "batch": the results of `parts.halfway` by how
+          BatchNorm normalises, `(replicate, target, labels, ...)`, in the order of `TARGETS` and
+          `LABELS`.
         """
         c, task = self.config, self.tasks[len(self.tasks) // 2 - 1]
         kinds, upright = len(LABELS), self.data("upright")
@@ -356,11 +299,7 @@ class Runs:
         Checkpoints are taken after 1, 2, 4, ... times `config.theorem.steps`. From each, several
         models are tuned on one rotation at different learning rates.
 
-        Args:
-          _: Not used; all parts are called alike.
-
-        Returns:
-          The results of `parts.theorem`, `(replicate x checkpoint, pair)`.
+        It returns the results of `parts.theorem`, `(replicate x checkpoint, pair)`.
         """
         c, at = self.config, self.config.theorem
         task = self.tasks[len(self.tasks) // 2 - 1] if at.task == "rotated" else at.task

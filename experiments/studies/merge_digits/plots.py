@@ -17,12 +17,8 @@ def _label(name: str) -> str:
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of a finished run.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      `accuracy` of every model on every task; `scale`, the accuracy by which scales are chosen; and
-      `line`, accuracies between two experts.
+    It returns `accuracy` of every model on every task; `scale`, the accuracy by which scales are
+    chosen; and `line`, accuracies between two experts.
     """
     return {
         "accuracy": _plot_accuracy(dataset),

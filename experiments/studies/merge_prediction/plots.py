@@ -23,12 +23,6 @@ def ranking(dataset: xr.Dataset) -> Figure:
     """Draws every predictor's rank correlation with the loss that averaging adds.
 
     One panel shows all merges, the other those of experts tuned from one pre-trained model.
-
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      The figure.
     """
     families, outcomes = dataset["learned"].values, dataset.sel(outcome="averaging")
     names = order(outcomes.sel(scope="all"))
@@ -71,12 +65,6 @@ def scatter(dataset: xr.Dataset) -> Figure:
     """Draws the two best predictors and the worst beside the loss that averaging adds.
 
     The merge itself on few examples is left out of the choice.
-
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      The figure.
     """
     outcomes = dataset.sel(outcome="averaging")
     names = [p for p in order(outcomes.sel(scope="all")) if p != "sample"]

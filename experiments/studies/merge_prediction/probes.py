@@ -117,19 +117,13 @@ def measure(
     Predictors and outcomes are measured on different held-out examples. `apart` computes the
     distances between tasks.
 
-    Args:
-      family: The family.
-      bases: The base models, in leaves of shape (base, ...).
-      experts: The experts, in leaves of shape (expert, ...).
-      data: The family's data.
-      merges: The merges to measure.
-      key: A random key, for the noise and the starting vectors that some probes draw.
+    - `bases`: the base models, in leaves of shape (base, ...).
+    - `experts`: the experts, in leaves of shape (expert, ...).
 
-    Returns:
-      Arrays with a leading axis over merges. `predictor` holds the predictors by name. `own`,
-      `base` and `merged` each hold `loss` and `accuracy`, means over the merge's tasks: of each
-      expert on its own task, of the base model, and of the merges by each method of `METHODS`,
-      which have a second axis.
+    It returns arrays with a leading axis over merges. `predictor` holds the predictors by name.
+    `own`, `base` and `merged` each hold `loss` and `accuracy`, means over the merge's tasks: of
+    each expert on its own task, of the base model, and of the merges by each method of `METHODS`,
+    which have a second axis.
     """
 
     def of_merge(i: int) -> dict[str, Any]:
@@ -321,13 +315,8 @@ def _bounds(
 def apart(points: Float[np.ndarray, "task n dim"], key: PRNGKeyArray) -> dict[str, np.ndarray]:
     """Computes the distances between all pairs of tasks.
 
-    Args:
-      points: The examples of each task as vectors.
-      key: The key of the random projections.
-
-    Returns:
-      `mmd` (squared maximum mean discrepancy) and `sliced` (sliced Wasserstein distance),
-      symmetric, of shape (task, task), with zeros on the diagonal.
+    It returns `mmd` (squared maximum mean discrepancy) and `sliced` (sliced Wasserstein distance),
+    symmetric, of shape (task, task), with zeros on the diagonal.
     """
     T = len(points)
     pairwise = {name: np.zeros((T, T), np.float32) for name in ("mmd", "sliced")}

@@ -31,15 +31,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     Each family has a stage for the distances of its tasks, one for its networks, and one for every
     chunk of merges; the ranking is a stage of its own.
 
-    Args:
-      config: The config.
-      stage: What runs and stores a stage. The default stores nothing.
-
-    Returns:
-      Over merges: the predictors (`value`), the outcomes (`result`, the loss or accuracy that
-      merging costs), `kept` (accuracy relative to the experts' own) and what each merge is made of.
-      Over scope, outcome and predictor: the correlation `rho` with its interval from `low` to
-      `high`. `passes` is the cost of each predictor.
+    It returns over merges: the predictors (`value`), the outcomes (`result`, the loss or accuracy
+    that merging costs), `kept` (accuracy relative to the experts' own) and what each merge is made
+    of. Over scope, outcome and predictor: the correlation `rho` with its interval from `low` to
+    `high`. `passes` is the cost of each predictor.
     """
     with refused():
         subjects = [

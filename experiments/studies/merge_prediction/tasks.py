@@ -107,19 +107,7 @@ def load(
 ) -> tuple[Family, Data]:
     """Reads what one family learns, and describes its network.
 
-    Args:
-      learned: What it learns.
-      seed: The seed of splits and windows.
-      images: The images.
-      train: How many of the images are to learn from.
-      text: The text.
-      each: How many examples each task has.
-
-    Returns:
-      The family, and the data of its tasks.
-
-    Raises:
-      DataError: If the data cannot be read, or do not suffice.
+    It raises `DataError` if the data cannot be read, or do not suffice.
     """
     if learned == "images":
         family = of_images(images.classes)
@@ -136,20 +124,8 @@ def rotations_and_classes(
 ) -> Data:
     """Makes tasks of images: all of them turned, or some classes only.
 
-    Args:
-      pool: The images.
-      classes: How many classes they have.
-      train: How many of them are to learn from; the others are held out.
-      seed: The seed of the split.
-      tasks: Names such as 'rotate 30' and 'classes 0-4' (see `experiments.data.image_tasks`).
-      each: How many examples each task has.
-
-    Returns:
-      The data; base models learn from upright images of all classes. Points are pixels followed by
-      the one-hot class.
-
-    Raises:
-      DataError: If a task has too few images in one of the parts.
+    It returns the data; base models learn from upright images of all classes. Points are pixels
+    followed by the one-hot class.
     """
     split = image_tasks.split(seed, 1, examples=len(pool.labels), train=train, validation=0)
     learn, exam = split.train[0], split.test[0]
@@ -175,17 +151,10 @@ def quantiles_of_text(corpus: Tokens, seed: int, tasks: tuple[str, ...], each: E
     The mean token depends on the kind of text. In the source of Python's library spaces are token
     0, so that windows with low means are mostly indentation.
 
-    Args:
-      corpus: The text.
-      seed: The seed of the windows.
-      tasks: Ranges of percentiles, such as 'text 25-75'.
-      each: How many examples each task has.
+    - `tasks`: ranges of percentiles, such as 'text 25-75'.
 
-    Returns:
-      The data; base models learn from windows of any mean. Points are the frequencies of tokens.
-
-    Raises:
-      DataError: If a part of the text is too short.
+    It returns the data; base models learn from windows of any mean. Points are the frequencies of
+    tokens.
     """
     for part, line in (("to learn from", corpus.train), ("held out", corpus.held_out)):
         if len(line) < CONTEXT + 2:
@@ -253,14 +222,7 @@ def network_of(family: Family) -> Callable[..., Any]:
 def pretrain(family: Family, data: Batch, key: PRNGKeyArray, steps: ArrayLike) -> PyTree:
     """Trains a base model with Adam.
 
-    Args:
-      family: The family; static.
-      data: The examples to learn from.
-      key: The key of initial weights and minibatches.
-      steps: Number of steps; 0 leaves the initial weights.
-
-    Returns:
-      The base model's variables.
+    - `family`: the family; static.
     """
     first, rest = jax.random.split(key)
     params, adam = family.net.init(first, data.inputs[:1]), optax.adam(BASE_RATE)
@@ -273,16 +235,11 @@ def tune(
 ) -> PyTree:
     """Tunes experts from a base model with plain SGD, one for each task.
 
-    Args:
-      family: The family; static.
-      base: The base model's variables.
-      learn: The examples of every task, in arrays of shape (task, n, ...).
-      rate: The learning rate.
-      key: The key of the minibatches.
-      steps: The steps at which experts are kept, ascending, of shape (kept,).
+    - `family`: the family; static.
+    - `learn`: the examples of every task, in arrays of shape (task, n, ...).
+    - `steps`: the steps at which experts are kept, ascending, of shape (kept,).
 
-    Returns:
-      The experts' variables, in leaves of shape (task, kept, ...).
+    It returns the experts' variables, in leaves of shape (task, kept, ...).
     """
     sgd = optax.sgd(rate)
     ends = jnp.stack([jnp.append(0, steps[:-1]), steps], -1)

@@ -18,12 +18,8 @@ if TYPE_CHECKING:
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     """Draws the figures of a finished run.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      `excess`, the excess in the testbed and the networks' loss and accuracy; and `stability` in
-      both.
+    It returns `excess`, the excess in the testbed and the networks' loss and accuracy; and
+    `stability` in both.
     """
     if "network" in dataset.attrs:
         return {"experts": _experts_figure(dataset)}

@@ -25,18 +25,12 @@ from theory.merging.scaling import Law
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Measures the networks and the testbed at every value of every law.
 
-    Args:
-      config: The config.
-      stage: What runs and stores a stage. The default stores nothing.
+    It returns over law and point: the `value`; `loss`, `accuracy` and `train_loss` of networks by
+    replicate and merge, and `stability` by replicate; their bounds `network_bound_*`; and
+    `testbed_*`, exact, bounded and simulated. The measured constants and the centre are attributes.
+    With pre-trained networks in place of the MLP, what `experts.measured` returns.
 
-    Returns:
-      Over law and point: the `value`; `loss`, `accuracy` and `train_loss` of networks by replicate
-      and merge, and `stability` by replicate; their bounds `network_bound_*`; and `testbed_*`,
-      exact, bounded and simulated. The measured constants and the centre are attributes. With
-      pre-trained networks in place of the MLP, what `experts.measured` returns.
-
-    Raises:
-      DataError: If the data cannot be read or do not suffice.
+    It raises `DataError` if the data cannot be read or do not suffice.
     """
     if config.experts.network != "none":
         return experts.measured(config, stage)

@@ -44,12 +44,8 @@ TERMS = {
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     """Draws the figures of a finished run.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      `distance` and `measures`, quality against training steps; `losses`, the loss terms; and
-      `samples`, generated images beside real ones.
+    It returns `distance` and `measures`, quality against training steps; `losses`, the loss terms;
+    and `samples`, generated images beside real ones.
     """
     return {
         "distance": _distance(dataset),

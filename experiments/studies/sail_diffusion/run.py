@@ -32,20 +32,14 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     for each way. Each training is one stage, which a
     killed run keeps.
 
-    Args:
-      config: The config.
-      stage: What runs and stores a stage. The default stores nothing.
+    It returns the measures of `quality.MEASURES` over way, seed and step, and `<measure>_real` of
+    the training images; `<term>_loss` over way, seed and logged step; for `sit` and `repa` as the
+    baseline, `level_*`, `steps_*` and `saved_*` (see `savings`); `align_steps` by way; `start_loss`
+    if there was an alignment phase, `encoder_accuracy` on held-out images if an encoder was
+    trained; and `samples` of the first seed beside real `images`.
 
-    Returns:
-      The measures of `quality.MEASURES` over way, seed and step, and `<measure>_real` of the
-      training images; `<term>_loss` over way, seed and logged step; for `sit` and `repa` as the
-      baseline, `level_*`, `steps_*` and `saved_*` (see `savings`); `align_steps` by way;
-      `start_loss` if there was an alignment phase, `encoder_accuracy` on held-out images if an
-      encoder was trained; and `samples` of the first seed beside real `images`.
-
-    Raises:
-      DataError: If data are missing or damaged, do not fit the model, or cannot be shared by the
-        devices.
+    It raises `DataError` if data are missing or damaged, do not fit the model, or cannot be shared
+    by the devices.
     """
     with refused():
         images = loaded(config)
@@ -90,16 +84,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 def loaded(config: Config) -> Latents:
     """Reads the data and checks the config against data and devices, before anything is computed.
 
-    Args:
-      config: The config.
+    It raises `DataError` if a file is missing or damaged (a `ValueError` too).
 
-    Returns:
-      The data.
-
-    Raises:
-      DataError: If a file is missing or damaged (a `ValueError` too).
-      ValueError: If the data do not fit the model, the devices cannot share a batch evenly, or
-        functions of the config are missing or return what does not fit.
+    It raises `ValueError` if the data do not fit the model, the devices cannot share a batch
+    evenly, or functions of the config are missing or return what does not fit.
     """
     batches = {"budget.batch": config.budget.batch, "sample_batch": config.sample_batch}
     sharding.layout(config.shard).check(**batches)

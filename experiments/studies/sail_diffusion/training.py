@@ -35,11 +35,8 @@ TERMS = ("velocity", "repa", "align")
 def classification(net: nn.Module) -> Any:
     """Makes the loss of a classifier: the mean cross-entropy in nats.
 
-    Args:
-      net: The classifier. One that has running statistics is called with `train=True`.
-
-    Returns:
-      A loss as `experiments.training.step.Loss` describes it. Its batches hold `x` and `labels`.
+    It returns a loss as `experiments.training.step.Loss` describes it. Its batches hold `x` and
+    `labels`.
     """
 
     def loss(params: PyTree, mutable: PyTree, batch: PyTree, key: PRNGKeyArray) -> Any:
@@ -159,15 +156,10 @@ class Laboratory:
     ) -> dict[str, Any]:
         """Trains the measuring classifier or an encoder.
 
-        Args:
-          kind: "measure" for the classifier that measures samples, "encoder" for the frozen
-            encoder.
-          index: The examples to train on, of shape (n,).
-          seed: The number of the repetition.
-          folder: Where checkpoints are kept; None keeps none.
+        - `index`: the examples to train on, of shape (n,).
+        - `folder`: where checkpoints are kept; None keeps none.
 
-        Returns:
-          `variables`: the trained parameters and any running statistics, as NumPy arrays.
+        It returns `variables`: the trained parameters and any running statistics, as NumPy arrays.
         """
         c = self.config
         net: Any = self.measure if kind == "measure" else self.encoder
@@ -200,13 +192,10 @@ class Laboratory:
 
         Features are not kept where images are changed at random, or where they are many.
 
-        Args:
-          variables: The encoder's variables.
-          held_out: Which images the encoder was not trained on, of shape (n,).
+        - `held_out`: which images the encoder was not trained on, of shape (n,).
 
-        Returns:
-          The data, with the encoder's features if they are kept, and for each image that is held
-          out whether it is classified correctly.
+        It returns the data, with the encoder's features if they are kept, and for each image that
+        is held out whether it is classified correctly.
         """
         look = partial(_encoded, self.encoder, variables)
         if not self.keeps:
@@ -220,12 +209,8 @@ class Laboratory:
     def see(self, measure: PyTree, index: np.ndarray) -> quality.Seen:
         """Evaluates what measures images on real ones.
 
-        Args:
-          measure: The measuring classifier's variables; not used if a function measures.
-          index: Which images, of shape (n,).
-
-        Returns:
-          Its features and predictions, as NumPy arrays.
+        - `measure`: the measuring classifier's variables; not used if a function measures.
+        - `index`: which images, of shape (n,).
         """
         if self.config.functions.measure is None:
             return self._over(index, lambda batch: self._look(measure, self._x(batch)))
@@ -247,11 +232,9 @@ class Laboratory:
     def pictures(self, index: np.ndarray) -> np.ndarray:
         """Reads or decodes real images for a function that measures them.
 
-        Args:
-          index: Which images, of shape (n,).
+        - `index`: which images, of shape (n,).
 
-        Returns:
-          The images with pixels from 0 to 1, or latents that nothing decodes, (n, ...).
+        It returns the images with pixels from 0 to 1, or latents that nothing decodes, (n, ...).
         """
         if isinstance(self.images.latents, Pictures):
             return self.images.latents[index] / np.float32(255)
@@ -334,17 +317,11 @@ class Laboratory:
     ) -> dict[str, Any]:
         """Trains a SiT on the alignment loss alone (eq. 14), from its usual initial weights.
 
-        Args:
-          seed: The number of the repetition.
-          images: The data with the encoder's features.
-          split: The split of this repetition.
-          encoder: The encoder's variables; not used if the features come from a file.
-          clean: Whether the target is the features of the data instead of those of noised latents.
-          folder: Where checkpoints are kept; None keeps none.
+        - `encoder`: the encoder's variables; not used if the features come from a file.
+        - `folder`: where checkpoints are kept; None keeps none.
 
-        Returns:
-          `params`: the weights of the SiT (`sit`) and of its projector (`align`); and `loss`: the
-          alignment loss at the logged steps.
+        It returns `params`: the weights of the SiT (`sit`) and of its projector (`align`); and
+        `loss`: the alignment loss at the logged steps.
         """
         c = self.config
         weights = self.networks.weights(None, 0, 0, clean=clean)
@@ -368,22 +345,14 @@ class Laboratory:
     ) -> dict[str, Any]:
         """Trains a SiT in one way, and measures samples of it during training.
 
-        Args:
-          name: The way, of `WAYS`.
-          seed: The number of the repetition. Initial weights, minibatches and noise are the same
-            for all ways of a repetition.
-          images: The data with the encoder's features.
-          split: The split of this repetition.
-          encoder: The encoder's variables; not used if the features come from a file.
-          aligned: The `params` of `align` to start from, or None for the usual initial weights.
-          score: Measures what the classifier computes from samples, such as `quality.scores`.
-          measure: The measuring classifier's variables; not used if a function measures.
-          folder: Where checkpoints are kept; None keeps none.
+        - `encoder`: the encoder's variables; not used if the features come from a file.
+        - `aligned`: the `params` of `align` to start from, or None for the usual initial weights.
+        - `measure`: the measuring classifier's variables; not used if a function measures.
+        - `folder`: where checkpoints are kept; None keeps none.
 
-        Returns:
-          The measures of `quality.MEASURES`, one value per evaluation; the loss terms of `TERMS` at
-          the logged steps; `samples` of the trained network, class by class; and `weights`, its
-          averaged weights.
+        It returns the measures of `quality.MEASURES`, one value per evaluation; the loss terms of
+        `TERMS` at the logged steps; `samples` of the trained network, class by class; and
+        `weights`, its averaged weights.
         """
         c, way = self.config, WAYS[name]
         _, _, key, noise = self._keys(seed)

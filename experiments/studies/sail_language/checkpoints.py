@@ -30,22 +30,16 @@ MERGES = ("uniform", "greedy", "sweep")  # two soups, and SAIL with gamma by val
 def run(config: Config, stage: Stage) -> xr.Dataset:
     """Evaluates all checkpoints and their merges, a stage for each draw of held-out text.
 
-    Args:
-      config: What to run; `checkpoints` is given.
-      stage: Computes and stores a stage under its name.
+    It returns the dataset:
+    - `loss` in nats, `(seed, model)`, and `accuracy`, `(seed, model, task)`, of all checkpoints
+      and merges;
+    - `gamma_loss`, `(seed, text, gamma)`: along the line through the first checkpoint and the
+      mean of the others;
+    - `gamma_swept`, `(seed,)`: the gamma of least loss on the validation text;
+    - `taken`, `(seed, checkpoint)`: whether the greedy soup has taken each checkpoint;
+    - with `retrain`, what `table_2.run` measures.
 
-    Returns:
-      The dataset:
-      - `loss` in nats, `(seed, model)`, and `accuracy`, `(seed, model, task)`, of all checkpoints
-        and merges;
-      - `gamma_loss`, `(seed, text, gamma)`: along the line through the first checkpoint and the
-        mean of the others;
-      - `gamma_swept`, `(seed,)`: the gamma of least loss on the validation text;
-      - `taken`, `(seed, checkpoint)`: whether the greedy soup has taken each checkpoint;
-      - with `retrain`, what `table_2.run` measures.
-
-    Raises:
-      DataError: If checkpoints, text or questions are missing or do not fit together.
+    It raises `DataError` if checkpoints, text or questions are missing or do not fit together.
     """
     with refused():
         models, draws, text = load(config)
@@ -92,18 +86,8 @@ def load(config: Config) -> tuple[list[Pretrained], list[Draw], Text | None]:
 
     All that can be wrong with a config is found here, before anything is evaluated.
 
-    Args:
-      config: What to run.
-
-    Returns:
-      The checkpoints; for each replicate the held-out text and questions; and what networks are
-      trained on, None without `retrain`.
-
-    Raises:
-      ValueError: If there are fewer than two different checkpoints, they are not of one
-        architecture, the text's folder is not given, the text is too short, or as `table_2.load`.
-        The message names the field.
-      DataError: If files are missing or damaged.
+    It returns the checkpoints; for each replicate the held-out text and questions; and what
+    networks are trained on, None without `retrain`.
     """
     paths = config.checkpoints or ()
     if len(paths) < 2 or len(set(paths)) < len(paths):
@@ -152,20 +136,11 @@ def measure(
 ) -> dict[str, Any]:
     """Evaluates the checkpoints and their merges on one draw of text.
 
-    Args:
-      config: The settings.
-      net: The network of all checkpoints.
-      models: Variables of the checkpoints.
-      validation: Blocks on which the greedy soup and gamma are chosen.
-      held_out: Blocks on which losses are measured.
-      questions: Questions by their kind.
-
-    Returns:
-      Measurements of the checkpoints, followed by those of `MERGES`:
-      - "loss", `(model,)`, in nats, and "accuracy", `(model, task)`;
-      - "gamma loss", `(2, gamma)`: along the line, on validation and on held-out text;
-      - "gamma": that of least loss on validation text;
-      - "taken", `(checkpoint,)`: whether the greedy soup has taken each checkpoint.
+    It returns measurements of the checkpoints, followed by those of `MERGES`:
+    - "loss", `(model,)`, in nats, and "accuracy", `(model, task)`;
+    - "gamma loss", `(2, gamma)`: along the line, on validation and on held-out text;
+    - "gamma": that of least loss on validation text;
+    - "taken", `(checkpoint,)`: whether the greedy soup has taken each checkpoint.
     """
     loss = lambda m, blocks: float(parts.held_out_loss(net, m, blocks, config.at_once))  # noqa: E731
     count, gamma = len(models), config.gamma()

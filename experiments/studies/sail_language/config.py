@@ -73,14 +73,7 @@ class Model:
     """Transformer blocks of the shallower source (of D_1)."""
 
     def target(self, vocab: int) -> dict[str, Any]:
-        """Makes the configuration of the target's network.
-
-        Args:
-          vocab: Size of the vocabulary.
-
-        Returns:
-          The configuration, as `experiments.models.presets.build` takes it.
-        """
+        """Makes the configuration of the target's network."""
         if self.preset is not None:
             preset = presets.config(self.preset)
             return {**preset, "vocab": vocab, "context": max(preset["context"], self.context)}
@@ -275,15 +268,7 @@ class Config:
         return np.linspace(-1, 2, self.weight.gammas)
 
     def network(self, name: str, vocab: int) -> dict[str, Any]:
-        """Makes the configuration of a network.
-
-        Args:
-          name: "target" (also for the sources of its shape), "narrow" or "shallow".
-          vocab: Size of the vocabulary.
-
-        Returns:
-          The configuration, as `experiments.models.presets.build` takes it.
-        """
+        """Makes the configuration of a network."""
         sizes, model = self.model.target(vocab), self.model
         if name == "narrow":
             width = model.narrow_heads * sizes["head_dim"]

@@ -29,15 +29,7 @@ class Costs(NamedTuple):
 
 
 def costs(config: Config, learners: Mapping[str, parts.Learner]) -> Costs:
-    """Counts the floating-point operations of training steps and of an evaluation.
-
-    Args:
-      config: The settings.
-      learners: The trainings by name, with "target" among them.
-
-    Returns:
-      The numbers of operations.
-    """
+    """Counts the floating-point operations of training steps and of an evaluation."""
     shape = jax.ShapeDtypeStruct((config.budget.batch, config.model.context), np.int32)
     batch = Batch(shape, shape)  # type: ignore[arg-type]
     step = {}
@@ -56,16 +48,7 @@ def costs(config: Config, learners: Mapping[str, parts.Learner]) -> Costs:
 
 
 def ahead(config: Config, cost: Costs, networks: int = 2) -> Float[np.ndarray, " way"]:
-    """Counts what each start costs before its training on D_t, without the training of sources.
-
-    Args:
-      config: The settings.
-      cost: Floating-point operations of steps and evaluations.
-      networks: The number of networks that soups are made of.
-
-    Returns:
-      The cost of each of `config.ways`, in steps of the target's training.
-    """
+    """Counts what each start costs before its training on D_t, without the training of sources."""
     step, gammas, looks = cost.step["target"], config.weight.gammas, config.weight.retrain
     # The greedy soup evaluates each network, and each but the first in a mean with others.
     spent = {

@@ -22,16 +22,7 @@ from sail_jax.growth import learned
 
 
 def check(small: Any, large: Any) -> None:
-    """Checks that LiGO can grow one network to the shape of another.
-
-    Args:
-      small: The network to grow.
-      large: The network of the target's shape.
-
-    Raises:
-      ValueError: If they differ in kind, vocabulary, positions or in a choice that is no size, if
-        none is larger in the second, or one is smaller there. The message names the entry.
-    """
+    """Checks that LiGO can grow one network to the shape of another."""
     ours, theirs = describe(small), describe(large)
     sizes = ("width", "layers", "heads", "kv_heads", "head_dim", "hidden")
     for name in sorted({*ours, *theirs} - set(sizes)):
@@ -57,16 +48,7 @@ def grow(
 ) -> PyTree:
     """Learns LiGO's maps by Adam, and grows a network by them.
 
-    Args:
-      small: The network to grow, a GPT, Llama or OLMo.
-      large: The network of the target's shape.
-      variables: Variables of the small one.
-      batches: The minibatches of all steps, `(step, n, context)`.
-      rate: Adam's learning rate.
-      key: A random key, of the initial maps.
-
-    Returns:
-      Variables of the large network.
+    - `batches`: the minibatches of all steps, `(step, n, context)`.
 
     References:
       Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).

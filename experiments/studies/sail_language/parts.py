@@ -66,16 +66,7 @@ def next_token_loss(
 
 
 def learner(config: Config, sizes: Mapping[str, Any], steps: int) -> Learner:
-    """Prepares the training of a network.
-
-    Args:
-      config: The settings.
-      sizes: The configuration of the network.
-      steps: Steps of training, over which the learning rate runs its course.
-
-    Returns:
-      The network and its trainer.
-    """
+    """Prepares the training of a network."""
     net = presets.build(sizes)
 
     def loss(params: PyTree, batch: Batch, key: PRNGKeyArray) -> tuple[Array, dict[str, Array]]:
@@ -90,13 +81,8 @@ def learner(config: Config, sizes: Mapping[str, Any], steps: int) -> Learner:
 def learners(config: Config, vocab: int) -> dict[str, Learner]:
     """Prepares the trainings of the target and of all sources.
 
-    Args:
-      config: The settings.
-      vocab: Size of the vocabulary.
-
-    Returns:
-      The trainings by the names "target" and `config.sources`. Equal ones are one object, which is
-      compiled once.
+    It returns the trainings by the names "target" and `config.sources`. Equal ones are one object,
+    which is compiled once.
     """
     made: dict[Any, Learner] = {}  # by (shape, steps)
     wanted = {"target": ("target", config.budget.steps)}
@@ -117,14 +103,9 @@ def initial(net: nn.Module, key: PRNGKeyArray) -> PyTree:
 def held_out_loss(net: nn.Module, variables: PyTree, blocks: Batch, at_once: int) -> Array:
     """Computes the mean loss over blocks, some at a time to save memory.
 
-    Args:
-      net: The network.
-      variables: Its variables.
-      blocks: Inputs and targets, `(n, context)`.
-      at_once: Number of blocks that are evaluated together.
+    - `blocks`: inputs and targets, `(n, context)`.
 
-    Returns:
-      The loss in nats, a scalar.
+    It returns the loss in nats, a scalar.
     """
 
     def block_loss(block: Batch) -> Array:
@@ -142,16 +123,10 @@ def along(
 
         L(gamma theta_1 + (1 - gamma) theta_2)
 
-    Args:
-      net: The network.
-      one: Variables of the first model.
-      two: Variables of the second model.
-      gamma: Weights of the first model, `(gamma,)`.
-      blocks: Inputs and targets, `(n, context)`.
-      at_once: Number of blocks that are evaluated together.
+    - `gamma`: weights of the first model, `(gamma,)`.
+    - `blocks`: inputs and targets, `(n, context)`.
 
-    Returns:
-      The losses in nats, `(gamma,)`.
+    It returns the losses in nats, `(gamma,)`.
 
     References:
       SAIL (Structured-Initialization Learning), eq. 3.
@@ -179,13 +154,8 @@ def answers(
 def keys(config: Config, seed: int) -> dict[str, PRNGKeyArray]:
     """Makes the random keys of a replicate.
 
-    Args:
-      config: The settings. If the sources share their initial weights, so do their keys.
-      seed: Number of the replicate.
-
-    Returns:
-      A key for the initial weights of each source and of "scratch", and one each for "steps" (of
-      training), "grow" and "ligo".
+    It returns a key for the initial weights of each source and of "scratch", and one each for
+    "steps" (of training), "grow" and "ligo".
     """
     names = (*SOURCES, SCRATCH, "steps", "grow", "ligo")
     first = jax.random.fold_in(jax.random.key(config.seed), seed)
@@ -214,20 +184,13 @@ def trained(
 ) -> tuple[list[PyTree], dict[str, Float[np.ndarray, " evaluation"]]]:
     """Trains a network, and returns it at one or more steps.
 
-    Args:
-      config: The settings.
-      learner: The network and its trainer.
-      variables: Variables to start from.
-      batch: The minibatch of a step, by its number alone.
-      key: A random key, for dropout.
-      stops: Numbers of steps, ascending, after which the network is returned.
-      folder: Directory for checkpoints, from which a killed training goes on; None stores none.
-      look: What is measured before the first and after every `budget.every` steps; None measures
-        nothing.
+    - `stops`: numbers of steps, ascending, after which the network is returned.
+    - `folder`: directory for checkpoints, from which a killed training goes on; None stores none.
+    - `look`: what is measured before the first and after every `budget.every` steps; None measures
+      nothing.
 
-    Returns:
-      The variables after each of `stops`; and what was measured along the training, by name,
-      `(evaluation,)` each.
+    It returns the variables after each of `stops`; and what was measured along the training, by
+    name, `(evaluation,)` each.
     """
     params = jax.tree.map(jnp.asarray, variables["params"])
     state = learner.fit.start(params, key)
@@ -264,18 +227,12 @@ def learn_sources(
 ) -> dict[str, Any]:
     """Trains the sources of a replicate.
 
-    Args:
-      config: The settings.
-      learners: The trainings by name.
-      corpus: The divided text.
-      seed: Number of the replicate.
-      folder: Directory for checkpoints, from which a killed training goes on; None stores none.
+    - `folder`: directory for checkpoints, from which a killed training goes on; None stores none.
 
-    Returns:
-      The results by name:
-      - the variables of each source, under the source's name;
-      - "series_loss", `(checkpoint + 1, 2)`: losses of the first source's checkpoints and of their
-        mean, on held-out text of D_1 and of D_t.
+    It returns the results by name:
+    - the variables of each source, under the source's name;
+    - "series_loss", `(checkpoint + 1, 2)`: losses of the first source's checkpoints and of their
+      mean, on held-out text of D_1 and of D_t.
     """
     key, blocks = keys(config, seed), data.sources(config, corpus, seed)
     sources: dict[str, Any] = {}
@@ -305,21 +262,13 @@ def choose(
 ) -> dict[str, Any]:
     """Chooses the weights of the sources before any training on the target.
 
-    Args:
-      config: The settings.
-      learner: The target's network.
-      corpus: The divided text; weights are chosen on `corpus.validation`.
-      sources: Variables of the sources by name.
-      seed: Number of the replicate.
-
-    Returns:
-      The weights of the first source, and what they are chosen by:
-      - "distance": the weight by eq. 11;
-      - "sweep" and, if it is a start, "grown": the gamma of least validation loss, between the
-        sources of the target's shape and between the grown ones;
-      - "sweep loss" and "grown loss", `(2, gamma)`: these losses, on validation and on held-out
-        text;
-      - "taken", `(2,)`: whether the greedy soup has taken each source of the target's shape.
+    It returns the weights of the first source, and what they are chosen by:
+    - "distance": the weight by eq. 11;
+    - "sweep" and, if it is a start, "grown": the gamma of least validation loss, between the
+      sources of the target's shape and between the grown ones;
+    - "sweep loss" and "grown loss", `(2, gamma)`: these losses, on validation and on held-out
+      text;
+    - "taken", `(2,)`: whether the greedy soup has taken each source of the target's shape.
     """
     net, gamma = learner.net, config.gamma()
     pairs = {"sweep": [sources["one"], sources["two"]]}
@@ -343,17 +292,7 @@ def choose(
 def of_target_shape(
     config: Config, sources: Mapping[str, Any], vocab: int, seed: int
 ) -> list[PyTree]:
-    """Grows the shallow source, of D_1, and the narrow one, of D_2, to the target's shape.
-
-    Args:
-      config: The settings, with the method of growth.
-      sources: Variables of the sources by name.
-      vocab: Size of the vocabulary.
-      seed: Number of the replicate.
-
-    Returns:
-      Variables of the two in the target's shape.
-    """
+    """Grows the shallow source, of D_1, and the narrow one, of D_2, to the target's shape."""
     small = [(sources[name], config.network(name, vocab)) for name in MADE_OF["grown"]]
     key = keys(config, seed)["grow"]
     return brought(small, config.network("target", vocab), config.grow, key, untie=False)
@@ -368,20 +307,7 @@ def started(
     chosen: Mapping[str, Any],
     seed: int,
 ) -> PyTree:
-    """Makes the variables with which a training on D_t starts.
-
-    Args:
-      config: The settings.
-      way: Name of the start, one of `config.WAYS`.
-      learner: The target's network.
-      corpus: The divided text.
-      sources: Variables of the sources by name.
-      chosen: The weights of `choose`.
-      seed: Number of the replicate.
-
-    Returns:
-      Variables of the target's network.
-    """
+    """Makes the variables with which a training on D_t starts."""
     key, pair = keys(config, seed), [sources["one"], sources["two"]]
     if way == SCRATCH:
         return initial(learner.net, key[SCRATCH])
@@ -427,20 +353,11 @@ def follow(
 ) -> dict[str, Any]:
     """Trains on D_t from one start and measures the network on the way.
 
-    Args:
-      config: The settings.
-      way: Name of the start, one of `config.WAYS`.
-      learner: The target's network and its trainer.
-      corpus: The divided text.
-      sources: Variables of the sources by name.
-      chosen: The weights of `choose`.
-      seed: Number of the replicate.
-      folder: Directory for checkpoints, from which a killed training goes on; None stores none.
+    - `folder`: directory for checkpoints, from which a killed training goes on; None stores none.
 
-    Returns:
-      "loss", the held-out loss before the first and after every `budget.every` steps,
-      `(evaluation,)`; and "accuracy", the shares of right answers before and after training,
-      `(2, task)`.
+    It returns "loss", the held-out loss before the first and after every `budget.every` steps,
+    `(evaluation,)`; and "accuracy", the shares of right answers before and after training,
+    `(2, task)`.
     """
     start = started(config, way, learner, corpus, sources, chosen, seed)
 

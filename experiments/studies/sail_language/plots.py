@@ -37,12 +37,6 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     Of checkpoints on disk there is one figure of merges, and two of trainings that go on from them:
     perplexity along training (Fig. 7), and answers beside Table 2. Where gamma is chosen by
     retraining too, one has the loss by gamma after retraining (Fig. 2b).
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      The figures by name.
     """
     again = {"retrained": _retrained(dataset)} if "retrained_loss" in dataset else {}
     if not merges.is_of(dataset):

@@ -35,19 +35,8 @@ def sweep(
     The training L_D is the first steps of the very training that the study then follows: of the
     same minibatches and learning rates.
 
-    Args:
-      config: The settings, with the gammas and the steps that are looked at.
-      stage: Computes and stores a stage under its name.
-      name: Name of the replicate, for the names of stages.
-      learner: The network and its trainer.
-      pair: Variables of the two models.
-      batch: The minibatch of a step, by its number.
-      key: A random key, for dropout.
-      exams: The validation text, on which gamma is chosen; and texts that are only reported.
-
-    Returns:
-      "retrained loss", the losses after retraining, `(exam, look, gamma)`; and "retrained by look",
-      `(look,)`, the gammas of least validation loss, of which the last is "retrained".
+    It returns "retrained loss", the losses after retraining, `(exam, look, gamma)`; and "retrained
+    by look", `(look,)`, the gammas of least validation loss, of which the last is "retrained".
 
     References:
       SAIL (Structured-Initialization Learning), eq. 3 and Sec. 4.4 (Fig. 2b).

@@ -22,27 +22,21 @@ from experiments.training.sharding import layout
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains the sources, chooses weights and trains on the target, stages for each replicate.
 
-    Args:
-      config: What to run. If `checkpoints` are given they are merged instead (`checkpoints.run`).
-      stage: Computes and stores a stage under its name; the default stores nothing.
+    It returns the dataset:
+    - `loss` in nats on held-out text of D_t, `(way, seed, step)`, and `accuracy`,
+      `(way, seed, when, task)`;
+    - `saved`, `compute_saved` and `compute_saved_with_sources`, `(way, seed)`: steps and shares
+      of compute that a start saves against scratch until the least loss that both reach;
+    - `gamma_loss`, `(pair, seed, text, gamma)`: the loss between two sources before training;
+    - `gamma_swept`, `(pair, seed)`, the gamma of least validation loss, and `gamma_distance`,
+      `(seed,)`, that of eq. 11;
+    - `retrained_loss`, `(seed, text, look, gamma)`: the loss after retraining from each gamma,
+      and `gamma_retrained`, `(seed, look)`, that of least validation loss then; only if the ways
+      have it;
+    - `taken`, `(seed, source)`: whether the greedy soup has taken each source;
+    - `series_loss`, `(seed, checkpoint, of)`: the losses of the first source's checkpoints.
 
-    Returns:
-      The dataset:
-      - `loss` in nats on held-out text of D_t, `(way, seed, step)`, and `accuracy`,
-        `(way, seed, when, task)`;
-      - `saved`, `compute_saved` and `compute_saved_with_sources`, `(way, seed)`: steps and shares
-        of compute that a start saves against scratch until the least loss that both reach;
-      - `gamma_loss`, `(pair, seed, text, gamma)`: the loss between two sources before training;
-      - `gamma_swept`, `(pair, seed)`, the gamma of least validation loss, and `gamma_distance`,
-        `(seed,)`, that of eq. 11;
-      - `retrained_loss`, `(seed, text, look, gamma)`: the loss after retraining from each gamma,
-        and `gamma_retrained`, `(seed, look)`, that of least validation loss then; only if the ways
-        have it;
-      - `taken`, `(seed, source)`: whether the greedy soup has taken each source;
-      - `series_loss`, `(seed, checkpoint, of)`: the losses of the first source's checkpoints.
-
-    Raises:
-      DataError: If data are missing or too few, or devices cannot share the batch.
+    It raises `DataError` if data are missing or too few, or devices cannot share the batch.
     """
     if config.checkpoints is not None:
         return checkpoints.run(config, stage)

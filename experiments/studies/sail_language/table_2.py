@@ -59,19 +59,7 @@ class Text(NamedTuple):
 def load(config: Config, train: Ids, vocab: int, net: Any) -> Text:
     """Checks what a training needs, and reads the network that LiGO grows.
 
-    Args:
-      config: The settings.
-      train: The tokens to learn from, `(length,)`.
-      vocab: Size of the text's vocabulary.
-      net: The network of the checkpoints.
-
-    Returns:
-      The text and the smaller network.
-
-    Raises:
-      ValueError: If the text is shorter than a block, devices cannot share the minibatches, or
-        the smaller network is not given, not needed or does not fit. The message names the field.
-      CheckpointError: If its weights are missing or damaged. It is a `ValueError`.
+    - `train`: the tokens to learn from, `(length,)`.
     """
     context = config.model.context
     if len(train) <= context:
@@ -102,27 +90,17 @@ def run(
 ) -> xr.Dataset:
     """Trains from every start, a stage for each of them and each repetition.
 
-    Args:
-      config: What to run.
-      stage: Computes and stores a stage under its name.
-      net: The network of the checkpoints.
-      variables: Variables of the checkpoints, all of its shape.
-      draws: The held-out text of each repetition.
-      text: What to train on.
-      merges: What `checkpoints.measure` found in each repetition.
-
-    Returns:
-      The dataset:
-      - `trained_loss` in nats on held-out text, `(way, seed, step)`;
-      - `trained_accuracy` and `answer_loss`, `(way, seed, step, task)`: the shares of right
-        answers, and the mean loss per token of right choices in nats (Fig. 7: its perplexity);
-      - `saved` and `compute_saved`, `(way, seed)`: steps and share of compute that a start saves
-        against scratch until the least loss that both reach, what is spent on the start counted,
-        but not the checkpoints' own training;
-      - `chance`, `(task,)`: the share of right answers that are guessed;
-      - `retrained_loss`, `(seed, text, look, gamma)`, and `gamma_retrained`, `(seed, look)`, if
-        gamma is chosen by retraining, too.
-      The attribute `epochs` says how often the text is seen.
+    It returns the dataset:
+    - `trained_loss` in nats on held-out text, `(way, seed, step)`;
+    - `trained_accuracy` and `answer_loss`, `(way, seed, step, task)`: the shares of right
+      answers, and the mean loss per token of right choices in nats (Fig. 7: its perplexity);
+    - `saved` and `compute_saved`, `(way, seed)`: steps and share of compute that a start saves
+      against scratch until the least loss that both reach, what is spent on the start counted,
+      but not the checkpoints' own training;
+    - `chance`, `(task,)`: the share of right answers that are guessed;
+    - `retrained_loss`, `(seed, text, look, gamma)`, and `gamma_retrained`, `(seed, look)`, if
+      gamma is chosen by retraining, too.
+    The attribute `epochs` says how often the text is seen.
     """
     learner = parts.learner(config, describe(net), config.budget.steps)
     results: list[dict[str, Any]] = []
@@ -170,20 +148,7 @@ def started(
     draw: int,
     way: str,
 ) -> PyTree:
-    """Makes the variables with which a training starts.
-
-    Args:
-      config: The settings.
-      learner: The network and its trainer.
-      variables: Variables of the checkpoints.
-      text: What to train on, and what LiGO grows.
-      found: What was chosen on validation text: "gamma", "taken" and, if it is a way, "retrained".
-      draw: Number of the repetition.
-      way: Name of the start, one of `config.OF_CHECKPOINTS`.
-
-    Returns:
-      Variables of the network.
-    """
+    """Makes the variables with which a training starts."""
     keys = parts.keys(config, draw)
     if way == SCRATCH:
         return parts.initial(learner.net, keys[SCRATCH])
@@ -243,15 +208,8 @@ def _follow(
 def asked(net: Any, variables: PyTree, packed: Packed, at_once: int) -> tuple[Array, Array]:
     """Asks a network questions.
 
-    Args:
-      net: The network.
-      variables: Its variables.
-      packed: The questions; scores are divided by their `length`.
-      at_once: Number of choices that are evaluated together.
-
-    Returns:
-      The share of right answers; and the loss per token of right choices, in nats, the mean over
-      questions. Scalars.
+    It returns the share of right answers; and the loss per token of right choices, in nats, the
+    mean over questions. Scalars.
     """
     apply = lambda tokens: jnp.asarray(net.apply(variables, tokens))  # noqa: E731
     log_probs = choice_scores.log_likelihood(apply, packed.tokens, batch_size=at_once)

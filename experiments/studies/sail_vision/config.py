@@ -183,12 +183,8 @@ class Config:
     def network(self, *, large: bool) -> dict[str, Any]:
         """Makes the configuration of a source or of the large network.
 
-        Args:
-          large: Whether it is that of the large network.
-
-        Returns:
-          The configuration, as `experiments.models.presets.build` takes it. Its outputs are the
-          classes of the data.
+        It returns the configuration, as `experiments.models.presets.build` takes it. Its outputs
+        are the classes of the data.
         """
         sizes = self.large if large else self.source
         widths = [sizes.width * 2**s for s in range(len(sizes.blocks))]
@@ -212,9 +208,8 @@ class Config:
     def sources(self) -> list[Paradigm]:
         """Lists the kinds of training in which small networks are needed.
 
-        Returns:
-          Those of "supervised" and "byol" with a start that is made of their own small networks,
-          and those whose small networks the other kind takes for its start `other`.
+        It returns those of "supervised" and "byol" with a start that is made of their own small
+        networks, and those whose small networks the other kind takes for its start `other`.
         """
         return [
             p

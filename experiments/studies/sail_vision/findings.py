@@ -38,13 +38,7 @@ def along(dataset: xr.Dataset, paradigm: str, way: str) -> xr.DataArray:
     What is reached sooner counts more. Steps that a start spends ahead of the training, such as on
     learning maps, delay its curve.
 
-    Args:
-      dataset: A finished run.
-      paradigm: "supervised" or "byol".
-      way: The start.
-
-    Returns:
-      The average in percent, [seed].
+    It returns the average in percent, [seed].
     """
     curve, steps = 100 * of(dataset, paradigm, "top1", way), dataset["step"].values
     delayed = steps + int(of(dataset, paradigm, "ahead", way))
@@ -55,12 +49,8 @@ def along(dataset: xr.Dataset, paradigm: str, way: str) -> xr.DataArray:
 def findings(dataset: xr.Dataset) -> list[Finding]:
     """Judges SAIL's claims about vision, each with labels and without.
 
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      The findings, "not tested" where the run lacks a training. Verdicts are not yet corrected for
-      their number.
+    It returns the findings, "not tested" where the run lacks a training. Verdicts are not yet
+    corrected for their number.
     """
     declared = [finding for p in NAMES for finding in _of_paradigm(dataset, p)]
     claim = "what SAIL's start adds to the final top-1 is more in supervised training than in BYOL"
@@ -161,14 +151,7 @@ def _saved(dataset: xr.Dataset, paradigm: str) -> str:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Ranks the starts of each kind of training by their final accuracy.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      A sentence for each kind of training.
-    """
+    """Ranks the starts of each kind of training by their final accuracy."""
     lines = []
     for paradigm in paradigms(dataset):
         end = final(dataset, paradigm)

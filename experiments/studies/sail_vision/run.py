@@ -26,23 +26,17 @@ Sources = dict[str, list[list[PyTree]]]  # [seed][source], by paradigm
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains the sources, makes the starts, and trains the large networks, a stage for each start.
 
-    Args:
-      config: What to run.
-      stage: Computes and stores a stage under its name; the default stores nothing.
+    It returns the dataset. Names of variables begin with "supervised_" or "byol_", followed by:
+    - the measures of `training.MEASURES` along training, `(way, seed, step)`;
+    - `train_loss`: the loss of the minibatch, `(way, seed, batch_step)`;
+    - `saved`, `reached`, `scratch_steps`, `compute` and `scratch_compute`, `(way, seed)`: what a
+      start saves against training from scratch, in steps and FLOPs until the best that both
+      reach;
+    - `sources_compute` and `ahead`, `(way,)`: FLOPs and steps that are spent before the training.
+    Beside these there is `weight`, `(seed, source)`, of the sources in SAIL's merge. The
+    attribute `paradigms` lists the kinds of training, separated by spaces.
 
-    Returns:
-      The dataset. Names of variables begin with "supervised_" or "byol_", followed by:
-      - the measures of `training.MEASURES` along training, `(way, seed, step)`;
-      - `train_loss`: the loss of the minibatch, `(way, seed, batch_step)`;
-      - `saved`, `reached`, `scratch_steps`, `compute` and `scratch_compute`, `(way, seed)`: what a
-        start saves against training from scratch, in steps and FLOPs until the best that both
-        reach;
-      - `sources_compute` and `ahead`, `(way,)`: FLOPs and steps that are spent before the training.
-      Beside these there is `weight`, `(seed, source)`, of the sources in SAIL's merge. The
-      attribute `paradigms` lists the kinds of training, separated by spaces.
-
-    Raises:
-      DataError: If data are missing or too few, or devices cannot share the batch.
+    It raises `DataError` if data are missing or too few, or devices cannot share the batch.
     """
     with refused():
         sharding.layout(config.shard).check(**{"budget.batch": config.budget.batch})

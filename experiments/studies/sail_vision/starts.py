@@ -37,12 +37,7 @@ def spec_of(sizes: Mapping[str, Any], variables: PyTree) -> Spec:
 def aligned(sizes: Mapping[str, Any], sources: Sequence[PyTree]) -> list[PyTree]:
     """Permutes the units of all sources to match those of the first one.
 
-    Args:
-      sizes: The configuration of the sources.
-      sources: Their variables.
-
-    Returns:
-      The first source as it is, and the others with their units in another order.
+    It returns the first source as it is, and the others with their units in another order.
 
     References:
       Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836).
@@ -55,13 +50,7 @@ def aligned(sizes: Mapping[str, Any], sources: Sequence[PyTree]) -> list[PyTree]
 def deepened(variables: PyTree, sizes: Mapping[str, Any], new: Sequence[int]) -> PyTree:
     """Repeats the last block of each stage of a ResNet until there are as many as wanted.
 
-    Args:
-      variables: Variables of the ResNet.
-      sizes: Its configuration.
-      new: Wanted number of blocks of each stage, at least those that there are.
-
-    Returns:
-      Variables of the deeper ResNet.
+    - `new`: wanted number of blocks of each stage, at least those that there are.
     """
     was = sizes["blocks"]
     out = {}
@@ -83,16 +72,8 @@ def transformed(
 ) -> PyTree:
     """Brings one source to the depth and the width of the target.
 
-    Args:
-      variables: Variables of the source.
-      source: Its configuration.
-      target: Configuration of the target.
-      transformation: How it is widened, one of `config.TRANSFORMATIONS`.
-      key: A random key, for transformations that draw their maps.
-
-    Returns:
-      Variables of the target's shapes. BatchNorm's statistics are transformed too, and need to be
-      measured anew.
+    It returns variables of the target's shapes. BatchNorm's statistics are transformed too, and
+    need to be measured anew.
     """
     method, options = TRANSFORMATIONS[transformation]
     deep = {**source, "blocks": target["blocks"]}
@@ -108,19 +89,7 @@ def start(
     data: Data,
     keys: Sequence[PRNGKeyArray],
 ) -> PyTree:
-    """Makes the variables with which a training of the large network starts.
-
-    Args:
-      way: Name of the start, one of `config.WAYS`.
-      config: The settings.
-      learner: The large network and its training.
-      sources: The trained small networks by kind of training, two of each.
-      data: The images of this seed.
-      keys: Random keys, of the initial weights and of transformations.
-
-    Returns:
-      Variables of the large network.
-    """
+    """Makes the variables with which a training of the large network starts."""
     first, second = keys
     scratch = learner.scratch(first)
     if way == SCRATCH:
@@ -157,16 +126,6 @@ def ligo(
 
     The loss normalises by the statistics of each batch. The running ones of the result are not
     valid and have to be measured.
-
-    Args:
-      config: The settings, with those of learning the maps.
-      learner: The large network and its training.
-      variables: The source, as deep as the large network.
-      data: The images to learn from.
-      key: A random key, for the initial maps.
-
-    Returns:
-      Variables of the large network's shapes.
 
     References:
       Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).

@@ -119,14 +119,7 @@ class Learner:
         return init(self.training, params, second, stats)
 
     def variables(self, state: State) -> PyTree:
-        """Extracts the ResNet from the trainer's state.
-
-        Args:
-          state: The state; of BYOL the encoder is taken.
-
-        Returns:
-          "params" and "batch_stats" of the ResNet.
-        """
+        """Extracts the ResNet from the trainer's state."""
         params, stats = state.params, state.mutable
         if self.paradigm == "byol":
             params, stats = params["encoder"], stats["stats"]["encoder"]
@@ -145,17 +138,12 @@ class Learner:
 
         It is measured before the first step and after every `config.budget.every` steps.
 
-        Args:
-          variables: Variables of the ResNet to start from.
-          learn: Images to train on.
-          data: Images to measure with: those to test on, and, of BYOL, those to fit classifiers on.
-          key: A random key, as in `state`.
-          seed: Seed of the order of minibatches.
-          folder: Directory for checkpoints, from which a killed training goes on; None stores none.
+        - `folder`: directory for checkpoints, from which a killed training goes on; None stores
+          none.
 
-        Returns:
-          The trained variables; and curves by name: `(evaluation,)` for all that `MEASURES` lists,
-          and "train_loss", the loss of the minibatch at each evaluation but the last.
+        It returns the trained variables; and curves by name: `(evaluation,)` for all that
+        `MEASURES` lists, and "train_loss", the loss of the minibatch at each evaluation but the
+        last.
         """
         every = self.config.budget.every
 
@@ -181,13 +169,8 @@ class Learner:
     def measure(self, variables: PyTree, data: Data) -> dict[str, float]:
         """Measures a network on the test images.
 
-        Args:
-          variables: Variables of the ResNet.
-          data: Images to test on, and, of BYOL, those to fit classifiers on.
-
-        Returns:
-          What `MEASURES` lists for this kind of training: accuracies as shares, and "test_loss" in
-          nats.
+        It returns what `MEASURES` lists for this kind of training: accuracies as shares, and
+        "test_loss" in nats.
         """
         if self.paradigm == "supervised":
             logits = self._over(self._predict, variables, data.test.images)
@@ -206,13 +189,6 @@ class Learner:
         """Measures BatchNorm's running statistics anew.
 
         Those of a mix may have negative variances, and are not the statistics of the mixed network.
-
-        Args:
-          variables: Variables of the ResNet.
-          images: Images, of which the first `config.statistics` are used.
-
-        Returns:
-          The variables with new "batch_stats".
         """
         sample = images[: self.config.statistics]
         batches = [
@@ -227,11 +203,7 @@ class Learner:
     def cost(self, sizes: dict[str, Any] | None = None) -> float:
         """Counts the floating-point operations of a training step.
 
-        Args:
-          sizes: Configuration of another network, trained in the same way; None for this one.
-
-        Returns:
-          The number of operations.
+        - `sizes`: configuration of another network, trained in the same way; None for this one.
         """
         if sizes is not None:
             return Learner(self.config, sizes, self.paradigm, self.steps, self.data).cost()
@@ -297,14 +269,7 @@ def standardised(images: Num[Array, "*n channel"], scale: Scale) -> Float[Array,
 
 
 def resnet(sizes: dict[str, Any]) -> ResNet:
-    """Builds a ResNet.
-
-    Args:
-      sizes: Its configuration, of the type "flax_resnet".
-
-    Returns:
-      The module.
-    """
+    """Builds a ResNet."""
     net = presets.build(sizes)
     assert isinstance(net, ResNet)
     return net
@@ -313,11 +278,7 @@ def resnet(sizes: dict[str, Any]) -> ResNet:
 def normalised(net: ResNet) -> list[tuple[str, str]]:
     """Lists each convolution with the BatchNorm that normalises it.
 
-    Args:
-      net: The network.
-
-    Returns:
-      Pairs of paths (convolution, BatchNorm), from the input to the output.
+    It returns pairs of paths (convolution, BatchNorm), from the input to the output.
     """
     pairs = [("stem", "stem_bn")]
     for x, (s, b) in net.places().items():
@@ -354,14 +315,9 @@ def _convolved(net: ResNet, variables: PyTree, images: Array) -> dict[str, Array
 def applied(net: ResNet, params: PyTree, stats: PyTree, images: Array) -> tuple[Array, PyTree]:
     """Applies a ResNet in training: BatchNorm normalises by the batch.
 
-    Args:
-      net: The network.
-      params: Its parameters.
-      stats: Running statistics.
-      images: Standardised images, `(n, height, width, channel)`.
+    - `images`: standardised images, `(n, height, width, channel)`.
 
-    Returns:
-      The logits `(n, class)`, and the running statistics moved towards those of the batch.
+    It returns the logits `(n, class)`, and the running statistics moved towards those of the batch.
     """
     variables = {"params": params, "batch_stats": stats}
     logits, rest = net.apply(variables, images, True, mutable=["batch_stats"])
@@ -373,15 +329,9 @@ def features(
 ) -> tuple[Float[Array, "n feature"], PyTree]:
     """Computes what the classifier reads: the last block's output, averaged over each image.
 
-    Args:
-      net: The network.
-      params: Its parameters.
-      stats: Running statistics.
-      images: Standardised images, `(n, height, width, channel)`.
-      train: Whether BatchNorm normalises by the batch and moves the running statistics.
+    - `images`: standardised images, `(n, height, width, channel)`.
 
-    Returns:
-      The features `(n, feature)`, and the running statistics, changed only if `train`.
+    It returns the features `(n, feature)`, and the running statistics, changed only if `train`.
     """
     *_, last = net.places()
     _, rest = net.apply(
@@ -400,12 +350,8 @@ def top(scores: Float[np.ndarray, "n class"], labels: Int[np.ndarray, " n"]) -> 
 
     A class that ties with the right one counts as better.
 
-    Args:
-      scores: Scores of the classes, `(n, class)`.
-      labels: The right classes, `(n,)`.
-
-    Returns:
-      The shares, as "top1" and "top5".
+    - `scores`: scores of the classes, `(n, class)`.
+    - `labels`: the right classes, `(n,)`.
 
     >>> top(np.array([[2.0, 1.0, 0.0], [1.0, 1.0, 0.0]]), np.array([0, 1]))
     {'top1': 0.5, 'top5': 1.0}
@@ -427,15 +373,12 @@ def ridge(
     The regression has a constant and minimises the mean squared error over examples plus penalty
     |w|^2. Features are standardised first, so that their scale does not matter.
 
-    Args:
-      bank: Features of the images that it is fitted on, `(n, feature)`.
-      labels: Their classes, `(n,)`.
-      seen: Features of the images to score, `(m, feature)`.
-      classes: Number of classes.
-      penalty: Coefficient of the squared weights, > 0.
+    - `bank`: features of the images that it is fitted on, `(n, feature)`.
+    - `labels`: their classes, `(n,)`.
+    - `seen`: features of the images to score, `(m, feature)`.
+    - `penalty`: coefficient of the squared weights, > 0.
 
-    Returns:
-      The scores, `(m, class)`.
+    It returns the scores, `(m, class)`.
     """
     mean, std = bank.mean(0, dtype=np.float64), bank.std(0, dtype=np.float64)
     # A unit that does not vary carries no information: it becomes 0 instead of 0 / 0.
@@ -459,16 +402,13 @@ def neighbours(
 
         score of class c = sum over neighbours of that class of exp((cosine - 1) / temperature)
 
-    Args:
-      bank: Features of the images to compare with, `(n, feature)`.
-      labels: Their classes, `(n,)`.
-      seen: Features of the images to score, `(m, feature)`.
-      classes: Number of classes.
-      count: Number of neighbours, those of the largest cosine; at most n.
-      temperature: How fast a neighbour's weight falls with its distance, > 0.
+    - `bank`: features of the images to compare with, `(n, feature)`.
+    - `labels`: their classes, `(n,)`.
+    - `seen`: features of the images to score, `(m, feature)`.
+    - `count`: number of neighbours, those of the largest cosine; at most n.
+    - `temperature`: how fast a neighbour's weight falls with its distance, > 0.
 
-    Returns:
-      The scores, `(m, class)`.
+    It returns the scores, `(m, class)`.
 
     References:
       Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, 2018

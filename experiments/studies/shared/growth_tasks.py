@@ -92,13 +92,10 @@ class Masked(NamedTuple):
     def view(self, variables: PyTree, mask: ArrayLike) -> tuple[PyTree, Array | None]:
         """Applies the mask to the parameters of the large network.
 
-        Args:
-          variables: The variables of the large network.
-          mask: How far new units are brought in, from 0 (absent) to 1 (fully there).
+        - `mask`: how far new units are brought in, from 0 (absent) to 1 (fully there).
 
-        Returns:
-          The variables under the mask; and the weight of each unit in a LayerNorm of the residual
-          stream, of shape (width,), or None if no space that grows is normalised by one.
+        It returns the variables under the mask; and the weight of each unit in a LayerNorm of the
+        residual stream, of shape (width,), or None if no space that grows is normalised by one.
         """
         maps = self.maps
         stream = [n for n in maps if "layernorm" in self.spec.space(n).nonlinearity.split()]

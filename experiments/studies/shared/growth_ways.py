@@ -91,16 +91,7 @@ def shapes(sizes: Mapping[str, Any], data: Data) -> PyTree:
 
 
 def masked(source: Mapping[str, Any], target: Mapping[str, Any], data: Data) -> Masked:
-    """Finds which spaces grow between two networks of equal depth.
-
-    Args:
-      source: The small network's configuration.
-      target: The large network's configuration.
-      data: The data that they learn from.
-
-    Returns:
-      The small network's spec, and the new sizes of the spaces that grow.
-    """
+    """Finds which spaces grow between two networks of equal depth."""
     before, after = (rules(sizes, shapes(sizes, data)) for sizes in (source, target))
     pairs = [(space.name, after.space(space.name).size) for space in before.spaces]
     return Masked(before, tuple((n, new) for n, new in pairs if new != before.space(n).size))

@@ -66,11 +66,7 @@ class Layout(NamedTuple):
     def shardings(self, state: State) -> State | None:
         """Makes the shardings of the trainer's state.
 
-        Args:
-          state: The state of all members, or its shapes.
-
-        Returns:
-          A sharding for each array; None on one device.
+        It returns a sharding for each array; None on one device.
         """
         if self.one.mesh is None or not self.by_member:
             return self.one.shardings(state)
@@ -85,11 +81,7 @@ class Layout(NamedTuple):
     def spread(self, *trees: PyTree) -> tuple[PyTree, ...]:
         """Puts arrays with a leading axis of members on the devices.
 
-        Args:
-          *trees: Trees of arrays `(member, ...)`.
-
-        Returns:
-          The trees on their devices.
+        - `trees`: trees of arrays `(member, ...)`.
         """
         if self.one.mesh is None or not self.by_member:
             return self.one.lay(trees)
@@ -98,11 +90,7 @@ class Layout(NamedTuple):
     def place(self, batch: Batch) -> PyTree:
         """Puts a minibatch where the step expects it.
 
-        Args:
-          batch: Sequences `(example, member, ...)`.
-
-        Returns:
-          The minibatch on its devices.
+        - `batch`: sequences `(example, member, ...)`.
         """
         if self.one.mesh is None or not self.by_member:
             return self.one.place(batch)
