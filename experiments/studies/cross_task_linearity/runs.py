@@ -231,7 +231,7 @@ class Runs:
         return measure.stitching(self.mlp, *arguments, self.config.stitch_scales)
 
     def split_classes(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Runs the part "split_classes": ResNets pre-trained on some classes and tuned on others."""
+        """Runs the part "split_classes": ResNets pre-trained on some classes, tuned on others."""
         first, *others = self.config.splits
         keys, rate = self.keys("split_classes", 2 + len(others)), self.config.resnet.rate
         start = self.init(self.resnet, keys[:, :1])

@@ -56,7 +56,7 @@ def _pm(values: xr.DataArray) -> str:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Describes the accuracy of every merge, and how much the best one keeps of the experts' gain."""
+    """Describes the accuracy of every merge, and how much the best keeps of the experts' gain."""
     mean = dataset["accuracy"].mean("task")
     own, base = own_accuracy(dataset), mean.sel(model="base")
     merges = ["soup", *map(str, dataset["merge"].values)]

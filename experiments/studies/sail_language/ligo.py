@@ -10,15 +10,13 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from experiments.data.tokens import Batch
 from experiments.models.next_token import token_losses
 from experiments.models.presets import describe
-from experiments.studies.shared.growth_ways import LAYERS_OF, stacked
+from experiments.studies.shared.growth_ways import LAYERS_OF, by_maps, growing, stacked
 from sail_jax import growth
-from sail_jax.growth import learned
 
 
 def check(small: Any, large: Any) -> None:
@@ -59,21 +57,10 @@ def grow(
         lambda k: growth.stack_layers(large.init(k, token), LAYERS_OF), jax.random.key(0)
     )
     spec, after = stacked(describe(small), flat), stacked(describe(large), shapes)
-    sizes = {s.name: after.space(s.name).size for s in spec.spaces}
-    new = {name: size for name, size in sizes.items() if size != spec.space(name).size}
 
     def loss(grown: PyTree, batch: Batch) -> Array:
         whole = growth.unstack_layers(grown, LAYERS_OF)
         return token_losses(large, whole, batch.inputs, batch.targets).mean()
 
-    got = learned.learn_maps(
-        loss,
-        flat,
-        learned.ligo_spec(spec),
-        learned.ligo_init(spec, new, key),
-        learned.ligo_maps,
-        batches,
-        steps=len(batches.inputs),
-        optimizer=optax.adam(rate),
-    )
-    return growth.unstack_layers(got.params, LAYERS_OF)
+    got = by_maps(loss, flat, spec, growing(spec, after), batches, rate, key)
+    return growth.unstack_layers(got, LAYERS_OF)

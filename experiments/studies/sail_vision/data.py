@@ -10,6 +10,7 @@ from experiments.data.files import DataError
 from experiments.data.image_tasks import split
 from experiments.data.registry import OFFLINE
 from experiments.studies.sail_vision.config import Config
+from experiments.studies.shared.checking import must
 from sail_jax.proximal import pair_weight
 
 Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation of each channel
@@ -78,11 +79,8 @@ def _data(config: Config, learn: Examples, test: Examples, classes: int) -> Data
         ("probe.neighbours", config.probe.neighbours, most),
         ("statistics", config.statistics, len(learn.labels)),
     ):
-        if value > bound:
-            raise ValueError(
-                f"{field} must be at most {bound}, as there are {len(learn.labels)} images, "
-                f"{most} for a source; got {value}"
-            )
+        few = f"as there are {len(learn.labels)} images, {most} for a source"
+        must(config, field, value <= bound, f"be at most {bound}, {few}")
     return Data(learn, parts, test, classes)
 
 

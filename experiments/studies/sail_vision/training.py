@@ -27,14 +27,9 @@ from experiments.models import presets
 from experiments.models.resnet import ResNet
 from experiments.studies.sail_vision.config import Config, Paradigm
 from experiments.studies.sail_vision.data import Data, Examples, Scale, scale
-from experiments.training import (
-    Optimizer,
-    State,
-    Training,
-    init,
-    sharding,
-)
+from experiments.training import Optimizer, State, Training, init, sharding
 from experiments.training.byol import Byol, Head
+from experiments.training.chunks import in_chunks
 from experiments.training.fit import Fit, curve
 from sail_jax.align import reset_statistics
 
@@ -63,10 +58,10 @@ class Learner:
       paradigm: "supervised" or "byol".
       config: The settings.
       steps: Steps of training, over which the schedules run.
-      data: Images of one seed, from which shapes and `scale` are taken for all seeds.
       net: The network.
       image: Zeros of the shape of one image, after an axis of examples.
       scale: Mean and deviation of each channel, by which images are standardised.
+      state: Makes the trainer's state before the first step, of variables and a key.
       byol: BYOL's networks around the encoder; not used in supervised training.
       training: The optimiser.
       fitting: The trainer.
@@ -76,11 +71,11 @@ class Learner:
         self, config: Config, sizes: dict[str, Any], paradigm: Paradigm, steps: int, data: Data
     ) -> None:
         self.paradigm: Paradigm = paradigm
-        self.config, self.steps, self.data = config, steps, data
+        self.config, self.steps = config, steps
         self.net = resnet(sizes)
         self.image = jnp.zeros((1, *data.learn.images.shape[1:]))
         self.scale = scale(data.learn.images)
-        self._start = jax.jit(self._state)
+        self.state = jax.jit(self._state)
         supervised = paradigm == "supervised"
         self.byol = Byol(
             partial(features, self.net),
@@ -89,28 +84,24 @@ class Learner:
             steps,
             config.contrast.target_decay,
         )
-        optimizer = (
-            config.optimizer if supervised else varied(config.optimizer, rate=config.contrast.rate)
-        )
+        optimizer = config.optimizer
+        if not supervised:
+            optimizer = varied(optimizer, rate=config.contrast.rate)
         # BYOL's encoder carries the classifier's weights along, unused
         undecayed = (*Optimizer.undecayed, "encoder/head/*")
         self.training = Training(optimizer.over(steps, undecayed=undecayed))
         loss = self._supervised if supervised else self._byol
         where = sharding.layout(config.shard)
         self.fitting = Fit(loss, self.training, where, config, config.budget.save_every)
-        self._predict = jax.jit(self._logits)
+        self._predict = jax.jit(lambda variables, x: self.net.apply(variables, self.seen(x)))
         self._features = jax.jit(self._pooled)
 
     def scratch(self, key: PRNGKeyArray) -> PyTree:
         """Draws initial variables of the ResNet."""
         return _initial(self.net, key, self.image)
 
-    def state(self, variables: PyTree, key: PRNGKeyArray) -> State:
-        """Makes the trainer's state before the first step."""
-        return self._start(variables, key)
-
     def _state(self, variables: PyTree, key: PRNGKeyArray) -> State:
-        """Makes the trainer's state; BYOL's projector and predictor are drawn at random."""
+        """Makes the state before the first step; BYOL's two heads are drawn at random."""
         first, second = jax.random.split(key)
         params, stats = variables["params"], variables["batch_stats"]
         if self.paradigm == "byol":
@@ -180,10 +171,8 @@ class Learner:
         seen = self._over(self._features, variables, data.test.images)
         linear = ridge(bank, data.learn.labels, seen, data.classes, self.config.probe.ridge)
         near = neighbours(bank, data.learn.labels, seen, data.classes, self.config.probe.neighbours)
-        return {
-            **top(linear, data.test.labels),
-            "neighbours": top(near, data.test.labels)["top1"],
-        }
+        nearest = top(near, data.test.labels)["top1"]
+        return {**top(linear, data.test.labels), "neighbours": nearest}
 
     def renewed(self, variables: PyTree, images: Num[np.ndarray, "n ..."]) -> PyTree:
         """Measures BatchNorm's running statistics anew.
@@ -191,22 +180,16 @@ class Learner:
         Those of a mix may have negative variances, and are not the statistics of the mixed network.
         """
         sample = images[: self.config.statistics]
-        batches = [
-            self.seen(jnp.asarray(sample[i : i + CHUNK])) for i in range(0, len(sample), CHUNK)
-        ]
+        starts = range(0, len(sample), CHUNK)
+        batches = [self.seen(jnp.asarray(sample[i : i + CHUNK])) for i in starts]
         leaves = {
             name: (f"batch_stats/{norm}/mean", f"batch_stats/{norm}/var")
             for name, norm in normalised(self.net)
         }
         return reset_statistics(variables, partial(_convolved, self.net), batches, leaves)
 
-    def cost(self, sizes: dict[str, Any] | None = None) -> float:
-        """Counts the floating-point operations of a training step.
-
-        - `sizes`: configuration of another network, trained in the same way; None for this one.
-        """
-        if sizes is not None:
-            return Learner(self.config, sizes, self.paradigm, self.steps, self.data).cost()
+    def cost(self) -> float:
+        """Counts the floating-point operations of a training step."""
         # Shapes suffice: nothing is computed.
         key = jax.random.key(0)
         state = jax.eval_shape(lambda: self.state(self.scratch(key), key))
@@ -220,7 +203,7 @@ class Learner:
         return standardised(images, self.scale)
 
     def _supervised(
-        self, params: PyTree, stats: PyTree, batch: Any, key: PRNGKeyArray
+        self, params: PyTree, stats: PyTree, batch: Examples, key: PRNGKeyArray
     ) -> tuple[Array, dict[str, Array], PyTree]:
         """Computes the cross-entropy of augmented images, in the form that the trainer takes."""
         images = self.seen(augment(batch.images, key, RECIPES[self.config.augment]))
@@ -231,7 +214,7 @@ class Learner:
         return nats.mean(), {}, stats
 
     def _byol(
-        self, params: PyTree, carried: PyTree, batch: Any, key: PRNGKeyArray
+        self, params: PyTree, carried: PyTree, batch: Examples, key: PRNGKeyArray
     ) -> tuple[Array, dict[str, Array], PyTree]:
         """Computes BYOL's loss of two augmented views, in the form that the trainer takes."""
         views = (
@@ -240,26 +223,15 @@ class Learner:
         )
         return self.byol.loss(params, carried, *views)
 
-    def _logits(self, variables: PyTree, images: Array) -> Array:
-        """Computes logits of images that are not yet standardised, under running statistics."""
-        out: Any = self.net.apply(variables, self.seen(images))
-        return out
-
     def _pooled(self, variables: PyTree, images: Array) -> Array:
-        """Computes the classifier's inputs for such images, under running statistics."""
+        """Computes the classifier's inputs for images, under running statistics."""
         stats = variables["batch_stats"]
         return features(self.net, variables["params"], stats, self.seen(images), False)[0]
 
     def _over(self, fn: Callable[..., Array], variables: PyTree, images: np.ndarray) -> np.ndarray:
-        """Applies a function to all images, in chunks of one shape, so that it is compiled once."""
+        """Applies a function to all images, some at a time."""
         size = min(CHUNK, len(images))
-        rows = []
-        for i in range(0, len(images), size):
-            chunk = images[i : i + size]
-            short = size - len(chunk)  # of the last chunk only
-            padded = np.pad(chunk, ((0, short), (0, 0), (0, 0), (0, 0)))
-            rows.append(sharding.gathered(fn(variables, padded))[: len(chunk)])
-        return np.concatenate(rows)
+        return in_chunks(lambda at: fn(variables, images[at]), np.arange(len(images)), size)
 
 
 def standardised(images: Num[Array, "*n channel"], scale: Scale) -> Float[Array, "*n channel"]:

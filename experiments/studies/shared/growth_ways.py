@@ -3,13 +3,13 @@
 They call `sail_jax.growth`; `growth_tasks.train` trains what they return.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import optax
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from experiments.models.presets import build
 from experiments.studies.shared.growth_tasks import ADAM, Data, Masked, draw, evaluate, init
@@ -73,7 +73,15 @@ def restarted(variables: PyTree) -> Grown:
 
 
 def rules(sizes: Mapping[str, Any], variables: PyTree) -> Spec:
-    """Finds the feature spaces of a network's parameters."""
+    """Finds the feature spaces of a network's parameters.
+
+    Args:
+      sizes: The network's configuration.
+      variables: Its variables, or their shapes.
+
+    Returns:
+      The spec.
+    """
     return architectures.of(sizes).rules(sizes).spec(variables)
 
 
@@ -93,8 +101,7 @@ def shapes(sizes: Mapping[str, Any], data: Data) -> PyTree:
 def masked(source: Mapping[str, Any], target: Mapping[str, Any], data: Data) -> Masked:
     """Finds which spaces grow between two networks of equal depth."""
     before, after = (rules(sizes, shapes(sizes, data)) for sizes in (source, target))
-    pairs = [(space.name, after.space(space.name).size) for space in before.spaces]
-    return Masked(before, tuple((n, new) for n, new in pairs if new != before.space(n).size))
+    return Masked(before, tuple(growing(before, after).items()))
 
 
 def grow(
@@ -223,26 +230,66 @@ def _learn(
     else:
         ramped = masked(source, target, data)
         spec, new = ramped.spec, dict(ramped.sizes)
-    if how.way == "ligo":
-        free_spec, maps = learned.ligo_spec(spec), learned.ligo_maps
-        free = learned.ligo_init(spec, new, first)
-    else:
-        free_spec, maps = learned.sail_spec(spec), learned.sail_maps
-        free = learned.sail_init(variables, spec, new, key=first)
     keys = jax.random.split(second, how.steps)
     batches = jax.vmap(lambda k: draw(net, data, k, how.batch))(keys)
     unstacked = lambda v: growth.unstack_layers(v, LAYERS_OF) if deepens else v  # noqa: E731
-    got = learned.learn_maps(
-        lambda grown, batch: evaluate(net, unstacked(grown), batch)[0],
-        variables,
-        free_spec,
-        free,
-        maps,
-        batches,
-        steps=how.steps,
-        optimizer=optax.adam(how.rate),
-    )
-    return unstacked(got.params)
+    loss = lambda grown, batch: evaluate(net, unstacked(grown), batch)[0]  # noqa: E731
+    return unstacked(by_maps(loss, variables, spec, new, batches, how.rate, first, way=how.way))
+
+
+def by_maps(
+    loss: Callable[[PyTree, Any], Array],
+    variables: PyTree,
+    spec: Spec,
+    new: Mapping[str, int],
+    batches: PyTree,
+    rate: float,
+    key: PRNGKeyArray,
+    way: str = "ligo",
+) -> PyTree:
+    """Grows a network by maps that minimise the large network's loss, learned by Adam.
+
+    Args:
+      loss: The large network's loss: `(variables, batch) -> scalar`.
+      variables: The small network's variables.
+      spec: Their axes.
+      new: The new size of each space that grows, as of `growing`.
+      batches: The minibatches of all steps, leaves `(step, ...)`.
+      rate: Adam's learning rate.
+      key: The key of the initial maps.
+      way: How the maps are parametrised, "ligo" or "sail".
+
+    Returns:
+      The variables of the large network.
+
+    References:
+      Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).
+    """
+    if way == "ligo":
+        free_spec, maps = learned.ligo_spec(spec), learned.ligo_maps
+        free = learned.ligo_init(spec, dict(new), key)
+    else:
+        free_spec, maps = learned.sail_spec(spec), learned.sail_maps
+        free = learned.sail_init(variables, spec, dict(new), key=key)
+    steps = len(jax.tree.leaves(batches)[0])
+    adam = optax.adam(rate)
+    return learned.learn_maps(
+        loss, variables, free_spec, free, maps, batches, steps=steps, optimizer=adam
+    ).params
+
+
+def growing(before: Spec, after: Spec) -> dict[str, int]:
+    """Finds the spaces that grow between two networks of equal depth.
+
+    Args:
+      before: The axes of the small network.
+      after: Those of the large one.
+
+    Returns:
+      The new size of each space whose size is another.
+    """
+    sizes = {space.name: after.space(space.name).size for space in before.spaces}
+    return {name: size for name, size in sizes.items() if size != before.space(name).size}
 
 
 def stacked(sizes: Mapping[str, Any], variables: PyTree) -> Spec:
