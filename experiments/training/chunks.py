@@ -22,8 +22,8 @@ def in_chunks(
     Returns:
       The arrays of all examples, as NumPy's.
 
-    >>> in_chunks(lambda some: some**2, np.arange(5), 2)
-    array([ 0,  1,  4,  9, 16])
+    >>> in_chunks(lambda some: jax.numpy.asarray(some) ** 2, np.arange(5), 2)
+    array([ 0,  1,  4,  9, 16], dtype=int32)
     """
     padded = np.pad(index, (0, -len(index) % size), mode="edge")
     parts = [fn(padded[i : i + size]) for i in range(0, len(padded), size)]

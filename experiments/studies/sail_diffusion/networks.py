@@ -172,27 +172,18 @@ class Networks:
         }
 
     def weights(
-        self, way: Way | None, repa: float, align: float, *, clean: bool = False
+        self, way: Way, repa: float, align: float, *, velocity: float = 1.0
     ) -> dict[str, Array]:
         """Returns the weights of the loss terms as arrays.
 
-        They are data rather than static arguments, so that one compiled step serves all ways.
-
-        - `way`: the way of training, or None for the alignment phase, which has the alignment loss
-          alone.
+        They are data rather than static arguments, so that one compiled step serves all ways. The
+        weights of REPA's loss and of the alignment loss count only if the way has them.
 
         It returns float32 scalars: `velocity`, `repa` and `align`, and `clean`, which is 1 for
         features of the data.
         """
-        if way is None:
-            values = {"velocity": 0.0, "repa": 0.0, "align": 1.0, "clean": clean}
-        else:
-            values = {
-                "velocity": 1.0,
-                "repa": way.repa * repa,
-                "align": way.align * align,
-                "clean": way.clean,
-            }
+        repa, align = way.repa * repa, way.align * align
+        values = {"velocity": velocity, "repa": repa, "align": align, "clean": way.clean}
         return {name: jnp.float32(value) for name, value in values.items()}
 
     def seen(self, x: Array, arrays: Sequence[Array], key: PRNGKeyArray | None = None) -> Array:
@@ -266,15 +257,12 @@ class Networks:
         if self.noised and (self.encoder is not None or "features" in self.given.names):
             noised = self.features(mutable, z)
         weights = mutable["weights"]
-        project = lambda which: self.projector.apply({"params": params[which]}, hidden)  # noqa: E731
-        terms: dict[str, Any] = {
+        project = lambda which: jnp.asarray(self.projector.apply({"params": params[which]}, hidden))  # noqa: E731
+        wanted = jnp.where(weights["clean"] > 0, clean, noised)
+        terms: dict[str, Array] = {
             "velocity": velocity_loss(velocity, target),
-            "repa": repa_loss(project("repa"), clean),  # type: ignore[arg-type]
-            "align": align_loss(
-                project("align"),  # type: ignore[arg-type]
-                jnp.where(weights["clean"] > 0, clean, noised),
-                summed=self.summed,
-            ),
+            "repa": repa_loss(project("repa"), clean),
+            "align": align_loss(project("align"), wanted, summed=self.summed),
         }
-        total: Any = sum(weights[term] * value for term, value in terms.items())
+        total = jnp.asarray(sum(weights[term] * value for term, value in terms.items()))
         return total, terms, mutable

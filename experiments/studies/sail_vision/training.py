@@ -203,7 +203,7 @@ class Learner:
         return standardised(images, self.scale)
 
     def _supervised(
-        self, params: PyTree, stats: PyTree, batch: Examples, key: PRNGKeyArray
+        self, params: PyTree, stats: PyTree, batch: Any, key: PRNGKeyArray
     ) -> tuple[Array, dict[str, Array], PyTree]:
         """Computes the cross-entropy of augmented images, in the form that the trainer takes."""
         images = self.seen(augment(batch.images, key, RECIPES[self.config.augment]))
@@ -214,7 +214,7 @@ class Learner:
         return nats.mean(), {}, stats
 
     def _byol(
-        self, params: PyTree, carried: PyTree, batch: Examples, key: PRNGKeyArray
+        self, params: PyTree, carried: PyTree, batch: Any, key: PRNGKeyArray
     ) -> tuple[Array, dict[str, Array], PyTree]:
         """Computes BYOL's loss of two augmented views, in the form that the trainer takes."""
         views = (

@@ -29,6 +29,7 @@ from experiments.studies.sail_diffusion.networks import (
     WAYS,
     Networks,
     Projector,
+    Way,
     align_loss,
     encoded,
     repa_loss,
@@ -231,7 +232,7 @@ def test_the_terms_by_hand(lab, loss):
 
 @pytest.mark.slow
 def test_the_alignment_phase_leaves_later_blocks_and_the_head(lab, loss):
-    _, _, grads = loss[0](lab.networks.weights(None, 0.5, 0.5))
+    _, _, grads = loss[0](lab.networks.weights(Way(align=True), 0, 1, velocity=0))
     moved = {
         path
         for path, leaf in zip(leaf_paths(grads), jax.tree.leaves(grads), strict=True)
@@ -321,7 +322,7 @@ def test_the_tiny_run():
 
 
 BAD = {
-    "ways: none is called 'sial'": {"ways": ("sit", "repa", "sial")},
+    "ways: expected one of 'sit', 'repa', ": {"ways": ("sit", "repa", "sial")},
     "ways must hold 'sit' and 'repa'": {"ways": ("sit", "sail")},
     "ways must be one or more values, all different": {"ways": ("sit", "repa", "sit")},
     "budget.steps must be a multiple of 8; got 100": {"budget": {"steps": 100}},
