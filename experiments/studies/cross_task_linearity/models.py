@@ -21,6 +21,7 @@ from experiments.data import image_tasks
 from experiments.data.files import Pool
 from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
+from experiments.studies.cross_task_linearity.config import Network
 from experiments.training.descent import descend
 from sail_jax.align import activation_matching, weight_matching
 from sail_jax.architectures import of
@@ -68,20 +69,6 @@ class Examples(NamedTuple):
 
     learn: Batch
     test: Batch
-
-
-class Descent(NamedTuple):
-    """The settings of stochastic gradient descent.
-
-    Attributes:
-      steps: Number of steps.
-      batch: Images per step, drawn with replacement.
-      momentum: Share of a step that is repeated in the next one, in [0, 1).
-    """
-
-    steps: int
-    batch: int
-    momentum: float
 
 
 def split(
@@ -231,7 +218,7 @@ def accuracy(
     return correct(network(model, normalise)(params, batch)[0], batch).mean()
 
 
-@partial(jax.jit, static_argnames=("model", "descent"))
+@partial(jax.jit, static_argnames=("model", "how"))
 def train(
     model: Model,
     start: PyTree,
@@ -239,12 +226,12 @@ def train(
     count: Int[ArrayLike, ""],
     key: Key,
     rate: ArrayLike,
-    descent: Descent,
+    how: Network,
 ) -> PyTree:
     """Trains a network by stochastic gradient descent at a constant rate on the cross-entropy.
 
     A ResNet normalises by each minibatch, and its running statistics follow those of the
-    minibatches.
+    minibatches. The rate is traced; that of `how` is not read.
 
     - `count`: number of images that minibatches are drawn from. It is not static: tasks of
       different sizes share one compiled program if they are padded to one length.
@@ -261,13 +248,13 @@ def train(
 
     def draw(key: Array) -> Batch:
         # Below `count`, so that padding is never drawn.
-        drawn = jax.random.randint(key, (descent.batch,), 0, count)
+        drawn = jax.random.randint(key, (how.batch,), 0, count)
         return jax.tree.map(lambda x: x[drawn], batch)
 
     # What gradients do not change: the running statistics of a ResNet, nothing of an MLP.
     rest = {name: x for name, x in start.items() if name != "params"}
-    keys = jax.random.split(jax.random.wrap_key_data(key), descent.steps)
-    direction, params = optax.trace(descent.momentum), start["params"]
+    keys = jax.random.split(jax.random.wrap_key_data(key), how.steps)
+    direction, params = optax.trace(how.momentum), start["params"]
     end = descend(cost, direction, lambda _: rate, params, keys, draw, mutable=rest)
     return {"params": end.params, **end.mutable}
 
@@ -281,6 +268,12 @@ def each(fn: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
     stacked = jax.tree.map(np.asarray, stacked)
     n = len(jax.tree.leaves(stacked)[0])
     return stack([fn(*jax.tree.map(lambda x, i=i: x[i], stacked)) for i in range(n)])
+
+
+def repeated(tree: PyTree, like: PyTree) -> PyTree:
+    """Repeats every entry of the leading axis along a second one, which is as long as `like`'s."""
+    count = jax.tree.leaves(like)[0].shape[1]
+    return jax.tree.map(lambda x: np.broadcast_to(x[:, None], (len(x), count, *x.shape[1:])), tree)
 
 
 def stack(trees: list[PyTree], axis: int = 0) -> PyTree:

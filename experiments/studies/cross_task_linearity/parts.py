@@ -25,6 +25,7 @@ from experiments.studies.cross_task_linearity.models import (
     each,
     loss,
     network,
+    repeated,
     stack,
     union,
 )
@@ -307,17 +308,9 @@ def arithmetic(
         forms = ("midpoint", "reflection")
         return {f: angles(probe.negation(net, base, a, own, scales, form=f)) for f in forms}
 
-    count = len(pairs(jax.tree.leaves(experts)[0].shape[1]))
-    added = of_each(add, _repeated(base, count), *paired(experts), *paired(tests))
-    tasks = jax.tree.leaves(experts)[0].shape[1]
-    return {
-        "addition": added,
-        **of_each(negate, _repeated(base, tasks), experts, tests),
-    }
-
-
-def _repeated(tree: PyTree, count: int) -> PyTree:
-    return jax.tree.map(lambda x: np.broadcast_to(x[:, None], (len(x), count, *x.shape[1:])), tree)
+    first, second = paired(experts)
+    added = of_each(add, repeated(base, first), first, second, *paired(tests))
+    return {"addition": added, **of_each(negate, repeated(base, experts), experts, tests)}
 
 
 def stitching(
@@ -391,14 +384,12 @@ def stitching(
         batches = (("task", own), ("upright", upright))
         return {name: accuracy(model, base, batch) for name, batch in batches}
 
-    tasks = jax.tree.leaves(experts)[0].shape[1]
     first, second = paired(experts)
     exams, other_exams = paired(tests)
-    count = len(pairs(tasks))
-    bases, uprights = _repeated(base, tasks), _repeated(upright, tasks)
+    bases, uprights = repeated(base, experts), repeated(upright, experts)
     return {
         "plain": of_each(plain, first, second, exams),
-        "addition": of_each(add, _repeated(base, count), first, second, exams, other_exams),
+        "addition": of_each(add, repeated(base, first), first, second, exams, other_exams),
         "negation": of_each(negate, bases, experts, tests, uprights),
         "base": of_each(of_base, bases, tests, uprights),
     }
@@ -446,17 +437,12 @@ def theorem(
     norm = each(at, base, tests, keys)
     first, second = paired(tuned)
     middles = jax.tree.map(lambda x, y: (x + y) / 2, first, second)
-    count, models = (jax.tree.leaves(t)[0].shape[1] for t in (first, tuned))
-    ends = of_each(at, tuned, _repeated(tests, models), _repeated(keys, models))
-    middle = of_each(at, middles, _repeated(tests, count), _repeated(keys, count))
+    ends = of_each(at, tuned, repeated(tests, tuned), repeated(keys, tuned))
+    middle = of_each(at, middles, repeated(tests, first), repeated(keys, first))
     # The largest norm of three points stands for the largest on the segment.
-    sides = [ends[:, pairs(models)[:, i]] for i in (0, 1)]
-    largest = np.maximum(middle, np.maximum(*sides))
-
-    return of_each(
-        partial(_theorem, model), first, second, _repeated(base, count), _repeated(tests, count),
-        _repeated(norm, count), largest,
-    )  # fmt: skip
+    largest = np.maximum(middle, np.maximum(*paired(ends)))
+    at_checkpoint = (repeated(x, first) for x in (base, tests, norm))
+    return of_each(partial(_theorem, model), first, second, *at_checkpoint, largest)
 
 
 @partial(jax.jit, static_argnames="model")

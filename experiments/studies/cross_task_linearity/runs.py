@@ -8,15 +8,16 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import ArrayLike, PyTree
 
 from experiments.data.files import DataError, refused
+from experiments.lab.config import varied
 from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
 from experiments.studies.cross_task_linearity import models
 from experiments.studies.cross_task_linearity import parts as measure
-from experiments.studies.cross_task_linearity.config import PARTS, Config
-from experiments.studies.cross_task_linearity.models import Batch, Descent, Examples
+from experiments.studies.cross_task_linearity.config import PARTS, Config, Network
+from experiments.studies.cross_task_linearity.models import Batch, Examples
 
 SETTINGS = ("one task", "two tasks")
 WAYS = ("none", "weight matching", "activation matching", "pre-trained")
@@ -37,6 +38,7 @@ class Runs:
       mlp: The architecture of the MLP.
       resnet: The architecture of the ResNet, one block per stage.
       tasks: Names of the MLP's fine-tuning tasks, one for each angle.
+      middle: The one in the middle of them.
     """
 
     def __init__(self, config: Config) -> None:
@@ -58,6 +60,7 @@ class Runs:
         self.mlp = MLP(config.mlp.widths, classes)
         self.resnet = ResNet(config.resnet.widths, config.resnet.blocks, classes)
         self.tasks = [f"rotate {angle:g}" for angle in config.angles]
+        self.middle = self.tasks[len(self.tasks) // 2 - 1]
 
     def keys(self, part: str, count: int) -> np.ndarray:
         """Makes random keys that no other part shares.
@@ -86,34 +89,25 @@ class Runs:
         return Examples(*(models.stack(of_part, 1) for of_part in picked))
 
     def train(
-        self, model: models.Model, start: PyTree, learn: Batch, keys: Any, rate: Any, times: int = 1
+        self,
+        model: models.Model,
+        start: PyTree,
+        learn: Batch,
+        keys: np.ndarray,
+        rate: ArrayLike,
+        times: int = 1,
+        steps: int | None = None,
     ) -> PyTree:
         """Trains every model of a stack as the config says for its architecture.
 
         - `start`: variables before the first step, `(replicate, model, ...)`.
         - `learn`: images to learn from, `(replicate, model, n, ...)`.
         - `keys`: data of random keys, `(replicate, model, 2)`.
-        - `rate`: learning rate, a number or an array that broadcasts to `(replicate, model)`.
-
-        It returns the trained variables, `(replicate, model, ...)`.
+        - `rate`: learning rate; an array broadcasts to `(replicate, model)`.
+        - `times`: how many times the steps are taken. Momentum starts anew each time.
+        - `steps`: the number of steps; None for that of the config.
         """
-        how = self.config.resnet if isinstance(model, ResNet) else self.config.mlp
-        descent = Descent(how.steps, how.batch, how.momentum)
-        return self.descend(model, descent, start, learn, keys, rate, times)
-
-    def descend(
-        self, model: models.Model, descent: Descent, start: PyTree, learn: Batch, keys: Any,
-        rate: Any, times: int = 1,
-    ) -> PyTree:  # fmt: skip
-        """Trains every model of a stack with given settings.
-
-        - `start`: variables before the first step, `(replicate, model, ...)`.
-        - `learn`: images to learn from, `(replicate, model, n, ...)`.
-        - `keys`: data of random keys, `(replicate, model, 2)`.
-        - `rate`: learning rate, a number or an array that broadcasts to `(replicate, model)`.
-
-        It returns the trained variables, `(replicate, model, ...)`.
-        """
+        how = self.how(model) if steps is None else varied(self.how(model), steps=steps)
         count = learn.labels.shape[-1]
         # Images are padded to one length, so that training is compiled once.
         rest = self.index.learn.shape[1] - count
@@ -128,11 +122,15 @@ class Runs:
                 split = jax.random.split(jax.random.wrap_key_data(key), times)
                 rounds = np.asarray(jax.random.key_data(split))
             for key in rounds:
-                params = models.train(model, params, padded, count, key, rate, descent)
+                params = models.train(model, params, padded, count, key, rate, how)
             return params
 
-        rate = np.broadcast_to(np.asarray(rate, np.float32), keys.shape[:-1])
-        return measure.of_each(fit, start, learn, keys, rate)
+        rates = np.broadcast_to(np.asarray(rate, np.float32), keys.shape[:-1])
+        return measure.of_each(fit, start, learn, keys, rates)
+
+    def how(self, model: models.Model) -> Network:
+        """Says how an architecture is trained."""
+        return self.config.resnet if isinstance(model, ResNet) else self.config.mlp
 
     def init(self, model: models.Model, keys: Any) -> PyTree:
         """Draws the initial variables of a stack of models."""
@@ -169,9 +167,7 @@ class Runs:
         It returns the results of `parts.halfway`, `(replicate, setting, way, ...)`, in the order of
         `SETTINGS` and `WAYS`.
         """
-        last = self.tasks[-1]
-        middle = self.tasks[len(self.tasks) // 2 - 1]
-        tasks = ("upright", "upright", middle, last)
+        tasks = ("upright", "upright", self.middle, self.tasks[-1])
         # Keys of each model: its initial weights, its own training, its training from the base.
         keys, data = self.keys("scratch", 3 * len(tasks)), self.data(*tasks)
         first, second, third = (keys[:, i :: len(SETTINGS) + 1] for i in range(3))
@@ -206,8 +202,8 @@ class Runs:
         It returns "sets", the results of `parts.averaging`; and "line", those of
         `parts.along_the_line` for the experts of `kept`.
         """
-        c, task = self.config, self.tasks[len(self.tasks) // 2 - 1]
-        data, keys = self.data(task), self.keys("averaging", c.members)
+        c, data = self.config, self.data(self.middle)
+        keys = self.keys("averaging", c.members)
         learn = repeated(data.learn, c.members)
         base = repeated(kept["base"], c.members)
         tuned = self.train(self.mlp, base, learn, keys, np.geomspace(*c.rates, c.members))
@@ -255,17 +251,16 @@ class Runs:
           BatchNorm normalises, `(replicate, target, labels, ...)`, in the order of `TARGETS` and
           `LABELS`.
         """
-        c, task = self.config, self.tasks[len(self.tasks) // 2 - 1]
+        c = self.config
         kinds, upright = len(LABELS), self.data("upright")
-        targets = [[repeated(part, kinds) for part in data] for data in (upright, self.data(task))]
+        images = upright, self.data(self.middle)
+        targets = [[repeated(part, kinds) for part in data] for data in images]
         random = models.shuffled(upright.learn, c.seed)
         labels = np.concatenate([upright.learn.labels, random.labels], 1)
         batches = repeated(upright.learn, 2)._replace(labels=labels)
         results = {}
-        for name, model, rate in (
-            ("mlp", self.mlp, c.mlp.rate),
-            ("resnet", self.resnet, c.resnet.rate),
-        ):
+        for name, model in (("mlp", self.mlp), ("resnet", self.resnet)):
+            rate = self.how(model).rate
             keys = self.keys("random_labels", 5)
             start = self.init(model, keys[:, :1])
             # Both bases see the same minibatches: they differ by their labels alone.
@@ -302,15 +297,15 @@ class Runs:
         It returns the results of `parts.theorem`, `(replicate x checkpoint, pair)`.
         """
         c, at = self.config, self.config.theorem
-        task = self.tasks[len(self.tasks) // 2 - 1] if at.task == "rotated" else at.task
-        data, upright = self.data(task), self.data("upright").learn
+        data = self.data(self.middle if at.task == "rotated" else at.task)
+        upright = self.data("upright").learn
         model = self.resnet if at.network == "resnet" else self.mlp
-        how = c.resnet if at.network == "resnet" else c.mlp
         keys = self.keys("theorem", 1 + 2 ** (at.checkpoints - 1))
         params, bases = self.init(model, keys[:, :1]), []
-        descent = Descent(at.steps, how.batch, how.momentum)
+        rate = self.how(model).rate
         for n in range(1, keys.shape[1]):
-            params = self.descend(model, descent, params, upright, keys[:, n : n + 1], how.rate)
+            own = keys[:, n : n + 1]
+            params = self.train(model, params, upright, own, rate, steps=at.steps)
             if n & (n - 1) == 0:
                 bases.append(params)
         shape = (c.replicates * at.checkpoints, at.members + 1)

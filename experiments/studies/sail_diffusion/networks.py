@@ -257,12 +257,15 @@ class Networks:
         if self.noised and (self.encoder is not None or "features" in self.given.names):
             noised = self.features(mutable, z)
         weights = mutable["weights"]
-        project = lambda which: jnp.asarray(self.projector.apply({"params": params[which]}, hidden))  # noqa: E731
+        projected = {
+            name: jnp.asarray(self.projector.apply({"params": params[name]}, hidden))
+            for name in ("repa", "align")
+        }
         wanted = jnp.where(weights["clean"] > 0, clean, noised)
         terms: dict[str, Array] = {
             "velocity": velocity_loss(velocity, target),
-            "repa": repa_loss(project("repa"), clean),
-            "align": align_loss(project("align"), wanted, summed=self.summed),
+            "repa": repa_loss(projected["repa"], clean),
+            "align": align_loss(projected["align"], wanted, summed=self.summed),
         }
         total = jnp.asarray(sum(weights[term] * value for term, value in terms.items()))
         return total, terms, mutable
