@@ -26,6 +26,7 @@ from experiments.training.step import State
 from sail_jax import disk
 from sail_jax.checkpoint.formats.orbax_folders import admit
 from sail_jax.checkpoint.formats.trees import nested
+from sail_jax.checks import integer
 from sail_jax.disk import RefusedError, StoreError
 from sail_jax.trees import leaf_paths
 
@@ -53,11 +54,9 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | Path, config: Any, *, keep: int = 2) -> None:
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1; got {keep}")
         self.directory = Path(directory)
         self.config = config_record(config)
-        self.keep = keep
+        self.keep = integer("keep", keep)
         self._pool = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
         self._orbax: Any = None

@@ -24,6 +24,7 @@ from experiments.lab import processes, progress
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.rows import Row, Rows
 from experiments.training.step import State, Step, examples, places, watched
+from sail_jax.checks import integer
 from sail_jax.cli.stopping import SIGNALS, importing
 from sail_jax.disk import StoreError
 
@@ -112,12 +113,9 @@ def train(
       StoreError: If a checkpoint or the metrics are damaged, or cannot be written.
       KeyboardInterrupt: If a signal stopped the training. The message says how to go on.
     """
-    for name, value in (
-        ("steps", steps), ("save_every", save_every), ("log_every", log_every),
-        ("evaluate_every", evaluate_every),
-    ):  # fmt: skip
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1; got {value}")
+    cadence = {"save_every": save_every, "log_every": log_every, "evaluate_every": evaluate_every}
+    for name, value in {"steps": steps, **cadence}.items():
+        integer(name, value)
     if directory is not None and config is None:
         raise ValueError("directory: a config is needed beside it, to tell trainings apart")
     with contextlib.ExitStack() as stack:
