@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import ArrayLike, Float, PRNGKeyArray
 
 from experiments.data.tokens import Batch
 from experiments.measures.flops import flops
+from experiments.measures.savings import Savings
 from experiments.studies.sail_language import parts
 from experiments.studies.sail_language.config import RETRAINED, Config
 from experiments.training import init
@@ -59,3 +60,9 @@ def ahead(config: Config, cost: Costs, networks: int = 2) -> Float[np.ndarray, "
         RETRAINED: gammas * (looks[-1] * step + len(looks) * cost.validation),
     }
     return np.array([spent.get(way, 0.0) for way in config.ways]) / step
+
+
+def share(saved: Savings, earlier: ArrayLike = 0.0) -> Float[np.ndarray, "way seed"]:
+    """Computes the share of compute that starts save, `earlier` in steps of the target counted."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return 1 - (saved.steps + earlier) / saved.scratch_steps

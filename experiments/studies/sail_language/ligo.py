@@ -5,7 +5,6 @@ on disk.
 """
 
 from functools import partial
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -19,7 +18,7 @@ from experiments.studies.shared.growth_ways import LAYERS_OF, by_maps, growing, 
 from sail_jax import growth
 
 
-def check(small: Any, large: Any) -> None:
+def check(small: nn.Module, large: nn.Module) -> None:
     """Checks that LiGO can grow one network to the shape of another."""
     ours, theirs = describe(small), describe(large)
     sizes = ("width", "layers", "heads", "kv_heads", "head_dim", "hidden")
