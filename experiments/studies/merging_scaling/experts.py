@@ -5,6 +5,7 @@ weights, and a merge is tested on each task under the head of the task's own exp
 `measured`; the counterpart with an MLP on one set of images is `networks`.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,7 @@ from experiments.training.schedules import Schedule
 from experiments.training.step import Training
 from sail_jax import methods
 
-SETTINGS = ("steps", "batch", "rate", "ratio", "tasks")
+SETTINGS = tuple(Settings.__dataclass_fields__)
 CHUNK = 128  # images that are evaluated at once
 CLIP_SCALE = 100.0  # of the features of CLIP, whose norm is 1: what its logits are multiplied by
 
@@ -259,8 +260,8 @@ def measured(config: Config, stage: Stage) -> xr.Dataset:
     """
     how = config.experts
     backbone, tasks = load(config)
-    judge, centre = Judge(config, backbone, tasks), _fields(how.centre)
-    swept: dict[str, tuple[Any, ...]] = _fields(how.swept)
+    judge, centre = Judge(config, backbone, tasks), dataclasses.asdict(how.centre)
+    swept = dataclasses.asdict(how.swept)
     fixed = tuple(how.data.names.index(name) for name in how.group)
 
     def experts(
@@ -327,7 +328,3 @@ def measured(config: Config, stage: Stage) -> xr.Dataset:
         {"law": list(SETTINGS), "merge": list(how.merges), "task": list(how.data.names)},
         {"network": how.network},
     )
-
-
-def _fields(group: Any) -> dict[str, Any]:
-    return {name: getattr(group, name) for name in Settings.__dataclass_fields__}

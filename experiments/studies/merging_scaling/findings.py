@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.lab.findings import Finding, judged, mean_and_error
+from experiments.lab.findings import Finding, judged, mean_and_error, stated
 from experiments.studies.merging_scaling.config import TABLE_2
 
 if TYPE_CHECKING:
@@ -233,7 +233,6 @@ def _of_law(dataset: "xr.Dataset", row: dict[str, Any]) -> Iterator[Finding]:
         goes = {1: "grows", -1: "falls"}[says]
         loss = np.log(at["loss"].sel(merge="average").values)
         change = loss[-1] - loss[0]
-        error = change.std(ddof=1) / change.size**0.5
         where, paper = "unified merging, Sec. V-B", "said of the bound of Theorem 3"
         yield Finding(
             where,
@@ -246,7 +245,7 @@ def _of_law(dataset: "xr.Dataset", row: dict[str, Any]) -> Iterator[Finding]:
             where,
             f"the test loss of averaged networks {goes} with {name}",
             paper,
-            f"its logarithm changes by {change.mean():+.2g} ± {error:.1g}",
+            f"its logarithm changes by {_pm(change)}",
             says * change,
         )
     near = abs(row["testbed_exact"] - row["testbed_bound"]) < CLOSE
@@ -295,11 +294,8 @@ def summary(dataset: "xr.Dataset") -> str:
     lines.append(f"Theorems 3 and 1, with constants measured at the centre ({constants}): {loose}.")
     accuracy = dataset["accuracy"].sel(law="tasks")
     last = accuracy.isel(point=-1)
-    error = last.std("replicate", ddof=1) / last.sizes["replicate"] ** 0.5
-    listed = ", ".join(
-        f"{m} {float(last.sel(merge=m).mean()):.3f} ± {float(error.sel(merge=m)):.3f}"
-        for m in dataset["merge"].values.astype(str)
-    )
+    named = dataset["merge"].values.astype(str)
+    listed = ", ".join(f"{m} {stated(last.sel(merge=m), 3, sign=False)}" for m in named)
     n = int(dataset["value"].sel(law="tasks").values[-1])
     lines.append(f"Test accuracy of {n} merged (± s.e.): {listed}.")
     return "\n".join(lines)

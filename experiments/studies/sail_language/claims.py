@@ -54,9 +54,17 @@ def lower(
         return Finding(where, claim, paper, *_NOT)
     loss = dataset["loss"].isel(step=step)
     ours, theirs = loss.sel(way=way), loss.sel(way=other)
-    here = f"{stated(ours, 3, sign=False)} against {stated(theirs, 3, sign=False)} nats"
+    more = ""
     if beside in ways:
-        here += f"; with γ by eq. 11 {stated(loss.sel(way=beside), 3, sign=False)}"
+        more = f"; with γ by eq. 11 {stated(loss.sel(way=beside), 3, sign=False)}"
+    return less(where, claim, paper, ours, theirs, more)
+
+
+def less(
+    where: str, claim: str, paper: str, ours: "xr.DataArray", theirs: "xr.DataArray", more: str = ""
+) -> Finding:
+    """Judges whether one loss is less than another, seed by seed; `more` is told of it as well."""
+    here = f"{stated(ours, 3, sign=False)} against {stated(theirs, 3, sign=False)} nats{more}"
     return judged(where, claim, paper, here, (theirs - ours).values)
 
 

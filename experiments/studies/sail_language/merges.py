@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from experiments.data.benchmarks import BENCHMARKS
-from experiments.lab.findings import Finding, judged, stated
+from experiments.lab.findings import Finding, stated
 from experiments.studies.sail_language import claims
 from experiments.studies.sail_language.config import WAYS
 
@@ -58,15 +58,9 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
         ("SAIL's start has a lower loss than the uniform soup", "sweep", "uniform"),
         ("SAIL's start has a lower loss than the greedy soup", "sweep", "greedy"),
     ]
+    paper = "merges of OLMo's checkpoints are where training starts; their losses are not printed"
     declared = [
-        judged(
-            "SAIL, App. I",
-            claim,
-            "merges of OLMo's checkpoints are where training starts; their losses are not printed",
-            f"{stated(loss.sel(model=model), 3, sign=False)} against "
-            f"{stated(loss.sel(model=other), 3, sign=False)} nats",
-            (loss.sel(model=other) - loss.sel(model=model)).values,
-        )
+        claims.less("SAIL, App. I", claim, paper, loss.sel(model=model), loss.sel(model=other))
         for claim, model, other in about
     ]
     if not is_trained(dataset):
