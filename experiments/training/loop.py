@@ -150,6 +150,11 @@ def train(
                 rows.add(row)
                 clock.tell(t, row)
 
+        def land_all() -> None:
+            """Waits for all steps in flight."""
+            while flying:
+                land()
+
         def checked(fault: Any, metrics: Any) -> None:
             """Raises an error if a step, this one or one before, met something not finite."""
             at, which = np.asarray(fault).tolist()
@@ -171,8 +176,7 @@ def train(
 
         def stop_before(t: int) -> NoReturn:
             """Stores the state before step t, and ends the training."""
-            while flying:
-                land()
+            land_all()
             store()
             if checkpoints is not None:
                 checkpoints.wait()
@@ -190,13 +194,11 @@ def train(
             if (t % log_every == 0 or alone) and processes.any_of(signals.came):
                 stop_before(t)
             if t > start and t % save_every == 0:
-                while flying:
-                    land()
+                land_all()
                 with clock.apart():
                     store()
             if evaluate is not None and t % evaluate_every == 0:
-                while flying:
-                    land()
+                land_all()
                 try:
                     # One process alone breaks an evaluation off at a signal, as it may be long.
                     # Several processes would leave it at different places.
@@ -220,8 +222,7 @@ def train(
             # and hold a batch for every step in flight.
             while len(flying) > AHEAD:
                 land()
-        while flying:
-            land()
+        land_all()
         clock.stop()
         bad = _first_bad(state)
         if bad is not None:

@@ -105,18 +105,9 @@ def summary(dataset: "xr.Dataset") -> str:
 
     It returns text of several lines: what the numbers are, then those of each part that was run.
     """
-    said = {
-        "rotated": _rotated,
-        "split_classes": _split,
-        "scratch": _scratch,
-        "random_labels": _random,
-        "averaging": _averaging,
-        "arithmetic": _arithmetic,
-        "stitching": _stitching,
-        "theorem": _theorem,
-    }
     parts = dataset.attrs["parts"].split()
-    lines = [line for part in parts for line in said[part](dataset)]
+    # Each part is described by the function of its name.
+    lines = [line for part in parts for line in globals()[f"_{part}"](dataset)]
     head = f"Means ± standard errors over {dataset.sizes['replicate']} repetitions."
     return "\n".join([head, *lines])
 
@@ -166,7 +157,7 @@ def _rotated(dataset: "xr.Dataset") -> list[str]:
     ]
 
 
-def _split(dataset: "xr.Dataset") -> list[str]:
+def _split_classes(dataset: "xr.Dataset") -> list[str]:
     """Describes the linearity of the ResNets tuned on different classes."""
     how = {
         "interpolated": "running statistics interpolated",
@@ -196,7 +187,7 @@ def _scratch(dataset: "xr.Dataset") -> list[str]:
     return lines
 
 
-def _random(dataset: "xr.Dataset") -> list[str]:
+def _random_labels(dataset: "xr.Dataset") -> list[str]:
     """Describes the gaps of networks that were pre-trained on true labels, random ones or none."""
     lines = []
     for name, words in (

@@ -164,8 +164,7 @@ def network(model: Model, normalise: str = "interpolated") -> Apply:
     are the outputs of its blocks. Equal arguments give the same function object, so that the probes
     compile once for each.
     """
-    resnet: Any = model
-    return _mlp if isinstance(model, MLP) else _resnet(resnet, normalise)
+    return _mlp if isinstance(model, MLP) else _resnet(model, normalise)
 
 
 # Cached, as the probes are compiled anew for each function object.

@@ -105,6 +105,16 @@ def linearity(
     return angles(probe.cross_task_linearity(network(model, normalise), a, b, batch, alphas))
 
 
+def between(
+    model: Model, normalise: str, alphas: Sequence[float], a: PyTree, b: PyTree, batch: Batch
+) -> Arrays:
+    """Measures linearity on the line between two models, and its spread over images half way."""
+    return {
+        "line": linearity(model, normalise, alphas, a, b, batch),
+        "spread": distribution(model, normalise, 0.5, a, b, batch),
+    }
+
+
 @partial(jax.jit, static_argnames=("model", "normalise"))
 def distribution(
     model: Model, normalise: str, alpha: float, a: PyTree, b: PyTree, batch: Batch
@@ -161,11 +171,9 @@ def rotated(model: MLP, experts: PyTree, tests: Batch, alphas: Sequence[float]) 
     """
 
     def of_pair(a: PyTree, b: PyTree, own: Batch, other: Batch) -> Arrays:
-        batch = union(own, other)
         line = probe.barrier(loss(model), a, b, own)
         return {
-            "line": linearity(model, "", alphas, a, b, batch),
-            "spread": distribution(model, "", 0.5, a, b, batch),
+            **between(model, "", alphas, a, b, union(own, other)),
             "barrier": line.height,
             "own_loss": line.endpoints[0],
             "other_loss": line.endpoints[1],
@@ -190,11 +198,7 @@ def split_classes(model: Model, experts: PyTree, tests: Batch, alphas: Sequence[
     """
 
     def of_pair(normalise: str, a: PyTree, b: PyTree, own: Batch, other: Batch) -> Arrays:
-        batch = union(own, other)
-        return {
-            "line": linearity(model, normalise, alphas, a, b, batch),
-            "spread": distribution(model, normalise, 0.5, a, b, batch),
-        }
+        return between(model, normalise, alphas, a, b, union(own, other))
 
     arguments = (*paired(experts), *paired(tests))
     return {how: of_each(partial(of_pair, how), *arguments) for how in ("interpolated", "batch")}

@@ -23,24 +23,8 @@ KINDS = {"turn": TURN, "coefficient": "coefficient", "gap": "relative gap"}
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     """Draws a figure for each part that was run."""
-    figures = {
-        "rotated": lambda: _line(dataset, {"rotated": "rotated images, MLP"}, "layer"),
-        "split_classes": lambda: _line(
-            dataset,
-            {
-                "split_interpolated": "ResNet, statistics interpolated",
-                "split_batch": "ResNet, statistics of the images",
-            },
-            "block",
-        ),
-        "scratch": lambda: _scratch(dataset),
-        "random_labels": lambda: _random(dataset),
-        "averaging": lambda: _averaging(dataset),
-        "arithmetic": lambda: _arithmetic(dataset),
-        "stitching": lambda: _stitching(dataset),
-        "theorem": lambda: _theorem(dataset),
-    }
-    return {part: figures[part]() for part in dataset.attrs["parts"].split()}
+    # Each part is drawn by the function of its name.
+    return {part: globals()[f"_{part}"](dataset) for part in dataset.attrs["parts"].split()}
 
 
 def _seeds(dataset: "xr.Dataset") -> str:
@@ -75,6 +59,20 @@ def _interval(ax: "Axes", x: np.ndarray, quantiles: "xr.DataArray", color: str, 
     ax.vlines(x, low, high, color=color, lw=1)
     ax.vlines(x, first, third, color=color, lw=5, alpha=0.55)
     ax.plot(x, middle, way, color=color, ms=4.5, mec="white", mew=0.6)
+
+
+def _rotated(dataset: "xr.Dataset") -> "Figure":
+    """Draws the linearity of the MLPs tuned on rotated images."""
+    return _line(dataset, {"rotated": "rotated images, MLP"}, "layer")
+
+
+def _split_classes(dataset: "xr.Dataset") -> "Figure":
+    """Draws the linearity of the ResNets tuned on different classes."""
+    rows = {
+        "split_interpolated": "ResNet, statistics interpolated",
+        "split_batch": "ResNet, statistics of the images",
+    }
+    return _line(dataset, rows, "block")
 
 
 def _line(dataset: "xr.Dataset", rows: dict[str, str], layer: str) -> "Figure":
@@ -149,7 +147,7 @@ def _unaligned(way: str) -> str:
     return "from scratch" if way == "none" else f"from scratch, {way}" if "match" in way else way
 
 
-def _random(dataset: "xr.Dataset") -> "Figure":
+def _random_labels(dataset: "xr.Dataset") -> "Figure":
     """Draws linearity by layer half way between models, by what they were trained on."""
     rows = {
         "mlp_interpolated": ("MLP", "layer"),

@@ -5,6 +5,7 @@ them with the outcomes.
 """
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -77,6 +78,8 @@ PREDICTORS = {
     "sample": Predictor("the merge itself, few examples", "outcome", (1, 1)),
 }
 METHODS = ("averaging", "task arithmetic", "TIES")
+Models = Sequence[PyTree]
+Batches = Sequence[tasks.Batch]
 SCALE, DENSITY = 0.7, 0.2  # of task arithmetic's sum, and of what TIES keeps
 
 
@@ -150,7 +153,7 @@ def measure(
 
 
 @jax.jit
-def _merged(base: PyTree, models: list[PyTree]) -> list[PyTree]:
+def _merged(base: PyTree, models: Models) -> list[PyTree]:
     """The models merged by the methods of `METHODS`, in that order."""
     return [
         methods.linear()(models),
@@ -166,11 +169,7 @@ def _graded(family: Family, params: PyTree, batch: tasks.Batch) -> Float[Array, 
 
 
 def _outcome(
-    family: Family,
-    base: PyTree,
-    models: list[PyTree],
-    merged: list[PyTree],
-    exams: list[tasks.Batch],
+    family: Family, base: PyTree, models: Models, merged: Models, exams: Batches
 ) -> dict[str, Any]:
     """Losses and accuracies of experts, base model and merges, as `measure` describes them."""
 
@@ -184,7 +183,7 @@ def _outcome(
 
 
 @jax.jit
-def _weights(base: PyTree, models: list[PyTree]) -> dict[str, Array]:
+def _weights(base: PyTree, models: Models) -> dict[str, Array]:
     """The predictors that are computed from the weights alone."""
     clash = probe.interference(base, models)
     cosines = probe.interference(jax.tree.map(jnp.zeros_like, base), models).total.cosines
@@ -200,11 +199,7 @@ def _weights(base: PyTree, models: list[PyTree]) -> dict[str, Array]:
 
 
 def _curvature(
-    family: Family,
-    models: list[PyTree],
-    mean: PyTree,
-    few: list[tasks.Batch],
-    key: PRNGKeyArray,
+    family: Family, models: Models, mean: PyTree, few: Batches, key: PRNGKeyArray
 ) -> dict[str, Any]:
     """The predictors from derivatives of the loss, at the average and at the experts."""
     pooled, stacked = (jax.tree.map(lambda *x: np.stack(x), *side) for side in (few, models))
@@ -252,9 +247,7 @@ _logits = jax.jit(tasks.logits, static_argnums=0)
 _loss_of = jax.jit(tasks.of_logits)
 
 
-def _linearity(
-    family: Family, models: list[PyTree], mean: PyTree, few: list[tasks.Batch]
-) -> dict[str, Any]:
+def _linearity(family: Family, models: Models, mean: PyTree, few: Batches) -> dict[str, Any]:
     """The predictors from features and outputs, those of cross-task linearity among them."""
     network, k = tasks.network_of(family), len(models)
     pooled = jax.tree.map(lambda *x: np.concatenate(x), *few)
@@ -288,7 +281,7 @@ def _pairs(x: Float[Array, "k k"]) -> Float[Array, ""]:
 
 
 def _bounds(
-    family: Family, base: PyTree, mean: PyTree, batches: list[tasks.Batch], merge: Merges, n: int,
+    family: Family, base: PyTree, mean: PyTree, batches: Batches, merge: Merges, n: int,
     key: PRNGKeyArray,
 ) -> dict[str, Any]:  # fmt: skip
     """The quantities of Theorem 3 of unified merging.

@@ -17,7 +17,6 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
 
 from experiments.data import image_tasks
 from experiments.data.files import DataError, Pool
-from experiments.data.registry import ImagePool, TextData
 from experiments.data.tokens import Tokens
 from experiments.models.gpt import GPT
 from experiments.models.mlp import MLP
@@ -100,23 +99,6 @@ class Examples(NamedTuple):
 
     learn: int
     held_out: int
-
-
-def load(
-    learned: Learned, seed: int, images: ImagePool, train: int, text: TextData, each: Examples
-) -> tuple[Family, Data]:
-    """Reads what one family learns, and describes its network.
-
-    It raises `DataError` if the data cannot be read, or do not suffice.
-    """
-    if learned == "images":
-        family = of_images(images.classes)
-        pool = images.pool(seed)
-        image_tasks.check_left("train", train, 0, len(pool.labels))
-        return family, rotations_and_classes(pool, images.classes, train, seed, family.tasks, each)
-    corpus = text.read("text")
-    family = of_text(corpus.vocab)
-    return family, quantiles_of_text(corpus, seed, family.tasks, each)
 
 
 def rotations_and_classes(

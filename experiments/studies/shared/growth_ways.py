@@ -132,32 +132,19 @@ def grow(
       Where the large network's training starts.
     """
     if method == MSG:
-        return _msg(variables, state, source, target, data, key, move=move)
+        # Masked structural growth (Yao et al. 2023): random new units, absent at first. Padding
+        # makes them zero; they get random weights, which the mask hides at first.
+        ramped = masked(source, target, data)
+        wide = change_basis(variables, ramped.spec, ramped.maps)
+        wide = growth.fresh_units(wide, ramped.spec, ramped.maps, key)
+        grown = restarted(wide)._replace(masked=ramped, exact=True)
+        return _carried(grown, state, ramped.spec, ramped.maps) if move else grown
     name, options = (WIDTH | DEPTH)[method]
     large, plan = networks.grow(variables, source, target, name, key=key, **options)
     grown = restarted(large)._replace(exact=not plan.report.lost)
     if move and method in WIDTH and method not in OWN_LAW:
         return _carried(grown, state, plan.spec, plan.maps)
     return grown
-
-
-def _msg(
-    variables: PyTree,
-    state: PyTree,
-    source: Mapping[str, Any],
-    target: Mapping[str, Any],
-    data: Data,
-    key: PRNGKeyArray,
-    *,
-    move: bool,
-) -> Grown:
-    """Masked structural growth (Yao et al. 2023): random new units, absent at first."""
-    ramped = masked(source, target, data)
-    # Padding makes the new units zero. They get random weights, which the mask hides at first.
-    wide = change_basis(variables, ramped.spec, ramped.maps)
-    wide = growth.fresh_units(wide, ramped.spec, ramped.maps, key)
-    grown = restarted(wide)._replace(masked=ramped, exact=True)
-    return _carried(grown, state, ramped.spec, ramped.maps) if move else grown
 
 
 def _carried(grown: Grown, state: PyTree, spec: Spec, maps: Mapping[str, SpaceMap]) -> Grown:
