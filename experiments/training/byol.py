@@ -9,7 +9,7 @@ References:
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -178,7 +178,6 @@ def _followed(params: PyTree) -> PyTree:
 
 def _applied(head: Head, params: PyTree, stats: PyTree, x: Array) -> tuple[Array, PyTree]:
     """The outputs of a head in training, and its running statistics after them."""
-    out: Any = head.apply(
-        {"params": params, "batch_stats": stats}, x, True, mutable=["batch_stats"]
-    )
-    return out[0], out[1]["batch_stats"]
+    variables = {"params": params, "batch_stats": stats}
+    out, after = head.apply(variables, x, True, mutable=["batch_stats"])
+    return jnp.asarray(out), after["batch_stats"]

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +20,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from jax.experimental import multihost_utils
+from jaxtyping import PyTree
 
 from experiments.lab.store import config_record, differences
 from experiments.training.step import State
@@ -238,12 +239,12 @@ def _by_path(state: State) -> dict[str, Any]:
     return arrays
 
 
-def _spelt(x: Any) -> str:
+def _spelt(x: jax.Array) -> str:
     """The dtype and shape of an array, as manifests and messages have them."""
     return f"{x.dtype}{list(x.shape)}"
 
 
-def _filled(node: Any, arrays: dict[str, Any]) -> Any:
+def _filled(node: PyTree, arrays: Mapping[str, PyTree]) -> PyTree:
     """A nested dictionary of paths, with each path replaced by what it names."""
     if isinstance(node, dict):
         return {key: _filled(child, arrays) for key, child in node.items()}
@@ -265,10 +266,10 @@ def _read(path: Path, like: dict[str, Any]) -> dict[str, jax.Array]:
         name: ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape, dtype=x.dtype)
         for name, x in like.items()
     }
-    spelt: Any = nested(like)
+    spelt = nested(like)
     with ocp.PyTreeCheckpointer() as checkpointer:
         args = ocp.args.PyTreeRestore(_filled(spelt, like), _filled(spelt, how))
-        tree: Any = checkpointer.restore(path, args=args)
+        tree = checkpointer.restore(path, args=args)
     return {"/".join(k.key for k in keys): x for keys, x in jax.tree.leaves_with_path(tree)}
 
 

@@ -21,15 +21,15 @@ from experiments.training.step import Loss, State, Step, Training, init, make_st
 class Layout(Protocol):
     """Where the arrays of a training lie on devices; `sharding.Layout` is one."""
 
-    def shardings(self, state: Any) -> Any:
+    def shardings(self, state: PyTree) -> PyTree | None:
         """Says how the arrays of a state are laid out."""
         ...
 
-    def lay(self, state: Any) -> Any:
+    def lay(self, state: PyTree) -> PyTree:
         """Lays out a state where the step expects it."""
         ...
 
-    def place(self, batch: Any) -> Any:
+    def place(self, batch: PyTree) -> PyTree:
         """Puts a batch where the step expects it."""
         ...
 

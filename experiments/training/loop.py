@@ -23,7 +23,7 @@ from jaxtyping import PyTree
 from experiments.lab import processes, progress
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.rows import Row, Rows
-from experiments.training.step import State, Step, examples, places, watched
+from experiments.training.step import Metrics, State, Step, examples, places, watched
 from sail_jax.checks import integer
 from sail_jax.cli.stopping import SIGNALS, importing
 from sail_jax.disk import StoreError
@@ -138,7 +138,7 @@ def train(
         feed = stack.enter_context(_prefetched(lambda t: place(batch(t)), start, steps))
         clock = _Clock(start, steps, say if processes.is_first() else None, say_every)
         flying: deque[tuple[int, Any, Any]] = deque()
-        taken: Any = None
+        taken: PyTree = None
 
         def land() -> None:
             """Waits for the oldest step in flight; adds its row if it is one of `log_every`."""
@@ -155,7 +155,7 @@ def train(
             while flying:
                 land()
 
-        def checked(fault: Any, metrics: Any) -> None:
+        def checked(fault: jax.Array, metrics: Metrics) -> None:
             """Raises an error if a step, this one or one before, met something not finite."""
             at, which = np.asarray(fault).tolist()
             if at >= 0:
@@ -182,7 +182,7 @@ def train(
                 checkpoints.wait()
             raise KeyboardInterrupt(_how(t, steps, directory))
 
-        last: Any = {}
+        last: Metrics = {}
         alone = processes.is_alone()
         # Alone, a signal may end the process at once until the first step, which compiles, is done:
         # there is nothing to store yet. Several processes have to agree on where they stop.
@@ -259,7 +259,7 @@ def _not_finite(step: int, place: str, checkpoints: Checkpoints | None) -> Float
     return FloatingPointError(f"step {step}: {place} is not finite, the first to be so{where}")
 
 
-def _how(step: int, steps: int, directory: Any) -> str:
+def _how(step: int, steps: int, directory: str | Path | None) -> str:
     """The message of an interrupted training."""
     if directory is None:
         return f"stopped before step {step} of {steps}; nothing is stored without a directory"

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from annotated_types import Interval
+from jax.tree_util import KeyPath
 from jaxtyping import Bool, PyTree
 
 from experiments.lab.config import NotNegative, Positive, Some, config
@@ -129,7 +130,7 @@ def _own_rates(rates: tuple[tuple[str, float], ...]) -> optax.GradientTransforma
 def _shares(members: tuple[float, ...]) -> optax.GradientTransformation:
     """Multiplies the updates of each member by its share of the learning rate."""
 
-    def scaled(path: jax.tree_util.KeyPath, update: jax.Array) -> jax.Array:
+    def scaled(path: KeyPath, update: jax.Array) -> jax.Array:
         if update.shape[:1] != (len(members),):
             raise ValueError(
                 f"members: {len(members)} shares for params/{path_str(path)} of shape "

@@ -9,7 +9,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import PyTree
+from jax.tree_util import KeyPath
+from jaxtyping import ArrayLike, PyTree
 
 AXIS = "data"
 Shard = Literal["no", "data", "full"]
@@ -111,7 +112,7 @@ def fully_sharded(mesh: Mesh, tree: PyTree, *, least: int = 1 << 16) -> PyTree:
     """
     devices = mesh.shape[AXIS]
 
-    def rule(x: Any) -> NamedSharding:
+    def rule(x: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:
         splits = [i for i, length in enumerate(x.shape) if length % devices == 0]
         if not splits or x.size < least:
             return NamedSharding(mesh, P())
@@ -152,7 +153,7 @@ def split(mesh: Mesh, batch: PyTree) -> PyTree:
     """
     devices, sharding = mesh.shape[AXIS], NamedSharding(mesh, P(AXIS))
 
-    def placed(path: Any, x: Any) -> jax.Array:
+    def placed(path: KeyPath, x: ArrayLike) -> jax.Array:
         x = np.asarray(x)
         if x.ndim < 1 or x.shape[0] % devices:
             where = jax.tree_util.keystr(path, simple=True, separator="/") or "batch"

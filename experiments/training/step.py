@@ -10,6 +10,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.tree_util import KeyPath
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32, PRNGKeyArray, PyTree
 
 from experiments.lab.config import Natural, config
@@ -172,7 +174,7 @@ def make_step(
             return grads, metrics, mutable
         parts = jax.tree.map_with_path(lambda path, x: parted(path, x, n), batch)
 
-        def add(carry: Any, part: Any) -> tuple[Any, None]:
+        def add(carry: PyTree, part: PyTree) -> tuple[PyTree, None]:
             """Adds the gradients and metrics of one micro-batch to the sums."""
             *total, mutable = carry
             part_grads, (metrics, mutable) = grad(
@@ -214,7 +216,7 @@ def make_step(
     return jax.jit(step, donate_argnums=(0,) if donate else (), **out)
 
 
-def cast(tree: PyTree, dtype: Any) -> PyTree:
+def cast(tree: PyTree, dtype: DTypeLike) -> PyTree:
     """Casts the floating-point arrays of a pytree.
 
     Args:
@@ -228,7 +230,7 @@ def cast(tree: PyTree, dtype: Any) -> PyTree:
     return jax.tree.map(converted, tree)
 
 
-def parted(path: Any, x: Array, n: int) -> Array:
+def parted(path: KeyPath, x: Array, n: int) -> Array:
     """Splits one array of a batch into micro-batches.
 
     Args:

@@ -124,7 +124,7 @@ def weights_alone(variables: PyTree) -> PyTree:
     return {"params": variables["params"]}
 
 
-def _seen(model: Model, images: Any) -> Array:
+def _seen(model: Model, images: Array | np.ndarray) -> Array | np.ndarray:
     """Reshapes images to what the model takes: a ResNet as they are, an MLP as rows."""
     return images if isinstance(model, ResNet) else images.reshape(len(images), -1)
 
@@ -145,7 +145,7 @@ def _mlp(
     """
 
     def layer(name: str) -> Callable[[PyTree, Any], Array]:
-        def apply(p: PyTree, x: Any) -> Array:
+        def apply(p: PyTree, x: PyTree) -> Array:
             x = x.images.reshape(len(x.images), -1) if isinstance(x, Batch) else x
             y = x @ p["params"][name]["kernel"] + p["params"][name]["bias"]
             return y if name == "out" else nn.relu(y)
@@ -164,7 +164,7 @@ def network(model: Model, normalise: str = "interpolated") -> Apply:
     are the outputs of its blocks. Equal arguments give the same function object, so that the probes
     compile once for each.
     """
-    return _mlp if isinstance(model, MLP) else _resnet(model, normalise)
+    return _mlp if isinstance(model, MLP) else _resnet(model, normalise)  # type: ignore[arg-type]
 
 
 # Cached, as the probes are compiled anew for each function object.
@@ -241,7 +241,7 @@ def train(
         if isinstance(model, ResNet):
             logits, rest = model.apply(variables, x, True, mutable=["batch_stats"])
         else:
-            logits: Any = model.apply(variables, x)
+            logits = jnp.asarray(model.apply(variables, x))
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, drawn.labels)
         return losses.mean(), rest
 

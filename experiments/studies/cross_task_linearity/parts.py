@@ -6,14 +6,14 @@
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from experiments.models.mlp import MLP
 from experiments.studies.cross_task_linearity.models import (
@@ -36,6 +36,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 HALF = (0.5, 0.5)
 FEW = 10  # models, all sets of which can be averaged
 Arrays = dict[str, Any]
+Weights = Sequence[float] | None
 
 
 def pairs(models: int) -> np.ndarray:
@@ -64,7 +65,7 @@ def flat(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: np.reshape(x, (-1, *x.shape[2:])), tree)
 
 
-def of_each(fn: Any, *stacked: PyTree) -> PyTree:
+def of_each(fn: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
     """Applies a function to every entry of the two leading axes, one after the other."""
     return each(partial(each, fn), *stacked)
 
@@ -75,7 +76,7 @@ def paired(stacked: PyTree) -> tuple[PyTree, PyTree]:
     return tuple(jax.tree.map(lambda x, i=i: x[:, index[:, i]], stacked) for i in (0, 1))
 
 
-def moved(base: PyTree, params: PyTree, scale: Any) -> PyTree:
+def moved(base: PyTree, params: PyTree, scale: ArrayLike) -> PyTree:
     """Computes base + scale (params - base)."""
     return jax.tree.map(lambda b, p: b + scale * (p - b), base, params)
 
@@ -348,7 +349,7 @@ def stitching(
     net = network(model)
     hidden = [f"hidden_{i}" for i in range(len(model.widths))]
 
-    def stitched(lower: list[PyTree], upper: PyTree, batch: Batch, w: Any = None) -> Array:
+    def stitched(lower: list[PyTree], upper: PyTree, batch: Batch, w: Weights = None) -> Array:
         measured = probe.stitching(net, lower, upper, batch, correct, w, layers=hidden)
         return measured.stitched.value
 
@@ -414,7 +415,7 @@ def spectral_norm(
 
 
 def theorem(
-    model: Model, base: PyTree, tuned: PyTree, tests: Batch, keys: Any, steps: int
+    model: Model, base: PyTree, tuned: PyTree, tests: Batch, keys: np.ndarray, steps: int
 ) -> Arrays:
     """Measures the gap of the loss half way between models, and what is to predict it.
 

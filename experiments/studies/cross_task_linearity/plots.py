@@ -32,7 +32,7 @@ def _seeds(dataset: "xr.Dataset") -> str:
     return f"{dataset.sizes['replicate']} repetitions"
 
 
-def _steps(ax: "Axes", labels: Any) -> np.ndarray:
+def _steps(ax: "Axes", labels: np.ndarray) -> np.ndarray:
     """Layers along the x axis, the numbers of blocks where these are many."""
     x, told = np.arange(len(labels), dtype=float), [str(label) for label in labels]
     if len(told) > 5:

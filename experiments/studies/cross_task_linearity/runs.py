@@ -112,7 +112,7 @@ class Runs:
         # Images are padded to one length, so that training is compiled once.
         rest = self.index.learn.shape[1] - count
 
-        def fit(params: PyTree, learn: Batch, key: models.Key, rate: Any) -> PyTree:
+        def fit(params: PyTree, learn: Batch, key: models.Key, rate: ArrayLike) -> PyTree:
             padded = jax.tree.map(
                 lambda x: np.pad(x, ((0, rest), *((0, 0),) * (x.ndim - 1))), learn
             )
@@ -132,7 +132,7 @@ class Runs:
         """Says how an architecture is trained."""
         return self.config.resnet if isinstance(model, ResNet) else self.config.mlp
 
-    def init(self, model: models.Model, keys: Any) -> PyTree:
+    def init(self, model: models.Model, keys: np.ndarray) -> PyTree:
         """Draws the initial variables of a stack of models."""
         return measure.of_each(partial(models.init, model, self.pool.images.shape[1:]), keys)
 

@@ -173,8 +173,7 @@ def of_logits(logits: Array, labels: Array) -> Float[Array, ""]:
 
 def logits(family: Family, params: PyTree, batch: Batch) -> Array:
     """Evaluates a family's network."""
-    outputs: Any = family.net.apply(params, batch.inputs)
-    return outputs
+    return jnp.asarray(family.net.apply(params, batch.inputs))
 
 
 def accuracy(family: Family, params: PyTree, batch: Batch) -> Float[Array, ""]:
@@ -227,7 +226,7 @@ def tune(
     ends = jnp.stack([jnp.append(0, steps[:-1]), steps], -1)
 
     def expert(learn: Batch, key: PRNGKeyArray) -> PyTree:
-        def until(state: Any, ends: Array) -> tuple[Any, PyTree]:
+        def until(state: PyTree, ends: Array) -> tuple[PyTree, PyTree]:
             state = _descend(family, sgd, state, learn, key, *ends)
             return state, state[0]
 
@@ -238,12 +237,17 @@ def tune(
 
 
 def _descend(
-    family: Family, optimizer: Any, state: Any, data: Batch, key: PRNGKeyArray, start: ArrayLike,
+    family: Family,
+    optimizer: optax.GradientTransformation,
+    state: PyTree,
+    data: Batch,
+    key: PRNGKeyArray,
+    start: ArrayLike,
     stop: ArrayLike,
-) -> Any:  # fmt: skip
+) -> PyTree:
     """Optimises on random minibatches from step `start` to step `stop`."""
 
-    def step(i: Array, state: Any) -> Any:
+    def step(i: Array, state: PyTree) -> PyTree:
         params, memory = state
         drawn = jax.random.randint(jax.random.fold_in(key, i), (BATCH,), 0, len(data.labels))
         batch = jax.tree.map(lambda x: jnp.asarray(x)[drawn], data)

@@ -102,7 +102,7 @@ def groups(config: Config, count: int) -> list[tuple[int, ...]]:
 
 
 def logits(
-    backbone: Backbone, variables: PyTree, images: Any, *, train: bool = False
+    backbone: Backbone, variables: PyTree, images: Array | np.ndarray, *, train: bool = False
 ) -> tuple[Float[Array, "n class"], PyTree]:
     """Runs an expert, or a merge under an expert's head.
 

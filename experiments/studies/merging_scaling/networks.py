@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
 from experiments.data import image_tasks
 from experiments.data.files import Pool
@@ -68,15 +68,15 @@ def _mean_loss(config: Config, params: PyTree, batch: tuple[Array, Array]) -> Ar
     return _losses(config, params, *batch).mean()
 
 
-def _losses(config: Config, params: PyTree, images: Any, labels: Any) -> Array:
+def _losses(config: Config, params: PyTree, images: ArrayLike, labels: ArrayLike) -> Array:
     """The cross-entropy of each image."""
     outputs = _logits(config, params, images)
     return optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
 
 
-def _logits(config: Config, params: PyTree, images: Any) -> Any:
+def _logits(config: Config, params: PyTree, images: ArrayLike) -> Array:
     """The logits of a network."""
-    return MLP(config.widths, config.data.classes).apply(params, images)
+    return jnp.asarray(MLP(config.widths, config.data.classes).apply(params, images))
 
 
 def examine(config: Config, pool: Pool, split: Split) -> Exam:
@@ -125,7 +125,7 @@ def pretrain(config: Config, exam: Task, key: Array) -> PyTree:
     return jax.lax.scan(step, params, jax.random.split(rest, config.pretraining.steps))[0]
 
 
-def _descend(config: Config, params: PyTree, batch: tuple[Array, Array], rate: Any) -> PyTree:
+def _descend(config: Config, params: PyTree, batch: tuple[Array, Array], rate: ArrayLike) -> PyTree:
     """One step of SGD."""
     gradient = jax.grad(partial(_mean_loss, config))(params, batch)
     return jax.tree.map(lambda x, g: x - rate * g, params, gradient)
@@ -139,8 +139,8 @@ def finetune(
     base: PyTree,
     images: Array,
     labels: Array,
-    samples: Any,
-    rate: Any,
+    samples: ArrayLike,
+    rate: ArrayLike,
     keys: Array,
 ) -> tuple[PyTree, PyTree]:
     """Tunes an expert for each task with SGD, and beside it a twin with one sample replaced.
@@ -193,8 +193,8 @@ def measure(
     experts: PyTree,
     twins: PyTree,
     exam: Exam,
-    samples: Any,
-    count: Any,
+    samples: ArrayLike,
+    count: ArrayLike,
     key: Array,
 ) -> dict[str, Any]:
     """Merges the first experts of each replicate in every way of `MERGES`, and measures the merges.

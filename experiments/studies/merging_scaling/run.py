@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jaxtyping import PyTree
 
 from experiments.data import image_tasks
 from experiments.data.files import refused
@@ -57,7 +58,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             config, setting["batch"], *how, setting["samples"], setting["rate"], keys
         )
 
-    def measured(setting: Mapping[str, Any], pairs: Any, mark: int) -> dict[str, Any]:
+    def measured(setting: Mapping[str, Any], pairs: PyTree, mark: int) -> dict[str, Any]:
         experts, twins = (jax.tree.map(lambda x: x[:, :, mark], tree) for tree in pairs)
         how = setting["samples"], setting["tasks"]
         return networks.measure(config, base, experts, twins, exam, *how, merge_keys)

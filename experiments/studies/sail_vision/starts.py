@@ -137,7 +137,7 @@ def _ligo(learner: Learner, variables: PyTree, batches: Examples, key: PRNGKeyAr
     wide = rules(large, jax.eval_shape(net.init, key, batches.images[0, :1]))
     spec = rules(source, variables)
 
-    def loss(grown: PyTree, batch: Any) -> Array:
+    def loss(grown: PyTree, batch: PyTree) -> Array:
         logits, _ = applied(net, grown["params"], grown["batch_stats"], learner.seen(batch.images))
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels).mean()
 

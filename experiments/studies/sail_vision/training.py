@@ -203,7 +203,7 @@ class Learner:
         return standardised(images, self.scale)
 
     def _supervised(
-        self, params: PyTree, stats: PyTree, batch: Any, key: PRNGKeyArray
+        self, params: PyTree, stats: PyTree, batch: PyTree, key: PRNGKeyArray
     ) -> tuple[Array, dict[str, Array], PyTree]:
         """Computes the cross-entropy of augmented images, in the form that the trainer takes."""
         images = self.seen(augment(batch.images, key, RECIPES[self.config.augment]))
@@ -214,7 +214,7 @@ class Learner:
         return nats.mean(), {}, stats
 
     def _byol(
-        self, params: PyTree, carried: PyTree, batch: Any, key: PRNGKeyArray
+        self, params: PyTree, carried: PyTree, batch: PyTree, key: PRNGKeyArray
     ) -> tuple[Array, dict[str, Array], PyTree]:
         """Computes BYOL's loss of two augmented views, in the form that the trainer takes."""
         views = (
@@ -277,7 +277,7 @@ def _convolved(net: ResNet, variables: PyTree, images: Array) -> dict[str, Array
     )
     out = {}
     for name, _ in normalised(net):
-        node: Any = caught["intermediates"]
+        node: PyTree = caught["intermediates"]
         for part in name.split("/"):
             node = node[part]
         (out[name],) = node["__call__"]

@@ -1,10 +1,9 @@
 """Checks of configs that concern several of their fields at once."""
 
 from operator import attrgetter
-from typing import Any
 
 
-def must(config: Any, field: str, holds: Any, do: str) -> None:
+def must(config: object, field: str, holds: object, do: str) -> None:
     """Checks one field of a config beside others.
 
     Args:

@@ -40,6 +40,7 @@ DEPTH: dict[str, tuple[str, dict[str, Any]]] = {
 OWN_LAW = ("aki", "sail_svd")  # what they do to parameters is not (only) a change of basis
 LAYERS = "block_{i}"  # how a GPT lists them
 LAYERS_OF = f"params/{LAYERS}"
+Frozen = tuple[tuple[str, Any], ...]
 
 
 class Grown(NamedTuple):
@@ -198,17 +199,17 @@ def learn(
     return restarted(_learn(how, _frozen(source), _frozen(target), variables, data, key))
 
 
-def _frozen(sizes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def _frozen(sizes: Mapping[str, Any]) -> Frozen:
     """The configuration as nested tuples, which are hashable and so can be static under jit."""
     return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in sizes.items())
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _learn(
-    how: Learning, source: Any, target: Any, variables: PyTree, data: Data, key: PRNGKeyArray
+    how: Learning, small: Frozen, large: Frozen, variables: PyTree, data: Data, key: PRNGKeyArray
 ) -> PyTree:
     """`learn`, compiled: the variables of the large network."""
-    source, target = dict(source), dict(target)
+    source, target = dict(small), dict(large)
     net, (first, second) = build(target), jax.random.split(key)
     deepens = target.get("layers") != source.get("layers")
     if deepens:

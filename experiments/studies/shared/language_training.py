@@ -201,7 +201,7 @@ def own_losses(
     """
     if isinstance(held_out, Batch):
         return each_nll(net, params, held_out, at_once)
-    apply: Any = lambda tokens: net.apply({"params": params}, tokens)  # noqa: E731
+    apply = lambda tokens: jnp.asarray(net.apply({"params": params}, tokens))  # noqa: E731
     scores = choice_scores.normalised(apply, held_out, batch_size=at_once)
     return choices.class_losses(scores, jnp.asarray(held_out.answer))
 

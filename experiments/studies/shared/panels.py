@@ -30,7 +30,7 @@ def legend(
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     entries |= {str(handle.get_label()): handle for handle in also}
-    where: Any = f"outside {'lower' if below else 'upper'} center"
+    where = "outside lower center" if below else "outside upper center"
     look = {"frameon": False, "fontsize": 9} | look
     fig.legend(list(entries.values()), list(entries), loc=where, **look)
 
