@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, Literal, NamedTuple, NoReturn, Self
 
 import jax
 import jax.numpy as jnp
@@ -195,21 +195,24 @@ def train(
                 stop_before(t)
             if t > start and t % save_every == 0:
                 land_all()
-                with clock.apart():
+                with clock.apart("other"):
                     store()
             if evaluate is not None and t % evaluate_every == 0:
                 land_all()
                 try:
                     # One process alone breaks an evaluation off at a signal, as it may be long.
                     # Several processes would leave it at different places.
-                    with clock.apart(), signals.raised() if alone else contextlib.nullcontext():
+                    with (
+                        clock.apart("other"),
+                        signals.raised() if alone else contextlib.nullcontext(),
+                    ):
                         measured = evaluate(state)
                 except KeyboardInterrupt:
                     if not signals.came:
                         raise
                     stop_before(t)
                 rows.add({"step": t, **measured})
-            with clock.waiting():
+            with clock.apart("input"):
                 taken = next(feed)
             # The step has donated the old state's buffers: nothing below may look at them.
             state, last, fault = step(state, taken)
@@ -344,13 +347,13 @@ class _Clock:
 
     def __init__(self, first: int, steps: int, say: Callable[[str], None] | None, every: float):
         self.first, self.steps, self.say, self.every = first, steps, say, every
-        self.wall = self.input = self.other = 0.0
+        self.wall, self.spent = 0.0, {"input": 0.0, "other": 0.0}
         self.examples, self.began, self.told = 0, None, -float("inf")
 
     def start(self, examples: int) -> None:
         """Starts the clock anew, at the end of the first step."""
         self.began, self.examples = time.perf_counter(), examples
-        self.input = self.other = 0.0
+        self.spent = {"input": 0.0, "other": 0.0}
 
     def stop(self) -> None:
         """Takes the wall time up to now."""
@@ -358,24 +361,17 @@ class _Clock:
             self.wall = time.perf_counter() - self.began
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Counts the time of the block as waiting for input."""
+    def apart(self, what: Literal["input", "other"]) -> Iterator[None]:
+        """Counts the time of the block as no step's: waiting for input, evaluating or storing."""
         start = time.perf_counter()
         yield
-        self.input += time.perf_counter() - start
-
-    @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
-        """Counts the time of the block as neither steps nor input: evaluating or storing."""
-        start = time.perf_counter()
-        yield
-        self.other += time.perf_counter() - start
+        self.spent[what] += time.perf_counter() - start
 
     def shares(self) -> tuple[float, float]:
         """The shares of the wall time that went to steps and to waiting for input."""
         if not self.wall:
             return float("nan"), float("nan")
-        return 1 - (self.input + self.other) / self.wall, self.input / self.wall
+        return 1 - sum(self.spent.values()) / self.wall, self.spent["input"] / self.wall
 
     def tell(self, t: int, row: Row) -> None:
         """Prints a line of progress if the last one is old enough, or this step is the last."""

@@ -18,6 +18,7 @@ from experiments.data.tokens import Batch, Ids
 from experiments.measures import choice_scores
 from experiments.studies.sail_language.config import Config
 from experiments.studies.shared import gamma_sweep as line
+from experiments.studies.shared.checking import must
 from sail_jax import distances
 
 # Percentiles of mean token values between D_1, D_2 and D_t (SAIL, App. H.1).
@@ -52,10 +53,8 @@ def load(config: Config) -> Corpus:
     """Reads the text and divides it."""
     train, held_out, vocab = config.data.read()
     shortest, context = min(len(train), len(held_out)), config.model.context
-    if shortest <= context:
-        raise ValueError(
-            f"model.context must be below {shortest}, the tokens of the text; got {context}"
-        )
+    short = f"be below {shortest}, the tokens of the text"
+    must(config, "model.context", context < shortest, short)
     means, of_kept = (tokens.block_means(part, context) for part in (train, held_out))
     # The held-out text is divided by the thresholds of the text to learn from.
     thresholds = np.percentile(means, PERCENTILES)
