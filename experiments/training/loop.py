@@ -199,13 +199,11 @@ def train(
                     store()
             if evaluate is not None and t % evaluate_every == 0:
                 land_all()
+                # One process alone breaks an evaluation off at a signal, as it may be long. Several
+                # processes would leave it at different places.
+                breaking = signals.raised() if alone else contextlib.nullcontext()
                 try:
-                    # One process alone breaks an evaluation off at a signal, as it may be long.
-                    # Several processes would leave it at different places.
-                    with (
-                        clock.apart("other"),
-                        signals.raised() if alone else contextlib.nullcontext(),
-                    ):
+                    with clock.apart("other"), breaking:
                         measured = evaluate(state)
                 except KeyboardInterrupt:
                     if not signals.came:
