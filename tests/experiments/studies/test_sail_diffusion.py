@@ -38,6 +38,7 @@ from experiments.studies.sail_diffusion.networks import (
 from experiments.studies.sail_diffusion.sampling import Sampler, integrate, interpolate, sample
 from experiments.studies.sail_diffusion.training import Laboratory, unoptimised
 from experiments.training import sharding
+from experiments.training.fit import Fit
 from sail_jax.cli import main as cli
 from sail_jax.trees import leaf_paths
 
@@ -61,17 +62,17 @@ def _drawn(rng, init, *args):
 
 @pytest.mark.slow
 def test_classifiers_of_a_repetition_draw_alone(lab, monkeypatch):
-    drawn = {}
+    drawn = []
 
-    def trained(kind, loss, training, start, batch, *_):
-        drawn[kind] = batch(0)["labels"], jax.random.key_data(start.key)
+    def trained(fit, start, batch, *_):
+        drawn.append((batch(0)["labels"], jax.random.key_data(start.key)))
         raise StopIteration
 
-    monkeypatch.setattr(lab, "_train", trained)
+    monkeypatch.setattr(Fit, "run", trained)
     for kind in ("measure", "encoder"):
         with pytest.raises(StopIteration):
             lab.classifier(kind, np.arange(100), 0, None)
-    for one, other in zip(*drawn.values(), strict=True):
+    for one, other in zip(*drawn, strict=True):
         assert not np.array_equal(one, other)
 
 
