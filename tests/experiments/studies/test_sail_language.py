@@ -427,7 +427,8 @@ def test_eq_3_is_the_loss_after_training_from_each_gamma(corpus, monkeypatch):
         ways=("scratch", "distance", "sweep", "retrained"),
         weight={"gammas": 4, "retrain": (10, 20)},
     )
-    use = parts.learners(TINY, text.VOCAB)
+    compiled = parts.learners(TINY, text.VOCAB)
+    use = {name: learner._replace(config=config) for name, learner in compiled.items()}
     monkeypatch.setattr(parts, "learners", lambda *_: use)
     names = []
 
