@@ -7,6 +7,7 @@ itself, and can be a field of another one.
 import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import (
@@ -109,7 +110,7 @@ def config(cls: type[T]) -> type[T]:
         try:
             checked(self, *args, **fields)
         except ValidationError as error:
-            raise ValueError("; ".join(map(_told, error.errors()))) from None
+            raise ValueError("; ".join(_told(e, made) for e in error.errors())) from None
 
     # Wrapped, since the errors of pydantic take several lines for each field.
     made.__init__ = init
@@ -197,10 +198,13 @@ def named(function: Function) -> str:
     return f"{owner.__module__}:{owner.__qualname__}"
 
 
-def _told(error: Mapping[str, Any]) -> str:
-    """Puts one error that pydantic found into a sentence: "field must be ...; got ..."."""
+def _told(error: Mapping[str, Any], of: type) -> str:
+    """Puts one error that pydantic found in a config into a sentence: "field must be ...; got"."""
     why = error.get("ctx", {})
     name = "".join(f"[{at}]" if isinstance(at, int) else str(at) for at in error["loc"])
+    # Of arguments without a name it knows the places.
+    for k, field in enumerate(dataclasses.fields(of)):
+        name = re.sub(rf"^\[{k}\]", field.name, name)
     # A check of several fields at once names them itself; that of one field does not.
     if "error" in why:
         own = str(why["error"])

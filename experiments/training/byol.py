@@ -9,7 +9,7 @@ References:
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -41,16 +41,7 @@ class Head(nn.Module):
     def __call__(
         self, x: Float[Array, "n feature"], train: bool = False
     ) -> Float[Array, "n output"]:
-        """Computes the outputs.
-
-        Args:
-          x: The features of n examples.
-          train: Whether BatchNorm normalises by the batch and updates its running statistics, in
-            the collection "batch_stats". Otherwise it uses them.
-
-        Returns:
-          The outputs of each example.
-        """
+        """Computes the outputs."""
         x = nn.BatchNorm(not train, momentum=0.9, name="bn")(
             nn.Dense(self.hidden, name="hidden")(x)
         )
@@ -128,15 +119,8 @@ class Byol(NamedTuple):
     ) -> tuple[PyTree, PyTree]:
         """Makes what a training starts from. The target starts as a copy of the online network.
 
-        Args:
-          encoder: The parameters of the encoder.
-          stats: The running statistics of the encoder.
-          features: The number of features that the encoder computes.
-          key: The key of the random projector and predictor.
-
-        Returns:
-          The parameters that are learned, and what is carried from step to step: running
-          statistics, target, and number of steps.
+        It returns the parameters that are learned, and what is carried from step to step: running
+        statistics, target, and number of steps.
         """
         first, second = jax.random.split(key)
         heads = {
@@ -156,16 +140,9 @@ class Byol(NamedTuple):
         It is the mean over images of `regression` from the first view to the second, plus that from
         the second to the first.
 
-        Args:
-          params: The parameters that are learned.
-          carried: What is carried from step to step, as `init` or the last step gave it.
-          first: A batch of images, each seen in one way.
-          second: The same images, each seen in another way.
-
-        Returns:
-          The loss; the metrics; and what is carried to the next step. The metric "spread" is the
-          root of the total variance of the target's unit projections: near 1 for directions at
-          random, 0 if all images have one direction (a collapse).
+        It returns the loss; the metrics; and what is carried to the next step. The metric "spread"
+        is the root of the total variance of the target's unit projections: near 1 for directions at
+        random, 0 if all images have one direction (a collapse).
         """
         online = jax.lax.stop_gradient(_followed(params))
         target = moved(carried["target"], online, decay(carried["step"], self.steps, self.base))
@@ -201,7 +178,6 @@ def _followed(params: PyTree) -> PyTree:
 
 def _applied(head: Head, params: PyTree, stats: PyTree, x: Array) -> tuple[Array, PyTree]:
     """The outputs of a head in training, and its running statistics after them."""
-    out: Any = head.apply(
-        {"params": params, "batch_stats": stats}, x, True, mutable=["batch_stats"]
-    )
-    return out[0], out[1]["batch_stats"]
+    variables = {"params": params, "batch_stats": stats}
+    out, after = head.apply(variables, x, True, mutable=["batch_stats"])
+    return jnp.asarray(out), after["batch_stats"]

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -20,12 +20,14 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from jax.experimental import multihost_utils
+from jaxtyping import PyTree
 
 from experiments.lab.store import config_record, differences
 from experiments.training.step import State
 from sail_jax import disk
 from sail_jax.checkpoint.formats.nesting import nested
 from sail_jax.checkpoint.formats.orbax_folders import admit
+from sail_jax.checks import integer
 from sail_jax.disk import RefusedError, StoreError
 from sail_jax.trees import leaf_paths
 
@@ -53,11 +55,9 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | Path, config: Any, *, keep: int = 2) -> None:
-        if keep < 1:
-            raise ValueError(f"keep must be at least 1; got {keep}")
         self.directory = Path(directory)
         self.config = config_record(config)
-        self.keep = keep
+        self.keep = integer("keep", keep)
         self._pool = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
         self._orbax: Any = None
@@ -239,12 +239,12 @@ def _by_path(state: State) -> dict[str, Any]:
     return arrays
 
 
-def _spelt(x: Any) -> str:
+def _spelt(x: jax.Array) -> str:
     """The dtype and shape of an array, as manifests and messages have them."""
     return f"{x.dtype}{list(x.shape)}"
 
 
-def _filled(node: Any, arrays: dict[str, Any]) -> Any:
+def _filled(node: PyTree, arrays: Mapping[str, PyTree]) -> PyTree:
     """A nested dictionary of paths, with each path replaced by what it names."""
     if isinstance(node, dict):
         return {key: _filled(child, arrays) for key, child in node.items()}
@@ -266,10 +266,10 @@ def _read(path: Path, like: dict[str, Any]) -> dict[str, jax.Array]:
         name: ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape, dtype=x.dtype)
         for name, x in like.items()
     }
-    spelt: Any = nested(like)
+    spelt = nested(like)
     with ocp.PyTreeCheckpointer() as checkpointer:
         args = ocp.args.PyTreeRestore(_filled(spelt, like), _filled(spelt, how))
-        tree: Any = checkpointer.restore(path, args=args)
+        tree = checkpointer.restore(path, args=args)
     return {"/".join(k.key for k in keys): x for keys, x in jax.tree.leaves_with_path(tree)}
 
 

@@ -71,7 +71,7 @@ def descend(
     (2.0, [8.0, 4.0, 2.0])
     """
 
-    def step(state: Any, told: Any) -> tuple[Any, None]:
+    def step(state: PyTree, told: PyTree) -> tuple[PyTree, None]:
         """Takes one step along the gradient of the step's own batch."""
         params, mutable, memory = state
         t, told = told
@@ -87,7 +87,7 @@ def descend(
         (params, mutable, memory), _ = jax.lax.scan(step, state, told)
         return Descended(params, mutable, memory, None)
 
-    def chunk(state: Any, told: Any) -> tuple[Any, PyTree]:
+    def chunk(state: PyTree, told: PyTree) -> tuple[PyTree, PyTree]:
         """Takes the steps between two measurements, and measures."""
         state, _ = jax.lax.scan(step, state, told)
         return state, measure(state[0], state[1], told[0][-1] + 1)

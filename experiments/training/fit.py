@@ -7,7 +7,7 @@ networks of one shape.
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray, PyTree
@@ -15,23 +15,8 @@ from jaxtyping import Float, PRNGKeyArray, PyTree
 from experiments.lab import progress
 from experiments.measures.flops import flops
 from experiments.training.loop import Trained, train
+from experiments.training.sharding import Layout
 from experiments.training.step import Loss, State, Step, Training, init, make_step
-
-
-class Layout(Protocol):
-    """Where the arrays of a training lie on devices; `sharding.Layout` is one."""
-
-    def shardings(self, state: Any) -> Any:
-        """Says how the arrays of a state are laid out."""
-        ...
-
-    def lay(self, state: Any) -> Any:
-        """Lays out a state where the step expects it."""
-        ...
-
-    def place(self, batch: Any) -> Any:
-        """Puts a batch where the step expects it."""
-        ...
 
 
 class Fit:

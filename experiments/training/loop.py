@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, Literal, NamedTuple, NoReturn, Self
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,8 @@ from jaxtyping import PyTree
 from experiments.lab import processes, progress
 from experiments.training.checkpoints import Checkpoints
 from experiments.training.rows import Row, Rows
-from experiments.training.step import State, Step, examples, places, watched
+from experiments.training.step import Metrics, State, Step, examples, places, watched
+from sail_jax.checks import integer
 from sail_jax.cli.stopping import SIGNALS, importing
 from sail_jax.disk import StoreError
 
@@ -112,12 +113,9 @@ def train(
       StoreError: If a checkpoint or the metrics are damaged, or cannot be written.
       KeyboardInterrupt: If a signal stopped the training. The message says how to go on.
     """
-    for name, value in (
-        ("steps", steps), ("save_every", save_every), ("log_every", log_every),
-        ("evaluate_every", evaluate_every),
-    ):  # fmt: skip
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1; got {value}")
+    cadence = {"save_every": save_every, "log_every": log_every, "evaluate_every": evaluate_every}
+    for name, value in {"steps": steps, **cadence}.items():
+        integer(name, value)
     if directory is not None and config is None:
         raise ValueError("directory: a config is needed beside it, to tell trainings apart")
     with contextlib.ExitStack() as stack:
@@ -140,7 +138,7 @@ def train(
         feed = stack.enter_context(_prefetched(lambda t: place(batch(t)), start, steps))
         clock = _Clock(start, steps, say if processes.is_first() else None, say_every)
         flying: deque[tuple[int, Any, Any]] = deque()
-        taken: Any = None
+        taken: PyTree = None
 
         def land() -> None:
             """Waits for the oldest step in flight; adds its row if it is one of `log_every`."""
@@ -152,7 +150,12 @@ def train(
                 rows.add(row)
                 clock.tell(t, row)
 
-        def checked(fault: Any, metrics: Any) -> None:
+        def land_all() -> None:
+            """Waits for all steps in flight."""
+            while flying:
+                land()
+
+        def checked(fault: jax.Array, metrics: Metrics) -> None:
             """Raises an error if a step, this one or one before, met something not finite."""
             at, which = np.asarray(fault).tolist()
             if at >= 0:
@@ -173,14 +176,13 @@ def train(
 
         def stop_before(t: int) -> NoReturn:
             """Stores the state before step t, and ends the training."""
-            while flying:
-                land()
+            land_all()
             store()
             if checkpoints is not None:
                 checkpoints.wait()
             raise KeyboardInterrupt(_how(t, steps, directory))
 
-        last: Any = {}
+        last: Metrics = {}
         alone = processes.is_alone()
         # Alone, a signal may end the process at once until the first step, which compiles, is done:
         # there is nothing to store yet. Several processes have to agree on where they stop.
@@ -192,24 +194,23 @@ def train(
             if (t % log_every == 0 or alone) and processes.any_of(signals.came):
                 stop_before(t)
             if t > start and t % save_every == 0:
-                while flying:
-                    land()
-                with clock.apart():
+                land_all()
+                with clock.apart("other"):
                     store()
             if evaluate is not None and t % evaluate_every == 0:
-                while flying:
-                    land()
+                land_all()
+                # One process alone breaks an evaluation off at a signal, as it may be long. Several
+                # processes would leave it at different places.
+                breaking = signals.raised() if alone else contextlib.nullcontext()
                 try:
-                    # One process alone breaks an evaluation off at a signal, as it may be long.
-                    # Several processes would leave it at different places.
-                    with clock.apart(), signals.raised() if alone else contextlib.nullcontext():
+                    with clock.apart("other"), breaking:
                         measured = evaluate(state)
                 except KeyboardInterrupt:
                     if not signals.came:
                         raise
                     stop_before(t)
                 rows.add({"step": t, **measured})
-            with clock.waiting():
+            with clock.apart("input"):
                 taken = next(feed)
             # The step has donated the old state's buffers: nothing below may look at them.
             state, last, fault = step(state, taken)
@@ -222,8 +223,7 @@ def train(
             # and hold a batch for every step in flight.
             while len(flying) > AHEAD:
                 land()
-        while flying:
-            land()
+        land_all()
         clock.stop()
         bad = _first_bad(state)
         if bad is not None:
@@ -260,7 +260,7 @@ def _not_finite(step: int, place: str, checkpoints: Checkpoints | None) -> Float
     return FloatingPointError(f"step {step}: {place} is not finite, the first to be so{where}")
 
 
-def _how(step: int, steps: int, directory: Any) -> str:
+def _how(step: int, steps: int, directory: str | Path | None) -> str:
     """The message of an interrupted training."""
     if directory is None:
         return f"stopped before step {step} of {steps}; nothing is stored without a directory"
@@ -345,13 +345,13 @@ class _Clock:
 
     def __init__(self, first: int, steps: int, say: Callable[[str], None] | None, every: float):
         self.first, self.steps, self.say, self.every = first, steps, say, every
-        self.wall = self.input = self.other = 0.0
+        self.wall, self.spent = 0.0, {"input": 0.0, "other": 0.0}
         self.examples, self.began, self.told = 0, None, -float("inf")
 
     def start(self, examples: int) -> None:
         """Starts the clock anew, at the end of the first step."""
         self.began, self.examples = time.perf_counter(), examples
-        self.input = self.other = 0.0
+        self.spent = {"input": 0.0, "other": 0.0}
 
     def stop(self) -> None:
         """Takes the wall time up to now."""
@@ -359,24 +359,17 @@ class _Clock:
             self.wall = time.perf_counter() - self.began
 
     @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Counts the time of the block as waiting for input."""
+    def apart(self, what: Literal["input", "other"]) -> Iterator[None]:
+        """Counts the time of the block as no step's: waiting for input, evaluating or storing."""
         start = time.perf_counter()
         yield
-        self.input += time.perf_counter() - start
-
-    @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
-        """Counts the time of the block as neither steps nor input: evaluating or storing."""
-        start = time.perf_counter()
-        yield
-        self.other += time.perf_counter() - start
+        self.spent[what] += time.perf_counter() - start
 
     def shares(self) -> tuple[float, float]:
         """The shares of the wall time that went to steps and to waiting for input."""
         if not self.wall:
             return float("nan"), float("nan")
-        return 1 - (self.input + self.other) / self.wall, self.input / self.wall
+        return 1 - sum(self.spent.values()) / self.wall, self.spent["input"] / self.wall
 
     def tell(self, t: int, row: Row) -> None:
         """Prints a line of progress if the last one is old enough, or this step is the last."""

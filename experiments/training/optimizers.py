@@ -1,22 +1,24 @@
 """The papers' optimisers as data: a rule, its learning rate, clipping, and weight decay."""
 
-import dataclasses
 import fnmatch
-import math
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
+from annotated_types import Interval
+from jax.tree_util import KeyPath
 from jaxtyping import Bool, PyTree
 
+from experiments.lab.config import NotNegative, Positive, Some, config
 from experiments.training.schedules import Schedule
 from sail_jax.trees import leaf_paths, path_str
 
 Rule = Literal["adamw", "adam", "sgd"]
+Part = Annotated[float, Interval(ge=0, lt=1)]
 
 
-@dataclasses.dataclass(frozen=True)
+@config
 class Optimizer:
     """An optimiser: gradients are clipped, turned into updates by a rule, and scaled by a schedule.
 
@@ -49,37 +51,20 @@ class Optimizer:
 
     schedule: Schedule
     rule: Rule = "adamw"
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     undecayed: tuple[str, ...] = ("*bias", "*scale", "*norm*", "*embedding", "*position_embed")
-    clip: float | None = None
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-8
-    momentum: float = 0.9
+    clip: Positive | None = None
+    b1: Part = 0.9
+    b2: Part = 0.999
+    eps: Positive = 1e-8
+    momentum: Part = 0.9
     nesterov: bool = False
-    members: tuple[float, ...] | None = None
-    rates: tuple[tuple[str, float], ...] = ()
+    members: Some[NotNegative] | None = None
+    rates: tuple[tuple[str, NotNegative], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.rule not in get_args(Rule):
-            raise ValueError(f"rule must be one of {', '.join(get_args(Rule))}; got {self.rule}")
-        for field in ("b1", "b2", "momentum"):
-            if not 0 <= getattr(self, field) < 1:
-                raise ValueError(f"{field} must be in [0, 1); got {getattr(self, field)}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay must be finite and >= 0; got {self.weight_decay}")
-        for field in ("eps", "clip"):
-            value = getattr(self, field)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{field} must be finite and > 0; got {value}")
-        if self.members is not None:
-            if not self.members or not all(0 <= share < math.inf for share in self.members):
-                raise ValueError(f"members must be finite and >= 0; got {self.members}")
-            if self.clip is not None:
-                raise ValueError("clip: a global norm couples members; leave one of them out")
-        for path, share in self.rates:
-            if not 0 <= share < math.inf:
-                raise ValueError(f"rates must be finite and >= 0; got {share} for {path}")
+        if self.members is not None and self.clip is not None:
+            raise ValueError("clip: a global norm couples members; leave one of them out")
 
     def decayed(self, params: PyTree) -> PyTree[Bool]:
         """Says which parameters weight decay shrinks.
@@ -145,7 +130,7 @@ def _own_rates(rates: tuple[tuple[str, float], ...]) -> optax.GradientTransforma
 def _shares(members: tuple[float, ...]) -> optax.GradientTransformation:
     """Multiplies the updates of each member by its share of the learning rate."""
 
-    def scaled(path: Any, update: jax.Array) -> jax.Array:
+    def scaled(path: KeyPath, update: jax.Array) -> jax.Array:
         if update.shape[:1] != (len(members),):
             raise ValueError(
                 f"members: {len(members)} shares for params/{path_str(path)} of shape "

@@ -45,15 +45,7 @@ class Rows:
         disk.write_atomic(path, b"".join(map(_line, self.rows)))
 
     def add(self, row: Row) -> None:
-        """Adds a row, and writes it to the file.
-
-        Args:
-          row: The metrics of a step, with the number of the "step".
-
-        Raises:
-          StoreError: If it cannot be written.
-          FloatingPointError: If a number is infinite or NaN. Then nothing is added.
-        """
+        """Adds a row, and writes it to the file."""
         for name, value in row.items():
             if not math.isfinite(value):
                 raise FloatingPointError(f"step {row['step']}: the metric {name!r} is {value}")
@@ -65,8 +57,7 @@ class Rows:
     def sync(self) -> None:
         """Flushes the rows to the disk.
 
-        Raises:
-          StoreError: If this fails.
+        It raises `StoreError` if this fails.
         """
         if self.path is not None:
             with disk.explained("write", self.path):

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jaxtyping import ArrayLike, PRNGKeyArray, PyTree
 
 from sail_jax.growth import networks
 from sail_jax.methods.sparse import linear
 
-__all__ = ["brought", "merged"]
+__all__ = ["between", "brought", "mean", "merged"]
 
 
 def brought(
@@ -64,3 +65,28 @@ def merged(models: Sequence[PyTree], weights: ArrayLike) -> PyTree:
     4.0
     """
     return linear(normalize=False)(models, weights=weights)
+
+
+def mean(models: Sequence[PyTree]) -> PyTree:
+    """Computes the mean of networks, such as a soup is.
+
+    Args:
+      models: The networks, pytrees of one structure.
+
+    Returns:
+      The mean.
+    """
+    return merged(models, np.full(len(models), 1 / len(models)))
+
+
+def between(pair: Sequence[PyTree], gamma: float) -> PyTree:
+    """Computes a point on the line through two networks.
+
+    Args:
+      pair: The two networks.
+      gamma: The weight of the first; that of the second is 1 - gamma.
+
+    Returns:
+      The point.
+    """
+    return merged(pair, np.array([gamma, 1 - gamma]))

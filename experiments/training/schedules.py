@@ -1,17 +1,18 @@
 """Learning rates by step: a linear warm-up, then a decay to a floor, at once or in the end."""
 
-import dataclasses
-import math
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 import optax
+from annotated_types import Interval
 from jaxtyping import Array, ArrayLike, Float
+
+from experiments.lab.config import Count, Natural, Positive, config
 
 Decay = Literal["cosine", "linear", "constant", "wsd"]
 
 
-@dataclasses.dataclass(frozen=True)
+@config
 class Schedule:
     """A learning rate that rises linearly to `peak`, then decays to `floor * peak` after `steps`.
 
@@ -40,35 +41,21 @@ class Schedule:
     [0.25, 0.5, 1.0, 0.1, 0.1]
     """
 
-    peak: float
-    steps: int
-    warmup: int = 0
+    peak: Positive
+    steps: Natural
+    warmup: Count = 0
     decay: Decay = "cosine"
-    floor: float = 0.0
-    cooldown: float = 0.1
+    floor: Annotated[float, Interval(ge=0, le=1)] = 0.0
+    cooldown: Annotated[float, Interval(gt=0, le=1)] = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 < self.peak < math.inf:
-            raise ValueError(f"peak must be finite and > 0; got {self.peak}")
-        if self.warmup < 0:
-            raise ValueError(f"warmup must be at least 0; got {self.warmup}")
         if self.steps <= self.warmup:
             raise ValueError(f"steps must exceed warmup = {self.warmup}; got {self.steps}")
-        if not 0 <= self.floor <= 1:
-            raise ValueError(f"floor must be in [0, 1], a share of the peak; got {self.floor}")
-        if not 0 < self.cooldown <= 1:
-            raise ValueError(f"cooldown must be in (0, 1], a share of steps; got {self.cooldown}")
-        if self.decay not in get_args(Decay):
-            raise ValueError(f"decay must be one of {', '.join(get_args(Decay))}; got {self.decay}")
 
     def __call__(self, step: ArrayLike) -> Float[Array, ""]:
         """Computes the learning rate of a step.
 
-        Args:
-          step: The number of the step, from 0.
-
-        Returns:
-          The rate, a scalar. After `steps` it stays what it was at the end.
+        - `step`: the number of the step, from 0.
         """
         after = self.steps - self.warmup
         last = min(max(1, round(self.cooldown * self.steps)), after)

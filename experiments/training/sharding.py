@@ -1,7 +1,8 @@
 """Where the arrays of a training lie: on one device, or shared out over a row of devices."""
 
+import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +10,13 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import PyTree
+from jax.tree_util import KeyPath
+from jaxtyping import ArrayLike, PyTree
 
+T = TypeVar("T")
 AXIS = "data"
 Shard = Literal["no", "data", "full"]
+Several = Literal[Shard, "members"]
 
 
 class Layout(NamedTuple):
@@ -21,23 +25,23 @@ class Layout(NamedTuple):
     Attributes:
       mesh: The devices; None for one device.
       shard: "data": every device has the whole state, and its share of each batch. "full": the
-        state is shared out, too. "no" is for one device.
+        state is shared out, too. "members": of several networks that are trained side by side,
+        along the leading axis of all parameters, every device has some; if their number is no
+        multiple of that of devices, some are trained twice. "no" is for one device.
     """
 
     mesh: Mesh | None
-    shard: Shard
+    shard: Several
+
+    @property
+    def one(self) -> "Layout":
+        """The layout of a single training, of which there are no members to share out."""
+        return self._replace(shard="data") if self.shard == "members" else self
 
     def check(self, **batches: int) -> None:
-        """Checks that the devices can share batches evenly.
-
-        Args:
-          **batches: Numbers of examples, by the name that the message calls each of them.
-
-        Raises:
-          ValueError: If the number of devices does not divide one of them.
-        """
+        """Checks that the devices can share batches evenly."""
         for field, size in batches.items():
-            if self.mesh is not None and size % self.mesh.size:
+            if self.mesh is not None and self.shard != "members" and size % self.mesh.size:
                 raise ValueError(
                     f"{field} must be a multiple of the {self.mesh.size} devices (or shard 'no'); "
                     f"got {size}"
@@ -46,14 +50,13 @@ class Layout(NamedTuple):
     def shardings(self, state: PyTree) -> PyTree | None:
         """Says how the arrays of a state are laid out, for `make_step`.
 
-        Args:
-          state: The state, or its shapes.
-
-        Returns:
-          A sharding for each array; None on one device.
+        It returns a sharding for each array; None on one device.
         """
         if self.mesh is None:
             return None
+        if self.shard == "members":
+            spread = {k: leading(self.mesh, getattr(state, k)) for k in ("params", "opt_state")}
+            return replicated(self.mesh, state)._replace(**spread)
         return (fully_sharded if self.shard == "full" else replicated)(self.mesh, state)
 
     def lay(self, state: PyTree) -> PyTree:
@@ -61,11 +64,24 @@ class Layout(NamedTuple):
         return state if self.mesh is None else place(state, self.shardings(state))
 
     def place(self, batch: PyTree) -> PyTree:
-        """Puts a batch where the step expects it."""
-        return jax.device_put(batch) if self.mesh is None else split(self.mesh, batch)
+        """Puts a batch where the step expects it, `(example, ...)` or `(example, member, ...)`."""
+        if self.mesh is None:
+            return jax.device_put(batch)
+        return split(self.mesh, batch, axis=int(self.shard == "members"))
+
+    def filled(self, some: Sequence[T]) -> list[T]:
+        """Repeats members until their number is a multiple of the number of devices."""
+        devices = self.mesh.size if self.mesh is not None and self.shard == "members" else 1
+        return [some[k % len(some)] for k in range(devices * math.ceil(len(some) / devices))]
+
+    def spread(self, *trees: PyTree) -> tuple[PyTree, ...]:
+        """Puts arrays with a leading axis of members, `(member, ...)`, on the devices."""
+        if self.mesh is None or self.shard != "members":
+            return self.lay(trees)
+        return place(trees, leading(self.mesh, trees))
 
 
-def layout(shard: Shard) -> Layout:
+def layout(shard: Several) -> Layout:
     """Makes the layout of a training over all devices.
 
     Args:
@@ -122,7 +138,7 @@ def fully_sharded(mesh: Mesh, tree: PyTree, *, least: int = 1 << 16) -> PyTree:
     """
     devices = mesh.shape[AXIS]
 
-    def rule(x: Any) -> NamedSharding:
+    def rule(x: jax.Array | jax.ShapeDtypeStruct) -> NamedSharding:
         splits = [i for i, length in enumerate(x.shape) if length % devices == 0]
         if not splits or x.size < least:
             return NamedSharding(mesh, P())
@@ -148,12 +164,18 @@ def place(tree: PyTree, shardings: PyTree) -> PyTree:
     return copied(tree)
 
 
-def split(mesh: Mesh, batch: PyTree) -> PyTree:
-    """Shares a batch out over the devices, along its first axis.
+def leading(mesh: Mesh, tree: PyTree) -> PyTree:
+    """Makes shardings that share out the leading axis of all arrays; scalars are replicated."""
+    return jax.tree.map(lambda x: NamedSharding(mesh, P(AXIS) if x.ndim else P()), tree)
+
+
+def split(mesh: Mesh, batch: PyTree, axis: int = 0) -> PyTree:
+    """Shares a batch out over the devices, along its first axis or another one.
 
     Args:
       mesh: The devices.
       batch: The batch, which every process has as a whole.
+      axis: The axis that is shared out.
 
     Returns:
       The batch on the devices.
@@ -161,15 +183,15 @@ def split(mesh: Mesh, batch: PyTree) -> PyTree:
     Raises:
       ValueError: If the devices do not divide an array evenly. The message names the array.
     """
-    devices, sharding = mesh.shape[AXIS], NamedSharding(mesh, P(AXIS))
+    devices, sharding = mesh.shape[AXIS], NamedSharding(mesh, P(*[None] * axis, AXIS))
 
-    def placed(path: Any, x: Any) -> jax.Array:
+    def placed(path: KeyPath, x: ArrayLike) -> jax.Array:
         x = np.asarray(x)
-        if x.ndim < 1 or x.shape[0] % devices:
+        if x.ndim <= axis or x.shape[axis] % devices:
             where = jax.tree_util.keystr(path, simple=True, separator="/") or "batch"
+            count = x.shape[axis] if x.ndim > axis else 1
             raise ValueError(
-                f"{where}: {x.shape[0] if x.ndim else 1} examples cannot be shared evenly by "
-                f"{devices} devices"
+                f"{where}: {count} examples cannot be shared evenly by {devices} devices"
             )
         # Every process has the whole batch and hands its own devices their part of it.
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])

@@ -3,17 +3,19 @@
 `loop.train` runs many of them; `fit.Fit` binds one to a loss, an optimiser and devices.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.tree_util import KeyPath
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int32, PRNGKeyArray, PyTree
 
-from experiments.training.optimizers import Optimizer
+from experiments.lab.config import Natural, config
+from experiments.training.optimizers import Optimizer, Part
 from sail_jax.trees import leaf_paths
 
 Metrics = dict[str, Float[Array, ""]]
@@ -27,7 +29,7 @@ step to step without being learned, such as BatchNorm's running statistics.
 Compute = Literal["float32", "bfloat16"]
 
 
-@dataclasses.dataclass(frozen=True)
+@config
 class Training:
     """What a step does, apart from the loss.
 
@@ -45,19 +47,9 @@ class Training:
     """
 
     optimizer: Optimizer
-    micro_batches: int = 1
+    micro_batches: Natural = 1
     compute: Compute = "float32"
-    ema: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.micro_batches < 1:
-            raise ValueError(f"micro_batches must be at least 1; got {self.micro_batches}")
-        if self.compute not in get_args(Compute):
-            raise ValueError(
-                f"compute must be one of {', '.join(get_args(Compute))}; got {self.compute}"
-            )
-        if self.ema is not None and not 0 <= self.ema < 1:
-            raise ValueError(f"ema must be in [0, 1); got {self.ema}")
+    ema: Part | None = None
 
 
 class State(NamedTuple):
@@ -182,7 +174,7 @@ def make_step(
             return grads, metrics, mutable
         parts = jax.tree.map_with_path(lambda path, x: parted(path, x, n), batch)
 
-        def add(carry: Any, part: Any) -> tuple[Any, None]:
+        def add(carry: PyTree, part: PyTree) -> tuple[PyTree, None]:
             """Adds the gradients and metrics of one micro-batch to the sums."""
             *total, mutable = carry
             part_grads, (metrics, mutable) = grad(
@@ -224,7 +216,7 @@ def make_step(
     return jax.jit(step, donate_argnums=(0,) if donate else (), **out)
 
 
-def cast(tree: PyTree, dtype: Any) -> PyTree:
+def cast(tree: PyTree, dtype: DTypeLike) -> PyTree:
     """Casts the floating-point arrays of a pytree.
 
     Args:
@@ -238,7 +230,7 @@ def cast(tree: PyTree, dtype: Any) -> PyTree:
     return jax.tree.map(converted, tree)
 
 
-def parted(path: Any, x: Array, n: int) -> Array:
+def parted(path: KeyPath, x: Array, n: int) -> Array:
     """Splits one array of a batch into micro-batches.
 
     Args:

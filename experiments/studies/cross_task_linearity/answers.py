@@ -34,18 +34,16 @@ def r_squared(
     The bootstrap resamples checkpoints, not pairs, because the pairs of one checkpoint share their
     Hessian.
 
-    Args:
-      found: The arrays of `parts.theorem`: "gap" and all of `PREDICTORS`, each
-        `(checkpoint, pair)`. The checkpoints of all replicates stand along one axis.
-      seed: Seed of the bootstrap, >= 0.
+    - `found`: the arrays of `parts.theorem`: "gap" and all of `PREDICTORS`, each
+      `(checkpoint, pair)`. The checkpoints of all replicates stand along one axis.
+    - `seed`: seed of the bootstrap, >= 0.
 
-    Returns:
-      Variables of the dataset, as (names of dimensions, values):
-      - along "predictor": `r_squared`; its 95 % percentile interval, `r_squared_low` to
-        `r_squared_high`; and that of the main term's R^2 less this one, `ahead_low` to
-        `ahead_high`;
-      - along "factor": `independent`, the R^2 that each of `FACTORS` would have if curvature,
-        distance and direction were independent.
+    It returns variables of the dataset, as (names of dimensions, values):
+    - along "predictor": `r_squared`; its 95 % percentile interval, `r_squared_low` to
+      `r_squared_high`; and that of the main term's R^2 less this one, `ahead_low` to
+      `ahead_high`;
+    - along "factor": `independent`, the R^2 that each of `FACTORS` would have if curvature,
+      distance and direction were independent.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Appendix B.2.
@@ -90,12 +88,6 @@ def mean_error(values: "xr.DataArray") -> tuple[np.ndarray, np.ndarray]:
     """Computes the mean over replicates and its standard error.
 
     Pairs and tasks are averaged first, because those of one replicate are not independent.
-
-    Args:
-      values: A variable with the dimension "replicate", of two or more.
-
-    Returns:
-      The mean, and its standard error; both over the remaining dimensions.
     """
     values = per_replicate(values)
     n = values.sizes["replicate"]
@@ -111,24 +103,11 @@ def pm(values: "xr.DataArray", digits: int = 2) -> str:
 def summary(dataset: "xr.Dataset") -> str:
     """Describes what each part of a run measured, in a sentence or more each.
 
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      Text of several lines: what the numbers are, then those of each part that was run.
+    It returns text of several lines: what the numbers are, then those of each part that was run.
     """
-    said = {
-        "rotated": _rotated,
-        "split_classes": _split,
-        "scratch": _scratch,
-        "random_labels": _random,
-        "averaging": _averaging,
-        "arithmetic": _arithmetic,
-        "stitching": _stitching,
-        "theorem": _theorem,
-    }
     parts = dataset.attrs["parts"].split()
-    lines = [line for part in parts for line in said[part](dataset)]
+    # Each part is described by the function of its name.
+    lines = [line for part in parts for line in globals()[f"_{part}"](dataset)]
     head = f"Means ± standard errors over {dataset.sizes['replicate']} repetitions."
     return "\n".join([head, *lines])
 
@@ -157,14 +136,9 @@ def worst_ratio(dataset: "xr.Dataset", name: str, layer: str) -> "xr.DataArray":
     Both are taken half way between the models and averaged over pairs before they are divided. The
     worst layer is the one with the largest ratio in the mean over replicates.
 
-    Args:
-      dataset: A finished run.
-      name: Prefix of the variables, such as "rotated" or "split_batch".
-      layer: Name of their dimension of layers, "layer" or "block".
-
-    Returns:
-      The ratio of each replicate, with the coordinate `layer`. Below 1, features of interpolated
-      weights are nearer to interpolated features than the two models' features are to each other.
+    It returns the ratio of each replicate, with the coordinate `layer`. Below 1, features of
+    interpolated weights are nearer to interpolated features than the two models' features are to
+    each other.
     """
     half = dataset.sel(alpha=0.5)
     ratio = per_replicate(half[f"{name}_turn"]) / per_replicate(half[f"{name}_baseline"])
@@ -183,7 +157,7 @@ def _rotated(dataset: "xr.Dataset") -> list[str]:
     ]
 
 
-def _split(dataset: "xr.Dataset") -> list[str]:
+def _split_classes(dataset: "xr.Dataset") -> list[str]:
     """Describes the linearity of the ResNets tuned on different classes."""
     how = {
         "interpolated": "running statistics interpolated",
@@ -213,7 +187,7 @@ def _scratch(dataset: "xr.Dataset") -> list[str]:
     return lines
 
 
-def _random(dataset: "xr.Dataset") -> list[str]:
+def _random_labels(dataset: "xr.Dataset") -> list[str]:
     """Describes the gaps of networks that were pre-trained on true labels, random ones or none."""
     lines = []
     for name, words in (
@@ -238,14 +212,7 @@ def _random(dataset: "xr.Dataset") -> list[str]:
 
 
 def average_lead(dataset: "xr.Dataset") -> "xr.DataArray":
-    """Computes by how much the average of all models is more accurate than they are in the mean.
-
-    Args:
-      dataset: A run with the part "averaging".
-
-    Returns:
-      The difference of accuracies, for each replicate.
-    """
+    """Computes by how much the average of all models is more accurate than they are in the mean."""
     all_of_them = dataset["size"].values == dataset["size"].values.max()
     average = dataset["averaging_average"].isel(subset=all_of_them).mean("subset")
     return average - dataset["averaging_members"].mean("member")

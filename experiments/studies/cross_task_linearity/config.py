@@ -7,6 +7,7 @@ from annotated_types import Ge, Interval, MinLen, MultipleOf
 from experiments.data import image_tasks
 from experiments.data.registry import OFFLINE, ImagePool
 from experiments.lab.config import Different, Natural, Positive, Seed, Some, config, varied
+from experiments.studies.shared.checking import must
 
 OnRotations = Literal["rotated", "scratch", "averaging", "arithmetic", "stitching"]
 OnResnet = Literal["split_classes", "random_labels"]
@@ -108,23 +109,20 @@ class Config:
 
     def __post_init__(self) -> None:
         image_tasks.check_classes("splits", self.splits, self.data.classes)
-        if (self.learn is None) != (self.test is None):
-            raise ValueError(f"test must be None where learn is, and only there; got {self.test}")
-        if self.learn is None and (self.data.name == OFFLINE or self.data.examples is not None):
-            raise ValueError(
-                "learn must be a number where the publisher's split is not used; got None"
-            )
+        both = (self.learn is None) == (self.test is None)
+        must(self, "test", both, "be None where learn is, and only there")
+        published = self.data.name != OFFLINE and self.data.examples is None
+        given = self.learn is not None or published
+        must(self, "learn", given, "be a number where the publisher's split is not used")
         if self.data == ImagePool():
             self.check_left(LEAST)
-        if 0.5 not in self.alphas:
-            raise ValueError(f"alphas must include 0.5; got {self.alphas}")
-        if self.rates[0] >= self.rates[1]:
-            raise ValueError(f"rates must be increasing; got {self.rates}")
+        must(self, "alphas", 0.5 in self.alphas, "include 0.5")
+        must(self, "rates", self.rates[0] < self.rates[1], "be increasing")
 
     def check_left(self, least: int) -> None:
         """Checks that the rarest class has enough images to learn from and to test on."""
-        if self.learn is not None and self.test is not None and self.learn + self.test > least:
-            raise ValueError(f"test must be at most {least} - learn; got {self.test}")
+        needed = (self.learn or 0) + (self.test or 0)
+        must(self, "test", needed <= least, f"be at most {least} - learn")
 
 
 DEFAULT = Config()

@@ -29,25 +29,12 @@ NETWORKS = {
 def findings(dataset: "xr.Dataset") -> list[Finding]:
     """Judges each claim of the paper that the parts of a run put to the test.
 
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      The findings, part by part in the order of the run. Verdicts are not yet corrected for their
-      number.
+    It returns the findings, part by part in the order of the run. Verdicts are not yet corrected
+    for their number.
     """
-    declared = {
-        "rotated": _rotated,
-        "split_classes": _split,
-        "scratch": _scratch,
-        "random_labels": _random,
-        "averaging": _averaging,
-        "arithmetic": _arithmetic,
-        "stitching": _stitching,
-        "theorem": _theorem,
-    }
     parts = dataset.attrs["parts"].split()
-    return [finding for part in parts for finding in declared[part](dataset)]
+    # Each part is judged by the function of its name.
+    return [finding for part in parts for finding in globals()[f"_{part}"](dataset)]
 
 
 def _larger(
@@ -89,7 +76,7 @@ def _rotated(dataset: "xr.Dataset") -> Iterator[Finding]:
     )
 
 
-def _split(dataset: "xr.Dataset") -> Iterator[Finding]:
+def _split_classes(dataset: "xr.Dataset") -> Iterator[Finding]:
     """Judges linearity of the ResNets, for both ways of normalising."""
     for name in ("interpolated", "batch"):
         words = NETWORKS[f"resnet_{name}"].replace("a ResNet", "ResNets tuned on other classes")
@@ -120,7 +107,7 @@ def _scratch(dataset: "xr.Dataset") -> Iterator[Finding]:
         )
 
 
-def _random(dataset: "xr.Dataset") -> Iterator[Finding]:
+def _random_labels(dataset: "xr.Dataset") -> Iterator[Finding]:
     """Judges whether random labels in pre-training are worse than true ones."""
     for name, network in NETWORKS.items():
         layer = "layer" if name.startswith("mlp") else "block"

@@ -21,6 +21,7 @@ from experiments.data import image_tasks
 from experiments.data.files import Pool
 from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
+from experiments.studies.cross_task_linearity.config import Network
 from experiments.training.descent import descend
 from sail_jax.align import activation_matching, weight_matching
 from sail_jax.architectures import of
@@ -70,20 +71,6 @@ class Examples(NamedTuple):
     test: Batch
 
 
-class Descent(NamedTuple):
-    """The settings of stochastic gradient descent.
-
-    Attributes:
-      steps: Number of steps.
-      batch: Images per step, drawn with replacement.
-      momentum: Share of a step that is repeated in the next one, in [0, 1).
-    """
-
-    steps: int
-    batch: int
-    momentum: float
-
-
 def split(
     labels: Int[np.ndarray, " n"], classes: int, seed: int, replicates: int, *, learn: int,
     test: int,
@@ -92,16 +79,11 @@ def split(
 
     Draws are independent between replicates. No image is in both sets of one replicate.
 
-    Args:
-      labels: The class of every image of the pool, `(n,)`.
-      classes: Number of classes. Each needs at least `learn` + `test` images.
-      seed: Seed of the draws, >= 0.
-      replicates: Number of independent draws.
-      learn: Images of each class to learn from.
-      test: Images of each class to test on.
+    - `labels`: the class of every image of the pool, `(n,)`.
+    - `classes`: number of classes. Each needs at least `learn` + `test` images.
+    - `seed`: seed of the draws, >= 0.
 
-    Returns:
-      Indices of the images, `(replicate, class, learn)` and `(replicate, class, test)`.
+    It returns indices of the images, `(replicate, class, learn)` and `(replicate, class, test)`.
     """
     rng = np.random.default_rng(seed)
     where = [np.flatnonzero(labels == c) for c in range(classes)]
@@ -113,18 +95,12 @@ def split(
 def pick(pool: Pool, task: str, index: Int[np.ndarray, "replicate n"]) -> Batch:
     """Gathers the images of a task.
 
-    Args:
-      pool: All images and their labels.
-      task: Name of the task: "upright", "rotate <degrees>" or "classes <first>-<last>", as
-        `experiments.data.image_tasks.parse` takes it.
-      index: Images to take those of the task from, `(replicate, n)`.
+    - `index`: images to take those of the task from, `(replicate, n)`.
 
-    Returns:
-      The images, rotated as the task says, and their labels: `(replicate, m, ...)`, as many in
-      each replicate.
+    It returns the images, rotated as the task says, and their labels: `(replicate, m, ...)`, as
+    many in each replicate.
 
-    Raises:
-      ValueError: If the task's name is unknown.
+    It raises `ValueError` if the task's name is unknown.
     """
     angle, classes = image_tasks.parse(task)
     if classes is not None:
@@ -148,7 +124,7 @@ def weights_alone(variables: PyTree) -> PyTree:
     return {"params": variables["params"]}
 
 
-def _seen(model: Model, images: Any) -> Array:
+def _seen(model: Model, images: Array | np.ndarray) -> Array | np.ndarray:
     """Reshapes images to what the model takes: a ResNet as they are, an MLP as rows."""
     return images if isinstance(model, ResNet) else images.reshape(len(images), -1)
 
@@ -169,7 +145,7 @@ def _mlp(
     """
 
     def layer(name: str) -> Callable[[PyTree, Any], Array]:
-        def apply(p: PyTree, x: Any) -> Array:
+        def apply(p: PyTree, x: PyTree) -> Array:
             x = x.images.reshape(len(x.images), -1) if isinstance(x, Batch) else x
             y = x @ p["params"][name]["kernel"] + p["params"][name]["bias"]
             return y if name == "out" else nn.relu(y)
@@ -188,8 +164,7 @@ def network(model: Model, normalise: str = "interpolated") -> Apply:
     are the outputs of its blocks. Equal arguments give the same function object, so that the probes
     compile once for each.
     """
-    resnet: Any = model
-    return _mlp if isinstance(model, MLP) else _resnet(resnet, normalise)
+    return _mlp if isinstance(model, MLP) else _resnet(model, normalise)  # type: ignore[arg-type]
 
 
 # Cached, as the probes are compiled anew for each function object.
@@ -242,7 +217,7 @@ def accuracy(
     return correct(network(model, normalise)(params, batch)[0], batch).mean()
 
 
-@partial(jax.jit, static_argnames=("model", "descent"))
+@partial(jax.jit, static_argnames=("model", "how"))
 def train(
     model: Model,
     start: PyTree,
@@ -250,25 +225,15 @@ def train(
     count: Int[ArrayLike, ""],
     key: Key,
     rate: ArrayLike,
-    descent: Descent,
+    how: Network,
 ) -> PyTree:
     """Trains a network by stochastic gradient descent at a constant rate on the cross-entropy.
 
     A ResNet normalises by each minibatch, and its running statistics follow those of the
-    minibatches.
+    minibatches. The rate is traced; that of `how` is not read.
 
-    Args:
-      model: The network.
-      start: Variables before the first step.
-      batch: Images to learn from; what stands after the first `count` is padding.
-      count: Number of images that minibatches are drawn from. It is not static: tasks of different
-        sizes share one compiled program if they are padded to one length.
-      key: The data of a random key, for the minibatches.
-      rate: Learning rate.
-      descent: Steps, batch size and momentum.
-
-    Returns:
-      The variables after the last step.
+    - `count`: number of images that minibatches are drawn from. It is not static: tasks of
+      different sizes share one compiled program if they are padded to one length.
     """
 
     def cost(params: PyTree, rest: PyTree, drawn: Batch) -> tuple[Array, PyTree]:
@@ -276,19 +241,19 @@ def train(
         if isinstance(model, ResNet):
             logits, rest = model.apply(variables, x, True, mutable=["batch_stats"])
         else:
-            logits: Any = model.apply(variables, x)
+            logits = jnp.asarray(model.apply(variables, x))
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, drawn.labels)
         return losses.mean(), rest
 
     def draw(key: Array) -> Batch:
         # Below `count`, so that padding is never drawn.
-        drawn = jax.random.randint(key, (descent.batch,), 0, count)
+        drawn = jax.random.randint(key, (how.batch,), 0, count)
         return jax.tree.map(lambda x: x[drawn], batch)
 
     # What gradients do not change: the running statistics of a ResNet, nothing of an MLP.
     rest = {name: x for name, x in start.items() if name != "params"}
-    keys = jax.random.split(jax.random.wrap_key_data(key), descent.steps)
-    direction, params = optax.trace(descent.momentum), start["params"]
+    keys = jax.random.split(jax.random.wrap_key_data(key), how.steps)
+    direction, params = optax.trace(how.momentum), start["params"]
     end = descend(cost, direction, lambda _: rate, params, keys, draw, mutable=rest)
     return {"params": end.params, **end.mutable}
 
@@ -298,17 +263,16 @@ def each(fn: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
 
     Whatever the function compiles is compiled once for all entries. On a CPU networks this small
     gain nothing from running side by side.
-
-    Args:
-      fn: Takes one entry of each tree and returns a tree of arrays.
-      *stacked: Trees with one leading axis of equal length.
-
-    Returns:
-      The results as NumPy arrays, stacked along a new leading axis.
     """
     stacked = jax.tree.map(np.asarray, stacked)
     n = len(jax.tree.leaves(stacked)[0])
     return stack([fn(*jax.tree.map(lambda x, i=i: x[i], stacked)) for i in range(n)])
+
+
+def repeated(tree: PyTree, like: PyTree) -> PyTree:
+    """Repeats every entry of the leading axis along a second one, which is as long as `like`'s."""
+    count = jax.tree.leaves(like)[0].shape[1]
+    return jax.tree.map(lambda x: np.broadcast_to(x[:, None], (len(x), count, *x.shape[1:])), tree)
 
 
 def stack(trees: list[PyTree], axis: int = 0) -> PyTree:
@@ -319,16 +283,7 @@ def stack(trees: list[PyTree], axis: int = 0) -> PyTree:
 def aligned(model: MLP, how: str, reference: PyTree, params: PyTree, batch: Batch) -> PyTree:
     """Permutes the hidden units of an MLP to match those of a reference network.
 
-    Args:
-      model: The architecture of both networks.
-      how: "weights" to match the weights; otherwise, "activations" by convention, the correlations
-        of the units over `batch` are matched.
-      reference: Variables of the network that stays.
-      params: Variables of the network to be permuted.
-      batch: Images on which activations are compared.
-
-    Returns:
-      `params` with its hidden units in another order, which computes the same function.
+    It returns `params` with its hidden units in another order, which computes the same function.
 
     References:
       Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836).

@@ -6,14 +6,14 @@
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from experiments.models.mlp import MLP
 from experiments.studies.cross_task_linearity.models import (
@@ -25,6 +25,7 @@ from experiments.studies.cross_task_linearity.models import (
     each,
     loss,
     network,
+    repeated,
     stack,
     union,
 )
@@ -35,6 +36,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 HALF = (0.5, 0.5)
 FEW = 10  # models, all sets of which can be averaged
 Arrays = dict[str, Any]
+Weights = Sequence[float] | None
 
 
 def pairs(models: int) -> np.ndarray:
@@ -45,12 +47,10 @@ def pairs(models: int) -> np.ndarray:
 def subsets(models: int) -> Float[np.ndarray, "subset model"]:
     """Lists equal weights on sets of models.
 
-    Args:
-      models: Number of models, >= 2.
+    - `models`: number of models, >= 2.
 
-    Returns:
-      Weights `(subset, model)`: 1 / k for the k members of a set, 0 for the others. All sets of two
-      or more models; of more than `FEW` models the sets of two, of three and of all.
+    It returns weights `(subset, model)`: 1 / k for the k members of a set, 0 for the others. All
+    sets of two or more models; of more than `FEW` models the sets of two, of three and of all.
     """
     if models <= FEW:
         members = np.array([s for s in itertools.product((0.0, 1.0), repeat=models) if sum(s) >= 2])
@@ -65,7 +65,7 @@ def flat(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: np.reshape(x, (-1, *x.shape[2:])), tree)
 
 
-def of_each(fn: Any, *stacked: PyTree) -> PyTree:
+def of_each(fn: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
     """Applies a function to every entry of the two leading axes, one after the other."""
     return each(partial(each, fn), *stacked)
 
@@ -76,7 +76,7 @@ def paired(stacked: PyTree) -> tuple[PyTree, PyTree]:
     return tuple(jax.tree.map(lambda x, i=i: x[:, index[:, i]], stacked) for i in (0, 1))
 
 
-def moved(base: PyTree, params: PyTree, scale: Any) -> PyTree:
+def moved(base: PyTree, params: PyTree, scale: ArrayLike) -> PyTree:
     """Computes base + scale (params - base)."""
     return jax.tree.map(lambda b, p: b + scale * (p - b), base, params)
 
@@ -87,13 +87,9 @@ def angles(found: probe.Linearity) -> Arrays:
     The distance from 1 can be drawn on a logarithmic axis, where cosines of nearly 1 can be told
     apart.
 
-    Args:
-      found: A result of `sail_jax.probe`, such as that of `cross_task_linearity`.
-
-    Returns:
-      "turn" (1 - cosine), "coefficient" and "gap" (relative), each `(layer, point)`; and
-      "baseline", 1 - the cosine between the features of the first two models, `(layer,)`, or
-      `(layer, point)` where these models differ from point to point.
+    It returns "turn" (1 - cosine), "coefficient" and "gap" (relative), each `(layer, point)`; and
+    "baseline", 1 - the cosine between the features of the first two models, `(layer,)`, or
+    `(layer, point)` where these models differ from point to point.
     """
     return {
         "turn": 1 - found.cosine.value,
@@ -110,25 +106,26 @@ def linearity(
     return angles(probe.cross_task_linearity(network(model, normalise), a, b, batch, alphas))
 
 
+def between(
+    model: Model, normalise: str, alphas: Sequence[float], a: PyTree, b: PyTree, batch: Batch
+) -> Arrays:
+    """Measures linearity on the line between two models, and its spread over images half way."""
+    return {
+        "line": linearity(model, normalise, alphas, a, b, batch),
+        "spread": distribution(model, normalise, 0.5, a, b, batch),
+    }
+
+
 @partial(jax.jit, static_argnames=("model", "normalise"))
 def distribution(
     model: Model, normalise: str, alpha: float, a: PyTree, b: PyTree, batch: Batch
 ) -> Arrays:
     """Measures how cosines and coefficients spread over the images.
 
-    Args:
-      model: The architecture.
-      normalise: How BatchNorm normalises, as in `models.network`.
-      alpha: Weight of the first model.
-      a: Variables of the first model.
-      b: Variables of the second model.
-      batch: Images to probe on.
-
-    Returns:
-      `QUANTILES` over the images, each `(layer, quantile)`: "turn" (1 - cosine between features of
-      interpolated weights and interpolated features), "coefficient", and "baseline" (1 - the cosine
-      between the features of the two models). Where a vector is 0, its cosine and coefficient count
-      as 0.
+    It returns `QUANTILES` over the images, each `(layer, quantile)`: "turn" (1 - cosine between
+    features of interpolated weights and interpolated features), "coefficient", and "baseline" (1 -
+    the cosine between the features of the two models). Where a vector is 0, its cosine and
+    coefficient count as 0.
     """
     # Not by the probe, which returns means over images: quantiles need each image's values.
     net = network(model, normalise)
@@ -161,29 +158,23 @@ def rotated(model: MLP, experts: PyTree, tests: Batch, alphas: Sequence[float]) 
     Linearity is measured on the union of the test sets of both tasks, the losses on that of the
     first.
 
-    Args:
-      model: The architecture.
-      experts: Variables of one model per rotation, `(replicate, task, ...)`.
-      tests: Their test sets, `(replicate, task, ...)`.
-      alphas: Weights of the first model of a pair.
+    - `experts`: variables of one model per rotation, `(replicate, task, ...)`.
+    - `tests`: their test sets, `(replicate, task, ...)`.
 
-    Returns:
-      Measurements of each pair, `(replicate, pair, ...)`:
-      - "line": the arrays of `linearity`;
-      - "spread": the arrays of `distribution` at 0.5;
-      - "barrier": the height of the loss barrier on the line, in nats;
-      - "own_loss" and "other_loss": the losses of the first and of the second model.
+    It returns measurements of each pair, `(replicate, pair, ...)`:
+    - "line": the arrays of `linearity`;
+    - "spread": the arrays of `distribution` at 0.5;
+    - "barrier": the height of the loss barrier on the line, in nats;
+    - "own_loss" and "other_loss": the losses of the first and of the second model.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Figures 2 and 3.
     """
 
     def of_pair(a: PyTree, b: PyTree, own: Batch, other: Batch) -> Arrays:
-        batch = union(own, other)
         line = probe.barrier(loss(model), a, b, own)
         return {
-            "line": linearity(model, "", alphas, a, b, batch),
-            "spread": distribution(model, "", 0.5, a, b, batch),
+            **between(model, "", alphas, a, b, union(own, other)),
             "barrier": line.height,
             "own_loss": line.endpoints[0],
             "other_loss": line.endpoints[1],
@@ -198,25 +189,17 @@ def split_classes(model: Model, experts: PyTree, tests: Batch, alphas: Sequence[
     BatchNorm's running statistics are either interpolated with the weights, or replaced by those of
     the images being probed.
 
-    Args:
-      model: The architecture.
-      experts: Variables of one model per task, `(replicate, task, ...)`.
-      tests: Their test sets, `(replicate, task, ...)`.
-      alphas: Weights of the first model of a pair.
+    - `experts`: variables of one model per task, `(replicate, task, ...)`.
+    - `tests`: their test sets, `(replicate, task, ...)`.
 
-    Returns:
-      For each of "interpolated" and "batch": "line" and "spread", as in `rotated`.
+    It returns for each of "interpolated" and "batch": "line" and "spread", as in `rotated`.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Figures 2 and 3.
     """
 
     def of_pair(normalise: str, a: PyTree, b: PyTree, own: Batch, other: Batch) -> Arrays:
-        batch = union(own, other)
-        return {
-            "line": linearity(model, normalise, alphas, a, b, batch),
-            "spread": distribution(model, normalise, 0.5, a, b, batch),
-        }
+        return between(model, normalise, alphas, a, b, union(own, other))
 
     arguments = (*paired(experts), *paired(tests))
     return {how: of_each(partial(of_pair, how), *arguments) for how in ("interpolated", "batch")}
@@ -227,19 +210,11 @@ def halfway(model: Model, normalise: str, a: PyTree, b: PyTree, batch: Batch) ->
 
     The parts "scratch" and "random_labels" use it, for one pair of models at a time.
 
-    Args:
-      model: The architecture.
-      normalise: How BatchNorm normalises, as in `models.network`.
-      a: Variables of the first model.
-      b: Variables of the second model.
-      batch: Images to probe on.
-
-    Returns:
-      Measurements of the pair:
-      - "turn", "coefficient", "gap" and "baseline" of `angles`, each `(layer,)`;
-      - "barrier": the height of the loss barrier on the line, in nats;
-      - "middle": the accuracy half way;
-      - "ends": the mean accuracy of the two models.
+    It returns measurements of the pair:
+    - "turn", "coefficient", "gap" and "baseline" of `angles`, each `(layer,)`;
+    - "barrier": the height of the loss barrier on the line, in nats;
+    - "middle": the accuracy half way;
+    - "ends": the mean accuracy of the two models.
     """
     line = linearity(model, normalise, (0.5,), a, b, batch)
     ends = [accuracy(model, p, batch, normalise) for p in (a, b)]
@@ -255,18 +230,15 @@ def halfway(model: Model, normalise: str, a: PyTree, b: PyTree, batch: Batch) ->
 def averaging(model: MLP, tuned: PyTree, tests: Batch) -> Arrays:
     """Compares averaged weights with averaged logits, on all sets of models tuned on one task.
 
-    Args:
-      model: The architecture.
-      tuned: Variables of the models, `(replicate, model, ...)`.
-      tests: The test set of their task, `(replicate, ...)`.
+    - `tuned`: variables of the models, `(replicate, model, ...)`.
+    - `tests`: the test set of their task, `(replicate, ...)`.
 
-    Returns:
-      Measurements of each set, in the order of `subsets`, and of each model:
-      - "average": the accuracy of averaged weights, `(replicate, subset)`;
-      - "ensemble": the accuracy of averaged logits, `(replicate, subset)`;
-      - "agreement": how often both predict the same class, `(replicate, subset)`;
-      - "gap": the relative gap of features, `(replicate, layer, subset)`;
-      - "members": the accuracy of each model, `(replicate, model)`.
+    It returns measurements of each set, in the order of `subsets`, and of each model:
+    - "average": the accuracy of averaged weights, `(replicate, subset)`;
+    - "ensemble": the accuracy of averaged logits, `(replicate, subset)`;
+    - "agreement": how often both predict the same class, `(replicate, subset)`;
+    - "gap": the relative gap of features, `(replicate, layer, subset)`;
+    - "members": the accuracy of each model, `(replicate, model)`.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Figure 4.
@@ -293,17 +265,13 @@ def along_the_line(
 ) -> Arrays:
     """Measures accuracies along the line between models of two tasks, on both tasks together.
 
-    Args:
-      model: The architecture.
-      experts: Variables of one model per task, `(replicate, task, ...)`.
-      tests: Their test sets, `(replicate, task, ...)`.
-      alphas: Weights of the first model of a pair.
+    - `experts`: variables of one model per task, `(replicate, task, ...)`.
+    - `tests`: their test sets, `(replicate, task, ...)`.
 
-    Returns:
-      Accuracies `(replicate, pair, alpha)`:
-      - "average": of interpolated weights;
-      - "ensemble": of interpolated logits;
-      - "chord": the interpolated accuracies of the two models.
+    It returns accuracies `(replicate, pair, alpha)`:
+    - "average": of interpolated weights;
+    - "ensemble": of interpolated logits;
+    - "chord": the interpolated accuracies of the two models.
     """
     weights = np.stack([alphas, 1 - np.asarray(alphas)], 1)
 
@@ -324,18 +292,14 @@ def arithmetic(
 ) -> Arrays:
     """Measures how well features follow sums and negatives of task vectors.
 
-    Args:
-      model: The architecture.
-      base: Variables of the pre-trained model, `(replicate, ...)`.
-      experts: Variables of one model per task, `(replicate, task, ...)`.
-      tests: Their test sets, `(replicate, task, ...)`.
-      scales: Multiples of the task vectors.
+    - `base`: variables of the pre-trained model, `(replicate, ...)`.
+    - `experts`: variables of one model per task, `(replicate, task, ...)`.
+    - `tests`: their test sets, `(replicate, task, ...)`.
 
-    Returns:
-      The arrays of `angles` with a point for each scale:
-      - "addition" (eq. 2): for every pair, on the union of its test sets, `(replicate, pair, ...)`;
-      - "midpoint" (eq. 3) and "reflection" (eq. 4): for every task, on its test set,
-        `(replicate, task, ...)`.
+    It returns the arrays of `angles` with a point for each scale:
+    - "addition" (eq. 2): for every pair, on the union of its test sets, `(replicate, pair, ...)`;
+    - "midpoint" (eq. 3) and "reflection" (eq. 4): for every task, on its test set,
+      `(replicate, task, ...)`.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), eqs. 2 to 4, Figures 7 and 8.
@@ -349,17 +313,9 @@ def arithmetic(
         forms = ("midpoint", "reflection")
         return {f: angles(probe.negation(net, base, a, own, scales, form=f)) for f in forms}
 
-    count = len(pairs(jax.tree.leaves(experts)[0].shape[1]))
-    added = of_each(add, _repeated(base, count), *paired(experts), *paired(tests))
-    tasks = jax.tree.leaves(experts)[0].shape[1]
-    return {
-        "addition": added,
-        **of_each(negate, _repeated(base, tasks), experts, tests),
-    }
-
-
-def _repeated(tree: PyTree, count: int) -> PyTree:
-    return jax.tree.map(lambda x: np.broadcast_to(x[:, None], (len(x), count, *x.shape[1:])), tree)
+    first, second = paired(experts)
+    added = of_each(add, repeated(base, first), first, second, *paired(tests))
+    return {"addition": added, **of_each(negate, repeated(base, experts), experts, tests)}
 
 
 def stitching(
@@ -370,26 +326,22 @@ def stitching(
     Features are put in after each hidden layer. All task vectors start at the pre-trained model,
     the base.
 
-    Args:
-      model: The architecture.
-      base: Variables of the base, `(replicate, ...)`.
-      experts: Variables of one model per task, `(replicate, task, ...)`.
-      tests: Their test sets, `(replicate, task, ...)`.
-      upright: The test set of the base's own task, `(replicate, ...)`.
-      scales: Multiples s of the task vectors.
+    - `base`: variables of the base, `(replicate, ...)`.
+    - `experts`: variables of one model per task, `(replicate, task, ...)`.
+    - `tests`: their test sets, `(replicate, task, ...)`.
+    - `upright`: the test set of the base's own task, `(replicate, ...)`.
 
-    Returns:
-      Four groups of accuracies, where layers are those after which features are put in:
-      - "plain", `(replicate, pair, ...)`, on the task of the first model: "stitched", its features
-        in the second model, by layer; "own" and "upper", the first and the second model as they
-        are;
-      - "addition", `(replicate, pair, scale, layer)`, in the base, mean of both tasks: "features",
-        the mean of both models' features; "weights", the features of their mean weights; "single",
-        the features of one model, mean of both;
-      - "negation", `(replicate, task, scale, layer)`, in the base: "features_task", twice the
-        base's features less those of base + s tau, on the task; "weights_task", the features of
-        base - s tau; and the same on the base's own task, "features_upright" and "weights_upright";
-      - "base", `(replicate, task)`: the base as it is, on the "task" and on its own, "upright".
+    It returns four groups of accuracies, where layers are those after which features are put in:
+    - "plain", `(replicate, pair, ...)`, on the task of the first model: "stitched", its features
+      in the second model, by layer; "own" and "upper", the first and the second model as they
+      are;
+    - "addition", `(replicate, pair, scale, layer)`, in the base, mean of both tasks: "features",
+      the mean of both models' features; "weights", the features of their mean weights; "single",
+      the features of one model, mean of both;
+    - "negation", `(replicate, task, scale, layer)`, in the base: "features_task", twice the
+      base's features less those of base + s tau, on the task; "weights_task", the features of
+      base - s tau; and the same on the base's own task, "features_upright" and "weights_upright";
+    - "base", `(replicate, task)`: the base as it is, on the "task" and on its own, "upright".
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Figures 9 and 10.
@@ -397,7 +349,7 @@ def stitching(
     net = network(model)
     hidden = [f"hidden_{i}" for i in range(len(model.widths))]
 
-    def stitched(lower: list[PyTree], upper: PyTree, batch: Batch, w: Any = None) -> Array:
+    def stitched(lower: list[PyTree], upper: PyTree, batch: Batch, w: Weights = None) -> Array:
         measured = probe.stitching(net, lower, upper, batch, correct, w, layers=hidden)
         return measured.stitched.value
 
@@ -437,14 +389,12 @@ def stitching(
         batches = (("task", own), ("upright", upright))
         return {name: accuracy(model, base, batch) for name, batch in batches}
 
-    tasks = jax.tree.leaves(experts)[0].shape[1]
     first, second = paired(experts)
     exams, other_exams = paired(tests)
-    count = len(pairs(tasks))
-    bases, uprights = _repeated(base, tasks), _repeated(upright, tasks)
+    bases, uprights = repeated(base, experts), repeated(upright, experts)
     return {
         "plain": of_each(plain, first, second, exams),
-        "addition": of_each(add, _repeated(base, count), first, second, exams, other_exams),
+        "addition": of_each(add, repeated(base, first), first, second, exams, other_exams),
         "negation": of_each(negate, bases, experts, tests, uprights),
         "base": of_each(of_base, bases, tests, uprights),
     }
@@ -455,15 +405,7 @@ def spectral_norm(
 ) -> Float[Array, ""]:
     """Estimates the spectral norm of the Hessian of the loss by Lanczos' iteration.
 
-    Args:
-      model: The architecture.
-      steps: Steps of the iteration, at most the number of parameters.
-      params: Variables at which the Hessian is taken.
-      batch: Images of the loss.
-      key: The data of a random key, for the two starting vectors.
-
-    Returns:
-      The larger absolute value of the two extreme eigenvalues, a scalar.
+    - `steps`: steps of the iteration, at most the number of parameters.
     """
     # Two starting vectors (probes), the least that the estimate takes.
     spectrum = probe.hessian_spectrum(
@@ -473,29 +415,25 @@ def spectral_norm(
 
 
 def theorem(
-    model: Model, base: PyTree, tuned: PyTree, tests: Batch, keys: Any, steps: int
+    model: Model, base: PyTree, tuned: PyTree, tests: Batch, keys: np.ndarray, steps: int
 ) -> Arrays:
     """Measures the gap of the loss half way between models, and what is to predict it.
 
         gap = |L((a + b) / 2) - (L(a) + L(b)) / 2|
 
-    Args:
-      model: The architecture.
-      base: Variables of the checkpoints, `(checkpoint, ...)`.
-      tuned: Variables of the models tuned from each, `(checkpoint, model, ...)`.
-      tests: Images of the loss, `(checkpoint, ...)`.
-      keys: Data of random keys, `(checkpoint, 2)`.
-      steps: Steps of Lanczos' iteration.
+    - `base`: variables of the checkpoints, `(checkpoint, ...)`.
+    - `tuned`: variables of the models tuned from each, `(checkpoint, model, ...)`.
+    - `tests`: images of the loss, `(checkpoint, ...)`.
+    - `keys`: data of random keys, `(checkpoint, 2)`.
 
-    Returns:
-      Arrays `(checkpoint, pair)`:
-      - "gap": as above, in nats;
-      - "main_term": that of Theorem 1, norm |a - b|^2 / 8;
-      - "distance" and "norm": its factors |a - b|^2 and the spectral norm of the Hessian at the
-        checkpoint;
-      - "norm_on_segment": the main term with the largest norm at a, b and their mean;
-      - "along_at_base" and "along_in_middle": the gap to second order, by second derivatives along
-        a - b at the checkpoint and half way.
+    It returns arrays `(checkpoint, pair)`:
+    - "gap": as above, in nats;
+    - "main_term": that of Theorem 1, norm |a - b|^2 / 8;
+    - "distance" and "norm": its factors |a - b|^2 and the spectral norm of the Hessian at the
+      checkpoint;
+    - "norm_on_segment": the main term with the largest norm at a, b and their mean;
+    - "along_at_base" and "along_in_middle": the gap to second order, by second derivatives along
+      a - b at the checkpoint and half way.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Theorem 1 and Appendix B.2.
@@ -504,17 +442,12 @@ def theorem(
     norm = each(at, base, tests, keys)
     first, second = paired(tuned)
     middles = jax.tree.map(lambda x, y: (x + y) / 2, first, second)
-    count, models = (jax.tree.leaves(t)[0].shape[1] for t in (first, tuned))
-    ends = of_each(at, tuned, _repeated(tests, models), _repeated(keys, models))
-    middle = of_each(at, middles, _repeated(tests, count), _repeated(keys, count))
+    ends = of_each(at, tuned, repeated(tests, tuned), repeated(keys, tuned))
+    middle = of_each(at, middles, repeated(tests, first), repeated(keys, first))
     # The largest norm of three points stands for the largest on the segment.
-    sides = [ends[:, pairs(models)[:, i]] for i in (0, 1)]
-    largest = np.maximum(middle, np.maximum(*sides))
-
-    return of_each(
-        partial(_theorem, model), first, second, _repeated(base, count), _repeated(tests, count),
-        _repeated(norm, count), largest,
-    )  # fmt: skip
+    largest = np.maximum(middle, np.maximum(*paired(ends)))
+    at_checkpoint = (repeated(x, first) for x in (base, tests, norm))
+    return of_each(partial(_theorem, model), first, second, *at_checkpoint, largest)
 
 
 @partial(jax.jit, static_argnames="model")

@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from experiments.studies.cross_task_linearity.answers import PUBLISHED, mean_error
+from experiments.studies.shared.panels import legend
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:
@@ -17,37 +18,13 @@ TURN = "1 − cosine"
 MARKERS = "oDs^v"
 # Below this, 1 - cosine and gaps are rounding.
 EPS = float(np.finfo(np.float32).eps)
-LEGEND: dict[str, Any] = {"loc": "outside upper center", "frameon": False, "fontsize": 9}
 KINDS = {"turn": TURN, "coefficient": "coefficient", "gap": "relative gap"}
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
-    """Draws a figure for each part that was run.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      The figures by the names of their parts.
-    """
-    figures = {
-        "rotated": lambda: _line(dataset, {"rotated": "rotated images, MLP"}, "layer"),
-        "split_classes": lambda: _line(
-            dataset,
-            {
-                "split_interpolated": "ResNet, statistics interpolated",
-                "split_batch": "ResNet, statistics of the images",
-            },
-            "block",
-        ),
-        "scratch": lambda: _scratch(dataset),
-        "random_labels": lambda: _random(dataset),
-        "averaging": lambda: _averaging(dataset),
-        "arithmetic": lambda: _arithmetic(dataset),
-        "stitching": lambda: _stitching(dataset),
-        "theorem": lambda: _theorem(dataset),
-    }
-    return {part: figures[part]() for part in dataset.attrs["parts"].split()}
+    """Draws a figure for each part that was run."""
+    # Each part is drawn by the function of its name.
+    return {part: globals()[f"_{part}"](dataset) for part in dataset.attrs["parts"].split()}
 
 
 def _seeds(dataset: "xr.Dataset") -> str:
@@ -55,7 +32,7 @@ def _seeds(dataset: "xr.Dataset") -> str:
     return f"{dataset.sizes['replicate']} repetitions"
 
 
-def _steps(ax: "Axes", labels: Any) -> np.ndarray:
+def _steps(ax: "Axes", labels: np.ndarray) -> np.ndarray:
     """Layers along the x axis, the numbers of blocks where these are many."""
     x, told = np.arange(len(labels), dtype=float), [str(label) for label in labels]
     if len(told) > 5:
@@ -82,6 +59,20 @@ def _interval(ax: "Axes", x: np.ndarray, quantiles: "xr.DataArray", color: str, 
     ax.vlines(x, low, high, color=color, lw=1)
     ax.vlines(x, first, third, color=color, lw=5, alpha=0.55)
     ax.plot(x, middle, way, color=color, ms=4.5, mec="white", mew=0.6)
+
+
+def _rotated(dataset: "xr.Dataset") -> "Figure":
+    """Draws the linearity of the MLPs tuned on rotated images."""
+    return _line(dataset, {"rotated": "rotated images, MLP"}, "layer")
+
+
+def _split_classes(dataset: "xr.Dataset") -> "Figure":
+    """Draws the linearity of the ResNets tuned on different classes."""
+    rows = {
+        "split_interpolated": "ResNet, statistics interpolated",
+        "split_batch": "ResNet, statistics of the images",
+    }
+    return _line(dataset, rows, "block")
 
 
 def _line(dataset: "xr.Dataset", rows: dict[str, str], layer: str) -> "Figure":
@@ -112,9 +103,8 @@ def _line(dataset: "xr.Dataset", rows: dict[str, str], layer: str) -> "Figure":
         _interval(row[2], x, dataset[f"{name}_spread_coefficient"], style.PALETTE[1], "o")
         row[2].set_ylabel("coefficient by image, α = 0.5")
         row[1].set_title(words)
-    handles = axes[0, 0].get_legend_handles_labels()
     title = f"{_seeds(dataset)}, mean over pairs; over the images: median, quartiles, 5 to 95 %"
-    fig.legend(*handles, title=title, ncols=4, **LEGEND)
+    legend(fig, axes[0, 0], title=title, ncols=4)
     return fig
 
 
@@ -147,13 +137,8 @@ def _scratch(dataset: "xr.Dataset") -> "Figure":
         row[3].set_ylim(-0.04 * top, top)
         row[3].set_ylabel("loss barrier (nats, ± s.e.)")
         row[3].set_title(setting)
-    handles = axes[0, 0].get_legend_handles_labels()
-    fig.legend(
-        *handles,
-        title=f"middle of the line (no less than rounding, ε), {_seeds(dataset)}",
-        ncols=4,
-        **LEGEND,
-    )
+    title = f"middle of the line (no less than rounding, ε), {_seeds(dataset)}"
+    legend(fig, axes[0, 0], title=title, ncols=4)
     return fig
 
 
@@ -162,7 +147,7 @@ def _unaligned(way: str) -> str:
     return "from scratch" if way == "none" else f"from scratch, {way}" if "match" in way else way
 
 
-def _random(dataset: "xr.Dataset") -> "Figure":
+def _random_labels(dataset: "xr.Dataset") -> "Figure":
     """Draws linearity by layer half way between models, by what they were trained on."""
     rows = {
         "mlp_interpolated": ("MLP", "layer"),
@@ -185,10 +170,8 @@ def _random(dataset: "xr.Dataset") -> "Figure":
             ax.set_title(words)
         row[0].set_yscale("log")
         row[1].axhline(1, color=style.FAINT, lw=1, ls="--")
-    handles = axes[0, 0].get_legend_handles_labels()
     told = "labels of pre-training, and what two models are tuned on (from rounding, ε)"
-    title = f"{told}, {_seeds(dataset)}"
-    fig.legend(*handles, title=title, ncols=3, **LEGEND)
+    legend(fig, axes[0, 0], title=f"{told}, {_seeds(dataset)}", ncols=3)
     return fig
 
 
@@ -281,10 +264,8 @@ def _arithmetic(dataset: "xr.Dataset") -> "Figure":
         for ax in row[:2]:
             ax.set_title(f"{words}, s = {near:g}")
         row[2].set_title(words)
-    sides, layers = (axes[0, i].get_legend_handles_labels() for i in (0, 2))
-    handles = [*sides[0], *layers[0], Line2D([], [], color=style.INK, ls=":", lw=1)]
-    labels = [*sides[1], *layers[1], "slope 2: second order"]
-    fig.legend(handles, labels, title=_seeds(dataset), ncols=4, **LEGEND)
+    slope = Line2D([], [], color=style.INK, ls=":", lw=1, label="slope 2: second order")
+    legend(fig, axes[0, 0], axes[0, 2], also=[slope], title=_seeds(dataset), ncols=4)
     return fig
 
 
@@ -302,9 +283,12 @@ def _stitching(dataset: "xr.Dataset") -> "Figure":
     plain.set_title("one model in another,\ntask of the lower")
     middle = dataset["hidden"].values[(dataset.sizes["hidden"] - 1) // 2]
     at, scales = dataset.sel(hidden=middle), dataset["stitch_scale"].values
-    for i, (name, label) in enumerate(
-        {"features": "features", "weights": "weights", "single": "one model alone"}.items()
-    ):
+    sums = {
+        "features": "sums of features",
+        "weights": "sums of weights",
+        "single": "one model alone",
+    }
+    for i, (name, label) in enumerate(sums.items()):
         look: dict[str, Any] = {"mfc": "none", "ms": 7} if name == "weights" else {}
         _points(added, scales, at[f"stitched_addition_{name}"], i, label, **look)
         if name == "single":
@@ -318,10 +302,7 @@ def _stitching(dataset: "xr.Dataset") -> "Figure":
     ):
         ax.set_title(title)
         ax.set_xlabel(f"scale, in the base after {middle}")
-    left, right = plain.get_legend_handles_labels(), added.get_legend_handles_labels()
-    handles = left[0] + right[0]
-    labels = [*left[1], "sums of features", "sums of weights", right[1][2]]
-    fig.legend(handles, labels, title=_seeds(dataset), ncols=6, **LEGEND)
+    legend(fig, plain, added, title=_seeds(dataset), ncols=6)
     return fig
 
 
@@ -366,8 +347,6 @@ def _theorem(dataset: "xr.Dataset") -> "Figure":
     ax.invert_yaxis()
     ax.set_xlim(-0.03, 1.03)
     ax.set_xlabel("R² of a linear regression of the gap")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    more = ax.get_legend_handles_labels()
     title = f"checkpoints of pre-training, {_seeds(dataset)}; dashed: equal"
-    fig.legend(handles + more[0], labels + more[1], title=title, ncols=7, **LEGEND)
+    legend(fig, axes[0, 0], ax, title=title, ncols=7)
     return fig

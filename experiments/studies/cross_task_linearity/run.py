@@ -39,17 +39,11 @@ _NAMES = {
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains and measures, part by part.
 
-    Args:
-      config: What to run.
-      stage: Computes and stores a stage under its name; the default stores nothing.
+    It returns the dataset. Names of variables begin with those of their parts, and every
+    measurement has the dimension "replicate", but for the regressions of the part "theorem". The
+    attributes are `parts`, separated by spaces, and `seed`.
 
-    Returns:
-      The dataset. Names of variables begin with those of their parts, and every measurement has the
-      dimension "replicate", but for the regressions of the part "theorem". The attributes are
-      `parts`, separated by spaces, and `seed`.
-
-    Raises:
-      DataError: If the data are missing or have too few images of a class.
+    It raises `DataError` if the data are missing or have too few images of a class.
     """
     runs = Runs(config)
     trained: dict[str, Any] = {}

@@ -8,15 +8,16 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import ArrayLike, PyTree
 
 from experiments.data.files import DataError, refused
+from experiments.lab.config import varied
 from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
 from experiments.studies.cross_task_linearity import models
 from experiments.studies.cross_task_linearity import parts as measure
-from experiments.studies.cross_task_linearity.config import PARTS, Config
-from experiments.studies.cross_task_linearity.models import Batch, Descent, Examples
+from experiments.studies.cross_task_linearity.config import PARTS, Config, Network
+from experiments.studies.cross_task_linearity.models import Batch, Examples
 
 SETTINGS = ("one task", "two tasks")
 WAYS = ("none", "weight matching", "activation matching", "pre-trained")
@@ -37,6 +38,7 @@ class Runs:
       mlp: The architecture of the MLP.
       resnet: The architecture of the ResNet, one block per stage.
       tasks: Names of the MLP's fine-tuning tasks, one for each angle.
+      middle: The one in the middle of them.
     """
 
     def __init__(self, config: Config) -> None:
@@ -58,19 +60,14 @@ class Runs:
         self.mlp = MLP(config.mlp.widths, classes)
         self.resnet = ResNet(config.resnet.widths, config.resnet.blocks, classes)
         self.tasks = [f"rotate {angle:g}" for angle in config.angles]
+        self.middle = self.tasks[len(self.tasks) // 2 - 1]
 
     def keys(self, part: str, count: int) -> np.ndarray:
         """Makes random keys that no other part shares.
 
-        Args:
-          part: Name of a part, or "base" for the training that several parts share.
-          count: Number of keys for each replicate.
+        It returns data of the keys, `(replicate, count, 2)`.
 
-        Returns:
-          Data of the keys, `(replicate, count, 2)`.
-
-        Raises:
-          ValueError: If the part is unknown.
+        It raises `ValueError` if the part is unknown.
         """
         own = jax.random.fold_in(jax.random.key(self.config.seed), (*PARTS, "base").index(part))
         keys = jax.random.split(own, (self.config.replicates, count))
@@ -79,14 +76,7 @@ class Runs:
     def data(self, *tasks: str) -> Examples:
         """Gathers the images of tasks that have equally many.
 
-        Args:
-          *tasks: Names of tasks, as in `models.pick`.
-
-        Returns:
-          Images to learn from and to test on, `(replicate, task, ...)`.
-
-        Raises:
-          DataError: If the publisher's split has more images of one task than of another.
+        It returns images to learn from and to test on, `(replicate, task, ...)`.
         """
         picked = [[models.pick(self.pool, t, part) for t in tasks] for part in self.index]
         for of_part in picked:
@@ -99,49 +89,30 @@ class Runs:
         return Examples(*(models.stack(of_part, 1) for of_part in picked))
 
     def train(
-        self, model: models.Model, start: PyTree, learn: Batch, keys: Any, rate: Any, times: int = 1
+        self,
+        model: models.Model,
+        start: PyTree,
+        learn: Batch,
+        keys: np.ndarray,
+        rate: ArrayLike,
+        times: int = 1,
+        steps: int | None = None,
     ) -> PyTree:
         """Trains every model of a stack as the config says for its architecture.
 
-        Args:
-          model: The architecture, which decides between the settings `config.mlp` and
-            `config.resnet`.
-          start: Variables before the first step, `(replicate, model, ...)`.
-          learn: Images to learn from, `(replicate, model, n, ...)`.
-          keys: Data of random keys, `(replicate, model, 2)`.
-          rate: Learning rate, a number or an array that broadcasts to `(replicate, model)`.
-          times: Factor on the number of steps.
-
-        Returns:
-          The trained variables, `(replicate, model, ...)`.
+        - `start`: variables before the first step, `(replicate, model, ...)`.
+        - `learn`: images to learn from, `(replicate, model, n, ...)`.
+        - `keys`: data of random keys, `(replicate, model, 2)`.
+        - `rate`: learning rate; an array broadcasts to `(replicate, model)`.
+        - `times`: how many times the steps are taken. Momentum starts anew each time.
+        - `steps`: the number of steps; None for that of the config.
         """
-        how = self.config.resnet if isinstance(model, ResNet) else self.config.mlp
-        descent = Descent(how.steps, how.batch, how.momentum)
-        return self.descend(model, descent, start, learn, keys, rate, times)
-
-    def descend(
-        self, model: models.Model, descent: Descent, start: PyTree, learn: Batch, keys: Any,
-        rate: Any, times: int = 1,
-    ) -> PyTree:  # fmt: skip
-        """Trains every model of a stack with given settings.
-
-        Args:
-          model: The architecture.
-          descent: Steps, batch size and momentum.
-          start: Variables before the first step, `(replicate, model, ...)`.
-          learn: Images to learn from, `(replicate, model, n, ...)`.
-          keys: Data of random keys, `(replicate, model, 2)`.
-          rate: Learning rate, a number or an array that broadcasts to `(replicate, model)`.
-          times: How many times the steps are taken. Momentum starts anew each time.
-
-        Returns:
-          The trained variables, `(replicate, model, ...)`.
-        """
+        how = self.how(model) if steps is None else varied(self.how(model), steps=steps)
         count = learn.labels.shape[-1]
         # Images are padded to one length, so that training is compiled once.
         rest = self.index.learn.shape[1] - count
 
-        def fit(params: PyTree, learn: Batch, key: models.Key, rate: Any) -> PyTree:
+        def fit(params: PyTree, learn: Batch, key: models.Key, rate: ArrayLike) -> PyTree:
             padded = jax.tree.map(
                 lambda x: np.pad(x, ((0, rest), *((0, 0),) * (x.ndim - 1))), learn
             )
@@ -151,23 +122,26 @@ class Runs:
                 split = jax.random.split(jax.random.wrap_key_data(key), times)
                 rounds = np.asarray(jax.random.key_data(split))
             for key in rounds:
-                params = models.train(model, params, padded, count, key, rate, descent)
+                params = models.train(model, params, padded, count, key, rate, how)
             return params
 
-        rate = np.broadcast_to(np.asarray(rate, np.float32), keys.shape[:-1])
-        return measure.of_each(fit, start, learn, keys, rate)
+        rates = np.broadcast_to(np.asarray(rate, np.float32), keys.shape[:-1])
+        return measure.of_each(fit, start, learn, keys, rates)
 
-    def init(self, model: models.Model, keys: Any) -> PyTree:
+    def how(self, model: models.Model) -> Network:
+        """Says how an architecture is trained."""
+        return self.config.resnet if isinstance(model, ResNet) else self.config.mlp
+
+    def init(self, model: models.Model, keys: np.ndarray) -> PyTree:
         """Draws the initial variables of a stack of models."""
         return measure.of_each(partial(models.init, model, self.pool.images.shape[1:]), keys)
 
     def rotations(self) -> dict[str, Any]:
         """Pre-trains the MLP on upright images and fine-tunes it on each rotation.
 
-        Returns:
-          The models that the parts on rotations take as `kept`:
-          - "base": the pre-trained one, `(replicate, 1, ...)`;
-          - "experts": one for each angle, `(replicate, task, ...)`.
+        It returns the models that the parts on rotations take as `kept`:
+        - "base": the pre-trained one, `(replicate, 1, ...)`;
+        - "experts": one for each angle, `(replicate, task, ...)`.
         """
         k, rate = len(self.tasks), self.config.mlp.rate
         keys = self.keys("base", 2 + k)
@@ -190,16 +164,10 @@ class Runs:
         of its own. Each pair is measured as it is, after the second model was aligned to the first
         by weights or by activations, and after both were tuned from the base instead.
 
-        Args:
-          kept: The models of `rotations`.
-
-        Returns:
-          The results of `parts.halfway`, `(replicate, setting, way, ...)`, in the order of
-          `SETTINGS` and `WAYS`.
+        It returns the results of `parts.halfway`, `(replicate, setting, way, ...)`, in the order of
+        `SETTINGS` and `WAYS`.
         """
-        last = self.tasks[-1]
-        middle = self.tasks[len(self.tasks) // 2 - 1]
-        tasks = ("upright", "upright", middle, last)
+        tasks = ("upright", "upright", self.middle, self.tasks[-1])
         # Keys of each model: its initial weights, its own training, its training from the base.
         keys, data = self.keys("scratch", 3 * len(tasks)), self.data(*tasks)
         first, second, third = (keys[:, i :: len(SETTINGS) + 1] for i in range(3))
@@ -231,15 +199,11 @@ class Runs:
     def averaging(self, kept: dict[str, Any]) -> dict[str, Any]:
         """Runs the part "averaging": models tuned on one rotation at different learning rates.
 
-        Args:
-          kept: The models of `rotations`.
-
-        Returns:
-          "sets", the results of `parts.averaging`; and "line", those of `parts.along_the_line` for
-          the experts of `kept`.
+        It returns "sets", the results of `parts.averaging`; and "line", those of
+        `parts.along_the_line` for the experts of `kept`.
         """
-        c, task = self.config, self.tasks[len(self.tasks) // 2 - 1]
-        data, keys = self.data(task), self.keys("averaging", c.members)
+        c, data = self.config, self.data(self.middle)
+        keys = self.keys("averaging", c.members)
         learn = repeated(data.learn, c.members)
         base = repeated(kept["base"], c.members)
         tuned = self.train(self.mlp, base, learn, keys, np.geomspace(*c.rates, c.members))
@@ -251,40 +215,19 @@ class Runs:
         }
 
     def arithmetic(self, kept: dict[str, Any]) -> dict[str, Any]:
-        """Runs the part "arithmetic": sums and negatives of the experts' task vectors.
-
-        Args:
-          kept: The models of `rotations`.
-
-        Returns:
-          The results of `parts.arithmetic`.
-        """
+        """Runs the part "arithmetic": sums and negatives of the experts' task vectors."""
         tests = self.data(*self.tasks).test
         base = only(kept["base"])
         return measure.arithmetic(self.mlp, base, kept["experts"], tests, self.config.scales)
 
     def stitching(self, kept: dict[str, Any]) -> dict[str, Any]:
-        """Runs the part "stitching": features of some models in the upper layers of others.
-
-        Args:
-          kept: The models of `rotations`.
-
-        Returns:
-          The results of `parts.stitching`.
-        """
+        """Runs the part "stitching": features of some models in the upper layers of others."""
         tests, upright = self.data(*self.tasks).test, only(self.data("upright").test)
         arguments = (only(kept["base"]), kept["experts"], tests, upright)
         return measure.stitching(self.mlp, *arguments, self.config.stitch_scales)
 
     def split_classes(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Runs the part "split_classes": ResNets pre-trained on some classes and tuned on others.
-
-        Args:
-          _: Not used; all parts are called alike.
-
-        Returns:
-          The results of `parts.split_classes`.
-        """
+        """Runs the part "split_classes": ResNets pre-trained on some classes, tuned on others."""
         first, *others = self.config.splits
         keys, rate = self.keys("split_classes", 2 + len(others)), self.config.resnet.rate
         start = self.init(self.resnet, keys[:, :1])
@@ -301,28 +244,23 @@ class Runs:
         are tuned on the images of pre-training, or on rotated ones; always with true labels. "None"
         stands for initial weights.
 
-        Args:
-          _: Not used; all parts are called alike.
-
-        Returns:
-          Measurements of "mlp" and of "resnet":
-          - "learned": the accuracy of the bases on the labels of pre-training,
-            `(replicate, labels)`;
-          - "interpolated" and, of the ResNet, "batch": the results of `parts.halfway` by how
-            BatchNorm normalises, `(replicate, target, labels, ...)`, in the order of `TARGETS` and
-            `LABELS`.
+        It returns measurements of "mlp" and of "resnet":
+        - "learned": the accuracy of the bases on the labels of pre-training,
+          `(replicate, labels)`;
+        - "interpolated" and, of the ResNet, "batch": the results of `parts.halfway` by how
+          BatchNorm normalises, `(replicate, target, labels, ...)`, in the order of `TARGETS` and
+          `LABELS`.
         """
-        c, task = self.config, self.tasks[len(self.tasks) // 2 - 1]
+        c = self.config
         kinds, upright = len(LABELS), self.data("upright")
-        targets = [[repeated(part, kinds) for part in data] for data in (upright, self.data(task))]
+        images = upright, self.data(self.middle)
+        targets = [[repeated(part, kinds) for part in data] for data in images]
         random = models.shuffled(upright.learn, c.seed)
         labels = np.concatenate([upright.learn.labels, random.labels], 1)
         batches = repeated(upright.learn, 2)._replace(labels=labels)
         results = {}
-        for name, model, rate in (
-            ("mlp", self.mlp, c.mlp.rate),
-            ("resnet", self.resnet, c.resnet.rate),
-        ):
+        for name, model in (("mlp", self.mlp), ("resnet", self.resnet)):
+            rate = self.how(model).rate
             keys = self.keys("random_labels", 5)
             start = self.init(model, keys[:, :1])
             # Both bases see the same minibatches: they differ by their labels alone.
@@ -356,22 +294,18 @@ class Runs:
         Checkpoints are taken after 1, 2, 4, ... times `config.theorem.steps`. From each, several
         models are tuned on one rotation at different learning rates.
 
-        Args:
-          _: Not used; all parts are called alike.
-
-        Returns:
-          The results of `parts.theorem`, `(replicate x checkpoint, pair)`.
+        It returns the results of `parts.theorem`, `(replicate x checkpoint, pair)`.
         """
         c, at = self.config, self.config.theorem
-        task = self.tasks[len(self.tasks) // 2 - 1] if at.task == "rotated" else at.task
-        data, upright = self.data(task), self.data("upright").learn
+        data = self.data(self.middle if at.task == "rotated" else at.task)
+        upright = self.data("upright").learn
         model = self.resnet if at.network == "resnet" else self.mlp
-        how = c.resnet if at.network == "resnet" else c.mlp
         keys = self.keys("theorem", 1 + 2 ** (at.checkpoints - 1))
         params, bases = self.init(model, keys[:, :1]), []
-        descent = Descent(at.steps, how.batch, how.momentum)
+        rate = self.how(model).rate
         for n in range(1, keys.shape[1]):
-            params = self.descend(model, descent, params, upright, keys[:, n : n + 1], how.rate)
+            own = keys[:, n : n + 1]
+            params = self.train(model, params, upright, own, rate, steps=at.steps)
             if n & (n - 1) == 0:
                 bases.append(params)
         shape = (c.replicates * at.checkpoints, at.members + 1)

@@ -24,11 +24,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
     Accuracies are those on the test images, which have no part in the choice of scales.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      A finding for each comparison in `CLAIMS`, and one for the line between two experts.
+    It returns a finding for each comparison in `CLAIMS`, and one for the line between two experts.
     """
     mean = dataset["accuracy"].mean("task")
     declared = []
@@ -60,14 +56,7 @@ def _pm(values: xr.DataArray) -> str:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Describes the accuracy of every merge, and how much the best one keeps of the experts' gain.
-
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      Two sentences.
-    """
+    """Describes the accuracy of every merge, and how much the best keeps of the experts' gain."""
     mean = dataset["accuracy"].mean("task")
     own, base = own_accuracy(dataset), mean.sel(model="base")
     merges = ["soup", *map(str, dataset["merge"].values)]

@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.studies.merge_digits.findings import own_accuracy
+from experiments.studies.shared.panels import legend
 from sail_jax.drawing import style
 
 
@@ -17,12 +18,8 @@ def _label(name: str) -> str:
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of a finished run.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      `accuracy` of every model on every task; `scale`, the accuracy by which scales are chosen; and
-      `line`, accuracies between two experts.
+    It returns `accuracy` of every model on every task; `scale`, the accuracy by which scales are
+    chosen; and `line`, accuracies between two experts.
     """
     return {
         "accuracy": _plot_accuracy(dataset),
@@ -63,7 +60,7 @@ def _plot_accuracy(dataset: xr.Dataset) -> Figure:
     side.set_title(f"mean over the {len(tasks)} tasks")
     side.set_xlabel("test accuracy")
     side.tick_params(left=False)
-    fig.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    legend(fig, side, below=True, ncols=3)
     return fig
 
 
@@ -81,7 +78,7 @@ def _plot_scale(dataset: xr.Dataset) -> Figure:
     ax.plot([], [], "o", color=style.FAINT, label="chosen, by split")
     ax.set_xlabel("scale of the merged task vector")
     ax.set_ylabel("mean validation accuracy (± s.d.)")
-    fig.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=9)
+    legend(fig, ax, ncols=4)
     return fig
 
 
@@ -101,8 +98,7 @@ def _plot_line(dataset: xr.Dataset) -> Figure:
         ax.set_title(title)
         ax.set_xlabel(f"weight of the expert {_label(ends[1])}")
     axes[0, 0].set_ylabel("test accuracy")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
+    legend(fig, axes[0, 0], ncols=3)
     return fig
 
 

@@ -32,18 +32,12 @@ SWEPT = ("task arithmetic", "TIES")
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains the networks, merges them and measures the merges.
 
-    Args:
-      config: The config.
-      stage: What runs and stores a stage. The default stores nothing.
+    It returns over replicate: the test `accuracy` of every model on every task, and the accuracy
+    `predicted` by adding outputs (NaN for models without a prediction); the `validation` accuracy
+    by merge and scale, and the `chosen_scale`; and along the line between the first two experts,
+    `line_accuracy`, `line_predicted` by outputs, and `line_chord`, the interpolated accuracies.
 
-    Returns:
-      Over replicate: the test `accuracy` of every model on every task, and the accuracy `predicted`
-      by adding outputs (NaN for models without a prediction); the `validation` accuracy by merge
-      and scale, and the `chosen_scale`; and along the line between the first two experts,
-      `line_accuracy`, `line_predicted` by outputs, and `line_chord`, the interpolated accuracies.
-
-    Raises:
-      DataError: If the data cannot be read or do not suffice.
+    It raises `DataError` if the data cannot be read or do not suffice.
     """
     upright, learn, choose, test = load(config)
     keys = jax.random.split(jax.random.key(config.seed), (config.replicates, 2))
@@ -83,16 +77,11 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 def load(config: Config) -> tuple[Task, Task, Task, Task]:
     """Loads the images and divides them among the stages.
 
-    Args:
-      config: The config.
+    It returns upright images to pre-train on, in arrays of shape (replicate, 1, example, ...);
+    then, for every task, images to fine-tune on, to choose scales with and to test on, each in
+    arrays of shape (replicate, task, example, ...).
 
-    Returns:
-      Upright images to pre-train on, in arrays of shape (replicate, 1, example, ...); then, for
-      every task, images to fine-tune on, to choose scales with and to test on, each in arrays of
-      shape (replicate, task, example, ...).
-
-    Raises:
-      DataError: If the data cannot be read or do not suffice.
+    It raises `DataError` if the data cannot be read or do not suffice.
     """
     with refused():
         pool = config.data.pool(config.seed)

@@ -8,6 +8,7 @@ from experiments.data import image_tasks
 from experiments.data.registry import ImagePool, TextData
 from experiments.lab.config import Count, Different, Increasing, Natural, Seed, config, varied
 from experiments.studies.merge_prediction import tasks
+from experiments.studies.shared.checking import must
 
 
 @config
@@ -48,8 +49,8 @@ class Config:
             image_tasks.check_classes("data", tasks.TASKS["images"], self.data.classes)
             image_tasks.check_left("train", self.train, 0, self.data.size)
         most = min(len(tasks.TASKS[name]) for name in self.families)
-        if max(self.sizes) > most:
-            raise ValueError(f"sizes must be at most {most}, the number of tasks; got {self.sizes}")
+        few = max(self.sizes) <= most
+        must(self, "sizes", few, f"be at most {most}, the number of tasks")
 
 
 DEFAULT = Config()

@@ -26,12 +26,6 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     A predictor's margins are its rank correlations with the loss that averaging adds, one for each
     base model with at least `FEWEST` merges. Only experts tuned from one pre-trained model are
     compared, if there are enough of them.
-
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      One finding for each predictor.
     """
     within = dataset["within"].sel(scope=_ordinary(dataset)).values
     x, y = dataset["value"].values, dataset["result"].sel(outcome="averaging").values[:, None]
@@ -64,13 +58,9 @@ def _ordinary(dataset: xr.Dataset) -> str:
 def summary(dataset: xr.Dataset) -> str:
     """Describes which predictors rank the outcomes of averaging best.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      Sentences that name the four best predictors in each family, in all merges, and in merges of
-      experts tuned from one pre-trained model, with 95 % intervals; and, for comparison, how well
-      the merge itself on few examples does.
+    It returns sentences that name the four best predictors in each family, in all merges, and in
+    merges of experts tuned from one pre-trained model, with 95 % intervals; and, for comparison,
+    how well the merge itself on few examples does.
     """
     n, families = dataset.sizes["merge"], dataset["learned"].values
     lines = []

@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.studies.merge_prediction.probes import PREDICTORS
+from experiments.studies.shared.panels import legend
 from sail_jax.drawing import style
 
 
@@ -23,12 +24,6 @@ def ranking(dataset: xr.Dataset) -> Figure:
     """Draws every predictor's rank correlation with the loss that averaging adds.
 
     One panel shows all merges, the other those of experts tuned from one pre-trained model.
-
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      The figure.
     """
     families, outcomes = dataset["learned"].values, dataset.sel(outcome="averaging")
     names = order(outcomes.sel(scope="all"))
@@ -62,8 +57,7 @@ def ranking(dataset: xr.Dataset) -> Figure:
     side.set_ylabel(f"passes forward, {int(dataset['size'].values[0])} models", fontsize=9)
     side.spines["right"].set_visible(False)
     side.tick_params(length=0)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    legend(fig, axes[0, 0], below=True, ncols=3, fontsize=8)
     return fig
 
 
@@ -71,12 +65,6 @@ def scatter(dataset: xr.Dataset) -> Figure:
     """Draws the two best predictors and the worst beside the loss that averaging adds.
 
     The merge itself on few examples is left out of the choice.
-
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      The figure.
     """
     outcomes = dataset.sel(outcome="averaging")
     names = [p for p in order(outcomes.sel(scope="all")) if p != "sample"]
@@ -84,8 +72,7 @@ def scatter(dataset: xr.Dataset) -> Figure:
     for ax, name in zip(axes[0], (names[0], names[1], names[-1]), strict=True):
         _scatter(ax, outcomes, name)
     axes[0, 0].set_ylabel("loss that averaging adds (nats)")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    legend(fig, axes[0, 0], below=True, ncols=4, fontsize=8)
     return fig
 
 

@@ -5,6 +5,7 @@ them with the outcomes.
 """
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -77,6 +78,8 @@ PREDICTORS = {
     "sample": Predictor("the merge itself, few examples", "outcome", (1, 1)),
 }
 METHODS = ("averaging", "task arithmetic", "TIES")
+Models = Sequence[PyTree]
+Batches = Sequence[tasks.Batch]
 SCALE, DENSITY = 0.7, 0.2  # of task arithmetic's sum, and of what TIES keeps
 
 
@@ -117,19 +120,13 @@ def measure(
     Predictors and outcomes are measured on different held-out examples. `apart` computes the
     distances between tasks.
 
-    Args:
-      family: The family.
-      bases: The base models, in leaves of shape (base, ...).
-      experts: The experts, in leaves of shape (expert, ...).
-      data: The family's data.
-      merges: The merges to measure.
-      key: A random key, for the noise and the starting vectors that some probes draw.
+    - `bases`: the base models, in leaves of shape (base, ...).
+    - `experts`: the experts, in leaves of shape (expert, ...).
 
-    Returns:
-      Arrays with a leading axis over merges. `predictor` holds the predictors by name. `own`,
-      `base` and `merged` each hold `loss` and `accuracy`, means over the merge's tasks: of each
-      expert on its own task, of the base model, and of the merges by each method of `METHODS`,
-      which have a second axis.
+    It returns arrays with a leading axis over merges. `predictor` holds the predictors by name.
+    `own`, `base` and `merged` each hold `loss` and `accuracy`, means over the merge's tasks: of
+    each expert on its own task, of the base model, and of the merges by each method of `METHODS`,
+    which have a second axis.
     """
 
     def of_merge(i: int) -> dict[str, Any]:
@@ -156,7 +153,7 @@ def measure(
 
 
 @jax.jit
-def _merged(base: PyTree, models: list[PyTree]) -> list[PyTree]:
+def _merged(base: PyTree, models: Models) -> list[PyTree]:
     """The models merged by the methods of `METHODS`, in that order."""
     return [
         methods.linear()(models),
@@ -172,11 +169,7 @@ def _graded(family: Family, params: PyTree, batch: tasks.Batch) -> Float[Array, 
 
 
 def _outcome(
-    family: Family,
-    base: PyTree,
-    models: list[PyTree],
-    merged: list[PyTree],
-    exams: list[tasks.Batch],
+    family: Family, base: PyTree, models: Models, merged: Models, exams: Batches
 ) -> dict[str, Any]:
     """Losses and accuracies of experts, base model and merges, as `measure` describes them."""
 
@@ -190,7 +183,7 @@ def _outcome(
 
 
 @jax.jit
-def _weights(base: PyTree, models: list[PyTree]) -> dict[str, Array]:
+def _weights(base: PyTree, models: Models) -> dict[str, Array]:
     """The predictors that are computed from the weights alone."""
     clash = probe.interference(base, models)
     cosines = probe.interference(jax.tree.map(jnp.zeros_like, base), models).total.cosines
@@ -206,11 +199,7 @@ def _weights(base: PyTree, models: list[PyTree]) -> dict[str, Array]:
 
 
 def _curvature(
-    family: Family,
-    models: list[PyTree],
-    mean: PyTree,
-    few: list[tasks.Batch],
-    key: PRNGKeyArray,
+    family: Family, models: Models, mean: PyTree, few: Batches, key: PRNGKeyArray
 ) -> dict[str, Any]:
     """The predictors from derivatives of the loss, at the average and at the experts."""
     pooled, stacked = (jax.tree.map(lambda *x: np.stack(x), *side) for side in (few, models))
@@ -258,9 +247,7 @@ _logits = jax.jit(tasks.logits, static_argnums=0)
 _loss_of = jax.jit(tasks.of_logits)
 
 
-def _linearity(
-    family: Family, models: list[PyTree], mean: PyTree, few: list[tasks.Batch]
-) -> dict[str, Any]:
+def _linearity(family: Family, models: Models, mean: PyTree, few: Batches) -> dict[str, Any]:
     """The predictors from features and outputs, those of cross-task linearity among them."""
     network, k = tasks.network_of(family), len(models)
     pooled = jax.tree.map(lambda *x: np.concatenate(x), *few)
@@ -294,7 +281,7 @@ def _pairs(x: Float[Array, "k k"]) -> Float[Array, ""]:
 
 
 def _bounds(
-    family: Family, base: PyTree, mean: PyTree, batches: list[tasks.Batch], merge: Merges, n: int,
+    family: Family, base: PyTree, mean: PyTree, batches: Batches, merge: Merges, n: int,
     key: PRNGKeyArray,
 ) -> dict[str, Any]:  # fmt: skip
     """The quantities of Theorem 3 of unified merging.
@@ -321,13 +308,8 @@ def _bounds(
 def apart(points: Float[np.ndarray, "task n dim"], key: PRNGKeyArray) -> dict[str, np.ndarray]:
     """Computes the distances between all pairs of tasks.
 
-    Args:
-      points: The examples of each task as vectors.
-      key: The key of the random projections.
-
-    Returns:
-      `mmd` (squared maximum mean discrepancy) and `sliced` (sliced Wasserstein distance),
-      symmetric, of shape (task, task), with zeros on the diagonal.
+    It returns `mmd` (squared maximum mean discrepancy) and `sliced` (sliced Wasserstein distance),
+    symmetric, of shape (task, task), with zeros on the diagonal.
     """
     T = len(points)
     pairwise = {name: np.zeros((T, T), np.float32) for name in ("mmd", "sliced")}

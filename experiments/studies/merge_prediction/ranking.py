@@ -28,13 +28,6 @@ def spearman(
 
     Equal values share their mean rank. A constant column has correlation 0.
 
-    Args:
-      x: Predictors in columns.
-      y: Outcomes in columns.
-
-    Returns:
-      The correlations.
-
     >>> spearman(np.array([[1.0], [2.0], [9.0]]), np.array([[1.0, 0.0], [3.0, 0.0], [2.0, 0.0]]))
     array([[0.5],
            [0. ]])
@@ -61,17 +54,7 @@ def rank(
     Merges of one base model are not independent. The bootstrap therefore draws whole clusters with
     replacement, in each stratum as many as it has.
 
-    Args:
-      x: Predictors in columns.
-      y: Outcomes in columns.
-      cluster: The cluster of each merge: its base model.
-      stratum: The stratum of each merge: its family.
-      scopes: The sets of merges, as masks.
-      draws: Number of bootstrap samples.
-      seed: The seed of the bootstrap.
-
-    Returns:
-      The correlations and their intervals, by scope, outcome and predictor.
+    It returns the correlations and their intervals, by scope, outcome and predictor.
     """
     rng = np.random.default_rng(seed)
     rows = {c: np.flatnonzero(cluster == c) for c in np.unique(cluster)}
@@ -88,13 +71,8 @@ def rank(
 def scopes(families: Sequence[str], about: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Lists the sets of merges in which predictors are compared.
 
-    Args:
-      families: The names of the families.
-      about: What is known of each merge: arrays `family` (its number), `related` and `pretrain`.
-
-    Returns:
-      Masks over merges by name: each family, "all", and each of these followed by ", tuned", which
-      keeps only experts tuned from one model that was pre-trained.
+    It returns masks over merges by name: each family, "all", and each of these followed by ",
+    tuned", which keeps only experts tuned from one model that was pre-trained.
     """
     masks = {name: about["family"] == i for i, name in enumerate(families)}
     masks["all"] = np.ones(len(about["family"]), bool)

@@ -15,6 +15,7 @@ import numpy as np
 import xarray as xr
 from jaxtyping import PyTree
 
+from experiments.data import image_tasks
 from experiments.data.files import refused
 from experiments.lab.progress import Stage
 from experiments.lab.store import direct
@@ -31,24 +32,13 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     Each family has a stage for the distances of its tasks, one for its networks, and one for every
     chunk of merges; the ranking is a stage of its own.
 
-    Args:
-      config: The config.
-      stage: What runs and stores a stage. The default stores nothing.
-
-    Returns:
-      Over merges: the predictors (`value`), the outcomes (`result`, the loss or accuracy that
-      merging costs), `kept` (accuracy relative to the experts' own) and what each merge is made of.
-      Over scope, outcome and predictor: the correlation `rho` with its interval from `low` to
-      `high`. `passes` is the cost of each predictor.
+    It returns over merges: the predictors (`value`), the outcomes (`result`, the loss or accuracy
+    that merging costs), `kept` (accuracy relative to the experts' own) and what each merge is made
+    of. Over scope, outcome and predictor: the correlation `rho` with its interval from `low` to
+    `high`. `passes` is the cost of each predictor.
     """
     with refused():
-        subjects = [
-            tasks.load(
-                name, config.seed, config.data, config.train, config.text,
-                tasks.Examples(config.learn, config.held_out),
-            )
-            for name in config.families
-        ]  # fmt: skip
+        subjects = [load(name, config) for name in config.families]
     parts = [_family(config, i, *subject, stage) for i, subject in enumerate(subjects)]
     results = jax.tree.map(lambda *x: np.concatenate(x), *parts)
     about, predictors = results["about"], results["predictor"]
@@ -96,6 +86,22 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             "learned": list(config.families),
         },
     )
+
+
+def load(learned: tasks.Learned, config: Config) -> tuple[tasks.Family, tasks.Data]:
+    """Reads what one family learns, and describes its network.
+
+    It raises `DataError` if the data cannot be read, or do not suffice.
+    """
+    each, seed = tasks.Examples(config.learn, config.held_out), config.seed
+    if learned == "images":
+        classes, train = config.data.classes, config.train
+        family, pool = tasks.of_images(classes), config.data.pool(seed)
+        image_tasks.check_left("train", train, 0, len(pool.labels))
+        return family, tasks.rotations_and_classes(pool, classes, train, seed, family.tasks, each)
+    corpus = config.text.read("text")
+    family = tasks.of_text(corpus.vocab)
+    return family, tasks.quantiles_of_text(corpus, seed, family.tasks, each)
 
 
 def _family(

@@ -17,7 +17,6 @@ from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
 
 from experiments.data import image_tasks
 from experiments.data.files import DataError, Pool
-from experiments.data.registry import ImagePool, TextData
 from experiments.data.tokens import Tokens
 from experiments.models.gpt import GPT
 from experiments.models.mlp import MLP
@@ -102,54 +101,13 @@ class Examples(NamedTuple):
     held_out: int
 
 
-def load(
-    learned: Learned, seed: int, images: ImagePool, train: int, text: TextData, each: Examples
-) -> tuple[Family, Data]:
-    """Reads what one family learns, and describes its network.
-
-    Args:
-      learned: What it learns.
-      seed: The seed of splits and windows.
-      images: The images.
-      train: How many of the images are to learn from.
-      text: The text.
-      each: How many examples each task has.
-
-    Returns:
-      The family, and the data of its tasks.
-
-    Raises:
-      DataError: If the data cannot be read, or do not suffice.
-    """
-    if learned == "images":
-        family = of_images(images.classes)
-        pool = images.pool(seed)
-        image_tasks.check_left("train", train, 0, len(pool.labels))
-        return family, rotations_and_classes(pool, images.classes, train, seed, family.tasks, each)
-    corpus = text.read("text")
-    family = of_text(corpus.vocab)
-    return family, quantiles_of_text(corpus, seed, family.tasks, each)
-
-
 def rotations_and_classes(
     pool: Pool, classes: int, train: int, seed: int, tasks: tuple[str, ...], each: Examples
 ) -> Data:
     """Makes tasks of images: all of them turned, or some classes only.
 
-    Args:
-      pool: The images.
-      classes: How many classes they have.
-      train: How many of them are to learn from; the others are held out.
-      seed: The seed of the split.
-      tasks: Names such as 'rotate 30' and 'classes 0-4' (see `experiments.data.image_tasks`).
-      each: How many examples each task has.
-
-    Returns:
-      The data; base models learn from upright images of all classes. Points are pixels followed by
-      the one-hot class.
-
-    Raises:
-      DataError: If a task has too few images in one of the parts.
+    It returns the data; base models learn from upright images of all classes. Points are pixels
+    followed by the one-hot class.
     """
     split = image_tasks.split(seed, 1, examples=len(pool.labels), train=train, validation=0)
     learn, exam = split.train[0], split.test[0]
@@ -175,17 +133,10 @@ def quantiles_of_text(corpus: Tokens, seed: int, tasks: tuple[str, ...], each: E
     The mean token depends on the kind of text. In the source of Python's library spaces are token
     0, so that windows with low means are mostly indentation.
 
-    Args:
-      corpus: The text.
-      seed: The seed of the windows.
-      tasks: Ranges of percentiles, such as 'text 25-75'.
-      each: How many examples each task has.
+    - `tasks`: ranges of percentiles, such as 'text 25-75'.
 
-    Returns:
-      The data; base models learn from windows of any mean. Points are the frequencies of tokens.
-
-    Raises:
-      DataError: If a part of the text is too short.
+    It returns the data; base models learn from windows of any mean. Points are the frequencies of
+    tokens.
     """
     for part, line in (("to learn from", corpus.train), ("held out", corpus.held_out)):
         if len(line) < CONTEXT + 2:
@@ -222,8 +173,7 @@ def of_logits(logits: Array, labels: Array) -> Float[Array, ""]:
 
 def logits(family: Family, params: PyTree, batch: Batch) -> Array:
     """Evaluates a family's network."""
-    outputs: Any = family.net.apply(params, batch.inputs)
-    return outputs
+    return jnp.asarray(family.net.apply(params, batch.inputs))
 
 
 def accuracy(family: Family, params: PyTree, batch: Batch) -> Float[Array, ""]:
@@ -253,14 +203,7 @@ def network_of(family: Family) -> Callable[..., Any]:
 def pretrain(family: Family, data: Batch, key: PRNGKeyArray, steps: ArrayLike) -> PyTree:
     """Trains a base model with Adam.
 
-    Args:
-      family: The family; static.
-      data: The examples to learn from.
-      key: The key of initial weights and minibatches.
-      steps: Number of steps; 0 leaves the initial weights.
-
-    Returns:
-      The base model's variables.
+    - `family`: the family; static.
     """
     first, rest = jax.random.split(key)
     params, adam = family.net.init(first, data.inputs[:1]), optax.adam(BASE_RATE)
@@ -273,22 +216,17 @@ def tune(
 ) -> PyTree:
     """Tunes experts from a base model with plain SGD, one for each task.
 
-    Args:
-      family: The family; static.
-      base: The base model's variables.
-      learn: The examples of every task, in arrays of shape (task, n, ...).
-      rate: The learning rate.
-      key: The key of the minibatches.
-      steps: The steps at which experts are kept, ascending, of shape (kept,).
+    - `family`: the family; static.
+    - `learn`: the examples of every task, in arrays of shape (task, n, ...).
+    - `steps`: the steps at which experts are kept, ascending, of shape (kept,).
 
-    Returns:
-      The experts' variables, in leaves of shape (task, kept, ...).
+    It returns the experts' variables, in leaves of shape (task, kept, ...).
     """
     sgd = optax.sgd(rate)
     ends = jnp.stack([jnp.append(0, steps[:-1]), steps], -1)
 
     def expert(learn: Batch, key: PRNGKeyArray) -> PyTree:
-        def until(state: Any, ends: Array) -> tuple[Any, PyTree]:
+        def until(state: PyTree, ends: Array) -> tuple[PyTree, PyTree]:
             state = _descend(family, sgd, state, learn, key, *ends)
             return state, state[0]
 
@@ -299,12 +237,17 @@ def tune(
 
 
 def _descend(
-    family: Family, optimizer: Any, state: Any, data: Batch, key: PRNGKeyArray, start: ArrayLike,
+    family: Family,
+    optimizer: optax.GradientTransformation,
+    state: PyTree,
+    data: Batch,
+    key: PRNGKeyArray,
+    start: ArrayLike,
     stop: ArrayLike,
-) -> Any:  # fmt: skip
+) -> PyTree:
     """Optimises on random minibatches from step `start` to step `stop`."""
 
-    def step(i: Array, state: Any) -> Any:
+    def step(i: Array, state: PyTree) -> PyTree:
         params, memory = state
         drawn = jax.random.randint(jax.random.fold_in(key, i), (BATCH,), 0, len(data.labels))
         batch = jax.tree.map(lambda x: jnp.asarray(x)[drawn], data)

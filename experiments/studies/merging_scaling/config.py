@@ -20,6 +20,7 @@ from experiments.lab.config import (
     config,
     varied,
 )
+from experiments.studies.shared.checking import must
 from theory.merging.scaling import Law
 
 LAWS: tuple[Law, ...] = get_args(Law)
@@ -42,10 +43,8 @@ class Swept:
 
     def __post_init__(self) -> None:
         for law, values in dataclasses.asdict(self).items():
-            if not len(values) == len(self.steps) >= 3 or len(values) % 2 == 0:
-                raise ValueError(
-                    f"{law} must be 3, 5, 7, ... values, as many of each; got {values}"
-                )
+            odd = len(values) == len(self.steps) >= 3 and len(values) % 2
+            must(self, law, odd, "be 3, 5, 7, ... values, as many of each")
 
 
 @config
@@ -90,8 +89,7 @@ class Quadratics:
     """Simulations of the quadratics at each value; 0 draws none, and leaves the closed forms."""
 
     def __post_init__(self) -> None:
-        if self.runs == 1:
-            raise ValueError("runs must be 0, or at least 2 for their spread; got 1")
+        must(self, "runs", self.runs != 1, "be 0, or at least 2 for their spread")
 
 
 Network = Literal["none", "resnet-18", "resnet-50", "resnet-152", "vit"]
@@ -173,20 +171,15 @@ class Experts:
 
     def __post_init__(self) -> None:
         for name, values in dataclasses.asdict(self.swept).items():
-            if (value := getattr(self.centre, name)) not in values:
-                raise ValueError(f"centre.{name} must be one of {values}; got {value}")
-        if self.group and sorted(set(self.group) & set(self.data.names)) != sorted(self.group):
-            raise ValueError(
-                f"group must be different tasks of data.names; got {', '.join(self.group)}"
-            )
-        if self.group and len(self.group) != self.centre.tasks:
-            raise ValueError(
-                f"group must be centre.tasks = {self.centre.tasks} tasks; got {len(self.group)}"
-            )
-        if self.network != "none" and self.swept.tasks[-1] > (most := len(self.data.names)):
-            raise ValueError(
-                f"swept.tasks must be at most the number of tasks, {most}; got {self.swept.tasks}"
-            )
+            swept = getattr(self.centre, name) in values
+            must(self, f"centre.{name}", swept, f"be one of {values}")
+        names, count = self.data.names, self.centre.tasks
+        known = sorted(set(self.group) & set(names)) == sorted(self.group)
+        must(self, "group", known, "be different tasks of data.names")
+        alike = len(self.group) in (0, count)
+        must(self, "group", alike, f"be centre.tasks = {count} tasks")
+        few = self.network == "none" or self.swept.tasks[-1] <= len(names)
+        must(self, "swept.tasks", few, f"be at most the number of tasks, {len(names)}")
 
 
 @config
@@ -224,10 +217,8 @@ class Config:
         image_tasks.check_classes("tasks", self.tasks, self.data.classes)
         self.check_left(self.data.size)
         most = len(self.tasks)
-        if self.swept.tasks[-1] > most:
-            raise ValueError(
-                f"swept.tasks must be at most the number of tasks, {most}; got {self.swept.tasks}"
-            )
+        few = self.swept.tasks[-1] <= most
+        must(self, "swept.tasks", few, f"be at most the number of tasks, {most}")
 
     def check_left(self, examples: int | None) -> None:
         """Checks that images are left for the test."""

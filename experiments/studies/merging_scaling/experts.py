@@ -5,6 +5,7 @@ weights, and a merge is tested on each task under the head of the task's own exp
 `measured`; the counterpart with an MLP on one set of images is `networks`.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,7 @@ from experiments.training.schedules import Schedule
 from experiments.training.step import Training
 from sail_jax import methods
 
-SETTINGS = ("steps", "batch", "rate", "ratio", "tasks")
+SETTINGS = tuple(Settings.__dataclass_fields__)
 CHUNK = 128  # images that are evaluated at once
 CLIP_SCALE = 100.0  # of the features of CLIP, whose norm is 1: what its logits are multiplied by
 
@@ -55,17 +56,7 @@ class Task(NamedTuple):
 
 
 def load(config: Config) -> tuple[Backbone, list[Task]]:
-    """Reads the checkpoint, lists images, and decodes those to test on where they are few.
-
-    Args:
-      config: The config.
-
-    Returns:
-      The backbone, and the tasks in the order of their names.
-
-    Raises:
-      DataError: If a checkpoint or images are not named, missing or damaged.
-    """
+    """Reads the checkpoint, lists images, and decodes those to test on where they are few."""
     how = config.experts
     with refused():
         if how.checkpoint is None:
@@ -95,12 +86,7 @@ def load(config: Config) -> tuple[Backbone, list[Task]]:
 def groups(config: Config, count: int) -> list[tuple[int, ...]]:
     """Draws different groups of tasks, or lists all where there are no more than asked for.
 
-    Args:
-      config: The config.
-      count: How many tasks are in a group.
-
-    Returns:
-      The groups, each of increasing numbers.
+    It returns the groups, each of increasing numbers.
 
     >>> from experiments.studies.merging_scaling.config import PRESETS
     >>> [len(groups(PRESETS["paper_resnet18"], n)) for n in (6, 20)]
@@ -116,18 +102,11 @@ def groups(config: Config, count: int) -> list[tuple[int, ...]]:
 
 
 def logits(
-    backbone: Backbone, variables: PyTree, images: Any, *, train: bool = False
+    backbone: Backbone, variables: PyTree, images: Array | np.ndarray, *, train: bool = False
 ) -> tuple[Float[Array, "n class"], PyTree]:
     """Runs an expert, or a merge under an expert's head.
 
-    Args:
-      backbone: The backbone.
-      variables: `params`, `statistics` and `head`, a pair of kernel and bias.
-      images: Pixels from 0 to 255, `(n, side, side, 3)`.
-      train: Whether BatchNorm normalises by these images.
-
-    Returns:
-      The logits, and the statistics after these images.
+    - `images`: pixels from 0 to 255, `(n, side, side, 3)`.
     """
     found = encode(backbone, variables["params"], variables["statistics"], images, train=train)
     x, statistics = found
@@ -142,15 +121,9 @@ def tuned(
 ) -> dict[str, Any]:
     """Fine-tunes the backbone and a head on one task, at a constant rate.
 
-    Args:
-      config: The config.
-      backbone: The backbone.
-      task: The task.
-      setting: The value of each of `SETTINGS`.
-      marks: The numbers of steps after which the expert is kept, increasing.
+    - `marks`: the numbers of steps after which the expert is kept, increasing.
 
-    Returns:
-      For each mark `at<steps>`: the expert as one vector, `body` and `head`.
+    It returns for each mark `at<steps>`: the expert as one vector, `body` and `head`.
     """
     how = config.experts
     optimizer = Optimizer(
@@ -229,13 +202,7 @@ class Judge:
     def grade(self, body: PyTree, head: Array, task: int) -> Float[np.ndarray, "2"]:
         """Measures a backbone under a head on a task's test images.
 
-        Args:
-          body: The parameters and statistics of the backbone.
-          head: The head as a vector.
-          task: The number of the task.
-
-        Returns:
-          The mean loss in nats, and the accuracy.
+        It returns the mean loss in nats, and the accuracy.
         """
         of, head = self.tasks[task], self.heads[task](jnp.asarray(head))
         n, sums = len(of.labels), []
@@ -249,16 +216,7 @@ class Judge:
         return np.sum(sums, 0) / n
 
     def merged(self, way: str, experts: list[dict[str, Any]], group: tuple[int, ...]) -> PyTree:
-        """Merges the experts of a group of tasks.
-
-        Args:
-          way: The name of the merge: "TIES", "DARE", "AdaMerging" or another, which averages.
-          experts: The experts, each with the vectors "body" and "head".
-          group: The numbers of their tasks.
-
-        Returns:
-          The merged parameters and statistics of the backbone.
-        """
+        """Merges the experts of a group of tasks."""
         models = [self.unravel(jnp.asarray(expert["body"])) for expert in experts]
         how, weights = self.config.merging, jnp.full(len(group), 1 / len(group))
         key = jax.random.key(self.config.seed)
@@ -296,19 +254,14 @@ class Judge:
 def measured(config: Config, stage: Stage) -> xr.Dataset:
     """Tunes experts, merges groups of them, and measures the merges.
 
-    Args:
-      config: The config.
-      stage: What runs and stores a stage.
-
-    Returns:
-      Over law, point, replicate (a group) and merge: `loss` and `accuracy`, means over the test
-      images of the group or over its tasks, NaN where a law has fewer points or there are fewer
-      groups; the `value` by law and point; and `expert_accuracy` by task at the centre.
+    It returns over law, point, replicate (a group) and merge: `loss` and `accuracy`, means over the
+    test images of the group or over its tasks, NaN where a law has fewer points or there are fewer
+    groups; the `value` by law and point; and `expert_accuracy` by task at the centre.
     """
     how = config.experts
     backbone, tasks = load(config)
-    judge, centre = Judge(config, backbone, tasks), _fields(how.centre)
-    swept: dict[str, tuple[Any, ...]] = _fields(how.swept)
+    judge, centre = Judge(config, backbone, tasks), dataclasses.asdict(how.centre)
+    swept = dataclasses.asdict(how.swept)
     fixed = tuple(how.data.names.index(name) for name in how.group)
 
     def experts(
@@ -375,7 +328,3 @@ def measured(config: Config, stage: Stage) -> xr.Dataset:
         {"law": list(SETTINGS), "merge": list(how.merges), "task": list(how.data.names)},
         {"network": how.network},
     )
-
-
-def _fields(group: Any) -> dict[str, Any]:
-    return {name: getattr(group, name) for name in Settings.__dataclass_fields__}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.lab.findings import Finding, judged, mean_and_error
+from experiments.lab.findings import Finding, judged, mean_and_error, stated
 from experiments.studies.merging_scaling.config import TABLE_2
 
 if TYPE_CHECKING:
@@ -43,12 +43,10 @@ def exponent(values: np.ndarray, y: np.ndarray) -> np.ndarray:
 def exponent_and_error(values: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """Fits the exponent of a mean over repetitions, with its jackknife standard error.
 
-    Args:
-      values: Positive values, of shape (point,).
-      y: Quantities at these values, of shape (point, repetition).
+    - `values`: positive values, of shape (point,).
+    - `y`: quantities at these values, of shape (point, repetition).
 
-    Returns:
-      The exponent and its standard error, which are not finite if a mean is 0.
+    It returns the exponent and its standard error, which are not finite if a mean is 0.
     """
     left_out = (y.sum(1, keepdims=True) - y) / (y.shape[1] - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -65,15 +63,11 @@ def measured(dataset: "xr.Dataset") -> list[dict[str, Any]]:
     logarithm, those of accuracy are differences. "Network" means networks that are merged by
     averaging.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      For each law, by name: the exponents of stability (`testbed_bound`, `testbed_exact`,
-      `network_bound`, and `network` with `network_error`); the changes of excess and loss
-      (`testbed_change`, `network_change`) and of accuracy (`accuracy_change`); `least`, the values
-      at which the testbed's excess and the networks' loss are lowest; and `network_rise`, the
-      change of the loss from there on.
+    It returns for each law, by name: the exponents of stability (`testbed_bound`, `testbed_exact`,
+    `network_bound`, and `network` with `network_error`); the changes of excess and loss
+    (`testbed_change`, `network_change`) and of accuracy (`accuracy_change`); `least`, the values at
+    which the testbed's excess and the networks' loss are lowest; and `network_rise`, the change of
+    the loss from there on.
     """
     rows = []
     for law in dataset["law"].values.astype(str):
@@ -149,12 +143,6 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
     For each law: whether stability follows the bound of Theorem 1 in quadratics; and, where the
     paper names a direction, whether the excess follows it in quadratics and the test loss in
     networks. The former are exact and have no p value.
-
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      The findings, law by law.
     """
     if "network" in dataset.attrs:
         return list(_of_experts(dataset))
@@ -164,14 +152,8 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
 def ends(dataset: "xr.Dataset", law: str, merge: str) -> tuple[float, float, np.ndarray]:
     """Compares the first and the last value of a law for pre-trained networks.
 
-    Args:
-      dataset: The dataset of `experts.measured`.
-      law: The law.
-      merge: How experts are merged.
-
-    Returns:
-      The values, and the change of the logarithm of the test loss for each group, which for the
-      law of tasks compares different groups.
+    It returns the values, and the change of the logarithm of the test loss for each group, which
+    for the law of tasks compares different groups.
     """
     at = dataset.sel(law=law, merge=merge)
     x = at["value"].values
@@ -207,11 +189,8 @@ def _pm(values: np.ndarray) -> str:
 def table(dataset: "xr.Dataset") -> list[tuple[str, ...]] | None:
     """Tabulates the accuracy of pre-trained networks' experts beside the paper's Table II.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      A row of column names and a row for each task, or None for networks that are not pre-trained.
+    It returns a row of column names and a row for each task, or None for networks that are not
+    pre-trained.
     """
     if "network" not in dataset.attrs:
         return None
@@ -254,7 +233,6 @@ def _of_law(dataset: "xr.Dataset", row: dict[str, Any]) -> Iterator[Finding]:
         goes = {1: "grows", -1: "falls"}[says]
         loss = np.log(at["loss"].sel(merge="average").values)
         change = loss[-1] - loss[0]
-        error = change.std(ddof=1) / change.size**0.5
         where, paper = "unified merging, Sec. V-B", "said of the bound of Theorem 3"
         yield Finding(
             where,
@@ -267,7 +245,7 @@ def _of_law(dataset: "xr.Dataset", row: dict[str, Any]) -> Iterator[Finding]:
             where,
             f"the test loss of averaged networks {goes} with {name}",
             paper,
-            f"its logarithm changes by {change.mean():+.2g} ± {error:.1g}",
+            f"its logarithm changes by {_pm(change)}",
             says * change,
         )
     near = abs(row["testbed_exact"] - row["testbed_bound"]) < CLOSE
@@ -283,12 +261,8 @@ def _of_law(dataset: "xr.Dataset", row: dict[str, Any]) -> Iterator[Finding]:
 def summary(dataset: "xr.Dataset") -> str:
     """Describes every law in the testbed and in networks.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      A line for each law, one about how loose the bounds are, and one with the accuracy of each
-      merge.
+    It returns a line for each law, one about how loose the bounds are, and one with the accuracy of
+    each merge.
     """
     if "network" in dataset.attrs:
         return _summary_of_experts(dataset)
@@ -320,11 +294,8 @@ def summary(dataset: "xr.Dataset") -> str:
     lines.append(f"Theorems 3 and 1, with constants measured at the centre ({constants}): {loose}.")
     accuracy = dataset["accuracy"].sel(law="tasks")
     last = accuracy.isel(point=-1)
-    error = last.std("replicate", ddof=1) / last.sizes["replicate"] ** 0.5
-    listed = ", ".join(
-        f"{m} {float(last.sel(merge=m).mean()):.3f} ± {float(error.sel(merge=m)):.3f}"
-        for m in dataset["merge"].values.astype(str)
-    )
+    named = dataset["merge"].values.astype(str)
+    listed = ", ".join(f"{m} {stated(last.sel(merge=m), 3, sign=False)}" for m in named)
     n = int(dataset["value"].sel(law="tasks").values[-1])
     lines.append(f"Test accuracy of {n} merged (± s.e.): {listed}.")
     return "\n".join(lines)

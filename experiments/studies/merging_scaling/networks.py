@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, ArrayLike, Float, Int, PyTree
 
 from experiments.data import image_tasks
 from experiments.data.files import Pool
@@ -48,15 +48,11 @@ def constants(config: Config, base: PyTree, merged: PyTree, exam: Exam) -> dict[
     They are measured at the pre-trained network and at the average of the experts. The infimum of
     each loss is taken to be 0.
 
-    Args:
-      config: The config.
-      base: The pre-trained networks, in leaves of shape (replicate, ...).
-      merged: The averages of the experts, in leaves of shape (replicate, ...).
-      exam: The data.
+    - `base`: the pre-trained networks, in leaves of shape (replicate, ...).
+    - `merged`: the averages of the experts, in leaves of shape (replicate, ...).
 
-    Returns:
-      The constants of `theory.merging.Constants` by name, each the largest over both points and all
-      tasks.
+    It returns the constants of `theory.merging.Constants` by name, each the largest over both
+    points and all tasks.
     """
     centre = config.at()
     n, count = centre["samples"], centre["tasks"]
@@ -72,31 +68,19 @@ def _mean_loss(config: Config, params: PyTree, batch: tuple[Array, Array]) -> Ar
     return _losses(config, params, *batch).mean()
 
 
-def _losses(config: Config, params: PyTree, images: Any, labels: Any) -> Array:
+def _losses(config: Config, params: PyTree, images: ArrayLike, labels: ArrayLike) -> Array:
     """The cross-entropy of each image."""
     outputs = _logits(config, params, images)
     return optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
 
 
-def _logits(config: Config, params: PyTree, images: Any) -> Any:
+def _logits(config: Config, params: PyTree, images: ArrayLike) -> Array:
     """The logits of a network."""
-    return MLP(config.widths, config.data.classes).apply(params, images)
+    return jnp.asarray(MLP(config.widths, config.data.classes).apply(params, images))
 
 
 def examine(config: Config, pool: Pool, split: Split) -> Exam:
-    """Divides the images among the tasks of every replicate.
-
-    Args:
-      config: The config.
-      pool: The images.
-      split: Which images each replicate pre-trains on, fine-tunes on and tests on.
-
-    Returns:
-      The data of every replicate and task.
-
-    Raises:
-      ValueError: If a task has too few images for the most samples, or none to test on.
-    """
+    """Divides the images among the tasks of every replicate."""
     rng = np.random.default_rng(config.seed)
     most = max(config.swept.samples) + 1
     tasks = [image_tasks.of(pool, task) for task in config.tasks]
@@ -125,13 +109,10 @@ def examine(config: Config, pool: Pool, split: Split) -> Exam:
 def pretrain(config: Config, exam: Task, key: Array) -> PyTree:
     """Trains the networks that experts start from, with SGD, one for each replicate.
 
-    Args:
-      config: The config; static.
-      exam: The images to learn from, in arrays of shape (replicate, n, ...).
-      key: A random key for each replicate.
+    - `config`: the config; static.
+    - `exam`: the images to learn from, in arrays of shape (replicate, n, ...).
 
-    Returns:
-      The variables, in leaves of shape (replicate, ...).
+    It returns the variables, in leaves of shape (replicate, ...).
     """
     first, rest = jax.random.split(key)
     params = MLP(config.widths, config.data.classes).init(first, exam.images[:1])
@@ -144,7 +125,7 @@ def pretrain(config: Config, exam: Task, key: Array) -> PyTree:
     return jax.lax.scan(step, params, jax.random.split(rest, config.pretraining.steps))[0]
 
 
-def _descend(config: Config, params: PyTree, batch: tuple[Array, Array], rate: Any) -> PyTree:
+def _descend(config: Config, params: PyTree, batch: tuple[Array, Array], rate: ArrayLike) -> PyTree:
     """One step of SGD."""
     gradient = jax.grad(partial(_mean_loss, config))(params, batch)
     return jax.tree.map(lambda x, g: x - rate * g, params, gradient)
@@ -158,8 +139,8 @@ def finetune(
     base: PyTree,
     images: Array,
     labels: Array,
-    samples: Any,
-    rate: Any,
+    samples: ArrayLike,
+    rate: ArrayLike,
     keys: Array,
 ) -> tuple[PyTree, PyTree]:
     """Tunes an expert for each task with SGD, and beside it a twin with one sample replaced.
@@ -167,19 +148,13 @@ def finetune(
     In every step an expert and its twin draw samples of the same indices. Where the index is 0, the
     twin sees a sample that no expert has.
 
-    Args:
-      config: The config; static.
-      batch: Samples per step; static.
-      marks: The numbers of steps after which networks are kept, increasing.
-      base: The networks to start from, in leaves of shape (replicate, ...).
-      images: The images of every task, as in `Exam`.
-      labels: Their classes.
-      samples: Number of samples of each task, at most n - 1.
-      rate: The learning rate.
-      keys: A random key for each replicate.
+    - `config`: the config; static.
+    - `batch`: samples per step; static.
+    - `marks`: the numbers of steps after which networks are kept, increasing.
+    - `base`: the networks to start from, in leaves of shape (replicate, ...).
+    - `samples`: number of samples of each task, at most n - 1.
 
-    Returns:
-      The experts and their twins, each in leaves of shape (replicate, task, m, ...).
+    It returns the experts and their twins, each in leaves of shape (replicate, task, m, ...).
     """
     # Training goes on from each mark to the next, so that longer runs contain shorter ones.
     spans = jnp.stack([jnp.roll(marks, 1).at[0].set(0), marks], 1)
@@ -218,29 +193,22 @@ def measure(
     experts: PyTree,
     twins: PyTree,
     exam: Exam,
-    samples: Any,
-    count: Any,
+    samples: ArrayLike,
+    count: ArrayLike,
     key: Array,
 ) -> dict[str, Any]:
     """Merges the first experts of each replicate in every way of `MERGES`, and measures the merges.
 
     It is mapped over replicates; shapes below are those after that.
 
-    Args:
-      config: The config; static.
-      base: The networks that experts started from, in leaves of shape (replicate, ...).
-      experts: The experts, in leaves of shape (replicate, task, ...).
-      twins: Their twins, in leaves of the same shape.
-      exam: The data.
-      samples: Number of samples that each expert was tuned on.
-      count: Number of experts that are merged.
-      key: A random key for each replicate, for DARE.
+    - `config`: the config; static.
+    - `base`: the networks that experts started from, in leaves of shape (replicate, ...).
+    - `experts`: the experts, in leaves of shape (replicate, task, ...).
 
-    Returns:
-      Means over the tasks of the merged experts, of shape (replicate, merge): `loss` and `accuracy`
-      on the test, and `train_loss` on the experts' samples. Also `stability`, the mean squared
-      change of the average when one expert has its sample replaced, of shape (replicate,); and
-      `merged`, the averages.
+    It returns means over the tasks of the merged experts, of shape (replicate, merge): `loss` and
+    `accuracy` on the test, and `train_loss` on the experts' samples. Also `stability`, the mean
+    squared change of the average when one expert has its sample replaced, of shape (replicate,);
+    and `merged`, the averages.
     """
     tasks = range(len(exam.labels))
     merged = jnp.arange(len(tasks)) < count

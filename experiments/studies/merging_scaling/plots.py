@@ -7,6 +7,7 @@ from matplotlib.ticker import LogLocator
 
 from experiments.lab.findings import mean_and_error
 from experiments.studies.merging_scaling.findings import NAMES
+from experiments.studies.shared.panels import legend
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:
@@ -18,12 +19,8 @@ if TYPE_CHECKING:
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     """Draws the figures of a finished run.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      `excess`, the excess in the testbed and the networks' loss and accuracy; and `stability` in
-      both.
+    It returns `excess`, the excess in the testbed and the networks' loss and accuracy; and
+    `stability` in both.
     """
     if "network" in dataset.attrs:
         return {"experts": _experts_figure(dataset)}
@@ -40,18 +37,13 @@ def _experts_figure(dataset: "xr.Dataset") -> "Figure":
         x = at["value"].values
         for ax, name in zip(column, ("accuracy", "loss"), strict=True):
             for i, merge in enumerate(dataset["merge"].values.astype(str)):
-                mean, error = mean_and_error(at[name].sel(merge=merge), "replicate")
-                line = {"fmt": "o-", "ms": 3.5, "lw": 1, "capsize": 2, "color": style.PALETTE[i]}
-                ax.errorbar(x, mean, np.nan_to_num(error), label=merge, **line)
+                _bars(ax, x, at[name].sel(merge=merge), style.PALETTE[i], merge)
             ax.set_xticks(x, [f"{v:g}" for v in x])
             ax.set_xlabel(NAMES[law])
         column[0].set_ylabel("test accuracy")
         column[1].set_ylabel("test loss")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
     title = f"{dataset.attrs['network']}, mean ± s.e. over groups of tasks"
-    figure.legend(
-        handles, labels, title=title, loc="outside upper center", ncols=4, frameon=False, fontsize=9
-    )
+    legend(figure, axes[0, 0], title=title, ncols=4)
     return figure
 
 
@@ -66,22 +58,21 @@ def _excess_figure(dataset: "xr.Dataset") -> "Figure":
         bed.plot(x, at["testbed_dare_excess"], color=style.PALETTE[2], ls="--", label="exact, DARE")
         for ax, name in ((loss, "loss"), (accuracy, "accuracy")):
             for i, merge in enumerate(dataset["merge"].values.astype(str)):
-                _bars(ax, x, at[name].sel(merge=merge), style.PALETTE[i], merge)
+                _bars(ax, x, at[name].sel(merge=merge), style.PALETTE[i], f"{merge} (± s.e.)")
         loss.set_yscale("log")
         loss.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
         loss.yaxis.set_major_formatter("{x:g}")
         ends = np.log10(at["network_bound_excess"].values[[0, -1]])
         words = "Theorem 3, off the scale: $10^{{{:.1f}}}$ to $10^{{{:.1f}}}$".format(*ends)
         loss.text(0.02, 1.0, words, fontsize=8, va="bottom", transform=loss.transAxes)
-        _dress(bed, law, x)
-        _dress(loss, law, x)
-        _dress(accuracy, law, x)
+        for ax in (bed, loss, accuracy):
+            _dress(ax, law, x)
         bed.set_ylabel("excess risk")
         loss.set_ylabel("test loss")
         accuracy.set_ylabel("test accuracy")
     for ax, title in zip(axes[0], ("quadratics", "networks", "networks"), strict=True):
         ax.set_title(title, pad=16)
-    _legend(figure, axes[0, :2])
+    legend(figure, *axes[0, :2], ncols=4)
     return figure
 
 
@@ -93,7 +84,7 @@ def _stability_figure(dataset: "xr.Dataset") -> "Figure":
         at = dataset.sel(law=law)
         x = at["value"].values
         _testbed_lines(bed, at, "stability")
-        _bars(network, x, at["stability"], style.PALETTE[0], "measured, average")
+        _bars(network, x, at["stability"], style.PALETTE[0], "measured, average (± s.e.)")
         bound = at["network_bound_stability"]
         network.plot(x, bound, color=style.PALETTE[6], ls=":", label="Theorem 1")
         network.set_yscale("log")
@@ -102,7 +93,7 @@ def _stability_figure(dataset: "xr.Dataset") -> "Figure":
             ax.set_ylabel("$E|x - x'|^2$")
     axes[0, 0].set_title("quadratics, one sample replaced")
     axes[0, 1].set_title("networks, one sample replaced")
-    _legend(figure, axes[0])
+    legend(figure, *axes[0], ncols=4)
     return figure
 
 
@@ -123,9 +114,9 @@ def _testbed_lines(ax: "Axes", at: "xr.Dataset", name: str) -> None:
 
 def _bars(ax: "Axes", x: np.ndarray, values: "xr.DataArray", color: str, label: str) -> None:
     """Means over replicates with their standard errors."""
-    error = values.std("replicate", ddof=1) / values.sizes["replicate"] ** 0.5
+    mean, error = mean_and_error(values, "replicate")
     line = {"fmt": "o-", "ms": 3.5, "lw": 1, "capsize": 2, "color": color}
-    ax.errorbar(x, values.mean("replicate"), error, label=f"{label} (± s.e.)", **line)
+    ax.errorbar(x, mean, np.nan_to_num(error), label=label, **line)
 
 
 def _dress(ax: "Axes", law: str, x: np.ndarray) -> None:
@@ -134,19 +125,3 @@ def _dress(ax: "Axes", law: str, x: np.ndarray) -> None:
     ax.set_xticks(x, [f"{v:g}" for v in x])
     ax.minorticks_off()
     ax.set_xlabel(NAMES[law])
-
-
-def _legend(figure: "Figure", axes: np.ndarray) -> None:
-    """One legend for several panels, without repeated labels."""
-    handles = {}
-    for ax in axes:
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    figure.legend(
-        list(handles.values()),
-        list(handles),
-        loc="outside upper center",
-        ncols=4,
-        frameon=False,
-        fontsize=9,
-    )

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jaxtyping import PyTree
 
 from experiments.data import image_tasks
 from experiments.data.files import refused
@@ -25,18 +26,12 @@ from theory.merging.scaling import Law
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Measures the networks and the testbed at every value of every law.
 
-    Args:
-      config: The config.
-      stage: What runs and stores a stage. The default stores nothing.
+    It returns over law and point: the `value`; `loss`, `accuracy` and `train_loss` of networks by
+    replicate and merge, and `stability` by replicate; their bounds `network_bound_*`; and
+    `testbed_*`, exact, bounded and simulated. The measured constants and the centre are attributes.
+    With pre-trained networks in place of the MLP, what `experts.measured` returns.
 
-    Returns:
-      Over law and point: the `value`; `loss`, `accuracy` and `train_loss` of networks by replicate
-      and merge, and `stability` by replicate; their bounds `network_bound_*`; and `testbed_*`,
-      exact, bounded and simulated. The measured constants and the centre are attributes. With
-      pre-trained networks in place of the MLP, what `experts.measured` returns.
-
-    Raises:
-      DataError: If the data cannot be read or do not suffice.
+    It raises `DataError` if the data cannot be read or do not suffice.
     """
     if config.experts.network != "none":
         return experts.measured(config, stage)
@@ -63,7 +58,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             config, setting["batch"], *how, setting["samples"], setting["rate"], keys
         )
 
-    def measured(setting: Mapping[str, Any], pairs: Any, mark: int) -> dict[str, Any]:
+    def measured(setting: Mapping[str, Any], pairs: PyTree, mark: int) -> dict[str, Any]:
         experts, twins = (jax.tree.map(lambda x: x[:, :, mark], tree) for tree in pairs)
         how = setting["samples"], setting["tasks"]
         return networks.measure(config, base, experts, twins, exam, *how, merge_keys)

@@ -22,13 +22,9 @@ def quadratics(
     All settings of a config share the centres of the tasks. A setting with fewer tasks takes the
     first of them.
 
-    Args:
-      config: The config.
-      law: The hyperparameter to change from the centre; None changes none.
-      value: Its value.
+    - `law`: the hyperparameter to change from the centre; None changes none.
 
-    Returns:
-      The quadratic losses of the tasks, with the training of their experts.
+    It returns the quadratic losses of the tasks, with the training of their experts.
     """
     s, how = config.at(law, value), config.quadratics
     shape = max(config.swept.tasks), how.dimensions
@@ -42,14 +38,9 @@ def quadratics(
 def measure(config: Config, key: Array) -> dict[str, Any]:
     """Computes the testbed's quantities at every value of every law.
 
-    Args:
-      config: The config.
-      key: The random key of the simulations.
-
-    Returns:
-      Arrays of shape (law, point): `exact_*`, `bound_*` and `corrected_*` of `excess` and
-      `stability`; `exact_generalisation` and `exact_optimisation`, the parts of the excess;
-      `dare_excess`; and `simulated_*` with their standard errors, if the config has runs.
+    It returns arrays of shape (law, point): `exact_*`, `bound_*` and `corrected_*` of `excess` and
+    `stability`; `exact_generalisation` and `exact_optimisation`, the parts of the excess;
+    `dare_excess`; and `simulated_*` with their standard errors, if the config has runs.
     """
     rows = []
     for i, law in enumerate(LAWS):
@@ -80,14 +71,8 @@ def measure(config: Config, key: Array) -> dict[str, Any]:
 def simulated(config: Config, bed: QuadraticTasks, key: Array) -> dict[str, float]:
     """Simulates the testbed at one setting.
 
-    Args:
-      config: The config, which says how many runs.
-      bed: The testbed.
-      key: A random key.
-
-    Returns:
-      The means over runs, `simulated_excess` and `simulated_stability`, and their standard errors
-      under the same names with `_error`.
+    It returns the means over runs, `simulated_excess` and `simulated_stability`, and their standard
+    errors under the same names with `_error`.
     """
     draws, means = simulate(key, bed, config.quadratics.runs), {}
     for name in ("excess", "stability"):

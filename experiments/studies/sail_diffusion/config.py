@@ -24,10 +24,11 @@ from experiments.models import presets
 from experiments.studies.sail_diffusion.functions import Functions
 from experiments.studies.sail_diffusion.networks import WAYS
 from experiments.studies.sail_diffusion.sampling import Sampler
+from experiments.studies.shared.checking import must
 from experiments.training.groups import Descent
 from experiments.training.sharding import Shard
 from experiments.training.step import Compute
-from sail_jax.checks import nearest
+from sail_jax.checks import one_of
 
 EVALUATIONS = 8  # so that an eighth, a quarter and a half of the training are among them
 Part = Annotated[float, Ge(0), Lt(1)]
@@ -147,22 +148,16 @@ class Config:
 
     def __post_init__(self) -> None:
         for way in self.ways:
-            if way not in WAYS:
-                raise ValueError(f"ways: none is called '{way}'{nearest(way, WAYS)}")
-        if not {"sit", "repa"} <= set(self.ways):
-            raise ValueError(f"ways must hold 'sit' and 'repa'; got {self.ways}")
-        steps, warmup = self.budget.steps, self.optimizer.warmup
-        if warmup >= steps:
-            raise ValueError(f"optimizer.warmup must be below budget.steps = {steps}; got {warmup}")
-        if self.samples % self.sample_batch:
-            raise ValueError(
-                f"sample_batch must divide samples = {self.samples}; got {self.sample_batch}"
-            )
-        layers, layer = presets.config(self.model)["layers"], self.alignment.layer
-        if layer > layers:
-            raise ValueError(
-                f"alignment.layer must be at most the {layers} of {self.model}; got {layer}"
-            )
+            one_of("ways", way, WAYS)
+        must(self, "ways", {"sit", "repa"} <= set(self.ways), "hold 'sit' and 'repa'")
+        steps = self.budget.steps
+        warm = self.optimizer.warmup < steps
+        must(self, "optimizer.warmup", warm, f"be below budget.steps = {steps}")
+        whole = self.samples % self.sample_batch == 0
+        must(self, "sample_batch", whole, f"divide samples = {self.samples}")
+        layers = presets.config(self.model)["layers"]
+        deep = self.alignment.layer <= layers
+        must(self, "alignment.layer", deep, f"be at most the {layers} of {self.model}")
         if self.data.features is not None and self.noised:
             raise ValueError(
                 f"ways: '{self.noised[0]}' needs an encoder's features of noised latents, which "
@@ -199,6 +194,11 @@ class Config:
     def every(self) -> int:
         """Steps between two evaluations."""
         return self.budget.steps // EVALUATIONS
+
+    @property
+    def log_every(self) -> int:
+        """Steps between two rows of loss terms."""
+        return max(1, self.every // 10)
 
 
 DEFAULT = Config()

@@ -36,18 +36,8 @@ class Split(NamedTuple):
 def load(config: Config) -> Latents:
     """Reads the data of a config and checks that they fit its model.
 
-    Args:
-      config: The config; its `data` names the digits, files of latents, or folders of images.
-
-    Returns:
-      The latents with their labels, and with an encoder's features if the config names a file of
-      them.
-
-    Raises:
-      DataError: If a file is missing or damaged (a `ValueError` too).
-      ValueError: If latents or features do not have the model's shape, if there are fewer images
-        than `held_out` and `samples` together, or if functions of the config are missing or return
-        what does not fit.
+    It returns the latents with their labels, and with an encoder's features if the config names a
+    file of them.
     """
     sizes = presets.config(config.model)
     images = config.data.read(sizes["classes"])
@@ -95,14 +85,11 @@ def _check_functions(config: Config, images: Latents, shape: tuple[int, ...], pa
 def batch(images: Latents, index: Int[np.ndarray, " b"]) -> Batch:
     """Gathers some images as the networks take them.
 
-    Args:
-      images: The data.
-      index: Which images, of shape (b,).
+    - `index`: which images, of shape (b,).
 
-    Returns:
-      `x`, float32 of shape (b, side, side, channel), which is scale * latent + bias, or the bytes
-      of images that are still to be encoded; `labels`, of shape (b,); and `features`, float32 of
-      shape (b, patch, d), if the data have any.
+    It returns `x`, float32 of shape (b, side, side, channel), which is scale * latent + bias, or
+    the bytes of images that are still to be encoded; `labels`, of shape (b,); and `features`,
+    float32 of shape (b, patch, d), if the data have any.
     """
     if isinstance(images.latents, Pictures):
         return {"x": images.latents[index], "labels": images.labels[index]}

@@ -34,12 +34,8 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     SAIL is compared with REPA at each printed checkpoint, and REPA with plain SiT at the end of
     training. Fréchet distances are compared at all four checkpoints, other measures at the last.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      One finding for each claim. Claims about SAIL appear once for each of `sail` and `sail_clean`
-      that was run; if neither was, they are "not tested".
+    It returns one finding for each claim. Claims about SAIL appear once for each of `sail` and
+    `sail_clean` that was run; if neither was, they are "not tested".
     """
     readings = {way: name for way, name in READINGS.items() if way in dataset["way"]}
     declared = _repa(dataset)
@@ -130,12 +126,8 @@ def _sooner(dataset: xr.Dataset, way: str, called: str) -> list[Finding]:
 def summary(dataset: xr.Dataset) -> str:
     """Describes the final Fréchet distances and counts the verdicts.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      Two sentences: the final distance of each way beside that of the training images themselves,
-      and how many claims got each verdict.
+    It returns two sentences: the final distance of each way beside that of the training images
+    themselves, and how many claims got each verdict.
     """
     last = dataset.isel(step=-1)
     ends = ", ".join(

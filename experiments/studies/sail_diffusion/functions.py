@@ -52,19 +52,7 @@ class Functions:
 
 
 def called(name: str, function: Callable[..., Any], x: Any) -> Any:
-    """Calls a function of the user, whose errors then say which one it was.
-
-    Args:
-      name: Its field in a config's `functions`.
-      function: The function.
-      x: Its argument.
-
-    Returns:
-      What it returns.
-
-    Raises:
-      ValueError: If it raises anything.
-    """
+    """Calls a function of the user, whose errors then say which one it was."""
     try:
         return function(x)
     except Exception as error:  # the function is the user's, and may raise whatever it likes
@@ -72,19 +60,7 @@ def called(name: str, function: Callable[..., Any], x: Any) -> Any:
 
 
 def shaped(name: str, value: Any, expected: Sequence[int | str]) -> tuple[int, ...]:
-    """Checks the shape of what a function of the user returned.
-
-    Args:
-      name: Its field in a config's `functions`.
-      value: The array, or its shape and dtype.
-      expected: The length of each axis, or the name of one that may have any length.
-
-    Returns:
-      The shape.
-
-    Raises:
-      ValueError: If it is no array of floating-point numbers of such a shape.
-    """
+    """Checks the shape of what a function of the user returned."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     got = type(value).__name__
     if shape is not None and dtype is not None:
@@ -131,11 +107,7 @@ class Traced:
     def bind(self, arrays: Sequence[Array]) -> Mapping[str, Callable[[Array], Array]]:
         """Puts arrays back in their places.
 
-        Args:
-          arrays: The arrays, as many as `self.arrays`, which may be traced.
-
-        Returns:
-          The functions by name.
+        - `arrays`: the arrays, as many as `self.arrays`, which may be traced.
         """
         bound, others = iter(arrays), iter(self._others)
         leaves = [next(bound if is_bound else others) for is_bound in self._bound]
@@ -163,15 +135,12 @@ NOTHING = Traced(Functions())
 def decoded(given: Functions, latents: np.ndarray) -> np.ndarray:
     """Decodes latents into images, if there is a function for it.
 
-    Args:
-      given: The functions of a config.
-      latents: Latents that are not scaled, `(n, side, side, channel)`.
+    - `latents`: latents that are not scaled, `(n, side, side, channel)`.
 
-    Returns:
-      The images `(n, height, width, channel)`; the latents themselves where nothing decodes them.
+    It returns the images `(n, height, width, channel)`; the latents themselves where nothing
+    decodes them.
 
-    Raises:
-      ValueError: If the function raises anything, or returns no images of finite numbers.
+    It raises `ValueError` if the function raises anything, or returns no images of finite numbers.
     """
     if given.decode is None:
         return latents

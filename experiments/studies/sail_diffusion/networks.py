@@ -76,17 +76,7 @@ class Projector(nn.Module):
 
 
 def captured(net: nn.Module, variables: PyTree, name: str, *inputs: Any) -> tuple[Array, Array]:
-    """Runs a network and also returns the output of one of its submodules.
-
-    Args:
-      net: The network.
-      variables: Its variables, such as `{"params": ...}`.
-      name: The name of a top-level submodule.
-      *inputs: What the network is called with.
-
-    Returns:
-      The network's output, and the output of the submodule's first call.
-    """
+    """Runs a network and also returns the output of one of its submodules."""
     out, collected = net.apply(
         variables,
         *inputs,
@@ -111,12 +101,7 @@ def repa_loss(
 ) -> Float[Array, ""]:
     """Computes REPA's loss: the negative mean cosine similarity, in float32.
 
-    Args:
-      projected: Projected hidden states.
-      features: The encoder's features of the same patches.
-
-    Returns:
-      Minus the cosine averaged over examples and patches, a scalar in [-1, 1].
+    It returns minus the cosine averaged over examples and patches, a scalar in [-1, 1].
 
     References:
       Yu et al., Representation Alignment for Generation (REPA), 2024.
@@ -176,15 +161,7 @@ class Networks:
     noised: bool = True
 
     def init(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> PyTree:
-        """Draws initial weights.
-
-        Args:
-          key: A random key; the SiT and each projector get a key of their own, split from it.
-          shape: The shape of one example, (side, side, channel).
-
-        Returns:
-          The parameters, by `sit`, `repa` and `align`.
-        """
+        """Draws initial weights."""
         keys = jax.random.split(key, 3)
         inputs = jnp.zeros((1, *shape)), jnp.zeros(1), jnp.zeros(1, jnp.int32)
         hidden = jnp.zeros((1, 1, self.sit.width))  # type: ignore[attr-defined]
@@ -195,46 +172,27 @@ class Networks:
         }
 
     def weights(
-        self, way: Way | None, repa: float, align: float, *, clean: bool = False
+        self, way: Way, repa: float, align: float, *, velocity: float = 1.0
     ) -> dict[str, Array]:
         """Returns the weights of the loss terms as arrays.
 
-        They are data rather than static arguments, so that one compiled step serves all ways.
+        They are data rather than static arguments, so that one compiled step serves all ways. The
+        weights of REPA's loss and of the alignment loss count only if the way has them.
 
-        Args:
-          way: The way of training, or None for the alignment phase, which has the alignment loss
-            alone.
-          repa: Weight of REPA's loss, used if the way has it.
-          align: Weight of the alignment loss, used if the way has it.
-          clean: Whether the alignment phase's target is the features of the data. Ignored if a way
-            is given, which says so itself.
-
-        Returns:
-          float32 scalars: `velocity`, `repa` and `align`, and `clean`, which is 1 for features of
-          the data.
+        It returns float32 scalars: `velocity`, `repa` and `align`, and `clean`, which is 1 for
+        features of the data.
         """
-        if way is None:
-            values = {"velocity": 0.0, "repa": 0.0, "align": 1.0, "clean": clean}
-        else:
-            values = {
-                "velocity": 1.0,
-                "repa": way.repa * repa,
-                "align": way.align * align,
-                "clean": way.clean,
-            }
+        repa, align = way.repa * repa, way.align * align
+        values = {"velocity": velocity, "repa": repa, "align": align, "clean": way.clean}
         return {name: jnp.float32(value) for name, value in values.items()}
 
     def seen(self, x: Array, arrays: Sequence[Array], key: PRNGKeyArray | None = None) -> Array:
         """Computes what the SiT is shown of examples: changes images at random, and encodes them.
 
-        Args:
-          x: Images that are still to be encoded, uint8, if `given` has `encode`; otherwise what the
-            SiT is shown of examples that are not changed, in any float dtype.
-          arrays: The arrays of `given`.
-          key: The key of the changes; None changes nothing.
+        - `key`: the key of the changes; None changes nothing.
 
-        Returns:
-          `scale * latent + bias` of each example, in float32; without functions and changes `x`.
+        It returns `scale * latent + bias` of each example, in float32; without functions and
+        changes `x`.
         """
         encode = self.given.bind(arrays).get("encode")
         how = self.changes if key is not None else None
@@ -249,12 +207,9 @@ class Networks:
     def features(self, mutable: PyTree, x: Array) -> Array:
         """Evaluates the frozen encoder, the user's function or the ViT.
 
-        Args:
-          mutable: As in `loss`.
-          x: What the SiT is shown of examples, or that with noise, in float32.
+        - `x`: what the SiT is shown of examples, or that with noise, in float32.
 
-        Returns:
-          The features `(n, patch, d)`.
+        It returns the features `(n, patch, d)`.
         """
         given = self.given.bind(mutable.get("given", ())).get("features")
         if given is not None:
@@ -272,17 +227,12 @@ class Networks:
 
         The time of each example is uniform in [0, 1).
 
-        Args:
-          params: The parameters, as `init` returns them.
-          mutable: `weights`, which the method `weights` returns; `encoder`, the encoder's variables
-            if there is one; and `given`, the arrays of `given` if it has any. None of them changes.
-          batch: `x` and `labels`, as `data.batch` returns them, and `features` unless they are to
-            be computed here.
-          key: The key of this step. It draws the times, the noise, which classes are dropped, and
-            the changes of images.
+        - `mutable`: `weights`, which the method `weights` returns; `encoder`, the encoder's
+          variables if there is one; and `given`, the arrays of `given` if it has any. None of them
+          changes.
 
-        Returns:
-          The loss, a float32 scalar; its unweighted terms by name; and `mutable`, unchanged.
+        It returns the loss, a float32 scalar; its unweighted terms by name; and `mutable`,
+        unchanged.
 
         References:
           SAIL, Appendix J, eqs. (15) and (16).
@@ -307,15 +257,15 @@ class Networks:
         if self.noised and (self.encoder is not None or "features" in self.given.names):
             noised = self.features(mutable, z)
         weights = mutable["weights"]
-        project = lambda which: self.projector.apply({"params": params[which]}, hidden)  # noqa: E731
-        terms: dict[str, Any] = {
-            "velocity": velocity_loss(velocity, target),
-            "repa": repa_loss(project("repa"), clean),  # type: ignore[arg-type]
-            "align": align_loss(
-                project("align"),  # type: ignore[arg-type]
-                jnp.where(weights["clean"] > 0, clean, noised),
-                summed=self.summed,
-            ),
+        projected = {
+            name: jnp.asarray(self.projector.apply({"params": params[name]}, hidden))
+            for name in ("repa", "align")
         }
-        total: Any = sum(weights[term] * value for term, value in terms.items())
+        wanted = jnp.where(weights["clean"] > 0, clean, noised)
+        terms: dict[str, Array] = {
+            "velocity": velocity_loss(velocity, target),
+            "repa": repa_loss(projected["repa"], clean),
+            "align": align_loss(projected["align"], wanted, summed=self.summed),
+        }
+        total = jnp.asarray(sum(weights[term] * value for term, value in terms.items()))
         return total, terms, mutable

@@ -7,7 +7,9 @@ from matplotlib.lines import Line2D
 
 from experiments.lab.bands import band
 from experiments.lab.findings import mean_and_error
+from experiments.studies.sail_diffusion.networks import WAYS
 from experiments.studies.sail_diffusion.quality import MEASURES
+from experiments.studies.shared.panels import legend
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:
@@ -44,12 +46,8 @@ TERMS = {
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     """Draws the figures of a finished run.
 
-    Args:
-      dataset: The dataset of `run`.
-
-    Returns:
-      `distance` and `measures`, quality against training steps; `losses`, the loss terms; and
-      `samples`, generated images beside real ones.
+    It returns `distance` and `measures`, quality against training steps; `losses`, the loss terms;
+    and `samples`, generated images beside real ones.
     """
     return {
         "distance": _distance(dataset),
@@ -64,20 +62,23 @@ def _ways(dataset: "xr.Dataset") -> list[str]:
     return list(dataset["way"].values.astype(str))
 
 
-def _curve(ax: "Axes", dataset: "xr.Dataset", measure: str) -> None:
-    """Draws one measure of every way against steps, without the evaluation before training."""
-    ways = _ways(dataset)
+def _points(ax: "Axes", dataset: "xr.Dataset", ways: list[str], measure: "xr.DataArray") -> None:
+    """Draws one measure of some ways against steps, without the evaluation before training."""
     steps = dataset["step"].values[1:]
     # Ways are shifted sideways so that their error bars do not cover each other.
     shift = 0.008 * steps[-1]
     for i, way in enumerate(ways):
-        mean, error = mean_and_error(dataset[measure].sel(way=way).isel(step=slice(1, None)))
+        mean, error = mean_and_error(measure.sel(way=way).isel(step=slice(1, None)))
         color, marker = LOOKS[way]
         at = steps + shift * (i - (len(ways) - 1) / 2)
         ax.errorbar(at, mean, yerr=error, color=color, marker=marker, ms=4, lw=1.2, capsize=2)
-    real = dataset[f"{measure}_real"].values
-    ax.axhline(real.mean(), color=style.INK, lw=0.9, ls="--")
     ax.set_xlabel("steps")
+
+
+def _curve(ax: "Axes", dataset: "xr.Dataset", measure: str) -> None:
+    """Draws one measure of every way, and that of real images."""
+    _points(ax, dataset, _ways(dataset), dataset[measure])
+    ax.axhline(dataset[f"{measure}_real"].values.mean(), color=style.INK, lw=0.9, ls="--")
 
 
 def _legend(fig: "Figure", dataset: "xr.Dataset", *, real: bool) -> None:
@@ -92,8 +93,7 @@ def _legend(fig: "Figure", dataset: "xr.Dataset", *, real: bool) -> None:
     data = style.literal(dataset.attrs["data"])
     title = f"{data}: mean ± s.e. over {dataset.sizes['seed']} seeds"
     columns = len(lines) if len(lines) < 6 else 3
-    look = {"ncols": columns, "frameon": False, "fontsize": 9, "title_fontsize": 9}
-    fig.legend(handles=lines, title=title, loc="outside upper center", **look)
+    legend(fig, also=lines, title=title, ncols=columns, title_fontsize=9)
 
 
 def _distance(dataset: "xr.Dataset") -> "Figure":
@@ -103,17 +103,10 @@ def _distance(dataset: "xr.Dataset") -> "Figure":
     _curve(left, dataset, "fd")
     left.set_yscale("log")
     left.set_ylabel("Fréchet distance to held-out images")
-    steps = dataset["step"].values[1:]
     right.axhline(0, color=LOOKS["repa"][0], lw=1)
-    ways = [way for way in _ways(dataset) if way != "repa"]
-    for i, way in enumerate(ways):
-        ratio = dataset["fd"].sel(way=way) / dataset["fd"].sel(way="repa")
-        ratio = ratio.isel(step=slice(1, None))
-        mean, error = mean_and_error(ratio.copy(data=np.log2(ratio.values)))
-        color, marker = LOOKS[way]
-        at = steps + 0.008 * steps[-1] * (i - (len(ways) - 1) / 2)
-        right.errorbar(at, mean, yerr=error, color=color, marker=marker, ms=4, lw=1.2, capsize=2)
-    right.set_xlabel("steps")
+    ratio = dataset["fd"] / dataset["fd"].sel(way="repa")
+    others = [way for way in _ways(dataset) if way != "repa"]
+    _points(right, dataset, others, ratio.copy(data=np.log2(ratio.values)))
     right.set_ylabel("log₂ of the distance / REPA's")
     _legend(fig, dataset, real=True)
     return fig
@@ -140,13 +133,9 @@ def _losses(dataset: "xr.Dataset") -> "Figure":
     """
     phases = "start_loss" in dataset
     fig, axes = style.figure(1, 3 + phases, width=3.0, height=3.4)
-    counted = {
-        "velocity": lambda way: True,
-        "repa": lambda way: way != "sit",
-        "align": lambda way: way in ("sail", "sail_clean", "sail_loss"),
-    }
     for ax, (term, label) in zip(axes[0], TERMS.items(), strict=False):
-        for way in filter(counted[term], _ways(dataset)):
+        trained = [w for w in _ways(dataset) if term == "velocity" or getattr(WAYS[w], term)]
+        for way in trained:
             loss = dataset[f"{term}_loss"].sel(way=way)
             band(ax, dataset["logged"].values, loss, color=LOOKS[way][0], lw=1.3)
         ax.set_xlabel("steps")

@@ -48,13 +48,7 @@ class Seen(NamedTuple):
 def look(net: ResNet, variables: PyTree, x: Float[Array, "n side side channel"]) -> Seen:
     """Evaluates the measuring classifier on images.
 
-    Args:
-      net: The ResNet; static under jit.
-      variables: Its parameters and running statistics.
-      x: Images.
-
-    Returns:
-      Its features and predictions, as JAX arrays.
+    - `net`: the ResNet; static under jit.
     """
     # The classifier's head reads the output of the last block, averaged over positions.
     *_, last = net.places()
@@ -66,16 +60,7 @@ def look(net: ResNet, variables: PyTree, x: Float[Array, "n side side channel"])
 def measured(given: Functions, images: np.ndarray) -> Seen:
     """Evaluates the user's network that measures images.
 
-    Args:
-      given: The functions of a config, with `measure`.
-      images: The images `(n, height, width, channel)`.
-
-    Returns:
-      Its features and predictions.
-
-    Raises:
-      ValueError: If the function raises anything, or does not return three arrays of n rows of
-        finite numbers.
+    - `images`: the images `(n, height, width, channel)`.
     """
     assert given.measure is not None
     found = called("measure", given.measure, images)
@@ -110,14 +95,9 @@ class Reference(NamedTuple):
 def reference(real: Seen) -> Reference:
     """Computes the statistics of real images.
 
-    Args:
-      real: What the classifier computed from them, of at least two images.
+    - `real`: what the classifier computed from them, of at least two images.
 
-    Returns:
-      The statistics for `scores`.
-
-    Raises:
-      ValueError: If there are fewer than two images or a feature is not finite.
+    It raises `ValueError` if there are fewer than two images or a feature is not finite.
     """
     points = real.pooled[:POINTS]
     pooled, spatial = frechet.fit(real.pooled), frechet.fit(real.spatial)
@@ -130,16 +110,12 @@ def scores(seen: Seen, real: Reference) -> dict[str, float]:
     Precision is the share of samples that lie within the radius of a real image; recall is the same
     with samples and real images exchanged.
 
-    Args:
-      seen: What the classifier computed from the samples, at least two.
-      real: The statistics of the real images.
+    - `seen`: what the classifier computed from the samples, at least two.
 
-    Returns:
-      The measures by name. Lower is better for `fd` and `sfd` (squared Fréchet distances), higher
-      for the others.
+    It returns the measures by name. Lower is better for `fd` and `sfd` (squared Fréchet distances),
+    higher for the others.
 
-    Raises:
-      ValueError: If there are fewer than two samples or a feature is not finite.
+    It raises `ValueError` if there are fewer than two samples or a feature is not finite.
 
     References:
       Heusel et al. 2017 (Fréchet distance); Nash et al. 2021 (its spatial form); Salimans et al.
@@ -161,12 +137,6 @@ def inception_score(log_probabilities: Float[np.ndarray, "n classes"]) -> float:
         exp(mean over examples of KL(p(y | x) || mean p(y)))
 
     It ranges from 1, if all predictions are equal, to the number of classes.
-
-    Args:
-      log_probabilities: Log probabilities, each row summing to 1 after exp. All must be finite.
-
-    Returns:
-      The score, computed in float64.
 
     References:
       Salimans et al., Improved Techniques for Training GANs, 2016.

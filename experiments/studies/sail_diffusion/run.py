@@ -18,7 +18,7 @@ from experiments.measures.savings import savings
 from experiments.studies.sail_diffusion import data, quality
 from experiments.studies.sail_diffusion.config import Config
 from experiments.studies.sail_diffusion.networks import WAYS
-from experiments.studies.sail_diffusion.training import TERMS, Laboratory
+from experiments.studies.sail_diffusion.training import TERMS, Laboratory, Repetition
 from experiments.training import sharding
 
 SHOWN = 40  # samples that the dataset keeps of each way, of the first seed
@@ -32,20 +32,14 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     for each way. Each training is one stage, which a
     killed run keeps.
 
-    Args:
-      config: The config.
-      stage: What runs and stores a stage. The default stores nothing.
+    It returns the measures of `quality.MEASURES` over way, seed and step, and `<measure>_real` of
+    the training images; `<term>_loss` over way, seed and logged step; for `sit` and `repa` as the
+    baseline, `level_*`, `steps_*` and `saved_*` (see `savings`); `align_steps` by way; `start_loss`
+    if there was an alignment phase, `encoder_accuracy` on held-out images if an encoder was
+    trained; and `samples` of the first seed beside real `images`.
 
-    Returns:
-      The measures of `quality.MEASURES` over way, seed and step, and `<measure>_real` of the
-      training images; `<term>_loss` over way, seed and logged step; for `sit` and `repa` as the
-      baseline, `level_*`, `steps_*` and `saved_*` (see `savings`); `align_steps` by way;
-      `start_loss` if there was an alignment phase, `encoder_accuracy` on held-out images if an
-      encoder was trained; and `samples` of the first seed beside real `images`.
-
-    Raises:
-      DataError: If data are missing or damaged, do not fit the model, or cannot be shared by the
-        devices.
+    It raises `DataError` if data are missing or damaged, do not fit the model, or cannot be shared
+    by the devices.
     """
     with refused():
         images = loaded(config)
@@ -63,24 +57,22 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         encoder, encodings = None, images
         if lab.encoder is not None:
             learn = partial(lab.classifier, "encoder", split.learn, seed)
-            trained = stage(f"encoder, seed {seed}", learn, folder=True)
-            encoder = trained["variables"]
+            encoder = stage(f"encoder, seed {seed}", learn, folder=True)["variables"]
             encodings, right = lab.encoding(encoder, split.held_out)
             accuracy.append(right.mean())
         real = quality.reference(lab.see(measure, split.held_out))
-        score = partial(quality.scores, real=real)
+        of = Repetition(seed, encodings, split, encoder, measure, real)
         # As many images as samples, because the Fréchet distance is biased by the number of points.
-        floors.append(score(lab.see(measure, split.learn[: config.samples])))
+        floors.append(quality.scores(lab.see(measure, split.learn[: config.samples]), real))
         aligned = {}
         for clean in sorted({WAYS[way].clean for way in config.ways if WAYS[way].start}):
             name = f"align{' clean' * clean}, seed {seed}"
-            phase = partial(lab.align, seed, encodings, split, encoder, clean)
-            aligned[clean] = stage(name, phase, folder=True)
+            aligned[clean] = stage(name, partial(lab.align, of, clean), folder=True)
             starts.setdefault(clean, []).append(aligned[clean]["loss"])
         for way in config.ways:
             start = aligned[WAYS[way].clean]["params"] if WAYS[way].start else None
-            fixed = (way, seed, encodings, split, encoder, start, score, measure)
-            trained = stage(f"{way}, seed {seed}", partial(lab.generate, *fixed), folder=True)
+            train = partial(lab.generate, way, of, start)
+            trained = stage(f"{way}, seed {seed}", train, folder=True)
             # The stage keeps the trained weights; the dataset does not hold them.
             results[way].append({k: v for k, v in trained.items() if k != "weights"})
     real_images = lab.shown(_by_class(images.labels, config.sample_batch))
@@ -90,16 +82,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 def loaded(config: Config) -> Latents:
     """Reads the data and checks the config against data and devices, before anything is computed.
 
-    Args:
-      config: The config.
+    It raises `DataError` if a file is missing or damaged (a `ValueError` too).
 
-    Returns:
-      The data.
-
-    Raises:
-      DataError: If a file is missing or damaged (a `ValueError` too).
-      ValueError: If the data do not fit the model, the devices cannot share a batch evenly, or
-        functions of the config are missing or return what does not fit.
+    It raises `ValueError` if the data do not fit the model, the devices cannot share a batch
+    evenly, or functions of the config are missing or return what does not fit.
     """
     batches = {"budget.batch": config.budget.batch, "sample_batch": config.sample_batch}
     sharding.layout(config.shard).check(**batches)
@@ -123,33 +109,27 @@ def _dataset(
 ) -> xr.Dataset:
     """The labelled dataset of all results; `run` says what is in it."""
     stacked = lambda name: np.array([[row[name] for row in runs[w]] for w in runs], float)  # noqa: E731
-    fd = stacked("fd")
-    names = list(runs)
+    names, per_seed = list(runs), ("way", "seed")
     ahead = np.array([config.alignment.steps * WAYS[way].start for way in names])
-    saved = {
-        against: savings(fd, config.every, scratch=names.index(against), ahead=ahead)
-        for against in ("sit", "repa")
-    }
-    log, shown = max(1, config.every // 10), min(SHOWN, config.sample_batch)
+    log, shown = config.log_every, min(SHOWN, config.sample_batch)
     samples = np.stack([runs[w][0]["samples"][:shown] for w in names])
     variables: dict[str, Any] = {}
     for name, label in quality.MEASURES.items():
-        variables[name] = (("way", "seed", "step"), stacked(name), {"long_name": label})
+        variables[name] = ((*per_seed, "step"), stacked(name), {"long_name": label})
         variables[f"{name}_real"] = ("seed", [floor[name] for floor in floors])
     for term in TERMS:
-        variables[f"{term}_loss"] = (("way", "seed", "logged"), stacked(term))
-    for against, how in saved.items():
+        variables[f"{term}_loss"] = ((*per_seed, "logged"), stacked(term))
+    for against in ("sit", "repa"):
+        how = savings(stacked("fd"), config.every, scratch=names.index(against), ahead=ahead)
         level = {"long_name": f"lowest Fréchet distance that it and {against} reach"}
-        variables |= {
-            f"level_{against}": (("way", "seed"), how.level, level),
-            f"steps_{against}": (("way", "seed"), how.scratch_steps, {"units": "steps"}),
-            f"saved_{against}": (("way", "seed"), how.saved, {"units": "steps"}),
-        }
+        variables[f"level_{against}"] = (per_seed, how.level, level)
+        variables[f"steps_{against}"] = (per_seed, how.scratch_steps, {"units": "steps"})
+        variables[f"saved_{against}"] = (per_seed, how.saved, {"units": "steps"})
     if starts:
-        target = ["data" if clean else "noised latents" for clean in starts]
         losses = np.array(list(starts.values()), float)
         variables["start_loss"] = (("target", "seed", "start_step"), losses)
-        variables["target"] = ("target", target)
+        targets = ["data" if clean else "noised latents" for clean in starts]
+        variables["target"] = ("target", targets)
     if accuracy:
         variables["encoder_accuracy"] = ("seed", accuracy)
     grey = {"long_name": "first channel"}

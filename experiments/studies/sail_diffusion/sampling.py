@@ -52,15 +52,8 @@ def integrate(
     Its drift is v - t * score, with score = -(x + (1 - t) v) / t. The last step adds no noise and
     goes to the mean of the data given x_t.
 
-    Args:
-      velocity: The velocity as a function of x and of the time, a scalar.
-      noise: Standard normal noise, the state at time 1.
-      sampler: The method and the number of steps.
-      key: The key of the noise that 'sde' adds; the other methods do not use it. None stands for
-        `jax.random.key(0)`.
-
-    Returns:
-      The state at time 0, of the shape of `noise`.
+    - `key`: the key of the noise that 'sde' adds; the other methods do not use it. None stands for
+      `jax.random.key(0)`.
     """
     dt = 1 / sampler.steps
 
@@ -96,16 +89,10 @@ def sample(
 ) -> Float[Array, "n *shape"]:
     """Generates one example for each label with a SiT.
 
-    Args:
-      net: The SiT; static under jit.
-      params: Its parameters.
-      labels: The class of each example; `net.classes` stands for no class.
-      key: The random key of the starting noise, and of the noise that 'sde' adds.
-      shape: The shape of one example, (side, side, channel); static.
-      sampler: The method, its steps and the guidance; static.
-
-    Returns:
-      The examples, in the scale that the SiT was trained on.
+    - `net`: the SiT; static under jit.
+    - `labels`: the class of each example; `net.classes` stands for no class.
+    - `shape`: the shape of one example, (side, side, channel); static.
+    - `sampler`: the method, its steps and the guidance; static.
     """
     first, later = jax.random.split(key)
     none = jnp.full_like(labels, net.classes)  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -22,24 +22,22 @@ from experiments.models.vit import ViT
 from experiments.studies.sail_diffusion import data, quality
 from experiments.studies.sail_diffusion.config import Config
 from experiments.studies.sail_diffusion.functions import Traced, decoded
-from experiments.studies.sail_diffusion.networks import WAYS, Networks, Projector, encoded
+from experiments.studies.sail_diffusion.networks import WAYS, Networks, Projector, Way, encoded
 from experiments.studies.sail_diffusion.sampling import sample
-from experiments.training import Optimizer, Schedule, Training, init, sharding
+from experiments.training import Optimizer, Schedule, Training, sharding
+from experiments.training.chunks import in_chunks
 from experiments.training.fit import Fit, curve
 from experiments.training.loop import Trained
-from experiments.training.step import State
+from experiments.training.step import Loss, State
 
 TERMS = ("velocity", "repa", "align")
 
 
-def classification(net: nn.Module) -> Any:
+def classification(net: nn.Module) -> Loss:
     """Makes the loss of a classifier: the mean cross-entropy in nats.
 
-    Args:
-      net: The classifier. One that has running statistics is called with `train=True`.
-
-    Returns:
-      A loss as `experiments.training.step.Loss` describes it. Its batches hold `x` and `labels`.
+    It returns a loss as `experiments.training.step.Loss` describes it. Its batches hold `x` and
+    `labels`.
     """
 
     def loss(params: PyTree, mutable: PyTree, batch: PyTree, key: PRNGKeyArray) -> Any:
@@ -77,6 +75,26 @@ CLASSIFIERS = ("measure", "encoder")
 HELD = 1 << 31  # bytes of features up to which an encoder's are computed once, else in every step
 
 
+class Repetition(NamedTuple):
+    """What all trainings of SiTs in one repetition share.
+
+    Attributes:
+      seed: Its number. Initial weights, minibatches and noise are the same for all ways.
+      images: The data, with the encoder's features where these are kept.
+      split: Which images are learned from.
+      encoder: The encoder's variables; not used if the features come from a file.
+      measure: The measuring classifier's variables; not used if a function measures.
+      real: The statistics of the images that samples are compared with.
+    """
+
+    seed: int
+    images: Latents
+    split: data.Split
+    encoder: PyTree
+    measure: PyTree
+    real: quality.Reference
+
+
 class Laboratory:
     """The networks of one run and their trainings, with compiled steps that all seeds share.
 
@@ -91,9 +109,8 @@ class Laboratory:
         sizes = presets.config(config.model)
         self.classes = sizes["classes"]
         self.shape = sizes["side"], sizes["side"], sizes["channels"]
-        self.measure = presets.build(
-            presets.config(config.classifiers.measure, outputs=self.classes)
-        )
+        measure = presets.config(config.classifiers.measure, outputs=self.classes)
+        self.measure = presets.build(measure)
         same = {name: sizes[name] for name in ("patch", "width", "heads", "head_dim", "hidden")}
         encoder = ViT(outputs=self.classes, layers=config.classifiers.encoder_layers, **same)
         traced, depth = Traced(config.functions), same["width"]
@@ -129,45 +146,22 @@ class Laboratory:
             "sit": unoptimised(partial(self.networks.init, shape=self.shape)),
         }
 
-    def training(self) -> Training:
-        """Returns how SiTs are trained.
-
-        The alignment phase uses the same: its learning rate depends on the step in the same way.
-        """
-        c = self.config
-        return Training(c.optimizer.over(c.budget.steps), compute=c.precision, ema=c.ema)
-
-    def _train(
-        self,
-        kind: str,
-        loss: Any,
-        training: Training,
-        start: State,
-        batch: Callable[[int], data.Batch],
-        steps: int,
-        folder: Path | None,
-        **more: Any,
-    ) -> Trained:
-        """Trains with the compiled step of this kind of network, which the first call makes."""
+    def _fit(self, kind: str, loss: Loss, training: Training) -> Fit:
+        """Binds the compiled step of this kind of network, which is made once."""
         if kind not in self._fits:
             save_every = self.config.budget.save_every
             self._fits[kind] = Fit(loss, training, self.layout, self.config, save_every)
-        return self._fits[kind].run(self.layout.lay(start), batch, steps, folder, **more)
+        return self._fits[kind]
 
     def classifier(
         self, kind: str, index: np.ndarray, seed: int, folder: Path | None
     ) -> dict[str, Any]:
         """Trains the measuring classifier or an encoder.
 
-        Args:
-          kind: "measure" for the classifier that measures samples, "encoder" for the frozen
-            encoder.
-          index: The examples to train on, of shape (n,).
-          seed: The number of the repetition.
-          folder: Where checkpoints are kept; None keeps none.
+        - `index`: the examples to train on, of shape (n,).
+        - `folder`: where checkpoints are kept; None keeps none.
 
-        Returns:
-          `variables`: the trained parameters and any running statistics, as NumPy arrays.
+        It returns `variables`: the trained parameters and any running statistics, as NumPy arrays.
         """
         c = self.config
         net: Any = self.measure if kind == "measure" else self.encoder
@@ -178,8 +172,8 @@ class Laboratory:
         variables = self._init[kind](key, jnp.zeros((1, *self.shape)))
         mutable = {name: tree for name, tree in variables.items() if name != "params"} or None
         schedule = Schedule(c.classifiers.rate, steps)
-        training = Training(Optimizer(schedule, "adam"))
-        start = init(training, variables["params"], key, mutable)
+        fit = self._fit(kind, classification(net), Training(Optimizer(schedule, "adam")))
+        start = fit.start(variables["params"], key, mutable)
         # minibatches of SiTs are drawn with 1 and 2 as the last number
         draws = (c.seed, seed, 3 + CLASSIFIERS.index(kind))
         changes = kind == "encoder" and self.networks.changes is not None
@@ -191,7 +185,7 @@ class Laboratory:
             at = jax.random.fold_in(changed, t) if changes else None
             return {"x": self._x(drawn, at), "labels": self.images.labels[drawn]}
 
-        trained = self._train(kind, classification(net), training, start, batch, steps, folder)
+        trained = fit.run(start, batch, steps, folder)
         variables = {"params": trained.state.params, **(trained.state.mutable or {})}
         return {"variables": sharding.gathered(variables)}
 
@@ -200,13 +194,10 @@ class Laboratory:
 
         Features are not kept where images are changed at random, or where they are many.
 
-        Args:
-          variables: The encoder's variables.
-          held_out: Which images the encoder was not trained on, of shape (n,).
+        - `held_out`: which images the encoder was not trained on, of shape (n,).
 
-        Returns:
-          The data, with the encoder's features if they are kept, and for each image that is held
-          out whether it is classified correctly.
+        It returns the data, with the encoder's features if they are kept, and for each image that
+        is held out whether it is classified correctly.
         """
         look = partial(_encoded, self.encoder, variables)
         if not self.keeps:
@@ -220,18 +211,13 @@ class Laboratory:
     def see(self, measure: PyTree, index: np.ndarray) -> quality.Seen:
         """Evaluates what measures images on real ones.
 
-        Args:
-          measure: The measuring classifier's variables; not used if a function measures.
-          index: Which images, of shape (n,).
-
-        Returns:
-          Its features and predictions, as NumPy arrays.
+        - `measure`: the measuring classifier's variables; not used if a function measures.
+        - `index`: which images, of shape (n,).
         """
         if self.config.functions.measure is None:
             return self._over(index, lambda batch: self._look(measure, self._x(batch)))
-        return self._over(
-            index, lambda at: quality.measured(self.config.functions, self.pictures(at))
-        )
+        measured = partial(quality.measured, self.config.functions)
+        return self._over(index, lambda at: measured(self.pictures(at)))
 
     def _look(self, measure: PyTree, x: Array | np.ndarray) -> quality.Seen:
         """Evaluates what measures images on samples, in the scale of the SiT."""
@@ -247,11 +233,9 @@ class Laboratory:
     def pictures(self, index: np.ndarray) -> np.ndarray:
         """Reads or decodes real images for a function that measures them.
 
-        Args:
-          index: Which images, of shape (n,).
+        - `index`: which images, of shape (n,).
 
-        Returns:
-          The images with pixels from 0 to 1, or latents that nothing decodes, (n, ...).
+        It returns the images with pixels from 0 to 1, or latents that nothing decodes, (n, ...).
         """
         if isinstance(self.images.latents, Pictures):
             return self.images.latents[index] / np.float32(255)
@@ -273,15 +257,8 @@ class Laboratory:
         return np.asarray(self._shown(x, self.networks.given.arrays, key))
 
     def _over(self, index: np.ndarray, fn: Callable[[np.ndarray], PyTree]) -> Any:
-        """Applies `fn` to `sample_batch` indices at a time and joins the results.
-
-        All parts have one length, the last one filled up, so that `fn` compiles once.
-        """
-        n = self.config.sample_batch
-        padded = np.pad(index, (0, -len(index) % n), mode="edge")
-        parts = [fn(padded[i : i + n]) for i in range(0, len(padded), n)]
-        joined = lambda *leaves: np.concatenate(leaves)[: len(index)]  # noqa: E731
-        return jax.tree.map(joined, *sharding.gathered(parts))
+        """Applies `fn` to `sample_batch` indices at a time and joins the results."""
+        return in_chunks(fn, index, self.config.sample_batch)
 
     def _keys(self, seed: int) -> jax.Array:
         """Four keys of a repetition.
@@ -290,105 +267,71 @@ class Laboratory:
         """
         return jax.random.split(jax.random.fold_in(jax.random.key(self.config.seed), seed), 4)
 
-    def _start(
-        self, seed: int, encoder: PyTree, weights: PyTree, key: Array, aligned: PyTree | None = None
-    ) -> State:
-        """The state before training: initial weights, except those that `aligned` gives."""
-        params = self._init["sit"](self._keys(seed)[0])
+    def _learn(
+        self,
+        of: Repetition,
+        weights: PyTree,
+        kind: int,
+        steps: int,
+        folder: Path | None,
+        aligned: PyTree | None = None,
+        **looks: Any,
+    ) -> Trained:
+        """Trains a SiT on random minibatches of the examples to learn from.
+
+        - `weights`: of the loss terms.
+        - `kind`: 1 for the alignment phase, 2 for the training that follows; each has a key and
+          minibatches of its own.
+        - `aligned`: weights to start from in the place of the usual ones; None for none.
+        """
+        c, keys = self.config, self._keys(of.seed)
+        params = self._init["sit"](keys[0])
         params = {**params, **jax.tree.map(jnp.asarray, aligned or {})}
         mutable = {"weights": weights}
         if self.encoder is not None:
-            mutable["encoder"] = encoder
+            mutable["encoder"] = of.encoder
         if arrays := self.networks.given.arrays:
             mutable["given"] = [jnp.asarray(x) for x in arrays]
-        return init(self.training(), params, key, mutable)
+        # The alignment phase has the same schedule: its rate depends on the step in the same way.
+        training = Training(c.optimizer.over(c.budget.steps), compute=c.precision, ema=c.ema)
+        fit = self._fit("sit", self.networks.loss, training)
 
-    def _learn(
-        self,
-        start: State,
-        images: Latents,
-        split: data.Split,
-        draws: tuple[int, ...],
-        steps: int,
-        folder: Path | None,
-        **more: Any,
-    ) -> Trained:
-        """Trains a SiT from a state, on random minibatches of the examples to learn from."""
-        c = self.config
-        log = max(1, c.every // 10)
-        batch = lambda t: data.batch(images, data.draw(split.learn, draws, t, c.budget.batch))  # noqa: E731
-        training = self.training()
-        loss = self.networks.loss
-        return self._train(
-            "sit", loss, training, start, batch, steps, folder, log_every=log, **more
-        )
+        def batch(t: int) -> data.Batch:
+            drawn = data.draw(of.split.learn, (c.seed, of.seed, kind), t, c.budget.batch)
+            return data.batch(of.images, drawn)
 
-    def align(
-        self,
-        seed: int,
-        images: Latents,
-        split: data.Split,
-        encoder: PyTree,
-        clean: bool,
-        folder: Path | None,
-    ) -> dict[str, Any]:
+        start = fit.start(params, keys[kind], mutable)
+        return fit.run(start, batch, steps, folder, log_every=c.log_every, **looks)
+
+    def align(self, of: Repetition, clean: bool, folder: Path | None) -> dict[str, Any]:
         """Trains a SiT on the alignment loss alone (eq. 14), from its usual initial weights.
 
-        Args:
-          seed: The number of the repetition.
-          images: The data with the encoder's features.
-          split: The split of this repetition.
-          encoder: The encoder's variables; not used if the features come from a file.
-          clean: Whether the target is the features of the data instead of those of noised latents.
-          folder: Where checkpoints are kept; None keeps none.
+        - `folder`: where checkpoints are kept; None keeps none.
 
-        Returns:
-          `params`: the weights of the SiT (`sit`) and of its projector (`align`); and `loss`: the
-          alignment loss at the logged steps.
+        It returns `params`: the weights of the SiT (`sit`) and of its projector (`align`); and
+        `loss`: the alignment loss at the logged steps.
         """
-        c = self.config
-        weights = self.networks.weights(None, 0, 0, clean=clean)
-        start = self._start(seed, encoder, weights, self._keys(seed)[1])
-        trained = self._learn(start, images, split, (c.seed, seed, 1), c.alignment.steps, folder)
+        weights = self.networks.weights(Way(align=True, clean=clean), 0, 1, velocity=0)
+        trained = self._learn(of, weights, 1, self.config.alignment.steps, folder)
         params = {name: trained.state.params[name] for name in ("sit", "align")}
-        params = sharding.gathered(params)
-        return {"params": params, "loss": curve(trained, "align", max(1, c.every // 10))}
+        loss = curve(trained, "align", self.config.log_every)
+        return {"params": sharding.gathered(params), "loss": loss}
 
     def generate(
-        self,
-        name: str,
-        seed: int,
-        images: Latents,
-        split: data.Split,
-        encoder: PyTree,
-        aligned: PyTree | None,
-        score: Callable[[quality.Seen], dict[str, float]],
-        measure: PyTree,
-        folder: Path | None,
+        self, name: str, of: Repetition, aligned: PyTree | None, folder: Path | None
     ) -> dict[str, Any]:
         """Trains a SiT in one way, and measures samples of it during training.
 
-        Args:
-          name: The way, of `WAYS`.
-          seed: The number of the repetition. Initial weights, minibatches and noise are the same
-            for all ways of a repetition.
-          images: The data with the encoder's features.
-          split: The split of this repetition.
-          encoder: The encoder's variables; not used if the features come from a file.
-          aligned: The `params` of `align` to start from, or None for the usual initial weights.
-          score: Measures what the classifier computes from samples, such as `quality.scores`.
-          measure: The measuring classifier's variables; not used if a function measures.
-          folder: Where checkpoints are kept; None keeps none.
+        - `aligned`: the `params` of `align` to start from, or None for the usual initial weights.
+        - `folder`: where checkpoints are kept; None keeps none.
 
-        Returns:
-          The measures of `quality.MEASURES`, one value per evaluation; the loss terms of `TERMS` at
-          the logged steps; `samples` of the trained network, class by class; and `weights`, its
-          averaged weights.
+        It returns the measures of `quality.MEASURES`, one value per evaluation; the loss terms of
+        `TERMS` at the logged steps; `samples` of the trained network, class by class; and
+        `weights`, its averaged weights.
         """
         c, way = self.config, WAYS[name]
-        _, _, key, noise = self._keys(seed)
+        noise = self._keys(of.seed)[3]
         weights = self.networks.weights(way, c.alignment.repa_weight, c.alignment.weight)
-        start = self._start(seed, encoder, weights, key, aligned)
 
         def samples(state: State, labels: np.ndarray, key: Array) -> Array:
             net, params = self.networks.sit, state.ema["sit"]
@@ -398,29 +341,21 @@ class Laboratory:
             def look(index: np.ndarray) -> quality.Seen:
                 # Each batch of samples has noise of its own, which is the same at every evaluation.
                 key = jax.random.fold_in(noise, index[0])
-                return self._look(measure, samples(state, index % self.classes, key))
+                return self._look(of.measure, samples(state, index % self.classes, key))
 
-            return score(self._over(np.arange(c.samples, dtype=np.int32), look))
+            seen = self._over(np.arange(c.samples, dtype=np.int32), look)
+            return quality.scores(seen, of.real)
 
-        trained = self._learn(
-            start,
-            images,
-            split,
-            (c.seed, seed, 2),
-            c.budget.steps,
-            folder,
-            evaluate=evaluate,
-            evaluate_every=c.every,
-        )
+        looks = {"evaluate": evaluate, "evaluate_every": c.every}
+        trained = self._learn(of, weights, 2, c.budget.steps, folder, aligned, **looks)
         labels = np.arange(c.sample_batch, dtype=np.int32) % self.classes
         state = trained.state
         shown = sharding.gathered(samples(state, labels, noise))
         if c.functions.decode is not None:
             shown = self._decoded(shown)
-        log = max(1, c.every // 10)
         return {
             **{m: curve(trained, m) for m in quality.MEASURES},
-            **{term: curve(trained, term, log) for term in TERMS},
+            **{term: curve(trained, term, c.log_every) for term in TERMS},
             "samples": shown,
             "weights": sharding.gathered(state.ema["sit"]),
         }

@@ -8,20 +8,23 @@ is measured is their held-out loss and their answers to multiple choice; if the 
 from functools import partial
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jaxtyping import PyTree
 
 from experiments.data import tokens
 from experiments.data.choices import Packed
 from experiments.data.files import refused
 from experiments.data.tokens import Batch
 from experiments.lab.progress import Stage
+from experiments.models.presets import describe
 from experiments.models.pretrained import Pretrained, load_pretrained
 from experiments.studies.sail_language import data, parts, table_2
 from experiments.studies.sail_language.config import Config
+from experiments.studies.sail_language.parts import Learner
 from experiments.studies.sail_language.table_2 import Draw, Text
-from experiments.training.sail_start import brought, merged
+from experiments.studies.shared.checking import must
+from experiments.training.sail_start import between, brought, mean
 from sail_jax.methods.soups import greedy_soup
 
 MERGES = ("uniform", "greedy", "sweep")  # two soups, and SAIL with gamma by validation loss
@@ -30,31 +33,26 @@ MERGES = ("uniform", "greedy", "sweep")  # two soups, and SAIL with gamma by val
 def run(config: Config, stage: Stage) -> xr.Dataset:
     """Evaluates all checkpoints and their merges, a stage for each draw of held-out text.
 
-    Args:
-      config: What to run; `checkpoints` is given.
-      stage: Computes and stores a stage under its name.
+    It returns the dataset:
+    - `loss` in nats, `(seed, model)`, and `accuracy`, `(seed, model, task)`, of all checkpoints
+      and merges;
+    - `gamma_loss`, `(seed, text, gamma)`: along the line through the first checkpoint and the
+      mean of the others;
+    - `gamma_swept`, `(seed,)`: the gamma of least loss on the validation text;
+    - `taken`, `(seed, checkpoint)`: whether the greedy soup has taken each checkpoint;
+    - with `retrain`, what `table_2.run` measures.
 
-    Returns:
-      The dataset:
-      - `loss` in nats, `(seed, model)`, and `accuracy`, `(seed, model, task)`, of all checkpoints
-        and merges;
-      - `gamma_loss`, `(seed, text, gamma)`: along the line through the first checkpoint and the
-        mean of the others;
-      - `gamma_swept`, `(seed,)`: the gamma of least loss on the validation text;
-      - `taken`, `(seed, checkpoint)`: whether the greedy soup has taken each checkpoint;
-      - with `retrain`, what `table_2.run` measures.
-
-    Raises:
-      DataError: If checkpoints, text or questions are missing or do not fit together.
+    It raises `DataError` if checkpoints, text or questions are missing or do not fit together.
     """
     with refused():
         models, draws, text = load(config)
         given = [(model.variables, model.config) for model in models]
         key = parts.keys(config, 0)["grow"]
         variables = brought(given, models[0].config, config.grow, key, untie=False)
-    net, names = models[0].module, _names(len(models))
+    names = [f"checkpoint {k + 1}" for k in range(len(models))]
+    learner = parts.learner(config, describe(models[0].module), config.budget.steps)
     measured = [
-        stage(f"merges, draw {k}", partial(measure, config, net, variables, *draw))
+        stage(f"merges, draw {k}", partial(measure, learner, variables, *draw))
         for k, draw in enumerate(draws)
     ]
     over = lambda name: np.stack([draw[name] for draw in measured]).astype(float)  # noqa: E731
@@ -78,13 +76,8 @@ def run(config: Config, stage: Stage) -> xr.Dataset:
     )
     if text is None:
         return dataset
-    trained = table_2.run(config, stage, net, variables, draws, text, measured)
+    trained = table_2.run(stage, learner, variables, draws, text, measured)
     return dataset.merge(trained).assign_attrs(dataset.attrs | trained.attrs)
-
-
-def _names(count: int) -> list[str]:
-    """Names the checkpoints for the dataset, from "checkpoint 1" on."""
-    return [f"checkpoint {k + 1}" for k in range(count)]
 
 
 def load(config: Config) -> tuple[list[Pretrained], list[Draw], Text | None]:
@@ -92,18 +85,8 @@ def load(config: Config) -> tuple[list[Pretrained], list[Draw], Text | None]:
 
     All that can be wrong with a config is found here, before anything is evaluated.
 
-    Args:
-      config: What to run.
-
-    Returns:
-      The checkpoints; for each replicate the held-out text and questions; and what networks are
-      trained on, None without `retrain`.
-
-    Raises:
-      ValueError: If there are fewer than two different checkpoints, they are not of one
-        architecture, the text's folder is not given, the text is too short, or as `table_2.load`.
-        The message names the field.
-      DataError: If files are missing or damaged.
+    It returns the checkpoints; for each replicate the held-out text and questions; and what
+    networks are trained on, None without `retrain`.
     """
     paths = config.checkpoints or ()
     if len(paths) < 2 or len(set(paths)) < len(paths):
@@ -125,11 +108,9 @@ def load(config: Config) -> tuple[list[Pretrained], list[Draw], Text | None]:
     if len(kinds) > 1:
         raise ValueError(f"checkpoints must be of one architecture; got {', '.join(sorted(kinds))}")
     blocks = tokens.blocks(text.held_out, context)
-    if config.validation + config.held_out > blocks:
-        raise ValueError(
-            f"held_out must be at most {blocks - config.validation}, as the held-out text has "
-            f"{blocks} blocks of {context} tokens; got {config.held_out}"
-        )
+    left = blocks - config.validation
+    most = f"be at most {left}, as the held-out text has {blocks} blocks of {context} tokens"
+    must(config, "held_out", config.held_out <= left, most)
     draws = []
     for seed in range(config.replicates):
         order = np.random.default_rng((config.seed, 0, seed)).permutation(blocks)
@@ -143,56 +124,31 @@ def load(config: Config) -> tuple[list[Pretrained], list[Draw], Text | None]:
 
 
 def measure(
-    config: Config,
-    net: Any,
-    models: list[Any],
+    learner: Learner,
+    models: list[PyTree],
     validation: Batch,
     held_out: Batch,
     questions: dict[str, Packed],
 ) -> dict[str, Any]:
     """Evaluates the checkpoints and their merges on one draw of text.
 
-    Args:
-      config: The settings.
-      net: The network of all checkpoints.
-      models: Variables of the checkpoints.
-      validation: Blocks on which the greedy soup and gamma are chosen.
-      held_out: Blocks on which losses are measured.
-      questions: Questions by their kind.
-
-    Returns:
-      Measurements of the checkpoints, followed by those of `MERGES`:
-      - "loss", `(model,)`, in nats, and "accuracy", `(model, task)`;
-      - "gamma loss", `(2, gamma)`: along the line, on validation and on held-out text;
-      - "gamma": that of least loss on validation text;
-      - "taken", `(checkpoint,)`: whether the greedy soup has taken each checkpoint.
+    It returns measurements of the checkpoints, followed by those of `MERGES`:
+    - "loss", `(model,)`, in nats, and "accuracy", `(model, task)`;
+    - "gamma loss", `(2, gamma)`: along the line, on validation and on held-out text;
+    - "gamma": that of least loss on validation text;
+    - "taken", `(checkpoint,)`: whether the greedy soup has taken each checkpoint.
     """
-    loss = lambda m, blocks: float(parts.held_out_loss(net, m, blocks, config.at_once))  # noqa: E731
-    count, gamma = len(models), config.gamma()
+    at_once = learner.config.at_once
+    loss = lambda m, blocks: float(parts.held_out_loss(learner.net, m, blocks, at_once))  # noqa: E731
     soup = greedy_soup(models, lambda m: -loss(m, validation))
-    rest = merged(models[1:], np.full(count - 1, 1 / (count - 1)))
-    swept = np.stack(
-        [
-            np.asarray(
-                parts.along(net, models[0], rest, jnp.asarray(gamma), blocks, config.at_once)
-            )
-            for blocks in (validation, held_out)
-        ]
-    )
-    # Gamma is chosen on the validation text alone.
-    best = gamma[int(np.argmin(swept[0]))]
-    candidates = [
-        *models,
-        merged(models, np.full(count, 1 / count)),
-        soup.params,
-        merged([models[0], rest], np.array([best, 1 - best])),
-    ]
+    pair = models[0], mean(models[1:])
+    gamma, swept = parts.lowest(learner, pair, validation, held_out)
+    candidates = [*models, mean(models), soup.params, between(pair, gamma)]
+    right = [parts.answers(learner.net, m, questions, at_once) for m in candidates]
     return {
         "loss": np.array([loss(m, held_out) for m in candidates]),
-        "accuracy": np.stack(
-            [parts.answers(net, m, questions, config.at_once) for m in candidates]
-        ),
+        "accuracy": np.stack(right),
         "gamma loss": swept,
-        "gamma": best,
-        "taken": np.array([k in soup.taken for k in range(count)]),
+        "gamma": gamma,
+        "taken": np.array([k in soup.taken for k in range(len(models))]),
     }

@@ -47,39 +47,29 @@ def lower(
 ) -> Finding:
     """Judges whether one start's loss on D_t is lower than another's.
 
-    Args:
-      dataset: The run.
-      where: The paper, and its section, table or figure.
-      claim: What is claimed, as a sentence.
-      paper: The figures that the paper prints.
-      other: The start whose loss is to be higher.
-      step: The evaluation that counts, 0 for that before training and -1 for the last.
-      way: The start whose loss is to be lower; by default SAIL's.
-      beside: A further start whose loss is told, if the run has it.
-
-    Returns:
-      The finding, "not tested" if the run lacks one of the two starts.
+    - `way`: the start whose loss is to be lower; by default SAIL's.
     """
     ways = set(dataset["way"].values.astype(str))
     if not {way, other} <= ways:
         return Finding(where, claim, paper, *_NOT)
     loss = dataset["loss"].isel(step=step)
     ours, theirs = loss.sel(way=way), loss.sel(way=other)
-    here = f"{stated(ours, 3, sign=False)} against {stated(theirs, 3, sign=False)} nats"
+    more = ""
     if beside in ways:
-        here += f"; with γ by eq. 11 {stated(loss.sel(way=beside), 3, sign=False)}"
+        more = f"; with γ by eq. 11 {stated(loss.sel(way=beside), 3, sign=False)}"
+    return less(where, claim, paper, ours, theirs, more)
+
+
+def less(
+    where: str, claim: str, paper: str, ours: "xr.DataArray", theirs: "xr.DataArray", more: str = ""
+) -> Finding:
+    """Judges whether one loss is less than another, seed by seed; `more` is told of it as well."""
+    here = f"{stated(ours, 3, sign=False)} against {stated(theirs, 3, sign=False)} nats{more}"
     return judged(where, claim, paper, here, (theirs - ours).values)
 
 
 def final(dataset: "xr.Dataset") -> list[Finding]:
-    """Judges whether SAIL's loss is lower after training than from scratch and LiGO's.
-
-    Args:
-      dataset: The run.
-
-    Returns:
-      Two findings.
-    """
+    """Judges whether SAIL's loss is lower after training than from scratch and LiGO's."""
     named = {SCRATCH: "from scratch", "ligo": "LiGO's"}
     return [
         lower(
@@ -96,15 +86,7 @@ def final(dataset: "xr.Dataset") -> list[Finding]:
 
 
 def sooner(dataset: "xr.Dataset", *, where: str = "SAIL, Sec. 4.4") -> Finding:
-    """Judges whether SAIL's start saves steps against training from scratch.
-
-    Args:
-      dataset: The run.
-      where: The paper and its section.
-
-    Returns:
-      The finding.
-    """
+    """Judges whether SAIL's start saves steps against training from scratch."""
     claim = "SAIL reaches the loss of training from scratch sooner"
     paper = "faster convergence (Figs. 2b, 7; steps not printed, sources not counted)"
     if "sweep" not in dataset["way"].values:
@@ -124,15 +106,8 @@ def near(
 ) -> Finding:
     """Judges whether eq. 11 gives a gamma near that of least loss.
 
-    Args:
-      dataset: The run, of which `gamma` is used.
-      predicted: The gamma by eq. 11, `(seed,)`.
-      loss: The losses on held-out text, `(seed, gamma)`.
-      after: What comes before the loss is measured, for "nats ...".
-      claim: What is claimed, as a sentence.
-
-    Returns:
-      The finding.
+    - `predicted`: the gamma by eq. 11, `(seed,)`.
+    - `loss`: the losses on held-out text, `(seed, gamma)`.
     """
     gamma = dataset["gamma"].values
     loss = loss.transpose("seed", "gamma")
@@ -155,13 +130,9 @@ def near(
 def retrained(dataset: "xr.Dataset") -> list[Finding]:
     """Judges gammas that are chosen by retraining (eq. 3) beside those chosen before training.
 
-    Args:
-      dataset: The run. That of checkpoints has no gamma by eq. 11.
-
-    Returns:
-      The findings, "not tested" if the run retrains for no gamma: whether gammas by retraining end
-      lower; whether they are near those of least loss before training; and if the run knows eq. 11,
-      whether it is near them, as the paper's figure has it.
+    It returns the findings, "not tested" if the run retrains for no gamma: whether gammas by
+    retraining end lower; whether they are near those of least loss before training; and if the run
+    knows eq. 11, whether it is near them, as the paper's figure has it.
     """
     distant = f"γ by eq. 11 is within {NEAR:g} of the optimum after retraining"
     stays = f"γ of least loss before training is within {NEAR:g} of that after retraining"
@@ -208,11 +179,7 @@ def perplexity(dataset: "xr.Dataset") -> "xr.DataArray":
 def swept(dataset: "xr.Dataset") -> str:
     """Says which gammas the loop of eq. 3 has found best.
 
-    Args:
-      dataset: A run.
-
-    Returns:
-      A sentence that begins with a space; empty if the run retrains for no gamma.
+    It returns a sentence that begins with a space; empty if the run retrains for no gamma.
     """
     if "gamma_retrained" not in dataset:
         return ""
@@ -224,12 +191,8 @@ def swept(dataset: "xr.Dataset") -> str:
 def asked(dataset: "xr.Dataset") -> tuple[str, ...]:
     """Names the questions that are compared with SAIL's Table 2.
 
-    Args:
-      dataset: A run.
-
-    Returns:
-      The benchmarks of the table if there are any; else "file" if there were questions of a file;
-      else the first kind, on held-out text.
+    It returns the benchmarks of the table if there are any; else "file" if there were questions of
+    a file; else the first kind, on held-out text.
     """
     tasks = tuple(map(str, dataset["task"].values))
     named = tuple(task for task in tasks if task in BENCHMARKS)
@@ -242,14 +205,7 @@ def right(dataset: "xr.Dataset") -> "xr.DataArray":
 
 
 def answers(dataset: "xr.Dataset") -> list[Finding]:
-    """Judges the shares of right answers, and how they rank the starts, against Table 2.
-
-    Args:
-      dataset: The run.
-
-    Returns:
-      Two findings.
-    """
+    """Judges the shares of right answers, and how they rank the starts, against Table 2."""
     where = "SAIL, Table 2"
     best, order = (
         "SAIL answers more questions than scratch, LiGO and either soup",

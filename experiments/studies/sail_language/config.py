@@ -1,6 +1,5 @@
 """The config of `sail_language` and its presets."""
 
-from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -21,11 +20,12 @@ from experiments.lab.config import (
     varied,
 )
 from experiments.models import presets
+from experiments.studies.shared.checking import must
 from experiments.studies.shared.gamma_sweep import Start
 from experiments.training.groups import Budget, Descent, LearnedMaps
 from experiments.training.sharding import Shard
 from experiments.training.step import Compute
-from sail_jax.checks import nearest
+from sail_jax.checks import one_of
 
 Distance = Literal["mmd", "w1", "tv"]
 SCRATCH, RETRAINED = "scratch", "retrained"
@@ -73,14 +73,7 @@ class Model:
     """Transformer blocks of the shallower source (of D_1)."""
 
     def target(self, vocab: int) -> dict[str, Any]:
-        """Makes the configuration of the target's network.
-
-        Args:
-          vocab: Size of the vocabulary.
-
-        Returns:
-          The configuration, as `experiments.models.presets.build` takes it.
-        """
+        """Makes the configuration of the target's network."""
         if self.preset is not None:
             preset = presets.config(self.preset)
             return {**preset, "vocab": vocab, "context": max(preset["context"], self.context)}
@@ -155,10 +148,8 @@ class Questions:
 
     def __post_init__(self) -> None:
         for name in self.tasks:
-            if name not in BENCHMARKS:
-                raise ValueError(f"tasks: unknown '{name}'{nearest(name, BENCHMARKS)}")
-        if len(set(self.tasks)) < len(self.tasks):
-            raise ValueError(f"tasks must all be different; got {self.tasks}")
+            one_of("tasks", name, BENCHMARKS)
+        must(self, "tasks", len(set(self.tasks)) == len(self.tasks), "all be different")
 
 
 @config
@@ -207,8 +198,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for way in self.ways:
-            if way not in WAYS:
-                raise ValueError(f"ways: unknown '{way}'{nearest(way, WAYS)}")
+            one_of("ways", way, WAYS)
         model, source, asked = self.model, self.source, self.questions
         sizes, every, warmup = model.target(text.VOCAB), self.budget.every, self.optimizer.warmup
         above = f"greater than optimizer.warmup = {warmup}"
@@ -251,8 +241,7 @@ class Config:
              f"a divisor of budget.batch = {self.budget.batch}"),
         ]  # fmt: skip
         for field, true, allowed in checks:
-            if not true:
-                raise ValueError(f"{field} must be {allowed}; got {attrgetter(field)(self)}")
+            must(self, field, true, f"be {allowed}")
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -275,15 +264,7 @@ class Config:
         return np.linspace(-1, 2, self.weight.gammas)
 
     def network(self, name: str, vocab: int) -> dict[str, Any]:
-        """Makes the configuration of a network.
-
-        Args:
-          name: "target" (also for the sources of its shape), "narrow" or "shallow".
-          vocab: Size of the vocabulary.
-
-        Returns:
-          The configuration, as `experiments.models.presets.build` takes it.
-        """
+        """Makes the configuration of a network."""
         sizes, model = self.model.target(vocab), self.model
         if name == "narrow":
             width = model.narrow_heads * sizes["head_dim"]

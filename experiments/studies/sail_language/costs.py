@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import ArrayLike, Float, PRNGKeyArray
 
 from experiments.data.tokens import Batch
 from experiments.measures.flops import flops
+from experiments.measures.savings import Savings
 from experiments.studies.sail_language import parts
 from experiments.studies.sail_language.config import RETRAINED, Config
 from experiments.training import init
@@ -29,15 +30,7 @@ class Costs(NamedTuple):
 
 
 def costs(config: Config, learners: Mapping[str, parts.Learner]) -> Costs:
-    """Counts the floating-point operations of training steps and of an evaluation.
-
-    Args:
-      config: The settings.
-      learners: The trainings by name, with "target" among them.
-
-    Returns:
-      The numbers of operations.
-    """
+    """Counts the floating-point operations of training steps and of an evaluation."""
     shape = jax.ShapeDtypeStruct((config.budget.batch, config.model.context), np.int32)
     batch = Batch(shape, shape)  # type: ignore[arg-type]
     step = {}
@@ -56,16 +49,7 @@ def costs(config: Config, learners: Mapping[str, parts.Learner]) -> Costs:
 
 
 def ahead(config: Config, cost: Costs, networks: int = 2) -> Float[np.ndarray, " way"]:
-    """Counts what each start costs before its training on D_t, without the training of sources.
-
-    Args:
-      config: The settings.
-      cost: Floating-point operations of steps and evaluations.
-      networks: The number of networks that soups are made of.
-
-    Returns:
-      The cost of each of `config.ways`, in steps of the target's training.
-    """
+    """Counts what each start costs before its training on D_t, without the training of sources."""
     step, gammas, looks = cost.step["target"], config.weight.gammas, config.weight.retrain
     # The greedy soup evaluates each network, and each but the first in a mean with others.
     spent = {
@@ -76,3 +60,9 @@ def ahead(config: Config, cost: Costs, networks: int = 2) -> Float[np.ndarray, "
         RETRAINED: gammas * (looks[-1] * step + len(looks) * cost.validation),
     }
     return np.array([spent.get(way, 0.0) for way in config.ways]) / step
+
+
+def share(saved: Savings, earlier: ArrayLike = 0.0) -> Float[np.ndarray, "way seed"]:
+    """Computes the share of compute that starts save, `earlier` in steps of the target counted."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return 1 - (saved.steps + earlier) / saved.scratch_steps

@@ -18,6 +18,7 @@ from experiments.data.tokens import Batch, Ids
 from experiments.measures import choice_scores
 from experiments.studies.sail_language.config import Config
 from experiments.studies.shared import gamma_sweep as line
+from experiments.studies.shared.checking import must
 from sail_jax import distances
 
 # Percentiles of mean token values between D_1, D_2 and D_t (SAIL, App. H.1).
@@ -49,25 +50,11 @@ class Corpus(NamedTuple):
 
 
 def load(config: Config) -> Corpus:
-    """Reads the text and divides it.
-
-    Args:
-      config: Which text, and how many blocks to hold out.
-
-    Returns:
-      The corpus.
-
-    Raises:
-      ValueError: If the text is too short, or the questions do not fit the networks. The message
-        names the field.
-      DataError: If files are missing or damaged.
-    """
+    """Reads the text and divides it."""
     train, held_out, vocab = config.data.read()
     shortest, context = min(len(train), len(held_out)), config.model.context
-    if shortest <= context:
-        raise ValueError(
-            f"model.context must be below {shortest}, the tokens of the text; got {context}"
-        )
+    short = f"be below {shortest}, the tokens of the text"
+    must(config, "model.context", context < shortest, short)
     means, of_kept = (tokens.block_means(part, context) for part in (train, held_out))
     # The held-out text is divided by the thresholds of the text to learn from.
     thresholds = np.percentile(means, PERCENTILES)
@@ -106,22 +93,11 @@ def take(line: Ids, context: int, which: Int[np.ndarray, " n"]) -> Batch:
 def questions(config: Config, held: Batch, vocab: int) -> dict[str, Packed]:
     """Makes the questions that the networks answer.
 
-    Args:
-      config: How many questions there are and where they come from.
-      held: Held-out blocks of the target's text.
-      vocab: Size of the vocabulary.
-
-    Returns:
-      Questions by their kind: always "continuation", how held-out blocks go on; "file", those of a
-      file if one is given; those of benchmarks by their names; otherwise "arithmetic", generated
-      ones, if the tokens are the characters of the offline text. `length` is what the
-      log-likelihood of a choice is divided by: its tokens, or for benchmarks as
-      `questions.scoring` says.
-
-    Raises:
-      ValueError: If the tokenizer has tokens outside of the vocabulary, the blocks are too few, a
-        question is too long, or the folder of benchmarks is not given. The message names the field.
-      DataError: If a file is missing or damaged.
+    It returns questions by their kind: always "continuation", how held-out blocks go on; "file",
+    those of a file if one is given; those of benchmarks by their names; otherwise "arithmetic",
+    generated ones, if the tokens are the characters of the offline text. `length` is what the
+    log-likelihood of a choice is divided by: its tokens, or for benchmarks as `questions.scoring`
+    says.
     """
     how, context = config.questions, config.model.context
     asked = choice_scores.continuations(
@@ -186,16 +162,11 @@ def batch(
 
     Networks that are trained with equal seeds on the same blocks see equal minibatches.
 
-    Args:
-      config: The settings.
-      corpus: The divided text.
-      chosen: Indices of the blocks to learn from, `(k,)`.
-      seed: Seed of their order.
-      step: Number of the step, from 0.
-      size: Blocks of the minibatch; None for `budget.batch`.
+    - `chosen`: indices of the blocks to learn from, `(k,)`.
+    - `step`: number of the step, from 0.
+    - `size`: blocks of the minibatch; None for `budget.batch`.
 
-    Returns:
-      Inputs and targets, each `(size, context)`.
+    It returns inputs and targets, each `(size, context)`.
     """
     return tokens.batch(
         corpus.train,
@@ -212,13 +183,7 @@ def weight(config: Config, corpus: Corpus, seed: int) -> float:
 
     Distances are estimated from samples of blocks.
 
-    Args:
-      config: Which distance, and how many blocks to sample.
-      corpus: The divided text.
-      seed: Number of the replicate.
-
-    Returns:
-      The weight; NaN where the distance between the sources is within its own noise.
+    It returns the weight; NaN where the distance between the sources is within its own noise.
 
     References:
       SAIL (Structured-Initialization Learning), eq. 11.

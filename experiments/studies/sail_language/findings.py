@@ -19,12 +19,8 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
     SAIL's own way of choosing gamma is "sweep", the least held-out loss before training. Of
     checkpoints on disk there are claims of their own (`merges.findings`).
 
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      The findings, "not tested" where the run lacks a training. Verdicts are not yet corrected for
-      their number.
+    It returns the findings, "not tested" where the run lacks a training. Verdicts are not yet
+    corrected for their number.
     """
     if merges.is_of(dataset):
         return merges.findings(dataset)
@@ -84,12 +80,6 @@ def table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
     The columns are losses before and after training, perplexity, steps and compute saved, and right
     answers; of merged checkpoints the loss, perplexity and right answers; of trainings that go on
     from them, right answers to each kind of question beside those that Table 2 prints.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      The names of the columns, then the rows.
     """
     if merges.is_of(dataset):
         return merges.table(dataset)
@@ -111,14 +101,7 @@ def table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
 
 
 def summary(dataset: "xr.Dataset") -> str:
-    """Describes losses, steps saved and answers of each start, and the weights of the sources.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      A few sentences.
-    """
+    """Describes losses, steps saved and answers of each start, and the weights of the sources."""
     if merges.is_of(dataset):
         return merges.summary(dataset)
     _, *rows = table(dataset)

@@ -5,33 +5,21 @@ on disk.
 """
 
 from functools import partial
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from experiments.data.tokens import Batch
 from experiments.models.next_token import token_losses
 from experiments.models.presets import describe
-from experiments.studies.shared.growth_ways import LAYERS_OF, stacked
+from experiments.studies.shared.growth_ways import LAYERS_OF, by_maps, growing, stacked
 from sail_jax import growth
-from sail_jax.growth import learned
 
 
-def check(small: Any, large: Any) -> None:
-    """Checks that LiGO can grow one network to the shape of another.
-
-    Args:
-      small: The network to grow.
-      large: The network of the target's shape.
-
-    Raises:
-      ValueError: If they differ in kind, vocabulary, positions or in a choice that is no size, if
-        none is larger in the second, or one is smaller there. The message names the entry.
-    """
+def check(small: nn.Module, large: nn.Module) -> None:
+    """Checks that LiGO can grow one network to the shape of another."""
     ours, theirs = describe(small), describe(large)
     sizes = ("width", "layers", "heads", "kv_heads", "head_dim", "hidden")
     for name in sorted({*ours, *theirs} - set(sizes)):
@@ -57,16 +45,7 @@ def grow(
 ) -> PyTree:
     """Learns LiGO's maps by Adam, and grows a network by them.
 
-    Args:
-      small: The network to grow, a GPT, Llama or OLMo.
-      large: The network of the target's shape.
-      variables: Variables of the small one.
-      batches: The minibatches of all steps, `(step, n, context)`.
-      rate: Adam's learning rate.
-      key: A random key, of the initial maps.
-
-    Returns:
-      Variables of the large network.
+    - `batches`: the minibatches of all steps, `(step, n, context)`.
 
     References:
       Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).
@@ -77,21 +56,10 @@ def grow(
         lambda k: growth.stack_layers(large.init(k, token), LAYERS_OF), jax.random.key(0)
     )
     spec, after = stacked(describe(small), flat), stacked(describe(large), shapes)
-    sizes = {s.name: after.space(s.name).size for s in spec.spaces}
-    new = {name: size for name, size in sizes.items() if size != spec.space(name).size}
 
     def loss(grown: PyTree, batch: Batch) -> Array:
         whole = growth.unstack_layers(grown, LAYERS_OF)
         return token_losses(large, whole, batch.inputs, batch.targets).mean()
 
-    got = learned.learn_maps(
-        loss,
-        flat,
-        learned.ligo_spec(spec),
-        learned.ligo_init(spec, new, key),
-        learned.ligo_maps,
-        batches,
-        steps=len(batches.inputs),
-        optimizer=optax.adam(rate),
-    )
-    return growth.unstack_layers(got.params, LAYERS_OF)
+    got = by_maps(loss, flat, spec, growing(spec, after), batches, rate, key)
+    return growth.unstack_layers(got, LAYERS_OF)

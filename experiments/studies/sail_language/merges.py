@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from experiments.data.benchmarks import BENCHMARKS
-from experiments.lab.findings import Finding, judged, stated
+from experiments.lab.findings import Finding, stated
 from experiments.studies.sail_language import claims
 from experiments.studies.sail_language.config import WAYS
 
@@ -26,12 +26,8 @@ def is_trained(dataset: "xr.Dataset") -> bool:
 def trained(dataset: "xr.Dataset") -> "xr.Dataset":
     """Brings the trainings of a run of checkpoints into the form of a run of own networks.
 
-    Args:
-      dataset: A run that has trained networks as well.
-
-    Returns:
-      The run with `loss`, `(way, seed, step)`, and `accuracy`, `(way, seed, when, task)`, of the
-      trainings.
+    It returns the run with `loss`, `(way, seed, step)`, and `accuracy`, `(way, seed, when, task)`,
+    of the trainings.
     """
     import xarray as xr
 
@@ -54,12 +50,6 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
 
     Where the run has trained networks, the claims about training from SAIL's start, too: about
     Table 2 and Fig. 7.
-
-    Args:
-      dataset: A run of checkpoints.
-
-    Returns:
-      The findings.
     """
     loss = dataset["loss"]
     last = str(dataset["checkpoint"].values[-1])
@@ -68,15 +58,9 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
         ("SAIL's start has a lower loss than the uniform soup", "sweep", "uniform"),
         ("SAIL's start has a lower loss than the greedy soup", "sweep", "greedy"),
     ]
+    paper = "merges of OLMo's checkpoints are where training starts; their losses are not printed"
     declared = [
-        judged(
-            "SAIL, App. I",
-            claim,
-            "merges of OLMo's checkpoints are where training starts; their losses are not printed",
-            f"{stated(loss.sel(model=model), 3, sign=False)} against "
-            f"{stated(loss.sel(model=other), 3, sign=False)} nats",
-            (loss.sel(model=other) - loss.sel(model=model)).values,
-        )
+        claims.less("SAIL, App. I", claim, paper, loss.sel(model=model), loss.sel(model=other))
         for claim, model, other in about
     ]
     if not is_trained(dataset):
@@ -137,14 +121,7 @@ def _printed(task: str, way: str) -> str:
 
 
 def summary(dataset: "xr.Dataset") -> str:
-    """Describes losses and answers of each checkpoint and merge, and of what was trained.
-
-    Args:
-      dataset: A run of checkpoints.
-
-    Returns:
-      A few sentences.
-    """
+    """Describes losses and answers of each checkpoint and merge, and of what was trained."""
     tasks = dataset["task"].values.astype(str)
     told = lambda right: ", ".join(f"{t} {s}" for t, s in zip(tasks, right, strict=True))  # noqa: E731
     said = [

@@ -3,7 +3,7 @@
 `run` calls these functions as stages, and `data` gives them their text.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from experiments.data.choices import Packed
 from experiments.data.tokens import Batch
@@ -20,23 +20,13 @@ from experiments.measures import choice_scores
 from experiments.models import presets
 from experiments.models.next_token import token_losses
 from experiments.studies.sail_language import data
-from experiments.studies.sail_language.config import (
-    MADE_OF,
-    SCRATCH,
-    SOURCES,
-    Config,
-)
+from experiments.studies.sail_language.config import MADE_OF, SCRATCH, SOURCES, Config
 from experiments.studies.sail_language.data import Corpus
 from experiments.studies.shared import growth_tasks, growth_ways
-from experiments.training import (
-    Training,
-    sharding,
-    stateless,
-)
+from experiments.training import Training, sharding, stateless
 from experiments.training.fit import Fit
 from experiments.training.loop import METRICS
-from experiments.training.sail_start import brought, merged
-from experiments.training.step import State
+from experiments.training.sail_start import between, brought, mean
 from sail_jax import proximal
 from sail_jax.methods.soups import greedy_soup
 
@@ -48,14 +38,34 @@ class Learner(NamedTuple):
     """A network and how it is trained.
 
     Attributes:
-      sizes: The configuration of the network.
+      config: The settings.
       net: The network.
       fit: Its trainer.
     """
 
-    sizes: Mapping[str, Any]
+    config: Config
     net: nn.Module
     fit: Fit
+
+
+class Lesson(NamedTuple):
+    """What all trainings on D_t of one replicate share.
+
+    Attributes:
+      learner: The target's network and its trainer.
+      batch: The minibatch of a step, by its number.
+      key: A random key, for dropout.
+      validation: Blocks of D_t on which weights are chosen.
+      held_out: Other blocks, on which everything is judged.
+      questions: Questions by their kind.
+    """
+
+    learner: Learner
+    batch: Callable[[int], Batch]
+    key: PRNGKeyArray
+    validation: Batch
+    held_out: Batch
+    questions: Mapping[str, Packed]
 
 
 def next_token_loss(
@@ -66,16 +76,7 @@ def next_token_loss(
 
 
 def learner(config: Config, sizes: Mapping[str, Any], steps: int) -> Learner:
-    """Prepares the training of a network.
-
-    Args:
-      config: The settings.
-      sizes: The configuration of the network.
-      steps: Steps of training, over which the learning rate runs its course.
-
-    Returns:
-      The network and its trainer.
-    """
+    """Prepares the training of a network."""
     net = presets.build(sizes)
 
     def loss(params: PyTree, batch: Batch, key: PRNGKeyArray) -> tuple[Array, dict[str, Array]]:
@@ -84,21 +85,16 @@ def learner(config: Config, sizes: Mapping[str, Any], steps: int) -> Learner:
 
     training = Training(config.optimizer.over(steps), config.micro_batches, config.compute)
     where, save_every = sharding.layout(config.shard), config.budget.save_every
-    return Learner(sizes, net, Fit(stateless(loss), training, where, config, save_every))
+    return Learner(config, net, Fit(stateless(loss), training, where, config, save_every))
 
 
 def learners(config: Config, vocab: int) -> dict[str, Learner]:
     """Prepares the trainings of the target and of all sources.
 
-    Args:
-      config: The settings.
-      vocab: Size of the vocabulary.
-
-    Returns:
-      The trainings by the names "target" and `config.sources`. Equal ones are one object, which is
-      compiled once.
+    It returns the trainings by the names "target" and `config.sources`. Equal ones are one object,
+    which is compiled once.
     """
-    made: dict[Any, Learner] = {}  # by (shape, steps)
+    made: dict[tuple[str, int], Learner] = {}  # by shape and steps
     wanted = {"target": ("target", config.budget.steps)}
     wanted |= {name: (SHAPE[name], config.source.steps) for name in config.sources}
     for what in wanted.values():
@@ -117,14 +113,9 @@ def initial(net: nn.Module, key: PRNGKeyArray) -> PyTree:
 def held_out_loss(net: nn.Module, variables: PyTree, blocks: Batch, at_once: int) -> Array:
     """Computes the mean loss over blocks, some at a time to save memory.
 
-    Args:
-      net: The network.
-      variables: Its variables.
-      blocks: Inputs and targets, `(n, context)`.
-      at_once: Number of blocks that are evaluated together.
+    - `blocks`: inputs and targets, `(n, context)`.
 
-    Returns:
-      The loss in nats, a scalar.
+    It returns the loss in nats, a scalar.
     """
 
     def block_loss(block: Batch) -> Array:
@@ -142,16 +133,10 @@ def along(
 
         L(gamma theta_1 + (1 - gamma) theta_2)
 
-    Args:
-      net: The network.
-      one: Variables of the first model.
-      two: Variables of the second model.
-      gamma: Weights of the first model, `(gamma,)`.
-      blocks: Inputs and targets, `(n, context)`.
-      at_once: Number of blocks that are evaluated together.
+    - `gamma`: weights of the first model, `(gamma,)`.
+    - `blocks`: inputs and targets, `(n, context)`.
 
-    Returns:
-      The losses in nats, `(gamma,)`.
+    It returns the losses in nats, `(gamma,)`.
 
     References:
       SAIL (Structured-Initialization Learning), eq. 3.
@@ -179,13 +164,8 @@ def answers(
 def keys(config: Config, seed: int) -> dict[str, PRNGKeyArray]:
     """Makes the random keys of a replicate.
 
-    Args:
-      config: The settings. If the sources share their initial weights, so do their keys.
-      seed: Number of the replicate.
-
-    Returns:
-      A key for the initial weights of each source and of "scratch", and one each for "steps" (of
-      training), "grow" and "ligo".
+    It returns a key for the initial weights of each source and of "scratch", and one each for
+    "steps" (of training), "grow" and "ligo".
     """
     names = (*SOURCES, SCRATCH, "steps", "grow", "ligo")
     first = jax.random.fold_in(jax.random.key(config.seed), seed)
@@ -203,7 +183,6 @@ Look = Callable[[PyTree], dict[str, float]]
 
 
 def trained(
-    config: Config,
     learner: Learner,
     variables: PyTree,
     batch: Callable[[int], Batch],
@@ -214,32 +193,21 @@ def trained(
 ) -> tuple[list[PyTree], dict[str, Float[np.ndarray, " evaluation"]]]:
     """Trains a network, and returns it at one or more steps.
 
-    Args:
-      config: The settings.
-      learner: The network and its trainer.
-      variables: Variables to start from.
-      batch: The minibatch of a step, by its number alone.
-      key: A random key, for dropout.
-      stops: Numbers of steps, ascending, after which the network is returned.
-      folder: Directory for checkpoints, from which a killed training goes on; None stores none.
-      look: What is measured before the first and after every `budget.every` steps; None measures
-        nothing.
+    - `stops`: numbers of steps, ascending, after which the network is returned.
+    - `folder`: directory for checkpoints, from which a killed training goes on; None stores none.
+    - `look`: what is measured before the first and after every `budget.every` steps; None measures
+      nothing.
 
-    Returns:
-      The variables after each of `stops`; and what was measured along the training, by name,
-      `(evaluation,)` each.
+    It returns the variables after each of `stops`; and what was measured along the training, by
+    name, `(evaluation,)` each.
     """
     params = jax.tree.map(jnp.asarray, variables["params"])
     state = learner.fit.start(params, key)
     models, seen = [], []
     looks: dict[str, Any] = {}
     if look is not None:
-        measure = look
-
-        def evaluate(state: State) -> dict[str, float]:
-            return measure({"params": state.params})
-
-        looks = {"evaluate": evaluate, "evaluate_every": config.budget.every}
+        evaluate = lambda state: look({"params": state.params})  # noqa: E731
+        looks = {"evaluate": evaluate, "evaluate_every": learner.config.budget.every}
     for stop in stops:
         place = None if folder is None else folder / str(stop)
         # The trainer expects the metrics of earlier steps in its folder. Those of the stop before
@@ -264,18 +232,12 @@ def learn_sources(
 ) -> dict[str, Any]:
     """Trains the sources of a replicate.
 
-    Args:
-      config: The settings.
-      learners: The trainings by name.
-      corpus: The divided text.
-      seed: Number of the replicate.
-      folder: Directory for checkpoints, from which a killed training goes on; None stores none.
+    - `folder`: directory for checkpoints, from which a killed training goes on; None stores none.
 
-    Returns:
-      The results by name:
-      - the variables of each source, under the source's name;
-      - "series_loss", `(checkpoint + 1, 2)`: losses of the first source's checkpoints and of their
-        mean, on held-out text of D_1 and of D_t.
+    It returns the results by name:
+    - the variables of each source, under the source's name;
+    - "series_loss", `(checkpoint + 1, 2)`: losses of the first source's checkpoints and of their
+      mean, on held-out text of D_1 and of D_t.
     """
     key, blocks = keys(config, seed), data.sources(config, corpus, seed)
     sources: dict[str, Any] = {}
@@ -284,17 +246,14 @@ def learn_sources(
         stops = (*(config.series_steps if name == "one" else ()), config.source.steps)
         batch = partial(data.batch, config, corpus, blocks[part], order(config, seed, part))
         start, steps_key = initial(use.net, key[name]), jax.random.fold_in(key["steps"], part)
-        models, _ = trained(config, use, start, batch, steps_key, stops, folder and folder / name)
+        models, _ = trained(use, start, batch, steps_key, stops, folder and folder / name)
         sources[name] = models[-1]
         if name == "one":
             series = models[: len(config.series_steps)]
-            series += [merged(series, np.full(len(series), 1 / len(series)))]
+            exams = corpus.own, corpus.held_out
             sources["series_loss"] = [
-                [
-                    held_out_loss(use.net, m, exam, config.at_once)
-                    for exam in (corpus.own, corpus.held_out)
-                ]
-                for m in series
+                [held_out_loss(use.net, m, exam, config.at_once) for exam in exams]
+                for m in (*series, mean(series))
             ]
     sources["series_loss"] = np.array(sources["series_loss"], float)
     return sources
@@ -305,55 +264,49 @@ def choose(
 ) -> dict[str, Any]:
     """Chooses the weights of the sources before any training on the target.
 
-    Args:
-      config: The settings.
-      learner: The target's network.
-      corpus: The divided text; weights are chosen on `corpus.validation`.
-      sources: Variables of the sources by name.
-      seed: Number of the replicate.
-
-    Returns:
-      The weights of the first source, and what they are chosen by:
-      - "distance": the weight by eq. 11;
-      - "sweep" and, if it is a start, "grown": the gamma of least validation loss, between the
-        sources of the target's shape and between the grown ones;
-      - "sweep loss" and "grown loss", `(2, gamma)`: these losses, on validation and on held-out
-        text;
-      - "taken", `(2,)`: whether the greedy soup has taken each source of the target's shape.
+    It returns the weights of the first source, and what they are chosen by:
+    - "distance": the weight by eq. 11;
+    - "sweep" and, if it is a start, "grown": the gamma of least validation loss, between the
+      sources of the target's shape and between the grown ones;
+    - "sweep loss" and "grown loss", `(2, gamma)`: these losses, on validation and on held-out
+      text;
+    - "taken", `(2,)`: whether the greedy soup has taken each source of the target's shape.
     """
-    net, gamma = learner.net, config.gamma()
     pairs = {"sweep": [sources["one"], sources["two"]]}
     if "grown" in config.pairs:
         pairs["grown"] = of_target_shape(config, sources, corpus.vocab, seed)
     weights: dict[str, Any] = {"distance": data.weight(config, corpus, seed)}
     for name, pair in pairs.items():
-        losses = [
-            np.asarray(along(net, *pair, jnp.asarray(gamma), exam, config.at_once), float)
-            for exam in (corpus.validation, corpus.held_out)
-        ]
-        weights[f"{name} loss"] = np.stack(losses)
-        # Chosen on the validation text; the losses on held-out text are only reported.
-        weights[name] = gamma[int(np.argmin(losses[0]))]
-    score = lambda m: -float(held_out_loss(net, m, corpus.validation, config.at_once))  # noqa: E731
+        gamma, losses = lowest(learner, pair, corpus.validation, corpus.held_out)
+        weights |= {name: gamma, f"{name} loss": losses.astype(float)}
+    score = lambda m: -float(held_out_loss(learner.net, m, corpus.validation, config.at_once))  # noqa: E731
     taken = greedy_soup(pairs["sweep"], score).taken
     weights["taken"] = np.array([k in taken for k in range(2)])
     return weights
 
 
+def lowest(
+    learner: Learner, pair: Sequence[PyTree], validation: Batch, held_out: Batch
+) -> tuple[float, Float[np.ndarray, "2 gamma"]]:
+    """Finds the gamma of least validation loss on the line through two models.
+
+    It returns the gamma, and the losses on validation and on held-out text, which are only
+    reported.
+    """
+    gamma, at_once = learner.config.gamma(), learner.config.at_once
+    losses = np.stack(
+        [
+            np.asarray(along(learner.net, *pair, jnp.asarray(gamma), exam, at_once))
+            for exam in (validation, held_out)
+        ]
+    )
+    return gamma[int(np.argmin(losses[0]))], losses
+
+
 def of_target_shape(
     config: Config, sources: Mapping[str, Any], vocab: int, seed: int
 ) -> list[PyTree]:
-    """Grows the shallow source, of D_1, and the narrow one, of D_2, to the target's shape.
-
-    Args:
-      config: The settings, with the method of growth.
-      sources: Variables of the sources by name.
-      vocab: Size of the vocabulary.
-      seed: Number of the replicate.
-
-    Returns:
-      Variables of the two in the target's shape.
-    """
+    """Grows the shallow source, of D_1, and the narrow one, of D_2, to the target's shape."""
     small = [(sources[name], config.network(name, vocab)) for name in MADE_OF["grown"]]
     key = keys(config, seed)["grow"]
     return brought(small, config.network("target", vocab), config.grow, key, untie=False)
@@ -368,36 +321,26 @@ def started(
     chosen: Mapping[str, Any],
     seed: int,
 ) -> PyTree:
-    """Makes the variables with which a training on D_t starts.
-
-    Args:
-      config: The settings.
-      way: Name of the start, one of `config.WAYS`.
-      learner: The target's network.
-      corpus: The divided text.
-      sources: Variables of the sources by name.
-      chosen: The weights of `choose`.
-      seed: Number of the replicate.
-
-    Returns:
-      Variables of the target's network.
-    """
+    """Makes the variables with which a training on D_t starts."""
     key, pair = keys(config, seed), [sources["one"], sources["two"]]
     if way == SCRATCH:
         return initial(learner.net, key[SCRATCH])
     if way == "ligo":
         return _ligo(config, corpus, sources["narrow"], seed)
     if way in ("uniform", "greedy"):
-        greedy = [m for m, taken in zip(pair, chosen["taken"], strict=True) if taken]
-        soup = pair if way == "uniform" else greedy
-        return merged(soup, np.full(len(soup), 1 / len(soup)))
+        return soup(way, pair, chosen["taken"])
     if way == "grown":
         pair = of_target_shape(config, sources, corpus.vocab, seed)
     gamma = float(chosen[way])
     # Eq. 11 has no weight where the sources' texts are the same.
     if np.isnan(gamma):
         gamma = 0.5
-    return merged(pair, np.array([gamma, 1 - gamma]))
+    return between(pair, gamma)
+
+
+def soup(way: str, models: Sequence[PyTree], taken: Bool[np.ndarray, " model"]) -> PyTree:
+    """Averages models: all of them ("uniform"), or those that the greedy soup has taken."""
+    return mean([m for m, kept in zip(models, taken, strict=True) if kept or way == "uniform"])
 
 
 def _ligo(config: Config, corpus: Corpus, variables: PyTree, seed: int) -> PyTree:
@@ -416,48 +359,30 @@ def _ligo(config: Config, corpus: Corpus, variables: PyTree, seed: int) -> PyTre
 
 
 def follow(
-    config: Config,
-    way: str,
-    learner: Learner,
-    corpus: Corpus,
-    sources: Mapping[str, Any],
-    chosen: Mapping[str, Any],
-    seed: int,
-    folder: Path | None,
-) -> dict[str, Any]:
+    lesson: Lesson, start: Callable[[], PyTree], folder: Path | None
+) -> dict[str, Float[np.ndarray, "..."]]:
     """Trains on D_t from one start and measures the network on the way.
 
-    Args:
-      config: The settings.
-      way: Name of the start, one of `config.WAYS`.
-      learner: The target's network and its trainer.
-      corpus: The divided text.
-      sources: Variables of the sources by name.
-      chosen: The weights of `choose`.
-      seed: Number of the replicate.
-      folder: Directory for checkpoints, from which a killed training goes on; None stores none.
+    - `folder`: directory for checkpoints, from which a killed training goes on; None stores none.
 
-    Returns:
-      "loss", the held-out loss before the first and after every `budget.every` steps,
-      `(evaluation,)`; and "accuracy", the shares of right answers before and after training,
-      `(2, task)`.
+    It returns "loss", the held-out loss before the first and after every `budget.every` steps,
+    `(evaluation,)`; and "accuracy", the shares of right answers before and after training,
+    `(2, task)`.
     """
-    start = started(config, way, learner, corpus, sources, chosen, seed)
+    (learner, batch, key, _, held_out, questions), first = lesson, start()
+    at_once = learner.config.at_once
 
     def look(variables: PyTree) -> dict[str, float]:
-        exam = held_out_loss(learner.net, variables, corpus.held_out, config.at_once)
-        return {"held_out": float(exam)}
+        return {"held_out": float(held_out_loss(learner.net, variables, held_out, at_once))}
 
-    batch, key = on_target(config, corpus, seed)
-    steps = (config.budget.steps,)
-    (last,), seen = trained(config, learner, start, batch, key, steps, folder, look)
-    right = [answers(learner.net, m, corpus.questions, config.at_once) for m in (start, last)]
+    steps = (learner.config.budget.steps,)
+    (last,), seen = trained(learner, first, batch, key, steps, folder, look)
+    right = [answers(learner.net, m, questions, at_once) for m in (first, last)]
     return {"loss": seen["held_out"], "accuracy": np.stack(right)}
 
 
-def on_target(
-    config: Config, corpus: Corpus, seed: int
-) -> tuple[Callable[[int], Batch], PRNGKeyArray]:
-    """Says what all trainings on D_t of a replicate have in common."""
+def on_target(config: Config, learner: Learner, corpus: Corpus, seed: int) -> Lesson:
+    """Makes the lesson of a replicate."""
     batch = partial(data.batch, config, corpus, corpus.parts[2], order(config, seed, 2))
-    return batch, jax.random.fold_in(keys(config, seed)["steps"], 2)
+    key = jax.random.fold_in(keys(config, seed)["steps"], 2)
+    return Lesson(learner, batch, key, corpus.validation, corpus.held_out, corpus.questions)

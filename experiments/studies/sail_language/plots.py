@@ -11,10 +11,12 @@ from experiments.studies.sail_language import merges
 from experiments.studies.sail_language.claims import COLUMNS, TABLE_2, perplexity
 from experiments.studies.sail_language.config import RETRAINED, SCRATCH, WAYS
 from experiments.studies.shared.gamma_sweep import PUBLISHED
+from experiments.studies.shared.panels import legend, point, rows
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:
     import xarray as xr
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLORS = {
@@ -28,7 +30,6 @@ COLORS = {
     RETRAINED: style.PALETTE[6],
 }
 MARKERS = dict(zip(WAYS, "svoD^PX*", strict=True))
-LEGEND = {"loc": "outside upper center", "frameon": False, "fontsize": 9}
 
 
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
@@ -37,12 +38,6 @@ def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     Of checkpoints on disk there is one figure of merges, and two of trainings that go on from them:
     perplexity along training (Fig. 7), and answers beside Table 2. Where gamma is chosen by
     retraining too, one has the loss by gamma after retraining (Fig. 2b).
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      The figures by name.
     """
     again = {"retrained": _retrained(dataset)} if "retrained_loss" in dataset else {}
     if not merges.is_of(dataset):
@@ -90,8 +85,7 @@ def _perplexity(dataset: "xr.Dataset") -> "Figure":
     top = max(high, float(late.max()))
     axes[0, 1].set_ylim(low - 0.08 * (top - low), top + 0.05 * (top - low))
     axes[0, 1].set_title("the end")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    fig.legend(handles, labels, title=_seeds(dataset), ncols=4, **LEGEND)
+    legend(fig, axes[0, 0], title=_seeds(dataset), ncols=4)
     return fig
 
 
@@ -117,8 +111,7 @@ def _gamma(dataset: "xr.Dataset") -> "Figure":
         ax.set_xlabel("γ, weight of the first source")
         ax.set_ylabel("loss on D$_t$ before training (nats)")
         ax.set_title(titles[pair])
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    fig.legend(handles, labels, title=_seeds(dataset), ncols=2 * len(pairs), **LEGEND)
+    legend(fig, axes[0, 0], title=_seeds(dataset), ncols=2 * len(pairs))
     return fig
 
 
@@ -135,13 +128,9 @@ def _saved(dataset: "xr.Dataset") -> "Figure":
         ax.axvline(0, color=style.INK, lw=0.8)
         for y, way in enumerate(reversed(ways)):
             values = scale * dataset[name].sel(way=way)
-            mean, error = map(float, mean_and_error(values))
-            ax.plot(values, [y] * values.size, "|", color=style.FAINT, ms=8)
-            look = {"fmt": MARKERS[way], "color": COLORS[way], "capsize": 3, "ms": 6}
-            ax.errorbar(mean, y, xerr=error, **look)
+            point(ax, y, values, ticks=8, fmt=MARKERS[way], color=COLORS[way], ms=6)
         ax.set_xlabel(label)
-    axes[0, 0].set_yticks(range(len(ways)), [WAYS[way] for way in reversed(ways)])
-    axes[0, 0].set_ylim(-0.6, len(ways) - 0.4)
+    rows(axes[0, 0], [WAYS[way] for way in ways])
     fig.suptitle(
         f"To the lowest loss that both reach, beside from scratch: {_seeds(dataset)}", fontsize=10
     )
@@ -156,14 +145,10 @@ def _answers(dataset: "xr.Dataset") -> "Figure":
     right = 100 * dataset["accuracy"]
     for ax, task in zip(axes[0], tasks, strict=False):
         for y, way in enumerate(reversed(ways)):
-            for when, fill, up in (("before", "white", 0.14), ("after", COLORS[way], -0.14)):
-                mean, error = map(float, mean_and_error(right.sel(way=way, when=when, task=task)))
-                look = {"fmt": MARKERS[way], "color": COLORS[way], "mfc": fill, "capsize": 3}
-                ax.errorbar(mean, y + up, xerr=error, ms=5, **look)
+            _before_and_after(ax, y, way, right.sel(way=way, task=task))
         if task != "file":
             ax.axvline(100 / dataset.attrs["choices"], color=style.INK, lw=0.9, ls="--")
-        ax.set_yticks(range(len(ways)), [WAYS[way] for way in reversed(ways)])
-        ax.set_ylim(-0.6, len(ways) - 0.4)
+        rows(ax, [WAYS[way] for way in ways])
         ax.set_xlabel("right answers (%)")
         ax.set_title(f"here: {style.literal(task)}")
     for ax in axes[0, 1:-1]:
@@ -175,13 +160,16 @@ def _answers(dataset: "xr.Dataset") -> "Figure":
     ax.set_yticks(range(len(COLUMNS)), ["SAIL", *(WAYS[w].split(" (")[0] for w in COLUMNS[-2::-1])])
     ax.set_xlabel("right answers (%)")
     ax.set_title("printed, other scale: Table 2")
-    fig.legend(
-        *ax.get_legend_handles_labels(),
-        title="hollow: before training, filled: after it; dashed: chance; lines: Table 2's rows",
-        ncols=6,
-        **LEGEND,
-    )
+    title = "hollow: before training, filled: after it; dashed: chance; lines: Table 2's rows"
+    legend(fig, ax, title=title, ncols=6)
     return fig
+
+
+def _before_and_after(ax: "Axes", y: int, way: str, right: "xr.DataArray") -> None:
+    """Draws right answers before and after training, a little above and below a height."""
+    for when, fill, up in (("before", "white", 0.14), ("after", COLORS[way], -0.14)):
+        look = {"fmt": MARKERS[way], "color": COLORS[way], "mfc": fill, "ms": 5}
+        point(ax, y + up, right.sel(when=when), **look)
 
 
 def _series(dataset: "xr.Dataset") -> "Figure":
@@ -221,8 +209,7 @@ def _checkpoints(dataset: "xr.Dataset") -> "Figure":
     ]
     for ax, (label, values) in zip(axes[0], quantities, strict=False):
         for y, name in enumerate(names[::-1]):
-            mean, error = map(float, mean_and_error(values.sel(model=name)))
-            ax.errorbar(mean, y, xerr=error, fmt="o", color=COLORS.get(name, style.INK), capsize=3)
+            point(ax, y, values.sel(model=name), color=COLORS.get(name, style.INK))
         ax.set_yticks(range(len(names)), list(map(style.literal, names[::-1])))
         ax.set_xlabel(label)
     ax, loss = axes[0, -1], dataset["gamma_loss"].sel(text="held out")
@@ -256,8 +243,7 @@ def _retrained(dataset: "xr.Dataset") -> "Figure":
         ax.set_ylabel(label)
     axes[0, 1].set_ylim(-0.05 * top * (len(lines) + 1), top)
     axes[0, 1].set_title("ticks: each seed's best γ", fontsize=9)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    fig.legend(handles, labels, title=_seeds(dataset), ncols=len(labels), **LEGEND)
+    legend(fig, axes[0, 0], title=_seeds(dataset), ncols=len(lines))
     return fig
 
 
@@ -265,29 +251,22 @@ def _training(dataset: "xr.Dataset") -> "Figure":
     """Draws perplexity along training, of the text and of right choices (Fig. 7)."""
     tasks, step = dataset["task"].values.astype(str), dataset["step"].values
     columns = min(4, len(tasks) + 1)
-    rows = -(-(len(tasks) + 1) // columns)
-    fig, axes = style.figure(rows, columns, width=3.0, height=2.6)
+    lines = -(-(len(tasks) + 1) // columns)
+    fig, axes = style.figure(lines, columns, width=3.0, height=2.6)
     panels = {"held-out text": dataset["trained_loss"]}
     panels |= {f"right choices, {_title(t)}": dataset["answer_loss"].sel(task=t) for t in tasks}
     for ax, (title, nats) in zip(axes.flat, panels.items(), strict=False):
         for way in _ways(dataset):
             loss = nats.sel(way=way).transpose("seed", "step")
-            band(
-                ax,
-                step,
-                loss.copy(data=np.exp(loss.values)),
-                color=COLORS[way],
-                label=merges.named(way),
-                lw=1.4,
-            )
+            values = loss.copy(data=np.exp(loss.values))
+            band(ax, step, values, color=COLORS[way], label=merges.named(way), lw=1.4)
         ax.set_yscale("log")
         ax.set_title(title, fontsize=9)
         ax.set_xlabel("steps")
     for ax in axes.flat[len(panels) :]:
         ax.set_axis_off()
     axes[0, 0].set_ylabel("perplexity per token")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    fig.legend(handles, labels, title=_seeds(dataset), ncols=3, **LEGEND)
+    legend(fig, axes[0, 0], title=_seeds(dataset), ncols=3)
     return fig
 
 
@@ -295,15 +274,11 @@ def _table_2(dataset: "xr.Dataset") -> "Figure":
     """Draws right answers before and after training, beside those that Table 2 prints."""
     run, tasks, ways = merges.trained(dataset), dataset["task"].values.astype(str), _ways(dataset)
     columns = min(4, len(tasks))
-    rows = -(-len(tasks) // columns)
-    fig, axes = style.figure(rows, columns, width=3.0, height=1.2 + 0.3 * len(ways))
+    lines = -(-len(tasks) // columns)
+    fig, axes = style.figure(lines, columns, width=3.0, height=1.2 + 0.3 * len(ways))
     for i, (ax, task) in enumerate(zip(axes.flat, tasks, strict=False)):
         for y, way in enumerate(reversed(ways)):
-            for when, fill, up in (("before", "white", 0.14), ("after", COLORS[way], -0.14)):
-                values = 100 * run["accuracy"].sel(way=way, when=when, task=task)
-                mean, error = map(float, mean_and_error(values))
-                look = {"fmt": MARKERS[way], "color": COLORS[way], "mfc": fill, "capsize": 3}
-                ax.errorbar(mean, y + up, xerr=error, ms=5, **look)
+            _before_and_after(ax, y, way, 100 * run["accuracy"].sel(way=way, task=task))
             if task in BENCHMARKS and way in COLUMNS:
                 printed = TABLE_2[BENCHMARKS[task].title][COLUMNS.index(way)]
                 ax.plot(printed, y, "|", color=style.INK, ms=11)

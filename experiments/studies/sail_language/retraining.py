@@ -4,82 +4,62 @@ The gamma that it takes is the best after some training, beside those that `part
 before any.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray, PyTree
+import xarray as xr
+from jaxtyping import Float, PyTree
 
-from experiments.data.tokens import Batch
 from experiments.lab.progress import Stage
 from experiments.studies.sail_language import parts
-from experiments.studies.sail_language.config import Config
-from experiments.training.sail_start import merged
+from experiments.studies.sail_language.config import RETRAINED, Config
+from experiments.studies.sail_language.parts import Lesson
+from experiments.training.sail_start import between
 
 
-def sweep(
-    config: Config,
-    stage: Stage,
-    name: str,
-    learner: parts.Learner,
-    pair: Sequence[PyTree],
-    batch: Callable[[int], Batch],
-    key: PRNGKeyArray,
-    exams: Sequence[Batch],
-) -> dict[str, Any]:
+def sweep(stage: Stage, name: str, lesson: Lesson, pair: Sequence[PyTree]) -> dict[str, Any]:
     """Retrains from every gamma on the line through two models, a stage for each gamma.
 
         gamma* = argmin J_D(L_D(gamma theta_1 + (1 - gamma) theta_2)) (eq. 3)
 
     The training L_D is the first steps of the very training that the study then follows: of the
-    same minibatches and learning rates.
+    same minibatches and learning rates. Gamma is chosen on the validation text.
 
-    Args:
-      config: The settings, with the gammas and the steps that are looked at.
-      stage: Computes and stores a stage under its name.
-      name: Name of the replicate, for the names of stages.
-      learner: The network and its trainer.
-      pair: Variables of the two models.
-      batch: The minibatch of a step, by its number.
-      key: A random key, for dropout.
-      exams: The validation text, on which gamma is chosen; and texts that are only reported.
-
-    Returns:
-      "retrained loss", the losses after retraining, `(exam, look, gamma)`; and "retrained by look",
-      `(look,)`, the gammas of least validation loss, of which the last is "retrained".
+    It returns "retrained loss", the losses after retraining, `(exam, look, gamma)`; and "retrained
+    by look", `(look,)`, the gammas of least validation loss, of which the last is "retrained".
 
     References:
       SAIL (Structured-Initialization Learning), eq. 3 and Sec. 4.4 (Fig. 2b).
     """
-    gamma = config.gamma()
-    losses = np.stack(
-        [
-            stage(
-                f"gamma {k + 1} of {len(gamma)} retrained, {name}",
-                partial(_at, config, learner, pair, float(g), batch, key, exams),
-            )["loss"]
-            for k, g in enumerate(gamma)
-        ],
-        -1,
-    )
-    best = gamma[np.argmin(losses[0], -1)]
-    return {"retrained loss": losses, "retrained by look": best, "retrained": best[-1]}
+    gamma, losses = lesson.learner.config.gamma(), []
+    for k, g in enumerate(gamma):
+        title = f"gamma {k + 1} of {len(gamma)} retrained, {name}"
+        losses.append(stage(title, partial(_at, lesson, pair, float(g)))["loss"])
+    stacked = np.stack(losses, -1)
+    best = gamma[np.argmin(stacked[0], -1)]
+    return {"retrained loss": stacked, "retrained by look": best, "retrained": best[-1]}
 
 
 def _at(
-    config: Config,
-    learner: parts.Learner,
-    pair: Sequence[PyTree],
-    gamma: float,
-    batch: Callable[[int], Batch],
-    key: PRNGKeyArray,
-    exams: Sequence[Batch],
+    lesson: Lesson, pair: Sequence[PyTree], gamma: float
 ) -> dict[str, Float[np.ndarray, "exam look"]]:
     """Retrains from one gamma, and measures the loss on each text after each look."""
-    start = merged(pair, np.array([gamma, 1 - gamma]))
-    models, _ = parts.trained(config, learner, start, batch, key, config.weight.retrain)
-    loss = partial(parts.held_out_loss, learner.net)
-    return {
-        "loss": np.array([[float(loss(m, exam, config.at_once)) for m in models] for exam in exams])
-    }
+    learner, config = lesson.learner, lesson.learner.config
+    start, looks = between(pair, gamma), config.weight.retrain
+    models, _ = parts.trained(learner, start, lesson.batch, lesson.key, looks)
+    loss = lambda m, exam: float(parts.held_out_loss(learner.net, m, exam, config.at_once))  # noqa: E731
+    exams = lesson.validation, lesson.held_out
+    return {"loss": np.array([[loss(m, exam) for m in models] for exam in exams])}
+
+
+def noted(dataset: xr.Dataset, config: Config, found: Sequence[Mapping[str, Any]]) -> xr.Dataset:
+    """Adds what `sweep` has found in each replicate to a dataset, if gamma is chosen so."""
+    if RETRAINED not in config.ways:
+        return dataset
+    over = lambda name: np.stack([one[name] for one in found])  # noqa: E731
+    return dataset.assign(
+        retrained_loss=(("seed", "text", "look", "gamma"), over("retrained loss")),
+        gamma_retrained=(("seed", "look"), over("retrained by look")),
+    ).assign_coords(look=list(config.weight.retrain))

@@ -16,33 +16,28 @@ from experiments.lab.store import direct
 from experiments.measures.savings import savings
 from experiments.studies.sail_language import checkpoints, costs, data, parts, retraining
 from experiments.studies.sail_language.config import MADE_OF, RETRAINED, Config
+from experiments.studies.shared.checking import must
 from experiments.training.sharding import layout
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains the sources, chooses weights and trains on the target, stages for each replicate.
 
-    Args:
-      config: What to run. If `checkpoints` are given they are merged instead (`checkpoints.run`).
-      stage: Computes and stores a stage under its name; the default stores nothing.
+    It returns the dataset:
+    - `loss` in nats on held-out text of D_t, `(way, seed, step)`, and `accuracy`,
+      `(way, seed, when, task)`;
+    - `saved`, `compute_saved` and `compute_saved_with_sources`, `(way, seed)`: steps and shares
+      of compute that a start saves against scratch until the least loss that both reach;
+    - `gamma_loss`, `(pair, seed, text, gamma)`: the loss between two sources before training;
+    - `gamma_swept`, `(pair, seed)`, the gamma of least validation loss, and `gamma_distance`,
+      `(seed,)`, that of eq. 11;
+    - `retrained_loss`, `(seed, text, look, gamma)`: the loss after retraining from each gamma,
+      and `gamma_retrained`, `(seed, look)`, that of least validation loss then; only if the ways
+      have it;
+    - `taken`, `(seed, source)`: whether the greedy soup has taken each source;
+    - `series_loss`, `(seed, checkpoint, of)`: the losses of the first source's checkpoints.
 
-    Returns:
-      The dataset:
-      - `loss` in nats on held-out text of D_t, `(way, seed, step)`, and `accuracy`,
-        `(way, seed, when, task)`;
-      - `saved`, `compute_saved` and `compute_saved_with_sources`, `(way, seed)`: steps and shares
-        of compute that a start saves against scratch until the least loss that both reach;
-      - `gamma_loss`, `(pair, seed, text, gamma)`: the loss between two sources before training;
-      - `gamma_swept`, `(pair, seed)`, the gamma of least validation loss, and `gamma_distance`,
-        `(seed,)`, that of eq. 11;
-      - `retrained_loss`, `(seed, text, look, gamma)`: the loss after retraining from each gamma,
-        and `gamma_retrained`, `(seed, look)`, that of least validation loss then; only if the ways
-        have it;
-      - `taken`, `(seed, source)`: whether the greedy soup has taken each source;
-      - `series_loss`, `(seed, checkpoint, of)`: the losses of the first source's checkpoints.
-
-    Raises:
-      DataError: If data are missing or too few, or devices cannot share the batch.
+    It raises `DataError` if data are missing or too few, or devices cannot share the batch.
     """
     if config.checkpoints is not None:
         return checkpoints.run(config, stage)
@@ -55,23 +50,17 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         learn = partial(parts.learn_sources, config, learners, corpus, seed)
         sources = stage(f"sources, seed {seed}", learn, folder=True)
         target = learners["target"]
-        chosen = stage(
-            f"weights, seed {seed}", partial(parts.choose, config, target, corpus, sources, seed)
-        )
+        choose = partial(parts.choose, config, target, corpus, sources, seed)
+        chosen = stage(f"weights, seed {seed}", choose)
+        lesson = parts.on_target(config, target, corpus, seed)
         if RETRAINED in config.ways:
-            pair, exams = (sources["one"], sources["two"]), (corpus.validation, corpus.held_out)
-            along = parts.on_target(config, corpus, seed)
-            chosen = chosen | retraining.sweep(
-                config, stage, f"seed {seed}", target, pair, *along, exams
-            )
-        ways = {
-            way: stage(
-                f"{way}, seed {seed}",
-                partial(parts.follow, config, way, target, corpus, sources, chosen, seed),
-                folder=True,
-            )
-            for way in config.ways
-        }
+            pair = sources["one"], sources["two"]
+            chosen = chosen | retraining.sweep(stage, f"seed {seed}", lesson, pair)
+        ways = {}
+        for way in config.ways:
+            start = partial(parts.started, config, way, target, corpus, sources, chosen, seed)
+            follow = partial(parts.follow, lesson, start)
+            ways[way] = stage(f"{way}, seed {seed}", follow, folder=True)
         results.append({"series": sources["series_loss"], "chosen": chosen, "ways": ways})
     return _dataset(config, corpus, costs.costs(config, learners), results)
 
@@ -81,11 +70,8 @@ def _check(config: Config, corpus: data.Corpus) -> None:
     a, b, target = map(len, corpus.parts)
     # Called for its error alone, which names what the overlaps leave too few blocks of.
     data.sources(config, corpus, 0)
-    if config.weight.blocks > target:
-        raise ValueError(
-            f"weight.blocks must be at most {target}; got {config.weight.blocks} (parts of {a}, "
-            f"{b} and {target} blocks)"
-        )
+    few = f"be at most {target} (parts of {a}, {b} and {target} blocks)"
+    must(config, "weight.blocks", config.weight.blocks <= target, few)
     layout(config.shard).check(**{"budget.batch": config.budget.batch // config.micro_batches})
 
 
@@ -93,26 +79,23 @@ def _dataset(
     config: Config, corpus: data.Corpus, cost: costs.Costs, results: list[dict[str, Any]]
 ) -> xr.Dataset:
     """Stacks the results of the replicates and computes what each start saves."""
-    over = lambda pick: np.stack([pick(result) for result in results])  # noqa: E731
-    ways, tasks = list(config.ways), list(corpus.questions)
-    loss = np.stack([over(lambda result, w=w: result["ways"][w]["loss"]) for w in ways]).astype(
-        float
-    )
-    right = np.stack([over(lambda result, w=w: result["ways"][w]["accuracy"]) for w in ways])
+    ways, kinds, tasks = list(config.ways), config.pairs, list(corpus.questions)
+    over = lambda name: np.stack([[r["ways"][w][name] for r in results] for w in ways])  # noqa: E731
+    chosen = lambda name: np.stack([r["chosen"][name] for r in results]).astype(float)  # noqa: E731
+    of_pairs = lambda end: np.stack([chosen(f"{name}{end}") for name in kinds])  # noqa: E731
+    loss, right = over("loss").astype(float), over("accuracy").astype(float)
+    series = np.array([r["series"] for r in results], float)
     source_steps, step = config.source.steps, cost.step["target"]
     made = lambda way: sum(cost.step[parts.SHAPE[n]] for n in MADE_OF[way])  # noqa: E731
     earlier = np.array([source_steps * made(way) for way in ways]) / step
     ahead = costs.ahead(config, cost)
     saved = savings(loss, config.budget.every, ahead=ahead)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = 1 - saved.steps / saved.scratch_steps
-        with_sources = 1 - (saved.steps + earlier[:, None]) / saved.scratch_steps
-    per_seed, kinds = ("way", "seed"), config.pairs
-    chosen = lambda name: over(lambda result: result["chosen"][name]).astype(float)  # noqa: E731
+    share, with_sources = costs.share(saved), costs.share(saved, earlier[:, None])
+    per_seed = ("way", "seed")
     dataset = xr.Dataset(
         {
             "loss": ((*per_seed, "step"), loss, {"units": "nats"}),
-            "accuracy": ((*per_seed, "when", "task"), right.astype(float), {"units": "1"}),
+            "accuracy": ((*per_seed, "when", "task"), right, {"units": "1"}),
             "level": (per_seed, saved.level),
             "reached": (per_seed, saved.reached),
             "steps": (per_seed, saved.steps),
@@ -122,17 +105,11 @@ def _dataset(
             "compute_saved_with_sources": (per_seed, with_sources, {"units": "1"}),
             "ahead": ("way", ahead, {"long_name": "steps' worth of compute before training"}),
             "source_cost": ("way", earlier, {"long_name": "the same, of training the sources"}),
-            "gamma_loss": (
-                ("pair", "seed", "text", "gamma"),
-                np.stack([chosen(f"{name} loss") for name in kinds]),
-            ),
-            "gamma_swept": (("pair", "seed"), np.stack([chosen(name) for name in kinds])),
+            "gamma_loss": (("pair", "seed", "text", "gamma"), of_pairs(" loss")),
+            "gamma_swept": (("pair", "seed"), of_pairs("")),
             "gamma_distance": ("seed", chosen("distance")),
             "taken": (("seed", "source"), chosen("taken") > 0),
-            "series_loss": (
-                ("seed", "checkpoint", "of"),
-                over(lambda result: result["series"]).astype(float),
-            ),
+            "series_loss": (("seed", "checkpoint", "of"), series),
             "step_flops": ("network", list(cost.step.values())),
         },
         {
@@ -159,10 +136,4 @@ def _dataset(
             "items": config.questions.items,
         },
     )
-    if RETRAINED not in ways:
-        return dataset
-    losses, best = chosen("retrained loss"), chosen("retrained by look")
-    return dataset.assign(
-        retrained_loss=(("seed", "text", "look", "gamma"), losses),
-        gamma_retrained=(("seed", "look"), best),
-    ).assign_coords(look=list(config.weight.retrain))
+    return retraining.noted(dataset, config, [r["chosen"] for r in results])

@@ -8,9 +8,10 @@ from annotated_types import Ge
 from experiments.data.registry import ImageData
 from experiments.lab.config import Natural, Positive, Seed, Share, config, varied
 from experiments.models.resnet import Stem
+from experiments.studies.shared.checking import must
 from experiments.training.groups import Budget, Descent, LearnedMaps
 from experiments.training.sharding import Shard
-from sail_jax.checks import nearest
+from sail_jax.checks import one_of
 
 Origin = Literal["common", "own", "aligned"]
 Paradigm = Literal["supervised", "byol"]
@@ -118,61 +119,35 @@ class Config:
     the parameters ('full')."""
 
     def __post_init__(self) -> None:
-        if self.transformation not in TRANSFORMATIONS:
-            hint = nearest(self.transformation, TRANSFORMATIONS)
-            raise ValueError(f"transformation: none is called '{self.transformation}'{hint}")
+        one_of("transformation", self.transformation, TRANSFORMATIONS)
         self._check_ways()
-        every = self.budget.every
-        for field, steps in (
-            ("source_steps", self.source_steps),
-            ("budget.steps", self.budget.steps),
-        ):
-            if steps % every:
-                raise ValueError(
-                    f"{field} must be a multiple of budget.every = {every}; got {steps}"
-                )
-        self._check_sizes()
-
-    def _check_sizes(self) -> None:
-        """Checks that the large network is at least as wide and as deep as the sources."""
+        whole = f"be a multiple of budget.every = {self.budget.every}"
+        must(self, "source_steps", self.source_steps % self.budget.every == 0, whole)
+        must(self, "budget.steps", self.budget.steps % self.budget.every == 0, whole)
         small, large = self.source, self.large
-        if large.width < small.width:
-            raise ValueError(
-                f"large.width must be at least source.width = {small.width}; got {large.width}"
-            )
-        if not small.blocks or len(large.blocks) != len(small.blocks):
-            raise ValueError(
-                f"large.blocks must name as many stages as source.blocks = {small.blocks}; got "
-                f"{large.blocks}"
-            )
+        wide = f"be at least source.width = {small.width}"
+        must(self, "large.width", large.width >= small.width, wide)
+        same = small.blocks and len(large.blocks) == len(small.blocks)
+        must(self, "large.blocks", same, f"name as many stages as source.blocks = {small.blocks}")
         pairs = list(zip(small.blocks, large.blocks, strict=True))
-        if any(new < old for old, new in pairs):
-            raise ValueError(
-                f"large.blocks must be at least source.blocks = {small.blocks}; got {large.blocks}"
-            )
-        # A last block that projects cannot be repeated.
+        deep = all(new >= old for old, new in pairs)
+        must(self, "large.blocks", deep, f"be at least source.blocks = {small.blocks}")
         for stage, (old, new) in enumerate(pairs):
-            if new > old and stage > 0 and old < 2:
-                raise ValueError(
-                    f"source.blocks must be 2 or more in stage {stage}, which deepens by repeating "
-                    f"its last block, and whose first one projects; got {small.blocks}"
-                )
+            # A last block that projects cannot be repeated.
+            repeats = new == old or stage == 0 or old >= 2
+            which = f"be 2 or more in stage {stage}, which deepens by repeating its last block, and"
+            must(self, "source.blocks", repeats, f"{which} whose first one projects")
 
     def _check_ways(self) -> None:
         """Checks the names of the starts, and that scratch and sail come first."""
         if not self.supervised and not self.byol:
             raise ValueError("supervised, byol: one of them must name starts; got none")
-        for field in PARADIGMS:
-            ways = getattr(self, field)
+        for field in self.paradigms():
+            ways = self.ways(field)
             for way in ways:
-                if way not in WAYS:
-                    raise ValueError(f"{field}: no start is called '{way}'{nearest(way, WAYS)}")
-            if not ways:
-                continue
-            if len(set(ways)) < len(ways):
-                raise ValueError(f"{field} must be all different; got {', '.join(ways)}")
-            if ways[:2] != (SCRATCH, SAIL):
-                raise ValueError(f"{field} must begin with scratch, sail; got {', '.join(ways)}")
+                one_of(field, way, WAYS)
+            must(self, field, len(set(ways)) == len(ways), "be all different")
+            must(self, field, ways[:2] == (SCRATCH, SAIL), "begin with scratch, sail")
             if self.transformation in ways:
                 raise ValueError(
                     f"{field}: {self.transformation} is the transformation of sail already"
@@ -183,12 +158,8 @@ class Config:
     def network(self, *, large: bool) -> dict[str, Any]:
         """Makes the configuration of a source or of the large network.
 
-        Args:
-          large: Whether it is that of the large network.
-
-        Returns:
-          The configuration, as `experiments.models.presets.build` takes it. Its outputs are the
-          classes of the data.
+        It returns the configuration, as `experiments.models.presets.build` takes it. Its outputs
+        are the classes of the data.
         """
         sizes = self.large if large else self.source
         widths = [sizes.width * 2**s for s in range(len(sizes.blocks))]
@@ -212,9 +183,8 @@ class Config:
     def sources(self) -> list[Paradigm]:
         """Lists the kinds of training in which small networks are needed.
 
-        Returns:
-          Those of "supervised" and "byol" with a start that is made of their own small networks,
-          and those whose small networks the other kind takes for its start `other`.
+        It returns those of "supervised" and "byol" with a start that is made of their own small
+        networks, and those whose small networks the other kind takes for its start `other`.
         """
         return [
             p

@@ -10,6 +10,7 @@ from experiments.data.files import DataError
 from experiments.data.image_tasks import split
 from experiments.data.registry import OFFLINE
 from experiments.studies.sail_vision.config import Config
+from experiments.studies.shared.checking import must
 from sail_jax.proximal import pair_weight
 
 Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation of each channel
@@ -52,17 +53,6 @@ def load(config: Config) -> list[Data]:
 
     Each seed splits the digits anew. Other data have the split of their publisher, the same for all
     seeds.
-
-    Args:
-      config: Which data, and how to divide them.
-
-    Returns:
-      The images, one entry for each seed.
-
-    Raises:
-      DataError: If files are missing or damaged, naming where to get them, or the two splits differ
-        in their number of classes.
-      ValueError: If the config asks for more images than there are.
     """
     if config.data.name == OFFLINE:
         examples, n = Examples(*digits.load()), digits.EXAMPLES - config.held_out
@@ -89,11 +79,8 @@ def _data(config: Config, learn: Examples, test: Examples, classes: int) -> Data
         ("probe.neighbours", config.probe.neighbours, most),
         ("statistics", config.statistics, len(learn.labels)),
     ):
-        if value > bound:
-            raise ValueError(
-                f"{field} must be at most {bound}, as there are {len(learn.labels)} images, "
-                f"{most} for a source; got {value}"
-            )
+        few = f"as there are {len(learn.labels)} images, {most} for a source"
+        must(config, field, value <= bound, f"be at most {bound}, {few}")
     return Data(learn, parts, test, classes)
 
 
@@ -102,12 +89,10 @@ def scale(images: Num[np.ndarray, "n height width channel"]) -> Scale:
 
     Only the first 10 000 images are looked at.
 
-    Args:
-      images: Bytes, or pixels in [0, 1].
+    - `images`: bytes, or pixels in [0, 1].
 
-    Returns:
-      The means and the deviations, as tuples that can be static arguments under `jit`; deviations
-      are at least 1e-6.
+    It returns the means and the deviations, as tuples that can be static arguments under `jit`;
+    deviations are at least 1e-6.
     """
     sample = images[:10_000].astype(np.float64) / (255 if images.dtype == np.uint8 else 1)
     mean, std = sample.mean((0, 1, 2)), sample.std((0, 1, 2))
@@ -130,11 +115,7 @@ def weights(data: Data) -> Float[np.ndarray, "2"]:
     no two are equal, so that every estimate would be 1. Both parts share no class and together are
     the whole, so that the weights come out as their shares of the images.
 
-    Args:
-      data: The images of one seed.
-
-    Returns:
-      The weights of the first and the second source, of sum 1, `(2,)`.
+    It returns the weights of the first and the second source, of sum 1, `(2,)`.
 
     References:
       SAIL (Structured-Initialization Learning), Theorem 3, eq. 11.

@@ -38,13 +38,7 @@ def along(dataset: xr.Dataset, paradigm: str, way: str) -> xr.DataArray:
     What is reached sooner counts more. Steps that a start spends ahead of the training, such as on
     learning maps, delay its curve.
 
-    Args:
-      dataset: A finished run.
-      paradigm: "supervised" or "byol".
-      way: The start.
-
-    Returns:
-      The average in percent, [seed].
+    It returns the average in percent, [seed].
     """
     curve, steps = 100 * of(dataset, paradigm, "top1", way), dataset["step"].values
     delayed = steps + int(of(dataset, paradigm, "ahead", way))
@@ -55,12 +49,8 @@ def along(dataset: xr.Dataset, paradigm: str, way: str) -> xr.DataArray:
 def findings(dataset: xr.Dataset) -> list[Finding]:
     """Judges SAIL's claims about vision, each with labels and without.
 
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      The findings, "not tested" where the run lacks a training. Verdicts are not yet corrected for
-      their number.
+    It returns the findings, "not tested" where the run lacks a training. Verdicts are not yet
+    corrected for their number.
     """
     declared = [finding for p in NAMES for finding in _of_paradigm(dataset, p)]
     claim = "what SAIL's start adds to the final top-1 is more in supervised training than in BYOL"
@@ -88,30 +78,14 @@ def _of_paradigm(dataset: xr.Dataset, paradigm: str) -> list[Finding]:
     }
     if paradigm not in paradigms(dataset):
         return [_untested("4.5, Fig. 3", claim) for claim in claims.values()]
-    trained = ways(dataset, paradigm)
+    where, trained = "SAIL, 4.5, Fig. 3", ways(dataset, paradigm)
     saved = of(dataset, paradigm, "saved", "sail")
-    gain = final(dataset, paradigm, "sail") - final(dataset, paradigm, "scratch")
-    level = stated(final(dataset, paradigm, "scratch"), 1, sign=False)
-    before = along(dataset, paradigm, "sail") - along(dataset, paradigm, "scratch")
-    usual = stated(along(dataset, paradigm, "scratch"), 1, sign=False)
-    where = "SAIL, 4.5, Fig. 3"
-    declared = [
-        judged(where, claims["sooner"], PRINTED, _saved(dataset, paradigm), saved.values),
-        judged(
-            where,
-            claims["ahead"],
-            PRINTED,
-            f"{stated(before)} points, of {usual} % from scratch",
-            before.values,
-        ),
-        judged(
-            where,
-            claims["higher"],
-            PRINTED,
-            f"{stated(gain)} points, of {level} % from scratch",
-            gain.values,
-        ),
-    ]
+    declared = [judged(where, claims["sooner"], PRINTED, _saved(dataset, paradigm), saved.values)]
+    for key, measure in (("ahead", along), ("higher", final)):
+        usual = measure(dataset, paradigm, "scratch")
+        gain = measure(dataset, paradigm, "sail") - usual
+        text = f"{stated(gain)} points, of {stated(usual, 1, sign=False)} % from scratch"
+        declared.append(judged(where, claims[key], PRINTED, text, gain.values))
     others = [way for way in trained if way not in OWN]
     alone = [way for way in ("first", "second") if way in trained]
     for key, measure, rivals in (
@@ -122,9 +96,8 @@ def _of_paradigm(dataset: xr.Dataset, paradigm: str) -> list[Finding]:
         if not rivals:
             declared.append(_untested("4.5, Fig. 3", claims[key]))
             continue
-        ahead = [
-            measure(dataset, paradigm, "sail") - measure(dataset, paradigm, way) for way in rivals
-        ]
+        ours = measure(dataset, paradigm, "sail")
+        ahead = [ours - measure(dataset, paradigm, way) for way in rivals]
         # The one that SAIL is least ahead of, in the mean: every seed is compared with the same.
         least = int(np.argmin([float(margin.mean()) for margin in ahead]))
         text = f"{stated(ahead[least])} points above the best of them, {rivals[least]}"
@@ -161,14 +134,7 @@ def _saved(dataset: xr.Dataset, paradigm: str) -> str:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Ranks the starts of each kind of training by their final accuracy.
-
-    Args:
-      dataset: A finished run.
-
-    Returns:
-      A sentence for each kind of training.
-    """
+    """Ranks the starts of each kind of training by their final accuracy."""
     lines = []
     for paradigm in paradigms(dataset):
         end = final(dataset, paradigm)

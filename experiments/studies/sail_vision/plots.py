@@ -8,9 +8,9 @@ import xarray as xr
 from matplotlib.lines import Line2D
 
 from experiments.lab.bands import band
-from experiments.lab.findings import mean_and_error
 from experiments.studies.sail_vision.config import WAYS
 from experiments.studies.sail_vision.findings import OWN, final, of, paradigms, ways
+from experiments.studies.shared.panels import point, rows
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ def _heading(dataset: xr.Dataset) -> str:
 
 def _accuracy(dataset: xr.Dataset) -> "Figure":
     """Draws top-1 accuracy along training, a row for each kind of training."""
-    rows = paradigms(dataset)
-    fig, axes = style.figure(len(rows), 2, width=4.6, height=2.9, sharex=True, sharey="row")
-    for row, paradigm in zip(axes, rows, strict=True):
+    shown = paradigms(dataset)
+    fig, axes = style.figure(len(shown), 2, width=4.6, height=2.9, sharex=True, sharey="row")
+    for row, paradigm in zip(axes, shown, strict=True):
         names = ("beside its sources", "beside other transformations and merges")
         for ax, group, name in zip(row, _groups(dataset, paradigm), names, strict=True):
             looks = _looks(group)
@@ -85,9 +85,9 @@ def _legend(ax: "Axes", looks: dict[str, dict[str, Any]], paradigm: str) -> None
 
 def _loss(dataset: xr.Dataset) -> "Figure":
     """Draws the held-out loss of supervised training, and the training loss of BYOL, by start."""
-    rows = paradigms(dataset)
-    fig, axes = style.figure(1, len(rows), width=5.2, height=3.2)
-    for ax, paradigm in zip(axes[0], rows, strict=True):
+    shown = paradigms(dataset)
+    fig, axes = style.figure(1, len(shown), width=5.2, height=3.2)
+    for ax, paradigm in zip(axes[0], shown, strict=True):
         looks = _looks(ways(dataset, paradigm))
         held_out = paradigm == "supervised"
         name = "test_loss" if held_out else "train_loss"
@@ -107,10 +107,10 @@ def _loss(dataset: xr.Dataset) -> "Figure":
 
 def _final(dataset: xr.Dataset) -> "Figure":
     """Draws final accuracies and the steps saved against scratch, with a tick for each seed."""
-    rows = paradigms(dataset)
-    most = max(len(ways(dataset, paradigm)) for paradigm in rows)
-    fig, axes = style.figure(len(rows), 3, width=3.2, height=0.9 + 0.27 * most, sharey="row")
-    for row, paradigm in zip(axes, rows, strict=True):
+    shown = paradigms(dataset)
+    most = max(len(ways(dataset, paradigm)) for paradigm in shown)
+    fig, axes = style.figure(len(shown), 3, width=3.2, height=0.9 + 0.27 * most, sharey="row")
+    for row, paradigm in zip(axes, shown, strict=True):
         names = ways(dataset, paradigm)
         order = np.argsort(final(dataset, paradigm).mean("seed").values, kind="stable")
         values = {
@@ -119,15 +119,11 @@ def _final(dataset: xr.Dataset) -> "Figure":
             "steps saved to scratch's best": of(dataset, paradigm, "saved"),
         }
         for ax, (label, array) in zip(row, values.items(), strict=True):
-            mean, error = mean_and_error(array)
             for y, i in enumerate(order):
                 color = {"scratch": SCRATCH, "sail": SAIL}.get(names[i], style.INK)
-                per_seed = array.isel(way=i).values
-                ax.plot(per_seed, [y] * per_seed.size, "|", color=style.FAINT, ms=7)
-                ax.errorbar(mean[i], y, xerr=error[i], fmt="o", color=color, capsize=3, ms=5)
+                point(ax, y, array.isel(way=i), ticks=7, color=color, ms=5)
             ax.set_xlabel(label)
         row[2].axvline(0, color=style.INK, lw=0.8)
-        row[0].set_yticks(range(len(order)), [_label(names[i], paradigm) for i in order])
-        row[0].set_ylim(-0.6, len(order) - 0.4)
+        rows(row[0], [_label(names[i], paradigm) for i in order[::-1]])
     fig.suptitle(f"{_heading(dataset)} (ticks), mean ± s.e.", fontsize=10)
     return fig

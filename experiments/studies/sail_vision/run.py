@@ -20,29 +20,24 @@ from experiments.studies.sail_vision.data import Data, load, weights
 from experiments.studies.sail_vision.training import MEASURES, Learner
 from experiments.training import sharding
 
-Sources = dict[str, list[list[PyTree]]]  # [seed][source], by paradigm
+Sources = dict[str, dict[str, PyTree]]  # by paradigm, and there by "seed source"
+TRAINED = {SCRATCH: 0, "first": 1, "second": 1}  # the sources of a start; two of the others
 
 
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains the sources, makes the starts, and trains the large networks, a stage for each start.
 
-    Args:
-      config: What to run.
-      stage: Computes and stores a stage under its name; the default stores nothing.
+    It returns the dataset. Names of variables begin with "supervised_" or "byol_", followed by:
+    - the measures of `training.MEASURES` along training, `(way, seed, step)`;
+    - `train_loss`: the loss of the minibatch, `(way, seed, batch_step)`;
+    - `saved`, `reached`, `scratch_steps`, `compute` and `scratch_compute`, `(way, seed)`: what a
+      start saves against training from scratch, in steps and FLOPs until the best that both
+      reach;
+    - `sources_compute` and `ahead`, `(way,)`: FLOPs and steps that are spent before the training.
+    Beside these there is `weight`, `(seed, source)`, of the sources in SAIL's merge. The
+    attribute `paradigms` lists the kinds of training, separated by spaces.
 
-    Returns:
-      The dataset. Names of variables begin with "supervised_" or "byol_", followed by:
-      - the measures of `training.MEASURES` along training, `(way, seed, step)`;
-      - `train_loss`: the loss of the minibatch, `(way, seed, batch_step)`;
-      - `saved`, `reached`, `scratch_steps`, `compute` and `scratch_compute`, `(way, seed)`: what a
-        start saves against training from scratch, in steps and FLOPs until the best that both
-        reach;
-      - `sources_compute` and `ahead`, `(way,)`: FLOPs and steps that are spent before the training.
-      Beside these there is `weight`, `(seed, source)`, of the sources in SAIL's merge. The
-      attribute `paradigms` lists the kinds of training, separated by spaces.
-
-    Raises:
-      DataError: If data are missing or too few, or devices cannot share the batch.
+    It raises `DataError` if data are missing or too few, or devices cannot share the batch.
     """
     with refused():
         sharding.layout(config.shard).check(**{"budget.batch": config.budget.batch})
@@ -60,22 +55,17 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
     for paradigm in config.sources():
         learner = learner_of(paradigm, False)
-        trained = stage(
-            f"train {paradigm} sources", partial(_sources, config, learner, data), folder=True
-        )
-        sources[paradigm] = _paired(config, trained)
+        learn = partial(_sources, learner, data)
+        sources[paradigm] = stage(f"train {paradigm} sources", learn, folder=True)
     parts = {}
     for paradigm in config.paradigms():
         learner = learner_of(paradigm, True)
-        measured = {
-            way: stage(
-                f"train {paradigm} from {way}",
-                partial(_large, config, learner, data, sources, way),
-                folder=True,
-            )
-            for way in config.ways(paradigm)
-        }
-        parts[paradigm] = _part(config, paradigm, learner, measured)
+        measured = {}
+        for way in config.ways(paradigm):
+            learn = partial(_large, learner, data, sources, way)
+            measured[way] = stage(f"train {paradigm} from {way}", learn, folder=True)
+        costs = learner_of(paradigm, False).cost(), learner.cost()
+        parts[paradigm] = _part(config, paradigm, costs, measured)
     return _dataset(config, data, parts)
 
 
@@ -93,19 +83,16 @@ def _seed(config: Config, seed: int) -> int:
     return config.seed * config.replicates + seed
 
 
-def _sources(
-    config: Config, learner: Learner, data: list[Data], folder: Path | None
-) -> dict[str, Any]:
+def _sources(learner: Learner, data: list[Data], folder: Path | None) -> dict[str, Any]:
     """Trains both sources of every seed; returns their variables by "seed source"."""
-    out = {}
+    config, out = learner.config, {}
     for seed, seed_data in enumerate(data):
         first, own, *training = _keys(config, seed)[:4]
         # Equal keys give equal initial weights.
         starting = (first, first if config.origin == "common" else own)
         trained = []
         for i, (key, how) in enumerate(zip(starting, training, strict=True)):
-            name = f"{seed} {i}"
-            at = None if folder is None else folder / name
+            at = None if folder is None else folder / f"{seed} {i}"
             variables, _ = learner.fit(
                 learner.scratch(key), seed_data.parts[i], seed_data, how, _seed(config, seed), at
             )
@@ -116,25 +103,15 @@ def _sources(
     return out
 
 
-def _paired(config: Config, trained: Mapping[str, Any]) -> list[list[PyTree]]:
-    """Sorts the stored sources by seed: [seed][source]."""
-    return [[trained[f"{seed} {i}"] for i in range(2)] for seed in range(config.replicates)]
-
-
 def _large(
-    config: Config,
-    learner: Learner,
-    data: list[Data],
-    sources: Sources,
-    way: str,
-    folder: Path | None,
+    learner: Learner, data: list[Data], sources: Sources, way: str, folder: Path | None
 ) -> dict[str, Any]:
     """Trains the large network of every seed from one start; returns curves [seed, evaluation]."""
-    curves = []
+    config, curves = learner.config, []
     for seed, seed_data in enumerate(data):
         first, training, transforming = _keys(config, seed)[4:]
-        pairs = {paradigm: models[seed] for paradigm, models in sources.items()}
-        begin = starts.start(way, config, learner, pairs, seed_data, (first, transforming))
+        pairs = {p: [models[f"{seed} {i}"] for i in range(2)] for p, models in sources.items()}
+        begin = starts.start(way, learner, pairs, seed_data, (first, transforming))
         at = None if folder is None else folder / str(seed)
         _, curve = learner.fit(begin, seed_data.learn, seed_data, training, _seed(config, seed), at)
         curves.append(curve)
@@ -142,9 +119,12 @@ def _large(
 
 
 def _part(
-    config: Config, paradigm: Paradigm, learner: Learner, measured: Mapping[str, Any]
+    config: Config, paradigm: Paradigm, costs: tuple[float, float], measured: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Makes the variables of one kind of training, with its name as their prefix."""
+    """Makes the variables of one kind of training, with its name as their prefix.
+
+    `costs` are the FLOPs of a step of the small network and of the large one.
+    """
     ways = list(measured)
     dims = (f"{paradigm}_way", "seed")
     curves = {
@@ -156,9 +136,8 @@ def _part(
     # A step of learning maps counts as one of the large network.
     ahead = np.array([config.maps.steps if way == LIGO else 0 for way in ways])
     gain = savings(fallen, config.budget.every, ahead=ahead)
-    cost = learner.cost()
-    small = learner.cost(config.network(large=False))
-    needed = np.array([_trained(way) for way in ways])
+    small, cost = costs
+    needed = np.array([TRAINED.get(way, 2) for way in ways])
     units = {"test_loss": "nats", "train_loss": "nats" if paradigm == "supervised" else "1"}
     out: dict[str, Any] = {
         name: ((*dims, "step" if name != "train_loss" else "batch_step"), value,
@@ -179,11 +158,6 @@ def _part(
         **{f"{paradigm}_{name}": value for name, value in out.items()},
         dims[0]: (dims[0], ways),
     }
-
-
-def _trained(way: str) -> int:
-    """Counts the sources that have to be trained for a start."""
-    return {SCRATCH: 0, "first": 1, "second": 1}.get(way, 2)
 
 
 def _dataset(config: Config, data: list[Data], parts: Mapping[str, Any]) -> xr.Dataset:

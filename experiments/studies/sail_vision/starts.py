@@ -15,53 +15,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from experiments.models.resnet import ResNet
-from experiments.studies.sail_vision.config import LIGO, OTHER, SCRATCH, TRANSFORMATIONS, Config
-from experiments.studies.sail_vision.data import Data, Scale, weights
-from experiments.studies.sail_vision.training import Learner, applied, standardised
+from experiments.studies.sail_vision.config import LIGO, OTHER, SCRATCH, TRANSFORMATIONS
+from experiments.studies.sail_vision.data import Data, Examples, weights
+from experiments.studies.sail_vision.training import Learner, applied
+from experiments.studies.shared.growth_ways import by_maps, growing, rules
 from experiments.training.sail_start import brought, merged
-from sail_jax import architectures
 from sail_jax.align import weight_matching
 from sail_jax.basis.change_basis import change_basis
-from sail_jax.basis.spaces import Spec
-from sail_jax.growth import learned
-
-
-def spec_of(sizes: Mapping[str, Any], variables: PyTree) -> Spec:
-    """Builds the spec of a ResNet's variables: which feature space each of their axes lives in."""
-    return architectures.of(sizes).rules(sizes).spec(variables)
 
 
 def aligned(sizes: Mapping[str, Any], sources: Sequence[PyTree]) -> list[PyTree]:
     """Permutes the units of all sources to match those of the first one.
 
-    Args:
-      sizes: The configuration of the sources.
-      sources: Their variables.
-
-    Returns:
-      The first source as it is, and the others with their units in another order.
+    It returns the first source as it is, and the others with their units in another order.
 
     References:
       Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836).
     """
     first, *others = sources
-    spec = spec_of(sizes, first)
+    spec = rules(sizes, first)
     return [first, *(change_basis(o, spec, weight_matching(first, o, spec)) for o in others)]
 
 
 def deepened(variables: PyTree, sizes: Mapping[str, Any], new: Sequence[int]) -> PyTree:
     """Repeats the last block of each stage of a ResNet until there are as many as wanted.
 
-    Args:
-      variables: Variables of the ResNet.
-      sizes: Its configuration.
-      new: Wanted number of blocks of each stage, at least those that there are.
-
-    Returns:
-      Variables of the deeper ResNet.
+    - `new`: wanted number of blocks of each stage, at least those that there are.
     """
     was = sizes["blocks"]
     out = {}
@@ -83,16 +64,8 @@ def transformed(
 ) -> PyTree:
     """Brings one source to the depth and the width of the target.
 
-    Args:
-      variables: Variables of the source.
-      source: Its configuration.
-      target: Configuration of the target.
-      transformation: How it is widened, one of `config.TRANSFORMATIONS`.
-      key: A random key, for transformations that draw their maps.
-
-    Returns:
-      Variables of the target's shapes. BatchNorm's statistics are transformed too, and need to be
-      measured anew.
+    It returns variables of the target's shapes. BatchNorm's statistics are transformed too, and
+    need to be measured anew.
     """
     method, options = TRANSFORMATIONS[transformation]
     deep = {**source, "blocks": target["blocks"]}
@@ -102,26 +75,13 @@ def transformed(
 
 def start(
     way: str,
-    config: Config,
     learner: Learner,
     sources: Mapping[str, Sequence[PyTree]],
     data: Data,
     keys: Sequence[PRNGKeyArray],
 ) -> PyTree:
-    """Makes the variables with which a training of the large network starts.
-
-    Args:
-      way: Name of the start, one of `config.WAYS`.
-      config: The settings.
-      learner: The large network and its training.
-      sources: The trained small networks by kind of training, two of each.
-      data: The images of this seed.
-      keys: Random keys, of the initial weights and of transformations.
-
-    Returns:
-      Variables of the large network.
-    """
-    first, second = keys
+    """Makes the variables with which a training of the large network starts."""
+    config, (first, second) = learner.config, keys
     scratch = learner.scratch(first)
     if way == SCRATCH:
         return scratch
@@ -134,7 +94,7 @@ def start(
         # LiGO has one source: it gets SAIL's merge of the two
         mixed = merged(pair, jnp.asarray(weights(data), jnp.float32))
         stretched = deepened(mixed, small, large["blocks"])
-        grown = ligo(config, learner, stretched, data, second)
+        grown = ligo(learner, stretched, data, second)
         return learner.renewed(grown, data.learn.images)
     share = {"uniform_soup": [0.5, 0.5], "first": [1.0, 0.0], "second": [0.0, 1.0]}
     weight = np.asarray(share.get(way, weights(data)))
@@ -150,68 +110,35 @@ def start(
     return learner.renewed(mixed, data.learn.images)
 
 
-def ligo(
-    config: Config, learner: Learner, variables: PyTree, data: Data, key: PRNGKeyArray
-) -> PyTree:
+def ligo(learner: Learner, variables: PyTree, data: Data, key: PRNGKeyArray) -> PyTree:
     """Widens a source by maps that are learned on the new task.
 
     The loss normalises by the statistics of each batch. The running ones of the result are not
     valid and have to be measured.
 
-    Args:
-      config: The settings, with those of learning the maps.
-      learner: The large network and its training.
-      variables: The source, as deep as the large network.
-      data: The images to learn from.
-      key: A random key, for the initial maps.
-
-    Returns:
-      Variables of the large network's shapes.
-
     References:
       Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).
     """
+    config = learner.config
     # Goes round if there are fewer images than learning the maps needs.
     at = np.arange(config.maps.steps * config.budget.batch) % len(data.learn.labels)
     chosen = data.learn.where(np.random.default_rng(config.seed).permutation(at))
     shape = config.maps.steps, config.budget.batch
     batches = jax.tree.map(lambda x: jnp.asarray(x).reshape(*shape, *x.shape[1:]), chosen)
-    return _ligo(config, learner.net, learner.scale, variables, batches, key)
+    return _ligo(learner, variables, batches, key)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _ligo(
-    config: Config,
-    net: ResNet,
-    scale: Scale,
-    variables: PyTree,
-    batches: PyTree,
-    key: PRNGKeyArray,
-) -> PyTree:
+@partial(jax.jit, static_argnums=0)
+def _ligo(learner: Learner, variables: PyTree, batches: Examples, key: PRNGKeyArray) -> PyTree:
     """Learns the maps of `ligo` and applies them."""
+    config, net = learner.config, learner.net
     large = config.network(large=True)
     source = {**config.network(large=False), "blocks": large["blocks"]}
-    spec = spec_of(source, variables)
-    image = batches.images[0, :1]
-    wide = spec_of(large, jax.eval_shape(net.init, key, image))
-    sizes = {
-        space.name: wide.space(space.name).size
-        for space in spec.spaces
-        if wide.space(space.name).size != space.size
-    }
+    wide = rules(large, jax.eval_shape(net.init, key, batches.images[0, :1]))
+    spec = rules(source, variables)
 
-    def loss(grown: PyTree, batch: Any) -> jax.Array:
-        seen = standardised(batch.images, scale)
-        logits, _ = applied(net, grown["params"], grown["batch_stats"], seen)
+    def loss(grown: PyTree, batch: PyTree) -> Array:
+        logits, _ = applied(net, grown["params"], grown["batch_stats"], learner.seen(batch.images))
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels).mean()
 
-    return learned.learn_maps(
-        loss,
-        variables,
-        learned.ligo_spec(spec),
-        learned.ligo_init(spec, sizes, key),
-        learned.ligo_maps,
-        batches,
-        steps=config.maps.steps,
-        optimizer=optax.adam(config.maps.rate),
-    ).params
+    return by_maps(loss, variables, spec, growing(spec, wide), batches, config.maps.rate, key)

@@ -27,14 +27,9 @@ from experiments.models import presets
 from experiments.models.resnet import ResNet
 from experiments.studies.sail_vision.config import Config, Paradigm
 from experiments.studies.sail_vision.data import Data, Examples, Scale, scale
-from experiments.training import (
-    Optimizer,
-    State,
-    Training,
-    init,
-    sharding,
-)
+from experiments.training import Optimizer, State, Training, init, sharding
 from experiments.training.byol import Byol, Head
+from experiments.training.chunks import in_chunks
 from experiments.training.fit import Fit, curve
 from sail_jax.align import reset_statistics
 
@@ -63,10 +58,10 @@ class Learner:
       paradigm: "supervised" or "byol".
       config: The settings.
       steps: Steps of training, over which the schedules run.
-      data: Images of one seed, from which shapes and `scale` are taken for all seeds.
       net: The network.
       image: Zeros of the shape of one image, after an axis of examples.
       scale: Mean and deviation of each channel, by which images are standardised.
+      state: Makes the trainer's state before the first step, of variables and a key.
       byol: BYOL's networks around the encoder; not used in supervised training.
       training: The optimiser.
       fitting: The trainer.
@@ -76,11 +71,11 @@ class Learner:
         self, config: Config, sizes: dict[str, Any], paradigm: Paradigm, steps: int, data: Data
     ) -> None:
         self.paradigm: Paradigm = paradigm
-        self.config, self.steps, self.data = config, steps, data
+        self.config, self.steps = config, steps
         self.net = resnet(sizes)
         self.image = jnp.zeros((1, *data.learn.images.shape[1:]))
         self.scale = scale(data.learn.images)
-        self._start = jax.jit(self._state)
+        self.state = jax.jit(self._state)
         supervised = paradigm == "supervised"
         self.byol = Byol(
             partial(features, self.net),
@@ -89,28 +84,24 @@ class Learner:
             steps,
             config.contrast.target_decay,
         )
-        optimizer = (
-            config.optimizer if supervised else varied(config.optimizer, rate=config.contrast.rate)
-        )
+        optimizer = config.optimizer
+        if not supervised:
+            optimizer = varied(optimizer, rate=config.contrast.rate)
         # BYOL's encoder carries the classifier's weights along, unused
         undecayed = (*Optimizer.undecayed, "encoder/head/*")
         self.training = Training(optimizer.over(steps, undecayed=undecayed))
         loss = self._supervised if supervised else self._byol
         where = sharding.layout(config.shard)
         self.fitting = Fit(loss, self.training, where, config, config.budget.save_every)
-        self._predict = jax.jit(self._logits)
+        self._predict = jax.jit(lambda variables, x: self.net.apply(variables, self.seen(x)))
         self._features = jax.jit(self._pooled)
 
     def scratch(self, key: PRNGKeyArray) -> PyTree:
         """Draws initial variables of the ResNet."""
         return _initial(self.net, key, self.image)
 
-    def state(self, variables: PyTree, key: PRNGKeyArray) -> State:
-        """Makes the trainer's state before the first step."""
-        return self._start(variables, key)
-
     def _state(self, variables: PyTree, key: PRNGKeyArray) -> State:
-        """Makes the trainer's state; BYOL's projector and predictor are drawn at random."""
+        """Makes the state before the first step; BYOL's two heads are drawn at random."""
         first, second = jax.random.split(key)
         params, stats = variables["params"], variables["batch_stats"]
         if self.paradigm == "byol":
@@ -119,14 +110,7 @@ class Learner:
         return init(self.training, params, second, stats)
 
     def variables(self, state: State) -> PyTree:
-        """Extracts the ResNet from the trainer's state.
-
-        Args:
-          state: The state; of BYOL the encoder is taken.
-
-        Returns:
-          "params" and "batch_stats" of the ResNet.
-        """
+        """Extracts the ResNet from the trainer's state."""
         params, stats = state.params, state.mutable
         if self.paradigm == "byol":
             params, stats = params["encoder"], stats["stats"]["encoder"]
@@ -145,17 +129,12 @@ class Learner:
 
         It is measured before the first step and after every `config.budget.every` steps.
 
-        Args:
-          variables: Variables of the ResNet to start from.
-          learn: Images to train on.
-          data: Images to measure with: those to test on, and, of BYOL, those to fit classifiers on.
-          key: A random key, as in `state`.
-          seed: Seed of the order of minibatches.
-          folder: Directory for checkpoints, from which a killed training goes on; None stores none.
+        - `folder`: directory for checkpoints, from which a killed training goes on; None stores
+          none.
 
-        Returns:
-          The trained variables; and curves by name: `(evaluation,)` for all that `MEASURES` lists,
-          and "train_loss", the loss of the minibatch at each evaluation but the last.
+        It returns the trained variables; and curves by name: `(evaluation,)` for all that
+        `MEASURES` lists, and "train_loss", the loss of the minibatch at each evaluation but the
+        last.
         """
         every = self.config.budget.every
 
@@ -181,13 +160,8 @@ class Learner:
     def measure(self, variables: PyTree, data: Data) -> dict[str, float]:
         """Measures a network on the test images.
 
-        Args:
-          variables: Variables of the ResNet.
-          data: Images to test on, and, of BYOL, those to fit classifiers on.
-
-        Returns:
-          What `MEASURES` lists for this kind of training: accuracies as shares, and "test_loss" in
-          nats.
+        It returns what `MEASURES` lists for this kind of training: accuracies as shares, and
+        "test_loss" in nats.
         """
         if self.paradigm == "supervised":
             logits = self._over(self._predict, variables, data.test.images)
@@ -197,44 +171,25 @@ class Learner:
         seen = self._over(self._features, variables, data.test.images)
         linear = ridge(bank, data.learn.labels, seen, data.classes, self.config.probe.ridge)
         near = neighbours(bank, data.learn.labels, seen, data.classes, self.config.probe.neighbours)
-        return {
-            **top(linear, data.test.labels),
-            "neighbours": top(near, data.test.labels)["top1"],
-        }
+        nearest = top(near, data.test.labels)["top1"]
+        return {**top(linear, data.test.labels), "neighbours": nearest}
 
     def renewed(self, variables: PyTree, images: Num[np.ndarray, "n ..."]) -> PyTree:
         """Measures BatchNorm's running statistics anew.
 
         Those of a mix may have negative variances, and are not the statistics of the mixed network.
-
-        Args:
-          variables: Variables of the ResNet.
-          images: Images, of which the first `config.statistics` are used.
-
-        Returns:
-          The variables with new "batch_stats".
         """
         sample = images[: self.config.statistics]
-        batches = [
-            self.seen(jnp.asarray(sample[i : i + CHUNK])) for i in range(0, len(sample), CHUNK)
-        ]
+        starts = range(0, len(sample), CHUNK)
+        batches = [self.seen(jnp.asarray(sample[i : i + CHUNK])) for i in starts]
         leaves = {
             name: (f"batch_stats/{norm}/mean", f"batch_stats/{norm}/var")
             for name, norm in normalised(self.net)
         }
         return reset_statistics(variables, partial(_convolved, self.net), batches, leaves)
 
-    def cost(self, sizes: dict[str, Any] | None = None) -> float:
-        """Counts the floating-point operations of a training step.
-
-        Args:
-          sizes: Configuration of another network, trained in the same way; None for this one.
-
-        Returns:
-          The number of operations.
-        """
-        if sizes is not None:
-            return Learner(self.config, sizes, self.paradigm, self.steps, self.data).cost()
+    def cost(self) -> float:
+        """Counts the floating-point operations of a training step."""
         # Shapes suffice: nothing is computed.
         key = jax.random.key(0)
         state = jax.eval_shape(lambda: self.state(self.scratch(key), key))
@@ -248,7 +203,7 @@ class Learner:
         return standardised(images, self.scale)
 
     def _supervised(
-        self, params: PyTree, stats: PyTree, batch: Any, key: PRNGKeyArray
+        self, params: PyTree, stats: PyTree, batch: PyTree, key: PRNGKeyArray
     ) -> tuple[Array, dict[str, Array], PyTree]:
         """Computes the cross-entropy of augmented images, in the form that the trainer takes."""
         images = self.seen(augment(batch.images, key, RECIPES[self.config.augment]))
@@ -259,7 +214,7 @@ class Learner:
         return nats.mean(), {}, stats
 
     def _byol(
-        self, params: PyTree, carried: PyTree, batch: Any, key: PRNGKeyArray
+        self, params: PyTree, carried: PyTree, batch: PyTree, key: PRNGKeyArray
     ) -> tuple[Array, dict[str, Array], PyTree]:
         """Computes BYOL's loss of two augmented views, in the form that the trainer takes."""
         views = (
@@ -268,26 +223,15 @@ class Learner:
         )
         return self.byol.loss(params, carried, *views)
 
-    def _logits(self, variables: PyTree, images: Array) -> Array:
-        """Computes logits of images that are not yet standardised, under running statistics."""
-        out: Any = self.net.apply(variables, self.seen(images))
-        return out
-
     def _pooled(self, variables: PyTree, images: Array) -> Array:
-        """Computes the classifier's inputs for such images, under running statistics."""
+        """Computes the classifier's inputs for images, under running statistics."""
         stats = variables["batch_stats"]
         return features(self.net, variables["params"], stats, self.seen(images), False)[0]
 
     def _over(self, fn: Callable[..., Array], variables: PyTree, images: np.ndarray) -> np.ndarray:
-        """Applies a function to all images, in chunks of one shape, so that it is compiled once."""
+        """Applies a function to all images, some at a time."""
         size = min(CHUNK, len(images))
-        rows = []
-        for i in range(0, len(images), size):
-            chunk = images[i : i + size]
-            short = size - len(chunk)  # of the last chunk only
-            padded = np.pad(chunk, ((0, short), (0, 0), (0, 0), (0, 0)))
-            rows.append(sharding.gathered(fn(variables, padded))[: len(chunk)])
-        return np.concatenate(rows)
+        return in_chunks(lambda at: fn(variables, images[at]), np.arange(len(images)), size)
 
 
 def standardised(images: Num[Array, "*n channel"], scale: Scale) -> Float[Array, "*n channel"]:
@@ -297,14 +241,7 @@ def standardised(images: Num[Array, "*n channel"], scale: Scale) -> Float[Array,
 
 
 def resnet(sizes: dict[str, Any]) -> ResNet:
-    """Builds a ResNet.
-
-    Args:
-      sizes: Its configuration, of the type "flax_resnet".
-
-    Returns:
-      The module.
-    """
+    """Builds a ResNet."""
     net = presets.build(sizes)
     assert isinstance(net, ResNet)
     return net
@@ -313,11 +250,7 @@ def resnet(sizes: dict[str, Any]) -> ResNet:
 def normalised(net: ResNet) -> list[tuple[str, str]]:
     """Lists each convolution with the BatchNorm that normalises it.
 
-    Args:
-      net: The network.
-
-    Returns:
-      Pairs of paths (convolution, BatchNorm), from the input to the output.
+    It returns pairs of paths (convolution, BatchNorm), from the input to the output.
     """
     pairs = [("stem", "stem_bn")]
     for x, (s, b) in net.places().items():
@@ -344,7 +277,7 @@ def _convolved(net: ResNet, variables: PyTree, images: Array) -> dict[str, Array
     )
     out = {}
     for name, _ in normalised(net):
-        node: Any = caught["intermediates"]
+        node: PyTree = caught["intermediates"]
         for part in name.split("/"):
             node = node[part]
         (out[name],) = node["__call__"]
@@ -354,14 +287,9 @@ def _convolved(net: ResNet, variables: PyTree, images: Array) -> dict[str, Array
 def applied(net: ResNet, params: PyTree, stats: PyTree, images: Array) -> tuple[Array, PyTree]:
     """Applies a ResNet in training: BatchNorm normalises by the batch.
 
-    Args:
-      net: The network.
-      params: Its parameters.
-      stats: Running statistics.
-      images: Standardised images, `(n, height, width, channel)`.
+    - `images`: standardised images, `(n, height, width, channel)`.
 
-    Returns:
-      The logits `(n, class)`, and the running statistics moved towards those of the batch.
+    It returns the logits `(n, class)`, and the running statistics moved towards those of the batch.
     """
     variables = {"params": params, "batch_stats": stats}
     logits, rest = net.apply(variables, images, True, mutable=["batch_stats"])
@@ -373,15 +301,9 @@ def features(
 ) -> tuple[Float[Array, "n feature"], PyTree]:
     """Computes what the classifier reads: the last block's output, averaged over each image.
 
-    Args:
-      net: The network.
-      params: Its parameters.
-      stats: Running statistics.
-      images: Standardised images, `(n, height, width, channel)`.
-      train: Whether BatchNorm normalises by the batch and moves the running statistics.
+    - `images`: standardised images, `(n, height, width, channel)`.
 
-    Returns:
-      The features `(n, feature)`, and the running statistics, changed only if `train`.
+    It returns the features `(n, feature)`, and the running statistics, changed only if `train`.
     """
     *_, last = net.places()
     _, rest = net.apply(
@@ -400,12 +322,8 @@ def top(scores: Float[np.ndarray, "n class"], labels: Int[np.ndarray, " n"]) -> 
 
     A class that ties with the right one counts as better.
 
-    Args:
-      scores: Scores of the classes, `(n, class)`.
-      labels: The right classes, `(n,)`.
-
-    Returns:
-      The shares, as "top1" and "top5".
+    - `scores`: scores of the classes, `(n, class)`.
+    - `labels`: the right classes, `(n,)`.
 
     >>> top(np.array([[2.0, 1.0, 0.0], [1.0, 1.0, 0.0]]), np.array([0, 1]))
     {'top1': 0.5, 'top5': 1.0}
@@ -427,15 +345,12 @@ def ridge(
     The regression has a constant and minimises the mean squared error over examples plus penalty
     |w|^2. Features are standardised first, so that their scale does not matter.
 
-    Args:
-      bank: Features of the images that it is fitted on, `(n, feature)`.
-      labels: Their classes, `(n,)`.
-      seen: Features of the images to score, `(m, feature)`.
-      classes: Number of classes.
-      penalty: Coefficient of the squared weights, > 0.
+    - `bank`: features of the images that it is fitted on, `(n, feature)`.
+    - `labels`: their classes, `(n,)`.
+    - `seen`: features of the images to score, `(m, feature)`.
+    - `penalty`: coefficient of the squared weights, > 0.
 
-    Returns:
-      The scores, `(m, class)`.
+    It returns the scores, `(m, class)`.
     """
     mean, std = bank.mean(0, dtype=np.float64), bank.std(0, dtype=np.float64)
     # A unit that does not vary carries no information: it becomes 0 instead of 0 / 0.
@@ -459,16 +374,13 @@ def neighbours(
 
         score of class c = sum over neighbours of that class of exp((cosine - 1) / temperature)
 
-    Args:
-      bank: Features of the images to compare with, `(n, feature)`.
-      labels: Their classes, `(n,)`.
-      seen: Features of the images to score, `(m, feature)`.
-      classes: Number of classes.
-      count: Number of neighbours, those of the largest cosine; at most n.
-      temperature: How fast a neighbour's weight falls with its distance, > 0.
+    - `bank`: features of the images to compare with, `(n, feature)`.
+    - `labels`: their classes, `(n,)`.
+    - `seen`: features of the images to score, `(m, feature)`.
+    - `count`: number of neighbours, those of the largest cosine; at most n.
+    - `temperature`: how fast a neighbour's weight falls with its distance, > 0.
 
-    Returns:
-      The scores, `(m, class)`.
+    It returns the scores, `(m, class)`.
 
     References:
       Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, 2018

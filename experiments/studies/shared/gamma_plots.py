@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from experiments.lab.findings import mean_and_error
+from experiments.studies.shared import panels
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:
@@ -129,6 +130,5 @@ def weights(ax: "Axes", rows: Mapping[str, "xr.DataArray"], solid: int, span: np
             ax.plot(inside, [y] * len(inside), "|", color=style.FAINT, ms=7)
             ax.errorbar(mean, y, xerr=error, fmt="o" if i < solid else "D", color=color, ms=5,
                         capsize=3)  # fmt: skip
-    ax.set_yticks(range(len(rows)), list(rows)[::-1])
-    ax.set_ylim(-0.6, len(rows) - 0.4)
+    panels.rows(ax, list(rows))
     ax.set_xlim(span[0] - 0.1, span[1] + 0.1)

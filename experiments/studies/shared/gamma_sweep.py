@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from experiments.lab.config import Finite, config
 from experiments.lab.findings import mean_and_error, stated
+from experiments.studies.shared.checking import must
 from sail_jax import proximal
 from sail_jax.distances import Distance, median_distance
 from sail_jax.distances import mmd as one_mmd
@@ -44,10 +45,8 @@ class Line:
     """Largest gamma."""
 
     def __post_init__(self) -> None:
-        if self.largest <= self.smallest:
-            raise ValueError(
-                f"largest must be above smallest = {self.smallest}; got {self.largest}"
-            )
+        beyond = self.largest > self.smallest
+        must(self, "largest", beyond, f"be above smallest = {self.smallest}")
 
     def values(self) -> np.ndarray:
         """Lists the values of gamma.

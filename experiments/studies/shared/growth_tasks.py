@@ -3,7 +3,7 @@
 `growth_ways` makes the large networks that `train` starts from.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.linen.module import InterceptorContext
 from jaxtyping import Array, ArrayLike, Float, PRNGKeyArray, PyTree
 
 from experiments.data import image_tasks, text
@@ -92,13 +93,10 @@ class Masked(NamedTuple):
     def view(self, variables: PyTree, mask: ArrayLike) -> tuple[PyTree, Array | None]:
         """Applies the mask to the parameters of the large network.
 
-        Args:
-          variables: The variables of the large network.
-          mask: How far new units are brought in, from 0 (absent) to 1 (fully there).
+        - `mask`: how far new units are brought in, from 0 (absent) to 1 (fully there).
 
-        Returns:
-          The variables under the mask; and the weight of each unit in a LayerNorm of the residual
-          stream, of shape (width,), or None if no space that grows is normalised by one.
+        It returns the variables under the mask; and the weight of each unit in a LayerNorm of the
+        residual stream, of shape (width,), or None if no space that grows is normalised by one.
         """
         maps = self.maps
         stream = [n for n in maps if "layernorm" in self.spec.space(n).nonlinearity.split()]
@@ -186,7 +184,11 @@ def draw(net: nn.Module, data: Data, key: PRNGKeyArray, count: int) -> Batch:
 
 
 def evaluate(
-    net: nn.Module, variables: PyTree, batch: Batch, train: bool = False, weights: Any = None
+    net: nn.Module,
+    variables: PyTree,
+    batch: Batch,
+    train: bool = False,
+    weights: Array | None = None,
 ) -> tuple[Float[Array, ""], PyTree]:
     """Computes the mean cross-entropy of a network on a batch.
 
@@ -212,7 +214,13 @@ def evaluate(
     return losses.mean(), rest
 
 
-def _masked_norm(weights: Any, call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+def _masked_norm(
+    weights: Array | None,
+    call: Callable[..., PyTree],
+    args: Sequence[Array],
+    kwargs: Mapping[str, PyTree],
+    context: InterceptorContext,
+) -> PyTree:
     """Replaces a call of a LayerNorm by one that weights the units, if there are weights."""
     if weights is None or not isinstance(context.module, nn.LayerNorm):
         return call(*args, **kwargs)

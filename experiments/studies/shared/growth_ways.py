@@ -3,13 +3,13 @@
 They call `sail_jax.growth`; `growth_tasks.train` trains what they return.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import optax
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from experiments.models.presets import build
 from experiments.studies.shared.growth_tasks import ADAM, Data, Masked, draw, evaluate, init
@@ -40,6 +40,7 @@ DEPTH: dict[str, tuple[str, dict[str, Any]]] = {
 OWN_LAW = ("aki", "sail_svd")  # what they do to parameters is not (only) a change of basis
 LAYERS = "block_{i}"  # how a GPT lists them
 LAYERS_OF = f"params/{LAYERS}"
+Frozen = tuple[tuple[str, Any], ...]
 
 
 class Grown(NamedTuple):
@@ -73,7 +74,15 @@ def restarted(variables: PyTree) -> Grown:
 
 
 def rules(sizes: Mapping[str, Any], variables: PyTree) -> Spec:
-    """Finds the feature spaces of a network's parameters."""
+    """Finds the feature spaces of a network's parameters.
+
+    Args:
+      sizes: The network's configuration.
+      variables: Its variables, or their shapes.
+
+    Returns:
+      The spec.
+    """
     return architectures.of(sizes).rules(sizes).spec(variables)
 
 
@@ -91,19 +100,9 @@ def shapes(sizes: Mapping[str, Any], data: Data) -> PyTree:
 
 
 def masked(source: Mapping[str, Any], target: Mapping[str, Any], data: Data) -> Masked:
-    """Finds which spaces grow between two networks of equal depth.
-
-    Args:
-      source: The small network's configuration.
-      target: The large network's configuration.
-      data: The data that they learn from.
-
-    Returns:
-      The small network's spec, and the new sizes of the spaces that grow.
-    """
+    """Finds which spaces grow between two networks of equal depth."""
     before, after = (rules(sizes, shapes(sizes, data)) for sizes in (source, target))
-    pairs = [(space.name, after.space(space.name).size) for space in before.spaces]
-    return Masked(before, tuple((n, new) for n, new in pairs if new != before.space(n).size))
+    return Masked(before, tuple(growing(before, after).items()))
 
 
 def grow(
@@ -134,32 +133,19 @@ def grow(
       Where the large network's training starts.
     """
     if method == MSG:
-        return _msg(variables, state, source, target, data, key, move=move)
+        # Masked structural growth (Yao et al. 2023): random new units, absent at first. Padding
+        # makes them zero; they get random weights, which the mask hides at first.
+        ramped = masked(source, target, data)
+        wide = change_basis(variables, ramped.spec, ramped.maps)
+        wide = growth.fresh_units(wide, ramped.spec, ramped.maps, key)
+        grown = restarted(wide)._replace(masked=ramped, exact=True)
+        return _carried(grown, state, ramped.spec, ramped.maps) if move else grown
     name, options = (WIDTH | DEPTH)[method]
     large, plan = networks.grow(variables, source, target, name, key=key, **options)
     grown = restarted(large)._replace(exact=not plan.report.lost)
     if move and method in WIDTH and method not in OWN_LAW:
         return _carried(grown, state, plan.spec, plan.maps)
     return grown
-
-
-def _msg(
-    variables: PyTree,
-    state: PyTree,
-    source: Mapping[str, Any],
-    target: Mapping[str, Any],
-    data: Data,
-    key: PRNGKeyArray,
-    *,
-    move: bool,
-) -> Grown:
-    """Masked structural growth (Yao et al. 2023): random new units, absent at first."""
-    ramped = masked(source, target, data)
-    # Padding makes the new units zero. They get random weights, which the mask hides at first.
-    wide = change_basis(variables, ramped.spec, ramped.maps)
-    wide = growth.fresh_units(wide, ramped.spec, ramped.maps, key)
-    grown = restarted(wide)._replace(masked=ramped, exact=True)
-    return _carried(grown, state, ramped.spec, ramped.maps) if move else grown
 
 
 def _carried(grown: Grown, state: PyTree, spec: Spec, maps: Mapping[str, SpaceMap]) -> Grown:
@@ -213,17 +199,17 @@ def learn(
     return restarted(_learn(how, _frozen(source), _frozen(target), variables, data, key))
 
 
-def _frozen(sizes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def _frozen(sizes: Mapping[str, Any]) -> Frozen:
     """The configuration as nested tuples, which are hashable and so can be static under jit."""
     return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in sizes.items())
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _learn(
-    how: Learning, source: Any, target: Any, variables: PyTree, data: Data, key: PRNGKeyArray
+    how: Learning, small: Frozen, large: Frozen, variables: PyTree, data: Data, key: PRNGKeyArray
 ) -> PyTree:
     """`learn`, compiled: the variables of the large network."""
-    source, target = dict(source), dict(target)
+    source, target = dict(small), dict(large)
     net, (first, second) = build(target), jax.random.split(key)
     deepens = target.get("layers") != source.get("layers")
     if deepens:
@@ -232,26 +218,66 @@ def _learn(
     else:
         ramped = masked(source, target, data)
         spec, new = ramped.spec, dict(ramped.sizes)
-    if how.way == "ligo":
-        free_spec, maps = learned.ligo_spec(spec), learned.ligo_maps
-        free = learned.ligo_init(spec, new, first)
-    else:
-        free_spec, maps = learned.sail_spec(spec), learned.sail_maps
-        free = learned.sail_init(variables, spec, new, key=first)
     keys = jax.random.split(second, how.steps)
     batches = jax.vmap(lambda k: draw(net, data, k, how.batch))(keys)
     unstacked = lambda v: growth.unstack_layers(v, LAYERS_OF) if deepens else v  # noqa: E731
-    got = learned.learn_maps(
-        lambda grown, batch: evaluate(net, unstacked(grown), batch)[0],
-        variables,
-        free_spec,
-        free,
-        maps,
-        batches,
-        steps=how.steps,
-        optimizer=optax.adam(how.rate),
-    )
-    return unstacked(got.params)
+    loss = lambda grown, batch: evaluate(net, unstacked(grown), batch)[0]  # noqa: E731
+    return unstacked(by_maps(loss, variables, spec, new, batches, how.rate, first, way=how.way))
+
+
+def by_maps(
+    loss: Callable[[PyTree, Any], Array],
+    variables: PyTree,
+    spec: Spec,
+    new: Mapping[str, int],
+    batches: PyTree,
+    rate: float,
+    key: PRNGKeyArray,
+    way: str = "ligo",
+) -> PyTree:
+    """Grows a network by maps that minimise the large network's loss, learned by Adam.
+
+    Args:
+      loss: The large network's loss: `(variables, batch) -> scalar`.
+      variables: The small network's variables.
+      spec: Their axes.
+      new: The new size of each space that grows, as of `growing`.
+      batches: The minibatches of all steps, leaves `(step, ...)`.
+      rate: Adam's learning rate.
+      key: The key of the initial maps.
+      way: How the maps are parametrised, "ligo" or "sail".
+
+    Returns:
+      The variables of the large network.
+
+    References:
+      Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).
+    """
+    if way == "ligo":
+        free_spec, maps = learned.ligo_spec(spec), learned.ligo_maps
+        free = learned.ligo_init(spec, dict(new), key)
+    else:
+        free_spec, maps = learned.sail_spec(spec), learned.sail_maps
+        free = learned.sail_init(variables, spec, dict(new), key=key)
+    steps = len(jax.tree.leaves(batches)[0])
+    adam = optax.adam(rate)
+    return learned.learn_maps(
+        loss, variables, free_spec, free, maps, batches, steps=steps, optimizer=adam
+    ).params
+
+
+def growing(before: Spec, after: Spec) -> dict[str, int]:
+    """Finds the spaces that grow between two networks of equal depth.
+
+    Args:
+      before: The axes of the small network.
+      after: Those of the large one.
+
+    Returns:
+      The new size of each space whose size is another.
+    """
+    sizes = {space.name: after.space(space.name).size for space in before.spaces}
+    return {name: size for name, size in sizes.items() if size != before.space(name).size}
 
 
 def stacked(sizes: Mapping[str, Any], variables: PyTree) -> Spec:

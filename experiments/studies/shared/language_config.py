@@ -11,6 +11,7 @@ from experiments.data import text
 from experiments.lab.config import Natural, config
 from experiments.models import presets
 from experiments.studies.shared import language_training as training
+from experiments.studies.shared.checking import must
 from experiments.training.mup import Scales, scales
 from sail_jax import architectures
 from sail_jax.basis.spaces import Spec
@@ -41,24 +42,19 @@ class Model:
 
     def __post_init__(self) -> None:
         if self.preset is None:
-            if self.width % (2 * self.heads):
-                raise ValueError(
-                    f"heads must divide width = {self.width} into heads of an even size; got "
-                    f"{self.heads}"
-                )
-        elif self.context > (most := presets.config(self.preset)["context"]):
-            raise ValueError(
-                f"context must be at most {most}, the positions of {self.preset}; got "
-                f"{self.context}"
-            )
-        if self.mup is not None:
-            sizes = self.network()
-            for name in ("heads", "hidden"):
-                if sizes[name] * self.mup % sizes["width"]:
-                    raise ValueError(
-                        f"mup must leave whole {name}, of {sizes[name]} at width "
-                        f"{sizes['width']}; got {self.mup}"
-                    )
+            even = self.width % (2 * self.heads) == 0
+            must(self, "heads", even, f"divide width = {self.width} into heads of an even size")
+        else:
+            most = presets.config(self.preset)["context"]
+            few = self.context <= most
+            must(self, "context", few, f"be at most {most}, the positions of {self.preset}")
+        if self.mup is None:
+            return
+        sizes = self.network()
+        for name in ("heads", "hidden"):
+            whole = sizes[name] * self.mup % sizes["width"] == 0
+            of = f"whole {name}, of {sizes[name]} at width {sizes['width']}"
+            must(self, "mup", whole, f"leave {of}")
 
     def network(self, dropout: float | None = None) -> dict[str, Any]:
         """Makes the configuration of the network.

@@ -90,14 +90,10 @@ class Corpus(NamedTuple):
     def batch(self, step: int, *, seed: int, size: int) -> Batch:
         """Gathers the minibatch of a pre-training step.
 
-        Args:
-          step: Number of the step, from 0.
-          seed: Seed of the order of blocks.
-          size: Sequences of the minibatch.
+        - `step`: number of the step, from 0.
 
-        Returns:
-          The sequences, `(size, context + 1)`. They depend on the arguments alone, so that a
-          training can go on anywhere.
+        It returns the sequences, `(size, context + 1)`. They depend on the arguments alone, so that
+        a training can go on anywhere.
         """
         windows = tokens.batch(
             self.text.train, step, seed=seed, size=size, context=self.context, chosen=self.usual[0]
@@ -113,11 +109,7 @@ class Corpus(NamedTuple):
 
         Frequencies are counted in the text to learn from, with one added to each count.
 
-        Args:
-          batch: Sequences; all tokens but the first of each count, scored or not.
-
-        Returns:
-          The mean negative log-likelihood in nats per token.
+        It returns the mean negative log-likelihood in nats per token.
         """
         counts = np.ones(self.text.vocab)
         for start in range(0, len(self.text.train), tokens.CHUNK):
@@ -352,12 +344,6 @@ def rotated(sequences: Int32[np.ndarray, "*any"]) -> Int32[np.ndarray, "*any"]:
     """Moves every letter 13 places on in the alphabet, in the tokens of `experiments.data.text`.
 
     Applied twice it is the identity.
-
-    Args:
-      sequences: Tokens of any shape.
-
-    Returns:
-      Tokens of the same shape.
 
     >>> bytes(rotated(text.encode(b"import sys").astype(np.int32)).astype(np.uint8) + 32)
     b'vzcbeg flf'

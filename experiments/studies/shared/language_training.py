@@ -6,17 +6,14 @@ The networks stand along a leading axis of all parameters and are trained by the
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, PyTree
 
 from experiments.data import choices
@@ -25,104 +22,10 @@ from experiments.models.next_token import token_losses
 from experiments.studies.shared.language_tasks import Batch
 from experiments.training import Training, sharding
 from experiments.training.fit import Fit
-from experiments.training.step import State
+from experiments.training.sharding import Layout
+from experiments.training.sharding import layout as layout
 
-Shard = Literal[sharding.Shard, "members"]
-
-
-class Layout(NamedTuple):
-    """How devices share the training of several members.
-
-    Either each member's minibatch is shared out by examples, as that of a single training would be.
-    Or the members are shared out; if their number is no multiple of that of devices, some are
-    trained twice.
-
-    Attributes:
-      one: The layout of a single training.
-      by_member: Whether members are shared out.
-    """
-
-    one: sharding.Layout
-    by_member: bool
-
-    def check(self, **batches: int) -> None:
-        """Checks that devices can share the examples of every minibatch."""
-        if not self.by_member:
-            self.one.check(**batches)
-
-    def filled(self, some: Sequence[Any]) -> list[Any]:
-        """Repeats members until their number is a multiple of the number of devices."""
-        devices = self.one.mesh.size if self.one.mesh is not None and self.by_member else 1
-        return [some[k % len(some)] for k in range(devices * math.ceil(len(some) / devices))]
-
-    def _leading(self, tree: PyTree) -> PyTree:
-        """Makes shardings that share out the leading axis of all arrays; scalars are replicated."""
-        mesh = self.one.mesh
-        assert mesh is not None
-        return jax.tree.map(
-            lambda x: NamedSharding(mesh, P(sharding.AXIS) if x.ndim else P()), tree
-        )
-
-    def shardings(self, state: State) -> State | None:
-        """Makes the shardings of the trainer's state.
-
-        Args:
-          state: The state of all members, or its shapes.
-
-        Returns:
-          A sharding for each array; None on one device.
-        """
-        if self.one.mesh is None or not self.by_member:
-            return self.one.shardings(state)
-        spread = {k: self._leading(getattr(state, k)) for k in ("params", "opt_state")}
-        return sharding.replicated(self.one.mesh, state)._replace(**spread)
-
-    def lay(self, state: State) -> State:
-        """Puts the trainer's state where the step expects it."""
-        where = self.shardings(state)
-        return state if where is None else sharding.place(state, where)
-
-    def spread(self, *trees: PyTree) -> tuple[PyTree, ...]:
-        """Puts arrays with a leading axis of members on the devices.
-
-        Args:
-          *trees: Trees of arrays `(member, ...)`.
-
-        Returns:
-          The trees on their devices.
-        """
-        if self.one.mesh is None or not self.by_member:
-            return self.one.lay(trees)
-        return sharding.place(trees, self._leading(trees))
-
-    def place(self, batch: Batch) -> PyTree:
-        """Puts a minibatch where the step expects it.
-
-        Args:
-          batch: Sequences `(example, member, ...)`.
-
-        Returns:
-          The minibatch on its devices.
-        """
-        if self.one.mesh is None or not self.by_member:
-            return self.one.place(batch)
-        where = NamedSharding(self.one.mesh, P(None, sharding.AXIS))
-        put = lambda x: jax.make_array_from_callback(x.shape, where, lambda index: x[index])  # noqa: E731
-        return jax.tree.map(put, batch)
-
-
-def layout(shard: Shard) -> Layout:
-    """Chooses how devices share the training of several members.
-
-    Args:
-      shard: "members" to share these, "data" their examples, "full" examples and parameters, or
-        "no".
-
-    Returns:
-      The layout over all devices; if there is one device or `shard` is "no", that of one device.
-    """
-    inner = sharding.layout("data" if shard == "members" else shard)
-    return Layout(inner, shard == "members" and inner.mesh is not None)
+Shard = sharding.Several
 
 
 def unstacked(tree: PyTree, count: int) -> list[PyTree]:
@@ -213,7 +116,7 @@ def own_losses(
     """
     if isinstance(held_out, Batch):
         return each_nll(net, params, held_out, at_once)
-    apply: Any = lambda tokens: net.apply({"params": params}, tokens)  # noqa: E731
+    apply = lambda tokens: jnp.asarray(net.apply({"params": params}, tokens))  # noqa: E731
     scores = choice_scores.normalised(apply, held_out, batch_size=at_once)
     return choices.class_losses(scores, jnp.asarray(held_out.answer))
 

@@ -18,7 +18,8 @@ from experiments.lab.config import varied
 from experiments.models.mlp import MLP
 from experiments.models.resnet import ResNet
 from experiments.studies.cross_task_linearity import answers, models, parts
-from experiments.studies.cross_task_linearity.models import Batch, Descent
+from experiments.studies.cross_task_linearity.config import Network
+from experiments.studies.cross_task_linearity.models import Batch
 from experiments.studies.cross_task_linearity.runs import Runs
 from theory.linearity import product_gap
 
@@ -213,8 +214,8 @@ def test_padding_is_never_drawn_and_digits_are_learned():
     learn, test = (jax.tree.map(lambda x: x[0], models.pick(POOL, "classes 0-1", x)) for x in index)
     padded = Batch(*(np.concatenate([x, np.full_like(x, 9)]) for x in learn))
     start, key = _init(TWO, 0), jax.random.key_data(jax.random.key(1))
-    descent = Descent(60, 32, 0.9)
-    found = [models.train(TWO, start, x, 100, key, 0.05, descent) for x in (learn, padded)]
+    how = Network(widths=TWO.widths, steps=60, batch=32, rate=0.05, momentum=0.9)
+    found = [models.train(TWO, start, x, 100, key, 0.05, how) for x in (learn, padded)]
     jax.tree.map(np.testing.assert_array_equal, *found)
     assert models.accuracy(TWO, found[0], test) > 0.9
 

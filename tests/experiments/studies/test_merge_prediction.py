@@ -123,7 +123,7 @@ def test_tasks_of_text_are_ranges_of_what_they_say():
 def test_outcomes_and_probes_are_of_the_merge(tiny):
     """The first merge, by hand."""
     config = mp.presets["tiny"]
-    family, data = tasks.load("images", config.seed, config.data, config.train, config.text, EACH)
+    family, data = run.load("images", config)
     key = jax.random.fold_in(jax.random.key(config.seed), 0)
     trained = run._train(config, family, data, key)
     merges, _ = run._merges(config, family, 0)[2]

@@ -29,6 +29,7 @@ from experiments.studies.sail_diffusion.networks import (
     WAYS,
     Networks,
     Projector,
+    Way,
     align_loss,
     encoded,
     repa_loss,
@@ -37,6 +38,7 @@ from experiments.studies.sail_diffusion.networks import (
 from experiments.studies.sail_diffusion.sampling import Sampler, integrate, interpolate, sample
 from experiments.studies.sail_diffusion.training import Laboratory, unoptimised
 from experiments.training import sharding
+from experiments.training.fit import Fit
 from sail_jax.cli import main as cli
 from sail_jax.trees import leaf_paths
 
@@ -60,17 +62,17 @@ def _drawn(rng, init, *args):
 
 @pytest.mark.slow
 def test_classifiers_of_a_repetition_draw_alone(lab, monkeypatch):
-    drawn = {}
+    drawn = []
 
-    def trained(kind, loss, training, start, batch, *_):
-        drawn[kind] = batch(0)["labels"], jax.random.key_data(start.key)
+    def trained(fit, start, batch, *_):
+        drawn.append((batch(0)["labels"], jax.random.key_data(start.key)))
         raise StopIteration
 
-    monkeypatch.setattr(lab, "_train", trained)
+    monkeypatch.setattr(Fit, "run", trained)
     for kind in ("measure", "encoder"):
         with pytest.raises(StopIteration):
             lab.classifier(kind, np.arange(100), 0, None)
-    for one, other in zip(*drawn.values(), strict=True):
+    for one, other in zip(*drawn, strict=True):
         assert not np.array_equal(one, other)
 
 
@@ -231,7 +233,7 @@ def test_the_terms_by_hand(lab, loss):
 
 @pytest.mark.slow
 def test_the_alignment_phase_leaves_later_blocks_and_the_head(lab, loss):
-    _, _, grads = loss[0](lab.networks.weights(None, 0.5, 0.5))
+    _, _, grads = loss[0](lab.networks.weights(Way(align=True), 0, 1, velocity=0))
     moved = {
         path
         for path, leaf in zip(leaf_paths(grads), jax.tree.leaves(grads), strict=True)
@@ -321,7 +323,7 @@ def test_the_tiny_run():
 
 
 BAD = {
-    "ways: none is called 'sial'": {"ways": ("sit", "repa", "sial")},
+    "ways: expected one of 'sit', 'repa', ": {"ways": ("sit", "repa", "sial")},
     "ways must hold 'sit' and 'repa'": {"ways": ("sit", "sail")},
     "ways must be one or more values, all different": {"ways": ("sit", "repa", "sit")},
     "budget.steps must be a multiple of 8; got 100": {"budget": {"steps": 100}},

@@ -401,10 +401,10 @@ config = varied(sl.presets["tiny"], shard="full")
 corpus, key = data.load(config), parts.keys(config, 0)
 use = parts.learner(config, config.network("target", 97), config.budget.steps)
 start = parts.initial(use.net, key["scratch"])
-batch, key = parts.on_target(config, corpus, 0)
+lesson = parts.on_target(config, use, corpus, 0)
 look = lambda m: {"held_out": float(parts.held_out_loss(use.net, m, corpus.held_out, 8))}
-what = batch, key, (config.budget.steps,), None, look
-np.save(sys.argv[1], parts.trained(config, use, start, *what)[1]["held_out"])
+what = lesson.batch, lesson.key, (config.budget.steps,), None, look
+np.save(sys.argv[1], parts.trained(use, start, *what)[1]["held_out"])
 """
 
 
@@ -427,7 +427,8 @@ def test_eq_3_is_the_loss_after_training_from_each_gamma(corpus, monkeypatch):
         ways=("scratch", "distance", "sweep", "retrained"),
         weight={"gammas": 4, "retrain": (10, 20)},
     )
-    use = parts.learners(TINY, text.VOCAB)
+    compiled = parts.learners(TINY, text.VOCAB)
+    use = {name: learner._replace(config=config) for name, learner in compiled.items()}
     monkeypatch.setattr(parts, "learners", lambda *_: use)
     names = []
 
@@ -438,7 +439,8 @@ def test_eq_3_is_the_loss_after_training_from_each_gamma(corpus, monkeypatch):
     found, target = sl.run(config, stage), use["target"]
     assert len(names) == len(set(names)) == 3 * (2 + 4 + 4)
     sources = parts.learn_sources(config, use, corpus, 1, None)
-    batch, key = parts.on_target(config, corpus, 1)
+    lesson = parts.on_target(config, target, corpus, 1)
+    batch, key = lesson.batch, lesson.key
 
     def look(variables):
         exams = {"validation": corpus.validation, "held out": corpus.held_out}
@@ -448,7 +450,7 @@ def test_eq_3_is_the_loss_after_training_from_each_gamma(corpus, monkeypatch):
 
     for gamma in (-1.0, 1.0):
         start = merged([sources["one"], sources["two"]], np.array([gamma, 1 - gamma]))
-        _, seen = parts.trained(config, target, start, batch, key, (20,), None, look)
+        _, seen = parts.trained(target, start, batch, key, (20,), None, look)
         for name, values in seen.items():
             ours = found["retrained_loss"].sel(seed=1, text=name, gamma=gamma)
             np.testing.assert_allclose(ours, values[1:], rtol=10 * EPS**0.5)

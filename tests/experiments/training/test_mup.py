@@ -156,7 +156,7 @@ def test_own_rates_of_parameters_are_checked_and_spare_weight_decay():
     near = {"rtol": float(jnp.finfo(jnp.float32).eps) / 0.001}
     np.testing.assert_allclose(found["a"]["kernel"], -0.5 * (0.25 + 0.1), **near)
     np.testing.assert_allclose(found["b"]["kernel"], -0.5 * (1 + 0.1), **near)
-    with pytest.raises(ValueError, match=r"rates must be finite and >= 0; got -1.0 for a"):
+    with pytest.raises(ValueError, match=r"rates.* must be at least 0; got -1.0"):
         Optimizer(Schedule(0.5, 9), rates=(("a", -1.0),))
     unknown = Optimizer(Schedule(0.5, 9), rates=(("c/kernel", 1.0),)).transformation()
     with pytest.raises(ValueError, match=r"rates: no parameter has the path 'c/kernel'"):

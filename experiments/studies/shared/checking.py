@@ -1,0 +1,19 @@
+"""Checks of configs that concern several of their fields at once."""
+
+from operator import attrgetter
+
+
+def must(config: object, field: str, holds: object, do: str) -> None:
+    """Checks one field of a config beside others.
+
+    Args:
+      config: The config.
+      field: The field, with the group that it is in: "budget.steps".
+      holds: Whether the field is allowed.
+      do: What it must do, for the message: "be above 3".
+
+    Raises:
+      ValueError: If it is not allowed: "FIELD must DO; got VALUE".
+    """
+    if not holds:
+        raise ValueError(f"{field} must {do}; got {attrgetter(field)(config)}")
