@@ -1,4 +1,4 @@
-"""Names that were changed: the former ones work for one more release, and warn with the new ones."""
+"""Names that were changed: for one more release the former ones work, and warn."""
 
 # Whatever this imports, every command does before it can handle signals.
 import sys
