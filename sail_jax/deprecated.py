@@ -62,8 +62,11 @@ def renamed(*, until: str, **names: str) -> "Callable[[Callable[P, T]], Callable
     >>> @renamed(until="99.0", ratio="density")
     ... def trim(density: float) -> float:
     ...     return density
-    >>> trim(ratio=0.5)  # with a DeprecationWarning
+    >>> with warnings.catch_warnings(record=True, action="always") as seen:
+    ...     trim(ratio=0.5)
     0.5
+    >>> print(seen[0].message)
+    ratio of sail_jax.deprecated.trim is now density; the old name goes in 99.0
     """
     import functools
 
