@@ -20,7 +20,7 @@ from sail_jax.cli.options import Parser, UsageError, flag
 from sail_jax.cli.progress import fitted, say, show
 from sail_jax.cli.stopping import stop_on_signals, taken_leave
 from sail_jax.cli.table import COMMANDS
-from sail_jax.disk import RefusedError, StoreError
+from sail_jax.disk import StoreError
 
 
 def _help() -> str:
@@ -156,7 +156,7 @@ def _reported(argv: Sequence[str], alone: bool) -> int:
         return int(exc.code or 0)
     except (UsageError, StoreError) as exc:
         say(fitted(f"sail-jax: error: {exc}"))
-        return 2 if isinstance(exc, (UsageError, RefusedError, ValueError)) else 1
+        return exc.code
     # What reads our output has seen enough, as `head` has.
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

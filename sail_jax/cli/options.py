@@ -36,7 +36,9 @@ __all__ = [
 
 
 class UsageError(Exception):
-    """The command line asks for something that does not exist or does not fit; exit code 2."""
+    """The command line asks for something that does not exist or does not fit."""
+
+    code = 2
 
 
 class Parser(argparse.ArgumentParser):
@@ -95,8 +97,7 @@ def on_inputs(
 ) -> Callable[[Parser, Sequence[str]], int]:
     """Makes the `main` of a command whose ValueErrors are all about what the user gave.
 
-    Such an error becomes a `UsageError` (one line, exit code 2) and a `MergeError` of a merge that
-    was under way becomes a `StoreError` (one line, exit code 1).
+    Such an error becomes a `UsageError`. A `StoreError` passes as it is.
 
     Args:
       add_arguments: Adds the command's arguments to the parser.
@@ -109,16 +110,11 @@ def on_inputs(
     def main(parser: Parser, argv: Sequence[str]) -> int:
         add_arguments(parser)
         args = parser.read(argv)
-        from sail_jax.checkpoint.engine.errors import MergeError
-
         try:
             return run(args)
-        # A merge that is refused before it starts is both this and a `MergeError`. It passes as it
-        # is.
+        # Many of them are ValueErrors, too.
         except StoreError:
             raise
-        except MergeError as exc:
-            raise StoreError(str(exc)) from exc
         except ValueError as exc:
             raise UsageError(str(exc)) from exc
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sail_jax.checkpoint.contents.layers import role
-from sail_jax.checkpoint.engine.executor import execute
+from sail_jax.checkpoint.executor import execute
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
 from sail_jax.checkpoint.formats.folders import admit

@@ -14,8 +14,7 @@ import numpy as np
 
 from sail_jax.align.blocks import change_blocks
 from sail_jax.basis.certificate import Verdict
-from sail_jax.checkpoint.engine.errors import MergeError
-from sail_jax.checkpoint.engine.executor import CONSTANT, Limits, limits, resident
+from sail_jax.checkpoint.executor import CONSTANT, Limits, MergeError, limits, resident
 from sail_jax.checkpoint.formats import hub
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.folders import admit

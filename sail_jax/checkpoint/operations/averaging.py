@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from sail_jax.checkpoint.engine.executor import limits
+from sail_jax.checkpoint.executor import limits
 from sail_jax.checkpoint.formats import rewritten, runs
 from sail_jax.checkpoint.formats.extras import carried
 from sail_jax.checkpoint.formats.files import CheckpointError

@@ -9,7 +9,7 @@ from sail_jax.cli.merge_report.pages import page
 from sail_jax.cli.merge_report.record import SCHEMA, as_json
 
 if TYPE_CHECKING:
-    from sail_jax.checkpoint.engine.executor import Record
+    from sail_jax.checkpoint.executor import Record
     from sail_jax.checkpoint.planning.plan import Plan
 
 __all__ = ["FILES", "admit", "write"]

@@ -16,7 +16,7 @@ import numpy as np
 from sail_jax.checkpoint.contents.layers import is_early, position, role
 
 if TYPE_CHECKING:
-    from sail_jax.checkpoint.engine.executor import Record
+    from sail_jax.checkpoint.executor import Record
     from sail_jax.checkpoint.planning.plan import Plan, Treatment
 
 __all__ = [

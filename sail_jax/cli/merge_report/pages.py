@@ -24,7 +24,7 @@ from sail_jax.cli.merge_report.words import (
 from sail_jax.drawing.pages import render
 
 if TYPE_CHECKING:
-    from sail_jax.checkpoint.engine.executor import Record
+    from sail_jax.checkpoint.executor import Record
     from sail_jax.checkpoint.planning.plan import Plan, Treatment
 
 __all__ = ["page"]

@@ -12,7 +12,7 @@ from sail_jax.cli.merge_report.measures import Total, from_base, kind, measured,
 from sail_jax.cli.merge_report.words import warnings
 
 if TYPE_CHECKING:
-    from sail_jax.checkpoint.engine.executor import Record
+    from sail_jax.checkpoint.executor import Record
     from sail_jax.checkpoint.planning.plan import Plan, Treatment
 
 __all__ = ["SCHEMA", "as_json", "plain", "row_of"]

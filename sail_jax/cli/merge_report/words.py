@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sail_jax.cli.merge_report.measures import Measured, finite, owners_of
 
 if TYPE_CHECKING:
-    from sail_jax.checkpoint.engine.executor import Record
+    from sail_jax.checkpoint.executor import Record
     from sail_jax.checkpoint.planning.plan import Plan
 
 __all__ = [

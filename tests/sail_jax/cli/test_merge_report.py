@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sail_jax import Merge, disk
-from sail_jax.checkpoint.engine.executor import Record
+from sail_jax.checkpoint.executor import Record
 from sail_jax.checkpoint.planning.plan import InputSummary, Plan, Treatment
 from sail_jax.cli import merge_report
 from sail_jax.cli.merge_report import measures
