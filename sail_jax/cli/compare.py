@@ -1,41 +1,36 @@
 """`sail-jax inspect A B [C ...]`: shows what merging some checkpoints will meet, beforehand."""
 
 import itertools
-import json
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from sail_jax.cli import saving
 from sail_jax.cli.progress import show
 
 FIGURE, SCHEMA = "conflict.png", "sail-jax inspect pairs 1"
 FEW = 40  # rows of a table of layers, without --full
 
 
-def run(args: Namespace) -> int:
+def run(args: Namespace) -> None:
     """Runs the command for two checkpoints or more.
 
     Args:
       args: The arguments of `sail-jax inspect`.
 
-    Returns:
-      The exit code, 0.
-
     Raises:
       ValueError: If an option is for one checkpoint only, or the checkpoints or the examples do not
         fit together.
     """
-    from sail_jax import disk
     from sail_jax.checkpoint import compare_checkpoints
     from sail_jax.checkpoint.operations import trying
     from sail_jax.checkpoint.operations.linearity import SCALES, measure_linearity
     from sail_jax.checkpoint.sources.growth import read_target
     from sail_jax.cli import compare_linearity
 
-    if args.json is not None:
-        disk.admit(args.json, SCHEMA, "a record of inspect")
+    saving.admit(args.json, SCHEMA)
     for option in ("spec", "draft"):
         if getattr(args, option):
             raise ValueError(f"--{option} is for one checkpoint, not for {len(args.checkpoint)}")
@@ -69,22 +64,14 @@ def run(args: Namespace) -> int:
 
     record["verdict"] = merge_odds.verdict(record)
     show(render(record, full=args.full))
-    if args.json is not None:
-        text = json.dumps({"schema": SCHEMA, **record}, indent=2, allow_nan=False)
-        disk.write_atomic(args.json, text.encode() + b"\n")
+    saving.write(args.json, SCHEMA, record)
     if args.out is not None:
         from sail_jax.cli import compare_figure
-        from sail_jax.drawing import style
 
         figures = {FIGURE: compare_figure.draw(record["groups"], len(comparison.models))}
         if args.linearity:
             figures[compare_linearity.FIGURE] = compare_linearity.draw(record["linearity"])
-        with disk.explained("write to", args.out):
-            args.out.mkdir(parents=True, exist_ok=True)
-        for name, figure in figures.items():
-            disk.write_atomic(args.out / name, style.png(figure))
-            show(args.out / name)
-    return 0
+        saving.draw(args.out, figures)
 
 
 def _items(trial: Any) -> Iterator[tuple[str, Any]]:

@@ -192,7 +192,7 @@ OPTIONS = (
     Option(
         ("--out-shard-size",),
         "--shard-size in mergekit's notation: 1B is 1GB, and 0 is no limit",
-        Answer(("shard_size", ...)),
+        Answer(("shard_bytes", ...)),
         type=parameters,
         metavar="SIZE",
     ),
@@ -263,8 +263,8 @@ def add_options(parser: Any) -> None:
 
 
 def answering(
-    run: Callable[[argparse.Namespace], int],
-) -> Callable[[argparse.Namespace], int]:
+    run: Callable[[argparse.Namespace], None],
+) -> Callable[[argparse.Namespace], None]:
     """Makes a command print one line for each option without effect.
 
     Args:
@@ -274,16 +274,17 @@ def answering(
       The function that prints and then runs it, with the folder of the Hub that was given.
     """
 
-    def answered(args: argparse.Namespace) -> int:
+    def answered(args: argparse.Namespace) -> None:
         for flag, note in args.answers.items():
             say(fitted(f"note: {flag} {note}"))
         if args.hub_cache is None:
-            return run(args)
+            run(args)
+            return
         before = os.environ.get("HF_HUB_CACHE")
         # huggingface_hub reads it when it is imported, which is when it is first needed.
         os.environ["HF_HUB_CACHE"] = args.hub_cache
         try:
-            return run(args)
+            run(args)
         finally:
             os.environ.pop("HF_HUB_CACHE")
             if before is not None:

@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint, check_there
 from sail_jax.checkpoint.formats.table import of_output
+from sail_jax.checkpoint.operations.results import Result
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     RunOptions,
@@ -92,68 +94,41 @@ class FactorRow(NamedTuple):
     energy: float
 
 
-class Extracted(NamedTuple):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Extracted(Result):
     """What `extract_adapter` did.
 
     Attributes:
-      out: Where the adapter is.
       rows: The modules with factors, in the order of the base.
       saved: The tensors that are stored whole.
       lost: Tensors that changed and are not in the adapter, with the reason.
-      tensors: How many tensors the adapter has.
-      notes: What a user should know, a sentence each.
-      seconds: How long it took.
-      unchanged: Whether an earlier call had finished this output.
     """
 
-    out: Path
     rows: tuple[FactorRow, ...]
     saved: tuple[str, ...]
     lost: Mapping[str, str]
-    tensors: int
-    notes: tuple[str, ...]
-    seconds: float
-    unchanged: bool
 
 
-class MergedAdapters(NamedTuple):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MergedAdapters(Result):
     """What `merge_adapters` did.
 
     Attributes:
-      out: Where the adapter is.
       rows: The modules with factors.
-      tensors: How many tensors the adapter has.
-      notes: What a user should know, a sentence each.
-      seconds: How long it took.
-      unchanged: Whether an earlier call had finished this output.
     """
 
-    out: Path
     rows: tuple[FactorRow, ...]
-    tensors: int
-    notes: tuple[str, ...]
-    seconds: float
-    unchanged: bool
 
 
-class Applied(NamedTuple):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Applied(Result):
     """What `apply_adapter` did.
 
     Attributes:
-      out: Where the model is.
-      tensors: How many tensors it has.
-      changed: How many of them the adapter changes.
-      notes: What a user should know, a sentence each.
-      seconds: How long it took.
-      unchanged: Whether an earlier call had finished this output.
+      changed: How many of the tensors the adapter changes.
     """
 
-    out: Path
-    tensors: int
     changed: int
-    notes: tuple[str, ...]
-    seconds: float
-    unchanged: bool
 
 
 def extract_adapter(
@@ -253,8 +228,9 @@ def extract_adapter(
         spool.remove()
         notes = [*unselected(second), *plan.notes]
     return Extracted(
-        Path(out), tuple(rows), tuple(plan.whole), plan.lost, len(works), tuple(notes),
-        time.monotonic() - began, unchanged,
+        out=Path(out), rows=tuple(rows), saved=tuple(plan.whole), lost=plan.lost,
+        tensors=len(works), notes=tuple(notes), seconds=time.monotonic() - began,
+        unchanged=unchanged,
     )  # fmt: skip
 
 
@@ -355,8 +331,9 @@ def merge_adapters(
         unchanged = _written(works, Path(out), mark, inputs, extras, run)
         spool.remove()
     return MergedAdapters(
-        Path(out), tuple(rows), len(works), (*notes, *note), time.monotonic() - began, unchanged
-    )
+        out=Path(out), rows=tuple(rows), tensors=len(works), notes=(*notes, *note),
+        seconds=time.monotonic() - began, unchanged=unchanged,
+    )  # fmt: skip
 
 
 def apply_adapter(
@@ -408,8 +385,9 @@ def apply_adapter(
         )  # fmt: skip
         notes = [*unselected(inputs[0]), *notes_on(inputs[0], view)]
     return Applied(
-        Path(out), len(works), changed, tuple(notes), time.monotonic() - began, unchanged
-    )
+        out=Path(out), tensors=len(works), changed=changed, notes=tuple(notes),
+        seconds=time.monotonic() - began, unchanged=unchanged,
+    )  # fmt: skip
 
 
 # --- what a tuned model changes

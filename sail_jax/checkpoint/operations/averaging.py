@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.formats.orbax_folders import numbered
 from sail_jax.checkpoint.formats.runs import Step
 from sail_jax.checkpoint.formats.table import LAYOUTS, needs, of_output
+from sail_jax.checkpoint.operations.results import Result
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     Ready,
@@ -120,24 +121,19 @@ class Averaging(Ready):
         return found
 
 
-class AveragedRun(NamedTuple):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AveragedRun(Result):
     """What `average_checkpoints` did.
 
     Attributes:
       steps: The checkpoints that were averaged, oldest first.
       weights: The weight of each.
       gets: What each tensor of the newest checkpoint became, by name.
-      out: Where the output is.
-      seconds: How long it took, from opening the inputs on.
-      unchanged: Whether an earlier call had finished this output.
     """
 
     steps: tuple[Step, ...]
     weights: np.ndarray
     gets: Mapping[str, Gets]
-    out: Path
-    seconds: float
-    unchanged: bool
 
 
 @contextlib.contextmanager
@@ -279,8 +275,10 @@ def average_checkpoints(
             _format(ready, run), rewrites=ready.newest if ready.write_as == "run" else None,
         )  # fmt: skip
     return AveragedRun(
-        ready.steps, ready.weights, ready.gets, ready.out, time.monotonic() - began, unchanged
-    )
+        steps=ready.steps, weights=ready.weights, gets=ready.gets, out=ready.out,
+        tensors=sum(gets != "left out" for gets in ready.gets.values()), notes=(),
+        seconds=time.monotonic() - began, unchanged=unchanged,
+    )  # fmt: skip
 
 
 def beside(checkpoints: Path_ | Sequence[Path_]) -> Path:

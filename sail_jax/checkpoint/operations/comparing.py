@@ -79,6 +79,10 @@ class Comparison(NamedTuple):
     differences: tuple[str, ...]
     contradictions: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        models, tensors = list(self.models), len(self.tensors)
+        return f"Comparison(models={models}, base={self.base!r}, tensors={tensors})"
+
     @property
     def relative_norms(self) -> Float[np.ndarray, "model"]:
         """|theta_i - base| / |base| over all tensors, `[model]`; ValueError without a base."""

@@ -1,9 +1,8 @@
-"""`sail-jax inspect`: shows what is in a checkpoint, and which tensors share which spaces.
+"""Spaces, sizes and parameters of a checkpoint.
 
 With two checkpoints or more, `compare` shows what merging them will meet.
 """
 
-import json
 import math
 import re
 from argparse import Namespace
@@ -12,13 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from sail_jax.checks import escaped
-from sail_jax.cli.options import add_offline, add_params, add_tables, numbers, on_inputs
+from sail_jax.cli import saving
+from sail_jax.cli.options import (
+    Parser,
+    add_offline,
+    add_params,
+    add_tables,
+    numbers,
+    on_inputs,
+)
 from sail_jax.cli.progress import say, show
 
 FIGURE, SCHEMA = "spaces.png", "sail-jax inspect 1"
 
 
-def add_arguments(parser: Any) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds the arguments of the command.
 
     Args:
@@ -55,14 +62,11 @@ def add_arguments(parser: Any) -> None:
     add_offline(parser)
 
 
-def run(args: Namespace) -> int:
+def run(args: Namespace) -> None:
     """Runs the command.
 
     Args:
       args: The arguments of the command line.
-
-    Returns:
-      The exit code, 0.
 
     Raises:
       ValueError: If an option does not go with the number of checkpoints, or a checkpoint or a
@@ -71,17 +75,16 @@ def run(args: Namespace) -> int:
     if len(args.checkpoint) > 1:
         from sail_jax.cli import compare as compare_command
 
-        return compare_command.run(args)
+        compare_command.run(args)
+        return
     for option in ("base", "data", "linearity", "scales"):
         if getattr(args, option) not in (None, False):
             raise ValueError(f"--{option} is for two checkpoints or more; one was named")
-    from sail_jax import disk
     from sail_jax.checkpoint.formats.open import open_checkpoint, open_values
     from sail_jax.checkpoint.recipe import tables
     from sail_jax.checkpoint.sources.growth import read_target
 
-    if args.json is not None:
-        disk.admit(args.json, SCHEMA, "a record of inspect")
+    saving.admit(args.json, SCHEMA)
     opening = open_values if args.draft else open_checkpoint
     with opening(
         args.checkpoint[0], allow_pickle=args.allow_pickle, offline=args.offline
@@ -90,32 +93,21 @@ def run(args: Namespace) -> int:
         if args.draft:
             config = None if args.config is None else read_target(args.config)
             show(tables.draft_table(checkpoint, config), end="")
-            return 0
+            return
         record, spec = inspect(checkpoint, args)
-    layout = None
-    if spec is not None:
-        from sail_jax.cli import inspect_figure
+    from sail_jax.cli import inspect_figure
 
-        shapes = {row["name"]: tuple(row["shape"]) for row in record["tensors"]}
-        layout = inspect_figure.layout(spec, shapes)
+    shapes = {row["name"]: tuple(row["shape"]) for row in record["tensors"]}
+    layout = None if spec is None else inspect_figure.layout(spec, shapes)
     show(render(record, None if args.full else layout))
-    if args.json is not None:
-        data = json.dumps({"schema": SCHEMA, **record}, indent=2).encode()
-        disk.write_atomic(args.json, data + b"\n")
-    if args.out is not None:
-        if spec is None or layout is None:
-            say("note: no drawing, as no spaces are known")
-        else:
-            from sail_jax.cli import inspect_figure
-            from sail_jax.drawing import style
-
-            title = f"{record['architecture']}: {parameters(record)}"
-            figure = inspect_figure.draw(layout, spec, title)
-            with disk.explained("write to", args.out):
-                args.out.mkdir(parents=True, exist_ok=True)
-            disk.write_atomic(args.out / FIGURE, style.png(figure))
-            show(args.out / FIGURE)
-    return 0
+    saving.write(args.json, SCHEMA, record)
+    if args.out is None:
+        return
+    if spec is None or layout is None:
+        say("note: no drawing, as no spaces are known")
+    else:
+        title = f"{record['architecture']}: {parameters(record)}"
+        saving.draw(args.out, {FIGURE: inspect_figure.draw(layout, spec, title)})
 
 
 def inspect(checkpoint: Any, args: Namespace) -> tuple[dict[str, Any], Any]:
