@@ -13,21 +13,6 @@ if TYPE_CHECKING:
     import jax
     import numpy as np
 
-__all__ = [
-    "argument",
-    "as_array",
-    "concrete",
-    "escaped",
-    "integer",
-    "nearest",
-    "one_of",
-    "scalar",
-    "shortened",
-    "spelled",
-    "static",
-    "storage",
-]
-
 
 def _in_python(name: str, value: str) -> str:
     return f"{name}={value}" if value else name

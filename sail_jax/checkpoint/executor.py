@@ -32,21 +32,6 @@ from sail_jax.merging.work import (
     visiting_bytes,
 )
 
-__all__ = [
-    "Limits",
-    "MergeError",
-    "MergeRefusedError",
-    "Progress",
-    "Record",
-    "Sink",
-    "execute",
-    "limits",
-    "memory",
-    "peak",
-    "resident",
-    "summary",
-]
-
 CONSTANT = 330 << 20  # bytes of an interpreter with JAX and compiled kernels, as measured
 KEPT = 64 << 20  # bytes of a tensor that a worker keeps between visits, at most
 

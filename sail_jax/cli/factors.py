@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from sail_jax.checkpoint.operations.adapting import FactorRow
     from sail_jax.checkpoint.operations.results import Result
 
-__all__ = ["add_factors", "table", "tell"]
-
 FEW = 40  # rows of a table that are printed without --full
 
 

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["GROUPS", "Command", "commands"]
-
 _HOME = Path(__file__).parents[2]
 GROUPS = {
     "sail_jax.cli.commands": "checkpoints",

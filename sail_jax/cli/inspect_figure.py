@@ -10,8 +10,6 @@ from sail_jax.basis.axes import Axis
 from sail_jax.basis.spaces import Spec
 from sail_jax.checkpoint.contents.layers import is_early
 
-__all__ = ["Band", "Layout", "Row", "draw", "layout"]
-
 # In the order of the palette's colours.
 MARKS = {
     "write": (">", "writes it"),

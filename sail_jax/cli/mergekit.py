@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from sail_jax.cli.options import natural, seed
 from sail_jax.cli.progress import fitted, say
 
-__all__ = ["OPTIONS", "Answer", "Option", "add_options", "answering", "on_device", "seeded"]
-
 
 class Answer(NamedTuple):
     """The effect of an option.

@@ -21,35 +21,6 @@ if TYPE_CHECKING:
     from sail_jax.checkpoint import RunOptions
     from sail_jax.checkpoint.operations.results import Result
 
-__all__ = [
-    "Parser",
-    "UsageError",
-    "add_certify",
-    "add_copying",
-    "add_input",
-    "add_offline",
-    "add_output",
-    "add_params",
-    "add_seed",
-    "add_set",
-    "add_tables",
-    "arguments",
-    "entry",
-    "file",
-    "flag",
-    "function",
-    "natural",
-    "numbers",
-    "on_inputs",
-    "outcome",
-    "positive",
-    "reader",
-    "run_options",
-    "seed",
-    "size",
-    "weights",
-]
-
 T = TypeVar("T")
 
 

@@ -10,8 +10,6 @@ from typing import Any, TextIO
 
 from sail_jax.checks import escaped, shortened
 
-__all__ = ["Meter", "fitted", "say", "show"]
-
 # The most characters of a message.
 LONGEST = 300
 

@@ -11,8 +11,6 @@ from sail_jax.cli.progress import show
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["admit", "draw", "write"]
-
 
 def admit(file: Path | None, schema: str) -> None:
     """Checks that a record may be written, before what it describes is computed.

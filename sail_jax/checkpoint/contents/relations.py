@@ -21,16 +21,6 @@ from sail_jax.checkpoint.formats.quantized import quantization
 from sail_jax.configurations import LAYER_KEYS, class_of, look_up
 from sail_jax.merging.tensors import Like, Tensors, same_entries
 
-__all__ = [
-    "RELATIONS",
-    "TOKENIZER",
-    "Contradiction",
-    "contradictions",
-    "contradictions_of",
-    "following",
-    "tied",
-]
-
 TOKENIZER = "the tokenizer"
 """The key of a contradiction between the tokenizer and the embedding."""
 

@@ -50,16 +50,6 @@ from sail_jax.merging.tensors import Tensor
 from sail_jax.merging.work import Work, copy
 from sail_jax.trees import some_paths
 
-__all__ = [
-    "Applied",
-    "Extracted",
-    "FactorRow",
-    "MergedAdapters",
-    "apply_adapter",
-    "extract_adapter",
-    "merge_adapters",
-]
-
 Path_ = str | PathLike[str]
 REST = "rest"
 """The word for all that has no factors, among the patterns of `modules_to_save`."""

@@ -40,8 +40,6 @@ from sail_jax.checkpoint.sources.agreement import (
 from sail_jax.checkpoint.sources.alignment import Aligned, align_maps, aligned_view
 from sail_jax.merging.work import Work
 
-__all__ = ["AlignedCheckpoint", "align_checkpoints"]
-
 Path_ = str | PathLike[str]
 
 

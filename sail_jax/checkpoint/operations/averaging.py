@@ -39,8 +39,6 @@ from sail_jax.merging.work import Work, copy
 from sail_jax.trajectory import shapes
 from sail_jax.trajectory.shapes import At, Shape
 
-__all__ = ["Averaging", "Gets", "State", "WriteAs", "average_checkpoints", "averaging", "beside"]
-
 Path_ = str | PathLike[str]
 State = Literal["last", "zero", "drop", "average-moments"]
 """What becomes of the state of an optimiser; see `average_checkpoints`."""

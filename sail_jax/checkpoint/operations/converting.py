@@ -30,8 +30,6 @@ from sail_jax.checks import argument, nearest, one_of
 from sail_jax.interop import layouts
 from sail_jax.trees import some_paths
 
-__all__ = ["Converted", "convert_checkpoint"]
-
 Path_ = str | PathLike[str]
 TARGETS = ("hugging-face", "maxtext", "tunix")
 

@@ -18,8 +18,6 @@ from sail_jax import probe
 from sail_jax.checkpoint.operations.trying import Examples, Running, running, unfit
 from sail_jax.probe.networks import OUTPUT, layers
 
-__all__ = ["ALPHAS", "SCALES", "Identity", "LayerwiseLinearity", "Stitched", "measure_linearity"]
-
 # Weights of the first of two models.
 ALPHAS = (0.25, 0.5, 0.75)
 # Scales of task vectors, as in the paper's figures.

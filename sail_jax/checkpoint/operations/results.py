@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Result"]
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Result:

@@ -18,8 +18,6 @@ from sail_jax.checkpoint.planning.inputs import config_of
 from sail_jax.checks import argument
 from sail_jax.merging.tensors import read_whole
 
-__all__ = ["Examples", "Running", "Trial", "read_examples", "running", "try_average", "unfit"]
-
 # The most bytes of examples.
 MOST = 1 << 28
 

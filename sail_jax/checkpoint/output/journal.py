@@ -16,8 +16,6 @@ import numpy as np
 from sail_jax import disk
 from sail_jax.checkpoint.formats.files import CheckpointError, explained, reading, strict_json
 
-__all__ = ["Journal", "Piece", "digest", "gap"]
-
 _PAGE = 512  # integers of eight bytes
 
 

@@ -43,8 +43,6 @@ from sail_jax.checkpoint.output.journal import Journal, Piece, digest, gap
 from sail_jax.checks import argument
 from sail_jax.merging.tensors import Shape
 
-__all__ = ["DiffersError", "Writer", "create", "save_checkpoint"]
-
 # The bytes of a tensor that share one digest.
 _PIECE = 1 << 22
 _OURS = {"journal", "data", "stage", "extras", "old"}

@@ -9,8 +9,6 @@ import numpy as np
 from sail_jax.cli.merge_report.measures import KINDS, Bin, Measured, Total, by_depth, kind
 from sail_jax.cli.merge_report.words import lettered, short
 
-__all__ = ["draw"]
-
 _MARKERS = "os^Dv*PX"
 
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from sail_jax.checkpoint.executor import Record
     from sail_jax.checkpoint.planning.plan import Plan
 
-__all__ = ["FILES", "admit", "write"]
-
 FILES = {
     "report.json": f'"schema": "{SCHEMA}"',
     "report.html": f'<meta name="generator" content="{SCHEMA}',

@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from sail_jax.checkpoint.executor import Record
     from sail_jax.checkpoint.planning.plan import Plan, Treatment
 
-__all__ = [
-    "KINDS", "Bin", "Measured", "Total", "by_depth", "finite", "from_base", "kind", "measured",
-    "owners_of",
-]  # fmt: skip
-
 _NORM = re.compile(r"norm|(?:^|[._/])(?:ln|bn)(?:_|\d|[._/]|$)", re.IGNORECASE)
 _ATTENTION = re.compile(
     r"att|(?:^|[._/])(?:[qkvo]_proj|qkv|query|key|value|wq|wk|wv|wo)(?:[._/]|$)", re.IGNORECASE

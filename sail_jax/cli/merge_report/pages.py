@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from sail_jax.checkpoint.executor import Record
     from sail_jax.checkpoint.planning.plan import Plan, Treatment
 
-__all__ = ["page"]
-
 Cell = str | tuple[str, float | None]
 Table = tuple[Sequence[str], Sequence[Sequence[Cell]]]
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from sail_jax.checkpoint.executor import Record
     from sail_jax.checkpoint.planning.plan import Plan, Treatment
 
-__all__ = ["SCHEMA", "as_json", "plain", "row_of"]
-
 SCHEMA = "sail-jax merge report 1"
 
 

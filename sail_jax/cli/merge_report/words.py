@@ -12,10 +12,6 @@ if TYPE_CHECKING:
     from sail_jax.checkpoint.executor import Record
     from sail_jax.checkpoint.planning.plan import Plan
 
-__all__ = [
-    "few", "lettered", "many", "number", "percent", "short", "warnings", "weights_of",
-]  # fmt: skip
-
 
 def number(x: float | None) -> str:
     """Formats a number in three digits.
