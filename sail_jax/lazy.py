@@ -50,10 +50,7 @@ def lazily(
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         where = modules[name]
         if not where or where.endswith("."):
-            room = importlib.import_module(f"{package}.{where}{name}")
-            if hasattr(room, "__all__"):
-                vars(room).setdefault("__dir__", listed(room.__name__))
-            return room
+            return importlib.import_module(f"{package}.{where}{name}")
         return getattr(importlib.import_module(f"{package}.{where}"), name)
 
     return get, listed(package)

@@ -8,6 +8,7 @@ import numpy as np
 
 from sail_jax.cli.merge_report.measures import KINDS, Bin, Measured, Total, by_depth, kind
 from sail_jax.cli.merge_report.words import lettered, short
+from sail_jax.drawing import style
 
 _MARKERS = "os^Dv*PX"
 
@@ -23,8 +24,6 @@ def draw(data: Measured, total: Total) -> dict[str, tuple[str, bytes]]:
       An alternative text and a PNG for each section: "moved", "agree" (with two models or more) and
       "merged".
     """
-    from sail_jax.drawing import style
-
     bins = by_depth(data.names)
     totals = [data.total(part.members) for part in bins]
     figures = {"moved": _moved(data, bins, totals)}
@@ -36,16 +35,12 @@ def draw(data: Measured, total: Total) -> dict[str, tuple[str, bytes]]:
 
 def _look(k: int) -> dict[str, Any]:
     """Returns the colour and marker of model k."""
-    from sail_jax.drawing import style
-
     colours = (*style.PALETTE, style.FAINT)
     return {"color": colours[k % len(colours)], "marker": _MARKERS[k % len(_MARKERS)]}
 
 
 def _depth(ax: Any, bins: Sequence[Bin], room: int = 14) -> None:
     """Draws the axis of layers: a tick at every few, and a stack's name below its first layer."""
-    from sail_jax.drawing import style
-
     stacks = list(dict.fromkeys(part.run for part in bins if part.run))
     layered = stacks != ["modules"]
     step, named = -(-len(bins) // room), layered or len(bins) <= 10
@@ -71,8 +66,6 @@ def _depth(ax: Any, bins: Sequence[Bin], room: int = 14) -> None:
 
 def _line(ax: Any, bins: Sequence[Bin], values: np.ndarray, label: str, **look: Any) -> None:
     """Draws `values [bin]`: a line within every stack of layers, marks beside them."""
-    from sail_jax.drawing import style
-
     at = 0
     for run, group in groupby(bins, lambda part: part.run):
         span = range(at, at := at + len(list(group)))
@@ -117,8 +110,6 @@ def _legend(fig: Any, ax: Any) -> None:
 
 def _moved(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
     """Draws how far each model moved: by depth, and by kind of tensor."""
-    from sail_jax.drawing import style
-
     fig, axes = style.figure(1, 2, width=4.8, width_ratios=[1.6, 1])
     left, right = axes[0]
     labels = lettered(data.models)
@@ -148,8 +139,6 @@ def _moved(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
 
 def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
     """Draws the cosines between models: in all, and for each pair by depth."""
-    from sail_jax.drawing import style
-
     m = len(data.models)
     letters = [label.split(" ")[0] for label in lettered(data.models)]
     pairs = list(combinations(range(m), 2))
@@ -190,8 +179,6 @@ def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[T
 
 def _merged(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
     """Draws by depth where signs conflict, what was kept or changed, and the update's direction."""
-    from sail_jax.drawing import style
-
     labels = lettered(data.models)
     fig, axes = style.figure(1, 3, width=3.4)
     for ax, title in zip(
