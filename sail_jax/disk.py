@@ -487,7 +487,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _canonical(record: Any) -> bytes:
+def _canonical(record: object) -> bytes:
     """The bytes whose checksum a record bears, whatever the order of its keys."""
     return json.dumps(record, sort_keys=True, allow_nan=False).encode()
 

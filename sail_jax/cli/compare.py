@@ -3,18 +3,23 @@
 import itertools
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sail_jax.cli import saving
+from sail_jax.cli.options import run_options
 from sail_jax.cli.progress import show
+
+if TYPE_CHECKING:
+    from sail_jax.checkpoint.operations.trying import Trial
+    from sail_jax.probe.tasks import Conflict
 
 FIGURE, SCHEMA = "conflict.png", "sail-jax inspect pairs 1"
 FEW = 40  # rows of a table of layers, without --full
 
 
-def run(args: Namespace) -> None:
+def run_pairs(args: Namespace) -> None:
     """Runs the command for two checkpoints or more.
 
     Args:
@@ -40,24 +45,23 @@ def run(args: Namespace) -> None:
         raise ValueError("--scales are of task vectors: give --base, --data and --linearity, too")
     config = None if args.config is None else read_target(args.config)
     examples = None if args.data is None else trying.read_examples(args.data)
+    run = run_options(args)
     comparison = compare_checkpoints(
         args.checkpoint,
         args.base,
-        allow_pickle=args.allow_pickle,
-        offline=args.offline,
-        select=args.select,
+        allow_pickle=run.allow_pickle,
+        offline=run.offline,
+        select=run.select,
     )
     record = described(comparison)
     if examples is not None:
-        trial = trying.try_average(
-            args.checkpoint, examples, config, allow_pickle=args.allow_pickle, offline=args.offline
-        )
+        trial = trying.try_average(args.checkpoint, examples, config, run=run)
         about = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in _items(trial)}
         record["data"] = {"file": str(args.data), "examples": len(examples.inputs), **about}
     if args.linearity and examples is not None:
         found = measure_linearity(
             args.checkpoint, examples, args.base, config, scales=args.scales or SCALES,
-            every_layer=args.full, allow_pickle=args.allow_pickle, offline=args.offline,
+            every_layer=args.full, run=run,
         )  # fmt: skip
         record["linearity"] = compare_linearity.described(found)
     from sail_jax.cli import merge_odds
@@ -74,7 +78,7 @@ def run(args: Namespace) -> None:
         saving.draw(args.out, figures)
 
 
-def _items(trial: Any) -> Iterator[tuple[str, Any]]:
+def _items(trial: "Trial") -> Iterator[tuple[str, Any]]:
     """The parts of a trial that are known, by name."""
     return ((k, v) for k, v in trial._asdict().items() if v is not None)
 
@@ -143,7 +147,7 @@ def described(found: Any) -> dict[str, Any]:
     return record
 
 
-def _said(conflict: Any, tasks: bool) -> dict[str, float]:
+def _said(conflict: "Conflict", tasks: bool) -> dict[str, float]:
     """Summarises a `Conflict`: its mean cosine over pairs and, for task vectors, sign conflict."""
     upper = np.triu_indices(len(conflict.norms), 1)
     about = {"cosine": float(np.mean(conflict.cosines[upper]))}

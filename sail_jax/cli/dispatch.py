@@ -8,7 +8,6 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 # OpenBLAS, which jax uses for factorisations on a CPU, keeps its threads spinning beside XLA's own:
 # on few cores each waits for the other. Read when NumPy is first imported.
@@ -166,7 +165,7 @@ def _settle(leave: Callable[[], None]) -> None:
     collect_rarely()
     reuse_freed_memory()
 
-    def lost(what: Any) -> None:
+    def lost(what: "sys.UnraisableHookArgs") -> None:
         """An interrupt that lands where none can be raised, in a finaliser or in a callback of the
         garbage collector (JAX has one)."""
         leave() if what.exc_type is KeyboardInterrupt else sys.__unraisablehook__(what)

@@ -10,10 +10,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sail_jax.cli.options import natural, reader, seed
+from sail_jax.cli.options import Parser, natural, reader, seed
 from sail_jax.cli.progress import fitted, say
+
+if TYPE_CHECKING:
+    from sail_jax.checkpoint.recipe.recipes import Recipe
 
 
 class Answer(NamedTuple):
@@ -204,7 +207,11 @@ class _Given(argparse.Action):
         self.option = option
 
     def __call__(
-        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
     ) -> None:
         flag = str(option_string)
         without = self.option.without is not None and flag.startswith("--no-")
@@ -219,7 +226,7 @@ class _Given(argparse.Action):
             namespace.answers = {**namespace.answers, flag: answer.note}
 
 
-def add_options(parser: Any) -> None:
+def add_options(parser: Parser) -> None:
     """Adds the options of `mergekit-yaml` to those that a command has already.
 
     Args:
@@ -267,7 +274,7 @@ def answering(
     return answered
 
 
-def seeded(recipe: Any, seed: int | None) -> Any:
+def seeded(recipe: "Recipe", seed: int | None) -> "Recipe":
     """Puts the seed of the command line in the place of a recipe's.
 
     Args:

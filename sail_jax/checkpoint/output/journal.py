@@ -161,7 +161,7 @@ class Journal:
             os.close(fd)
 
 
-def _is_piece(piece: Any) -> bool:
+def _is_piece(piece: object) -> bool:
     """Whether a value from a record has the three numbers of a `Piece`."""
     return (
         isinstance(piece, list)

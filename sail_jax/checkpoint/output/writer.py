@@ -149,7 +149,7 @@ def _checked(tensors: Mapping[str, tuple[Any, Shape]]) -> Wanted:
     return wanted
 
 
-def _differing(earlier: Any, now: Mapping[str, str]) -> str:
+def _differing(earlier: object, now: Mapping[str, str]) -> str:
     """Names the versions of two runs that differ, both; "" if none do."""
     earlier = earlier if isinstance(earlier, Mapping) else {}
     unlike = [name for name in now if earlier.get(name) != now[name]]

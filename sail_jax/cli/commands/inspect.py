@@ -8,7 +8,7 @@ import re
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sail_jax.checks import escaped
 from sail_jax.cli import saving
@@ -21,6 +21,11 @@ from sail_jax.cli.options import (
     on_inputs,
 )
 from sail_jax.cli.progress import say, show
+
+if TYPE_CHECKING:
+    from sail_jax.basis.spaces import Spec
+    from sail_jax.checkpoint import Checkpoint
+    from sail_jax.cli.inspect_figure import Layout
 
 FIGURE, SCHEMA = "spaces.png", "sail-jax inspect 1"
 
@@ -73,9 +78,9 @@ def run(args: Namespace) -> None:
         table of spaces cannot be read.
     """
     if len(args.checkpoint) > 1:
-        from sail_jax.cli import compare as compare_command
+        from sail_jax.cli.compare import run_pairs
 
-        compare_command.run(args)
+        run_pairs(args)
         return
     for option in ("base", "data", "linearity", "scales"):
         if getattr(args, option) not in (None, False):
@@ -110,7 +115,7 @@ def run(args: Namespace) -> None:
         saving.draw(args.out, {FIGURE: inspect_figure.draw(layout, spec, title)})
 
 
-def inspect(checkpoint: Any, args: Namespace) -> tuple[dict[str, Any], Any]:
+def inspect(checkpoint: "Checkpoint", args: Namespace) -> "tuple[dict[str, Any], Spec | None]":
     """Describes an open checkpoint: its tensors and, as far as they are known, their spaces.
 
     Args:
@@ -189,8 +194,8 @@ def inspect(checkpoint: Any, args: Namespace) -> tuple[dict[str, Any], Any]:
 
 
 def _spec(
-    checkpoint: Any, config: Mapping[str, Any], args: Namespace
-) -> tuple[str, Any, list[str], Iterable[Any]]:
+    checkpoint: "Checkpoint", config: Mapping[str, Any], args: Namespace
+) -> "tuple[str, Spec | None, list[str], Iterable[Any]]":
     """Finds the spaces of a checkpoint: in a table given, for a known architecture, or by a draft.
 
     Returns the name of the architecture, the spec, notes on how it was found, and open questions.
@@ -243,7 +248,7 @@ def _spec(
     return "unknown", spec, notes, drafted.questions
 
 
-def _adapter(checkpoint: Any) -> str:
+def _adapter(checkpoint: "Checkpoint") -> str:
     """Describes a checkpoint that is an adapter; "" for any other."""
     lora = [name for name in checkpoint.tensors if re.search(r"lora_(A|B|E|embedding)", name)]
     if "adapter_config.json" not in checkpoint.extras and not lora:
@@ -273,7 +278,7 @@ def parameters(record: Mapping[str, Any]) -> str:
     return f"{n:,} parameters" if n < 10**6 else f"{n / 1e6:,.1f} M parameters"
 
 
-def render(record: Mapping[str, Any], layout: Any = None) -> str:
+def render(record: Mapping[str, Any], layout: "Layout | None" = None) -> str:
     """Formats a record as text: totals, tensors, spaces, notes and open questions.
 
     Args:
@@ -306,7 +311,7 @@ def render(record: Mapping[str, Any], layout: Any = None) -> str:
     return "\n".join(lines)
 
 
-def _tensors(record: Mapping[str, Any], layout: Any) -> list[tuple[str, ...]]:
+def _tensors(record: Mapping[str, Any], layout: "Layout | None") -> list[tuple[str, ...]]:
     """Makes a row for each module of each band of a layout; without one, for each tensor."""
     by_name = {row["name"]: row for row in record["tensors"]}
     groups = [(name, [row], 1) for name, row in by_name.items()]
@@ -331,7 +336,7 @@ def _tensors(record: Mapping[str, Any], layout: Any) -> list[tuple[str, ...]]:
     return out
 
 
-def _spaces(record: Mapping[str, Any], layout: Any) -> list[tuple[str, ...]]:
+def _spaces(record: Mapping[str, Any], layout: "Layout | None") -> list[tuple[str, ...]]:
     """Makes a row for each space, once for all layers that have one like it."""
     by_name = {space["name"]: space for space in record["spaces"]}
     groups = [(name, name, 1) for name in by_name] if layout is None else layout.spaces

@@ -5,6 +5,9 @@ from itertools import combinations, groupby
 from typing import Any
 
 import numpy as np
+from matplotlib.artist import getp
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from sail_jax.cli.merge_report.measures import KINDS, Bin, Measured, Total, by_depth, kind
 from sail_jax.cli.merge_report.words import lettered, short
@@ -39,7 +42,7 @@ def _look(k: int) -> dict[str, Any]:
     return {"color": colours[k % len(colours)], "marker": _MARKERS[k % len(_MARKERS)]}
 
 
-def _depth(ax: Any, bins: Sequence[Bin], room: int = 14) -> None:
+def _depth(ax: Axes, bins: Sequence[Bin], room: int = 14) -> None:
     """Draws the axis of layers: a tick at every few, and a stack's name below its first layer."""
     stacks = list(dict.fromkeys(part.run for part in bins if part.run))
     layered = stacks != ["modules"]
@@ -64,7 +67,7 @@ def _depth(ax: Any, bins: Sequence[Bin], room: int = 14) -> None:
     ax.set_xlabel("layer" if layered else "module" if named else "modules, in their order")
 
 
-def _line(ax: Any, bins: Sequence[Bin], values: np.ndarray, label: str, **look: Any) -> None:
+def _line(ax: Axes, bins: Sequence[Bin], values: np.ndarray, label: str, **look: Any) -> None:
     """Draws `values [bin]`: a line within every stack of layers, marks beside them."""
     at = 0
     for run, group in groupby(bins, lambda part: part.run):
@@ -73,13 +76,13 @@ def _line(ax: Any, bins: Sequence[Bin], values: np.ndarray, label: str, **look: 
         ax.plot(span, values[span], linewidth=1.4, markersize=4, label=style.literal(label), **own)
 
 
-def _lines(ax: Any, bins: Sequence[Bin], values: np.ndarray, labels: Sequence[str]) -> None:
+def _lines(ax: Axes, bins: Sequence[Bin], values: np.ndarray, labels: Sequence[str]) -> None:
     """Draws `values [bin, model]`, a line for each model."""
     for k, label in enumerate(labels):
         _line(ax, bins, values[:, k], label, **_look(k))
 
 
-def _scaled(ax: Any, values: np.ndarray) -> None:
+def _scaled(ax: Axes, values: np.ndarray) -> None:
     """Makes an axis logarithmic if its values span much."""
     positive = values[np.isfinite(values) & (values > 0)]
     if positive.size and positive.max() > 30 * positive.min():
@@ -88,12 +91,12 @@ def _scaled(ax: Any, values: np.ndarray) -> None:
         ax.set_ylim(0, 1.1 * positive.max() if positive.size else 1)
 
 
-def _legend(fig: Any, ax: Any) -> None:
+def _legend(fig: Figure, ax: Axes) -> None:
     """Draws one legend above the figure, with as many columns as fit."""
     marks, names = ax.get_legend_handles_labels()
     # Of the entries with one name the last one stays: a line, if there is one.
     pairs = zip(names, marks, strict=True)
-    lines = sorted(pairs, key=lambda pair: pair[1].get_linestyle() != "None")
+    lines = sorted(pairs, key=lambda pair: getp(pair[1], "linestyle") != "None")
     order = {name: k for k, name in enumerate(names)}
     handles = dict(sorted(dict(lines).items(), key=lambda pair: order[pair[0]]))
     wide = 0.6 + 0.085 * max(map(len, handles), default=0)  # inches of a label, with its mark
@@ -108,7 +111,7 @@ def _legend(fig: Any, ax: Any) -> None:
     )
 
 
-def _moved(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
+def _moved(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Figure:
     """Draws how far each model moved: by depth, and by kind of tensor."""
     fig, axes = style.figure(1, 2, width=4.8, width_ratios=[1.6, 1])
     left, right = axes[0]
@@ -137,7 +140,7 @@ def _moved(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
     return fig
 
 
-def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
+def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[Total]) -> Figure:
     """Draws the cosines between models: in all, and for each pair by depth."""
     m = len(data.models)
     letters = [label.split(" ")[0] for label in lettered(data.models)]
@@ -177,7 +180,7 @@ def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[T
     return fig
 
 
-def _merged(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
+def _merged(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Figure:
     """Draws by depth where signs conflict, what was kept or changed, and the update's direction."""
     labels = lettered(data.models)
     fig, axes = style.figure(1, 3, width=3.4)

@@ -9,9 +9,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import ArrayLike
 
 from sail_jax.checkpoint.contents.layers import is_early, position, role
 from sail_jax.checkpoint.executor import Record
@@ -140,7 +141,7 @@ class Measured(NamedTuple):
         )
 
 
-def _ratio(a: Any, b: Any) -> np.ndarray:
+def _ratio(a: ArrayLike, b: ArrayLike) -> np.ndarray:
     """Divides, with NaN where the divisor is 0."""
     a, b = np.broadcast_arrays(np.asarray(a, float), np.asarray(b, float))
     return np.divide(a, b, out=np.full(a.shape, np.nan), where=b > 0)

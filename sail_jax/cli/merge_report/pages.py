@@ -238,7 +238,7 @@ def _common(plan: Plan) -> str | None:
 def _settings(t: Treatment) -> str:
     """Formats the weights and hyperparameters of a tensor."""
 
-    def text(value: Any) -> str:
+    def text(value: object) -> str:
         if isinstance(value, tuple | list):
             return " ".join(map(text, value))
         return f"{value:g}" if isinstance(value, float) else str(value)
@@ -247,7 +247,7 @@ def _settings(t: Treatment) -> str:
     return ", ".join(f"{key} {text(value)}" for key, value in options.items() if key != "compat")
 
 
-def _said(value: Any) -> str:
+def _said(value: object) -> str:
     """Formats JSON data as text."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_said(item)}" for key, item in value.items())

@@ -104,7 +104,7 @@ def row_of(plan: Plan, t: Treatment, record: Record | None) -> dict[str, Any]:
     return {**row, "from": start, **dict(zip(fields, values, strict=True))}
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Turns nested arrays, tuples and scalars into JSON data.
 
     Args:
