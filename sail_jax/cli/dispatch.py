@@ -39,11 +39,8 @@ def _listed(found: Mapping[str, Command]) -> str:
     return "\n".join(f"  {name:11} {command.about}" for name, command in found.items())
 
 
-def _dispatch(argv: Sequence[str], alone: bool, started: list[Parser]) -> int:
-    """Runs the command that the arguments name, and returns its exit code.
-
-    The parser of the command is added to `started`.
-    """
+def _dispatch(argv: Sequence[str], alone: bool) -> int:
+    """Runs the command that the arguments name, and returns its exit code."""
     if not argv or argv[0] in ("-h", "--help"):
         show(_help(), end="")
         return 0 if argv else 2
@@ -67,8 +64,7 @@ def _dispatch(argv: Sequence[str], alone: bool, started: list[Parser]) -> int:
         name, *rest = f"{name} {rest[0]}", *rest[1:]
     if not command.module.startswith("sail_jax."):
         _pin_packages(own=alone and sys.modules["__main__"].__spec__ is None)
-    started.append(Parser(name, command.about))
-    return importlib.import_module(command.module).main(started[-1], rest)
+    return importlib.import_module(command.module).main(Parser(name, command.about), rest)
 
 
 def _named(name: str, known: Mapping[str, Command]) -> Command:
@@ -121,21 +117,21 @@ def _pin_packages(own: bool) -> None:
             )
 
 
-def _interrupted(argv: Sequence[str], started: Sequence[Parser]) -> None:
+def _interrupted(argv: Sequence[str]) -> None:
     """Says that the command was interrupted and how to continue it, unless the terminal is gone."""
     with contextlib.suppress(OSError):
         say("sail-jax: interrupted")
-        if started and started[0].takes("--resume"):
+        if Parser.latest is not None and Parser.latest.takes("--resume"):
             again = argv if "--resume" in argv else [*argv, "--resume"]
             say(f"what is finished is kept; continue with: {shlex.join(['sail-jax', *again])}")
         sys.stdout.flush()
 
 
-def _leave(argv: Sequence[str], started: Sequence[Parser]) -> None:
+def _leave(argv: Sequence[str]) -> None:
     """Ends the process at once: XLA may still be computing, and an orderly exit can then crash."""
     try:
         taken_leave()
-        _interrupted(argv, started)
+        _interrupted(argv)
     finally:  # it may be in the middle of a line that it prints
         os._exit(130)
 
@@ -150,13 +146,13 @@ def run(argv: Sequence[str] | None) -> int:
       The exit code, as `main` has it.
     """
     alone = argv is None
-    argv, started = list(sys.argv[1:] if argv is None else argv), []
+    argv, Parser.latest = list(sys.argv[1:] if argv is None else argv), None
     try:
         if alone:
-            _settle(lambda: _leave(argv, started))
-        return _reported(argv, alone, started)
+            _settle(lambda: _leave(argv))
+        return _reported(argv, alone)
     except KeyboardInterrupt:
-        (_leave if alone else _interrupted)(argv, started)
+        (_leave if alone else _interrupted)(argv)
         return 130
 
 
@@ -174,11 +170,11 @@ def _settle(leave: Callable[[], None]) -> None:
     stop_on_signals(leave)
 
 
-def _reported(argv: Sequence[str], alone: bool, started: list[Parser]) -> int:
+def _reported(argv: Sequence[str], alone: bool) -> int:
     """Runs a command and makes one line of an error that the user can put right."""
     try:
         with spelled(flag):
-            return _dispatch(argv, alone, started)
+            return _dispatch(argv, alone)
     except SystemExit as exc:  # argparse, after --help
         return int(exc.code or 0)
     except (UsageError, StoreError) as exc:

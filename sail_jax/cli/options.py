@@ -11,7 +11,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 from sail_jax.checks import nearest
 from sail_jax.cli.progress import Meter
@@ -37,7 +37,12 @@ class Parser(argparse.ArgumentParser):
       command: The name of the command, after "sail-jax".
       about: What `--help` says that it does.
       **options: Options of `argparse.ArgumentParser`.
+
+    Attributes:
+      latest: The parser that read arguments last, that of the command that runs; None before.
     """
+
+    latest: "ClassVar[Parser | None]" = None
 
     def __init__(self, command: str, about: str | None = None, **options: Any) -> None:
         super().__init__(
@@ -64,6 +69,7 @@ class Parser(argparse.ArgumentParser):
         Raises:
           UsageError: If an argument or an option is unknown or missing, or a value does not fit.
         """
+        Parser.latest = self
         # An option may stand between the input and the output.
         args, unknown = self.parse_known_intermixed_args(argv)
         if not unknown:

@@ -396,7 +396,9 @@ STUCK = """
         time.sleep(90)
 
     def command(parser, argv):
-        {"computing": computing, "collecting": collecting}[argv[0]]()
+        parser.add_argument("where")
+        parser.add_argument("--resume", action="store_true")
+        {"computing": computing, "collecting": collecting}[parser.read(argv).where]()
         return 0
 
     from experiments.commands import run
