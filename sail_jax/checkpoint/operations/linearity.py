@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 
 from sail_jax import probe
 from sail_jax.checkpoint.operations.running import DEFAULTS, RunOptions
@@ -273,7 +273,7 @@ def _stitched(
 
 
 @jax.jit
-def _moved(base: Params, params: Params, scale: float) -> Params:
+def _moved(base: Params, params: Params, scale: ArrayLike) -> Params:
     """base + scale (params - base), of floating tensors."""
 
     def leaf(b: Array, p: Array) -> Array:
