@@ -9,7 +9,6 @@ import re
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
@@ -466,6 +465,8 @@ def run_options(args: argparse.Namespace, progress: Meter | None = None) -> "Run
     Returns:
       The options of the run.
     """
+    from dataclasses import fields
+
     from sail_jax.checkpoint import RunOptions
 
     known = {field.name for field in fields(RunOptions)}
@@ -483,6 +484,8 @@ def arguments(args: argparse.Namespace, *own: str) -> dict[str, Any]:
     Returns:
       The values that were given, by name, without those of `run_options`.
     """
+    from dataclasses import fields  # not above: it imports slowly, and `--help` needs none
+
     from sail_jax.checkpoint import RunOptions
 
     others = {*own, "quiet", *(field.name for field in fields(RunOptions))}
