@@ -119,10 +119,10 @@ def command(text: str) -> list[str]:
     Returns:
       The arguments, those of a study after `run`.
     """
-    from sail_jax.cli.table import COMMANDS
+    from sail_jax.cli.finder import commands
 
     words = text.split()
-    return words if words[0] in COMMANDS else ["run", *words]
+    return words if words[0] in commands() else ["run", *words]
 
 
 def statements(line: Line, ids: Iterable[str]) -> list[str]:

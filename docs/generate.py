@@ -446,10 +446,13 @@ def commands_page() -> str:
     Returns:
       The page in Markdown.
     """
-    from sail_jax.cli.table import COMMANDS, LORA
+    from sail_jax.cli.finder import commands
 
-    parts = [f"## `sail-jax {n}`\n\n{_text(_printed(n, '--help'))}" for n in COMMANDS]
-    parts += [f"### `sail-jax lora {n}`\n\n{_text(_printed('lora', n, '--help'))}" for n in LORA]
+    parts = []
+    for name, command in commands().items():
+        parts.append(f"## `sail-jax {name}`\n\n{_text(_printed(name, '--help'))}")
+        for n in command.inner():
+            parts.append(f"### `sail-jax {name} {n}`\n\n{_text(_printed(name, n, '--help'))}")
     bench = importlib.import_module("experiments.bench")
     names = [
         part.name for part in pkgutil.iter_modules(bench.__path__) if not part.name.startswith("_")

@@ -16,6 +16,7 @@ when it is first used, so that `import sail_jax` stays fast.
 [1.0, 2.0]
 """
 
+from sail_jax.deprecated import former
 from sail_jax.lazy import lazily
 
 TYPE_CHECKING = False  # as that of `typing`, which is imported when it is needed
@@ -72,6 +73,12 @@ _HOMES = {
 
 __getattr__, __dir__ = lazily(
     __name__, {name: home for home, names in _HOMES.items() for name in names.split()}
+)
+__getattr__ = former(
+    __name__,
+    {"rules": "transforms", "counts": "reductions", "Rule": "Transform", "Count": "Reduction"},
+    until="0.3",
+    get=__getattr__,
 )
 
 __all__ = [

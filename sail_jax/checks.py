@@ -13,21 +13,6 @@ if TYPE_CHECKING:
     import jax
     import numpy as np
 
-__all__ = [
-    "argument",
-    "as_array",
-    "concrete",
-    "escaped",
-    "integer",
-    "nearest",
-    "one_of",
-    "scalar",
-    "shortened",
-    "spelled",
-    "static",
-    "storage",
-]
-
 
 def _in_python(name: str, value: str) -> str:
     return f"{name}={value}" if value else name
@@ -144,7 +129,7 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def integer(name: str, value: Any, least: int = 1) -> int:
+def integer(name: str, value: object, least: int = 1) -> int:
     """Checks that an argument is an integer.
 
     Args:
@@ -194,7 +179,7 @@ def nearest(word: str, options: Iterable[str]) -> str:
     return f" (known: {listed})"
 
 
-def one_of(name: str, value: Any, options: Any, error: type[ValueError] = ValueError) -> None:
+def one_of(name: str, value: object, options: object, error: type[ValueError] = ValueError) -> None:
     """Checks that an argument is one of a few words or numbers.
 
     Args:

@@ -4,8 +4,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["EPSILONS", "KEPT_ENTRIES", "LAYER_KEYS", "class_of", "differences", "look_up"]
-
 Config = Mapping[str, Any]
 
 EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps")

@@ -32,7 +32,13 @@ class StoreError(Exception):
     """Something on disk cannot be written or trusted.
 
     The message is one line and names the path.
+
+    Attributes:
+      code: The exit code of a command that it ends: 1, or 2 where the command was asked for what
+        cannot be done.
     """
+
+    code = 1
 
     def __init__(self, message: str) -> None:
         # Names in a file may hold what ends a line.
@@ -45,6 +51,8 @@ class BusyError(StoreError):
 
 class RefusedError(StoreError):
     """What was asked for cannot be done as asked. This is raised before any work starts."""
+
+    code = 2
 
 
 @contextlib.contextmanager
@@ -480,7 +488,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _canonical(record: Any) -> bytes:
+def _canonical(record: object) -> bytes:
     """The bytes whose checksum a record bears, whatever the order of its keys."""
     return json.dumps(record, sort_keys=True, allow_nan=False).encode()
 

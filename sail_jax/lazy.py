@@ -1,4 +1,4 @@
-"""Names of a package that are imported when first asked for, so that commands start fast."""
+"""Names of a package: imported when first asked for, so that commands start fast, and listed."""
 
 # Whatever this imports, every command does before it can handle signals: `typing` takes as long as
 # all else.
@@ -6,7 +6,24 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 
-__all__ = ["lazily"]
+__all__ = ["lazily", "listed"]
+
+
+def listed(package: str) -> Callable[[], list[str]]:
+    """Makes the `__dir__` of a package: the names it hands on, without those it only uses itself.
+
+    Args:
+      package: The package's name, its `__name__`. Its `__all__` has the names.
+
+    Returns:
+      The function.
+    """
+
+    def names() -> list[str]:
+        own = vars(sys.modules[package])
+        return sorted({*own["__all__"], *(name for name in own if name.startswith("__"))})
+
+    return names
 
 
 def lazily(
@@ -18,7 +35,7 @@ def lazily(
     imported, it would take the name's place.
 
     Args:
-      package: The package's name, its `__name__`.
+      package: The package's name, its `__name__`. Its `__all__` has all names.
       modules: Where each name lives, relative to the package. For a function or class it is the
         module that has it. For a name that is a module itself it is the package around it, with a
         dot at the end ("" for this package).
@@ -36,4 +53,4 @@ def lazily(
             return importlib.import_module(f"{package}.{where}{name}")
         return getattr(importlib.import_module(f"{package}.{where}"), name)
 
-    return get, lambda: sorted({*vars(sys.modules[package]), *modules})
+    return get, listed(package)

@@ -23,6 +23,7 @@ from jaxtyping import Array, ArrayLike, Float, PyTree
 
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import concrete, integer, nearest, one_of
+from sail_jax.lazy import listed
 from sail_jax.merging.arithmetic import norm, unit_of
 from sail_jax.merging.matrices import matmul, svd
 from sail_jax.merging.merge import Merge
@@ -50,6 +51,7 @@ __all__ = [
     "sketched",
     "truncate",
 ]
+__dir__ = listed(__name__)
 
 InputAxis = Literal[-1, 0]
 

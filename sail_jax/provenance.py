@@ -3,8 +3,6 @@
 import platform
 from typing import Any
 
-__all__ = ["provenance", "versions"]
-
 
 def versions() -> dict[str, str]:
     """Lists the versions with which this process computes; nothing is imported for it.

@@ -6,8 +6,6 @@ from typing import Any
 
 import jax
 
-__all__ = ["factor_of", "leaf_paths", "path_str", "some_paths"]
-
 
 def path_str(path: tuple[Any, ...]) -> str:
     """Writes a JAX key path as names joined by "/".

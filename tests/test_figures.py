@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments.lab import registry
-from sail_jax.cli.table import COMMANDS
+from sail_jax.cli.finder import commands
 from theory import claims
 from theory.coverage import EQUATIONS
 
@@ -81,7 +81,7 @@ def test_lines_name_what_there_is(key, line):
     """Commands, studies, presets, options and claims."""
     for text in (*line.here, *line.own):
         name, *words = figures.command(text)
-        assert name in COMMANDS
+        assert name in commands()
         if name != "run":
             continue
         _known(*words)

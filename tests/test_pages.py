@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from sail_jax.cli import finder
 from sail_jax.cli import main as cli
-from sail_jax.cli.table import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 GENERATED = re.compile(r"(\.\./)?generated/[\w.-]+\.(md|rst|svg)(#[\w-]+)?")
@@ -58,10 +58,9 @@ def commands(page):
 
 def test_every_command_on_checkpoints_has_a_page_with_an_example_that_runs():
     shown = {words[1] for page in HOW_TO for words in commands(page)}
-    for name, command in COMMANDS.items():
-        if command.package == "sail_jax.cli":
-            called = rf"^>>> .*\b{name}_checkpoints?\("
-            assert name in shown or any(re.search(called, page, re.M) for page in HOW_TO.values())
+    for name in finder.commands("sail_jax.cli.commands"):
+        called = rf"^>>> .*\b{name}_checkpoints?\("
+        assert name in shown or any(re.search(called, page, re.M) for page in HOW_TO.values())
 
 
 @pytest.mark.slow

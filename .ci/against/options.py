@@ -10,7 +10,7 @@ import torch
 from cases import EPS, Case, Outcome, sail_jax
 from safetensors.torch import load_file
 
-from sail_jax.cli import merge
+from sail_jax.cli.commands import merge
 from sail_jax.cli.options import Parser, UsageError
 
 LIMIT = 20_000

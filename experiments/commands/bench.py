@@ -1,4 +1,4 @@
-"""`sail-jax bench`: runs one of the benchmarks in `experiments.bench`, and writes its record."""
+"""Run one benchmark."""
 
 import ast
 import importlib

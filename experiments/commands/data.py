@@ -1,4 +1,4 @@
-"""`sail-jax data`: lists the data sets that studies know, and reads one to describe it."""
+"""The data sets that experiments know, and what is found of one."""
 
 import contextlib
 import shlex

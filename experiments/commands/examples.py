@@ -1,4 +1,4 @@
-"""`sail-jax examples`: makes small checkpoints and recipes to try merging on."""
+"""Small real checkpoints and recipes, to try merging on."""
 
 from collections.abc import Sequence
 from pathlib import Path

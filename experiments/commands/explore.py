@@ -1,4 +1,4 @@
-"""`sail-jax explore`: theory with sliders, on one page."""
+"""A page with sliders: when does transfer help, or pre-training hurt?"""
 
 from collections.abc import Sequence
 

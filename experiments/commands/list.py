@@ -1,4 +1,4 @@
-"""`sail-jax list`: lists the studies, and the question that each one asks."""
+"""The experiments and what each one asks."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""`sail-jax plot`: draws the figures of a finished run again, from its stored result."""
+"""Redraw a finished run from its stored result."""
 
 from collections.abc import Sequence
 

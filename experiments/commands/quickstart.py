@@ -1,4 +1,4 @@
-"""`sail-jax quickstart`: computes four results and shows them on a page."""
+"""Four real results in a minute or two, and a page."""
 
 from collections.abc import Sequence
 

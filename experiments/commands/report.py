@@ -1,4 +1,4 @@
-"""`sail-jax report`: writes a page that shows all finished runs in a directory."""
+"""One page of all finished runs, beside the papers' figures."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""`sail-jax run`: runs one study, with every field of its config as an option."""
+"""Run one experiment; every field of its config is an option."""
 
 import argparse
 import ast

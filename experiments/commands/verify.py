@@ -1,4 +1,4 @@
-"""`sail-jax verify`: checks the papers' claims, each closed form beside a simulation."""
+"""Check the papers' claims: closed form beside simulation."""
 
 import math
 from argparse import ArgumentTypeError

@@ -29,6 +29,8 @@ class DataError(disk.StoreError, ValueError):
     It is a `ValueError` as well. Its message is one line and names the file or the option at fault.
     """
 
+    code = 2
+
 
 class Source(NamedTuple):
     """Where a data set can be had.

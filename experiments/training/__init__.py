@@ -9,6 +9,9 @@ from experiments.training.loop import Trained, train
 from experiments.training.optimizers import Optimizer
 from experiments.training.schedules import Schedule
 from experiments.training.step import State, Training, init, make_step, stateless
+from sail_jax.lazy import listed
+
+__dir__ = listed(__name__)
 
 __all__ = [
     "Checkpoints",

@@ -14,6 +14,9 @@ from sail_jax.align.many import Common, match_many, merge_many
 from sail_jax.align.matching import Matching, match_weights, weight_matching
 from sail_jax.align.statistics import repair, reset_statistics
 from sail_jax.align.straight_through import StraightThrough, straight_through
+from sail_jax.lazy import listed
+
+__dir__ = listed(__name__)
 
 __all__ = [
     "Common",

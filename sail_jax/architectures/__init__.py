@@ -23,6 +23,9 @@ from sail_jax.architectures.frameworks import maxtext, of_tree, tunix
 from sail_jax.architectures.table import Rules
 from sail_jax.architectures.text import t5
 from sail_jax.architectures.vision import clip, clip_text_model, clip_vision_model
+from sail_jax.lazy import listed
+
+__dir__ = listed(__name__)
 
 __all__ = [
     "Architecture",

@@ -1,1 +1,1 @@
-"""The `sail-jax` command. A command is a module with `main(parser, argv)` and a row in `table`."""
+"""The `sail-jax` command. A command is a module; `finder` finds it."""

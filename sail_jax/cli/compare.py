@@ -1,41 +1,41 @@
 """`sail-jax inspect A B [C ...]`: shows what merging some checkpoints will meet, beforehand."""
 
 import itertools
-import json
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sail_jax.cli import saving
+from sail_jax.cli.options import run_options
 from sail_jax.cli.progress import show
+
+if TYPE_CHECKING:
+    from sail_jax.checkpoint.operations.trying import Trial
+    from sail_jax.probe.tasks import Conflict
 
 FIGURE, SCHEMA = "conflict.png", "sail-jax inspect pairs 1"
 FEW = 40  # rows of a table of layers, without --full
 
 
-def run(args: Namespace) -> int:
+def run_pairs(args: Namespace) -> None:
     """Runs the command for two checkpoints or more.
 
     Args:
       args: The arguments of `sail-jax inspect`.
 
-    Returns:
-      The exit code, 0.
-
     Raises:
       ValueError: If an option is for one checkpoint only, or the checkpoints or the examples do not
         fit together.
     """
-    from sail_jax import disk
     from sail_jax.checkpoint import compare_checkpoints
     from sail_jax.checkpoint.operations import trying
     from sail_jax.checkpoint.operations.linearity import SCALES, measure_linearity
     from sail_jax.checkpoint.sources.grown import read_target
     from sail_jax.cli import compare_linearity
 
-    if args.json is not None:
-        disk.admit(args.json, SCHEMA, "a record of inspect")
+    saving.admit(args.json, SCHEMA)
     for option in ("spec", "draft"):
         if getattr(args, option):
             raise ValueError(f"--{option} is for one checkpoint, not for {len(args.checkpoint)}")
@@ -45,49 +45,40 @@ def run(args: Namespace) -> int:
         raise ValueError("--scales are of task vectors: give --base, --data and --linearity, too")
     config = None if args.config is None else read_target(args.config)
     examples = None if args.data is None else trying.read_examples(args.data)
+    run = run_options(args)
     comparison = compare_checkpoints(
         args.checkpoint,
         args.base,
-        allow_pickle=args.allow_pickle,
-        offline=args.offline,
-        select=args.select,
+        allow_pickle=run.allow_pickle,
+        offline=run.offline,
+        select=run.select,
     )
     record = described(comparison)
     if examples is not None:
-        trial = trying.try_average(
-            args.checkpoint, examples, config, allow_pickle=args.allow_pickle, offline=args.offline
-        )
+        trial = trying.try_average(args.checkpoint, examples, config, run=run)
         about = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in _items(trial)}
         record["data"] = {"file": str(args.data), "examples": len(examples.inputs), **about}
     if args.linearity and examples is not None:
         found = measure_linearity(
             args.checkpoint, examples, args.base, config, scales=args.scales or SCALES,
-            every_layer=args.full, allow_pickle=args.allow_pickle, offline=args.offline,
+            every_layer=args.full, run=run,
         )  # fmt: skip
         record["linearity"] = compare_linearity.described(found)
     from sail_jax.cli import merge_odds
 
     record["verdict"] = merge_odds.verdict(record)
     show(render(record, full=args.full))
-    if args.json is not None:
-        text = json.dumps({"schema": SCHEMA, **record}, indent=2, allow_nan=False)
-        disk.write_atomic(args.json, text.encode() + b"\n")
+    saving.write(args.json, SCHEMA, record)
     if args.out is not None:
         from sail_jax.cli import compare_figure
-        from sail_jax.drawing import style
 
         figures = {FIGURE: compare_figure.draw(record["groups"], len(comparison.models))}
         if args.linearity:
             figures[compare_linearity.FIGURE] = compare_linearity.draw(record["linearity"])
-        with disk.explained("write to", args.out):
-            args.out.mkdir(parents=True, exist_ok=True)
-        for name, figure in figures.items():
-            disk.write_atomic(args.out / name, style.png(figure))
-            show(args.out / name)
-    return 0
+        saving.draw(args.out, figures)
 
 
-def _items(trial: Any) -> Iterator[tuple[str, Any]]:
+def _items(trial: "Trial") -> Iterator[tuple[str, Any]]:
     """The parts of a trial that are known, by name."""
     return ((k, v) for k, v in trial._asdict().items() if v is not None)
 
@@ -156,7 +147,7 @@ def described(found: Any) -> dict[str, Any]:
     return record
 
 
-def _said(conflict: Any, tasks: bool) -> dict[str, float]:
+def _said(conflict: "Conflict", tasks: bool) -> dict[str, float]:
     """Summarises a `Conflict`: its mean cosine over pairs and, for task vectors, sign conflict."""
     upper = np.triu_indices(len(conflict.norms), 1)
     about = {"cosine": float(np.mean(conflict.cosines[upper]))}

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sail_jax.drawing import style
@@ -257,7 +258,7 @@ def draw(record: Mapping[str, Any]) -> Figure:
     return fig
 
 
-def _scored(record: Mapping[str, Any], top: Any, low: Any) -> tuple[list[Any], list[str]]:
+def _scored(record: Mapping[str, Any], top: Axes, low: Axes) -> tuple[list[Any], list[str]]:
     """Draws averages beside ensembles, and stitched networks by layer."""
     sets, metric = record["averaging"], record["metric"]
     x, y = (np.array([row[k] for row in sets]) for k in ("average", "ensemble"))

@@ -6,31 +6,37 @@ import importlib
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 # OpenBLAS, which jax uses for factorisations on a CPU, keeps its threads spinning beside XLA's own:
 # on few cores each waits for the other. Read when NumPy is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from sail_jax.checks import nearest, spelled
+from sail_jax.cli.finder import GROUPS, Command, commands
 from sail_jax.cli.memory import collect_rarely, reuse_freed_memory
 from sail_jax.cli.options import Parser, UsageError, flag
 from sail_jax.cli.progress import fitted, say, show
 from sail_jax.cli.stopping import stop_on_signals, taken_leave
-from sail_jax.cli.table import COMMANDS
-from sail_jax.disk import RefusedError, StoreError
+from sail_jax.disk import StoreError
 
 
 def _help() -> str:
-    commands = "\n".join(f"  {name:11} {command.about}" for name, command in COMMANDS.items())
+    groups = "\n\n".join(
+        f"{about}:\n{_listed(commands(package))}" for package, about in GROUPS.items()
+    )
     return (
         "usage: sail-jax [--help] [--version] COMMAND ...\n\n"
         "Merge, grow and transfer neural networks in JAX, with the theory that says when it works."
-        f"\n\n{commands}\n\nsail-jax COMMAND --help tells more. Exit codes: 0 well, 1 a claim or "
+        f"\n\n{groups}\n\nsail-jax COMMAND --help tells more. Exit codes: 0 well, 1 a claim or "
         "a run failed,\n2 bad usage, 130 interrupted (SIGINT, SIGTERM or SIGHUP).\n"
     )
+
+
+def _listed(found: Mapping[str, Command]) -> str:
+    """A line for each command."""
+    return "\n".join(f"  {name:11} {command.about}" for name, command in found.items())
 
 
 def _dispatch(argv: Sequence[str], alone: bool) -> int:
@@ -42,21 +48,38 @@ def _dispatch(argv: Sequence[str], alone: bool) -> int:
     for word in argv:
         if "\0" in word:
             raise UsageError(f"'{word}' holds a null character, which no argument can")
-    name = argv[0]
+    name, *rest = argv
     if name == "--version":
         from importlib.metadata import version
 
         show(f"sail-jax {version('sail-jax')}")
         return 0
-    if name not in COMMANDS:
-        kind = "option" if name.startswith("-") else "command"
-        choices = ["--help", "--version"] if kind == "option" else COMMANDS
-        raise UsageError(f"unknown {kind} '{name}'{nearest(name, choices)}")
-    command = COMMANDS[name]
-    if not command.package.startswith("sail_jax."):
+    if name.startswith("-"):
+        raise UsageError(f"unknown option '{name}'{nearest(name, ['--help', '--version'])}")
+    command = _named(name, commands())
+    if inner := command.inner():
+        if not rest or rest[0] in ("-h", "--help"):
+            return _choose(name, command.about, inner, asked=bool(rest))
+        command = _named(f"{name} {rest[0]}", {f"{name} {key}": inner[key] for key in inner})
+        name, *rest = f"{name} {rest[0]}", *rest[1:]
+    if not command.module.startswith("sail_jax."):
         _pin_packages(own=alone and sys.modules["__main__"].__spec__ is None)
-    module = importlib.import_module(f"{command.package}.{name}")
-    return module.main(Parser(name, command.about), argv[1:])
+    return importlib.import_module(command.module).main(Parser(name, command.about), rest)
+
+
+def _named(name: str, known: Mapping[str, Command]) -> Command:
+    """The command of a name."""
+    if name not in known:
+        raise UsageError(f"unknown command '{name}'{nearest(name, known)}")
+    return known[name]
+
+
+def _choose(name: str, about: str, inner: Mapping[str, Command], asked: bool) -> int:
+    """Lists the commands of a package, where it was asked to."""
+    if not asked:
+        raise UsageError(f"name a command: {', '.join(inner)}; see sail-jax {name} --help")
+    show(f"usage: sail-jax {name} {{{','.join(inner)}}} ...\n\n{about}\n\n{_listed(inner)}")
+    return 0
 
 
 def _pin_packages(own: bool) -> None:
@@ -98,7 +121,7 @@ def _interrupted(argv: Sequence[str]) -> None:
     """Says that the command was interrupted and how to continue it, unless the terminal is gone."""
     with contextlib.suppress(OSError):
         say("sail-jax: interrupted")
-        if argv and argv[0] in COMMANDS and COMMANDS[argv[0]].resumes:
+        if Parser.latest is not None and Parser.latest.takes("--resume"):
             again = argv if "--resume" in argv else [*argv, "--resume"]
             say(f"what is finished is kept; continue with: {shlex.join(['sail-jax', *again])}")
         sys.stdout.flush()
@@ -123,28 +146,28 @@ def run(argv: Sequence[str] | None) -> int:
       The exit code, as `main` has it.
     """
     alone = argv is None
-    argv = list(sys.argv[1:] if argv is None else argv)
+    argv, Parser.latest = list(sys.argv[1:] if argv is None else argv), None
     try:
         if alone:
-            _settle(argv)
+            _settle(lambda: _leave(argv))
         return _reported(argv, alone)
     except KeyboardInterrupt:
         (_leave if alone else _interrupted)(argv)
         return 130
 
 
-def _settle(argv: Sequence[str]) -> None:
+def _settle(leave: Callable[[], None]) -> None:
     """Prepares the process for a command that it runs alone."""
     collect_rarely()
     reuse_freed_memory()
 
-    def lost(what: Any) -> None:
+    def lost(what: "sys.UnraisableHookArgs") -> None:
         """An interrupt that lands where none can be raised, in a finaliser or in a callback of the
         garbage collector (JAX has one)."""
-        _leave(argv) if what.exc_type is KeyboardInterrupt else sys.__unraisablehook__(what)
+        leave() if what.exc_type is KeyboardInterrupt else sys.__unraisablehook__(what)
 
     sys.unraisablehook = lost
-    stop_on_signals(lambda: _leave(argv))
+    stop_on_signals(leave)
 
 
 def _reported(argv: Sequence[str], alone: bool) -> int:
@@ -156,7 +179,7 @@ def _reported(argv: Sequence[str], alone: bool) -> int:
         return int(exc.code or 0)
     except (UsageError, StoreError) as exc:
         say(fitted(f"sail-jax: error: {exc}"))
-        return 2 if isinstance(exc, (UsageError, RefusedError, ValueError)) else 1
+        return exc.code
     # What reads our output has seen enough, as `head` has.
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

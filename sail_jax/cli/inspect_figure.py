@@ -4,13 +4,15 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sail_jax.basis.axes import Axis
 from sail_jax.basis.spaces import Spec
 from sail_jax.checkpoint.contents.layers import is_early
 
-__all__ = ["Band", "Layout", "Row", "draw", "layout"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # In the order of the palette's colours.
 MARKS = {
@@ -281,7 +283,7 @@ def _place(label: str) -> tuple[int, int]:
     return int(part[1]) if part else 0, next(kinds, len(_ORDER))
 
 
-def draw(found: Layout, spec: Spec, title: str) -> Any:
+def draw(found: Layout, spec: Spec, title: str) -> "Figure":
     """Draws the picture: a row for each module, a column for each space, marks for what is done to
     it.
 
@@ -383,7 +385,7 @@ def draw(found: Layout, spec: Spec, title: str) -> Any:
     return fig
 
 
-def _marks(ax: Any, row: Row, y: float, columns: Mapping[str, int]) -> None:
+def _marks(ax: "Axes", row: Row, y: float, columns: Mapping[str, int]) -> None:
     """Draws the marks of one row, at height y."""
     from sail_jax.drawing import style
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from sail_jax import disk
 
-__all__ = ["compiled_for", "compiled_quickly", "quick_flags", "remember_kernels"]
-
 # XLA ends a process whose flags it does not know: only versions that were tried are given these.
 # For every program, however small, the emitters that are turned off set up a compiler of their own.
 # Compiled in one part, a program does without what is done anew for each part; else there are as

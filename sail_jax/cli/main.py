@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 from sail_jax.cli import stopping
 
-__all__ = ["main"]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.

@@ -5,8 +5,6 @@ import ctypes
 import gc
 import os
 
-__all__ = ["collect_rarely", "reuse_freed_memory"]
-
 # From glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGEST_REUSED = 32 << 20

@@ -7,7 +7,10 @@ counted apart since they differ more than the bands do.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 KEPT = 0.9  # of the experts' accuracy
 EDGES = (1e-3, 1e-2, 1e-1)
@@ -46,7 +49,7 @@ TABLE = (
 WEIGHTS, SIGNS, SAMPLE = (0.73, 0.65, 0.79), (0.23, 0.13, 0.34), (0.99, 0.99, 1.00)
 
 
-def measured(dataset: Any) -> tuple[Band, ...]:
+def measured(dataset: "xr.Dataset") -> tuple[Band, ...]:
     """Counts the merges of a finished run of `merge_prediction`, as `TABLE` has them.
 
     Args:

@@ -9,14 +9,14 @@ import contextlib
 import os
 import re
 import sys
-from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sail_jax.cli.options import natural, seed
+from sail_jax.cli.options import Parser, natural, reader, seed
 from sail_jax.cli.progress import fitted, say
 
-__all__ = ["OPTIONS", "Answer", "Option", "add_options", "answering", "on_device", "seeded"]
+if TYPE_CHECKING:
+    from sail_jax.checkpoint.recipe.recipes import Recipe
 
 
 class Answer(NamedTuple):
@@ -53,56 +53,61 @@ class Option(NamedTuple):
     metavar: str | None = None
 
 
-def parameters(text: str) -> int:
-    """Reads --out-shard-size as mergekit does: a whole number, with k, m or b for its thousands.
+def _parameters(text: str) -> int:
+    """A whole number, with k, m or b for its thousands; for 0 what no file reaches.
 
-    Its help calls them parameters, but its writer counts bytes, and so they are read here.
+    mergekit's help calls them parameters, but its writer counts bytes, and so they are read here.
 
-    Args:
-      text: The value of the option.
-
-    Returns:
-      The bytes; for 0, which stands for no limit, a number that no file reaches.
-
-    Raises:
-      ArgumentTypeError: If the text is no such number.
-
-    >>> parameters("1B"), parameters("500m"), parameters("20000")
+    >>> _parameters("1B"), _parameters("500m"), _parameters("20000")
     (1000000000, 500000000, 20000)
     """
     match = re.fullmatch(r"([0-9]{1,15})([kmb]?)", text.lower())
     if match is None:
-        raise ArgumentTypeError(
-            f"expected a whole number such as 1B or 500M, got '{text}'; --shard-size takes 1.5GB"
-        )
+        raise ValueError
     return int(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}[match[2]] or sys.maxsize
+
+
+parameters = reader(
+    _parameters, bool, "a whole number such as 1B or 500M (--shard-size takes 1.5GB)"
+)
 
 
 _DONE = Answer()
 _PLACE = "tensors are read into main memory piece by piece, and --max-memory bounds it"
-_CODE = "code that comes with a checkpoint is never run"
-_EXACT = "adapters are added in float32 or better, and nothing is rounded in between"
 _WRITES = "each of --threads writes its tensors while others are read"
 
 
-def _pair(name: str, help: str, given: Answer, without: Answer = _DONE) -> Option:
+def _pair(name: str, help: str, given: Answer = _DONE, without: Answer = _DONE) -> Option:
+    """A flag, and its counterpart `--no-...`."""
     return Option((f"--{name}",), help, given, without)
 
 
-def _idle(name: str, why: str) -> Option:
-    """A pair of flags without effect here."""
-    return _pair(name, f"no effect: {why}", Answer(note=f"has no effect: {why}"))
-
-
-def _switch(name: str, argument: str, help: str) -> Option:
-    """A pair of flags that sets an argument."""
+def _switch(name: str, help: str) -> Option:
+    """A pair of flags that sets the argument of its name."""
+    argument = name.replace("-", "_")
     return _pair(name, help, Answer((argument, True)), Answer((argument, False)))
+
+
+def _value(
+    flags: str, argument: str, help: str, type: Callable[[str], Any] = str, metavar: str = "N"
+) -> Option:
+    """An option that sets an argument to its value."""
+    return Option(tuple(flags.split()), help, Answer((argument, ...)), None, type, metavar)
+
+
+def _idle(
+    flag: str, why: str, type: Callable[[str], Any] | None = None, metavar: str | None = None
+) -> Option:
+    """An option without effect here, and why."""
+    note = Answer(note=f"has no effect: {why}")
+    # A flag of two dashes has a counterpart, which asks for what is so in any case.
+    without = _DONE if type is None and flag.startswith("--") else None
+    return Option((flag,), f"no effect: {why}", note, without, type, metavar)
 
 
 OPTIONS = (
     _switch(
         "allow-crimes",
-        "allow_crimes",
         "merge networks of other architectures, and outputs that contradict their config.json",
     ),
     _pair(
@@ -113,106 +118,78 @@ OPTIONS = (
             "'{source: union}' in the recipe matches them by their tokens"
         ),
     ),
-    _pair("trust-remote-code", f"no effect: {_CODE}", Answer(note=f"has no effect: {_CODE}")),
-    Option(
-        ("--transformers-cache",),
+    _idle("--trust-remote-code", "code that comes with a checkpoint is never run"),
+    _value(
+        "--transformers-cache",
+        "hub_cache",
         "the folder of models from the Hub, as the variable HF_HUB_CACHE",
-        Answer(("hub_cache", ...)),
-        type=str,
         metavar="DIR",
     ),
-    Option(
-        ("--lora-merge-cache",),
-        "no effect: adapters are added while tensors are read, and nothing is stored",
-        Answer(note="has no effect: adapters are added while tensors are read, nothing is stored"),
-        type=str,
-        metavar="DIR",
+    _idle(
+        "--lora-merge-cache",
+        "adapters are added while tensors are read, and nothing is stored",
+        str,
+        "DIR",
     ),
-    Option(
-        ("--lora-merge-dtype",),
-        f"no effect: {_EXACT}",
-        Answer(note=f"has no effect: {_EXACT}"),
-        type=str,
-        metavar="NAME",
+    _idle(
+        "--lora-merge-dtype",
+        "adapters are added in float32 or better, and nothing is rounded in between",
+        str,
+        "NAME",
     ),
-    Option(
-        ("--random-seed",),
+    _value(
+        "--random-seed",
+        "random_seed",
         "the seed of methods that draw, in place of the recipe's seed",
-        Answer(("random_seed", ...)),
-        type=seed,
-        metavar="N",
+        seed,
     ),
-    Option(
-        ("-v",),
-        "no effect: --plan prints what is done to every tensor",
-        Answer(note="has no effect: --plan prints what is done to every tensor"),
-    ),
-    _switch("quiet", "quiet", "show progress, as by default"),
+    _idle("-v", "--plan prints what is done to every tensor"),
+    _switch("quiet", "show progress, as by default"),
     _pair(
         "cuda",
         "compute on the first CUDA device; without it on JAX's default device",
         Answer(("device", "cuda")),
     ),
-    Option(
-        ("--device",),
+    _value(
+        "--device",
+        "device",
         "the device that computes: cpu, cuda, cuda:1, tpu, or auto for JAX's default device",
-        Answer(("device", ...)),
-        type=str,
         metavar="NAME",
     ),
-    _idle("low-cpu-memory", _PLACE),
+    _idle("--low-cpu-memory", _PLACE),
     _pair(
         "lazy-unpickle",
         "always so; --allow-pickle reads PyTorch's files, and runs nothing in them",
-        _DONE,
-        Answer(note="has no effect: pickles are parsed tensor by tensor, and never run"),
+        without=Answer(note="has no effect: pickles are parsed tensor by tensor, and never run"),
     ),
-    _idle("read-to-gpu", _PLACE),
-    _idle("multi-gpu", "one device computes, and --threads workers read and write"),
-    Option(
-        ("--num-threads", "-j"),
-        "the same as --threads",
-        Answer(("threads", ...)),
-        type=natural,
-        metavar="N",
-    ),
+    _idle("--read-to-gpu", _PLACE),
+    _idle("--multi-gpu", "one device computes, and --threads workers read and write"),
+    _value("--num-threads -j", "threads", "the same as --threads", natural),
     Option(
         ("--gpu-rich",),
         "the same as --cuda",
         Answer(("device", "cuda"), note=f"is --cuda here, as {_PLACE}"),
     ),
-    _idle("async-write", _WRITES),
-    Option(
-        ("--write-threads",),
-        f"no effect: {_WRITES}",
-        Answer(note=f"has no effect: {_WRITES}"),
-        type=natural,
-        metavar="N",
-    ),
-    Option(
-        ("--out-shard-size",),
+    _idle("--async-write", _WRITES),
+    _idle("--write-threads", _WRITES, natural, "N"),
+    _value(
+        "--out-shard-size",
+        "shard_bytes",
         "--shard-size in mergekit's notation: 1B is 1GB, and 0 is no limit",
-        Answer(("shard_size", ...)),
-        type=parameters,
-        metavar="SIZE",
+        parameters,
+        "SIZE",
     ),
     _switch(
         "copy-tokenizer",
-        "copy_tokenizer",
         "copy the tokenizer's files, as by default; what the recipe's tokenizer makes is written "
         "regardless",
     ),
-    _pair("clone-tensors", "always so: a tensor that is used twice is written twice", _DONE),
-    _switch(
-        "write-model-card",
-        "write_model_card",
-        "write README.md and recipe.yaml, as by default",
-    ),
+    _pair("clone-tensors", "always so: a tensor that is used twice is written twice"),
+    _switch("write-model-card", "write README.md and recipe.yaml, as by default"),
     _pair(
         "safe-serialization",
         "always so: no pickle is ever written",
-        _DONE,
-        Answer(refused="no pickle is ever written; leave it out, or choose a --format"),
+        without=Answer(refused="no pickle is ever written; leave it out, or choose a --format"),
     ),
 )
 """The options of `mergekit-yaml` 0.1.5, in the order of its help."""
@@ -230,7 +207,11 @@ class _Given(argparse.Action):
         self.option = option
 
     def __call__(
-        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
     ) -> None:
         flag = str(option_string)
         without = self.option.without is not None and flag.startswith("--no-")
@@ -245,7 +226,7 @@ class _Given(argparse.Action):
             namespace.answers = {**namespace.answers, flag: answer.note}
 
 
-def add_options(parser: Any) -> None:
+def add_options(parser: Parser) -> None:
     """Adds the options of `mergekit-yaml` to those that a command has already.
 
     Args:
@@ -263,8 +244,8 @@ def add_options(parser: Any) -> None:
 
 
 def answering(
-    run: Callable[[argparse.Namespace], int],
-) -> Callable[[argparse.Namespace], int]:
+    run: Callable[[argparse.Namespace], None],
+) -> Callable[[argparse.Namespace], None]:
     """Makes a command print one line for each option without effect.
 
     Args:
@@ -274,16 +255,17 @@ def answering(
       The function that prints and then runs it, with the folder of the Hub that was given.
     """
 
-    def answered(args: argparse.Namespace) -> int:
+    def answered(args: argparse.Namespace) -> None:
         for flag, note in args.answers.items():
             say(fitted(f"note: {flag} {note}"))
         if args.hub_cache is None:
-            return run(args)
+            run(args)
+            return
         before = os.environ.get("HF_HUB_CACHE")
         # huggingface_hub reads it when it is imported, which is when it is first needed.
         os.environ["HF_HUB_CACHE"] = args.hub_cache
         try:
-            return run(args)
+            run(args)
         finally:
             os.environ.pop("HF_HUB_CACHE")
             if before is not None:
@@ -292,7 +274,7 @@ def answering(
     return answered
 
 
-def seeded(recipe: Any, seed: int | None) -> Any:
+def seeded(recipe: "Recipe", seed: int | None) -> "Recipe":
     """Puts the seed of the command line in the place of a recipe's.
 
     Args:

@@ -1,6 +1,7 @@
 """What all command lines have in common: the parser, types of arguments, options and errors."""
 
 import argparse
+import contextlib
 import math
 import os
 import pkgutil
@@ -9,34 +10,23 @@ import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 from sail_jax.checks import nearest
+from sail_jax.cli.progress import Meter
 from sail_jax.disk import StoreError
 
-__all__ = [
-    "Parser",
-    "UsageError",
-    "add_certify",
-    "add_copying",
-    "add_offline",
-    "add_params",
-    "add_tables",
-    "file",
-    "flag",
-    "function",
-    "natural",
-    "numbers",
-    "on_inputs",
-    "outcome",
-    "run_options",
-    "seed",
-    "size",
-]
+if TYPE_CHECKING:
+    from sail_jax.checkpoint import RunOptions
+    from sail_jax.checkpoint.operations.results import Result
+
+T = TypeVar("T")
 
 
 class UsageError(Exception):
-    """The command line asks for something that does not exist or does not fit; exit code 2."""
+    """The command line asks for something that does not exist or does not fit."""
+
+    code = 2
 
 
 class Parser(argparse.ArgumentParser):
@@ -46,7 +36,12 @@ class Parser(argparse.ArgumentParser):
       command: The name of the command, after "sail-jax".
       about: What `--help` says that it does.
       **options: Options of `argparse.ArgumentParser`.
+
+    Attributes:
+      latest: The parser that read arguments last, that of the command that runs; None before.
     """
+
+    latest: "ClassVar[Parser | None]" = None
 
     def __init__(self, command: str, about: str | None = None, **options: Any) -> None:
         super().__init__(
@@ -56,6 +51,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         # `argparse` itself would print the usage and end the process.
         raise UsageError(f"{message}; see {self.prog} --help")
+
+    def takes(self, option: str) -> bool:
+        """Whether the command has this option."""
+        return option in self._option_string_actions
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """Reads the arguments of a command.
@@ -69,6 +68,7 @@ class Parser(argparse.ArgumentParser):
         Raises:
           UsageError: If an argument or an option is unknown or missing, or a value does not fit.
         """
+        Parser.latest = self
         # An option may stand between the input and the output.
         args, unknown = self.parse_known_intermixed_args(argv)
         if not unknown:
@@ -91,119 +91,128 @@ def flag(name: str, value: str) -> str:
 
 
 def on_inputs(
-    add_arguments: Callable[[Parser], None], run: Callable[[argparse.Namespace], int]
+    add_arguments: Callable[[Parser], None], run: Callable[[argparse.Namespace], None]
 ) -> Callable[[Parser, Sequence[str]], int]:
     """Makes the `main` of a command whose ValueErrors are all about what the user gave.
 
-    Such an error becomes a `UsageError` (one line, exit code 2) and a `MergeError` of a merge that
-    was under way becomes a `StoreError` (one line, exit code 1).
+    Such an error becomes a `UsageError`. A `StoreError` passes as it is.
 
     Args:
       add_arguments: Adds the command's arguments to the parser.
-      run: Runs the command on the arguments, and returns its exit code.
+      run: Runs the command on the arguments.
 
     Returns:
-      The function `main(parser, argv)`, which returns the exit code.
+      The function `main(parser, argv)`, which returns the exit code 0.
     """
 
     def main(parser: Parser, argv: Sequence[str]) -> int:
         add_arguments(parser)
         args = parser.read(argv)
-        from sail_jax.checkpoint.engine.errors import MergeError
-
         try:
-            return run(args)
-        # A merge that is refused before it starts is both this and a `MergeError`. It passes as it
-        # is.
+            run(args)
+        # Many of them are ValueErrors, too.
         except StoreError:
             raise
-        except MergeError as exc:
-            raise StoreError(str(exc)) from exc
         except ValueError as exc:
             raise UsageError(str(exc)) from exc
+        return 0
 
     return main
+
+
+def reader(
+    parse: Callable[[str], T], holds: Callable[[T], bool], expected: str
+) -> Callable[[str], T]:
+    """Makes the reader of an option's value.
+
+    Args:
+      parse: Makes the value of a text; a ValueError if it cannot.
+      holds: What has to be true of the value.
+      expected: What the message says was expected.
+
+    Returns:
+      The function that `argparse` calls with the text.
+
+    >>> reader(float, lambda x: 0 < x <= 1, "a number above 0, up to 1")("0.9")
+    0.9
+    """
+
+    def read(text: str) -> T:
+        with contextlib.suppress(ValueError):
+            if holds(value := parse(text)):
+                return value
+        raise ArgumentTypeError(f"expected {expected}, got '{text}'")
+
+    return read
+
+
+def _decimal(text: str) -> int:
+    """A whole number in decimal digits alone."""
+    if not text.isdecimal():
+        raise ValueError
+    return int(text)
+
+
+def _several(text: str) -> tuple[float, ...]:
+    """Numbers with commas between them."""
+    return tuple(float(part) for part in text.split(","))
 
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
 
-def size(text: str) -> int:
-    """Reads a number of bytes, such as 500M, 1.5GB or 2GiB.
+def _bytes(text: str) -> int:
+    """A number with its unit: k, M, G or Ki, Mi, Gi, in upper or lower case, with or without B.
 
-    Args:
-      text: The number with its unit: k, M, G (powers of 1000) or Ki, Mi, Gi (powers of 1024), in
-        upper or lower case, with or without B; bytes without a unit.
-
-    Returns:
-      The bytes, rounded down.
-
-    Raises:
-      ArgumentTypeError: If the text is no such number, or 0.
-
-    >>> size("1.5GB"), size("2 GiB"), size("4096")
+    >>> _bytes("1.5GB"), _bytes("2 GiB"), _bytes("4096")
     (1500000000, 2147483648, 4096)
     """
     # Fifteen digits are enough for any memory, and can be converted whatever they are.
     match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([kmg]i?|)b?", text.strip().lower())
     if match is None or float(match[1]) <= 0:
-        raise ArgumentTypeError(f"expected a size such as 500MB or 2GiB, got '{text}'")
+        raise ValueError
     return int(float(match[1]) * UNITS[match[2]])
 
 
-def natural(text: str) -> int:
-    """Reads a whole number from 1.
+size = reader(_bytes, lambda n: n >= 0, "a size such as 500MB or 2GiB")
+natural = reader(_decimal, lambda n: n >= 1, "a whole number from 1")
+seed = reader(_decimal, lambda n: n < 2**31, "an integer from 0 to 2^31 - 1")
+positive = reader(float, lambda x: 0 < x < 1e6, "a positive number")
+numbers = reader(
+    _several,
+    lambda values: all(0 < x < math.inf for x in values),
+    "positive numbers such as 0.1,0.4",
+)
+weights = reader(
+    _several, lambda values: all(map(math.isfinite, values)), "numbers such as 0.2,0.3,0.5"
+)
+
+
+def entry(text: str) -> tuple[str, object]:
+    """Reads KEY=VALUE with the value in YAML; "2x" stays text.
 
     Args:
-      text: The number in decimal digits.
+      text: The value of the option.
 
     Returns:
-      The number.
+      The key and the value.
 
     Raises:
-      ArgumentTypeError: If the text is no such number.
+      ArgumentTypeError: If there is no key, or the value is not YAML.
+
+    >>> entry("snr_db=20"), entry("hidden_size=2x")
+    (('snr_db', 20), ('hidden_size', '2x'))
     """
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"expected a whole number from 1, got '{text}'")
-    return int(text)
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ArgumentTypeError(f"expected KEY=VALUE, got '{text}'")
+    from sail_jax.checkpoint.recipe.declared import plain
+    from sail_jax.checkpoint.recipe.yaml_tree import RecipeError, compose
 
-
-def numbers(text: str) -> tuple[float, ...]:
-    """Reads positive numbers with commas between them.
-
-    Args:
-      text: The numbers, such as "0.1,0.4".
-
-    Returns:
-      The numbers.
-
-    Raises:
-      ArgumentTypeError: If a part is no finite positive number.
-    """
     try:
-        values = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        values = ()
-    if not values or not all(0 < x < math.inf for x in values):
-        raise ArgumentTypeError(f"expected positive numbers such as 0.1,0.4, got '{text}'")
-    return values
-
-
-def seed(text: str) -> int:
-    """Reads a seed: a whole number from 0 to 2^31 - 1.
-
-    Args:
-      text: The number in decimal digits.
-
-    Returns:
-      The number.
-
-    Raises:
-      ArgumentTypeError: If the text is no such number.
-    """
-    if not text.isdecimal() or int(text) >= 2**31:
-        raise ArgumentTypeError(f"expected an integer from 0 to 2^31 - 1, got '{text}'")
-    return int(text)
+        return key, plain(compose(value, key))
+    except RecipeError as error:
+        raise ArgumentTypeError(f"{error}, in '{value}'") from error
 
 
 def function(text: str) -> Callable[..., Any]:
@@ -253,7 +262,61 @@ def file(text: str) -> Path:
     return Path(text)
 
 
-def add_tables(parser: Any, checkpoint: str) -> None:
+def add_input(parser: Parser, name: str, metavar: str, what: str, **options: Any) -> None:
+    """Adds the argument that names a checkpoint to read.
+
+    Args:
+      parser: The parser of the command.
+      name: The argument of the command's function in Python.
+      metavar: What the usage calls it.
+      what: What its help calls it, such as "the checkpoint to grow".
+      **options: Further options of `add_argument`.
+    """
+    where = "a folder, a file of tensors, or a name on the Hub"
+    parser.add_argument(name, metavar=metavar, help=f"{what}: {where}", **options)
+
+
+def add_output(parser: Parser, what: str, **options: Any) -> None:
+    """Adds the argument OUT.
+
+    Args:
+      parser: The parser of the command.
+      what: What its help calls the output, such as "the merge".
+      **options: Further options of `add_argument`.
+    """
+    where = "a folder, or a .safetensors or .npz file"
+    parser.add_argument(
+        "out", metavar="OUT", type=Path, help=f"where {what} is written: {where}", **options
+    )
+
+
+def add_seed(parser: Parser, what: str) -> None:
+    """Adds --seed.
+
+    Args:
+      parser: The parser of the command.
+      what: What is drawn under it.
+    """
+    parser.add_argument("--seed", metavar="N", type=seed, help=f"seed of {what}; default: 0")
+
+
+def add_set(parser: Parser) -> None:
+    """Adds --set, which sets options of a method.
+
+    Args:
+      parser: The parser of the command.
+    """
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        type=entry,
+        default=[],
+        help="set an option of the method",
+    )
+
+
+def add_tables(parser: Parser, checkpoint: str) -> None:
     """Adds --config and --spec, which say what spaces the tensors of a checkpoint live in.
 
     Args:
@@ -275,7 +338,7 @@ def add_tables(parser: Any, checkpoint: str) -> None:
     )
 
 
-def add_certify(parser: Any) -> None:
+def add_certify(parser: Parser) -> None:
     """Adds --certify and --no-certify: whether outputs are compared before and after, and how.
 
     The code that --certify names is run. It can be named on the command line alone, so that no file
@@ -298,7 +361,7 @@ def add_certify(parser: Any) -> None:
     )
 
 
-def add_copying(parser: Any) -> None:
+def add_copying(parser: Parser) -> None:
     """Adds the options of commands that read checkpoints and write one, such as --resume.
 
     Args:
@@ -331,9 +394,10 @@ def add_copying(parser: Any) -> None:
     )
     add(
         "--shard-size",
+        dest="shard_bytes",
         metavar="SIZE",
         type=size,
-        default=5 * 10**9,
+        default=argparse.SUPPRESS,
         help="largest size of one file of a sharded output; default: 5GB",
     )
     add_params(parser)
@@ -347,7 +411,7 @@ def add_copying(parser: Any) -> None:
     add("--quiet", action="store_true", help="show no progress")
 
 
-def add_offline(parser: Any) -> None:
+def add_offline(parser: Parser) -> None:
     """Adds --offline, with which models on the Hub are read from the cache alone.
 
     Args:
@@ -360,7 +424,7 @@ def add_offline(parser: Any) -> None:
     )
 
 
-def add_params(parser: Any) -> None:
+def add_params(parser: Parser) -> None:
     """Adds --params, which says which tensors of a checkpoint are worked on.
 
     Args:
@@ -375,12 +439,11 @@ def add_params(parser: Any) -> None:
     )
 
 
-def outcome(done: Any, tensors: int, where: object = None) -> str:
+def outcome(done: "Result", where: object = None) -> str:
     """Writes the line about the output that merging, growing and aligning end with.
 
     Args:
-      done: What the operation returned, with `out`, `seconds` and `unchanged`.
-      tensors: How many tensors the output has.
+      done: What the operation returned.
       where: What the line begins with; None for the place of the output.
 
     Returns:
@@ -388,25 +451,42 @@ def outcome(done: Any, tensors: int, where: object = None) -> str:
     """
     where = done.out if where is None else where
     if done.unchanged:
-        return f"{where}: finished before, and holds these {tensors} tensors"
-    return f"{where}: {tensors} tensors in {done.seconds:.1f} s"
+        return f"{where}: finished before, and holds these {done.tensors} tensors"
+    return f"{where}: {done.tensors} tensors in {done.seconds:.1f} s"
 
 
-def run_options(args: Any, progress: Any = None) -> Any:
-    """Makes the `RunOptions` of the options that `add_copying` adds.
+def run_options(args: argparse.Namespace, progress: Meter | None = None) -> "RunOptions":
+    """Makes the `RunOptions` of a command line: options are called as its fields are.
 
     Args:
       args: The arguments of the command line.
-      progress: Told about progress, such as a `Meter`; None for nobody.
+      progress: Told about progress; None for nobody.
 
     Returns:
       The options of the run.
     """
+    from dataclasses import fields
+
     from sail_jax.checkpoint import RunOptions
 
-    return RunOptions(
-        resume=args.resume, max_memory=args.max_memory, threads=args.threads,
-        allow_nonfinite=args.allow_nonfinite, allow_pickle=args.allow_pickle, offline=args.offline,
-        format=args.format, shard_bytes=args.shard_size, select=args.select, progress=progress,
-        force=args.force,
-    )  # fmt: skip
+    known = {field.name for field in fields(RunOptions)}
+    chosen = {name: value for name, value in vars(args).items() if name in known}
+    return RunOptions(**chosen, progress=progress)
+
+
+def arguments(args: argparse.Namespace, *own: str) -> dict[str, Any]:
+    """Collects the arguments of a command's function in Python: options are called as these are.
+
+    Args:
+      args: The arguments of the command line.
+      *own: What only the command itself knows. So is --quiet.
+
+    Returns:
+      The values that were given, by name, without those of `run_options`.
+    """
+    from dataclasses import fields  # not above: it imports slowly, and `--help` needs none
+
+    from sail_jax.checkpoint import RunOptions
+
+    others = {*own, "quiet", *(field.name for field in fields(RunOptions))}
+    return {k: v for k, v in vars(args).items() if v is not None and k not in others}

@@ -6,11 +6,13 @@ All text is escaped, as names that come from files may hold what a terminal woul
 import re
 import sys
 import time
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from sail_jax.checks import escaped, shortened
 
-__all__ = ["Meter", "fitted", "say", "show"]
+if TYPE_CHECKING:
+    from rich.progress import Progress
+    from rich.status import Status
 
 # The most characters of a message.
 LONGEST = 300
@@ -76,8 +78,8 @@ class Meter:
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
         self._live = not quiet and sys.stderr.isatty()
-        self._bar: Any = None
-        self._status: Any = None
+        self._bar: Progress | None = None
+        self._status: Status | None = None
         self._said_at, self._said = time.monotonic(), ""
 
     def __enter__(self) -> "Meter":
@@ -125,7 +127,7 @@ class Meter:
             say(f"  {what}")
 
 
-def _bar() -> Any:
+def _bar() -> "Progress":
     """Makes the bar that is shown live, as wide as the terminal."""
     from rich import progress
     from rich.console import Console

@@ -6,15 +6,6 @@ import signal
 from collections.abc import Callable
 from types import FrameType
 
-__all__ = [
-    "SIGNALS",
-    "before_leaving",
-    "importing",
-    "leave_on_signals",
-    "stop_on_signals",
-    "taken_leave",
-]
-
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
                 if hasattr(signal, name))  # fmt: skip
 # The seconds that a command has to stop by itself.

@@ -20,6 +20,9 @@ from sail_jax.distances.tokens import (
 )
 from sail_jax.distances.transport import sliced_wasserstein, wasserstein
 from sail_jax.distances.variation import total_variation_classifier, total_variation_histogram
+from sail_jax.lazy import listed
+
+__dir__ = listed(__name__)
 
 __all__ = [
     "LARGEST",

@@ -6,9 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
-
-__all__ = ["Section", "page", "render"]
+from typing import NamedTuple
 
 # What a page would hide, reverse or fail to encode: control characters, directions, surrogates.
 HIDDEN = re.compile(
@@ -61,7 +59,7 @@ def render(
     generator: str = "sail-jax",
     styles: Sequence[str] = ("page",),
     scripts: Sequence[str] = (),
-    **values: Any,
+    **values: object,
 ) -> str:
     """Renders a template as one HTML document, in which every text is escaped.
 
@@ -103,7 +101,7 @@ def render(
     )  # fmt: skip
 
 
-def _visible(value: Any) -> Any:
+def _visible(value: object) -> object:
     """Makes visible what a page would not show of a text; what is no plain text stays."""
     return HIDDEN.sub(_spelt, value) if type(value) is str else value
 

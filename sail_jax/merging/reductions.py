@@ -11,11 +11,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from sail_jax.checks import one_of
+from sail_jax.lazy import listed
 from sail_jax.merging.arithmetic import Products, add_products, per_task, products, task_sum
 from sail_jax.merging.combining import Reduction, reduce
 from sail_jax.merging.steps import Fold, Piece, kernel
 
 __all__ = ["Vectors", "combination", "mean_where_any", "weighted_mean", "weighted_sum"]
+__dir__ = listed(__name__)
 
 Vectors = Literal["tree", "tensor", "row", "column"]
 """What counts as one vector: the whole tree, a tensor, a row (the entries along the last axis of a

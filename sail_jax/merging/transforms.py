@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Float, UInt
 
 from sail_jax.checks import concrete, one_of
+from sail_jax.lazy import listed
 from sail_jax.merging import counting, random_bits, ranking
 from sail_jax.merging.arithmetic import (
     Norms,
@@ -47,6 +48,7 @@ __all__ = [
     "rescale_l1",
     "trim",
 ]
+__dir__ = listed(__name__)
 
 ElectBy = Literal["mass", "weighted", "count"]
 """What decides the sign of an entry; see `elect`."""

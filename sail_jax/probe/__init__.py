@@ -12,6 +12,7 @@ Connectivity: `barrier`, `simplex_barrier`. Features: `cross_task_linearity`, `k
 alone: `interference`.
 """
 
+from sail_jax.lazy import listed
 from sail_jax.probe.combinations import simplex_grid
 from sail_jax.probe.combining import Averaging, Metric, Stitching, averaging, stitching
 from sail_jax.probe.connectivity import Barrier, Loss, barrier, simplex_barrier
@@ -32,6 +33,8 @@ from sail_jax.probe.sensitivity import (
     gaussian_sensitivity,
 )
 from sail_jax.probe.tasks import Conflict, Interference, interference
+
+__dir__ = listed(__name__)
 
 __all__ = [
     "Apply",

@@ -14,6 +14,7 @@ Where the models are at hand there are `from_parameters` (eq. 4, a known target)
 (eq. 3).
 """
 
+from sail_jax.lazy import listed
 from sail_jax.proximal.models import (
     Constraint,
     after_training,
@@ -29,6 +30,8 @@ from sail_jax.proximal.quadratic import (
     simplex_weights,
     tv_bias,
 )
+
+__dir__ = listed(__name__)
 
 __all__ = [
     "Constraint",

@@ -1,7 +1,10 @@
 """Feature spaces inferred from a forward pass: for networks that no table describes."""
 
+from sail_jax.lazy import listed
 from sail_jax.tracing.check import Checked, Trial, check_spec
 from sail_jax.tracing.infer import Inferred, spec_of
 from sail_jax.tracing.stacks import Stack, stack, unstack
+
+__dir__ = listed(__name__)
 
 __all__ = ["Checked", "Inferred", "Stack", "Trial", "check_spec", "spec_of", "stack", "unstack"]

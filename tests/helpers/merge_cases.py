@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from sail_jax import methods
-from sail_jax.checkpoint.engine.executor import Limits, execute
+from sail_jax.checkpoint.executor import Limits, execute
 from sail_jax.merging import work
 
 KEY = jax.random.key(5)

@@ -1,6 +1,7 @@
 """What importing the packages drags along."""
 
 import fnmatch
+import importlib
 import re
 import subprocess
 import sys
@@ -62,6 +63,26 @@ def test_rooms_are_imported_late_and_listed():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.stdout == "theory.coverage experiments.lab\n", found.stderr
+
+
+def test_dir_lists_what_is_for_users():
+    """In all packages that hand on names, and in modules that are handed on themselves."""
+    import experiments
+    import sail_jax
+    import theory
+
+    rooms = [sail_jax.transforms, sail_jax.reductions, sail_jax.lora]
+    for package in (sail_jax, theory, experiments):
+        for file in Path(package.__path__[0]).rglob("__init__.py"):
+            if "__all__" in file.read_text():
+                inner = file.parent.relative_to(package.__path__[0]).parts
+                rooms.append(importlib.import_module(".".join((package.__name__, *inner))))
+    assert len(rooms) > 20
+    for room in rooms:
+        shown = [name for name in dir(room) if not name.startswith("__")]
+        assert sorted(shown) == sorted(room.__all__), room.__name__
+        others = {"jax", "jnp", "np", "Any", "TYPE_CHECKING", "lazily", "listed", "Callable"}
+        assert not others & {*shown}, room.__name__
 
 
 def test_what_the_pages_list_is_in_the_package():

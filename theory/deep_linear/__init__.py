@@ -7,6 +7,7 @@ modules: `penalised` (ridge regression and L2-SP), `covariance` (inputs of any c
 trained by gradient descent).
 """
 
+from sail_jax.lazy import listed
 from theory.deep_linear.advice import (
     Advice,
     SampleAdvice,
@@ -45,6 +46,8 @@ from theory.deep_linear.risks import (
     transferability_limit,
 )
 from theory.deep_linear.training_time import flow_risk, linear_transfer_flow_risk
+
+__dir__ = listed(__name__)
 
 __all__ = [
     "Advice",

@@ -6,6 +6,7 @@ risks carry over between tasks. The weights of several pre-trained models are in
 `sail_jax.proximal`.
 """
 
+from sail_jax.lazy import listed
 from theory.initialisation.descent import (
     contraction,
     descend,
@@ -36,6 +37,8 @@ from theory.initialisation.transfer import (
     transfer_bound,
     worst_gap,
 )
+
+__dir__ = listed(__name__)
 
 __all__ = [
     "contraction",

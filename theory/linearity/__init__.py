@@ -6,6 +6,7 @@ The subject is Zhou et al., Cross-Task Linearity Emerges in the Pretraining-Fine
 `networks` trains, merges and measures small networks.
 """
 
+from sail_jax.lazy import listed
 from theory.linearity.bounds import (
     addition,
     curvature,
@@ -32,6 +33,8 @@ from theory.linearity.identities import (
 )
 from theory.linearity.networks import gap
 from theory.linearity.trees import Telescope, chain, growth, huffman, telescope
+
+__dir__ = listed(__name__)
 
 __all__ = [
     "RSquared",

@@ -8,6 +8,7 @@ make of gradients, and `measure` estimates the constants of real training runs. 
 the average of one run's checkpoints with learning-rate decay (Tian et al., WSM, arXiv 2507.17634).
 """
 
+from sail_jax.lazy import listed
 from theory.merging.averaging import (
     Dense,
     Draws,
@@ -47,6 +48,8 @@ from theory.merging.quadratic import Dropped, Quantities, constants, dare, exact
 from theory.merging.scaling import Laws, scaling
 from theory.merging.simulation import simulate
 from theory.merging.tasks import QuadraticTasks, Training
+
+__dir__ = listed(__name__)
 
 __all__ = [
     "Bound",

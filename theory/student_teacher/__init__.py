@@ -5,6 +5,7 @@ the Gaussian integrals, `networks` the networks and their training, `projection`
 features can express, and `transfer` linear transfer and how it compares with training from scratch.
 """
 
+from sail_jax.lazy import listed
 from theory.student_teacher.arc_cosine import coactivation, gram, relu_mean
 from theory.student_teacher.networks import (
     Descent,
@@ -32,6 +33,8 @@ from theory.student_teacher.transfer import (
     interval,
     linear_transfer,
 )
+
+__dir__ = listed(__name__)
 
 __all__ = [
     "Descent",

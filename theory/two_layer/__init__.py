@@ -6,6 +6,7 @@ The modules `modes`, `perturbation`, `fine_tuning` and `sharpness` have closed f
 tasks, and `networks` trains networks by gradient descent.
 """
 
+from sail_jax.lazy import listed
 from theory.two_layer.fine_tuning import fine_tuned_spectrum, misalignment_threshold
 from theory.two_layer.layers import (
     Layers,
@@ -22,6 +23,8 @@ from theory.two_layer.layers import (
 from theory.two_layer.modes import learned_modes, plateau_rates, plateau_times
 from theory.two_layer.perturbation import inflection_index, perturbed_loss
 from theory.two_layer.riccati import Trajectory, flow, substeps, trajectory
+
+__dir__ = listed(__name__)
 
 __all__ = [
     "Layers",

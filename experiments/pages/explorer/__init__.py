@@ -9,7 +9,10 @@ from experiments.lab.store import direct
 from experiments.pages.explorer import simulated
 from sail_jax import disk
 from sail_jax.cli.progress import show
+from sail_jax.lazy import listed
 from sail_jax.provenance import provenance
+
+__dir__ = listed(__name__)
 
 __all__ = ["main"]
 

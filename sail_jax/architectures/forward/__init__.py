@@ -16,6 +16,9 @@ from sail_jax.architectures.forward.vision import (
     mlp,
     vit,
 )
+from sail_jax.lazy import listed
+
+__dir__ = listed(__name__)
 
 __all__ = [
     "bert",

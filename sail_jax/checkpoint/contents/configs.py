@@ -6,8 +6,6 @@ from typing import Any
 
 from sail_jax.configurations import LAYER_KEYS
 
-__all__ = ["patched_config"]
-
 
 def patched_config(
     config: Mapping[str, Any],

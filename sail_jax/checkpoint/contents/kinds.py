@@ -10,8 +10,6 @@ from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checks import argument
 from sail_jax.trees import factor_of
 
-__all__ = ["check_model", "not_a_model"]
-
 _SPLIT = re.compile(r"[./]")
 # A component of a name that PEFT, LyCORIS, kohya's scripts or diffusers give to a factor of a
 # change, and to no weight.

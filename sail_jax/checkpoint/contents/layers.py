@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-__all__ = ["Position", "Role", "is_early", "position", "role", "stacks"]
-
 Role = Literal["embedding", "head", ""]
 
 _LAYER = re.compile(

@@ -21,16 +21,6 @@ from sail_jax.checkpoint.formats.quantized import quantization
 from sail_jax.configurations import LAYER_KEYS, class_of, look_up
 from sail_jax.merging.tensors import Like, Tensors, same_entries
 
-__all__ = [
-    "RELATIONS",
-    "TOKENIZER",
-    "Contradiction",
-    "contradictions",
-    "contradictions_of",
-    "following",
-    "tied",
-]
-
 TOKENIZER = "the tokenizer"
 """The key of a contradiction between the tokenizer and the embedding."""
 
@@ -51,7 +41,7 @@ class Contradiction(NamedTuple):
     """
 
     key: str
-    stated: Any
+    stated: object
     shown: str
     repair: Mapping[str, Any] | None = None
 
@@ -180,7 +170,7 @@ def _labels(facts: _Facts) -> Iterator[Contradiction]:
             **({"num_labels": n} if "num_labels" in facts.whole else {}),
         }
         stated = f"of {said} labels" if isinstance(names, Mapping) else said
-        yield Contradiction(key, stated, f"{_shown(heads[0])} has {n} rows", repair)
+        yield Contradiction(key, stated, f"{heads[0].name!r} has {n} rows", repair)
 
 
 def _heads(facts: _Facts) -> Iterator[Contradiction]:
@@ -208,7 +198,7 @@ def _heads(facts: _Facts) -> Iterator[Contradiction]:
         odd = [x for x in tables if x.shape[0] not in fits]
         if len(odd) == len(tables):
             n = odd[0].shape[0]
-            yield Contradiction(stated, None, f"{_shown(odd[0])} has {n} rows")
+            yield Contradiction(stated, None, f"{odd[0].name!r} has {n} rows")
 
 
 def _hidden(facts: _Facts) -> Iterator[Contradiction]:
@@ -247,7 +237,7 @@ def _biases(facts: _Facts) -> Iterator[Contradiction]:
         weights = facts.shapes(rf"(^|[./]){module}[./]weight$", 2)
         biases = facts.shapes(rf"(^|[./]){module}[./]bias$", 1)
         if isinstance(stated, bool) and weights and bool(biases) != stated:
-            shown = f"{_shown(weights[0])} has {'a' if biases else 'no'} bias"
+            shown = f"{weights[0].name!r} has {'a' if biases else 'no'} bias"
             yield Contradiction(key, stated, shown, {key: bool(biases)})
 
 
@@ -260,7 +250,7 @@ def _tie(facts: _Facts) -> Iterator[Contradiction]:
     stated = facts.config.get(key) if stated is None else stated
     heads = facts.tables("head")
     if stated is True and heads:
-        yield Contradiction(key, True, f"{_shown(heads[0])} has values of its own", {key: False})
+        yield Contradiction(key, True, f"{heads[0].name!r} has values of its own", {key: False})
     causal = class_of(facts.whole).endswith(("ForCausalLM", "LMHeadModel"))
     embeddings = facts.tables("embedding")
     # An entry that is not stated has the default of its family.
@@ -278,7 +268,9 @@ def _dtype(facts: _Facts) -> Iterator[Contradiction]:
         if x.dtype.kind == "f" or x.dtype.name.startswith(("bfloat", "float")):
             sizes[x.dtype.name] = sizes.get(x.dtype.name, 0) + math.prod(x.shape)
     for key in ("dtype", "torch_dtype"):
-        stated = {part[key] for part in (facts.whole, facts.config) if _is_text(part.get(key))}
+        stated = {
+            part[key] for part in (facts.whole, facts.config) if isinstance(part.get(key), str)
+        }
         most = max(sizes, key=sizes.__getitem__, default="")
         other = sorted(s for s in stated if s.removeprefix("torch.") not in (most, "auto"))
         if most and other:
@@ -346,7 +338,7 @@ def contradictions(
         last = max(vocabulary.ids, key=vocabulary.ids.__getitem__)
         rows = max(x.shape[0] for x in tables)
         if vocabulary.ids[last] >= rows:
-            shown = f"{_shown(tables[0])} has {rows} rows"
+            shown = f"{tables[0].name!r} has {rows} rows"
             found.append(_Beyond(TOKENIZER, f"{last!r} = {vocabulary.ids[last]}", shown))
     return tuple(found)
 
@@ -466,19 +458,10 @@ def _size(
     if tables and stated not in sizes:
         n = tables[0].shape[axis]
         repair = {key: n} if repaired and len(sizes) == 1 else None
-        yield Contradiction(key, stated, f"{_shown(tables[0])} has {n} {what}", repair)
+        yield Contradiction(key, stated, f"{tables[0].name!r} has {n} {what}", repair)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _shown(x: Any) -> str:
-    """The name of a tensor, for messages."""
-    return repr(x.name)
-
-
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     """A value of config.json, for messages."""
     text = value if isinstance(value, str) and value.startswith("of ") else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 from sail_jax.checkpoint.formats.extras import config_of
 
-__all__ = ["PLAIN", "Vocabulary", "read_vocabulary"]
-
 PLAIN = {
     "single_word": False,
     "lstrip": False,

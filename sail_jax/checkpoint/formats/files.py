@@ -48,6 +48,8 @@ class CheckpointError(disk.StoreError, ValueError):
     It is a `ValueError`. Its message is one line and names the file, tensor or option at fault.
     """
 
+    code = 2
+
 
 @contextlib.contextmanager
 def explained(doing: str, path: Path) -> Iterator[None]:

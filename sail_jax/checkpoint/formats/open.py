@@ -65,6 +65,9 @@ class Checkpoint:
         self.snapshot: hub.Snapshot | None = None
         self._open: list[File] = []
 
+    def __repr__(self) -> str:
+        return f"Checkpoint({str(self.path)!r}, tensors={len(self.tensors)})"
+
     def __enter__(self) -> "Checkpoint":
         return self
 

@@ -6,18 +6,21 @@ import fnmatch
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sail_jax import disk
 from sail_jax.checkpoint.contents.layers import role
-from sail_jax.checkpoint.engine.executor import execute
+from sail_jax.checkpoint.executor import execute
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint, check_there
 from sail_jax.checkpoint.formats.table import of_output
+from sail_jax.checkpoint.operations.results import Result
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     RunOptions,
@@ -48,16 +51,6 @@ from sail_jax.merging.tensors import Tensor
 from sail_jax.merging.work import Work, copy
 from sail_jax.trees import some_paths
 
-__all__ = [
-    "Applied",
-    "Extracted",
-    "FactorRow",
-    "MergedAdapters",
-    "apply_adapter",
-    "extract_adapter",
-    "merge_adapters",
-]
-
 Path_ = str | PathLike[str]
 REST = "rest"
 """The word for all that has no factors, among the patterns of `modules_to_save`."""
@@ -65,6 +58,8 @@ _FILE = "adapter_model.safetensors"
 _NARROW = ("float32", "bfloat16", "float16")
 # What the names of a model with a head begin with. GPT-2 was published without its head.
 _PREFIXES = {"gpt2": "transformer."}
+# The embedding of T5 and its like, which several modules share.
+_SHARED = "shared.weight"
 # The tasks that PEFT gives no module of its own to.
 _TASKS = (
     (("ForCausalLM", "LMHeadModel"), "CAUSAL_LM"),
@@ -92,68 +87,41 @@ class FactorRow(NamedTuple):
     energy: float
 
 
-class Extracted(NamedTuple):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Extracted(Result):
     """What `extract_adapter` did.
 
     Attributes:
-      out: Where the adapter is.
       rows: The modules with factors, in the order of the base.
       saved: The tensors that are stored whole.
       lost: Tensors that changed and are not in the adapter, with the reason.
-      tensors: How many tensors the adapter has.
-      notes: What a user should know, a sentence each.
-      seconds: How long it took.
-      unchanged: Whether an earlier call had finished this output.
     """
 
-    out: Path
     rows: tuple[FactorRow, ...]
     saved: tuple[str, ...]
     lost: Mapping[str, str]
-    tensors: int
-    notes: tuple[str, ...]
-    seconds: float
-    unchanged: bool
 
 
-class MergedAdapters(NamedTuple):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MergedAdapters(Result):
     """What `merge_adapters` did.
 
     Attributes:
-      out: Where the adapter is.
       rows: The modules with factors.
-      tensors: How many tensors the adapter has.
-      notes: What a user should know, a sentence each.
-      seconds: How long it took.
-      unchanged: Whether an earlier call had finished this output.
     """
 
-    out: Path
     rows: tuple[FactorRow, ...]
-    tensors: int
-    notes: tuple[str, ...]
-    seconds: float
-    unchanged: bool
 
 
-class Applied(NamedTuple):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Applied(Result):
     """What `apply_adapter` did.
 
     Attributes:
-      out: Where the model is.
-      tensors: How many tensors it has.
-      changed: How many of them the adapter changes.
-      notes: What a user should know, a sentence each.
-      seconds: How long it took.
-      unchanged: Whether an earlier call had finished this output.
+      changed: How many of the tensors the adapter changes.
     """
 
-    out: Path
-    tensors: int
     changed: int
-    notes: tuple[str, ...]
-    seconds: float
-    unchanged: bool
 
 
 def extract_adapter(
@@ -222,14 +190,14 @@ def extract_adapter(
         plan = _Extraction(first, second, modules_to_save)
         names = list(plan.pairs)
         mark = repr(["extract", rank, energy, dtype, seed, names, sorted(plan.whole)])
-        spool = stack.enter_context(_spool(Path(out), mark, inputs, names, run))
-        made = [
-            Difference(
+
+        def difference(name: str, spool: FactorSpool) -> Difference:
+            new, old = plan.pairs[name]
+            return Difference(
                 name, new, old, spool.keep, rank=rank, energy=energy, dtype=DTYPES[dtype], seed=seed
             )
-            for name, (new, old) in plan.pairs.items()
-        ]
-        _compute(made, spool, run)
+
+        spool = stack.enter_context(_spooled(difference, names, Path(out), mark, inputs, run))
         rows, works = _laid_out(spool, plan.targets, flipped=True)
         if not works and not plan.whole:
             spool.remove()
@@ -253,8 +221,9 @@ def extract_adapter(
         spool.remove()
         notes = [*unselected(second), *plan.notes]
     return Extracted(
-        Path(out), tuple(rows), tuple(plan.whole), plan.lost, len(works), tuple(notes),
-        time.monotonic() - began, unchanged,
+        out=Path(out), rows=tuple(rows), saved=tuple(plan.whole), lost=plan.lost,
+        tensors=len(works), notes=tuple(notes), seconds=time.monotonic() - began,
+        unchanged=unchanged,
     )  # fmt: skip
 
 
@@ -328,21 +297,10 @@ def merge_adapters(
         mark = repr(
             ["merge", weights, rank, dtype, merge and identity(merge), [*map(str, adapters)]]
         )
-        spool = stack.enter_context(_spool(Path(out), mark, inputs, list(parts), run))
-        given = [1.0] * count if weights is None else [*map(float, weights)]
-        made = [
-            Joint(
-                module,
-                pairs,
-                spool.keep,
-                weights=given,
-                merge=merge,
-                rank=rank,
-                dtype=DTYPES[dtype],
-            )
-            for module, pairs in parts.items()
-        ]
-        _compute(made, spool, run)
+        how = {"merge": merge, "rank": rank, "dtype": DTYPES[dtype]}
+        how["weights"] = [1.0] * count if weights is None else [*map(float, weights)]
+        joint = lambda module, spool: Joint(module, parts[module], spool.keep, **how)  # noqa: E731
+        spool = stack.enter_context(_spooled(joint, list(parts), Path(out), mark, inputs, run))
         rows, works = _laid_out(spool, [(target, target.module) for target in targets])
         if not works:
             spool.remove()
@@ -363,8 +321,9 @@ def merge_adapters(
         unchanged = _written(works, Path(out), mark, inputs, extras, run)
         spool.remove()
     return MergedAdapters(
-        Path(out), tuple(rows), len(works), (*notes, *note), time.monotonic() - began, unchanged
-    )
+        out=Path(out), rows=tuple(rows), tensors=len(works), notes=(*notes, *note),
+        seconds=time.monotonic() - began, unchanged=unchanged,
+    )  # fmt: skip
 
 
 def apply_adapter(
@@ -416,8 +375,9 @@ def apply_adapter(
         )  # fmt: skip
         notes = [*unselected(inputs[0]), *notes_on(inputs[0], view)]
     return Applied(
-        Path(out), len(works), changed, tuple(notes), time.monotonic() - began, unchanged
-    )
+        out=Path(out), tensors=len(works), changed=changed, notes=tuple(notes),
+        seconds=time.monotonic() - began, unchanged=unchanged,
+    )  # fmt: skip
 
 
 # --- what a tuned model changes
@@ -453,7 +413,9 @@ class _Extraction:
             raise CheckpointError(f"{tuned.path} has no tensor of {base.path}")
         if missing := [name for name in self._old if name not in self._new]:
             self.notes.append(f"{tuned.path} lacks {some_paths(missing)}")
-        self._save()
+        for pattern in self._patterns:
+            for module in filter(self._named(pattern), self._modules()):
+                self._save_module(module)
         self._factor(tuned.path)
         self._keep_rest()
         if unused := [p for p in self._patterns if not any(map(self._named(p), self._modules()))]:
@@ -476,21 +438,15 @@ class _Extraction:
         return list(dict.fromkeys(name.rpartition(".")[0] for name in self._new if "." in name))
 
     @staticmethod
-    def _named(pattern: str) -> Any:
+    def _named(pattern: str) -> Callable[[str], bool]:
         return lambda module: ends_with(module, pattern) or fnmatch.fnmatchcase(module, pattern)
 
     def _changed(self, name: str) -> bool:
         """Whether a tensor is new, or has other values."""
         return name not in self._old or not same(self._new[name], self._old[name])
 
-    def _save(self) -> None:
-        """Stores the modules that patterns name, where they changed."""
-        for pattern in self._patterns:
-            for module in filter(self._named(pattern), self._modules()):
-                self._save_module(module)
-
     def _save_module(self, module: str) -> None:
-        """Stores all tensors of a module: PEFT expects all of them. Unchanged ones are left out."""
+        """Stores all tensors of a module, if it changed: PEFT expects all of them."""
         names = [name for name in self._new if name.startswith(f"{module}.")]
         if module in self.saved or not any(map(self._changed, names)):
             return
@@ -514,14 +470,17 @@ class _Extraction:
             self.pairs.setdefault(key, (new, old))
             transposed = parameter == KERNEL or is_conv1d(module, self._model)
             self.targets.append((Target.of(module, transposed), key))
-        both = [name for name in self.lost if name in self._new and name in self._old]
-        resized = [name for name in both if self._new[name].shape != self._old[name].shape]
+        resized = [name for name in self.lost if self._resized(name)]
         if resized and not self._rest:
             raise CheckpointError(
                 f"{path}: '{resized[0]}' is {list(self._new[resized[0]].shape)}, in the base it is "
                 f"{list(self._old[resized[0]].shape)}; store it whole, "
                 f"{argument('modules_to_save')} {resized[0].rpartition('.')[0]}"
             )
+
+    def _resized(self, name: str) -> bool:
+        """Whether a tensor of the base has another shape now."""
+        return name in self._old and self._new[name].shape != self._old[name].shape
 
     def _no_factors(self, name: str, new: Tensor, old: Tensor | None) -> str:
         """Why a tensor gets no factors; "" if it gets some."""
@@ -536,7 +495,7 @@ class _Extraction:
         module, _, parameter = name.rpartition(".")
         if not module or parameter not in ("weight", KERNEL):
             return "no weight of a module"
-        if name.endswith("shared.weight"):
+        if name.endswith(_SHARED):
             return "shared by modules, of which PEFT changes one"
         return ""
 
@@ -544,12 +503,12 @@ class _Extraction:
         """Stores what has no factors, if that is asked for."""
         if not self._rest:
             return
-        for name, reason in list(self.lost.items()):
+        for name in list(self.lost):
             module, _, parameter = name.rpartition(".")
             inside = any(f"{t.module}.".startswith(f"{module}.") for t, _ in self.targets)
-            if parameter == "bias" and name in self._old and not reason.startswith("its shape"):
+            if parameter == "bias" and name in self._old and not self._resized(name):
                 self.whole[name] = self._new[name], "bias"
-            elif not module or inside or reason.startswith("shared"):
+            elif not module or inside or name.endswith(_SHARED):
                 continue
             else:
                 self._save_module(module)
@@ -708,35 +667,33 @@ def _check_factors(
 
 
 @contextlib.contextmanager
-def _spool(
-    out: Path, mark: str, inputs: Sequence[Checkpoint], names: Sequence[str], run: RunOptions
+def _spooled(
+    make: Callable[[str, FactorSpool], Factored],
+    names: Sequence[str],
+    out: Path,
+    mark: str,
+    inputs: Sequence[Checkpoint],
+    run: RunOptions,
 ) -> Iterator[FactorSpool]:
-    """The place of factors that are not laid out yet."""
-    from sail_jax import disk
-
+    """Computes factors, those of the largest tensors first; they are not laid out yet."""
     fingerprint = disk.sha256(repr([mark, state_of(inputs)]).encode())
     with FactorSpool(out, fingerprint, names, run.resume) as spool:
+        made = sorted((make(name, spool) for name in names), key=lambda x: -x.reads)
+        works = [copy(x.name, x.dtype, x) for x in made]
+        reads = {x.name: x.reads for x in made}
+        total = sum(reads.values())
+        done = sum(reads[name] for name in spool.finished)
+
+        def progress(_: int, __: int, name: str) -> None:
+            # Works count the bytes of what they are for, the rank; what takes the time is what is
+            # read.
+            nonlocal done
+            done += reads[name]
+            if run.progress is not None:
+                run.progress(done, total, name)
+
+        execute(works, spool, bounds(works, run), allow_nonfinite=True, progress=progress)
         yield spool
-
-
-def _compute(made: Sequence[Factored], spool: FactorSpool, run: RunOptions) -> None:
-    """Computes all factors, those of the largest tensors first."""
-    works = [copy(x.name, x.dtype, x) for x in sorted(made, key=lambda x: -x.reads)]
-    reads = {x.name: x.reads for x in made}
-    total = sum(reads.values())
-    done = sum(reads[name] for name in spool.finished)
-
-    def progress(_: int, __: int, name: str) -> None:
-        # Works count the bytes of what they are for, the rank; what takes the time is what is read.
-        nonlocal done
-        done += reads[name]
-        if run.progress is not None:
-            run.progress(done, total, name)
-
-    execute(
-        works, spool, bounds(works, run), allow_nonfinite=True,
-        progress=progress,
-    )  # fmt: skip
 
 
 def _laid_out(

@@ -5,22 +5,23 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from sail_jax.align.blocks import change_blocks
 from sail_jax.basis.certificate import Verdict
-from sail_jax.checkpoint.engine.errors import MergeError
-from sail_jax.checkpoint.engine.executor import CONSTANT, Limits, limits, resident
+from sail_jax.checkpoint.executor import CONSTANT, Limits, MergeError, limits, resident
 from sail_jax.checkpoint.formats import hub
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import check_there
 from sail_jax.checkpoint.formats.table import needs
+from sail_jax.checkpoint.operations.results import Result
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     RunOptions,
@@ -39,12 +40,11 @@ from sail_jax.checkpoint.sources.agreement import (
 from sail_jax.checkpoint.sources.aligned import Aligned, align_maps, aligned_view
 from sail_jax.merging.work import Work
 
-__all__ = ["AlignedCheckpoint", "align_checkpoints"]
-
 Path_ = str | PathLike[str]
 
 
-class AlignedCheckpoint(NamedTuple):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AlignedCheckpoint(Result):
     """What `align_checkpoints` did.
 
     Attributes:
@@ -52,16 +52,12 @@ class AlignedCheckpoint(NamedTuple):
       agreement: How far the outputs moved; empty if the network was not run.
       verdict: Whether the function is preserved, and how that is known.
       out: Where the output is; None if none was asked for.
-      seconds: How long it took.
-      unchanged: Whether an earlier call had finished this output.
     """
 
     aligned: Aligned
     agreement: tuple[Agreement, ...]
     verdict: Verdict
-    out: Path | None
-    seconds: float
-    unchanged: bool
+    out: Path | None  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 def align_checkpoints(
@@ -158,9 +154,11 @@ def align_checkpoints(
                 works, Path(out), bounds, mark, [reference, other],
                 lambda: _extras(view.extras, about), run,
             )  # fmt: skip
-    where = None if out is None else Path(out)
-    seconds = time.monotonic() - began
-    return AlignedCheckpoint(aligned, agreed, preserved, where, seconds, unchanged)
+    return AlignedCheckpoint(
+        aligned=aligned, agreement=agreed, verdict=preserved,
+        out=None if out is None else Path(out), tensors=len(aligned.spec.leaves),
+        notes=aligned.notes, seconds=time.monotonic() - began, unchanged=unchanged,
+    )  # fmt: skip
 
 
 def _limits(works: Sequence[Work], run: RunOptions) -> Limits:

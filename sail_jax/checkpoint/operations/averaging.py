@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
-from sail_jax.checkpoint.engine.executor import limits
+from sail_jax.checkpoint.executor import limits
 from sail_jax.checkpoint.formats import rewritten, runs
 from sail_jax.checkpoint.formats.extras import carried
 from sail_jax.checkpoint.formats.files import CheckpointError
@@ -21,6 +21,7 @@ from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.formats.orbax_folders import numbered
 from sail_jax.checkpoint.formats.runs import Step
 from sail_jax.checkpoint.formats.table import layouts, needs, of_output
+from sail_jax.checkpoint.operations.results import Result
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     Ready,
@@ -37,8 +38,6 @@ from sail_jax.merging.tensors import Tensor
 from sail_jax.merging.work import Work, copy
 from sail_jax.trajectory import shapes
 from sail_jax.trajectory.shapes import At, Shape
-
-__all__ = ["Averaging", "Gets", "State", "WriteAs", "average_checkpoints", "averaging", "beside"]
 
 Path_ = str | PathLike[str]
 State = Literal["last", "zero", "drop", "average-moments"]
@@ -120,24 +119,19 @@ class Averaging(Ready):
         return found
 
 
-class AveragedRun(NamedTuple):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AveragedRun(Result):
     """What `average_checkpoints` did.
 
     Attributes:
       steps: The checkpoints that were averaged, oldest first.
       weights: The weight of each.
       gets: What each tensor of the newest checkpoint became, by name.
-      out: Where the output is.
-      seconds: How long it took, from opening the inputs on.
-      unchanged: Whether an earlier call had finished this output.
     """
 
     steps: tuple[Step, ...]
     weights: np.ndarray
     gets: Mapping[str, Gets]
-    out: Path
-    seconds: float
-    unchanged: bool
 
 
 @contextlib.contextmanager
@@ -279,8 +273,10 @@ def average_checkpoints(
             _format(ready, run), rewrites=ready.newest if ready.write_as == "run" else None,
         )  # fmt: skip
     return AveragedRun(
-        ready.steps, ready.weights, ready.gets, ready.out, time.monotonic() - began, unchanged
-    )
+        steps=ready.steps, weights=ready.weights, gets=ready.gets, out=ready.out,
+        tensors=sum(gets != "left out" for gets in ready.gets.values()), notes=(),
+        seconds=time.monotonic() - began, unchanged=unchanged,
+    )  # fmt: skip
 
 
 def beside(checkpoints: Path_ | Sequence[Path_]) -> Path:

@@ -17,8 +17,6 @@ from sail_jax.checkpoint.formats.files import CheckpointError, explained
 from sail_jax.checkpoint.formats.folders import hold
 from sail_jax.checks import argument
 
-__all__ = ["between"]
-
 _OURS = ("models", "done")
 
 

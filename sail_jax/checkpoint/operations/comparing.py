@@ -29,8 +29,6 @@ from sail_jax.merging.tensors import Tensor, held, same_entries
 from sail_jax.probe.networks import Names
 from sail_jax.probe.tasks import Conflict, conflict, sums
 
-__all__ = ["Comparison", "Vectors", "compare_checkpoints", "pooled"]
-
 # Entries read at a time. A piece has one of these two sizes, padded, so that only two shapes are
 # compiled: most tensors are large, and norms and biases would waste the large one.
 PIECE, FEW = 1 << 20, 1 << 14
@@ -78,6 +76,10 @@ class Comparison(NamedTuple):
     equal: Bool[np.ndarray, "model model"]
     differences: tuple[str, ...]
     contradictions: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        models, tensors = list(self.models), len(self.tensors)
+        return f"Comparison(models={models}, base={self.base!r}, tensors={tensors})"
 
     @property
     def relative_norms(self) -> Float[np.ndarray, "model"]:

@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from sail_jax.checkpoint.formats.files import DTYPES, CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.formats.table import of_file
+from sail_jax.checkpoint.operations.results import Result
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     RunOptions,
@@ -29,30 +30,19 @@ from sail_jax.checks import argument, nearest, one_of
 from sail_jax.interop import layouts
 from sail_jax.trees import some_paths
 
-__all__ = ["Converted", "convert_checkpoint"]
-
 Path_ = str | PathLike[str]
 TARGETS = ("hugging-face", "maxtext", "tunix")
 
 
-class Converted(NamedTuple):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Converted(Result):
     """What `convert_checkpoint` did.
 
     Attributes:
-      out: Where the output is.
       source: What the input is: "hugging-face", "maxtext" or "tunix".
-      tensors: How many tensors were written.
-      notes: What a user should know, a sentence each.
-      seconds: How long it took.
-      unchanged: Whether an earlier call had finished this output.
     """
 
-    out: Path
     source: str
-    tensors: int
-    notes: tuple[str, ...]
-    seconds: float
-    unchanged: bool
 
 
 def convert_checkpoint(
@@ -121,8 +111,9 @@ def convert_checkpoint(
             lambda: {n: data for n, data in view.extras.items() if carried(n)}, run,
         )  # fmt: skip
     return Converted(
-        Path(out), source, len(works), tuple(notes), time.monotonic() - began, unchanged
-    )
+        out=Path(out), source=source, tensors=len(works), notes=tuple(notes),
+        seconds=time.monotonic() - began, unchanged=unchanged,
+    )  # fmt: skip
 
 
 def _converted(

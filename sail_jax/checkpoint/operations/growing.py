@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sail_jax.architectures import Rules
 from sail_jax.basis.certificate import Verdict
@@ -17,6 +17,7 @@ from sail_jax.checkpoint.formats import hub
 from sail_jax.checkpoint.formats.extras import carried, config_of
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint
+from sail_jax.checkpoint.operations.results import Result
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     Ready,
@@ -73,26 +74,19 @@ class Growing(Ready):
     checkpoint: Checkpoint
 
 
-class Grown(NamedTuple):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Grown(Result):
     """What `grow_checkpoint` did.
 
     Attributes:
       growth: The plan that was carried out.
       agreement: How far the outputs of both networks agree; empty if they were not run.
       verdict: Whether the function is preserved, and how that is known.
-      out: Where the output is.
-      seconds: How long it took.
-      notes: What a user should know, a sentence each.
-      unchanged: Whether an earlier call had finished this output.
     """
 
     growth: networks.Growth
     agreement: tuple[Agreement, ...]
     verdict: Verdict
-    out: Path
-    seconds: float
-    notes: tuple[str, ...]
-    unchanged: bool
 
 
 @contextlib.contextmanager
@@ -247,8 +241,11 @@ def grow_checkpoint(
             ready.works, Path(out), ready.limits, ready.fingerprint, [ready.checkpoint],
             lambda: _extras(ready.view, about, Path(out).name), run,
         )  # fmt: skip
-    seconds = time.monotonic() - began
-    return Grown(ready.growth, agreed, preserved, Path(out), seconds, tuple(notes), unchanged)
+    return Grown(
+        growth=ready.growth, agreement=agreed, verdict=preserved, out=Path(out),
+        tensors=len(ready.growth.leaves), notes=tuple(notes), seconds=time.monotonic() - began,
+        unchanged=unchanged,
+    )  # fmt: skip
 
 
 def _exactness(preserved: Verdict) -> dict[str, Any]:

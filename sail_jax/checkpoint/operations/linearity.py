@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, ArrayLike, Float
 
 from sail_jax import probe
-from sail_jax.checkpoint.operations.trying import Examples, Running, running, unfit
+from sail_jax.checkpoint.operations.running import DEFAULTS, RunOptions
+from sail_jax.checkpoint.operations.trying import Examples, Params, Running, running, unfit
 from sail_jax.probe.networks import OUTPUT, layers
-
-__all__ = ["ALPHAS", "SCALES", "Identity", "LayerwiseLinearity", "Stitched", "measure_linearity"]
 
 # Weights of the first of two models.
 ALPHAS = (0.25, 0.5, 0.75)
@@ -100,8 +99,7 @@ def measure_linearity(
     scales: Sequence[float] = SCALES,
     every_layer: bool = False,
     batch_size: int = 8,
-    allow_pickle: bool = False,
-    offline: bool = False,
+    run: RunOptions = DEFAULTS,
 ) -> LayerwiseLinearity:
     """Measures how linear checkpoints are in their parameters, layer by layer.
 
@@ -122,8 +120,7 @@ def measure_linearity(
       every_layer: Whether features are stitched at every layer, instead of at a quarter, a half and
         three quarters of them.
       batch_size: How many examples are run at a time.
-      allow_pickle: Whether PyTorch's pickles are read; see `open_checkpoint`.
-      offline: Whether models on the Hub are not downloaded; see `open_checkpoint`.
+      run: Whether PyTorch's pickles are read, and models downloaded.
 
     Returns:
       The estimates, with standard errors over examples.
@@ -137,21 +134,21 @@ def measure_linearity(
       Zhou et al., On the Emergence of Cross-Task Linearity, 2024 (arXiv 2402.03660).
     """
     everything = [*paths] if base is None else [*paths, base]
-    run = running(everything, examples, config, allow_pickle=allow_pickle, offline=offline)
-    models = run.models[: len(paths)]
-    origin = None if base is None else run.models[-1]
+    ready = running(everything, examples, config, run=run)
+    models = ready.models[: len(paths)]
+    origin = None if base is None else ready.models[-1]
     try:
-        identities = _identities(run, models, origin, tuple(alphas), tuple(scales), batch_size)
-        if "labels" not in run.data:
+        identities = _identities(ready, models, origin, tuple(alphas), tuple(scales), batch_size)
+        if "labels" not in ready.data:
             return LayerwiseLinearity(tuple(identities), (), None, None, ())
         sets = _sets(len(models))
-        metric = "accuracy" if run.data["labels"].ndim == 1 else "loss"
-        score = _correct if metric == "accuracy" else run.loss
+        metric = "accuracy" if ready.data["labels"].ndim == 1 else "loss"
+        score = _correct if metric == "accuracy" else ready.loss
         weights = np.array([[(i in s) / len(s) for i in range(len(models))] for s in sets])
         averaged = probe.averaging(
-            _outputs(run), models, run.data, score, weights, batch_size=batch_size
+            _outputs(ready), models, ready.data, score, weights, batch_size=batch_size
         )
-        stitched = _stitched(run, models, origin, tuple(scales), score, every_layer, batch_size)
+        stitched = _stitched(ready, models, origin, tuple(scales), score, every_layer, batch_size)
     except (TypeError, LookupError, ValueError) as error:
         raise unfit(paths[0], error) from error
     return LayerwiseLinearity(tuple(identities), sets, averaged, metric, tuple(stitched))
@@ -176,7 +173,7 @@ def _pooled(run: Running) -> probe.Apply:
     if run.family.name != "t5":
         return run.network
 
-    def apply(params: Any, batch: Any) -> tuple[Array, dict[str, Array]]:
+    def apply(params: Params, batch: Params) -> tuple[Array, dict[str, Array]]:
         out, seen = run.network(params, batch)
         # Texts differ in length, so only the mean over the encoder's tokens and the decoder's first
         # state mean the same for all of them. The paper takes these two as well, after sentence-T5
@@ -188,7 +185,7 @@ def _pooled(run: Running) -> probe.Apply:
 
 
 def _identities(
-    run: Running, models: list[Any], base: Any, alphas: tuple[float, ...],
+    run: Running, models: Sequence[Params], base: Params | None, alphas: tuple[float, ...],
     scales: tuple[float, ...], batch_size: int,
 ) -> list[Identity]:  # fmt: skip
     """Equations 1 to 4, and cross-task linearity itself, for every pair or model."""
@@ -196,7 +193,9 @@ def _identities(
     how: dict[str, Any] = {"batch_size": batch_size}
     found = []
 
-    def add(name: str, which: tuple[int, ...], points: Sequence[float], it: Any) -> None:
+    def add(
+        name: str, which: tuple[int, ...], points: Sequence[float], it: probe.Linearity
+    ) -> None:
         found.append(Identity(name, which, tuple(points), it, _baseline(it)))
 
     for i, j in itertools.combinations(range(k), 2):
@@ -230,8 +229,8 @@ def _baseline(found: probe.Linearity) -> probe.Estimate:
 
 
 def _stitched(
-    run: Running, models: list[Any], base: Any, scales: tuple[float, ...], score: probe.Metric,
-    every_layer: bool, batch_size: int,
+    run: Running, models: Sequence[Params], base: Params | None, scales: tuple[float, ...],
+    score: probe.Metric, every_layer: bool, batch_size: int,
 ) -> list[Stitched]:  # fmt: skip
     """Figures 9 and 10, and the features of each model in every other."""
     # What T5's decoder made of one encoder cannot go on with another.
@@ -246,7 +245,7 @@ def _stitched(
     found = []
 
     def add(
-        name: str, which: tuple[int, ...], scale: float | None, lower: list[Any], upper: Any,
+        name: str, which: tuple[int, ...], scale: float | None, lower: list[Params], upper: Params,
         weights: Sequence[float] | None = None,
     ) -> None:  # fmt: skip
         it = probe.stitching(
@@ -274,7 +273,7 @@ def _stitched(
 
 
 @jax.jit
-def _moved(base: Any, params: Any, scale: float) -> Any:
+def _moved(base: Params, params: Params, scale: ArrayLike) -> Params:
     """base + scale (params - base), of floating tensors."""
 
     def leaf(b: Array, p: Array) -> Array:

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-from sail_jax.checkpoint.engine.executor import Record
+from sail_jax.checkpoint.executor import Record
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.folders import admit
 from sail_jax.checkpoint.formats.open import Checkpoint, check_there
 from sail_jax.checkpoint.formats.table import of_output
 from sail_jax.checkpoint.operations.between import between
+from sail_jax.checkpoint.operations.results import Result
 from sail_jax.checkpoint.operations.running import (
     DEFAULTS,
     Ready,
@@ -62,16 +63,14 @@ class Prepared(Ready):
     inputs: tuple[Checkpoint, ...]
 
 
-class Merged(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Merged(Result):
     """What a merge did.
 
     Attributes:
       recipe: What was asked for.
       plan: What happened to every tensor.
       records: The measurements of each tensor, by name; empty unless `measure`.
-      out: Where the output is.
-      seconds: How long it took, from opening the inputs on.
-      unchanged: Whether an earlier call had finished this output.
       others: What was done for the other documents of the file, in their order. The outputs that
         only serve others are no longer there.
     """
@@ -79,9 +78,6 @@ class Merged(NamedTuple):
     recipe: Recipe
     plan: Plan
     records: Mapping[str, Record]
-    out: Path
-    seconds: float
-    unchanged: bool
     others: tuple["Merged", ...] = ()
 
 
@@ -277,7 +273,7 @@ def merge_recipe(
             record = folder / "done" / f"{number}.json"
             done.append(_merged(one, place, measure, how, before, places, record))
             places[one.name or ""] = place
-    return done[-1]._replace(others=tuple(done[:-1]))
+    return dataclasses.replace(done[-1], others=tuple(done[:-1]))
 
 
 def _merged(
@@ -299,7 +295,11 @@ def _merged(
             ready.works, out, ready.limits, ready.fingerprint, ready.inputs,
             lambda: _extras(ready, out.name, run), run, measure=measure, done=done,
         )  # fmt: skip
-    return Merged(recipe, ready.plan, records, out, time.monotonic() - began, unchanged)
+    return Merged(
+        recipe=recipe, plan=ready.plan, records=records, out=out,
+        tensors=len(ready.plan.treatments), notes=(*ready.plan.losses, *ready.plan.notes),
+        seconds=time.monotonic() - began, unchanged=unchanged,
+    )  # fmt: skip
 
 
 def _extras(ready: Prepared, name: str, run: RunOptions) -> dict[str, bytes | Path]:

@@ -13,7 +13,7 @@ from sail_jax import disk
 from sail_jax.checkpoint.contents.kinds import check_model
 from sail_jax.checkpoint.contents.layers import role
 from sail_jax.checkpoint.contents.relations import following
-from sail_jax.checkpoint.engine.executor import (
+from sail_jax.checkpoint.executor import (
     Limits,
     Progress,
     Record,

@@ -23,8 +23,6 @@ from sail_jax.checkpoint.output.writer import save_checkpoint
 from sail_jax.checkpoint.sources.factored import Factors
 from sail_jax.checks import argument
 
-__all__ = ["FactorSpool"]
-
 _HEAD = "head.json"
 
 

@@ -14,12 +14,12 @@ from jaxtyping import Array, ArrayLike, Float
 from sail_jax import architectures, probe
 from sail_jax.checkpoint.formats.files import CheckpointError, reading
 from sail_jax.checkpoint.formats.open import check_there, open_checkpoint, open_values
+from sail_jax.checkpoint.operations.running import DEFAULTS, RunOptions
 from sail_jax.checkpoint.planning.inputs import config_of
 from sail_jax.checks import argument
 from sail_jax.merging.tensors import read_whole
 
-__all__ = ["Examples", "Running", "Trial", "read_examples", "running", "try_average", "unfit"]
-
+Params = Mapping[str, Array]
 # The most bytes of examples.
 MOST = 1 << 28
 
@@ -153,8 +153,7 @@ def try_average(
     config: Mapping[str, Any] | None = None,
     *,
     batch_size: int = 8,
-    allow_pickle: bool = False,
-    offline: bool = False,
+    run: RunOptions = DEFAULTS,
 ) -> Trial:
     """Measures the losses of some models and of their average, and how linear outputs are between.
 
@@ -165,8 +164,7 @@ def try_average(
       examples: What they are run on.
       config: The configuration of the models; by default the config.json beside the first.
       batch_size: How many examples are run at a time.
-      allow_pickle: Whether PyTorch's pickles are read; see `open_checkpoint`.
-      offline: Whether models on the Hub are not downloaded; see `open_checkpoint`.
+      run: Whether PyTorch's pickles are read, and models downloaded.
 
     Returns:
       The losses, and the linearity of the outputs.
@@ -180,11 +178,11 @@ def try_average(
       Zhou et al., On the Emergence of Cross-Task Linearity, 2024 (arXiv 2402.03660), eq. 1, for the
       linearity of outputs.
     """
-    run = running(paths, examples, config, allow_pickle=allow_pickle, offline=offline)
-    models, data = run.models, run.data
+    ready = running(paths, examples, config, run=run)
+    models, data = ready.models, ready.data
 
-    def outputs(params: Any, batch: Any) -> Array:
-        return run.network(params, batch)[0]
+    def outputs(params: Params, batch: Params) -> Array:
+        return ready.network(params, batch)[0]
 
     try:
         linear = probe.k_model_linearity(outputs, models, data, batch_size=batch_size)
@@ -194,8 +192,8 @@ def try_average(
         )  # fmt: skip
         if "labels" not in data:
             return trial
-        averaged = probe.averaging(outputs, models, data, run.loss, batch_size=batch_size)
-        loss = lambda params, batch: run.loss(outputs(params, batch), batch).mean()  # noqa: E731
+        averaged = probe.averaging(outputs, models, data, ready.loss, batch_size=batch_size)
+        loss = lambda params, batch: ready.loss(outputs(params, batch), batch).mean()  # noqa: E731
         # Two models have a line between them; of several, only the mean is looked at.
         points = np.full((1, len(models)), 1 / len(models))
         if len(models) == 2:
@@ -217,8 +215,7 @@ def running(
     examples: Examples,
     config: Mapping[str, Any] | None = None,
     *,
-    allow_pickle: bool = False,
-    offline: bool = False,
+    run: RunOptions = DEFAULTS,
 ) -> Running:
     """Loads models, and makes the network that runs them on examples.
 
@@ -228,8 +225,7 @@ def running(
       paths: The checkpoints of the models.
       examples: What they are to be run on.
       config: The configuration of the models; by default the config.json beside the first.
-      allow_pickle: Whether PyTorch's pickles are read; see `open_checkpoint`.
-      offline: Whether models on the Hub are not downloaded; see `open_checkpoint`.
+      run: Whether PyTorch's pickles are read, and models downloaded.
 
     Returns:
       The models and the network.
@@ -239,7 +235,7 @@ def running(
         or the first model cannot be run on these examples.
       ValueError: If the architecture is unknown.
     """
-    models, settings = _load(paths, config, allow_pickle, offline)
+    models, settings = _load(paths, config, run)
     family = architectures.of(settings)
     if family.logits is None:
         raise CheckpointError(
@@ -256,7 +252,9 @@ def running(
     data |= {} if labels is None else {"labels": jnp.asarray(labels)}
     inputs = _inputs(paths[0], family, settings, examples)
 
-    def network(params: Any, batch: Any, override: Mapping[str, Array] | None = None) -> Any:
+    def network(
+        params: Params, batch: Params, override: Params | None = None
+    ) -> tuple[Array, dict[str, Array]]:
         seen: dict[str, Array] = {}
 
         def see(name: str, x: Array) -> Array:
@@ -282,7 +280,10 @@ def running(
 
 
 def _inputs(
-    path: Any, family: architectures.Architecture, config: Mapping[str, Any], examples: Examples
+    path: str | PathLike[str],
+    family: architectures.Architecture,
+    config: Mapping[str, Any],
+    examples: Examples,
 ) -> Callable[[Any], Any]:
     """What the forward pass of an architecture takes, from a batch."""
     if family.name == "clip":
@@ -305,7 +306,7 @@ def _inputs(
     first = config.get("decoder_start_token_id")
     first = pad if first is None else first
 
-    def shifted(batch: Any) -> Any:
+    def shifted(batch: Params) -> tuple[Array, Array]:
         # The decoder sees the label before the one it predicts, and the start token before the
         # first.
         before = jnp.pad(batch["labels"][:, :-1], ((0, 0), (1, 0)), constant_values=first)
@@ -314,7 +315,7 @@ def _inputs(
     return shifted
 
 
-def unfit(path: Any, error: Exception) -> CheckpointError:
+def unfit(path: str | PathLike[str], error: Exception) -> CheckpointError:
     """Says that examples do not fit a model."""
     said = " ".join(str(error).split())
     return CheckpointError(f"these examples cannot be run through {path}: {said}")
@@ -323,14 +324,13 @@ def unfit(path: Any, error: Exception) -> CheckpointError:
 def _load(
     paths: Sequence[str | PathLike[str]],
     config: Mapping[str, Any] | None,
-    allow_pickle: bool,
-    offline: bool,
+    run: RunOptions,
 ) -> tuple[list[dict[str, Array]], Mapping[str, Any]]:
     """All models in memory, floating tensors in float32, and their configuration."""
     models = []
-    check_there(paths, offline=offline)
+    check_there(paths, offline=run.offline)
     for path in paths:
-        with open_values(path, allow_pickle=allow_pickle, offline=offline) as opened:
+        with open_values(path, allow_pickle=run.allow_pickle, offline=run.offline) as opened:
             config = config_of(opened.extras) if config is None else config
             params = {}
             for name, tensor in opened.tensors.items():

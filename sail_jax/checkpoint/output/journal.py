@@ -16,8 +16,6 @@ import numpy as np
 from sail_jax import disk
 from sail_jax.checkpoint.formats.files import CheckpointError, explained, reading, strict_json
 
-__all__ = ["Journal", "Piece", "digest", "gap"]
-
 _PAGE = 512  # integers of eight bytes
 
 
@@ -163,7 +161,7 @@ class Journal:
             os.close(fd)
 
 
-def _is_piece(piece: Any) -> bool:
+def _is_piece(piece: object) -> bool:
     """Whether a value from a record has the three numbers of a `Piece`."""
     return (
         isinstance(piece, list)

@@ -43,8 +43,6 @@ from sail_jax.checkpoint.output.journal import Journal, Piece, digest, gap
 from sail_jax.checks import argument
 from sail_jax.merging.tensors import Shape
 
-__all__ = ["DiffersError", "Writer", "create", "save_checkpoint"]
-
 # The bytes of a tensor that share one digest.
 _PIECE = 1 << 22
 _OURS = {"journal", "data", "stage", "extras", "old"}
@@ -151,7 +149,7 @@ def _checked(tensors: Mapping[str, tuple[Any, Shape]]) -> Wanted:
     return wanted
 
 
-def _differing(earlier: Any, now: Mapping[str, str]) -> str:
+def _differing(earlier: object, now: Mapping[str, str]) -> str:
     """Names the versions of two runs that differ, both; "" if none do."""
     earlier = earlier if isinstance(earlier, Mapping) else {}
     unlike = [name for name in now if earlier.get(name) != now[name]]

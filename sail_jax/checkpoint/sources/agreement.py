@@ -17,7 +17,7 @@ import numpy as np
 from sail_jax import architectures
 from sail_jax.architectures.table import stated
 from sail_jax.basis.certificate import Verdict, certificate
-from sail_jax.checkpoint.engine.executor import resident
+from sail_jax.checkpoint.executor import resident
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checks import argument
 from sail_jax.configurations import Config

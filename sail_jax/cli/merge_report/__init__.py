@@ -5,8 +5,8 @@ the two documents, and `files` writes them.
 """
 
 from sail_jax.cli.merge_report.files import admit, write
-from sail_jax.cli.merge_report.measures import kind
-from sail_jax.cli.merge_report.pages import page
-from sail_jax.cli.merge_report.record import as_json
+from sail_jax.lazy import listed
 
-__all__ = ["admit", "as_json", "kind", "page", "write"]
+__dir__ = listed(__name__)
+
+__all__ = ["admit", "write"]

@@ -5,11 +5,13 @@ from itertools import combinations, groupby
 from typing import Any
 
 import numpy as np
+from matplotlib.artist import getp
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from sail_jax.cli.merge_report.measures import KINDS, Bin, Measured, Total, by_depth, kind
 from sail_jax.cli.merge_report.words import lettered, short
-
-__all__ = ["draw"]
+from sail_jax.drawing import style
 
 _MARKERS = "os^Dv*PX"
 
@@ -25,8 +27,6 @@ def draw(data: Measured, total: Total) -> dict[str, tuple[str, bytes]]:
       An alternative text and a PNG for each section: "moved", "agree" (with two models or more) and
       "merged".
     """
-    from sail_jax.drawing import style
-
     bins = by_depth(data.names)
     totals = [data.total(part.members) for part in bins]
     figures = {"moved": _moved(data, bins, totals)}
@@ -38,16 +38,12 @@ def draw(data: Measured, total: Total) -> dict[str, tuple[str, bytes]]:
 
 def _look(k: int) -> dict[str, Any]:
     """Returns the colour and marker of model k."""
-    from sail_jax.drawing import style
-
     colours = (*style.PALETTE, style.FAINT)
     return {"color": colours[k % len(colours)], "marker": _MARKERS[k % len(_MARKERS)]}
 
 
-def _depth(ax: Any, bins: Sequence[Bin], room: int = 14) -> None:
+def _depth(ax: Axes, bins: Sequence[Bin], room: int = 14) -> None:
     """Draws the axis of layers: a tick at every few, and a stack's name below its first layer."""
-    from sail_jax.drawing import style
-
     stacks = list(dict.fromkeys(part.run for part in bins if part.run))
     layered = stacks != ["modules"]
     step, named = -(-len(bins) // room), layered or len(bins) <= 10
@@ -71,10 +67,8 @@ def _depth(ax: Any, bins: Sequence[Bin], room: int = 14) -> None:
     ax.set_xlabel("layer" if layered else "module" if named else "modules, in their order")
 
 
-def _line(ax: Any, bins: Sequence[Bin], values: np.ndarray, label: str, **look: Any) -> None:
+def _line(ax: Axes, bins: Sequence[Bin], values: np.ndarray, label: str, **look: Any) -> None:
     """Draws `values [bin]`: a line within every stack of layers, marks beside them."""
-    from sail_jax.drawing import style
-
     at = 0
     for run, group in groupby(bins, lambda part: part.run):
         span = range(at, at := at + len(list(group)))
@@ -82,13 +76,13 @@ def _line(ax: Any, bins: Sequence[Bin], values: np.ndarray, label: str, **look: 
         ax.plot(span, values[span], linewidth=1.4, markersize=4, label=style.literal(label), **own)
 
 
-def _lines(ax: Any, bins: Sequence[Bin], values: np.ndarray, labels: Sequence[str]) -> None:
+def _lines(ax: Axes, bins: Sequence[Bin], values: np.ndarray, labels: Sequence[str]) -> None:
     """Draws `values [bin, model]`, a line for each model."""
     for k, label in enumerate(labels):
         _line(ax, bins, values[:, k], label, **_look(k))
 
 
-def _scaled(ax: Any, values: np.ndarray) -> None:
+def _scaled(ax: Axes, values: np.ndarray) -> None:
     """Makes an axis logarithmic if its values span much."""
     positive = values[np.isfinite(values) & (values > 0)]
     if positive.size and positive.max() > 30 * positive.min():
@@ -97,12 +91,12 @@ def _scaled(ax: Any, values: np.ndarray) -> None:
         ax.set_ylim(0, 1.1 * positive.max() if positive.size else 1)
 
 
-def _legend(fig: Any, ax: Any) -> None:
+def _legend(fig: Figure, ax: Axes) -> None:
     """Draws one legend above the figure, with as many columns as fit."""
     marks, names = ax.get_legend_handles_labels()
     # Of the entries with one name the last one stays: a line, if there is one.
     pairs = zip(names, marks, strict=True)
-    lines = sorted(pairs, key=lambda pair: pair[1].get_linestyle() != "None")
+    lines = sorted(pairs, key=lambda pair: getp(pair[1], "linestyle") != "None")
     order = {name: k for k, name in enumerate(names)}
     handles = dict(sorted(dict(lines).items(), key=lambda pair: order[pair[0]]))
     wide = 0.6 + 0.085 * max(map(len, handles), default=0)  # inches of a label, with its mark
@@ -117,10 +111,8 @@ def _legend(fig: Any, ax: Any) -> None:
     )
 
 
-def _moved(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
+def _moved(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Figure:
     """Draws how far each model moved: by depth, and by kind of tensor."""
-    from sail_jax.drawing import style
-
     fig, axes = style.figure(1, 2, width=4.8, width_ratios=[1.6, 1])
     left, right = axes[0]
     labels = lettered(data.models)
@@ -148,10 +140,8 @@ def _moved(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
     return fig
 
 
-def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
+def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[Total]) -> Figure:
     """Draws the cosines between models: in all, and for each pair by depth."""
-    from sail_jax.drawing import style
-
     m = len(data.models)
     letters = [label.split(" ")[0] for label in lettered(data.models)]
     pairs = list(combinations(range(m), 2))
@@ -190,10 +180,8 @@ def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[T
     return fig
 
 
-def _merged(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Any:
+def _merged(data: Measured, bins: Sequence[Bin], totals: Sequence[Total]) -> Figure:
     """Draws by depth where signs conflict, what was kept or changed, and the update's direction."""
-    from sail_jax.drawing import style
-
     labels = lettered(data.models)
     fig, axes = style.figure(1, 3, width=3.4)
     for ax, title in zip(

@@ -2,17 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sail_jax import disk
-from sail_jax.cli.merge_report.pages import page
+from sail_jax.checkpoint.executor import Record
+from sail_jax.checkpoint.planning.plan import Plan
 from sail_jax.cli.merge_report.record import SCHEMA, as_json
-
-if TYPE_CHECKING:
-    from sail_jax.checkpoint.engine.executor import Record
-    from sail_jax.checkpoint.planning.plan import Plan
-
-__all__ = ["FILES", "admit", "write"]
 
 FILES = {
     "report.json": f'"schema": "{SCHEMA}"',
@@ -48,7 +43,7 @@ def admit(folder: str | Path) -> None:
 
 
 def write(
-    folder: str | Path, plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, Any]
+    folder: str | Path, plan: Plan, records: Mapping[str, Record], about: Mapping[str, Any]
 ) -> list[Path]:
     """Writes report.json and report.html, each whole or not at all.
 
@@ -65,6 +60,9 @@ def write(
       RefusedError: As `admit` does.
       StoreError: If the files cannot be written.
     """
+    # Not above: figures import slowly, and `admit` is called before the merge.
+    from sail_jax.cli.merge_report.pages import page
+
     folder = Path(folder)
     admit(folder)
     html = page(plan, records, about).encode()

@@ -9,20 +9,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import ArrayLike
 
 from sail_jax.checkpoint.contents.layers import is_early, position, role
-
-if TYPE_CHECKING:
-    from sail_jax.checkpoint.engine.executor import Record
-    from sail_jax.checkpoint.planning.plan import Plan, Treatment
-
-__all__ = [
-    "KINDS", "Bin", "Measured", "Total", "by_depth", "finite", "from_base", "kind", "measured",
-    "owners_of",
-]  # fmt: skip
+from sail_jax.checkpoint.executor import Record
+from sail_jax.checkpoint.planning.plan import Plan, Treatment
 
 _NORM = re.compile(r"norm|(?:^|[._/])(?:ln|bn)(?:_|\d|[._/]|$)", re.IGNORECASE)
 _ATTENTION = re.compile(
@@ -147,13 +141,13 @@ class Measured(NamedTuple):
         )
 
 
-def _ratio(a: Any, b: Any) -> np.ndarray:
+def _ratio(a: ArrayLike, b: ArrayLike) -> np.ndarray:
     """Divides, with NaN where the divisor is 0."""
     a, b = np.broadcast_arrays(np.asarray(a, float), np.asarray(b, float))
     return np.divide(a, b, out=np.full(a.shape, np.nan), where=b > 0)
 
 
-def from_base(t: "Treatment", record: "Record") -> bool:
+def from_base(t: Treatment, record: Record) -> bool:
     """Tells whether the task vectors of a tensor started at a base.
 
     Args:
@@ -166,7 +160,7 @@ def from_base(t: "Treatment", record: "Record") -> bool:
     return t.base is not None and len(record.norms) == len(t.models)
 
 
-def owners_of(plan: "Plan", t: "Treatment", models: int) -> tuple[str, ...]:
+def owners_of(plan: Plan, t: Treatment, models: int) -> tuple[str, ...]:
     """Names the models whose tensors were merged, as a record counts them.
 
     A model that is merged twice, as with other layers of itself, is named once for each, the second
@@ -189,7 +183,7 @@ def owners_of(plan: "Plan", t: "Treatment", models: int) -> tuple[str, ...]:
     return tuple(names)
 
 
-def finite(record: "Record") -> bool:
+def finite(record: Record) -> bool:
     """Tells whether everything that was measured of a tensor is a finite number.
 
     Args:
@@ -202,7 +196,7 @@ def finite(record: "Record") -> bool:
     return all(np.isfinite(np.asarray(x, float)).all() for x in numbers)
 
 
-def measured(plan: "Plan", records: Mapping[str, "Record"]) -> Measured:
+def measured(plan: Plan, records: Mapping[str, Record]) -> Measured:
     """Collects the finite records of a merge as arrays.
 
     If task vectors start at a base in some tensors, only those are kept: a total cannot mix them

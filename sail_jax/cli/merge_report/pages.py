@@ -4,10 +4,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sail_jax.checkpoint.executor import Record
+from sail_jax.checkpoint.planning.plan import Plan, Treatment
 from sail_jax.checks import storage
 from sail_jax.cli.merge_report.figures import draw
 from sail_jax.cli.merge_report.measures import Measured, Total, by_depth, measured
@@ -23,17 +25,11 @@ from sail_jax.cli.merge_report.words import (
 )
 from sail_jax.drawing.pages import render
 
-if TYPE_CHECKING:
-    from sail_jax.checkpoint.engine.executor import Record
-    from sail_jax.checkpoint.planning.plan import Plan, Treatment
-
-__all__ = ["page"]
-
 Cell = str | tuple[str, float | None]
 Table = tuple[Sequence[str], Sequence[Sequence[Cell]]]
 
 
-def page(plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, Any]) -> str:
+def page(plan: Plan, records: Mapping[str, Record], about: Mapping[str, Any]) -> str:
     """Writes the report as one HTML document that fetches nothing else.
 
     Args:
@@ -68,7 +64,7 @@ def page(plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, Any]
     )
 
 
-def _lead(plan: "Plan", data: Measured) -> str:
+def _lead(plan: Plan, data: Measured) -> str:
     """Says in two sentences what was merged, and how."""
     models = [model.name for model in plan.inputs if model.role == "model"] or list(data.models)
     base = next((model.name for model in plan.inputs if model.role == "base"), None)
@@ -86,7 +82,7 @@ def _lead(plan: "Plan", data: Measured) -> str:
     )
 
 
-def _inputs(plan: "Plan", data: Measured, total: Total | None) -> Table:
+def _inputs(plan: Plan, data: Measured, total: Total | None) -> Table:
     """Makes a table of the inputs and of what each did over the whole model."""
     labels = dict(zip(data.models, lettered(data.models), strict=True))
     weights = dict(zip(data.models, weights_of(plan, data.models), strict=True))
@@ -185,7 +181,7 @@ def _say_merged(data: Measured, total: Total) -> str:
     )
 
 
-def _treated(plan: "Plan") -> Table:
+def _treated(plan: Plan) -> Table:
     """Makes a table of tensors by method and note; notes may differ in numbers."""
     groups: dict[tuple[str, str], list[Treatment]] = {}
     for t in plan.treatments:
@@ -199,7 +195,7 @@ def _treated(plan: "Plan") -> Table:
     return ["method", "tensors", "size", "why", "which"], rows
 
 
-def _tensors(plan: "Plan", records: Mapping[str, "Record"], data: Measured) -> Table:
+def _tensors(plan: Plan, records: Mapping[str, Record], data: Measured) -> Table:
     """Makes a table of all tensors, with what was measured of each."""
     letters = {n: label.split(" ")[0] for n, label in zip(data.models, lettered(data.models),
                                                           strict=True)}  # fmt: skip
@@ -233,16 +229,16 @@ def _tensors(plan: "Plan", records: Mapping[str, "Record"], data: Measured) -> T
     return header, rows
 
 
-def _common(plan: "Plan") -> str | None:
+def _common(plan: Plan) -> str | None:
     """Returns the settings of all tensors that are merged, None if they differ."""
     settings = {_settings(t) for t in plan.treatments if t.method != "copy"}
     return settings.pop() if len(settings) == 1 else None
 
 
-def _settings(t: "Treatment") -> str:
+def _settings(t: Treatment) -> str:
     """Formats the weights and hyperparameters of a tensor."""
 
-    def text(value: Any) -> str:
+    def text(value: object) -> str:
         if isinstance(value, tuple | list):
             return " ".join(map(text, value))
         return f"{value:g}" if isinstance(value, float) else str(value)
@@ -251,7 +247,7 @@ def _settings(t: "Treatment") -> str:
     return ", ".join(f"{key} {text(value)}" for key, value in options.items() if key != "compat")
 
 
-def _said(value: Any) -> str:
+def _said(value: object) -> str:
     """Formats JSON data as text."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_said(item)}" for key, item in value.items())

@@ -4,23 +4,19 @@ import functools
 import json
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from sail_jax.checkpoint.executor import Record
+from sail_jax.checkpoint.planning.plan import Plan, Treatment
 from sail_jax.cli.merge_report.measures import Total, from_base, kind, measured, owners_of
 from sail_jax.cli.merge_report.words import warnings
-
-if TYPE_CHECKING:
-    from sail_jax.checkpoint.engine.executor import Record
-    from sail_jax.checkpoint.planning.plan import Plan, Treatment
-
-__all__ = ["SCHEMA", "as_json", "plain", "row_of"]
 
 SCHEMA = "sail-jax merge report 1"
 
 
-def as_json(plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, Any]) -> bytes:
+def as_json(plan: Plan, records: Mapping[str, Record], about: Mapping[str, Any]) -> bytes:
     """Writes the report as JSON: what it is about, a summary, and a row for each tensor.
 
     A null stands for what was not measured (in tensors that are copied), what is undefined, such as
@@ -65,7 +61,7 @@ def as_json(plan: "Plan", records: Mapping[str, "Record"], about: Mapping[str, A
     return text.encode("utf-8", "backslashreplace")
 
 
-def row_of(plan: "Plan", t: "Treatment", record: "Record | None") -> dict[str, Any]:
+def row_of(plan: Plan, t: Treatment, record: Record | None) -> dict[str, Any]:
     """Describes what was done to a tensor and what was measured of it.
 
     Args:
@@ -108,7 +104,7 @@ def row_of(plan: "Plan", t: "Treatment", record: "Record | None") -> dict[str, A
     return {**row, "from": start, **dict(zip(fields, values, strict=True))}
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Turns nested arrays, tuples and scalars into JSON data.
 
     Args:

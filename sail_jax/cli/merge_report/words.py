@@ -4,17 +4,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sail_jax.checkpoint.executor import Record
+from sail_jax.checkpoint.planning.plan import Plan
 from sail_jax.cli.merge_report.measures import Measured, finite, owners_of
-
-if TYPE_CHECKING:
-    from sail_jax.checkpoint.engine.executor import Record
-    from sail_jax.checkpoint.planning.plan import Plan
-
-__all__ = [
-    "few", "lettered", "many", "number", "percent", "short", "warnings", "weights_of",
-]  # fmt: skip
 
 
 def number(x: float | None) -> str:
@@ -119,7 +113,7 @@ def lettered(models: Sequence[str]) -> list[str]:
     return [f"{letter} · {short(name)}" for letter, name in zip(letters, models, strict=True)]
 
 
-def weights_of(plan: "Plan", models: Sequence[str]) -> list[list[float]]:
+def weights_of(plan: Plan, models: Sequence[str]) -> list[list[float]]:
     """Collects the weights that each model has, over all tensors.
 
     Args:
@@ -138,7 +132,7 @@ def weights_of(plan: "Plan", models: Sequence[str]) -> list[list[float]]:
     return weights
 
 
-def warnings(plan: "Plan", records: Mapping[str, "Record"], data: Measured) -> list[str]:
+def warnings(plan: Plan, records: Mapping[str, Record], data: Measured) -> list[str]:
     """Says what a user should look at: unmeasured tensors, duplicates, conflicts, odd weights.
 
     Args:

@@ -32,7 +32,7 @@ from sail_jax.checkpoint import load_checkpoint, save_checkpoint
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import RecipeError, parse
-from sail_jax.cli.table import COMMANDS
+from sail_jax.cli.finder import commands
 
 ARRAYS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -748,7 +748,7 @@ def _command_line(name):
 
 
 @pytest.mark.one
-@cells(COMMANDS)
+@cells(commands())
 def test_command_lines(name, tried):
     tried(name, _command_line(name), 10)
 

@@ -29,8 +29,8 @@ from experiments.studies.ledger.findings import SCHEMA
 from sail_jax import disk
 from sail_jax.cli import main as cli
 from sail_jax.cli import stopping
+from sail_jax.cli.finder import commands
 from sail_jax.cli.options import Parser
-from sail_jax.cli.table import COMMANDS
 from sail_jax.drawing import pages, style
 from theory import adversary, claims, coverage
 from theory.adversary import Attack, Box, Domain
@@ -144,12 +144,12 @@ def test_nothing_heavy_is_imported_before_it_is_needed():
 def test_help_and_version(call):
     code, out, err = call("--help")
     assert (code, err) == (0, "")
-    assert all(command in out for command in COMMANDS)
+    assert all(command in out for command in commands())
     code, out, _ = call("--version")
     assert code == 0
     assert re.fullmatch(r"sail-jax \d+\.\d+\.\d+\n", out)
     assert call()[0] == 2
-    for command in COMMANDS:
+    for command in commands():
         code, out, err = call(command, "--help")
         assert (code, err) == (0, "")
         assert f"sail-jax {command}" in out
@@ -396,7 +396,9 @@ STUCK = """
         time.sleep(90)
 
     def command(parser, argv):
-        {"computing": computing, "collecting": collecting}[argv[0]]()
+        parser.add_argument("where")
+        parser.add_argument("--resume", action="store_true")
+        {"computing": computing, "collecting": collecting}[parser.read(argv).where]()
         return 0
 
     from experiments.commands import run

@@ -24,8 +24,8 @@ from sail_jax.checkpoint.operations.merging import merge_recipe, prepared
 from sail_jax.checkpoint.recipe.recipes import parse
 from sail_jax.checkpoint.sources import agreement
 from sail_jax.checkpoint.sources.agreement import wanted
-from sail_jax.cli import grow as grow_command
 from sail_jax.cli import main as cli
+from sail_jax.cli.options import entry
 from sail_jax.growth import Growth, networks
 
 
@@ -311,17 +311,17 @@ def test_help_is_quick_and_lists_the_commands(capsys):
         assert cli.main([command, "--help"]) == 0
     assert cli.main(["grow", "--methods"]) == 0
     assert "Net2Net" in capsys.readouterr().out
-    assert grow_command.entry("a=[1, 2]") == ("a", [1, 2])
+    assert entry("a=[1, 2]") == ("a", [1, 2])
 
 
 @pytest.mark.slow
 def test_values_on_the_command_line_are_plain_yaml():
     """Numbers, text, lists and mappings; a date is a text, and nothing else is built."""
-    assert grow_command.entry("a=2020-09-09") == ("a", "2020-09-09")
-    assert grow_command.entry("a={b: [1, null]}") == ("a", {"b": [1, None]})
+    assert entry("a=2020-09-09") == ("a", "2020-09-09")
+    assert entry("a={b: [1, null]}") == ("a", {"b": [1, None]})
     for value in ("[" * 3000, "&a [*a]", "!!python/name:os.system", "!!int x", "2: [", "!!set {a}"):
         with pytest.raises(ArgumentTypeError, match=r"^a:"):
-            grow_command.entry(f"a={value}")
+            entry(f"a={value}")
 
 
 @pytest.mark.slow

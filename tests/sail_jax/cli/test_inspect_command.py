@@ -14,7 +14,7 @@ from experiments.models.resnet import ResNet
 from sail_jax import architectures, spec
 from sail_jax.checkpoint import save_checkpoint
 from sail_jax.cli import inspect_figure
-from sail_jax.cli.inspect import FIGURE
+from sail_jax.cli.commands.inspect import FIGURE
 from sail_jax.cli.main import main
 from sail_jax.drawing import style
 from sail_jax.trees import leaf_paths

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from sail_jax import Merge, disk
-from sail_jax.checkpoint.engine.executor import Record
+from sail_jax.checkpoint.executor import Record
 from sail_jax.checkpoint.planning.plan import InputSummary, Plan, Treatment
 from sail_jax.cli import merge_report
-from sail_jax.cli.merge_report import measures
+from sail_jax.cli.merge_report import measures, pages, record
 from sail_jax.merging.work import Work, copy
 
 ABOUT = {
@@ -118,11 +118,11 @@ def _record(name, deltas, trimmed, update):
 
 
 def report(case):
-    return json.loads(merge_report.as_json(case.plan, case.records, ABOUT))
+    return json.loads(record.as_json(case.plan, case.records, ABOUT))
 
 
 def page(case, about=ABOUT):
-    return merge_report.page(case.plan, case.records, about)
+    return pages.page(case.plan, case.records, about)
 
 
 class _Page(HTMLParser):
@@ -225,7 +225,7 @@ def test_layers_and_kinds_partition_the_tensors(large):
     ],
 )
 def test_kinds_are_read_off_names(name, kind):
-    assert merge_report.kind(name) == kind
+    assert measures.kind(name) == kind
 
 
 def test_modules_are_gathered_where_there_are_no_layers():
@@ -302,10 +302,10 @@ def test_json_has_a_row_for_every_tensor_and_the_recipe(large):
     copy = rows["model.layers.3.input_layernorm.weight"]
     assert {copy[field] for field in FIELDS} == {None}
     assert copy["note"].startswith("not floating")
-    for name, record in large.records.items():
+    for name, one in large.records.items():
         row = rows[name]
-        assert row["size"] == record.size
-        assert all(row[field] == getattr(record, field) for field in FIELDS)
+        assert row["size"] == one.size
+        assert all(row[field] == getattr(one, field) for field in FIELDS)
         assert row["weights"] == [0.5] * 3
         assert row["options"] == {"density": 0.4, "normalize": True, "compat": "paper"}
         assert (row["models"], row["dtype"]) == (list(MODELS), "bfloat16")
@@ -444,13 +444,13 @@ def test_hostile_names_stay_text():
         treatments=(treatment, *case.plan.treatments[1:]), method=HOSTILE,
         aliases={HOSTILE: HOSTILE}, extras={HOSTILE: b""},
     )  # fmt: skip
-    html = merge_report.page(case.plan, case.records, {HOSTILE: HOSTILE, "recipe": HOSTILE + "\n"})
+    html = pages.page(case.plan, case.records, {HOSTILE: HOSTILE, "recipe": HOSTILE + "\n"})
     found = _Page(html)
     assert sum(tag == "script" for tag, _ in found.tags) == 1
     assert "alert" not in found.scripts[0]
     shown = HOSTILE.replace("\x00\ud800", r"\x00\ud800")  # which a page would not show
     assert f"{shown}.weight" in {row[0] for row in found.rows}
-    data = json.loads(merge_report.as_json(case.plan, case.records, {HOSTILE: HOSTILE}))
+    data = json.loads(record.as_json(case.plan, case.records, {HOSTILE: HOSTILE}))
     assert data["tensors"][0]["name"] == f"{HOSTILE}.weight"
 
 

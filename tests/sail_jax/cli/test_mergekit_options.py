@@ -13,7 +13,7 @@ from small_checkpoints import CONFIG, SHAPES, tensors
 
 from sail_jax.checkpoint import RunOptions, load_checkpoint, merge_checkpoints, save_checkpoint
 from sail_jax.cli import main as cli
-from sail_jax.cli import merge
+from sail_jax.cli.commands import merge
 from sail_jax.cli.options import Parser, UsageError
 
 # What `mergekit-yaml --help` (0.1.5) lists; a flag and a value where it takes one.
@@ -29,10 +29,10 @@ SETS = {
     "--gpu-rich": ("device", "cuda"),
     "-j 3": ("threads", 3),
     "--num-threads 3": ("threads", 3),
-    "--out-shard-size 1B": ("shard_size", 10**9),
-    "--out-shard-size 500m": ("shard_size", 500 * 10**6),
-    "--out-shard-size 20k": ("shard_size", 20000),
-    "--out-shard-size 123": ("shard_size", 123),
+    "--out-shard-size 1B": ("shard_bytes", 10**9),
+    "--out-shard-size 500m": ("shard_bytes", 500 * 10**6),
+    "--out-shard-size 20k": ("shard_bytes", 20000),
+    "--out-shard-size 123": ("shard_bytes", 123),
     "--copy-tokenizer": ("copy_tokenizer", True),
     "--no-copy-tokenizer": ("copy_tokenizer", False),
     "--write-model-card": ("write_model_card", True),
@@ -82,7 +82,7 @@ def test_an_option_with_a_meaning_sets_it(line):
 @pytest.mark.parametrize("line", [*ANSWERED, *SILENT])
 def test_an_option_without_one_changes_nothing_and_is_answered_once(line, capsys):
     args = read(f"{line} {line}")
-    assert merge.mergekit.answering(lambda args: 3)(args) == 3
+    merge.mergekit.answering(lambda _: None)(args)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == (line in ANSWERED)
     assert all(text.startswith(f"note: {line.split()[0][:2]}") for text in said)
@@ -102,13 +102,13 @@ def test_the_folder_of_the_hub_is_that_of_the_option_meanwhile(monkeypatch):
         if before is None:
             monkeypatch.delenv("HF_HUB_CACHE")
         seen = []
-        run = merge.mergekit.answering(lambda args: seen.append(os.environ["HF_HUB_CACHE"]) or 0)  # noqa: B023
-        assert run(read("--transformers-cache its")) == 0
+        run = merge.mergekit.answering(lambda _: seen.append(os.environ["HF_HUB_CACHE"]))  # noqa: B023
+        run(read("--transformers-cache its"))
         assert (seen, os.environ.get("HF_HUB_CACHE")) == (["its"], before)
 
 
 def test_no_limit_of_a_shard_is_no_limit():
-    assert read("--out-shard-size 0").shard_size > 2**60
+    assert read("--out-shard-size 0").shard_bytes > 2**60
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from small_checkpoints import CONFIG, tensors
 from experiments.pages import gallery
 from sail_jax import methods
 from sail_jax.checkpoint import load_checkpoint, merge_checkpoints, save_checkpoint
-from sail_jax.checkpoint.engine.errors import MergeError
+from sail_jax.checkpoint.executor import MergeError
 from sail_jax.checkpoint.planning import cards
 from sail_jax.cli import main as cli
 from sail_jax.cli.progress import LONGEST, fitted

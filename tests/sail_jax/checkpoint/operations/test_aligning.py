@@ -21,7 +21,7 @@ from sail_jax.checkpoint import RunOptions, load_checkpoint, open_checkpoint
 from sail_jax.checkpoint.operations.aligning import align_checkpoints
 from sail_jax.checkpoint.recipe.parts import ALIGNMENT
 from sail_jax.checkpoint.sources.aligned import align_maps, matchable
-from sail_jax.cli import align as align_command
+from sail_jax.cli.commands import align as align_command
 from sail_jax.cli.main import main
 
 EPS = float(jnp.finfo(jnp.float32).eps)

@@ -13,8 +13,7 @@ import pytest
 from small_checkpoints import CONFIG, shapes, tensors
 
 from sail_jax import change_basis, growth, spec
-from sail_jax.checkpoint.engine.errors import MergeError
-from sail_jax.checkpoint.engine.executor import execute, limits, memory
+from sail_jax.checkpoint.executor import MergeError, execute, limits, memory
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.sources.computed import Computed, Programs, rebased

@@ -1,25 +1,32 @@
-"""`sail-jax align`: puts a checkpoint in the basis of another, and says how near that brings it."""
+"""Permute or rotate a checkpoint to match another."""
 
 import contextlib
 import math
 import re
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from sail_jax.cli.kernels import compiled_for, remember_kernels
 from sail_jax.cli.options import (
+    Parser,
     add_certify,
     add_copying,
+    add_input,
+    add_output,
+    add_seed,
     add_tables,
+    arguments,
     natural,
     on_inputs,
     outcome,
     run_options,
-    seed,
 )
 from sail_jax.cli.progress import Meter, fitted, say, show
+
+if TYPE_CHECKING:
+    from sail_jax.architectures import Rules
+    from sail_jax.checkpoint.sources.aligned import Aligned
 
 FAMILIES = ("permutation", "signed", "monomial", "orthogonal", "linear")
 MANY = 24  # rows of a table, from which on layers are taken together
@@ -68,32 +75,21 @@ def weight(text: str) -> tuple[str, float]:
     raise ArgumentTypeError(f"expected TENSOR=W, a number from 0, got '{text}'")
 
 
-def add_arguments(parser: Any) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds the arguments of the command.
 
     Args:
       parser: The parser of the command.
     """
     add = parser.add_argument
-    add("a", metavar="A", help="the reference: a folder, a file of tensors, or a name on the Hub")
+    add_input(parser, "a", "A", "the reference")
     add(
         "b",
         metavar="B",
         help="the checkpoint that is moved so that its units match the units of A",
     )
-    add(
-        "out",
-        metavar="OUT",
-        nargs="?",
-        type=Path,
-        help="where the aligned B is written: a folder, or a .safetensors or .npz file",
-    )
-    add(
-        "--method",
-        metavar="NAME",
-        default="weights",
-        help="what is matched: %(default)s, the only choice so far",
-    )
+    add_output(parser, "the aligned B", nargs="?")
+    add("--method", metavar="NAME", help="what is matched: weights, the only choice so far")
     add(
         "--family", metavar="[SPACES=]NAME", action="append", type=family,
         help=f"the kind of map: {', '.join(FAMILIES)}; default: permutation",
@@ -106,25 +102,19 @@ def add_arguments(parser: Any) -> None:
     )
     add(
         "--weigh",
+        dest="weights",
         metavar="TENSOR=W",
         action="append",
         type=weight,
         help="how much a tensor counts in the matching; default: 1, and 0 leaves it out",
     )
     add_tables(parser, "B")
-    add(
-        "--seed",
-        metavar="N",
-        type=seed,
-        default=0,
-        help="seed of the order in which spaces are matched; default: %(default)s",
-    )
+    add_seed(parser, "the order in which spaces are matched")
     add(
         "--max-sweeps",
         metavar="N",
         type=natural,
-        default=100,
-        help="most passes over all spaces; default: %(default)s",
+        help="most passes over all spaces; default: 100",
     )
     add("--plan", action="store_true", help="list the spaces that would be matched, and stop")
     add("--full", action="store_true", help="print a row for every space of every layer")
@@ -132,14 +122,11 @@ def add_arguments(parser: Any) -> None:
     add_copying(parser)
 
 
-def run(args: Namespace) -> int:
+def run(args: Namespace) -> None:
     """Runs the command.
 
     Args:
       args: The arguments of the command line.
-
-    Returns:
-      The exit code, 0.
 
     Raises:
       ValueError: If the output is not named, or --family is given both for all spaces and for some;
@@ -150,12 +137,11 @@ def run(args: Namespace) -> int:
     from sail_jax.checkpoint.recipe import tables
     from sail_jax.checkpoint.sources.grown import read_target
 
-    options: dict[str, Any] = {
-        "spec": None if args.spec is None else tables.read_table(args.spec),
-        "config": None if args.config is None else read_target(args.config),
-    }
+    spec = None if args.spec is None else tables.read_table(args.spec)
+    config = None if args.config is None else read_target(args.config)
     if args.plan:
-        return _plan(args, **options)
+        _plan(args, spec, config)
+        return
     if args.out is None:
         raise ValueError("name the output: sail-jax align A B OUT (or --plan)")
     with Meter(args.quiet) as meter, compiled_for([args.a, args.b], offline=args.offline):
@@ -163,12 +149,9 @@ def run(args: Namespace) -> int:
         def matching(sweep: int, space: str) -> None:
             meter.tell(f"sweep {sweep}" if sweep else "first visit", space)
 
-        done = aligning.align_checkpoints(
-            args.a, args.b, args.out, **options, method=args.method,
-            family=_families(args.family), spaces=args.spaces, weights=dict(args.weigh or []),
-            seed=args.seed, max_sweeps=args.max_sweeps, certify=args.certify,
-            run=run_options(args, meter), progress=matching,
-        )  # fmt: skip
+        given = arguments(args, "plan", "full") | {"spec": spec, "config": config}
+        given |= {"family": _families(args.family), "weights": dict(args.weights or [])}
+        done = aligning.align_checkpoints(run=run_options(args, meter), progress=matching, **given)
     aligned = done.aligned
     for note in dict.fromkeys(collapsed_text(note) for note in aligned.notes):
         say(fitted(f"note: {note}"))
@@ -180,11 +163,10 @@ def run(args: Namespace) -> int:
     )
     for agreement in done.agreement:
         show(f"B before and after, {agreement}")
-    show(f"{outcome(done, len(aligned.spec.leaves))}; exactness: {done.verdict}")
-    return 0
+    show(f"{outcome(done)}; exactness: {done.verdict}")
 
 
-def _families(given: Sequence[tuple[str, str]] | None) -> Any:
+def _families(given: Sequence[tuple[str, str]] | None) -> str | dict[str, str]:
     """Returns one name for all spaces, or names by pattern."""
     if not given:
         return "permutation"
@@ -194,7 +176,7 @@ def _families(given: Sequence[tuple[str, str]] | None) -> Any:
     return alone[0] if alone else dict(given)
 
 
-def _plan(args: Namespace, spec: Any, config: Any) -> int:
+def _plan(args: Namespace, spec: "Rules | None", config: Mapping[str, Any] | None) -> None:
     """Prints the spaces that would be matched; no tensor is read."""
     from sail_jax import align
     from sail_jax.checkpoint.formats.open import open_values
@@ -206,9 +188,8 @@ def _plan(args: Namespace, spec: Any, config: Any) -> int:
         resolved = aligned.spec_of(checkpoint, config, spec)
     chosen = aligned.matchable(resolved, args.spaces)
     within = align.nested(resolved)
-    groups = {k: v if not args.full else [*v] for k, v in _grouped(chosen, args.full).items()}
     rows = [("space", "size", "each", "tensors")]
-    for label, names in groups.items():
+    for label, names in _grouped(chosen, args.full).items():
         first = names[0]
         block = "" if first not in within else f"of {resolved.space(within[first]).size} alone"
         tensors = len(dict.fromkeys(use.path for name in names for use in resolved.uses(name)))
@@ -216,7 +197,6 @@ def _plan(args: Namespace, spec: Any, config: Any) -> int:
     from sail_jax.basis.spaces import table as columns
 
     show(columns(rows))
-    return 0
 
 
 def collapsed(name: str) -> str:
@@ -250,7 +230,7 @@ def _grouped(names: Iterable[str], full: bool) -> dict[str, list[str]]:
     }
 
 
-def table(aligned: Any, *, full: bool = False) -> str:
+def table(aligned: "Aligned", *, full: bool = False) -> str:
     """Formats what was matched as a table: a row for each space, or for a space in all layers.
 
     Args:

@@ -1,36 +1,30 @@
-"""`sail-jax convert`: checkpoints of MaxText, Tunix and Hugging Face made into one another."""
+"""Trees of MaxText and Tunix to Hugging Face's tensors, and back."""
 
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
-from sail_jax.cli.options import add_copying, natural, on_inputs, outcome, run_options
+from sail_jax.cli.options import (
+    Parser,
+    add_copying,
+    add_input,
+    arguments,
+    natural,
+    on_inputs,
+    outcome,
+    positive,
+    run_options,
+)
 from sail_jax.cli.progress import Meter, fitted, say, show
 
 
-def _positive(text: str) -> float:
-    """Reads --lora-alpha."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise ArgumentTypeError(f"expected a positive number, got '{text}'")
-    return value
-
-
-def add_arguments(parser: Any) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds the arguments of the command.
 
     Args:
       parser: The parser of the command.
     """
     add = parser.add_argument
-    add(
-        "checkpoint",
-        metavar="CKPT",
-        help="the checkpoint: a folder, a file of tensors, or a name on the Hub",
-    )
+    add_input(parser, "path", "CKPT", "the checkpoint")
     add("out", metavar="OUT", type=Path, help="where the other checkpoint is written")
     add(
         "--to",
@@ -48,7 +42,7 @@ def add_arguments(parser: Any) -> None:
     add(
         "--lora-alpha",
         metavar="ALPHA",
-        type=_positive,
+        type=positive,
         help="add the factors that qwix stores next to weights to these, with this alpha",
     )
     add(
@@ -81,32 +75,23 @@ def add_arguments(parser: Any) -> None:
     add_copying(parser)
 
 
-def run(args: Namespace) -> int:
+def run(args: Namespace) -> None:
     """Runs the command.
 
     Args:
       args: The arguments of the command line.
-
-    Returns:
-      The exit code, 0.
 
     Raises:
       ValueError: As `convert_checkpoint` does.
     """
     from sail_jax.checkpoint.operations.converting import convert_checkpoint
 
-    names = ("scan_layers", "param_scan_axis", "vocab_size", "rope")
-    options = {n: getattr(args, n) for n in names if getattr(args, n) is not None}
     with Meter(args.quiet) as meter:
-        done = convert_checkpoint(
-            args.checkpoint, args.out, args.to, config=args.config, dtype=args.dtype,
-            lora_alpha=args.lora_alpha, run=run_options(args, meter), **options,
-        )  # fmt: skip
+        done = convert_checkpoint(**arguments(args), run=run_options(args, meter))
     for note in done.notes:
         say(fitted(f"note: {note}"))
     show(f"{done.source} to {args.to}")
-    show(outcome(done, done.tensors))
-    return 0
+    show(outcome(done))
 
 
 main = on_inputs(add_arguments, run)

@@ -12,8 +12,7 @@ import pytest
 from merge_cases import KEY, NAMES, Held, Sink, streamed
 
 from sail_jax import Merge, methods, transforms
-from sail_jax.checkpoint.engine.errors import MergeError
-from sail_jax.checkpoint.engine.executor import CONSTANT, Limits, execute, limits, memory, peak
+from sail_jax.checkpoint.executor import CONSTANT, Limits, MergeError, execute, limits, memory, peak
 from sail_jax.merging import random_bits, streaming
 from sail_jax.merging.buffers import Buffers
 from sail_jax.merging.combining import chain, masked, reduce

@@ -1,93 +1,56 @@
-"""`sail-jax grow`: makes a checkpoint larger, or prunes it, and says what that preserves."""
+"""Grow a checkpoint in width and depth."""
 
+import math
 from argparse import ArgumentTypeError, Namespace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sail_jax.cli.kernels import compiled_for, remember_kernels
 from sail_jax.cli.options import (
+    Parser,
     add_certify,
     add_copying,
+    add_input,
+    add_output,
+    add_seed,
+    add_set,
     add_tables,
+    arguments,
+    entry,
     on_inputs,
     outcome,
+    reader,
     run_options,
-    seed,
 )
 from sail_jax.cli.progress import Meter, fitted, say, show
 
+if TYPE_CHECKING:
+    from sail_jax.checkpoint.operations.growing import Growing
 
-def factor(text: str) -> float:
-    """Reads --width and --depth: how many times, as 2x, 1.5x or 2.
 
-    Args:
-      text: The value of the option.
+def _times(text: str) -> float:
+    """How many times, as 2x, 1.5x or 2; an int if it is whole.
 
-    Returns:
-      The factor, between 0 and 10^6; an int if it is whole.
-
-    Raises:
-      ArgumentTypeError: If the text is no such factor.
-
-    >>> factor("2x"), factor("1.5")
+    >>> _times("2x"), _times("1.5")
     (2, 1.5)
     """
-    try:
-        value = float(text.lower().removesuffix("x"))
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise ArgumentTypeError(f"expected a factor such as 2x, got '{text}'")
-    return int(value) if value == int(value) else value
+    value = float(text.lower().removesuffix("x"))
+    return int(value) if value.is_integer() else value
 
 
-def entry(text: str) -> tuple[str, Any]:
-    """Reads KEY=VALUE with the value in YAML; "2x" stays text.
-
-    Args:
-      text: The value of the option.
-
-    Returns:
-      The key and the value.
-
-    Raises:
-      ArgumentTypeError: If there is no key, or the value is not YAML.
-
-    >>> entry("snr_db=20"), entry("hidden_size=2x")
-    (('snr_db', 20), ('hidden_size', '2x'))
-    """
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise ArgumentTypeError(f"expected KEY=VALUE, got '{text}'")
-    from sail_jax.checkpoint.recipe.declared import plain
-    from sail_jax.checkpoint.recipe.yaml_tree import RecipeError, compose
-
-    try:
-        return key, plain(compose(value, key))
-    except RecipeError as error:
-        raise ArgumentTypeError(f"{error}, in '{value}'") from error
+factor = reader(_times, lambda x: 0 < x < 1e6, "a factor such as 2x")
 
 
-def add_arguments(parser: Any) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds the arguments of the command.
 
     Args:
       parser: The parser of the command.
     """
     add = parser.add_argument
-    add(
-        "checkpoint",
-        metavar="CKPT",
-        nargs="?",
-        help="the checkpoint to grow: a folder, a file of tensors, or a name on the Hub",
-    )
-    add(
-        "out",
-        metavar="OUT",
-        nargs="?",
-        type=Path,
-        help="where the grown checkpoint is written: a folder, or a .safetensors or .npz file",
-    )
+    add_input(parser, "path", "CKPT", "the checkpoint to grow", nargs="?")
+    add_output(parser, "the grown checkpoint", nargs="?")
     add(
         "--to",
         metavar="WHAT",
@@ -105,33 +68,22 @@ def add_arguments(parser: Any) -> None:
     add(
         "--method",
         metavar="NAME",
-        default="lemon",
-        help="how the network is grown, one of --methods; default: %(default)s",
+        help="how the network is grown, one of --methods; default: lemon",
     )
     add(
         "--depth-method",
         metavar="NAME",
         help="how layers are added, where --method is for the width alone",
     )
-    add(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        type=entry,
-        help="set an option of the method",
-    )
+    add_set(parser)
     add(
         "--lossless",
+        dest="require_lossless",
         action="store_true",
+        default=None,
         help="refuse a growth unless a run of both networks shows that their outputs agree",
     )
-    add(
-        "--seed",
-        metavar="N",
-        type=seed,
-        default=0,
-        help="seed of what is drawn; default: %(default)s",
-    )
+    add_seed(parser, "what is drawn")
     add_tables(parser, "CKPT")
     add(
         "--draft",
@@ -144,68 +96,56 @@ def add_arguments(parser: Any) -> None:
     add_copying(parser)
 
 
-def run(args: Namespace) -> int:
+def run(args: Namespace) -> None:
     """Runs the command.
 
     Args:
       args: The arguments of the command line.
-
-    Returns:
-      The exit code, 0.
 
     Raises:
       ValueError: If the checkpoint, the output or the target is not named, and as `grow_checkpoint`
         does.
     """
     if args.methods:
-        return _methods()
-    if args.checkpoint is None:
+        _methods()
+        return
+    if args.path is None:
         raise ValueError("name the checkpoint: sail-jax grow CKPT OUT")
     if args.draft:
-        return _draft(args)
-    to = _target(args)
-    options = _options(args)
-    if args.depth_method is not None:
-        options["depth_method"] = args.depth_method
-    if args.lossless:
-        options["require_lossless"] = True
+        _draft(args)
+        return
+    to, options = _target(args), _options(args)
     remember_kernels()
     from sail_jax.checkpoint.operations import growing
     from sail_jax.checkpoint.recipe import tables
 
-    given: dict[str, Any] = {
-        "seed": args.seed,
-        "config": args.config,
-        "rules": None if args.spec is None else tables.read_table(args.spec),
-    }
+    own = ("to", "width", "depth", "set", "spec", "draft", "methods", "plan")
+    given = arguments(args, *own) | {"to": to, **options}
+    if args.spec is not None:
+        given["rules"] = tables.read_table(args.spec)
     if args.plan:
-        with growing.growing(
-            args.checkpoint, to, args.method, run=run_options(args), **given, **options
-        ) as ready:
+        given = {name: value for name, value in given.items() if name not in ("out", "certify")}
+        with growing.growing(run=run_options(args), **given) as ready:
             _show(ready)
-        return 0
+        return
     if args.out is None:
         raise ValueError("name the output: sail-jax grow CKPT OUT")
-    with Meter(args.quiet) as meter, compiled_for([args.checkpoint], offline=args.offline):
-        done = growing.grow_checkpoint(
-            args.checkpoint, args.out, to, args.method, **given, certify=args.certify,
-            run=run_options(args, meter), **options,
-        )  # fmt: skip
+    with Meter(args.quiet) as meter, compiled_for([args.path], offline=args.offline):
+        done = growing.grow_checkpoint(run=run_options(args, meter), **given)
     for note in done.notes:
         say(fitted(f"note: {note}"))
     show(done.growth.report)
     for agreement in done.agreement:
         show(agreement)
-    show(f"{outcome(done, len(done.growth.leaves))}; exactness: {done.verdict}")
-    return 0
+    show(f"{outcome(done)}; exactness: {done.verdict}")
 
 
-def _options(args: Namespace) -> dict[str, Any]:
+def _options(args: Namespace) -> dict[str, object]:
     """Returns what --set says, after checking that some method has each of these options."""
     from sail_jax.checks import nearest
     from sail_jax.growth.named import METHODS
 
-    options = dict(args.set or [])
+    options = dict(args.set)
     names = {"untie", *(name for method in METHODS.values() for name in method.options)}
     for name in options:
         if name not in names:
@@ -213,7 +153,7 @@ def _options(args: Namespace) -> dict[str, Any]:
     return options
 
 
-def _target(args: Namespace) -> Any:
+def _target(args: Namespace) -> str | Mapping[str, object]:
     """Returns the target that --to, --width and --depth ask for."""
     factors = {"width": args.width, "depth": args.depth}
     factors = {key: value for key, value in factors.items() if value is not None}
@@ -239,17 +179,16 @@ def _target(args: Namespace) -> Any:
     return dict(entries)
 
 
-def _methods() -> int:
+def _methods() -> None:
     """Prints the growth methods."""
     from sail_jax.growth.named import METHODS
 
     width = max(map(len, METHODS))
     for name, method in METHODS.items():
         show(f"{name:{width}}  {method.about} ({method.source})")
-    return 0
 
 
-def _draft(args: Namespace) -> int:
+def _draft(args: Namespace) -> None:
     """Prints a table of spaces to start from."""
     from sail_jax.checkpoint.formats.open import open_values
     from sail_jax.checkpoint.recipe import tables
@@ -257,13 +196,12 @@ def _draft(args: Namespace) -> int:
 
     config = None if args.config is None else read_target(args.config)
     with open_values(
-        args.checkpoint, allow_pickle=args.allow_pickle, offline=args.offline, select=args.select
+        args.path, allow_pickle=args.allow_pickle, offline=args.offline, select=args.select
     ) as checkpoint:
         show(tables.draft_table(checkpoint, config), end="")
-    return 0
 
 
-def _show(ready: Any) -> None:
+def _show(ready: "Growing") -> None:
     """Prints what a growth would do."""
     about = ready.about
     show(f"{about['method']}, seed {about['seed']}: {about['source']}")
@@ -271,7 +209,8 @@ def _show(ready: Any) -> None:
         show(f"  {key}: {old} to {new}")
     base = ready.view.base.tensors.values()
     before, after = (
-        sum(_bytes(x) for x in tensors) for tensors in (base, ready.view.tensors.values())
+        sum(math.prod(x.shape) * x.dtype.itemsize for x in tensors)
+        for tensors in (base, ready.view.tensors.values())
     )
     show(f"reads {before / 1e9:.3f} GB, writes {after / 1e9:.3f} GB in {len(ready.works)} tensors")
     show(ready.growth.report)
@@ -279,12 +218,6 @@ def _show(ready: Any) -> None:
         show(f"note: {note}")
     show(ready.summary())
     show(f"exactness: {about['exactness']}")
-
-
-def _bytes(tensor: Any) -> int:
-    import math
-
-    return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
 main = on_inputs(add_arguments, run)

@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from sail_jax.checkpoint.engine.errors import MergeError, MergeRefusedError
 from sail_jax.checks import argument
+from sail_jax.disk import RefusedError, StoreError
 from sail_jax.merging.engine import Engine
 from sail_jax.merging.extremes import FAINT
 from sail_jax.merging.streaming import NotFiniteError, Unit, all_finite
@@ -32,21 +32,18 @@ from sail_jax.merging.work import (
     visiting_bytes,
 )
 
-__all__ = [
-    "Limits",
-    "Progress",
-    "Record",
-    "Sink",
-    "execute",
-    "limits",
-    "memory",
-    "peak",
-    "resident",
-    "summary",
-]
-
 CONSTANT = 330 << 20  # bytes of an interpreter with JAX and compiled kernels, as measured
 KEPT = 64 << 20  # bytes of a tensor that a worker keeps between visits, at most
+
+
+class MergeError(StoreError, ValueError):
+    """Raised when a merge cannot go on; the message names the tensors."""
+
+
+class MergeRefusedError(MergeError, RefusedError):
+    """Raised when a merge cannot be done as it was asked for, before any tensor is read."""
+
+    code = RefusedError.code
 
 
 @runtime_checkable

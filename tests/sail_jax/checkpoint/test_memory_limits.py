@@ -27,7 +27,7 @@ import sys
 from pathlib import Path
 from merge_cases import make
 from sail_jax.checkpoint import RunOptions, merge_checkpoints
-from sail_jax.checkpoint.engine.executor import CONSTANT, memory
+from sail_jax.checkpoint.executor import CONSTANT, memory
 from sail_jax.checkpoint.operations.merging import prepared
 from sail_jax.checkpoint.recipe.recipes import simple
 name, limit, folder = sys.argv[1:]

@@ -1,43 +1,26 @@
-"""`sail-jax average`: averages the checkpoints of a training run."""
+"""Average the checkpoints of a training run."""
 
-import math
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from sail_jax.cli.options import add_copying, natural, on_inputs, outcome, run_options
+from sail_jax.cli.options import (
+    Parser,
+    add_copying,
+    arguments,
+    natural,
+    on_inputs,
+    outcome,
+    run_options,
+    weights,
+)
 from sail_jax.cli.progress import Meter, show
 
 # Written out, as are the choices below: the library is imported after the arguments are read.
 SHAPES = ("uniform", "linear", "cosine", "1-sqrt", "1-square", "ema", "wma")
 
 
-def fractions(text: str) -> tuple[float, ...]:
-    """Reads --weights: numbers with commas between them.
-
-    Args:
-      text: The value of the option.
-
-    Returns:
-      The numbers.
-
-    Raises:
-      ArgumentTypeError: If a part is no finite number.
-
-    >>> fractions("1,2,-0.5")
-    (1.0, 2.0, -0.5)
-    """
-    try:
-        values = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        values = ()
-    if not values or not all(map(math.isfinite, values)):
-        raise ArgumentTypeError(f"expected numbers such as 0.2,0.3,0.5, got '{text}'")
-    return values
-
-
-def add_arguments(parser: Any) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds the arguments of the command.
 
     Args:
@@ -64,21 +47,19 @@ def add_arguments(parser: Any) -> None:
     add(
         "--shape",
         choices=SHAPES,
-        default="uniform",
-        help="the decay of the learning rate for which the average stands; default: %(default)s",
+        help="the decay of the learning rate for which the average stands; default: uniform",
     )
     add("--decay", metavar="B", type=float, help="the factor of --shape ema, between 0 and 1")
     add(
         "--weights",
         metavar="C,C,...",
-        type=fractions,
+        type=weights,
         help="a weight for each checkpoint, oldest first, in place of a shape",
     )
     add(
         "--at",
         choices=("points", "means"),
-        default="points",
-        help="read the decay at each checkpoint, or as a mean between two; default: %(default)s",
+        help="read the decay at each checkpoint, or as a mean between two; default: points",
     )
     add(
         "--state",
@@ -97,14 +78,11 @@ def add_arguments(parser: Any) -> None:
     add_copying(parser)
 
 
-def run(args: Namespace) -> int:
+def run(args: Namespace) -> None:
     """Runs the command.
 
     Args:
       args: The arguments of the command line.
-
-    Returns:
-      The exit code, 0.
 
     Raises:
       ValueError: As `average_checkpoints` does.
@@ -113,10 +91,7 @@ def run(args: Namespace) -> int:
 
     *named, last = args.paths
     paths, out = (named, Path(last)) if named else ([last], None)
-    given: dict[str, Any] = {
-        "window": args.window, "shape": args.shape, "decay": args.decay, "weights": args.weights,
-        "at": args.at, "state": args.state, "write_as": args.write_as,
-    }  # fmt: skip
+    given = arguments(args, "paths", "steps", "last", "plan", "full")
     checkpoints = _chosen(args, paths)
     if args.plan:
         with averaging.averaging(checkpoints, out, run=run_options(args), **given) as ready:
@@ -126,14 +101,13 @@ def run(args: Namespace) -> int:
                     show(f"  {name}: {gets}")
             show(ready.summary())
             show(f"output: {ready.out}, as {ready.write_as}")
-        return 0
+        return
     with Meter(args.quiet) as meter:
         done = averaging.average_checkpoints(
             checkpoints, out, run=run_options(args, meter),
             before=lambda ready: show(ready.about()), **given,
         )  # fmt: skip
-    show(outcome(done, sum(gets != "left out" for gets in done.gets.values())))
-    return 0
+    show(outcome(done))
 
 
 def _chosen(args: Namespace, paths: Sequence[str]) -> str | list[str]:

@@ -1,24 +1,36 @@
-"""`sail-jax inspect`: shows what is in a checkpoint, and which tensors share which spaces.
+"""Spaces, sizes and parameters of a checkpoint.
 
 With two checkpoints or more, `compare` shows what merging them will meet.
 """
 
-import json
 import math
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sail_jax.checks import escaped
-from sail_jax.cli.options import add_offline, add_params, add_tables, numbers, on_inputs
+from sail_jax.cli import saving
+from sail_jax.cli.options import (
+    Parser,
+    add_offline,
+    add_params,
+    add_tables,
+    numbers,
+    on_inputs,
+)
 from sail_jax.cli.progress import say, show
+
+if TYPE_CHECKING:
+    from sail_jax.basis.spaces import Spec
+    from sail_jax.checkpoint import Checkpoint
+    from sail_jax.cli.inspect_figure import Layout
 
 FIGURE, SCHEMA = "spaces.png", "sail-jax inspect 1"
 
 
-def add_arguments(parser: Any) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds the arguments of the command.
 
     Args:
@@ -55,33 +67,29 @@ def add_arguments(parser: Any) -> None:
     add_offline(parser)
 
 
-def run(args: Namespace) -> int:
+def run(args: Namespace) -> None:
     """Runs the command.
 
     Args:
       args: The arguments of the command line.
-
-    Returns:
-      The exit code, 0.
 
     Raises:
       ValueError: If an option does not go with the number of checkpoints, or a checkpoint or a
         table of spaces cannot be read.
     """
     if len(args.checkpoint) > 1:
-        from sail_jax.cli import compare as compare_command
+        from sail_jax.cli.compare import run_pairs
 
-        return compare_command.run(args)
+        run_pairs(args)
+        return
     for option in ("base", "data", "linearity", "scales"):
         if getattr(args, option) not in (None, False):
             raise ValueError(f"--{option} is for two checkpoints or more; one was named")
-    from sail_jax import disk
     from sail_jax.checkpoint.formats.open import open_checkpoint, open_values
     from sail_jax.checkpoint.recipe import tables
     from sail_jax.checkpoint.sources.grown import read_target
 
-    if args.json is not None:
-        disk.admit(args.json, SCHEMA, "a record of inspect")
+    saving.admit(args.json, SCHEMA)
     opening = open_values if args.draft else open_checkpoint
     with opening(
         args.checkpoint[0], allow_pickle=args.allow_pickle, offline=args.offline
@@ -90,35 +98,24 @@ def run(args: Namespace) -> int:
         if args.draft:
             config = None if args.config is None else read_target(args.config)
             show(tables.draft_table(checkpoint, config), end="")
-            return 0
+            return
         record, spec = inspect(checkpoint, args)
-    layout = None
-    if spec is not None:
-        from sail_jax.cli import inspect_figure
+    from sail_jax.cli import inspect_figure
 
-        shapes = {row["name"]: tuple(row["shape"]) for row in record["tensors"]}
-        layout = inspect_figure.layout(spec, shapes)
+    shapes = {row["name"]: tuple(row["shape"]) for row in record["tensors"]}
+    layout = None if spec is None else inspect_figure.layout(spec, shapes)
     show(render(record, None if args.full else layout))
-    if args.json is not None:
-        data = json.dumps({"schema": SCHEMA, **record}, indent=2).encode()
-        disk.write_atomic(args.json, data + b"\n")
-    if args.out is not None:
-        if spec is None or layout is None:
-            say("note: no drawing, as no spaces are known")
-        else:
-            from sail_jax.cli import inspect_figure
-            from sail_jax.drawing import style
-
-            title = f"{record['architecture']}: {parameters(record)}"
-            figure = inspect_figure.draw(layout, spec, title)
-            with disk.explained("write to", args.out):
-                args.out.mkdir(parents=True, exist_ok=True)
-            disk.write_atomic(args.out / FIGURE, style.png(figure))
-            show(args.out / FIGURE)
-    return 0
+    saving.write(args.json, SCHEMA, record)
+    if args.out is None:
+        return
+    if spec is None or layout is None:
+        say("note: no drawing, as no spaces are known")
+    else:
+        title = f"{record['architecture']}: {parameters(record)}"
+        saving.draw(args.out, {FIGURE: inspect_figure.draw(layout, spec, title)})
 
 
-def inspect(checkpoint: Any, args: Namespace) -> tuple[dict[str, Any], Any]:
+def inspect(checkpoint: "Checkpoint", args: Namespace) -> "tuple[dict[str, Any], Spec | None]":
     """Describes an open checkpoint: its tensors and, as far as they are known, their spaces.
 
     Args:
@@ -197,8 +194,8 @@ def inspect(checkpoint: Any, args: Namespace) -> tuple[dict[str, Any], Any]:
 
 
 def _spec(
-    checkpoint: Any, config: Mapping[str, Any], args: Namespace
-) -> tuple[str, Any, list[str], Iterable[Any]]:
+    checkpoint: "Checkpoint", config: Mapping[str, Any], args: Namespace
+) -> "tuple[str, Spec | None, list[str], Iterable[Any]]":
     """Finds the spaces of a checkpoint: in a table given, for a known architecture, or by a draft.
 
     Returns the name of the architecture, the spec, notes on how it was found, and open questions.
@@ -251,7 +248,7 @@ def _spec(
     return "unknown", spec, notes, drafted.questions
 
 
-def _adapter(checkpoint: Any) -> str:
+def _adapter(checkpoint: "Checkpoint") -> str:
     """Describes a checkpoint that is an adapter; "" for any other."""
     lora = [name for name in checkpoint.tensors if re.search(r"lora_(A|B|E|embedding)", name)]
     if "adapter_config.json" not in checkpoint.extras and not lora:
@@ -281,7 +278,7 @@ def parameters(record: Mapping[str, Any]) -> str:
     return f"{n:,} parameters" if n < 10**6 else f"{n / 1e6:,.1f} M parameters"
 
 
-def render(record: Mapping[str, Any], layout: Any = None) -> str:
+def render(record: Mapping[str, Any], layout: "Layout | None" = None) -> str:
     """Formats a record as text: totals, tensors, spaces, notes and open questions.
 
     Args:
@@ -314,7 +311,7 @@ def render(record: Mapping[str, Any], layout: Any = None) -> str:
     return "\n".join(lines)
 
 
-def _tensors(record: Mapping[str, Any], layout: Any) -> list[tuple[str, ...]]:
+def _tensors(record: Mapping[str, Any], layout: "Layout | None") -> list[tuple[str, ...]]:
     """Makes a row for each module of each band of a layout; without one, for each tensor."""
     by_name = {row["name"]: row for row in record["tensors"]}
     groups = [(name, [row], 1) for name, row in by_name.items()]
@@ -339,7 +336,7 @@ def _tensors(record: Mapping[str, Any], layout: Any) -> list[tuple[str, ...]]:
     return out
 
 
-def _spaces(record: Mapping[str, Any], layout: Any) -> list[tuple[str, ...]]:
+def _spaces(record: Mapping[str, Any], layout: "Layout | None") -> list[tuple[str, ...]]:
     """Makes a row for each space, once for all layers that have one like it."""
     by_name = {space["name"]: space for space in record["spaces"]}
     groups = [(name, name, 1) for name in by_name] if layout is None else layout.spaces

@@ -1,15 +1,26 @@
-"""`sail-jax merge`: carries out a recipe, with a plan beforehand and a report after."""
+"""Merge checkpoints by a recipe, tensor by tensor."""
 
-import dataclasses
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sail_jax.cli import mergekit
 from sail_jax.cli.kernels import compiled_for, remember_kernels
-from sail_jax.cli.options import add_copying, file, on_inputs, outcome, run_options
+from sail_jax.cli.options import (
+    Parser,
+    add_copying,
+    add_output,
+    file,
+    on_inputs,
+    outcome,
+    run_options,
+)
 from sail_jax.cli.progress import Meter, fitted, say, show
+
+if TYPE_CHECKING:
+    from sail_jax.checkpoint.operations.merging import Merged
+    from sail_jax.checkpoint.recipe.recipes import Recipe
 
 # The most bytes of a recipe.
 LARGEST_RECIPE = 1 << 20
@@ -17,7 +28,7 @@ LARGEST_RECIPE = 1 << 20
 MOST = 5
 
 
-def add_arguments(parser: Any) -> None:
+def add_arguments(parser: Parser) -> None:
     """Adds the arguments of the command.
 
     Args:
@@ -31,13 +42,7 @@ def add_arguments(parser: Any) -> None:
         type=file,
         help="a YAML file as mergekit has it; our own keys may be added",
     )
-    add(
-        "out",
-        metavar="OUT",
-        nargs="?",
-        type=Path,
-        help="where the merge is written: a folder, or a .safetensors or .npz file",
-    )
+    add_output(parser, "the merge", nargs="?")
     add("--methods", action="store_true", help="list the methods that a recipe may name, and stop")
     add("--plan", action="store_true", help="show what would be done to every tensor, and stop")
     add("--full", action="store_true", help="with --plan: print a line for every tensor")
@@ -56,7 +61,7 @@ def add_arguments(parser: Any) -> None:
     mergekit.add_options(parser)
 
 
-def read_recipes(path: Path) -> Any:
+def read_recipes(path: Path) -> "tuple[Recipe, ...]":
     """Reads the recipes in a file.
 
     Args:
@@ -75,14 +80,11 @@ def read_recipes(path: Path) -> Any:
     return parse_all(disk.read_bytes(path, LARGEST_RECIPE), str(path))
 
 
-def run(args: Namespace) -> int:
+def run(args: Namespace) -> None:
     """Runs the command.
 
     Args:
       args: The arguments of the command line.
-
-    Returns:
-      The exit code, 0.
 
     Raises:
       ValueError: If the recipe or the output is not named, and as `merge_recipe` does.
@@ -93,18 +95,19 @@ def run(args: Namespace) -> int:
 
     if args.methods:
         show(cards.methods(), end="")
-        return 0
+        return
     if args.recipe is None:
         raise ValueError("name a recipe: sail-jax merge RECIPE OUT")
     recipes = [mergekit.seeded(recipe, args.random_seed) for recipe in read_recipes(args.recipe)]
     if args.plan:
-        return _plan(args, recipes)
+        _plan(args, recipes)
+        return
     if args.out is None:
         raise ValueError("name the output: sail-jax merge RECIPE OUT")
     inputs = [x.checkpoint for recipe in recipes for x in recipe.models()]
     several = len(recipes) > 1
 
-    def report(recipe: Any) -> Path | None:
+    def report(recipe: "Recipe") -> Path | None:
         """The folder of the report on a recipe."""
         named = several and recipe.name and args.report
         return args.report / recipe.name if named else args.report
@@ -112,7 +115,7 @@ def run(args: Namespace) -> int:
     compiled = compiled_for(inputs, offline=args.offline)
     with Meter(args.quiet) as meter, compiled, mergekit.on_device(args.device):
         last = merging.merge_recipe(
-            recipes, args.out, measure=args.report is not None, run=_options(args, meter),
+            recipes, args.out, measure=args.report is not None, run=run_options(args, meter),
             before=lambda ready: _admit(report(ready.recipe)),
         )  # fmt: skip
     used = {name for recipe in recipes for name in recipe.uses}
@@ -121,16 +124,15 @@ def run(args: Namespace) -> int:
         _said(merged, f"{merged.recipe.name}: " if several and merged.recipe.name else "")
         # The folder of what only serves others is removed by now.
         where = f"{merged.recipe.name}, for others" if merged.recipe.name in used else None
-        show(outcome(merged, len(merged.plan.treatments), where))
-    return 0
+        show(outcome(merged, where))
 
 
-def _plan(args: Namespace, recipes: Any) -> int:
-    """Prints what would be done, for each recipe of the file; returns the exit code."""
+def _plan(args: Namespace, recipes: Sequence["Recipe"]) -> None:
+    """Prints what would be done, for each recipe of the file."""
     from sail_jax.checkpoint.operations import merging
     from sail_jax.checkpoint.planning import cards
 
-    with merging.previewed(recipes, _options(args)) as plans:
+    with merging.previewed(recipes, run_options(args)) as plans:
         for number, (recipe, ready) in enumerate(zip(recipes, plans, strict=True)):
             if len(recipes) > 1:
                 uses = f", which uses {', '.join(recipe.uses)}" if recipe.uses else ""
@@ -141,10 +143,9 @@ def _plan(args: Namespace, recipes: Any) -> int:
                 show(ready.summary())
             else:
                 show(f"not planned: {ready}")
-    return 0
 
 
-def _said(merged: Any, who: str) -> None:
+def _said(merged: "Merged", who: str) -> None:
     """Prints what is to be known of a merge; `who` begins each line."""
     if differing := merged.plan.differing():
         say(fitted(f"{who}{_differing(differing, merged.recipe.integers)}"))
@@ -153,12 +154,6 @@ def _said(merged: Any, who: str) -> None:
             say(fitted(f"{who}{kind}: {line}"))
         if len(lines) > MOST:
             say(fitted(f"{who}{kind}: and {len(lines) - MOST} more, which --plan lists"))
-
-
-def _options(args: Namespace, progress: Any = None) -> Any:
-    """The options of the run."""
-    names = ("allow_crimes", "copy_tokenizer", "write_model_card", "strict")
-    return dataclasses.replace(run_options(args, progress), **{n: getattr(args, n) for n in names})
 
 
 def _differing(names: Sequence[str], integers: str) -> str:
@@ -180,7 +175,7 @@ def _admit(report: Path | None) -> None:
         merge_report.admit(report)
 
 
-def _report(folder: Path | None, merged: Any) -> None:
+def _report(folder: Path | None, merged: "Merged") -> None:
     """Writes the report of a merge, and prints where."""
     if folder is None:
         return

@@ -1,1 +1,0 @@
-"""Works (one tensor each) carried out by threads, under a memory limit."""

@@ -1,0 +1,1 @@
+"""Extract, merge and apply adapters of low rank."""

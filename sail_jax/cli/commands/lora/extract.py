@@ -1,0 +1,70 @@
+"""Extract an adapter from a tuned model and its base."""
+
+from argparse import Namespace
+from pathlib import Path
+
+from sail_jax.cli.factors import add_factors, table, tell
+from sail_jax.cli.kernels import remember_kernels
+from sail_jax.cli.options import Parser, arguments, on_inputs, reader, run_options
+from sail_jax.cli.progress import Meter, fitted, say, show
+
+energy = reader(float, lambda x: 0 < x <= 1, "a number above 0, up to 1")
+
+
+def patterns(text: str) -> list[str]:
+    """Reads --modules-to-save: patterns with commas between them."""
+    return [pattern for pattern in text.split(",") if pattern]
+
+
+def add_arguments(parser: Parser) -> None:
+    """Adds the arguments of the command.
+
+    Args:
+      parser: The parser of the command.
+    """
+    add = parser.add_argument
+    add("base", metavar="BASE", help="the model before training: a path, or a name on the Hub")
+    add("tuned", metavar="TUNED", help="the model after training")
+    add("out", metavar="OUT", type=Path, help="where the adapter is written, a folder")
+    add(
+        "--energy",
+        metavar="E",
+        type=energy,
+        help="the fraction of each change's squared singular values that is kept, such as 0.9; "
+        "with --rank, the smaller rank counts",
+    )
+    add(
+        "--modules-to-save",
+        metavar="NAMES",
+        type=patterns,
+        help="store these modules whole where they changed, such as 'lm_head,*norm'; the word rest "
+        "takes all that has no factors, such as norms and biases",
+    )
+    add_factors(parser, rank="")
+
+
+def run(args: Namespace) -> None:
+    """Runs the command.
+
+    Args:
+      args: The arguments of the command line.
+
+    Raises:
+      ValueError: As `extract_adapter` does.
+    """
+    remember_kernels()
+    from sail_jax.checkpoint import extract_adapter
+
+    with Meter(args.quiet) as meter:
+        done = extract_adapter(**arguments(args, "full"), run=run_options(args, meter))
+    table(done.rows, args.full)
+    if done.saved:
+        show(f"stored whole: {len(done.saved)} tensors")
+    for name, reason in done.lost.items():
+        say(fitted(f"lost: {name} ({reason})"))
+    if done.lost:
+        say(f"note: {len(done.lost)} changed tensors are lost; --modules-to-save rest stores them")
+    tell(done)
+
+
+main = on_inputs(add_arguments, run)

@@ -1,0 +1,71 @@
+"""Names that were changed work for one release, and then their tests fail."""
+
+import importlib
+import inspect
+import pkgutil
+import warnings
+
+import pytest
+
+import sail_jax
+from sail_jax.deprecated import UNTIL, former, renamed
+
+
+def numbers(version):
+    return tuple(map(int, version.split(".")[:2]))
+
+
+@renamed(until="99.0", ratio="density", knobs="options")
+def trim(density, *, options=()):
+    """Trims."""
+    return density, options
+
+
+def test_a_former_name_of_a_package_is_the_new_one_and_warns_where_it_is_used():
+    told = r"^sail_jax.rules is now sail_jax.transforms; the old name goes in 0.3$"
+    with pytest.warns(DeprecationWarning, match=told) as seen:
+        assert sail_jax.rules is sail_jax.transforms  # pyright: ignore[reportAttributeAccessIssue]
+    assert seen[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match=r"^sail_jax.Count is now") as seen:
+        from sail_jax import Count  # pyright: ignore[reportAttributeAccessIssue]
+    assert Count is sail_jax.Reduction
+    assert {warning.filename for warning in seen} == {__file__}
+    assert "rules" not in dir(sail_jax)
+
+
+def test_a_former_keyword_is_taken_for_the_new_one_and_warns_where_it_is_used():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert trim(0.5, options=[1]) == (0.5, [1])
+    told = rf"^ratio of {__name__}.trim is now density; the old name goes in 99.0$"
+    with pytest.warns(DeprecationWarning, match=told) as seen:
+        assert trim(ratio=0.5) == (0.5, ())  # pyright: ignore[reportCallIssue]
+    assert seen[0].filename == __file__
+    with pytest.raises(TypeError, match="ratio is now density, expected only one"):
+        trim(density=1, ratio=0.5)  # pyright: ignore[reportCallIssue]
+    assert str(inspect.signature(trim)) == "(density, *, options=())"
+    assert trim.__doc__ == "Trims."
+
+
+def test_a_module_of_its_own_names_alone():
+    get = former("sail_jax.checks", {"closest": "nearest"}, until="99.0")
+    from sail_jax import checks
+
+    with pytest.warns(DeprecationWarning, match=r"closest is now sail_jax.checks.nearest"):
+        assert get("closest") is checks.nearest
+    with pytest.raises(
+        AttributeError, match=r"module 'sail_jax.checks' has no attribute 'nothing'"
+    ):
+        get("nothing")
+
+
+def test_no_former_name_outlives_its_release():
+    """What is refused here goes: its line in the code, and this test passes again."""
+    for module in pkgutil.iter_modules(sail_jax.__path__, "sail_jax."):
+        importlib.import_module(module.name)
+    assert "sail_jax.rules" in UNTIL
+    assert f"{__name__}.trim(ratio=)" in UNTIL
+    passed = [
+        name for name, until in UNTIL.items() if numbers(until) <= numbers(sail_jax.__version__)
+    ]
+    assert not passed
