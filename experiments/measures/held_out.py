@@ -70,9 +70,8 @@ def read(
         parts.append(_arrays(Path(path)) if encode is None else _lines(Path(path), encode, length))
     kinds, names = {kind for kind, _ in parts}, {frozenset(data) for _, data in parts}
     if len(kinds) > 1 or len(names) > 1:
-        raise DataError(
-            f"data: expected files of one kind with the same arrays, got {', '.join(map(str, paths))}"
-        )
+        listed = ", ".join(map(str, paths))
+        raise DataError(f"data: expected files of one kind with the same arrays, got {listed}")
     tasks = [
         Path(path).stem
         for path, (_, data) in zip(paths, parts, strict=True)
@@ -134,7 +133,7 @@ def _lines(
 
 def _cut(data: dict[str, np.ndarray], used: np.ndarray) -> dict[str, np.ndarray]:
     """Leaves out the end of all rows that no row uses."""
-    longest = int(used.any(0).nonzero()[0].max(initial=0)) + 2
+    longest = int(np.flatnonzero(used.sum(0)).max(initial=0)) + 2
     return {name: x[:, :longest] for name, x in data.items()}
 
 

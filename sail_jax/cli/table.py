@@ -28,6 +28,7 @@ COMMANDS = {
     ),
     "average": Command("Average the checkpoints of a training run.", "sail_jax.cli", True),
     "lora": Command("Extract, merge and apply adapters of low rank.", "sail_jax.cli", True),
+    "search": Command("Search for a merge on held-out examples; with evidence.", resumes=True),
     "inspect": Command("Spaces, sizes and parameters of a checkpoint.", "sail_jax.cli"),
     "examples": Command("Small real checkpoints and recipes, to try merging on."),
     "quickstart": Command("Four real results in a minute or two, and a page.", resumes=True),

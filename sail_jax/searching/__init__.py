@@ -8,11 +8,12 @@ the same function.
 from sail_jax.searching.arms import Arm, arms
 from sail_jax.searching.evidence import Comparison, compare, examples_needed
 from sail_jax.searching.outcome import Outcome, Trial
-from sail_jax.searching.searches import listed, search, search_with
+from sail_jax.searching.searches import InMemory, listed, search, search_with
 
 __all__ = [
     "Arm",
     "Comparison",
+    "InMemory",
     "Outcome",
     "Trial",
     "arms",

@@ -162,7 +162,7 @@ def affine(
     if merge.normalize:
         shares = shares / shares.sum()
     if merge.name == "task_arithmetic":
-        shares = float(merge.scale) * shares
+        shares = float(np.asarray(merge.scale)) * shares
         return np.append(shares, 1 - shares.sum())
     if not np.isclose(shares.sum(), 1):
         return None

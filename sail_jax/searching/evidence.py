@@ -104,7 +104,7 @@ def compare(
     # Equal gains may differ in their last bits.
     if error <= len(gains) * np.finfo(float).eps * abs(difference):
         p = 0.0 if difference > 0 else 1.0
-        return Comparison(against, difference, 0.0, (difference,) * 2, p, len(gains), None)
+        return Comparison(against, difference, 0.0, (difference, difference), p, len(gains), None)
     counts = np.bincount(places)
     freedom = squares.sum() ** 2 / (squares**2 / (counts - 1)).sum()
     p = float(special.stdtr(freedom, -difference / error))

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from sail_jax.searching.arms import Arm
 from sail_jax.searching.evidence import LEVEL, Comparison
 from sail_jax.searching.prediction import Prediction, agreement
 
@@ -42,6 +43,7 @@ class Outcome(NamedTuple):
       recommended: The name of what to use: an arm, or one of the models.
       options: Its hyperparameters; empty for a model.
       found: The best merge on the part of the examples on which merges were chosen.
+      arm: Its arm, with which it can be made again.
       p: The p value of "some model, or the base, is at least as good as this merge", on the other
         part. It is the largest of the p values against each. The merge is recommended if it is at
         most 5 %.
@@ -62,6 +64,7 @@ class Outcome(NamedTuple):
     recommended: str
     options: Mapping[str, Any]
     found: Trial
+    arm: Arm
     p: float
     comparisons: tuple[Comparison, ...]
     models: dict[str, float]
@@ -132,6 +135,5 @@ def front(trials: Sequence[Trial]) -> tuple[Trial, ...]:
     scores = np.stack([trial.by_task for trial in trials])
     as_good = (scores[None] >= scores[:, None]).all(-1)
     better = (scores[None] > scores[:, None]).any(-1)
-    return tuple(
-        trial for trial, beaten in zip(trials, (as_good & better).any(1), strict=True) if not beaten
-    )
+    beaten = np.logical_or.reduce(as_good & better, axis=1)
+    return tuple(trial for trial, worse in zip(trials, beaten, strict=True) if not worse)

@@ -77,6 +77,7 @@ class InMemory:
         self._models, self._base, self._data = models, base, jax.tree.map(np.asarray, data)
         self._points = [*models] if base is None else [*models, base]
         self._score, self._batch = jax.jit(score), batch
+        self.examples = len(jax.tree.leaves(self._data)[0])
 
     def model(self, k: int, examples: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
         return self.scores(self._points[k], examples)
@@ -519,6 +520,7 @@ def _judged(
         recommended=best.name if better else single.name,
         options=best.options if better else {},
         found=best,
+        arm=run.arms[best.name],
         p=p,
         comparisons=comparisons,
         models={m.name: m.score for m in models},

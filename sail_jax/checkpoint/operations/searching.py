@@ -21,17 +21,33 @@ import numpy as np
 import yaml
 from jaxtyping import Float, Int
 
-from sail_jax import searching
+from sail_jax import disk, searching
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import open_values
-from sail_jax.checkpoint.operations.merging import merge_checkpoints
+from sail_jax.checkpoint.operations.merging import merge_checkpoints, merge_recipe
 from sail_jax.checkpoint.operations.running import DEFAULTS, RunOptions
 from sail_jax.checkpoint.recipe import mergekit
+from sail_jax.checkpoint.recipe.recipes import parse
+from sail_jax.merging.merge import Merge
 from sail_jax.merging.tensors import read_whole
 from sail_jax.searching.arms import Arm
 
-__all__ = ["Scores", "by_command", "by_function", "loaded", "recipe_of", "search_checkpoints"]
+__all__ = [
+    "InFolders",
+    "Scorer",
+    "Scores",
+    "WithRecipes",
+    "by_command",
+    "by_function",
+    "loaded",
+    "models_of",
+    "recipe_arm",
+    "recipe_of",
+    "search_checkpoints",
+]
 
+MOST_TEXT = 1 << 24
+"""The most bytes of a recipe."""
 Path_ = str | Path
 
 
@@ -170,14 +186,14 @@ class InFolders:
         self._models, self._base, self._run = models, base, run
         self._points = [*models] if base is None else [*models, base]
         self._scorer, self._folder = scorer, folder
-        self._known: dict[Any, Float[np.ndarray, n]] = {}
+        self._known: dict[Any, np.ndarray] = {}
         first = scorer(Path(models[0]))
         self.examples, self.tasks = first.examples, first.tasks
         self._known[0] = first.scores
 
     def model(self, k: int, examples: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
         if k not in self._known:
-            self._known[k] = self._scores(Path(self._points[k]), str(self._points[k]))
+            self._known[k] = self.scored(Path(self._points[k]), str(self._points[k]))
         return self._known[k][examples]
 
     def merge(
@@ -196,12 +212,24 @@ class InFolders:
                 run=self._run,
             )
             try:
-                self._known[key] = self._scores(out, arm.name)
+                self._known[key] = self.scored(out, arm.name)
             finally:
                 shutil.rmtree(out)
         return self._known[key][examples]
 
-    def _scores(self, path: Path, name: str) -> Float[np.ndarray, "n"]:
+    def scored(self, path: Path, name: str) -> Float[np.ndarray, "n"]:
+        """Scores a folder on all examples.
+
+        Args:
+          path: The folder.
+          name: What a message calls it.
+
+        Returns:
+          The scores.
+
+        Raises:
+          CheckpointError: If the scorer gives other examples than those of the first model.
+        """
         found = self._scorer(path)
         if found.examples != self.examples or found.tasks != self.tasks:
             odd = sorted(set(found.examples) ^ set(self.examples))
@@ -340,3 +368,91 @@ def _plain(value: Any) -> Any:
     """A hyperparameter as YAML has it."""
     array = np.asarray(value)
     return array.item() if array.ndim == 0 else array.tolist()
+
+
+def recipe_arm(name: str) -> Arm:
+    """Makes the arm of a recipe that is tried as it is; `WithRecipes` scores it.
+
+    Args:
+      name: The name of the recipe.
+
+    Returns:
+      The arm, without hyperparameters.
+    """
+    return Arm(name, _of_recipe)
+
+
+def _of_recipe() -> Merge:
+    """Stands for a recipe, which is no single merge."""
+    return Merge(name="recipe")
+
+
+def models_of(files: Iterable[Path]) -> tuple[list[str], str | None]:
+    """Lists the models of recipes, and their base.
+
+    Args:
+      files: The recipes.
+
+    Returns:
+      The paths of all models that are no base, in order, and of the base; None without one.
+
+    Raises:
+      RecipeError: If a file is no recipe.
+      ValueError: If recipes have different bases.
+    """
+    models: dict[str, None] = {}
+    bases: dict[str, None] = {}
+    for file in files:
+        recipe = parse(disk.read_bytes(file, MOST_TEXT), str(file))
+        if recipe.base_model is not None:
+            bases[recipe.base_model.path] = None
+        models |= dict.fromkeys(ref.path for ref in recipe.models())
+    if len(bases) > 1:
+        raise ValueError(f"recipes: expected one base, got {', '.join(bases)}")
+    base = next(iter(bases), None)
+    return [model for model in models if model != base], base
+
+
+class WithRecipes:
+    """Scores recipes by merging them into a folder, and everything else as another measure does.
+
+    Args:
+      inner: The other measure.
+      recipes: The recipes, by the names of their arms.
+      run: How they are merged.
+      folder: Where they are merged to, one after another.
+    """
+
+    def __init__(
+        self,
+        inner: searching.InMemory | InFolders,
+        recipes: Mapping[str, Path],
+        run: RunOptions,
+        folder: Path,
+    ):
+        self._inner, self._recipes, self._run, self._folder = inner, recipes, run, folder
+        self._known: dict[str, np.ndarray] = {}
+
+    def model(self, k: int, examples: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+        return self._inner.model(k, examples)
+
+    def merge(
+        self, arm: Arm, options: Mapping[str, Any], examples: Int[np.ndarray, "n"]
+    ) -> Float[np.ndarray, "n"]:
+        if arm.name not in self._recipes:
+            return self._inner.merge(arm, options, examples)
+        if arm.name not in self._known:
+            # On all examples at once: the merge takes longer than its scores as a rule.
+            out = self._folder / "recipe"
+            file = self._recipes[arm.name]
+            merge_recipe(disk.read_bytes(file, MOST_TEXT).decode(), out, run=self._run)
+            try:
+                self._known[arm.name] = self._whole(out, arm.name)
+            finally:
+                shutil.rmtree(out)
+        return self._known[arm.name][examples]
+
+    def _whole(self, out: Path, name: str) -> Float[np.ndarray, "n"]:
+        if isinstance(self._inner, InFolders):
+            return self._inner.scored(out, name)
+        return self._inner.scores(loaded(out, run=self._run), np.arange(self._inner.examples))

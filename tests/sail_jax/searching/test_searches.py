@@ -139,7 +139,7 @@ def test_a_quadratic_score_is_predicted_exactly():
     hessian = hessian @ hessian.T
 
     def at(theta: np.ndarray) -> float:
-        return -0.5 * (theta - target) @ hessian @ (theta - target)
+        return float(-0.5 * (theta - target) @ hessian @ (theta - target))
 
     scores = np.array([at(point) for point in points])
     gains = np.array([[at((a + b) / 2) - (at(a) + at(b)) / 2 for a in points] for b in points])
