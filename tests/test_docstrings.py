@@ -5,6 +5,7 @@ of protocols, and functions of two lines at most need one sentence.
 """
 
 import ast
+import collections
 import functools
 import re
 from collections.abc import Iterator
@@ -49,6 +50,7 @@ def handed_on() -> frozenset[tuple[str, str]]:
     known, found = {named(file) for file in MODULES}, set()
     for file in MODULES:
         tree, own, shown = ast.parse((ROOT / file).read_text()), named(file), "__init__" in file
+        taken = attributes(tree)
         for node in ast.walk(tree):
             if not isinstance(node, ast.ImportFrom) or node.module is None:
                 continue
@@ -57,24 +59,22 @@ def handed_on() -> frozenset[tuple[str, str]]:
                 module = whole if whole in known else node.module
                 if shown or room(module) != room(own):
                     every = whole in known and shown
-                    used = [] if every else attributes(tree, alias.asname or alias.name)
-                    names = used if whole in known else [alias.name]
-                    found |= {(module, name) for name in ["*"] * every + names}
+                    used = () if every else taken[alias.asname or alias.name]
+                    names = used if whole in known else (alias.name,)
+                    found |= {(module, name) for name in ("*",) * every + tuple(names)}
         if shown:
             words = re.findall(r"`(\w+)`", ast.get_docstring(tree) or "")
             found |= {(f"{own}.{word}", "*") for word in words if f"{own}.{word}" in known}
     return frozenset(found)
 
 
-def attributes(tree: ast.Module, name: str) -> list[str]:
-    """Which attributes a module takes of another one that it imports."""
-    return [
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == name
-    ]
+def attributes(tree: ast.Module) -> dict[str, set[str]]:
+    """The attributes that a module takes of each plain name, such as that of an imported module."""
+    found: dict[str, set[str]] = collections.defaultdict(set)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found[node.value.id].add(node.attr)
+    return found
 
 
 def short(node: Function) -> bool:
