@@ -52,7 +52,7 @@ HOW_TO = {page.stem: page.read_text() for page in sorted((ROOT / "docs" / "how_t
 
 def commands(page):
     """The command lines of the blocks of a page that are run."""
-    lines = "".join(RUN.findall(HOW_TO[page])).splitlines()
+    lines = "".join(RUN.findall(HOW_TO[page])).replace("\\\n", "").splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 

@@ -15,7 +15,6 @@ from sail_jax.cli.progress import say, show
 
 if TYPE_CHECKING:
     from sail_jax.searching import Arm, Trial
-    from sail_jax.searching.searches import Measure
 
 JOURNAL, RECORD, PAGE, RECIPE = "trials.jsonl", "answer.json", "answer.html", "recipe.yaml"
 
@@ -61,6 +60,12 @@ def add_arguments(parser: Parser) -> None:
         help="also try a scale for each of these groups of tensors, such as '*.attn.*'",
     )
     add(
+        "--refine",
+        choices=("cmaes", "gradient"),
+        default="cmaes",
+        help="how the best is refined: by scores, or by gradients of one that has them",
+    )
+    add(
         "--budget",
         metavar="N",
         type=natural,
@@ -88,7 +93,7 @@ class _Search(NamedTuple):
     """A search that is ready to begin.
 
     Attributes:
-      measure: What scores models and merges.
+      measure: What scores models and merges, a `Measure`.
       n: The number of examples.
       tasks: The task of each example; None for one task.
       arms: What is tried.
@@ -99,7 +104,7 @@ class _Search(NamedTuple):
       whole: Whether a candidate is always scored on all examples.
     """
 
-    measure: "Measure"
+    measure: Any
     n: int
     tasks: Sequence[str] | None
     arms: Sequence["Arm"]
@@ -153,6 +158,7 @@ def run(args: Namespace) -> int:
             with_base=ready.base is not None,
             tasks=ready.tasks,
             whole=ready.whole,
+            descend=ready.measure.descend if args.refine == "gradient" else None,
             budget=args.budget,
             seconds=args.seconds,
             judge=args.judge,
@@ -169,7 +175,11 @@ def run(args: Namespace) -> int:
     else:
         with contextlib.suppress(ValueError):  # scales of groups have no recipe
             recipe = operations.recipe_of(
-                outcome.arm, outcome.found.options, ready.models, ready.base
+                outcome.arm,
+                outcome.found.options,
+                ready.models,
+                ready.base,
+                seed=args.seed,
             )
     record = pages.record(outcome, _identity(args, ready))
     if recipe is not None:
@@ -192,8 +202,9 @@ def _check(args: Namespace) -> None:
         raise ValueError("expected --data, --score or --command, which score the models")
     if args.resume and args.out is None:
         raise ValueError("--resume: give --out, the folder of the search")
-    if args.groups and not args.data:
-        raise ValueError("--groups are scaled in memory: give --data")
+    recipes = any(x.endswith((".yaml", ".yml")) for x in args.models)
+    if (args.groups or args.refine == "gradient") and (recipes or not args.data):
+        raise ValueError("--groups and --refine gradient need --data, and no recipes")
 
 
 def _ready(args: Namespace, folder: Path) -> _Search:
@@ -313,6 +324,7 @@ def _identity(args: Namespace, ready: _Search) -> dict[str, Any]:
         "command": args.command,
         "arms": [arm.name for arm in ready.arms],
         "groups": list(args.groups),
+        "refine": args.refine,
         "budget": args.budget,
         "judge": args.judge,
         "seed": args.seed,

@@ -55,7 +55,14 @@ def _short(trial: Trial) -> dict[str, Any]:
 
 
 def as_json(data: Mapping[str, Any]) -> bytes:
-    """A record as bytes; what is not finite becomes null."""
+    """Writes a record as JSON.
+
+    Args:
+      data: The record.
+
+    Returns:
+      The text; numbers that are not finite become null.
+    """
     return json.dumps(_finite(data), indent=2, allow_nan=False).encode() + b"\n"
 
 

@@ -51,7 +51,14 @@ class Arm:
         object.__setattr__(self, "start", MappingProxyType(dict(self.start)))
 
     def merge(self, options: Mapping[str, Any]) -> tuple[Merge, Any]:
-        """Makes the merge of some hyperparameters, and the weights of its models (None for 1)."""
+        """Makes the merge of some hyperparameters.
+
+        Args:
+          options: The hyperparameters, with the names of `bounds`.
+
+        Returns:
+          The merge, and the weights of its models; None for 1 each.
+        """
         own = {name: x for name, x in options.items() if name not in ("weights", "scales")}
         return self.make(**own), options.get("weights")
 
@@ -83,12 +90,23 @@ class Arm:
         return treedef.unflatten(scaled)
 
     def group(self, path: str) -> int | None:
-        """Returns the first group to which a leaf belongs, None for none."""
+        """Finds the first group to which a leaf belongs.
+
+        Args:
+          path: The path of the leaf.
+
+        Returns:
+          The number of the group, None if there is none.
+        """
         fits = (k for k, pattern in enumerate(self.groups) if fnmatchcase(path, pattern))
         return next(fits, None)
 
     def first(self) -> dict[str, Any]:
-        """Returns the hyperparameters where the search begins."""
+        """Lists the hyperparameters where the search begins.
+
+        Returns:
+          A value for each name of `bounds`.
+        """
         return {name: self.start.get(name, _middle(pair)) for name, pair in self.bounds.items()}
 
     def spread(self, count: int, rng: np.random.Generator) -> list[dict[str, Any]]:

@@ -73,6 +73,9 @@ class Journal:
     def add(self, trial: Trial) -> None:
         """Appends a trial.
 
+        Args:
+          trial: The trial.
+
         Raises:
           StoreError: If the file cannot be written.
         """
@@ -81,7 +84,14 @@ class Journal:
 
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Hyperparameters as JSON data."""
+    """Writes hyperparameters as JSON data.
+
+    Args:
+      options: The hyperparameters.
+
+    Returns:
+      Numbers and lists of them, by name.
+    """
     return {name: np.asarray(value).tolist() for name, value in options.items()}
 
 

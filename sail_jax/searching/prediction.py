@@ -37,13 +37,7 @@ class Quadratic(NamedTuple):
     curvature: Float[np.ndarray, "p p"]
 
     def at(self, weights: Float[np.ndarray, "p"]) -> float:
-        """Predicts the score of a weighted mean.
-
-        Args:
-          weights: The weight of each point, which sum to 1.
-
-        Returns:
-          The score.
+        """Predicts the score of a weighted mean, whose weights sum to 1.
 
         >>> gains = np.array([[0.0, 0.5, 0.5], [0.5, 0.0, 0.0], [0.5, 0.0, 0.0]])
         >>> round(fit(np.array([-1.0, -2.0, -2.0]), gains).at(np.full(3, 1 / 3)), 2)
@@ -70,15 +64,7 @@ class Quadratic(NamedTuple):
 
 
 def fit(scores: Float[np.ndarray, "p"], gains: Float[np.ndarray, "p p"]) -> Quadratic:
-    """Fits a quadratic score to points and what is half-way between them.
-
-    Args:
-      scores: The score of each point.
-      gains: By how much the score half-way between two points is above the mean of their scores.
-
-    Returns:
-      The quadratic score.
-    """
+    """Fits a quadratic score to points, and to what is gained half-way between each two."""
     return Quadratic(scores, 8 * gains)
 
 

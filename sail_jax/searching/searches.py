@@ -22,24 +22,32 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Float, Int, PyTree
 
 from sail_jax import methods
-from sail_jax.checks import integer, static
+from sail_jax.checks import integer, one_of, static
+from sail_jax.learning import learn
 from sail_jax.methods.evolution import search as evolve
 from sail_jax.searching.arms import Arm, affine, arms, usual
 from sail_jax.searching.evidence import LEVEL, compare, means, task_numbers
 from sail_jax.searching.outcome import Outcome, Trial, front
 from sail_jax.searching.prediction import Prediction, Quadratic, fit
 
-__all__ = ["InMemory", "Measure", "Score", "listed", "search", "search_with"]
+__all__ = ["InMemory", "Measure", "Refine", "Score", "listed", "search", "search_with"]
 
 Score = Callable[[PyTree, PyTree], Float[Array, "n"]]
 """`score(params, batch)` returns a number for each example of a batch; larger is better."""
+
+Refine = Literal["cmaes", "gradient"]
+"""How the best arm is refined: by scores alone, or by the gradient of the score."""
+Descend = Callable[[Arm, Mapping[str, Any], Int[np.ndarray, "n"], float], dict[str, Any]]
+"""Improves hyperparameters by gradients, at the cost of some scores of the examples."""
 
 _HALVED = 3
 _LEAST = 16
@@ -80,12 +88,72 @@ class InMemory:
         self.examples = len(jax.tree.leaves(self._data)[0])
 
     def model(self, k: int, examples: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+        """Scores the k-th model; see `Measure`.
+
+        Args:
+          k: Its number; the base comes after the models.
+          examples: The places of the examples.
+
+        Returns:
+          The score of each.
+        """
         return self.scores(self._points[k], examples)
 
     def merge(
         self, arm: Arm, options: Mapping[str, Any], examples: Int[np.ndarray, "n"]
     ) -> Float[np.ndarray, "n"]:
+        """Scores a merge; see `Measure`.
+
+        Args:
+          arm: The arm.
+          options: Its hyperparameters.
+          examples: The places of the examples.
+
+        Returns:
+          The score of each.
+        """
         return self.scores(arm.apply(self._models, self._base, options), examples)
+
+    def descend(
+        self, arm: Arm, options: Mapping[str, Any], examples: Int[np.ndarray, "n"], cost: float
+    ) -> dict[str, Any]:
+        """Improves hyperparameters by the gradient of the mean score.
+
+        Args:
+          arm: The arm; its merge has to be differentiable with respect to what is searched.
+          options: Where the descent begins.
+          examples: The examples.
+          cost: How many scores of all examples it may cost; a gradient costs three.
+
+        Returns:
+          The hyperparameters, within the bounds.
+
+        Raises:
+          TypeError: If a hyperparameter may not be traced.
+        """
+        size = min(self._batch, len(examples))
+        places = examples[: len(examples) // size * size].reshape(-1, size)
+        batches = jax.tree.map(lambda x: x[places], self._data)
+        low = {name: np.asarray(pair, float).T[0] for name, pair in arm.bounds.items()}
+        high = {name: np.asarray(pair, float).T[1] for name, pair in arm.bounds.items()}
+        try:
+            learned = learn(
+                lambda params, batch: -self._score(params, batch).mean(),
+                lambda coefficients, _: arm.apply(self._models, self._base, coefficients),
+                dict(options),
+                batches,
+                steps=max(1, int(cost * len(places) / 3)),
+                optimizer=optax.adam(0.02),
+                project=lambda c: {
+                    name: jnp.clip(x, low[name], high[name]) for name, x in c.items()
+                },
+            )
+        except TypeError as error:
+            raise TypeError(
+                f"refine: {arm.name} cannot be refined by gradients: {error}"
+            ) from error
+        found = {name: np.asarray(x, float) for name, x in learned.coefficients.items()}
+        return {name: float(x) if x.ndim == 0 else x for name, x in found.items()}
 
     def scores(self, params: PyTree, examples: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
         """Scores a pytree on some examples.
@@ -126,6 +194,7 @@ def search(
     tasks: Sequence[Any] | None = None,
     names: Sequence[str] | None = None,
     groups: Sequence[str] = (),
+    refine: Refine = "cmaes",
     budget: int = 60,
     seconds: float = math.inf,
     judge: float = 0.5,
@@ -147,6 +216,8 @@ def search(
       tasks: The task of each example, if there are several. All tasks count alike.
       names: What the models are called; "model 0" and so on by default.
       groups: Patterns of leaf paths, for an arm with a scale for each; see `arms`.
+      refine: "cmaes" refines the best arm by scores alone; "gradient" descends the gradient of the
+        score with respect to weights and scales, which a score that is differentiable has.
       budget: How often the part of the examples on which merges are chosen may be scored, M and
         more; scores of fewer examples count as such.
       seconds: Nothing new is tried after this time. The comparison follows all the same.
@@ -170,6 +241,7 @@ def search(
     >>> found.is_merge, found.p < 0.01
     (True, True)
     """
+    one_of("refine", refine, Refine)
     sizes = {np.shape(x)[:1] for x in jax.tree.leaves(data)}
     if len(sizes) != 1 or sizes == {()}:
         raise ValueError(f"data: expected leaves [n, ...] of one length n, got {sorted(sizes)}")
@@ -182,6 +254,7 @@ def search(
         names or [f"model {k}" for k in range(len(models))],
         with_base=base is not None,
         tasks=tasks,
+        descend=measure.descend if refine == "gradient" else None,
         budget=budget,
         seconds=seconds,
         judge=judge,
@@ -194,7 +267,18 @@ def search(
 def listed(
     given: Iterable[str | Arm] | None, count: int, base: bool, groups: Sequence[str], seed: int
 ) -> tuple[Arm, ...]:
-    """Makes arms of the names of methods, in their order; by default all that fit the models."""
+    """Makes arms of the names of methods, in their order.
+
+    Args:
+      given: Names, and arms of one's own; by default all methods that fit the models.
+      count: The number of models.
+      base: Whether there is a base.
+      groups: As in `arms`.
+      seed: The seed of methods that draw at random.
+
+    Returns:
+      The arms.
+    """
     if given is None:
         return arms(count, base, groups=groups, seed=seed)
     found: list[Arm] = []
@@ -212,6 +296,7 @@ def search_with(
     with_base: bool,
     tasks: Sequence[Any] | None = None,
     whole: bool = False,
+    descend: Descend | None = None,
     budget: int = 60,
     seconds: float = math.inf,
     judge: float = 0.5,
@@ -230,6 +315,7 @@ def search_with(
       tasks: The task of each example; one task by default.
       whole: Whether every candidate is scored on all examples of the first part, as where a score
         of some costs as much as one of all.
+      descend: What refines the best arm by gradients; by default it is refined by CMA-ES.
       budget: As in `search`.
       seconds: As in `search`.
       judge: As in `search`.
@@ -264,9 +350,9 @@ def search_with(
     quadratic = _fitted(run, len(names), with_base, budget)
     if quadratic is not None:
         _try_optimum(run, quadratic, len(names), with_base)
-    ready = [(arm, arm.first()) for arm in candidates]
+    ready = [(arm, arm.first()) for arm in _in_order(candidates, quadratic, len(names), with_base)]
     tried = _halve(run, ready, budget, seed, whole)
-    _refine(run, budget, seed)
+    _refine(run, budget, seed, descend)
 
     complete = [trial for trial in run.trials if len(trial.examples) == len(first)]
     merges = [trial for trial in complete if trial.name in run.arms]
@@ -327,13 +413,14 @@ class _Run:
         self.measure, self.names, self.tasks = measure, names, tasks
         self.first, self.until = first, until
         self.trials: list[Trial] = []
+        self.spent = 0.0  # by gradients, which are no trials
         self.arms: dict[str, Arm] = {}
         self._history, self._on_trial = history, on_trial
 
     @property
     def evaluations(self) -> float:
         """How often the first part was scored."""
-        return sum(len(trial.examples) for trial in self.trials) / len(self.first)
+        return self.spent + sum(len(x.examples) for x in self.trials) / len(self.first)
 
     @property
     def over(self) -> bool:
@@ -422,6 +509,22 @@ def _halve(
     return tried
 
 
+def _in_order(
+    candidates: Sequence[Arm], quadratic: Quadratic | None, count: int, base: bool
+) -> list[Arm]:
+    """Puts weighted means first, or last where there is a barrier between the models.
+
+    The order matters where the budget does not suffice for all arms. Half-way between two models
+    the score shows whether there is a barrier between them; means of models are bad then.
+    """
+    if quadratic is None:
+        return list(candidates)
+    barrier = (quadratic.curvature[:count, :count] < 0).sum() > count * (count - 1) / 2
+    means = [affine(arm, arm.first(), count, base) is not None for arm in candidates]
+    ranked = sorted(zip(means, candidates, strict=True), key=lambda one: one[0] == barrier)
+    return [arm for _, arm in ranked]
+
+
 def _fitted(run: _Run, count: int, base: bool, budget: int) -> Quadratic | None:
     """Fits a quadratic score to the models, and what is half-way between each two.
 
@@ -472,8 +575,8 @@ def _predicted(
     return tuple(found)
 
 
-def _refine(run: _Run, budget: int, seed: int) -> None:
-    """Refines the best arm that has hyperparameters by CMA-ES, with what is left of the budget."""
+def _refine(run: _Run, budget: int, seed: int, descend: Descend | None) -> None:
+    """Refines the best arm that has hyperparameters, with what is left of the budget."""
     n = len(run.first)
     whole = [trial for trial in run.trials if len(trial.examples) == n]
     open_ones = [t for t in whole if t.name in run.arms and run.arms[t.name].bounds]
@@ -482,6 +585,11 @@ def _refine(run: _Run, budget: int, seed: int) -> None:
         return
     best = max(open_ones, key=lambda trial: trial.score)
     arm = run.arms[best.name]
+    if descend is not None:
+        if not run.over:
+            run.merge(arm, descend(arm, best.options, run.first, left - 1), run.first)
+            run.spent += left - 1
+        return
 
     def objective(options: dict[str, Any]) -> float:
         # After the time has passed nothing is computed; CMA-ES ends at its own pace.

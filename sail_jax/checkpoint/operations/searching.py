@@ -27,7 +27,7 @@ from sail_jax.checkpoint.formats.open import open_values
 from sail_jax.checkpoint.operations.merging import merge_checkpoints, merge_recipe
 from sail_jax.checkpoint.operations.running import DEFAULTS, RunOptions
 from sail_jax.checkpoint.recipe import mergekit
-from sail_jax.checkpoint.recipe.recipes import parse
+from sail_jax.checkpoint.recipe.recipes import parse_all
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.tensors import read_whole
 from sail_jax.searching.arms import Arm
@@ -192,6 +192,15 @@ class InFolders:
         self._known[0] = first.scores
 
     def model(self, k: int, examples: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+        """Scores the k-th model; see `searching.searches.Measure`.
+
+        Args:
+          k: Its number; the base comes after the models.
+          examples: The places of the examples.
+
+        Returns:
+          The score of each.
+        """
         if k not in self._known:
             self._known[k] = self.scored(Path(self._points[k]), str(self._points[k]))
         return self._known[k][examples]
@@ -199,6 +208,16 @@ class InFolders:
     def merge(
         self, arm: Arm, options: Mapping[str, Any], examples: Int[np.ndarray, "n"]
     ) -> Float[np.ndarray, "n"]:
+        """Scores a merge; see `searching.searches.Measure`.
+
+        Args:
+          arm: The arm.
+          options: Its hyperparameters.
+          examples: The places of the examples.
+
+        Returns:
+          The score of each.
+        """
         key = arm.name, tuple((name, np.asarray(x).tobytes()) for name, x in options.items())
         if key not in self._known:
             merge, weights = arm.merge(options)
@@ -327,7 +346,12 @@ def search_checkpoints(
 
 
 def recipe_of(
-    arm: Arm, options: Mapping[str, Any], models: Sequence[Path_], base: Path_ | None
+    arm: Arm,
+    options: Mapping[str, Any],
+    models: Sequence[Path_],
+    base: Path_ | None,
+    *,
+    seed: int = 0,
 ) -> str:
     """Writes a candidate as a recipe, with which `merge` makes it.
 
@@ -336,6 +360,7 @@ def recipe_of(
       options: Its hyperparameters.
       models: The checkpoints.
       base: Their base; None without one.
+      seed: The seed of methods that draw at random, as `arms` was given it.
 
     Returns:
       The YAML text.
@@ -359,6 +384,8 @@ def recipe_of(
     recipe: dict[str, Any] = {"merge_method": merge.name, "compat": "paper", "models": listed}
     if base is not None and merge.base != "unused":
         recipe["base_model"] = str(base)
+    if "key" in merge.options:
+        recipe["seed"] = seed
     if parameters:
         recipe["parameters"] = parameters
     return yaml.safe_dump(recipe, sort_keys=False)
@@ -403,10 +430,10 @@ def models_of(files: Iterable[Path]) -> tuple[list[str], str | None]:
     models: dict[str, None] = {}
     bases: dict[str, None] = {}
     for file in files:
-        recipe = parse(disk.read_bytes(file, MOST_TEXT), str(file))
-        if recipe.base_model is not None:
-            bases[recipe.base_model.path] = None
-        models |= dict.fromkeys(ref.path for ref in recipe.models())
+        for recipe in parse_all(disk.read_bytes(file, MOST_TEXT), str(file)):
+            if recipe.base_model is not None:
+                bases[recipe.base_model.path] = None
+            models |= dict.fromkeys(ref.path for ref in recipe.models())
     if len(bases) > 1:
         raise ValueError(f"recipes: expected one base, got {', '.join(bases)}")
     base = next(iter(bases), None)
@@ -434,11 +461,30 @@ class WithRecipes:
         self._known: dict[str, np.ndarray] = {}
 
     def model(self, k: int, examples: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+        """Scores the k-th model; see `searching.searches.Measure`.
+
+        Args:
+          k: Its number; the base comes after the models.
+          examples: The places of the examples.
+
+        Returns:
+          The score of each.
+        """
         return self._inner.model(k, examples)
 
     def merge(
         self, arm: Arm, options: Mapping[str, Any], examples: Int[np.ndarray, "n"]
     ) -> Float[np.ndarray, "n"]:
+        """Scores a merge; see `searching.searches.Measure`.
+
+        Args:
+          arm: The arm.
+          options: Its hyperparameters.
+          examples: The places of the examples.
+
+        Returns:
+          The score of each.
+        """
         if arm.name not in self._recipes:
             return self._inner.merge(arm, options, examples)
         if arm.name not in self._known:

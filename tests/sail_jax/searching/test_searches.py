@@ -228,6 +228,36 @@ def test_pytrees_by_methods_and_groups():
     np.testing.assert_allclose(reached, [1.0, 0.1], atol=4 * 0.3 / np.sqrt(150))
 
 
+@pytest.mark.slow
+def test_gradients_refine_weights():
+    """From the best of a few points, gradients reach the optimum of the examples of the search."""
+    x = np.random.default_rng(0).normal([0.8, 0.4], 0.2, (320, 2)).astype(np.float32)
+    given: dict[str, Any] = {"score": error, "data": {"x": x}, "budget": 40, "batch_size": 32}
+    scale = Arm("scale", methods.task_arithmetic, {"scale": (0.0, 2.0)})
+    outcome = search(MODELS, BASE, candidates=[scale], refine="gradient", **given)
+    best = max((t for t in outcome.trials if t.name == "scale"), key=lambda t: t.score)
+    # The mean of the examples on the line of models, with the standard error of 160 of them; Adam
+    # at 0.02 swings about the optimum by about as much.
+    assert abs(best.options["scale"] - 0.8) < 4 * 0.2 / np.sqrt(160) + 0.02
+    ties = Arm("ties", methods.ties, {"density": (0.1, 1.0)})
+    with pytest.raises(TypeError, match="refine: ties cannot be refined by gradients"):
+        search(MODELS, BASE, candidates=[ties], refine="gradient", **given)
+
+
+def test_means_are_tried_last_where_there_is_a_barrier():
+    class Ridge(Bed):
+        """Both models are good, everything between them is bad."""
+
+        def at(self, theta: float, examples: np.ndarray) -> np.ndarray:
+            return -((theta * (1 - theta)) ** 2) + 0.01 * self.x[examples]
+
+    other = Arm("other", methods.magmax)
+    for bed, first in ((Ridge(0.5, 60, 1.0, 0), "other"), (Bed(0.5, 60, 1.0, 0), "line")):
+        outcome = search_with(bed, 60, [LINE, other], ["A", "B"], with_base=False, budget=30)
+        names = [trial.name for trial in outcome.trials]
+        assert min(("other", "line"), key=names.index) == first
+
+
 def test_refusals():
     data = {"x": np.zeros((20, 2), np.float32)}
     for options, message in (
