@@ -124,17 +124,14 @@ def _lines(
         except DataError:
             raise refused from None
         packed = documents.pack(texts, encode, length)
-        following = np.pad(packed.tokens[:, 1:], ((0, 0), (0, 1)))
-        labels = np.where(packed.scored, following, IGNORED)
-        return "texts", _cut({"inputs": packed.tokens, "labels": labels}, packed.scored)
+        labels = np.full_like(packed.tokens, IGNORED)
+        labels[:, :-1] = np.where(packed.scored, packed.tokens[:, 1:], IGNORED)
+        used = int(packed.scored.sum(1).max()) + 1
+        return "texts", {"inputs": packed.tokens[:, :used], "labels": labels[:, :used]}
     asked = choices.pack(items, encode, length)
-    return "questions", asked._asdict()
-
-
-def _cut(data: dict[str, np.ndarray], used: np.ndarray) -> dict[str, np.ndarray]:
-    """Leaves out the end of all rows that no row uses."""
-    longest = int(np.flatnonzero(used.sum(0)).max(initial=0)) + 2
-    return {name: x[:, :longest] for name, x in data.items()}
+    used = int(np.flatnonzero(asked.scored.any((0, 1))).max()) + 1
+    cut = asked._replace(tokens=asked.tokens[..., :used], scored=asked.scored[..., :used])
+    return "questions", cut._asdict()
 
 
 def examples(held_out: HeldOut) -> Examples:
