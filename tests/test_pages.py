@@ -77,6 +77,8 @@ def test_blocks_of_shell_run(page, tmp_path, monkeypatch, capsys):
 def test_the_software_is_cited_by_its_version():
     import sail_jax
 
+    released = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert released[:2] == ["Unreleased", sail_jax.__version__]
     citation = (ROOT / "CITATION.cff").read_text()
     assert f"\nversion: {sail_jax.__version__}\n" in citation
     numbers = re.findall(r"arXiv:(\d{4}\.\d{5})", (ROOT / "docs" / "papers.bib").read_text())
