@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from sail_jax.merging.combining import Reduction, Transform, chain, masked
     from sail_jax.merging.merge import Merge
     from sail_jax.merging.task_vectors import TaskVectors, apply, task_vectors
+    from sail_jax.searching import search
     from sail_jax.tracing import Checked, Inferred, check_spec, spec_of, stack, unstack
 
 __version__ = "0.1.0"
@@ -68,6 +69,7 @@ _HOMES = {
     "merging.combining": "Reduction Transform chain masked",
     "merging.merge": "Merge",
     "merging.task_vectors": "TaskVectors apply task_vectors",
+    "searching": "search",
     "tracing": "Checked Inferred check_spec spec_of stack unstack",
 }
 
@@ -119,6 +121,7 @@ __all__ = [
     "probe",
     "proximal",
     "reductions",
+    "search",
     "select",
     "spec",
     "spec_of",

@@ -52,7 +52,7 @@ HOW_TO = {page.stem: page.read_text() for page in sorted((ROOT / "docs" / "how_t
 
 def commands(page):
     """The command lines of the blocks of a page that are run."""
-    lines = "".join(RUN.findall(HOW_TO[page])).splitlines()
+    lines = "".join(RUN.findall(HOW_TO[page])).replace("\\\n", "").splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
@@ -76,6 +76,8 @@ def test_blocks_of_shell_run(page, tmp_path, monkeypatch, capsys):
 def test_the_software_is_cited_by_its_version():
     import sail_jax
 
+    released = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert released[:2] == ["Unreleased", sail_jax.__version__]
     citation = (ROOT / "CITATION.cff").read_text()
     assert f"\nversion: {sail_jax.__version__}\n" in citation
     numbers = re.findall(r"arXiv:(\d{4}\.\d{5})", (ROOT / "docs" / "papers.bib").read_text())

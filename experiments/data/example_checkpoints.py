@@ -5,9 +5,15 @@ digits rotated one way, on digits rotated the other way, and on the larger digit
 are written as safetensors folders, with a recipe for every merging method in mergekit's grammar:
 
     DIR/base/  DIR/expert-0/  DIR/expert-1/  DIR/expert-2/  DIR/recipes/METHOD.yaml
+
+Beside them are held-out digits of each task, and a function that scores a network on them, for
+`sail-jax search`:
+
+    DIR/held_out/TASK.npz  DIR/digits.py
 """
 
 import functools
+import io
 import itertools
 import json
 import os
@@ -63,6 +69,7 @@ def make(folder: Path, *, seed: int = 0, force: bool = False) -> dict[str, dict[
             (part / "recipes").mkdir()
             for method, text in recipes(folder.resolve()).items():
                 (part / "recipes" / f"{method}.yaml").write_text(text)
+            _save_held_out(part, seed)
             # The record goes first and comes back last: in between the folder holds a mixture of
             # old and new.
             (folder / RECORD).unlink(missing_ok=True)
@@ -195,6 +202,39 @@ def evaluate(checkpoint: str | Path, *, seed: int = 0) -> dict[str, float]:
     right = (x.argmax(-1) == exam.labels) & exam.member
     grades = right.sum(-1) / exam.member.sum(-1)
     return dict(zip(HELD_OUT, grades.tolist(), strict=True))
+
+
+SCORE = '''"""Scores networks that read digits, for `sail-jax search --score ex.digits:accuracy`."""
+
+import jax
+import jax.numpy as jnp
+
+
+def accuracy(params, batch):
+    """1 for each digit that is read right, 0 for each other one."""
+    x = batch["inputs"]
+    depth = sum(name.startswith("layers.") for name in params) // 2
+    for k in range(depth):
+        x = jax.nn.relu(x @ params[f"layers.{k}.kernel"] + params[f"layers.{k}.bias"])
+    logits = x @ params["out.kernel"] + params["out.bias"]
+    return (logits.argmax(-1) == batch["labels"]).astype(jnp.float32)
+'''
+
+
+def _save_held_out(folder: Path, seed: int) -> None:
+    """Writes the held-out digits of each task, and the function that scores networks on them."""
+    _, exam = _tasks(seed)
+    (folder / "held_out").mkdir()
+    for k, task in enumerate(HELD_OUT):
+        chosen, file = exam.member[k], io.BytesIO()
+        images = exam.images[k] if exam.images.ndim == 3 else exam.images
+        np.savez(
+            file,
+            inputs=images[chosen].astype(np.float32),
+            labels=np.broadcast_to(exam.labels, exam.member.shape)[k][chosen].astype(np.int32),
+        )
+        (folder / "held_out" / f"{task.replace(' ', '_')}.npz").write_bytes(file.getvalue())
+    (folder / "digits.py").write_text(SCORE)
 
 
 def save(folder: Path, tensors: Tensors) -> None:

@@ -1,0 +1,346 @@
+"""Search for a merge on held-out examples, with the evidence for it."""
+
+import contextlib
+import hashlib
+import math
+import tempfile
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sail_jax.cli.options import Parser, add_offline, function, natural, on_inputs, seed, size
+from sail_jax.cli.progress import say, show
+
+if TYPE_CHECKING:
+    from sail_jax.searching import Arm, Trial
+
+JOURNAL, RECORD, PAGE, RECIPE = "trials.jsonl", "answer.json", "answer.html", "recipe.yaml"
+
+
+def add_arguments(parser: Parser) -> None:
+    """Adds the arguments of the command."""
+    add = parser.add_argument
+    add(
+        "models",
+        metavar="MODEL",
+        nargs="+",
+        help="checkpoints to merge, two or more; recipes (.yaml) among them are tried as they are",
+    )
+    add("--base", metavar="CKPT", help="what the models were tuned from")
+    add(
+        "--data",
+        metavar="FILE",
+        nargs="+",
+        default=[],
+        help="held-out examples, a file for each task: .npz, or .jsonl of questions or texts",
+    )
+    add("--tokenizer", metavar="FILE", help="the models' tokenizer.json, for .jsonl")
+    add("--config", metavar="FILE", help="the models' config.json; default: beside the first")
+    add(
+        "--score",
+        metavar="MODULE:FUNCTION",
+        type=function,
+        help="with --data: function(params, batch), a score for each example, larger is better; "
+        "without: function(path), the same for a checkpoint",
+    )
+    add(
+        "--command",
+        metavar="WORDS",
+        help="a command with {checkpoint} in it, which prints a line of JSON for each example: "
+        '{"example": "7", "score": 0.5, "task": "arc"}',
+    )
+    add("--methods", metavar="M,M", help="what to try; default: all methods that fit, and weights")
+    add(
+        "--groups",
+        metavar="PATTERN",
+        nargs="+",
+        default=[],
+        help="also try a scale for each of these groups of tensors, such as '*.attn.*'",
+    )
+    add(
+        "--refine",
+        choices=("cmaes", "gradient"),
+        default="cmaes",
+        help="how the best is refined: by scores, or by gradients of one that has them",
+    )
+    add(
+        "--budget",
+        metavar="N",
+        type=natural,
+        default=60,
+        help="how often merges may be scored on all examples of the search; default: %(default)s",
+    )
+    add("--seconds", metavar="S", type=float, default=math.inf, help="try nothing new after this")
+    add(
+        "--judge",
+        metavar="F",
+        type=float,
+        default=0.5,
+        help="the fraction of examples that only the final comparison sees; default: %(default)s",
+    )
+    add("--seed", metavar="N", type=seed, default=0, help="seed of all draws; default: %(default)s")
+    add("--out", metavar="DIR", type=Path, help=f"write {PAGE}, {RECORD} and {RECIPE} there")
+    add("--resume", action="store_true", help="go on with the search in --out")
+    add("--plan", action="store_true", help="print what would be tried, and stop")
+    add("--max-memory", metavar="BYTES", type=size, help="of merges that are written")
+    add("--allow-pickle", action="store_true", help="read PyTorch's .bin, without running it")
+    add_offline(parser)
+
+
+class _Search(NamedTuple):
+    """A search that is ready to begin.
+
+    Attributes:
+      measure: What scores models and merges, a `Measure`.
+      n: The number of examples.
+      tasks: The task of each example; None for one task.
+      arms: What is tried.
+      models: The paths of the models.
+      base: The path of their base; None without one.
+      names: What the models are called.
+      recipes: The recipes that are tried as they are, by name.
+      whole: Whether a candidate is always scored on all examples.
+    """
+
+    measure: Any
+    n: int
+    tasks: Sequence[str] | None
+    arms: Sequence["Arm"]
+    models: list[str]
+    base: str | None
+    names: list[str]
+    recipes: dict[str, Path]
+    whole: bool
+
+
+def run(args: Namespace) -> None:
+    """Runs the command.
+
+    Args:
+      args: The arguments of the command line.
+
+    Raises:
+      ValueError: If the options do not fit one another, or a checkpoint or a file of examples
+        cannot be read or scored.
+    """
+    from experiments.pages import search as pages
+    from sail_jax import disk, searching
+    from sail_jax.checkpoint.operations import searching as operations
+    from sail_jax.searching.journal import Journal
+
+    _check(args)
+    with tempfile.TemporaryDirectory(prefix="sail-jax-search-") as folder:
+        ready = _ready(args, Path(folder))
+        if args.plan:
+            show(_plan(ready, args))
+            return
+        journal = None
+        if args.out is not None:
+            with disk.explained("write to", args.out):
+                args.out.mkdir(parents=True, exist_ok=True)
+            journal = Journal(args.out / JOURNAL, _identity(args, ready))
+            if args.resume:
+                journal.resume()
+            elif any(args.out.iterdir()):
+                raise disk.RefusedError(f"{args.out} is not empty; --resume goes on with a search")
+            journal.begin()
+        seen = _Seen(ready, journal.add if journal is not None else None)
+        outcome = searching.search_with(
+            ready.measure,
+            ready.n,
+            ready.arms,
+            ready.names,
+            with_base=ready.base is not None,
+            tasks=ready.tasks,
+            whole=ready.whole,
+            descend=ready.measure.descend if args.refine == "gradient" else None,
+            budget=args.budget,
+            seconds=args.seconds,
+            judge=args.judge,
+            seed=args.seed,
+            history=() if journal is None else journal.trials,
+            on_trial=seen,
+        )
+    show(str(outcome))
+    if args.out is None:
+        return
+    recipe = None
+    if outcome.found.name in ready.recipes:
+        recipe = ready.recipes[outcome.found.name].read_text()
+    else:
+        with contextlib.suppress(ValueError):  # scales of groups have no recipe
+            recipe = operations.recipe_of(
+                outcome.arm,
+                outcome.found.options,
+                ready.models,
+                ready.base,
+                seed=args.seed,
+            )
+    record = pages.record(outcome, _identity(args, ready))
+    if recipe is not None:
+        disk.write_atomic(args.out / RECIPE, recipe.encode())
+    disk.write_atomic(args.out / RECORD, pages.as_json(record))
+    disk.write_atomic(args.out / PAGE, pages.page(outcome, record, recipe).encode())
+    show(args.out / PAGE)
+    if recipe is not None and outcome.is_merge:
+        show(f"sail-jax merge {args.out / RECIPE} OUT")
+
+
+def _check(args: Namespace) -> None:
+    """Checks that the options fit one another."""
+    if args.score and args.command:
+        raise ValueError("--score and --command: give one of them")
+    if args.command and args.data:
+        raise ValueError("--command has its own examples: leave out --data")
+    if not (args.data or args.score or args.command):
+        raise ValueError("expected --data, --score or --command, which score the models")
+    if args.resume and args.out is None:
+        raise ValueError("--resume: give --out, the folder of the search")
+    recipes = any(x.endswith((".yaml", ".yml")) for x in args.models)
+    if (args.groups or args.refine == "gradient") and (recipes or not args.data):
+        raise ValueError("--groups and --refine gradient need --data, and no recipes")
+
+
+def _ready(args: Namespace, folder: Path) -> _Search:
+    """Opens what is scored, and lists what is tried."""
+    from sail_jax import searching
+    from sail_jax.checkpoint.operations import searching as operations
+    from sail_jax.checkpoint.operations.running import RunOptions
+
+    recipes = {Path(x).stem: Path(x) for x in args.models if x.endswith((".yaml", ".yml"))}
+    models = [x for x in args.models if not x.endswith((".yaml", ".yml"))]
+    base = args.base
+    if recipes:
+        named, of_recipes = operations.models_of(recipes.values())
+        models, base = models or named, base or of_recipes
+    names = [Path(x).name for x in models]
+    names = names if len({*names, "base"}) > len(names) else models
+    methods = None if args.methods is None else args.methods.split(",")
+    arms = list(searching.listed(methods, len(models), base is not None, args.groups, args.seed))
+    arms += [operations.recipe_arm(name) for name in recipes]
+    options = RunOptions(
+        max_memory=args.max_memory, allow_pickle=args.allow_pickle, offline=args.offline
+    )
+    if args.data:
+        measure, n, tasks = _in_memory(args, models, base, options)
+    else:
+        scorer = (
+            operations.by_command(args.command)
+            if args.command
+            else operations.by_function(args.score)
+        )
+        measure = operations.InFolders(models, base, scorer, options, folder)
+        n, tasks = len(measure.examples), measure.tasks
+    if recipes:
+        measure = operations.WithRecipes(measure, recipes, options, folder)
+    return _Search(measure, n, tasks, arms, models, base, names, recipes, not args.data)
+
+
+def _in_memory(
+    args: Namespace, models: Sequence[str], base: str | None, options: Any
+) -> tuple[Any, int, Sequence[str]]:
+    """What scores tensors in memory, the number of examples, and their tasks."""
+    from experiments.measures import held_out
+    from sail_jax.checkpoint.operations import searching as operations
+    from sail_jax.checkpoint.operations import trying
+    from sail_jax.checkpoint.sources.grown import read_target
+    from sail_jax.searching.searches import InMemory
+
+    examples = held_out.read(args.data, args.tokenizer)
+    paths = [*models] if base is None else [*models, base]
+    score: Callable[..., Any]
+    if args.score is None:
+        config = None if args.config is None else read_target(args.config)
+        running = trying.running(
+            paths,
+            held_out.examples(examples),
+            config,
+            run=options,
+        )
+        tensors = running.models
+        score, data = held_out.score(running, examples)
+    else:
+        tensors = [operations.loaded(path, run=options) for path in paths]
+        score, data = args.score, examples.data
+    own, start = tensors[: len(models)], None if base is None else tensors[-1]
+    n = len(examples.tasks)
+    return InMemory(own, start, score, data, min(n, 32)), n, examples.tasks
+
+
+class _Seen:
+    """Records each trial, and prints the best so far."""
+
+    def __init__(self, ready: _Search, add: Callable[["Trial"], None] | None):
+        self._ready, self._add = ready, add
+        self._best, self._said, self._count = -math.inf, 0.0, 0
+
+    def __call__(self, trial: "Trial") -> None:
+        if self._add is not None:
+            self._add(trial)
+        self._count += 1
+        if len(trial.examples) < self._ready.n * 0.1:
+            return
+        better = trial.score > self._best
+        self._best = max(self._best, trial.score)
+        if time.monotonic() - self._said > 5 or (better and time.monotonic() - self._said > 1):
+            self._said = time.monotonic()
+            say(f"  trial {self._count}: {trial.name} {trial.score:.4g}; best {self._best:.4g}")
+
+
+def _plan(ready: _Search, args: Namespace) -> str:
+    """What would be tried, as text."""
+    judged = round(args.judge * ready.n)
+    tasks = sorted(set(ready.tasks or ()))
+    lines = [
+        f"models: {', '.join(ready.names)}; base: {ready.base or 'none'}",
+        f"examples: {ready.n - judged} to choose a merge, {judged} to judge it",
+        f"budget: {args.budget} scores of {ready.n - judged} examples",
+        f"methods: {len(ready.arms)}",
+    ]
+    if len(tasks) > 1:
+        lines.insert(2, f"tasks: {', '.join(tasks)}")
+    for arm in ready.arms:
+        told = ", ".join(f"{key} in {pair}" for key, pair in arm.bounds.items())
+        lines.append(f"  {arm.name}{f': {told}' if told else ''}")
+    return "\n".join(lines)
+
+
+def _identity(args: Namespace, ready: _Search) -> dict[str, Any]:
+    """What a search that is resumed has to have in common with its beginning."""
+    given = (*ready.models, *([] if ready.base is None else [ready.base]), *args.data)
+    return {
+        "models": ready.models,
+        "base": ready.base,
+        "data": list(args.data),
+        "files": _digest([*given, *map(str, ready.recipes.values())]),
+        "score": None if args.score is None else f"{args.score.__module__}:{args.score.__name__}",
+        "command": args.command,
+        "arms": [arm.name for arm in ready.arms],
+        "groups": list(args.groups),
+        "refine": args.refine,
+        "budget": args.budget,
+        "judge": args.judge,
+        "seed": args.seed,
+    }
+
+
+def _digest(paths: Sequence[str]) -> str:
+    """A digest of the names, sizes and times of files, and of all files in folders."""
+    digest = hashlib.sha256()
+    for path in paths:
+        for file in _files(Path(path)):
+            stat = file.stat()
+            digest.update(f"{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:32]
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_dir():
+        yield from sorted(file for file in path.iterdir() if file.is_file())
+    elif path.is_file():
+        yield path
+
+
+main = on_inputs(add_arguments, run)

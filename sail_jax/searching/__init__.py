@@ -1,0 +1,25 @@
+"""Search for a merge on held-out examples, with an answer that states its evidence.
+
+`search` tries merging methods and their hyperparameters on one part of the examples, and compares
+the best with the models themselves on another part, which no choice has seen. `sail_jax.search` is
+the same function.
+"""
+
+from sail_jax.searching.arms import Arm, arms
+from sail_jax.searching.evidence import Comparison, compare, examples_needed
+from sail_jax.searching.outcome import Outcome, Trial
+from sail_jax.searching.searches import InMemory, listed, search, search_with
+
+__all__ = [
+    "Arm",
+    "Comparison",
+    "InMemory",
+    "Outcome",
+    "Trial",
+    "arms",
+    "compare",
+    "examples_needed",
+    "listed",
+    "search",
+    "search_with",
+]

@@ -1,0 +1,101 @@
+"""What a quadratic score predicts for weighted means of models.
+
+A score that is quadratic along the lines between some points theta_i, models and their base, is
+known at all weighted means once it is known at the points and half-way between each two. Half-way
+it is larger than the mean of the two ends by c_ij / 8, with c_ij = (theta_i - theta_j)' H (theta_i
+- theta_j) for a score of Hessian -H. At sum_i w_i theta_i, with sum_i w_i = 1, it then is
+
+    sum_i w_i f_i + 1/2 sum_{i<j} w_i w_j c_ij.
+
+For three models with scores -1, -2, -2 and gains half-way of 0.5, 0.5 and 0 this is -1.67 + 0.44 =
+-1.22 at their mean. On `theory.merging.quadratic`'s testbed it is exact; networks depart from it
+where their tasks lie far apart, which the comparison with what was measured shows.
+
+References:
+  Wortsman et al., Model soups, 2022 (arXiv 2203.05482), Sec. 4, for the same approximation of the
+  loss of a soup.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from scipy import optimize, stats
+
+__all__ = ["Prediction", "Quadratic", "agreement", "fit"]
+
+
+class Quadratic(NamedTuple):
+    """A quadratic score of weighted means.
+
+    Attributes:
+      scores: The score of each point.
+      curvature: c_ij for each two points, symmetric, 0 on the diagonal.
+    """
+
+    scores: Float[np.ndarray, "p"]
+    curvature: Float[np.ndarray, "p p"]
+
+    def at(self, weights: Float[np.ndarray, "p"]) -> float:
+        """Predicts the score of a weighted mean, whose weights sum to 1.
+
+        >>> gains = np.array([[0.0, 0.5, 0.5], [0.5, 0.0, 0.0], [0.5, 0.0, 0.0]])
+        >>> round(fit(np.array([-1.0, -2.0, -2.0]), gains).at(np.full(3, 1 / 3)), 2)
+        -1.22
+        """
+        return float(weights @ self.scores + weights @ self.curvature @ weights / 4)
+
+    def best(self) -> Float[np.ndarray, "p"]:
+        """Finds the weights of the best mean, none of them negative."""
+        count = len(self.scores)
+        starts = [np.full(count, 1 / count), *(0.9 * np.eye(count) + 0.1 / count)]
+        found = [
+            optimize.minimize(
+                lambda w: -self.at(w),
+                start,
+                bounds=[(0, 1)] * count,
+                constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
+                method="SLSQP",
+            ).x
+            for start in starts
+        ]
+        best = np.clip(max(found, key=self.at), 0, None)
+        return best / best.sum()
+
+
+def fit(scores: Float[np.ndarray, "p"], gains: Float[np.ndarray, "p p"]) -> Quadratic:
+    """Fits a quadratic score to points, and to what is gained half-way between each two."""
+    return Quadratic(scores, 8 * gains)
+
+
+class Prediction(NamedTuple):
+    """The score of one weighted mean, as predicted and as measured on the same examples.
+
+    Attributes:
+      name: The name of the arm.
+      predicted: The predicted score.
+      measured: The measured one.
+    """
+
+    name: str
+    predicted: float
+    measured: float
+
+
+def agreement(predictions: tuple[Prediction, ...]) -> tuple[float, float]:
+    """Scores predictions.
+
+    Args:
+      predictions: Three or more.
+
+    Returns:
+      The root mean square of their errors, relative to the standard deviation of what was measured;
+      and Spearman's rank correlation. NaN where all values are equal.
+    """
+    predicted, measured = np.array([p[1:] for p in predictions]).T
+    with np.errstate(invalid="ignore", divide="ignore"):
+        error = float(np.sqrt(np.mean((predicted - measured) ** 2)) / measured.std())
+    if np.ptp(predicted) == 0 or np.ptp(measured) == 0:
+        return error, np.nan
+    ranks = np.corrcoef(stats.rankdata(predicted), stats.rankdata(measured))
+    return error, float(ranks[0, 1])

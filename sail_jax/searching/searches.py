@@ -1,0 +1,643 @@
+"""The search: what is tried on which examples, and when it stops.
+
+A score of a merge has noise, from the examples. Whoever tries 60 merges and takes the best score
+takes the luckiest noise: with scores of standard error 0.01 the best of 60 equal merges looks
+better than it is by 0.023. So the examples are divided. On one part merges are chosen, as greedily
+as one likes; the one that was chosen is scored once on the other part, together with what it is
+compared with. No correction for the number of merges is needed there.
+
+A merge is recommended if it is better than *every* single model, each at 5 %, one-sided. If some
+model is at least as good as the merge, this test against it alone fails with probability 95 %, so
+that a wrong recommendation has probability 5 % at most, however many models there are (an
+intersection-union test). The best single model need not be known for that.
+
+On the first part the search is successive halving, then CMA-ES. Many hyperparameters are scored on
+few examples, the best third on three times as many, and so on; all on the same examples, which are
+parts of one another. Of 60 points, 20 stay after 1/9 of the examples and 7 after 1/3, which costs
+60/9 + 20/3 + 7 = 20 scores of the whole part instead of 60. The best arm that is left is refined by
+CMA-ES with what remains of the budget.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int, PyTree
+
+from sail_jax import methods
+from sail_jax.checks import integer, one_of, static
+from sail_jax.learning import learn
+from sail_jax.methods.evolution import search as evolve
+from sail_jax.searching.arms import Arm, affine, arms, usual
+from sail_jax.searching.evidence import LEVEL, compare, means, task_numbers
+from sail_jax.searching.outcome import Outcome, Trial, front
+from sail_jax.searching.prediction import Prediction, Quadratic, fit
+
+__all__ = ["InMemory", "Measure", "Refine", "Score", "listed", "search", "search_with"]
+
+Score = Callable[[PyTree, PyTree], Float[Array, "n"]]
+"""`score(params, batch)` returns a number for each example of a batch; larger is better."""
+
+Refine = Literal["cmaes", "gradient"]
+"""How the best arm is refined: by scores alone, or by the gradient of the score."""
+Descend = Callable[[Arm, Mapping[str, Any], Int[np.ndarray, "n"], float], dict[str, Any]]
+"""Improves hyperparameters by gradients, at the cost of some scores of the examples."""
+
+_HALVED = 3
+_LEAST = 16
+"""The fewest examples on which hyperparameters are compared."""
+
+
+class Measure(Protocol):
+    """Scores candidates on examples."""
+
+    def model(self, k: int, examples: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+        """Scores the k-th model; the base comes after the models."""
+        ...
+
+    def merge(
+        self, arm: Arm, options: Mapping[str, Any], examples: Int[np.ndarray, "n"]
+    ) -> Float[np.ndarray, "n"]:
+        """Scores a merge."""
+        ...
+
+
+class InMemory:
+    """Scores of pytrees.
+
+    Args:
+      models: The models.
+      base: Their base; None without one.
+      score: `score(params, batch)`; it is compiled once.
+      data: A pytree of arrays `[n, ...]`.
+      batch: How many examples are scored at a time.
+    """
+
+    def __init__(
+        self, models: Sequence[PyTree], base: PyTree | None, score: Score, data: PyTree, batch: int
+    ):
+        self._models, self._base, self._data = models, base, jax.tree.map(np.asarray, data)
+        self._points = [*models] if base is None else [*models, base]
+        self._score, self._batch = jax.jit(score), batch
+        self.examples = len(jax.tree.leaves(self._data)[0])
+
+    def model(self, k: int, examples: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+        """Scores the k-th model; see `Measure`.
+
+        Args:
+          k: Its number; the base comes after the models.
+          examples: The places of the examples.
+
+        Returns:
+          The score of each.
+        """
+        return self.scores(self._points[k], examples)
+
+    def merge(
+        self, arm: Arm, options: Mapping[str, Any], examples: Int[np.ndarray, "n"]
+    ) -> Float[np.ndarray, "n"]:
+        """Scores a merge; see `Measure`.
+
+        Args:
+          arm: The arm.
+          options: Its hyperparameters.
+          examples: The places of the examples.
+
+        Returns:
+          The score of each.
+        """
+        return self.scores(arm.apply(self._models, self._base, options), examples)
+
+    def descend(
+        self, arm: Arm, options: Mapping[str, Any], examples: Int[np.ndarray, "n"], cost: float
+    ) -> dict[str, Any]:
+        """Improves hyperparameters by the gradient of the mean score.
+
+        Args:
+          arm: The arm; its merge has to be differentiable with respect to what is searched.
+          options: Where the descent begins.
+          examples: The examples.
+          cost: How many scores of all examples it may cost; a gradient costs three.
+
+        Returns:
+          The hyperparameters, within the bounds.
+
+        Raises:
+          TypeError: If a hyperparameter may not be traced.
+        """
+        size = min(self._batch, len(examples))
+        places = examples[: len(examples) // size * size].reshape(-1, size)
+        batches = jax.tree.map(lambda x: x[places], self._data)
+        low = {name: np.asarray(pair, float).T[0] for name, pair in arm.bounds.items()}
+        high = {name: np.asarray(pair, float).T[1] for name, pair in arm.bounds.items()}
+        try:
+            learned = learn(
+                lambda params, batch: -self._score(params, batch).mean(),
+                lambda coefficients, _: arm.apply(self._models, self._base, coefficients),
+                dict(options),
+                batches,
+                steps=max(1, int(cost * len(places) / 3)),
+                optimizer=optax.adam(0.02),
+                project=lambda c: {
+                    name: jnp.clip(x, low[name], high[name]) for name, x in c.items()
+                },
+            )
+        except TypeError as error:
+            raise TypeError(
+                f"refine: {arm.name} cannot be refined by gradients: {error}"
+            ) from error
+        found = {name: np.asarray(x, float) for name, x in learned.coefficients.items()}
+        return {name: float(x) if x.ndim == 0 else x for name, x in found.items()}
+
+    def scores(self, params: PyTree, examples: Int[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+        """Scores a pytree on some examples.
+
+        Args:
+          params: The pytree.
+          examples: Their places in the data.
+
+        Returns:
+          The score of each.
+
+        Raises:
+          ValueError: If the score has another shape.
+        """
+        # The last batch is filled up with its first example: one program serves all.
+        rows = -(-len(examples) // self._batch) * self._batch
+        filled = np.concatenate([examples, np.full(rows - len(examples), examples[0])])
+        scores = []
+        for places in filled.reshape(-1, self._batch):
+            batch = jax.tree.map(lambda x, at=places: x[at], self._data)
+            got = self._score(params, batch)
+            if np.shape(got) != (self._batch,):
+                raise ValueError(
+                    f"score: expected a number for each of {self._batch} examples, got shape "
+                    f"{list(np.shape(got))}"
+                )
+            scores.append(np.asarray(got, float))
+        return np.concatenate(scores)[: len(examples)]
+
+
+def search(
+    models: Sequence[PyTree],
+    base: PyTree | None = None,
+    *,
+    score: Score,
+    data: PyTree,
+    candidates: Iterable[str | Arm] | None = None,
+    tasks: Sequence[Any] | None = None,
+    names: Sequence[str] | None = None,
+    groups: Sequence[str] = (),
+    refine: Refine = "cmaes",
+    budget: int = 60,
+    seconds: float = math.inf,
+    judge: float = 0.5,
+    batch_size: int = 64,
+    seed: int = 0,
+    history: Sequence[Trial] = (),
+    on_trial: Callable[[Trial], None] | None = None,
+) -> Outcome:
+    """Searches for a merge that is better than every single model, on held-out examples.
+
+    Args:
+      models: M pytrees of the same leaf paths and shapes, M >= 2.
+      base: The pytree from which they were tuned, if there is one.
+      score: `score(params, batch)`, a number for each example of a batch, larger is better; of a
+        loss take the negative. It is compiled once.
+      data: Examples that no model was trained on, a pytree of arrays `[n, ...]`.
+      candidates: Names of methods, "weights", and arms of one's own. By default all methods that
+        fit the models, and "weights".
+      tasks: The task of each example, if there are several. All tasks count alike.
+      names: What the models are called; "model 0" and so on by default.
+      groups: Patterns of leaf paths, for an arm with a scale for each; see `arms`.
+      refine: "cmaes" refines the best arm by scores alone; "gradient" descends the gradient of the
+        score with respect to weights and scales, which a score that is differentiable has.
+      budget: How often the part of the examples on which merges are chosen may be scored, M and
+        more; scores of fewer examples count as such.
+      seconds: Nothing new is tried after this time. The comparison follows all the same.
+      judge: The fraction of the examples that only the comparison sees, in (0, 1).
+      batch_size: How many examples are scored at a time.
+      seed: The seed of the division of the examples and of all draws.
+      history: The trials of an interrupted search with the same arguments; it goes on after them.
+      on_trial: Called with each new trial, for instance to record it for `history`.
+
+    Returns:
+      What to use, with the evidence.
+
+    Raises:
+      ValueError: For arguments that do not fit one another, scores of another shape or that are not
+        finite, and methods that do not exist or do not fit.
+
+    >>> data = {"y": np.random.default_rng(0).normal(0.5, 1, (400, 1))}
+    >>> models = [{"w": np.zeros(1, np.float32)}, {"w": np.ones(1, np.float32)}]
+    >>> error = lambda params, batch: -((batch["y"] - params["w"]) ** 2).sum(-1)
+    >>> found = search(models, score=error, data=data, candidates=["linear"], budget=6)
+    >>> found.is_merge, found.p < 0.01
+    (True, True)
+    """
+    one_of("refine", refine, Refine)
+    sizes = {np.shape(x)[:1] for x in jax.tree.leaves(data)}
+    if len(sizes) != 1 or sizes == {()}:
+        raise ValueError(f"data: expected leaves [n, ...] of one length n, got {sorted(sizes)}")
+    ((n,),) = sizes
+    measure = InMemory(models, base, score, data, integer("batch_size", batch_size))
+    return search_with(
+        measure,
+        n,
+        listed(candidates, len(models), base is not None, groups, seed),
+        names or [f"model {k}" for k in range(len(models))],
+        with_base=base is not None,
+        tasks=tasks,
+        descend=measure.descend if refine == "gradient" else None,
+        budget=budget,
+        seconds=seconds,
+        judge=judge,
+        seed=seed,
+        history=history,
+        on_trial=on_trial,
+    )
+
+
+def listed(
+    given: Iterable[str | Arm] | None, count: int, base: bool, groups: Sequence[str], seed: int
+) -> tuple[Arm, ...]:
+    """Makes arms of the names of methods, in their order.
+
+    Args:
+      given: Names, and arms of one's own; by default all methods that fit the models.
+      count: The number of models.
+      base: Whether there is a base.
+      groups: As in `arms`.
+      seed: The seed of methods that draw at random.
+
+    Returns:
+      The arms.
+    """
+    if given is None:
+        return arms(count, base, groups=groups, seed=seed)
+    found: list[Arm] = []
+    for one in given:
+        found += [one] if isinstance(one, Arm) else arms(count, base, [one], seed=seed)
+    return (*found, *arms(count, base, [], groups=groups, seed=seed))
+
+
+def search_with(
+    measure: Measure,
+    n: int,
+    candidates: Sequence[Arm],
+    names: Sequence[str],
+    *,
+    with_base: bool,
+    tasks: Sequence[Any] | None = None,
+    whole: bool = False,
+    descend: Descend | None = None,
+    budget: int = 60,
+    seconds: float = math.inf,
+    judge: float = 0.5,
+    seed: int = 0,
+    history: Sequence[Trial] = (),
+    on_trial: Callable[[Trial], None] | None = None,
+) -> Outcome:
+    """Searches as `search` does, with scores that come from anywhere.
+
+    Args:
+      measure: What scores models and merges on examples.
+      n: The number of examples.
+      candidates: The arms.
+      names: What the models are called.
+      with_base: Whether there is a base, so that task arithmetic is one of the references.
+      tasks: The task of each example; one task by default.
+      whole: Whether every candidate is scored on all examples of the first part, as where a score
+        of some costs as much as one of all.
+      descend: What refines the best arm by gradients; by default it is refined by CMA-ES.
+      budget: As in `search`.
+      seconds: As in `search`.
+      judge: As in `search`.
+      seed: As in `search`.
+      history: As in `search`.
+      on_trial: As in `search`.
+
+    Returns:
+      What to use, with the evidence.
+
+    Raises:
+      ValueError: As `search` does.
+    """
+    static("judge", judge, lambda x: 0 < x < 1, "a number in (0, 1)")
+    taken = [*names, "base", *(arm.name for arm in (*_references(with_base), *candidates))]
+    if len(names) < 2 or len(set(taken)) < len(taken):
+        raise ValueError(
+            f"names: expected two or more models, each with a name of its own, got {list(names)}; "
+            f"arms are called {', '.join(taken[len(names) :])}"
+        )
+    numbers, task_names = task_numbers(tasks, n)
+    first, second = _parts(numbers, judge, seed)
+    called = [*names, "base"] if with_base else list(names)
+    run = _Run(measure, called, numbers, first, history, on_trial, time.monotonic() + seconds)
+    references = _references(with_base)
+    integer("budget", budget, len(called) + len(references) + 1)
+
+    for k in range(len(called)):
+        run.model(k, first)
+    for arm in references:
+        run.merge(arm, {}, first)
+    quadratic = _fitted(run, len(names), with_base, budget)
+    if quadratic is not None:
+        _try_optimum(run, quadratic, len(names), with_base)
+    ready = [(arm, arm.first()) for arm in _in_order(candidates, quadratic, len(names), with_base)]
+    tried = _halve(run, ready, budget, seed, whole)
+    _refine(run, budget, seed, descend)
+
+    complete = [trial for trial in run.trials if len(trial.examples) == len(first)]
+    merges = [trial for trial in complete if trial.name in run.arms]
+    best = max(merges, key=lambda trial: trial.score)
+    predictions = () if quadratic is None else _predicted(run, quadratic, merges, with_base)
+    outcome = _judged(run, best, references, second)
+    return outcome._replace(
+        predictions=predictions,
+        front=front(complete),
+        tasks=task_names,
+        untried=tuple(arm.name for arm in candidates if arm.name not in tried),
+    )
+
+
+def _references(with_base: bool) -> tuple[Arm, ...]:
+    """What one would do without a search."""
+    soup = usual(False)
+    return (soup, usual(True)) if with_base else (soup,)
+
+
+def _parts(
+    tasks: Int[np.ndarray, "n"], judge: float, seed: int
+) -> tuple[Int[np.ndarray, "a"], Int[np.ndarray, "b"]]:
+    """Divides the examples: those on which merges are chosen, and those that judge.
+
+    Each task is divided in the same proportion. The order within the first part takes turns between
+    tasks, so that its beginnings are small versions of it.
+    """
+    rng = np.random.default_rng([seed, 0])
+    first, second = [], []
+    for task in range(tasks.max(initial=0) + 1):
+        own = rng.permutation(np.flatnonzero(tasks == task))
+        cut = len(own) - round(judge * len(own))
+        if min(cut, len(own) - cut) < 2:
+            raise ValueError(
+                f"data: expected two or more examples of each task in both parts, got {len(own)} "
+                f"of task {task}"
+            )
+        # Evenly spread places in [0, 1) make tasks of any size take turns.
+        first += [((k + 0.5) / cut, task, example) for k, example in enumerate(own[:cut])]
+        second += own[cut:].tolist()
+    return np.array([example for *_, example in sorted(first)]), np.array(sorted(second))
+
+
+class _Run:
+    """The trials of a search so far: made anew, or taken from a history."""
+
+    def __init__(
+        self,
+        measure: Measure,
+        names: Sequence[str],
+        tasks: Int[np.ndarray, "n"],
+        first: Int[np.ndarray, "a"],
+        history: Sequence[Trial],
+        on_trial: Callable[[Trial], None] | None,
+        until: float,
+    ):
+        self.measure, self.names, self.tasks = measure, names, tasks
+        self.first, self.until = first, until
+        self.trials: list[Trial] = []
+        self.spent = 0.0  # by gradients, which are no trials
+        self.arms: dict[str, Arm] = {}
+        self._history, self._on_trial = history, on_trial
+
+    @property
+    def evaluations(self) -> float:
+        """How often the first part was scored."""
+        return self.spent + sum(len(x.examples) for x in self.trials) / len(self.first)
+
+    @property
+    def over(self) -> bool:
+        """Whether the time has passed; a history takes none."""
+        return len(self.trials) >= len(self._history) and time.monotonic() > self.until
+
+    def model(self, k: int, examples: Int[np.ndarray, "n"]) -> Trial:
+        """Scores a model."""
+        return self._trial(self.names[k], {}, examples, lambda: self.measure.model(k, examples))
+
+    def merge(self, arm: Arm, options: Mapping[str, Any], examples: Any) -> Trial:
+        """Scores a merge."""
+        self.arms[arm.name] = arm
+        measure = self.measure
+        return self._trial(
+            arm.name, options, examples, lambda: measure.merge(arm, options, examples)
+        )
+
+    def _trial(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        examples: Int[np.ndarray, "n"],
+        scores: Callable[[], Float[np.ndarray, "n"]],
+    ) -> Trial:
+        place = len(self.trials)
+        if place < len(self._history):
+            trial = self._history[place]
+            if trial.name != name or not _same(trial, options, examples):
+                raise ValueError(
+                    f"history[{place}]: expected a trial of {name} with {dict(options)}, got "
+                    f"{trial.name} with {dict(trial.options)}"
+                )
+        else:
+            got = np.asarray(scores(), float)
+            if got.shape != examples.shape or np.isnan(got).any():
+                raise ValueError(
+                    f"score of {name}: expected {len(examples)} numbers, got shape "
+                    f"{list(got.shape)}{', with NaN' * bool(np.isnan(got).any())}"
+                )
+            by_task, _ = means(got, self.tasks[examples])
+            trial = Trial(name, dict(options), examples, got, by_task)
+            if self._on_trial is not None:
+                self._on_trial(trial)
+        self.trials.append(trial)
+        return trial
+
+
+def _same(trial: Trial, options: Mapping[str, Any], examples: Int[np.ndarray, "n"]) -> bool:
+    return (
+        trial.options.keys() == options.keys()
+        and all(np.array_equal(trial.options[key], options[key]) for key in options)
+        and np.array_equal(trial.examples, examples)
+    )
+
+
+def _halve(
+    run: _Run, ready: Sequence[tuple[Arm, dict[str, Any]]], budget: int, seed: int, whole: bool
+) -> set[str]:
+    """Compares many hyperparameters on few examples, and fewer on more; names of arms tried."""
+    n = len(run.first)
+    rungs = [n]
+    least = _LEAST * (run.tasks.max(initial=0) + 1)
+    while not whole and rungs[0] // _HALVED >= least and len(rungs) < 3:
+        rungs.insert(0, rungs[0] // _HALVED)
+    # Half of what is left: each rung costs as much as each other one, count x its examples.
+    rounds = (budget - run.evaluations) / 2 / len(rungs)
+    count = max(1, int(rounds * n / rungs[0]))
+    points = list(ready[:count])
+    searched = [arm for arm, _ in ready if arm.bounds]
+    more = max(0, count - len(points)) // max(len(searched), 1)
+    rng = np.random.default_rng([seed, 1])
+    for arm in searched:
+        points += [(arm, options) for options in arm.spread(more, rng)]
+    tried = set()
+    for k, rung in enumerate(rungs):
+        scored = []
+        for arm, options in points:
+            if run.over:
+                break
+            tried.add(arm.name)
+            scored.append((run.merge(arm, options, run.first[:rung]).score, arm, options))
+        scored.sort(key=lambda one: -one[0])
+        kept = len(scored) if k == len(rungs) - 1 else max(1, len(scored) // _HALVED)
+        points = [(arm, options) for _, arm, options in scored[:kept]]
+    return tried
+
+
+def _in_order(
+    candidates: Sequence[Arm], quadratic: Quadratic | None, count: int, base: bool
+) -> list[Arm]:
+    """Puts weighted means first, or last where there is a barrier between the models.
+
+    The order matters where the budget does not suffice for all arms. Half-way between two models
+    the score shows whether there is a barrier between them; means of models are bad then.
+    """
+    if quadratic is None:
+        return list(candidates)
+    barrier = (quadratic.curvature[:count, :count] < 0).sum() > count * (count - 1) / 2
+    means = [affine(arm, arm.first(), count, base) is not None for arm in candidates]
+    ranked = sorted(zip(means, candidates, strict=True), key=lambda one: one[0] == barrier)
+    return [arm for _, arm in ranked]
+
+
+def _fitted(run: _Run, count: int, base: bool, budget: int) -> Quadratic | None:
+    """Fits a quadratic score to the models, and what is half-way between each two.
+
+    Only if that takes at most a fifth of the budget.
+    """
+    points = len(run.names)
+    if points * (points - 1) / 2 > budget / 5:
+        return None
+    scores = np.array([trial.score for trial in run.trials[:points]])
+    gains = np.zeros((points, points))
+    for i, j in itertools.combinations(range(points), 2):
+        if run.over:
+            return None
+        weights = np.zeros(points)
+        weights[[i, j]] = 0.5
+        arm, options = _mean(f"half of {run.names[i]}, {run.names[j]}", weights, count, base)
+        middle = run.merge(arm, options, run.first).score
+        gains[i, j] = gains[j, i] = middle - (scores[i] + scores[j]) / 2
+    return fit(scores, gains)
+
+
+def _mean(
+    name: str, weights: Float[np.ndarray, "p"], count: int, base: bool
+) -> tuple[Arm, dict[str, Any]]:
+    """The arm of a weighted mean of models, and of the base if there is one."""
+    make = methods.task_arithmetic if base else methods.linear
+    return Arm(name, make), {"weights": weights[:count]}
+
+
+def _try_optimum(run: _Run, quadratic: Quadratic, count: int, base: bool) -> None:
+    """Tries the weighted mean that is best by the quadratic score."""
+    arm, options = _mean("quadratic optimum", quadratic.best(), count, base)
+    if not run.over:
+        run.merge(arm, options, run.first)
+
+
+def _predicted(
+    run: _Run, quadratic: Quadratic, merges: Sequence[Trial], base: bool
+) -> tuple[Prediction, ...]:
+    """Predicts the score of each weighted mean that was measured, but those that were fitted."""
+    count = len(run.names) - base
+    found = []
+    for trial in merges:
+        weights = affine(run.arms[trial.name], trial.options, count, base)
+        # The mean of two points was fitted, whatever it is called.
+        if weights is not None and not np.isin(weights, (0.0, 0.5)).all():
+            found.append(Prediction(trial.name, quadratic.at(weights), trial.score))
+    return tuple(found)
+
+
+def _refine(run: _Run, budget: int, seed: int, descend: Descend | None) -> None:
+    """Refines the best arm that has hyperparameters, with what is left of the budget."""
+    n = len(run.first)
+    whole = [trial for trial in run.trials if len(trial.examples) == n]
+    open_ones = [t for t in whole if t.name in run.arms and run.arms[t.name].bounds]
+    left = int(budget - run.evaluations)
+    if not open_ones or left < 2:
+        return
+    best = max(open_ones, key=lambda trial: trial.score)
+    arm = run.arms[best.name]
+    if descend is not None:
+        if not run.over:
+            run.merge(arm, descend(arm, best.options, run.first, left - 1), run.first)
+            run.spent += left - 1
+        return
+
+    def objective(options: dict[str, Any]) -> float:
+        # After the time has passed nothing is computed; CMA-ES ends at its own pace.
+        return math.inf if run.over else -run.merge(arm, options, run.first).score
+
+    evolve(objective, arm.bounds, budget=left, seed=seed, start=best.options, spread=1 / 8)
+
+
+def _judged(
+    run: _Run,
+    best: Trial,
+    references: Sequence[Arm],
+    second: Int[np.ndarray, "b"],
+) -> Outcome:
+    """Compares the merge that was chosen with the models and the references, on other examples."""
+    spent, tasks = run.evaluations, run.tasks[second]
+    models = [run.model(k, second) for k in range(len(run.names))]
+    others = [run.merge(arm, {}, second) for arm in references]
+    same = [other for other in others if other.name == best.name]
+    merge = same[0] if same else run.merge(run.arms[best.name], best.options, second)
+    p = max(compare(m.name, merge.scores, m.scores, tasks).p for m in models)
+    # The best model is the one with the best score on all examples.
+    weight = len(second) / (len(second) + len(run.first))
+    overall = [
+        (1 - weight) * a.score + weight * b.score
+        for a, b in zip(run.trials[: len(models)], models, strict=True)
+    ]
+    single = models[int(np.argmax(overall))]
+    against = [single, *(other for other in others if other is not merge)]
+    confidence = 1 - LEVEL / len(against)
+    comparisons = tuple(
+        compare(one.name, merge.scores, one.scores, tasks, confidence=confidence) for one in against
+    )
+    better = p <= LEVEL
+    return Outcome(
+        recommended=best.name if better else single.name,
+        options=best.options if better else {},
+        found=best,
+        arm=run.arms[best.name],
+        p=p,
+        comparisons=comparisons,
+        models={m.name: m.score for m in models},
+        predictions=(),
+        front=(),
+        tasks=(),
+        trials=tuple(run.trials),
+        searched=len(run.first),
+        judged=len(second),
+        evaluations=spent,
+        untried=(),
+    )
