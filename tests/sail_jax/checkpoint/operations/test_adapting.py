@@ -265,10 +265,13 @@ def test_a_rank_takes_the_best_of_the_sum(two, tmp_path):
 @pytest.mark.slow
 def test_a_method_merges_core_matrices(two, tmp_path, monkeypatch):
     """MagMax, which takes the larger entry; its own singular vectors in float64."""
-    marks, spool = [], adapting._spool
-    monkeypatch.setattr(
-        adapting, "_spool", lambda out, mark, *x: marks.append(mark) or spool(out, mark, *x)
-    )
+    marks, spooled = [], adapting._spooled
+
+    def noted(make, names, out, mark, *more):
+        marks.append(mark)
+        return spooled(make, names, out, mark, *more)
+
+    monkeypatch.setattr(adapting, "_spooled", noted)
     merge_adapters([two / "a", two / "b"], tmp_path / "max", method="magmax")
     assert " at 0x" not in marks[0]  # another process, which resumes, has other addresses
     got, _ = merged(tmp_path / "max")
