@@ -60,7 +60,11 @@ STATIC = MappingProxyType({"static": True})
 def brief(x: object) -> str:
     """Writes a value in one line and without addresses, for `repr`.
 
-    Numbers are written as such, larger arrays by dtype and shape, functions by their names.
+    Args:
+      x: Any value.
+
+    Returns:
+      A number as it is, a larger array by its dtype and shape, a function by its name.
 
     >>> brief((np.float32(0.5), np.zeros((2, 3)), brief, "tree"))
     "(0.5, float64[2,3], brief, 'tree')"
@@ -82,12 +86,21 @@ def brief(x: object) -> str:
 
 
 def called(function: object, args: Sequence[object], options: Mapping[str, object]) -> str:
-    """Writes a call of a function, for `repr`."""
+    """Writes a call of a function, for `repr`.
+
+    Args:
+      function: The function.
+      args: Its arguments by position.
+      options: Its arguments by name.
+
+    Returns:
+      One line, such as "trim(density=0.2)".
+    """
     named = [f"{name}={brief(value)}" for name, value in options.items()]
     return f"{brief(function)}({', '.join([*map(brief, args), *named])})"
 
 
-def described(x: Any) -> str:
+def _described(x: Any) -> str:
     """Writes a dataclass without the fields that have their defaults, for `repr`."""
     given = {f: getattr(x, f.name) for f in fields(x) if getattr(x, f.name) is not f.default}
     first = [value for f, value in given.items() if f.default is MISSING]
@@ -289,14 +302,25 @@ class Statistic:
     sized: Callable[[int], Any] | None = field(default=None, metadata=STATIC, kw_only=True)
 
     def __repr__(self) -> str:
-        return described(self)
+        return _described(self)
 
     def prepare(self, size: int) -> Any:
-        """Computes what follows from the number of entries alone."""
+        """Computes what follows from the number of entries alone.
+
+        Args:
+          size: The number of entries of the tensor or the tree.
+
+        Returns:
+          What `sized` returns, or an empty tuple.
+        """
         return () if self.sized is None else self.sized(size)
 
     def compiled(self) -> Self:
-        """Returns the statistic without what only `prepare` needs."""
+        """Drops what only `prepare` needs.
+
+        Returns:
+          The statistic for which code is specialised.
+        """
         return replace(self, sized=None)
 
     def find(
@@ -315,15 +339,33 @@ class Statistic:
         raise NotImplementedError
 
     def passes(self, bits: int) -> int:
-        """Counts how often `find` visits all pieces, if one visit finds so many bits of a key."""
+        """Counts how often `find` visits all pieces.
+
+        Args:
+          bits: How many bits of a key one visit finds.
+
+        Returns:
+          The number of visits.
+        """
         return 1
 
     def kept_bytes(self) -> float:
-        """Returns the memory for each entry and model of what pieces keep until the end."""
+        """Estimates the memory of what pieces keep until the tensor is merged.
+
+        Returns:
+          Bytes for each entry and model.
+        """
         return 0
 
     def visiting_bytes(self, size: int) -> int:
-        """Returns the memory that a visit of a piece takes beside the piece."""
+        """Estimates the memory that a visit of a piece takes beside the piece.
+
+        Args:
+          size: The number of entries of the tensor.
+
+        Returns:
+          Bytes for each entry of a piece and model.
+        """
         return 0
 
 
@@ -443,7 +485,7 @@ class Step:
     call: str = field(default="", metadata=STATIC)
 
     def __repr__(self) -> str:
-        return self.call or described(self)
+        return self.call or _described(self)
 
     @property
     def over_tree(self) -> bool:
