@@ -13,8 +13,8 @@ from jaxtyping import Array, Float
 from sail_jax.checks import one_of
 from sail_jax.lazy import listed
 from sail_jax.merging.arithmetic import Products, add_products, per_task, products, task_sum
-from sail_jax.merging.combining import Reduction, reduce
-from sail_jax.merging.steps import Fold, Piece, kernel
+from sail_jax.merging.combining import Reduction, reduce, shown
+from sail_jax.merging.steps import Fold, Piece, Step, kernel
 
 __all__ = ["Vectors", "combination", "mean_where_any", "weighted_mean", "weighted_sum"]
 __dir__ = listed(__name__)
@@ -55,7 +55,9 @@ def _weighted_mean(piece: Piece, delta: Array, weight: Array) -> Array:
     return mean_where_any(delta, weight)
 
 
-weighted_sum: Reduction = reduce(kernel(_weighted_sum), propagates_nonfinite=True)
+weighted_sum = Reduction(
+    (Step(kernel(_weighted_sum), propagates_nonfinite=True, call="weighted_sum"),)
+)
 """The reduction sum_k w_k delta_k.
 
 >>> from sail_jax import TaskVectors
@@ -64,7 +66,7 @@ weighted_sum: Reduction = reduce(kernel(_weighted_sum), propagates_nonfinite=Tru
 [4.0, 2.0]
 """
 
-weighted_mean: Reduction = reduce(kernel(_weighted_mean))
+weighted_mean = Reduction((Step(kernel(_weighted_mean), call="weighted_mean"),))
 """The reduction sum_k w_k delta_k / sum_k w_k over the models that are not masked; 0 where all are.
 
 Weights of both signs may cancel: where |sum w| is within rounding (10 eps) of 0 relative to sum |w|
@@ -77,6 +79,7 @@ there is no mean, and the entry is 0 as well. Short of that they amplify.
 """
 
 
+@shown
 def combination(coefficients: Coefficients, *args: Any, scope: Vectors = "tensor") -> Reduction:
     """Makes a reduction to a linear combination of task vectors: sum_k c_k delta_k.
 
@@ -151,7 +154,7 @@ def _add(a: tuple[Products, Array], b: tuple[Products, Array]) -> tuple[Products
     return add_products(a[0], b[0]), b[1]  # every piece has the same weights
 
 
-def _coefficients(count: Coefficients, prepared: Any, sums: tuple[Products, Array]) -> Array:
+def _coefficients(count: Coefficients, prepared: tuple[()], sums: tuple[Products, Array]) -> Array:
     """Computes coefficients; NaN where a task vector holds NaN or infinity."""
     finite = jnp.isfinite(sums[0].inner).all((-2, -1))[..., None]
     # Coefficients of infinite products might look finite (x / inf is 0). NaN reaches the outcome,

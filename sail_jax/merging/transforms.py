@@ -26,9 +26,17 @@ from sail_jax.merging.arithmetic import (
     per_task,
     task_sum,
 )
-from sail_jax.merging.combining import Transform, chain, from_function, masked, transform
+from sail_jax.merging.combining import (
+    Transform,
+    chain,
+    from_function,
+    masked,
+    shown,
+    transform,
+)
 from sail_jax.merging.counting import Wide
-from sail_jax.merging.ranking import MAGNITUDES, Found, Order
+from sail_jax.merging.ranking import MAGNITUDES, Order, Threshold
+from sail_jax.merging.row_ranks import row_ranks
 from sail_jax.merging.steps import Fold, Piece, Scope, kernel
 
 __all__ = [
@@ -76,6 +84,7 @@ def mask(kept: Bool[Array, "task ..."], weight: Float[Array, "task ..."]) -> Arr
 # --- by rank
 
 
+@shown
 def trim(
     density: float | Sequence[float], scope: Scope = "tree", *, floor: bool = False
 ) -> Transform:
@@ -109,7 +118,7 @@ def trim(
     """
     densities = _static_fractions("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
     one_of("scope", scope, Scope)
-    order = Order(MAGNITUDES, functools.partial(_trim_ranks, densities, floor), ties=True)
+    order = Order(MAGNITUDES, sized=functools.partial(_trim_ranks, densities, floor), ties=True)
     return transform(kernel(_keep_largest), order, scope=scope)
 
 
@@ -126,14 +135,14 @@ def _how_many(density: np.ndarray, floor: bool, size: int) -> np.ndarray | np.in
 
 
 def _keep_largest(
-    thresholds: tuple[Found, ...], before: tuple[Wide, ...], in_rows: tuple[Any, ...],
-    piece: Piece, delta: Array, weight: Array,
-) -> Vectors:  # fmt: skip
+    thresholds: tuple[Threshold], before: tuple[Wide], piece: Piece, delta: Array, weight: Array
+) -> Vectors:
     """The kernel of `trim`."""
     keys = ranking.magnitude(delta, weight)
-    return delta, mask(ranking.take(keys, thresholds[0], before[0], in_rows[0]), weight)
+    return delta, mask(ranking.take(keys, thresholds[0], before[0]), weight)
 
 
+@shown
 def keep_between(
     density: float | Sequence[float],
     gamma: float | Sequence[float],
@@ -172,7 +181,7 @@ def keep_between(
     gammas = _static_fractions("gamma", gamma, lambda g: (g >= 0) & (g < 1), "in [0, 1)")
     one_of("scope", scope, Scope)
     order = Order(
-        MAGNITUDES, functools.partial(_between_ranks, densities, gammas, floor), ties=True
+        MAGNITUDES, sized=functools.partial(_between_ranks, densities, gammas, floor), ties=True
     )
     return transform(kernel(_keep_between), order, scope=scope)
 
@@ -189,14 +198,12 @@ def _between_ranks(
 
 
 def _keep_between(
-    thresholds: tuple[Found, ...], before: tuple[Wide, ...], in_rows: tuple[Any, ...],
+    thresholds: tuple[Threshold, Threshold], before: tuple[Wide, Wide],
     piece: Piece, delta: Array, weight: Array,
 ) -> Vectors:  # fmt: skip
     """The kernel of `keep_between`."""
     keys = ranking.magnitude(delta, weight)
-    largest, leading = (
-        ranking.take(keys, *args) for args in zip(thresholds, before, in_rows, strict=True)
-    )
+    largest, leading = (ranking.take(keys, *args) for args in zip(thresholds, before, strict=True))
     # The first k + m entries without the first m.
     return delta, mask(per_task(lambda a, b: a & ~b, leading, largest), weight)
 
@@ -204,6 +211,7 @@ def _keep_between(
 # --- by sign
 
 
+@shown
 def elect(by: ElectBy = "mass", tie: TieSign = "none") -> Transform:
     """Elects a sign for each entry, and masks the models of another sign.
 
@@ -236,7 +244,7 @@ def elect(by: ElectBy = "mass", tie: TieSign = "none") -> Transform:
     one_of("elect_by", by, ElectBy)
     one_of("tie", tie, TieSign)
     if tie == "majority":
-        signs = Fold(kernel(_count_signs, by=by), kernel(_majority), _add_counts)
+        signs = Fold(kernel(_count_signs, by=by), kernel(_majority), counting.add)
         return transform(kernel(_keep_elected, by=by), signs, scope="tree")
     return transform(kernel(_keep_elected, np.float32(tie == "positive"), by=by))
 
@@ -270,11 +278,7 @@ def _count_signs(piece: Piece, delta: Array, weight: Array, *, by: ElectBy) -> t
     return counting.occurrences(mass > 0), counting.occurrences(mass < 0)
 
 
-def _add_counts(a: Sequence[Wide], b: Sequence[Wide]) -> tuple[Wide, ...]:
-    return tuple(map(counting.add, a, b))
-
-
-def _majority(prepared: Any, signs: tuple[Wide, Wide]) -> Array:
+def _majority(prepared: tuple[()], signs: tuple[Wide, Wide]) -> Array:
     """Returns the sign that won more entries, 0 if neither did."""
     positive, negative = signs
     ahead, behind = counting.less(negative, positive), counting.less(positive, negative)
@@ -284,6 +288,7 @@ def _majority(prepared: Any, signs: tuple[Wide, Wide]) -> Array:
 # --- at random
 
 
+@shown
 def drop(rate: PerModel, key: Array | None, *, rescale: bool = True) -> Transform:
     """Masks every entry with probability `rate` and divides the others by 1 - rate: DARE.
 
@@ -358,6 +363,7 @@ def _drawn(
     return jnp.stack([draw(k) < chance[k if len(chance) > 1 else 0] for k in range(len(delta))])
 
 
+@shown
 def drop_by_magnitude(
     density: PerModel,
     epsilon: PerModel,
@@ -448,7 +454,7 @@ def _place_by_rank(size: Float[Array, "task ..."], on_host: bool) -> Float[Array
     n = size.shape[-1] if size.ndim > 1 else 1
     if n == 1:
         return jnp.zeros_like(size)
-    ranks = ranking.row_ranks(size, on_host)
+    ranks = row_ranks(size, on_host)
     return ranks.astype(jnp.int32).astype(size.dtype) * (2 / (n - 1)) - 1
 
 
@@ -506,6 +512,7 @@ def _unpacked(words: UInt[Array, "task words"], shape: Sequence[int]) -> Bool[Ar
 # --- by length
 
 
+@shown
 def rescale_l1(scope: Scope = "tensor") -> Transform:
     """Restores the L1 norms that masks have reduced, as mergekit does.
 
@@ -540,7 +547,7 @@ def _norms(piece: Piece, delta: Array, weight: Array) -> Norms:
     )
 
 
-def _ratio(prepared: Any, norms: Norms) -> Float[Array, "task"]:
+def _ratio(prepared: tuple[()], norms: Norms) -> Float[Array, "task"]:
     """Returns the ratio of the norms, 1 where either is 0."""
     return norms.ratio
 
@@ -582,7 +589,7 @@ def check_per_model(
 
 
 def _static_fractions(
-    name: str, value: Any, holds: Callable[[Any], Any], expected: str
+    name: str, value: PerModel, holds: Callable[[Any], Any], expected: str
 ) -> np.ndarray:
     """Checks a hyperparameter that may not be traced; TypeError if it is."""
     fractions = check_per_model(name, value, holds, expected)
@@ -591,7 +598,7 @@ def _static_fractions(
     return fractions
 
 
-def _float32(x: PerModel) -> Any:
+def _float32(x: PerModel) -> Array | np.ndarray:
     """Converts a hyperparameter to float32, with NumPy if its value is known."""
     values = concrete(x)
     return jnp.asarray(x, jnp.float32) if values is None else values.astype(np.float32)

@@ -85,6 +85,15 @@ def test_dir_lists_what_is_for_users():
         assert not others & {*shown}, room.__name__
 
 
+def test_type_checkers_read_every_file_of_methods():
+    """They do not run the loop that finds the methods of all others."""
+    folder = Path(__file__).parents[2] / "sail_jax" / "methods"
+    starred = re.findall(
+        r"from sail_jax.methods.(\w+) import \*", (folder / "__init__.py").read_text()
+    )
+    assert starred == sorted(file.stem for file in folder.glob("[!_]*.py"))
+
+
 def test_what_the_pages_list_is_in_the_package():
     import sail_jax
 

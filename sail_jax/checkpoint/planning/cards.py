@@ -17,9 +17,10 @@ from sail_jax.checkpoint.planning.plan import Plan, Treatment
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.parts import Recipe
 from sail_jax.checks import escaped, storage
-from sail_jax.merging.merge import Merge, example, get, options_of
+from sail_jax.merging.merge import Merge
 from sail_jax.merging.tensors import bytes_of
 from sail_jax.merging.work import Work, passes, tree_bits
+from sail_jax.methods.registry import example, get, options_of
 
 Passes = Mapping[str, int]
 """How often the inputs of each tensor are read, by its name; once for those not named."""
