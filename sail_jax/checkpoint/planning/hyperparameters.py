@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sail_jax import methods
+from sail_jax.checkpoint.planning.identity import identity
 from sail_jax.checkpoint.planning.jobs import Job
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import Recipe, RecipeError
 from sail_jax.checkpoint.recipe.settings import Ledger
 from sail_jax.merging import random_bits
-from sail_jax.merging.identity import identity
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.tensors import Tensor
 
