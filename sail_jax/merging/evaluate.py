@@ -29,7 +29,7 @@ from sail_jax.merging.leafwise import (
     Leaf,
     Traced,
     alone,
-    data_of,
+    local_of,
     map_counts,
     naming,
     summarise,
@@ -75,7 +75,7 @@ def will_be_traced(steps: Sequence[Step], leaves: Sequence[Leaf], *more: Any) ->
     Returns:
       True if any array is a tracer.
     """
-    return is_traced(steps, [data_of(steps, leaf) for leaf in leaves], more)
+    return is_traced(steps, [(leaf.source, local_of(steps, leaf.path)) for leaf in leaves], more)
 
 
 def on_one_cpu(*trees: Any) -> bool:
@@ -143,7 +143,7 @@ def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> lis
     """
     if not leaves:
         return []
-    data = tuple(data_of(steps, leaf) for leaf in leaves)
+    data = tuple(Data(leaf.source, local_of(steps, leaf.path)) for leaf in leaves)
     loops: dict[Any, list[int]] = {}
     for i, (leaf, inputs) in enumerate(zip(leaves, data, strict=True)):
         # Leaves of one loop are stacked, or branches of one switch: they have to agree in all this.

@@ -28,8 +28,8 @@ __all__ = [
     "barrier",
     "check_chosen",
     "check_paths",
-    "data_of",
     "digit_bits",
+    "local_of",
     "map_counts",
     "naming",
     "summarise",
@@ -86,10 +86,9 @@ Known = Sequence[Kernel | None]
 """The kernels of the first steps for a piece; None where a step does not apply to the leaf."""
 
 
-def data_of(steps: Sequence[Step], leaf: Leaf) -> Data:
-    """Collects the arrays of a leaf."""
-    local = (None if step.local is None else step.local(leaf.path) for step in steps)
-    return Data(leaf.source, tuple(local))
+def local_of(steps: Sequence[Step], path: str) -> tuple[Any, ...]:
+    """Collects what each step has for a leaf alone (`Step.local`)."""
+    return tuple([None if step.local is None else step.local(path) for step in steps])
 
 
 def barrier(steps: Sequence[Step]) -> int:

@@ -25,20 +25,19 @@ from typing import (
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import ArrayLike, Float, PyTree
+from jaxtyping import PyTree
 
 from sail_jax.checks import concrete, nearest, one_of, scalar
 from sail_jax.merging import random_bits
 from sail_jax.merging.arithmetic import number
-from sail_jax.merging.arrays import InMemory, merge_arrays
 from sail_jax.merging.combining import Reduction, Transform
+from sail_jax.merging.engine import InMemory, merge_arrays
 from sail_jax.merging.evaluate import Leaf, evaluate, is_traced, on_one_cpu, will_be_traced
 from sail_jax.merging.integers import Integers
 from sail_jax.merging.leafwise import check_paths
 from sail_jax.merging.parting import Rest, part
-from sail_jax.merging.reductions import weighted_sum
 from sail_jax.merging.selection import Select
-from sail_jax.merging.steps import NEEDS, Needs, Step, kernel
+from sail_jax.merging.steps import kernel
 from sail_jax.merging.streaming import NotFiniteError
 from sail_jax.merging.task_vectors import (
     Matched,
@@ -51,7 +50,7 @@ from sail_jax.merging.task_vectors import (
     task_weights,
 )
 from sail_jax.merging.tensors import Shape, Tensor
-from sail_jax.merging.work import Work
+from sail_jax.merging.work import Program, Work
 
 __all__ = [
     "METHODS",
@@ -77,7 +76,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class Merge:
+class Merge(Program):
     """A way to merge models: base + scale * reduction(transform(task vectors)).
 
     `merge(models, base, weights=...)` applies it to pytrees, under `jit`, `grad`, `vmap` and
@@ -117,14 +116,10 @@ class Merge:
     [3.0, 2.0]
     """
 
-    transform: Transform = Transform()  # noqa: RUF009 - immutable
-    reduction: Reduction = weighted_sum
-    scale: Float[ArrayLike, ""] = 1.0
     normalize: bool = False
     base: Base = "required"
     models: tuple[int, int | None] = (1, None)
     positive_weights: bool = False
-    remedy: str = ""
     name: str = "merge"
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
@@ -136,21 +131,6 @@ class Merge:
         scalar("scale", self.scale, np.isfinite, "a finite number")
         # A copy that cannot be changed: merges are immutable.
         object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """All steps, those of the transform first; the last one reduces."""
-        return (*self.transform.steps, *self.reduction.steps)
-
-    @property
-    def needs(self) -> Needs:
-        """What has to be seen of a tensor at once: single entries, rows, or all of it."""
-        return NEEDS[max(NEEDS.index(step.needs) for step in self.steps)]
-
-    @property
-    def over_tree(self) -> bool:
-        """Whether tensors depend on one another through a statistic of the whole tree."""
-        return any(step.over_tree for step in self.steps)
 
     @property
     def relative(self) -> bool:
@@ -348,7 +328,8 @@ class Merge:
         """Merges arrays of one CPU with the engine that merges files."""
 
         def tensor(path: str, who: str, x: Any) -> InMemory:
-            return InMemory(path, who, np.asarray(x))
+            array = np.asarray(x)
+            return InMemory(path, who, array.dtype, array.shape, array.reshape(-1))
 
         works = [
             Work(
