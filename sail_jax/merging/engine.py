@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
+from jaxtyping import ArrayLike
 
 from sail_jax.merging.buffers import Buffers
 from sail_jax.merging.leafwise import barrier, check_paths, naming
@@ -256,6 +257,12 @@ class InMemory(NamedTuple):
     dtype: np.dtype
     shape: Shape
     entries: np.ndarray
+
+    @classmethod
+    def of(cls, name: str, source: str, array: ArrayLike) -> "InMemory":
+        """Describes an array."""
+        x = np.asarray(array)
+        return cls(name, source, x.dtype, x.shape, x.reshape(-1))
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
         """Copies consecutive entries, in row-major order, into a buffer."""

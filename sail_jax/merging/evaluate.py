@@ -37,7 +37,7 @@ from sail_jax.merging.leafwise import (
 )
 from sail_jax.merging.steps import Kernel, Piece, Step, fingerprint, resolve
 
-__all__ = ["Leaf", "evaluate", "is_traced", "on_one_cpu", "will_be_traced"]
+__all__ = ["Leaf", "evaluate", "is_traced", "on_one_cpu"]
 
 SHORT = 60
 """The largest number of operations of a leaf for which its program is repeated for every leaf."""
@@ -64,20 +64,6 @@ def is_traced(*trees: Any) -> bool:
     return any(map(traced, jax.tree.leaves(trees)))
 
 
-def will_be_traced(steps: Sequence[Step], leaves: Sequence[Leaf], *more: Any) -> bool:
-    """Checks whether `evaluate` will work on traced values, which cannot be checked.
-
-    Args:
-      steps: The steps that will be evaluated; their kernels may hold arrays.
-      leaves: The leaves that will be evaluated.
-      *more: Further pytrees that take part.
-
-    Returns:
-      True if any array is a tracer.
-    """
-    return is_traced(steps, [(leaf.source, local_of(steps, leaf.path)) for leaf in leaves], more)
-
-
 def on_one_cpu(*trees: Any) -> bool:
     """Checks whether all arrays of some trees lie on the CPU on which JAX puts new arrays.
 
@@ -89,8 +75,8 @@ def on_one_cpu(*trees: Any) -> bool:
       True if NumPy can read all arrays in place.
     """
     arrays = [x for x in jax.tree.leaves(trees) if isinstance(x, jax.Array)]
-    devices = {jax.devices()[0], *(device for x in arrays for device in x.devices())}
-    return len(devices) == 1 and next(iter(devices)).platform == "cpu"
+    here = jax.devices()[0]
+    return here.platform == "cpu" and all(x.devices() == {here} for x in arrays)
 
 
 class Plan(NamedTuple):

@@ -5,7 +5,7 @@ Both evaluators (`evaluate` and `streaming`) are written with these functions.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,10 @@ class Source(Protocol):
         ...
 
 
-class Leaf(NamedTuple):
+Its = TypeVar("Its", bound=Source)
+
+
+class Leaf(NamedTuple, Generic[Its]):
     """A leaf to be merged.
 
     Attributes:
@@ -67,7 +70,7 @@ class Leaf(NamedTuple):
 
     path: str
     size: int
-    source: Source
+    source: Its
 
 
 class Data(NamedTuple):

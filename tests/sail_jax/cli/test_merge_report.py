@@ -491,7 +491,7 @@ def test_odd_models_have_a_page(shapes):
     for name, shape in shapes.items():
         if 0 in shape:
             empty = case.plan.treatments[0]
-            empty = empty._replace(work=empty.work._replace(name=name, shape=shape))
+            empty = empty._replace(work=dataclasses.replace(empty.work, name=name, shape=shape))
             case.plan = case.plan._replace(treatments=(*case.plan.treatments, empty))
             zeros = [0.0] * 3
             case.records[name] = Record(

@@ -383,7 +383,7 @@ def test_numbers_of_numpy_are_not_narrowed(monkeypatch):
         merge = methods.linear()
         for place in ("one CPU", "elsewhere"):
             if place == "elsewhere":
-                monkeypatch.setattr("sail_jax.merging.merge.on_one_cpu", lambda leaves: False)
+                monkeypatch.setattr("sail_jax.merging.merge.on_one_cpu", lambda *trees: False)
             got = merge(models, weights=[1, 2])
             assert [(type(v), v.dtype.name) for v in (got["w"], got["n"])] == [
                 (np.ndarray, "float64"),

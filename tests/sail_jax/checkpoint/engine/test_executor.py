@@ -574,7 +574,7 @@ def test_memory_is_given_out_again_only_when_its_readers_are_finished(monkeypatc
         reader(0, fails)
     reader(1, compute)
     assert lent[-1] != lent[-2].models.unsafe_buffer_pointer()
-    np.testing.assert_array_equal(lent[-2][1][0, 0], models[0]["w"][:16])
+    np.testing.assert_array_equal(lent[-2].models[0, 0], models[0]["w"][:16])
 
 
 def stressed(monkeypatch, times):
