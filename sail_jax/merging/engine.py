@@ -34,6 +34,10 @@ SEVERAL = 1 << 22
 """The total number of entries of arrays above which several threads merge them."""
 KEPT = 64 << 20
 """Bytes of arrays that a thread keeps between passes, instead of copying them again."""
+NEAR = 4 << 20
+"""Bytes up to which a whole tree is kept between its passes: more than a core's cache holds would
+cost more than to read each unit over the one before.
+"""
 
 
 class Engine:
@@ -212,7 +216,8 @@ class Engine:
         # In order of names: sums over the tree must not depend on the order of the works.
         in_order = sorted(group, key=lambda work: work.name)
         ordered = units(in_order, self._crowded, tree_bits(group), self._only is not None)
-        if self._threads == 1 and sum([unit.room for unit in ordered]) <= self._hold:
+        room = sum([unit.room for unit in ordered])
+        if self._threads == 1 and room <= min(self._hold, NEAR):
             self._kept |= {id(unit): {} for unit in ordered}
         # Steps after the last one over the tree are resolved when their unit is finished.
         for step in steps[: barrier(steps)]:

@@ -8,7 +8,7 @@ depend on memory, threads or devices.
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, TypeVar
 
 import jax
@@ -371,8 +371,7 @@ class Unit:
         self, k: int, tail: Kernel, measure: bool, faint: set[PieceOf] | None, source: Proposal
     ) -> tuple[np.ndarray, dict[str, Array]]:
         """Merges a piece of every tensor; the result has a row for each, in the works' dtype."""
-        data = Data(source, self.local)
-        out, seen = _outcomes(self.count, *self.arguments(k), tail, data, measure)
+        out, seen = _outcomes(tail, self.count, self.local, *self.arguments(k), source, measure)
         n, dtype = len(self.works), self.works[0].dtype
         rows = np.asarray(out).reshape(self.batch, -1)[:n]
         if self.wide:
@@ -402,25 +401,20 @@ def units(works: Sequence[Work], crowded: bool, bits: int = 16, wide: bool = Fal
     Returns:
       The units.
     """
-    alike: dict[Any, list[Work]] = {}
-    for k, work in enumerate(works):
+    alike: dict[Any, list[list[Work]]] = {}
+    for place, work in enumerate(works):
         batch = at_a_time(work, crowded)
-        if batch == 1:
-            alike[k] = [work]
-            continue
         # Runs of entries are padded alike, whatever the shape of the tensor.
         shape = None if work.needs == "entry" else work.shape
-        inputs = (len(work.models), work.start is None, *(x.dtype for x in work.inputs))
-        applied = tuple(step.applies(work.name) for step in work.steps)
+        inputs = (len(work.models), work.start is None, *[x.dtype for x in work.inputs])
+        applied = tuple([step.applies(work.name) for step in work.steps])
         # All that a compiled program depends on: tensors of equal keys can go through one.
         key = (batch, shape, work.dtype, inputs, applied, work.size == 0, id(work.merge))
-        alike.setdefault(key, []).append(work)
-    return [
-        Unit(group[i : i + step], bits, crowded, wide)
-        for group in alike.values()
-        for step in [at_a_time(group[0], crowded)]
-        for i in range(0, len(group), step)
-    ]
+        groups = alike.setdefault(place if batch == 1 else key, [[]])
+        if len(groups[-1]) == batch:
+            groups.append([])
+        groups[-1].append(work)
+    return [Unit(x, bits, crowded, wide) for groups in alike.values() for x in groups]
 
 
 class Tree:
@@ -469,27 +463,26 @@ class Tree:
     def _visit(
         self, summary: Kernel, add: Callable[[Any, Any], Any], keep: bool
     ) -> tuple[Any, dict[Any, Any]]:
-        sums, own = _InOrder(add), {}
+        # NumPy adds what lies in the memory of a CPU: it need not compile, nor copy it.
+        on_host = jax.default_backend() == "cpu"
+        sums = _InOrder(add if on_host else functools.partial(_sum, add))
+        own: dict[Any, Any] = {}
 
         def visit_unit(place: int, unit: Unit, read: Reader) -> None:
-            total: list[Any] = []
+            total = None
             for k in range(len(unit.runs)):
-                known, its, where = unit.arguments(k)
-                part, mine = read(
-                    k,
-                    lambda source, args=(add, keep, unit.count, known, its, where): _parts(
-                        *args, summary, Data(source, unit.local)
-                    ),
-                )
+                program = functools.partial(_parts, add, keep, summary, unit.count, unit.local)
+                part, mine = read(k, functools.partial(program, *unit.arguments(k)))
+                part = jax.device_get(part) if on_host else part
                 # At once: the histograms of all pieces of a large tensor would fill the memory.
-                total = [_total([*total, part], add)]
+                total = part if total is None else sums.function(total, part)
                 if keep:
                     own[place, k] = mine
             sums.add(place, total)
 
         self.visit(visit_unit)
         # Sums are few numbers: they are on the host, where the next digit of a key is chosen.
-        return jax.device_get(sums.sum[0]), own
+        return jax.device_get(sums.sum), own
 
     def each(self, function: Callable[..., Any], *own: Any) -> Any:
         """Applies a function to what each piece keeps; see `Visit.each`."""
@@ -536,7 +529,9 @@ class Tree:
 
     def repeat(self, times: int, body: Callable[[Any, Any], Any], state: Any) -> Any:
         """Applies a function to a state a number of times; see `Visit.repeat`."""
-        return functools.reduce(lambda state, i: body(i, state), range(times), state)
+        for i in range(times):
+            state = body(i, state)
+        return state
 
 
 class _InOrder:
@@ -546,32 +541,23 @@ class _InOrder:
     model would fill the memory, since histograms are large.
     """
 
-    def __init__(self, add: Callable[[Any, Any], Any]) -> None:
-        self.function, self.lock, self.next = add, threading.Lock(), 0
-        self.sum: list[Any] = []
-        self.early: dict[int, list[Any]] = {}
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        self.function, self.lock, self.next = function, threading.Lock(), 0
+        self.sum: Any = None
+        self.early: dict[int, Any] = {}
 
-    def add(self, place: int, part: list[Any]) -> None:
-        """Takes the part of a place, or none."""
+    def add(self, place: int, part: Any) -> None:
+        """Takes the part of a place, None if it has none."""
         with self.lock:
             self.early[place] = part
             while self.next in self.early:
-                ready = [*self.sum, *self.early.pop(self.next)]
+                part = self.early.pop(self.next)
                 self.next += 1
-                self.sum = [_total(ready, self.function)] if ready else []
+                if part is not None:
+                    self.sum = part if self.sum is None else self.function(self.sum, part)
 
 
 # --- compiled
-
-
-def _total(parts: Iterable[Any], add: Callable[[Any, Any], Any]) -> Any:
-    """Adds parts in their order.
-
-    NumPy adds those that lie in the memory of a CPU. It need not compile, nor copy them.
-    """
-    if jax.default_backend() == "cpu":
-        return functools.reduce(add, jax.device_get(list(parts)))
-    return functools.reduce(functools.partial(_sum, add), parts)
 
 
 _sum = jax.jit(lambda add, a, b: add(a, b), static_argnums=0)
@@ -585,8 +571,8 @@ def _bound(kernels: Known, own: tuple[tuple[Any, ...], ...]) -> Known:
 
 @functools.partial(jax.jit, static_argnames=("add", "keep"))
 def _parts(
-    add: Callable[[Any, Any], Any], keep: bool, count: Array, kernels: Known, own: Any,
-    place: Piece, summary: Kernel, data: Data,
+    add: Callable[[Any, Any], Any], keep: bool, summary: Kernel, count: Array, local: Any,
+    kernels: Known, own: Any, place: Piece, source: Proposal,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Computes what the tensors of a batch contribute in all, and what each keeps, stacked."""
 
@@ -595,12 +581,19 @@ def _parts(
         contribution = summarise(_bound(kernels, mine), summary, data, place)
         return contribution if keep else (contribution, ())
 
-    return _batched(contribute, count, (own, data, place), add)
+    return _batched(contribute, count, (own, Data(source, local), place), add)
 
 
 @functools.partial(jax.jit, static_argnames="measure")
 def _outcomes(
-    count: Array, kernels: Known, own: Any, place: Piece, tail: Kernel, data: Data, measure: bool
+    tail: Kernel,
+    count: Array,
+    local: Any,
+    kernels: Known,
+    own: Any,
+    place: Piece,
+    source: Proposal,
+    measure: bool,
 ) -> tuple[Array, dict[str, Array]]:
     """Merges a piece of each tensor of a batch; with `measure` also computes sums for a report."""
 
@@ -614,7 +607,7 @@ def _outcomes(
         change, out = tail(data.source, last(place.beside(data.local[-1]), delta, weight))
         return (), (out, _measured(place, data.source, delta, weight, change) if measure else {})
 
-    return _batched(merged, count, (own, data, place), _first)[1]
+    return _batched(merged, count, (own, Data(source, local), place), _first)[1]
 
 
 def _first(a: Any, b: Any) -> Any:

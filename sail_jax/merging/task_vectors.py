@@ -134,6 +134,7 @@ class Matched(NamedTuple):
       start: The leaves of the base.
       models: The leaves of each model, in the same order.
       floating: Whether each leaf is merged; the others are copied.
+      merged: The indices of those that have anything to merge.
       treedef: The structure of the base.
       traced: Whether any leaf is traced.
     """
@@ -142,13 +143,9 @@ class Matched(NamedTuple):
     start: list[Any]
     models: list[list[Any]]
     floating: list[bool]
+    merged: list[int]
     treedef: Any
     traced: bool
-
-    @property
-    def merged(self) -> list[int]:
-        """The indices of the leaves that have anything to merge."""
-        return [i for i, x in enumerate(self.start) if self.floating[i] and x.size]
 
     def narrow(self) -> "Matched":
         """Reads NumPy's 64-bit leaves as JAX does, for what is computed by a traced program.
@@ -252,7 +249,8 @@ def match(models: Sequence[PyTree], base: PyTree, integers: Integers | None = No
         if kind in ("number", "key"):
             start[i] = _taken(path, [start[i], *[c[i] for c in columns]], integers, given)
     floating = [kind == "float" for kind in kinds]
-    return Matched(paths, start, columns, floating, treedef, traced)
+    merged = [i for i, x in enumerate(start) if floating[i] and x.size]
+    return Matched(paths, start, columns, floating, merged, treedef, traced)
 
 
 def _taken(path: str, values: Sequence[Any], integers: Integers | None, given: str) -> Any:

@@ -261,14 +261,15 @@ def at_a_time(work: Work, crowded: bool = False) -> int:
       The room in a batch; 1 for a tensor that is not small, or for which a step has arrays of its
       own.
     """
-    if work.size > FEW or any(step.local is not None for step in work.steps):
+    if work.size > FEW or [step for step in work.steps if step.local is not None]:
         return 1
     return SOME // (TINY if crowded and work.size <= TINY else FEW)
 
 
 def is_crowd(works: Sequence[Work]) -> bool:
     """Checks whether so many tiny tensors are merged that they deserve programs of their own."""
-    return sum(0 < work.size <= TINY and work.merge is not None for work in works) > CROWD
+    tiny = [work for work in works if 0 < work.size <= TINY and work.merge is not None]
+    return len(tiny) > CROWD
 
 
 def tree_bits(works: Sequence[Work]) -> int:
@@ -280,4 +281,4 @@ def tree_bits(works: Sequence[Work]) -> int:
     Returns:
       16 if tensors are large on average, 8 otherwise.
     """
-    return digit_bits(sum(work.size for work in works), len(works))
+    return digit_bits(sum([work.size for work in works]), len(works))
