@@ -170,32 +170,34 @@ def methods_page() -> str:
     from sail_jax import methods
     from sail_jax.checkpoint.planning import cards
 
-    named = []
+    in_recipes: dict[str, list[Row]] = {}
     for block in cards.methods().rstrip().split("\n\n"):
         first, asks, *more = (line.strip() for line in block.splitlines())
         name, about = first.split(": ", 1)
         models, base, reads = asks.split("; ")
         knobs = [line.split(": ", 1)[1] for line in more if line.startswith("parameters")]
         beside = [line.split(": ", 1)[1] for line in more if line.startswith("beside")]
-        named.append(
-            (
-                _link("sail_jax.methods", name),
-                _with_source(about, methods.get(name)),
-                f"{models}; {base}; {reads}",
-                _options([*knobs, *beside]),
-            )
+        made = methods.get(name)
+        row = (
+            _link("sail_jax.methods", name),
+            _with_source(about, made),
+            f"{models}; {base}; {reads}",
+            _options([*knobs, *beside]),
         )
-    in_recipes = {row[0] for row in named}
+        in_recipes.setdefault(made.__module__, []).append(row)
+    head = ("method", "what it does", "models, base, reading", "parameters")
+    kinds = "\n\n".join(
+        f"### {_sentence(importlib.import_module(module)).rstrip('.')}\n\n{_table(head, rows)}"
+        for module, rows in sorted(in_recipes.items())
+    )
+    linked = {row[0] for rows in in_recipes.values() for row in rows}
     others = []
-    for name in methods.__all__:
-        value = getattr(methods, name)
-        if not inspect.isroutine(value) or _link("sail_jax.methods", name) in in_recipes:
-            continue
-        if name in ("example", "get", "method", "options_of"):
-            continue
-        knobs = ", ".join(inspect.signature(value).parameters)
-        about = _with_source(_sentence(value), value)
-        others.append((_link("sail_jax.methods", name), about, f"`{knobs}`"))
+    for name in dir(methods):
+        value, link = getattr(methods, name), _link("sail_jax.methods", name)
+        about_methods = getattr(value, "__module__", "") == methods.get.__module__
+        if inspect.isroutine(value) and link not in linked and not about_methods:
+            knobs = ", ".join(inspect.signature(value).parameters)
+            others.append((link, _with_source(_sentence(value), value), f"`{knobs}`"))
     return f"""# Merging methods
 
 This page is made from the registry that the command `sail-jax merge --methods` prints.
@@ -206,7 +208,7 @@ This page is made from the registry that the command `sail-jax merge --methods` 
 the signatures in [`sail_jax.methods`](sail_jax.methods.rst). A pass is one reading of a large
 tensor from the disk; *in pieces* means that memory does not grow with the tensor.
 
-{_table(("method", "what it does", "models, base, reading", "parameters"), named)}
+{kinds}
 
 ## With data, statistics or a model for each task
 

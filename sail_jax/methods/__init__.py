@@ -44,111 +44,63 @@ defaults (where mergekit does not crash). A hyperparameter that is None takes th
 `compat` that was chosen.
 """
 
+# ruff: noqa: F403, F405 - stars stand for methods that are named where they are defined
+import importlib
+import inspect
+import pkgutil
 from typing import TYPE_CHECKING
 
-from sail_jax.lazy import lazily
-from sail_jax.merging.merge import METHODS, Merge, example, get, method, options_of
-from sail_jax.methods.elementwise import (
-    arcee_fusion,
-    expo,
-    magmax,
-    nearswap,
-    passthrough,
-    pcb,
-    ram,
-    ramplus_tl,
-    sce,
-)
-from sail_jax.methods.fisher import fisher, fisher_diagonal
-from sail_jax.methods.geometric import karcher, model_stock, multislerp, nuslerp, slerp
-from sail_jax.methods.localize import (
-    Localized,
-    best_thresholds,
-    consensus,
-    emr,
-    tall_masks,
-)
-from sail_jax.methods.regmean import grams, regmean, regmean_plus_plus
-from sail_jax.methods.runs import trajectory
-from sail_jax.methods.soups import greedy_soup
-from sail_jax.methods.sparse import (
-    breadcrumbs,
-    breadcrumbs_ties,
-    dare_linear,
-    dare_ties,
-    della,
-    della_linear,
-    linear,
-    task_arithmetic,
-    ties,
-)
-from sail_jax.methods.spectral import iso_c, iso_cts, opcm, tsv_m, wudi
+from sail_jax.merging.merge import Merge as Merge
+from sail_jax.methods.registry import METHODS as METHODS
+
+_LATE = ("evolution", "learned", "surgery")
+"""Modules that bring optax or cmaes with them. They are imported when a name of theirs is used."""
+
+
+def _offered(module: str) -> dict[str, object]:
+    """The public functions and classes that a module of this room defines, by name."""
+    found = importlib.import_module(f"{__name__}.{module}")
+    return {
+        name: value
+        for name, value in vars(found).items()
+        if not name.startswith("_")
+        and (inspect.isfunction(value) or inspect.isclass(value))
+        and value.__module__ == found.__name__
+    }
+
+
+# A method is written once, where it is defined. Type checkers do not run this: they read the
+# functions of every module, with their parameters, from below.
+for _module in pkgutil.iter_modules(__path__):
+    if _module.name not in _LATE:
+        globals().update(_offered(_module.name))
 
 if TYPE_CHECKING:
-    from sail_jax.methods.evolution import search
-    from sail_jax.methods.learned import adamerging, concrete_subspace, learned_soup
-    from sail_jax.methods.surgery import representation_surgery
+    from sail_jax.methods.elementwise import *
+    from sail_jax.methods.evolution import *
+    from sail_jax.methods.fisher import *
+    from sail_jax.methods.geometric import *
+    from sail_jax.methods.learned import *
+    from sail_jax.methods.localize import *
+    from sail_jax.methods.registry import *
+    from sail_jax.methods.regmean import *
+    from sail_jax.methods.runs import *
+    from sail_jax.methods.soups import *
+    from sail_jax.methods.sparse import *
+    from sail_jax.methods.spectral import *
+    from sail_jax.methods.surgery import *
+else:
 
-# Those that bring optax or cmaes with them, when they are first asked for.
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        **dict.fromkeys(("adamerging", "concrete_subspace", "learned_soup"), "learned"),
-        "representation_surgery": "surgery",
-        "search": "evolution",
-    },
-)
+    def __getattr__(name: str) -> object:
+        """Finds a name in the modules that are imported late."""
+        if name == "__all__":
+            return __dir__()
+        for module in () if name.startswith("_") else _LATE:
+            if name in (offered := _offered(module)):
+                return offered[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-__all__ = [
-    "METHODS",
-    "Localized",
-    "Merge",
-    "adamerging",
-    "arcee_fusion",
-    "best_thresholds",
-    "breadcrumbs",
-    "breadcrumbs_ties",
-    "concrete_subspace",
-    "consensus",
-    "dare_linear",
-    "dare_ties",
-    "della",
-    "della_linear",
-    "emr",
-    "example",
-    "expo",
-    "fisher",
-    "fisher_diagonal",
-    "get",
-    "grams",
-    "greedy_soup",
-    "iso_c",
-    "iso_cts",
-    "karcher",
-    "learned_soup",
-    "linear",
-    "magmax",
-    "method",
-    "model_stock",
-    "multislerp",
-    "nearswap",
-    "nuslerp",
-    "opcm",
-    "options_of",
-    "passthrough",
-    "pcb",
-    "ram",
-    "ramplus_tl",
-    "regmean",
-    "regmean_plus_plus",
-    "representation_surgery",
-    "sce",
-    "search",
-    "slerp",
-    "tall_masks",
-    "task_arithmetic",
-    "ties",
-    "trajectory",
-    "tsv_m",
-    "wudi",
-]
+    def __dir__() -> list[str]:
+        """Lists what this room offers."""
+        parts = (_offered(module.name) for module in pkgutil.iter_modules(__path__))
+        return sorted({"METHODS", "Merge"}.union(*parts))

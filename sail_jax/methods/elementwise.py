@@ -27,23 +27,12 @@ from sail_jax.merging.arithmetic import (
 )
 from sail_jax.merging.combining import Transform, chain, reduce, transform
 from sail_jax.merging.counting import Wide
-from sail_jax.merging.merge import Compat, Merge, choose, method
+from sail_jax.merging.merge import Merge
 from sail_jax.merging.ranking import MAGNITUDES, Found, Order
 from sail_jax.merging.reductions import weighted_mean
 from sail_jax.merging.steps import Fold, Piece, kernel
 from sail_jax.merging.transforms import TieSign, elect, mask
-
-__all__ = [
-    "arcee_fusion",
-    "expo",
-    "magmax",
-    "nearswap",
-    "passthrough",
-    "pcb",
-    "ram",
-    "ramplus_tl",
-    "sce",
-]
+from sail_jax.methods.registry import Compat, choose, method
 
 Scalar = Float[ArrayLike, ""]
 Vectors = tuple[Array, Array]

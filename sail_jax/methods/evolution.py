@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 import cmaes
 import numpy as np
 
-__all__ = ["Evaluation", "Found", "search"]
-
 Options = dict[str, Any]
 
 

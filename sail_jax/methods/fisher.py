@@ -15,14 +15,13 @@ from jaxtyping import Array, PyTree
 
 from sail_jax.checks import concrete, one_of, scalar
 from sail_jax.merging.arithmetic import number
-from sail_jax.merging.combining import Transform, transform
-from sail_jax.merging.merge import Merge, method
+from sail_jax.merging.combining import transform
+from sail_jax.merging.merge import Merge
 from sail_jax.merging.reductions import weighted_mean
 from sail_jax.merging.steps import PerLeaf, Piece, kernel
 from sail_jax.merging.task_vectors import as_given, in_float64, narrowed, too_wide
+from sail_jax.methods.registry import method
 from sail_jax.trees import leaf_paths
-
-__all__ = ["Likelihood", "fisher", "fisher_diagonal", "precision"]
 
 Likelihood = Literal["categorical", "gaussian"]
 
@@ -60,31 +59,6 @@ def fisher(
     >>> fisher(fishers=fishers)(models), fisher(fishers=[{"a": 0.0}] * 2)(models)
     ({'a': Array(2., dtype=float32)}, {'a': Array(3., dtype=float32)})
     """
-    weighting = precision(fishers, floor, normalize_fishers)
-    return Merge(weighting, weighted_mean, normalize=True, base="unused", positive_weights=True)
-
-
-def precision(
-    fishers: Sequence[PyTree], floor: float = 0.0, normalize_fishers: bool = False
-) -> Transform:
-    """Multiplies the weight of model k by `fishers[k]`, entry by entry.
-
-    The mean that follows depends only on ratios between models. So the F of an entry are divided by
-    the largest among the models that are not masked. Then nothing underflows. Where the largest is
-    0, the weights stay as they are.
-
-    Args:
-      fishers: One tree for each model; see `fisher`.
-      floor: The least value that an F may have; see `fisher`.
-      normalize_fishers: Whether each tree is divided by its norm; see `fisher`.
-
-    Returns:
-      A transform of task vectors, which leaves the deltas as they are.
-
-    Raises:
-      ValueError: For values that are negative or not finite; when it is applied, for other leaves
-        or shapes than those of the task vectors.
-    """
     scalar("floor", floor, lambda x: 0 <= x < math.inf, "a finite number >= 0")
     columns = [_fisher_leaves(f"fishers[{k}]", tree) for k, tree in enumerate(fishers)]
     if normalize_fishers:
@@ -93,11 +67,17 @@ def precision(
     by_path = {path: tuple(column.get(path) for column in columns) for path in paths}
     local = PerLeaf("fishers", by_path, complete=True)
     # A leaf is seen whole, as its Fishers are.
-    return transform(kernel(_weigh, number(floor)), needs="tensor", local=local)
+    weighting = transform(kernel(_weigh, number(floor)), needs="tensor", local=local)
+    return Merge(weighting, weighted_mean, normalize=True, base="unused", positive_weights=True)
 
 
 def _weigh(floor: Array, piece: Piece, delta: Array, weight: Array) -> tuple[Array, Array]:
-    """The weights times the Fishers of one leaf, which `piece.local` holds."""
+    """Multiplies the weights by the Fishers of one leaf, which `piece.local` holds.
+
+    The mean that follows depends only on ratios between models. So the F of an entry are divided by
+    the largest among the models that are not masked. Then nothing underflows. Where the largest is
+    0, the weights stay as they are.
+    """
     values = piece.local
     if len(values) != len(delta):
         raise ValueError(f"fishers: expected one per model, {len(delta)}, got {len(values)}")
@@ -114,16 +94,8 @@ def _weigh(floor: Array, piece: Piece, delta: Array, weight: Array) -> tuple[Arr
     return delta, weight * jnp.where(top > 0, F / jnp.where(top > 0, top, 1), 1)
 
 
-def check_positive(name: str, x: Any) -> None:
-    """Checks that values are finite and not negative, as far as they are known.
-
-    Args:
-      name: What the message calls them.
-      x: An array, or a number. Values that are traced are taken on trust.
-
-    Raises:
-      ValueError: If one is negative, infinite or NaN.
-    """
+def _check_positive(name: str, x: Any) -> None:
+    """Checks that values are finite and not negative; those that are traced are taken on trust."""
     # Merges of float32 narrow them.
     value = concrete(_positive(narrowed(x)))
     if value is not None and not value:
@@ -139,7 +111,7 @@ def _fisher_leaves(name: str, tree: PyTree) -> dict[str, Array]:
     """The leaves of a tree of Fishers by path, checked."""
     leaves = dict(zip(leaf_paths(tree), map(as_given, jax.tree.leaves(tree)), strict=True))
     for path, leaf in leaves.items():
-        check_positive(f"{name}, leaf {path!r}", leaf)
+        _check_positive(f"{name}, leaf {path!r}", leaf)
     return leaves
 
 

@@ -16,10 +16,9 @@ from jaxtyping import Array, ArrayLike, Float
 
 from sail_jax.checks import integer, one_of, scalar, static
 from sail_jax.merging.arithmetic import Products, number
-from sail_jax.merging.merge import Compat, Merge, choose, method
+from sail_jax.merging.merge import Merge
 from sail_jax.merging.reductions import Vectors, combination
-
-__all__ = ["karcher", "model_stock", "multislerp", "nuslerp", "slerp"]
+from sail_jax.methods.registry import Compat, choose, method
 
 Average = Literal["cosine", "angle"]
 

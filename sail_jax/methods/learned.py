@@ -27,16 +27,6 @@ from sail_jax.merging.task_vectors import (
 )
 from sail_jax.trees import leaf_paths
 
-__all__ = [
-    "By",
-    "Predict",
-    "adamerging",
-    "concrete_subspace",
-    "cross_entropy",
-    "entropy",
-    "learned_soup",
-]
-
 By = Literal["task", "leaf"]
 Predict = Callable[[PyTree, PyTree], Array]
 _NOTHING = Transform()
@@ -61,7 +51,15 @@ def entropy(logits: Float[Array, "... class"]) -> Float[Array, ""]:
 
 
 def cross_entropy(logits: Float[Array, "... class"], labels: Int[Array, "..."]) -> Float[Array, ""]:
-    """Computes the mean of -log p(label), in nats."""
+    """Computes the mean of -log p(label), in nats.
+
+    Args:
+      logits: Unnormalised log-probabilities.
+      labels: The index of the right class.
+
+    Returns:
+      The mean over all leading axes, a scalar.
+    """
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 

@@ -24,7 +24,7 @@ from sail_jax.merging.arithmetic import (
     task_sum,
 )
 from sail_jax.merging.combining import Reduction, Transform, chain, reduce
-from sail_jax.merging.merge import Merge, method
+from sail_jax.merging.merge import Merge
 from sail_jax.merging.steps import Piece, kernel
 from sail_jax.merging.task_vectors import (
     Weights,
@@ -33,8 +33,7 @@ from sail_jax.merging.task_vectors import (
     task_vectors,
 )
 from sail_jax.merging.transforms import check_per_model, elect, trim
-
-__all__ = ["Localized", "best_thresholds", "consensus", "emr", "tall_masks"]
+from sail_jax.methods.registry import method
 
 Multitask = Literal["sum", "ties"]
 Scalar = Float[ArrayLike, ""]

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, PyTree
 from sail_jax.checks import concrete, nearest, one_of, scalar
 from sail_jax.merging.arithmetic import automatic, number, task_sum, unit_of
 from sail_jax.merging.combining import Reduction, reduce
-from sail_jax.merging.merge import Merge, method
+from sail_jax.merging.merge import Merge
 from sail_jax.merging.reductions import mean_where_any
 from sail_jax.merging.steps import PerLeaf, Piece, kernel
 from sail_jax.merging.task_vectors import (
@@ -29,10 +29,9 @@ from sail_jax.merging.task_vectors import (
     narrowed,
     too_wide,
 )
+from sail_jax.methods.registry import method
 from sail_jax.methods.sparse import linear
 from sail_jax.trees import leaf_paths
-
-__all__ = ["Activations", "InputAxes", "gram_mean", "grams", "regmean", "regmean_plus_plus"]
 
 Activations = Callable[[PyTree, PyTree], Mapping[str, Float[Array, "... in"]]]
 InputAxes = Literal["first", "last"]

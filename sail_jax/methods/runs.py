@@ -4,13 +4,12 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from sail_jax.merging.combining import reduce
-from sail_jax.merging.merge import Merge, method
+from sail_jax.merging.merge import Merge
 from sail_jax.merging.reductions import mean_where_any
 from sail_jax.merging.steps import Piece, kernel
+from sail_jax.methods.registry import method
 from sail_jax.trajectory import shapes
 from sail_jax.trajectory.shapes import Shape
-
-__all__ = ["trajectory"]
 
 
 @method

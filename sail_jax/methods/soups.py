@@ -14,8 +14,6 @@ from jaxtyping import PyTree
 from sail_jax.merging.task_vectors import as_given
 from sail_jax.methods.sparse import linear
 
-__all__ = ["Soup", "greedy_soup"]
-
 
 class Soup(NamedTuple):
     """A greedy soup, and how it came about.

@@ -10,7 +10,7 @@ from jaxtyping import Array, ArrayLike, Float
 
 from sail_jax.merging.arithmetic import PerModel
 from sail_jax.merging.combining import Reduction, Transform, chain
-from sail_jax.merging.merge import Compat, Merge, choose, method
+from sail_jax.merging.merge import Merge
 from sail_jax.merging.reductions import weighted_mean, weighted_sum
 from sail_jax.merging.transforms import (
     ElectBy,
@@ -25,18 +25,7 @@ from sail_jax.merging.transforms import (
     rescale_l1,
     trim,
 )
-
-__all__ = [
-    "breadcrumbs",
-    "breadcrumbs_ties",
-    "dare_linear",
-    "dare_ties",
-    "della",
-    "della_linear",
-    "linear",
-    "task_arithmetic",
-    "ties",
-]
+from sail_jax.methods.registry import Compat, choose, method
 
 Scalar = Float[ArrayLike, ""]
 

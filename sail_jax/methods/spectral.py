@@ -35,12 +35,11 @@ from sail_jax.merging.arithmetic import (
 from sail_jax.merging.combining import Transform, masked, matching, reduce, transform
 from sail_jax.merging.leafwise import check_chosen
 from sail_jax.merging.matrices import matmul, polar, rounding, svd
-from sail_jax.merging.merge import Merge, method
+from sail_jax.merging.merge import Merge
 from sail_jax.merging.reductions import weighted_mean
 from sail_jax.merging.steps import Fold, Kernel, Piece, kernel
 from sail_jax.merging.transforms import Scope
-
-__all__ = ["iso_c", "iso_cts", "opcm", "tsv_m", "wudi"]
+from sail_jax.methods.registry import method
 
 Scalar = Float[ArrayLike, ""]
 Matrices = str | Callable[[str], bool] | None

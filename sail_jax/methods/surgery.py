@@ -12,8 +12,6 @@ from jaxtyping import Array, Float, PyTree
 from sail_jax.learning import Learned, check_batches, learn
 from sail_jax.merging.task_vectors import in_float64
 
-__all__ = ["Surgery", "representation_surgery"]
-
 
 class Surgery(NamedTuple):
     """The map f' = f - ReLU(f down) up on features f `[..., feature]`; a pytree and a function.

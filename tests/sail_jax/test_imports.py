@@ -64,6 +64,15 @@ def test_rooms_are_imported_late_and_listed():
     assert found.stdout == "theory.coverage experiments.lab\n", found.stderr
 
 
+def test_type_checkers_read_every_file_of_methods():
+    """They do not run the loop that finds the methods of all others."""
+    folder = Path(__file__).parents[2] / "sail_jax" / "methods"
+    starred = re.findall(
+        r"from sail_jax.methods.(\w+) import \*", (folder / "__init__.py").read_text()
+    )
+    assert starred == sorted(file.stem for file in folder.glob("[!_]*.py"))
+
+
 def test_what_the_pages_list_is_in_the_package():
     import sail_jax
 

@@ -17,8 +17,9 @@ from sail_jax.checkpoint.planning.plan import Plan, Treatment
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.recipes import Recipe
 from sail_jax.checks import escaped, storage
-from sail_jax.merging.merge import Merge, example, get, options_of
+from sail_jax.merging.merge import Merge
 from sail_jax.merging.work import Work, passes, tree_bits
+from sail_jax.methods.registry import example, get, options_of
 
 __all__ = ["Passes", "describe", "growth_card", "methods", "model_card", "render"]
 

@@ -14,7 +14,8 @@ from pydantic import Field
 from sail_jax import methods
 from sail_jax.checkpoint.recipe.settings import Integer, Number, Scalar, between
 from sail_jax.checks import nearest
-from sail_jax.merging.merge import Merge, Takes, takes
+from sail_jax.merging.merge import Merge
+from sail_jax.methods.registry import Takes, takes
 
 __all__ = [
     "MERGEKIT",
@@ -275,7 +276,7 @@ def names() -> list[str]:
     """Lists the names that a recipe may give as merge_method.
 
     Methods whose hyperparameters are arrays are left out, as a recipe cannot hold arrays, and those
-    whose annotations allow what they refuse (`merging.merge.example`).
+    whose annotations allow what they refuse (`methods.example`).
 
     Returns:
       The names, sorted.

@@ -1,14 +1,11 @@
 """`sail-jax merge` and `merge_checkpoints`, from files to files, whole and interrupted."""
 
-import fnmatch
 import json
 import random
-import re
 import signal
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import jax
 import ml_dtypes
@@ -345,11 +342,3 @@ def test_methods_are_listed_with_what_they_ask_for(capsys):
     assert "seed" not in entries["ties"]
     assert cli.main(["merge"]) == 2
     assert "name a recipe" in capsys.readouterr().err
-
-
-def test_a_page_names_every_method():
-    text = (Path(__file__).parents[3] / "docs" / "how_to" / "merge_pytrees.md").read_text()
-    named = [word for row in re.findall(r"^\|(.*?)\|", text, re.M) for word in row.split("`")]
-    named = [word.removeprefix("methods.") for word in named]
-    missing = [m for m in methods.METHODS if not any(fnmatch.fnmatch(m, n) for n in named)]
-    assert not missing

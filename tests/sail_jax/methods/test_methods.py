@@ -5,11 +5,14 @@ import functools
 from typing import Literal
 
 import chex
+import elementwise_reference
+import geometric_reference
 import jax
 import jax.numpy as jnp
 import merge_reference as reference
 import numpy as np
 import pytest
+import spectral_reference
 from merge_cases import compilations, make
 
 from sail_jax import Merge, merge_checkpoints, methods, transforms
@@ -139,6 +142,13 @@ def test_agrees_with_the_reference(label):
 def test_agrees_with_the_reference_with_signed_weights(label):
     """Values below 400: averages over the models that are kept divide by sums as small as 0.1."""
     assert_agrees_with_the_reference(label, jnp.float32, [0.6, -0.5, 0.7], 400)
+
+
+def test_every_method_has_a_reference():
+    """Of its name; or it takes arrays, as in `test_data_driven`, or has that of another method."""
+    references = (reference, elementwise_reference, geometric_reference, spectral_reference)
+    known = {name for module in references for name in vars(module)}
+    assert methods.METHODS.keys() - known == {"fisher", "regmean", "multislerp"}
 
 
 def test_reference_and_draws_can_tell_methods_apart():

@@ -1,0 +1,257 @@
+"""The registry of methods: which there are, and what each takes.
+
+`@method` puts a function into it, and that is all that has to be done: `sail_jax.methods` offers
+the function, and recipes, `sail-jax merge --methods`, reports and the site read from here what it
+takes. They know it from the signature of the function, from its docstring, and from the merge that
+it makes.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import UnionType
+from typing import (
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from sail_jax.checks import nearest, one_of
+from sail_jax.merging import random_bits
+from sail_jax.merging.merge import Merge
+
+Compat = Literal["paper", "mergekit"]
+"""Whose defaults and conventions a method follows: those of its paper, or those of mergekit."""
+Plain = bool | int | float | str
+"""A value that a recipe can hold."""
+P = ParamSpec("P")
+T = TypeVar("T")
+
+METHODS: dict[str, Callable[..., Merge]] = {}
+"""The functions that make the merges of all published methods, by the name of the method."""
+
+
+def method(factory: Callable[P, Merge]) -> Callable[P, Merge]:
+    """Registers a function that makes a merge as a method, under the name of the function.
+
+    All parameters of the function are keyword-only.
+
+    Args:
+      factory: The function; each of its parameters is a hyperparameter.
+
+    Returns:
+      A function that makes the same merge, with `name` and `options` set. It raises a TypeError for
+      positional, unknown and missing hyperparameters, and names the method in errors of the
+      factory.
+
+    Raises:
+      TypeError: When the returned function is called with hyperparameters that do not fit.
+    """
+    name = factory.__name__
+    options = inspect.signature(factory).parameters
+
+    @functools.wraps(factory)
+    def make(*args: P.args, **kwargs: P.kwargs) -> Merge:
+        if args:
+            raise TypeError(
+                f"{name}: expected hyperparameters by name; a merge is made first and applied then:"
+                f" {name}(...)(models, base)"
+            )
+        for option in kwargs:
+            if option in ("models", "base", "weights"):
+                raise TypeError(
+                    f"{name}: {option} are no hyperparameter, but given where the merge is applied:"
+                    f" {name}(...)(models, base, weights=...)"
+                )
+            if option not in options:
+                raise TypeError(
+                    f"{name} has no hyperparameter {option!r}{nearest(option, options)}"
+                )
+        for option in options.values():
+            if option.default is option.empty and option.name not in kwargs:
+                raise TypeError(f"{name}: missing hyperparameter {option.name!r}")
+        try:
+            merge = factory(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            # Subclasses, such as JAX's own errors, mean more than their message.
+            if type(error) not in (TypeError, ValueError):
+                raise
+            raise type(error)(f"{name}: {error}") from error
+        return replace(merge, name=name, options=kwargs)
+
+    METHODS[name] = make
+    return make
+
+
+def choose(compat: Compat) -> Callable[[T | None, T, T], T]:
+    """Makes a function that fills in defaults, which differ between a paper and mergekit.
+
+    Args:
+      compat: Whose defaults are wanted.
+
+    Returns:
+      `(value, paper, mergekit) -> value`, or where the value is None the default that `compat`
+      names.
+
+    Raises:
+      ValueError: If `compat` is neither "paper" nor "mergekit".
+
+    >>> default = choose("mergekit")
+    >>> default(None, 0.2, 1.0), default(0.5, 0.2, 1.0)
+    (1.0, 0.5)
+    """
+    one_of("compat", compat, Compat)
+
+    def chosen(value: T | None, paper: T, mergekit: T) -> T:
+        return value if value is not None else paper if compat == "paper" else mergekit
+
+    return chosen
+
+
+# --- what is known of a method
+
+
+def get(name: str) -> Callable[..., Merge]:
+    """Looks up a published method by its name.
+
+    Args:
+      name: The name of the method; see `METHODS`.
+
+    Returns:
+      The function of `sail_jax.methods` that makes its merge.
+
+    Raises:
+      ValueError: If there is no such method; the message has the nearest name.
+
+    >>> from sail_jax import methods
+    >>> get("ties") is methods.ties
+    True
+    """
+    if name not in METHODS:
+        raise ValueError(f"no merging method {name!r}{nearest(str(name), METHODS)}")
+    return METHODS[name]
+
+
+def options_of(name: str) -> Mapping[str, inspect.Parameter]:
+    """Lists the hyperparameters of a method.
+
+    Args:
+      name: The name of the method; see `METHODS`.
+
+    Returns:
+      The parameters by name, with their defaults and annotations.
+
+    Raises:
+      ValueError: If there is no such method.
+
+    >>> list(options_of("task_arithmetic"))
+    ['normalize', 'scale']
+    """
+    return inspect.signature(get(name)).parameters
+
+
+class Takes(NamedTuple):
+    """What a hyperparameter takes, by its annotation.
+
+    Attributes:
+      plain: Which of bool, int, float and str it takes.
+      choices: The values of a `Literal`.
+      per_model: Whether it takes a sequence of such values, one for each model.
+    """
+
+    plain: frozenset[type]
+    choices: tuple[Plain, ...]
+    per_model: bool
+
+    @property
+    def any_value(self) -> Plain | None:
+        """A value that it takes; None for what a recipe cannot hold, such as arrays."""
+        stand_ins = {float: 0.5, int: 1, str: "", bool: False}
+        fitting = (value for kind, value in stand_ins.items() if kind in self.plain)
+        return next(iter(self.choices), None) if self.choices else next(fitting, None)
+
+
+def takes(name: str) -> Mapping[str, Takes]:
+    """Reads the annotations of the hyperparameters of a method.
+
+    Args:
+      name: The name of the method; see `METHODS`.
+
+    Returns:
+      What each hyperparameter takes, by its name.
+
+    Raises:
+      ValueError: If there is no such method.
+
+    >>> sorted(kind.__name__ for kind in takes("consensus")["agree"].plain)
+    ['int']
+    >>> takes("sce")["tie"].choices, takes("ties")["density"].per_model
+    (('none', 'positive', 'majority'), True)
+    """
+    return _takes(get(name))
+
+
+@functools.cache
+def _takes(factory: Callable[..., Merge]) -> Mapping[str, Takes]:
+    hints = get_type_hints(factory)
+    return {option: _read(hints.get(option)) for option in inspect.signature(factory).parameters}
+
+
+def _read(annotation: object) -> Takes:
+    """Reads an annotation: a type, a `Literal`, a sequence, or a union of these."""
+    parts, plain, choices, per_model = [annotation], set[type](), (), False
+    while parts:
+        part = parts.pop()
+        origin, arguments = get_origin(part), get_args(part)
+        if origin in (Union, UnionType):
+            parts += arguments
+        elif origin is Literal:
+            choices += arguments
+        elif origin is Sequence and {float, int} & set(arguments):
+            per_model = True
+        elif isinstance(part, type) and part in (bool, int, float, str):
+            plain.add(part)
+    return Takes(frozenset(plain), choices, per_model)
+
+
+def example(name: str) -> Merge | None:
+    """Makes a merge by a method, to ask for what does not depend on hyperparameters.
+
+    That is how many models the method takes, what a base is to it, and what it reads.
+    Hyperparameters have their defaults. Those without one are the key of seed 0, or a value that
+    their annotation allows: the first of a `Literal`, 0.5, 1, "" or False. So a method that takes a
+    few words only states them in a `Literal`.
+
+    Args:
+      name: The name of the method; see `METHODS`.
+
+    Returns:
+      The merge, or None for a method that needs arrays.
+
+    Raises:
+      ValueError: If there is no such method, or it refuses a value that its annotation allows.
+
+    >>> example("arcee_fusion").models, example("fisher")
+    ((1, 1), None)
+    """
+    return _example(get(name))
+
+
+@functools.cache
+def _example(factory: Callable[..., Merge]) -> Merge | None:
+    options = {}
+    for option in inspect.signature(factory).parameters.values():
+        if option.default is not option.empty:
+            continue
+        key = option.name == "key"
+        value = random_bits.key(0) if key else _takes(factory)[option.name].any_value
+        if value is None:
+            return None
+        options[option.name] = value
+    return factory(**options)
