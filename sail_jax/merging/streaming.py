@@ -1,8 +1,26 @@
 """Evaluates merges piece by piece, over tensors that may be too large to hold in memory.
 
-The steps of a merge run on the pieces of a tensor (`merging.work`), and small tensors of a kind go
-through one program many at a time. Sums over pieces are taken in order, so the outcome does not
-depend on memory, threads or devices.
+Three models of 7 billion parameters and their base are 56 GB in bfloat16, which few memories hold.
+So a tensor need not be whole here: it is read in runs of 2^20 entries, each run goes through the
+steps of the merge, and what comes out is written. Three things make that hard.
+
+* Compilation. XLA compiles a program for each shape, and models have many. So runs are padded to
+  one of four lengths (`work.pieces`), and small tensors of a kind share one program in a batch: 60
+  leaves of a few entries each are four calls of one program, whatever their shapes.
+* What a piece has to know of others, such as the threshold below which TIES trims. `Tree` visits
+  all pieces for it before any is finished. Files are slow to read, so the search takes few passes:
+  two for a threshold of 32 bits, with digits of 16 bits (`ranking`), and one for what equals it.
+* Bytes that do not depend on the machine. Threads finish units in any order, and floats do not add
+  up the same in any order. So parts are added in the order of units (`_InOrder`), and pieces follow
+  from shapes alone, never from memory or threads.
+
+For instance, tensors of 2.5 * 2^20, 100 and 40 entries are two units. The first has four runs: two
+of 2^20 entries, and two of 2^18. The other two share a batch with rows of 2^14 entries: 100 of one
+row and 40 of another are theirs, and zeros follow.
+
+Memory is read into again and again (`buffers`), because fresh pages are slow. On a CPU, programs
+read it in place, so a buffer is given out again only when its readers are finished.
+The page "How a merge is evaluated" (docs/explanation/evaluating.md) follows a merge through this.
 """
 
 import functools
