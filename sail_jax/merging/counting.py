@@ -5,7 +5,7 @@ files.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +20,14 @@ __all__ = [
     "add",
     "carry",
     "check_size",
-    "choose",
+    "for_each",
     "fraction",
     "less",
     "narrow_to_wide",
     "numpy_of",
     "occurrences",
+    "pick",
+    "rest",
     "row_sums",
     "running",
     "subtract",
@@ -38,6 +40,7 @@ MANY = 1 << 15
 """The number of comparisons above which it pays on CPUs to count them in bytes first."""
 Numbers = Array | np.ndarray
 """Counts: JAX's in a program, NumPy's between the programs that read files."""
+Counts = TypeVar("Counts")
 
 
 class Wide(NamedTuple):
@@ -70,17 +73,21 @@ def wide(n: int | np.integer | np.ndarray) -> Wide:
     return Wide(*parts)
 
 
-def add(a: Wide, b: Wide) -> Wide:
-    """Adds counts.
+def add(a: Counts, b: Counts) -> Counts:
+    """Adds counts; for `Fold.add`.
 
     Args:
-      a: Counts of any shape.
-      b: Counts that broadcast with `a`.
+      a: A `Wide`, or a pytree of them.
+      b: Counts of the same structure, that broadcast with those of `a`.
 
     Returns:
       a + b.
     """
-    return carry(a.hi + b.hi, a.lo + b.lo)
+
+    def both(a: Wide, b: Wide) -> Wide:
+        return carry(a.hi + b.hi, a.lo + b.lo)
+
+    return jax.tree.map(both, a, b, is_leaf=lambda x: isinstance(x, Wide))
 
 
 def subtract(a: Wide, b: Wide) -> Wide:
@@ -114,10 +121,23 @@ def numpy_of(x: Any) -> Any:
     return np if isinstance(x, np.ndarray | np.generic) else jnp
 
 
-def choose(condition: Numbers, a: Wide, b: Wide) -> Wide:
-    """Chooses between counts, entry by entry."""
-    where = numpy_of(condition).where
-    return Wide(*(where(condition, x, y) for x, y in zip(a, b, strict=True)))
+def rest(count: Wide, taken: Wide) -> UInt[Array, "..."]:
+    """Computes max(count - taken, 0), as far as 32 bits hold it."""
+    left = subtract(count, taken)
+    narrow = jnp.where(left.hi < HALF, left.hi << 16 | left.lo, np.uint32(0xFFFFFFFF))
+    return jnp.where(less(taken, count), narrow, 0)
+
+
+def pick(counts: Wide, index: Numbers) -> Wide:
+    """Picks one entry along axis 1 for each along axis 0."""
+    space = numpy_of(counts.lo)
+    at = index.reshape(-1, *(1,) * (counts.lo.ndim - 1))
+    return Wide(*(space.take_along_axis(part, at, 1)[:, 0] for part in counts))
+
+
+def for_each(tasks: int, count: Wide) -> Wide:
+    """Repeats a count for each of some tasks, unless there is one for each."""
+    return Wide(*(numpy_of(part).broadcast_to(part, (tasks,)) for part in count))
 
 
 def occurrences(mask: Bool[Array, "task ..."]) -> Wide:
@@ -134,7 +154,7 @@ def occurrences(mask: Bool[Array, "task ..."]) -> Wide:
     """
     check_size(mask)
     counts = [row_sums(row) if row.ndim == 1 else row.sum(dtype=jnp.uint32) for row in mask]
-    return carry(jnp.uint32(0), jnp.stack(counts))
+    return narrow_to_wide(jnp.stack(counts))
 
 
 def check_size(keys: Array) -> None:

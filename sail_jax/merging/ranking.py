@@ -1,57 +1,62 @@
-"""Exact order statistics of tensors and trees, by counting instead of sorting.
+"""Exact thresholds: the k-th largest entry of a tensor, or of a whole model, without sorting.
 
-The bit pattern of a non-negative float, read as an unsigned integer, is in the same order: it is
-the key of the float. The k-th largest key is found digit by digit from the top: its first digit is
-the largest one such that at least k keys have this first digit or a larger one. A piece of a leaf
-contributes how many of its keys have which digit. Such counts add up, so a threshold over a whole
-model takes one pass over the leaves for each digit, in any order and in any pieces. Keys equal to
-the threshold are taken in order of (path, row-major index).
+What is found has a short definition. Of the sizes of n entries, in order of (path, index),
 
-How wide a digit is depends on where the keys are (`Visit.bits`). Two digits of 16 bits, counted
-into 65,536 bins, are fast on CPUs and read a file only twice. Four of 8 bits cost less where leaves
-are small. Digits of one bit need no bins: one comparison and one sum for each, in a loop that
-compiles to a few instructions on every device.
+    order = argsort(-sizes, kind="stable")      # the largest first; of equal ones the first first
+    threshold = sizes[order[k - 1]]             # the k-th largest: rank k
+    kept = order[:k]                            # and exactly so many entries
+
+A model cannot be sorted like this. It may be larger than memory, and lie in pieces or on several
+devices, and XLA sorts slowly: on one core 2^20 numbers take 200 ms. Thresholds that are estimated,
+from a sample or a sketch, would depend on how a model is cut, and k would be met about.
+
+So entries are counted. A float that is not negative, read as an unsigned integer, is in the same
+order: this is its key. The key of rank k is found from its highest digit down, as a word is found
+in a dictionary. For instance, let four entries have the keys 0110, 1001, 0110 and 0101 (6, 9, 6
+and 5), let digits have two bits, and k = 2:
+
+    first digit       00 01 10 11
+    keys that have it  0  3  1  0     1 key has a larger digit than 01, so 01 is the first digit,
+                                      and the key is the 2 - 1 = 1st among those that begin with it
+    second digit      00 01 10 11
+    of these keys      0  1  2  0     0 keys have a larger digit than 10: the key is 0110,
+                                      and 1 of the keys equal to it is needed
+    kept               9, and the first 6
+
+A piece contributes how many of its keys have which digit. These numbers add up over pieces, in any
+order, so that a threshold takes one pass over the model for each digit. One more pass counts the
+keys equal to the threshold in each piece. A piece then takes as many of them as the pieces before
+it leave.
+
+The width of digits depends on where keys are (`Visit.bits`). Two digits of 16 bits, counted into
+65,536 bins, read a file only twice, and take 0.6 ms for 2^20 keys on one core. Four digits of 8
+bits cost less where leaves are small. In a program that is traced digits have one bit. One
+comparison and one sum count them, in a loop that compiles to a few instructions on every device.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.buffer_callback import buffer_callback
 from jax.tree_util import register_dataclass
 from jaxtyping import Array, Bool, Float, UInt
 
+from sail_jax.merging import counting
 from sail_jax.merging.arithmetic import automatic, per_task
-from sail_jax.merging.counting import (
-    HALF,
-    Numbers,
-    Wide,
-    add,
-    carry,
-    check_size,
-    choose,
-    less,
-    narrow_to_wide,
-    numpy_of,
-    occurrences,
-    row_sums,
-    subtract,
-)
-from sail_jax.merging.steps import STATIC, Kernel, Piece, Visit, kernel
+from sail_jax.merging.counting import Numbers, Wide, numpy_of, row_sums
+from sail_jax.merging.steps import STATIC, Kernel, Piece, Statistic, Visit, kernel
 
 __all__ = [
     "MAGNITUDES",
-    "Found",
     "Order",
+    "Threshold",
     "float_of_key",
     "key_of_float",
     "magnitude",
-    "row_ranks",
     "take",
 ]
 
@@ -59,10 +64,11 @@ SPARE = 1 << 10
 """The number of bins for keys that do not count."""
 COLUMNS = 1 << 14
 """The number of columns of the rows into which a vector is divided."""
-LONG = 1 << 8
-"""The number of columns from which the counts of rows are kept."""
 BLOCK = 1 << 7
 """The number of entries that are added up at a time in a search for one of many."""
+
+Keys = UInt[Array, "task ..."]
+"""Unsigned integers in the order of what is ranked, for each task."""
 
 
 # --- keys
@@ -133,7 +139,7 @@ def key_of_float(x: Float[Array, "..."]) -> UInt[Array, "..."]:
     return jnp.where(bits >= sign, ~bits, bits | sign)
 
 
-def float_of_key(key: UInt[Array, "..."], signed: bool = False) -> Float[Array, "..."]:
+def float_of_key(key: UInt[Numbers, "..."], signed: bool = False) -> Float[Array, "..."]:
     """Converts keys back to floats.
 
     Args:
@@ -146,16 +152,16 @@ def float_of_key(key: UInt[Array, "..."], signed: bool = False) -> Float[Array, 
     if signed:
         sign = jnp.asarray(1 << 8 * key.dtype.itemsize - 1, key.dtype)
         key = jnp.where(key >= sign, key ^ sign, ~key)
-    return lax.bitcast_convert_type(key, jnp.result_type(float))
+    return lax.bitcast_convert_type(jnp.asarray(key), jnp.result_type(float))
 
 
-# --- order statistics
+# --- the search
 
 
-class Found(NamedTuple):
-    """The result of a search: for each task the key of some rank.
+class Threshold(NamedTuple):
+    """For each task the key of some rank.
 
-    During the search it holds the digits found so far, and the rank among the keys that begin with
+    During the search it has the digits found so far, and the rank among the keys that begin with
     them.
 
     Attributes:
@@ -164,243 +170,137 @@ class Found(NamedTuple):
         `[task]`.
     """
 
-    key: UInt[Array, "task"]
+    key: UInt[Numbers, "task"]
     rank: Wide
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
-class Order:
+@dataclass(frozen=True, eq=False, repr=False)
+class Order(Statistic):
     """A statistic: the keys of some ranks, counted from 1 for the largest key.
 
-    It finds a tuple with one `Found` for each rank. With `ties` a kernel gets two further
-    arguments, each a tuple with one entry for each rank: how many equal keys lie before its piece,
-    and how many lie in each row of it (None if that was not kept).
+    It finds a tuple with one `Threshold` for each rank. The ranks follow from the number of entries
+    (`sized`: one `Wide` for each rank, a scalar or `[task]`), or from earlier statistics. The key
+    of rank 0 is above all that occur.
 
     Attributes:
       keys: Kernel `(*found, piece, delta, weight) -> [task, ...]`, unsigned integers.
-      sized: The ranks as a function of the number of entries; `Wide` scalars or `[task]`. The key
-        of rank 0 is above all that occur.
-      ranks: Kernel `(*found) -> ranks`, where they follow from earlier statistics instead.
+      ranks: Kernel `(*found) -> ranks`, where they follow from earlier statistics.
       tasks: The number of rows of keys, if it is not that of the models.
-      ties: Whether each piece is to know how many equal keys lie before it, and in its rows. With
-        that `take` finds those of equal keys that come first in (path, row-major index).
+      ties: Whether a kernel gets one more argument: for each rank how many equal keys lie before
+        its piece, in order of (path, row-major index). `take` needs it.
     """
 
     keys: Kernel
-    sized: Callable[[int], tuple[Wide, ...]] | None = field(default=None, metadata=STATIC)
     ranks: Kernel | None = None
     tasks: int | None = field(default=None, metadata=STATIC)
     ties: bool = field(default=False, metadata=STATIC)
 
-    def prepare(self, size: int) -> tuple[Wide, ...]:
-        """Computes the ranks that follow from the number of entries; see `Statistic.prepare`.
-
-        Args:
-          size: The number of entries of the tensor or the tree.
-
-        Returns:
-          One `Wide` for each rank; empty if ranks follow from other statistics.
-        """
-        return () if self.sized is None else self.sized(size)
-
     def find(
         self, visit: Visit, found: tuple[Any, ...], prepared: tuple[Wide, ...]
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Searches for the keys of all ranks together; see `Statistic.find`.
-
-        Args:
-          visit: The walk over all pieces.
-          found: The results of earlier statistics of the step.
-          prepared: The ranks, from `prepare`.
-
-        Returns:
-          The found keys, and with `ties` what each piece keeps, as in `Order`.
-        """
+    ) -> tuple[tuple[Threshold, ...], tuple[Any, ...]]:
+        """Searches for the keys of all ranks together; see `Statistic.find`."""
+        keys = self.keys.bind(*found)
         ranks = prepared if self.ranks is None else visit.run(self.ranks, *found)
-        tasks = self.tasks or visit.tasks
-        # No digit is known yet, so every key begins with the empty head.
-        none: Any = np.zeros(tasks, _key_dtype())
-        state = tuple(Found(none, _for_each(tasks, rank)) for rank in ranks)
-        search = _by_bits if visit.bits == 1 else _by_digits
-        state, equal, in_rows = search(visit, self.keys.bind(*found), state, self.ties)
-        return (state,), (visit.before(equal), in_rows) if self.ties else ()
+        tasks, digits = self.tasks or visit.tasks, _key_bits() // visit.bits
+        # No digit is known yet: every key begins with the empty head.
+        head: Any = np.zeros(tasks, _key_dtype())
+        start = tuple(Threshold(head, counting.for_each(tasks, rank)) for rank in ranks)
+
+        def narrow(i: Any, thresholds: tuple[Threshold, ...]) -> tuple[Threshold, ...]:
+            # All ranks share the count of the first digit, under the empty head. It takes a program
+            # of its own, which is worth it where there is much to count.
+            share = visit.bits == 16 and isinstance(i, int) and i == 0
+            heads = tuple(threshold.key for threshold in (thresholds[:1] if share else thresholds))
+            left: Any = np.asarray(digits - 1) - i
+            shift = (left * visit.bits).astype(_key_dtype())
+            count = kernel(_count_digits, keys, heads, shift, bits=visit.bits)
+            counts = visit.fold(count, counting.add)
+            return tuple(map(_next_digit, thresholds, counts * len(ranks) if share else counts))
+
+        thresholds = visit.repeat(digits, narrow, start)
+        if not self.ties:
+            return thresholds, ()
+        equal = kernel(_count_equal, keys, tuple(threshold.key for threshold in thresholds))
+        return thresholds, (visit.before(visit.keep(equal, counting.add)[1]),)
 
     def passes(self, bits: int) -> int:
-        """Counts the passes of a search; see `Statistic.passes`.
-
-        Args:
-          bits: How many bits of a key one pass finds.
-
-        Returns:
-          One pass for each digit, and one more for the equal keys, which a search bit by bit counts
-          along.
-        """
-        return _key_bits() // bits + (self.ties and bits > 1)
-
-    def kept_bytes(self) -> float:
-        """Returns what pieces keep; see `Statistic.kept_bytes`.
-
-        Returns:
-          0: counts of rows of fewer than `LONG` columns are not kept, and those of longer rows are
-          small.
-        """
-        return 0
+        """Counts the passes: one for each digit, and one for the equal keys."""
+        return _key_bits() // bits + self.ties
 
     def visiting_bytes(self, size: int) -> int:
-        """Returns the memory that counting takes; see `Statistic.visiting_bytes`.
-
-        Args:
-          size: The number of entries of the tensor.
-
-        Returns:
-          24 bytes for each rank after the first, as was measured.
-        """
+        """Returns the memory that counting takes; see `Statistic.visiting_bytes`."""
         # measured: the keys below each further rank are counted beside those below the first
         return 24 * max(0, len(self.prepare(size)) - 1)
 
-    def compiled(self) -> "Order":
-        """Returns the statistic without `sized`; see `Statistic.compiled`.
 
-        Returns:
-          The statistic for which code is specialised.
-        """
-        return replace(self, sized=None)
+def _next_digit(threshold: Threshold, counts: Wide) -> Threshold:
+    """Appends a digit to a threshold, given how many keys have which digit, `[task, digit]`."""
+    tasks, digits = counts.lo.shape
+    if digits <= 256:
+        digit, rank = _reached(counts, threshold.rank)
+    else:
+        # In two steps, of the digit's upper and lower byte.
+        blocks = Wide(*(part.reshape(tasks, -1, 256) for part in counts))
+        totals = counting.carry(*(part.sum(2, dtype=np.uint32) for part in blocks))
+        high, rank = _reached(totals, threshold.rank)
+        low, rank = _reached(counting.pick(blocks, high), rank)
+        digit = high << 8 | low
+    bits = digits.bit_length() - 1
+    return Threshold(threshold.key << bits | digit.astype(threshold.key.dtype), rank)
 
 
-def _by_digits(
-    visit: Visit, keys: Kernel, state: tuple[Found, ...], ties: bool
-) -> tuple[tuple[Found, ...], Any, Any]:
-    """Searches by digits of many bits, which are counted into bins.
+def _reached(counts: Wide, rank: Wide) -> tuple[Numbers, Wide]:
+    """Finds the least digit such that fewer than `rank` keys have a larger one.
 
-    Returns the found keys, and the numbers of equal keys in each piece and in each of its rows
-    (None without `ties`).
+    Also returns the rank among the keys that have this digit. How many keys have the digit 0 does
+    not matter. Rank 0 has the last digit.
     """
-    digits = _key_bits() // visit.bits
-
-    def narrow(digit: Any, state: tuple[Found, ...]) -> tuple[Found, ...]:
-        # No digit is known before the first: all ranks share one count, which is worth a program of
-        # its own where there is much to count.
-        first = visit.bits == 16 and isinstance(digit, int) and digit == 0
-        heads = tuple(search.key for search in (state[:1] if first else state))
-        left: Any = np.asarray(digits - 1) - digit
-        # How far to the right the digit is that is looked for now: the top one first.
-        shift = (left * visit.bits).astype(_key_dtype())
-        count = kernel(_count_digits, keys, heads, shift, bits=visit.bits)
-        # Invariant: `key` holds the digits of the threshold that are known, and `rank` the rank of
-        # the threshold among the keys that begin with them.
-        return _next_digits(state, visit.fold(count, _add_each))
-
-    state = visit.repeat(digits, narrow, state)
-    if not ties:
-        return state, None, None
-    equal = kernel(_count_equal, keys, tuple(search.key for search in state))
-    own = visit.keep(equal, _add_each)[1]
-    return state, *(visit.each(lambda pair, i=i: pair[i], own) for i in range(2))
-
-
-def _by_bits(
-    visit: Visit, keys: Kernel, state: tuple[Found, ...], ties: bool
-) -> tuple[tuple[Found, ...], Any, Any]:
-    """Searches bit by bit, with comparisons alone.
-
-    Each piece counts its keys that begin with the bits found so far. When the last bit is found
-    these are its keys equal to the threshold, which thus need no pass of their own.
-    """
-    digits = _key_bits()
-
-    def narrow(digit: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-        state, begun = carry
-        shift = (digits - 1 - digit).astype(_key_dtype())
-        count = kernel(_count_ones, keys, tuple(search.key for search in state), shift, ties=ties)
-        counts, ones = visit.keep(count, _add_each)
-        # If fewer keys go on with a 1 than the rank asks for, the next bit of the threshold is 0.
-        ahead = tuple(less(n, search.rank) for n, search in zip(counts, state, strict=True))
-
-        def go_on(ones: tuple[Wide, ...], begun: tuple[Wide, ...]) -> tuple[Wide, ...]:
-            triples = zip(ahead, ones, begun, strict=True)
-            # Of the keys that began alike, those with the bit that was chosen still do.
-            return tuple(choose(zero, subtract(n, hit), hit) for zero, hit, n in triples)
-
-        return _next_digits(state, counts), visit.each(go_on, ones, begun) if ties else None
-
-    def everything(size: Wide) -> tuple[Wide, ...]:
-        shape = (*size.lo.shape, len(state[0].key))
-        all_keys = Wide(*(jnp.broadcast_to(part[..., None], shape) for part in size))
-        return (all_keys,) * len(state)
-
-    begun = visit.each(everything, visit.sizes()) if ties else None
-    state, begun = visit.repeat(digits, narrow, (state, begun))
-    unknown = (None,) * len(state)
-    return state, begun, visit.each(lambda _: unknown, begun) if ties else None
-
-
-def _for_each(tasks: int, rank: Wide) -> Wide:
-    """Repeats a rank for each of some tasks, with NumPy if it is NumPy's."""
-    return Wide(*(numpy_of(part).broadcast_to(part, (tasks,)) for part in rank))
-
-
-def _add_each(a: Sequence[Wide], b: Sequence[Wide]) -> tuple[Wide, ...]:
-    """Adds counts rank by rank."""
-    return tuple(map(add, a, b))
+    space = numpy_of(counts.lo)
+    digit = np.arange(counts.lo.shape[1])
+    # A masked sum, since XLA compiles running sums slowly.
+    above = digit[:, None] < digit  # [digit, digit]
+    sums = (space.where(above, part[:, None], 0).sum(-1, dtype=np.uint32) for part in counts)
+    larger = counting.carry(*sums)
+    # `larger` falls with the digit: as many digits are too small as there are ranks within it.
+    small = ~counting.less(larger, Wide(rank.hi[:, None], rank.lo[:, None]))
+    reached = space.minimum(small.sum(-1, dtype=np.int32), len(digit) - 1)
+    return reached, counting.subtract(rank, counting.pick(larger, reached))
 
 
 def _count_digits(
-    keys: Kernel, heads: tuple[Array, ...], shift: Array, *args: Any, bits: int
+    keys: Kernel, heads: tuple[Array, ...], shift: Array, *of: Any, bits: int
 ) -> tuple[Wide, ...]:
-    """Counts for each head the keys that begin with it, by their next digit.
+    """Counts for each head the keys that begin with it, by their next digit: `[task, 2**bits]`.
 
-    The counts have the shape `[task, 2**bits]`. `args` is (piece, delta, weight), as in the
-    functions below.
+    `of` is (piece, delta, weight). Where digits have one bit, those that are 0 are not counted.
     """
-    values, inside = _keys_inside(keys, *args)
-    return tuple(histogram(values, head, shift, inside, bits) for head in heads)
-
-
-def _count_ones(
-    keys: Kernel, heads: tuple[Array, ...], shift: Array, *args: Any, ties: bool
-) -> tuple[tuple[Wide, ...], Any]:
-    """Counts for each head the keys that begin with it and have a 1 as their next bit, `[task]`."""
-    prefixes = tuple(head << 1 | 1 for head in heads)
-    counts = _count_where(lambda key, p: key >> shift == p, prefixes, *_keys_inside(keys, *args))
-    return counts, counts if ties else ()
+    values, inside = _keys_inside(keys, *of)
+    if bits > 1:
+        return tuple(histogram(values, head, shift, inside, bits) for head in heads)
+    ones = _count_where(
+        lambda key, p: key >> shift == p, [h << 1 | 1 for h in heads], values, inside
+    )
+    return tuple(Wide(*(jnp.stack([0 * part, part], 1) for part in n)) for n in ones)
 
 
 def _count_equal(
-    keys: Kernel, thresholds: tuple[Array, ...], *args: Any
-) -> tuple[tuple[()], tuple[tuple[Wide, ...], tuple[Array | None, ...]]]:
-    """Counts the keys equal to each threshold, in a piece and in each of its rows."""
-    values, inside = _keys_inside(keys, *args)
-    check_size(values)
-    in_rows = tuple(_equal_in_rows(values, least, inside) for least in thresholds)
-    totals = tuple(narrow_to_wide(rows.sum(1, dtype=jnp.uint32)) for rows in in_rows)
-    # Counts of short rows, kept for all pieces of a model, would be as large as the model.
-    return (), (totals, in_rows if _rows(values)[1] >= LONG else (None,) * len(in_rows))
-
-
-def _equal_in_rows(
-    keys: UInt[Array, "task ..."], thresholds: UInt[Array, "task"], inside: Array | None = None
-) -> UInt[Array, "task rows"]:
-    """Counts the keys of each row that are equal to the threshold of their task."""
-    shape = _rows(keys)
-
-    def count(key: Array, least: Array) -> Array:
-        equal = key == least if inside is None else (key == least) & inside
-        return row_sums(equal.reshape(shape))
-
-    return per_task(count, keys, thresholds)
+    keys: Kernel, thresholds: tuple[Array, ...], *of: Any
+) -> tuple[tuple[()], tuple[Wide, ...]]:
+    """Counts the keys that are equal to each threshold."""
+    return (), _count_where(jnp.equal, thresholds, *_keys_inside(keys, *of))
 
 
 def _keys_inside(
     keys: Kernel, piece: Piece, delta: Array, weight: Array
-) -> tuple[UInt[Array, "task ..."], Bool[Array, "..."] | None]:
+) -> tuple[Keys, Bool[Array, "..."] | None]:
     """Computes the keys of a piece, and which of them are no padding (None if all are)."""
     return keys(piece, delta, weight), piece.inside(delta.shape[1:])
 
 
 def _count_where(
     holds: Callable[[Array, Array], Array],
-    values: tuple[Array, ...],
+    values: Sequence[Array],
     keys: Array,
     inside: Array | None,
 ) -> tuple[Wide, ...]:
@@ -408,63 +308,9 @@ def _count_where(
 
     def count(value: Array) -> Wide:
         hits = per_task(holds, keys, value)
-        return occurrences(hits if inside is None else hits & inside)
+        return counting.occurrences(hits if inside is None else hits & inside)
 
     return tuple(map(count, values))
-
-
-def _next_digits(state: tuple[Found, ...], counts: tuple[Wide, ...]) -> tuple[Found, ...]:
-    """Appends one digit to every key that is searched for."""
-    counts = counts * len(state) if len(counts) < len(state) else counts
-    return tuple(map(_next_digit, state, counts))
-
-
-def _next_digit(search: Found, counts: Wide) -> Found:
-    """Chooses the next digit of one search from the counts of keys that have each digit."""
-    if counts.lo.ndim == 1:
-        zero = less(counts, search.rank)
-        rank = choose(zero, subtract(search.rank, counts), search.rank)
-        # For a 0, all keys with a 1 are larger than the threshold, and their number leaves the
-        # rank.
-        return Found(search.key << 1 | (~zero).astype(search.key.dtype), rank)
-    if counts.lo.shape[1] == 256:
-        digit, rank = _reached(counts, search.rank)
-        return Found(search.key << 8 | digit.astype(search.key.dtype), rank)
-    # In two steps, of the digit's upper and lower byte.
-    blocks = Wide(*(part.reshape(len(part), 256, 256) for part in counts))
-    high, rank = _reached(carry(*(part.sum(2, dtype=np.uint32) for part in blocks)), search.rank)
-    take_along_axis = numpy_of(high).take_along_axis
-    block = Wide(*(take_along_axis(p, high[:, None, None], 1)[:, 0] for p in blocks))
-    low, rank = _reached(block, rank)
-    digit = (high << 8 | low).astype(search.key.dtype)
-    return Found(search.key << 16 | digit, rank)
-
-
-def _reached(counts: Wide, rank: Wide) -> tuple[Numbers, Wide]:
-    """Finds the largest of 256 digits that is reached by `rank` keys.
-
-    Also returns the rank among the keys that have this digit. Rank 0 is reached by the last digit.
-    """
-    space = numpy_of(counts.lo)
-    digit = np.arange(256)
-    # `reaches[d]` is the number of keys whose digit is d or a larger one. It is a masked sum, since
-    # XLA compiles running sums slowly.
-    from_here = digit[:, None] <= digit  # [digit, digit]
-
-    def reach(part: Numbers) -> Any:
-        return space.where(from_here, part[:, None], 0).sum(-1, dtype=np.uint32)
-
-    reaches = carry(*map(reach, counts))
-    beside = Wide(rank.hi[:, None], rank.lo[:, None])
-    # `reaches` falls with the digit, so counting where it is large enough finds the last such
-    # digit.
-    last = (~less(reaches, beside)).sum(-1, dtype=np.int32) - 1
-    at, inside = (
-        Wide(*(space.take_along_axis(part, last[:, None], 1)[:, 0] for part in parts))
-        for parts in (reaches, counts)
-    )
-    # `at - inside` keys have a larger digit, and come before all that have this one.
-    return last, subtract(rank, subtract(at, inside))
 
 
 def histogram(
@@ -489,7 +335,7 @@ def histogram(
     Raises:
       ValueError: For a leaf with more entries.
     """
-    check_size(keys)
+    counting.check_size(keys)
 
     def digits(key: Array, head: Array) -> tuple[Array, Array]:
         rest = key >> shift
@@ -506,7 +352,7 @@ def histogram(
 
     # The branch is chosen where the program is lowered: `jit` may not know the device before.
     counts = lax.platform_dependent(keys, head, cpu=by_scatter, default=by_sort)
-    return carry(jnp.uint32(0), counts)
+    return counting.narrow_to_wide(counts)
 
 
 def _each_task(function: Callable[..., Array], *arrays: Array) -> Array:
@@ -535,13 +381,11 @@ def _sorted_counts(digit: Array, counts: Array, bins: int) -> UInt[Array, "bins"
     return jnp.diff(ends).astype(jnp.uint32)
 
 
-def take(
-    keys: UInt[Array, "task ..."],
-    found: Found,
-    before: Wide,
-    in_rows: UInt[Array, "task rows"] | None = None,
-) -> Bool[Array, "task ..."]:
-    """Selects the keys that have a rank that was found, or a better one.
+# --- which entries are kept
+
+
+def take(keys: Keys, threshold: Threshold, before: Wide) -> Bool[Array, "task ..."]:
+    """Selects the keys of a piece that have the rank of a threshold, or a better one.
 
     These are all keys above the threshold, and of those equal to it the first in row-major order
     that earlier pieces leave to be taken. So over all pieces exactly as many are taken as the rank
@@ -549,31 +393,33 @@ def take(
 
     Args:
       keys: The keys of a piece, shape `[task, ...]`.
-      found: The threshold, and how many keys equal to it are taken in all.
+      threshold: The threshold, and how many keys equal to it are taken in all.
       before: How many keys equal to it lie in earlier pieces, shape `[task]`.
-      in_rows: How many lie in each row of this piece, shape `[task, rows]`; counted here if None.
 
     Returns:
       A mask of the shape of `keys`.
     """
     if keys.size == 0:
         return keys > 0
-    # max(rank - before, 0): how many equal keys are left for this piece and those after it.
-    left = subtract(choose(less(before, found.rank), found.rank, before), before)
-    # A piece has fewer than 2**32 entries: whatever is more means all of them.
-    left = jnp.where(left.hi < HALF, left.hi << 16 | left.lo, np.uint32(0xFFFFFFFF))
-    return automatic(_take, keys)(keys, found.key, left, in_rows)
+    left = counting.rest(threshold.rank, before)
+    return automatic(_take, keys)(keys, threshold.key, left)
 
 
-def _take(keys: Array, thresholds: Array, left: Array, in_rows: Array | None) -> Array:
-    """Takes keys as `take` does; `left` is how many equal ones the earlier pieces leave."""
+def _take(keys: Array, thresholds: Array, left: Array) -> Array:
+    """Takes keys as `take` does; `left` is how many equal ones the earlier pieces leave.
+
+    By definition these have a running count of at most `left`. XLA counts so slowly. So the last of
+    them is searched for, its row first and then its place there: what is equal and does not lie
+    behind it is taken.
+    """
     rows, columns = _rows(keys)
-    in_rows = _equal_in_rows(keys, thresholds) if in_rows is None else in_rows
+    in_rows = per_task(
+        lambda key, least: row_sums((key == least).reshape(rows, columns)), keys, thresholds
+    )
     row, left, row_keys = _descend(in_rows, left, keys)
     column = _first_reaching((row_keys == thresholds[:, None]).astype(jnp.uint32), left)
-    # After the last equal key that is taken; the row's own start if none of it is.
+    # Behind the last equal key that is taken; the row's own start if none of it is.
     end = row * columns + jnp.where(left > 0, column + 1, 0)
-    # The comparison with `end` is what takes ties in row-major order, without a running count.
     index = lax.iota(jnp.uint32, rows * columns).reshape(keys.shape[1:])
     return per_task(
         lambda key, least, end: (key > least) | ((key == least) & (index < end)),
@@ -639,85 +485,3 @@ def _rows(keys: Array) -> tuple[int, int]:
     if not rows and columns % COLUMNS == 0:
         return columns // COLUMNS, COLUMNS
     return math.prod(rows), columns
-
-
-# --- ranks within rows
-
-
-def row_ranks(size: Float[Array, "... n"], on_host: bool = False) -> UInt[Array, "... n"]:
-    """Ranks the entries of each row: how many come before each, in ascending order.
-
-    Args:
-      size: Not negative; rows lie along the last axis and have fewer than 2**31 entries.
-      on_host: Whether NumPy may sort (see `Piece.on_host`), which on CPUs is some hundred times
-        faster than XLA.
-
-    Returns:
-      Ranks from 0, of the shape of `size`, uint16 or uint32; equal entries in order of position.
-    """
-    if size.size == 0:
-        return jnp.zeros(size.shape, jnp.uint32)
-    dtype = jnp.dtype(f"uint{8 * size.dtype.itemsize}")
-    # Sizes are not negative, so that their bit patterns are ordered as they are.
-    keys = lax.bitcast_convert_type(lax.stop_gradient(size), dtype)
-    ranks = _rank_by_numpy if on_host else _rank_by_xla
-    return automatic(ranks, keys)(keys)
-
-
-def _rank_dtype(n: int) -> type[np.unsignedinteger]:
-    """The narrowest dtype that holds the ranks of a row of `n` entries."""
-    return np.uint16 if n <= 1 << 16 else np.uint32
-
-
-def _rank_by_xla(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
-    """Ranks by sorting twice: the ranks are the inverse of the permutation that sorts."""
-    index = lax.broadcasted_iota(jnp.uint32, keys.shape, keys.ndim - 1)
-    # Stable: equal magnitudes rank in row-major order.
-    _, order = lax.sort((keys, index), num_keys=1, is_stable=True)
-    _, rank = lax.sort((order, index), num_keys=1)
-    return rank.astype(_rank_dtype(keys.shape[-1]))
-
-
-def _rank_by_numpy(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
-    """Ranks on the host, in a callback."""
-    out = jax.ShapeDtypeStruct(keys.shape, _rank_dtype(keys.shape[-1]))
-    return buffer_callback(_ranked, out, vmap_method="expand_dims")(keys)
-
-
-def _ranked(_: Any, out: Any, keys: Any) -> None:
-    """Writes ranks into the output buffer of the callback."""
-    np.asarray(out)[...] = _host_ranks(np.asarray(keys))
-
-
-IN_CACHE = 1 << 15
-"""The number of entries that are sorted at a time."""
-
-
-def _host_ranks(keys: Any) -> np.ndarray:
-    """Ranks with NumPy alone: a vectorised sort of (key, position) in 64 bits, then its inverse."""
-    shape, n = keys.shape, keys.shape[-1]
-    rows = np.asarray(keys).reshape(-1, n)
-    ranks = np.empty(rows.shape, _rank_dtype(n))
-    if rows.dtype != np.uint32:  # wider keys leave no room for the position in 64 bits
-        order = np.argsort(rows, axis=1, kind="stable")
-        np.put_along_axis(ranks, order, np.arange(n, dtype=ranks.dtype)[None], 1)
-        return ranks.reshape(shape)
-    # Rows are sorted a cache's worth at a time.
-    step = max(1, IN_CACHE // n)
-    pairs = np.empty((step, n), np.uint64)
-    position = np.arange(step * n, dtype=np.uint64).reshape(step, n)
-    rank = np.broadcast_to(np.arange(n, dtype=ranks.dtype), (step, n))
-    for start in range(0, len(rows), step):
-        block = rows[start : start + step]
-        packed = pairs[: len(block)]
-        # Key above, position below: one sort of integers gives the order, and equal keys stay in
-        # the order of their positions.
-        np.left_shift(block, np.uint64(32), out=packed, dtype=np.uint64)
-        np.bitwise_or(packed, position[: len(block)], out=packed)
-        packed.sort(axis=1)
-        np.bitwise_and(packed, np.uint64(0xFFFFFFFF), out=packed)
-        out = ranks[start : start + step].reshape(-1)
-        # Positions count over the whole block, so one assignment inverts the permutations of all
-        # rows.
-        out[packed.view(np.int64).reshape(-1)] = rank[: len(block)].reshape(-1)
-    return ranks.reshape(shape)

@@ -6,13 +6,14 @@ rows, or all of it. Steps are descriptions: `evaluate` carries them out in one p
 piece by piece, with the same kernels.
 """
 
+import functools
 import hashlib
 import math
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,8 @@ __all__ = [
     "Statistic",
     "Step",
     "Visit",
+    "brief",
+    "called",
     "fingerprint",
     "kernel",
     "resolve",
@@ -53,8 +56,44 @@ STATIC = MappingProxyType({"static": True})
 """The metadata of a field for whose value compiled code is specialised."""
 
 
+def brief(x: Any) -> str:
+    """Writes a value in one line and without addresses, for `repr`.
+
+    Numbers are written as such, larger arrays by dtype and shape, functions by their names.
+
+    >>> brief((np.float32(0.5), np.zeros((2, 3)), brief, "tree"))
+    "(0.5, float64[2,3], brief, 'tree')"
+    """
+    if isinstance(x, jax.Array | np.ndarray | np.generic):
+        known = isinstance(x, np.ndarray | np.generic) and not x.ndim
+        return str(x) if known else f"{x.dtype}[{','.join(map(str, x.shape))}]"
+    if isinstance(x, list | tuple):
+        left, right = "[]" if isinstance(x, list) else "()"
+        return left + ", ".join(map(brief, x)) + "," * (right == ")" and len(x) == 1) + right
+    if isinstance(x, Mapping):
+        return "{" + ", ".join(f"{brief(key)}: {brief(value)}" for key, value in x.items()) + "}"
+    if isinstance(x, functools.partial):
+        return called(x.func, x.args, x.keywords)
+    if hasattr(x, "__qualname__"):
+        return x.__qualname__.rpartition("<locals>.")[2]
+    text = repr(x)
+    return type(x).__name__ if " at 0x" in text or "\n" in text else text
+
+
+def called(function: Any, args: Sequence[Any], options: Mapping[str, Any]) -> str:
+    """Writes a call of a function, for `repr`."""
+    named = [f"{name}={brief(value)}" for name, value in options.items()]
+    return f"{brief(function)}({', '.join([*map(brief, args), *named])})"
+
+
+def described(x: Any) -> str:
+    """Writes a dataclass with those of its fields that have not their defaults, for `repr`."""
+    given = {f.name: getattr(x, f.name) for f in fields(x) if getattr(x, f.name) is not f.default}
+    return called(type(x), (), given)
+
+
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Kernel:
     """A function with its first arguments, as data.
 
@@ -71,6 +110,9 @@ class Kernel:
     function: Callable[..., Any] = field(metadata=STATIC)
     arrays: tuple[Any, ...] = ()
     options: tuple[tuple[str, Hashable], ...] = field(default=(), metadata=STATIC)
+
+    def __repr__(self) -> str:
+        return called(self.function, self.arrays, dict(self.options))
 
     def __call__(self, *args: Any) -> Any:
         """Calls the function with its first arguments, further ones, and the options.
@@ -213,16 +255,8 @@ class Visit(Protocol):
         """Adds up what all pieces contribute, and keeps a value of each piece."""
         ...
 
-    def each(self, function: Callable[..., Any], *own: Any) -> Any:
-        """Applies a function to what each piece keeps."""
-        ...
-
     def before(self, own: Any) -> Any:
         """Adds up, for each piece, the counts that the pieces before it keep."""
-        ...
-
-    def sizes(self) -> Any:
-        """Counts the entries of each piece."""
         ...
 
     def run(self, function: Kernel, *args: Any) -> Any:
@@ -234,35 +268,55 @@ class Visit(Protocol):
         ...
 
 
-@runtime_checkable
-class Statistic(Protocol):
-    """What a kernel has to know about the other entries of a tensor or a tree."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Statistic:
+    """What a kernel has to know about the other entries of a tensor or a tree.
+
+    There are two: `Fold` adds something up, `ranking.Order` finds entries of some rank.
+
+    Attributes:
+      sized: What follows from the number of entries alone, as a function of it; nothing by default.
+    """
+
+    sized: Callable[[int], Any] | None = field(default=None, metadata=STATIC, kw_only=True)
+
+    def __repr__(self) -> str:
+        return described(self)
 
     def prepare(self, size: int) -> Any:
         """Computes what follows from the number of entries alone."""
-        ...
+        return () if self.sized is None else self.sized(size)
+
+    def compiled(self) -> Self:
+        """Returns the statistic without what only `prepare` needs."""
+        return replace(self, sized=None)
 
     def find(
         self, visit: Visit, found: tuple[Any, ...], prepared: Any
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Finds the statistic."""
-        ...
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Finds the statistic.
+
+        Args:
+          visit: The walk over all pieces.
+          found: The results of earlier statistics of the step.
+          prepared: The outcome of `prepare`.
+
+        Returns:
+          The result, and what pieces keep: one or no further argument for the kernel.
+        """
+        raise NotImplementedError
 
     def passes(self, bits: int) -> int:
-        """Counts how often `find` visits all pieces."""
-        ...
+        """Counts how often `find` visits all pieces, if one visit finds so many bits of a key."""
+        return 1
 
     def kept_bytes(self) -> float:
-        """Returns the memory of what pieces keep until the tensor is merged."""
-        ...
+        """Returns the memory for each entry and model of what pieces keep until the end."""
+        return 0
 
     def visiting_bytes(self, size: int) -> int:
         """Returns the memory that a visit of a piece takes beside the piece."""
-        ...
-
-    def compiled(self) -> "Statistic":
-        """Returns the statistic without what only `prepare` needs."""
-        ...
+        return 0
 
 
 class PerLeaf:
@@ -311,8 +365,8 @@ def _total(prepared: Any, total: Any) -> Any:
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
-class Fold:
+@dataclass(frozen=True, eq=False, repr=False)
+class Fold(Statistic):
     """A statistic that is one sum over pieces.
 
     Attributes:
@@ -322,88 +376,33 @@ class Fold:
         its identity.
       kept: If not 0, summaries return `(part, own)`, and `own` takes so many bytes for each entry
         and model until the tensor is merged.
-      sized: What `prepare` returns as a function of the number of entries; nothing by default.
     """
 
     summary: Kernel
     finish: Kernel = Kernel(_total)
     add: Callable[[Any, Any], Any] = field(default=_add, metadata=STATIC)
     kept: float = field(default=0, metadata=STATIC)
-    sized: Callable[[int], Any] | None = field(default=None, metadata=STATIC)
-
-    def prepare(self, size: int) -> Any:
-        """Calls `sized`; see `Statistic.prepare`.
-
-        Args:
-          size: The number of entries of the tensor or the tree.
-
-        Returns:
-          What `sized` returns, or an empty tuple.
-        """
-        return () if self.sized is None else self.sized(size)
-
-    def compiled(self) -> "Fold":
-        """Returns the statistic without `sized`; see `Statistic.compiled`.
-
-        Returns:
-          The statistic for which code is specialised.
-        """
-        return replace(self, sized=None)
 
     def find(
         self, visit: Visit, found: tuple[Any, ...], prepared: Any
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Adds up the parts of all pieces; see `Statistic.find`.
-
-        Args:
-          visit: The walk over all pieces.
-          found: The results of earlier statistics, the first arguments of `summary`.
-          prepared: The outcome of `prepare`.
-
-        Returns:
-          The result, and if anything is kept, what pieces keep; a tuple each.
-        """
-        summary = self.summary.bind(*found)
-        total, own = (
-            # Only if something is kept: `keep` holds the results of all pieces until the tensor is
-            # merged.
-            visit.keep(summary, self.add) if self.kept else (visit.fold(summary, self.add), None)
-        )
-        return (visit.run(self.finish, prepared, total),), (own,) if self.kept else ()
-
-    def passes(self, bits: int) -> int:
-        """Returns the number of passes; see `Statistic.passes`.
-
-        Args:
-          bits: Not used.
-
-        Returns:
-          1.
-        """
-        return 1
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Adds up the parts of all pieces; see `Statistic.find`."""
+        summary, own = self.summary.bind(*found), ()
+        if self.kept:
+            # Only then: `keep` holds the results of all pieces until the tensor is merged.
+            total, kept = visit.keep(summary, self.add)
+            own = (kept,)
+        else:
+            total = visit.fold(summary, self.add)
+        return visit.run(self.finish, prepared, total), own
 
     def kept_bytes(self) -> float:
-        """Returns the memory of what pieces keep; see `Statistic.kept_bytes`.
-
-        Returns:
-          `kept`.
-        """
+        """Returns `kept`."""
         return self.kept
-
-    def visiting_bytes(self, size: int) -> int:
-        """Returns the memory that a visit takes; see `Statistic.visiting_bytes`.
-
-        Args:
-          size: Not used.
-
-        Returns:
-          0.
-        """
-        return 0
 
 
 @register_dataclass
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Step:
     """One change of task vectors, or their reduction.
 
@@ -422,15 +421,21 @@ class Step:
       propagates_nonfinite: Whether a NaN or an infinity in any input of a tensor makes some entry
         of its outcome NaN or infinite, whatever the weights are. The inputs of a merge of such
         steps need not be looked at.
+      call: The call that made the step, such as "trim(density=0.2)", for `repr`; see
+        `combining.shown`.
     """
 
     kernel: Kernel
-    statistics: tuple[Any, ...] = ()
+    statistics: tuple[Statistic, ...] = ()
     needs: Needs = field(default="entry", metadata=STATIC)
     scope: Scope = field(default="tensor", metadata=STATIC)
     where: Callable[[str], bool] | None = field(default=None, metadata=STATIC)
     local: Callable[[str], Any] | None = field(default=None, metadata=STATIC)
     propagates_nonfinite: bool = field(default=False, metadata=STATIC)
+    call: str = field(default="", metadata=STATIC)
+
+    def __repr__(self) -> str:
+        return self.call or described(self)
 
     @property
     def over_tree(self) -> bool:
@@ -455,7 +460,7 @@ class Step:
           The step for which code is specialised.
         """
         statistics = tuple(statistic.compiled() for statistic in self.statistics)
-        return replace(self, statistics=statistics, where=None, local=None)
+        return replace(self, statistics=statistics, where=None, local=None, call="")
 
     def prepare(self, size: int) -> tuple[Any, ...]:
         """Computes what the statistics derive from the number of entries alone.
@@ -492,10 +497,10 @@ def resolve(step: Step, visit: Visit, prepared: tuple[Any, ...]) -> tuple[Kernel
       The kernel of the step with the results as its first arguments, and what pieces keep: one
       further argument for each entry of the tuple.
     """
-    values: tuple[Any, ...] = ()
-    own: tuple[Any, ...] = ()
+    values, own = [], []
     for statistic, setup in zip(step.statistics, prepared, strict=True):
         # A statistic may use what those before it found.
-        more, of_pieces = statistic.find(visit, values, setup)
-        values, own = (*values, *more), (*own, *of_pieces)
-    return step.kernel.bind(*values), own
+        value, of_pieces = statistic.find(visit, tuple(values), setup)
+        values.append(value)
+        own += of_pieces
+    return step.kernel.bind(*values), tuple(own)

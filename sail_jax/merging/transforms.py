@@ -27,7 +27,8 @@ from sail_jax.merging.arithmetic import (
 )
 from sail_jax.merging.combining import Transform, chain, from_function, masked, transform
 from sail_jax.merging.counting import Wide
-from sail_jax.merging.ranking import MAGNITUDES, Found, Order
+from sail_jax.merging.ranking import MAGNITUDES, Order, Threshold
+from sail_jax.merging.row_ranks import row_ranks
 from sail_jax.merging.steps import Fold, Piece, Scope, kernel
 
 __all__ = [
@@ -107,7 +108,7 @@ def trim(
     """
     densities = _static_fractions("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
     one_of("scope", scope, Scope)
-    order = Order(MAGNITUDES, functools.partial(_trim_ranks, densities, floor), ties=True)
+    order = Order(MAGNITUDES, sized=functools.partial(_trim_ranks, densities, floor), ties=True)
     return transform(kernel(_keep_largest), order, scope=scope)
 
 
@@ -124,12 +125,11 @@ def _how_many(density: np.ndarray, floor: bool, size: int) -> np.ndarray | np.in
 
 
 def _keep_largest(
-    thresholds: tuple[Found, ...], before: tuple[Wide, ...], in_rows: tuple[Any, ...],
-    piece: Piece, delta: Array, weight: Array,
-) -> Vectors:  # fmt: skip
+    thresholds: tuple[Threshold], before: tuple[Wide], piece: Piece, delta: Array, weight: Array
+) -> Vectors:
     """The kernel of `trim`."""
     keys = ranking.magnitude(delta, weight)
-    return delta, mask(ranking.take(keys, thresholds[0], before[0], in_rows[0]), weight)
+    return delta, mask(ranking.take(keys, thresholds[0], before[0]), weight)
 
 
 def keep_between(
@@ -170,7 +170,7 @@ def keep_between(
     gammas = _static_fractions("gamma", gamma, lambda g: (g >= 0) & (g < 1), "in [0, 1)")
     one_of("scope", scope, Scope)
     order = Order(
-        MAGNITUDES, functools.partial(_between_ranks, densities, gammas, floor), ties=True
+        MAGNITUDES, sized=functools.partial(_between_ranks, densities, gammas, floor), ties=True
     )
     return transform(kernel(_keep_between), order, scope=scope)
 
@@ -187,14 +187,12 @@ def _between_ranks(
 
 
 def _keep_between(
-    thresholds: tuple[Found, ...], before: tuple[Wide, ...], in_rows: tuple[Any, ...],
+    thresholds: tuple[Threshold, Threshold], before: tuple[Wide, Wide],
     piece: Piece, delta: Array, weight: Array,
 ) -> Vectors:  # fmt: skip
     """The kernel of `keep_between`."""
     keys = ranking.magnitude(delta, weight)
-    largest, leading = (
-        ranking.take(keys, *args) for args in zip(thresholds, before, in_rows, strict=True)
-    )
+    largest, leading = (ranking.take(keys, *args) for args in zip(thresholds, before, strict=True))
     # The first k + m entries without the first m.
     return delta, mask(per_task(lambda a, b: a & ~b, leading, largest), weight)
 
@@ -234,7 +232,7 @@ def elect(by: ElectBy = "mass", tie: TieSign = "none") -> Transform:
     one_of("elect_by", by, ElectBy)
     one_of("tie", tie, TieSign)
     if tie == "majority":
-        signs = Fold(kernel(_count_signs, by=by), kernel(_majority), _add_counts)
+        signs = Fold(kernel(_count_signs, by=by), kernel(_majority), counting.add)
         return transform(kernel(_keep_elected, by=by), signs, scope="tree")
     return transform(kernel(_keep_elected, np.float32(tie == "positive"), by=by))
 
@@ -266,10 +264,6 @@ def _count_signs(piece: Piece, delta: Array, weight: Array, *, by: ElectBy) -> t
     # A leading axis of one task, which `occurrences` expects.
     mass = task_sum(_counted(by, delta, weight))[None]
     return counting.occurrences(mass > 0), counting.occurrences(mass < 0)
-
-
-def _add_counts(a: Sequence[Wide], b: Sequence[Wide]) -> tuple[Wide, ...]:
-    return tuple(map(counting.add, a, b))
 
 
 def _majority(prepared: Any, signs: tuple[Wide, Wide]) -> Array:
@@ -446,7 +440,7 @@ def _place_by_rank(size: Float[Array, "task ..."], on_host: bool) -> Float[Array
     n = size.shape[-1] if size.ndim > 1 else 1
     if n == 1:
         return jnp.zeros_like(size)
-    ranks = ranking.row_ranks(size, on_host)
+    ranks = row_ranks(size, on_host)
     return ranks.astype(jnp.int32).astype(size.dtype) * (2 / (n - 1)) - 1
 
 

@@ -28,7 +28,7 @@ from sail_jax.merging.arithmetic import (
 from sail_jax.merging.combining import Transform, chain, reduce, transform
 from sail_jax.merging.counting import Wide
 from sail_jax.merging.merge import Merge
-from sail_jax.merging.ranking import MAGNITUDES, Found, Order
+from sail_jax.merging.ranking import MAGNITUDES, Order, Threshold
 from sail_jax.merging.reductions import weighted_mean
 from sail_jax.merging.steps import Fold, Piece, kernel
 from sail_jax.merging.transforms import TieSign, elect, mask
@@ -226,13 +226,9 @@ def ramplus_tl(*, epsilon: Scalar = 1e-5, r: Scalar = 0.1, alpha: Scalar = 0.2) 
     """
     scalar("r", r, np.isfinite, "a finite number")
     scalar("alpha", alpha, lambda a: np.isfinite(a) & (a >= 0), "a finite number >= 0")
-    changed = Fold(kernel(_shared_and_alone), add=_add_pair)
+    changed = Fold(kernel(_shared_and_alone), add=counting.add)
     amplified = transform(kernel(_amplify, number(r), number(alpha)), changed)
     return Merge(chain(_active(epsilon), amplified), weighted_mean)
-
-
-def _add_pair(a: tuple[Wide, Wide], b: tuple[Wide, Wide]) -> tuple[Wide, Wide]:
-    return counting.add(a[0], b[0]), counting.add(a[1], b[1])
 
 
 def _active_models(delta: Array, weight: Array) -> tuple[Array, Array]:
@@ -363,12 +359,12 @@ def _rank_of_part(fraction: Any, varying: Varying) -> tuple[Wide, ...]:
 
 
 def _keep_varying(
-    varying: Varying, thresholds: tuple[Found, ...], before: tuple[Wide, ...],
-    in_rows: tuple[Any, ...], piece: Piece, delta: Array, weight: Array,
+    varying: Varying, thresholds: tuple[Threshold], before: tuple[Wide],
+    piece: Piece, delta: Array, weight: Array,
 ) -> Vectors:  # fmt: skip
     """Masks all entries whose variance ranks behind the threshold."""
     keys = _variance_keys(varying, piece, delta, weight)
-    return delta, mask(ranking.take(keys, thresholds[0], before[0], in_rows[0]), weight)
+    return delta, mask(ranking.take(keys, thresholds[0], before[0]), weight)
 
 
 def _energy(piece: Piece, delta: Array, weight: Array) -> Products:
@@ -434,7 +430,7 @@ def arcee_fusion() -> Merge:
     >>> arcee_fusion()([model], base)["a"].tolist()
     [0.0, 0.0, 0.0, 0.0, 0.0, 5.0]
     """
-    order = Order(kernel(_importance_keys), _quartile_ranks, tasks=1)
+    order = Order(kernel(_importance_keys), sized=_quartile_ranks, tasks=1)
     return Merge(reduction=reduce(kernel(_fuse), order, needs="row"), base="merged", models=(1, 1))
 
 
@@ -459,7 +455,7 @@ def _importance_keys(piece: Piece, delta: Array, weight: Array) -> UInt[Array, "
     return ranking.magnitude(size, jnp.ones_like(size))
 
 
-def _fuse(quartiles: tuple[Found, ...], piece: Piece, delta: Array, weight: Array) -> Array:
+def _fuse(quartiles: tuple[Threshold, ...], piece: Piece, delta: Array, weight: Array) -> Array:
     """The model's entry where its importance reaches the threshold, the base's elsewhere."""
     low, median, high = (ranking.float_of_key(quartile.key)[0] for quartile in quartiles)
     threshold = median + 1.5 * (high - low)
@@ -509,8 +505,8 @@ def pcb(*, ratio: float = 0.1, scale: Scalar = 1.0) -> Merge:
       Du et al., Parameter Competition Balancing, 2024 (arXiv 2410.02396), Sec. 3.
     """
     fraction = static("ratio", ratio, lambda r: 0 < r <= 1, "a number in (0, 1]")
-    bounds = Order(MAGNITUDES, _quantile_ranks)
-    limits = Order(kernel(_score_keys), functools.partial(_best_ranks, fraction))
+    bounds = Order(MAGNITUDES, sized=_quantile_ranks)
+    limits = Order(kernel(_score_keys), sized=functools.partial(_best_ranks, fraction))
     return Merge(reduction=reduce(kernel(_compete), bounds, limits, scope="tree"), scale=scale)
 
 
@@ -530,7 +526,7 @@ def _best_ranks(part: float, size: int) -> tuple[Wide, ...]:
     return counting.wide(min(max(count, 1), size)), counting.wide(1)
 
 
-def _score(bounds: tuple[Found, ...], delta: Array, weight: Array) -> tuple[Array, Array]:
+def _score(bounds: tuple[Threshold, ...], delta: Array, weight: Array) -> tuple[Array, Array]:
     """The clamped deltas and their scores, times a factor that cancels and cannot overflow."""
     delta = jnp.where(weight != 0, delta, 0)
     least, most = (beside(ranking.float_of_key(bound.key), delta) for bound in bounds)
@@ -554,14 +550,18 @@ def _between(x: Array, low: Array, high: Array) -> Array:
 
 
 def _score_keys(
-    bounds: tuple[Found, ...], piece: Piece, delta: Array, weight: Array
+    bounds: tuple[Threshold, ...], piece: Piece, delta: Array, weight: Array
 ) -> UInt[Array, "task ..."]:
     """The scores as unsigned integers in the same order, for `ranking`."""
     return ranking.key_of_float(lax.stop_gradient(_score(bounds, delta, weight)[1]))
 
 
 def _compete(
-    bounds: tuple[Found, ...], limits: tuple[Found, ...], piece: Piece, delta: Array, weight: Array
+    bounds: tuple[Threshold, ...],
+    limits: tuple[Threshold, ...],
+    piece: Piece,
+    delta: Array,
+    weight: Array,
 ) -> Array:
     """The mean of the clamped deltas, weighted by b_k of `pcb`."""
     clamped, score = _score(bounds, delta, weight)

@@ -15,8 +15,10 @@ import pytest
 from merge_cases import streamed
 
 from sail_jax import Merge
-from sail_jax.merging import counting, engine, random_bits, ranking, work
+from sail_jax.merging import counting, engine, leafwise, random_bits, ranking, work
 from sail_jax.merging.combining import chain, from_function, masked
+from sail_jax.merging.leafwise import Whole
+from sail_jax.merging.steps import Piece, kernel
 from sail_jax.merging.task_vectors import TaskVectors
 from sail_jax.merging.transforms import drop, elect, keep_between, trim
 
@@ -166,6 +168,46 @@ def test_running_sums_beyond_32_bits():
     np.testing.assert_array_equal(found, counts.cumsum(0) - counts)
 
 
+def ranked(keys, ranks, on_host=False):
+    """The thresholds of some ranks, and which keys they take."""
+    order = ranking.Order(
+        kernel(lambda piece, delta, weight: delta),
+        sized=lambda size: tuple(counting.wide(rank) for rank in ranks),
+        ties=True,
+    )
+
+    @jax.jit
+    def found(keys):
+        visit = Whole(Piece(np.zeros(4, np.uint32), on_host=on_host), keys, jnp.ones(1))
+        thresholds, (before,) = order.find(visit, (), order.prepare(keys[0].size))
+        pairs = zip(thresholds, before, strict=True)
+        return thresholds, [ranking.take(keys, *pair) for pair in pairs]
+
+    return jax.device_get(found(np.asarray(keys, np.uint32)))
+
+
+def test_the_example_of_the_module():
+    (found,), (taken,) = ranked([[0b0110, 0b1001, 0b0110, 0b0101]], [2])
+    assert (found.key.item(), found.rank.hi.item(), found.rank.lo.item()) == (0b0110, 0, 1)
+    assert taken.tolist() == [[True, True, False, False]]
+
+
+@pytest.mark.one
+@pytest.mark.parametrize("on_host", [False, True], ids=["bit by bit", "in bins"])
+def test_thresholds_are_those_of_a_sort(on_host):
+    """Of keys that are few and often equal, and all over the range; two tasks at once."""
+    size = leafwise.SMALL + 1 if on_host else 999
+    rng = np.random.default_rng(8)
+    keys = np.stack([rng.integers(7, 10, size), rng.integers(0, 2**32, size)]).astype(np.uint32)
+    ranks = [1, size // 2, size]
+    found, taken = ranked(keys, ranks, on_host)
+    order = np.argsort(-keys.astype(np.int64), axis=1, kind="stable")
+    for rank, threshold, mask in zip(ranks, found, taken, strict=True):
+        for task in range(2):
+            assert threshold.key[task] == keys[task, order[task, rank - 1]]
+            np.testing.assert_array_equal(np.flatnonzero(mask[task]), np.sort(order[task, :rank]))
+
+
 @pytest.mark.one
 @pytest.mark.parametrize("bits", [8, 16])
 def test_histogram_counts_digits_under_a_head(bits):
@@ -199,7 +241,7 @@ def test_next_digit_beyond_32_bits():
     assert reach[0] > 2**42
     for k in (1, 10**6, 2**32, 2**32 + 1, 5 * 10**12, int(reach[0])):
         rank = counting.Wide(*map(jnp.asarray, counting.wide(np.array([k]))))
-        found = ranking._next_digit(ranking.Found(jnp.zeros(1, jnp.uint32), rank), split)
+        found = ranking._next_digit(ranking.Threshold(jnp.zeros(1, jnp.uint32), rank), split)
         digit = np.flatnonzero(reach >= k).max()
         assert int(found.key[0]) == digit
         left = jax.tree.map(lambda x: x[0], found.rank)
@@ -221,7 +263,11 @@ def test_the_first_of_equal_keys_are_taken():
     flat = np.concatenate([(leaf == 1).reshape(2, -1) for leaf in leaves], 1)
     for wanted in ([0, 1], [3, 8], flat.sum(1).tolist(), [*flat.sum(1)[:1], flat[1].sum() + 5]):
         rank = counting.Wide(*map(jnp.asarray, counting.wide(np.array(wanted))))
-        found, before, taken = ranking.Found(jnp.ones(2, jnp.uint32), rank), np.zeros(2, int), []
+        found, before, taken = (
+            ranking.Threshold(jnp.ones(2, jnp.uint32), rank),
+            np.zeros(2, int),
+            [],
+        )
         for leaf in leaves:
             earlier = counting.Wide(*map(jnp.asarray, counting.wide(before)))
             got = take(leaf.astype(np.uint32), found, earlier)

@@ -14,7 +14,7 @@ import pytest
 
 from sail_jax import methods
 from sail_jax.merging import counting
-from sail_jax.merging.ranking import row_ranks
+from sail_jax.merging.row_ranks import row_ranks
 from sail_jax.merging.task_vectors import TaskVectors
 from sail_jax.merging.transforms import drop_by_magnitude, keep_between
 
@@ -73,7 +73,7 @@ SHARDED = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from sail_jax import methods
-from sail_jax.merging.ranking import row_ranks
+from sail_jax.merging.row_ranks import row_ranks
 x = np.abs(np.random.default_rng(6).normal(size=(8, 16))).astype(np.float32)
 want = np.argsort(np.argsort(x, axis=1, kind="stable"), axis=1)
 key = jax.random.key(0)

@@ -1,0 +1,97 @@
+"""The rank of every entry in its row, for methods that need all of them and not a threshold.
+
+One sorts a row for that, and inverts the order. XLA sorts slowly on CPUs. So where a kernel may
+call NumPy (`Piece.on_host`), it does: keys and positions share one integer of 64 bits, whose sort
+is vectorised, and equal keys stay in the order of their positions.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.buffer_callback import buffer_callback
+from jaxtyping import Array, Float, UInt
+
+from sail_jax.merging.arithmetic import automatic
+
+__all__ = ["row_ranks"]
+
+IN_CACHE = 1 << 15
+"""The number of entries that are sorted at a time."""
+
+
+def row_ranks(size: Float[Array, "... n"], on_host: bool = False) -> UInt[Array, "... n"]:
+    """Ranks the entries of each row: how many come before each, in ascending order.
+
+    Args:
+      size: Not negative; rows lie along the last axis and have fewer than 2**31 entries.
+      on_host: Whether NumPy may sort (see `Piece.on_host`), which on CPUs is some hundred times
+        faster than XLA.
+
+    Returns:
+      Ranks from 0, of the shape of `size`, uint16 or uint32; equal entries in order of position.
+    """
+    if size.size == 0:
+        return jnp.zeros(size.shape, jnp.uint32)
+    dtype = jnp.dtype(f"uint{8 * size.dtype.itemsize}")
+    # Sizes are not negative, so that their bit patterns are ordered as they are.
+    keys = lax.bitcast_convert_type(lax.stop_gradient(size), dtype)
+    ranks = _rank_by_numpy if on_host else _rank_by_xla
+    return automatic(ranks, keys)(keys)
+
+
+def _rank_dtype(n: int) -> type[np.unsignedinteger]:
+    """The narrowest dtype that holds the ranks of a row of `n` entries."""
+    return np.uint16 if n <= 1 << 16 else np.uint32
+
+
+def _rank_by_xla(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
+    """Ranks by sorting twice: the ranks are the inverse of the permutation that sorts."""
+    index = lax.broadcasted_iota(jnp.uint32, keys.shape, keys.ndim - 1)
+    # Stable: equal magnitudes rank in row-major order.
+    _, order = lax.sort((keys, index), num_keys=1, is_stable=True)
+    _, rank = lax.sort((order, index), num_keys=1)
+    return rank.astype(_rank_dtype(keys.shape[-1]))
+
+
+def _rank_by_numpy(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
+    """Ranks on the host, in a callback."""
+    out = jax.ShapeDtypeStruct(keys.shape, _rank_dtype(keys.shape[-1]))
+    return buffer_callback(_ranked, out, vmap_method="expand_dims")(keys)
+
+
+def _ranked(_: Any, out: Any, keys: Any) -> None:
+    """Writes ranks into the output buffer of the callback."""
+    np.asarray(out)[...] = _host_ranks(np.asarray(keys))
+
+
+def _host_ranks(keys: Any) -> np.ndarray:
+    """Ranks with NumPy alone: a vectorised sort of (key, position) in 64 bits, then its inverse."""
+    shape, n = keys.shape, keys.shape[-1]
+    rows = np.asarray(keys).reshape(-1, n)
+    ranks = np.empty(rows.shape, _rank_dtype(n))
+    if rows.dtype != np.uint32:  # wider keys leave no room for the position in 64 bits
+        order = np.argsort(rows, axis=1, kind="stable")
+        np.put_along_axis(ranks, order, np.arange(n, dtype=ranks.dtype)[None], 1)
+        return ranks.reshape(shape)
+    # Rows are sorted a cache's worth at a time.
+    step = max(1, IN_CACHE // n)
+    pairs = np.empty((step, n), np.uint64)
+    position = np.arange(step * n, dtype=np.uint64).reshape(step, n)
+    rank = np.broadcast_to(np.arange(n, dtype=ranks.dtype), (step, n))
+    for start in range(0, len(rows), step):
+        block = rows[start : start + step]
+        packed = pairs[: len(block)]
+        # Key above, position below: one sort of integers gives the order, and equal keys stay in
+        # the order of their positions.
+        np.left_shift(block, np.uint64(32), out=packed, dtype=np.uint64)
+        np.bitwise_or(packed, position[: len(block)], out=packed)
+        packed.sort(axis=1)
+        np.bitwise_and(packed, np.uint64(0xFFFFFFFF), out=packed)
+        out = ranks[start : start + step].reshape(-1)
+        # Positions count over the whole block, so one assignment inverts the permutations of all
+        # rows.
+        out[packed.view(np.int64).reshape(-1)] = rank[: len(block)].reshape(-1)
+    return ranks.reshape(shape)
