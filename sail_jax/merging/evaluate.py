@@ -372,13 +372,6 @@ class _Loops(Traced):
             own.append(mine)
         return total, own
 
-    def each(self, function: Callable[..., Any], *own: Any) -> Any:
-        return [function(*arguments) for arguments in zip(*own, strict=True)]
-
-    def sizes(self) -> Any:
-        sizes = (np.full(len(loop.data), loop.size) for loop in self.loops)
-        return [counting.Wide(*map(jnp.asarray, counting.wide(n))) for n in sizes]
-
     def before(self, own: Any) -> Any:
         ends = np.cumsum([len(loop.data) for loop in self.loops])[:-1]
         # `by_path` takes the order of the loops to that of the paths, `back` undoes it.

@@ -233,16 +233,9 @@ class Whole(Traced):
     def keep(self, summary: Kernel, add: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
         return summary(self.piece, self.delta, self.weight)
 
-    def each(self, function: Callable[..., Any], *own: Any) -> Any:
-        return function(*own)
-
     def before(self, own: Any) -> Any:
         # Nothing lies before the only piece.
         return jax.tree.map(jnp.zeros_like, own)
-
-    def sizes(self) -> counting.Wide:
-        size = self.delta[0].size if self.piece.size is None else self.piece.size
-        return counting.narrow_to_wide(jnp.asarray(size, jnp.uint32))
 
 
 def map_counts(function: Callable[..., Any], *trees: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from sail_jax.merging.integers import Integers
 from sail_jax.merging.leafwise import check_paths, local_of
 from sail_jax.merging.parting import Rest, part
 from sail_jax.merging.selection import Select
-from sail_jax.merging.steps import kernel
+from sail_jax.merging.steps import brief, called, kernel
 from sail_jax.merging.streaming import NotFiniteError
 from sail_jax.merging.task_vectors import (
     Matched,
@@ -40,7 +40,7 @@ Base = Literal["required", "optional", "unused", "merged"]
 """What a base is to a merge; see `Merge`."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Merge(Program):
     """A way to merge models: base + scale * reduction(transform(task vectors)).
 
@@ -101,6 +101,13 @@ class Merge(Program):
     def relative(self) -> bool:
         """Whether task vectors are relative to the base, if there is one."""
         return self.base in ("required", "optional")
+
+    def __repr__(self) -> str:
+        if self.name != "merge":
+            options = [f"{name}={brief(value)}" for name, value in self.options.items()]
+            return f"{self.name}({', '.join(options)})"
+        own = [f for f in fields(self) if f.repr and getattr(self, f.name) is not f.default]
+        return called(Merge, (), {f.name: getattr(self, f.name) for f in own})
 
     def check_models(self, count: int, base: bool) -> None:
         """Checks the number of models, and that a base is given if it is required.

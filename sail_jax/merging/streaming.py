@@ -502,10 +502,6 @@ class Tree:
         # Sums are few numbers: they are on the host, where the next digit of a key is chosen.
         return jax.device_get(sums.sum), own
 
-    def each(self, function: Callable[..., Any], *own: Any) -> Any:
-        """Applies a function to what each piece keeps; see `Visit.each`."""
-        return {key: function(*(argument[key] for argument in own)) for key in own[0]}
-
     def before(self, own: Any) -> Any:
         """Adds up, for each piece, the counts that the pieces before it keep; see `Visit.before`.
 
@@ -536,10 +532,6 @@ class Tree:
             key: jax.tree.map(lambda x, i=i: x[i], spread, is_leaf=lambda x: isinstance(x, list))
             for i, key in enumerate(own)
         }
-
-    def sizes(self) -> Any:
-        """Is not available: only a search bit by bit needs sizes, and `Tree` searches by digits."""
-        raise NotImplementedError("files are not searched bit by bit")
 
     def run(self, function: Kernel, *args: Any) -> Any:
         """Calls a kernel, compiled; see `Visit.run`."""
